@@ -1,0 +1,27 @@
+"""grain_sft: a step number goes in, this host's batch for a TPU comes out, and nothing else decides it."""
+
+from grain_sft.config import load
+from grain_sft.corpus import Corpus, open_corpus
+from grain_sft.errors import GrainSftError
+from grain_sft.layout import Span, WindowLayout
+from grain_sft.pipeline import Pipeline
+from grain_sft.sampling import Host, IndexSampler
+from grain_sft.sources import NpyDataSource
+from grain_sft.transforms import NgramFilter, ShiftTargets
+from grain_sft.version import __version__
+
+__all__ = [
+    "Corpus",
+    "GrainSftError",
+    "Host",
+    "IndexSampler",
+    "NgramFilter",
+    "NpyDataSource",
+    "Pipeline",
+    "ShiftTargets",
+    "Span",
+    "WindowLayout",
+    "__version__",
+    "load",
+    "open_corpus",
+]

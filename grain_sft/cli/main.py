@@ -1,0 +1,53 @@
+"""`grain-sft COMMAND ...`: each command is a module of this package with `add_arguments` and `run`."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+
+from grain_sft.errors import GrainSftError
+from grain_sft.version import __version__
+
+COMMANDS = {
+    "demo": "train a small model on this machine's own text, kill it, resume it, and compare",
+    "index": "scan token files and write an index",
+    "bench": "measure batches a second beside the limit of the machine",
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line `argv`; returns the exit status: 0, 1 for a failure, 2 for wrong arguments."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    parser = argparse.ArgumentParser(
+        prog="grain-sft", description="Input pipeline for language models on JAX and Grain."
+    )
+    parser.add_argument("--version", action="version", version=f"grain_sft {__version__}")
+    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    named = next((word for word in arguments if word in COMMANDS), None)
+    for name, summary in COMMANDS.items():
+        subparser = subparsers.add_parser(name, help=summary, description=summary[0].upper() + summary[1:] + ".")
+        if name == named:  # only what runs is imported
+            importlib.import_module(f"grain_sft.cli.{name}").add_arguments(subparser)
+    options = parser.parse_args(arguments)
+    module = importlib.import_module(f"grain_sft.cli.{options.command}")
+    try:
+        status: int = module.run(options)
+        sys.stdout.flush()
+        return status
+    except GrainSftError as error:
+        print(f"grain-sft {options.command}: {error}", file=sys.stderr)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except KeyboardInterrupt:
+        print(f"\ngrain-sft {options.command}: interrupted.", file=sys.stderr)
+        return 130
+    except (OSError, MemoryError) as error:
+        print(f"grain-sft {options.command}: {type(error).__name__}: {error}", file=sys.stderr)
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,7 @@
+"""Corpus: what tokens and documents are on disk?"""
+
+from grain_sft.corpus.corpus import Corpus
+from grain_sft.corpus.open import open_corpus
+from grain_sft.corpus.shard import Shard
+
+__all__ = ["Corpus", "Shard", "open_corpus"]

@@ -1,0 +1,148 @@
+"""`open_corpus`: from whatever names token files to a Corpus."""
+
+from __future__ import annotations
+
+import glob
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from grain_sft import files
+from grain_sft.corpus import index
+from grain_sft.corpus.corpus import Corpus
+from grain_sft.corpus.mix import parse_mix, remap_path, resolve_relative
+from grain_sft.corpus.scan import scan_shards
+from grain_sft.corpus.shard import token_dtype
+from grain_sft.errors import CorpusError, CorpusFileError
+
+FORMATS = ("auto", "files", "mix", "index")
+
+_TOKEN_SUFFIXES = (".npy", ".bin")
+_MASK_PREFIX = "labels_mask"
+
+
+def open_corpus(
+    where: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    *,
+    format: str = "auto",
+    dtype: object = None,
+    eos_token_id: int | None = None,
+    path_remap: Mapping[str, str] | None = None,
+    tokenizer: str | None = None,
+) -> Corpus:
+    """The token files that `where` names, in order: scanned, or as an index remembers them.
+
+    Args:
+      where: one of
+        - a mix file: `label,path` a line, `#` comments and blank lines; relative paths start at the mix's folder (or
+          at the working directory, if the first file is there and not beside the mix);
+        - a saved index (`Corpus.save`, `grain-sft index`, or MaxText's `olmo_grain` index): name ends in .json;
+        - a directory: every .npy file below it, sorted by path;
+        - a glob: its matches, sorted;
+        - one .npy or .bin file;
+        - a list of files, globs and directories, in that order.
+        Local paths, or URLs that fsspec knows (`gs://`).
+      format: "auto" tells these apart; "files", "mix" or "index" insists.
+      dtype: of headerless arrays: "uint8", "uint16", "uint32" or "uint64". Files with a .npy header carry their own.
+        None: headerless arrays are taken as uint32, as AI2 writes them, and refused if they don't look it.
+      eos_token_id: the token that ends a document.
+      path_remap: {prefix: replacement}, the longest prefix wins; and {"{NAME}": text} to fill a placeholder anywhere
+        in a path, such as the `{TOKENIZER}` of OLMo's mixes.
+      tokenizer: name of the tokenizer; the same as `path_remap={"{TOKENIZER}": tokenizer}`, and kept in the corpus.
+
+    Raises:
+      CorpusFileError: a file is missing, unreadable, or not the one that was indexed.
+      CorpusError: a malformed mix, index or token file, or files of different dtypes.
+    """
+    if format not in FORMATS:
+        raise CorpusError(f"format={format!r}: expected one of {', '.join(FORMATS)}.")
+    remaps = {files.normalize(key): files.normalize(value) for key, value in (path_remap or {}).items()}
+    if tokenizer is not None:
+        remaps.setdefault("{TOKENIZER}", tokenizer)
+
+    def remap(path: str) -> str:
+        return files.normalize(remap_path(path, remaps))
+
+    if isinstance(where, str | os.PathLike):
+        path = files.normalize(where)
+        kind = _tell(path) if format == "auto" else format
+        if kind == "index":
+            return index.load(
+                path,
+                files.read_text(path),
+                dtype=dtype,
+                eos_token_id=eos_token_id,
+                tokenizer=tokenizer,
+                remap=remap,
+            )
+        if kind == "mix":
+            entries = parse_mix(path, files.read_text(path))
+            paths = resolve_relative(path, [remap(entry) for entry, _ in entries])
+            sources = list(zip(paths, (label for _, label in entries), strict=True))
+        else:
+            sources = [(found, "") for found in _expand(remap(path))]
+    else:
+        if format not in ("auto", "files"):
+            raise CorpusError(f"format={format!r} takes one path, not a list of {len(where)}.")
+        sources = [(found, "") for item in where for found in _expand(remap(files.normalize(item)))]
+        if not sources:
+            raise CorpusError("an empty list of files: a corpus has at least one.")
+    raw_dtype = None if dtype is None else token_dtype(dtype, "dtype")
+    return scan_shards(sources, raw_dtype, eos_token_id=eos_token_id, tokenizer=tokenizer)
+
+
+def _tell(path: str) -> str:
+    """Which of index, mix and files `path` is, by its name; a local file of another name is looked into."""
+    if index.is_index(path):
+        return "index"
+    if path.endswith(_TOKEN_SUFFIXES) or glob.has_magic(path):
+        return "files"
+    if files.is_remote(path):
+        return "mix" if path.endswith((".txt", ".csv", ".mix")) else "files"
+    if os.path.isdir(path):
+        return "files"
+    try:
+        with open(path, "rb") as file:
+            head = file.read(512)
+    except OSError as error:
+        raise CorpusFileError(
+            f"{path}: can't be opened ({error.strerror}). Expected a mix file, an index, a directory, a glob or a token file."
+        ) from error
+    if head.lstrip()[:1] == b"{":
+        return "index"
+    return "files" if head.startswith(b"\x93NUMPY") or b"\0" in head else "mix"
+
+
+def _expand(path: str) -> list[str]:
+    """The token files that one path, glob or directory stands for, sorted."""
+    if glob.has_magic(path) and (files.is_remote(path) or not os.path.exists(path)):
+        found = _remote_glob(path) if files.is_remote(path) else sorted(glob.glob(path, recursive=True))
+        if not found:
+            raise CorpusFileError(f"{path}: the glob matches no file.")
+        return found
+    if files.is_remote(path):
+        if path.endswith(_TOKEN_SUFFIXES) or files.filesystem(path).isfile(path):
+            return [path]
+        found = _remote_glob(path.rstrip("/") + "/**/*.npy") or _remote_glob(path.rstrip("/") + "/*.npy")
+    elif os.path.isdir(path):
+        found = sorted(str(file) for file in Path(path).rglob("*.npy") if file.is_file())
+    else:
+        return [path]
+    if not found:
+        raise CorpusFileError(f"{path}: holds no .npy file. Give a glob, if its token files have another suffix.")
+    masked = [file for file in found if os.path.basename(file).startswith(_MASK_PREFIX)]
+    if masked:
+        raise CorpusError(
+            f"{path}: holds label masks ({os.path.basename(masked[0])}): an SFT corpus, which is not read as a "
+            "directory. Its tokens alone, loss taken on all of them, are the glob token_ids_part_*.npy."
+        )
+    return found
+
+
+def _remote_glob(path: str) -> list[str]:
+    filesystem = files.filesystem(path)
+    try:
+        matches = filesystem.glob(path)
+    except OSError as error:
+        raise CorpusFileError(f"{path}: can't be listed ({error}).") from error
+    return sorted(str(filesystem.unstrip_protocol(match)) for match in matches)

@@ -1,0 +1,50 @@
+"""Exceptions of grain_sft. Each message says where, what was expected, what was found and what to do."""
+
+
+class GrainSftError(Exception):
+    """Base of every error that grain_sft raises on purpose."""
+
+
+class CorpusError(GrainSftError, ValueError):
+    """Token files, a mix or an index whose content is not what it should be."""
+
+
+class CorpusFileError(GrainSftError, OSError):
+    """A token file, mix or index that is missing, unreadable, or not the one that was indexed."""
+
+
+class LayoutError(GrainSftError, ValueError):
+    """A layout that can't be made of this corpus."""
+
+
+class SamplerError(GrainSftError, ValueError):
+    """A sampler's arguments that don't fit together."""
+
+
+class TransformError(GrainSftError, ValueError):
+    """A row or batch that a transform can't take."""
+
+
+class PipelineError(GrainSftError, ValueError):
+    """Parts of a pipeline that don't fit together, or an iterator state of another one."""
+
+
+class ConfigError(GrainSftError, ValueError):
+    """A config with a missing, unknown or wrong key."""
+
+
+class RowIndexError(GrainSftError, IndexError):
+    """A row, record or step beyond the end."""
+
+
+class StorageError(GrainSftError, OSError):
+    """A file of ours (index, order, cache) that can't be written or read."""
+
+
+class MissingExtraError(GrainSftError, ImportError):
+    """A feature whose optional dependency is not installed."""
+
+    def __init__(self, feature: str, package: str, extra: str) -> None:
+        super().__init__(
+            f"{feature} needs {package}, which is not installed. Install the extra: pip install 'grain_sft[{extra}]'"
+        )

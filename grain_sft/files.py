@@ -1,0 +1,112 @@
+"""Files as every part of grain_sft handles them: local or remote, written whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any
+
+from grain_sft.errors import CorpusFileError, MissingExtraError, StorageError
+
+CACHE_DIR_VARIABLE = "GRAIN_SFT_CACHE_DIR"
+
+_URL = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]+)://")
+
+
+def is_remote(path: str) -> bool:
+    """Whether `path` is a URL of a remote file system (`gs://...`); `file://` and plain paths are local."""
+    match = _URL.match(path)
+    return match is not None and match.group(1) != "file"
+
+
+def normalize(path: str | os.PathLike[str]) -> str:
+    """`path` as a string: URLs unchanged, `file://` stripped, `~` expanded."""
+    text = os.fspath(path)
+    if text.startswith("file://"):
+        text = text[len("file://") :]
+    return text if is_remote(text) else os.path.expanduser(text)
+
+
+def filesystem(path: str) -> Any:
+    """The fsspec file system that serves the URL `path`. fsspec and gcsfs are imported here, on first use."""
+    import fsspec
+
+    protocol = path.split("://", 1)[0]
+    try:
+        return fsspec.filesystem(protocol)
+    except ImportError as error:
+        raise MissingExtraError(f"Reading {path}", f"the fsspec backend for {protocol}:// ({error})", "s3") from error
+    except ValueError as error:
+        raise CorpusFileError(f"{path}: fsspec knows no file system for {protocol}:// ({error}).") from error
+
+
+def read_text(path: str) -> str:
+    """The whole of a small UTF-8 text file, local or remote."""
+    try:
+        data = bytes(filesystem(path).cat_file(path)) if is_remote(path) else Path(path).read_bytes()
+    except FileNotFoundError as error:
+        raise CorpusFileError(f"{path}: no such file.") from error
+    except OSError as error:
+        raise CorpusFileError(f"{path}: can't be read ({error}).") from error
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise CorpusFileError(
+            f"{path}: byte {error.start} is not UTF-8, so this is not a text file (mix, index or config). "
+            "A file of tokens is given as a .npy path, a glob or a list."
+        ) from error
+
+
+@contextlib.contextmanager
+def atomic_write(path: str | os.PathLike[str], mode: str = "w") -> Iterator[IO[Any]]:
+    """Open a file that appears under `path` whole, synced to disk, or not at all.
+
+    Raises:
+      StorageError: the folder can't be written to, or the disk is full. Nothing is left behind.
+    """
+    target = Path(path)
+    encoding = None if "b" in mode else "utf-8"
+    temporary = ""
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        fd, temporary = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".tmp", dir=target.parent)
+        os.fchmod(fd, 0o666 & ~_umask())
+        with os.fdopen(fd, mode, encoding=encoding) as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, target)
+        _fsync_folder(target.parent)
+    except OSError as error:
+        raise StorageError(f"{target}: can't be written ({error.strerror or error}).") from error
+    finally:
+        with contextlib.suppress(OSError):
+            if temporary:
+                os.unlink(temporary)
+
+
+def cache_dir() -> Path:
+    """Where orders and other derived data of this machine are kept: $GRAIN_SFT_CACHE_DIR, or the user's cache."""
+    chosen = os.environ.get(CACHE_DIR_VARIABLE)
+    if chosen:
+        return Path(chosen).expanduser()
+    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(base).expanduser() / "grain_sft"
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def _fsync_folder(folder: Path) -> None:
+    fd = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

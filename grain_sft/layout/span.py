@@ -1,0 +1,60 @@
+"""What a layout says of a row."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from grain_sft.corpus import Corpus
+
+FILL_ROW = -1
+"""The row that is no row: only padding, no loss. Fills the last batch of an evaluation."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Span:
+    """Consecutive tokens of one shard that a row holds.
+
+    Attributes:
+      shard: number of the shard in `corpus.shards`.
+      start, stop: first token and the one after the last, counted from the shard's first token.
+      document: number of the document in the corpus; None in a layout that does not follow documents.
+    """
+
+    shard: int
+    start: int
+    stop: int
+    document: int | None
+
+
+class Pieces(NamedTuple):
+    """The spans of many rows as columns, int64 [pieces]: what a reader copies where."""
+
+    row: npt.NDArray[np.int64]  # position in the rows asked for
+    column: npt.NDArray[np.int64]  # of the piece's first token in that row
+    shard: npt.NDArray[np.int64]
+    start: npt.NDArray[np.int64]
+    length: npt.NDArray[np.int64]
+
+
+class Layout(Protocol):
+    """Which spans make row i, for every row of one sequence length; a pure function of corpus and options."""
+
+    @property
+    def corpus(self) -> Corpus: ...
+
+    @property
+    def sequence_length(self) -> int: ...
+
+    def __len__(self) -> int: ...
+
+    def spans(self, row: int) -> list[Span]:
+        """What row `row` holds, in the order in which it stands there."""
+        ...
+
+    def pieces(self, rows: npt.NDArray[np.int64]) -> Pieces:
+        """The spans of all `rows` (int64 [rows], each in range or `FILL_ROW`)."""
+        ...

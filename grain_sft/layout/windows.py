@@ -1,0 +1,78 @@
+"""WindowLayout: fixed windows of a token stream, as OLMo-core's `NumpyFSLDataset` and MaxText's `olmo_grain` cut them."""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+import numpy.typing as npt
+
+from grain_sft.corpus import Corpus
+from grain_sft.errors import LayoutError, RowIndexError
+from grain_sft.layout.span import Pieces, Span
+
+
+class WindowLayout:
+    """Non-overlapping windows of `sequence_length` tokens of each shard in turn; a shard's remainder is dropped.
+
+    Rows are numbered through all shards in order: shard s holds `num_tokens // sequence_length` of them. Windows cut
+    through documents, and every row is one segment.
+
+    Raises:
+      LayoutError: a sequence length that is no positive integer, or that leaves no row.
+    """
+
+    def __init__(self, corpus: Corpus, sequence_length: int) -> None:
+        if (
+            isinstance(sequence_length, bool)
+            or not isinstance(sequence_length, int | np.integer)
+            or sequence_length < 1
+        ):
+            raise LayoutError(f"sequence_length={sequence_length!r}: expected a positive number of tokens.")
+        self.corpus = corpus
+        self.sequence_length = int(sequence_length)
+        counts = np.array([shard.num_tokens // self.sequence_length for shard in corpus.shards], np.int64)
+        self._ends: npt.NDArray[np.int64] = np.cumsum(counts)  # rows up to and with each shard
+        self._starts = self._ends - counts
+        if not len(counts) or not self._ends[-1]:
+            longest = max((shard.num_tokens for shard in corpus.shards), default=0)
+            raise LayoutError(
+                f"sequence_length={self.sequence_length} leaves no row: the longest of {len(counts)} shards has "
+                f"{longest} tokens, and windows don't cross from one shard to the next."
+            )
+
+    def __len__(self) -> int:
+        return int(self._ends[-1])
+
+    def spans(self, row: int) -> list[Span]:
+        """The one span of row `row`.
+
+        Raises:
+          RowIndexError: no such row.
+        """
+        if not 0 <= row < len(self):
+            raise RowIndexError(f"row {row} of {self!r}: expected 0 to {len(self) - 1}.")
+        piece = self.pieces(np.array([row], np.int64))
+        start = int(piece.start[0])
+        return [Span(int(piece.shard[0]), start, start + self.sequence_length, None)]
+
+    def pieces(self, rows: npt.NDArray[np.int64]) -> Pieces:
+        """One piece for each of `rows` (int64 [rows]); none for `FILL_ROW`."""
+        at, column, length = _columns(len(rows), self.sequence_length)
+        if len(rows) and rows.min() < 0:
+            at = at[rows >= 0]
+            rows, column, length = rows[at], column[at], length[at]
+        shard = self._ends.searchsorted(rows, side="right")
+        return Pieces(at, column, shard, (rows - self._starts[shard]) * self.sequence_length, length)
+
+    def __repr__(self) -> str:
+        return f"WindowLayout(sequence_length={self.sequence_length}, rows={len(self)})"
+
+
+@functools.lru_cache(maxsize=16)
+def _columns(rows: int, sequence_length: int) -> tuple[npt.NDArray[np.int64], ...]:
+    """Row, column and length of the pieces of so many windows: the same for every batch."""
+    columns = (np.arange(rows), np.zeros(rows, np.int64), np.full(rows, sequence_length, np.int64))
+    for column in columns:
+        column.flags.writeable = False
+    return columns

@@ -1,0 +1,33 @@
+"""Host: one of the processes that share the global batch."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from grain_sft.errors import SamplerError
+
+
+@dataclasses.dataclass(frozen=True)
+class Host:
+    """Place `index` of `count` data-loading processes, counted from 0.
+
+    Raises:
+      SamplerError: `index` is not below `count`.
+    """
+
+    index: int
+    count: int
+
+    def __post_init__(self) -> None:
+        if self.count < 1 or not 0 <= self.index < self.count:
+            raise SamplerError(
+                f"host index {self.index} of {self.count} hosts: expected 0 to {max(0, self.count - 1)}. "
+                "Under JAX it is Host(jax.process_index(), jax.process_count())."
+            )
+
+    @classmethod
+    def from_jax(cls) -> Host:
+        """This JAX process among all. Starts JAX's backend, so call `jax.distributed.initialize` before."""
+        import jax
+
+        return cls(jax.process_index(), jax.process_count())

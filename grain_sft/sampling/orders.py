@@ -1,0 +1,87 @@
+"""Orders: which row stands at a place of an epoch. One function each, chosen by name.
+
+An order is called with an epoch (from 0) and places (int64 [n], each below the number of rows) and returns the rows
+that stand there (int64 [n]); over all places of an epoch, every row once.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+from grain.experimental import index_shuffle
+
+from grain_sft.errors import SamplerError
+from grain_sft.sampling.permutations import load_permutation
+
+Rows = npt.NDArray[np.int64]
+Order = Callable[[int, Rows], Rows]
+MakeOrder = Callable[[int, int, str | os.PathLike[str] | None], Order]
+
+_ROUNDS = 4  # as Grain's own shuffle
+_EPOCHS_KEPT = 2  # a batch may straddle two
+
+
+def sequential(num_rows: int, seed: int, folder: str | os.PathLike[str] | None) -> Order:
+    """Rows as they are numbered."""
+    return lambda epoch, places: places
+
+
+def shuffle(num_rows: int, seed: int, folder: str | os.PathLike[str] | None) -> Order:
+    """A keyed pseudo-random permutation, computed place by place (`grain.experimental.index_shuffle`).
+
+    Advantages: constant memory and constant time a place, at any number of rows; nothing is built or stored.
+    Limits: it is one of 2^32 permutations per number of rows, not any of the n! that a true shuffle reaches (the key is
+    32 bits of a hash of seed and epoch); good mixing, no cryptography; and about 5 microseconds a place in Python, so
+    a host that reads 4,000 rows a step spends 20 ms a step here, in the prefetching thread.
+    """
+
+    def at(epoch: int, places: Rows) -> Rows:
+        key = _key(seed, epoch)
+        last = num_rows - 1
+        return np.array([index_shuffle(place, last, key, _ROUNDS) for place in places.tolist()], np.int64)
+
+    return at
+
+
+def olmo(num_rows: int, seed: int, folder: str | os.PathLike[str] | None) -> Order:
+    """OLMo-core's order, exactly: `Generator(PCG64(seed + e)).shuffle`, e from 1."""
+    return _stored("olmo", num_rows, seed, folder)
+
+
+def maxtext(num_rows: int, seed: int, folder: str | os.PathLike[str] | None) -> Order:
+    """MaxText's `olmo_grain` permutation, exactly. Its hosts take contiguous blocks of it: see `IndexSampler`."""
+    return _stored("maxtext", num_rows, seed, folder)
+
+
+ORDERS: dict[str, MakeOrder] = {"shuffle": shuffle, "olmo": olmo, "maxtext": maxtext, "sequential": sequential}
+
+
+def make_order(name: str, num_rows: int, seed: int, folder: str | os.PathLike[str] | None) -> Order:
+    """The order of that name.
+
+    Raises:
+      SamplerError: no such order, or a number of rows that it can't permute.
+    """
+    if name not in ORDERS:
+        raise SamplerError(f"order={name!r}: expected one of {', '.join(ORDERS)}.")
+    return ORDERS[name](num_rows, seed, folder)
+
+
+@functools.lru_cache(maxsize=64)
+def _key(seed: int, epoch: int) -> int:
+    """32 bits of a hash of both: unlike seed + epoch, no epoch of one seed is an epoch of the next."""
+    digest = hashlib.blake2b(f"grain_sft shuffle:{seed}:{epoch}".encode(), digest_size=4).digest()
+    return int.from_bytes(digest, "little")
+
+
+def _stored(kind: str, num_rows: int, seed: int, folder: str | os.PathLike[str] | None) -> Order:
+    @functools.lru_cache(maxsize=_EPOCHS_KEPT)
+    def permutation(epoch: int) -> npt.NDArray[np.unsignedinteger]:
+        return load_permutation(kind, num_rows, seed, epoch, folder)
+
+    return lambda epoch, places: permutation(epoch)[places].astype(np.int64)

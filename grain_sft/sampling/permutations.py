@@ -1,0 +1,120 @@
+"""Exact permutations of up to billions of rows, made once per machine and shared by all its processes.
+
+Below `IN_MEMORY_ROWS` a permutation is made where it is needed. Above, it is a .npy file in the cache folder, made in a
+process of its own (so that no training process ever holds it), under a lock, and memory-mapped by whoever needs it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from absl import logging
+
+from grain_sft import files
+from grain_sft.errors import StorageError
+from grain_sft.sampling import permute
+
+IN_MEMORY_ROWS = 1 << 21
+"""Permutations of fewer rows take tens of milliseconds and are kept in memory."""
+
+
+def load_permutation(
+    kind: str, num_rows: int, seed: int, epoch: int, folder: str | os.PathLike[str] | None = None
+) -> npt.NDArray[Any]:
+    """The permutation of `num_rows` rows by generator `kind` ("olmo" or "maxtext") for an epoch counted from 0.
+
+    Returns:
+      uint32 [num_rows] (uint64 from 2^32 rows on), in memory or mapped from `folder`, by default the cache folder.
+
+    Raises:
+      StorageError: the file can't be made: no space, or a folder that can't be written to.
+    """
+    if num_rows < IN_MEMORY_ROWS:
+        return permute.PERMUTATIONS[kind](num_rows, seed, epoch)
+    target = Path(folder or files.cache_dir() / "orders") / f"{kind}-{num_rows}-{seed}-{epoch}.npy"
+    found = _open(target, num_rows)
+    if found is not None:
+        return found
+    with _lock(target):
+        found = _open(target, num_rows)  # another process may have made it meanwhile
+        if found is not None:
+            return found
+        _build(kind, num_rows, seed, epoch, target)
+        found = _open(target, num_rows)
+    if found is None:
+        raise StorageError(f"{target}: was written and can't be opened. Is another program clearing the folder?")
+    return found
+
+
+def _open(target: Path, num_rows: int) -> npt.NDArray[Any] | None:
+    """The mapped permutation; None where there is none or a damaged one."""
+    try:
+        found: npt.NDArray[Any] = np.load(target, mmap_mode="r", allow_pickle=False)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, EOFError) as error:
+        logging.warning("%s: not a usable order (%s); making it again.", target, error)
+        return None
+    if found.shape != (num_rows,) or found.dtype != permute.row_dtype(num_rows):
+        logging.warning(
+            "%s: holds %s %s, expected %d rows; making it again.", target, found.dtype, found.shape, num_rows
+        )
+        return None
+    return found
+
+
+@contextlib.contextmanager
+def _lock(target: Path) -> Iterator[None]:
+    """Hold `target`'s lock; freed by the kernel however this process ends."""
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        fd = os.open(target.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    except OSError as error:
+        raise StorageError(
+            f"{target.parent}: the order can't be kept there ({error.strerror}). "
+            f"Point ${files.CACHE_DIR_VARIABLE} to a folder on a local disk that can be written to."
+        ) from error
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)
+
+
+def _build(kind: str, num_rows: int, seed: int, epoch: int, target: Path) -> None:
+    for stale in target.parent.glob(f"{target.name}.*.tmp"):  # of a builder that was killed; we hold the lock
+        stale.unlink(missing_ok=True)
+    needed = num_rows * permute.row_dtype(num_rows).itemsize
+    free = shutil.disk_usage(target.parent).free
+    if free < needed:
+        raise StorageError(
+            f"{target.parent}: the order of {num_rows} rows needs {needed / 1e9:.2f} GB, and {free / 1e9:.2f} GB are free. "
+            f"Make room, or point ${files.CACHE_DIR_VARIABLE} to another disk."
+        )
+    logging.info("Making the order of %d rows for seed %d, epoch %d: %s", num_rows, seed, epoch, target)
+    temporary = target.with_name(f"{target.name}.{os.getpid()}.tmp")
+    arguments = [kind, str(num_rows), str(seed), str(epoch), str(temporary), str(target)]
+    command = [sys.executable, "-P", permute.__file__, *arguments]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    try:
+        result = subprocess.run(command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    except OSError as error:
+        raise StorageError(f"{target}: no process could be started to make it ({error}).") from error
+    finally:
+        temporary.unlink(missing_ok=True)
+    if result.returncode:
+        reason = result.stderr.strip().splitlines()[-1:] or [f"exit status {result.returncode}"]
+        raise StorageError(
+            f"{target}: the order of {num_rows} rows could not be made: {reason[0]}. "
+            f"It takes {needed / 1e9:.2f} GB of memory and of disk; ${files.CACHE_DIR_VARIABLE} names the folder."
+        )

@@ -1,0 +1,195 @@
+"""IndexSampler: which rows does this host read at step k?"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+import grain
+import numpy as np
+import numpy.typing as npt
+
+from grain_sft.errors import RowIndexError, SamplerError
+from grain_sft.layout import FILL_ROW
+from grain_sft.sampling.host import Host
+from grain_sft.sampling.orders import make_order
+
+LAST_BATCH = ("drop", "fill")
+
+Rows = npt.NDArray[np.int64]
+
+
+class _FillKey(int):
+    """`FILL_ROW` as a record key. Grain wraps keys modulo the source's length; this one stays what it is."""
+
+    def __mod__(self, other: int) -> int:
+        return self
+
+
+class IndexSampler:
+    """Rows of every step, as a pure function of (seed, step, host): nothing is remembered between calls.
+
+    Host h of H reads rows h, h + H, h + 2H, ... of the global batch, which does not depend on the hosts. An epoch is
+    `num_instances // global_batch_size` steps of an order's permutation, and the next epoch has the next; they roll
+    over for ever, unless `epochs` ends them. `sampler[i]` gives the same rows one by one, as Grain's samplers do, and
+    carries `NoSharding`: rows are divided here, and `grain.DataLoader` must not divide them again.
+
+    Orders:
+      shuffle: keyed by seed and epoch, at constant memory and time for any number of rows (its limits are in
+        `grain_sft.sampling.orders.shuffle`).
+      olmo: OLMo-core's, batch by batch. Made once per machine above 2 M rows, and mapped: 4 bytes a row on disk.
+      maxtext: MaxText's `olmo_grain` sampler: host h owns the h-th contiguous block of the permutation, and its stream
+        runs on across epochs, so a batch may straddle two. The one order that depends on the number of hosts.
+      sequential: as the rows are numbered.
+
+    Args:
+      num_instances: rows there are.
+      global_batch_size: rows of all hosts together in a step.
+      seed: any integer from 0 on.
+      order: one of the above.
+      host: which host this is.
+      shuffle: False reads rows as they are numbered, divided between hosts as `order` does.
+      epochs: after so many the sampler ends; None means never.
+      last_batch: "drop" the rows that don't fill a step at the end of an epoch; or, for evaluation, "fill" that step
+        with `FILL_ROW`s, which take no loss.
+      cache_dir: where exact orders are kept; None means $GRAIN_SFT_CACHE_DIR/orders, or the user's cache.
+
+    Raises:
+      SamplerError: arguments that don't fit together.
+    """
+
+    def __init__(
+        self,
+        num_instances: int,
+        *,
+        global_batch_size: int,
+        seed: int,
+        order: str = "shuffle",
+        host: Host = Host(0, 1),
+        shuffle: bool = True,
+        epochs: int | None = None,
+        last_batch: str = "drop",
+        cache_dir: str | os.PathLike[str] | None = None,
+    ) -> None:
+        for name, value, least in (
+            ("num_instances", num_instances, 1),
+            ("global_batch_size", global_batch_size, 1),
+            ("seed", seed, 0),
+            ("epochs", 1 if epochs is None else epochs, 1),
+        ):
+            if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
+                raise SamplerError(f"{name}={value!r}: expected an integer, {least} or more.")
+        if last_batch not in LAST_BATCH:
+            raise SamplerError(f"last_batch={last_batch!r}: expected one of {', '.join(LAST_BATCH)}.")
+        if global_batch_size % host.count:
+            raise SamplerError(
+                f"global_batch_size={global_batch_size} can't be divided by {host.count} hosts: "
+                f"{global_batch_size % host.count} rows are left over. Take a multiple of {host.count}."
+            )
+        if last_batch == "fill" and order == "maxtext":
+            raise SamplerError("last_batch='fill': MaxText's order runs on across epochs and has no last batch.")
+        self.num_instances, self.global_batch_size, self.seed = int(num_instances), int(global_batch_size), int(seed)
+        self.order, self.host, self.shuffle = order, host, bool(shuffle)
+        self.epochs, self.last_batch = epochs, last_batch
+        self._cache_dir = cache_dir
+        self._shard_options = grain.sharding.NoSharding()  # where grain.DataLoader looks for it
+        permutation = make_order(order, self.num_instances, self.seed, cache_dir)
+        self._rows_at = permutation if shuffle else make_order("sequential", self.num_instances, self.seed, None)
+        if not self.rows_per_host_and_epoch // self.rows_per_host:
+            raise SamplerError(
+                f"global_batch_size={global_batch_size} is more than the {num_instances} rows there are: an epoch has no "
+                "full step. Take a smaller batch, or last_batch='fill' for evaluation."
+            )
+
+    @property
+    def rows_per_host(self) -> int:
+        """Rows that this host reads in a step."""
+        return self.global_batch_size // self.host.count
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Steps of one epoch; in order "maxtext" rounded down, as its epochs don't end with a step."""
+        return self.rows_per_host_and_epoch // self.rows_per_host
+
+    @property
+    def rows_per_host_and_epoch(self) -> int:
+        """Records of this host in an epoch, filling rows included."""
+        if self.order == "maxtext":
+            return self.num_instances // self.host.count
+        up = self.global_batch_size - 1 if self.last_batch == "fill" else 0
+        return (self.num_instances + up) // self.global_batch_size * self.rows_per_host
+
+    @property
+    def num_steps(self) -> int | None:
+        """Steps there are in all; None where they never end."""
+        return None if self.epochs is None else self.epochs * self.rows_per_host_and_epoch // self.rows_per_host
+
+    def rows(self, step: int) -> Rows:
+        """Rows that this host reads at `step` (from 0): int64 [global_batch_size // host.count].
+
+        Raises:
+          RowIndexError: a negative step, or one after the last epoch.
+        """
+        if step < 0 or (self.epochs is not None and step >= (self.num_steps or 0)):
+            end = "" if self.num_steps is None else f" to {self.num_steps - 1}"
+            raise RowIndexError(f"step {step}: expected 0{end}.")
+        first = int(step) * self.rows_per_host
+        return self._records(np.arange(first, first + self.rows_per_host, dtype=np.int64))
+
+    def epoch(self, step: int) -> int:
+        """The epoch, from 0, in which `step` begins."""
+        return int(step) * self.rows_per_host // self.rows_per_host_and_epoch
+
+    def __len__(self) -> int:
+        """Records of this host: `sys.maxsize` where they never end."""
+        return sys.maxsize if self.num_steps is None else self.num_steps * self.rows_per_host
+
+    def __getitem__(self, index: int) -> grain.RecordMetadata:
+        """Record `index` of this host, counted over all its steps."""
+        if not 0 <= index < len(self):
+            raise RowIndexError(f"record {index}: expected 0 to {len(self) - 1}.")
+        row = int(self._records(np.array([index], np.int64))[0])
+        return grain.RecordMetadata(index=index, record_key=_FillKey(row) if row == FILL_ROW else row)
+
+    def _records(self, index: Rows) -> Rows:
+        """Rows of this host's records `index` (int64 [n])."""
+        epoch, record = np.divmod(index, self.rows_per_host_and_epoch)
+        if self.order == "maxtext":
+            place = self.host.index * self.rows_per_host_and_epoch + record
+        else:
+            step, mine = np.divmod(record, self.rows_per_host)
+            place = step * self.global_batch_size + self.host.index + mine * self.host.count
+        rows = np.full(len(index), FILL_ROW, np.int64)
+        real = place < self.num_instances
+        if epoch[0] == epoch[-1]:
+            rows[real] = self._rows_at(int(epoch[0]), place[real])
+            return rows
+        for each in np.unique(epoch).tolist():
+            here = real & (epoch == each)
+            rows[here] = self._rows_at(each, place[here])
+        return rows
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {
+            "num_instances": self.num_instances,
+            "global_batch_size": self.global_batch_size,
+            "seed": self.seed,
+            "order": self.order,
+            "host": self.host,
+            "shuffle": self.shuffle,
+            "epochs": self.epochs,
+            "last_batch": self.last_batch,
+            "cache_dir": self._cache_dir,
+        }
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(**state)  # type: ignore[misc]
+
+    def __repr__(self) -> str:
+        """What decides its rows and nothing else: Grain compares this when it restores an iterator."""
+        return (
+            f"IndexSampler(num_instances={self.num_instances}, global_batch_size={self.global_batch_size}, "
+            f"seed={self.seed}, order={self.order!r}, host={self.host!r}, shuffle={self.shuffle}, "
+            f"epochs={self.epochs}, last_batch={self.last_batch!r})"
+        )

@@ -1,0 +1,6 @@
+"""Transforms: grain `Map`s from the source's dict to a trainer's batch, for rows [L] and batches [rows, L] alike."""
+
+from grain_sft.transforms.ngram_filter import NgramFilter
+from grain_sft.transforms.shift_targets import ShiftTargets
+
+__all__ = ["NgramFilter", "ShiftTargets"]

@@ -1,0 +1,96 @@
+"""ShiftTargets: from the source's dict to a trainer's batch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import grain
+import numpy as np
+import numpy.typing as npt
+
+from grain_sft.errors import TransformError
+from grain_sft.sources import Element
+
+_INT32_MAX = np.iinfo(np.int32).max
+
+
+class ShiftTargets(grain.transforms.Map):
+    """Inputs, and as targets the token after each: the keys that MaxText's trainer reads, int32 [L] or [rows, L].
+
+    `inputs` are the tokens and `targets[i] = tokens[i + 1]`, 0 at the end. The length stays L: TPU attention kernels
+    want a multiple of 128 or 512, so no token is cut off. `inputs_position`/`targets_position` are the positions,
+    `inputs_segmentation` the segment ids. `targets_segmentation` is the segment id where the target lies in the same
+    segment and takes loss, else 0: on padding, masked tokens, the last token of a segment, and the last position.
+    `targets_weights` (float32), where the source has `loss_weights`, is the target's weight, 0 where no loss is taken.
+
+    Arrays that came read-only from the source (they are the same in every batch) are passed on as they are, and what
+    is computed from them is kept.
+    """
+
+    def __init__(self) -> None:
+        self._kept: tuple[Any, Any, Any] | None = None  # segment_ids, loss_mask and the segmentation made of them
+
+    def map(self, element: Element) -> Element:
+        """The batch of `element`.
+
+        Raises:
+          TransformError: a token id that int32 can't hold.
+        """
+        tokens = _as_int32(element["tokens"])
+        targets = np.empty_like(tokens)
+        targets[..., :-1] = tokens[..., 1:]
+        targets[..., -1] = 0
+        segments, positions = element["segment_ids"], element["positions"]
+        segmentation = self._segmentation(segments, element["loss_mask"])
+        batch = {
+            "inputs": tokens,
+            "targets": targets,
+            "inputs_position": positions,
+            "targets_position": positions,
+            "inputs_segmentation": segments,
+            "targets_segmentation": segmentation,
+        }
+        if "loss_weights" in element:
+            weights = np.zeros(tokens.shape, np.float32)
+            weights[..., :-1] = element["loss_weights"][..., 1:]
+            weights[segmentation == 0] = 0
+            batch["targets_weights"] = weights
+        return batch
+
+    def _segmentation(self, segments: npt.NDArray[Any], loss_mask: npt.NDArray[Any]) -> npt.NDArray[np.int32]:
+        kept = self._kept
+        if kept is not None and kept[0] is segments and kept[1] is loss_mask:
+            return kept[2]  # type: ignore[no-any-return]
+        result = np.zeros(segments.shape, np.int32)
+        takes_loss = loss_mask[..., 1:] & (segments[..., 1:] == segments[..., :-1])
+        np.multiply(segments[..., :-1], takes_loss, out=result[..., :-1])
+        if not segments.flags.writeable and not loss_mask.flags.writeable:
+            result.flags.writeable = False
+            self._kept = (segments, loss_mask, result)
+        return result
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self._kept = None
+
+    def __repr__(self) -> str:
+        return "ShiftTargets()"
+
+
+def _as_int32(tokens: npt.NDArray[Any]) -> npt.NDArray[np.int32]:
+    """`tokens` as int32: the same memory where the width allows it."""
+    if tokens.dtype == np.uint32:
+        tokens = tokens.view(np.int32)
+        fits = not tokens.size or int(tokens.min()) >= 0
+    else:
+        fits = tokens.dtype.itemsize < 4 or not tokens.size or int(tokens.max()) <= _INT32_MAX
+    if not fits:
+        wrong = (tokens < 0) | (tokens.astype(np.float64) > _INT32_MAX)
+        place = np.argwhere(wrong)[0].tolist()
+        raise TransformError(
+            f"a token id at {place} of the batch is above {_INT32_MAX}: no vocabulary has it. "
+            "The corpus was opened with the wrong dtype, or is no array of tokens."
+        )
+    return tokens.astype(np.int32, copy=False)

@@ -1,0 +1,49 @@
+"""Starting Grain's worker processes from anywhere: a plain script, a notebook, a test, or under absl.app."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+from absl import flags
+
+_lock = threading.Lock()
+
+
+@contextlib.contextmanager
+def startable() -> Iterator[None]:
+    """While this is entered, Grain can start worker processes.
+
+    Grain asks absl for its own flags, which fails where nobody parsed the command line: they get their defaults, and
+    all other flags stay unparsed. And `multiprocessing` makes every worker run the main script again, which fails in
+    a script without an `if __name__ == "__main__"` guard, and at best imports what no worker needs. Grain sends
+    workers what they run by cloudpickle, classes of the main script included, so they can do without it.
+    """
+    with _lock:
+        _default_grain_flags()
+        main = sys.modules.get("__main__")
+        hidden: dict[str, Any] = {}
+        for name in ("__spec__", "__file__"):  # where multiprocessing.spawn looks
+            if main is not None and hasattr(main, name):
+                hidden[name] = getattr(main, name)
+        try:
+            if main is not None:
+                main.__spec__ = None
+                if "__file__" in hidden:
+                    del main.__file__
+            yield
+        finally:
+            for name, value in hidden.items():
+                setattr(main, name, value)
+
+
+def _default_grain_flags() -> None:
+    if flags.FLAGS.is_parsed():
+        return
+    for module, defined in flags.FLAGS.flags_by_module_dict().items():
+        if module.split(".")[0] == "grain":
+            for flag in defined:
+                flag.present = max(flag.present, 1)
