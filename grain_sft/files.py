@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from grain_sft.errors import CorpusFileError, MissingExtraError, StorageError
+from grain_sft.errors import CorpusFileError, GrainSftError, MissingExtraError, StorageError
 
 CACHE_DIR_VARIABLE = "GRAIN_SFT_CACHE_DIR"
 
@@ -32,26 +32,52 @@ def normalize(path: str | os.PathLike[str]) -> str:
 
 
 def filesystem(path: str) -> Any:
-    """The fsspec file system that serves the URL `path`. fsspec and gcsfs are imported here, on first use."""
+    """The fsspec file system that serves the URL `path`. fsspec and gcsfs are imported here, on first use.
+
+    It keeps no listings: a size or a glob that is remembered would hide that a file has changed.
+    """
     import fsspec
 
     protocol = path.split("://", 1)[0]
     try:
-        return fsspec.filesystem(protocol)
+        return fsspec.filesystem(protocol, use_listings_cache=False)
     except ImportError as error:
         raise MissingExtraError(f"Reading {path}", f"the fsspec backend for {protocol}:// ({error})", "s3") from error
     except ValueError as error:
         raise CorpusFileError(f"{path}: fsspec knows no file system for {protocol}:// ({error}).") from error
 
 
+@contextlib.contextmanager
+def remote(path: str) -> Iterator[Any]:
+    """The file system of the URL `path`; whatever its client raises meanwhile becomes a sentence.
+
+    Raises:
+      CorpusFileError: no such file, no credentials, no network.
+    """
+    try:
+        yield filesystem(path)
+    except GrainSftError:
+        raise
+    except FileNotFoundError as error:
+        raise CorpusFileError(
+            f"{path}: no such file. Check the path, or map it to where the data are with path_remap."
+        ) from error
+    except Exception as error:  # clients raise their own kinds, such as gcsfs.retry.HttpError
+        raise CorpusFileError(f"{path}: can't be read ({type(error).__name__}: {error}).") from error
+
+
 def read_text(path: str) -> str:
     """The whole of a small UTF-8 text file, local or remote."""
-    try:
-        data = bytes(filesystem(path).cat_file(path)) if is_remote(path) else Path(path).read_bytes()
-    except FileNotFoundError as error:
-        raise CorpusFileError(f"{path}: no such file.") from error
-    except OSError as error:
-        raise CorpusFileError(f"{path}: can't be read ({error}).") from error
+    if is_remote(path):
+        with remote(path) as client:
+            data = bytes(client.cat_file(path))
+    else:
+        try:
+            data = Path(path).read_bytes()
+        except FileNotFoundError as error:
+            raise CorpusFileError(f"{path}: no such file.") from error
+        except (OSError, ValueError) as error:  # ValueError: no file can have that name
+            raise CorpusFileError(f"{path}: can't be read ({error}).") from error
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -68,6 +94,8 @@ def atomic_write(path: str | os.PathLike[str], mode: str = "w") -> Iterator[IO[A
     Raises:
       StorageError: the folder can't be written to, or the disk is full. Nothing is left behind.
     """
+    if is_remote(os.fspath(path)):
+        raise StorageError(f"{path}: is remote; expected a local path. Write it locally and copy it there.")
     target = Path(path)
     encoding = None if "b" in mode else "utf-8"
     temporary = ""
@@ -81,6 +109,8 @@ def atomic_write(path: str | os.PathLike[str], mode: str = "w") -> Iterator[IO[A
             os.fsync(file.fileno())
         os.replace(temporary, target)
         _fsync_folder(target.parent)
+    except GrainSftError:  # of the caller's own making; some are OSErrors
+        raise
     except OSError as error:
         raise StorageError(f"{target}: can't be written ({error.strerror or error}).") from error
     finally:

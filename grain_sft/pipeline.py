@@ -139,15 +139,21 @@ class PipelineIterator(grain.DatasetIterator[Element]):
             num_threads=threads, prefetch_buffer_size=max(prefetch, threads) if threads else 0
         )
         self._workers = grain.MultiprocessingOptions(num_workers=worker_count, per_worker_buffer_size=max(1, prefetch))
+        self._direct = not threads and not worker_count
         self._inner: grain.DatasetIterator[Element] | None = None
         self._step = self._checked(start_step)
 
     def __next__(self) -> Element:
         if self._closed:
             raise ValueError("the iterator was closed.")
-        self.start_prefetch()
-        assert self._inner is not None
-        batch: Element = next(self._inner)
+        if self._direct:
+            if self._step >= len(self._pipeline):
+                raise StopIteration
+            batch = self._pipeline[self._step]
+        else:
+            self.start_prefetch()
+            assert self._inner is not None
+            batch = next(self._inner)
         self._step += 1
         return batch
 
@@ -158,7 +164,7 @@ class PipelineIterator(grain.DatasetIterator[Element]):
 
     def start_prefetch(self) -> None:
         """Begin to make batches, so that the first is ready when it is asked for."""
-        if self._inner is not None:
+        if self._inner is not None or self._direct:
             return
         if not self._workers.num_workers:
             inner = _Steps(self._pipeline, 0).to_iter_dataset(self._read_options).__iter__()
@@ -167,7 +173,7 @@ class PipelineIterator(grain.DatasetIterator[Element]):
         else:
             steps = _Steps(self._pipeline, self._step).to_iter_dataset(self._read_options)
             inner = steps.mp_prefetch(self._workers).__iter__()
-            _start_workers(inner)
+            workers.start(inner)
         self._inner = inner
 
     def get_state(self) -> dict[str, Any]:
@@ -282,15 +288,8 @@ class _BatchLoader(grain.DataLoader):
     def __iter__(self) -> Iterator[Element]:
         iterator: Iterator[Element] = super().__iter__()
         if self.multiprocessing_options.num_workers:
-            _start_workers(iterator)
+            workers.start(iterator)
         return iterator
-
-
-def _start_workers(iterator: Any) -> None:
-    """Start all of an iterator's worker processes, here and now. Grain would start them in threads of its own."""
-    with workers.startable():
-        iterator.get_state()  # makes Grain create the iterators that own the processes
-        iterator.start_prefetch()
 
 
 def _state_key(pipeline: Pipeline) -> str:

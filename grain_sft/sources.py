@@ -64,17 +64,19 @@ class NpyDataSource(grain.sources.RandomAccessDataSource[Element]):
           CorpusFileError: a file is missing, unreadable, or not the one that was indexed.
         """
         rows = np.asarray(indices, dtype=np.int64).reshape(-1)
-        lowest, highest = (int(rows.min()), int(rows.max())) if len(rows) else (0, 0)
+        listed = rows.tolist()
+        lowest, highest = min(listed, default=0), max(listed, default=0)
         if lowest < FILL_ROW or highest >= len(self):
             wrong = lowest if lowest < FILL_ROW else highest
             raise RowIndexError(f"row {wrong} of {self.layout!r}: expected 0 to {len(self) - 1}.")
         length = self.layout.sequence_length
         tokens: npt.NDArray[np.unsignedinteger] = np.empty((len(rows), length), self.layout.corpus.dtype)
-        self._gather(rows, tokens)
         constant = self._constants.get(len(rows)) or self._whole_rows(len(rows))
         if lowest != FILL_ROW:
+            self._gather(rows, tokens)
             return {"tokens": tokens, **constant}
         filled = rows == FILL_ROW
+        tokens[~filled] = self.read(rows[~filled])["tokens"]
         masked = {key: array.copy() for key, array in constant.items()}
         for array in (tokens, *masked.values()):
             array[filled] = 0

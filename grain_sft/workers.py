@@ -13,8 +13,27 @@ from absl import flags
 _lock = threading.Lock()
 
 
+def start(iterator: Any) -> None:
+    """Start all worker processes of a Grain iterator here and now; Grain would start each when it is first read from.
+
+    Args:
+      iterator: of a dataset that ends in `mp_prefetch`, or of a `grain.DataLoader`.
+    """
+    with _startable():
+        iterator.get_state()  # makes Grain create the iterators that own the processes
+        _start_tree(getattr(iterator, "_iterator", iterator))
+
+
+def _start_tree(iterator: Any) -> None:
+    """Start what `iterator` reads from, then itself: processes before the threads that wait for them."""
+    for parent in (*getattr(iterator, "_parents", ()), *getattr(iterator, "_iterators_in_use", ())):
+        if parent is not None:
+            _start_tree(parent)
+    iterator.start_prefetch()
+
+
 @contextlib.contextmanager
-def startable() -> Iterator[None]:
+def _startable() -> Iterator[None]:
     """While this is entered, Grain can start worker processes.
 
     Grain asks absl for its own flags, which fails where nobody parsed the command line: they get their defaults, and

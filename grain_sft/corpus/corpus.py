@@ -10,6 +10,7 @@ import os
 import numpy as np
 
 from grain_sft.corpus.shard import Shard
+from grain_sft.errors import CorpusError
 
 FINGERPRINT_VERSION = 1
 
@@ -23,12 +24,22 @@ class Corpus:
       dtype: of the tokens on disk: uint8, uint16, uint32 or uint64.
       eos_token_id: the token that ends a document, where it is known.
       tokenizer: name of the tokenizer, where it is known. Decides nothing.
+
+    Raises:
+      CorpusError: an `eos_token_id` that `dtype` can't hold.
     """
 
     shards: tuple[Shard, ...]
     dtype: np.dtype[np.unsignedinteger]
     eos_token_id: int | None = None
     tokenizer: str | None = None
+
+    def __post_init__(self) -> None:
+        eos, highest = self.eos_token_id, np.iinfo(self.dtype).max
+        if eos is None:
+            return
+        if isinstance(eos, bool) or not isinstance(eos, int | np.integer) or not 0 <= eos <= highest:
+            raise CorpusError(f"eos_token_id={eos!r}: expected an id that {self.dtype.name} holds, 0 to {highest}.")
 
     @functools.cached_property
     def num_tokens(self) -> int:

@@ -21,7 +21,7 @@ from grain_sft import files
 from grain_sft.corpus.corpus import Corpus
 from grain_sft.corpus.scan import THREADS, scan_shards
 from grain_sft.corpus.shard import Shard, token_dtype
-from grain_sft.errors import CorpusError, CorpusFileError
+from grain_sft.errors import CorpusError, CorpusFileError, GrainSftError
 
 FORMAT = "grain_sft index"
 VERSION = 1
@@ -80,7 +80,9 @@ def load(
                 f"{path}: neither a grain_sft index nor MaxText's (no key 'format' or 'format_version'). "
                 "Build one with `grain-sft index`."
             )
-    except (KeyError, TypeError, AttributeError, OverflowError) as error:
+    except GrainSftError:
+        raise
+    except (KeyError, TypeError, AttributeError, OverflowError, ValueError) as error:
         raise CorpusError(f"{path}: the index lacks or garbles a field ({error!r}). Build it again.") from error
     if dtype is not None and token_dtype(dtype, path) != corpus.dtype:
         raise CorpusError(f"{path}: the index is of {corpus.dtype.name} tokens, but dtype={dtype} was asked for.")
@@ -107,7 +109,7 @@ def _to_json(corpus: Corpus, folder: str) -> dict[str, Any]:
         "version": VERSION,
         "fingerprint": corpus.fingerprint,
         "dtype": corpus.dtype.name,
-        "eos_token_id": corpus.eos_token_id,
+        "eos_token_id": None if corpus.eos_token_id is None else int(corpus.eos_token_id),
         "tokenizer": corpus.tokenizer,
         "num_tokens": corpus.num_tokens,
         "shards": [{**dataclasses.asdict(shard), "path": stored(shard.path)} for shard in corpus.shards],
@@ -120,15 +122,11 @@ def _from_json(path: str, data: Mapping[str, Any], remap: Remap) -> Corpus:
             f"{path}: index version {data['version']!r}; this grain_sft reads version {VERSION}. "
             "Build it again with `grain-sft index`."
         )
-    folder = "" if files.is_remote(path) else os.path.dirname(os.path.abspath(path))
     shards = []
     for number, entry in enumerate(data["shards"]):
         where = f"{path}: shard {number}"
-        stored = remap(_text(entry["path"], where, "path"))
-        if not files.is_remote(stored):
-            stored = os.path.normpath(os.path.join(folder, stored))
         shard = Shard(
-            path=stored,
+            path=_locate(path, _text(entry["path"], where, "path"), remap),
             num_tokens=_count(entry["num_tokens"], where, "num_tokens"),
             size=_count(entry["size"], where, "size"),
             data_offset=_count(entry["data_offset"], where, "data_offset"),
@@ -158,6 +156,19 @@ def _from_json(path: str, data: Mapping[str, Any], remap: Remap) -> Corpus:
         )
     _check_sizes(path, shards)
     return corpus
+
+
+def _locate(index: str, stored: str, remap: Remap) -> str:
+    """Where the shard `stored` of `index` is: relative paths start at the index's folder, and may be remapped as they
+    are stored or as they then are."""
+    path = remap(stored)
+    if files.is_remote(path) or os.path.isabs(path):
+        return path
+    if files.is_remote(index):
+        found = f"{index.rsplit('/', 1)[0]}/{path}"
+    else:
+        found = os.path.normpath(os.path.join(os.path.dirname(os.path.abspath(index)), path))
+    return remap(found) if path == stored else found
 
 
 def _check_sizes(path: str, shards: list[Shard]) -> None:

@@ -95,7 +95,7 @@ def _tell(path: str) -> str:
     """Which of index, mix and files `path` is, by its name; a local file of another name is looked into."""
     if index.is_index(path):
         return "index"
-    if path.endswith(_TOKEN_SUFFIXES) or glob.has_magic(path):
+    if path.endswith(_TOKEN_SUFFIXES) or _is_glob(path):
         return "files"
     if files.is_remote(path):
         return "mix" if path.endswith((".txt", ".csv", ".mix")) else "files"
@@ -113,16 +113,22 @@ def _tell(path: str) -> str:
     return "files" if head.startswith(b"\x93NUMPY") or b"\0" in head else "mix"
 
 
+def _is_glob(path: str) -> bool:
+    """Whether `path` is a pattern; a local file whose own name has brackets is none."""
+    return glob.has_magic(path) and (files.is_remote(path) or not os.path.exists(path))
+
+
 def _expand(path: str) -> list[str]:
     """The token files that one path, glob or directory stands for, sorted."""
-    if glob.has_magic(path) and (files.is_remote(path) or not os.path.exists(path)):
+    if _is_glob(path):
         found = _remote_glob(path) if files.is_remote(path) else sorted(glob.glob(path, recursive=True))
         if not found:
             raise CorpusFileError(f"{path}: the glob matches no file.")
         return found
     if files.is_remote(path):
-        if path.endswith(_TOKEN_SUFFIXES) or files.filesystem(path).isfile(path):
-            return [path]
+        with files.remote(path) as client:
+            if path.endswith(_TOKEN_SUFFIXES) or client.isfile(path):
+                return [path]
         found = _remote_glob(path.rstrip("/") + "/**/*.npy") or _remote_glob(path.rstrip("/") + "/*.npy")
     elif os.path.isdir(path):
         found = sorted(str(file) for file in Path(path).rglob("*.npy") if file.is_file())
@@ -140,9 +146,5 @@ def _expand(path: str) -> list[str]:
 
 
 def _remote_glob(path: str) -> list[str]:
-    filesystem = files.filesystem(path)
-    try:
-        matches = filesystem.glob(path)
-    except OSError as error:
-        raise CorpusFileError(f"{path}: can't be listed ({error}).") from error
-    return sorted(str(filesystem.unstrip_protocol(match)) for match in matches)
+    with files.remote(path) as client:
+        return sorted(str(client.unstrip_protocol(match)) for match in client.glob(path))

@@ -52,7 +52,7 @@ def token_dtype(name: object, where: str) -> np.dtype[np.unsignedinteger]:
     """The numpy dtype of that name, if it is one that tokens are stored in."""
     try:
         dtype: np.dtype[np.unsignedinteger] = np.dtype(name)  # type: ignore[call-overload]
-    except TypeError as error:
+    except (TypeError, ValueError, SyntaxError) as error:  # numpy parses 'u4,u4' and the like as Python
         raise CorpusError(f"{where}: {name!r} is no dtype; expected one of {', '.join(TOKEN_DTYPES)}.") from error
     if dtype.name not in TOKEN_DTYPES or not dtype.isnative:
         raise CorpusError(
@@ -119,28 +119,26 @@ def _digest(head: bytes, tail: bytes) -> str:
 def _size_and_head(path: str) -> tuple[int, bytes]:
     """Bytes of the file, and its first bytes: all that a header and a digest need."""
     want = _DIGEST_BYTES + 128
+    if files.is_remote(path):
+        with files.remote(path) as client:
+            size = int(client.info(path)["size"])
+            return size, bytes(client.cat_file(path, start=0, end=min(size, want))) if size else b""
     try:
-        if files.is_remote(path):
-            filesystem = files.filesystem(path)
-            size = int(filesystem.info(path)["size"])
-            head = bytes(filesystem.cat_file(path, start=0, end=min(size, want))) if size else b""
-        else:
-            with open(path, "rb") as file:
-                size = os.fstat(file.fileno()).st_size
-                head = file.read(want)
+        with open(path, "rb") as file:
+            return os.fstat(file.fileno()).st_size, file.read(want)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise CorpusFileError(
             f"{path}: no such file. Check the path, or map it to where the data are with path_remap."
         ) from error
-    except OSError as error:
+    except (OSError, ValueError) as error:  # ValueError: no file can have that name
         raise CorpusFileError(f"{path}: can't be read ({error}).") from error
-    return size, head
 
 
 def _read(path: str, start: int, count: int) -> bytes:
+    if files.is_remote(path):
+        with files.remote(path) as client:
+            return bytes(client.cat_file(path, start=start, end=start + count)) if count else b""
     try:
-        if files.is_remote(path):
-            return bytes(files.filesystem(path).cat_file(path, start=start, end=start + count)) if count else b""
         with open(path, "rb") as file:
             file.seek(start)
             return file.read(count)

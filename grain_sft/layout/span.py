@@ -56,5 +56,5 @@ class Layout(Protocol):
         ...
 
     def pieces(self, rows: npt.NDArray[np.int64]) -> Pieces:
-        """The spans of all `rows` (int64 [rows], each in range or `FILL_ROW`)."""
+        """The spans of all `rows` (int64 [rows], each in range)."""
         ...

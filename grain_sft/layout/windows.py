@@ -57,11 +57,8 @@ class WindowLayout:
         return [Span(int(piece.shard[0]), start, start + self.sequence_length, None)]
 
     def pieces(self, rows: npt.NDArray[np.int64]) -> Pieces:
-        """One piece for each of `rows` (int64 [rows]); none for `FILL_ROW`."""
+        """One piece for each of `rows` (int64 [rows])."""
         at, column, length = _columns(len(rows), self.sequence_length)
-        if len(rows) and rows.min() < 0:
-            at = at[rows >= 0]
-            rows, column, length = rows[at], column[at], length[at]
         shard = self._ends.searchsorted(rows, side="right")
         return Pieces(at, column, shard, (rows - self._starts[shard]) * self.sequence_length, length)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 from typing import Any
@@ -93,6 +94,7 @@ class IndexSampler:
         self.order, self.host, self.shuffle = order, host, bool(shuffle)
         self.epochs, self.last_batch = epochs, last_batch
         self._cache_dir = cache_dir
+        self._stripe = host.index + host.count * np.arange(self.rows_per_host)
         self._shard_options = grain.sharding.NoSharding()  # where grain.DataLoader looks for it
         permutation = make_order(order, self.num_instances, self.seed, cache_dir)
         self._rows_at = permutation if shuffle else make_order("sequential", self.num_instances, self.seed, None)
@@ -102,17 +104,17 @@ class IndexSampler:
                 "full step. Take a smaller batch, or last_batch='fill' for evaluation."
             )
 
-    @property
+    @functools.cached_property
     def rows_per_host(self) -> int:
         """Rows that this host reads in a step."""
         return self.global_batch_size // self.host.count
 
-    @property
+    @functools.cached_property
     def steps_per_epoch(self) -> int:
         """Steps of one epoch; in order "maxtext" rounded down, as its epochs don't end with a step."""
         return self.rows_per_host_and_epoch // self.rows_per_host
 
-    @property
+    @functools.cached_property
     def rows_per_host_and_epoch(self) -> int:
         """Records of this host in an epoch, filling rows included."""
         if self.order == "maxtext":
@@ -120,7 +122,7 @@ class IndexSampler:
         up = self.global_batch_size - 1 if self.last_batch == "fill" else 0
         return (self.num_instances + up) // self.global_batch_size * self.rows_per_host
 
-    @property
+    @functools.cached_property
     def num_steps(self) -> int | None:
         """Steps there are in all; None where they never end."""
         return None if self.epochs is None else self.epochs * self.rows_per_host_and_epoch // self.rows_per_host
@@ -134,8 +136,16 @@ class IndexSampler:
         if step < 0 or (self.epochs is not None and step >= (self.num_steps or 0)):
             end = "" if self.num_steps is None else f" to {self.num_steps - 1}"
             raise RowIndexError(f"step {step}: expected 0{end}.")
-        first = int(step) * self.rows_per_host
-        return self._records(np.arange(first, first + self.rows_per_host, dtype=np.int64))
+        if self.order == "maxtext":
+            return self._stream(int(step) * self.rows_per_host)
+        epoch, step_in_epoch = divmod(int(step), self.steps_per_epoch)
+        places = self._stripe + step_in_epoch * self.global_batch_size
+        if (step_in_epoch + 1) * self.global_batch_size <= self.num_instances:
+            return self._rows_at(epoch, places)
+        rows = np.full(self.rows_per_host, FILL_ROW, np.int64)
+        real = places < self.num_instances
+        rows[real] = self._rows_at(epoch, places[real])
+        return rows
 
     def epoch(self, step: int) -> int:
         """The epoch, from 0, in which `step` begins."""
@@ -149,25 +159,27 @@ class IndexSampler:
         """Record `index` of this host, counted over all its steps."""
         if not 0 <= index < len(self):
             raise RowIndexError(f"record {index}: expected 0 to {len(self) - 1}.")
-        row = int(self._records(np.array([index], np.int64))[0])
-        return grain.RecordMetadata(index=index, record_key=_FillKey(row) if row == FILL_ROW else row)
-
-    def _records(self, index: Rows) -> Rows:
-        """Rows of this host's records `index` (int64 [n])."""
-        epoch, record = np.divmod(index, self.rows_per_host_and_epoch)
+        epoch, record = divmod(index, self.rows_per_host_and_epoch)
         if self.order == "maxtext":
             place = self.host.index * self.rows_per_host_and_epoch + record
         else:
-            step, mine = np.divmod(record, self.rows_per_host)
+            step, mine = divmod(record, self.rows_per_host)
             place = step * self.global_batch_size + self.host.index + mine * self.host.count
-        rows = np.full(len(index), FILL_ROW, np.int64)
-        real = place < self.num_instances
-        if epoch[0] == epoch[-1]:
-            rows[real] = self._rows_at(int(epoch[0]), place[real])
-            return rows
-        for each in np.unique(epoch).tolist():
-            here = real & (epoch == each)
-            rows[here] = self._rows_at(each, place[here])
+        if place >= self.num_instances:
+            return grain.RecordMetadata(index=index, record_key=_FillKey(FILL_ROW))
+        row = self._rows_at(epoch, np.array([place], np.int64))[0]
+        return grain.RecordMetadata(index=index, record_key=int(row))
+
+    def _stream(self, first: int) -> Rows:
+        """This host's records from `first` on, a step of them, of a stream that runs on across epochs."""
+        rows = np.empty(self.rows_per_host, np.int64)
+        done = 0
+        while done < len(rows):
+            epoch, record = divmod(first + done, self.rows_per_host_and_epoch)
+            count = min(len(rows) - done, self.rows_per_host_and_epoch - record)
+            place = self.host.index * self.rows_per_host_and_epoch + record
+            rows[done : done + count] = self._rows_at(epoch, np.arange(place, place + count))
+            done += count
         return rows
 
     def __getstate__(self) -> dict[str, Any]:

@@ -48,24 +48,28 @@ class NgramFilter(grain.transforms.Map):
     def map(self, element: Element) -> Element:
         """`element`, its `loss_mask` all False in rows that fail. Nothing is copied where none does."""
         tokens = element["tokens"]
-        failing = self.fails(tokens)
-        if not failing.any():
+        failing = self._failing(tokens.reshape(-1, tokens.shape[-1]))
+        if failing is None:
             return element
-        loss_mask = element["loss_mask"] & ~failing[..., np.newaxis]
+        loss_mask = element["loss_mask"] & ~failing.reshape(*tokens.shape[:-1], 1)
         return {**element, "loss_mask": loss_mask}
 
     def fails(self, tokens: Tokens) -> npt.NDArray[np.bool_]:
         """Whether each row fails: bool [] for tokens [L], bool [rows] for tokens [rows, L]."""
-        rows = tokens.reshape(-1, tokens.shape[-1])
-        verdict = np.zeros(len(rows), np.bool_)
+        failing = self._failing(tokens.reshape(-1, tokens.shape[-1]))
+        return np.zeros(tokens.shape[:-1], np.bool_) if failing is None else failing.reshape(tokens.shape[:-1])
+
+    def _failing(self, rows: Tokens) -> npt.NDArray[np.bool_] | None:
+        """Which rows fail: bool [rows]; None where none does."""
         repeats = max(self.max_count, 3)
-        later, period = _samples(rows.shape[1], self.min_period, self.max_period, repeats)
-        if len(later):
-            equal = np.take(rows, later, axis=1) == np.take(rows, later - period, axis=1)
-            if equal.any():
-                row, sample = np.nonzero(equal)
-                self._examine(rows, row, later[sample], period[sample], repeats, verdict)
-        return verdict.reshape(tokens.shape[:-1])
+        later, earlier, period = _samples(rows.shape[1], self.min_period, self.max_period, repeats)
+        equal = rows.take(later, axis=1) == rows.take(earlier, axis=1)
+        if not equal.any():
+            return None
+        row, sample = np.nonzero(equal)
+        verdict = np.zeros(len(rows), np.bool_)
+        self._examine(rows, row, later[sample], period[sample], repeats, verdict)
+        return verdict if verdict.any() else None
 
     @staticmethod
     def _examine(
@@ -91,14 +95,14 @@ class NgramFilter(grain.transforms.Map):
 
 
 @functools.lru_cache(maxsize=16)
-def _samples(length: int, min_period: int, max_period: int, repeats: int) -> tuple[Indices, Indices]:
-    """Places i and periods p so that a run of `p * (repeats - 1)` pairs (i, i - p) can't pass between the samples."""
+def _samples(length: int, min_period: int, max_period: int, repeats: int) -> tuple[Indices, Indices, Indices]:
+    """Places i, i - p and periods p, so that no run of `p * (repeats - 1)` pairs (i, i - p) passes between them."""
     periods = range(min_period, min(max_period, length // 3) + 1)
     needed = [p * (repeats - 1) for p in periods]
     places = [np.arange(p + need - 1, length, need) for p, need in zip(periods, needed, strict=True)]
     later = np.concatenate([*places, np.zeros(0, np.intp)]).astype(np.intp)
     period = np.repeat(np.array(periods, np.intp), [len(place) for place in places])
-    return later, period
+    return later, later - period, period
 
 
 def _longest_run(flags: npt.NDArray[np.bool_]) -> int:

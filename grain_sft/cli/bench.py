@@ -1,0 +1,45 @@
+"""`grain-sft bench`: what the pipeline delivers, beside the limit of the machine and beside MaxText's loader."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from pathlib import Path
+
+from grain_sft.errors import ConfigError
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    parser.add_argument("--dir", help="where to put the token files (default: a temporary folder)")
+    parser.add_argument("--files", type=int, default=8, help="token files (default: 8)")
+    parser.add_argument("--tokens", type=int, default=16_000_000, help="tokens a file (default: 16,000,000)")
+    parser.add_argument("--sequence-length", type=int, default=8192, help="tokens a row (default: 8192)")
+    parser.add_argument("--batch-size", type=int, default=8, help="rows a batch (default: 8)")
+    parser.add_argument("--seconds", type=float, default=2.0, help="of each measurement (default: 2)")
+    parser.add_argument("--repeats", type=int, default=3, help="measurements of each loader, in turn (default: 3)")
+    parser.add_argument("--no-startup", action="store_true", help="leave out the start-up times")
+    parser.add_argument("--json", help="also write the figures to this file")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Measure and print."""
+    from grain_sft.bench import startup, throughput
+    from grain_sft.files import atomic_write
+
+    for name in ("files", "tokens", "sequence_length", "batch_size", "seconds", "repeats"):
+        if getattr(options, name) <= 0:
+            raise ConfigError(f"--{name.replace('_', '-')} {getattr(options, name)}: expected more than 0.")
+    with tempfile.TemporaryDirectory(prefix="grain_sft_bench_") as temporary:
+        folder = Path(options.dir or temporary)
+        figures: dict[str, object] = {}
+        paths = throughput.make_tokens(folder, options.files, options.tokens)
+        rows = throughput.measure(paths, options.sequence_length, options.batch_size, options.seconds, options.repeats)
+        figures["throughput"] = throughput.report(rows, options.sequence_length * options.batch_size)
+        if not options.no_startup:
+            figures["startup"] = startup.report(startup.measure(folder, (8, 950), options.repeats))
+    if options.json:
+        with atomic_write(options.json) as file:
+            json.dump(figures, file, indent=2)
+    return 0

@@ -1,0 +1,73 @@
+"""`grain-sft index`: scan token files, write an index, say what is in it."""
+
+from __future__ import annotations
+
+import argparse
+import collections
+
+from grain_sft.corpus import Corpus, open_corpus
+from grain_sft.corpus.shard import TOKEN_DTYPES
+from grain_sft.errors import CorpusError
+from grain_sft.layout import WindowLayout
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    parser.add_argument("where", nargs="+", help="a mix file, directory, glob, index, or token files; local or gs://")
+    parser.add_argument("-o", "--output", help="the index to write (JSON); without it the corpus is only described")
+    parser.add_argument("--dtype", choices=TOKEN_DTYPES, help="of headerless arrays (default: uint32, if it looks so)")
+    parser.add_argument("--eos-token-id", type=int, help="the token that ends a document")
+    parser.add_argument("--tokenizer", help="its name; fills {TOKENIZER} in a mix's paths")
+    parser.add_argument(
+        "--path-remap",
+        action="append",
+        default=[],
+        metavar="FROM=TO",
+        help="replace the prefix FROM, or the placeholder {FROM}, in paths; may be given again",
+    )
+    parser.add_argument("--sequence-length", type=int, help="count the rows of so many tokens")
+    parser.add_argument("--maxtext", action="store_true", help="write MaxText's olmo_grain index (--sequence-length)")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Scan, describe, write."""
+    remap = {}
+    for pair in options.path_remap:
+        old, found, new = pair.partition("=")
+        if not found or not old:
+            raise CorpusError(f"--path-remap {pair!r}: expected FROM=TO.")
+        remap[old] = new
+    corpus = open_corpus(
+        options.where[0] if len(options.where) == 1 else options.where,
+        dtype=options.dtype,
+        eos_token_id=options.eos_token_id,
+        path_remap=remap,
+        tokenizer=options.tokenizer,
+    )
+    _describe(corpus)
+    if options.sequence_length is not None:
+        layout = WindowLayout(corpus, options.sequence_length)
+        print(f"rows         {len(layout):,} of {layout.sequence_length:,} tokens")
+    if options.output:
+        corpus.save(
+            options.output,
+            format="maxtext" if options.maxtext else "grain_sft",
+            sequence_length=options.sequence_length,
+        )
+        print(f"written      {options.output}")
+    return 0
+
+
+def _describe(corpus: Corpus) -> None:
+    shards: collections.Counter[str] = collections.Counter()
+    tokens: collections.Counter[str] = collections.Counter()
+    for shard in corpus.shards:
+        shards[shard.label] += 1
+        tokens[shard.label] += shard.num_tokens
+    print(f"shards       {len(corpus.shards):,}")
+    print(f"tokens       {corpus.num_tokens:,} {corpus.dtype.name}")
+    print(f"fingerprint  {corpus.fingerprint}")
+    if any(shards):
+        for label, count in tokens.most_common():
+            share = count / max(1, corpus.num_tokens)
+            print(f"  {share:6.2%}  {count:>18,} tokens  {shards[label]:>5,} shards  {label}")

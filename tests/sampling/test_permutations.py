@@ -1,0 +1,96 @@
+"""Exact orders on disk: made once, by one process, whole or not at all."""
+
+import hashlib
+import multiprocessing
+import os
+import subprocess
+import sys
+from concurrent.futures import ProcessPoolExecutor
+
+import numpy as np
+import pytest
+
+from grain_sft import IndexSampler
+from grain_sft.errors import StorageError
+from grain_sft.sampling import permutations, permute
+
+ROWS = permutations.IN_MEMORY_ROWS
+
+
+def digest_of_an_order(folder):
+    found = permutations.load_permutation("olmo", ROWS, 3, 1, folder)
+    return hashlib.sha256(found.tobytes()).hexdigest(), type(found).__name__, os.getpid()
+
+
+def test_an_order_on_disk_is_the_one_made_in_memory(tmp_path):
+    found = permutations.load_permutation("olmo", ROWS, 3, 1, tmp_path)
+    assert isinstance(found, np.memmap)
+    np.testing.assert_array_equal(found, permute.olmo(ROWS, 3, 1))
+    assert [path.suffix for path in sorted(tmp_path.iterdir())] == [".lock", ".npy"]
+
+
+def test_many_processes_that_start_at_once_make_it_once(tmp_path):
+    with ProcessPoolExecutor(4, multiprocessing.get_context("spawn")) as pool:
+        results = list(pool.map(digest_of_an_order, [tmp_path] * 8))
+    assert {digest for digest, _, _ in results} == {hashlib.sha256(permute.olmo(ROWS, 3, 1).tobytes()).hexdigest()}
+    assert {kind for _, kind, _ in results} == {"memmap"}
+    (made,) = tmp_path.glob("*.npy")
+    before = made.stat().st_mtime_ns
+    digest_of_an_order(tmp_path)
+    assert made.stat().st_mtime_ns == before
+    assert not list(tmp_path.glob("*.tmp"))
+
+
+def test_a_builder_that_was_killed_leaves_no_order_and_its_remains_are_removed(tmp_path):
+    remains = tmp_path / f"olmo-{ROWS}-3-1.npy.4711.tmp"
+    remains.write_bytes(b"half")
+    permutations.load_permutation("olmo", ROWS, 3, 1, tmp_path)
+    assert not remains.exists()
+
+
+def test_a_damaged_order_is_made_again(tmp_path):
+    made = tmp_path / f"olmo-{ROWS}-3-1.npy"
+    for damage in (b"", b"\x93NUMPY\x01\x00", b"no header at all" * 10):
+        made.write_bytes(damage)
+        assert len(permutations.load_permutation("olmo", ROWS, 3, 1, tmp_path)) == ROWS
+    whole = made.read_bytes()
+    made.write_bytes(whole[:-4])
+    np.testing.assert_array_equal(permutations.load_permutation("olmo", ROWS, 3, 1, tmp_path), permute.olmo(ROWS, 3, 1))
+
+
+def test_a_folder_that_is_a_file_is_named(tmp_path):
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    with pytest.raises(StorageError, match=r"file.*GRAIN_SFT_CACHE_DIR"):
+        permutations.load_permutation("olmo", ROWS, 3, 1, blocked / "orders")
+
+
+def test_a_disk_that_fills_up_leaves_nothing_behind(tmp_path):
+    """A real write error: the process may write files of 1 MB only."""
+    program = (
+        "import resource, signal, sys\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))\n"
+        "from grain_sft.errors import StorageError\n"
+        "from grain_sft.sampling.permutations import load_permutation\n"
+        "try:\n"
+        f"    load_permutation('olmo', {ROWS}, 3, 1, sys.argv[1])\n"
+        "except StorageError as error:\n"
+        "    print(error)\n"
+    )
+    result = subprocess.run([sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True)
+    assert "could not be made" in result.stdout, result.stderr
+    assert str(tmp_path) in result.stdout
+    assert not list(tmp_path.glob("*.npy*"))
+
+
+def test_the_sampler_keeps_orders_where_it_is_told_to(tmp_path, monkeypatch):
+    options = {"global_batch_size": 16, "seed": 5}
+    expected = permute.olmo(ROWS, 5, 0)[:16]
+    np.testing.assert_array_equal(
+        IndexSampler(ROWS, order="olmo", cache_dir=tmp_path / "a", **options).rows(0), expected
+    )
+    assert list((tmp_path / "a").glob("olmo-*.npy"))
+    monkeypatch.setenv("GRAIN_SFT_CACHE_DIR", str(tmp_path / "b"))
+    np.testing.assert_array_equal(IndexSampler(ROWS, order="olmo", **options).rows(0), expected)
+    assert list((tmp_path / "b" / "orders").glob("olmo-*.npy"))

@@ -1,0 +1,409 @@
+"""Pipeline: step in, batch out, however it is asked, by however many hosts, threads and worker processes."""
+
+import itertools
+import json
+import multiprocessing
+import pickle
+import subprocess
+import sys
+import textwrap
+import threading
+
+import grain
+import numpy as np
+import pytest
+
+from grain_sft import (
+    GrainSftError,
+    Host,
+    IndexSampler,
+    NgramFilter,
+    NpyDataSource,
+    Pipeline,
+    ShiftTargets,
+    WindowLayout,
+    open_corpus,
+)
+
+LENGTH = 16
+ROWS = 60
+BATCH = 24
+STEPS = ROWS // BATCH  # an epoch; 12 rows are dropped
+HOSTS = [1, 2, 3, 4, 8]
+TRANSFORMS = (NgramFilter(max_count=5), ShiftTargets())
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    """60 rows in 3 files; the first token of a row is 100 times its number, and row 7 fails the filter."""
+    folder = tmp_path_factory.mktemp("tokens")
+    row = 0
+    for number, rows in enumerate((25, 30, 5)):
+        tokens = np.concatenate([np.arange(LENGTH) + 100 * (row + i) for i in range(rows)] + [np.arange(5)])
+        if number == 0:
+            tokens[7 * LENGTH : 8 * LENGTH] = 700
+        tokens.astype(np.uint32).tofile(folder / f"{number}.npy")
+        row += rows
+    return NpyDataSource(WindowLayout(open_corpus(folder), LENGTH))
+
+
+def pipeline(source, host=Host(0, 1), order="shuffle", **options):
+    batch = options.pop("global_batch_size", BATCH)
+    sampler = IndexSampler(len(source), global_batch_size=batch, seed=3, order=order, host=host, **options)
+    return Pipeline(source, sampler, TRANSFORMS)
+
+
+def rows_of(batch):
+    return (batch["inputs"][:, 0] // 100).tolist()
+
+
+def assert_same(one, other):
+    assert one.keys() == other.keys()
+    for key in one:
+        assert one[key].dtype == other[key].dtype
+        np.testing.assert_array_equal(one[key], other[key], err_msg=key)
+
+
+def assert_same_stream(batches, expected):
+    batches = list(batches)
+    assert len(batches) == len(expected)
+    for one, other in zip(batches, expected, strict=True):
+        assert_same(one, other)
+
+
+def test_a_batch_has_the_keys_shapes_and_dtypes_of_the_contract(source):
+    batch = pipeline(source)[0]
+    assert set(batch) == {
+        "inputs",
+        "targets",
+        "inputs_position",
+        "targets_position",
+        "inputs_segmentation",
+        "targets_segmentation",
+    }
+    for array in batch.values():
+        assert array.shape == (BATCH, LENGTH)
+        assert array.dtype == np.int32
+
+
+def test_a_batch_holds_the_rows_that_the_sampler_names(source):
+    mine = pipeline(source)
+    for step in (0, 1, 2, 77):
+        batch = mine[step]
+        rows = mine.sampler.rows(step)
+        tokens = np.stack([source[int(row)]["tokens"] for row in rows])
+        np.testing.assert_array_equal(batch["inputs"], tokens)
+        np.testing.assert_array_equal(batch["targets"][:, :-1], tokens[:, 1:])
+        expected = np.ones((BATCH, LENGTH), np.int32)
+        expected[:, -1] = 0
+        expected[rows == 7] = 0
+        np.testing.assert_array_equal(batch["targets_segmentation"], expected)
+
+
+@pytest.mark.parametrize("order", ["shuffle", "olmo", "maxtext", "sequential"])
+@pytest.mark.parametrize("hosts", HOSTS)
+def test_every_row_once_an_epoch_over_all_hosts_together(source, order, hosts):
+    read = []
+    for index in range(hosts):
+        mine = pipeline(source, Host(index, hosts), order, global_batch_size=ROWS if 60 % hosts == 0 else 8)
+        epoch = mine.sampler.rows_per_host_and_epoch // mine.sampler.rows_per_host
+        for batch in itertools.islice(mine.iter(), epoch):
+            read += rows_of(batch)
+    assert len(read) == len(set(read))
+    assert len(read) == (ROWS if 60 % hosts == 0 else ROWS // 8 * 8)
+
+
+@pytest.mark.parametrize("order", ["shuffle", "olmo", "maxtext"])
+@pytest.mark.parametrize("hosts", HOSTS)
+def test_resumed_is_uninterrupted(source, order, hosts):
+    for index in range(hosts):
+        mine = pipeline(source, Host(index, hosts), order)
+        uninterrupted = list(itertools.islice(mine.iter(), 9))
+        for start in (0, 1, STEPS, 7):
+            assert_same_stream(itertools.islice(mine.iter(start_step=start), 9 - start), uninterrupted[start:])
+            assert_same_stream(itertools.islice(mine.data_loader(start_step=start), 9 - start), uninterrupted[start:])
+        assert_same_stream([mine[step] for step in range(9)], uninterrupted)
+        dataset = mine.dataset()
+        assert_same_stream([dataset[step] for step in range(9)], uninterrupted)
+
+
+@pytest.mark.parametrize("hosts", HOSTS)
+@pytest.mark.parametrize("workers", [1, 2])
+def test_worker_processes_change_no_value(source, hosts, workers):
+    index = hosts - 1
+    mine = pipeline(source, Host(index, hosts), "olmo")
+    expected = [mine[step] for step in range(9)]
+    iterator = mine.iter(start_step=2, worker_count=workers)
+    assert_same_stream(itertools.islice(iterator, 7), expected[2:])
+    iterator.close()
+    assert_same_stream(itertools.islice(mine.data_loader(worker_count=workers, start_step=4), 5), expected[4:])
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_every_row_once_an_epoch_through_data_loaders_of_all_hosts(source, workers):
+    """The fault of MaxText's olmo_grain: its loader divided by hosts rows that its sampler had divided already."""
+    read = []
+    for index in range(4):
+        mine = pipeline(source, Host(index, 4), global_batch_size=20)
+        for batch in itertools.islice(mine.data_loader(worker_count=workers), 3):
+            read += rows_of(batch)
+    assert sorted(read) == list(range(ROWS))
+
+
+@pytest.mark.parametrize("hosts", HOSTS)
+def test_a_plain_grain_data_loader_of_records_gives_the_same_batches(source, hosts):
+    for index in range(hosts):
+        mine = pipeline(source, Host(index, hosts))
+        loader = grain.DataLoader(
+            data_source=source,
+            sampler=mine.sampler,
+            operations=[*TRANSFORMS, grain.transforms.Batch(BATCH // hosts)],
+        )
+        assert_same_stream(itertools.islice(loader, 5), [mine[step] for step in range(5)])
+
+
+def test_a_plain_grain_data_loader_fills_the_last_batch_too(source):
+    mine = pipeline(source, last_batch="fill", epochs=1, global_batch_size=16)
+    loader = grain.DataLoader(
+        data_source=source, sampler=mine.sampler, operations=[*TRANSFORMS, grain.transforms.Batch(16)]
+    )
+    assert_same_stream(loader, [mine[step] for step in range(4)])
+
+
+def test_global_batches_stay_when_the_hosts_change_between_steps(source):
+    whole = pipeline(source)
+    for step, hosts in enumerate([8, 6, 2, 12, 1, 3]):
+        together = {key: np.zeros_like(array) for key, array in whole[step].items()}
+        for index in range(hosts):
+            batch = next(pipeline(source, Host(index, hosts)).iter(start_step=step))
+            for key in together:
+                together[key][index::hosts] = batch[key]
+        assert_same(together, whole[step])
+
+
+def test_evaluation_reads_every_row_once_in_fixed_shapes_and_fills_with_rows_that_take_no_loss(source):
+    read, filled = [], 0
+    for index in range(2):
+        mine = pipeline(source, Host(index, 2), last_batch="fill", epochs=1)
+        batches = list(mine.iter())
+        assert len(batches) == len(mine) == 3
+        for batch in batches:
+            assert batch["inputs"].shape == (BATCH // 2, LENGTH)
+            real = batch["inputs_segmentation"][:, 0] == 1
+            read += (batch["inputs"][real, 0] // 100).tolist()
+            filled += int((~real).sum())
+            for key in ("inputs", "targets", "inputs_segmentation", "targets_segmentation"):
+                assert not batch[key][~real].any()
+    assert sorted(read) == list(range(ROWS))
+    assert filled == 12
+
+
+@pytest.mark.parametrize("threads", [0, 1, 4])
+def test_the_iterator_ends_with_the_last_epoch(source, threads):
+    mine = pipeline(source, epochs=3)
+    assert len(mine) == len(mine.dataset()) == 3 * STEPS
+    assert len(list(mine.iter(threads=threads))) == 3 * STEPS
+    assert len(list(mine.iter(start_step=4, threads=threads))) == 2
+    assert list(mine.iter(start_step=6, threads=threads)) == []
+    assert len(list(mine.data_loader(start_step=4))) == 2
+    assert len(list(mine)) == 3 * STEPS
+    with pytest.raises(GrainSftError, match="step 7"):
+        mine.iter(start_step=7)
+    with pytest.raises(IndexError, match="step 6"):
+        mine[6]
+
+
+def test_the_dataset_is_a_grain_map_dataset_that_further_transforms_take(source):
+    mine = pipeline(source)
+    dataset = mine.dataset().map(lambda batch: batch["inputs"].sum())
+    assert isinstance(mine.dataset(), grain.MapDataset)
+    assert [dataset[step] for step in (0, 5)] == [mine[0]["inputs"].sum(), mine[5]["inputs"].sum()]
+    every_other = mine.dataset()[1:9:2]
+    assert_same(every_other[2], mine[5])
+    iterator = iter(mine.dataset().to_iter_dataset())
+    assert_same(next(iterator), mine[0])
+
+
+def test_step_ten_million_is_there_at_once(source):
+    mine = pipeline(source)
+    assert_same(next(mine.iter(start_step=10_000_000)), mine[10_000_000])
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_grains_own_state_goes_back_to_a_step_whatever_the_workers(source, workers):
+    mine = pipeline(source, Host(1, 2))
+    iterator = mine.iter(start_step=3)
+    next(iterator)
+    state = json.loads(json.dumps(iterator.get_state()))
+    assert state["next_step"] == 4
+    expected = list(itertools.islice(iterator, 3))
+    other = pipeline(source, Host(1, 2)).iter(worker_count=workers)
+    next(other)
+    other.set_state(state)
+    assert other.next_step == 4
+    assert_same_stream(itertools.islice(other, 3), expected)
+    other.close()
+
+
+def test_a_state_goes_on_with_another_number_of_hosts_but_not_with_other_data(source):
+    state = pipeline(source).iter(start_step=5).get_state()
+    resumed = pipeline(source, Host(1, 4)).iter()
+    resumed.set_state(state)
+    assert resumed.next_step == 5
+    for other in (pipeline(source, order="olmo"), Pipeline(source, pipeline(source).sampler, [ShiftTargets()])):
+        with pytest.raises(GrainSftError, match="another pipeline"):
+            other.iter().set_state(state)
+    for wrong in ({}, {"next_step": "5"}, None):
+        with pytest.raises(GrainSftError, match="next_step"):
+            resumed.set_state(wrong)
+    with pytest.raises(GrainSftError, match="step -1"):
+        resumed.set_state({"next_step": -1})
+
+
+def test_grains_next_index_is_the_step(source):
+    iterator = pipeline(source).iter(start_step=2)
+    assert grain.experimental.get_next_index(iterator) == 2
+    grain.experimental.set_next_index(iterator, 8)
+    assert_same(next(iterator), pipeline(source)[8])
+
+
+def test_grains_checkpoint_handler_saves_and_restores_the_iterator(source, tmp_path):
+    handler = grain.checkpoint.CheckpointHandler()
+    iterator = pipeline(source).iter(start_step=6)
+    next(iterator)
+    from etils import epath
+
+    handler.save(epath.Path(tmp_path), iterator)
+    restored = handler.restore(epath.Path(tmp_path), pipeline(source).iter())
+    assert_same(next(restored), pipeline(source)[7])
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_data_loaders_own_state_works_too(source, workers):
+    loader = pipeline(source).data_loader(worker_count=workers, start_step=1)
+    iterator = iter(loader)
+    list(itertools.islice(iterator, 3))
+    state = iterator.get_state()
+    expected = next(iterator)
+    again = iter(pipeline(source).data_loader(worker_count=workers, start_step=1))
+    again.set_state(state)
+    assert_same(next(again), expected)
+
+
+def test_a_closed_iterator_says_so(source):
+    iterator = pipeline(source).iter()
+    next(iterator)
+    iterator.close()
+    iterator.close()
+    with pytest.raises(ValueError, match="closed"):
+        next(iterator)
+
+
+def test_arrays_shared_between_batches_cannot_be_written_to(source):
+    mine = pipeline(source, order="sequential", global_batch_size=4)
+    one, other = mine[0], mine[2]
+    assert one["inputs_position"] is other["inputs_position"]
+    assert one["targets_segmentation"] is other["targets_segmentation"]
+    with pytest.raises(ValueError, match="read-only"):
+        one["inputs_position"][0, 0] = 1
+    one["inputs"][:] = 0
+    assert mine[0]["inputs"].any()
+
+
+def test_a_pipeline_pickles_small_and_gives_the_same_batches(source):
+    mine = pipeline(source, order="olmo")
+    mine[0]
+    pickled = pickle.dumps(mine)
+    assert len(pickled) < 5000
+    assert_same(pickle.loads(pickled)[4], mine[4])
+
+
+def test_parts_that_do_not_fit_are_named(source):
+    sampler = IndexSampler(59, global_batch_size=4, seed=0)
+    with pytest.raises(GrainSftError, match="59 rows, but the source has 60"):
+        Pipeline(source, sampler, [ShiftTargets()])
+    with pytest.raises(GrainSftError, match=r"no grain.transforms.Map.*no Batch"):
+        Pipeline(source, IndexSampler(60, global_batch_size=4, seed=0), [grain.transforms.Batch(4)])
+
+
+SCRIPT = """
+import sys
+import grain, numpy as np
+from grain_sft import IndexSampler, NpyDataSource, Pipeline, ShiftTargets, WindowLayout, open_corpus
+
+class Doubled(grain.transforms.Map):
+    def map(self, element):
+        return {"doubled": element["inputs"] * FACTOR}
+
+FACTOR = 2
+
+def train():
+    source = NpyDataSource(WindowLayout(open_corpus(sys.argv[1]), 16))
+    pipeline = Pipeline(source, IndexSampler(len(source), global_batch_size=4, seed=0), [ShiftTargets(), Doubled()])
+    expected = [int(pipeline[step]["doubled"].sum()) for step in range(6)]
+    iterator = pipeline.iter(worker_count=2)
+    assert [int(next(iterator)["doubled"].sum()) for _ in range(6)] == expected
+    loader = iter(pipeline.data_loader(worker_count=2))
+    assert [int(next(loader)["doubled"].sum()) for _ in range(6)] == expected
+    print("the same", flush=True)
+"""
+
+PLAIN = SCRIPT + "train()\n"  # without an `if __name__ == "__main__"` guard
+UNDER_ABSL = SCRIPT + textwrap.dedent("""
+    from absl import app, flags
+    flags.DEFINE_integer("steps", 1, "Steps.")
+    def main(argv):
+        assert flags.FLAGS.steps == 5
+        train()
+    if __name__ == "__main__":
+        app.run(main)
+""")
+BEFORE_ABSL = SCRIPT + textwrap.dedent("""
+    from absl import app, flags
+    train()
+    flags.DEFINE_integer("steps", 1, "Steps.")
+    try:
+        flags.FLAGS.steps
+    except flags.UnparsedFlagAccessError:
+        app.run(lambda argv: print(flags.FLAGS.steps))
+""")
+
+
+@pytest.mark.parametrize(
+    ("program", "arguments", "printed"),
+    [
+        (PLAIN, [], "the same\n"),
+        (UNDER_ABSL, ["--steps=5"], "the same\n"),
+        (BEFORE_ABSL, ["--steps=5"], "the same\n5\n"),
+    ],
+    ids=["plain", "under absl.app", "before absl.app"],
+)
+def test_worker_processes_start_from_any_script(source, tmp_path, program, arguments, printed):
+    (tmp_path / "script.py").write_text(program)
+    folder = source.layout.corpus.shards[0].path.rsplit("/", 1)[0]
+    command = [sys.executable, "script.py", folder, *arguments]
+    result = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=120)
+    assert (result.returncode, result.stdout) == (0, printed), result.stderr
+
+
+def test_worker_processes_start_from_a_notebook(source):
+    """As in a notebook: the program is typed in, and there is no main file."""
+    folder = source.layout.corpus.shards[0].path.rsplit("/", 1)[0]
+    command = [sys.executable, "-", folder]
+    result = subprocess.run(command, input=PLAIN, capture_output=True, text=True, timeout=120)
+    assert (result.returncode, result.stdout) == (0, "the same\n"), result.stderr
+
+
+def test_threads_and_workers_end_with_their_iterator(source):
+    iterator = pipeline(source).iter(worker_count=1)
+    next(iterator)
+    assert any(child.name.startswith("grain") for child in multiprocessing.active_children())
+    iterator.close()
+    assert not any(child.name.startswith("grain") for child in multiprocessing.active_children())
+    iterator = pipeline(source).iter(threads=2)
+    next(iterator)
+    iterator.close()
+    for thread in threading.enumerate():
+        if thread.name.startswith("grain-prefetch"):
+            thread.join(10)
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("grain-prefetch")]

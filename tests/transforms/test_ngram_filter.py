@@ -1,0 +1,109 @@
+"""NgramFilter: OLMo-core's verdict on every row."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from grain_sft import GrainSftError, NgramFilter
+
+GOLDEN = np.load(Path(__file__).parents[1] / "golden" / "olmo_filter.npz")
+LENGTHS = sorted(int(name.split("_")[1]) for name in GOLDEN.files if name.startswith("rows_"))
+
+
+def element(tokens):
+    return {"tokens": tokens, "loss_mask": np.ones(tokens.shape, np.bool_), "other": tokens}
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+@pytest.mark.parametrize("dtype", [np.uint16, np.uint32, np.uint64, np.int32])
+def test_verdicts_on_batches_are_those_of_olmo_core(length, dtype):
+    rows = GOLDEN[f"rows_{length}"].astype(dtype)
+    np.testing.assert_array_equal(~NgramFilter().fails(rows), GOLDEN[f"clean_{length}"])
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+def test_verdicts_on_single_rows_are_those_of_olmo_core(length):
+    filter = NgramFilter()
+    for row, clean in zip(GOLDEN[f"rows_{length}"], GOLDEN[f"clean_{length}"], strict=True):
+        assert filter.map(element(row))["loss_mask"].all() == clean
+        assert filter.map(element(row))["loss_mask"].any() == clean
+
+
+def test_the_golden_rows_are_many_and_near_the_threshold():
+    clean = np.concatenate([GOLDEN[f"clean_{length}"] for length in LENGTHS])
+    maxtext = np.concatenate([GOLDEN[f"maxtext_clean_{length}"] for length in LENGTHS])
+    assert len(clean) >= 2000
+    assert 0.2 < clean.mean() < 0.8
+    assert (clean != maxtext).sum() > 50  # rows that MaxText's port gets wrong are among them
+
+
+@pytest.mark.parametrize(
+    ("suffix", "options"),
+    [
+        ("p5_c3", {"max_period": 5, "max_count": 3}),
+        ("p7_c10", {"max_period": 7, "max_count": 10}),
+        ("p13_min3_c5", {"min_period": 3, "max_count": 5}),
+        ("p13_c2", {"max_count": 2}),
+        ("p13_c1", {"max_count": 1}),
+    ],
+)
+def test_other_thresholds_are_those_of_olmo_core(suffix, options):
+    np.testing.assert_array_equal(~NgramFilter(**options).fails(GOLDEN["rows_96"]), GOLDEN[f"clean_96_{suffix}"])
+
+
+def longest_repeat(row, period):
+    run = best = 0
+    for i in range(period, len(row)):
+        run = run + 1 if row[i] == row[i - period] else 0
+        best = max(best, run)
+    return (best + period) // period
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(st.integers(0, 2), min_size=1, max_size=120),
+    st.integers(1, 13),
+    st.integers(1, 13),
+    st.integers(1, 12),
+)
+def test_a_row_fails_exactly_if_it_holds_a_long_enough_run(row, one, other, count):
+    low, high = sorted((one, other))
+    expected = any(longest_repeat(row, p) >= max(count, 3) for p in range(low, min(high, len(row) // 3) + 1))
+    tokens = np.array(row, np.uint16)
+    assert bool(NgramFilter(high, low, count).fails(tokens)) == expected
+
+
+def test_only_rows_that_fail_lose_their_loss_and_nothing_else_changes():
+    tokens = np.arange(3 * 600, dtype=np.uint32).reshape(3, 600)
+    tokens[1, 100:200] = 7
+    before = element(tokens)
+    after = NgramFilter().map(before)
+    assert after["loss_mask"].all(axis=1).tolist() == [True, False, True]
+    assert not after["loss_mask"][1].any()
+    assert after["tokens"] is tokens and after["other"] is tokens
+    assert before["loss_mask"].all()
+
+
+def test_clean_batches_pass_without_a_copy():
+    before = element(np.arange(1200, dtype=np.uint32).reshape(2, 600))
+    assert NgramFilter().map(before) is before
+
+
+def test_rows_too_short_for_any_period_and_empty_batches_pass():
+    assert not NgramFilter().fails(np.zeros((4, 2), np.uint32)).any()
+    assert NgramFilter().fails(np.zeros((0, 600), np.uint32)).shape == (0,)
+
+
+def test_masked_tokens_stay_masked():
+    before = element(np.arange(600, dtype=np.uint32))
+    before["loss_mask"][:10] = False
+    assert NgramFilter().map(before)["loss_mask"].sum() == 590
+
+
+@pytest.mark.parametrize("options", [{"min_period": 0}, {"min_period": 5, "max_period": 4}, {"max_count": 0}])
+def test_options_out_of_range_are_named(options):
+    with pytest.raises(GrainSftError, match="NgramFilter"):
+        NgramFilter(**options)
