@@ -1,5 +1,6 @@
 """grain_sft: a step number goes in, this host's batch for a TPU comes out, and nothing else decides it."""
 
+from grain_sft import workers
 from grain_sft.config import load
 from grain_sft.corpus import Corpus, open_corpus
 from grain_sft.errors import GrainSftError
@@ -9,6 +10,8 @@ from grain_sft.sampling import Host, IndexSampler
 from grain_sft.sources import NpyDataSource
 from grain_sft.transforms import NgramFilter, ShiftTargets
 from grain_sft.version import __version__
+
+workers.default_grain_flags()  # so that worker processes of any grain.DataLoader over an NpyDataSource start
 
 __all__ = [
     "Corpus",

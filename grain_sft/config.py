@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import glob
 import inspect
 import json
 import os
@@ -74,7 +75,8 @@ def load(config: str | os.PathLike[str] | Mapping[str, Any], *, host: Host | Non
     if isinstance(config, Mapping):
         where, folder, stated = "config", os.getcwd(), _inherit("config", os.getcwd(), dict(config), ())
     else:
-        where = os.path.abspath(files.normalize(config))
+        where = files.normalize(config)
+        where = where if files.is_remote(where) else os.path.abspath(where)
         folder, stated = os.path.dirname(where), _read(where, ())
     validate(stated, where)
     corpus_keys = dict(stated["corpus"])
@@ -108,6 +110,11 @@ def validate(config: Mapping[str, Any], where: str) -> None:
                 raise ConfigError(f"{where}: {section} lacks the key {key!r}.")
         for key, value in stated.items():
             _check_kind(value, keys[key], f"{where}: {section}.{key}")
+    paths, remap = config["corpus"]["path"], config["corpus"].get("path_remap", {})
+    for path in paths if isinstance(paths, list) else ():
+        _check_kind(path, str, f"{where}: corpus.path: an item")
+    for text in (*remap, *remap.values()):
+        _check_kind(text, str, f"{where}: corpus.path_remap: a prefix or its replacement")
     sampler = config["sampler"]
     if ("global_batch_size" in sampler) == ("global_batch_tokens" in sampler):
         raise ConfigError(f"{where}: sampler: give one of global_batch_size (in rows) and global_batch_tokens.")
@@ -132,7 +139,7 @@ def _read(path: str, inheriting: tuple[str, ...]) -> dict[str, Any]:
             raise MissingExtraError(f"{path}: reading YAML", "PyYAML", "yaml") from error
         try:
             stated = yaml.safe_load(text)
-        except (yaml.YAMLError, RecursionError) as error:
+        except (yaml.YAMLError, ValueError, LookupError, AttributeError, RecursionError) as error:  # of odd scalars
             raise ConfigError(f"{path}: not YAML: {error}") from error
     else:
         try:
@@ -150,7 +157,10 @@ def _inherit(where: str, folder: str, stated: dict[str, Any], inheriting: tuple[
         return stated
     if not isinstance(parent, str):
         raise ConfigError(f"{where}: {INHERITS} is {parent!r}; expected the path of another config.")
-    return _overlay(_read(os.path.normpath(os.path.join(folder, files.normalize(parent))), inheriting), stated)
+    parent = files.normalize(parent)
+    if not files.is_remote(parent):
+        parent = f"{folder}/{parent}" if files.is_remote(folder) else os.path.normpath(os.path.join(folder, parent))
+    return _overlay(_read(parent, inheriting), stated)
 
 
 def _overlay(base: Mapping[str, Any], top: Mapping[str, Any]) -> dict[str, Any]:
@@ -171,9 +181,13 @@ def _locate(path: str, folder: str) -> str:
     """A token path of a config: as it is, if it is absolute, remote or there; else below the config's folder."""
     path = files.normalize(path)
     beside = os.path.join(folder, path)
-    if files.is_remote(path) or os.path.isabs(path) or os.path.exists(path) or not os.path.exists(beside):
+    if files.is_remote(path) or os.path.isabs(path) or _is_there(path) or not _is_there(beside):
         return path
     return beside
+
+
+def _is_there(path: str) -> bool:
+    return os.path.exists(path) or any(True for _ in glob.iglob(path, recursive=True))
 
 
 def _transform(item: object, where: str) -> grain.transforms.Map:

@@ -134,13 +134,16 @@ class PipelineIterator(grain.DatasetIterator[Element]):
     def __init__(self, pipeline: Pipeline, start_step: int, threads: int, prefetch: int, worker_count: int) -> None:
         super().__init__()
         self._closed = False
+        self._inner: grain.DatasetIterator[Element] | None = None
+        for name, value in (("threads", threads), ("prefetch", prefetch), ("worker_count", worker_count)):
+            if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+                raise PipelineError(f"{name}={value!r}: expected 0 or more.")
         self._pipeline = pipeline
         self._read_options = grain.ReadOptions(
             num_threads=threads, prefetch_buffer_size=max(prefetch, threads) if threads else 0
         )
         self._workers = grain.MultiprocessingOptions(num_workers=worker_count, per_worker_buffer_size=max(1, prefetch))
         self._direct = not threads and not worker_count
-        self._inner: grain.DatasetIterator[Element] | None = None
         self._step = self._checked(start_step)
 
     def __next__(self) -> Element:

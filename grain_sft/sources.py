@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -34,7 +35,7 @@ class NpyDataSource(grain.sources.RandomAccessDataSource[Element]):
 
     Args:
       layout: which rows there are.
-      max_open_files: at most so many files stay open; None means 256, or less under a low `ulimit -n`.
+      max_open_files: at most so many files stay open; None means 1024, or less under a low `ulimit -n`.
     """
 
     def __init__(self, layout: Layout, *, max_open_files: int | None = None) -> None:
@@ -63,12 +64,18 @@ class NpyDataSource(grain.sources.RandomAccessDataSource[Element]):
           RowIndexError: an index that is no row.
           CorpusFileError: a file is missing, unreadable, or not the one that was indexed.
         """
-        rows = np.asarray(indices, dtype=np.int64).reshape(-1)
-        listed = rows.tolist()
+        try:
+            listed = indices.tolist() if isinstance(indices, np.ndarray) else indices
+            listed = [operator.index(row) for row in listed]
+        except TypeError as error:
+            raise RowIndexError(
+                f"rows {indices!r} of {self.layout!r}: expected integers, one after the other."
+            ) from error
         lowest, highest = min(listed, default=0), max(listed, default=0)
         if lowest < FILL_ROW or highest >= len(self):
             wrong = lowest if lowest < FILL_ROW else highest
             raise RowIndexError(f"row {wrong} of {self.layout!r}: expected 0 to {len(self) - 1}.")
+        rows = np.array(listed, np.int64)
         length = self.layout.sequence_length
         tokens: npt.NDArray[np.unsignedinteger] = np.empty((len(rows), length), self.layout.corpus.dtype)
         constant = self._constants.get(len(rows)) or self._whole_rows(len(rows))

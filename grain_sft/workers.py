@@ -42,7 +42,7 @@ def _startable() -> Iterator[None]:
     workers what they run by cloudpickle, classes of the main script included, so they can do without it.
     """
     with _lock:
-        _default_grain_flags()
+        default_grain_flags()
         main = sys.modules.get("__main__")
         hidden: dict[str, Any] = {}
         for name in ("__spec__", "__file__"):  # where multiprocessing.spawn looks
@@ -59,7 +59,8 @@ def _startable() -> Iterator[None]:
                 setattr(main, name, value)
 
 
-def _default_grain_flags() -> None:
+def default_grain_flags() -> None:
+    """Let Grain read its own flags before, or without, a parsing of the command line, which still may come."""
     if flags.FLAGS.is_parsed():
         return
     for module, defined in flags.FLAGS.flags_by_module_dict().items():

@@ -318,6 +318,20 @@ def test_a_pipeline_pickles_small_and_gives_the_same_batches(source):
     assert_same(pickle.loads(pickled)[4], mine[4])
 
 
+@pytest.mark.parametrize("option", ["threads", "prefetch", "worker_count"])
+def test_negative_options_are_named(source, option):
+    with pytest.raises(GrainSftError, match=f"{option}=-1"):
+        pipeline(source).iter(**{option: -1})
+
+
+def test_a_plain_grain_data_loader_with_workers_starts_and_reads_every_row_once(source):
+    """Which rows a batch holds then depends on the workers, as Grain batches within each; the epoch does not."""
+    sampler = IndexSampler(len(source), global_batch_size=20, seed=0, epochs=1)
+    operations = [*TRANSFORMS, grain.transforms.Batch(10)]
+    loader = grain.DataLoader(data_source=source, sampler=sampler, operations=operations, worker_count=2)
+    assert sorted(row for batch in loader for row in rows_of(batch)) == list(range(ROWS))
+
+
 def test_parts_that_do_not_fit_are_named(source):
     sampler = IndexSampler(59, global_batch_size=4, seed=0)
     with pytest.raises(GrainSftError, match="59 rows, but the source has 60"):
@@ -400,10 +414,12 @@ def test_threads_and_workers_end_with_their_iterator(source):
     assert any(child.name.startswith("grain") for child in multiprocessing.active_children())
     iterator.close()
     assert not any(child.name.startswith("grain") for child in multiprocessing.active_children())
+    before = set(threading.enumerate())
     iterator = pipeline(source).iter(threads=2)
     next(iterator)
+    mine = set(threading.enumerate()) - before
+    assert mine
     iterator.close()
-    for thread in threading.enumerate():
-        if thread.name.startswith("grain-prefetch"):
-            thread.join(10)
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("grain-prefetch")]
+    for thread in mine:
+        thread.join(10)
+        assert not thread.is_alive()

@@ -20,15 +20,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seconds", type=float, default=2.0, help="of each measurement (default: 2)")
     parser.add_argument("--repeats", type=int, default=3, help="measurements of each loader, in turn (default: 3)")
     parser.add_argument("--no-startup", action="store_true", help="leave out the start-up times")
+    parser.add_argument("--no-orders", action="store_true", help="leave out the orders of many rows")
+    parser.add_argument("--order-rows", type=int, default=100_000_000, help="rows of the exact order (default: 100 M)")
     parser.add_argument("--json", help="also write the figures to this file")
 
 
 def run(options: argparse.Namespace) -> int:
     """Measure and print."""
-    from grain_sft.bench import startup, throughput
+    from grain_sft.bench import orders, startup, throughput
     from grain_sft.files import atomic_write
 
-    for name in ("files", "tokens", "sequence_length", "batch_size", "seconds", "repeats"):
+    for name in ("files", "tokens", "sequence_length", "batch_size", "seconds", "repeats", "order_rows"):
         if getattr(options, name) <= 0:
             raise ConfigError(f"--{name.replace('_', '-')} {getattr(options, name)}: expected more than 0.")
     with tempfile.TemporaryDirectory(prefix="grain_sft_bench_") as temporary:
@@ -39,6 +41,9 @@ def run(options: argparse.Namespace) -> int:
         figures["throughput"] = throughput.report(rows, options.sequence_length * options.batch_size)
         if not options.no_startup:
             figures["startup"] = startup.report(startup.measure(folder, (8, 950), options.repeats))
+        if not options.no_orders:
+            folder.mkdir(parents=True, exist_ok=True)
+            figures["orders"] = orders.report(orders.measure(folder, options.order_rows))
     if options.json:
         with atomic_write(options.json) as file:
             json.dump(figures, file, indent=2)

@@ -134,11 +134,12 @@ def _from_json(path: str, data: Mapping[str, Any], remap: Remap) -> Corpus:
             digest=_text(entry["digest"], where, "digest"),
         )
         shards.append(shard)
+    dtype: np.dtype[np.unsignedinteger] = token_dtype(_text(data["dtype"], path, "dtype"), path)
     eos = data["eos_token_id"]
     corpus = Corpus(
         shards=tuple(shards),
-        dtype=token_dtype(_text(data["dtype"], path, "dtype"), path),
-        eos_token_id=None if eos is None else _count(eos, path, "eos_token_id"),
+        dtype=dtype,
+        eos_token_id=None if eos is None else _count(eos, path, "eos_token_id", np.iinfo(dtype).max),
         tokenizer=None if data["tokenizer"] is None else _text(data["tokenizer"], path, "tokenizer"),
     )
     for number, shard in enumerate(shards):
@@ -275,8 +276,8 @@ def _text(value: object, where: str, key: str) -> str:
     return value
 
 
-def _count(value: object, where: str, key: str) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 63:
+def _count(value: object, where: str, key: str, highest: int = (1 << 63) - 1) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= highest:
         raise CorpusError(f"{where}: {key} is {value!r}; expected a count. The index is damaged: build it again.")
     return value
 

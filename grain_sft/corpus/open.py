@@ -18,6 +18,7 @@ from grain_sft.errors import CorpusError, CorpusFileError
 FORMATS = ("auto", "files", "mix", "index")
 
 _TOKEN_SUFFIXES = (".npy", ".bin")
+_LIST_SUFFIXES = (".txt", ".csv", ".mix", ".json")
 _MASK_PREFIX = "labels_mask"
 
 
@@ -84,9 +85,13 @@ def open_corpus(
     else:
         if format not in ("auto", "files"):
             raise CorpusError(f"format={format!r} takes one path, not a list of {len(where)}.")
+        for item in where:
+            if os.fspath(item).endswith(_LIST_SUFFIXES) and os.path.isfile(item):
+                raise CorpusError(f"{item}: a mix or an index, in a list of files. Open it by itself.")
         sources = [(found, "") for item in where for found in _expand(remap(files.normalize(item)))]
         if not sources:
             raise CorpusError("an empty list of files: a corpus has at least one.")
+    sources = [(path if files.is_remote(path) else os.path.abspath(path), label) for path, label in sources]
     raw_dtype = None if dtype is None else token_dtype(dtype, "dtype")
     return scan_shards(sources, raw_dtype, eos_token_id=eos_token_id, tokenizer=tokenizer)
 
@@ -98,7 +103,7 @@ def _tell(path: str) -> str:
     if path.endswith(_TOKEN_SUFFIXES) or _is_glob(path):
         return "files"
     if files.is_remote(path):
-        return "mix" if path.endswith((".txt", ".csv", ".mix")) else "files"
+        return "mix" if path.endswith(_LIST_SUFFIXES) else "files"
     if os.path.isdir(path):
         return "files"
     try:

@@ -10,18 +10,18 @@ from __future__ import annotations
 import os
 import resource
 import threading
-from typing import Any
+from collections.abc import Iterable
 
 import numpy as np
 import numpy.typing as npt
 
-from grain_sft import files
 from grain_sft.corpus.corpus import Corpus
 from grain_sft.corpus.index import size_change
+from grain_sft.corpus.remote import Piece, RemoteShards
 from grain_sft.corpus.shard import Shard, read_digest
 from grain_sft.errors import CorpusFileError
 
-DEFAULT_MAX_OPEN_FILES = 256
+DEFAULT_MAX_OPEN_FILES = 1024
 
 _SCAN_BYTES = 1 << 22
 
@@ -59,7 +59,7 @@ class _LocalFile:
                 ) from error
             if not count:
                 raise CorpusFileError(
-                    f"{self.shard.path}: the file ends at byte {offset + done}, expected {self.shard.size} bytes: "
+                    f"{self.shard.path}: the file has {os.fstat(self.fd).st_size} bytes, expected {self.shard.size}: "
                     "it was cut short while in use."
                 )
             done += count
@@ -69,42 +69,13 @@ class _LocalFile:
             os.close(self.fd)
 
 
-class _RemoteFile:
-    """A file behind fsspec; every read is one ranged request."""
-
-    fd = -1
-
-    def __init__(self, shard: Shard) -> None:
-        self.shard = shard
-        self._filesystem: Any = files.filesystem(shard.path)
-        try:
-            found = int(self._filesystem.info(shard.path)["size"])
-        except OSError as error:
-            raise CorpusFileError(f"{shard.path}: can't be opened ({error}).") from error
-        if found != shard.size:
-            raise CorpusFileError(size_change(shard, found))
-
-    def read_rest(self, offset: int, out: memoryview, done: int) -> None:
-        """Fill `out` from the file's byte `offset` on."""
-        try:
-            data = self._filesystem.cat_file(self.shard.path, start=offset, end=offset + len(out))
-        except OSError as error:
-            raise CorpusFileError(f"{self.shard.path}: can't be read at byte {offset} ({error}).") from error
-        if len(data) != len(out):
-            raise CorpusFileError(
-                f"{self.shard.path}: asked for {len(out)} bytes at byte {offset}, got {len(data)}: "
-                "it was cut short while in use."
-            )
-        out[:] = data
-
-
 class ShardReader:
     """Reads tokens of a corpus. Safe in threads; at most `max_open_files` files stay open: the oldest makes room.
     A file that another thread is reading from stays open until that read is done.
 
     Args:
       corpus: whose shards are read.
-      max_open_files: None means 256, or a quarter of the process's limit (`ulimit -n`) where that is less.
+      max_open_files: None means 1024, or a quarter of the process's limit (`ulimit -n`) where that is less.
     """
 
     def __init__(self, corpus: Corpus, max_open_files: int | None = None) -> None:
@@ -113,9 +84,10 @@ class ShardReader:
             quarter = DEFAULT_MAX_OPEN_FILES if soft == resource.RLIM_INFINITY else soft // 4
             max_open_files = max(1, min(DEFAULT_MAX_OPEN_FILES, quarter))
         self._shards = corpus.shards
+        self._remote = RemoteShards(corpus.shards, corpus.dtype.itemsize)
         self._itemsize = corpus.dtype.itemsize
-        self._max_open_files = max_open_files
-        self._open: dict[int, _LocalFile | _RemoteFile] = {}  # in the order in which they were opened
+        self._max_open_files = max(1, max_open_files)
+        self._open: dict[int, _LocalFile] = {}  # in the order in which they were opened
         self._verified: set[int] = set()
         self._lock = threading.Lock()
 
@@ -128,20 +100,21 @@ class ShardReader:
           CorpusFileError: the file is missing, unreadable, or not the one that was indexed.
         """
         opened, itemsize, preadv = self._open, self._itemsize, os.preadv
-        for shard, start, place, size in zip(shards, starts, places, sizes, strict=True):
+        pieces: Iterable[Piece] = zip(shards, starts, places, sizes, strict=True)
+        if self._remote:
+            pieces = self._remote.gather(list(pieces), out)
+        for shard, start, place, size in pieces:
             file = opened.get(shard) or self._open_file(shard)
             offset = file.shard.data_offset + start * itemsize
             piece = out[place : place + size]
-            done = 0
-            if file.fd >= 0:
-                try:  # noqa: SIM105 contextlib.suppress takes half a microsecond
-                    done = preadv(file.fd, (piece,), offset)
-                except OSError:
-                    pass  # read_rest says what it is
+            try:
+                done = preadv(file.fd, (piece,), offset)
+            except OSError:
+                done = 0  # read_rest says what it is
             if done != size:
                 file.read_rest(offset, piece, done)
 
-    def _open_file(self, shard: int) -> _LocalFile | _RemoteFile:
+    def _open_file(self, shard: int) -> _LocalFile:
         """Open a shard in place of the one that has been open longest."""
         with self._lock:
             found = self._open.get(shard)
@@ -151,7 +124,7 @@ class ShardReader:
                 del self._open[next(iter(self._open))]
             entry = self._shards[shard]
             verify = shard not in self._verified
-            opened = _RemoteFile(entry) if files.is_remote(entry.path) else _LocalFile(entry, verify)
+            opened = _LocalFile(entry, verify)
             self._verified.add(shard)
             self._open[shard] = opened
             return opened

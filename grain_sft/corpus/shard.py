@@ -23,7 +23,7 @@ DEFAULT_RAW_DTYPE = "uint32"
 
 _MAGIC = b"\x93NUMPY"
 _HEADER_LIMIT = 1 << 16  # bytes; numpy's own headers of 1-D integer arrays take 128
-_DIGEST_BYTES = 4096  # hashed at each end of the tokens
+DIGEST_BYTES = 4096  # hashed at each end of the tokens
 _PLAUSIBLE_TOKEN = 1 << 20  # no vocabulary in use is larger
 
 
@@ -97,28 +97,29 @@ def scan_shard(
             )
         if guessed:
             _check_looks_like_default(path, head)
-    first = head[offset : offset + _DIGEST_BYTES]
-    if len(first) < min(_DIGEST_BYTES, size - offset):  # an unusually long header
-        first = _read(path, offset, _DIGEST_BYTES)
-    tail_start = max(offset, size - _DIGEST_BYTES)
-    digest = _digest(first, _read(path, tail_start, size - tail_start))
+    first = head[offset : offset + DIGEST_BYTES]
+    if len(first) < min(DIGEST_BYTES, size - offset):  # an unusually long header
+        first = _read(path, offset, DIGEST_BYTES)
+    tail_start = max(offset, size - DIGEST_BYTES)
+    digest = digest_of(first, _read(path, tail_start, size - tail_start))
     return Shard(path, num_tokens, size, offset, label, digest), dtype
 
 
 def read_digest(fd: int, shard: Shard) -> str:
     """The digest of the open local file `fd`, to be compared with `shard.digest`."""
-    tail_start = max(shard.data_offset, shard.size - _DIGEST_BYTES)
-    head = os.pread(fd, _DIGEST_BYTES, shard.data_offset)
-    return _digest(head, os.pread(fd, _DIGEST_BYTES, tail_start))
+    tail_start = max(shard.data_offset, shard.size - DIGEST_BYTES)
+    head = os.pread(fd, DIGEST_BYTES, shard.data_offset)
+    return digest_of(head, os.pread(fd, DIGEST_BYTES, tail_start))
 
 
-def _digest(head: bytes, tail: bytes) -> str:
+def digest_of(head: bytes, tail: bytes) -> str:
+    """The digest of the first and the last `DIGEST_BYTES` of tokens."""
     return hashlib.blake2b(head + b"\0" + tail, digest_size=16).hexdigest()
 
 
 def _size_and_head(path: str) -> tuple[int, bytes]:
     """Bytes of the file, and its first bytes: all that a header and a digest need."""
-    want = _DIGEST_BYTES + 128
+    want = DIGEST_BYTES + 128
     if files.is_remote(path):
         with files.remote(path) as client:
             size = int(client.info(path)["size"])
@@ -150,9 +151,9 @@ def _parse_npy_header(path: str, head: bytes, size: int) -> tuple[np.dtype[np.un
     """(dtype, tokens, bytes before the data) of a .npy file, format version 1, 2 or 3."""
     stream = io.BytesIO(head)
     stream.seek(len(_MAGIC))
-    version = tuple(stream.read(2))
-    if len(version) < 2 or version[0] not in (1, 2, 3):
-        raise CorpusError(f"{path}: .npy format version {version}; versions 1, 2 and 3 can be read.")
+    version = list(stream.read(2))
+    if version not in ([1, 0], [2, 0], [3, 0]):
+        raise CorpusError(f"{path}: .npy format version {version}; versions [1, 0], [2, 0] and [3, 0] can be read.")
     length_format = "<H" if version[0] == 1 else "<I"
     field = stream.read(struct.calcsize(length_format))
     if len(field) < struct.calcsize(length_format):
@@ -168,6 +169,7 @@ def _parse_npy_header(path: str, head: bytes, size: int) -> tuple[np.dtype[np.un
     try:
         header = ast.literal_eval(text.decode("utf-8" if version[0] == 3 else "latin1"))
         descr, shape = header["descr"], tuple(header["shape"])
+        header["fortran_order"]  # has to be there, and is all one in 1-D
     except (ValueError, SyntaxError, TypeError, KeyError, RecursionError, MemoryError) as error:
         raise CorpusError(f"{path}: the .npy header at byte {len(_MAGIC) + 2} can't be parsed ({error}).") from error
     dtype = token_dtype(descr, path)

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from grain.experimental import index_shuffle
 
 from grain_sft.errors import SamplerError
-from grain_sft.sampling.permutations import load_permutation
+from grain_sft.sampling.permutations import load_permutation, release
 
 Rows = npt.NDArray[np.int64]
 Order = Callable[[int, Rows], Rows]
@@ -84,4 +84,10 @@ def _stored(kind: str, num_rows: int, seed: int, folder: str | os.PathLike[str] 
     def permutation(epoch: int) -> npt.NDArray[np.unsignedinteger]:
         return load_permutation(kind, num_rows, seed, epoch, folder)
 
-    return lambda epoch, places: permutation(epoch)[places].astype(np.int64)
+    def at(epoch: int, places: Rows) -> Rows:
+        rows = permutation(epoch)
+        found = rows[places].astype(np.int64)
+        release(rows)
+        return found
+
+    return at

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import mmap
 import os
 import shutil
 import subprocess
@@ -54,6 +55,15 @@ def load_permutation(
     if found is None:
         raise StorageError(f"{target}: was written and can't be opened. Is another program clearing the folder?")
     return found
+
+
+def release(rows: npt.NDArray[Any]) -> None:
+    """Let go of the pages of a mapped permutation that were read. They stay in the page cache, for all processes.
+
+    Otherwise an epoch would leave all of it resident: the kernel maps 64 KiB or more around each place that is read.
+    """
+    if isinstance(rows, np.memmap):
+        rows._mmap.madvise(mmap.MADV_DONTNEED)  # type: ignore[attr-defined]
 
 
 def _open(target: Path, num_rows: int) -> npt.NDArray[Any] | None:

@@ -1,0 +1,90 @@
+"""The fingerprint: what it follows, and what leaves it as it is."""
+
+from __future__ import annotations
+
+import shutil
+
+import numpy as np
+import pytest
+
+import grain_sft
+
+TOKENS = np.arange(20_000) * 2_654_435_761 % 50_021
+
+
+@pytest.fixture
+def folder(tmp_path, write_tokens):
+    write_tokens("data/a.npy", TOKENS)
+    write_tokens("data/b.npy", TOKENS[:300])
+    return tmp_path / "data"
+
+
+def fingerprint(where, **options):
+    return grain_sft.open_corpus(where, **options).fingerprint
+
+
+def test_it_is_the_same_every_time_and_says_what_it_is(folder):
+    assert fingerprint(folder) == fingerprint(folder)
+    assert fingerprint(folder).startswith("sha256:") and len(fingerprint(folder)) == 7 + 64
+
+
+def test_folder_and_names_are_left_out(folder, tmp_path):
+    expected = fingerprint(folder)
+    shutil.copytree(folder, tmp_path / "other" / "place")
+    assert fingerprint(tmp_path / "other") == expected
+    (tmp_path / "other" / "place" / "b.npy").rename(tmp_path / "other" / "place" / "c.npy")
+    assert fingerprint(tmp_path / "other") == expected
+
+
+def test_labels_and_the_tokenizers_name_are_left_out(folder):
+    (folder / "mix.txt").write_text("web,a.npy\ncode,b.npy\n")
+    assert fingerprint(folder / "mix.txt", tokenizer="some") == fingerprint(folder)
+
+
+def test_the_order_of_files_changes_it(folder):
+    assert fingerprint([folder / "b.npy", folder / "a.npy"]) != fingerprint([folder / "a.npy", folder / "b.npy"])
+
+
+def test_the_number_of_files_changes_it(folder):
+    listed = [folder / "a.npy", folder / "b.npy"]
+    assert len({fingerprint(listed), fingerprint(listed[:1]), fingerprint([*listed, listed[1]])}) == 3
+
+
+def test_the_dtype_changes_it(folder):
+    assert len({fingerprint(folder, dtype=dtype) for dtype in ("uint8", "uint16", "uint32", "uint64")}) == 4
+
+
+def test_the_eos_token_id_changes_it(folder):
+    assert len({fingerprint(folder, eos_token_id=eos) for eos in (None, 0, 1, 100_257)}) == 4
+    assert fingerprint(folder, eos_token_id=np.int64(7)) == fingerprint(folder, eos_token_id=7)
+
+
+def test_the_length_changes_it(folder):
+    before = fingerprint(folder)
+    np.zeros(20_000, np.uint32).tofile(folder / "b.npy")
+    zeros = fingerprint(folder)
+    np.zeros(30_000, np.uint32).tofile(folder / "b.npy")  # the same ends
+    assert len({before, zeros, fingerprint(folder)}) == 3
+
+
+@pytest.mark.parametrize("place", [0, 1023, -1024, -1])
+def test_the_first_and_the_last_4_kib_change_it(folder, place):
+    before = fingerprint(folder)
+    changed = TOKENS.astype(np.uint32)
+    changed[place] += 1
+    changed.tofile(folder / "a.npy")
+    assert fingerprint(folder) != before
+
+
+def test_a_npy_header_is_not_part_of_the_tokens(folder, tmp_path):
+    (tmp_path / "true").mkdir()
+    np.save(tmp_path / "true" / "a.npy", TOKENS.astype(np.uint32))
+    np.save(tmp_path / "true" / "b.npy", TOKENS[:300].astype(np.uint32))
+    assert fingerprint(tmp_path / "true") == fingerprint(folder)
+
+
+def test_it_is_this_one(folder):
+    # Runs are resumed by it: whoever changes how it is made must raise FINGERPRINT_VERSION, and this value with it.
+    assert fingerprint(folder, eos_token_id=1) == (
+        "sha256:c64f2a83cc59bf92c3dfdcb1c31b35098da5b2ff0c1135df77a8772bdf777eca"
+    )

@@ -1,0 +1,260 @@
+"""A corpus in a bucket: the real gcsfs client against an emulator of Cloud Storage on the loopback interface."""
+
+from __future__ import annotations
+
+import logging
+import pickle
+import re
+
+import numpy as np
+import pytest
+
+import grain_sft
+from grain_sft import files
+
+emulator = pytest.importorskip("gcp_storage_emulator.server")
+fsspec = pytest.importorskip("fsspec")
+
+COUNTS = {"web/0.npy": 40, "web/1.npy": 25, "code/deep/0.npy": 5000, "code/true.npy": 33, "empty.npy": 0}
+MIX = "# a mix\nweb,web/1.npy\nweb,web/0.npy\ncode,code/deep/0.npy\ncode,code/true.npy\nweb,web/1.npy\nnone,empty.npy\n"
+LENGTH = 8
+
+
+class Requests(logging.Handler):
+    """Counts what the emulator was asked for."""
+
+    def __init__(self):
+        super().__init__()
+        self.lines = []
+
+    def emit(self, record):
+        self.lines += re.findall(r'"([A-Z]+ \S+) HTTP', record.getMessage())
+
+    def downloads(self):
+        return [line for line in self.lines if "/download/" in line]
+
+
+@pytest.fixture(scope="module")
+def client():
+    """The gcsfs client of an emulator that holds nothing but the bucket `bucket`."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")  # its client asks Google's servers first
+        import gcsfs.core
+
+        server = emulator.create_server("127.0.0.1", 0, in_memory=True, default_bucket="bucket")
+        server.start()
+        try:
+            http = server._api._httpd
+            http.socket.listen(128)  # 32 threads scan
+            http.handle_error = lambda request, address: None  # a client that hangs up early
+            patch.setenv("STORAGE_EMULATOR_HOST", f"http://127.0.0.1:{http.server_address[1]}")
+            before = fsspec.get_filesystem_class("gs")
+            fsspec.register_implementation("gs", gcsfs.core.GCSFileSystem, clobber=True)
+            gcsfs.core.GCSFileSystem.clear_instance_cache()
+            yield files.filesystem("gs://bucket")
+            gcsfs.core.GCSFileSystem.clear_instance_cache()
+            fsspec.register_implementation("gs", before, clobber=True)
+        finally:
+            server.stop()
+
+
+@pytest.fixture
+def folder(tmp_path, write_tokens):
+    """The local original: every token of it is another."""
+    start = 0
+    for name, count in COUNTS.items():
+        path = write_tokens(f"data/{name}", np.arange(start, start + count))
+        if name == "code/true.npy":
+            np.save(path, np.arange(start, start + count, dtype=np.uint32))
+        start += count
+    (tmp_path / "data" / "mix.txt").write_text(MIX)
+    return tmp_path / "data"
+
+
+@pytest.fixture
+def bucket(client, folder):
+    """`gs://bucket/data/`, a copy of `folder`."""
+    for path in folder.rglob("*"):
+        if path.is_file():
+            client.pipe_file(f"bucket/data/{path.relative_to(folder)}", path.read_bytes())
+    yield "gs://bucket/data/"
+    client.rm("bucket/data", recursive=True)
+
+
+@pytest.fixture
+def requests():
+    handler = Requests()
+    logger = emulator.logger
+    level = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    yield handler
+    logger.removeHandler(handler)
+    logger.setLevel(level)
+
+
+def source(corpus):
+    return grain_sft.NpyDataSource(grain_sft.WindowLayout(corpus, LENGTH))
+
+
+def assert_same(remote, local, folder, bucket):
+    assert [(s.path, s.label, s.num_tokens, s.size, s.data_offset) for s in remote.shards] == [
+        (s.path.replace(f"{folder}/", bucket), s.label, s.num_tokens, s.size, s.data_offset) for s in local.shards
+    ]
+    assert remote.fingerprint == local.fingerprint
+    mine, other = source(remote), source(local)
+    assert len(mine) == len(other)
+    rows = np.random.default_rng(0).permutation(len(mine))[:100]
+    for key, array in other.read([*rows, rows[0], -1]).items():
+        np.testing.assert_array_equal(mine.read([*rows, rows[0], -1])[key], array)
+    np.testing.assert_array_equal(mine[0]["tokens"], other[0]["tokens"])
+    assert repr(mine) == repr(other)
+
+
+def error_of(function):
+    with pytest.raises(grain_sft.GrainSftError) as error:
+        function()
+    assert isinstance(error.value, OSError)
+    return str(error.value)
+
+
+@pytest.mark.parametrize("options", [{}, {"dtype": "uint32", "eos_token_id": 7}])
+def test_a_mix_in_a_bucket_is_the_local_one(folder, bucket, options):
+    local = grain_sft.open_corpus(folder / "mix.txt", **options)
+    remote = grain_sft.open_corpus(f"{bucket}mix.txt", **options)
+    assert_same(remote, local, folder, bucket)
+    assert remote.num_documents == local.num_documents
+
+
+@pytest.mark.parametrize("pattern", ["*/*.npy", "**/0.npy", "web/?.npy", "code/true.npy", "", "code", "web/"])
+def test_globs_directories_and_files_in_a_bucket_are_the_local_ones(folder, bucket, pattern):
+    local = grain_sft.open_corpus(f"{folder}/{pattern}")
+    assert_same(grain_sft.open_corpus(f"{bucket}{pattern}"), local, folder, bucket)
+
+
+def test_a_list_of_urls_keeps_its_order(folder, bucket):
+    listed = ["code/true.npy", "web/*.npy", "code/deep"]
+    local = grain_sft.open_corpus([f"{folder}/{name}" for name in listed])
+    assert_same(grain_sft.open_corpus([f"{bucket}{name}" for name in listed]), local, folder, bucket)
+
+
+def test_a_local_mix_of_urls_and_of_local_files_is_read(folder, bucket, tmp_path):
+    (tmp_path / "mixed.txt").write_text(f"a,{bucket}web/0.npy\nb,{folder}/web/1.npy\nc,{bucket}code/deep/0.npy\n")
+    mixed = grain_sft.open_corpus(tmp_path / "mixed.txt")
+    local = grain_sft.open_corpus(tmp_path / "mixed.txt", path_remap={bucket: f"{folder}/"})
+    assert mixed.fingerprint == local.fingerprint
+    rows = [*range(20), 3, 300, 5]
+    np.testing.assert_array_equal(source(mixed).read(rows)["tokens"], source(local).read(rows)["tokens"])
+
+
+def test_an_index_of_a_bucket_opens_and_reads_without_scanning_it(folder, bucket, tmp_path, requests):
+    remote = grain_sft.open_corpus(f"{bucket}mix.txt")
+    remote.save(tmp_path / "index.json")
+    requests.lines.clear()
+    again = grain_sft.open_corpus(tmp_path / "index.json")
+    assert not requests.lines
+    assert again == remote
+    assert_same(again, grain_sft.open_corpus(folder / "mix.txt"), folder, bucket)
+
+
+def test_a_local_index_is_mapped_to_a_bucket(folder, bucket, tmp_path):
+    local = grain_sft.open_corpus(folder / "mix.txt")
+    for path in (folder / "index.json", tmp_path / "elsewhere" / "index.json"):
+        local.save(path)
+        remote = grain_sft.open_corpus(path, path_remap={f"{folder}/": bucket})
+        assert_same(remote, local, folder, bucket)
+
+
+def test_an_index_that_is_copied_to_the_bucket_with_its_files_opens_there(client, folder, bucket):
+    local = grain_sft.open_corpus(folder / "mix.txt")
+    local.save(folder / "index.json")
+    client.pipe_file("bucket/data/index.json", (folder / "index.json").read_bytes())
+    assert_same(grain_sft.open_corpus(f"{bucket}index.json"), local, folder, bucket)
+
+
+def test_maxtexts_index_of_a_bucket_is_read(folder, bucket, tmp_path):
+    remote = grain_sft.open_corpus(f"{bucket}mix.txt")
+    remote.save(tmp_path / "index.json", format="maxtext", sequence_length=LENGTH, tokenizer="some")
+    assert_same(
+        grain_sft.open_corpus(tmp_path / "index.json"), grain_sft.open_corpus(folder / "mix.txt"), folder, bucket
+    )
+
+
+def test_a_source_of_a_bucket_pickles(bucket):
+    before = source(grain_sft.open_corpus(f"{bucket}mix.txt"))
+    expected = before.read([0, 300, 7])
+    after = pickle.loads(pickle.dumps(before))
+    np.testing.assert_array_equal(after.read([0, 300, 7])["tokens"], expected["tokens"])
+
+
+def test_each_file_is_checked_once_however_few_may_be_open(bucket, requests):
+    corpus = grain_sft.open_corpus(f"{bucket}mix.txt")
+    mine = grain_sft.NpyDataSource(grain_sft.WindowLayout(corpus, LENGTH), max_open_files=1)
+    rows = [0, 3, 10, 634, 0]  # of four files, one of which comes twice
+    mine.read(rows)
+    requests.lines.clear()
+    mine.read(rows)
+    assert len(requests.lines) == len(requests.downloads()) == len(rows)
+
+
+@pytest.mark.parametrize("name", ["none.npy", "none.bin", "none.txt", "none.json", "none", "none/*.npy", "none/"])
+@pytest.mark.parametrize("bucket_name", ["bucket", "no-such-bucket"])
+def test_what_is_not_in_the_bucket_is_named(client, name, bucket_name):
+    url = f"gs://{bucket_name}/{name}"
+    assert url in error_of(lambda: grain_sft.open_corpus(url))
+    assert url in error_of(lambda: grain_sft.open_corpus([url]))
+
+
+def test_a_missing_object_of_a_mix_is_named(client, bucket):
+    client.rm("bucket/data/web/0.npy")
+    message = error_of(lambda: grain_sft.open_corpus(f"{bucket}mix.txt"))
+    assert f"{bucket}web/0.npy: no such file" in message and "path_remap" in message
+
+
+@pytest.mark.parametrize(
+    ("data", "expected"),
+    [
+        (bytes(20), "the file shrank since it was indexed: 20 bytes, expected 20000"),
+        (bytes(20_004), "the file grew since it was indexed: 20004 bytes, expected 20000"),
+        (bytes(20_000), "the file has the size that was indexed, but other tokens: it was replaced"),
+        (None, "no such file"),
+    ],
+    ids=["shrank", "grew", "replaced", "gone"],
+)
+def test_an_object_that_changed_since_it_was_indexed_is_named(client, bucket, data, expected):
+    corpus = grain_sft.open_corpus(f"{bucket}mix.txt")
+    path = "bucket/data/code/deep/0.npy"
+    client.pipe_file(path, data) if data is not None else client.rm(path)
+    mine = source(corpus)
+    mine.read([0, 1])  # of other files
+    for _ in range(2):
+        assert f"gs://{path}: {expected}" in error_of(lambda: mine.read([0, 100]))
+
+
+@pytest.mark.parametrize("data", [bytes(100), None], ids=["cut short", "gone"])
+def test_an_object_that_changes_while_in_use_is_an_error(client, bucket, data):
+    mine = source(grain_sft.open_corpus(f"{bucket}mix.txt"))
+    mine.read([100, 101])
+    path = "bucket/data/code/deep/0.npy"
+    client.pipe_file(path, data) if data is not None else client.rm(path)
+    message = error_of(lambda: mine.read([0, 600]))
+    assert f"gs://{path}: " in message
+    assert "no such file" in message if data is None else "cut short while in use" in message and "100" in message
+
+
+def test_an_object_that_was_written_after_a_listing_is_seen(client, bucket):
+    assert len(grain_sft.open_corpus(f"{bucket}web/*.npy").shards) == 2
+    client.pipe_file("bucket/data/web/2.npy", bytes(8))
+    client.pipe_file("bucket/data/web/1.npy", bytes(4))
+    assert [shard.num_tokens for shard in grain_sft.open_corpus(f"{bucket}web/*.npy").shards] == [40, 1, 2]
+
+
+def test_a_url_of_a_kind_that_nothing_reads_is_an_error():
+    assert "nosuch://bucket/a.npy" in error_of(lambda: grain_sft.open_corpus("nosuch://bucket/a.npy"))
+
+
+def test_what_a_client_raises_becomes_a_sentence(client):
+    for failure in (PermissionError("Forbidden: b"), RuntimeError("token expired"), ValueError("Bad Request: b")):
+        with pytest.raises(grain_sft.GrainSftError) as error, files.remote("gs://b/a.npy"):
+            raise failure
+        assert f"gs://b/a.npy: can't be read ({type(failure).__name__}: {failure})" in str(error.value)

@@ -1,0 +1,142 @@
+"""MaxText's own index, read and written. `tests/golden/maxtext_index.json` is what maxtext 0.2.5 wrote."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import grain_sft
+from grain_sft.corpus.index import maxtext_fingerprint
+
+GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "maxtext_index.json"
+COUNTS = {"a/part-0.npy": 1000, "a/part-1.npy": 128, "b/part-0.npy": 515}
+TOKENIZER = "allenai/dolma3-tokenizer"
+
+
+@pytest.fixture
+def golden():
+    return json.loads(GOLDEN.read_text())
+
+
+@pytest.fixture
+def folder(tmp_path, write_tokens):
+    for name, count in COUNTS.items():
+        write_tokens(f"data/{name}", np.arange(count) + count)
+    return tmp_path / "data"
+
+
+def open_golden(folder, path=GOLDEN, **options):
+    return grain_sft.open_corpus(path, path_remap={"gs://bucket/": f"{folder}/"}, **options)
+
+
+def error_of(path, folder, **options):
+    with pytest.raises(grain_sft.GrainSftError) as error:
+        open_golden(folder, path, **options)
+    return str(error.value)
+
+
+def test_the_fingerprint_is_maxtexts(golden):
+    entries = golden["files"]
+    assert maxtext_fingerprint(128, "uint32", TOKENIZER, entries) == golden["fingerprint"]
+
+
+def test_maxtexts_index_is_the_corpus_of_its_files(folder):
+    corpus = open_golden(folder, eos_token_id=1999)
+    assert [(s.path, s.label, s.num_tokens) for s in corpus.shards] == [
+        (str(folder / name), name[0], count) for name, count in COUNTS.items()
+    ]
+    assert (corpus.dtype, corpus.tokenizer, corpus.eos_token_id) == (np.uint32, TOKENIZER, 1999)
+    assert corpus.num_documents == 1
+    scanned = grain_sft.open_corpus(folder, eos_token_id=1999)
+    assert corpus.fingerprint == scanned.fingerprint
+    layout = grain_sft.WindowLayout(corpus, 128)
+    assert len(layout) == 12
+    np.testing.assert_array_equal(grain_sft.NpyDataSource(layout)[8]["tokens"], np.arange(128) + 515)
+
+
+def test_a_written_index_is_maxtexts_but_for_paths_and_fingerprint(folder, golden, tmp_path):
+    (folder / "mix.txt").write_text("".join(f"{name[0]},{name}\n" for name in COUNTS))
+    for corpus, options in (
+        (grain_sft.open_corpus(folder / "mix.txt", tokenizer=TOKENIZER), {}),
+        (grain_sft.open_corpus(folder / "mix.txt"), {"tokenizer": TOKENIZER}),
+        (open_golden(folder), {}),
+    ):
+        corpus.save(tmp_path / "index.json", format="maxtext", sequence_length=128, **options)
+        written = json.loads((tmp_path / "index.json").read_text())
+        assert list(written) == list(golden)
+        for entry in written["files"]:
+            assert list(entry) == list(golden["files"][0])
+            entry["path"] = entry["path"].replace(f"{folder}/", "gs://bucket/")
+        assert written.pop("fingerprint") != golden["fingerprint"]
+        fingerprint = maxtext_fingerprint(128, written["dtype"], written["tokenizer"], written["files"])
+        assert {**written, "fingerprint": fingerprint} == golden
+
+
+def test_a_written_index_is_read_again(folder, tmp_path):
+    corpus = open_golden(folder)
+    corpus.save(tmp_path / "index.json", format="maxtext", sequence_length=100)
+    assert grain_sft.open_corpus(tmp_path / "index.json") == corpus
+
+
+def test_an_index_for_maxtext_needs_a_sequence_length(folder, tmp_path):
+    for length in (None, 0, -1):
+        with pytest.raises(grain_sft.GrainSftError, match=r"format='maxtext'.*give sequence_length"):
+            open_golden(folder).save(tmp_path / "index.json", format="maxtext", sequence_length=length)
+    assert not (tmp_path / "index.json").exists()
+
+
+def test_a_npy_header_draws_a_warning_as_maxtext_reads_it_as_tokens(tmp_path, caplog):
+    np.save(tmp_path / "a.npy", np.arange(256, dtype=np.uint32))
+    with caplog.at_level(logging.WARNING, "absl"):
+        grain_sft.open_corpus(tmp_path).save(tmp_path / "index.json", format="maxtext", sequence_length=128)
+    assert str(tmp_path / "a.npy") in caplog.text and "header" in caplog.text
+
+
+@pytest.mark.parametrize(("change", "verb"), [(-1, "shrank"), (1, "grew")])
+def test_a_file_of_another_length_is_named_with_both(folder, write_tokens, change, verb):
+    write_tokens("data/a/part-1.npy", range(128 + change))
+    message = error_of(GOLDEN, folder)
+    assert f"{folder}/a/part-1.npy: the file {verb}" in message
+    assert f"{128 + change} tokens, MaxText's index {GOLDEN} says 128" in message
+
+
+def test_a_missing_file_is_named(folder):
+    (folder / "b/part-0.npy").unlink()
+    assert f"{folder}/b/part-0.npy: no such file" in error_of(GOLDEN, folder)
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"format_version": "2"}, "format version '2'; version '1' can be read"),
+        ({"format_version": 1}, "format version 1; version '1' can be read"),
+        ({"sequence_length": 256}, "edited or damaged"),
+        ({"dtype": "uint16"}, "edited or damaged"),
+        ({"tokenizer": "other"}, "edited or damaged"),
+        ({"tokenizer": 5}, "tokenizer is 5; expected a string"),
+        ({"fingerprint": "sha256:0"}, "edited or damaged"),
+        ({"files": []}, "edited or damaged"),
+        ({"files": None}, "lacks or garbles a field"),
+        ({"files": [{}]}, "lacks or garbles a field (KeyError('path'))"),
+        ({"files": [[]]}, "lacks or garbles a field"),
+    ],
+)
+def test_an_edited_index_is_refused(folder, golden, tmp_path, changes, expected):
+    path = tmp_path / "index.json"
+    path.write_text(json.dumps({**golden, **changes}))
+    message = error_of(path, folder)
+    assert str(path) in message and expected in message
+
+
+def test_an_index_for_nothing_is_refused(folder, golden, tmp_path):
+    path = tmp_path / "index.json"
+    for dtype, expected in (("uint32", "lists no file"), ("int32", "uint32")):
+        fingerprint = maxtext_fingerprint(128, dtype, TOKENIZER, golden["files"] if dtype == "int32" else [])
+        files = golden["files"] if dtype == "int32" else []
+        path.write_text(json.dumps({**golden, "dtype": dtype, "files": files, "fingerprint": fingerprint}))
+        message = error_of(path, folder)
+        assert str(path) in message and expected in message

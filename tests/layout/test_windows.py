@@ -1,0 +1,214 @@
+"""Windows: which tokens of which shard make a row."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import pickle
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import grain_sft
+from grain_sft.corpus import Corpus, Shard
+from grain_sft.layout import Span, WindowLayout
+
+GIB = 1 << 30
+
+
+def corpus_of(counts: list[int]) -> Corpus:
+    """A corpus of so many tokens a shard, whose files nobody reads."""
+    shards = [Shard(f"/nowhere/{number}.npy", count, 4 * count, 0, "", "") for number, count in enumerate(counts)]
+    return Corpus(tuple(shards), np.dtype(np.uint32))
+
+
+def naive_spans(counts: list[int], length: int) -> list[Span]:
+    return [
+        Span(shard, start, start + length, None)
+        for shard, count in enumerate(counts)
+        for start in range(0, count - length + 1, length)
+    ]
+
+
+def test_windows_follow_each_other_and_never_cross_from_one_file_to_the_next(write_tokens):
+    listed = [write_tokens("a.npy", range(10)), write_tokens("b.npy", range(100, 108))]
+    layout = WindowLayout(grain_sft.open_corpus(listed), 4)
+    assert len(layout) == 4  # tokens 8 and 9 of the first file are dropped
+    assert [layout.spans(row) for row in range(4)] == [
+        [Span(0, 0, 4, None)],
+        [Span(0, 4, 8, None)],
+        [Span(1, 0, 4, None)],
+        [Span(1, 4, 8, None)],
+    ]
+    rows = grain_sft.NpyDataSource(layout).read(range(4))["tokens"]
+    np.testing.assert_array_equal(rows, [[0, 1, 2, 3], [4, 5, 6, 7], [100, 101, 102, 103], [104, 105, 106, 107]])
+
+
+@pytest.mark.parametrize("length", [1, 3, 4, 5, 8, 12])
+def test_files_shorter_than_a_row_and_empty_files_give_none_wherever_they_stand(write_tokens, length):
+    counts = [0, 2, 0, 12, 0, 0, 3, 24, 1, 0]
+    starts = np.cumsum([0, *counts])
+    listed = [write_tokens(f"{n}.npy", np.arange(count) + starts[n]) for n, count in enumerate(counts)]
+    layout = WindowLayout(grain_sft.open_corpus(listed), length)
+    expected = naive_spans(counts, length)
+    assert len(layout) == len(expected) == sum(count // length for count in counts)
+    assert [layout.spans(row) for row in range(len(layout))] == [[span] for span in expected]
+    rows = grain_sft.NpyDataSource(layout).read(range(len(layout)))["tokens"]
+    np.testing.assert_array_equal(rows, [np.arange(s.start, s.stop) + starts[s.shard] for s in expected])
+
+
+@settings(max_examples=200, deadline=None, derandomize=True, database=None)
+@given(counts=st.lists(st.integers(0, 40), min_size=1, max_size=12), length=st.integers(1, 20), data=st.data())
+def test_spans_and_pieces_are_those_of_a_naive_count(counts, length, data):
+    expected = naive_spans(counts, length)
+    if not expected:
+        with pytest.raises(grain_sft.GrainSftError, match="leaves no row"):
+            WindowLayout(corpus_of(counts), length)
+        return
+    layout = WindowLayout(corpus_of(counts), length)
+    assert [layout.spans(row) for row in range(len(layout))] == [[span] for span in expected]
+    rows = data.draw(st.lists(st.integers(0, len(expected) - 1), max_size=20))
+    pieces = layout.pieces(np.array(rows, np.int64))
+    assert all(len(column) == len(rows) for column in pieces)
+    found = zip(*(column.tolist() for column in pieces), strict=True)
+    for place, (row, (at, column, shard, start, count)) in enumerate(zip(rows, found, strict=True)):
+        assert (at, column, count) == (place, 0, length)
+        assert Span(shard, start, start + count, None) == expected[row]
+
+
+def test_one_row_exactly_as_long_as_its_file_is_a_row(write_tokens):
+    layout = WindowLayout(grain_sft.open_corpus(write_tokens("a.npy", range(7))), 7)
+    assert len(layout) == 1 and layout.spans(0) == [Span(0, 0, 7, None)]
+
+
+def test_numbers_beyond_32_bits_are_right():
+    counts = [5_000_000_000, 7, 9_000_000_123, 1 << 33]
+    layout = WindowLayout(corpus_of(counts), 1)
+    assert len(layout) == sum(counts)
+    for row, shard, start in (
+        (4_999_999_999, 0, 4_999_999_999),
+        (5_000_000_000, 1, 0),
+        (5_000_000_007, 2, 0),
+        (14_000_000_129, 2, 9_000_000_122),
+        (len(layout) - 1, 3, (1 << 33) - 1),
+    ):
+        assert layout.spans(row) == [Span(shard, start, start + 1, None)]
+
+
+@pytest.fixture
+def sparse(tmp_path):
+    """`sparse(name, size)`: a file of so many bytes that takes hardly any; skips where the file system has none."""
+
+    def make(name, size):
+        path = tmp_path / name
+        try:
+            with open(path, "wb") as file:
+                file.truncate(size)
+        except OSError as error:
+            pytest.skip(f"no file of {size} bytes here: {error}")
+        if os.stat(path).st_blocks * 512 > 1 << 20:
+            pytest.skip("no sparse files here")
+        return path
+
+    return make
+
+
+def write_at(path, token, values, dtype=np.uint32):
+    with open(path, "r+b") as file:
+        file.seek(token * np.dtype(dtype).itemsize)
+        file.write(np.asarray(values, dtype).tobytes())
+
+
+@pytest.mark.parametrize(
+    ("dtype", "tokens"), [("uint8", 5 * GIB + 3), ("uint32", 5_000_000_003), ("uint64", 700_000_001)]
+)
+def test_tokens_far_into_a_huge_file_are_read(sparse, dtype, tokens):
+    length = 8192
+    path = sparse("huge.npy", tokens * np.dtype(dtype).itemsize)
+    last = tokens // length - 1
+    rows = [0, 1, 65_535, (1 << 31) // length, (1 << 32) // length, last]
+    rows = sorted({row for row in rows if row <= last})
+    for row in rows:
+        write_at(path, row * length, [row % 251, 7, 8], dtype)
+        write_at(path, (row + 1) * length - 1, [row % 241], dtype)
+    layout = WindowLayout(grain_sft.open_corpus(path, dtype=dtype), length)
+    assert len(layout) == tokens // length
+    found = grain_sft.NpyDataSource(layout).read(rows)["tokens"]
+    for row, array in zip(rows, found, strict=True):
+        assert array[[0, 1, 2, -1]].tolist() == [row % 251, 7, 8, row % 241]
+        assert not array[3:-1].any()
+    assert layout.spans(last) == [Span(0, last * length, (last + 1) * length, None)]
+
+
+def test_the_724_million_rows_of_the_olmo_3_mix_are_counted_and_read(sparse):
+    length, rows_a_file, files = 8192, 762_200, 950
+    first = sparse("000.npy", (rows_a_file * length + 5) * 4)
+    listed = [first] + [sparse(f"{n:03}.npy", (rows_a_file * length + 5) * 4) for n in range(1, files)]
+    corpus = grain_sft.open_corpus(listed, dtype="uint32")
+    layout = WindowLayout(corpus, length)
+    assert len(layout) == files * rows_a_file == 724_090_000
+    assert corpus.num_tokens == files * (rows_a_file * length + 5) > 5_900_000_000_000
+    wanted = [(0, 0), (1, 0), (474, 762_199), (949, 0), (949, 762_199)]
+    for shard, row in wanted:
+        write_at(listed[shard], row * length + 100, [shard + 1, row])
+    corpus = grain_sft.open_corpus(listed, dtype="uint32")  # as it is now
+    found = grain_sft.NpyDataSource(WindowLayout(corpus, length)).read([s * rows_a_file + r for s, r in wanted])
+    assert found["tokens"][:, 100:102].tolist() == [[shard + 1, row] for shard, row in wanted]
+    assert np.count_nonzero(found["tokens"]) == sum(1 + bool(row) for _, row in wanted)
+
+
+@pytest.mark.parametrize("length", [0, -1, -8192, 2.0, "8", None, True, np.float32(4), np.bool_(True)])
+def test_a_sequence_length_that_is_no_positive_integer_is_an_error(length):
+    with pytest.raises(grain_sft.GrainSftError, match="expected a positive number of tokens") as error:
+        WindowLayout(corpus_of([100]), length)
+    assert f"sequence_length={length!r}" in str(error.value)
+
+
+@pytest.mark.parametrize("counts", [[10, 11, 0], [0], []])
+def test_a_sequence_length_that_leaves_no_row_is_an_error_with_the_longest_shard(counts):
+    with pytest.raises(grain_sft.GrainSftError) as error:
+        WindowLayout(corpus_of(counts), 12)
+    expected = (
+        f"sequence_length=12 leaves no row: the longest of {len(counts)} shards has {max(counts, default=0)} tokens"
+    )
+    assert expected in str(error.value)
+
+
+@pytest.mark.parametrize("row", [-1, 3, -3, 1 << 40])
+def test_a_row_out_of_range_is_an_index_error(row):
+    layout = WindowLayout(corpus_of([12]), 4)
+    with pytest.raises(grain_sft.GrainSftError, match=rf"row {row} of .*: expected 0 to 2\.") as error:
+        layout.spans(row)
+    assert isinstance(error.value, IndexError)
+
+
+def test_integers_of_numpys_do_as_well():
+    layout = WindowLayout(corpus_of([12]), np.int32(4))
+    assert layout.sequence_length == 4 and type(layout.sequence_length) is int
+    assert layout.spans(np.int64(2)) == [Span(0, 8, 12, None)]
+
+
+def test_spans_are_plain_values():
+    (span,) = WindowLayout(corpus_of([12]), 4).spans(1)
+    assert dataclasses.astuple(span) == (0, 4, 8, None)
+    assert all(type(value) is int for value in dataclasses.astuple(span)[:3])
+    assert hash(span) == hash(Span(0, 4, 8, None))
+
+
+def test_what_a_caller_does_to_its_pieces_does_not_reach_the_next():
+    layout = WindowLayout(corpus_of([12]), 4)
+    pieces = layout.pieces(np.array([0, 2], np.int64))
+    for column in pieces:
+        if column.flags.writeable:
+            column[:] = -5
+    again = layout.pieces(np.array([0, 2], np.int64))
+    assert [column.tolist() for column in again] == [[0, 1], [0, 0], [0, 0], [0, 8], [4, 4]]
+
+
+def test_a_layout_pickles_and_says_what_it_is():
+    layout = WindowLayout(corpus_of([12, 9]), 4)
+    again = pickle.loads(pickle.dumps(layout))
+    assert [again.spans(row) for row in range(len(again))] == [layout.spans(row) for row in range(len(layout))]
+    assert repr(again) == repr(layout) == "WindowLayout(sequence_length=4, rows=5)"

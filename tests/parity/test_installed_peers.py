@@ -1,0 +1,103 @@
+"""Against the packages themselves, where they are installed: `pytest -m parity`. Golden values are tested without.
+
+OLMo-core comes with the extra `parity` (torch, CPU build, is enough). MaxText wants Python 3.12; `pip install --no-deps
+maxtext` suffices.
+"""
+
+import numpy as np
+import pytest
+
+from grain_sft import Host, IndexSampler, NgramFilter, NpyDataSource, Pipeline, ShiftTargets, WindowLayout, open_corpus
+
+pytestmark = pytest.mark.parity
+
+
+def repetitive_rows(rng, rows, length):
+    """Rows with spans of every period, about as long as the threshold, somewhere in noise of a small vocabulary."""
+    tokens = rng.integers(0, rng.choice([2, 3, 50, 1000]), (rows, length)).astype(np.uint16)
+    for row in tokens:
+        period, repeats = int(rng.integers(1, 15)), int(rng.integers(29, 36))
+        span = np.tile(rng.integers(0, 1000, period), repeats + 1)[: period * repeats + int(rng.integers(0, period))]
+        span = span[:length]
+        start = int(rng.choice([0, length - len(span), rng.integers(0, length - len(span) + 1)]))
+        row[start : start + len(span)] = span
+        if rng.random() < 0.3:
+            row[-period:] = row[:period]
+    return tokens
+
+
+@pytest.mark.parametrize("length", [512, 521, 455, 96])
+def test_the_filter_is_olmo_cores(length):
+    utils = pytest.importorskip("olmo_core.data.utils")
+    rows = repetitive_rows(np.random.default_rng(length), 1000, length)
+    expected = [
+        any(found.times >= 32 for found in utils.find_periodic_sequences(row.astype(np.int64), max_period=13))
+        for row in rows
+    ]
+    assert 50 < sum(expected) < 950
+    assert NgramFilter().fails(rows).tolist() == expected
+
+
+@pytest.mark.parametrize("seed", [0, 34521])
+def test_whole_batches_are_those_of_olmo_cores_loader(tmp_path, seed):
+    data = pytest.importorskip("olmo_core.data")
+    from olmo_core.data.data_loader import NumpyFSLDataLoader
+    from olmo_core.data.numpy_dataset import NumpyFSLDataset
+
+    length, batch, ranks = 64, 12, 3
+    rng = np.random.default_rng(seed)
+    paths = []
+    for number, tokens in enumerate((64 * 40 + 7, 30, 64 * 25)):
+        paths.append(str(tmp_path / f"{number}.npy"))
+        rng.integers(0, 50000, tokens, np.uint16).tofile(paths[-1])
+    dataset = NumpyFSLDataset(
+        *paths,
+        sequence_length=length,
+        pad_token_id=0,
+        eos_token_id=1,
+        vocab_size=50000,
+        dtype=np.uint16,
+    )
+    source = NpyDataSource(WindowLayout(open_corpus(paths, dtype="uint16"), length))
+    for rank in range(ranks):
+        loader = NumpyFSLDataLoader(
+            dataset,
+            collator=data.DataCollator(pad_token_id=0),
+            global_batch_size=batch * length,
+            seed=seed,
+            work_dir=str(tmp_path / "work"),
+            dp_world_size=ranks,
+            dp_rank=rank,
+        )
+        sampler = IndexSampler(len(source), global_batch_size=batch, seed=seed, order="olmo", host=Host(rank, ranks))
+        batches = Pipeline(source, sampler, [ShiftTargets()]).iter()
+        for epoch in (1, 2):
+            loader.reshuffle(epoch=epoch)
+            for theirs in loader:
+                np.testing.assert_array_equal(next(batches)["inputs"], theirs["input_ids"].numpy())
+            loader.reset()
+
+
+@pytest.mark.parametrize("hosts", [1, 3])
+def test_order_maxtext_is_maxtexts_sampler(hosts):
+    maxtext = pytest.importorskip("maxtext.input_pipeline.olmo_data_grain")
+    for index in range(hosts):
+        theirs = maxtext.OlmoIndexSampler(total_instances=100, seed=5, shard_index=index, shard_count=hosts)
+        ours = IndexSampler(100, global_batch_size=hosts, seed=5, order="maxtext", host=Host(index, hosts))
+        assert [ours[i].record_key for i in range(250)] == [theirs[i].record_key for i in range(250)]
+
+
+def test_maxtext_reads_the_index_that_is_written_for_it(tmp_path):
+    maxtext = pytest.importorskip("maxtext.input_pipeline.olmo_data")
+    grain_loader = pytest.importorskip("maxtext.input_pipeline.olmo_data_grain")
+    for number, tokens in enumerate((1000, 515)):
+        np.arange(tokens, dtype=np.uint32).tofile(tmp_path / f"{number}.npy")
+    corpus = open_corpus(tmp_path)
+    corpus.save(tmp_path / "index.json", format="maxtext", sequence_length=128, tokenizer="t")
+    index = maxtext.load_index(str(tmp_path / "index.json"))
+    assert index.fingerprint == maxtext.compute_fingerprint(128, "uint32", "t", index.files)
+    theirs = grain_loader.OlmoNpyDataSource(index)
+    ours = NpyDataSource(WindowLayout(open_corpus(tmp_path / "index.json"), 128))
+    assert len(ours) == len(theirs)
+    for row in range(len(ours)):
+        np.testing.assert_array_equal(ours[row]["tokens"], theirs[row]["tokens"])

@@ -1,0 +1,457 @@
+"""`load`: a config is the five nouns as they are, and each of its mistakes has a sentence."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import grain_sft
+from grain_sft.errors import ConfigError
+from grain_sft.sampling import Host
+
+yaml = pytest.importorskip("yaml")
+
+LENGTH = 8
+ROWS = 30
+HOST = Host(0, 1)
+
+
+@pytest.fixture
+def data(tmp_path, write_tokens):
+    """`tmp_path/data`: a mix of two files, ROWS rows in all."""
+    write_tokens("data/a.npy", np.arange(20 * LENGTH), "uint16")
+    write_tokens("data/b.npy", np.arange(10 * LENGTH) + 1000, "uint16")
+    (tmp_path / "data" / "mix.txt").write_text("web,a.npy\ncode,b.npy\n")
+    return tmp_path / "data"
+
+
+@pytest.fixture
+def config(data):
+    return {
+        "corpus": {"path": str(data / "mix.txt"), "dtype": "uint16", "eos_token_id": 5},
+        "layout": {"kind": "windows", "sequence_length": LENGTH},
+        "sampler": {"order": "shuffle", "seed": 3, "global_batch_size": 6, "epochs": 2},
+        "transforms": [{"ngram_filter": {"max_period": 5, "max_count": 3}}, "shift_targets"],
+    }
+
+
+def write(path, config):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(yaml.safe_dump(config) if path.suffix in (".yaml", ".yml") else json.dumps(config))
+    return path
+
+
+def error_of(config):
+    with pytest.raises(grain_sft.GrainSftError) as error:
+        grain_sft.load(config, host=HOST)
+    return str(error.value)
+
+
+def put(config, place, value):
+    """A copy of `config` with `value` at `place`, keys joined by dots."""
+    changed = copy.deepcopy(config)
+    *sections, key = place.split(".")
+    where = changed
+    for section in sections:
+        where = where[section]
+    where[key] = value
+    return changed
+
+
+def same_batches(one, other):
+    assert repr(one) == repr(other) and len(one) == len(other)
+    for step in range(len(one)):
+        left, right = one[step], other[step]
+        assert list(left) == list(right)
+        for key, array in left.items():
+            np.testing.assert_array_equal(array, right[key])
+
+
+def test_a_config_is_the_pipeline_it_states(config, data):
+    corpus = grain_sft.open_corpus(data / "mix.txt", dtype="uint16", eos_token_id=5)
+    source = grain_sft.NpyDataSource(grain_sft.WindowLayout(corpus, LENGTH))
+    sampler = grain_sft.IndexSampler(ROWS, global_batch_size=6, seed=3, epochs=2)
+    transforms = [grain_sft.NgramFilter(max_period=5, max_count=3), grain_sft.ShiftTargets()]
+    loaded = grain_sft.load(config, host=HOST)
+    assert len(loaded) == 10
+    same_batches(loaded, grain_sft.Pipeline(source, sampler, transforms))
+
+
+def test_a_dict_and_its_json_and_yaml_are_one_config(config, tmp_path):
+    expected = grain_sft.load(config, host=HOST)
+    for name in ("a.json", "a.yaml", "a.yml"):
+        path = write(tmp_path / "configs" / name, config)
+        same_batches(grain_sft.load(path, host=HOST), expected)
+        same_batches(grain_sft.load(str(path), host=HOST), expected)
+
+
+def test_a_dict_is_left_as_it_was(config, tmp_path):
+    base = write(tmp_path / "base.json", config)
+    for given in (config, {"inherits": str(base), "sampler": {"global_batch_tokens": 2 * LENGTH}}):
+        before = copy.deepcopy(given)
+        grain_sft.load(given, host=HOST)
+        assert given == before
+
+
+def test_the_host_given_is_the_one_that_reads(config):
+    whole = grain_sft.load(config, host=HOST)
+    parts = [grain_sft.load(config, host=Host(index, 3)) for index in range(3)]
+    for step in range(len(whole)):
+        for index, part in enumerate(parts):
+            np.testing.assert_array_equal(part[step]["inputs"], whole[step]["inputs"][index::3])
+
+
+def test_without_a_host_it_is_this_process_of_jax(config):
+    assert grain_sft.load(config).sampler.host == Host(0, 1)
+
+
+def test_without_transforms_targets_are_shifted_and_nothing_else_is_done(config):
+    del config["transforms"]
+    assert repr(grain_sft.load(config, host=HOST).transforms) == "(ShiftTargets(),)"
+    assert grain_sft.load({**config, "transforms": []}, host=HOST).transforms == ()
+
+
+@pytest.mark.parametrize(
+    ("item", "expected"),
+    [
+        ("ngram_filter", "NgramFilter(max_period=13, min_period=1, max_count=32)"),
+        ({"ngram_filter": None}, "NgramFilter(max_period=13, min_period=1, max_count=32)"),
+        ({"ngram_filter": {}}, "NgramFilter(max_period=13, min_period=1, max_count=32)"),
+        ({"ngram_filter": {"min_period": 2, "max_count": 9}}, "NgramFilter(max_period=13, min_period=2, max_count=9)"),
+        ({"shift_targets": {}}, "ShiftTargets()"),
+    ],
+)
+def test_a_transform_is_a_name_or_a_name_with_options(config, tmp_path, item, expected):
+    config["transforms"] = [item]
+    for given in (config, write(tmp_path / "a.yaml", config), write(tmp_path / "a.json", config)):
+        assert repr(grain_sft.load(given, host=HOST).transforms) == f"({expected},)"
+
+
+def test_a_batch_may_be_given_in_tokens(config):
+    del config["sampler"]["global_batch_size"]
+    for tokens, rows in ((6 * LENGTH, 6), (LENGTH, 1), (6 * LENGTH + 1, 6)):
+        sampler = {**config["sampler"], "global_batch_tokens": tokens}
+        assert grain_sft.load({**config, "sampler": sampler}, host=HOST).sampler.global_batch_size == rows
+
+
+@pytest.mark.parametrize(
+    ("sizes", "expected"),
+    [
+        ({}, "give one of global_batch_size (in rows) and global_batch_tokens"),
+        ({"global_batch_size": 6, "global_batch_tokens": 48}, "give one of global_batch_size (in rows)"),
+        (
+            {"global_batch_tokens": LENGTH - 1},
+            "global_batch_tokens is 7, less than one row of layout.sequence_length=8",
+        ),
+        ({"global_batch_tokens": -8}, "global_batch_tokens is -8, less than one row"),
+        ({"global_batch_size": 0}, "global_batch_size=0: expected an integer, 1 or more"),
+    ],
+)
+def test_a_batch_has_one_size(config, sizes, expected):
+    del config["sampler"]["global_batch_size"]
+    assert expected in error_of({**config, "sampler": {**config["sampler"], **sizes}})
+
+
+def test_what_a_config_states_goes_before_what_it_inherits(config, tmp_path):
+    write(tmp_path / "configs" / "base.yaml", config)
+    write(tmp_path / "configs" / "deep" / "middle.json", {"inherits": "../base.yaml", "sampler": {"seed": 9}})
+    top = {"inherits": "deep/middle.json", "layout": {"sequence_length": 4}, "transforms": ["shift_targets"]}
+    loaded = grain_sft.load(write(tmp_path / "configs" / "top.yaml", top), host=HOST)
+    expected = put(put(put(config, "sampler.seed", 9), "layout.sequence_length", 4), "transforms", ["shift_targets"])
+    same_batches(loaded, grain_sft.load(expected, host=HOST))
+
+
+def test_a_dict_inherits_from_the_working_directory(config, tmp_path, monkeypatch):
+    write(tmp_path / "configs" / "base.yaml", config)
+    monkeypatch.chdir(tmp_path)
+    loaded = grain_sft.load({"inherits": "configs/base.yaml", "sampler": {"seed": 9}}, host=HOST)
+    same_batches(loaded, grain_sft.load(put(config, "sampler.seed", 9), host=HOST))
+
+
+def test_a_batch_in_tokens_replaces_an_inherited_one_in_rows_and_the_other_way_round(config, tmp_path):
+    base = str(write(tmp_path / "base.yaml", config))
+    tokens = {"inherits": base, "sampler": {"global_batch_tokens": 2 * LENGTH}}
+    assert grain_sft.load(tokens, host=HOST).sampler.global_batch_size == 2
+    middle = str(write(tmp_path / "middle.yaml", tokens))
+    assert (
+        grain_sft.load({"inherits": middle, "sampler": {"global_batch_size": 5}}, host=HOST).sampler.rows(0).size == 5
+    )
+
+
+def test_inheriting_in_a_circle_is_an_error(config, tmp_path):
+    write(tmp_path / "self.yaml", {**config, "inherits": "self.yaml"})
+    write(tmp_path / "one.yaml", {"inherits": "two.yaml"})
+    write(tmp_path / "two.yaml", {"inherits": "./one.yaml"})
+    for given in (tmp_path / "self.yaml", tmp_path / "one.yaml", {"inherits": str(tmp_path / "two.yaml")}):
+        message = error_of(given)
+        assert "inherits itself, by way of" in message and str(tmp_path) in message
+
+
+@pytest.mark.parametrize("parent", [5, ["base.yaml"], True])
+def test_what_is_inherited_is_a_path(config, tmp_path, parent):
+    path = write(tmp_path / "a.yaml", {**config, "inherits": parent})
+    assert f"{path}: inherits is {parent!r}; expected the path of another config" in error_of(path)
+
+
+def test_a_parent_that_is_not_there_is_named(config, tmp_path):
+    path = write(tmp_path / "a.yaml", {**config, "inherits": "none.yaml"})
+    assert f"{tmp_path}/none.yaml: no such file" in error_of(path)
+
+
+@pytest.mark.parametrize(
+    ("place", "near"),
+    [
+        ("smapler", "sampler"),
+        ("transform", "transforms"),
+        ("corpus.pathremap", "path_remap"),
+        ("corpus.eos_id", "eos_token_id"),
+        ("corpus.d_type", "dtype"),
+        ("layout.sequence_len", "sequence_length"),
+        ("sampler.sed", "seed"),
+        ("sampler.global_batch", "global_batch_size"),
+        ("sampler.epoch", "epochs"),
+    ],
+)
+def test_an_unknown_key_is_an_error_with_the_nearest_that_there_is(config, tmp_path, place, near):
+    path = write(tmp_path / "a.yaml", put(config, place, 1))
+    message = error_of(path)
+    *section, key = place.split(".")
+    where = f"{path}: {section[0]}" if section else str(path)
+    assert message == f"{where}: unknown key {key!r}. The nearest that there is: {near!r}."
+
+
+@pytest.mark.parametrize("key", [5, None, True, 1.5])
+def test_a_key_of_yaml_that_is_no_text_is_an_unknown_one(config, tmp_path, key):
+    path = write(tmp_path / "a.yaml", {**config, key: 1})
+    assert f"{path}: unknown key {key!r}" in error_of(path)
+
+
+@pytest.mark.parametrize("section", ["corpus", "layout", "sampler"])
+def test_every_section_is_needed(config, tmp_path, section):
+    for value in ("absent", None, [], "text"):
+        changed = {key: stated for key, stated in config.items() if key != section}
+        if value != "absent":
+            changed[section] = value
+        path = write(tmp_path / "a.yaml", changed)
+        message = error_of(path)
+        assert f"{path}: {section} is {None if value == 'absent' else value!r}; expected a section with" in message
+
+
+@pytest.mark.parametrize("place", ["corpus.path", "layout.kind", "layout.sequence_length", "sampler.seed"])
+def test_every_required_key_is_needed(config, tmp_path, place):
+    section, key = place.split(".")
+    del config[section][key]
+    path = write(tmp_path / "a.yaml", config)
+    assert error_of(path) == f"{path}: {section} lacks the key {key!r}."
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "expected"),
+    [
+        ("corpus.path", 5, "str or list"),
+        ("corpus.path", None, "str or list"),
+        ("corpus.path", [5], "str"),
+        ("corpus.path", [["a.npy"]], "str"),
+        ("corpus.dtype", 32, "str"),
+        ("corpus.eos_token_id", "5", "int"),
+        ("corpus.eos_token_id", True, "int"),
+        ("corpus.eos_token_id", 5.0, "int"),
+        ("corpus.path_remap", "a=b", "dict"),
+        ("corpus.path_remap", {"a": 5}, "str"),
+        ("corpus.path_remap", {5: "a"}, "str"),
+        ("corpus.tokenizer", 5, "str"),
+        ("layout.sequence_length", "8", "int"),
+        ("layout.sequence_length", True, "int"),
+        ("layout.sequence_length", 8.0, "int"),
+        ("sampler.seed", "3", "int"),
+        ("sampler.seed", True, "int"),
+        ("sampler.seed", None, "int"),
+        ("sampler.global_batch_size", 6.0, "int"),
+        ("sampler.global_batch_size", False, "int"),
+        ("sampler.epochs", "2", "int"),
+        ("sampler.shuffle", 1, "bool"),
+        ("sampler.shuffle", "yes", "bool"),
+    ],
+)
+def test_a_value_of_the_wrong_kind_is_an_error(config, tmp_path, place, value, expected):
+    path = write(tmp_path / "a.yaml", put(config, place, value))
+    message = error_of(path)
+    assert message.startswith(f"{path}: {place}") and f"expected {expected}" in message
+    assert repr(value) in message or repr(5) in message or "['a.npy']" in message
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "among"),
+    [
+        ("layout.kind", "window", "windows"),
+        ("layout.kind", 5, "windows"),
+        ("sampler.order", "random", "shuffle"),
+        ("sampler.order", ["shuffle"], "shuffle"),
+        ("sampler.last_batch", "keep", "drop, fill"),
+        ("corpus.format", "parquet", "auto, files, mix, index"),
+    ],
+)
+def test_a_word_that_is_not_one_of_those_is_an_error_that_lists_them(config, tmp_path, place, value, among):
+    path = write(tmp_path / "a.yaml", put(config, place, value))
+    message = error_of(path)
+    assert message.startswith(f"{path}: {place} is {value!r}; expected one of ") and among in message
+
+
+@pytest.mark.parametrize(
+    ("transforms", "expected"),
+    [
+        ("shift_targets", "transforms is 'shift_targets'; expected a list"),
+        ({"shift_targets": {}}, "expected a list"),
+        (None, "transforms is None; expected a list"),
+        (["ngram_filtre"], "transforms: unknown key 'ngram_filtre'. The nearest that there is: 'ngram_filter'"),
+        ([{"shift_target": {}}], "transforms: unknown key 'shift_target'. The nearest that there is: 'shift_targets'"),
+        ([5], "transforms: 5; expected a name, or one name with its options"),
+        ([{"ngram_filter": {}, "shift_targets": {}}], "expected a name, or one name with its options"),
+        ([{"ngram_filter": [1]}], "expected a name, or one name with its options"),
+        (
+            [{"ngram_filter": {"maxperiod": 5}}],
+            "transforms.ngram_filter: unknown key 'maxperiod'. The nearest that there",
+        ),
+        ([{"ngram_filter": {"max_period": "5"}}], "transforms.ngram_filter.max_period is '5'; expected int"),
+        ([{"ngram_filter": {"max_period": True}}], "transforms.ngram_filter.max_period is True; expected int"),
+        ([{"shift_targets": {"by": 1}}], "transforms.shift_targets: unknown key 'by'. It takes none."),
+    ],
+)
+def test_a_wrong_transform_is_an_error(config, tmp_path, transforms, expected):
+    path = write(tmp_path / "a.yaml", {**config, "transforms": transforms})
+    message = error_of(path)
+    assert message.startswith(f"{path}: ") and expected in message
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "expected"),
+    [
+        ("layout.sequence_length", 0, "sequence_length=0: expected a positive number"),
+        ("layout.sequence_length", 10_000, "leaves no row"),
+        ("corpus.dtype", "int32", "uint32"),
+        ("corpus.path", "none.txt", "none.txt"),
+        ("corpus.path", [], "empty list of files"),
+        ("sampler.global_batch_size", 100, "100"),
+        ("sampler.seed", -1, "seed=-1"),
+        ("transforms", [{"ngram_filter": {"max_period": 0}}], "1 <= min_period <= max_period"),
+    ],
+)
+def test_what_a_config_describes_wrongly_is_an_error_too(config, place, value, expected):
+    assert expected in error_of(put(config, place, value))
+
+
+@pytest.mark.parametrize(
+    ("where", "patterns"),
+    [
+        ("a.npy", ["a.npy"]),
+        (["b.npy", "a.npy"], ["b.npy", "a.npy"]),
+        ("*.npy", ["a.npy", "b.npy"]),
+        (".", ["a.npy", "b.npy"]),
+    ],
+    ids=["file", "list", "glob", "directory"],
+)
+def test_relative_token_paths_start_at_the_working_directory_or_at_the_configs_folder(
+    config, data, monkeypatch, tmp_path, where, patterns
+):
+    path = write(data / "a.yaml", put(config, "corpus.path", where))
+    expected = [os.path.realpath(data / name) for name in patterns]
+    (tmp_path / "empty").mkdir()
+    for folder in (data, tmp_path / "empty") if where != "." else (data,):
+        monkeypatch.chdir(folder)
+        found = grain_sft.load(path, host=HOST).source.layout.corpus.shards
+        assert [os.path.realpath(shard.path) for shard in found] == expected
+
+
+def test_the_working_directory_goes_before_the_configs_folder(config, data, write_tokens, tmp_path, monkeypatch):
+    for where in ("a.npy", "*.npy"):
+        path = write(data / "a.yaml", put(config, "corpus.path", where))
+        here = write_tokens("here/a.npy", range(100), "uint16")
+        monkeypatch.chdir(tmp_path / "here")
+        (shard,) = grain_sft.load(path, host=HOST).source.layout.corpus.shards
+        assert os.path.realpath(shard.path) == os.path.realpath(here)
+
+
+def test_a_relative_path_that_is_nowhere_is_named(config, data, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for where in ("none.txt", "none/*.npy"):
+        assert where in error_of(write(data / "a.yaml", put(config, "corpus.path", where)))
+
+
+@pytest.mark.parametrize("text", ["", "{", "corpus: {path: a", "{'corpus': 1}", '{"a": 1,}', "[" * 100_000])
+def test_what_is_no_json_is_an_error(tmp_path, text):
+    path = tmp_path / "a.json"
+    path.write_text(text)
+    message = error_of(path)
+    assert message.startswith(f"{path}: not JSON: ") and "A YAML config is named .yaml" in message
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "corpus: {path: a",
+        "a: b: c",
+        "\t- x",
+        "corpus: *nothing",
+        "corpus: !!python/object:os.system {}",
+        "a: 2024-13-45",
+        "a: !!int x",
+        "a: !!bool x",
+        "a: !!timestamp x",
+        "a: !!binary ä",
+        "{[1]: 2}",
+        "\0",
+        "[" * 2_000,
+    ],
+)
+def test_what_is_no_yaml_is_an_error(tmp_path, text):
+    path = tmp_path / "a.yaml"
+    path.write_text(text)
+    assert error_of(path).startswith(f"{path}: not YAML: ")
+
+
+@pytest.mark.parametrize(("text", "kind"), [("[]", "list"), ("5", "int"), ("null", "NoneType"), ('"corpus"', "str")])
+def test_what_is_no_mapping_is_an_error(tmp_path, text, kind):
+    for name in ("a.json", "a.yaml"):
+        (tmp_path / name).write_text(text)
+        message = error_of(tmp_path / name)
+        assert message == f"{tmp_path / name}: expected sections corpus, layout, sampler; found a {kind}."
+
+
+def test_an_empty_yaml_file_is_no_mapping(tmp_path):
+    (tmp_path / "a.yaml").write_text("# nothing\n")
+    assert "expected sections corpus, layout, sampler; found a NoneType" in error_of(tmp_path / "a.yaml")
+
+
+def test_an_empty_config_lacks_its_first_section():
+    assert "config: corpus is None; expected a section with path" in error_of({})
+
+
+def test_a_config_that_cant_be_read_is_named(tmp_path):
+    (tmp_path / "latin.yaml").write_bytes(b"a: \xff")
+    (tmp_path / "folder.yaml").mkdir()
+    for name, expected in (
+        ("none.yaml", "no such file"),
+        ("none.json", "no such file"),
+        ("folder.yaml", "can't be read"),
+        ("latin.yaml", "byte 3 is not UTF-8"),
+    ):
+        message = error_of(tmp_path / name)
+        assert f"{tmp_path / name}" in message and expected in message
+
+
+def test_yaml_runs_nothing(tmp_path):
+    path = tmp_path / "a.yaml"
+    path.write_text(f"corpus: !!python/object/apply:pathlib.Path.touch [{tmp_path / 'touched'}]")
+    error_of(path)
+    assert not Path(tmp_path / "touched").exists()
+
+
+def test_mistakes_of_a_config_are_config_errors(config):
+    for changed in (put(config, "layout.kind", "x"), put(config, "x", 1), put(config, "corpus.path", [5])):
+        with pytest.raises(ConfigError):
+            grain_sft.load(changed, host=HOST)

@@ -1,0 +1,183 @@
+"""Files that appear whole or not at all, and the names of files."""
+
+from __future__ import annotations
+
+import os
+import stat
+import threading
+from pathlib import Path
+
+import pytest
+
+import grain_sft
+from grain_sft import files
+from grain_sft.errors import CorpusFileError, StorageError
+
+
+def listing(folder):
+    return sorted(os.path.join(parent, name) for parent, _, names in os.walk(folder) for name in names)
+
+
+def test_a_file_appears_whole_when_the_block_ends(tmp_path):
+    path = tmp_path / "out.txt"
+    with files.atomic_write(path) as file:
+        file.write("zwölf\n")
+        file.flush()
+        assert not path.exists()
+    assert path.read_bytes() == "zwölf\n".encode()
+    assert listing(tmp_path) == [str(path)]
+
+
+def test_bytes_are_written_in_mode_wb(tmp_path):
+    with files.atomic_write(str(tmp_path / "out"), "wb") as file:
+        file.write(b"\xff\0")
+    assert (tmp_path / "out").read_bytes() == b"\xff\0"
+
+
+def test_the_old_file_is_there_until_the_new_one_is_whole(tmp_path):
+    path = tmp_path / "out.txt"
+    path.write_text("old")
+    with files.atomic_write(path) as file:
+        file.write("new")
+        assert path.read_text() == "old"
+    assert path.read_text() == "new"
+
+
+def test_folders_are_made_as_needed(tmp_path):
+    path = tmp_path / "a" / "b" / "out.txt"
+    with files.atomic_write(path) as file:
+        file.write("x")
+    assert listing(tmp_path) == [str(path)]
+
+
+def test_the_file_has_the_permissions_that_any_new_file_has(tmp_path):
+    (tmp_path / "plain").touch()
+    with files.atomic_write(tmp_path / "out"):
+        pass
+    assert stat.S_IMODE((tmp_path / "out").stat().st_mode) == stat.S_IMODE((tmp_path / "plain").stat().st_mode)
+
+
+@pytest.mark.parametrize("failure", [RuntimeError, KeyboardInterrupt, ZeroDivisionError])
+@pytest.mark.parametrize("old", ["old", None])
+def test_an_exception_inside_leaves_the_old_file_and_nothing_else(tmp_path, failure, old):
+    path = tmp_path / "out.txt"
+    if old:
+        path.write_text(old)
+    before = listing(tmp_path)
+    with pytest.raises(failure), files.atomic_write(path) as file:
+        file.write("new")
+        raise failure
+    assert listing(tmp_path) == before
+    assert not old or path.read_text() == old
+
+
+def test_an_error_of_the_disk_inside_is_a_storage_error_that_names_the_file(tmp_path):
+    path = tmp_path / "out.txt"
+    path.write_text("old")
+    expected = r"out\.txt: can't be written \(No space left on device\)"
+    with pytest.raises(StorageError, match=expected) as error, files.atomic_write(path):
+        raise OSError(28, "No space left on device")
+    assert str(path) in str(error.value)
+    assert path.read_text() == "old" and listing(tmp_path) == [str(path)]
+
+
+def test_an_error_about_another_file_inside_stays_what_it_is(tmp_path):
+    with pytest.raises(CorpusFileError, match="shard 3 is gone"), files.atomic_write(tmp_path / "out.txt"):
+        raise CorpusFileError("shard 3 is gone")
+    assert listing(tmp_path) == []
+
+
+@pytest.mark.parametrize("target", ["file/out.txt", "file/deeper/out.txt", "folder", "x" * 300])
+def test_a_place_where_no_file_can_be_is_a_storage_error(tmp_path, target):
+    (tmp_path / "file").write_text("in the way")
+    (tmp_path / "folder").mkdir()
+    before = listing(tmp_path)
+    with pytest.raises(StorageError, match="can't be written") as error, files.atomic_write(tmp_path / target) as file:
+        file.write("new")
+    assert isinstance(error.value, grain_sft.GrainSftError) and isinstance(error.value, OSError)
+    assert str(tmp_path / target) in str(error.value)
+    assert listing(tmp_path) == before
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root writes everywhere")
+def test_a_folder_without_permission_is_a_storage_error(tmp_path):
+    tmp_path.chmod(0o500)
+    with pytest.raises(StorageError, match="can't be written"), files.atomic_write(tmp_path / "out.txt"):
+        pass
+
+
+def test_a_url_is_a_storage_error_and_makes_no_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    expected = r"gs://bucket/out\.txt: is remote; expected a local path"
+    with pytest.raises(StorageError, match=expected), files.atomic_write("gs://bucket/out.txt"):
+        pass
+    assert not list(tmp_path.iterdir())
+
+
+def test_two_writers_at_once_leave_one_of_their_files_whole(tmp_path):
+    path = tmp_path / "out.txt"
+    barrier = threading.Barrier(8, timeout=30)
+
+    def write(number):
+        with files.atomic_write(path) as file:
+            file.write(str(number) * 100_000)
+            barrier.wait()
+
+    threads = [threading.Thread(target=write, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert path.read_text() in {str(number) * 100_000 for number in range(8)}
+    assert listing(tmp_path) == [str(path)]
+
+
+@pytest.mark.parametrize(
+    ("path", "remote", "normal"),
+    [
+        ("gs://bucket/a.npy", True, "gs://bucket/a.npy"),
+        ("s3://bucket/~/a.npy", True, "s3://bucket/~/a.npy"),
+        ("file:///a/b.npy", False, "/a/b.npy"),
+        ("~/a.npy", False, "/home/me/a.npy"),
+        ("a/b.npy", False, "a/b.npy"),
+        ("C://a.npy", False, "C://a.npy"),
+        ("/odd/x://y", False, "/odd/x://y"),
+        (Path("a") / "b.npy", False, "a/b.npy"),
+    ],
+)
+def test_what_is_remote_and_what_is_local(monkeypatch, path, remote, normal):
+    monkeypatch.setenv("HOME", "/home/me")
+    assert files.is_remote(os.fspath(path)) is remote
+    assert files.normalize(path) == normal
+
+
+def test_text_is_utf_8_with_or_without_a_byte_order_mark(tmp_path):
+    path = tmp_path / "a.txt"
+    for mark in (b"", b"\xef\xbb\xbf"):
+        path.write_bytes(mark + "zwölf".encode())
+        assert files.read_text(str(path)) == "zwölf"
+
+
+def test_text_that_cant_be_read_is_an_error_that_names_the_file(tmp_path):
+    (tmp_path / "latin").write_bytes("zwölf".encode("latin1"))
+    for name, expected in (
+        ("none", "no such file"),
+        ("", "can't be read"),
+        ("a\0b", "can't be read"),
+        ("latin", "byte 2 is not UTF-8"),
+    ):
+        path = os.path.join(tmp_path, name)
+        with pytest.raises(CorpusFileError, match=expected) as error:
+            files.read_text(path)
+        assert path in str(error.value)
+
+
+def test_the_cache_is_where_the_environment_says(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv(files.CACHE_DIR_VARIABLE, raising=False)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    assert files.cache_dir() == tmp_path / ".cache" / "grain_sft"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    assert files.cache_dir() == tmp_path / "xdg" / "grain_sft"
+    monkeypatch.setenv(files.CACHE_DIR_VARIABLE, "~/mine")
+    assert files.cache_dir() == tmp_path / "mine"

@@ -1,0 +1,310 @@
+"""NpyDataSource: the arrays of a row or of many, from any thread and any process."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pathlib
+import pickle
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import grain
+import numpy as np
+import pytest
+
+import grain_sft
+from grain_sft.layout import FILL_ROW
+
+DTYPES = ("uint8", "uint16", "uint32", "uint64")
+LENGTH = 16
+KEYS = {"tokens": None, "loss_mask": np.bool_, "segment_ids": np.int32, "positions": np.int32}
+
+
+@pytest.fixture
+def make(write_tokens):
+    """`make(counts, dtype)`: an opened corpus of files with random tokens, and its rows as they should be."""
+
+    def make(counts, dtype="uint32", name="data"):
+        random = np.random.default_rng(len(counts))
+        highest = min(np.iinfo(dtype).max, 1 << 40)
+        arrays = [random.integers(0, highest, count, dtype, endpoint=True) for count in counts]
+        listed = [write_tokens(f"{name}/{n}.npy", array, dtype) for n, array in enumerate(arrays)]
+        rows = [array[: len(array) // LENGTH * LENGTH].reshape(-1, LENGTH) for array in arrays]
+        return grain_sft.open_corpus(listed, dtype=dtype), np.concatenate(rows)
+
+    return make
+
+
+def source_of(corpus, **options):
+    return grain_sft.NpyDataSource(grain_sft.WindowLayout(corpus, LENGTH), **options)
+
+
+def descriptors(folder):
+    """Open files of this process below `folder`."""
+    found = []
+    for fd in os.listdir("/proc/self/fd"):
+        try:
+            found.append(os.readlink(f"/proc/self/fd/{fd}"))
+        except OSError:
+            continue  # closed meanwhile
+    return [link for link in found if link.startswith(str(folder))]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_row_alone_is_the_row_in_a_batch(make, dtype):
+    corpus, rows = make([100, 5, 64, 0, 77], dtype)
+    source = source_of(corpus)
+    assert len(source) == len(rows)
+    for number, row in enumerate(rows):
+        element, batch = source[number], source.read([number])
+        assert list(element) == list(batch) == list(KEYS)
+        for key, kind in KEYS.items():
+            assert element[key].shape == (LENGTH,) and batch[key].shape == (1, LENGTH)
+            assert element[key].dtype == batch[key].dtype == (kind or np.dtype(dtype))
+            np.testing.assert_array_equal(element[key], batch[key][0])
+        np.testing.assert_array_equal(element["tokens"], row)
+        assert element["loss_mask"].all() and (element["segment_ids"] == 1).all()
+        np.testing.assert_array_equal(element["positions"], np.arange(LENGTH))
+
+
+def test_rows_come_in_the_order_asked_for_as_often_as_asked_for(make):
+    corpus, rows = make([100, 64, 77])
+    source = source_of(corpus)
+    for wanted in ([3, 0, 3, 3, 12, 1], range(len(rows)), range(len(rows) - 1, -1, -1), (5,)):
+        batch = source.read(wanted)
+        assert all(array.shape == (len(wanted), LENGTH) for array in batch.values())
+        np.testing.assert_array_equal(batch["tokens"], rows[list(wanted)])
+
+
+def test_no_rows_are_an_empty_batch(make):
+    source = source_of(make([100])[0])
+    for nothing in ([], (), np.zeros(0, np.int64), range(0)):
+        batch = source.read(nothing)
+        assert {key: (array.shape, array.dtype) for key, array in batch.items()} == {
+            key: ((0, LENGTH), np.dtype(kind or np.uint32)) for key, kind in KEYS.items()
+        }
+
+
+@pytest.mark.parametrize("kind", [np.int8, np.uint8, np.int32, np.uint32, np.int64, np.uint64])
+def test_indices_may_be_any_integers_of_numpys(make, kind):
+    corpus, rows = make([100, 64])
+    source = source_of(corpus)
+    np.testing.assert_array_equal(source[kind(7)]["tokens"], rows[7])
+    np.testing.assert_array_equal(source.read(np.array([7, 0], kind))["tokens"], rows[[7, 0]])
+    np.testing.assert_array_equal(source.read([kind(7), 0])["tokens"], rows[[7, 0]])
+
+
+def test_a_row_is_a_copy_that_may_be_written_to(make, tmp_path):
+    corpus, rows = make([100, 64])
+    source = source_of(corpus)
+    before = {path: path.read_bytes() for path in (tmp_path / "data").iterdir()}
+    element, batch = source[2], source.read([2, 3])
+    for array in element.values():
+        array[:] = 0
+    batch["tokens"][:] = 0
+    again = source[2]
+    np.testing.assert_array_equal(again["tokens"], rows[2])
+    assert again["loss_mask"].all() and (again["segment_ids"] == 1).all() and again["positions"][-1] == LENGTH - 1
+    np.testing.assert_array_equal(source.read([2, 3])["tokens"], rows[[2, 3]])
+    assert before == {path: path.read_bytes() for path in (tmp_path / "data").iterdir()}
+
+
+def test_what_batches_share_cant_be_written_to(make):
+    source = source_of(make([100])[0])
+    one, other = source.read([0, 1]), source.read([2, 3])
+    assert one["tokens"].flags.writeable and not np.shares_memory(one["tokens"], other["tokens"])
+    for key in ("loss_mask", "segment_ids", "positions"):
+        if np.shares_memory(one[key], other[key]):
+            with pytest.raises(ValueError, match="read-only"):
+                one[key][:] = 0
+
+
+@pytest.mark.parametrize("wanted", [[FILL_ROW], [0, FILL_ROW, 3], [FILL_ROW] * 4, [2, 1, FILL_ROW, FILL_ROW]])
+def test_a_fill_row_holds_nothing_and_takes_no_loss(make, wanted):
+    corpus, rows = make([100, 64])
+    source = source_of(corpus)
+    batch = source.read(wanted)
+    plain = source.read([max(row, 0) for row in wanted])
+    for place, row in enumerate(wanted):
+        for key, array in batch.items():
+            assert array.dtype == plain[key].dtype and array.shape == plain[key].shape
+            if row == FILL_ROW:
+                assert not array[place].any()
+            else:
+                np.testing.assert_array_equal(array[place], plain[key][place])
+    np.testing.assert_array_equal(source.read([0, 1])["loss_mask"], np.ones((2, LENGTH), bool))
+    assert not any(array.any() for array in source[FILL_ROW].values())
+    assert rows[0].any()
+
+
+@pytest.mark.parametrize("wrong", [-2, -100, 10, 11, 1 << 40])
+def test_a_row_that_is_not_there_is_an_index_error(make, wrong):
+    source = source_of(make([100, 64])[0])
+    assert len(source) == 10
+    for read in (lambda: source[wrong], lambda: source.read([0, wrong, 3]), lambda: source.read([FILL_ROW, wrong])):
+        with pytest.raises(grain_sft.GrainSftError, match=rf"row {wrong} of .*: expected 0 to 9\.") as error:
+            read()
+        assert isinstance(error.value, IndexError)
+
+
+@pytest.mark.parametrize("wrong", [1 << 63, -(1 << 63) - 1, 1 << 80])
+def test_a_row_beyond_64_bits_is_an_index_error_too(make, wrong):
+    source = source_of(make([100])[0])
+    with pytest.raises(grain_sft.GrainSftError) as error:
+        source.read([wrong])
+    assert isinstance(error.value, IndexError)
+
+
+def test_an_unsigned_index_beyond_int64_is_no_fill_row(make):
+    source = source_of(make([100])[0])
+    with pytest.raises(IndexError):
+        source.read(np.array([(1 << 64) - 1], np.uint64))
+
+
+@pytest.mark.parametrize("wrong", [1.5, "0", [0.5]])
+def test_an_index_that_is_no_integer_is_an_error(make, wrong):
+    source = source_of(make([100])[0])
+    with pytest.raises((TypeError, ValueError, IndexError)):
+        source[wrong]
+
+
+@pytest.mark.parametrize("limit", [1, 2, 5])
+def test_no_more_files_stay_open_than_allowed(make, tmp_path, limit):
+    corpus, rows = make([64] * 20)
+    source = source_of(corpus, max_open_files=limit)
+    order = np.random.default_rng(0).permutation(len(rows))
+    for number in order:
+        np.testing.assert_array_equal(source[int(number)]["tokens"], rows[number])
+        assert 1 <= len(descriptors(tmp_path)) <= limit
+    np.testing.assert_array_equal(source.read(order)["tokens"], rows[order])
+    assert len(descriptors(tmp_path)) <= limit
+    del source
+    assert not descriptors(tmp_path)
+
+
+def test_files_are_opened_when_they_are_read_and_not_before(make, tmp_path):
+    corpus, _ = make([64] * 20)
+    source = source_of(corpus)
+    assert not descriptors(tmp_path)
+    source.read([0, 5, 1])
+    assert len(descriptors(tmp_path)) == 2
+
+
+def test_eight_threads_with_two_open_files_read_the_right_rows(make, tmp_path):
+    threads, limit = 8, 2
+    corpus, rows = make([64] * 20)
+    source = source_of(corpus, max_open_files=limit)
+    most, finished = [], threading.Event()
+
+    def watch():
+        while not finished.is_set():
+            most.append(len(descriptors(tmp_path)))
+
+    def work(seed):
+        random = np.random.default_rng(seed)
+        for _ in range(150):
+            wanted = random.integers(0, len(rows), 4)
+            np.testing.assert_array_equal(source.read(wanted)["tokens"], rows[wanted])
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        with ThreadPoolExecutor(threads) as pool:
+            list(pool.map(work, range(threads)))
+    finally:
+        finished.set()
+        watcher.join()
+    assert max(most) <= limit + threads  # a file in another thread's hands closes when that read is done
+    assert len(descriptors(tmp_path)) <= limit
+
+
+def test_a_pickle_holds_no_file_and_is_as_small_after_use_as_before(make, tmp_path):
+    corpus, rows = make([1000] * 4)
+    source = source_of(corpus)
+    before = pickle.dumps(source)
+    source.read(range(len(rows)))
+    after = pickle.dumps(source)
+    assert abs(len(after) - len(before)) < 200 and len(after) < 4000
+    open_before = len(descriptors(tmp_path))
+    again = pickle.loads(after)
+    assert len(descriptors(tmp_path)) == open_before
+    np.testing.assert_array_equal(again.read([3, 100])["tokens"], rows[[3, 100]])
+    assert repr(again) == repr(source) and len(again) == len(source)
+
+
+def test_a_pickle_keeps_the_number_of_open_files(make, tmp_path):
+    corpus, rows = make([64] * 6)
+    source = pickle.loads(pickle.dumps(source_of(corpus, max_open_files=2)))
+    source.read(range(len(rows)))
+    assert len(descriptors(tmp_path)) == 2
+
+
+def read_tokens(source, rows):
+    return source.read(rows)["tokens"]
+
+
+def test_a_source_in_use_is_read_by_a_spawned_process_as_well(make):
+    corpus, rows = make([100, 64])
+    source = source_of(corpus)
+    source.read([0, 7])
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        found = pool.apply_async(read_tokens, (source, [7, 0, FILL_ROW])).get(timeout=60)
+    np.testing.assert_array_equal(found, [rows[7], rows[0], np.zeros(LENGTH)])
+
+
+@pytest.mark.parametrize("size", [0, 4, 200, 256])
+def test_a_file_that_is_cut_short_while_in_use_is_an_error(make, size):
+    corpus, rows = make([100, 64, 64])
+    source = source_of(corpus)
+    source.read(range(len(rows)))
+    path = corpus.shards[0].path
+    os.truncate(path, size)
+    with pytest.raises(grain_sft.GrainSftError, match="cut short while in use") as error:
+        source.read([5, 7])
+    assert isinstance(error.value, OSError)
+    assert f"{path}: the file has {size} bytes, expected 400: it was" in str(error.value)
+    np.testing.assert_array_equal(source.read([6, 7])["tokens"], rows[[6, 7]])
+
+
+def test_a_file_that_is_gone_or_changed_before_it_is_read_is_an_error(make, tmp_path):
+    corpus, rows = make([100, 64, 64, 64])
+    source = source_of(corpus)
+    os.truncate(corpus.shards[0].path, 396)
+    os.unlink(corpus.shards[1].path)
+    (tmp_path / "data" / "2.npy").write_bytes(bytes(256))
+    for row, expected in (
+        (0, "shrank since it was indexed: 396 bytes, expected 400"),
+        (6, "No such file"),
+        (10, "replaced"),
+    ):
+        with pytest.raises(grain_sft.GrainSftError, match=expected) as error:
+            source[row]
+        assert corpus.shards[[0, 6, 10].index(row)].path in str(error.value)
+    np.testing.assert_array_equal(source[15]["tokens"], rows[15])
+
+
+def test_a_file_that_was_replaced_by_its_equal_is_read(make):
+    corpus, rows = make([100])
+    path = pathlib.Path(corpus.shards[0].path)
+    data = path.read_bytes()
+    path.unlink()
+    path.write_bytes(data)
+    np.testing.assert_array_equal(source_of(corpus)[0]["tokens"], rows[0])
+
+
+def test_equal_sources_say_the_same_of_themselves_wherever_their_files_are(make):
+    one, other = make([100, 64])[0], make([100, 64], name="elsewhere")[0]
+    assert repr(source_of(one)) == repr(source_of(one)) == repr(source_of(other, max_open_files=3))
+    assert one.fingerprint in repr(source_of(one)) and str(LENGTH) in repr(source_of(one))
+    assert repr(source_of(one)) != repr(source_of(make([64, 100])[0]))
+    assert repr(source_of(one)) != repr(grain_sft.NpyDataSource(grain_sft.WindowLayout(one, LENGTH + 1)))
+
+
+def test_it_is_a_source_of_grains(make):
+    corpus, rows = make([100, 64])
+    source = source_of(corpus)
+    assert isinstance(source, grain.sources.RandomAccessDataSource)
+    dataset = grain.MapDataset.source(source)
+    assert len(dataset) == len(rows)
+    np.testing.assert_array_equal(dataset[9]["tokens"], rows[9])
