@@ -64,7 +64,7 @@ def load(config: str | os.PathLike[str] | Mapping[str, Any], *, host: Host | Non
 
     Args:
       config: path of a .json file or, with the extra `yaml`, of a .yaml file; or the same as a dict. Relative paths of
-        token files start at the working directory or, if nothing is there, at the config's folder; `inherits: other`
+        token files start at the config's folder or, if nothing is there, at the working directory; `inherits: other`
         starts at the config's folder, and what the config itself states goes before what it inherits.
       host: which of the data-loading processes this is; None asks JAX (and so starts its backend).
 
@@ -178,12 +178,10 @@ def _overlay(base: Mapping[str, Any], top: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _locate(path: str, folder: str) -> str:
-    """A token path of a config: as it is, if it is absolute, remote or there; else below the config's folder."""
+    """A token path of a config: below the config's folder, if it is relative and there; else as it is."""
     path = files.normalize(path)
-    beside = os.path.join(folder, path)
-    if files.is_remote(path) or os.path.isabs(path) or _is_there(path) or not _is_there(beside):
-        return path
-    return beside
+    beside = path if files.is_remote(path) else os.path.join(folder, path)
+    return beside if _is_there(beside) else path
 
 
 def _is_there(path: str) -> bool:

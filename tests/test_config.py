@@ -355,7 +355,7 @@ def test_what_a_config_describes_wrongly_is_an_error_too(config, place, value, e
     ],
     ids=["file", "list", "glob", "directory"],
 )
-def test_relative_token_paths_start_at_the_working_directory_or_at_the_configs_folder(
+def test_relative_token_paths_start_at_the_configs_folder_or_at_the_working_directory(
     config, data, monkeypatch, tmp_path, where, patterns
 ):
     path = write(data / "a.yaml", put(config, "corpus.path", where))
@@ -367,13 +367,16 @@ def test_relative_token_paths_start_at_the_working_directory_or_at_the_configs_f
         assert [os.path.realpath(shard.path) for shard in found] == expected
 
 
-def test_the_working_directory_goes_before_the_configs_folder(config, data, write_tokens, tmp_path, monkeypatch):
+def test_the_configs_folder_goes_before_the_working_directory(config, data, write_tokens, tmp_path, monkeypatch):
     for where in ("a.npy", "*.npy"):
         path = write(data / "a.yaml", put(config, "corpus.path", where))
         here = write_tokens("here/a.npy", range(100), "uint16")
         monkeypatch.chdir(tmp_path / "here")
-        (shard,) = grain_sft.load(path, host=HOST).source.layout.corpus.shards
-        assert os.path.realpath(shard.path) == os.path.realpath(here)
+        shard = grain_sft.load(path, host=HOST).source.layout.corpus.shards[0]
+        assert os.path.realpath(shard.path) == os.path.realpath(data / "a.npy")
+    nowhere = write(tmp_path / "elsewhere" / "a.yaml", put(config, "corpus.path", "a.npy"))
+    (shard,) = grain_sft.load(nowhere, host=HOST).source.layout.corpus.shards
+    assert os.path.realpath(shard.path) == os.path.realpath(here)
 
 
 def test_a_relative_path_that_is_nowhere_is_named(config, data, tmp_path, monkeypatch):

@@ -66,6 +66,25 @@ def measure(paths: list[str], length: int, batch: int, seconds: float, repeats: 
     return figures
 
 
+def waits(paths: list[str], length: int, batch: int, step_seconds: float = 0.01, steps: int = 200) -> float:
+    """Median seconds that a trainer waits for a batch made ahead by threads, whose own step takes `step_seconds`."""
+    source = NpyDataSource(WindowLayout(open_corpus(paths, dtype="uint32"), length))
+    sampler = IndexSampler(len(source), global_batch_size=batch, seed=SEED)
+    batches = Pipeline(source, sampler, [NgramFilter(), ShiftTargets()]).iter()
+    times = []
+    for _ in range(steps):
+        time.sleep(step_seconds)  # an accelerator at work
+        begin = time.perf_counter()
+        next(batches)
+        times.append(time.perf_counter() - begin)
+    batches.close()
+    wait = statistics.median(times)
+    print(
+        f"\na trainer whose step takes {step_seconds * 1e3:.0f} ms waits {wait * 1e3:.3f} ms for its batch (filter on)"
+    )
+    return wait
+
+
 def report(figures: dict[str, list[float]], tokens: int) -> dict[str, dict[str, float]]:
     """Print a table of the medians; returns them."""
     medians = {name: statistics.median(times) for name, times in figures.items()}

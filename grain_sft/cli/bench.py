@@ -39,6 +39,7 @@ def run(options: argparse.Namespace) -> int:
         paths = throughput.make_tokens(folder, options.files, options.tokens)
         rows = throughput.measure(paths, options.sequence_length, options.batch_size, options.seconds, options.repeats)
         figures["throughput"] = throughput.report(rows, options.sequence_length * options.batch_size)
+        figures["wait_s"] = throughput.waits(paths, options.sequence_length, options.batch_size)
         if not options.no_startup:
             figures["startup"] = startup.report(startup.measure(folder, (8, 950), options.repeats))
         if not options.no_orders:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-DEFAULT_STEPS = 60
+DEFAULT_STEPS = 48
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -21,7 +21,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--dir", default="grain_sft_demo", help="folder for everything it makes: new, empty, or an earlier demo's"
     )
     parser.add_argument(
-        "--steps", type=steps, default=DEFAULT_STEPS, help=f"steps of training, {MIN_STEPS} or more (default: 60)"
+        "--steps",
+        type=steps,
+        default=DEFAULT_STEPS,
+        help=f"steps of training, {MIN_STEPS} or more (default: {DEFAULT_STEPS})",
     )
     parser.add_argument("--seed", type=seed, default=0, help="of the order of rows and of the model (default: 0)")
 

@@ -1,0 +1,86 @@
+"""Checkpoints: parameters and optimiser moments, and in the name the number of steps done. No data state at all."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from grain_sft.demo.folder import writing
+from grain_sft.demo.model import ModelConfig, Params, init_params
+from grain_sft.errors import StorageError
+from grain_sft.files import atomic_write
+
+_NAME = re.compile(r"step-(\d{8})\.npz")
+
+
+@dataclasses.dataclass(frozen=True)
+class State:
+    """What a step changes; all float32 and of the parameters' shapes.
+
+    Attributes:
+      params: of the model.
+      mean: Adam's running mean of the gradients.
+      square: Adam's running mean of their squares.
+    """
+
+    params: Params
+    mean: Params
+    square: Params
+
+
+jax.tree_util.register_dataclass(State, ["params", "mean", "square"], [])
+
+
+def init_state(config: ModelConfig, seed: int) -> State:
+    """The state before step 0: a pure function of its arguments."""
+    params = init_params(config, seed)
+    zeros = [{name: jnp.asarray(np.zeros(value.shape, np.float32)) for name, value in params.items()} for _ in range(2)]
+    return State(params, *zeros)
+
+
+def save(folder: Path, step: int, state: State) -> None:
+    """Write the checkpoint after `step` steps, which appears whole or not at all.
+
+    Raises:
+      StorageError: the disk is full or can't be written to.
+    """
+    arrays = {
+        f"{field.name}/{name}": np.asarray(value)
+        for field in dataclasses.fields(state)
+        for name, value in getattr(state, field.name).items()
+    }
+    path = folder / f"step-{step:08d}.npz"
+    with writing(path), atomic_write(path, "wb") as file:
+        np.savez(file, **arrays)  # type: ignore[arg-type]
+
+
+def steps(folder: Path) -> Sequence[int]:
+    """Steps of the checkpoints in `folder`, ascending; none where there is no such folder."""
+    if not folder.is_dir():
+        return []
+    return sorted(int(match[1]) for path in folder.iterdir() if (match := _NAME.fullmatch(path.name)))
+
+
+def load(folder: Path, step: int) -> State:
+    """The state after `step` steps.
+
+    Raises:
+      StorageError: there is no such checkpoint, or it can't be read.
+    """
+    path = folder / f"step-{step:08d}.npz"
+    parts: dict[str, Params] = {field.name: {} for field in dataclasses.fields(State)}
+    try:
+        with np.load(path, allow_pickle=False) as arrays:
+            for key in arrays.files:
+                part, name = key.split("/")
+                parts[part][name] = jnp.asarray(arrays[key])
+    except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+        raise StorageError(f"{path}: can't be read as a checkpoint ({error}).") from error
+    return State(**parts)

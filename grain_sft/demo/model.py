@@ -1,0 +1,130 @@
+"""A small decoder-only transformer in plain JAX, float32, that reads grain_sft's batches."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+Params = dict[str, jax.Array]
+Batch = Mapping[str, Any]
+"""Arrays [rows, L], as `ShiftTargets` makes them."""
+
+_ROPE_BASE = 10_000.0
+_MASKED = -1e30
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelConfig:
+    """Sizes of the model.
+
+    Attributes:
+      vocab_size: rows of the embedding, which is the output matrix too.
+      width: of the residual stream.
+      heads: of attention, each `width // heads` wide; that is an even number.
+      layers: blocks of attention and MLP.
+      hidden: width inside the MLP.
+    """
+
+    vocab_size: int
+    width: int = 128
+    heads: int = 4
+    layers: int = 2
+    hidden: int = 512
+
+
+def init_params(config: ModelConfig, seed: int) -> Params:
+    """Parameters of the model, float32: `embedding` [vocab, width], `final_norm` [width], the rest [layers, ...].
+
+    A pure function of its arguments.
+    """
+    wide = {
+        "embedding": (config.vocab_size, config.width),
+        "attention_in": (config.layers, config.width, 3 * config.width),
+        "attention_out": (config.layers, config.width, config.width),
+        "mlp_in": (config.layers, config.width, config.hidden),
+        "mlp_out": (config.layers, config.hidden, config.width),
+    }
+    shrunk = 1 / math.sqrt(2 * config.layers)  # what each block adds, so that their sum is as large as one
+    generator = np.random.Generator(np.random.PCG64(seed))
+    params = {}
+    for name, shape in wide.items():
+        fan_in = shape[-2] if name != "embedding" else config.width
+        scale = (shrunk if name.endswith("_out") else 1.0) / math.sqrt(fan_in)
+        params[name] = jnp.asarray(generator.standard_normal(shape, np.float32) * np.float32(scale))
+    for name in ("attention_norm", "mlp_norm"):
+        params[name] = jnp.asarray(np.ones((config.layers, config.width), np.float32))
+    params["final_norm"] = jnp.asarray(np.ones(config.width, np.float32))
+    return params
+
+
+def logits(params: Params, config: ModelConfig, batch: Batch) -> jax.Array:
+    """Scores of the next token: float32 [rows, L, vocab].
+
+    A token attends to itself and to earlier tokens of its own segment (`inputs_segmentation`); where it stands comes
+    from `inputs_position`, by rotary embedding.
+
+    Args:
+      params: of `init_params`.
+      config: the same.
+      batch: `inputs`, `inputs_position` and `inputs_segmentation`, each int32 [rows, L].
+    """
+    segments = batch["inputs_segmentation"]
+    length = segments.shape[1]
+    causal = jnp.tril(jnp.ones((length, length), jnp.bool_))
+    mask = causal & (segments[:, :, None] == segments[:, None, :])  # [rows, L, L]
+    rotation = _rotation(batch["inputs_position"], config.width // config.heads)
+
+    def block(x: jax.Array, layer: Params) -> tuple[jax.Array, None]:
+        x = x + _attention(_norm(x, layer["attention_norm"]), layer, config.heads, mask, rotation)
+        hidden = jax.nn.gelu(_norm(x, layer["mlp_norm"]) @ layer["mlp_in"])
+        return x + hidden @ layer["mlp_out"], None
+
+    layers = {name: value for name, value in params.items() if name not in ("embedding", "final_norm")}
+    x, _ = jax.lax.scan(block, params["embedding"][batch["inputs"]], layers, unroll=True)
+    return _norm(x, params["final_norm"]) @ params["embedding"].T
+
+
+def loss(params: Params, config: ModelConfig, batch: Batch) -> jax.Array:
+    """Mean cross-entropy in nats over the targets that take loss (`targets_segmentation` is not 0): float32 [].
+
+    0 where none does.
+    """
+    scores = logits(params, config, batch)
+    of_target = jnp.take_along_axis(scores, batch["targets"][..., None], axis=-1)[..., 0]
+    nats = jax.nn.logsumexp(scores, axis=-1) - of_target
+    takes_loss = batch["targets_segmentation"] != 0
+    return jnp.sum(jnp.where(takes_loss, nats, 0.0)) / jnp.maximum(takes_loss.sum(), 1)
+
+
+def _norm(x: jax.Array, scale: jax.Array) -> jax.Array:
+    return x * jax.lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + 1e-6) * scale
+
+
+def _attention(
+    x: jax.Array, layer: Params, heads: int, mask: jax.Array, rotation: tuple[jax.Array, jax.Array]
+) -> jax.Array:
+    rows, length, width = x.shape
+    mixed = (x @ layer["attention_in"]).reshape(rows, length, 3, heads, width // heads)
+    query, key, value = _rotate(mixed[:, :, 0], rotation), _rotate(mixed[:, :, 1], rotation), mixed[:, :, 2]
+    scores = jnp.einsum("rqhd,rkhd->rhqk", query, key) / math.sqrt(width // heads)
+    weights = jax.nn.softmax(jnp.where(mask[:, None], scores, _MASKED), axis=-1)
+    return jnp.einsum("rhqk,rkhd->rqhd", weights, value).reshape(rows, length, width) @ layer["attention_out"]
+
+
+def _rotation(positions: jax.Array, width: int) -> tuple[jax.Array, jax.Array]:
+    """Cosine and sine of every position's angles: float32 [rows, L, 1, width // 2] each."""
+    frequencies = _ROPE_BASE ** (-jnp.arange(0, width, 2, dtype=jnp.float32) / width)
+    angles = positions[:, :, None, None].astype(jnp.float32) * frequencies
+    return jnp.cos(angles), jnp.sin(angles)
+
+
+def _rotate(x: jax.Array, rotation: tuple[jax.Array, jax.Array]) -> jax.Array:
+    cosine, sine = rotation
+    first, second = jnp.split(x, 2, axis=-1)
+    return jnp.concatenate([first * cosine - second * sine, first * sine + second * cosine], axis=-1)
