@@ -64,8 +64,8 @@ def load(config: str | os.PathLike[str] | Mapping[str, Any], *, host: Host | Non
 
     Args:
       config: path of a .json file or, with the extra `yaml`, of a .yaml file; or the same as a dict. Relative paths of
-        token files start at the config's folder or, if nothing is there, at the working directory; `inherits: other`
-        starts at the config's folder, and what the config itself states goes before what it inherits.
+        token files start at the folder of the config that states them or, if nothing is there, at the working
+        directory; `inherits: other` starts at that folder too. What a config states goes before what it inherits.
       host: which of the data-loading processes this is; None asks JAX (and so starts its backend).
 
     Raises:
@@ -73,16 +73,14 @@ def load(config: str | os.PathLike[str] | Mapping[str, Any], *, host: Host | Non
       CorpusError, CorpusFileError, LayoutError, SamplerError: from what the config describes.
     """
     if isinstance(config, Mapping):
-        where, folder, stated = "config", os.getcwd(), _inherit("config", os.getcwd(), dict(config), ())
+        where, stated = "config", _inherit("config", os.getcwd(), dict(config), ())
     else:
         where = files.normalize(config)
         where = where if files.is_remote(where) else os.path.abspath(where)
-        folder, stated = os.path.dirname(where), _read(where, ())
+        stated = _read(where, ())
     validate(stated, where)
     corpus_keys = dict(stated["corpus"])
-    path = corpus_keys.pop("path")
-    found = [_locate(item, folder) for item in path] if isinstance(path, list) else _locate(path, folder)
-    corpus = open_corpus(found, **corpus_keys)
+    corpus = open_corpus(corpus_keys.pop("path"), **corpus_keys)
     layout_keys = dict(stated["layout"])
     layout = LAYOUTS[layout_keys.pop("kind")](corpus, **layout_keys)
     source = NpyDataSource(layout)
@@ -136,7 +134,7 @@ def _read(path: str, inheriting: tuple[str, ...]) -> dict[str, Any]:
         try:
             import yaml
         except ImportError as error:
-            raise MissingExtraError(f"{path}: reading YAML", "PyYAML", "yaml") from error
+            raise MissingExtraError.of(f"{path}: reading YAML", "PyYAML", "yaml") from error
         try:
             stated = yaml.safe_load(text)
         except (yaml.YAMLError, ValueError, LookupError, AttributeError, RecursionError) as error:  # of odd scalars
@@ -152,6 +150,12 @@ def _read(path: str, inheriting: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _inherit(where: str, folder: str, stated: dict[str, Any], inheriting: tuple[str, ...]) -> dict[str, Any]:
+    """What the config `where` in `folder` states, laid over what it inherits; its token paths are those of `folder`."""
+    corpus = stated.get("corpus")
+    if isinstance(corpus, Mapping) and "path" in corpus:
+        path = corpus["path"]
+        found = [_locate(item, folder) for item in path] if isinstance(path, list) else _locate(path, folder)
+        stated["corpus"] = {**corpus, "path": found}
     parent = stated.pop(INHERITS, None)
     if parent is None:
         return stated
@@ -177,10 +181,17 @@ def _overlay(base: Mapping[str, Any], top: Mapping[str, Any]) -> dict[str, Any]:
     return merged
 
 
-def _locate(path: str, folder: str) -> str:
-    """A token path of a config: below the config's folder, if it is relative and there; else as it is."""
+def _locate(path: object, folder: str) -> object:
+    """A token path of a config in `folder`: below it, if it is relative and there, or the folder is in a bucket; else
+    as it is. What is no path is left to `validate`."""
+    if not isinstance(path, str):
+        return path
     path = files.normalize(path)
-    beside = path if files.is_remote(path) else os.path.join(folder, path)
+    if files.is_remote(path) or os.path.isabs(path):
+        return path
+    if files.is_remote(folder):
+        return f"{folder}/{path}"
+    beside = os.path.join(folder, path)
     return beside if _is_there(beside) else path
 
 

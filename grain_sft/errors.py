@@ -1,5 +1,7 @@
 """Exceptions of grain_sft. Each message says where, what was expected, what was found and what to do."""
 
+from __future__ import annotations
+
 
 class GrainSftError(Exception):
     """Base of every error that grain_sft raises on purpose."""
@@ -44,7 +46,7 @@ class StorageError(GrainSftError, OSError):
 class MissingExtraError(GrainSftError, ImportError):
     """A feature whose optional dependency is not installed."""
 
-    def __init__(self, feature: str, package: str, extra: str) -> None:
-        super().__init__(
-            f"{feature} needs {package}, which is not installed. Install the extra: pip install 'grain_sft[{extra}]'"
-        )
+    @classmethod
+    def of(cls, feature: str, package: str, extra: str) -> MissingExtraError:
+        """The error of a feature that needs `package`, which the extra `extra` installs."""
+        return cls(f"{feature} needs {package}, which is not installed: pip install 'grain_sft[{extra}]'")

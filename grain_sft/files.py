@@ -31,6 +31,11 @@ def normalize(path: str | os.PathLike[str]) -> str:
     return text if is_remote(text) else os.path.expanduser(text)
 
 
+def absolute(path: str) -> str:
+    """A local path from the root on; a URL as it is."""
+    return path if is_remote(path) else os.path.abspath(path)
+
+
 def filesystem(path: str) -> Any:
     """The fsspec file system that serves the URL `path`. fsspec and gcsfs are imported here, on first use.
 
@@ -42,7 +47,9 @@ def filesystem(path: str) -> Any:
     try:
         return fsspec.filesystem(protocol, use_listings_cache=False)
     except ImportError as error:
-        raise MissingExtraError(f"Reading {path}", f"the fsspec backend for {protocol}:// ({error})", "s3") from error
+        if protocol in ("s3", "s3a"):
+            raise MissingExtraError.of(f"{path}: reading it", "s3fs", "s3") from error
+        raise MissingExtraError(f"{path}: reading it needs another package: {error}") from error
     except ValueError as error:
         raise CorpusFileError(f"{path}: fsspec knows no file system for {protocol}:// ({error}).") from error
 
@@ -108,7 +115,8 @@ def atomic_write(path: str | os.PathLike[str], mode: str = "w") -> Iterator[IO[A
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, target)
-        _fsync_folder(target.parent)
+        with contextlib.suppress(OSError):  # some network file systems can't; the file itself is synced
+            _fsync_folder(target.parent)
     except GrainSftError:  # of the caller's own making; some are OSErrors
         raise
     except OSError as error:

@@ -18,6 +18,9 @@ Element = dict[str, npt.NDArray[Any]]
 """What sources give and transforms take: arrays [L] of a row or [rows, L] of a batch."""
 
 
+_BATCH_SIZES_KEPT = 8
+
+
 class NpyDataSource(grain.sources.RandomAccessDataSource[Element]):
     """Rows of a layout by number, read from the token files.
 
@@ -107,6 +110,8 @@ class NpyDataSource(grain.sources.RandomAccessDataSource[Element]):
         }
         for array in made.values():
             array.flags.writeable = False
+        if len(self._constants) >= _BATCH_SIZES_KEPT:
+            self._constants.clear()
         return self._constants.setdefault(count, made)
 
     def __getstate__(self) -> dict[str, Any]:

@@ -24,6 +24,23 @@ def start(iterator: Any) -> None:
         _start_tree(getattr(iterator, "_iterator", iterator))
 
 
+def stop(iterator: Any) -> None:
+    """Close a Grain iterator whose workers `start` started, and let go of what it reads from.
+
+    Grain's iterators close themselves again when they are collected; at the end of the interpreter, when their modules
+    are gone, each would print a traceback.
+    """
+    iterator = getattr(iterator, "_iterator", iterator)
+    iterator.close()
+    _forget_tree(iterator)
+
+
+def _forget_tree(iterator: Any) -> None:
+    for parent in getattr(iterator, "_parents", ()):
+        _forget_tree(parent)
+    getattr(iterator, "_iterators_in_use", []).clear()
+
+
 def _start_tree(iterator: Any) -> None:
     """Start what `iterator` reads from, then itself: processes before the threads that wait for them."""
     for parent in (*getattr(iterator, "_parents", ()), *getattr(iterator, "_iterators_in_use", ())):

@@ -207,9 +207,9 @@ def test_the_iterator_ends_with_the_last_epoch(source, threads):
     assert list(mine.iter(start_step=6, threads=threads)) == []
     assert len(list(mine.data_loader(start_step=4))) == 2
     assert len(list(mine)) == 3 * STEPS
-    with pytest.raises(GrainSftError, match="step 7"):
+    with pytest.raises(GrainSftError, match="step=7"):
         mine.iter(start_step=7)
-    with pytest.raises(IndexError, match="step 6"):
+    with pytest.raises(IndexError, match="step=6"):
         mine[6]
 
 
@@ -256,7 +256,7 @@ def test_a_state_goes_on_with_another_number_of_hosts_but_not_with_other_data(so
     for wrong in ({}, {"next_step": "5"}, None):
         with pytest.raises(GrainSftError, match="next_step"):
             resumed.set_state(wrong)
-    with pytest.raises(GrainSftError, match="step -1"):
+    with pytest.raises(GrainSftError, match="step=-1"):
         resumed.set_state({"next_step": -1})
 
 
@@ -290,6 +290,54 @@ def test_a_data_loaders_own_state_works_too(source, workers):
     assert_same(next(again), expected)
 
 
+class FailsOnce(grain.transforms.Map):
+    """Fails at the first batch that begins with row `row`, if the file `mark` is not there yet."""
+
+    def __init__(self, row, mark):
+        self.row, self.mark = row, mark
+
+    def map(self, element):
+        if element["tokens"][0, 0] // 100 == self.row and not self.mark.exists():
+            self.mark.touch()
+            raise GrainSftError("a disk that stumbled")
+        return element
+
+
+@pytest.mark.parametrize(("threads", "workers"), [(0, 0), (2, 0), (1, 1), (1, 2)])
+def test_a_step_that_failed_is_tried_again_and_no_step_is_lost(source, tmp_path, threads, workers):
+    sampler = IndexSampler(len(source), global_batch_size=4, seed=0, order="sequential", epochs=1)
+    mine = Pipeline(source, sampler, [FailsOnce(8, tmp_path / "mark"), ShiftTargets()])
+    iterator = mine.iter(threads=threads, worker_count=workers)
+    assert [rows_of(next(iterator))[0] for _ in range(2)] == [0, 4]
+    with pytest.raises(GrainSftError, match="stumbled"):
+        next(iterator)
+    assert iterator.get_state()["next_step"] == 2
+    assert [rows_of(next(iterator))[0] for _ in range(3)] == [8, 12, 16]
+    iterator.close()
+
+
+class Plain(grain.transforms.Map):
+    """A user's transform, without a `__repr__`."""
+
+    def __init__(self, factor):
+        self.factor = factor
+
+    def map(self, element):
+        return element
+
+
+def test_states_know_a_users_transforms_by_class_and_attributes(source):
+    def iterator(*transforms):
+        return Pipeline(source, pipeline(source).sampler, [*transforms, ShiftTargets()]).iter()
+
+    state = iterator(Plain(2)).get_state()
+    iterator(Plain(2)).set_state(state)
+    for other in (iterator(Plain(3)), iterator(), iterator(FailsOnce(1, None))):
+        with pytest.raises(GrainSftError, match="another pipeline"):
+            other.set_state(state)
+    assert "0x" not in iterator(Plain(Plain(1))).get_state()["pipeline"]
+
+
 def test_a_closed_iterator_says_so(source):
     iterator = pipeline(source).iter()
     next(iterator)
@@ -319,9 +367,26 @@ def test_a_pipeline_pickles_small_and_gives_the_same_batches(source):
 
 
 @pytest.mark.parametrize("option", ["threads", "prefetch", "worker_count"])
-def test_negative_options_are_named(source, option):
-    with pytest.raises(GrainSftError, match=f"{option}=-1"):
-        pipeline(source).iter(**{option: -1})
+@pytest.mark.parametrize("value", [-1, 1.5, "2"])
+def test_options_that_are_no_counts_are_named(source, option, value):
+    with pytest.raises(GrainSftError, match=f"{option}={value!r}"):
+        pipeline(source).iter(**{option: value})
+
+
+@pytest.mark.parametrize("step", [-1, 1.5, "3"])
+def test_steps_that_are_no_counts_are_named(source, step):
+    mine = pipeline(source)
+    for ask in (mine.iter, mine.__getitem__, lambda step: mine.data_loader(start_step=step)):
+        with pytest.raises(GrainSftError, match=f"step={step!r}"):
+            ask(step)
+    with pytest.raises(GrainSftError, match="worker_count=-1"):
+        mine.data_loader(worker_count=-1)
+
+
+def test_transforms_in_the_wrong_order_are_named(source):
+    mine = Pipeline(source, pipeline(source).sampler, [ShiftTargets(), NgramFilter()])
+    with pytest.raises(GrainSftError, match=r"NgramFilter.*needs the key 'tokens'.*comes before"):
+        mine[0]
 
 
 def test_a_plain_grain_data_loader_with_workers_starts_and_reads_every_row_once(source):
@@ -400,6 +465,16 @@ def test_worker_processes_start_from_any_script(source, tmp_path, program, argum
     assert (result.returncode, result.stdout) == (0, printed), result.stderr
 
 
+def test_a_script_that_leaves_its_workers_open_ends_quietly(source, tmp_path):
+    program = SCRIPT.replace('print("the same", flush=True)', "globals().update(left=(iterator, loader))") + "train()\n"
+    (tmp_path / "script.py").write_text(program)
+    folder = source.layout.corpus.shards[0].path.rsplit("/", 1)[0]
+    command = [sys.executable, "script.py", folder]
+    result = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=120)
+    assert result.returncode == 0
+    assert "Traceback" not in result.stderr, result.stderr
+
+
 def test_worker_processes_start_from_a_notebook(source):
     """As in a notebook: the program is typed in, and there is no main file."""
     folder = source.layout.corpus.shards[0].path.rsplit("/", 1)[0]
@@ -409,11 +484,15 @@ def test_worker_processes_start_from_a_notebook(source):
 
 
 def test_threads_and_workers_end_with_their_iterator(source):
+    before = set(multiprocessing.active_children())
     iterator = pipeline(source).iter(worker_count=1)
     next(iterator)
-    assert any(child.name.startswith("grain") for child in multiprocessing.active_children())
+    workers = set(multiprocessing.active_children()) - before
+    assert workers
     iterator.close()
-    assert not any(child.name.startswith("grain") for child in multiprocessing.active_children())
+    for worker in workers:
+        worker.join(10)
+        assert not worker.is_alive()
     before = set(threading.enumerate())
     iterator = pipeline(source).iter(threads=2)
     next(iterator)

@@ -6,6 +6,7 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +26,7 @@ assert batch["inputs"].shape == (8, 8192)
 """
 
 
-def measure(folder: Path, file_counts: tuple[int, ...], repeats: int) -> dict[str, list[float]]:
+def measure(folder: Path, file_counts: Sequence[int], repeats: int) -> dict[str, list[float]]:
     """Seconds of whole processes, in turn, after one that is not counted."""
     programs: dict[str, list[str]] = {IMPORT_GRAIN: ["-c", "import grain"]}
     for count in file_counts:
@@ -36,7 +37,8 @@ def measure(folder: Path, file_counts: tuple[int, ...], repeats: int) -> dict[st
             begin = time.perf_counter()
             result = subprocess.run([sys.executable, *arguments], capture_output=True, text=True)
             if result.returncode:
-                raise PipelineError(f"{name}: the process failed: {result.stderr.strip().splitlines()[-1:]}")
+                reason = result.stderr.strip().rpartition("\n")[2]
+                raise PipelineError(f"{name}: the process ended with status {result.returncode}: {reason}")
             if turn:
                 figures[name].append(time.perf_counter() - begin)
     return figures

@@ -7,21 +7,28 @@ import json
 import tempfile
 from pathlib import Path
 
-from grain_sft.errors import ConfigError
+from grain_sft.cli.types import at_least, positive
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     parser.add_argument("--dir", help="where to put the token files (default: a temporary folder)")
-    parser.add_argument("--files", type=int, default=8, help="token files (default: 8)")
-    parser.add_argument("--tokens", type=int, default=16_000_000, help="tokens a file (default: 16,000,000)")
-    parser.add_argument("--sequence-length", type=int, default=8192, help="tokens a row (default: 8192)")
-    parser.add_argument("--batch-size", type=int, default=8, help="rows a batch (default: 8)")
-    parser.add_argument("--seconds", type=float, default=2.0, help="of each measurement (default: 2)")
-    parser.add_argument("--repeats", type=int, default=3, help="measurements of each loader, in turn (default: 3)")
+    parser.add_argument("--files", type=at_least(1), default=8, help="token files (default: 8)")
+    parser.add_argument("--tokens", type=at_least(1), default=16_000_000, help="tokens a file (default: 16,000,000)")
+    parser.add_argument("--sequence-length", type=at_least(1), default=8192, help="tokens a row (default: 8192)")
+    parser.add_argument("--batch-size", type=at_least(1), default=8, help="rows a batch (default: 8)")
+    parser.add_argument("--seconds", type=positive, default=2.0, help="of each measurement (default: 2)")
+    parser.add_argument(
+        "--repeats", type=at_least(1), default=3, help="measurements of each loader, in turn (default: 3)"
+    )
+    parser.add_argument(
+        "--startup-files", type=at_least(1), nargs="+", default=[8, 950], help="files of the indexes (default: 8 950)"
+    )
     parser.add_argument("--no-startup", action="store_true", help="leave out the start-up times")
     parser.add_argument("--no-orders", action="store_true", help="leave out the orders of many rows")
-    parser.add_argument("--order-rows", type=int, default=100_000_000, help="rows of the exact order (default: 100 M)")
+    parser.add_argument(
+        "--order-rows", type=at_least(1), default=100_000_000, help="rows of the exact order (default: 100 M)"
+    )
     parser.add_argument("--json", help="also write the figures to this file")
 
 
@@ -30,9 +37,6 @@ def run(options: argparse.Namespace) -> int:
     from grain_sft.bench import orders, startup, throughput
     from grain_sft.files import atomic_write
 
-    for name in ("files", "tokens", "sequence_length", "batch_size", "seconds", "repeats", "order_rows"):
-        if getattr(options, name) <= 0:
-            raise ConfigError(f"--{name.replace('_', '-')} {getattr(options, name)}: expected more than 0.")
     with tempfile.TemporaryDirectory(prefix="grain_sft_bench_") as temporary:
         folder = Path(options.dir or temporary)
         figures: dict[str, object] = {}
@@ -41,7 +45,7 @@ def run(options: argparse.Namespace) -> int:
         figures["throughput"] = throughput.report(rows, options.sequence_length * options.batch_size)
         figures["wait_s"] = throughput.waits(paths, options.sequence_length, options.batch_size)
         if not options.no_startup:
-            figures["startup"] = startup.report(startup.measure(folder, (8, 950), options.repeats))
+            figures["startup"] = startup.report(startup.measure(folder, options.startup_files, options.repeats))
         if not options.no_orders:
             folder.mkdir(parents=True, exist_ok=True)
             figures["orders"] = orders.report(orders.measure(folder, options.order_rows))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 
+from grain_sft.cli.types import at_least
+
 DEFAULT_STEPS = 48
 
 
@@ -11,22 +13,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of this command."""
     from grain_sft.demo.run import MIN_STEPS
 
-    def steps(text: str) -> int:
-        return _at_least(MIN_STEPS, text)
-
-    def seed(text: str) -> int:
-        return _at_least(0, text)
-
     parser.add_argument(
         "--dir", default="grain_sft_demo", help="folder for everything it makes: new, empty, or an earlier demo's"
     )
     parser.add_argument(
         "--steps",
-        type=steps,
+        type=at_least(MIN_STEPS),
         default=DEFAULT_STEPS,
         help=f"steps of training, {MIN_STEPS} or more (default: {DEFAULT_STEPS})",
     )
-    parser.add_argument("--seed", type=seed, default=0, help="of the order of rows and of the model (default: 0)")
+    parser.add_argument(
+        "--seed", type=at_least(0), default=0, help="of the order of rows and of the model (default: 0)"
+    )
 
 
 def run(options: argparse.Namespace) -> int:
@@ -35,13 +33,3 @@ def run(options: argparse.Namespace) -> int:
     from grain_sft.demo.run import run as run_demo
 
     return run_demo(options.dir, Plan(options.steps, options.seed))
-
-
-def _at_least(least: int, text: str) -> int:
-    try:
-        value = int(text)
-    except ValueError:
-        value = least - 1
-    if value < least:
-        raise argparse.ArgumentTypeError(f"{text!r}: expected an integer, {least} or more.")
-    return value

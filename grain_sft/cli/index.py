@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 import collections
 
+from grain_sft.cli.types import at_least, pair
 from grain_sft.corpus import Corpus, open_corpus
 from grain_sft.corpus.shard import TOKEN_DTYPES
-from grain_sft.errors import CorpusError
 from grain_sft.layout import WindowLayout
 
 
@@ -16,32 +16,32 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("where", nargs="+", help="a mix file, directory, glob, index, or token files; local or gs://")
     parser.add_argument("-o", "--output", help="the index to write (JSON); without it the corpus is only described")
     parser.add_argument("--dtype", choices=TOKEN_DTYPES, help="of headerless arrays (default: uint32, if it looks so)")
-    parser.add_argument("--eos-token-id", type=int, help="the token that ends a document")
+    parser.add_argument("--eos-token-id", type=at_least(0), help="the token that ends a document")
     parser.add_argument("--tokenizer", help="its name; fills {TOKENIZER} in a mix's paths")
     parser.add_argument(
         "--path-remap",
         action="append",
+        type=pair,
         default=[],
         metavar="FROM=TO",
         help="replace the prefix FROM, or the placeholder {FROM}, in paths; may be given again",
     )
-    parser.add_argument("--sequence-length", type=int, help="count the rows of so many tokens")
-    parser.add_argument("--maxtext", action="store_true", help="write MaxText's olmo_grain index (--sequence-length)")
+    parser.add_argument("--sequence-length", type=at_least(1), help="count the rows of so many tokens")
+    parser.add_argument(
+        "--maxtext", action="store_true", help="write MaxText's olmo_grain index (with -o and --sequence-length)"
+    )
+    parser.set_defaults(parser=parser)
 
 
 def run(options: argparse.Namespace) -> int:
     """Scan, describe, write."""
-    remap = {}
-    for pair in options.path_remap:
-        old, found, new = pair.partition("=")
-        if not found or not old:
-            raise CorpusError(f"--path-remap {pair!r}: expected FROM=TO.")
-        remap[old] = new
+    if options.maxtext and not (options.output and options.sequence_length):
+        options.parser.error("--maxtext needs --output and --sequence-length: MaxText's index is made for one length.")
     corpus = open_corpus(
         options.where[0] if len(options.where) == 1 else options.where,
         dtype=options.dtype,
         eos_token_id=options.eos_token_id,
-        path_remap=remap,
+        path_remap=dict(options.path_remap),
         tokenizer=options.tokenizer,
     )
     _describe(corpus)

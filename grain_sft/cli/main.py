@@ -19,7 +19,11 @@ COMMANDS = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line `argv`; returns the exit status: 0, 1 for a failure, 2 for wrong arguments."""
+    """Run the command line `argv`.
+
+    Returns:
+      The exit status: 0, 1 for a failure, 130 for Ctrl-C. Wrong arguments raise SystemExit(2), as argparse does.
+    """
     arguments = list(sys.argv[1:] if argv is None else argv)
     parser = argparse.ArgumentParser(
         prog="grain-sft", description="Input pipeline for language models on JAX and Grain."
@@ -29,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     named = next((word for word in arguments if word in COMMANDS), None)
     for name, summary in COMMANDS.items():
         subparser = subparsers.add_parser(name, help=summary, description=summary[0].upper() + summary[1:] + ".")
-        if name == named:  # only what runs is imported
+        if name == named:
             importlib.import_module(f"grain_sft.cli.{name}").add_arguments(subparser)
     options = parser.parse_args(arguments)
     module = importlib.import_module(f"grain_sft.cli.{options.command}")

@@ -258,7 +258,7 @@ def _from_maxtext_json(path: str, data: Mapping[str, Any], remap: Remap) -> Corp
     if not entries:
         raise CorpusError(f"{path}: the index lists no file.")
     dtype: np.dtype[np.unsignedinteger] = token_dtype(data["dtype"], path)
-    sources = [(remap(entry["path"]), _text(entry["label"], path, "label")) for entry in entries]
+    sources = [(files.absolute(remap(entry["path"])), _text(entry["label"], path, "label")) for entry in entries]
     corpus = scan_shards(sources, dtype, tokenizer=tokenizer)
     for shard, entry in zip(corpus.shards, entries, strict=True):
         if shard.num_tokens != entry["n_tokens"]:

@@ -63,10 +63,10 @@ def resolve_relative(mix_path: str, paths: list[str]) -> list[str]:
       CorpusError: a `{PLACEHOLDER}` was left and no such file exists.
     """
     folder = mix_path.rsplit("/", 1)[0] if files.is_remote(mix_path) else os.path.dirname(os.path.abspath(mix_path))
-    relative = [path for path in paths if not files.is_remote(path) and not os.path.isabs(path)]
+    relative = dict.fromkeys(path for path in paths if not files.is_remote(path) and not os.path.isabs(path))
     base = folder
     if relative and not files.is_remote(folder):
-        first = relative[0]
+        first = next(iter(relative))
         if not os.path.exists(os.path.join(folder, first)) and os.path.exists(first):
             base = os.getcwd()
     resolved = []

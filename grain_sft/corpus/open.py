@@ -91,7 +91,7 @@ def open_corpus(
         sources = [(found, "") for item in where for found in _expand(remap(files.normalize(item)))]
         if not sources:
             raise CorpusError("an empty list of files: a corpus has at least one.")
-    sources = [(path if files.is_remote(path) else os.path.abspath(path), label) for path, label in sources]
+    sources = [(files.absolute(path), label) for path, label in sources]
     raw_dtype = None if dtype is None else token_dtype(dtype, "dtype")
     return scan_shards(sources, raw_dtype, eos_token_id=eos_token_id, tokenizer=tokenizer)
 
@@ -109,9 +109,9 @@ def _tell(path: str) -> str:
     try:
         with open(path, "rb") as file:
             head = file.read(512)
-    except OSError as error:
+    except (OSError, ValueError) as error:  # ValueError: no file can have that name
         raise CorpusFileError(
-            f"{path}: can't be opened ({error.strerror}). Expected a mix file, an index, a directory, a glob or a token file."
+            f"{path}: can't be opened ({error}). Expected a mix file, an index, a directory, a glob or a token file."
         ) from error
     if head.lstrip()[:1] == b"{":
         return "index"

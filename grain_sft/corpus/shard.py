@@ -70,7 +70,7 @@ def scan_shard(
     Args:
       path: local path or URL.
       label: kept in the shard.
-      dtype: of a raw file's tokens. None: a raw file is read as uint32 if its ends look like uint32 token ids.
+      dtype: of a raw file's tokens. None: a raw file is read as uint32 if its first bytes look like uint32 token ids.
 
     Raises:
       CorpusFileError: missing or unreadable.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import re
 import zipfile
 from collections.abc import Sequence
@@ -57,8 +58,10 @@ def save(folder: Path, step: int, state: State) -> None:
         for name, value in getattr(state, field.name).items()
     }
     path = folder / f"step-{step:08d}.npz"
+    content = io.BytesIO()  # np.savez straight to a disk that is full leaves its zip file open, and that prints
+    np.savez(content, **arrays)  # type: ignore[arg-type]
     with writing(path), atomic_write(path, "wb") as file:
-        np.savez(file, **arrays)  # type: ignore[arg-type]
+        file.write(content.getbuffer())
 
 
 def steps(folder: Path) -> Sequence[int]:

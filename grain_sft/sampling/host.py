@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from grain_sft.arguments import as_integer
 from grain_sft.errors import SamplerError
 
 
@@ -19,6 +20,8 @@ class Host:
     count: int
 
     def __post_init__(self) -> None:
+        for name in ("index", "count"):  # plain ints, so that equal hosts have equal reprs
+            object.__setattr__(self, name, as_integer(f"host {name}", getattr(self, name), -(1 << 63), SamplerError))
         if self.count < 1 or not 0 <= self.index < self.count:
             raise SamplerError(
                 f"host index {self.index} of {self.count} hosts: expected 0 to {max(0, self.count - 1)}. "

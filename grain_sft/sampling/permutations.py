@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import glob
 import mmap
 import os
-import shutil
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -24,6 +25,8 @@ from absl import logging
 from grain_sft import files
 from grain_sft.errors import StorageError
 from grain_sft.sampling import permute
+
+_SAMPLED = 64  # places looked at when an order is opened
 
 IN_MEMORY_ROWS = 1 << 21
 """Permutations of fewer rows take tens of milliseconds and are kept in memory."""
@@ -80,6 +83,10 @@ def _open(target: Path, num_rows: int) -> npt.NDArray[Any] | None:
             "%s: holds %s %s, expected %d rows; making it again.", target, found.dtype, found.shape, num_rows
         )
         return None
+    sample = found[:: max(1, num_rows // _SAMPLED)]
+    if len(np.unique(sample)) < len(sample) or int(sample.max()) >= num_rows:
+        logging.warning("%s: holds no permutation of %d rows; making it again.", target, num_rows)
+        return None
     return found
 
 
@@ -95,24 +102,32 @@ def _lock(target: Path) -> Iterator[None]:
             f"Point ${files.CACHE_DIR_VARIABLE} to a folder on a local disk that can be written to."
         ) from error
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX)
+        except OSError as error:
+            raise StorageError(
+                f"{target.parent}: is on a file system without locks ({error.strerror}), which keep many processes from "
+                f"making the same order. Point ${files.CACHE_DIR_VARIABLE} to a folder on a local disk."
+            ) from error
         yield
     finally:
         os.close(fd)
 
 
 def _build(kind: str, num_rows: int, seed: int, epoch: int, target: Path) -> None:
-    for stale in target.parent.glob(f"{target.name}.*.tmp"):  # of a builder that was killed; we hold the lock
-        stale.unlink(missing_ok=True)
+    host = f"{target.name}.{socket.gethostname()}"
+    for stale in target.parent.glob(f"{glob.escape(host)}.*.tmp"):  # of a builder that was killed; we hold the lock
+        with contextlib.suppress(OSError):
+            stale.unlink()
     needed = num_rows * permute.row_dtype(num_rows).itemsize
-    free = shutil.disk_usage(target.parent).free
+    free = os.statvfs(target.parent).f_bavail * os.statvfs(target.parent).f_frsize
     if free < needed:
         raise StorageError(
             f"{target.parent}: the order of {num_rows} rows needs {needed / 1e9:.2f} GB, and {free / 1e9:.2f} GB are free. "
             f"Make room, or point ${files.CACHE_DIR_VARIABLE} to another disk."
         )
     logging.info("Making the order of %d rows for seed %d, epoch %d: %s", num_rows, seed, epoch, target)
-    temporary = target.with_name(f"{target.name}.{os.getpid()}.tmp")
+    temporary = target.with_name(f"{host}.{os.getpid()}.tmp")
     arguments = [kind, str(num_rows), str(seed), str(epoch), str(temporary), str(target)]
     command = [sys.executable, "-P", permute.__file__, *arguments]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}

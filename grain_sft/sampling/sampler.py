@@ -11,6 +11,7 @@ import grain
 import numpy as np
 import numpy.typing as npt
 
+from grain_sft.arguments import as_integer
 from grain_sft.errors import RowIndexError, SamplerError
 from grain_sft.layout import FILL_ROW
 from grain_sft.sampling.host import Host
@@ -73,14 +74,12 @@ class IndexSampler:
         last_batch: str = "drop",
         cache_dir: str | os.PathLike[str] | None = None,
     ) -> None:
-        for name, value, least in (
-            ("num_instances", num_instances, 1),
-            ("global_batch_size", global_batch_size, 1),
-            ("seed", seed, 0),
-            ("epochs", 1 if epochs is None else epochs, 1),
-        ):
-            if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
-                raise SamplerError(f"{name}={value!r}: expected an integer, {least} or more.")
+        self.num_instances = as_integer("num_instances", num_instances, 1, SamplerError)
+        self.global_batch_size = as_integer("global_batch_size", global_batch_size, 1, SamplerError)
+        self.seed = as_integer("seed", seed, 0, SamplerError)
+        self.epochs = None if epochs is None else as_integer("epochs", epochs, 1, SamplerError)
+        if not isinstance(host, Host):
+            raise SamplerError(f"host={host!r}: expected Host(index, count).")
         if last_batch not in LAST_BATCH:
             raise SamplerError(f"last_batch={last_batch!r}: expected one of {', '.join(LAST_BATCH)}.")
         if global_batch_size % host.count:
@@ -90,9 +89,8 @@ class IndexSampler:
             )
         if last_batch == "fill" and order == "maxtext":
             raise SamplerError("last_batch='fill': MaxText's order runs on across epochs and has no last batch.")
-        self.num_instances, self.global_batch_size, self.seed = int(num_instances), int(global_batch_size), int(seed)
         self.order, self.host, self.shuffle = order, host, bool(shuffle)
-        self.epochs, self.last_batch = epochs, last_batch
+        self.last_batch = last_batch
         self._cache_dir = cache_dir
         self._stripe = host.index + host.count * np.arange(self.rows_per_host)
         self._shard_options = grain.sharding.NoSharding()  # where grain.DataLoader looks for it
@@ -133,12 +131,12 @@ class IndexSampler:
         Raises:
           RowIndexError: a negative step, or one after the last epoch.
         """
-        if step < 0 or (self.epochs is not None and step >= (self.num_steps or 0)):
-            end = "" if self.num_steps is None else f" to {self.num_steps - 1}"
-            raise RowIndexError(f"step {step}: expected 0{end}.")
+        step = as_integer("step", step, 0, RowIndexError)
+        if self.num_steps is not None and step >= self.num_steps:
+            raise RowIndexError(f"step={step}: expected 0 to {self.num_steps - 1}.")
         if self.order == "maxtext":
-            return self._stream(int(step) * self.rows_per_host)
-        epoch, step_in_epoch = divmod(int(step), self.steps_per_epoch)
+            return self._stream(step * self.rows_per_host)
+        epoch, step_in_epoch = divmod(step, self.steps_per_epoch)
         places = self._stripe + step_in_epoch * self.global_batch_size
         if (step_in_epoch + 1) * self.global_batch_size <= self.num_instances:
             return self._rows_at(epoch, places)
@@ -149,7 +147,7 @@ class IndexSampler:
 
     def epoch(self, step: int) -> int:
         """The epoch, from 0, in which `step` begins."""
-        return int(step) * self.rows_per_host // self.rows_per_host_and_epoch
+        return as_integer("step", step, 0, RowIndexError) * self.rows_per_host // self.rows_per_host_and_epoch
 
     def __len__(self) -> int:
         """Records of this host: `sys.maxsize` where they never end."""
@@ -157,8 +155,9 @@ class IndexSampler:
 
     def __getitem__(self, index: int) -> grain.RecordMetadata:
         """Record `index` of this host, counted over all its steps."""
-        if not 0 <= index < len(self):
-            raise RowIndexError(f"record {index}: expected 0 to {len(self) - 1}.")
+        index = as_integer("record", index, 0, RowIndexError)
+        if index >= len(self):
+            raise RowIndexError(f"record={index}: expected 0 to {len(self) - 1}.")
         epoch, record = divmod(index, self.rows_per_host_and_epoch)
         if self.order == "maxtext":
             place = self.host.index * self.rows_per_host_and_epoch + record
@@ -198,10 +197,16 @@ class IndexSampler:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(**state)  # type: ignore[misc]
 
-    def __repr__(self) -> str:
-        """What decides its rows and nothing else: Grain compares this when it restores an iterator."""
+    @property
+    def data_key(self) -> str:
+        """What decides the global batches: all but the host, and the host too in order "maxtext"."""
+        hosts = f"host={self.host!r}, " if self.order == "maxtext" else ""
         return (
             f"IndexSampler(num_instances={self.num_instances}, global_batch_size={self.global_batch_size}, "
-            f"seed={self.seed}, order={self.order!r}, host={self.host!r}, shuffle={self.shuffle}, "
+            f"seed={self.seed}, order={self.order!r}, {hosts}shuffle={self.shuffle}, "
             f"epochs={self.epochs}, last_batch={self.last_batch!r})"
         )
+
+    def __repr__(self) -> str:
+        """What decides this host's rows and nothing else: Grain compares this when it restores an iterator."""
+        return f"{self.data_key}[{self.host!r}]"

@@ -11,8 +11,10 @@ import grain
 import numpy as np
 import numpy.typing as npt
 
+from grain_sft.arguments import as_integer
 from grain_sft.errors import TransformError
 from grain_sft.sources import Element
+from grain_sft.transforms.element import require_keys
 
 _PROBES = 8  # neighbours looked at before a suspect is examined in full
 
@@ -37,16 +39,17 @@ class NgramFilter(grain.transforms.Map):
     """
 
     def __init__(self, max_period: int = 13, min_period: int = 1, max_count: int = 32) -> None:
-        if not 1 <= min_period <= max_period:
+        self.max_period = as_integer("NgramFilter: max_period", max_period, 1, TransformError)
+        self.min_period = as_integer("NgramFilter: min_period", min_period, 1, TransformError)
+        self.max_count = as_integer("NgramFilter: max_count", max_count, 1, TransformError)
+        if min_period > max_period:
             raise TransformError(
                 f"NgramFilter(min_period={min_period}, max_period={max_period}): expected 1 <= min_period <= max_period."
             )
-        if max_count < 1:
-            raise TransformError(f"NgramFilter(max_count={max_count}): expected at least 1.")
-        self.max_period, self.min_period, self.max_count = int(max_period), int(min_period), int(max_count)
 
     def map(self, element: Element) -> Element:
         """`element`, its `loss_mask` all False in rows that fail. Nothing is copied where none does."""
+        require_keys(self, element, ("tokens", "loss_mask"))
         tokens = element["tokens"]
         failing = self._failing(tokens.reshape(-1, tokens.shape[-1]))
         if failing is None:

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from grain_sft.errors import TransformError
 from grain_sft.sources import Element
+from grain_sft.transforms.element import require_keys
 
 _INT32_MAX = np.iinfo(np.int32).max
 
@@ -36,6 +37,7 @@ class ShiftTargets(grain.transforms.Map):
         Raises:
           TransformError: a token id that int32 can't hold.
         """
+        require_keys(self, element, ("tokens", "loss_mask", "segment_ids", "positions"))
         tokens = _as_int32(element["tokens"])
         targets = np.empty_like(tokens)
         targets[..., :-1] = tokens[..., 1:]

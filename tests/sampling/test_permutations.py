@@ -3,6 +3,7 @@
 import hashlib
 import multiprocessing
 import os
+import socket
 import subprocess
 import sys
 from concurrent.futures import ProcessPoolExecutor
@@ -42,7 +43,7 @@ def test_many_processes_that_start_at_once_make_it_once(tmp_path):
 
 
 def test_a_builder_that_was_killed_leaves_no_order_and_its_remains_are_removed(tmp_path):
-    remains = tmp_path / f"olmo-{ROWS}-3-1.npy.4711.tmp"
+    remains = tmp_path / f"olmo-{ROWS}-3-1.npy.{socket.gethostname()}.4711.tmp"
     remains.write_bytes(b"half")
     permutations.load_permutation("olmo", ROWS, 3, 1, tmp_path)
     assert not remains.exists()
@@ -54,6 +55,8 @@ def test_a_damaged_order_is_made_again(tmp_path):
         made.write_bytes(damage)
         assert len(permutations.load_permutation("olmo", ROWS, 3, 1, tmp_path)) == ROWS
     whole = made.read_bytes()
+    np.save(made, np.zeros(ROWS, np.uint32))
+    assert permutations.load_permutation("olmo", ROWS, 3, 1, tmp_path)[0] == permute.olmo(ROWS, 3, 1)[0]
     made.write_bytes(whole[:-4])
     np.testing.assert_array_equal(permutations.load_permutation("olmo", ROWS, 3, 1, tmp_path), permute.olmo(ROWS, 3, 1))
 

@@ -13,7 +13,7 @@ import pytest
 from grain_sft import GrainSftError, Host, IndexSampler
 from grain_sft.errors import SamplerError
 from grain_sft.layout import FILL_ROW
-from grain_sft.sampling import permutations, permute
+from grain_sft.sampling import permute
 from grain_sft.sampling.orders import ORDERS
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -102,6 +102,18 @@ def test_epochs_and_seeds_differ(order):
 @pytest.mark.parametrize("rows", [1, 2, 3, 31, 256, 1000])
 def test_shuffle_is_a_permutation_of_any_number_of_rows(rows):
     assert sorted(sampler(rows, rows, "shuffle").rows(3).tolist()) == list(range(rows))
+
+
+def test_few_rows_are_shuffled_as_many_would_be():
+    """Below 2^14 rows an epoch is computed at once: the places must be those of one by one."""
+    from grain.experimental import index_shuffle
+
+    from grain_sft.sampling import orders
+
+    expected = [index_shuffle(place, 999, orders._key(7, 2), 4) for place in range(1000)]
+    assert sampler(1000, 1000, "shuffle").rows(2).tolist() == expected
+    many = orders._FEW_ROWS
+    assert sorted(sampler(many, many, "shuffle").rows(2).tolist()) == list(range(many))
 
 
 def test_shuffle_puts_a_row_anywhere():
@@ -235,13 +247,12 @@ def test_a_host_out_of_range_is_an_error(index, count):
 
 
 def test_negative_steps_and_records_are_errors():
-    with pytest.raises(IndexError, match="step -1"):
+    with pytest.raises(IndexError, match="step=-1"):
         sampler(10, 2, "shuffle").rows(-1)
-    with pytest.raises(IndexError, match="record -1"):
+    with pytest.raises(IndexError, match="record=-1"):
         sampler(10, 2, "shuffle")[-1]
 
 
 def test_uint64_permutations_from_four_billion_rows_on():
     assert permute.row_dtype(1 << 32) == np.uint32
     assert permute.row_dtype((1 << 32) + 1) == np.uint64
-    assert permutations.IN_MEMORY_ROWS > 0

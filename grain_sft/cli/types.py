@@ -1,0 +1,41 @@
+"""Types of command line arguments; what doesn't fit is argparse's usage error, status 2."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Callable
+
+
+def at_least(least: int) -> Callable[[str], int]:
+    """An integer from `least` on."""
+
+    def integer(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            value = least - 1
+        if value < least:
+            raise argparse.ArgumentTypeError(f"{text!r}: expected an integer, {least} or more.")
+        return value
+
+    return integer
+
+
+def positive(text: str) -> float:
+    """A number above 0."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a number above 0.")
+    return value
+
+
+def pair(text: str) -> tuple[str, str]:
+    """`FROM=TO`."""
+    old, found, new = text.partition("=")
+    if not found or not old:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected FROM=TO.")
+    return old, new

@@ -1,0 +1,218 @@
+"""How Grain carries a pipeline's batches: as an iterator with state, a MapDataset, or a DataLoader."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import grain
+from grain.experimental import set_next_index
+
+from grain_sft import workers
+from grain_sft.arguments import as_integer
+from grain_sft.errors import PipelineError, RowIndexError
+from grain_sft.sources import Element
+
+if TYPE_CHECKING:
+    from grain_sft.pipeline import Pipeline
+
+READ_THREADS = 2
+PREFETCH = 8  # batches
+
+_STEP = "next_step"
+_PIPELINE = "pipeline"
+
+
+class PipelineIterator(grain.DatasetIterator[Element]):
+    """Batches of a pipeline from some step on. Made by `Pipeline.iter`.
+
+    Its state is the next step, whatever the threads and workers; `set_state` goes to another. A state is refused by
+    the iterator of a pipeline with other data. A step that failed is tried again by the next `next`.
+    """
+
+    def __init__(self, pipeline: Pipeline, start_step: int, threads: int, prefetch: int, worker_count: int) -> None:
+        super().__init__()
+        self._closed = False
+        self._inner: grain.DatasetIterator[Element] | None = None
+        threads = as_integer("threads", threads, 0, PipelineError)
+        prefetch = as_integer("prefetch", prefetch, 0, PipelineError)
+        worker_count = as_integer("worker_count", worker_count, 0, PipelineError)
+        self._pipeline = pipeline
+        self._direct = not threads and not worker_count
+        self._read_options = grain.ReadOptions(
+            num_threads=threads, prefetch_buffer_size=max(prefetch, threads) if threads else 0
+        )
+        self._workers = grain.MultiprocessingOptions(num_workers=worker_count, per_worker_buffer_size=max(1, prefetch))
+        self._step = _checked(pipeline, start_step)
+
+    def __next__(self) -> Element:
+        if self._closed:
+            raise PipelineError("the iterator was closed. Make another with pipeline.iter(start_step=...).")
+        if self._direct:
+            if self._step >= len(self._pipeline):
+                raise StopIteration
+            batch = self._pipeline[self._step]
+        else:
+            self.start_prefetch()
+            assert self._inner is not None
+            try:
+                batch = next(self._inner)
+            except StopIteration:
+                raise
+            except BaseException:  # what was made ahead is no longer in step
+                self._stop()
+                raise
+        self._step += 1
+        return batch
+
+    @property
+    def next_step(self) -> int:
+        """The step whose batch `next` returns."""
+        return self._step
+
+    def start_prefetch(self) -> None:
+        """Begin to make batches, so that the first is ready when it is asked for."""
+        if self._inner is not None or self._direct or self._closed:
+            return
+        if not self._workers.num_workers:
+            inner = Steps(self._pipeline, 0).to_iter_dataset(self._read_options).__iter__()
+            set_next_index(inner, self._step)
+            inner.start_prefetch()
+        else:
+            steps = Steps(self._pipeline, self._step).to_iter_dataset(self._read_options)
+            inner = steps.mp_prefetch(self._workers).__iter__()
+            workers.start(inner)
+            weakref.finalize(self, workers.stop, inner)  # also when the interpreter exits
+        self._inner = inner
+
+    def get_state(self) -> dict[str, Any]:
+        """JSON-ready: the next step, and what the batches depend on but for the host."""
+        return {_STEP: self._step, _PIPELINE: self._pipeline.data_key}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Go to the step of `state`.
+
+        Raises:
+          PipelineError: the state of another pipeline, or of no pipeline.
+          RowIndexError: a step that is not there.
+        """
+        if not isinstance(state, dict) or not isinstance(state.get(_STEP), int):
+            raise PipelineError(f"not the state of a grain_sft pipeline: {state!r}; expected a '{_STEP}'.")
+        expected = self._pipeline.data_key
+        if state.get(_PIPELINE, expected) != expected:
+            raise PipelineError(
+                f"the state is of another pipeline.\n  state:    {state[_PIPELINE]}\n  pipeline: {expected}\n"
+                "Give the run its old data, or start at a step of your choice with pipeline.iter(start_step=...)."
+            )
+        step = _checked(self._pipeline, state[_STEP])
+        self._stop()
+        self._step = step
+
+    def close(self) -> None:
+        """Stop threads and workers. `next` raises afterwards."""
+        if not self._closed:
+            self._closed = True
+            self._stop()
+
+    def _stop(self) -> None:
+        if self._inner is not None:
+            self._inner.close()
+            self._inner = None
+
+    def _get_next_index(self) -> int:
+        return self._step
+
+    def _set_next_index(self, index: int) -> None:
+        self.set_state({_STEP: index})
+
+    def __str__(self) -> str:
+        return f"PipelineIterator(next_step={self._step})"
+
+
+class Steps(grain.MapDataset[Element]):
+    """Batches from `start` on, as Grain indexes them: past the end it begins again."""
+
+    def __init__(self, pipeline: Pipeline, start: int) -> None:
+        super().__init__()
+        self._pipeline, self._start = pipeline, start
+        self._length = len(pipeline) - start
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return self.slice(index)
+        return self._pipeline[self._start + index % self._length]
+
+    def __str__(self) -> str:
+        return f"GrainSftSteps(start={self._start})"
+
+
+def make_data_loader(pipeline: Pipeline, worker_count: int, start_step: int) -> grain.DataLoader:
+    """The loader that `Pipeline.data_loader` returns."""
+    worker_count = as_integer("worker_count", worker_count, 0, PipelineError)
+    threads = 0 if worker_count else READ_THREADS
+    return _BatchLoader(
+        data_source=_StepSource(pipeline),
+        sampler=_StepSampler(pipeline, start_step),
+        worker_count=worker_count,
+        worker_buffer_size=2,
+        read_options=grain.ReadOptions(num_threads=threads, prefetch_buffer_size=PREFETCH if threads else 0),
+    )
+
+
+class _StepSource(grain.sources.RandomAccessDataSource[Element]):
+    """A pipeline as a data source: record k is the batch of step k."""
+
+    def __init__(self, pipeline: Pipeline) -> None:
+        self._pipeline = pipeline
+
+    def __len__(self) -> int:
+        return len(self._pipeline)
+
+    def __getitem__(self, step: int) -> Element:
+        return self._pipeline[step]
+
+    def __repr__(self) -> str:
+        return repr(self._pipeline)
+
+
+class _StepSampler:
+    """Steps from `start` on, one after the other."""
+
+    def __init__(self, pipeline: Pipeline, start: int) -> None:
+        self._start = _checked(pipeline, start)
+        self._length = len(pipeline) - self._start
+        self._shard_options = grain.sharding.NoSharding()  # where grain.DataLoader looks for it
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, index: int) -> grain.RecordMetadata:
+        if not 0 <= index < self._length:
+            raise RowIndexError(f"step {self._start + index}: after the last.")
+        return grain.RecordMetadata(index=index, record_key=self._start + index)
+
+    def __repr__(self) -> str:
+        return f"Steps(start={self._start}, count={self._length})"
+
+
+class _BatchLoader(grain.DataLoader):
+    """A DataLoader whose worker processes start wherever it is iterated."""
+
+    def __iter__(self) -> Iterator[Element]:
+        iterator: Any = super().__iter__()
+        if self.multiprocessing_options.num_workers:
+            workers.start(iterator)
+            weakref.finalize(iterator, workers.stop, iterator._iterator)
+        typed: Iterator[Element] = iterator
+        return typed
+
+
+def _checked(pipeline: Pipeline, step: object) -> int:
+    number = as_integer("step", step, 0, RowIndexError)
+    if number > len(pipeline):
+        raise RowIndexError(f"step={number}: expected 0 to {len(pipeline)}, which is the end.")
+    return number

@@ -1,0 +1,28 @@
+"""Errors: one family, that survives the way from a worker process."""
+
+import pickle
+
+import pytest
+
+from grain_sft import GrainSftError, Host, NgramFilter, errors
+
+CLASSES = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, GrainSftError)]
+
+
+@pytest.mark.parametrize("kind", CLASSES, ids=lambda kind: kind.__name__)
+def test_every_error_pickles_with_its_message(kind):
+    copy = pickle.loads(pickle.dumps(kind("where: expected this, found that")))
+    assert type(copy) is kind
+    assert str(copy) == "where: expected this, found that"
+
+
+def test_a_missing_extra_names_the_extra_and_pickles():
+    error = pickle.loads(pickle.dumps(errors.MissingExtraError.of("a.yaml: reading YAML", "PyYAML", "yaml")))
+    assert isinstance(error, ImportError)
+    assert "pip install 'grain_sft[yaml]'" in str(error)
+
+
+@pytest.mark.parametrize("make", [lambda: Host("0", 2), lambda: Host(0.5, 2), lambda: NgramFilter(max_period=5.7)])
+def test_wrong_types_are_errors_of_ours(make):
+    with pytest.raises(GrainSftError, match="expected an integer"):
+        make()
