@@ -26,7 +26,7 @@ from grain_sft import files
 from grain_sft.errors import StorageError
 from grain_sft.sampling import permute
 
-_SAMPLED = 64  # places looked at when an order is opened
+_SAMPLED = 8  # places looked at when an order is opened; each maps up to 2 MB
 
 IN_MEMORY_ROWS = 1 << 21
 """Permutations of fewer rows take tens of milliseconds and are kept in memory."""
@@ -83,7 +83,8 @@ def _open(target: Path, num_rows: int) -> npt.NDArray[Any] | None:
             "%s: holds %s %s, expected %d rows; making it again.", target, found.dtype, found.shape, num_rows
         )
         return None
-    sample = found[:: max(1, num_rows // _SAMPLED)]
+    sample = np.array(found[:: max(1, num_rows // _SAMPLED)])
+    release(found)
     if len(np.unique(sample)) < len(sample) or int(sample.max()) >= num_rows:
         logging.warning("%s: holds no permutation of %d rows; making it again.", target, num_rows)
         return None
