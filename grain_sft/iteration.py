@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -34,6 +35,7 @@ class PipelineIterator(grain.DatasetIterator[Element]):
     def __init__(self, pipeline: Pipeline, start_step: int, threads: int, prefetch: int, worker_count: int) -> None:
         super().__init__()
         self._closed = False
+        self._lock = threading.RLock()  # several threads may take batches from one iterator: each step goes to one
         self._inner: grain.DatasetIterator[Element] | None = None
         threads = as_integer("threads", threads, 0, PipelineError)
         prefetch = as_integer("prefetch", prefetch, 0, PipelineError)
@@ -47,24 +49,24 @@ class PipelineIterator(grain.DatasetIterator[Element]):
         self._step = _checked(pipeline, start_step)
 
     def __next__(self) -> Element:
-        if self._closed:
-            raise PipelineError("the iterator was closed. Make another with pipeline.iter(start_step=...).")
-        if self._direct:
+        with self._lock:
+            if self._closed:
+                raise PipelineError("the iterator was closed. Make another with pipeline.iter(start_step=...).")
             if self._step >= len(self._pipeline):
-                raise StopIteration
-            batch = self._pipeline[self._step]
-        else:
-            self.start_prefetch()
-            assert self._inner is not None
-            try:
-                batch = next(self._inner)
-            except StopIteration:
-                raise
-            except BaseException:  # what was made ahead is no longer in step
                 self._stop()
-                raise
-        self._step += 1
-        return batch
+                raise StopIteration
+            if self._direct:
+                batch = self._pipeline[self._step]
+            else:
+                self.start_prefetch()
+                assert self._inner is not None
+                try:
+                    batch = next(self._inner)
+                except BaseException:  # what was made ahead is no longer in step
+                    self._stop()
+                    raise
+            self._step += 1
+            return batch
 
     @property
     def next_step(self) -> int:
@@ -73,18 +75,19 @@ class PipelineIterator(grain.DatasetIterator[Element]):
 
     def start_prefetch(self) -> None:
         """Begin to make batches, so that the first is ready when it is asked for."""
-        if self._inner is not None or self._direct or self._closed:
-            return
-        if not self._workers.num_workers:
-            inner = Steps(self._pipeline, 0).to_iter_dataset(self._read_options).__iter__()
-            set_next_index(inner, self._step)
-            inner.start_prefetch()
-        else:
-            steps = Steps(self._pipeline, self._step).to_iter_dataset(self._read_options)
-            inner = steps.mp_prefetch(self._workers).__iter__()
-            workers.start(inner)
-            weakref.finalize(self, workers.stop, inner)  # also when the interpreter exits
-        self._inner = inner
+        with self._lock:
+            if self._inner is not None or self._direct or self._closed or self._step >= len(self._pipeline):
+                return
+            if not self._workers.num_workers:
+                inner = Steps(self._pipeline, 0).to_iter_dataset(self._read_options).__iter__()
+                set_next_index(inner, self._step)
+                inner.start_prefetch()
+            else:
+                steps = Steps(self._pipeline, self._step).to_iter_dataset(self._read_options)
+                inner = steps.mp_prefetch(self._workers).__iter__()
+                workers.start(inner)
+                weakref.finalize(self, workers.stop, inner)  # also when the interpreter exits
+            self._inner = inner
 
     def get_state(self) -> dict[str, Any]:
         """JSON-ready: the next step, and what the batches depend on but for the host."""
@@ -106,14 +109,16 @@ class PipelineIterator(grain.DatasetIterator[Element]):
                 "Give the run its old data, or start at a step of your choice with pipeline.iter(start_step=...)."
             )
         step = _checked(self._pipeline, state[_STEP])
-        self._stop()
-        self._step = step
+        with self._lock:
+            self._stop()
+            self._step = step
 
     def close(self) -> None:
         """Stop threads and workers. `next` raises afterwards."""
-        if not self._closed:
-            self._closed = True
-            self._stop()
+        with self._lock:
+            if not self._closed:
+                self._closed = True
+                self._stop()
 
     def _stop(self) -> None:
         if self._inner is not None:

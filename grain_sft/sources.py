@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from grain_sft.corpus.reader import ShardReader
 from grain_sft.errors import RowIndexError
-from grain_sft.layout import FILL_ROW, Layout
+from grain_sft.layout import FILL_ROW, FillKey, Layout
 
 Element = dict[str, npt.NDArray[Any]]
 """What sources give and transforms take: arrays [L] of a row or [rows, L] of a batch."""
@@ -31,7 +31,7 @@ class NpyDataSource(grain.sources.RandomAccessDataSource[Element]):
       segment_ids: int32, from 1; 0 is padding.
       positions: int32, from 0 in every segment.
     In `read`, arrays that are the same for every batch (all but tokens, in a window layout) are shared between
-    batches and read-only. Row `FILL_ROW` (-1) is all padding, and tokens 0.
+    batches and read-only. To `read`, row `FILL_ROW` (-1) is all padding, and tokens 0.
 
     Files are opened when first read. Safe in threads; pickles without its open files, so that Grain's worker
     processes open their own.
@@ -57,6 +57,10 @@ class NpyDataSource(grain.sources.RandomAccessDataSource[Element]):
           RowIndexError: no such row.
           CorpusFileError: its file is missing, unreadable, or not the one that was indexed.
         """
+        if index == FILL_ROW and not isinstance(index, FillKey):
+            raise RowIndexError(
+                f"row {index} of {self.layout!r}: expected 0 to {len(self) - 1}. Rows don't count from the end."
+            )
         element = self.read((index,))
         return {key: array[0] if array.flags.writeable else array[0].copy() for key, array in element.items()}
 

@@ -338,6 +338,19 @@ def test_states_know_a_users_transforms_by_class_and_attributes(source):
     assert "0x" not in iterator(Plain(Plain(1))).get_state()["pipeline"]
 
 
+@pytest.mark.parametrize("threads", [0, 2])
+def test_threads_that_share_an_iterator_get_every_step_once(source, threads):
+    sampler = IndexSampler(len(source), global_batch_size=1, seed=0, order="sequential", epochs=2)
+    iterator = Pipeline(source, sampler, [ShiftTargets()]).iter(threads=threads)
+    got = []
+    takers = [threading.Thread(target=lambda: got.extend(rows_of(batch)[0] for batch in iterator)) for _ in range(4)]
+    for taker in takers:
+        taker.start()
+    for taker in takers:
+        taker.join()
+    assert sorted(got) == sorted([*range(ROWS)] * 2)
+
+
 def test_a_closed_iterator_says_so(source):
     iterator = pipeline(source).iter()
     next(iterator)

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import grain_sft
-from grain_sft.layout import FILL_ROW
+from grain_sft.layout import FILL_ROW, FillKey
 
 DTYPES = ("uint8", "uint16", "uint32", "uint64")
 LENGTH = 16
@@ -134,7 +134,9 @@ def test_a_fill_row_holds_nothing_and_takes_no_loss(make, wanted):
             else:
                 np.testing.assert_array_equal(array[place], plain[key][place])
     np.testing.assert_array_equal(source.read([0, 1])["loss_mask"], np.ones((2, LENGTH), bool))
-    assert not any(array.any() for array in source[FILL_ROW].values())
+    assert not any(array.any() for array in source[FillKey(FILL_ROW)].values())  # as a sampler's record key
+    with pytest.raises(IndexError, match="don't count from the end"):
+        source[-1]
     assert rows[0].any()
 
 

@@ -18,6 +18,7 @@ import numpy as np
 from absl import logging
 
 from grain_sft import files
+from grain_sft.arguments import as_integer
 from grain_sft.corpus.corpus import Corpus
 from grain_sft.corpus.scan import THREADS, scan_shards
 from grain_sft.corpus.shard import Shard, token_dtype
@@ -42,10 +43,11 @@ def save(
     if format == "grain_sft":
         data = _to_json(corpus, os.path.dirname(os.path.abspath(os.fspath(path))))
     elif format == "maxtext":
-        if sequence_length is None or sequence_length <= 0:
+        if sequence_length is None:
             raise CorpusError(
                 "format='maxtext': MaxText's index is made for one sequence length; give sequence_length."
             )
+        sequence_length = as_integer("sequence_length", sequence_length, 1, CorpusError)
         data = _to_maxtext_json(corpus, sequence_length, tokenizer or corpus.tokenizer or "")
     else:
         raise CorpusError(f"format={format!r}: an index is written as 'grain_sft' or 'maxtext'.")

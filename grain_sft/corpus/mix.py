@@ -51,7 +51,9 @@ def remap_path(path: str, remap: Mapping[str, str]) -> str:
         prefixes = [key for key in remap if not _PLACEHOLDER.fullmatch(key) and candidate.startswith(key)]
         if prefixes:
             longest = max(prefixes, key=len)
-            return fill(remap[longest] + candidate[len(longest) :])
+            start, rest = remap[longest], candidate[len(longest) :]
+            slash = "/" if longest.endswith("/") or not longest else ""  # of a folder, which a Path spells without it
+            return fill(start.rstrip("/") + slash + rest.lstrip("/") if slash and start else start + rest)
     return fill(path)
 
 

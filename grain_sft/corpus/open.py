@@ -85,6 +85,7 @@ def open_corpus(
     else:
         if format not in ("auto", "files"):
             raise CorpusError(f"format={format!r} takes one path, not a list of {len(where)}.")
+        where = list(where)
         for item in where:
             if os.fspath(item).endswith(_LIST_SUFFIXES) and os.path.isfile(item):
                 raise CorpusError(f"{item}: a mix or an index, in a list of files. Open it by itself.")

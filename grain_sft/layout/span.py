@@ -14,6 +14,13 @@ FILL_ROW = -1
 """The row that is no row: only padding, no loss. Fills the last batch of an evaluation."""
 
 
+class FillKey(int):
+    """`FILL_ROW` as a record key. Grain wraps keys modulo the source's length; this one stays what it is."""
+
+    def __mod__(self, other: int) -> int:
+        return self
+
+
 @dataclasses.dataclass(frozen=True)
 class Span:
     """Consecutive tokens of one shard that a row holds.

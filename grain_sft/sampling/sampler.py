@@ -13,20 +13,13 @@ import numpy.typing as npt
 
 from grain_sft.arguments import as_integer
 from grain_sft.errors import RowIndexError, SamplerError
-from grain_sft.layout import FILL_ROW
+from grain_sft.layout import FILL_ROW, FillKey
 from grain_sft.sampling.host import Host
 from grain_sft.sampling.orders import make_order
 
 LAST_BATCH = ("drop", "fill")
 
 Rows = npt.NDArray[np.int64]
-
-
-class _FillKey(int):
-    """`FILL_ROW` as a record key. Grain wraps keys modulo the source's length; this one stays what it is."""
-
-    def __mod__(self, other: int) -> int:
-        return self
 
 
 class IndexSampler:
@@ -165,7 +158,7 @@ class IndexSampler:
             step, mine = divmod(record, self.rows_per_host)
             place = step * self.global_batch_size + self.host.index + mine * self.host.count
         if place >= self.num_instances:
-            return grain.RecordMetadata(index=index, record_key=_FillKey(FILL_ROW))
+            return grain.RecordMetadata(index=index, record_key=FillKey(FILL_ROW))
         row = self._rows_at(epoch, np.array([place], np.int64))[0]
         return grain.RecordMetadata(index=index, record_key=int(row))
 

@@ -84,7 +84,7 @@ def test_a_written_index_is_read_again(folder, tmp_path):
 
 def test_an_index_for_maxtext_needs_a_sequence_length(folder, tmp_path):
     for length in (None, 0, -1):
-        with pytest.raises(grain_sft.GrainSftError, match=r"format='maxtext'.*give sequence_length"):
+        with pytest.raises(grain_sft.GrainSftError, match="sequence_length"):
             open_golden(folder).save(tmp_path / "index.json", format="maxtext", sequence_length=length)
     assert not (tmp_path / "index.json").exists()
 

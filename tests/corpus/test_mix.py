@@ -215,3 +215,26 @@ def test_every_line_of_the_real_manifest_is_a_shard_in_order(tmp_path, place):
     assert len({os.path.dirname(path) for _, path, _ in expected}) > 60  # as varied as the labels
     rows = grain_sft.NpyDataSource(grain_sft.WindowLayout(corpus, 1)).read(range(corpus.num_tokens))["tokens"][:, 0]
     np.testing.assert_array_equal(rows, np.repeat(np.arange(950), [count for *_, count in expected]))
+
+
+@pytest.mark.parametrize(
+    "remap",
+    [
+        lambda folder: {"old/": f"{folder}/"},
+        lambda folder: {"old/": folder},
+        lambda folder: {"old": folder},
+        lambda folder: {"": folder, "old/": f"{folder}/"},
+    ],
+)
+def test_a_folder_replaces_a_folder_with_or_without_its_slash(write_tokens, tmp_path, remap):
+    write_tokens("data/a/0.npy", [1, 2])
+    (tmp_path / "mix.txt").write_text("web,old/a/0.npy\n")
+    corpus = grain_sft.open_corpus(tmp_path / "mix.txt", path_remap=remap(tmp_path / "data"))
+    assert corpus.shards[0].path == str(tmp_path / "data/a/0.npy")
+
+
+def test_the_empty_prefix_puts_every_path_below_a_folder(write_tokens, tmp_path):
+    write_tokens("data/a/0.npy", [1, 2])
+    (tmp_path / "mix.txt").write_text("web,a/0.npy\n")
+    corpus = grain_sft.open_corpus(tmp_path / "mix.txt", path_remap={"": tmp_path / "data"})
+    assert corpus.shards[0].path == str(tmp_path / "data/a/0.npy")

@@ -104,16 +104,14 @@ def test_shuffle_is_a_permutation_of_any_number_of_rows(rows):
     assert sorted(sampler(rows, rows, "shuffle").rows(3).tolist()) == list(range(rows))
 
 
-def test_few_rows_are_shuffled_as_many_would_be():
-    """Below 2^14 rows an epoch is computed at once: the places must be those of one by one."""
-    from grain.experimental import index_shuffle
-
-    from grain_sft.sampling import orders
-
-    expected = [index_shuffle(place, 999, orders._key(7, 2), 4) for place in range(1000)]
-    assert sampler(1000, 1000, "shuffle").rows(2).tolist() == expected
-    many = orders._FEW_ROWS
-    assert sorted(sampler(many, many, "shuffle").rows(2).tolist()) == list(range(many))
+@pytest.mark.parametrize("rows", [65_535, 65_536, 70_000, 200_000])
+def test_shuffles_of_two_epochs_are_not_correlated(rows):
+    """Rank correlation of the first 20,000 places, in units of its spread for independent shuffles."""
+    places = 20_000
+    mine = sampler(rows, places, "shuffle")
+    first, second = mine.rows(0), mine.rows(mine.steps_per_epoch)
+    assert len(set(first.tolist())) == places
+    assert abs(np.corrcoef(first, second)[0, 1]) * np.sqrt(places) < 5
 
 
 def test_shuffle_puts_a_row_anywhere():
