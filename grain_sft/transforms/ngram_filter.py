@@ -80,15 +80,19 @@ class NgramFilter(grain.transforms.Map):
     ) -> None:
         """Set `verdict` for rows in which an equal pair (row, at, at - period) belongs to a long enough run."""
         probes = min(_PROBES, (int(period.min()) * (repeats - 1) - 1) // 2)
-        steps = np.arange(1, probes + 1)
-        keep = np.zeros(len(row), np.bool_)
-        for side in (steps, -steps):  # a run reaches at least half its length to one side of any place in it
-            later = at[:, np.newaxis] + side
-            earlier = later - period[:, np.newaxis]
-            inside = (earlier >= 0) & (later < rows.shape[1])
-            pairs = rows[row[:, np.newaxis], np.where(inside, later, 0)]
-            keep |= (inside & (pairs == rows[row[:, np.newaxis], np.where(inside, earlier, 0)])).all(axis=1)
-        for suspect, p in sorted(set(zip(row[keep].tolist(), period[keep].tolist(), strict=True))):
+        for count in (1, probes):  # most suspects fall at their first neighbours
+            keep = np.zeros(len(row), np.bool_)
+            steps = np.arange(1, count + 1)
+            for side in (steps, -steps):  # a run reaches at least half its length to one side of any place in it
+                later = at[:, np.newaxis] + side
+                earlier = later - period[:, np.newaxis]
+                inside = (earlier >= 0) & (later < rows.shape[1])
+                pairs = rows[row[:, np.newaxis], np.where(inside, later, 0)]
+                keep |= (inside & (pairs == rows[row[:, np.newaxis], np.where(inside, earlier, 0)])).all(axis=1)
+            row, at, period = row[keep], at[keep], period[keep]
+            if not len(row):
+                return
+        for suspect, p in sorted(set(zip(row.tolist(), period.tolist(), strict=True))):
             if not verdict[suspect]:
                 tokens = rows[suspect]
                 verdict[suspect] = _longest_run(tokens[p:] == tokens[:-p]) >= p * (repeats - 1)
