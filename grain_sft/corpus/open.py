@@ -83,18 +83,22 @@ def open_corpus(
         else:
             sources = [(found, "") for found in _expand(remap(path))]
     else:
+        items = list(where)
         if format not in ("auto", "files"):
-            raise CorpusError(f"format={format!r} takes one path, not a list of {len(where)}.")
-        where = list(where)
-        for item in where:
-            if os.fspath(item).endswith(_LIST_SUFFIXES) and os.path.isfile(item):
-                raise CorpusError(f"{item}: a mix or an index, in a list of files. Open it by itself.")
-        sources = [(found, "") for item in where for found in _expand(remap(files.normalize(item)))]
-        if not sources:
-            raise CorpusError("an empty list of files: a corpus has at least one.")
+            raise CorpusError(f"format={format!r} takes one path, not a list of {len(items)}.")
+        _check_list(items)
+        sources = [(found, "") for item in items for found in _expand(remap(files.normalize(item)))]
     sources = [(files.absolute(path), label) for path, label in sources]
     raw_dtype = None if dtype is None else token_dtype(dtype, "dtype")
     return scan_shards(sources, raw_dtype, eos_token_id=eos_token_id, tokenizer=tokenizer)
+
+
+def _check_list(items: Sequence[str | os.PathLike[str]]) -> None:
+    if not items:
+        raise CorpusError("an empty list of files: a corpus has at least one.")
+    for item in items:
+        if os.fspath(item).endswith(_LIST_SUFFIXES) and os.path.isfile(item):
+            raise CorpusError(f"{item}: a mix or an index, in a list of files. Open it by itself.")
 
 
 def _tell(path: str) -> str:
