@@ -10,9 +10,10 @@ import grain
 import numpy as np
 import numpy.typing as npt
 
+from grain_sft.corpus.loss_reader import LossReader
 from grain_sft.corpus.reader import ShardReader
 from grain_sft.errors import RowIndexError
-from grain_sft.layout import FILL_ROW, FillKey, Layout
+from grain_sft.layout import FILL_ROW, FillKey, Layout, Pieces
 
 Element = dict[str, npt.NDArray[Any]]
 """What sources give and transforms take: arrays [L] of a row or [rows, L] of a batch."""
@@ -27,11 +28,12 @@ class NpyDataSource(grain.sources.RandomAccessDataSource[Element]):
     `source[i]` is row i as arrays [L]; `source.read(indices)` is many rows as arrays [rows, L], the same values in one
     gather. Keys:
       tokens: the corpus's dtype. Always a fresh copy.
-      loss_mask: bool, tokens that take loss as targets.
+      loss_mask: bool, tokens that take loss as targets: of the corpus's loss files or, without any, all.
+      loss_weights: float32, how much, where the corpus has weights; `loss_mask` is then where they are not 0.
       segment_ids: int32, from 1; 0 is padding.
       positions: int32, from 0 in every segment.
-    In `read`, arrays that are the same for every batch (all but tokens, in a window layout) are shared between
-    batches and read-only. To `read`, row `FILL_ROW` (-1) is all padding, and tokens 0.
+    In `read`, arrays that are the same for every batch (in a window layout all but tokens and what loss files say) are
+    shared between batches and read-only. To `read`, row `FILL_ROW` (-1) is all padding, and tokens 0.
 
     Files are opened when first read. Safe in threads; pickles without its open files, so that Grain's worker
     processes open their own.
@@ -44,7 +46,9 @@ class NpyDataSource(grain.sources.RandomAccessDataSource[Element]):
     def __init__(self, layout: Layout, *, max_open_files: int | None = None) -> None:
         self.layout = layout
         self._max_open_files = max_open_files
-        self._reader = ShardReader(layout.corpus, max_open_files)
+        corpus = layout.corpus
+        self._reader = ShardReader(corpus.shards, corpus.dtype.itemsize, max_open_files)
+        self._loss = LossReader(corpus.shards, max_open_files) if corpus.has_loss else None
         self._constants: dict[int, Element] = {}
 
     def __len__(self) -> int:
@@ -87,22 +91,31 @@ class NpyDataSource(grain.sources.RandomAccessDataSource[Element]):
         tokens: npt.NDArray[np.unsignedinteger] = np.empty((len(rows), length), self.layout.corpus.dtype)
         constant = self._constants.get(len(rows)) or self._whole_rows(len(rows))
         if lowest != FILL_ROW:
-            self._gather(rows, tokens)
-            return {"tokens": tokens, **constant}
+            pieces = self.layout.pieces(rows)
+            self._gather(pieces, tokens)
+            if self._loss is None:
+                return {"tokens": tokens, **constant}
+            return {"tokens": tokens, **constant, **self._gather_loss(self._loss, pieces, tokens.shape)}
         filled = rows == FILL_ROW
-        tokens[~filled] = self.read(rows[~filled])["tokens"]
-        masked = {key: array.copy() for key, array in constant.items()}
-        for array in (tokens, *masked.values()):
-            array[filled] = 0
-        return {"tokens": tokens, **masked}
+        element: Element = {}
+        for key, array in self.read(rows[~filled]).items():
+            element[key] = np.zeros(tokens.shape, array.dtype)
+            element[key][~filled] = array
+        return element
 
-    def _gather(self, rows: npt.NDArray[np.int64], tokens: npt.NDArray[np.unsignedinteger]) -> None:
-        """Copy every piece of `rows` to its place in `tokens` [rows, L]."""
-        pieces = self.layout.pieces(rows)
+    def _gather(self, pieces: Pieces, tokens: npt.NDArray[np.unsignedinteger]) -> None:
+        """Copy every piece to its place in `tokens` [rows, L]."""
         places = (pieces.row * tokens.shape[1] + pieces.column) * tokens.itemsize
         sizes = pieces.length * tokens.itemsize
         out = tokens.reshape(-1).data.cast("B")
         self._reader.gather(pieces.shard.tolist(), pieces.start.tolist(), places.tolist(), sizes.tolist(), out)
+
+    @staticmethod
+    def _gather_loss(reader: LossReader, pieces: Pieces, shape: tuple[int, ...]) -> Element:
+        """What the loss files say of every piece, at its place in [rows, L]."""
+        places = pieces.row * shape[1] + pieces.column
+        loss = reader.gather(pieces.shard, pieces.start, places, pieces.length, shape[0] * shape[1]).reshape(shape)
+        return {"loss_mask": loss != 0, "loss_weights": loss} if reader.weighted else {"loss_mask": loss}
 
     def _whole_rows(self, count: int) -> Element:
         """What is the same in all batches of `count` rows of one full segment each."""

@@ -5,25 +5,45 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
+import operator
 import os
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
+from grain_sft.corpus.documents import (
+    Document,
+    Documents,
+    as_uint32,
+    count_token,
+    find_documents,
+    iterate,
+    read_sources,
+)
+from grain_sft.corpus.ranges import RangeReader
 from grain_sft.corpus.shard import Shard
-from grain_sft.errors import CorpusError
+from grain_sft.corpus.stored import Stored
+from grain_sft.errors import CorpusError, RowIndexError
 
 FINGERPRINT_VERSION = 1
 
 
 @dataclasses.dataclass(frozen=True)
 class Corpus:
-    """Token files of one dtype in a fixed order. Made by `grain_sft.open_corpus`; holds no open file.
+    """Token files of one dtype in a fixed order, and what is said of their tokens beside them: which take loss, and
+    where documents end. Made by `grain_sft.open_corpus`; opens files when first read, and pickles without them.
 
     Attributes:
       shards: the files, in the order that rows follow.
       dtype: of the tokens on disk: uint8, uint16, uint32 or uint64.
       eos_token_id: the token that ends a document, where it is known.
       tokenizer: name of the tokenizer, where it is known. Decides nothing.
+      tokenizer_sha256: hash of the tokenizer's file, where the corpus says it.
+      pad_token_id: for padding, where the corpus says it.
+      sources_file: where each document comes from, as int64 pairs; see `sources`.
+      source_names: of the inputs that `sources` counts.
 
     Raises:
       CorpusError: an `eos_token_id` that `dtype` can't hold.
@@ -33,6 +53,10 @@ class Corpus:
     dtype: np.dtype[np.unsignedinteger]
     eos_token_id: int | None = None
     tokenizer: str | None = None
+    tokenizer_sha256: str | None = None
+    pad_token_id: int | None = None
+    sources_file: Stored | None = None
+    source_names: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         eos, highest = self.eos_token_id, np.iinfo(self.dtype).max
@@ -48,31 +72,106 @@ class Corpus:
 
     @functools.cached_property
     def num_documents(self) -> int | None:
-        """Documents, that is `eos_token_id`s, in all shards; None where no `eos_token_id` was given.
+        """Documents in all shards: of the boundary files, or `eos_token_id`s; None where neither is known.
 
-        Reads every token the first time, at the speed of memory or of the disk.
+        Without boundary files, reads every token the first time, at the speed of memory or of the disk.
 
         Raises:
-          CorpusFileError: a shard is missing or is not the one that was indexed.
+          CorpusFileError: a file is missing or is not the one that was indexed.
+          CorpusError: damaged boundary files.
         """
-        if self.eos_token_id is None:
-            return None
-        from grain_sft.corpus.reader import count_token
+        if any(shard.boundaries is not None for shard in self.shards):
+            return len(self.documents)
+        return None if self.eos_token_id is None else count_token(self, self.eos_token_id)
 
-        return count_token(self, self.eos_token_id)
+    @functools.cached_property
+    def documents(self) -> Documents:
+        """Where each document begins, counted in the tokens of all shards, and its length; in order.
+
+        From the boundary files; without any, a document ends at each EOS, EOS included, and tokens after a shard's
+        last EOS are no document. Read the first time.
+
+        Raises:
+          CorpusFileError: a file is missing or is not the one that was indexed.
+          CorpusError: damaged boundary files, or none and no `eos_token_id`.
+        """
+        return find_documents(self)
+
+    @property
+    def has_loss(self) -> bool:
+        """Whether files say which tokens take loss; without, all do."""
+        return any(shard.loss is not None for shard in self.shards)
+
+    @property
+    def has_weights(self) -> bool:
+        """Whether some of these hold weights, not only yes or no."""
+        return any(shard.loss is not None and shard.loss.kind == "float32" for shard in self.shards)
+
+    @functools.cached_property
+    def sources(self) -> npt.NDArray[np.int64] | None:
+        """int64 [documents, 2]: number of the input (see `source_names`) and line or row in it, from 1; None where
+        the corpus does not say.
+
+        Raises:
+          CorpusFileError, CorpusError: a file of sources that is missing, or not of these documents.
+        """
+        return None if self.sources_file is None else read_sources(self.sources_file, len(self.documents))
+
+    @functools.cached_property
+    def _ranges(self) -> RangeReader:
+        return RangeReader(self)
+
+    def read(self, start: int, stop: int) -> tuple[npt.NDArray[Any], npt.NDArray[Any] | None]:
+        """Tokens `start` to `stop`, counted through all shards, as `dtype` [stop - start]; and their loss: bool, or
+        float32 where the corpus has weights; None where all tokens take it.
+
+        Raises:
+          RowIndexError: beyond the tokens.
+          CorpusFileError: a file is missing, unreadable, or not the one that was indexed.
+        """
+        return self._ranges.read(operator.index(start), operator.index(stop))
+
+    def document(self, number: int) -> Document:
+        """Document `number`, from 0.
+
+        Raises:
+          RowIndexError: no such document.
+          CorpusFileError, CorpusError: as `documents` and `read`.
+        """
+        number = operator.index(number)
+        if not 0 <= number < len(self.documents):
+            raise RowIndexError(f"document {number} of {self!r}: expected 0 to {len(self.documents) - 1}.")
+        start = int(self.documents.start[number])
+        tokens, loss = self.read(start, start + int(self.documents.length[number]))
+        source = None if self.sources is None else (int(self.sources[number, 0]), int(self.sources[number, 1]))
+        return Document(as_uint32(tokens), np.ones(len(tokens), np.bool_) if loss is None else loss, source)
+
+    def iter_documents(self) -> Iterator[Document]:
+        """Every document in order, read some MB at a time; its arrays are parts of such a block.
+
+        Raises:
+          CorpusFileError, CorpusError: as `documents` and `read`.
+        """
+        return iterate(self)
 
     @functools.cached_property
     def fingerprint(self) -> str:
         """Hash of all that decides the rows: dtype, EOS id, and of each shard in order its length and its ends.
 
         Paths are left out: the same files under another folder, or in a bucket, have the same fingerprint. A shard
-        whose first 4 KiB, last 4 KiB and length stay as they were is taken to be unchanged.
+        whose first 4 KiB, last 4 KiB and length stay as they were is taken to be unchanged. Loss and boundary files
+        are in it in the same way, where there are any.
         """
         digest = hashlib.sha256(
             f"grain_sft corpus {FINGERPRINT_VERSION}\0{self.dtype.name}\0{self.eos_token_id}".encode()
         )
         for shard in self.shards:
             digest.update(f"\0{shard.num_tokens}\0{shard.digest}".encode())
+            if shard.loss is not None:
+                digest.update(f"\0loss\0{shard.loss.kind}\0{shard.loss.digest}".encode())
+            if shard.boundaries is not None:
+                file = shard.boundaries
+                digest.update(f"\0boundaries\0{file.kind}\0{file.continues}\0{file.size}\0{file.digest}".encode())
         return f"sha256:{digest.hexdigest()}"
 
     def save(
@@ -99,6 +198,9 @@ class Corpus:
         from grain_sft.corpus import index
 
         index.save(self, path, format=format, sequence_length=sequence_length, tokenizer=tokenizer)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
 
     def __repr__(self) -> str:
         return (

@@ -1,34 +1,30 @@
-"""Saved indexes: this project's JSON, and the one of MaxText's `olmo_grain` dataset type.
-
-MaxText's: maxtext/input_pipeline/olmo_data.py, format version "1" (maxtext 0.2.5).
-"""
+"""Saved indexes: this project's JSON; MaxText's is in maxtext_index.py."""
 
 from __future__ import annotations
 
 import concurrent.futures
 import dataclasses
-import hashlib
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from absl import logging
 
 from grain_sft import files
 from grain_sft.arguments import as_integer
+from grain_sft.corpus import maxtext_index
+from grain_sft.corpus.boundaries import READERS, BoundaryFile
 from grain_sft.corpus.corpus import Corpus
-from grain_sft.corpus.scan import THREADS, scan_shards
+from grain_sft.corpus.loss import KINDS, LossFile
+from grain_sft.corpus.scan import THREADS
 from grain_sft.corpus.shard import Shard, token_dtype
-from grain_sft.errors import CorpusError, CorpusFileError, GrainSftError
+from grain_sft.corpus.stored import Stored, StoredFile, size_change
+from grain_sft.errors import CorpusError, CorpusFileError, GrainSftError, StorageError
 
 FORMAT = "grain_sft index"
 VERSION = 1
-MAXTEXT_VERSION = "1"
-
-Remap = Callable[[str], str]
 
 
 def save(
@@ -40,6 +36,8 @@ def save(
     tokenizer: str | None,
 ) -> None:
     """Write `corpus` as JSON; see `Corpus.save`."""
+    if files.is_remote(os.fspath(path)):
+        raise StorageError(f"{path}: is remote; expected a local path. Write it locally and copy it there.")
     if format == "grain_sft":
         data = _to_json(corpus, os.path.dirname(os.path.abspath(os.fspath(path))))
     elif format == "maxtext":
@@ -48,7 +46,7 @@ def save(
                 "format='maxtext': MaxText's index is made for one sequence length; give sequence_length."
             )
         sequence_length = as_integer("sequence_length", sequence_length, 1, CorpusError)
-        data = _to_maxtext_json(corpus, sequence_length, tokenizer or corpus.tokenizer or "")
+        data = maxtext_index.to_json(corpus, sequence_length, tokenizer or corpus.tokenizer or "")
     else:
         raise CorpusError(f"format={format!r}: an index is written as 'grain_sft' or 'maxtext'.")
     with files.atomic_write(path) as file:
@@ -63,7 +61,7 @@ def load(
     dtype: object,
     eos_token_id: int | None,
     tokenizer: str | None,
-    remap: Remap,
+    remap: Callable[[str], str],
 ) -> Corpus:
     """The corpus of the index `text`, read from `path`; files that are missing or of another size are an error."""
     try:
@@ -76,7 +74,7 @@ def load(
         if data.get("format") == FORMAT:
             corpus = _from_json(path, data, remap)
         elif "format_version" in data and "files" in data:
-            corpus = _from_maxtext_json(path, data, remap)
+            corpus = maxtext_index.from_json(path, data, remap)
         else:
             raise CorpusError(
                 f"{path}: neither a grain_sft index nor MaxText's (no key 'format' or 'format_version'). "
@@ -106,6 +104,19 @@ def _to_json(corpus: Corpus, folder: str) -> dict[str, Any]:
         absolute = os.path.abspath(path)
         return os.path.relpath(absolute, folder) if absolute.startswith(folder.rstrip("/") + "/") else absolute
 
+    def entry(file: Shard | LossFile | BoundaryFile | Stored) -> dict[str, Any]:
+        fields = {key: value for key, value in vars(file).items() if value is not None}
+        for key in ("loss", "boundaries"):
+            if key in fields:
+                fields[key] = entry(fields[key])
+        return {**fields, "path": stored(file.path)}
+
+    beside = {
+        "tokenizer_sha256": corpus.tokenizer_sha256,
+        "pad_token_id": corpus.pad_token_id,
+        "sources": None if corpus.sources_file is None else entry(corpus.sources_file),
+        "source_names": list(corpus.source_names) or None,
+    }
     return {
         "format": FORMAT,
         "version": VERSION,
@@ -114,41 +125,40 @@ def _to_json(corpus: Corpus, folder: str) -> dict[str, Any]:
         "eos_token_id": None if corpus.eos_token_id is None else int(corpus.eos_token_id),
         "tokenizer": corpus.tokenizer,
         "num_tokens": corpus.num_tokens,
-        "shards": [{**dataclasses.asdict(shard), "path": stored(shard.path)} for shard in corpus.shards],
+        **{key: value for key, value in beside.items() if value is not None},
+        "shards": [entry(shard) for shard in corpus.shards],
     }
 
 
-def _from_json(path: str, data: Mapping[str, Any], remap: Remap) -> Corpus:
+def _from_json(path: str, data: Mapping[str, Any], remap: Callable[[str], str]) -> Corpus:
     if data["version"] != VERSION:
         raise CorpusError(
             f"{path}: index version {data['version']!r}; this grain_sft reads version {VERSION}. "
             "Build it again with `grain-sft index`."
         )
-    shards = []
-    for number, entry in enumerate(data["shards"]):
-        where = f"{path}: shard {number}"
-        shard = Shard(
-            path=_locate(path, _text(entry["path"], where, "path"), remap),
-            num_tokens=_count(entry["num_tokens"], where, "num_tokens"),
-            size=_count(entry["size"], where, "size"),
-            data_offset=_count(entry["data_offset"], where, "data_offset"),
-            label=_text(entry["label"], where, "label"),
-            digest=_text(entry["digest"], where, "digest"),
-        )
-        shards.append(shard)
+    shards = [_shard(path, f"{path}: shard {number}", entry, remap) for number, entry in enumerate(data["shards"])]
     dtype: np.dtype[np.unsignedinteger] = token_dtype(_text(data["dtype"], path, "dtype"), path)
-    eos = data["eos_token_id"]
+    eos, pad, sources = data["eos_token_id"], data.get("pad_token_id"), data.get("sources")
     corpus = Corpus(
         shards=tuple(shards),
         dtype=dtype,
         eos_token_id=None if eos is None else _count(eos, path, "eos_token_id", np.iinfo(dtype).max),
         tokenizer=None if data["tokenizer"] is None else _text(data["tokenizer"], path, "tokenizer"),
+        tokenizer_sha256=_optional_text(data.get("tokenizer_sha256"), path, "tokenizer_sha256"),
+        pad_token_id=None if pad is None else _count(pad, path, "pad_token_id"),
+        sources_file=None if sources is None else Stored(**_stored(path, f"{path}: sources", sources, remap)),
+        source_names=tuple(_text(name, path, "source_names") for name in data.get("source_names", [])),
     )
     for number, shard in enumerate(shards):
         if shard.data_offset + shard.num_tokens * corpus.dtype.itemsize != shard.size:
             raise CorpusError(
                 f"{path}: shard {number} ({shard.path}) says {shard.num_tokens} {corpus.dtype.name} tokens after "
                 f"{shard.data_offset} bytes, which is not its size of {shard.size}. The index is damaged: build it again."
+            )
+        if shard.loss is not None and shard.loss.count != shard.num_tokens:
+            raise CorpusError(
+                f"{path}: shard {number} ({shard.path}) has {shard.num_tokens} tokens, but its loss file "
+                f"{shard.loss.count} values. The index is damaged: build it again."
             )
     if not shards:
         raise CorpusError(f"{path}: the index lists no shard.")
@@ -157,12 +167,49 @@ def _from_json(path: str, data: Mapping[str, Any], remap: Remap) -> Corpus:
             f"{path}: the fingerprint in the index ({data['fingerprint']}) is not that of its entries "
             f"({corpus.fingerprint}). It was edited or damaged: build it again with `grain-sft index`."
         )
-    _check_sizes(path, shards)
+    _check_sizes(path, corpus)
     return corpus
 
 
-def _locate(index: str, stored: str, remap: Remap) -> str:
-    """Where the shard `stored` of `index` is: relative paths start at the index's folder, and may be remapped as they
+def _shard(index: str, where: str, entry: Mapping[str, Any], remap: Callable[[str], str]) -> Shard:
+    loss, boundaries = entry.get("loss"), entry.get("boundaries")
+    return Shard(
+        **_stored(index, where, entry, remap),
+        num_tokens=_count(entry["num_tokens"], where, "num_tokens"),
+        label=_text(entry["label"], where, "label"),
+        loss=None if loss is None else LossFile(kind=_kind(loss, KINDS, where), **_stored(index, where, loss, remap)),
+        boundaries=None if boundaries is None else _boundaries(index, f"{where}: boundaries", boundaries, remap),
+    )
+
+
+def _boundaries(index: str, where: str, entry: Mapping[str, Any], remap: Callable[[str], str]) -> BoundaryFile:
+    fields = _stored(index, where, {"data_offset": 0, **entry}, remap)
+    del fields["data_offset"]
+    continues = entry.get("continues")
+    if continues is not None and not isinstance(continues, bool):
+        raise CorpusError(f"{where}: continues is {continues!r}; expected true or false. Build the index again.")
+    return BoundaryFile(kind=_kind(entry, READERS, where), continues=continues, **fields)
+
+
+def _kind(entry: Mapping[str, Any], known: Mapping[str, object], where: str) -> str:
+    kind = _text(entry["kind"], where, "kind")
+    if kind not in known:
+        raise CorpusError(f"{where}: kind is {kind!r}; expected one of {', '.join(known)}. Build the index again.")
+    return kind
+
+
+def _stored(index: str, where: str, entry: Mapping[str, Any], remap: Callable[[str], str]) -> dict[str, Any]:
+    """The fields that every file has."""
+    return {
+        "path": _locate(index, _text(entry["path"], where, "path"), remap),
+        "size": _count(entry["size"], where, "size"),
+        "data_offset": _count(entry["data_offset"], where, "data_offset"),
+        "digest": _text(entry["digest"], where, "digest"),
+    }
+
+
+def _locate(index: str, stored: str, remap: Callable[[str], str]) -> str:
+    """Where the file `stored` of `index` is: relative paths start at the index's folder, and may be remapped as they
     are stored or as they then are."""
     path = remap(stored)
     if files.is_remote(path) or os.path.isabs(path):
@@ -174,10 +221,10 @@ def _locate(index: str, stored: str, remap: Remap) -> str:
     return remap(found) if path == stored else found
 
 
-def _check_sizes(path: str, shards: list[Shard]) -> None:
+def _check_sizes(path: str, corpus: Corpus) -> None:
     """Local files only: what one `stat` can tell. A remote file is checked when it is first read."""
 
-    def check(shard: Shard) -> None:
+    def check(shard: StoredFile) -> None:
         try:
             found = os.stat(shard.path).st_size
         except OSError as error:
@@ -188,94 +235,23 @@ def _check_sizes(path: str, shards: list[Shard]) -> None:
         if found != shard.size:
             raise CorpusFileError(f"{size_change(shard, found)} Index: {path}.")
 
-    local = [shard for shard in shards if not files.is_remote(shard.path)]
+    beside = [file for shard in corpus.shards for file in (shard.loss, shard.boundaries)]
+    listed: Sequence[StoredFile | None] = [*corpus.shards, *beside, corpus.sources_file]
+    local = [file for file in listed if file is not None and not files.is_remote(file.path)]
     for shard in local[:1]:  # the usual mistake, a folder that moved, is answered at once
         check(shard)
     with concurrent.futures.ThreadPoolExecutor(THREADS) as pool:
         list(pool.map(check, local[1:]))
 
 
-def size_change(shard: Shard, found: int) -> str:
-    """The sentence for a shard whose file has another size than when it was indexed."""
-    verb = "shrank" if found < shard.size else "grew"
-    return (
-        f"{shard.path}: the file {verb} since it was indexed: {found} bytes, expected {shard.size}. "
-        "Restore it, or index the corpus again (and then don't resume an old run on it: its rows move)."
-    )
-
-
-def _to_maxtext_json(corpus: Corpus, sequence_length: int, tokenizer: str) -> dict[str, Any]:
-    entries: list[dict[str, Any]] = []
-    rows = 0
-    for shard in corpus.shards:
-        if shard.data_offset:
-            logging.warning(
-                "%s has a .npy header, which MaxText 0.2.5 indexes but then reads as tokens: store it raw for MaxText.",
-                shard.path,
-            )
-        count = shard.num_tokens // sequence_length
-        entries.append(
-            {
-                "path": shard.path,
-                "label": shard.label,
-                "n_tokens": shard.num_tokens,
-                "n_instances": count,
-                "instance_offset": rows,
-            }
-        )
-        rows += count
-    return {
-        "format_version": MAXTEXT_VERSION,
-        "sequence_length": sequence_length,
-        "dtype": corpus.dtype.name,
-        "tokenizer": tokenizer,
-        "total_instances": rows,
-        "total_tokens": corpus.num_tokens,
-        "fingerprint": maxtext_fingerprint(sequence_length, corpus.dtype.name, tokenizer, entries),
-        "files": entries,
-    }
-
-
-def maxtext_fingerprint(sequence_length: int, dtype: str, tokenizer: str, entries: list[dict[str, Any]]) -> str:
-    """MaxText's `compute_fingerprint`: SHA-256 over NUL-terminated fields, paths and token counts in order."""
-    fields = [MAXTEXT_VERSION, str(sequence_length), dtype, tokenizer]
-    for entry in entries:
-        fields += [str(entry["path"]), str(entry["n_tokens"])]
-    return "sha256:" + hashlib.sha256("".join(f"{field}\0" for field in fields).encode()).hexdigest()
-
-
-def _from_maxtext_json(path: str, data: Mapping[str, Any], remap: Remap) -> Corpus:
-    if data["format_version"] != MAXTEXT_VERSION:
-        raise CorpusError(
-            f"{path}: MaxText index of format version {data['format_version']!r}; version {MAXTEXT_VERSION!r} can be read."
-        )
-    entries = list(data["files"])
-    tokenizer = _text(data["tokenizer"], path, "tokenizer")
-    expected = maxtext_fingerprint(data["sequence_length"], data["dtype"], tokenizer, entries)
-    if data["fingerprint"] != expected:
-        raise CorpusError(
-            f"{path}: the fingerprint in MaxText's index ({data['fingerprint']}) is not that of its entries ({expected}). "
-            "It was edited or damaged: build it again."
-        )
-    if not entries:
-        raise CorpusError(f"{path}: the index lists no file.")
-    dtype: np.dtype[np.unsignedinteger] = token_dtype(data["dtype"], path)
-    sources = [(files.absolute(remap(entry["path"])), _text(entry["label"], path, "label")) for entry in entries]
-    corpus = scan_shards(sources, dtype, tokenizer=tokenizer)
-    for shard, entry in zip(corpus.shards, entries, strict=True):
-        if shard.num_tokens != entry["n_tokens"]:
-            verb = "shrank" if shard.num_tokens < entry["n_tokens"] else "grew"
-            raise CorpusFileError(
-                f"{shard.path}: the file {verb} since it was indexed: {shard.num_tokens} tokens, "
-                f"MaxText's index {path} says {entry['n_tokens']}. Restore it, or build the index again."
-            )
-    return corpus
-
-
 def _text(value: object, where: str, key: str) -> str:
     if not isinstance(value, str):
         raise CorpusError(f"{where}: {key} is {value!r}; expected a string. The index is damaged: build it again.")
     return value
+
+
+def _optional_text(value: object, where: str, key: str) -> str | None:
+    return None if value is None else _text(value, where, key)
 
 
 def _count(value: object, where: str, key: str, highest: int = (1 << 63) - 1) -> int:

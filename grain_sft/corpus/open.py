@@ -8,14 +8,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from grain_sft import files
-from grain_sft.corpus import index
+from grain_sft.corpus import formats, index
 from grain_sft.corpus.corpus import Corpus
 from grain_sft.corpus.mix import parse_mix, remap_path, resolve_relative
 from grain_sft.corpus.scan import scan_shards
 from grain_sft.corpus.shard import token_dtype
 from grain_sft.errors import CorpusError, CorpusFileError
 
-FORMATS = ("auto", "files", "mix", "index")
+FORMATS = ("auto", "files", "mix", "index", *formats.FORMATS)
 
 _TOKEN_SUFFIXES = (".npy", ".bin")
 _LIST_SUFFIXES = (".txt", ".csv", ".mix", ".json")
@@ -38,15 +38,18 @@ def open_corpus(
         - a mix file: `label,path` a line, `#` comments and blank lines; relative paths start at the mix's folder (or
           at the working directory, if the first file is there and not beside the mix);
         - a saved index (`Corpus.save`, `grain-sft index`, or MaxText's `olmo_grain` index): name ends in .json;
-        - a directory: every .npy file below it, sorted by path;
+        - a prepared SFT corpus (below): its training split, or the split whose folder is given;
+        - any other directory: every .npy file below it, sorted by path;
         - a glob: its matches, sorted;
         - one .npy or .bin file;
         - a list of files, globs and directories, in that order.
         Local paths, or URLs that fsspec knows (`gs://`).
-      format: "auto" tells these apart; "files", "mix" or "index" insists.
+      format: "auto" tells these apart; "files", "mix", "index", or a format of SFT corpora insists. These are "olmo"
+        (OLMo-core's parts with label masks), "episodes" (episode-indexed shards), "primer" and "openchat".
       dtype: of headerless arrays: "uint8", "uint16", "uint32" or "uint64". Files with a .npy header carry their own.
-        None: headerless arrays are taken as uint32, as AI2 writes them, and refused if they don't look it.
-      eos_token_id: the token that ends a document.
+        None: headerless arrays are taken as uint32, as AI2 writes them, and refused if they don't look it; in an SFT
+        corpus the width is what its metadata or the sizes of its files say.
+      eos_token_id: the token that ends a document; None: an SFT corpus's own, where it says it.
       path_remap: {prefix: replacement}, the longest prefix wins; and {"{NAME}": text} to fill a placeholder anywhere
         in a path, such as the `{TOKENIZER}` of OLMo's mixes.
       tokenizer: name of the tokenizer; the same as `path_remap={"{TOKENIZER}": tokenizer}`, and kept in the corpus.
@@ -64,8 +67,11 @@ def open_corpus(
     def remap(path: str) -> str:
         return files.normalize(remap_path(path, remaps))
 
+    raw_dtype = None if dtype is None else token_dtype(dtype, "dtype")
     if isinstance(where, str | os.PathLike):
         path = files.normalize(where)
+        if not files.is_remote(path) and not os.path.exists(path):
+            path = remap(path)
         kind = _tell(path) if format == "auto" else format
         if kind == "index":
             return index.load(
@@ -76,6 +82,10 @@ def open_corpus(
                 tokenizer=tokenizer,
                 remap=remap,
             )
+        if kind not in ("files", "mix") or (kind, format) == ("files", "auto"):
+            found = _open_format(kind, remap(path), formats.Options(raw_dtype, eos_token_id, tokenizer))
+            if found is not None:
+                return found
         if kind == "mix":
             entries = parse_mix(path, files.read_text(path))
             paths = resolve_relative(path, [remap(entry) for entry, _ in entries])
@@ -89,8 +99,21 @@ def open_corpus(
         _check_list(items)
         sources = [(found, "") for item in items for found in _expand(remap(files.normalize(item)))]
     sources = [(files.absolute(path), label) for path, label in sources]
-    raw_dtype = None if dtype is None else token_dtype(dtype, "dtype")
     return scan_shards(sources, raw_dtype, eos_token_id=eos_token_id, tokenizer=tokenizer)
+
+
+def _open_format(kind: str, path: str, options: formats.Options) -> Corpus | None:
+    """The SFT corpus at `path`: of the format `kind` or, if that is "files", of the first that finds one there."""
+    path, tree = files.absolute(path), formats.Tree()
+    if kind == "files" and _is_glob(path):
+        return None
+    for each in formats.FORMATS.values() if kind == "files" else [formats.FORMATS[kind]]:
+        found = each.find(path, tree)
+        if found is not None:
+            return each.read(found, options, tree)
+    if kind != "files":
+        raise CorpusError(f"{path}: is not of the format {kind}; expected {formats.FORMATS[kind].expected}.")
+    return None
 
 
 def _check_list(items: Sequence[str | os.PathLike[str]]) -> None:
@@ -149,8 +172,9 @@ def _expand(path: str) -> list[str]:
     masked = [file for file in found if os.path.basename(file).startswith(_MASK_PREFIX)]
     if masked:
         raise CorpusError(
-            f"{path}: holds label masks ({os.path.basename(masked[0])}): an SFT corpus, which is not read as a "
-            "directory. Its tokens alone, loss taken on all of them, are the glob token_ids_part_*.npy."
+            f"{path}: holds label masks ({os.path.relpath(masked[0], path)}), so loss is not taken on all of its tokens. "
+            "An SFT corpus is opened by itself, as the path of its own folder; its tokens alone, loss taken on all of "
+            "them, are the glob token_ids_part_*.npy."
         )
     return found
 

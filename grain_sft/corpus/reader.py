@@ -10,43 +10,33 @@ from __future__ import annotations
 import os
 import resource
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
-import numpy as np
-import numpy.typing as npt
-
-from grain_sft.corpus.corpus import Corpus
-from grain_sft.corpus.index import size_change
 from grain_sft.corpus.remote import Piece, RemoteShards
-from grain_sft.corpus.shard import Shard, read_digest
+from grain_sft.corpus.stored import StoredFile, read_digest, replaced, size_change
 from grain_sft.errors import CorpusFileError
 
 DEFAULT_MAX_OPEN_FILES = 1024
-
-_SCAN_BYTES = 1 << 22
 
 
 class _LocalFile:
     """An open file that closes itself when the last reader lets go of it."""
 
-    def __init__(self, shard: Shard, verify: bool) -> None:
+    def __init__(self, shard: StoredFile, verify: bool) -> None:
         self.shard = shard
         self.fd = -1
         try:
             self.fd = os.open(shard.path, os.O_RDONLY | os.O_CLOEXEC)
             found = os.fstat(self.fd).st_size
-            replaced = found == shard.size and verify and read_digest(self.fd, shard) != shard.digest
+            other = found == shard.size and verify and read_digest(self.fd, shard) != shard.digest
         except OSError as error:
             raise CorpusFileError(
                 f"{shard.path}: can't be opened ({error.strerror}). Check the mount, or map the path with path_remap."
             ) from error
         if found != shard.size:
             raise CorpusFileError(size_change(shard, found))
-        if replaced:
-            raise CorpusFileError(
-                f"{shard.path}: the file has the size that was indexed, but other tokens: it was replaced. "
-                "Restore it, or index the corpus again."
-            )
+        if other:
+            raise CorpusFileError(replaced(shard))
 
     def read_rest(self, offset: int, out: memoryview, done: int) -> None:
         """Fill `out` from the file's byte `offset` on, its first `done` bytes being there already."""
@@ -70,22 +60,24 @@ class _LocalFile:
 
 
 class ShardReader:
-    """Reads tokens of a corpus. Safe in threads; at most `max_open_files` files stay open: the oldest makes room.
-    A file that another thread is reading from stays open until that read is done.
+    """Reads values of a set of files: a corpus's tokens, or what is aligned to them. Safe in threads; at most
+    `max_open_files` files stay open: the oldest makes room. A file that another thread is reading from stays open
+    until that read is done.
 
     Args:
-      corpus: whose shards are read.
+      shards: the files.
+      itemsize: bytes of a value, such as a token.
       max_open_files: None means 1024, or a quarter of the process's limit (`ulimit -n`) where that is less.
     """
 
-    def __init__(self, corpus: Corpus, max_open_files: int | None = None) -> None:
+    def __init__(self, shards: Sequence[StoredFile], itemsize: int, max_open_files: int | None = None) -> None:
         if max_open_files is None:
             soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
             quarter = DEFAULT_MAX_OPEN_FILES if soft == resource.RLIM_INFINITY else soft // 4
             max_open_files = max(1, min(DEFAULT_MAX_OPEN_FILES, quarter))
-        self._shards = corpus.shards
-        self._remote = RemoteShards(corpus.shards, corpus.dtype.itemsize)
-        self._itemsize = corpus.dtype.itemsize
+        self._shards = shards
+        self._remote = RemoteShards(shards, itemsize)
+        self._itemsize = itemsize
         self._max_open_files = max(1, max_open_files)
         self._open: dict[int, _LocalFile] = {}  # in the order in which they were opened
         self._verified: set[int] = set()
@@ -128,17 +120,3 @@ class ShardReader:
             self._verified.add(shard)
             self._open[shard] = opened
             return opened
-
-
-def count_token(corpus: Corpus, token: int) -> int:
-    """How often `token` occurs in the corpus."""
-    reader = ShardReader(corpus, 1)
-    per_chunk = _SCAN_BYTES // corpus.dtype.itemsize
-    buffer: npt.NDArray[np.unsignedinteger] = np.empty(per_chunk, corpus.dtype)
-    total = 0
-    for number, shard in enumerate(corpus.shards):
-        for start in range(0, shard.num_tokens, per_chunk):
-            chunk = buffer[: min(per_chunk, shard.num_tokens - start)]
-            reader.gather([number], [start], [0], [chunk.nbytes], memoryview(chunk.data).cast("B"))
-            total += int(np.count_nonzero(chunk == token))
-    return total

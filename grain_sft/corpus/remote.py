@@ -6,8 +6,7 @@ import itertools
 from collections.abc import Sequence
 
 from grain_sft import files
-from grain_sft.corpus.index import size_change
-from grain_sft.corpus.shard import DIGEST_BYTES, Shard, digest_of
+from grain_sft.corpus.stored import DIGEST_BYTES, StoredFile, digest_of, replaced, size_change
 from grain_sft.errors import CorpusFileError
 
 Piece = tuple[int, int, int, int]
@@ -17,7 +16,7 @@ Piece = tuple[int, int, int, int]
 class RemoteShards:
     """The remote ones among `shards`. They take no file descriptor; each is checked once, when it is first read."""
 
-    def __init__(self, shards: Sequence[Shard], itemsize: int) -> None:
+    def __init__(self, shards: Sequence[StoredFile], itemsize: int) -> None:
         self._shards = {number: shard for number, shard in enumerate(shards) if files.is_remote(shard.path)}
         self._itemsize = itemsize
         self._verified: set[int] = set()
@@ -53,7 +52,7 @@ class RemoteShards:
         return [piece for piece in pieces if piece[0] not in self._shards]
 
 
-def _verify(shards: list[Shard]) -> None:
+def _verify(shards: list[StoredFile]) -> None:
     """Check that the files of `shards` have the size and the ends that were indexed."""
     heads = [(shard.path, shard.data_offset, shard.data_offset + DIGEST_BYTES) for shard in shards]
     tails = [  # up to one byte more than there should be
@@ -74,10 +73,7 @@ def _verify(shards: list[Shard]) -> None:
             for failed in (head, tail):
                 if isinstance(failed, Exception):
                     raise failed
-        raise CorpusFileError(
-            f"{shard.path}: the file has the size that was indexed, but other tokens: it was replaced. "
-            "Restore it, or index the corpus again."
-        )
+        raise CorpusFileError(replaced(shard))
 
 
 def _read(ranges: list[tuple[str, int, int]]) -> list[bytes | Exception]:

@@ -5,25 +5,19 @@ The .npy format: https://numpy.org/doc/stable/reference/generated/numpy.lib.form
 
 from __future__ import annotations
 
-import ast
 import dataclasses
-import hashlib
-import io
-import os
-import struct
 
 import numpy as np
 import numpy.typing as npt
 
-from grain_sft import files
-from grain_sft.errors import CorpusError, CorpusFileError
+from grain_sft.corpus.boundaries import BoundaryFile
+from grain_sft.corpus.loss import LossFile
+from grain_sft.corpus.stored import DIGEST_BYTES, MAGIC, digest_of, npy_header, read_at, size_and_head
+from grain_sft.errors import CorpusError
 
 TOKEN_DTYPES = ("uint8", "uint16", "uint32", "uint64")
 DEFAULT_RAW_DTYPE = "uint32"
 
-_MAGIC = b"\x93NUMPY"
-_HEADER_LIMIT = 1 << 16  # bytes; numpy's own headers of 1-D integer arrays take 128
-DIGEST_BYTES = 4096  # hashed at each end of the tokens
 _PLAUSIBLE_TOKEN = 1 << 20  # no vocabulary in use is larger
 
 
@@ -38,6 +32,8 @@ class Shard:
       data_offset: bytes before the first token: 0 in a raw array, the header's length in a .npy file.
       label: the mix's name for the source of these tokens; "" where there is none.
       digest: hash of the first and the last 4 KiB of tokens.
+      loss: the file that says which of these tokens take loss; None: all do.
+      boundaries: the file that says where documents begin and end; None: they end at each EOS.
     """
 
     path: str
@@ -46,6 +42,8 @@ class Shard:
     data_offset: int
     label: str
     digest: str
+    loss: LossFile | None = None
+    boundaries: BoundaryFile | None = None
 
 
 def token_dtype(name: object, where: str) -> np.dtype[np.unsignedinteger]:
@@ -76,9 +74,9 @@ def scan_shard(
       CorpusFileError: missing or unreadable.
       CorpusError: what it holds is not a one-dimensional array of unsigned integers, or not one of `dtype`.
     """
-    size, head = _size_and_head(path)
-    if head.startswith(_MAGIC):
-        header_dtype, num_tokens, offset = _parse_npy_header(path, head, size)
+    size, head = size_and_head(path)
+    if head.startswith(MAGIC):
+        header_dtype, num_tokens, offset = _npy_array(path, head, size)
         if dtype is not None and header_dtype != dtype:
             raise CorpusError(
                 f"{path}: its .npy header says {header_dtype.name}, but dtype={dtype.name} was asked for. "
@@ -96,82 +94,18 @@ def scan_shard(
                 "The file is truncated or its dtype is another: give dtype=uint8, uint16, uint32 or uint64."
             )
         if guessed:
-            _check_looks_like_default(path, head)
+            check_plausible(path, head, dtype)
     first = head[offset : offset + DIGEST_BYTES]
     if len(first) < min(DIGEST_BYTES, size - offset):  # an unusually long header
-        first = _read(path, offset, DIGEST_BYTES)
+        first = read_at(path, offset, DIGEST_BYTES)
     tail_start = max(offset, size - DIGEST_BYTES)
-    digest = digest_of(first, _read(path, tail_start, size - tail_start))
+    digest = digest_of(first, read_at(path, tail_start, size - tail_start))
     return Shard(path, num_tokens, size, offset, label, digest), dtype
 
 
-def read_digest(fd: int, shard: Shard) -> str:
-    """The digest of the open local file `fd`, to be compared with `shard.digest`."""
-    tail_start = max(shard.data_offset, shard.size - DIGEST_BYTES)
-    head = os.pread(fd, DIGEST_BYTES, shard.data_offset)
-    return digest_of(head, os.pread(fd, DIGEST_BYTES, tail_start))
-
-
-def digest_of(head: bytes, tail: bytes) -> str:
-    """The digest of the first and the last `DIGEST_BYTES` of tokens."""
-    return hashlib.blake2b(head + b"\0" + tail, digest_size=16).hexdigest()
-
-
-def _size_and_head(path: str) -> tuple[int, bytes]:
-    """Bytes of the file, and its first bytes: all that a header and a digest need."""
-    want = DIGEST_BYTES + 128
-    if files.is_remote(path):
-        with files.remote(path) as client:
-            size = int(client.info(path)["size"])
-            return size, bytes(client.cat_file(path, start=0, end=min(size, want))) if size else b""
-    try:
-        with open(path, "rb") as file:
-            return os.fstat(file.fileno()).st_size, file.read(want)
-    except (FileNotFoundError, NotADirectoryError) as error:
-        raise CorpusFileError(
-            f"{path}: no such file. Check the path, or map it to where the data are with path_remap."
-        ) from error
-    except (OSError, ValueError) as error:  # ValueError: no file can have that name
-        raise CorpusFileError(f"{path}: can't be read ({error}).") from error
-
-
-def _read(path: str, start: int, count: int) -> bytes:
-    if files.is_remote(path):
-        with files.remote(path) as client:
-            return bytes(client.cat_file(path, start=start, end=start + count)) if count else b""
-    try:
-        with open(path, "rb") as file:
-            file.seek(start)
-            return file.read(count)
-    except OSError as error:
-        raise CorpusFileError(f"{path}: can't be read at byte {start} ({error}).") from error
-
-
-def _parse_npy_header(path: str, head: bytes, size: int) -> tuple[np.dtype[np.unsignedinteger], int, int]:
-    """(dtype, tokens, bytes before the data) of a .npy file, format version 1, 2 or 3."""
-    stream = io.BytesIO(head)
-    stream.seek(len(_MAGIC))
-    version = list(stream.read(2))
-    if version not in ([1, 0], [2, 0], [3, 0]):
-        raise CorpusError(f"{path}: .npy format version {version}; versions [1, 0], [2, 0] and [3, 0] can be read.")
-    length_format = "<H" if version[0] == 1 else "<I"
-    field = stream.read(struct.calcsize(length_format))
-    if len(field) < struct.calcsize(length_format):
-        raise CorpusError(f"{path}: the .npy header breaks off after {size} bytes.")
-    length = struct.unpack(length_format, field)[0]
-    offset = stream.tell() + length
-    if length > _HEADER_LIMIT or offset > size:
-        raise CorpusError(
-            f"{path}: the .npy header claims {length} bytes, but the file has {size} and a header of a token array "
-            f"at most {_HEADER_LIMIT}. The file is damaged."
-        )
-    text = stream.read(length) if offset <= len(head) else _read(path, stream.tell(), length)
-    try:
-        header = ast.literal_eval(text.decode("utf-8" if version[0] == 3 else "latin1"))
-        descr, shape = header["descr"], tuple(header["shape"])
-        header["fortran_order"]  # has to be there, and is all one in 1-D
-    except (ValueError, SyntaxError, TypeError, KeyError, RecursionError, MemoryError) as error:
-        raise CorpusError(f"{path}: the .npy header at byte {len(_MAGIC) + 2} can't be parsed ({error}).") from error
+def _npy_array(path: str, head: bytes, size: int) -> tuple[np.dtype[np.unsignedinteger], int, int]:
+    """(dtype, tokens, bytes before the data) of a .npy file."""
+    descr, shape, offset = npy_header(path, head, size)
     dtype = token_dtype(descr, path)
     if len(shape) != 1 or not isinstance(shape[0], int) or shape[0] < 0:
         raise CorpusError(
@@ -186,11 +120,18 @@ def _parse_npy_header(path: str, head: bytes, size: int) -> tuple[np.dtype[np.un
     return dtype, shape[0], offset
 
 
-def _check_looks_like_default(path: str, head: bytes) -> None:
-    sample: npt.NDArray[np.uint32] = np.frombuffer(head[: len(head) // 8 * 8], dtype="<u4")
-    looks_like_uint64 = len(sample) >= 16 and not sample[1::2].any() and sample[::2].any()
+def check_plausible(path: str, head: bytes, dtype: np.dtype[np.unsignedinteger]) -> None:
+    """Check that a file's first bytes read as token ids of a dtype that nobody gave.
+
+    Raises:
+      CorpusError: they don't.
+    """
+    whole = head[: len(head) // 8 * 8]
+    sample: npt.NDArray[np.unsignedinteger] = np.frombuffer(whole, dtype)
+    words: npt.NDArray[np.uint32] = np.frombuffer(whole, "<u4")
+    looks_like_uint64 = dtype.itemsize == 4 and len(words) >= 16 and not words[1::2].any() and words[::2].any()
     if len(sample) and (int(sample.max()) >= _PLAUSIBLE_TOKEN or looks_like_uint64):
         raise CorpusError(
-            f"{path}: a raw array whose first bytes don't read as uint32 token ids, and no dtype was given. "
+            f"{path}: a raw array whose first bytes don't read as {dtype.name} token ids, and no dtype was given. "
             "Give dtype=uint8, uint16, uint32 or uint64: the smallest that holds the vocabulary, as a rule."
         )

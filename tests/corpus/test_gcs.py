@@ -216,7 +216,7 @@ def test_a_missing_object_of_a_mix_is_named(client, bucket):
     [
         (bytes(20), "the file shrank since it was indexed: 20 bytes, expected 20000"),
         (bytes(20_004), "the file grew since it was indexed: 20004 bytes, expected 20000"),
-        (bytes(20_000), "the file has the size that was indexed, but other tokens: it was replaced"),
+        (bytes(20_000), "the file has the size that was indexed, but other content: it was replaced"),
         (None, "no such file"),
     ],
     ids=["shrank", "grew", "replaced", "gone"],

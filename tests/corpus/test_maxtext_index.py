@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import grain_sft
-from grain_sft.corpus.index import maxtext_fingerprint
+from grain_sft.corpus.maxtext_index import maxtext_fingerprint
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "maxtext_index.json"
 COUNTS = {"a/part-0.npy": 1000, "a/part-1.npy": 128, "b/part-0.npy": 515}

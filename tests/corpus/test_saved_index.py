@@ -159,7 +159,7 @@ def test_a_replaced_file_of_the_same_size_is_found_out_when_it_is_first_read(fol
     source = grain_sft.NpyDataSource(grain_sft.WindowLayout(grain_sft.open_corpus(folder / "index.json"), 10))
     np.testing.assert_array_equal(source[200]["tokens"], np.arange(10))  # of b.npy
     for _ in range(2):
-        with pytest.raises(grain_sft.GrainSftError, match="other tokens: it was replaced") as error:
+        with pytest.raises(grain_sft.GrainSftError, match="other content: it was replaced") as error:
             source[0]
         assert str(folder / "sub" / "a.npy") in str(error.value)
 

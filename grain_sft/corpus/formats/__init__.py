@@ -1,0 +1,33 @@
+"""Formats of prepared SFT corpora, by name: how each is found at a path, and opened."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from grain_sft.corpus.corpus import Corpus
+from grain_sft.corpus.formats import episodes, olmo
+from grain_sft.corpus.formats.options import Options
+from grain_sft.corpus.formats.tree import Tree
+
+
+class Format(NamedTuple):
+    """A format of corpora on disk.
+
+    Attributes:
+      find: what `read` takes, if a path is of this format; else None.
+      read: the corpus that is there.
+      expected: what a path of this format is.
+    """
+
+    find: Callable[[str, Tree], str | None]
+    read: Callable[[str, Options, Tree], Corpus]
+    expected: str
+
+
+FORMATS: dict[str, Format] = {
+    "olmo": Format(olmo.find, olmo.read, olmo.EXPECTED),
+    "episodes": Format(episodes.find, episodes.read, episodes.EXPECTED),
+}
+
+__all__ = ["FORMATS", "Format", "Options", "Tree"]

@@ -1,0 +1,47 @@
+"""Options: what `open_corpus` was asked for, and the corpus that comes of it."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+from grain_sft.corpus.corpus import Corpus
+from grain_sft.corpus.formats.metadata import Origin, choose_eos
+from grain_sft.corpus.shard import Shard
+from grain_sft.corpus.stored import describe
+from grain_sft.errors import CorpusError
+
+Dtype = np.dtype[np.unsignedinteger]
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """The arguments of `open_corpus` that formats take."""
+
+    dtype: Dtype | None = None
+    eos_token_id: int | None = None
+    tokenizer: str | None = None
+
+
+def corpus_of(shards: tuple[Shard, ...], dtype: Dtype, options: Options, origin: Origin, sources: str) -> Corpus:
+    """The corpus of these shards.
+
+    Raises:
+      CorpusError: another EOS id than the corpus was prepared with, or one that its tokens can't be.
+    """
+    highest = np.iinfo(dtype).max
+    if options.eos_token_id is None and (origin.eos_token_id or 0) > highest:
+        raise CorpusError(
+            f"{origin.stated or shards[0].path}: eos_token_id is {origin.eos_token_id}, which {dtype.name} can't hold."
+        )
+    return Corpus(
+        shards=shards,
+        dtype=dtype,
+        eos_token_id=choose_eos(options.eos_token_id, origin),
+        tokenizer=options.tokenizer,
+        tokenizer_sha256=origin.tokenizer_sha256,
+        pad_token_id=origin.pad_token_id,
+        sources_file=describe(sources) if sources else None,
+        source_names=origin.source_names,
+    )

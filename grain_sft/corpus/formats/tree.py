@@ -1,0 +1,48 @@
+"""Tree: the names in a folder and its subfolders, each listed once."""
+
+from __future__ import annotations
+
+import os
+
+from grain_sft import files
+from grain_sft.errors import CorpusFileError
+
+_FILES = (".npy", ".bin", ".json", ".parquet")  # not worth asking a bucket for what is in them
+
+
+class Tree:
+    """Listings of local or remote folders. What is no folder, or can't be listed, has no names."""
+
+    def __init__(self) -> None:
+        self._names: dict[str, frozenset[str]] = {}
+
+    def names(self, folder: str) -> frozenset[str]:
+        """What is in `folder`, files and folders."""
+        if folder not in self._names:
+            self._names[folder] = frozenset(_list(folder))
+        return self._names[folder]
+
+
+def parent(path: str) -> str:
+    """The folder that `path` is in."""
+    return path.rstrip("/").rsplit("/", 1)[0] if files.is_remote(path) else os.path.dirname(os.path.abspath(path))
+
+
+def name_of(path: str) -> str:
+    """The last part of `path`."""
+    return path.rstrip("/").rsplit("/", 1)[-1] if files.is_remote(path) else os.path.basename(os.path.abspath(path))
+
+
+def _list(folder: str) -> list[str]:
+    if files.is_remote(folder):
+        if folder.endswith(_FILES):
+            return []
+        try:
+            with files.remote(folder) as client:
+                return [str(name).rstrip("/").rsplit("/", 1)[-1] for name in client.ls(folder, detail=False)]
+        except CorpusFileError:
+            return []  # whoever opens it next says why
+    try:
+        return os.listdir(folder)
+    except (OSError, ValueError):
+        return []

@@ -1,0 +1,162 @@
+"""Stored files: what tells a file of a corpus from another, and reading it where that is still so."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import hashlib
+import io
+import os
+import struct
+from typing import Protocol
+
+from grain_sft import files
+from grain_sft.errors import CorpusError, CorpusFileError
+
+MAGIC = b"\x93NUMPY"
+DIGEST_BYTES = 4096  # hashed at each end of a file's data
+
+_HEADER_LIMIT = 1 << 16  # bytes; numpy's own headers of 1-D integer arrays take 128
+
+
+class StoredFile(Protocol):
+    """A file of `size` bytes with its data from byte `data_offset` on; `digest` is of the data's two ends."""
+
+    @property
+    def path(self) -> str: ...
+
+    @property
+    def size(self) -> int: ...
+
+    @property
+    def data_offset(self) -> int: ...
+
+    @property
+    def digest(self) -> str: ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Stored:
+    """A small file beside the tokens: its path or URL, bytes, and the hash of its first and last 4 KiB."""
+
+    path: str
+    size: int
+    digest: str
+    data_offset: int = 0
+
+
+def describe(path: str) -> Stored:
+    """Size and ends of a file as it is now.
+
+    Raises:
+      CorpusFileError: missing or unreadable.
+    """
+    size, head = size_and_head(path)
+    return Stored(path, size, digest_of(head[:DIGEST_BYTES], read_at(path, max(0, size - DIGEST_BYTES), DIGEST_BYTES)))
+
+
+def read_whole(stored: StoredFile) -> bytes:
+    """The bytes of the file that was described.
+
+    Raises:
+      CorpusFileError: it is missing, unreadable, or another one.
+    """
+    data = files.read_bytes(stored.path)
+    if len(data) != stored.size:
+        raise CorpusFileError(size_change(stored, len(data)))
+    tail = max(stored.data_offset, stored.size - DIGEST_BYTES)
+    if digest_of(data[stored.data_offset : stored.data_offset + DIGEST_BYTES], data[tail:]) != stored.digest:
+        raise CorpusFileError(replaced(stored))
+    return data
+
+
+def read_digest(fd: int, stored: StoredFile) -> str:
+    """The digest of the open local file `fd`, to be compared with `stored.digest`."""
+    tail_start = max(stored.data_offset, stored.size - DIGEST_BYTES)
+    head = os.pread(fd, DIGEST_BYTES, stored.data_offset)
+    return digest_of(head, os.pread(fd, DIGEST_BYTES, tail_start))
+
+
+def digest_of(head: bytes, tail: bytes) -> str:
+    """The digest of the first and the last `DIGEST_BYTES` of data."""
+    return hashlib.blake2b(head + b"\0" + tail, digest_size=16).hexdigest()
+
+
+def size_change(stored: StoredFile, found: int) -> str:
+    """The sentence for a file of another size than when it was indexed."""
+    verb = "shrank" if found < stored.size else "grew"
+    return (
+        f"{stored.path}: the file {verb} since it was indexed: {found} bytes, expected {stored.size}. "
+        "Restore it, or index the corpus again (and then don't resume an old run on it: its rows move)."
+    )
+
+
+def replaced(stored: StoredFile) -> str:
+    """The sentence for a file of the right size and other content."""
+    return (
+        f"{stored.path}: the file has the size that was indexed, but other content: it was replaced. "
+        "Restore it, or index the corpus again."
+    )
+
+
+def size_and_head(path: str) -> tuple[int, bytes]:
+    """Bytes of the file, and its first bytes: all that a header and a digest need."""
+    want = DIGEST_BYTES + 128
+    if files.is_remote(path):
+        with files.remote(path) as client:
+            size = int(client.info(path)["size"])
+            return size, bytes(client.cat_file(path, start=0, end=min(size, want))) if size else b""
+    try:
+        with open(path, "rb") as file:
+            return os.fstat(file.fileno()).st_size, file.read(want)
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise CorpusFileError(
+            f"{path}: no such file. Check the path, or map it to where the data are with path_remap."
+        ) from error
+    except (OSError, ValueError) as error:  # ValueError: no file can have that name
+        raise CorpusFileError(f"{path}: can't be read ({error}).") from error
+
+
+def read_at(path: str, start: int, count: int) -> bytes:
+    """Up to `count` bytes of a file from byte `start` on."""
+    if files.is_remote(path):
+        with files.remote(path) as client:
+            return bytes(client.cat_file(path, start=start, end=start + count)) if count else b""
+    try:
+        with open(path, "rb") as file:
+            file.seek(start)
+            return file.read(count)
+    except OSError as error:
+        raise CorpusFileError(f"{path}: can't be read at byte {start} ({error}).") from error
+
+
+def npy_header(path: str, head: bytes, size: int) -> tuple[object, tuple[object, ...], int]:
+    """(dtype as it is written there, shape, bytes before the data) of a .npy file, format version 1, 2 or 3.
+
+    Raises:
+      CorpusError: damaged, or of a version that numpy does not write.
+    """
+    stream = io.BytesIO(head)
+    stream.seek(len(MAGIC))
+    version = list(stream.read(2))
+    if version not in ([1, 0], [2, 0], [3, 0]):
+        raise CorpusError(f"{path}: .npy format version {version}; versions [1, 0], [2, 0] and [3, 0] can be read.")
+    length_format = "<H" if version[0] == 1 else "<I"
+    field = stream.read(struct.calcsize(length_format))
+    if len(field) < struct.calcsize(length_format):
+        raise CorpusError(f"{path}: the .npy header breaks off after {size} bytes.")
+    length = struct.unpack(length_format, field)[0]
+    offset = stream.tell() + length
+    if length > _HEADER_LIMIT or offset > size:
+        raise CorpusError(
+            f"{path}: the .npy header claims {length} bytes, but the file has {size} and a header of a token array "
+            f"at most {_HEADER_LIMIT}. The file is damaged."
+        )
+    text = stream.read(length) if offset <= len(head) else read_at(path, stream.tell(), length)
+    try:
+        header = ast.literal_eval(text.decode("utf-8" if version[0] == 3 else "latin1"))
+        descr, shape = header["descr"], tuple(header["shape"])
+        header["fortran_order"]  # has to be there, and is all one in 1-D
+    except (ValueError, SyntaxError, TypeError, KeyError, RecursionError, MemoryError) as error:
+        raise CorpusError(f"{path}: the .npy header at byte {len(MAGIC) + 2} can't be parsed ({error}).") from error
+    return descr, shape, offset

@@ -1,0 +1,111 @@
+"""Small SFT corpora in each format, written without any of grain_sft's writers."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import numpy as np
+
+EOS = 2
+
+
+def documents(count=40, seed=0, *, high=1000, weights=False, longest=30):
+    """[(tokens, loss)], each ending with its only EOS."""
+    random = np.random.default_rng(seed)
+    made = []
+    for length in random.integers(2, longest, count):
+        tokens = random.integers(3, high, length)
+        tokens[-1] = EOS
+        loss = random.random(length) < 0.5
+        made.append((tokens.astype(np.uint32), (loss * random.random(length)).astype(np.float32) if weights else loss))
+    return made
+
+
+def joined(docs):
+    return np.concatenate([tokens for tokens, _ in docs]), np.concatenate([loss for _, loss in docs])
+
+
+def write_sources(path, docs):
+    np.array([[number % 3, number + 1] for number in range(len(docs))], "<i8").tofile(path)
+
+
+def write_olmo(folder: Path, docs, *, dtype="uint16", part_tokens=100, sources=False, boundaries=True):
+    folder.mkdir(parents=True, exist_ok=True)
+    tokens, loss = joined(docs)
+    ends = np.cumsum([len(each) for each, _ in docs])
+    starts = ends - [len(each) for each, _ in docs]
+    for number, begin in enumerate(range(0, len(tokens), part_tokens)):
+        stop = min(begin + part_tokens, len(tokens))
+        tokens[begin:stop].astype(dtype).tofile(folder / f"token_ids_part_{number:04d}.npy")
+        loss[begin:stop].astype(bool).tofile(folder / f"labels_mask_part_{number:04d}.npy")
+        if boundaries:
+            with gzip.open(folder / f"token_ids_part_{number:04d}.csv.gz", "wt") as file:
+                for start, end in zip(starts, ends, strict=True):
+                    if end > begin and start < stop:
+                        file.write(f"{max(start, begin) - begin},{min(end, stop) - begin}\n")
+    if sources:
+        write_sources(folder / "sources.bin", docs)
+    return folder
+
+
+def write_episodes(root: Path, docs, *, split="train", dtype="uint32", shards=1, flat=False, gap=0, metadata=True):
+    """`gap`: tokens without an episode before each."""
+    root.mkdir(parents=True, exist_ok=True)
+    per_shard = -(-len(docs) // shards)
+    for number in range(shards):
+        folder = root / split if flat else root / split / f"shard_{number:05d}"
+        folder.mkdir(parents=True, exist_ok=True)
+        some = docs[number * per_shard : (number + 1) * per_shard]
+        tokens, loss, pairs, at = [], [], [], 0
+        for each, mask in some:
+            tokens += [np.full(gap, 7), each]
+            loss += [np.zeros(gap, mask.dtype), mask]
+            pairs.append((at + gap, len(each)))
+            at += gap + len(each)
+        np.concatenate([np.empty(0), *tokens]).astype(dtype).tofile(folder / "tokens.bin")
+        weights = docs[0][1].dtype == np.float32
+        mask = np.concatenate([np.empty(0), *loss])
+        mask.astype("f4" if weights else "u1").tofile(folder / ("mask_weighted.bin" if weights else "mask.bin"))
+        np.array(pairs, "<u8").reshape(-1, 2).tofile(folder / "episodes.idx")
+    if metadata:
+        stated = {"token_dtype": dtype, "eot_token_id": EOS, "pad_token_id": 0, "tokenizer_sha256": "abc"}
+        (root / "dataset_metadata.json").write_text(json.dumps(stated))
+    return root
+
+
+def write_primer(root: Path, docs, *, split="train", meta=True, sources=False):
+    root.mkdir(parents=True, exist_ok=True)
+    tokens, loss = joined(docs)
+    lengths = np.array([len(each) for each, _ in docs])
+    tokens.astype("<u2").tofile(root / f"{split}_input_ids.bin")
+    np.where(loss, tokens, -100).astype("<i4").tofile(root / f"{split}_labels.bin")
+    np.save(root / f"{split}_idx.npy", (np.cumsum(lengths) - lengths).astype("<i8"))
+    if sources:
+        write_sources(root / f"{split}_sources.bin", docs)
+    if meta:
+        (root / "meta.json").write_text(
+            json.dumps(
+                {
+                    "source": "primer",
+                    "tokenizer_sha256": "abc",
+                    "special_token_ids": {"sys": 3, "usr": 4, "asst": 5, "eot": EOS},
+                    "splits": {split: {"num_examples": len(docs), "num_tokens": len(tokens), "num_shards": 1}},
+                }
+            )
+        )
+    return root
+
+
+def assert_documents(corpus, docs, *, sources=False):
+    """The corpus has exactly these documents, however they are read."""
+    found = list(corpus.iter_documents())
+    assert len(found) == len(docs) == corpus.num_documents == len(corpus.documents)
+    for number, (document, (tokens, loss)) in enumerate(zip(found, docs, strict=True)):
+        again = corpus.document(number)
+        for each in (document, again):
+            np.testing.assert_array_equal(each.tokens, tokens)
+            np.testing.assert_array_equal(each.loss, loss)
+            assert each.tokens.dtype == np.uint32 and each.loss.dtype == loss.dtype
+            assert each.source == ((number % 3, number + 1) if sources else None)
