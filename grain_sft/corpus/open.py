@@ -17,7 +17,7 @@ from grain_sft.errors import CorpusError, CorpusFileError
 
 FORMATS = ("auto", "files", "mix", "index", *formats.FORMATS)
 
-_TOKEN_SUFFIXES = (".npy", ".bin")
+_TOKEN_SUFFIXES = (".npy", ".bin", ".parquet")
 _LIST_SUFFIXES = (".txt", ".csv", ".mix", ".json")
 _MASK_PREFIX = "labels_mask"
 

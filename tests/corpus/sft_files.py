@@ -98,6 +98,43 @@ def write_primer(root: Path, docs, *, split="train", meta=True, sources=False):
     return root
 
 
+def openchat_columns(docs):
+    columns = {
+        "total_length": [],
+        "num_seqs": [],
+        "seqlens": [],
+        "nz_input_ids": [],
+        "nz_position_ids": [],
+        "nz_shifted_label_ids": [],
+        "nz_shifted_loss_weights": [],
+    }
+    for tokens, loss in docs:
+        weights = loss.astype(np.float32)
+        labels = np.where(weights != 0, tokens, 0).tolist()
+        row = [len(tokens), float(weights[1:].sum()), [len(tokens)], tokens.tolist(), list(range(len(tokens)))]
+        row += [[*labels[1:], 0], [*weights[1:].tolist(), 0.0]]
+        for name, value in zip(columns, row, strict=True):
+            columns[name].append(value)
+    return columns
+
+
+def write_openchat(root: Path, docs, *, split="train", sources=False, columns=None, first_weights=True, group=7):
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    root.mkdir(parents=True, exist_ok=True)
+    lists = pa.list_(pa.int32())
+    types = {"total_length": pa.int32(), "num_seqs": pa.float32(), "nz_shifted_loss_weights": pa.list_(pa.float32())}
+    columns = columns or openchat_columns(docs)
+    table = pa.table({name: pa.array(values, types.get(name, lists)) for name, values in columns.items()})
+    parquet.write_table(table, root / f"openchat.{split}.parquet", row_group_size=group)
+    if first_weights:
+        np.array([loss[0] for _, loss in docs], "<f4").tofile(root / f"openchat.{split}.first_weights.bin")
+    if sources:
+        write_sources(root / f"openchat.{split}.sources.bin", docs)
+    return root
+
+
 def assert_documents(corpus, docs, *, sources=False):
     """The corpus has exactly these documents, however they are read."""
     found = list(corpus.iter_documents())

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from grain_sft.corpus.corpus import Corpus
-from grain_sft.corpus.formats import episodes, olmo
+from grain_sft.corpus.formats import episodes, olmo, openchat, primer
 from grain_sft.corpus.formats.options import Options
 from grain_sft.corpus.formats.tree import Tree
 
@@ -28,6 +28,8 @@ class Format(NamedTuple):
 FORMATS: dict[str, Format] = {
     "olmo": Format(olmo.find, olmo.read, olmo.EXPECTED),
     "episodes": Format(episodes.find, episodes.read, episodes.EXPECTED),
+    "primer": Format(primer.find, primer.read, primer.EXPECTED),
+    "openchat": Format(openchat.find, openchat.read, openchat.EXPECTED),
 }
 
 __all__ = ["FORMATS", "Format", "Options", "Tree"]

@@ -1,0 +1,71 @@
+"""Format openchat: the Parquet files of OpenChat's `generate_dataset`, `PREFIX.train.parquet` and `PREFIX.eval.parquet`.
+
+Rows of a Parquet file can't be read at random, so each file is unpacked once, below `$GRAIN_SFT_CACHE_DIR`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+
+import numpy as np
+
+from grain_sft import files
+from grain_sft.corpus.corpus import Corpus
+from grain_sft.corpus.formats import unpack
+from grain_sft.corpus.formats.aligned import Part, scan_parts
+from grain_sft.corpus.formats.metadata import read_origin
+from grain_sft.corpus.formats.options import Options, corpus_of
+from grain_sft.corpus.formats.tree import Tree, name_of, parent
+from grain_sft.corpus.stored import describe
+from grain_sft.errors import CorpusError
+
+EXPECTED = "a .parquet file, a directory with one *.train.parquet, or the path before .train.parquet"
+
+_SUFFIX = ".parquet"
+_SPLITS = {"train": "train", "eval": "eval", "val": "eval"}  # a folder's name: the split of that name beside it
+
+
+def find(path: str, tree: Tree) -> str | None:
+    """The Parquet file."""
+    name, folder = name_of(path), parent(path)
+    if name.endswith(_SUFFIX):
+        return path if name in tree.names(folder) else None
+    if name.endswith((".npy", ".bin")):
+        return None
+    found = _of_split(path, "train", tree)
+    if found is None and name in _SPLITS:
+        found = _of_split(folder, _SPLITS[name], tree)
+    if found is None and f"{name}.train{_SUFFIX}" in tree.names(folder):
+        return f"{path.rstrip('/')}.train{_SUFFIX}"
+    return found
+
+
+def _of_split(folder: str, split: str, tree: Tree) -> str | None:
+    found = sorted(name for name in tree.names(folder) if name.endswith(f".{split}{_SUFFIX}"))
+    if len(found) > 1:
+        raise CorpusError(f"{folder}: holds {found[0]} and {found[1]}. Give the path of the one that is meant.")
+    return files.join(folder, found[0]) if found else None
+
+
+def read(path: str, options: Options, tree: Tree) -> Corpus:
+    """The rows of the file, as one shard of tokens."""
+    if options.dtype is not None and options.dtype != np.uint32:
+        raise CorpusError(f"{path}: dtype={options.dtype.name}; tokens of the format openchat are read as uint32.")
+    stem, names = path.removesuffix(_SUFFIX), tree.names(parent(path))
+    first_weights = f"{stem}.first_weights.bin" if f"{name_of(stem)}.first_weights.bin" in names else ""
+    key = hashlib.sha256("\0".join([path, *map(_stamp, filter(None, (path, first_weights)))]).encode()).hexdigest()[:32]
+    folder = unpack.unpacked(path, first_weights, str(files.cache_dir() / "openchat" / key))
+    tokens, weights, documents = (os.path.join(folder, name) for name in unpack.NAMES)
+    shards, dtype = scan_parts([Part(tokens, weights, "float32", documents, "pairs")], np.dtype(np.uint32), ("uint32",))
+    sources = f"{stem}.sources.bin" if f"{name_of(stem)}.sources.bin" in names else ""
+    return corpus_of(shards, dtype, options, read_origin(parent(path), tree), sources)
+
+
+def _stamp(path: str) -> str:
+    """What changes when a file does."""
+    stored = describe(path)
+    if files.is_remote(path):
+        with files.remote(path) as client:
+            return f"{stored.size}:{stored.digest}:{client.ukey(path)}"
+    return f"{stored.size}:{stored.digest}:{os.stat(path).st_mtime_ns}"

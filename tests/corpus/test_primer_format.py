@@ -1,0 +1,120 @@
+"""The primer cache as a corpus."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import numpy as np
+import pytest
+from sft_files import EOS, assert_documents, documents, joined, write_primer
+
+import grain_sft
+
+
+def error_of(path, **options):
+    with pytest.raises(grain_sft.GrainSftError) as error:
+        corpus = grain_sft.open_corpus(path, **options)
+        _ = corpus.documents, corpus.sources
+    return str(error.value)
+
+
+@pytest.mark.parametrize("meta", [True, False])
+def test_both_splits_are_read_by_each_of_their_names(tmp_path, meta):
+    train, val = documents(), documents(7, 1)
+    write_primer(tmp_path, val, split="val", meta=meta)
+    write_primer(tmp_path, train, meta=meta, sources=True)
+    for split, docs in (("train", train), ("val", val)):
+        (tmp_path / split).mkdir()
+        for name, target in ((".bin", "input_ids.bin"), ("_labels.bin", "labels.bin"), ("_idx.npy", "idx.npy")):
+            os.symlink(f"../{split}_{target}", tmp_path / split / f"shard_00000{name}")
+        places = [tmp_path / split, *(tmp_path / split).iterdir()]
+        places += [tmp_path / f"{split}_{name}" for name in ("input_ids.bin", "labels.bin", "idx.npy")]
+        for place in [*places, tmp_path] if split == "train" else places:
+            corpus = grain_sft.open_corpus(place)
+            assert_documents(corpus, docs, sources=split == "train")
+            assert corpus == grain_sft.open_corpus(place, format="primer")
+        assert (corpus.dtype, corpus.has_loss, corpus.has_weights) == (np.uint16, True, False)
+        assert corpus.eos_token_id == (EOS if meta else None)
+        assert corpus.tokenizer_sha256 == ("abc" if meta else None)
+        tokens, loss = joined(docs)
+        rows = len(tokens) // 8
+        batch = grain_sft.NpyDataSource(grain_sft.WindowLayout(corpus, 8)).read(range(rows))
+        np.testing.assert_array_equal(batch["loss_mask"], loss[: rows * 8].reshape(-1, 8))
+
+
+def test_tokens_alone_are_still_a_file_of_tokens(tmp_path):
+    write_primer(tmp_path, documents())
+    (tmp_path / "train_labels.bin").unlink()
+    assert not grain_sft.open_corpus(tmp_path / "train_input_ids.bin", dtype="uint16").has_loss
+    assert "lacks train_labels.bin" in error_of(tmp_path)
+    assert "is not of the format primer" in error_of(tmp_path / "train_input_ids.bin", format="primer")
+
+
+def test_labels_that_are_shifted_or_of_other_tokens_are_named(tmp_path):
+    write_primer(tmp_path, documents())
+    path = tmp_path / "train_labels.bin"
+    labels = np.fromfile(path, "<i4")
+    for wrong in (np.roll(labels, -1), np.where(labels == -100, -1, labels), labels + (np.arange(len(labels)) == 0)):
+        wrong.astype("<i4").tofile(path)
+        message = error_of(tmp_path)
+        assert f"{path}: label " in message and "expected the token itself or -100, not shifted" in message
+    labels[:-1].tofile(path)
+    assert "tokens are uint16, and none" in error_of(tmp_path)
+    path.write_bytes(labels.tobytes()[:-1])
+    assert "is no multiple of 4, the size of a int32" in error_of(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("starts", "expected"),
+    [
+        ([0, 5, 5], "start 2 is 5"),
+        ([0, 9, 5], "start 2 is 5"),
+        ([1, 5], "start 0 is 1"),
+        ([0, 10**6], "start 2 is"),
+        ([-1, 5], "start 0 is -1"),
+        ([], "lists no document"),
+    ],
+)
+@pytest.mark.parametrize("raw", [True, False])
+def test_starts_that_dont_ascend_are_named(tmp_path, starts, expected, raw):
+    write_primer(tmp_path, documents())
+    path = tmp_path / "train_idx.npy"
+    array = np.array(starts, "<i8")
+    path.write_bytes(array.tobytes()) if raw else np.save(path, array)
+    message = error_of(tmp_path)
+    assert str(path) in message and expected in message
+
+
+def test_starts_may_be_raw_and_have_an_end(tmp_path):
+    docs = documents()
+    write_primer(tmp_path, docs)
+    path = tmp_path / "train_idx.npy"
+    starts = np.append(np.load(path), len(joined(docs)[0]))
+    np.save(path, starts)
+    assert_documents(grain_sft.open_corpus(tmp_path), docs)
+    starts.tofile(path)
+    assert_documents(grain_sft.open_corpus(tmp_path), docs)
+    for wrong in (starts.astype("i4"), starts.reshape(1, -1), starts.astype(">i8")):
+        np.save(path, wrong)
+        assert "expected '<i8', one dimension" in error_of(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "expected"),
+    [
+        ("tokenizer_sha256", 5, "tokenizer_sha256 is 5; expected a string"),
+        ("special_token_ids", [1], "special_token_ids is [1]; expected an object"),
+        ("special_token_ids", {"eot": "2"}, "special_token_ids: eot is '2'; expected an integer"),
+        ("special_token_ids", {"eot": True}, "eot is True; expected an integer"),
+        ("special_token_ids", {"eot": 1 << 16}, "eos_token_id is 65536, which uint16 can't hold"),
+        ("splits", {"train": 3}, "splits: train is 3; expected an object"),
+        ("splits", {"train": {"num_tokens": -1}}, "num_tokens is -1; expected an integer"),
+        ("splits", {"train": {"num_tokens": 3}}, "train has 3 tokens, but"),
+    ],
+)
+def test_a_key_of_meta_json_of_the_wrong_kind_is_named(tmp_path, key, value, expected):
+    write_primer(tmp_path, documents())
+    path = tmp_path / "meta.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), key: value}))
+    assert expected in error_of(tmp_path)
