@@ -1,0 +1,133 @@
+"""JSON as this project accepts it: what two parsers could read differently is an error."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from grain_sft.errors import RecordError
+
+MAX_DEPTH = 64
+"""Of objects and lists inside each other. Chats need some 10; what recurses over a record stays far from its limit."""
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
+_SUSPICIOUS = re.compile(r"\\u(?:0000|[dD][89a-fA-F])")
+_BOM = "\ufeff"
+
+
+def parse_json(line: bytes) -> object:
+    """The value of one line of JSON.
+
+    Raises:
+      RecordError: it is not UTF-8 or not JSON, a key stands twice in an object, a number is not finite, a text holds
+        a NUL or half a surrogate pair, or objects are nested deeper than 64. It says where in the line.
+    """
+    try:
+        text = line.decode()
+    except UnicodeDecodeError as error:
+        raise RecordError(
+            f"byte {error.start} of the line (0x{line[error.start]:02x}) is not UTF-8. Convert the file to UTF-8."
+        ) from error
+    try:
+        value = _DECODER.decode(text.removeprefix(_BOM))
+    except json.JSONDecodeError as error:
+        raise RecordError(
+            f"not valid JSON at column {error.pos + 1}: {error.msg[0].lower()}{error.msg[1:]}, found "
+            f"{_near(error.doc, error.pos)}. Expected one whole JSON object in a line."
+        ) from error
+    except RecursionError as error:
+        raise RecordError(_too_deep()) from error
+    except _KeyTwiceError as error:
+        raise RecordError(
+            f"key {shown(error.args[0])} stands twice in one object; which one counts is not defined. Remove one."
+        ) from error
+    except ValueError as error:  # a number of thousands of digits
+        raise RecordError(f"a number that can't be read: {error}.") from error
+    if text.count("[") + text.count("{") > MAX_DEPTH and _depth(value) > MAX_DEPTH:
+        raise RecordError(_too_deep())
+    if _SUSPICIOUS.search(text):
+        for path, string in strings(value):
+            check_text(string, path)
+    return value
+
+
+def check_text(text: str, where: str) -> None:
+    """Refuse what no UTF-8 text file can hold.
+
+    Raises:
+      RecordError: NUL or half a surrogate pair in `text`, with its place.
+    """
+    if "\0" in text:
+        raise RecordError(f"{where}: character {text.index(chr(0))} is NUL (\\u0000). Remove it.")
+    if not text.isascii() and (found := _SURROGATE.search(text)):
+        raise RecordError(
+            f"{where}: character {found.start()} is \\u{ord(found.group()):04x}, half of a surrogate pair, which is no "
+            "character. Write the whole pair, or remove it."
+        )
+
+
+def strings(value: object, path: str = "") -> Iterator[tuple[str, str]]:
+    """(path, text) of every string in a parsed value, keys included, in order."""
+    if isinstance(value, str):
+        yield path or "the record", value
+    elif isinstance(value, dict):
+        for key, entry in value.items():
+            yield f"a key of {path or 'the record'}", key
+            yield from strings(entry, f"{path}.{key}" if path else key)
+    elif isinstance(value, list | tuple):
+        for number, entry in enumerate(value):
+            yield from strings(entry, f"{path}[{number}]")
+
+
+def shown(value: object) -> str:
+    """A value in a message: short, on one line, in plain characters."""
+    text = ascii(value)
+    return text if len(text) <= 80 else f"{text[:60]}... ({len(text)} characters)"
+
+
+class _KeyTwiceError(Exception):
+    pass
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        seen: set[str] = set()
+        for key, _ in pairs:
+            if key in seen:
+                raise _KeyTwiceError(key)
+            seen.add(key)
+    return found
+
+
+def _constant(name: str) -> float:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _float(text: str) -> float:
+    value = float(text)
+    if value - value != 0:
+        raise ValueError(f"{text} is beyond what a float holds")
+    return value
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=_object, parse_constant=_constant, parse_float=_float)
+
+
+def _depth(value: object) -> int:
+    """Levels of lists and objects, without recursion."""
+    depth, level = 0, [value]
+    while level := [each for each in level if isinstance(each, dict | list)]:
+        level = [entry for each in level for entry in (each.values() if isinstance(each, dict) else each)]
+        depth += 1
+    return depth
+
+
+def _too_deep() -> str:
+    return f"objects and lists are nested too deep; expected at most {MAX_DEPTH} levels."
+
+
+def _near(text: str, position: int) -> str:
+    return shown(text[position : position + 20]) if position < len(text) else "the end of the line"

@@ -1,0 +1,61 @@
+"""tokenizer.json: copies of a tokenizer that differ in one respect.
+
+Format: the one that huggingface/tokenizers serializes to.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection
+from typing import Any
+
+GUARD = "\0"
+"""Stands around a renamed token. No text has it: records with NUL are refused."""
+
+
+def renamed(spelling: str) -> str:
+    """The spelling of a special token in `plain_json`'s tokenizer."""
+    return f"{GUARD}{spelling}{GUARD}"
+
+
+def exact_json(serialized: str) -> str:
+    """The same tokenizer without truncation, padding and post-processing.
+
+    What a post-processor adds is never wanted here, and one that trims offsets would hide that a token holds a space.
+    """
+    content = json.loads(serialized)
+    for key in ("truncation", "padding", "post_processor"):
+        content[key] = None
+    return json.dumps(content, ensure_ascii=False)
+
+
+def plain_json(serialized: str, special: Collection[str]) -> str:
+    """The same tokenizer, ids included, that knows its special tokens by another spelling.
+
+    So whatever a text spells, it becomes ordinary tokens; and a rendered chat can still say which tokens it means.
+    """
+    content = json.loads(serialized)
+    for token in content.get("added_tokens", []):
+        if token["content"] in special:
+            token["content"] = renamed(token["content"])
+            token["normalized"] = False
+    model = content["model"]
+    vocabulary = model.get("vocab")
+    if isinstance(vocabulary, dict):
+        model["vocab"] = {_rename(piece, special): number for piece, number in vocabulary.items()}
+    elif isinstance(vocabulary, list):  # Unigram: (piece, score)
+        model["vocab"] = [[_rename(piece, special), score] for piece, score in vocabulary]
+    if isinstance(model.get("unk_token"), str):
+        model["unk_token"] = _rename(model["unk_token"], special)
+    if isinstance(model.get("merges"), list):
+        model["merges"] = [merge for merge in model["merges"] if not _makes(merge, special)]
+    return json.dumps(content, ensure_ascii=False)
+
+
+def _rename(piece: str, special: Collection[str]) -> str:
+    return renamed(piece) if piece in special else piece
+
+
+def _makes(merge: Any, special: Collection[str]) -> bool:
+    parts = merge.split(" ") if isinstance(merge, str) else merge
+    return "".join(parts) in special or any(part in special for part in parts)

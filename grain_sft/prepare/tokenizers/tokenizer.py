@@ -1,0 +1,68 @@
+"""Tokenizer: what templates ask of one, whatever library reads its files."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+
+class Tokenizer(Protocol):
+    """Text to token ids and back. It can be pickled, and loads its files again where it is unpickled.
+
+    Attributes:
+      kind: "sentencepiece" or "huggingface".
+      vocab_size: the largest id + 1, added tokens included.
+      eos_token_id, pad_token_id, bos_token_id: None where it has none.
+      sha256: of all that decides ids: the model file, or a directory's files.
+      special_tokens: id of every token that has a meaning to a model beyond its spelling.
+      empty_ids: what an empty text becomes where the tokenizer adds tokens of its own: its BOS, or nothing.
+    """
+
+    kind: str
+    vocab_size: int
+    eos_token_id: int | None
+    pad_token_id: int | None
+    bos_token_id: int | None
+    sha256: str
+    special_tokens: Mapping[str, int]
+    empty_ids: Sequence[int]
+
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        """Ids of each text as ordinary text: what spells a special token never becomes that token."""
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of ids, special tokens spelled out."""
+
+    def token_id(self, text: str) -> int | None:
+        """Id of the special token that is spelled so."""
+
+    def files(self) -> dict[str, bytes]:
+        """Name and content of each file that it is loaded from."""
+
+    def description(self) -> dict[str, Any]:
+        """What a corpus says of the tokenizer that made it, as JSON."""
+
+
+def describe(tokenizer: Tokenizer) -> dict[str, Any]:
+    """The description that every kind gives."""
+    return {
+        "kind": tokenizer.kind,
+        "sha256": tokenizer.sha256,
+        "vocab_size": tokenizer.vocab_size,
+        "eos_token_id": tokenizer.eos_token_id,
+        "pad_token_id": tokenizer.pad_token_id,
+        "bos_token_id": tokenizer.bos_token_id,
+        "special_tokens": dict(tokenizer.special_tokens),
+    }
+
+
+def hash_files(contents: Mapping[str, bytes]) -> str:
+    """SHA-256 of one file, or of several with their names."""
+    if len(contents) == 1:
+        return hashlib.sha256(next(iter(contents.values()))).hexdigest()
+    whole = hashlib.sha256()
+    for name in sorted(contents):
+        whole.update(f"{name}\0{len(contents[name])}\0".encode())
+        whole.update(contents[name])
+    return whole.hexdigest()

@@ -1,0 +1,284 @@
+"""Schemas: what each accepts, and what it says of what it doesn't."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizer_makers import FILES
+
+from grain_sft.errors import PrepareError, RecordError
+from grain_sft.prepare.conversation import Conversation, Message
+from grain_sft.prepare.schema import SCHEMAS, parse_json, parse_record
+
+CHAT = [{"role": "system", "content": "s"}, {"role": "user", "content": ""}, {"role": "assistant", "content": "a"}]
+
+
+def error_of(record: object, schema: str = "auto") -> str:
+    with pytest.raises(RecordError) as error:
+        parse_record(record, schema)
+    return str(error.value)
+
+
+def error_of_line(line: bytes) -> str:
+    with pytest.raises(RecordError) as error:
+        parse_json(line)
+    return str(error.value)
+
+
+def messages(*extra: dict) -> dict:
+    return {"messages": [{"role": "user", "content": "u"}, *extra]}
+
+
+@pytest.mark.parametrize("schema", ["messages", "auto", "chat"])
+def test_messages_are_read_in_order(schema):
+    expected = (Message("system", "s"), Message("user", ""), Message("assistant", "a"))
+    assert parse_record({"messages": CHAT}, schema) == Conversation(expected)
+
+
+@pytest.mark.parametrize(
+    ("record", "parts"),
+    [
+        ({}, ["messages: is missing"]),
+        ({"mesages": []}, ["key 'mesages'", "Did you mean 'messages'?"]),
+        ({"messages": CHAT, "id": 3}, ["key 'id'"]),
+        ({"messages": {}}, ["messages: an object; expected a list"]),
+        ({"messages": []}, ["messages: is empty"]),
+        ({"messages": [*CHAT, "x"]}, ["messages[3]: a string ('x'); expected an object"]),
+        (messages({"role": "asistant", "content": "x"}), ["messages[1].role: 'asistant'", "Did you mean 'assistant'?"]),
+        (
+            messages({"role": "tool", "content": "x"}),
+            ["messages[1].role: 'tool'; expected one of system, user, assistant."],
+        ),
+        (messages({"role": 3, "content": "x"}), ["messages[1].role: the number 3"]),
+        (messages({"content": "x"}), ["messages[1].role: is missing"]),
+        (messages({"role": "user"}), ["messages[1].content: is missing"]),
+        (messages({"role": "user", "content": None}), ["messages[1].content: null; expected a string"]),
+        (messages({"role": "user", "content": ["x"]}), ["messages[1].content: a list; expected a string"]),
+        (messages({"role": "user", "content": True}), ["messages[1].content: true"]),
+        (messages({"role": "user", "contents": "x"}), ["messages[1]: key 'contents'", "Did you mean 'content'?"]),
+        (messages({"role": "user", "content": "x", "name": "n"}), ["messages[1]: key 'name'; expected exactly"]),
+        (messages({"role": "user", "content": "x\0"}), ["messages[1].content: character 1 is NUL"]),
+        ([], ["the record is a list; expected a JSON object"]),
+        ("text", ["the record is a string ('text')"]),
+        (None, ["the record is null"]),
+    ],
+)
+def test_strict_messages_say_what_is_wrong_and_where(record, parts):
+    message = error_of(record, "messages")
+    for part in parts:
+        assert part in message
+
+
+def test_chats_keep_further_keys_for_the_templates():
+    call = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "f", "arguments": {"x": 1}}}]}
+    record = {"messages": [*CHAT, {**CHAT[2], "weight": 0}, call], "id": "x", "tools": [{"name": "f"}]}
+    found = parse_record(record)
+    assert found.messages[3] == Message("assistant", "a", 0.0)
+    assert found.messages[4] == Message("assistant", "", None, {"content": None, "tool_calls": call["tool_calls"]})
+    assert found.tools == ({"name": "f"},)
+
+
+@pytest.mark.parametrize(
+    ("record", "parts"),
+    [
+        (messages({"role": "assistant", "content": None}), ["messages[1].content: null"]),
+        (messages({"role": "user", "content": "x", "wieght": 1}), ["messages[1]: unknown key 'wieght'", "'weight'"]),
+        (messages({"role": "user", "content": "x", "weight": "1"}), ["messages[1].weight: '1'"]),
+        (messages({"role": "user", "content": "x", "weight": True}), ["messages[1].weight: True"]),
+        (messages({"role": "user", "content": "x", "weight": -1}), ["messages[1].weight: -1"]),
+        (messages({"role": "user", "content": "x", "weight": float("nan")}), ["messages[1].weight: nan"]),
+        (messages({"role": "user", "content": "x", "weight": 10**400}), ["messages[1].weight: 1000"]),
+        (messages({"role": "human", "content": "x"}), ["messages[1].role: 'human'"]),
+        (messages({"role": "tool", "content": "x", "name": 3}), ["messages[1].name: the number 3"]),
+        (messages({"role": "tool", "content": "x", "extra": b"x"}), ["messages[1].extra", "what JSON can hold"]),
+        (messages({"role": "tool", "content": "x", "extra": {"a": ["\0"]}}), ["messages[1].extra.a[0]: character 0"]),
+        ({"messages": CHAT, "system": 3}, ["the record.system: the number 3"]),
+        ({"messages": CHAT, "sytem": "x"}, ["unknown key 'sytem'", "'system'"]),
+        ({"messages": CHAT, "tools": "f"}, ["tools: a string"]),
+        ({"messages": CHAT, "items": CHAT}, ["'messages' and 'items'", "--schema"]),
+        ({"text": "x"}, ["keys are 'text'", "expected 'messages', 'items'"]),
+        ({"prompt": "x"}, ["keys are 'prompt'"]),
+        ({"prompt": 3, "completion": ""}, ["the record.prompt: the number 3"]),
+        ({"prompt": [], "completion": ""}, ["prompt: is empty"]),
+        ({"items": [{"role": "system", "content": "x"}]}, ["items[0].role: 'system'; expected one of user, assistant"]),
+    ],
+)
+def test_other_schemas_say_what_is_wrong_and_where(record, parts):
+    message = error_of(record)
+    for part in parts:
+        assert part in message
+
+
+def test_episodes_have_a_system_text_and_a_context():
+    record = {"system": "be kind", "context": "episode_id: 7, language: en", "messages": CHAT[1:], "_meta": {"a": 1}}
+    found = parse_record(record, "episode")
+    assert (found.system, found.context, len(found.messages)) == ("be kind", "episode_id: 7, language: en", 2)
+    assert parse_record({**record, "context": {"id": 7}}, "episode").context == '{"id": 7}'
+    assert found == parse_record(record)
+    assert "messages[0].role: 'tool'" in error_of({"messages": [{"role": "tool", "content": ""}]}, "episode")
+
+
+def test_tool_calls_have_a_name_and_arguments_and_results_text_or_json():
+    record = {
+        "messages": [
+            {"role": "user", "content": "find"},
+            {"role": "assistant_toolcall", "name": "search", "arguments": {"query": "X"}},
+            {"role": "toolresult", "name": "search", "content": {"documents": [1, None]}},
+            {"role": "toolresult", "content": "text"},
+            {"role": "assistant_toolcall", "name": "list"},
+            {"role": "assistant", "content": "found"},
+        ]
+    }
+    found = parse_record(record, "tools").messages
+    assert found[1] == Message("assistant_toolcall", "", None, {"name": "search", "arguments": {"query": "X"}})
+    assert found[2] == Message("toolresult", "", None, {"name": "search", "content": {"documents": [1, None]}})
+    assert found[3] == Message("toolresult", "text")
+    assert found[4].extra == {"name": "list", "arguments": {}}
+    assert found == parse_record(record).messages
+    for bad, part in (
+        ({"role": "assistant_toolcall", "arguments": {}}, "messages[1].name: is missing"),
+        ({"role": "assistant_toolcall", "name": "f", "arguments": "{}"}, "messages[1].arguments: a string"),
+        ({"role": "toolresult", "name": "f"}, "messages[1].content: is missing"),
+    ):
+        assert part in error_of(messages(bad), "tools")
+
+
+def test_openchat_items_have_weights():
+    record = {
+        "items": [{"role": "user", "content": "u", "weight": 0.0}, {"role": "assistant", "content": "a", "weight": 2}],
+        "condition": "GPT4",
+        "system": "s",
+    }
+    expected = (Message("user", "u", 0.0), Message("assistant", "a", 2.0))
+    assert parse_record(record) == Conversation(expected, system="s", condition="GPT4")
+    assert parse_record({"items": record["items"]}, "openchat") == Conversation(expected)
+
+
+def test_prompts_are_of_the_user_and_completions_of_the_assistant():
+    expected = (Message("user", "p"), Message("assistant", "c"))
+    assert parse_record({"prompt": "p", "completion": "c"}) == Conversation(expected)
+    found = parse_record({"prompt": CHAT, "completion": [CHAT[2]]})
+    assert [message.weight for message in found.messages] == [None, None, 0.0, None]
+
+
+def test_an_unknown_schema_is_named():
+    with pytest.raises(PrepareError, match="'alpaca'"):
+        parse_record({}, "alpaca")
+
+
+@pytest.mark.parametrize(
+    ("line", "parts"),
+    [
+        (b'{"a": "\xff"}', ["byte 7", "0xff", "UTF-8"]),
+        (b'{"a": "\xed\xa0\x80"}', ["byte 7", "UTF-8"]),  # half a surrogate pair, as three bytes
+        (b'{"a": 1', ["column 8", "end of the line"]),
+        (b'{"a": 1} x', ["column 10", "extra data"]),
+        (b'{"a" 1}', ["column 6", "'1}'"]),
+        (b"", ["column 1"]),
+        (b"{'a': 1}", ["column 2"]),
+        (b'{"a": "\x01"}', ["column 8"]),
+        (b'{"a": 1, "b": {"c": 1, "c": 1}}', ["key 'c' stands twice"]),
+        (b'{"a": NaN}', ["NaN"]),
+        (b'{"a": -Infinity}', ["-Infinity"]),
+        (b'{"a": 1e999}', ["1e999"]),
+        (b'{"a": ' + b"1" * 5000 + b"}", ["number"]),
+        (b'{"a": [{"b": "x\\u0000"}]}', ["a[0].b: character 1 is NUL"]),
+        (b'{"a": "\\ud800"}', ["a: character 0 is \\ud800"]),
+        (b'{"\\udc00": 1}', ["a key of the record: character 0 is \\udc00"]),
+        (b"[" * 100_000, ["nested too deep"]),
+        (b'{"a":' * 5000 + b"1" + b"}" * 5000, ["nested too deep"]),
+        (b"[" * 65 + b"]" * 65, ["nested too deep"]),
+    ],
+)
+def test_json_that_can_be_read_two_ways_or_none_is_an_error(line, parts):
+    message = error_of_line(line)
+    for part in parts:
+        assert part in message
+    assert len(message) < 400 and message.isprintable()
+
+
+@pytest.mark.parametrize(
+    ("line", "value"),
+    [
+        (b'\xef\xbb\xbf{"a": 1}', {"a": 1}),
+        (b'{"a": "\\ud83d\\ude00"}', {"a": "😀"}),
+        (b'{"a": "\\\\u0000"}', {"a": "\\u0000"}),
+        (b"[" * 64 + b"]" * 64, json.loads("[" * 64 + "]" * 64)),
+        (json.dumps({"a": "{[" * 1000}).encode(), {"a": "{[" * 1000}),
+        (b' {"a": 0}\r\n', {"a": 0}),
+    ],
+)
+def test_json_that_is_fine_is_read(line, value):
+    assert parse_json(line) == value
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.binary(max_size=60) | st.text(alphabet='{}[]":,0\\und8e \ufeff\u00e9', max_size=60).map(str.encode))
+def test_any_bytes_are_a_value_or_a_record_error(line):
+    try:
+        value = parse_json(line)
+    except RecordError:
+        return
+    assert json.loads(line.decode("utf-8-sig")) == value
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(
+                ["messages", "role", "content", "items", "prompt", "completion", "name", "weight", "system"]
+            )
+            | st.text(max_size=3),
+            inner | st.sampled_from(["user", "assistant", "toolresult", "assistant_toolcall"]),
+            max_size=4,
+        )
+    ),
+    max_leaves=15,
+)
+
+
+@settings(max_examples=500, deadline=None)
+@given(JSON, st.sampled_from(["auto", *SCHEMAS]))
+def test_any_value_is_a_conversation_or_a_record_error(value, schema):
+    try:
+        found = parse_record(value, schema)
+    except RecordError:
+        return
+    assert found.messages
+    assert all(isinstance(message.content, str) for message in found.messages)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_real_chats_are_read_whole(path):
+    if not path.exists():
+        pytest.skip("the shared data are not here")
+    for line in path.read_bytes().splitlines():
+        found = parse_record(parse_json(line), "messages")
+        assert [(each.role, each.content) for each in found.messages] == [
+            (each["role"], each["content"]) for each in json.loads(line)["messages"]
+        ]
+
+
+def test_parsing_costs_about_as_much_as_json_itself():
+    record = {
+        "messages": [{"role": role, "content": "some text of a chat " * 16} for role in ("system", "user", "assistant")]
+    }
+    line = json.dumps(record).encode()
+    assert len(line) > 1000
+
+    def best(function) -> float:
+        times = []
+        for _ in range(5):
+            start = time.perf_counter()
+            for _ in range(500):
+                function()
+            times.append(time.perf_counter() - start)
+        return min(times)
+
+    assert best(lambda: parse_record(parse_json(line), "messages")) < 6 * best(lambda: json.loads(line))

@@ -1,0 +1,173 @@
+"""Small real tokenizers, trained in the test process: SentencePiece, and the kinds that Hugging Face tokenizers come in."""
+
+from __future__ import annotations
+
+import functools
+import io
+import json
+from pathlib import Path
+
+import sentencepiece
+
+DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
+FILES = [DATA / "roleplay.jsonl", DATA / "toolformer.jsonl"]
+
+PRIMER_TOKENS = ("<|sys|>", "<|usr|>", "<|asst|>", "<|eot|>")
+
+SENTENCES = [
+    "The quick brown fox jumps over the lazy dog, and the dog doesn't mind.",
+    "You are a helpful assistant. What is 2 + 2? The answer is 4.",
+    "Imagine that you are a detective: describe the scene, the suspects and your plan.",
+    '{"name": "weather", "arguments": {"city": "Los Angeles", "unit": "celsius"}}',
+    "User: hello there! Assistant: GPT4 Correct, how can I help you today?\n\n1) one\n2) two\n",
+    "def main():\n    print('hello world')\n    return None\n",
+    "Übung macht den Meister; ça va très bien, señor.",
+    '<tag> [list] |pipe| a_b-c/d @ # $ % ^ & * ~ ` \\ " = +',
+]
+
+ODD_TEXTS = [
+    "",
+    " ",
+    "\n",
+    "  two  spaces  ",
+    "tabs\tand\nnew lines\n\n\n",
+    "emoji 👩‍👩‍👧‍👦 🏳️‍🌈 👍🏽!",
+    "مرحبا بالعالم، كيف حالك؟",
+    "שלום עולם 123 abc",
+    "漢字とかな、한국어",
+    "combining e\u0301 a\u0308\u0323 z\u0335",
+    "zero\u200bwidth\u200djoiner\ufeff",
+    "\U0010ffff\ufffd\u2028",
+    "</s> no, < s > | eot |",
+]
+
+
+def corpus() -> list[str]:
+    """Text that every maker trains on."""
+    return SENTENCES * 8
+
+
+@functools.cache
+def sentencepiece_model(
+    *,
+    vocab_size: int = 420,
+    control: tuple[str, ...] = (),
+    user_defined: tuple[str, ...] = PRIMER_TOKENS,
+    pad: bool = True,
+) -> bytes:
+    """A BPE model with byte fallback, so that it encodes anything and gives it back."""
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter([line for text in corpus() for line in text.splitlines() if line]),
+        model_writer=model,
+        model_type="bpe",
+        vocab_size=vocab_size,
+        byte_fallback=True,
+        character_coverage=1.0,
+        normalization_rule_name="identity",
+        remove_extra_whitespaces=False,
+        split_by_unicode_script=False,
+        allow_whitespace_only_pieces=True,
+        control_symbols=list(control),
+        user_defined_symbols=list(user_defined),
+        pad_id=3 if pad else -1,
+        hard_vocab_limit=False,
+        minloglevel=2,
+    )
+    return model.getvalue()
+
+
+def save_sentencepiece(folder: Path, **options: object) -> Path:
+    """A model as a file."""
+    path = folder / "tokenizer.model"
+    path.write_bytes(sentencepiece_model(**options))  # type: ignore[arg-type]
+    return path
+
+
+@functools.cache
+def byte_level_json(special: tuple[str, ...], *, ordinary: tuple[str, ...] = (), style: str = "gpt2") -> str:
+    """A byte-level BPE `tokenizer.json`, as GPT-2, Llama 3, Qwen and OLMo have."""
+    from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+
+    made = Tokenizer(models.BPE())
+    if style == "gpt2":
+        made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        made.post_processor = processors.ByteLevel(trim_offsets=True)
+    else:
+        pattern = (
+            r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+"
+        )
+        made.pre_tokenizer = pre_tokenizers.Sequence(
+            [
+                pre_tokenizers.Split(Regex(pattern), "isolated"),
+                pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+            ]
+        )
+        made.post_processor = processors.ByteLevel(trim_offsets=False)
+    made.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=500, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
+    )
+    made.train_from_iterator(corpus(), trainer)
+    made.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in special])
+    made.add_tokens([AddedToken(text, special=False, normalized=False) for text in ordinary])
+    return str(made.to_str())
+
+
+@functools.cache
+def metaspace_json(special: tuple[str, ...], *, scheme: str = "first") -> str:
+    """A BPE `tokenizer.json` with byte fallback and spaces as `▁`, as Llama 2 and Gemma have."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+
+    trained = Tokenizer(models.BPE())
+    trained.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=scheme)
+    specials = ["<unk>", *special]
+    trainer = trainers.BpeTrainer(
+        vocab_size=700, special_tokens=[*specials, *(f"<0x{byte:02X}>" for byte in range(256))], show_progress=False
+    )
+    trained.train_from_iterator(corpus(), trainer)
+    content = json.loads(trained.to_str())
+    content["added_tokens"] = []
+    content["model"].update(byte_fallback=True, unk_token="<unk>", fuse_unk=True)
+    made = Tokenizer.from_str(json.dumps(content))
+    made.decoder = decoders.Sequence(
+        [
+            decoders.Replace("▁", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            *([decoders.Strip(" ", 1, 0)] if scheme != "never" else []),
+        ]
+    )
+    made.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in specials])
+    if "<s>" in special:
+        made.post_processor = processors.TemplateProcessing(
+            single="<s> $A", special_tokens=[("<s>", made.token_to_id("<s>"))]
+        )
+    return str(made.to_str())
+
+
+def save_huggingface(
+    folder: Path,
+    serialized: str,
+    *,
+    chat_template: str | None = None,
+    bos: str | None = None,
+    eos: str | None = None,
+    pad: str | None = None,
+) -> Path:
+    """A directory as `save_pretrained` would write it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "tokenizer.json").write_text(serialized, encoding="utf-8")
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": bos,
+        "eos_token": eos,
+        "pad_token": pad,
+        "clean_up_tokenization_spaces": False,
+        "chat_template": chat_template,
+        "model_max_length": 1_000_000,
+    }
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps({key: value for key, value in config.items() if value is not None}), encoding="utf-8"
+    )
+    return folder
