@@ -43,6 +43,14 @@ class StorageError(GrainSftError, OSError):
     """A file of ours (index, order, cache) that can't be written or read."""
 
 
+class RecordError(GrainSftError, ValueError):
+    """A conversation that is not what its schema or template expects."""
+
+
+class PrepareError(GrainSftError, ValueError):
+    """Options of a preparation that don't fit together, or a corpus that can't be prepared that way."""
+
+
 class MissingExtraError(GrainSftError, ImportError):
     """A feature whose optional dependency is not installed."""
 

@@ -6,6 +6,7 @@ import contextlib
 import os
 import re
 import secrets
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
@@ -73,18 +74,73 @@ def remote(path: str) -> Iterator[Any]:
         raise CorpusFileError(f"{path}: can't be read ({type(error).__name__}: {error}).") from error
 
 
-def read_text(path: str) -> str:
-    """The whole of a small UTF-8 text file, local or remote."""
+def read_bytes(path: str) -> bytes:
+    """The whole of a small file, local or remote."""
     if is_remote(path):
         with remote(path) as client:
-            data = bytes(client.cat_file(path))
-    else:
-        try:
-            data = Path(path).read_bytes()
-        except FileNotFoundError as error:
-            raise CorpusFileError(f"{path}: no such file.") from error
-        except (OSError, ValueError) as error:  # ValueError: no file can have that name
-            raise CorpusFileError(f"{path}: can't be read ({error}).") from error
+            return bytes(client.cat_file(path))
+    try:
+        return Path(path).read_bytes()
+    except FileNotFoundError as error:
+        raise CorpusFileError(f"{path}: no such file.") from error
+    except (OSError, ValueError) as error:  # ValueError: no file can have that name
+        raise CorpusFileError(f"{path}: can't be read ({error}).") from error
+
+
+def read_range(path: str, start: int, stop: int) -> bytes:
+    """Bytes `start` to `stop` of a file, local or remote; fewer at its end."""
+    if stop <= start:
+        return b""
+    if is_remote(path):
+        with remote(path) as client:
+            return bytes(client.cat_file(path, start=start, end=stop))
+    try:
+        with open(path, "rb", buffering=0) as file:
+            file.seek(start)
+            parts = []
+            while start < stop and (part := file.read(stop - start)):
+                parts.append(part)
+                start += len(part)
+            return b"".join(parts)
+    except (OSError, ValueError) as error:
+        raise CorpusFileError(f"{path}: can't be read at byte {start} ({error}).") from error
+
+
+def size(path: str) -> int:
+    """Bytes of a file, local or remote."""
+    if is_remote(path):
+        with remote(path) as client:
+            return int(client.info(path)["size"])
+    try:
+        return os.stat(path).st_size
+    except FileNotFoundError as error:
+        raise CorpusFileError(f"{path}: no such file.") from error
+    except (OSError, ValueError) as error:
+        raise CorpusFileError(f"{path}: can't be read ({error}).") from error
+
+
+def exists(path: str) -> bool:
+    """Whether there is such a file or folder, local or remote."""
+    if is_remote(path):
+        with remote(path) as client:
+            return bool(client.exists(path))
+    return os.path.lexists(path)
+
+
+def join(folder: str, *names: str) -> str:
+    """A path below `folder`, which may be a URL."""
+    return "/".join([folder.rstrip("/"), *names]) if is_remote(folder) else os.path.join(folder, *names)
+
+
+def write_bytes(path: str, data: bytes) -> None:
+    """Write a file whole, local or remote: it appears under its name complete, or not at all."""
+    with atomic_write(path, "wb") as file:
+        file.write(data)
+
+
+def read_text(path: str) -> str:
+    """The whole of a small UTF-8 text file, local or remote."""
+    data = read_bytes(path)
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -98,11 +154,15 @@ def read_text(path: str) -> str:
 def atomic_write(path: str | os.PathLike[str], mode: str = "w") -> Iterator[IO[Any]]:
     """Open a file that appears under `path` whole, synced to disk, or not at all.
 
+    A remote file is written to a temporary local one, and sent when that is complete.
+
     Raises:
       StorageError: the folder can't be written to, or the disk is full. Nothing is left behind.
     """
     if is_remote(os.fspath(path)):
-        raise StorageError(f"{path}: is remote; expected a local path. Write it locally and copy it there.")
+        with _spooled(os.fspath(path), mode) as spool:
+            yield spool
+        return
     target = Path(path)
     encoding = None if "b" in mode else "utf-8"
     temporary = ""
@@ -116,7 +176,7 @@ def atomic_write(path: str | os.PathLike[str], mode: str = "w") -> Iterator[IO[A
             os.fsync(file.fileno())
         os.replace(temporary, target)
         with contextlib.suppress(OSError):  # some network file systems can't; the file itself is synced
-            _fsync_folder(target.parent)
+            sync_folder(target.parent)
     except GrainSftError:  # of the caller's own making; some are OSErrors
         raise
     except OSError as error:
@@ -125,6 +185,30 @@ def atomic_write(path: str | os.PathLike[str], mode: str = "w") -> Iterator[IO[A
         with contextlib.suppress(OSError):
             if temporary:
                 os.unlink(temporary)
+
+
+@contextlib.contextmanager
+def _spooled(path: str, mode: str) -> Iterator[IO[Any]]:
+    """A temporary local file whose content becomes the remote file `path`."""
+    encoding = None if "b" in mode else "utf-8"
+    try:
+        with tempfile.NamedTemporaryFile(mode, encoding=encoding, prefix="grain_sft-") as file:
+            yield file
+            file.flush()
+            _send(file.name, path)
+    except GrainSftError:
+        raise
+    except OSError as error:
+        raise StorageError(f"{path}: can't be written ({error.strerror or error}).") from error
+
+
+def _send(local: str, path: str) -> None:
+    try:
+        filesystem(path).put_file(local, path)
+    except GrainSftError:
+        raise
+    except Exception as error:  # clients raise their own kinds
+        raise StorageError(f"{path}: can't be written ({type(error).__name__}: {error}).") from error
 
 
 def cache_dir() -> Path:
@@ -136,7 +220,8 @@ def cache_dir() -> Path:
     return Path(base).expanduser() / "grain_sft"
 
 
-def _fsync_folder(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
+    """Have the names in `folder` reach the disk."""
     fd = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(fd)

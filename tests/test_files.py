@@ -106,11 +106,17 @@ def test_a_folder_without_permission_is_a_storage_error(tmp_path):
         pass
 
 
-def test_a_url_is_a_storage_error_and_makes_no_folder(tmp_path, monkeypatch):
+def test_a_remote_file_appears_whole_or_not_at_all(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    expected = r"gs://bucket/out\.txt: is remote; expected a local path"
-    with pytest.raises(StorageError, match=expected), files.atomic_write("gs://bucket/out.txt"):
-        pass
+    with pytest.raises(RuntimeError), files.atomic_write("memory://written/out.txt") as file:
+        file.write("half")
+        raise RuntimeError
+    assert not files.exists("memory://written/out.txt")
+    with files.atomic_write("memory://written/out.txt") as file:
+        file.write("whole \u00e9")
+    assert files.read_text("memory://written/out.txt") == "whole \u00e9"
+    assert files.size("memory://written/out.txt") == 8
+    assert files.read_range("memory://written/out.txt", 2, 4) == b"ol"
     assert not list(tmp_path.iterdir())
 
 

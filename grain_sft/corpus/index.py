@@ -21,7 +21,7 @@ from grain_sft.corpus.loss import KINDS, LossFile
 from grain_sft.corpus.scan import THREADS
 from grain_sft.corpus.shard import Shard, token_dtype
 from grain_sft.corpus.stored import Stored, StoredFile, size_change
-from grain_sft.errors import CorpusError, CorpusFileError, GrainSftError, StorageError
+from grain_sft.errors import CorpusError, CorpusFileError, GrainSftError
 
 FORMAT = "grain_sft index"
 VERSION = 1
@@ -36,8 +36,6 @@ def save(
     tokenizer: str | None,
 ) -> None:
     """Write `corpus` as JSON; see `Corpus.save`."""
-    if files.is_remote(os.fspath(path)):
-        raise StorageError(f"{path}: is remote; expected a local path. Write it locally and copy it there.")
     if format == "grain_sft":
         data = _to_json(corpus, os.path.dirname(os.path.abspath(os.fspath(path))))
     elif format == "maxtext":
