@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,8 +11,8 @@ import numpy.typing as npt
 import sentencepiece
 
 from grain_sft.demo.text import Source
-from grain_sft.errors import GrainSftError
 from grain_sft.files import atomic_write
+from grain_sft.prepare import training
 
 VOCAB_SIZE = 2048
 SHARD_TOKENS = 150_000  # a shard ends with the document that reaches this
@@ -31,30 +30,7 @@ def train_tokenizer(documents: Iterable[str], vocab_size: int = VOCAB_SIZE) -> b
       GrainSftError: too little text for such a vocabulary.
     """
     lines = (line for document in documents for line in document.splitlines() if line)
-    model = io.BytesIO()
-    try:
-        sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=lines,
-            model_writer=model,
-            model_type="bpe",
-            vocab_size=vocab_size,
-            byte_fallback=True,
-            user_defined_symbols=["\n"],
-            pad_id=0,
-            eos_id=1,
-            unk_id=2,
-            bos_id=-1,
-            normalization_rule_name="identity",
-            add_dummy_prefix=False,
-            remove_extra_whitespaces=False,
-            allow_whitespace_only_pieces=True,
-            shuffle_input_sentence=False,
-            num_threads=1,
-            minloglevel=2,
-        )
-    except RuntimeError as error:
-        raise GrainSftError(f"SentencePiece can't make {vocab_size} pieces of this text: {error}") from error
-    return model.getvalue()
+    return training.train_tokenizer(lines, vocab_size)
 
 
 def token_dtype(vocab_size: int) -> np.dtype[np.unsignedinteger[Any]]:

@@ -1,0 +1,36 @@
+"""Conversations in, corpora out."""
+
+from grain_sft.prepare.conversation import Conversation, Message
+from grain_sft.prepare.convert import convert
+from grain_sft.prepare.request import Dataset, Request
+from grain_sft.prepare.run import prepare
+from grain_sft.prepare.schema import SCHEMAS, parse_json, parse_record
+from grain_sft.prepare.templates import TEMPLATES, Rendered, Template, TemplateOptions, render
+from grain_sft.prepare.templates.primer import render_chat_sft
+from grain_sft.prepare.tokenizers import Tokenizer, load_tokenizer
+from grain_sft.prepare.training import train_tokenizer
+from grain_sft.prepare.trial import dry_run
+from grain_sft.prepare.writers import FORMATS
+
+__all__ = [
+    "FORMATS",
+    "SCHEMAS",
+    "TEMPLATES",
+    "Conversation",
+    "Dataset",
+    "Message",
+    "Rendered",
+    "Request",
+    "Template",
+    "TemplateOptions",
+    "Tokenizer",
+    "convert",
+    "dry_run",
+    "load_tokenizer",
+    "parse_json",
+    "parse_record",
+    "prepare",
+    "render",
+    "render_chat_sft",
+    "train_tokenizer",
+]

@@ -1,0 +1,92 @@
+"""Which documents go to which split, in which order: by each format's own tool, exactly."""
+
+from __future__ import annotations
+
+import array
+import random
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from grain_sft.prepare.request import Request, parse_amount
+from grain_sft.prepare.store import Ids
+
+SELECT_SEED = 42
+"""Of open-instruct's choice among a dataset's samples (`DatasetConfig.dataset_config_seed`)."""
+
+Splits = dict[str, Ids]
+"""Documents of "train" and, where there are any, of "val"."""
+
+
+def select(ids: Ids, amount: str) -> Ids:
+    """So much of a dataset: open-instruct's `DatasetConfig.select_samples` (dataset_transformation.py).
+
+    Whole repeats in order, then a random choice without replacement for what is missing.
+    """
+    value = parse_amount(amount)
+    target = int(value * len(ids)) if isinstance(value, float) else value
+    if not len(ids) or target == len(ids):
+        return ids
+    repeats, rest = divmod(target, len(ids))
+    parts = [ids] * repeats
+    if rest:
+        parts.append(ids[np.random.RandomState(SELECT_SEED).choice(len(ids), size=rest, replace=False)])
+    return np.concatenate(parts) if parts else ids[:0]
+
+
+def by_datasets_shuffle(ids: Ids, kept: npt.NDArray[np.bool_], request: Request) -> Splits:
+    """open-instruct: what is filtered out is out before `datasets.Dataset.shuffle(seed)`, which is numpy's
+    `default_rng(seed).permutation`. A validation split, which open-instruct has not, is the first of that order."""
+    ids = ids[kept]
+    order = np.random.default_rng(request.seed).permutation(len(ids))
+    return _divide(ids, order, int(len(ids) * request.val_frac), request.shuffle is not False)
+
+
+def by_random_shuffle(ids: Ids, kept: npt.NDArray[np.bool_], request: Request) -> Splits:
+    """Primer and OpenChat: `random.Random(seed).shuffle` of all examples, the first share is for validation; what is
+    dropped for its length is dropped after that."""
+    order = array.array("q", range(len(ids)))
+    random.Random(request.seed).shuffle(order)
+    splits = _divide(
+        ids, np.frombuffer(order, np.int64), int(len(ids) * request.val_frac), request.shuffle is not False
+    )
+    return _only(splits, ids, kept)
+
+
+def by_random_state(ids: Ids, kept: npt.NDArray[np.bool_], request: Request) -> Splits:
+    """The episode tools: the first share of numpy's `RandomState(seed).permutation` is for validation, and both splits
+    keep the order of the input."""
+    order = np.random.RandomState(request.seed).permutation(len(ids))
+    return _only(_divide(ids, order, int(len(ids) * request.val_frac), request.shuffle is True), ids, kept)
+
+
+Rule = Callable[[Ids, npt.NDArray[np.bool_], Request], Splits]
+
+
+def split(datasets: Sequence[Ids], lengths: npt.NDArray[np.uint32], request: Request, rule: Rule) -> Splits:
+    """The splits of a request.
+
+    Args:
+      datasets: the documents of each dataset, in its order.
+      lengths: uint32 [documents], 0 where one was dropped.
+      rule: of the format.
+    """
+    amounts = [dataset.amount for dataset in request.datasets]
+    ids = np.concatenate([select(part, amount) for part, amount in zip(datasets, amounts, strict=True)])
+    return rule(ids, lengths[ids] > 0, request)
+
+
+def _divide(ids: Ids, order: Ids, for_validation: int, shuffled: bool) -> Splits:
+    parts = {"train": order[for_validation:]}
+    if for_validation:
+        parts["val"] = order[:for_validation]
+    return {name: ids[part if shuffled else np.sort(part)] for name, part in parts.items()}
+
+
+def _only(splits: Splits, ids: Ids, kept: npt.NDArray[np.bool_]) -> Splits:
+    """The splits without documents that were dropped."""
+    dropped = np.unique(ids[~kept])
+    if not len(dropped):
+        return splits
+    return {name: part[~np.isin(part, dropped)] for name, part in splits.items()}

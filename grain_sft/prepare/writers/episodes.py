@@ -1,0 +1,109 @@
+"""Format episodes: the episode-indexed dataset of `prepare_chat_sft.py` and `prepare_tool_sft.py`.
+
+`train/shard_NNNNN/` and `val/shard_NNNNN/` with `tokens.bin` (uint32, as that code writes it; its document says uint16),
+`mask.bin` (uint8) or `mask_weighted.bin` (float32), `episodes.idx` (uint64 pairs of start and length).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from typing import Any
+
+import numpy as np
+
+from grain_sft import files
+from grain_sft.prepare import splits
+from grain_sft.prepare.writers.plan import Format, Plan, SplitStatistics, Task, running_length, source_bytes
+
+TOKEN_DTYPE = np.dtype("<u4")
+
+
+def check(plan: Plan) -> None:
+    """Every document fits."""
+
+
+def tasks(plan: Plan, split: str) -> list[Task]:
+    """Shards of whole documents: a new one where the next document would bring it over `shard_tokens`."""
+    most = plan.request.shard_tokens
+    found: list[Task] = []
+    start, used = 0, 0
+    for begin, lengths in running_length(plan, plan.splits[split]):
+        ends = np.cumsum(lengths)
+        position = 0
+        while position < len(lengths):
+            base = int(ends[position] - lengths[position])
+            stop = int(np.searchsorted(ends, base + most - used, side="right"))
+            if stop == position and not used:
+                stop += 1  # a document longer than a shard has one for itself
+            if stop > position:
+                used += int(ends[stop - 1]) - base
+                position = stop
+            if position < len(lengths):
+                found.append(Task(split, len(found), start, begin + position, 0, used))
+                start, used = begin + position, 0
+    if used or not found:
+        found.append(Task(split, len(found), start, len(plan.splits[split]), 0, used))
+    return found
+
+
+def write(plan: Plan, task: Task) -> None:
+    """One shard, its episode index last."""
+    folder = plan.path(task.split, f"shard_{task.number:05d}")
+    index_path = files.join(folder, "episodes.idx")
+    if files.exists(index_path):
+        return  # a shard that an earlier run has finished
+    mask_name, mask_dtype = ("mask.bin", np.uint8) if plan.binary else ("mask_weighted.bin", np.float32)
+    start = 0
+    with contextlib.ExitStack() as stack:
+        # closed, and so renamed, in the opposite order
+        index = stack.enter_context(files.atomic_write(index_path, "wb"))
+        mask = stack.enter_context(files.atomic_write(files.join(folder, mask_name), "wb"))
+        tokens = stack.enter_context(files.atomic_write(files.join(folder, "tokens.bin"), "wb"))
+        for block in plan.blocks(task):
+            tokens.write(block.tokens.astype(TOKEN_DTYPE).tobytes())
+            mask.write(block.loss.astype(mask_dtype).tobytes())
+            starts = start + np.cumsum(block.lengths) - block.lengths
+            index.write(np.stack([starts, block.lengths], axis=1).astype("<u8").tobytes())
+            start += int(block.lengths.sum())
+
+
+def finish(plan: Plan) -> None:
+    """Sources, metadata and the tokenizer's state."""
+    for split, ids in plan.splits.items():
+        with files.atomic_write(plan.path(split, "sources.bin"), "wb") as file:
+            for data in source_bytes(plan, ids):
+                file.write(data)
+    tool = plan.request.template == "episode_tool"
+    special: dict[str, int] = dict(plan.tokenizer.get("special_tokens", {}))
+    metadata: dict[str, Any] = {
+        "schema": "episode_indexed_sft_v1",
+        "has_loss_mask": True,
+        "weighted_mask": not plan.binary,
+        "dataset_type": "toolcall_sft" if tool else "chat_sft",
+        "num_conversations": sum(counts.documents for counts in plan.statistics.values()),
+    }
+    for split in ("train", "val"):
+        counts = plan.statistics.get(split, SplitStatistics())
+        metadata[f"num_{split}_episodes"] = counts.documents
+        metadata[f"num_{split}_tokens"] = counts.tokens
+        metadata[f"num_{split}_shards"] = len(tasks(plan, split)) if split in plan.splits else 0
+        metadata[f"{split}_mask_ratio"] = counts.trainable_tokens / counts.tokens if counts.tokens else 0.0
+    metadata |= {
+        "tokenization": plan.tokenizer["kind"],
+        "tokenizer_sha256": plan.tokenizer["sha256"],
+        "vocab_size": plan.tokenizer["vocab_size"],
+        "token_dtype": TOKEN_DTYPE.name,
+        "eot_token_id": special.get("<myPT_eot>", special.get("<|eot|>", plan.tokenizer.get("eos_token_id"))),
+        "pad_token_id": plan.tokenizer.get("pad_token_id"),
+        "tokens_per_shard": plan.request.shard_tokens,
+        "val_split": plan.request.val_frac,
+        "seed": plan.request.seed,
+        "max_length": plan.request.max_length,
+        "special_tokens_used": sorted(special),
+    }
+    plan.write_json("tokenizer_state.json", {"token_kind": plan.tokenizer["kind"], "chars": None, **plan.tokenizer})
+    plan.write_json("dataset_metadata.json", json.loads(json.dumps(metadata)))
+
+
+FORMAT = Format(splits.by_random_state, check, tasks, write, finish)

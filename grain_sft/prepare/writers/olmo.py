@@ -1,0 +1,141 @@
+"""Format olmo: what OLMo-core reads, as open-instruct's `convert_sft_data_for_olmocore.py` makes it.
+
+`token_ids_part_NNNN.npy` (raw, the smallest unsigned dtype that holds the vocabulary), `labels_mask_part_NNNN.npy` (raw
+bool), `token_ids_part_NNNN.csv.gz` (`start,end` of each document, relative to the part). Parts cut through documents.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import gzip
+from typing import Any
+
+import numpy as np
+
+from grain_sft import files
+from grain_sft.errors import PrepareError
+from grain_sft.prepare import splits
+from grain_sft.prepare.writers.plan import Format, Plan, Task, running_length, source_bytes
+
+
+def check(plan: Plan) -> None:
+    """A mask holds no weights.
+
+    Raises:
+      PrepareError: some weight is neither 0 nor 1.
+    """
+    if not plan.binary:
+        raise PrepareError(
+            "format olmo: its labels_mask says only yes or no, but this template gave weights other than 0 and 1. "
+            "Choose the format openchat or episodes, or leave --seq-level-weight and weights out."
+        )
+
+
+def tasks(plan: Plan, split: str) -> list[Task]:
+    """Parts of `part_bytes` of tokens; the last one is shorter."""
+    size = max(1, plan.request.part_bytes // plan.documents.token_dtype.itemsize)
+    total = plan.statistics[split].tokens
+    cuts = list(range(0, total, size)) or [0]
+    firsts = _documents_at(plan, split, cuts)  # (document, tokens of it before the cut)
+    found = []
+    for number, (cut, (first, skip)) in enumerate(zip(cuts, firsts, strict=True)):
+        if number + 1 < len(cuts):
+            after, rest = firsts[number + 1]
+            stop = after + (1 if rest else 0)
+        else:
+            stop = len(plan.splits[split])
+        found.append(Task(split, number, first, stop, skip, min(size, total - cut)))
+    return found
+
+
+def _documents_at(plan: Plan, split: str, cuts: list[int]) -> list[tuple[int, int]]:
+    """For ascending token numbers, the document that holds each and how many of its tokens come before."""
+    found: list[tuple[int, int]] = []
+    before = 0
+    for begin, lengths in running_length(plan, plan.splits[split]):
+        ends = before + np.cumsum(lengths)
+        while len(found) < len(cuts) and cuts[len(found)] < ends[-1]:
+            cut = cuts[len(found)]
+            place = int(np.searchsorted(ends, cut, side="right"))
+            found.append((begin + place, cut - int(ends[place] - lengths[place])))
+        before = int(ends[-1])
+    return found or [(0, 0)]
+
+
+def write(plan: Plan, task: Task) -> None:
+    """One part: its mask and boundaries, and its tokens last."""
+    stem = plan.path(*_folder(plan, task.split))
+    tokens_path = files.join(stem, f"token_ids_part_{task.number:04d}.npy")
+    if files.exists(tokens_path):
+        return  # a part that an earlier run has finished
+    mask_path = files.join(stem, f"labels_mask_part_{task.number:04d}.npy")
+    boundary_path = files.join(stem, f"token_ids_part_{task.number:04d}.csv.gz")
+    with contextlib.ExitStack() as stack:
+        # closed, and so renamed, in the opposite order
+        tokens = stack.enter_context(files.atomic_write(tokens_path, "wb"))
+        mask = stack.enter_context(files.atomic_write(mask_path, "wb"))
+        raw = stack.enter_context(files.atomic_write(boundary_path, "wb"))
+        boundaries = stack.enter_context(gzip.GzipFile("", "wb", fileobj=raw, mtime=0))
+        skip, left = task.skip, task.tokens
+        for block in plan.blocks(task):
+            stop = min(len(block.tokens), skip + left)
+            tokens.write(block.tokens[skip:stop].tobytes())
+            mask.write(block.loss[skip:stop].astype(np.bool_).tobytes())
+            ends = np.clip(np.cumsum(block.lengths), skip, stop) - skip + (task.tokens - left)
+            starts = np.concatenate([[task.tokens - left], ends[:-1]])
+            lines = [
+                f"{start},{end}\n" for start, end in zip(starts.tolist(), ends.tolist(), strict=True) if end > start
+            ]
+            boundaries.write("".join(lines).encode())
+            left -= stop - skip
+            skip = 0
+
+
+def finish(plan: Plan) -> None:
+    """Sources and statistics of every split."""
+    for split, ids in plan.splits.items():
+        with files.atomic_write(plan.path(*_folder(plan, split), "sources.bin"), "wb") as file:
+            for data in source_bytes(plan, ids):
+                file.write(data)
+        _statistics(plan, split)
+
+
+def _statistics(plan: Plan, split: str) -> None:
+    counts = plan.statistics[split]
+    overall: dict[str, Any] = {
+        "total_instances": counts.documents,
+        "total_tokens": counts.tokens,
+        "trainable_tokens": counts.trainable_tokens,
+        "trainable_percentage": 100 * counts.trainable_tokens / counts.tokens if counts.tokens else 0.0,
+        "average_sequence_length": counts.tokens / counts.documents if counts.documents else 0.0,
+        "truncated_instances": counts.truncated,
+        "truncated_tokens": counts.cut_tokens,
+        "truncated_trainable_tokens": counts.cut_trainable_tokens,
+    }
+    configuration = {
+        "tokenizer": plan.request.tokenizer,
+        "tokenizer_sha256": plan.tokenizer["sha256"],
+        "max_seq_length": plan.request.max_length,
+        "chat_template_name": plan.request.template,
+        "token_dtype": plan.documents.token_dtype.name,
+        "eos_token_id": plan.tokenizer.get("eos_token_id"),
+        "pad_token_id": plan.tokenizer.get("pad_token_id"),
+        "seed": plan.request.seed,
+        "datasets": [dataclasses.asdict(dataset) for dataset in plan.request.datasets],
+    }
+    folder = _folder(plan, split)
+    plan.write_json(
+        "/".join([*folder, "dataset_statistics.json"]),
+        {"configuration": configuration, "overall_statistics": overall},
+    )
+    lines = [f"{name}: {value}" for name, value in {**configuration, **overall}.items() if name != "datasets"]
+    with files.atomic_write(plan.path(*folder, "dataset_statistics.txt")) as file:
+        file.write("\n".join(lines) + "\n")
+
+
+def _folder(plan: Plan, split: str) -> list[str]:
+    return [split] if "val" in plan.splits else []
+
+
+FORMAT = Format(splits.by_datasets_shuffle, check, tasks, write, finish)

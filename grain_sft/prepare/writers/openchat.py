@@ -1,0 +1,112 @@
+"""Format openchat: the Parquet files of OpenChat's `generate_dataset`.
+
+A row is a document: total_length, num_seqs, seqlens, nz_input_ids, nz_position_ids, nz_shifted_label_ids and
+nz_shifted_loss_weights, the last two moved one to the left. What that loses, the weight of a first token, is in
+`PREFIX.SPLIT.first_weights.bin` (float32) where any is not 0.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+
+from grain_sft import files
+from grain_sft.errors import MissingExtraError
+from grain_sft.prepare import splits
+from grain_sft.prepare.store import Block
+from grain_sft.prepare.writers.plan import Format, Plan, Task, source_bytes, whole_split
+
+PREFIX = "openchat"
+NAMES = {"train": "train", "val": "eval"}
+PAD_TOKEN_ID = 0  # OpenChat's label where no loss is taken
+
+
+def check(plan: Plan) -> None:
+    """Every document fits; pyarrow has to be there.
+
+    Raises:
+      MissingExtraError: it is not.
+    """
+    _arrow()
+
+
+def write(plan: Plan, task: Task) -> None:
+    """A whole split."""
+    path = plan.path(f"{PREFIX}.{NAMES[task.split]}.parquet")
+    if files.exists(path):
+        return  # a split that an earlier run has finished
+    arrow, parquet = _arrow()
+    integers = arrow.list_(arrow.int32())
+    fields = {
+        "total_length": arrow.int32(),
+        "num_seqs": arrow.float32(),
+        "seqlens": integers,
+        "nz_input_ids": integers,
+        "nz_position_ids": integers,
+        "nz_shifted_label_ids": integers,
+        "nz_shifted_loss_weights": arrow.list_(arrow.float32()),
+    }
+    metadata = {"model_type": plan.request.source or plan.request.template}
+    schema = arrow.schema(list(fields.items()), metadata={"metadata_json": json.dumps(metadata)})
+    with files.atomic_write(path, "wb") as file, parquet.ParquetWriter(file, schema) as writer:
+        for block in plan.blocks(task):
+            writer.write_table(_table(arrow, schema, block))
+
+
+def _table(arrow: Any, schema: Any, block: Block) -> Any:
+    """One row group: whole columns at once."""
+    lengths, tokens = block.lengths, block.tokens.astype(np.int32)
+    ends = np.cumsum(lengths)
+    starts = ends - lengths
+    weights = block.loss.astype(np.float32)
+    labels = np.where(weights != 0, tokens, PAD_TOKEN_ID).astype(np.int32)
+    shifted_labels, shifted_weights = np.empty_like(labels), np.empty_like(weights)
+    shifted_labels[:-1], shifted_weights[:-1] = labels[1:], weights[1:]
+    lasts = ends[lengths > 0] - 1
+    shifted_labels[lasts], shifted_weights[lasts] = PAD_TOKEN_ID, 0
+    sums = np.add.reduceat(np.append(shifted_weights.astype(np.float64), 0.0), starts) if len(lengths) else lengths
+    offsets = arrow.array(np.concatenate([[0], ends]).astype(np.int32))
+
+    def column(values: Any) -> Any:
+        return arrow.ListArray.from_arrays(offsets, arrow.array(values))
+
+    positions = np.arange(len(tokens), dtype=np.int32) - np.repeat(starts, lengths).astype(np.int32)
+    ones = arrow.array(np.arange(len(lengths) + 1, dtype=np.int32))
+    columns = [
+        arrow.array(lengths.astype(np.int32)),
+        arrow.array(np.where(lengths > 0, sums, 0).astype(np.float32)),
+        arrow.ListArray.from_arrays(ones, arrow.array(lengths.astype(np.int32))),
+        column(tokens),
+        column(positions),
+        column(shifted_labels),
+        column(shifted_weights),
+    ]
+    return arrow.Table.from_arrays(columns, schema=schema)
+
+
+def finish(plan: Plan) -> None:
+    """Sources, and the weights of first tokens."""
+    for split, ids in plan.splits.items():
+        stem = f"{PREFIX}.{NAMES[split]}"
+        with files.atomic_write(plan.path(f"{stem}.sources.bin"), "wb") as file:
+            for data in source_bytes(plan, ids):
+                file.write(data)
+        if plan.documents.first_weights:
+            with files.atomic_write(plan.path(f"{stem}.first_weights.bin"), "wb") as file:
+                for block in plan.documents.blocks(ids):
+                    starts = np.cumsum(block.lengths) - block.lengths
+                    file.write(block.loss[starts].astype("<f4").tobytes())
+
+
+def _arrow() -> tuple[Any, Any]:
+    try:
+        import pyarrow
+        from pyarrow import parquet
+    except ImportError as error:
+        raise MissingExtraError.of("format openchat: writing Parquet", "pyarrow", "parquet") from error
+    return pyarrow, parquet
+
+
+FORMAT = Format(splits.by_random_shuffle, check, whole_split, write, finish)

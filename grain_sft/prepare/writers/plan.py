@@ -1,0 +1,119 @@
+"""What writers share: where a corpus is being written, from what, and in which pieces."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from grain_sft import files
+from grain_sft.prepare.request import Request
+from grain_sft.prepare.splits import Rule, Splits
+from grain_sft.prepare.store import Block, Ids, Source
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """A piece of a split that is written by itself: documents `start` to `stop` of its order.
+
+    Attributes:
+      split: "train" or "val".
+      number: of the piece in its split, from 0.
+      skip: tokens of the first document that are in the piece before.
+      tokens: in this piece.
+    """
+
+    split: str
+    number: int
+    start: int
+    stop: int
+    skip: int
+    tokens: int
+
+
+@dataclasses.dataclass(frozen=True)
+class SplitStatistics:
+    """Counts of one split."""
+
+    documents: int = 0
+    tokens: int = 0
+    trainable_tokens: int = 0
+    truncated: int = 0
+    cut_tokens: int = 0
+    cut_trainable_tokens: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """A corpus that is about to be written.
+
+    Attributes:
+      folder: where to, local or remote; not yet the output's own name.
+      request: as given.
+      tokenizer: its description, as JSON.
+      documents: to read from.
+      splits: the order of each split.
+      statistics: of each split.
+      binary: whether every weight is 0 or 1.
+    """
+
+    folder: str
+    request: Request
+    tokenizer: Mapping[str, Any]
+    documents: Source
+    splits: Splits
+    statistics: Mapping[str, SplitStatistics]
+    binary: bool
+
+    def path(self, *names: str) -> str:
+        """A path below the folder."""
+        return files.join(self.folder, *names)
+
+    def blocks(self, task: Task) -> Iterator[Block]:
+        """The documents of a task, some at a time."""
+        return self.documents.blocks(self.splits[task.split][task.start : task.stop])
+
+    def write_json(self, name: str, value: Any) -> None:
+        """Write a JSON file."""
+        with files.atomic_write(self.path(name)) as file:
+            file.write(json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+
+
+@dataclasses.dataclass(frozen=True)
+class Format:
+    """A format of corpora on disk.
+
+    Attributes:
+      rule: which documents go to which split, in which order.
+      check: raises PrepareError if the plan's documents can't be held.
+      tasks: the pieces of a split, in order.
+      write: write one piece: files that appear whole.
+      finish: metadata, when all pieces are there.
+    """
+
+    rule: Rule
+    check: Callable[[Plan], None]
+    tasks: Callable[[Plan, str], list[Task]]
+    write: Callable[[Plan, Task], None]
+    finish: Callable[[Plan], None]
+
+
+def whole_split(plan: Plan, split: str) -> list[Task]:
+    """One piece for all of a split."""
+    ids = plan.splits[split]
+    return [Task(split, 0, 0, len(ids), 0, plan.statistics[split].tokens)]
+
+
+def source_bytes(plan: Plan, ids: Ids) -> Iterator[bytes]:
+    """The file of sources of `ids`: int64 little-endian pairs (input, line)."""
+    for block in plan.documents.blocks(ids):
+        yield block.sources.astype("<i8").tobytes()
+
+
+def running_length(plan: Plan, ids: Ids) -> Iterator[tuple[int, Ids]]:
+    """(number of the first, tokens) [documents] of `ids`, a million at a time."""
+    for begin in range(0, len(ids), 1 << 20):
+        yield begin, plan.documents.lengths[ids[begin : begin + (1 << 20)]].astype(np.int64)

@@ -1,0 +1,122 @@
+"""Format primer: the SFT token cache of niels_gpt.
+
+`{train,val}_input_ids.bin` (uint16), `{train,val}_labels.bin` (int32, -100 where no loss is taken), both little-endian,
+`{train,val}_idx.npy` (int64 starts), `meta.json`; and `{train,val}/shard_00000*` as links to them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from typing import Any
+
+import numpy as np
+
+from grain_sft import files
+from grain_sft.errors import PrepareError, StorageError
+from grain_sft.prepare import splits
+from grain_sft.prepare.templates.primer import SPECIAL_TOKENS
+from grain_sft.prepare.writers.plan import Format, Plan, Task, running_length, source_bytes, whole_split
+
+IGNORED = -100
+SHARD = "shard_00000"
+
+
+def check(plan: Plan) -> None:
+    """Tokens are uint16, and labels say only yes or no.
+
+    Raises:
+      PrepareError: the vocabulary is larger, or some weight is neither 0 nor 1.
+    """
+    if plan.tokenizer["vocab_size"] > 1 << 16:
+        raise PrepareError(
+            f"format primer: holds uint16 tokens, but this tokenizer has {plan.tokenizer['vocab_size']} ids. "
+            "Choose another format, or a tokenizer of at most 65,536."
+        )
+    if not plan.binary:
+        raise PrepareError(
+            "format primer: its labels say only yes or no, but this template gave weights other than 0 and 1. "
+            "Choose the format openchat or episodes, or leave --seq-level-weight and weights out."
+        )
+
+
+def write(plan: Plan, task: Task) -> None:
+    """A whole split, its index last."""
+    index_path = plan.path(f"{task.split}_idx.npy")
+    if files.exists(index_path):
+        return  # a split that an earlier run has finished
+    starts = np.empty(task.stop, "<i8")
+    total = 0
+    for begin, lengths in running_length(plan, plan.splits[task.split]):
+        starts[begin : begin + len(lengths)] = total + np.cumsum(lengths) - lengths
+        total += int(lengths.sum())
+    with contextlib.ExitStack() as stack:
+        # closed, and so renamed, in the opposite order
+        index = stack.enter_context(files.atomic_write(index_path, "wb"))
+        tokens = stack.enter_context(files.atomic_write(plan.path(f"{task.split}_input_ids.bin"), "wb"))
+        labels = stack.enter_context(files.atomic_write(plan.path(f"{task.split}_labels.bin"), "wb"))
+        np.save(index, starts, allow_pickle=False)
+        for block in plan.blocks(task):
+            tokens.write(block.tokens.astype("<u2").tobytes())
+            labels.write(np.where(block.loss, block.tokens.astype("<i4"), IGNORED).astype("<i4").tobytes())
+
+
+def finish(plan: Plan) -> None:
+    """Sources, links and meta.json."""
+    described: dict[str, Any] = {}
+    for split in ("train", "val"):
+        ids, counts = plan.splits.get(split), plan.statistics.get(split)
+        if ids is None or counts is None:
+            described[split] = dict.fromkeys(
+                ("num_examples", "num_tokens", "num_label_tokens", "num_shards", "shard_size"), 0
+            )
+            continue
+        with files.atomic_write(plan.path(f"{split}_sources.bin"), "wb") as file:
+            for data in source_bytes(plan, ids):
+                file.write(data)
+        _link(plan, split)
+        described[split] = {
+            "num_examples": counts.documents,
+            "num_tokens": counts.tokens,
+            "num_label_tokens": counts.trainable_tokens,
+            "num_shards": 1,
+            "shard_size": counts.tokens,
+        }
+    special = plan.tokenizer.get("special_tokens", {})
+    plan.write_json(
+        "meta.json",
+        {
+            "source": plan.request.source or "primer",
+            "tokenizer_sha256": plan.tokenizer["sha256"],
+            "vocab_size": plan.tokenizer["vocab_size"],
+            "special_token_ids": {name: special.get(text) for name, text in SPECIAL_TOKENS.items()},
+            "splits": described,
+            "val_frac": plan.request.val_frac,
+            "seed": plan.request.seed,
+            "T_max": plan.request.max_length,
+            "token_dtype": "uint16-le",
+            "label_dtype": "int32-le",
+            "train_examples": described["train"]["num_examples"],
+            "val_examples": described["val"]["num_examples"],
+            "split_rule": "by example: random.Random(seed).shuffle, the first floor(N * val_frac) are val",
+        },
+    )
+
+
+def _link(plan: Plan, split: str) -> None:
+    """`SPLIT/shard_00000*`: names of the seed for the split's files. Buckets have no links, and go without."""
+    if files.is_remote(plan.folder):
+        return
+    folder = plan.path(split)
+    try:
+        os.makedirs(folder, exist_ok=True)
+        for name, target in ((".bin", "input_ids.bin"), ("_labels.bin", "labels.bin"), ("_idx.npy", "idx.npy")):
+            link = os.path.join(folder, SHARD + name)
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(link)
+            os.symlink(f"../{split}_{target}", link)
+    except OSError as error:
+        raise StorageError(f"{folder}: can't be written ({error.strerror}).") from error
+
+
+FORMAT = Format(splits.by_random_shuffle, check, whole_split, write, finish)

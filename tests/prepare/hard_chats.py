@@ -1,0 +1,80 @@
+"""Conversations that are hard to get right: turns, systems, tools, empty texts, emoji, other scripts, long messages."""
+
+from __future__ import annotations
+
+from typing import Any
+
+TEXTS = (
+    "",
+    " ",
+    "\n\n",
+    "plain",
+    " leading and trailing ",
+    "tabs\tand\r\nline ends\n",
+    "emoji 👩‍👩‍👧‍👦 🇳🇵 👍🏽 ☕️",
+    "مرحبا بالعالم، كيف الحال؟",
+    "שלום עולם, מה שלומך?",
+    "नमस्ते दुनिया 日本語のテキスト 한국어",
+    "combining e\u0301 a\u0308, zero width \u200b\u200d\ufeff, mathematical \U0001d49c\U0001d505",
+    "almost special <|eo t|> < |sys|> <| usr |>",
+    'code: {"key": [1, 2, {"a": "b"}]}\n```python\nprint("x" * 3)\n```',
+)
+"""Texts that any template has to give back; distinct within a conversation by what is put before them."""
+
+
+def chats() -> list[dict[str, Any]]:
+    """Records of the plain schema."""
+    found = []
+    for number, text in enumerate(TEXTS):
+        turns = []
+        for turn in range(1 + number % 4):
+            turns.append({"role": "user", "content": f"u{number}.{turn} {text}"})
+            turns.append({"role": "assistant", "content": f"a{number}.{turn} {text}"})
+        if number % 2:
+            turns.insert(0, {"role": "system", "content": f"s{number} {text}"})
+        if number % 5 == 4:
+            turns.append({"role": "user", "content": "and then?"})
+        found.append({"messages": turns})
+    found.append({"messages": [{"role": "assistant", "content": "it begins"}, {"role": "user", "content": "it ends"}]})
+    found.append({"messages": [{"role": "user", "content": ""}, {"role": "assistant", "content": ""}]})
+    long = ("long text with words. " * 10_000)[:200_000]
+    found.append(
+        {"messages": [{"role": "user", "content": "u " + long}, {"role": "assistant", "content": "a " + long}]}
+    )
+    found.append(
+        {"messages": [{"role": "user", "content": "x" * 200_000}, {"role": "assistant", "content": "😀" * 50_000}]}
+    )
+    return found
+
+
+def tool_chats() -> list[dict[str, Any]]:
+    """Records of the tool schema."""
+    found = []
+    for number, text in enumerate(TEXTS):
+        call = {"query": text, "top_k": number, "nested": {"list": [text, None, True]}}
+        messages: list[dict[str, Any]] = [
+            {"role": "user", "content": f"u{number} {text}"},
+            {"role": "assistant_toolcall", "name": "workspace.search", "arguments": call},
+            {"role": "toolresult", "name": "workspace.search", "content": {"documents": [text], "total": number}},
+            {"role": "assistant_toolcall", "name": "workspace.none", "arguments": {}},
+            {"role": "toolresult", "name": "workspace.none", "content": '"as text"'},
+            {"role": "assistant", "content": f"a{number} {text}"},
+        ]
+        found.append({"system": f"s{number} {text}" if number % 2 else "", "messages": messages})
+    return found
+
+
+def openchat_chats() -> list[dict[str, Any]]:
+    """Records of OpenChat's schema, some with weights of their own."""
+    found = []
+    for number, record in enumerate(chats()):
+        items = [turn for turn in record["messages"] if turn["role"] != "system"]
+        if number % 3 == 1:
+            items = [
+                {**turn, "weight": 0.0 if turn["role"] == "user" else 0.5 + index} for index, turn in enumerate(items)
+            ]
+        entry: dict[str, Any] = {"items": items}
+        if number % 2:
+            entry |= {"condition": "GPT4 Correct", "system": f"s{number}"}
+        found.append(entry)
+    return found

@@ -1,0 +1,95 @@
+"""A run that was killed, at any moment, and started again gives the bytes of one that was not."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+KILLS = int(os.environ.get("GRAIN_SFT_KILLS", "6"))
+"""Of each case; `GRAIN_SFT_KILLS=50 pytest tests/prepare/test_interrupt.py` takes some minutes."""
+
+_PROGRAM = """
+import hashlib, os, random, shutil, signal, sys, time
+from pathlib import Path
+from grain_sft.prepare import Dataset, Request, inputs, prepare, train_tokenizer
+from grain_sft.prepare.training import CHAT_TOKENS
+
+folder, format, workers, kills = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+model = folder / "spm.model"
+if not model.exists():
+    words = [f"word {number} of the question, and the answer" for number in range(300)]
+    model.write_bytes(train_tokenizer(words, 350, CHAT_TOKENS))
+request = Request(
+    (Dataset((str(folder / "a.jsonl"),), "2.5"), Dataset((str(folder / "b.jsonl"),), "0.5")), "primer", str(model), format,
+    val_frac=0.1, max_length=60, part_bytes=50_000, shard_tokens=40_000, on_error="skip",
+)
+
+def run(out):
+    prepare(request, out, workers=workers)
+
+def digest(out):
+    files = sorted(path for path in out.rglob("*") if path.is_file())
+    names = {str(path.relative_to(out)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+    return {**names, "rejected": hashlib.sha256(Path(f"{out}.rejected.jsonl").read_bytes()).hexdigest()}
+
+begin = time.perf_counter()
+run(folder / "whole")
+longest = time.perf_counter() - begin
+expected = digest(folder / "whole")
+draw = random.Random(f"{format} {workers}")
+unfinished = 0
+for number in range(kills):
+    out = folder / f"out-{number}"
+    while True:
+        child = os.fork()
+        if not child:
+            os.setpgid(0, 0)
+            run(out)
+            os._exit(0)
+        time.sleep(draw.uniform(0, longest))
+        os.kill(child, signal.SIGKILL)
+        _, status = os.waitpid(child, 0)
+        if not out.exists() or draw.random() < 0.5:
+            break
+    unfinished += not out.exists()
+    assert not out.exists() or (out / "prepare.json").exists(), "a half-made corpus"
+    run(out)
+    assert digest(out) == expected, number
+    left = [path.name for path in folder.iterdir() if path.name.startswith(f".{out.name}.")]
+    if workers == 1:
+        assert not left, left
+    shutil.rmtree(out)
+print(f"{kills} killed, {unfinished} of them before the end, {longest:.2f} s")
+"""
+
+
+def write_chats(path: Path, count: int) -> None:
+    with path.open("w") as file:
+        for number in range(count):
+            if number % 97 == 5:
+                file.write("{broken\n")
+                continue
+            messages = []
+            for turn in range(1 + number % 3):
+                messages.append({"role": "user", "content": f"question {number} word {turn}"})
+                messages.append({"role": "assistant", "content": f"the answer, word {number} " * (number % 5)})
+            file.write(json.dumps({"messages": messages}) + "\n")
+
+
+@pytest.mark.parametrize(
+    ("format", "workers"), [("olmo", 1), ("episodes", 1), ("primer", 1), ("openchat", 1), ("olmo", 2)]
+)
+def test_killed_and_started_again(tmp_path: Path, format: str, workers: int) -> None:
+    if format == "openchat":
+        pytest.importorskip("pyarrow")
+    write_chats(tmp_path / "a.jsonl", 8000)
+    write_chats(tmp_path / "b.jsonl", 3000)
+    command = [sys.executable, "-c", _PROGRAM, str(tmp_path), format, str(workers), str(KILLS if workers == 1 else 2)]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=900)
+    assert result.returncode == 0, result.stderr[-3000:]
+    print(result.stdout)

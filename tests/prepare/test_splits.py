@@ -1,0 +1,104 @@
+"""Orders and splits, held against `datasets`, and against the rules of the seeds in plain Python."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from grain_sft.errors import PrepareError
+from grain_sft.prepare import Dataset, Request, splits
+
+GOLDEN = json.loads((Path(__file__).parents[1] / "golden/datasets_shuffle.json").read_text())["shuffle"]
+
+
+def request(
+    seed: int = 42, val_frac: float = 0.0, shuffle: bool | None = None, amounts: tuple[str, ...] = ("1.0",)
+) -> Request:
+    datasets = tuple(Dataset((f"{number}.jsonl",), amount) for number, amount in enumerate(amounts))
+    return Request(datasets, "primer", "t", "olmo", seed=seed, val_frac=val_frac, shuffle=shuffle)
+
+
+@pytest.mark.parametrize("case", list(GOLDEN))
+def test_the_shuffle_is_that_of_datasets(case: str) -> None:
+    size, seed = map(int, case.split(":"))
+    ids = np.arange(size)
+    found = splits.by_datasets_shuffle(ids, np.ones(size, bool), request(seed))["train"]
+    assert found[:10].tolist() == GOLDEN[case]["first"]
+    assert hashlib.sha256(found.astype("<i8").tobytes()).hexdigest() == GOLDEN[case]["sha256"]
+
+
+def test_what_is_filtered_out_is_out_before_the_shuffle() -> None:
+    kept = np.arange(20) % 3 > 0
+    found = splits.by_datasets_shuffle(np.arange(20), kept, request())["train"]
+    expected = np.flatnonzero(kept)[np.random.default_rng(42).permutation(int(kept.sum()))]
+    assert found.tolist() == expected.tolist()
+
+
+def test_primer_and_openchat_split_all_examples_and_drop_then() -> None:
+    kept = np.ones(50, bool)
+    kept[[3, 17]] = False
+    found = splits.by_random_shuffle(np.arange(50), kept, request(9, 0.1))
+    order = list(range(50))
+    random.Random(9).shuffle(order)
+    assert found["val"].tolist() == [row for row in order[:5] if kept[row]]
+    assert found["train"].tolist() == [row for row in order[5:] if kept[row]]
+
+
+def test_episodes_stay_in_order_and_their_split_is_numpy_s() -> None:
+    found = splits.by_random_state(np.arange(40), np.ones(40, bool), request(1337, 0.3))
+    np.random.seed(1337)
+    for_validation = set(np.random.permutation(40)[: int(40 * 0.3)].tolist())
+    assert found["val"].tolist() == sorted(for_validation)
+    assert found["train"].tolist() == [row for row in range(40) if row not in for_validation]
+
+
+def test_the_split_does_not_depend_on_whether_it_is_shuffled() -> None:
+    for rule in (splits.by_datasets_shuffle, splits.by_random_shuffle, splits.by_random_state):
+        shuffled, ordered = (
+            rule(np.arange(30), np.ones(30, bool), request(5, 0.2, shuffle)) for shuffle in (True, False)
+        )
+        for name in ("train", "val"):
+            assert sorted(shuffled[name].tolist()) == ordered[name].tolist()
+        assert shuffled["train"].tolist() != ordered["train"].tolist()
+
+
+@pytest.mark.parametrize(
+    ("amount", "size", "count"),
+    [
+        ("1.0", 10, 10),
+        ("0.5", 11, 5),
+        ("3.0", 7, 21),
+        ("2.5", 4, 10),
+        ("5", 12, 5),
+        ("12", 5, 12),
+        ("0", 5, 0),
+        ("0.0", 5, 0),
+    ],
+)
+def test_amounts_mean_what_they_mean_in_open_instruct(amount: str, size: int, count: int) -> None:
+    ids = np.arange(100, 100 + size)
+    found = splits.select(ids, amount)
+    assert len(found) == count
+    repeats, rest = divmod(count, size)
+    assert found[: repeats * size].tolist() == ids.tolist() * repeats
+    extra = np.random.RandomState(42).choice(size, size=rest, replace=False) if rest else []
+    assert found[repeats * size :].tolist() == [int(ids[row]) for row in extra]
+
+
+def test_datasets_are_chosen_from_one_by_one_and_then_joined() -> None:
+    datasets = [np.arange(10), np.arange(10, 30)]
+    lengths = np.ones(30, np.uint32)
+    found = splits.split(datasets, lengths, request(shuffle=False, amounts=("2.0", "3")), splits.by_random_state)
+    assert np.bincount(found["train"], minlength=30)[:10].tolist() == [2] * 10
+    assert (found["train"] >= 10).sum() == 3
+
+
+@pytest.mark.parametrize("amount", ["", "x", "-1", "1e", "nan.", "inf."])
+def test_other_amounts_are_an_error(amount: str) -> None:
+    with pytest.raises(PrepareError, match="expected a factor"):
+        request(amounts=(amount,))

@@ -1,0 +1,185 @@
+"""Each format's files against what its original tool writes for the same documents, said in plain Python."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from grain_sft.errors import PrepareError
+from grain_sft.prepare import FORMATS, Dataset, Request
+from grain_sft.prepare.store import Block, Ids
+from grain_sft.prepare.writers import Plan, SplitStatistics
+
+TOKENIZER = {"kind": "test", "sha256": "0" * 64, "vocab_size": 500, "eos_token_id": 1, "special_tokens": {"<|sys|>": 4}}
+
+
+class Given:
+    """Documents in memory, `size` at a time."""
+
+    def __init__(self, documents: list[tuple[npt.NDArray[Any], npt.NDArray[Any]]], size: int) -> None:
+        self._documents, self._size = documents, size
+        self.lengths = np.array([len(tokens) for tokens, _ in documents], np.uint32)
+        self.token_dtype, self.loss_dtype = np.dtype(np.uint16), documents[0][1].dtype
+        self.first_weights = any(loss[0] for _, loss in documents)
+
+    def blocks(self, ids: Ids) -> Iterator[Block]:
+        for begin in range(0, len(ids), self._size):
+            some = ids[begin : begin + self._size]
+            chosen = [self._documents[number] for number in some]
+            sources = np.stack([some * 0 + 3, some + 1], axis=1)
+            yield Block(
+                self.lengths[some].astype(np.int64),
+                np.concatenate([tokens for tokens, _ in chosen]),
+                np.concatenate([loss for _, loss in chosen]),
+                sources,
+            )
+
+
+def documents(weighted: bool, count: int = 50) -> list[tuple[npt.NDArray[Any], npt.NDArray[Any]]]:
+    draw = np.random.default_rng(count)
+    found = []
+    for _ in range(count):
+        length = int(draw.integers(1, 30))
+        loss = draw.random(length) < 0.5
+        found.append(
+            (
+                draw.integers(0, 500, length).astype(np.uint16),
+                loss * draw.random(length).astype("f4") if weighted else loss,
+            )
+        )
+    return found
+
+
+def written(folder: Path, format: str, docs: list[Any], *, val: int = 0, size: int = 7, **options: Any) -> Plan:
+    request = Request((Dataset(("a.jsonl",)),), "primer", "spm.model", format, **options)
+    ids = np.random.default_rng(1).permutation(len(docs))
+    splits = {"train": ids[val:], **({"val": ids[:val]} if val else {})}
+    counts = {
+        name: SplitStatistics(
+            len(part), sum(len(docs[i][0]) for i in part), sum(int(np.count_nonzero(docs[i][1])) for i in part)
+        )
+        for name, part in splits.items()
+    }
+    binary = all(set(np.unique(loss)) <= {0, 1} for _, loss in docs)
+    plan = Plan(str(folder), request, TOKENIZER, Given(docs, size), splits, counts, binary)
+    made = FORMATS[format]
+    made.check(plan)
+    for split in splits:
+        tasks = made.tasks(plan, split)
+        assert [task.number for task in tasks] == list(range(len(tasks)))
+        for task in reversed(tasks):  # in any order
+            made.write(plan, task)
+    made.finish(plan)
+    return plan
+
+
+@pytest.mark.parametrize("part_bytes", [8, 34, 100, 1 << 30])
+@pytest.mark.parametrize("size", [1, 7, 100])
+def test_olmo(tmp_path: Path, part_bytes: int, size: int) -> None:
+    docs = documents(weighted=False)
+    plan = written(tmp_path, "olmo", docs, size=size, part_bytes=part_bytes)
+    order = plan.splits["train"]
+    tokens = np.concatenate([docs[i][0] for i in order])
+    mask = np.concatenate([docs[i][1] for i in order])
+    ends = np.cumsum([len(docs[i][0]) for i in order]).tolist()
+    boundaries = list(zip([0, *ends], ends, strict=False))
+    per_part = part_bytes // 2
+    parts = range(0, len(tokens), per_part)
+    assert len(list(tmp_path.glob("token_ids_part_*.npy"))) == len(parts)
+    for number, start in enumerate(parts):
+        stop = min(start + per_part, len(tokens))
+        assert (np.fromfile(tmp_path / f"token_ids_part_{number:04d}.npy", "<u2") == tokens[start:stop]).all()
+        assert (np.fromfile(tmp_path / f"labels_mask_part_{number:04d}.npy", bool) == mask[start:stop]).all()
+        inside = [(max(a, start) - start, min(b, stop) - start) for a, b in boundaries if b > start and a < stop]
+        text = gzip.decompress((tmp_path / f"token_ids_part_{number:04d}.csv.gz").read_bytes()).decode()
+        assert text == "".join(f"{a},{b}\n" for a, b in inside)
+    statistics = json.loads((tmp_path / "dataset_statistics.json").read_text())["overall_statistics"]
+    assert statistics["total_tokens"] == len(tokens) and statistics["trainable_tokens"] == mask.sum()
+    assert np.fromfile(tmp_path / "sources.bin", "<i8").reshape(-1, 2).tolist() == [[3, i + 1] for i in order]
+
+
+def test_olmo_with_validation_is_two_folders(tmp_path: Path) -> None:
+    docs = documents(weighted=False)
+    plan = written(tmp_path, "olmo", docs, val=5)
+    for split, ids in plan.splits.items():
+        found = np.fromfile(tmp_path / split / "token_ids_part_0000.npy", "<u2")
+        assert (found == np.concatenate([docs[i][0] for i in ids])).all()
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("most", [1, 40, 111, 10**6])
+def test_episodes(tmp_path: Path, most: int, weighted: bool) -> None:
+    docs = documents(weighted)
+    plan = written(tmp_path, "episodes", docs, val=4, shard_tokens=most)
+    for split, ids in plan.splits.items():
+        shards: list[list[int]] = [[]]
+        for i in ids:  # the rule of the tool's EpisodeShardWriter
+            used = sum(len(docs[j][0]) for j in shards[-1])
+            if used and used + len(docs[i][0]) > most:
+                shards.append([])
+            shards[-1].append(i)
+        folders = sorted((tmp_path / split).glob("shard_*"))
+        assert [folder.name for folder in folders] == [f"shard_{number:05d}" for number in range(len(shards))]
+        for folder, shard in zip(folders, shards, strict=True):
+            tokens = np.fromfile(folder / "tokens.bin", "<u4")
+            assert (tokens == np.concatenate([docs[i][0] for i in shard])).all()
+            name, dtype = ("mask_weighted.bin", "<f4") if weighted else ("mask.bin", "u1")
+            assert (np.fromfile(folder / name, dtype) == np.concatenate([docs[i][1] for i in shard])).all()
+            lengths = [len(docs[i][0]) for i in shard]
+            index = np.fromfile(folder / "episodes.idx", "<u8").reshape(-1, 2)
+            assert index.tolist() == [[sum(lengths[:n]), length] for n, length in enumerate(lengths)]
+    metadata = json.loads((tmp_path / "dataset_metadata.json").read_text())
+    assert metadata["schema"] == "episode_indexed_sft_v1" and metadata["has_loss_mask"]
+    assert (metadata["num_train_episodes"], metadata["num_val_episodes"]) == (46, 4)
+    assert metadata["token_dtype"] == "uint32"
+
+
+def test_primer(tmp_path: Path) -> None:
+    docs = documents(weighted=False)
+    plan = written(tmp_path, "primer", docs, val=6)
+    for split, ids in plan.splits.items():
+        tokens = np.concatenate([docs[i][0] for i in ids])
+        labels = np.where(np.concatenate([docs[i][1] for i in ids]), tokens.astype(int), -100)
+        assert (np.fromfile(tmp_path / f"{split}_input_ids.bin", "<u2") == tokens).all()
+        assert (np.fromfile(tmp_path / f"{split}_labels.bin", "<i4") == labels).all()
+        lengths = [len(docs[i][0]) for i in ids]
+        assert np.load(tmp_path / f"{split}_idx.npy").tolist() == [sum(lengths[:n]) for n in range(len(ids))]
+    meta = json.loads((tmp_path / "meta.json").read_text())
+    assert meta["splits"]["val"]["num_examples"] == 6
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_openchat(tmp_path: Path, weighted: bool) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    docs = documents(weighted)
+    plan = written(tmp_path, "openchat", docs, val=3)
+    for split, name in (("train", "train"), ("val", "eval")):
+        table = parquet.read_table(tmp_path / f"openchat.{name}.parquet")
+        assert json.loads(table.schema.metadata[b"metadata_json"])
+        types = [str(field.type) for field in table.schema]
+        integers = ["list<element: int32>"] * 4
+        assert types == ["int32", "float", *integers, "list<element: float>"]
+        for row, i in zip(table.to_pylist(), plan.splits[split], strict=True):
+            tokens, weights = docs[i][0].tolist(), docs[i][1].astype(np.float32).tolist()
+            labels = [token if weight else 0 for token, weight in zip(tokens, weights, strict=True)]
+            assert row["total_length"] == len(tokens) and row["seqlens"] == [len(tokens)]
+            assert row["nz_input_ids"] == tokens and row["nz_position_ids"] == list(range(len(tokens)))
+            assert row["nz_shifted_label_ids"] == [*labels[1:], 0]
+            assert row["nz_shifted_loss_weights"] == [*weights[1:], 0.0]
+            assert row["num_seqs"] == pytest.approx(sum(weights[1:]), rel=1e-6)
+        first = np.fromfile(tmp_path / f"openchat.{name}.first_weights.bin", "<f4")
+        assert first.tolist() == [float(docs[i][1][0]) for i in plan.splits[split]]
+
+
+@pytest.mark.parametrize("format", ["olmo", "primer"])
+def test_weights_do_not_go_into_masks(tmp_path: Path, format: str) -> None:
+    with pytest.raises(PrepareError, match="other than 0 and 1"):
+        written(tmp_path, format, documents(weighted=True))
+    assert not list(tmp_path.iterdir())
