@@ -29,27 +29,44 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--order-rows", type=at_least(1), default=100_000_000, help="rows of the exact order (default: 100 M)"
     )
+    parser.add_argument("--no-prepare", action="store_true", help="leave out the preparation of conversations")
+    parser.add_argument(
+        "--conversations", type=at_least(10), default=100_000, help="to prepare, of some 200 tokens (default: 100,000)"
+    )
+    parser.add_argument(
+        "--only-prepare", action="store_true", help="measure the preparation of conversations and nothing else"
+    )
     parser.add_argument("--json", help="also write the figures to this file")
 
 
 def run(options: argparse.Namespace) -> int:
     """Measure and print."""
-    from grain_sft.bench import orders, startup, throughput
+    from grain_sft.bench import preparing
     from grain_sft.files import atomic_write
 
     with tempfile.TemporaryDirectory(prefix="grain_sft_bench_") as temporary:
         folder = Path(options.dir or temporary)
         figures: dict[str, object] = {}
-        paths = throughput.make_tokens(folder, options.files, options.tokens)
-        rows = throughput.measure(paths, options.sequence_length, options.batch_size, options.seconds, options.repeats)
-        figures["throughput"] = throughput.report(rows, options.sequence_length * options.batch_size)
-        figures["wait_s"] = throughput.waits(paths, options.sequence_length, options.batch_size)
-        if not options.no_startup:
-            figures["startup"] = startup.report(startup.measure(folder, options.startup_files, options.repeats))
-        if not options.no_orders:
-            folder.mkdir(parents=True, exist_ok=True)
-            figures["orders"] = orders.report(orders.measure(folder, options.order_rows))
+        if not options.only_prepare:
+            _pipeline(options, folder, figures)
+        if not options.no_prepare:
+            figures["prepare"] = preparing.report(preparing.measure(folder, options.conversations))
     if options.json:
         with atomic_write(options.json) as file:
             json.dump(figures, file, indent=2)
     return 0
+
+
+def _pipeline(options: argparse.Namespace, folder: Path, figures: dict[str, object]) -> None:
+    """Throughput, start-up and orders."""
+    from grain_sft.bench import orders, startup, throughput
+
+    paths = throughput.make_tokens(folder, options.files, options.tokens)
+    rows = throughput.measure(paths, options.sequence_length, options.batch_size, options.seconds, options.repeats)
+    figures["throughput"] = throughput.report(rows, options.sequence_length * options.batch_size)
+    figures["wait_s"] = throughput.waits(paths, options.sequence_length, options.batch_size)
+    if not options.no_startup:
+        figures["startup"] = startup.report(startup.measure(folder, options.startup_files, options.repeats))
+    if not options.no_orders:
+        folder.mkdir(parents=True, exist_ok=True)
+        figures["orders"] = orders.report(orders.measure(folder, options.order_rows))

@@ -7,12 +7,19 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 from grain_sft.errors import GrainSftError
 from grain_sft.version import __version__
 
 COMMANDS = {
     "demo": "train a small model on this machine's own text, kill it, resume it, and compare",
+    "prepare": "make a corpus of conversations",
+    "build-sft-primer": "make a primer SFT cache of a JSONL file",
+    "prepare-chat-sft": "make an episode-indexed dataset of chats",
+    "prepare-tool-sft": "make an episode-indexed dataset of chats with tool calls",
+    "convert": "rewrite an SFT corpus in another format",
+    "train-tokenizer": "train a SentencePiece model on conversations",
     "index": "scan token files and write an index",
     "bench": "measure batches a second beside the limit of the machine",
 }
@@ -34,9 +41,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     for name, summary in COMMANDS.items():
         subparser = subparsers.add_parser(name, help=summary, description=summary[0].upper() + summary[1:] + ".")
         if name == named:
-            importlib.import_module(f"grain_sft.cli.{name}").add_arguments(subparser)
+            _module(name).add_arguments(subparser)
     options = parser.parse_args(arguments)
-    module = importlib.import_module(f"grain_sft.cli.{options.command}")
+    module = _module(options.command)
     try:
         status: int = module.run(options)
         sys.stdout.flush()
@@ -51,6 +58,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (OSError, MemoryError) as error:
         print(f"grain-sft {options.command}: {type(error).__name__}: {error}", file=sys.stderr)
     return 1
+
+
+def _module(command: str) -> Any:
+    return importlib.import_module(f"grain_sft.cli.{command.replace('-', '_')}")
 
 
 if __name__ == "__main__":

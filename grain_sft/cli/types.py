@@ -39,3 +39,14 @@ def pair(text: str) -> tuple[str, str]:
     if not found or not old:
         raise argparse.ArgumentTypeError(f"{text!r}: expected FROM=TO.")
     return old, new
+
+
+def share(text: str) -> float:
+    """A number from 0 up to, not including, 1."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < 1:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a share from 0 up to, not including, 1.")
+    return value

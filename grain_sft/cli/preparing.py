@@ -1,0 +1,145 @@
+"""What the commands that prepare corpora share: options, progress, the summary, and where a tokenizer is looked for."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from grain_sft import files
+from grain_sft.cli.types import at_least
+from grain_sft.errors import PrepareError
+from grain_sft.prepare import Request, prepare
+from grain_sft.prepare.training import CHAT_TOKENS, conversation_lines, train_tokenizer
+
+TOKENIZER_VARIABLE = "GRAIN_SFT_TOKENIZER"
+TOKENIZER_PLACES = ("artifacts/tokenizer/v2/spm.model", "data/tokenizer.model", "tokenizer.model", "tokenizer")
+TRAINED_VOCAB = 2048
+EVERY = 10.0  # seconds between lines of progress where there is no terminal
+
+
+def add_run_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of how a corpus is made, which change nothing in it."""
+    parser.add_argument("--workers", type=at_least(1), help="processes (default: one a core, if there is enough to do)")
+    parser.add_argument("--overwrite", action="store_true", help="begin anew where the output is of another request")
+
+
+def run_request(request: Request, output: str, options: argparse.Namespace) -> int:
+    """Prepare, showing progress, and print the summary."""
+    with progress_bar() as progress:
+        manifest = prepare(request, output, workers=options.workers, overwrite=options.overwrite, progress=progress)
+    print_summary(manifest, output)
+    return 0
+
+
+def print_summary(manifest: Mapping[str, Any], output: str) -> None:
+    """What is in a corpus, and what is not."""
+    if manifest.get("already"):
+        print(f"{output} is complete: nothing to do.")
+    for split, counts in manifest["splits"].items():
+        share = counts["trainable_tokens"] / max(1, counts["tokens"])
+        print(
+            f"{split:<6} {counts['documents']:>12,} examples  {counts['tokens']:>14,} tokens  "
+            f"{counts['trainable_tokens']:>14,} trainable ({share:.1%})"
+        )
+        if counts["truncated"]:
+            print(
+                f"       {counts['truncated']:>12,} cut       {counts['cut_tokens']:>14,} tokens  "
+                f"{counts['cut_trainable_tokens']:>14,} trainable lost"
+            )
+    for reason, count in manifest["dropped"].items():
+        print(f"dropped  {count:,}: {reason}")
+    if manifest["rejected"]:
+        print(f"rejected {manifest['rejected']:,}: see {output.rstrip('/')}.rejected.jsonl")
+    print(f"output {output}")
+    for split, folder in split_folders(manifest, output).items():
+        print(f"  {split:<5} {folder}")
+
+
+def split_folders(manifest: Mapping[str, Any], output: str) -> dict[str, str]:
+    """Where each split is."""
+    splits = list(manifest["splits"])
+    if manifest["format"] == "olmo":
+        return {split: files.join(output, split) if len(splits) > 1 else output for split in splits}
+    if manifest["format"] == "openchat":
+        names = {"train": "train", "val": "eval"}
+        return {split: files.join(output, f"openchat.{names[split]}.parquet") for split in splits}
+    return {split: files.join(output, split) for split in splits}
+
+
+@contextlib.contextmanager
+def progress_bar() -> Iterator[Callable[[str, int, int], None]]:
+    """A bar with rate and time left on a terminal that has rich (extra `progress`), else a line now and then."""
+    if sys.stderr.isatty():
+        try:
+            from rich.console import Console
+            from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+        except ImportError:
+            pass
+        else:
+            columns = ("{task.description}", BarColumn(), TextColumn("{task.percentage:>3.0f}%"))
+            with Progress(
+                *columns, TransferSpeedColumn(), TimeRemainingColumn(), console=Console(stderr=True), transient=True
+            ) as bars:
+                known: dict[str, Any] = {}
+
+                def show(what: str, done: int, total: int) -> None:
+                    if what not in known:
+                        known[what] = bars.add_task(what, total=total, completed=done)
+                    bars.update(known[what], completed=done, total=total)
+
+                yield show
+            return
+    yield _Lines()
+
+
+class _Lines:
+    """Progress as lines on stderr."""
+
+    def __init__(self) -> None:
+        self._what = ""
+        self._began = self._said = time.monotonic()
+        self._from = 0
+
+    def __call__(self, what: str, done: int, total: int) -> None:
+        now = time.monotonic()
+        if what != self._what:
+            self._what, self._began, self._from, self._said = what, now, done, now
+        if now - self._said < EVERY:
+            return
+        self._said = now
+        rate = (done - self._from) / (now - self._began)
+        left = f", {(total - done) / rate:.0f} s left" if rate else ""
+        print(f"{what}: {done / max(1, total):.0%}{left}", file=sys.stderr, flush=True)
+
+
+def find_tokenizer(given: str | None, conversations: str, trained: str) -> str:
+    """The tokenizer that was given; else $GRAIN_SFT_TOKENIZER, or one at a usual place; else one trained on the
+    conversations, kept at `trained`.
+
+    Raises:
+      GrainSftError: the conversations can't be read, or are too few to train on.
+    """
+    if given is not None:
+        return given
+    for place in (os.environ.get(TOKENIZER_VARIABLE), *TOKENIZER_PLACES, trained):
+        if place and files.exists(place):
+            print(f"tokenizer {place}")
+            return place
+    for vocab_size in (TRAINED_VOCAB, TRAINED_VOCAB // 2, TRAINED_VOCAB // 4, 300):
+        try:
+            model = train_tokenizer(
+                conversation_lines([conversations], special_tokens=CHAT_TOKENS), vocab_size, CHAT_TOKENS
+            )
+            break
+        except PrepareError:
+            if vocab_size == 300:
+                raise
+    files.write_bytes(trained, model)
+    print(f"tokenizer {trained}: none was given with --tokenizer or ${TOKENIZER_VARIABLE}, or found; this one of")
+    print(f"          {vocab_size:,} pieces was trained on {conversations}. Give your model's own to train that model.")
+    return trained

@@ -1,0 +1,32 @@
+"""`grain-sft train-tokenizer`: a SentencePiece model of conversations."""
+
+from __future__ import annotations
+
+import argparse
+
+from grain_sft import files
+from grain_sft.cli.types import at_least
+from grain_sft.prepare import SCHEMAS
+from grain_sft.prepare.training import CHAT_TOKENS, conversation_lines, train_tokenizer
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    parser.add_argument("inputs", nargs="+", metavar="INPUT", help="JSONL or Parquet files of conversations")
+    parser.add_argument("-o", "--output", required=True, help="the model's file")
+    parser.add_argument("--vocab-size", type=at_least(300), default=16_000, help="(default: 16,000)")
+    parser.add_argument("--model-type", choices=("bpe", "unigram"), default="bpe", help="(default: bpe)")
+    parser.add_argument(
+        "--special-tokens", nargs="*", default=list(CHAT_TOKENS), help=f"(default: {' '.join(CHAT_TOKENS)})"
+    )
+    parser.add_argument("--schema", choices=["auto", *SCHEMAS], default="auto", help="of the records (default: auto)")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Train, and write the model."""
+    lines = conversation_lines(options.inputs, options.schema, options.special_tokens)
+    model = train_tokenizer(lines, options.vocab_size, options.special_tokens, model_type=options.model_type)
+    files.write_bytes(options.output, model)
+    print(f"pieces  {options.vocab_size:,}, of them special: {' '.join(options.special_tokens) or 'none'}")
+    print(f"written {options.output}")
+    return 0
