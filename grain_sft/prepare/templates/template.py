@@ -83,7 +83,7 @@ def check_conversation(
       special: the special tokens that no text may spell; None where such text is encoded as it is.
 
     Raises:
-      RecordError: a role that the template doesn't know, a weight that a mask can't express, or special text.
+      RecordError: a role that the template doesn't know, two system texts, or special text.
     """
     for index, message in enumerate(conversation.messages):
         if message.role not in roles:
@@ -95,6 +95,8 @@ def check_conversation(
                 special.check(message.content, f"messages[{index}].content")
             if message.extra:
                 check_strings(message.extra, f"messages[{index}]", special)
+    if conversation.system is not None and conversation.messages[0].role == "system":
+        raise RecordError("system: the record has one, and its first message is another. Remove one of them.")
     if special is not None:
         for where, text in (("system", conversation.system), ("condition", conversation.condition)):
             if text:
