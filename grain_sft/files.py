@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import glob as local_glob
 import os
 import re
 import secrets
@@ -125,6 +126,14 @@ def exists(path: str) -> bool:
         with remote(path) as client:
             return bool(client.exists(path))
     return os.path.lexists(path)
+
+
+def glob(pattern: str) -> list[str]:
+    """The local or remote files that match, sorted."""
+    if is_remote(pattern):
+        with remote(pattern) as client:
+            return sorted(str(client.unstrip_protocol(match)) for match in client.glob(pattern))
+    return sorted(local_glob.glob(pattern, recursive=True))
 
 
 def join(folder: str, *names: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import glob
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,7 +14,7 @@ import numpy.typing as npt
 
 from grain_sft import files
 from grain_sft.corpus import Corpus, open_corpus
-from grain_sft.errors import CorpusError, GrainSftError, PrepareError
+from grain_sft.errors import CorpusError, PrepareError
 from grain_sft.prepare.request import GIB, Dataset, Request, hash_of
 from grain_sft.prepare.run import Progress
 from grain_sft.prepare.store import BLOCK_DOCUMENTS, Block, Ids, block_size
@@ -21,7 +22,13 @@ from grain_sft.prepare.target import MANIFEST, Target
 from grain_sft.prepare.tokenizers import Tokenizer, load_tokenizer
 from grain_sft.prepare.writers import FORMATS, Plan, SplitStatistics
 
-VALIDATION = ("val", "eval")
+VALIDATION = (
+    ("val/token_ids_part_*.npy", "val"),
+    ("val/**/episodes.idx", "val"),
+    ("val_idx.npy", "val"),
+    ("*.eval.parquet", ""),
+)
+"""What says that a corpus has a validation split, and where that is below it; "" for what was found."""
 
 
 def convert(
@@ -184,12 +191,10 @@ def _open(where: str) -> dict[str, Corpus]:
             f"{where}: holds tokens without a mask. Expected a corpus in format olmo, episodes, primer or openchat."
         )
     found = {"train": train}
-    for name in VALIDATION:
-        try:
-            found["val"] = open_corpus(files.join(where, name))
+    for pattern, name in VALIDATION:
+        if matches := files.glob(files.join(glob.escape(where), pattern)):
+            found["val"] = open_corpus(files.join(where, name) if name else matches[0])
             break
-        except (GrainSftError, OSError):
-            continue
     return found
 
 
