@@ -17,10 +17,11 @@ import numpy as np
 from grain_sft import files
 from grain_sft.errors import PrepareError
 from grain_sft.prepare import chunk, inputs
+from grain_sft.prepare.chunks import Chunks
 from grain_sft.prepare.inputs import Input, Scan, Unit
 from grain_sft.prepare.request import VERSION, Request, hash_of
 from grain_sft.prepare.splits import split
-from grain_sft.prepare.store import Chunks, Documents, Table
+from grain_sft.prepare.store import Documents, Table
 from grain_sft.prepare.target import MANIFEST, Target
 from grain_sft.prepare.work import Renderer, Work
 from grain_sft.prepare.writers import FORMATS, Format, Plan, SplitStatistics

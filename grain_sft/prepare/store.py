@@ -3,26 +3,26 @@
 from __future__ import annotations
 
 import collections
-import concurrent.futures
+import contextlib
 import dataclasses
 import itertools
 import os
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple, Protocol, TypeVar
+import tempfile
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from grain_sft import files
 from grain_sft.errors import StorageError
 from grain_sft.prepare import chunk
+from grain_sft.prepare.chunks import Chunks
 
 MAX_OPEN = 256  # chunk files
-REMOTE_THREADS = 16
 BLOCK_TOKENS = 1 << 20
 BLOCK_DOCUMENTS = 4096
-
-T = TypeVar("T")
+GATHER_TOKENS = 1 << 28
+GATHER_DOCUMENTS = 1 << 22
 
 Ids = npt.NDArray[np.int64]
 """Documents by number: valid records of all inputs, in order, dropped ones included."""
@@ -66,56 +66,6 @@ def block_size(lengths: npt.NDArray[Any], ids: Ids) -> int:
     """How many of the first documents of `ids` make one block: about a million tokens."""
     totals = np.cumsum(lengths[ids], dtype=np.int64)
     return max(1, int(np.searchsorted(totals, BLOCK_TOKENS, side="right")))
-
-
-class Chunks:
-    """The folder of chunk files, local or remote."""
-
-    def __init__(self, folder: str, key: str) -> None:
-        self._folder = folder
-        self._key = key
-
-    def path(self, unit: int) -> str:
-        """Of a unit's chunk."""
-        return files.join(self._folder, f"unit-{unit:06d}.chunk")
-
-    def write(self, unit: int, data: bytes) -> None:
-        """Keep a unit's chunk.
-
-        Raises:
-          StorageError: no space, or no permission.
-        """
-        files.write_bytes(self.path(unit), data)
-
-    def header(self, unit: int) -> chunk.Header | None:
-        """What a unit's chunk holds; None where there is none yet, or one of another preparation."""
-        path = self.path(unit)
-        if not files.exists(path):
-            return None
-        size = chunk.prefix_size(files.read_range(path, 0, 16), path)
-        header = chunk.decode_header(files.read_range(path, 0, size), files.size(path), path)
-        return header if header.key == self._key else None
-
-    def records(self, unit: int, header: chunk.Header) -> npt.NDArray[Any]:
-        """The records of a chunk [records], dtype `chunk.RECORD`."""
-        return np.frombuffer(files.read_range(self.path(unit), header.size, header.tokens_at), chunk.RECORD)
-
-    def all_headers(self, units: int) -> list[chunk.Header | None]:
-        """What the chunks of units 0 to `units` hold."""
-        return list(self._each(self.header, range(units)))
-
-    def all_records(self, headers: Sequence[chunk.Header]) -> Iterator[npt.NDArray[Any]]:
-        """The records of every chunk, in order."""
-        return self._each(lambda unit: self.records(unit, headers[unit]), range(len(headers)))
-
-    def _each(self, read: Callable[[int], T], units: Sequence[int]) -> Iterator[T]:
-        """`read` of each unit, in order; of chunks in a bucket some at once, since every one takes a round trip."""
-        if not files.is_remote(self._folder):
-            yield from map(read, units)
-            return
-        with concurrent.futures.ThreadPoolExecutor(REMOTE_THREADS) as threads:
-            for start in range(0, len(units), 2 * REMOTE_THREADS):
-                yield from threads.map(read, units[start : start + 2 * REMOTE_THREADS])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -165,6 +115,13 @@ class Table:
         return cls(lengths, starts, first, first_token, tuple(headers))
 
 
+@contextlib.contextmanager
+def _scratch(dtype: np.dtype[Any], size: int) -> Iterator[npt.NDArray[Any]]:
+    """An array [size] in a temporary file, so that it may be larger than memory."""
+    with tempfile.TemporaryFile(prefix="grain_sft-") as file:
+        yield np.memmap(file, dtype, "w+", shape=(max(1, size),))[:size]
+
+
 class Documents:
     """Reads documents by number from the chunks.
 
@@ -184,11 +141,68 @@ class Documents:
 
     def blocks(self, ids: Ids) -> Iterator[Block]:
         """The documents `ids`, some at a time, in that order."""
+        if self._chunks.remote:
+            yield from self._gather(ids)
+            return
         position = 0
         while position < len(ids):
             count = block_size(self.lengths, ids[position : position + BLOCK_DOCUMENTS])
             yield self.read(ids[position : position + count])
             position += count
+
+    def _gather(self, ids: Ids) -> Iterator[Block]:
+        """Blocks of remote chunks: a round trip for each document would be too slow, so the documents of many blocks are
+        first brought to temporary local files, for which every chunk is read once and whole."""
+        position = 0
+        while position < len(ids):
+            totals = np.cumsum(self.lengths[ids[position : position + GATHER_DOCUMENTS]], dtype=np.int64)
+            count = max(1, int(np.searchsorted(totals, GATHER_TOKENS, side="right")))
+            window = ids[position : position + count]
+            with (
+                _scratch(self.token_dtype, int(totals[count - 1])) as tokens,
+                _scratch(self.loss_dtype, len(tokens)) as loss,
+            ):
+                lines = self._bring(window, tokens, loss)
+                yield from self._blocks_of(window, tokens, loss, lines)
+            position += count
+
+    def _bring(self, ids: Ids, tokens: npt.NDArray[Any], loss: npt.NDArray[Any]) -> Ids:
+        """Fill `tokens` and `loss` with the documents `ids`; gives their lines."""
+        table = self.table
+        lengths = table.lengths[ids].astype(np.int64)
+        places = np.cumsum(lengths) - lengths
+        lines = np.empty(len(ids), np.int64)
+        units = np.searchsorted(table.first, ids, side="right") - 1
+        order = np.argsort(units, kind="stable")
+        needed, firsts = np.unique(units[order], return_index=True)
+        parts = np.split(order, firsts[1:])
+        for unit, here, data in zip(needed.tolist(), parts, self._chunks.contents(needed.tolist()), strict=True):
+            header = table.headers[unit]
+            if len(data) != header.end:
+                raise StorageError(f"{self._chunks.path(unit)}: changed while in use. Prepare again.")
+            records = np.frombuffer(data, chunk.RECORD, header.records, header.size)
+            lines[here] = records["line"][ids[here] - table.first[unit]]
+            counts = lengths[here]
+            # the numbers of all their tokens, in the chunk and in the arrays
+            inside = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
+            source = inside + np.repeat(table.starts[ids[here]] - table.first_token[unit], counts)
+            target = inside + np.repeat(places[here], counts)
+            tokens[target] = np.frombuffer(data, self.token_dtype, header.tokens, header.tokens_at)[source]
+            loss[target] = np.frombuffer(data, self.loss_dtype, header.tokens, header.loss_at)[source]
+        return lines
+
+    def _blocks_of(self, ids: Ids, tokens: npt.NDArray[Any], loss: npt.NDArray[Any], lines: Ids) -> Iterator[Block]:
+        """The blocks of documents whose tokens, loss and lines are at hand."""
+        position, place = 0, 0
+        while position < len(ids):
+            count = block_size(self.lengths, ids[position : position + BLOCK_DOCUMENTS])
+            here = slice(position, position + count)
+            units = np.searchsorted(self.table.first, ids[here], side="right") - 1
+            sources = np.stack([self._unit_inputs[units], lines[here]], axis=1)
+            lengths = self.lengths[ids[here]].astype(np.int64)
+            stop = place + int(lengths.sum())
+            yield Block(lengths, np.array(tokens[place:stop]), np.array(loss[place:stop]), sources)
+            position, place = position + count, stop
 
     def read(self, ids: Ids) -> Block:
         """The documents `ids`, in that order."""
@@ -236,16 +250,13 @@ class Documents:
 
 
 class _File:
-    """An open chunk: a local file by its descriptor, a remote one whole in memory."""
+    """An open local chunk."""
 
     def __init__(self, chunks: Chunks, unit: int, header: chunk.Header) -> None:
         self._path = chunks.path(unit)
         self._header = header
         self.lines = chunks.records(unit, header)["line"].copy()
-        self._data, self._fd = b"", -1
-        if files.is_remote(self._path):
-            self._data = files.read_bytes(self._path)
-            return
+        self._fd = -1
         try:
             self._fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError as error:
@@ -258,9 +269,6 @@ class _File:
 
     def _read(self, place: int, out: npt.NDArray[Any]) -> None:
         view = memoryview(out.view(np.uint8).data).cast("B")
-        if self._fd < 0:
-            view[:] = self._data[place : place + len(view)]
-            return
         done = 0
         while done < len(view):
             count = os.preadv(self._fd, (view[done:],), place + done)

@@ -13,9 +13,9 @@ import sys
 from typing import Any
 
 from grain_sft import errors
+from grain_sft.prepare.chunks import Chunks
 from grain_sft.prepare.inputs import Input, Unit
 from grain_sft.prepare.request import Dataset, Request
-from grain_sft.prepare.store import Chunks
 from grain_sft.prepare.work import Renderer, Work
 
 

@@ -1,0 +1,183 @@
+"""Beam: the preparation as an Apache Beam pipeline, on any of its runners: Dataflow, Flink, Spark, or this machine's cores.
+
+The output is the local one, byte for byte, and either goes on where the other stopped. Inputs, tokenizer and output have
+to be where every worker can read and write them: in buckets, or on a shared file system. grain_sft has to be installed
+on the workers (`--sdk_container_image`, or `--requirements_file`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import secrets
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from grain_sft import errors
+from grain_sft.errors import MissingExtraError, PrepareError
+from grain_sft.prepare import beam_steps as steps
+from grain_sft.prepare import inputs
+from grain_sft.prepare.beam_steps import Run
+from grain_sft.prepare.request import Request
+from grain_sft.prepare.saved import save_listing
+from grain_sft.prepare.target import Target
+
+LOCAL_RUNNERS = ("direct", "directrunner")
+DATAFLOW_RUNNERS = ("dataflow", "dataflowrunner")
+
+
+def prepare(
+    request: Request,
+    output: str | os.PathLike[str],
+    *,
+    pipeline_args: Sequence[str] = (),
+    overwrite: bool = False,
+) -> dict[str, Any]:
+    """Make the corpus that `request` describes in `output`, as `run.prepare` does, by a Beam pipeline.
+
+    Args:
+      request: what to make of which conversations.
+      output: a folder that does not exist yet or is empty: local, or a URL such as `gs://bucket/name`.
+      pipeline_args: Beam's options, such as `--runner=DataflowRunner`, `--project=...`. By default the DirectRunner,
+        which has `--direct_running_mode=multi_processing --direct_num_workers=0` for all cores.
+      overwrite: begin anew, where the output or unfinished work is of another request.
+
+    Returns:
+      The corpus's manifest; see `run.prepare`.
+
+    Raises:
+      RecordError: a bad record, the first in the order of the inputs, unless `request.on_error` is "skip".
+      PrepareError: options that don't fit, an output of other inputs or options, or the pipeline failed.
+      CorpusFileError: an input that can't be read.
+      StorageError: the output can't be written.
+      MissingExtraError: apache-beam is not installed.
+    """
+    beam = _beam()
+    options = _options(beam, pipeline_args)
+    entries = inputs.list_inputs([dataset.paths for dataset in request.datasets])
+    units = inputs.plan_units(entries)
+    target = Target(output)
+    with target.locked():
+        target.remove_temporary()
+        run = Run(request, target.output, overwrite, f"beam-{secrets.token_hex(8)}")
+        try:
+            save_listing(run.folder, entries, units)
+            outcome = _run(beam, options, run, len(units))
+            if "replace" in outcome:
+                target.clear()
+                run = Run(request, target.output, overwrite, f"beam-{secrets.token_hex(8)}")
+                save_listing(run.folder, entries, units)
+                outcome = _run(beam, options, run, len(units))
+        finally:
+            target.forget(run.name)
+        if "error" in outcome:
+            raise getattr(errors, outcome["error"], PrepareError)(outcome["message"])
+        manifest: dict[str, Any] = outcome["manifest"]
+        if manifest.get("already"):
+            target.discard()
+        else:
+            target.publish()
+        return manifest
+
+
+def build(beam: Any, pipeline: Any, run: Run, units: int) -> None:
+    """Add the steps to a pipeline. Each waits for all of the one before: by a side input."""
+    once = pipeline | "Once" >> beam.Create([None])
+    scans = (
+        pipeline
+        | "Units" >> beam.Create([units])
+        | "Each unit" >> beam.FlatMap(steps.numbers)
+        | "Spread units" >> beam.Reshuffle()
+        | "Scan" >> beam.Map(steps.scan, run)
+    )
+    failed = (
+        once
+        | "Begin" >> beam.FlatMap(steps.begin, run, beam.pvalue.AsIter(scans))
+        | "Spread work" >> beam.Reshuffle()
+        | "Render" >> beam.FlatMap(steps.render, run)
+    )
+    unwritten = (
+        once
+        | "Plan" >> beam.FlatMap(steps.plan, run, beam.pvalue.AsIter(failed))
+        | "Spread tasks" >> beam.Reshuffle()
+        | "Write" >> beam.FlatMap(steps.write, run)
+    )
+    _ = once | "Finish" >> beam.Map(steps.finish, run, beam.pvalue.AsIter(unwritten))
+
+
+def _run(beam: Any, options: Any, run: Run, units: int) -> dict[str, Any]:
+    """Run the pipeline to its end, and read how it ended."""
+    quiet = _quiet() if _is_local(options) else contextlib.nullcontext()
+    try:
+        with quiet, beam.Pipeline(options=options) as pipeline:
+            build(beam, pipeline, run, units)
+    except errors.GrainSftError:
+        raise
+    except Exception as error:  # runners raise their own kinds, RuntimeError among them
+        last = (str(error).strip().splitlines() or [type(error).__name__])[-1]
+        raise PrepareError(
+            f"the Beam pipeline failed ({type(error).__name__}: {last}). Start again to go on from there; the runner's "
+            "own log says more."
+        ) from error
+    outcome = run.outcome()
+    if outcome is None:
+        raise PrepareError(
+            f"the Beam pipeline ended without a result in {run.folder}. Do its workers write to the same {run.output}?"
+        )
+    return outcome
+
+
+def _options(beam: Any, arguments: Sequence[str]) -> Any:
+    """Beam's options.
+
+    Raises:
+      PrepareError: one that Beam does not know, or a value that it can't have.
+    """
+
+    kinds = beam.options.pipeline_options
+    options = kinds.PipelineOptions(list(arguments))
+    standard = options.view_as(kinds.StandardOptions)
+    standard.runner = standard.runner or "DirectRunner"
+    parsers: list[Any] = []
+    unknown: list[str] = []
+    try:
+        with _quiet():
+            options.get_all_options(add_extra_args_fn=parsers.append)
+            unknown = parsers[0].parse_known_args(list(arguments))[1]
+    except SystemExit as error:  # of argparse, which has said why
+        raise PrepareError(f"Beam's options {' '.join(arguments)}: one has a value that it can't have.") from error
+    if unknown and standard.runner.lower() in (*LOCAL_RUNNERS, *DATAFLOW_RUNNERS):  # others ask their job server
+        raise PrepareError(f"{' '.join(unknown)}: neither grain_sft nor Beam's {standard.runner} has such options.")
+    if _is_local(options):
+        # Prism, Beam's new local runner, would be downloaded; it is no choice where compatibility is asked for
+        streaming = options.view_as(kinds.StreamingOptions)
+        streaming.update_compatibility_version = streaming.update_compatibility_version or beam.__version__
+        worker = options.view_as(kinds.WorkerOptions)
+        worker.default_sdk_harness_log_level = worker.default_sdk_harness_log_level or "ERROR"
+    return options
+
+
+def _is_local(options: Any) -> bool:
+    return str(options.get_all_options()["runner"]).lower() in LOCAL_RUNNERS
+
+
+def _beam() -> Any:
+    try:
+        with _quiet():
+            import apache_beam
+            import apache_beam.options.pipeline_options
+    except ImportError as error:
+        raise MissingExtraError.of("a preparation by Beam", "apache-beam", "beam") from error
+    return apache_beam
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without what Beam remarks about itself, such as packages of Google's that it could use."""
+    before = logging.root.manager.disable
+    logging.disable(max(before, logging.WARNING))
+    try:
+        yield
+    finally:
+        logging.disable(before)
