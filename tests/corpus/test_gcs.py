@@ -13,7 +13,6 @@ import grain_sft
 from grain_sft import files
 
 emulator = pytest.importorskip("gcp_storage_emulator.server")
-fsspec = pytest.importorskip("fsspec")
 
 COUNTS = {"web/0.npy": 40, "web/1.npy": 25, "code/deep/0.npy": 5000, "code/true.npy": 33, "empty.npy": 0}
 MIX = "# a mix\nweb,web/1.npy\nweb,web/0.npy\ncode,code/deep/0.npy\ncode,code/true.npy\nweb,web/1.npy\nnone,empty.npy\n"
@@ -32,30 +31,6 @@ class Requests(logging.Handler):
 
     def downloads(self):
         return [line for line in self.lines if "/download/" in line]
-
-
-@pytest.fixture(scope="module")
-def client():
-    """The gcsfs client of an emulator that holds nothing but the bucket `bucket`."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")  # its client asks Google's servers first
-        import gcsfs.core
-
-        server = emulator.create_server("127.0.0.1", 0, in_memory=True, default_bucket="bucket")
-        server.start()
-        try:
-            http = server._api._httpd
-            http.socket.listen(128)  # 32 threads scan
-            http.handle_error = lambda request, address: None  # a client that hangs up early
-            patch.setenv("STORAGE_EMULATOR_HOST", f"http://127.0.0.1:{http.server_address[1]}")
-            before = fsspec.get_filesystem_class("gs")
-            fsspec.register_implementation("gs", gcsfs.core.GCSFileSystem, clobber=True)
-            gcsfs.core.GCSFileSystem.clear_instance_cache()
-            yield files.filesystem("gs://bucket")
-            gcsfs.core.GCSFileSystem.clear_instance_cache()
-            fsspec.register_implementation("gs", before, clobber=True)
-        finally:
-            server.stop()
 
 
 @pytest.fixture
