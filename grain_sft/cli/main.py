@@ -42,7 +42,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         subparser = subparsers.add_parser(name, help=summary, description=summary[0].upper() + summary[1:] + ".")
         if name == named:
             _module(name).add_arguments(subparser)
-    options = parser.parse_args(arguments)
+    options, unknown = parser.parse_known_args(arguments)
+    options.unknown = [word for word in unknown if word != "--"]
+    if options.unknown and getattr(options, "runner", None) is None:  # else they are Beam's
+        parser.error(f"unrecognized arguments: {' '.join(options.unknown)}")
     module = _module(options.command)
     try:
         status: int = module.run(options)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import logging
 import os
 import sys
 import time
@@ -26,14 +27,36 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of how a corpus is made, which change nothing in it."""
     parser.add_argument("--workers", type=at_least(1), help="processes (default: one a core, if there is enough to do)")
     parser.add_argument("--overwrite", action="store_true", help="begin anew where the output is of another request")
+    parser.add_argument(
+        "--runner",
+        metavar="NAME",
+        help="prepare by an Apache Beam pipeline: DirectRunner, DataflowRunner, FlinkRunner, SparkRunner, ...; Beam's own "
+        "options follow, after all others (--project=... --region=... --temp_location=gs://...). Inputs, tokenizer and "
+        "output are where every worker can reach them, and grain_sft is installed there (--sdk_container_image=..., "
+        "--requirements_file=...). The corpus is the same. Needs the extra 'beam'",
+    )
 
 
 def run_request(request: Request, output: str, options: argparse.Namespace) -> int:
     """Prepare, showing progress, and print the summary."""
-    with progress_bar() as progress:
-        manifest = prepare(request, output, workers=options.workers, overwrite=options.overwrite, progress=progress)
+    if options.runner is not None:
+        manifest = _run_by_beam(request, output, options)
+    else:
+        with progress_bar() as progress:
+            manifest = prepare(request, output, workers=options.workers, overwrite=options.overwrite, progress=progress)
     print_summary(manifest, output)
     return 0
+
+
+def _run_by_beam(request: Request, output: str, options: argparse.Namespace) -> dict[str, Any]:
+    from grain_sft.prepare import beam
+
+    if options.workers is not None:
+        raise PrepareError("--workers: is of a preparation on this machine. Beam's runners have options of their own.")
+    logging.basicConfig(level=logging.WARNING, format="%(message)s")
+    logging.getLogger("apache_beam.runners.dataflow").setLevel(logging.INFO)  # where to see the job, and its state
+    arguments = [f"--runner={options.runner}", *options.unknown]
+    return beam.prepare(request, output, pipeline_args=arguments, overwrite=options.overwrite)
 
 
 def print_summary(manifest: Mapping[str, Any], output: str) -> None:
@@ -55,6 +78,13 @@ def print_summary(manifest: Mapping[str, Any], output: str) -> None:
         print(f"dropped  {count:,}: {reason}")
     if manifest["rejected"]:
         print(f"rejected {manifest['rejected']:,}: see {output.rstrip('/')}.rejected.jsonl")
+    if manifest["format"] == "olmo":
+        for key, what in (("without_final_eos", "don't end with"), ("with_inner_eos", "have, before their end,")):
+            if manifest.get(key):
+                print(
+                    f"note     {manifest[key]:,} documents {what} the EOS token, by which OLMo-core finds where documents "
+                    "end; this project goes by the .csv.gz files."
+                )
     print(f"output {output}")
     for split, folder in split_folders(manifest, output).items():
         print(f"  {split:<5} {folder}")

@@ -8,6 +8,7 @@ on the workers (`--sdk_container_image`, or `--requirements_file`).
 from __future__ import annotations
 
 import contextlib
+import io
 import logging
 import os
 import secrets
@@ -141,14 +142,17 @@ def _options(beam: Any, arguments: Sequence[str]) -> Any:
     standard.runner = standard.runner or "DirectRunner"
     parsers: list[Any] = []
     unknown: list[str] = []
+    said = io.StringIO()
     try:
-        with _quiet():
+        with _quiet(), contextlib.redirect_stderr(said):
             options.get_all_options(add_extra_args_fn=parsers.append)
             unknown = parsers[0].parse_known_args(list(arguments))[1]
-    except SystemExit as error:  # of argparse, which has said why
-        raise PrepareError(f"Beam's options {' '.join(arguments)}: one has a value that it can't have.") from error
+    except SystemExit as error:  # of argparse, which prints all usage first
+        raise PrepareError(f"Beam's options: {said.getvalue().strip().splitlines()[-1]}") from error
     if unknown and standard.runner.lower() in (*LOCAL_RUNNERS, *DATAFLOW_RUNNERS):  # others ask their job server
         raise PrepareError(f"{' '.join(unknown)}: neither grain_sft nor Beam's {standard.runner} has such options.")
+    if getattr(standard, "no_wait_until_finish", False):
+        raise PrepareError("--no_wait_until_finish: the corpus gets its name when the pipeline has ended.")
     if _is_local(options):
         # Prism, Beam's new local runner, would be downloaded; it is no choice where compatibility is asked for
         streaming = options.view_as(kinds.StreamingOptions)
