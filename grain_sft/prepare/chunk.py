@@ -43,6 +43,8 @@ class Header:
       rejected: records that were left out: {"file", "line", "reason", "record"} each.
       binary: every weight is 0 or 1.
       first_weights: some document's first token has a weight.
+      unended: documents whose last token is not the tokenizer's EOS.
+      inner_eos: documents with an EOS before their last token.
     """
 
     key: str
@@ -53,6 +55,8 @@ class Header:
     rejected: tuple[dict[str, Any], ...]
     binary: bool
     first_weights: bool
+    unended: int
+    inner_eos: int
     size: int = 0  # of the header in the file
 
     @property
@@ -80,6 +84,7 @@ def encode(
     *,
     token_dtype: np.dtype[Any],
     loss_dtype: np.dtype[Any],
+    eos_token_id: int | None,
 ) -> bytes:
     """A chunk as the bytes of its file."""
     all_tokens = np.concatenate([np.empty(0, token_dtype), *tokens], dtype=token_dtype, casting="unsafe")
@@ -93,10 +98,16 @@ def encode(
         rejected=tuple(rejected),
         binary=loss_dtype == np.bool_ or bool(((all_loss == 0) | (all_loss == 1)).all()),
         first_weights=any(len(part) > 0 and bool(part[0]) for part in loss),
+        unended=sum(int(part[-1]) != eos_token_id for part in tokens),
+        inner_eos=sum(_has_inner(part, eos_token_id) for part in tokens),
     )
     text = json.dumps({**dataclasses.asdict(header), "size": 0}).encode()
     prefix = _MAGIC + len(text).to_bytes(8, "little") + text
     return b"".join([prefix, records.tobytes(), all_tokens.tobytes(), all_loss.tobytes()])
+
+
+def _has_inner(tokens: Tokens, eos_token_id: int | None) -> bool:
+    return eos_token_id is not None and bool((tokens[:-1] == eos_token_id).any())
 
 
 def prefix_size(start: bytes, where: str) -> int:

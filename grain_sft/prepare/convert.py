@@ -62,6 +62,7 @@ def convert(
     where = files.normalize(corpus)
     splits = {name: _Documents(found) for name, found in _open(where).items()}
     described, tokenizer_files = _tokenizer(where, tokenizer, splits)
+    source = _manifest(where)
     request = Request(
         (Dataset((where,)),),
         "convert",
@@ -70,7 +71,7 @@ def convert(
         part_bytes=part_bytes,
         shard_tokens=shard_tokens,
         val_frac=_share(splits),
-        source=str(_manifest(where).get("request", {}).get("source") or ""),
+        source=str(source.get("request", {}).get("source") or ""),
     )
     fingerprints = {name: source.corpus.fingerprint for name, source in splits.items()}
     identity = {
@@ -101,6 +102,8 @@ def convert(
             "splits": {name: dataclasses.asdict(counts) for name, counts in plan.statistics.items()},
             "dropped": {},
             "rejected": 0,
+            "without_final_eos": source.get("without_final_eos"),
+            "with_inner_eos": source.get("with_inner_eos"),
         }
         plan.write_json(MANIFEST, manifest)
         target.publish()

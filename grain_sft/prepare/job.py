@@ -143,6 +143,8 @@ class Job:
             "splits": {name: dataclasses.asdict(counts) for name, counts in plan.statistics.items()},
             "dropped": self.dropped(table),
             "rejected": len(rejected),
+            "without_final_eos": sum(header.unended for header in table.headers),
+            "with_inner_eos": sum(header.inner_eos for header in table.headers),
         }
         if self.work.request.on_error == "skip":
             with files.atomic_write(self.target.rejected) as file:

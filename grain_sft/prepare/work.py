@@ -169,6 +169,7 @@ class _Made:
             self.rejected,
             token_dtype=self._work.token_dtype,
             loss_dtype=loss_dtype,
+            eos_token_id=self._work.tokenizer.eos_token_id,
         )
 
 
