@@ -20,7 +20,7 @@ from grain_sft.prepare.worker import decode_work, encode_work
 from grain_sft.prepare.writers import Plan, SplitStatistics
 
 _LISTING, _JOB, _PLAN = "inputs.json", "job.json", "plan.json"
-_NUMBERS = ("records", "tokens", "size", "binary", "first_weights")  # of a chunk's header
+_NUMBERS = {field.name: field.type for field in dataclasses.fields(Header) if field.type in ("int", "bool")}
 
 
 def save_listing(folder: str, entries: Sequence[Input], units: Sequence[Unit]) -> None:
@@ -80,10 +80,13 @@ def load_plan(folder: str, job: Job) -> Plan:
     fields = _read(folder, _PLAN)
     lengths = _array(folder, "lengths", "<u4")
     numbers = _array(folder, "headers", "<i8").reshape(-1, len(_NUMBERS))
-    headers = []
-    for records, tokens, size, binary, first_weights in numbers.tolist():
-        dtypes = fields["token_dtype"], fields["loss_dtype"]
-        headers.append(Header(job.work.key, records, tokens, *dtypes, (), bool(binary), bool(first_weights), size))
+    common = {
+        "key": job.work.key,
+        "token_dtype": fields["token_dtype"],
+        "loss_dtype": fields["loss_dtype"],
+        "rejected": (),
+    }
+    headers = [Header(**common, **_header(row)) for row in numbers.tolist()]
     table = Table.of_lengths(lengths, headers)
     return Plan(
         folder=job.target.stage,
@@ -94,6 +97,10 @@ def load_plan(folder: str, job: Job) -> Plan:
         statistics={split: SplitStatistics(**counts) for split, counts in fields["statistics"].items()},
         binary=fields["binary"],
     )
+
+
+def _header(row: Sequence[int]) -> dict[str, Any]:
+    return {name: value != 0 if _NUMBERS[name] == "bool" else value for name, value in zip(_NUMBERS, row, strict=True)}
 
 
 def _rows(units: Sequence[Unit]) -> list[tuple[int, ...]]:
