@@ -83,7 +83,7 @@ def print_summary(manifest: Mapping[str, Any], output: str) -> None:
             if manifest.get(key):
                 print(
                     f"note     {manifest[key]:,} documents {what} the EOS token, by which OLMo-core finds where documents "
-                    "end; this project goes by the .csv.gz files."
+                    "end unless told use_array_if_local=False; this project goes by the .csv.gz files."
                 )
     print(f"output {output}")
     for split, folder in split_folders(manifest, output).items():
