@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from grain_sft.errors import PrepareError
 from grain_sft.prepare.conversation import Conversation
+from grain_sft.prepare.templates.chat import HF, OLMO
 from grain_sft.prepare.templates.episode import EPISODE, EPISODE_TOOL
 from grain_sft.prepare.templates.openchat import OPENCHAT
 from grain_sft.prepare.templates.primer import PRIMER
@@ -14,7 +15,9 @@ from grain_sft.prepare.tokenizers.tokenizer import Tokenizer
 
 __all__ = ["TEMPLATES", "Rendered", "Result", "Template", "TemplateOptions", "render"]
 
-TEMPLATES: Mapping[str, Template] = {template.name: template for template in (PRIMER, OPENCHAT, EPISODE, EPISODE_TOOL)}
+TEMPLATES: Mapping[str, Template] = {
+    template.name: template for template in (PRIMER, OPENCHAT, EPISODE, EPISODE_TOOL, OLMO, HF)
+}
 
 
 def render(
