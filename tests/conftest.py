@@ -9,6 +9,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from grain_sft import files
+
 WriteTokens = Callable[..., Path]
 
 
@@ -23,3 +25,29 @@ def write_tokens(tmp_path: Path) -> WriteTokens:
         return path
 
     return write
+
+
+@pytest.fixture(scope="module")
+def client():
+    """The gcsfs client of an emulator that holds nothing but the bucket `bucket`."""
+    emulator = pytest.importorskip("gcp_storage_emulator.server")
+    fsspec = pytest.importorskip("fsspec")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")  # its client asks Google's servers first
+        import gcsfs.core
+
+        server = emulator.create_server("127.0.0.1", 0, in_memory=True, default_bucket="bucket")
+        server.start()
+        try:
+            http = server._api._httpd
+            http.socket.listen(128)  # 32 threads scan
+            http.handle_error = lambda request, address: None  # a client that hangs up early
+            patch.setenv("STORAGE_EMULATOR_HOST", f"http://127.0.0.1:{http.server_address[1]}")
+            before = fsspec.get_filesystem_class("gs")
+            fsspec.register_implementation("gs", gcsfs.core.GCSFileSystem, clobber=True)
+            gcsfs.core.GCSFileSystem.clear_instance_cache()
+            yield files.filesystem("gs://bucket")
+            gcsfs.core.GCSFileSystem.clear_instance_cache()
+            fsspec.register_implementation("gs", before, clobber=True)
+        finally:
+            server.stop()

@@ -1,0 +1,337 @@
+"""By Apache Beam: the bytes of a local run, whatever the runner does with order, copies and processes."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import dataclasses
+import hashlib
+import json
+import pickle
+import random
+import sys
+from pathlib import Path
+
+import pytest
+
+import grain_sft
+from grain_sft import files
+from grain_sft.cli.main import main
+from grain_sft.errors import MissingExtraError, PrepareError, RecordError
+from grain_sft.prepare import Dataset, Request, inputs, prepare, train_tokenizer
+from grain_sft.prepare import beam_steps as steps
+from grain_sft.prepare.beam_steps import Run
+from grain_sft.prepare.saved import save_listing
+from grain_sft.prepare.target import Target
+from grain_sft.prepare.training import CHAT_TOKENS
+
+pytest.importorskip("apache_beam")
+from grain_sft.prepare import beam
+
+TWO_PROCESSES = ("--direct_running_mode=multi_processing", "--direct_num_workers=2")
+FILES = 7
+
+
+@pytest.fixture(scope="module")
+def chats(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of files of chats, and a tokenizer."""
+    folder = tmp_path_factory.mktemp("chats")
+    draw = random.Random(5)
+    words = ["".join(draw.choices("abcdefghij", k=draw.randrange(2, 9))) for _ in range(400)]
+    texts = [" ".join(draw.choices(words, k=draw.randrange(1, 40))) for _ in range(800)]
+    for number in range(FILES):
+        with (folder / f"{number}.jsonl").open("w") as file:
+            for _ in range(40 + 20 * number):
+                pairs = [(draw.choice(texts), draw.choice(texts)) for _ in range(draw.randrange(1, 4))]
+                messages = [
+                    {"role": role, "content": text}
+                    for pair in pairs
+                    for role, text in zip(("user", "assistant"), pair, strict=True)
+                ]
+                file.write(json.dumps({"messages": messages}) + "\n")
+    (folder / "spm.model").write_bytes(train_tokenizer(texts, 500, CHAT_TOKENS))
+    return folder
+
+
+def request_of(chats: Path | str, format: str = "olmo", **options: object) -> Request:
+    fields: dict[str, object] = {
+        "datasets": (Dataset((f"{chats}/[0-4].jsonl",), "1.5"), Dataset((f"{chats}/[5-9].jsonl",))),
+        **{"val_frac": 0.1, "part_bytes": 30_000, "shard_tokens": 20_000, "max_length": 120},
+    }
+    fields |= {"template": "primer", "tokenizer": f"{chats}/spm.model", "format": format, **options}
+    return Request(**fields)  # type: ignore[arg-type]
+
+
+def digests(folder: Path) -> dict[str, str]:
+    found = sorted(path for path in folder.rglob("*") if path.is_file())
+    assert found
+    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in found}
+
+
+def left_behind(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir() if path.name.startswith("."))
+
+
+class StopError(Exception):
+    pass
+
+
+def half_done(request: Request, output: Path) -> None:
+    """Stop a local run when half of its units are rendered."""
+
+    def progress(what: str, done: int, total: int) -> None:
+        if what == "Rendering" and done > total / 2:
+            raise StopError
+
+    with pytest.raises(StopError):
+        prepare(request, output, workers=1, progress=progress)
+    assert 2 < len(list(Path(Target(output).chunks).iterdir())) < FILES
+
+
+@pytest.mark.parametrize(("format", "resumed"), [("olmo", False), ("episodes", True)])
+def test_two_processes_give_the_bytes_of_a_local_run(chats: Path, tmp_path: Path, format: str, resumed: bool) -> None:
+    request = request_of(chats, format)
+    expected = prepare(request, tmp_path / "local", workers=1)
+    if resumed:
+        half_done(request, tmp_path / "beam")
+    assert beam.prepare(request, tmp_path / "beam", pipeline_args=TWO_PROCESSES) == expected
+    assert digests(tmp_path / "beam") == digests(tmp_path / "local")
+    assert len(grain_sft.open_corpus(tmp_path / ("beam/train" if format == "olmo" else "beam")).shards) > 3
+    assert not left_behind(tmp_path)
+
+
+@pytest.mark.parametrize("format", ["primer", "openchat"])
+def test_one_process_gives_the_bytes_of_a_local_run(chats: Path, tmp_path: Path, format: str) -> None:
+    request = request_of(chats, format, on_error="skip")
+    assert beam.prepare(request, tmp_path / "beam") == prepare(request, tmp_path / "local", workers=1)
+    assert digests(tmp_path / "beam") == digests(tmp_path / "local")
+    assert (tmp_path / "beam.rejected.jsonl").read_bytes() == (tmp_path / "local.rejected.jsonl").read_bytes()
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_steps_may_run_in_any_order_twice_and_at_once(
+    chats: Path, tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a runner may do that loses workers, runs copies of slow work, and starts work again."""
+    monkeypatch.setattr(steps, "PAUSES", ())
+    request = request_of(chats, ["olmo", "episodes"][seed])
+    expected = prepare(request, tmp_path / "local", workers=1)
+    target, draw = Target(tmp_path / "out"), random.Random(seed)
+    run = pickle.loads(pickle.dumps(Run(request, target.output, False, "beam-test")))
+    entries = inputs.list_inputs([dataset.paths for dataset in request.datasets])
+    units = inputs.plan_units(entries)
+
+    def twice(step, elements, *sides):  # type: ignore[no-untyped-def]
+        """What one of two copies of each gives."""
+        copies = [element for element in elements for _ in range(2)]
+        draw.shuffle(copies)
+        with concurrent.futures.ThreadPoolExecutor(4) as threads:
+            given = dict(
+                zip(copies, threads.map(lambda element: list(step(element, run, *sides)), copies), strict=True)
+            )
+        found = [value for values in given.values() for value in values]
+        draw.shuffle(found)
+        return found
+
+    with target.locked():
+        save_listing(run.folder, entries, units)
+        scans = twice(lambda unit, run: [steps.scan(unit, run)], range(len(units)))
+        todo = twice(steps.begin, [None], scans)
+        assert sorted(todo) == list(range(len(units)))
+        assert not twice(steps.render, todo)
+        tasks = twice(steps.plan, [None], [])
+        assert not twice(steps.write, tasks)
+        twice(lambda element, run, failures: [steps.finish(element, run, failures)], [None], [])
+        assert run.outcome() == {"manifest": json.loads(json.dumps(expected))}
+        target.publish()
+    # a copy that comes too late harms nothing
+    list(steps.begin(None, dataclasses.replace(run, name="beam-late"), scans))
+    assert digests(tmp_path / "out") == digests(tmp_path / "local")
+
+
+def test_a_finished_corpus_is_left_alone(chats: Path, tmp_path: Path) -> None:
+    request = request_of(chats)
+    first = beam.prepare(request, tmp_path / "out")
+    assert "already" not in first
+    times = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("*")}
+    assert beam.prepare(request, tmp_path / "out") == {**first, "already": True}
+    assert prepare(request, tmp_path / "out") == {**first, "already": True}
+    assert times == {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("*")}
+    assert not left_behind(tmp_path)
+
+
+def test_what_changed_is_named_as_a_local_run_names_it(chats: Path, tmp_path: Path) -> None:
+    request, other = request_of(chats), request_of(chats, seed=7)
+    half_done(request, tmp_path / "half")
+    prepare(request, tmp_path / "done", workers=1)
+    for name in ("half", "done"):
+        messages = []
+        for function in (prepare, beam.prepare):
+            with pytest.raises(PrepareError) as error:
+                function(other, tmp_path / name)
+            messages.append(str(error.value))
+        assert messages[0] == messages[1] and "seed: 42 -> 7" in messages[0]
+    assert left_behind(tmp_path) == [".half.grain_sft-work"]
+    expected = prepare(other, tmp_path / "expected", workers=1)
+    for name in ("half", "done"):
+        assert beam.prepare(other, tmp_path / name, overwrite=True) == expected
+        assert digests(tmp_path / name) == digests(tmp_path / "expected")
+    assert not left_behind(tmp_path)
+
+
+def test_the_first_bad_record_is_the_error(chats: Path, tmp_path: Path) -> None:
+    for number in range(FILES):
+        lines = (chats / f"{number}.jsonl").read_text().splitlines()
+        lines[30 - number] = "{}" if number > 3 else lines[30 - number]
+        (tmp_path / f"{number}.jsonl").write_text("\n".join(lines))
+    (tmp_path / "spm.model").write_bytes((chats / "spm.model").read_bytes())
+    request = request_of(tmp_path)
+    with pytest.raises(RecordError) as local:
+        prepare(request, tmp_path / "local", workers=1)
+    with pytest.raises(RecordError) as error:
+        beam.prepare(request, tmp_path / "beam")
+    assert str(error.value) == str(local.value) and f"{tmp_path}/4.jsonl:27" in str(error.value)
+    assert not (tmp_path / "beam").exists()
+
+
+def test_no_traceback_of_beam_hides_what_is_wrong(chats: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(steps, "PAUSES", ())
+    cases: list[tuple[dict[str, object], str]] = [
+        ({"template": "none"}, "template 'none'"),
+        ({"format": "none"}, "format 'none'"),
+        ({"tokenizer": str(chats / "none.model")}, "none.model: no such file"),
+        ({"datasets": (Dataset((str(chats / "none.jsonl"),)),)}, "none.jsonl: no such file"),
+        ({"datasets": (Dataset((str(chats / "0.jsonl"),), "0"),)}, "no document is left"),
+    ]
+    for number, (fields, part) in enumerate(cases):
+        request = dataclasses.replace(request_of(chats), **fields)  # type: ignore[arg-type]
+        with pytest.raises(grain_sft.GrainSftError) as error:
+            beam.prepare(request, tmp_path / f"out-{number}")
+        assert part in str(error.value)
+    assert not list(tmp_path.glob("out*"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        (["--max-lenght=3"], "--max-lenght=3: neither grain_sft nor Beam's DirectRunner has such options"),
+        (["stray"], "stray: neither"),
+        (["--direct_num_workers=x"], "invalid int value: 'x'"),
+        (["--runner=None"], "Unexpected pipeline runner: None"),
+    ],
+)
+def test_options_that_beam_does_not_know_are_errors(
+    chats: Path, tmp_path: Path, arguments: list[str], part: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(PrepareError) as error:
+        beam.prepare(request_of(chats), tmp_path / "out", pipeline_args=arguments)
+    assert part in str(error.value)
+    assert not capsys.readouterr().err
+    assert not left_behind(tmp_path)
+
+
+def test_without_beam_the_extra_is_named(chats: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "apache_beam", None)
+    with pytest.raises(MissingExtraError) as error:
+        beam.prepare(request_of(chats), tmp_path / "out")
+    assert "pip install 'grain_sft[beam]'" in str(error.value)
+
+
+def test_the_command_line_passes_beams_options_on(
+    chats: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["prepare", str(chats), "--template", "primer", "--tokenizer", str(chats / "spm.model"), "--format", "olmo"]
+    assert main([*words, "-o", str(tmp_path / "local")]) == 0
+    expected = capsys.readouterr().out
+    output = ["-o", str(tmp_path / "beam")]
+    assert main([*words, *output, "--runner", "DirectRunner", "--direct_num_workers", "1"]) == 0
+    said = capsys.readouterr()
+    assert said.out == expected.replace(str(tmp_path / "local"), str(tmp_path / "beam")) and not said.err
+    assert digests(tmp_path / "beam") == digests(tmp_path / "local")
+    assert main([*words, *output, "--runner", "direct", "--", "--direct_num_workers=1"]) == 0
+    assert "nothing to do" in capsys.readouterr().out
+    assert main([*words, *output, "--runner", "direct", "--workers", "2"]) == 1
+    assert "--workers" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main([*words, *output, "--direct_num_workers", "1"])
+    assert "unrecognized arguments: --direct_num_workers 1" in capsys.readouterr().err
+
+
+@pytest.fixture
+def bucket(client, chats: Path):  # type: ignore[no-untyped-def]
+    """`gs://bucket/in`, a copy of `chats`."""
+    for path in chats.iterdir():
+        client.pipe_file(f"bucket/in/{path.name}", path.read_bytes())
+    yield "gs://bucket"
+    client.rm(client.find("bucket/"))
+
+
+def download(client, folder: str, to: Path) -> None:  # type: ignore[no-untyped-def]
+    prefix = folder.split("://", 1)[1].rstrip("/") + "/"
+    for name in client.find(prefix):
+        (to / name[len(prefix) :]).parent.mkdir(parents=True, exist_ok=True)
+        (to / name[len(prefix) :]).write_bytes(client.cat_file(name))
+
+
+def paths_replaced(folder: Path, old: str, new: str) -> dict[str, str]:
+    """Digests of the files of a corpus, `old` read as `new` in the text that names its inputs."""
+    found = {}
+    for path in sorted(folder.rglob("*")):
+        if not path.is_file() or path.is_symlink():
+            continue
+        data = path.read_bytes()
+        if path.suffix in (".json", ".txt"):
+            data = data.replace(old.encode(), new.encode())
+        found[str(path.relative_to(folder))] = hashlib.sha256(data).hexdigest()
+    return found
+
+
+@pytest.mark.parametrize("format", ["olmo", "openchat"])
+def test_from_a_bucket_to_a_bucket(client, bucket: str, chats: Path, tmp_path: Path, format: str) -> None:  # type: ignore[no-untyped-def]
+    here, there = (request_of(place, format, part_bytes=100_000) for place in (chats, f"{bucket}/in"))
+    expected = prepare(here, tmp_path / "here", workers=1)
+    local = prepare(there, f"{bucket}/local", workers=1)
+    by_beam = beam.prepare(there, f"{bucket}/beam")
+    assert by_beam == local and by_beam["splits"] == expected["splits"]
+    for name in ("local", "beam"):
+        download(client, f"{bucket}/{name}", tmp_path / name)
+    assert digests(tmp_path / "beam") == digests(tmp_path / "local")
+    ours, theirs = (paths_replaced(tmp_path / name, str(chats), f"{bucket}/in") for name in ("here", "beam"))
+    manifest = ours.pop("prepare.json"), theirs.pop("prepare.json")
+    assert ours == theirs and all(manifest)
+    assert not [path for path in client.find("bucket/") if ".grain_sft-work" in path]
+    assert prepare(there, f"{bucket}/beam") == {**by_beam, "already": True}
+
+
+def test_a_corpus_in_a_bucket_is_replaced_whole_or_not_at_all(client, bucket: str, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    few = (Dataset((f"{bucket}/in/[01].jsonl",)),)
+    request, other = (request_of(f"{bucket}/in", datasets=few, seed=seed) for seed in (42, 7))
+    client.pipe_file("bucket/out2/foreign", b"of somebody else")
+    prepare(request, f"{bucket}/out", workers=1)
+    for function in (prepare, beam.prepare):
+        with pytest.raises(PrepareError, match="seed: 42 -> 7"):
+            function(other, f"{bucket}/out")
+        with pytest.raises(PrepareError, match="not empty"):
+            function(other, f"{bucket}/out2", overwrite=True)
+        with pytest.raises(PrepareError, match="is a bucket"):
+            function(other, bucket)
+    beam.prepare(other, f"{bucket}/out", overwrite=True)
+    prepare(other, f"{bucket}/fresh", workers=1)
+    for name in ("out", "fresh"):
+        download(client, f"{bucket}/{name}", tmp_path / name)
+    assert digests(tmp_path / "out") == digests(tmp_path / "fresh")
+    assert client.cat_file("bucket/out2/foreign") == b"of somebody else"
+    assert not files.exists(f"{bucket}/.out.grain_sft-work/identity.json")
+
+
+def test_documents_of_a_bucket_are_gathered_in_windows(client, bucket: str, chats: Path, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    from grain_sft.prepare import store
+
+    monkeypatch.setattr(store, "GATHER_TOKENS", 30_000)
+    monkeypatch.setattr(store, "GATHER_DOCUMENTS", 500)
+    monkeypatch.setattr(store, "BLOCK_TOKENS", 7_000)
+    there = request_of(f"{bucket}/in", "primer")
+    prepare(there, f"{bucket}/windows", workers=1)
+    monkeypatch.undo()
+    prepare(there, f"{bucket}/whole", workers=1)
+    for name in ("train_input_ids.bin", "train_labels.bin", "train_sources.bin", "val_sources.bin"):
+        assert client.cat_file(f"bucket/windows/{name}") == client.cat_file(f"bucket/whole/{name}")
