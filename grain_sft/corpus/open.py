@@ -70,8 +70,14 @@ def open_corpus(
     raw_dtype = None if dtype is None else token_dtype(dtype, "dtype")
     if isinstance(where, str | os.PathLike):
         path = files.normalize(where)
+        options = formats.Options(raw_dtype, eos_token_id, tokenizer)
         if not files.is_remote(path) and not os.path.exists(path):
             path = remap(path)
+            found = (
+                _open_format("files", path, options) if format == "auto" else None
+            )  # such as val, which is no folder
+            if found is not None:
+                return found
         kind = _tell(path) if format == "auto" else format
         if kind == "index":
             return index.load(
@@ -83,7 +89,7 @@ def open_corpus(
                 remap=remap,
             )
         if kind not in ("files", "mix") or (kind, format) == ("files", "auto"):
-            found = _open_format(kind, remap(path), formats.Options(raw_dtype, eos_token_id, tokenizer))
+            found = _open_format(kind, remap(path), options)
             if found is not None:
                 return found
         if kind == "mix":

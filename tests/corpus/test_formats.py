@@ -48,7 +48,9 @@ def test_olmo_with_a_split_opens_train_and_each_by_itself(tmp_path):
     assert corpus.source_names == ("a",)
     assert corpus == grain_sft.open_corpus(tmp_path / "train", format="olmo")
     assert_documents(grain_sft.open_corpus(tmp_path / "val"), val)
-    assert "prepared with eos_token_id 2, but 3 was asked for" in error_of(tmp_path, eos_token_id=3)
+    assert grain_sft.open_corpus(tmp_path, eos_token_id=3).eos_token_id == 3
+    (tmp_path / "prepare.json").write_text(json.dumps({"tokenizer": {"eos_token_id": 1 << 16}}))
+    assert "prepare.json: eos_token_id is 65536, which uint16 can't hold" in error_of(tmp_path)
 
 
 @pytest.mark.parametrize("flat", [True, False])
@@ -236,13 +238,17 @@ def test_where_parts_touch_the_eos_or_the_number_of_sources_tells(tmp_path):
         assert "lists 6 documents" in error_of(folder, eos_token_id=EOS)
 
 
-def test_prepare_json_tells_which_parts_continue(tmp_path):
-    docs = [(np.array([5, 6, 7, 8], np.uint32), np.ones(4, bool))] * 3
-    folder = write_olmo(tmp_path, docs, part_tokens=2)
-    (folder / "prepare.json").write_text(json.dumps({"splits": {"train": {"continued_parts": [1, 3, 5]}}}))
-    assert_documents(grain_sft.open_corpus(folder), docs)
-    (folder / "prepare.json").write_text(json.dumps({"splits": {"train": {"continued_parts": [1, "3"]}}}))
-    assert "continued_parts is [1, '3']; expected a list of numbers" in error_of(folder)
+def test_the_statistics_tell_which_parts_continue(tmp_path):
+    docs = [(np.array([5, 6, 7, 8], np.uint32), np.ones(4, bool)), (np.array([9, 9], np.uint32), np.ones(2, bool))] * 2
+    folder = write_olmo(tmp_path, docs, part_tokens=2, sources=True)
+    assert "lists 4 documents, but the boundary files hold 6 pieces" in error_of(folder)
+    path = folder / "dataset_statistics.json"
+    path.write_text(json.dumps({"continued_parts": [1, 4]}))
+    assert_documents(grain_sft.open_corpus(folder), docs, sources=True)
+    path.write_text(json.dumps({"continued_parts": [1, "4"]}))
+    assert "continued_parts is [1, '4']; expected a list of numbers" in error_of(folder)
+    path.write_text(json.dumps({"continued_parts": [1, 3, 4]}))
+    assert "sources.bin: 64 bytes; expected 48" in error_of(folder)
 
 
 def test_olmo_without_boundaries_ends_documents_at_eos(tmp_path):

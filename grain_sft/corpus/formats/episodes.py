@@ -81,17 +81,18 @@ def _part(folder: str, tree: Tree) -> Part:
 
 
 def _origin(root: str, tree: Tree) -> Origin:
-    """What prepare.json says or, without it, the dataset's own metadata."""
-    origin = read_origin(root, tree)
+    """What the dataset's own metadata and prepare.json say; where documents end, the metadata before."""
+    origin, found = read_origin(root, tree), None
     for name in (_METADATA, _TOKENIZER):
         if name not in tree.names(root):
             continue
         data = Json.load(files.join(root, name))
-        eos = next((value for key in _EOS_KEYS if (value := data.count(key)) is not None), None)
-        if origin.eos_token_id is None and eos is not None:
-            origin = dataclasses.replace(origin, eos_token_id=eos, stated="")
-        if origin.pad_token_id is None:
-            origin = dataclasses.replace(origin, pad_token_id=data.count("pad_token_id"))
-        if origin.tokenizer_sha256 is None:
-            origin = dataclasses.replace(origin, tokenizer_sha256=data.text("tokenizer_sha256"))
-    return origin
+        ids = [data.count(key) for key in _EOS_KEYS]
+        found = found if found is not None else next((each for each in ids if each is not None), None)
+        pad, sha = data.count("pad_token_id"), data.text("tokenizer_sha256")
+        origin = dataclasses.replace(
+            origin,
+            pad_token_id=pad if origin.pad_token_id is None else origin.pad_token_id,
+            tokenizer_sha256=sha if origin.tokenizer_sha256 is None else origin.tokenizer_sha256,
+        )
+    return origin if found is None else dataclasses.replace(origin, eos_token_id=found)

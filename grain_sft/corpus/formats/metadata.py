@@ -18,19 +18,18 @@ class Origin:
     """What is known of where a corpus comes from; None or empty where nothing is.
 
     Attributes:
-      eos_token_id, pad_token_id: of the tokenizer.
+      eos_token_id: the token that ends a document, as the format says, or else the tokenizer's.
+      pad_token_id: of the tokenizer.
       tokenizer_sha256: hash of the tokenizer.
       source_names: paths of the inputs.
-      splits: what prepare.json says of each split.
-      stated: the file that states `eos_token_id`, so that another one is refused; "" where it is only a guess.
+      path: of prepare.json; "" where there is none.
     """
 
     eos_token_id: int | None = None
     pad_token_id: int | None = None
     tokenizer_sha256: str | None = None
     source_names: tuple[str, ...] = ()
-    splits: dict[str, Any] = dataclasses.field(default_factory=dict)
-    stated: str = ""
+    path: str = ""
 
 
 class Json:
@@ -110,30 +109,13 @@ def read_origin(root: str, tree: Tree) -> Origin:
         if not isinstance(entry, dict) or not isinstance(entry.get("path"), str):
             raise CorpusError(f"{data.path}: inputs[{number}] is {_short(entry)}; expected an object with a path.")
         names.append(entry["path"])
-    data.object("splits")
     return Origin(
         eos_token_id=tokenizer.count("eos_token_id"),
         pad_token_id=tokenizer.count("pad_token_id"),
         tokenizer_sha256=tokenizer.text("sha256"),
         source_names=tuple(names),
-        splits=data.get("splits") or {},
-        stated=data.path,
+        path=data.path,
     )
-
-
-def choose_eos(given: int | None, origin: Origin) -> int | None:
-    """The caller's EOS id, or else the corpus's.
-
-    Raises:
-      CorpusError: prepare.json states another.
-    """
-    if given is None or origin.eos_token_id is None:
-        return origin.eos_token_id if given is None else given
-    if origin.stated and given != origin.eos_token_id:
-        raise CorpusError(
-            f"{origin.stated}: the corpus was prepared with eos_token_id {origin.eos_token_id}, but {given} was asked for."
-        )
-    return given
 
 
 def _short(value: object) -> str:

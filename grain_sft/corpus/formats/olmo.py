@@ -6,12 +6,11 @@
 from __future__ import annotations
 
 import re
-from typing import Any
 
 from grain_sft import files
 from grain_sft.corpus.corpus import Corpus
-from grain_sft.corpus.formats.aligned import Dtype, Part, scan_parts
-from grain_sft.corpus.formats.metadata import Json, Origin, read_origin
+from grain_sft.corpus.formats.aligned import Part, scan_parts
+from grain_sft.corpus.formats.metadata import Json, read_origin
 from grain_sft.corpus.formats.options import Options, corpus_of
 from grain_sft.corpus.formats.tokenizer import eos_of_folder
 from grain_sft.corpus.formats.tree import Tree, name_of, parent
@@ -38,13 +37,15 @@ def read(folder: str, options: Options, tree: Tree) -> Corpus:
     names = tree.names(folder)
     root = parent(folder) if name_of(folder) in ("train", "val") else folder
     origin = read_origin(root, tree)
-    if not origin.stated and root != folder:
+    if not origin.path and root != folder:
         origin = read_origin(folder, tree)
     if origin.eos_token_id is None:
         for place in dict.fromkeys((folder, root)):
             origin = origin if origin.eos_token_id is not None else eos_of_folder(place, tree, origin)
-    parts = _parts(folder, names, _continues(origin, name_of(folder) if root != folder else "train"))
-    shards, dtype = scan_parts(parts, options.dtype or _stated_dtype(folder, names))
+    statistics = Json.load(files.join(folder, _STATISTICS)) if _STATISTICS in names else Json("", {})
+    stated = statistics.object("configuration").text("token_dtype")
+    dtype = options.dtype or (None if stated is None else token_dtype(stated, statistics.path))
+    shards, dtype = scan_parts(_parts(folder, names, _continued(statistics)), dtype)
     sources = files.join(folder, "sources.bin") if "sources.bin" in names else ""
     return corpus_of(shards, dtype, options, origin, sources)
 
@@ -87,23 +88,11 @@ def _numbered(folder: str, names: frozenset[str], pattern: re.Pattern[str]) -> d
     return found
 
 
-def _continues(origin: Origin, split: str) -> frozenset[int] | None:
-    """The parts whose first document began in the part before, where prepare.json says it."""
-    stated: Any = origin.splits.get(split)
-    stated = stated.get("continued_parts") if isinstance(stated, dict) else None
-    if stated is None:
+def _continued(statistics: Json) -> frozenset[int] | None:
+    """The parts whose first document began in the part before, where that is said."""
+    if statistics.get("continued_parts") is None:
         return None
-    if not isinstance(stated, list) or not all(type(number) is int for number in stated):
-        raise CorpusError(
-            f"{origin.stated}: splits: {split}: continued_parts is {stated!r}; expected a list of numbers."
-        )
-    return frozenset(stated)
-
-
-def _stated_dtype(folder: str, names: frozenset[str]) -> Dtype | None:
-    if _STATISTICS not in names:
-        return None
-    path = files.join(folder, _STATISTICS)
-    configuration = Json.load(path).object("configuration")
-    name = configuration.text("token_dtype")
-    return None if name is None else token_dtype(name, path)
+    numbers = statistics.items("continued_parts")
+    if not all(type(number) is int for number in numbers):
+        raise CorpusError(f"{statistics.path}: continued_parts is {numbers!r}; expected a list of numbers.")
+    return frozenset(numbers)

@@ -7,7 +7,7 @@ import dataclasses
 import numpy as np
 
 from grain_sft.corpus.corpus import Corpus
-from grain_sft.corpus.formats.metadata import Origin, choose_eos
+from grain_sft.corpus.formats.metadata import Origin
 from grain_sft.corpus.shard import Shard
 from grain_sft.corpus.stored import describe
 from grain_sft.errors import CorpusError
@@ -28,17 +28,17 @@ def corpus_of(shards: tuple[Shard, ...], dtype: Dtype, options: Options, origin:
     """The corpus of these shards.
 
     Raises:
-      CorpusError: another EOS id than the corpus was prepared with, or one that its tokens can't be.
+      CorpusError: an EOS id that its tokens can't be.
     """
     highest = np.iinfo(dtype).max
     if options.eos_token_id is None and (origin.eos_token_id or 0) > highest:
         raise CorpusError(
-            f"{origin.stated or shards[0].path}: eos_token_id is {origin.eos_token_id}, which {dtype.name} can't hold."
+            f"{origin.path or shards[0].path}: eos_token_id is {origin.eos_token_id}, which {dtype.name} can't hold."
         )
     return Corpus(
         shards=shards,
         dtype=dtype,
-        eos_token_id=choose_eos(options.eos_token_id, origin),
+        eos_token_id=origin.eos_token_id if options.eos_token_id is None else options.eos_token_id,
         tokenizer=options.tokenizer,
         tokenizer_sha256=origin.tokenizer_sha256,
         pad_token_id=origin.pad_token_id,

@@ -74,8 +74,8 @@ def _origin(root: str, split: str, tree: Tree) -> tuple[Origin, int | None]:
         return origin, None
     meta = Json.load(files.join(root, _META))
     eos, sha = meta.object("special_token_ids").count("eot"), meta.text("tokenizer_sha256")
-    if origin.eos_token_id is None and eos is not None:
-        origin = dataclasses.replace(origin, eos_token_id=eos, stated="")
+    if eos is not None:
+        origin = dataclasses.replace(origin, eos_token_id=eos)
     if origin.tokenizer_sha256 is None:
         origin = dataclasses.replace(origin, tokenizer_sha256=sha)
     counts = meta.object("splits").object(split)

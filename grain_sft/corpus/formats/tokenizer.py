@@ -36,7 +36,6 @@ def eos_of_folder(folder: str, tree: Tree, origin: Origin) -> Origin:
         origin,
         eos_token_id=eos if origin.eos_token_id is None else origin.eos_token_id,
         pad_token_id=pad if origin.pad_token_id is None else origin.pad_token_id,
-        stated=origin.stated if origin.eos_token_id is not None else "",
     )
 
 

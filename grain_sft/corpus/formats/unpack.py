@@ -28,6 +28,7 @@ NAMES = ("tokens.bin", "weights.bin", "documents.idx")
 _VERSION = 1
 _DONE = "unpacked.json"
 _ROWS = 1024  # decoded at once
+_BUFFER = 1 << 20  # bytes of a column that are read at once
 _LISTS = ("seqlens", "nz_input_ids", "nz_position_ids", "nz_shifted_label_ids", "nz_shifted_loss_weights")
 _COLUMNS = ("total_length", "num_seqs", *_LISTS)
 
@@ -206,7 +207,7 @@ def _read_rows(path: str) -> Iterator[_Rows]:
                 source: Any = stack.enter_context(stack.enter_context(files.remote(path)).open(path, "rb"))
             else:
                 source = stack.enter_context(pyarrow.OSFile(path))
-            file = parquet.ParquetFile(source, page_checksum_verification=True)
+            file = parquet.ParquetFile(source, buffer_size=_BUFFER, page_checksum_verification=True)
             names = file.schema_arrow.names
             for name in _COLUMNS:
                 if names.count(name) != 1:
@@ -214,9 +215,10 @@ def _read_rows(path: str) -> Iterator[_Rows]:
                         f"{path}: has {names.count(name)} columns {name}; expected the columns {', '.join(_COLUMNS)}, each "
                         "once. It is not of OpenChat's generate_dataset."
                     )
-            for batch in file.iter_batches(_ROWS, columns=list(_COLUMNS), use_threads=False):
-                yield _rows(pyarrow, path, first, batch)
-                first += batch.num_rows
+            for group in range(file.num_row_groups):  # together they would be kept until the last is read
+                for batch in file.iter_batches(_ROWS, [group], columns=list(_COLUMNS), use_threads=False):
+                    yield _rows(pyarrow, path, first, batch)
+                    first += batch.num_rows
     except GrainSftError:
         raise
     except FileNotFoundError as error:
