@@ -66,6 +66,7 @@ class Job:
             records[unit.input] += scan.records
         hashes = inputs.digests(units, scans, entries)
         work = Work(request, tuple(entries), "")
+        _ = work.template
         key = hash_of([request.as_dict(), hashes, work.tokenizer.sha256])
         work = dataclasses.replace(work, key=key)
         return cls(work, target, tuple(units), tuple(firsts), tuple(hashes), tuple(records))
