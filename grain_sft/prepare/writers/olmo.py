@@ -125,9 +125,11 @@ def _statistics(plan: Plan, split: str) -> None:
         "datasets": [dataclasses.asdict(dataset) for dataset in plan.request.datasets],
     }
     folder = _folder(plan, split)
+    # where a document ends without EOS at the end of a part, the boundary files don't say whether it goes on
+    continued = [task.number for task in tasks(plan, split) if task.skip]
     plan.write_json(
         "/".join([*folder, "dataset_statistics.json"]),
-        {"configuration": configuration, "overall_statistics": overall},
+        {"configuration": configuration, "overall_statistics": overall, "continued_parts": continued},
     )
     lines = [f"{name}: {value}" for name, value in {**configuration, **overall}.items() if name != "datasets"]
     with files.atomic_write(plan.path(*folder, "dataset_statistics.txt")) as file:
