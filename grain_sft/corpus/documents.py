@@ -65,7 +65,7 @@ def find_documents(corpus: Corpus) -> Documents:
     """
     with_files = [shard.boundaries is not None for shard in corpus.shards]
     if not any(with_files):
-        return _by_eos(corpus)
+        return by_eos(corpus)
     if not all(with_files):
         raise CorpusError(
             f"{corpus.shards[with_files.index(False)].path}: has no document boundaries, but others have."
@@ -201,20 +201,39 @@ def count_token(corpus: Corpus, token: int) -> int:
     return sum(int(np.count_nonzero(chunk == token)) for _, _, chunk in _chunks(corpus))
 
 
-def _by_eos(corpus: Corpus) -> Documents:
-    """A document ends at each EOS, EOS included; tokens after a shard's last EOS are no document."""
+def by_eos(corpus: Corpus, bos_token_id: int | None = None) -> Documents:
+    """A document ends at each EOS, EOS included; tokens after a shard's last EOS are no document.
+
+    Args:
+      bos_token_id: an EOS ends a document only where this token follows, or nothing.
+
+    Raises:
+      CorpusFileError: a shard is missing or is not the one that was indexed.
+      CorpusError: the corpus has no `eos_token_id`.
+    """
     if corpus.eos_token_id is None:
         raise CorpusError(
             f"{corpus.shards[0].path}: where documents end is not known: no boundary files. Give eos_token_id, the token "
             "that ends each."
         )
     starts, ends = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
-    number, after = -1, 0
+    number, after, waiting = -1, 0, False
     for shard, first, chunk in _chunks(corpus):
+        found = np.flatnonzero(chunk == corpus.eos_token_id)
         if shard != number:
-            number, after = shard, first
-        found = np.flatnonzero(chunk == corpus.eos_token_id) + (first + 1)
+            number, after, waiting = shard, first, False
+            last = first + corpus.shards[shard].num_tokens
+        if bos_token_id is not None:
+            inside = found[found < len(chunk) - 1]
+            kept = inside[chunk[inside + 1] == bos_token_id]
+            at_end = len(found) > len(inside)
+            if waiting and chunk[0] == bos_token_id:  # the chunk before ended in an EOS
+                kept = np.append(np.int64(-1), kept)
+            if at_end and first + len(chunk) == last:
+                kept = np.append(kept, found[-1])
+            found, waiting = kept, at_end
         if len(found):
+            found = found + (first + 1)
             starts.append(np.concatenate([[after], found[:-1]]))
             ends.append(found)
             after = int(found[-1])

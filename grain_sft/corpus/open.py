@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import glob
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from grain_sft import files
@@ -67,45 +67,48 @@ def open_corpus(
     def remap(path: str) -> str:
         return files.normalize(remap_path(path, remaps))
 
-    raw_dtype = None if dtype is None else token_dtype(dtype, "dtype")
+    options = formats.Options(None if dtype is None else token_dtype(dtype, "dtype"), eos_token_id, tokenizer)
     if isinstance(where, str | os.PathLike):
-        path = files.normalize(where)
-        options = formats.Options(raw_dtype, eos_token_id, tokenizer)
-        if not files.is_remote(path) and not os.path.exists(path):
-            path = remap(path)
-            found = (
-                _open_format("files", path, options) if format == "auto" else None
-            )  # such as val, which is no folder
-            if found is not None:
-                return found
-        kind = _tell(path) if format == "auto" else format
-        if kind == "index":
-            return index.load(
-                path,
-                files.read_text(path),
-                dtype=dtype,
-                eos_token_id=eos_token_id,
-                tokenizer=tokenizer,
-                remap=remap,
-            )
-        if kind not in ("files", "mix") or (kind, format) == ("files", "auto"):
-            found = _open_format(kind, remap(path), options)
-            if found is not None:
-                return found
-        if kind == "mix":
-            entries = parse_mix(path, files.read_text(path))
-            paths = resolve_relative(path, [remap(entry) for entry, _ in entries])
-            sources = list(zip(paths, (label for _, label in entries), strict=True))
-        else:
-            sources = [(found, "") for found in _expand(remap(path))]
-    else:
-        items = list(where)
-        if format not in ("auto", "files"):
-            raise CorpusError(f"format={format!r} takes one path, not a list of {len(items)}.")
-        _check_list(items)
-        sources = [(found, "") for item in items for found in _expand(remap(files.normalize(item)))]
+        return _open_path(files.normalize(where), format, options, remap)
+    items = list(where)
+    if format not in ("auto", "files"):
+        raise CorpusError(f"format={format!r} takes one path, not a list of {len(items)}.")
+    _check_list(items)
+    return _scan([(found, "") for item in items for found in _expand(remap(files.normalize(item)))], options)
+
+
+def _open_path(path: str, format: str, options: formats.Options, remap: Callable[[str], str]) -> Corpus:
+    """What one path names."""
+    if not files.is_remote(path) and not os.path.exists(path):
+        path = remap(path)
+        found = _open_format("files", path, options) if format == "auto" else None  # such as val, which is no folder
+        if found is not None:
+            return found
+    kind = _tell(path) if format == "auto" else format
+    if kind == "index":
+        return index.load(
+            path,
+            files.read_text(path),
+            dtype=options.dtype,
+            eos_token_id=options.eos_token_id,
+            tokenizer=options.tokenizer,
+            remap=remap,
+        )
+    if kind == "mix":
+        entries = parse_mix(path, files.read_text(path))
+        paths = resolve_relative(path, [remap(entry) for entry, _ in entries])
+        return _scan(list(zip(paths, (label for _, label in entries), strict=True)), options)
+    if kind != "files" or format == "auto":
+        found = _open_format(kind, remap(path), options)
+        if found is not None:
+            return found
+    return _scan([(each, "") for each in _expand(remap(path))], options)
+
+
+def _scan(sources: list[tuple[str, str]], options: formats.Options) -> Corpus:
+    """The corpus of these (path, label) pairs."""
     sources = [(files.absolute(path), label) for path, label in sources]
-    return scan_shards(sources, raw_dtype, eos_token_id=eos_token_id, tokenizer=tokenizer)
+    return scan_shards(sources, options.dtype, eos_token_id=options.eos_token_id, tokenizer=options.tokenizer)
 
 
 def _open_format(kind: str, path: str, options: formats.Options) -> Corpus | None:
