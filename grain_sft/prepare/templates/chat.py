@@ -96,20 +96,31 @@ def _render_one(
     if mark:
         text, spans = _unmarked(text, spans, special, mark)
     encoded = (tokenizer.plain if mark else tokenizer.exact).encode(text, add_special_tokens=False)
-    tokens = np.array(encoded.ids, np.uint32)
-    return Rendered(tokens, _mask(len(tokens), encoded.offsets, spans))
+    return Rendered(np.array(encoded.ids, np.uint32), _mask(encoded, spans))
 
 
-def _mask(count: int, offsets: Any, spans: Spans) -> Any:
-    """bool [count]: tokens from the first that overlaps a span to the last that does."""
-    loss = np.zeros(count, np.bool_)
-    if count and spans:
-        places = np.array(offsets, np.int64)
-        starts, stops = np.maximum.accumulate(places, axis=0).T
-        for start, stop in spans:
-            if start < stop:
-                loss[np.searchsorted(stops, start, "right") : np.searchsorted(starts, stop, "left")] = True
+def _mask(encoded: Any, spans: Spans) -> Any:
+    """bool [tokens]: from the first token that overlaps a span to the last that does.
+
+    Asks for the tokens at a span's two ends; all offsets at once would cost as much as half the tokenization.
+    """
+    loss = np.zeros(len(encoded), np.bool_)
+    for start, stop in spans:
+        if start == stop:
+            continue
+        first, last = encoded.char_to_token(start), encoded.char_to_token(stop - 1)
+        if first is None or last is None:  # a character that the tokenizer's normalizer drops
+            first, last = _overlapping(encoded.offsets, start, stop)
+        while last + 1 < len(loss) and encoded.token_to_chars(last + 1)[0] < stop:  # more bytes of the same character
+            last += 1
+        loss[first : last + 1] = True
     return loss
+
+
+def _overlapping(offsets: Any, start: int, stop: int) -> tuple[int, int]:
+    """First and last token that overlap a span; the last is before the first where none does."""
+    starts, stops = np.maximum.accumulate(np.array(offsets, np.int64).reshape(-1, 2), axis=0).T
+    return int(np.searchsorted(stops, start, "right")), int(np.searchsorted(starts, stop, "left")) - 1
 
 
 def _as_dict(message: Message) -> dict[str, Any]:

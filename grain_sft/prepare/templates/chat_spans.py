@@ -1,7 +1,8 @@
 """Where in a rendered chat the assistant speaks.
 
-Contents are never searched for: a user may quote the assistant. Instead the chat is rendered once more with markers for
-contents, which shows the text around every turn; that text must be what stands around the turn in the chat itself.
+Contents are never searched for: a user may quote the assistant. Instead a chat is rendered with markers for contents,
+which shows the text around every turn; that text must be what stands around the turn in the chat itself. Most chats
+are nothing but their contents between the texts that chats of their roles have, so these are kept.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from grain_sft.prepare.templates.chat_template import ChatTemplate, Messages, Sp
 
 _MARKER = re.compile("\ue000([0-9]+)\ue001")
 _THINK, _THINK_END = "<think>", "</think>"
+_KEPT = 1000  # sequences of roles
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 
 
@@ -31,35 +33,70 @@ def find_turns(
       RecordError: the template can't render them, or what it makes of a turn can't be determined.
     """
     text = chat.render(messages, tools)
-    spans = _all_at_once(chat, messages, tools, turns, text)
+    spans = _by_roles(chat, messages, tools, turns, text)
+    if spans is None:
+        spans = _by_turns(chat, messages, tools, turns, text)
     if spans is None:
         spans = [span for turn in turns if (span := _one(chat, messages, tools, turn, text)) is not None]
     return text, [(start, chat.end_of_turn(text, stop)) for start, stop in spans]
 
 
-def _all_at_once(
+def _by_roles(
     chat: ChatTemplate, messages: Messages, tools: Sequence[Any] | None, turns: Sequence[int], text: str
 ) -> Spans | None:
-    """Spans of contents by one more rendering; None where turns are more than contents, or change as they are rendered."""
-    if any(message.keys() - {"role", "content"} for message in (messages[turn] for turn in turns)):
+    """Spans by the text around contents in any chat of these roles, rendered once for all of them; None where this chat
+    is more than its contents, or is rendered otherwise."""
+    if tools or any(message.keys() - {"role", "content"} for message in messages):
+        return None
+    roles = tuple(message["role"] for message in messages)
+    if roles not in chat.around_roles:
+        if len(chat.around_roles) >= _KEPT:
+            chat.around_roles.clear()
+        marked = [{"role": role, "content": _mark(place)} for place, role in enumerate(roles)]
+        chat.around_roles[roles] = _split(chat, marked, None, range(len(roles)))
+    around = chat.around_roles[roles]
+    return None if around is None else _filled(around, messages, range(len(messages)), turns, text)
+
+
+def _by_turns(
+    chat: ChatTemplate, messages: Messages, tools: Sequence[Any] | None, turns: Sequence[int], text: str
+) -> Spans | None:
+    """Spans by one more rendering of this chat; None where turns are more than their contents, or are changed."""
+    if any(messages[turn].keys() - {"role", "content"} for turn in turns):
         return None
     marked = list(messages)
     for turn in turns:
-        marked[turn] = {**messages[turn], "content": f"\ue000{turn}\ue001"}
+        marked[turn] = {**messages[turn], "content": _mark(turn)}
+    around = _split(chat, marked, tools, turns)
+    return None if around is None else _filled(around, messages, turns, turns, text)
+
+
+def _mark(place: int) -> str:
+    return f"\ue000{place}\ue001"
+
+
+def _split(
+    chat: ChatTemplate, marked: Messages, tools: Sequence[Any] | None, places: Sequence[int]
+) -> list[str] | None:
+    """The texts around the marked contents; None if not each of them is there once, in order."""
     try:
         parts = _MARKER.split(chat.render(marked, tools))
     except RecordError:
         return None
-    if parts[1::2] != [str(turn) for turn in turns]:
-        return None
-    around = parts[::2]
-    contents = [messages[turn]["content"] for turn in turns]
-    for change in (str, str.strip, str.lstrip, str.rstrip):  # as templates trim contents
-        changed = [change(content) for content in contents]
-        pieces = list(itertools.chain(*zip(around, changed, strict=False), around[-1:]))
+    return parts[::2] if parts[1::2] == [str(place) for place in places] else None
+
+
+def _filled(
+    around: list[str], messages: Messages, places: Sequence[int], turns: Sequence[int], text: str
+) -> Spans | None:
+    """Spans of `turns` if `text` is `around` with the contents at `places` between, trimmed as templates do."""
+    contents = [messages[place]["content"] for place in places]
+    for change in (str, str.strip, str.lstrip, str.rstrip):
+        pieces = list(itertools.chain(*zip(around, map(change, contents), strict=False), around[-1:]))
         if "".join(pieces) == text:
             ends = list(itertools.accumulate(map(len, pieces)))
-            return list(zip(ends[:-1:2], ends[1::2], strict=True))
+            wanted = set(turns)
+            return [(ends[2 * i], ends[2 * i + 1]) for i, place in enumerate(places) if place in wanted]
     return None
 
 

@@ -27,6 +27,7 @@ class ChatTemplate:
     Attributes:
       prompts: it can ask the assistant for its turn.
       marks_turns: it says itself what the assistant generates.
+      around_roles: what `chat_spans` remembers of it.
     """
 
     def __init__(self, tokenizer: HuggingFaceTokenizer, text: str) -> None:
@@ -35,6 +36,7 @@ class ChatTemplate:
         Raises:
           PrepareError: it is no Jinja template.
         """
+        self.around_roles: dict[tuple[str, ...], list[str] | None] = {}
         self._jinja: Any = importlib.import_module("jinja2")
         self._utils: Any = importlib.import_module("transformers.utils.chat_template_utils")
         try:
