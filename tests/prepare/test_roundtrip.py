@@ -8,136 +8,30 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import hard_chats
 import numpy as np
 import pytest
+from template_rules import REFERENCES, SPECIAL, Run, in_one, openchat, spelled, whole_openchat
 from tokenizer_makers import FILES, byte_level_json, metaspace_json, save_huggingface
 
 from grain_sft.corpus import Corpus, open_corpus
 from grain_sft.errors import CorpusError, PrepareError
-from grain_sft.prepare import FORMATS, TEMPLATES, Dataset, Request, Tokenizer, convert, load_tokenizer, prepare
+from grain_sft.prepare import FORMATS, TEMPLATES, Dataset, Request, convert, load_tokenizer, prepare
 from grain_sft.prepare.training import train_tokenizer
 
 pytest.importorskip("pyarrow")
 pytest.importorskip("transformers")
 
 REAL = 200  # of each real file
-EOT = "<|end_of_turn|>"
-BLOCKS = ("system", "user", "assistant", "user_context", "assistant_context", "toolcall", "toolresult", "think", "cite")
-TAGS = tuple(f"<{slash}myPT_{block}>" for block in BLOCKS for slash in ("", "/"))
-SPECIAL = (
-    *("<|sys|>", "<|usr|>", "<|asst|>", "<|eot|>", EOT, "<|im_start|>", "<|im_end|>", "<|endoftext|>", "<myPT_eot>"),
-    *TAGS,
-)
 CHATML = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-
-Run = tuple[str, float]
-"""A text, and the loss that each of its tokens takes."""
-
-
-# What every template writes, by its rules.
-
-
-def primer(record: dict[str, Any]) -> list[Run]:
-    names = {"system": "<|sys|>", "user": "<|usr|>", "assistant": "<|asst|>"}
-    runs: list[Run] = []
-    for message in record["messages"]:
-        loss = float(message["role"] == "assistant")
-        runs += [(names[message["role"]], 0), (message["content"], loss), ("<|eot|>", loss)]
-    return runs
-
-
-def openchat(record: dict[str, Any]) -> list[Run]:
-    runs = whole_openchat(record)
-    while runs and not runs[-1][1]:
-        runs.pop()
-    return runs
-
-
-def whole_openchat(record: dict[str, Any]) -> list[Run]:
-    """With what takes no loss at its end, which OpenChat cuts off."""
-    system, items = record.get("system", ""), record.get("items")
-    if items is None:
-        items = record["messages"]
-        if items[0]["role"] == "system":
-            system, items = items[0]["content"], items[1:]
-    runs: list[Run] = [(f"{system}{EOT}", 0)] if system else []
-    for item in items:
-        weight = item.get("weight", float(item["role"] == "assistant"))
-        prefix = f"{record.get('condition', '')} {item['role'].title()}:".strip()
-        runs += [(prefix, 0), (item["content"], weight), (EOT, weight)]
-    return runs
-
-
-def episode(record: dict[str, Any]) -> list[Run]:
-    return list(_tagged(record, ""))
-
-
-def episode_tool(record: dict[str, Any]) -> list[Run]:
-    return list(_tagged(record, "\n"))
-
-
-def _tagged(record: dict[str, Any], end: str) -> Iterator[Run]:
-    if record.get("system"):
-        yield f"<myPT_system>{record['system']}</myPT_system>{end}", 0
-    for message in record["messages"]:
-        role, text = message["role"], message.get("content")
-        if role == "assistant_toolcall":
-            call = json.dumps({"name": message["name"], **message["arguments"]}, ensure_ascii=False)
-            role, text = "assistant", f"<myPT_toolcall>{call}</myPT_toolcall>"
-        elif role == "toolresult" and not isinstance(text, str):
-            text = json.dumps(text, ensure_ascii=False)
-        yield f"<myPT_{role}>", 0
-        yield f"{text}</myPT_{role}>", float(role == "assistant")
-        yield end, 0
-    yield "<myPT_eot>", 1
-    yield end, 0
-
-
-def olmo(record: dict[str, Any]) -> list[Run]:
-    runs: list[Run] = []
-    for number, message in enumerate(record["messages"], 1):
-        loss = float(message["role"] == "assistant")
-        last = bool(loss) and number == len(record["messages"])
-        runs += [(f"<|im_start|>{message['role']}\n", 0), (message["content"], loss)]
-        runs += [("<|endoftext|>", 1)] if last else [("<|im_end|>", loss), ("\n", 0)]
-    return runs
-
-
-def hf(record: dict[str, Any]) -> list[Run]:
-    """ChatML, the template that this test gives the tokenizer: nothing is trimmed."""
-    runs: list[Run] = []
-    for message in record["messages"]:
-        loss = float(message["role"] == "assistant")
-        runs += [(f"<|im_start|>{message['role']}\n", 0), (message["content"], loss), ("<|im_end|>", loss), ("\n", 0)]
-    return runs
-
-
-def in_one(runs: list[Run]) -> list[Run]:
-    """Neighbours of the same loss in one, empty ones gone."""
-    kept = [run for run in runs if run[0]]
-    groups = itertools.groupby(kept, key=lambda run: np.float32(run[1]))
-    return [("".join(text for text, _ in group), float(loss)) for loss, group in groups]
-
-
-def spelled(tokenizer: Tokenizer, tokens: Any, loss: Any) -> list[Run]:
-    """What a document's tokens say, cut where the loss changes."""
-    weights = np.asarray(loss, np.float32)
-    cuts = [0, *(np.flatnonzero(weights[1:] != weights[:-1]) + 1).tolist(), len(weights)]
-    return [
-        (tokenizer.decode(tokens[start:stop].tolist()), float(weights[start]))
-        for start, stop in itertools.pairwise(cuts)
-    ]
-
 
 # What is prepared.
 
@@ -148,23 +42,25 @@ class Case:
 
     template: str
     tokenizer: str
-    reference: Callable[[dict[str, Any]], list[Run]]
     inputs: tuple[str, ...]
+
+    def reference(self, record: dict[str, Any]) -> list[Run]:
+        return REFERENCES[self.template](record)
 
 
 PLAIN = ("chats", "roleplay", "toolformer")
 CASES = [
-    Case("primer", "spm", primer, PLAIN),
-    Case("primer", "hf", primer, PLAIN),
-    Case("openchat", "spm", openchat, ("openchat", *PLAIN)),
-    Case("openchat", "hf", openchat, ("openchat",)),
-    Case("episode", "spm", episode, PLAIN),
-    Case("episode", "hf", episode, ("chats",)),
-    Case("episode_tool", "spm", episode_tool, ("tools", *PLAIN)),
-    Case("episode_tool", "hf", episode_tool, ("tools",)),
-    Case("olmo", "hf", olmo, PLAIN),
-    Case("olmo", "gemma", olmo, ("chats",)),
-    Case("hf", "chatml", hf, PLAIN),
+    Case("primer", "spm", PLAIN),
+    Case("primer", "hf", PLAIN),
+    Case("openchat", "spm", ("openchat", *PLAIN)),
+    Case("openchat", "hf", ("openchat",)),
+    Case("episode", "spm", PLAIN),
+    Case("episode", "hf", ("chats",)),
+    Case("episode_tool", "spm", ("tools", *PLAIN)),
+    Case("episode_tool", "hf", ("tools",)),
+    Case("olmo", "hf", PLAIN),
+    Case("olmo", "gemma", ("chats",)),
+    Case("hf", "chatml", PLAIN),
 ]
 WEIGHTED = ("openchat",)
 MASKS = ("olmo", "primer")
@@ -346,7 +242,7 @@ def test_every_other_format_has_the_same_documents(
 def test_seq_level_weight_is_a_message_s_weight_over_its_length(
     format: str, tokenizer: str, folder: Path, tmp_path: Path
 ) -> None:
-    case = Case("openchat", tokenizer, openchat, ("openchat", "chats"))
+    case = Case("openchat", tokenizer, ("openchat", "chats"))
     request = request_of(case, folder, format, seq_level_weight=True)
     prepare(request, tmp_path / "out", workers=1)
     loaded = load_tokenizer(request.tokenizer)
@@ -367,7 +263,7 @@ def test_seq_level_weight_is_a_message_s_weight_over_its_length(
 
 @pytest.mark.parametrize("format", MASKS)
 def test_a_format_of_masks_refuses_weights(format: str, folder: Path, tmp_path: Path) -> None:
-    request = request_of(Case("openchat", "spm", openchat, ("chats",)), folder, format, seq_level_weight=True)
+    request = request_of(Case("openchat", "spm", ("chats",)), folder, format, seq_level_weight=True)
     with pytest.raises(PrepareError, match=rf"^format {format}: .*seq-level-weight.*\.$"):
         prepare(request, tmp_path / "out", workers=1)
     assert not (tmp_path / "out").exists()
@@ -382,7 +278,7 @@ def test_a_corpus_without_loss_is_not_converted(tmp_path: Path) -> None:
 
 def test_a_part_that_ends_with_a_document_does_not_join_it_to_the_next(folder: Path, tmp_path: Path) -> None:
     """Documents of the primer template don't end in EOS, so the files themselves don't say which parts cut through one."""
-    case = Case("primer", "spm", primer, ("chats",))
+    case = Case("primer", "spm", ("chats",))
     prepare(request_of(case, folder, "olmo"), tmp_path / "one", workers=1)
     expected = documents_of(tmp_path / "one", "olmo")
     lengths = [len(tokens) // 4 for tokens, _, _ in expected["train"]]

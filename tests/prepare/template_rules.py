@@ -1,0 +1,135 @@
+"""What every template writes, by its rules, in plain Python; and what the tokens on disk spell."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from grain_sft.prepare import Tokenizer
+
+EOT = "<|end_of_turn|>"
+BLOCKS = ("system", "user", "assistant", "user_context", "assistant_context", "toolcall", "toolresult", "think", "cite")
+TAGS = tuple(f"<{slash}myPT_{block}>" for block in BLOCKS for slash in ("", "/"))
+SPECIAL = (
+    *("<|sys|>", "<|usr|>", "<|asst|>", "<|eot|>", EOT, "<|im_start|>", "<|im_end|>", "<|endoftext|>", "<myPT_eot>"),
+    *TAGS,
+)
+Run = tuple[str, float]
+"""A text, and the loss that each of its tokens takes."""
+
+
+def primer(record: dict[str, Any]) -> list[Run]:
+    names = {"system": "<|sys|>", "user": "<|usr|>", "assistant": "<|asst|>"}
+    runs: list[Run] = []
+    for message in record["messages"]:
+        loss = float(message["role"] == "assistant")
+        runs += [(names[message["role"]], 0), (message["content"], loss), ("<|eot|>", loss)]
+    return runs
+
+
+def openchat(record: dict[str, Any]) -> list[Run]:
+    runs = whole_openchat(record)
+    while runs and not runs[-1][1]:
+        runs.pop()
+    return runs
+
+
+def whole_openchat(record: dict[str, Any]) -> list[Run]:
+    """With what takes no loss at its end, which OpenChat cuts off."""
+    system, items = record.get("system") or "", record.get("items")
+    if items is None:
+        items = record["messages"]
+        if items[0]["role"] == "system":
+            system, items = items[0]["content"], items[1:]
+    runs: list[Run] = [(f"{system}{EOT}", 0)] if system else []
+    for item in items:
+        default = float(item["role"] == "assistant")
+        weight = np.float32(default if item.get("weight") is None else item["weight"])
+        prefix = f"{record.get('condition') or ''} {item['role'].title()}:".strip()
+        runs += [(prefix, 0), (item["content"], weight), (EOT, weight)]
+    return runs
+
+
+def episode(record: dict[str, Any]) -> list[Run]:
+    return list(_tagged(record, ""))
+
+
+def episode_tool(record: dict[str, Any]) -> list[Run]:
+    return list(_tagged(record, "\n"))
+
+
+def _tagged(record: dict[str, Any], end: str) -> Iterator[Run]:
+    if record.get("system"):
+        yield f"<myPT_system>{record['system']}</myPT_system>{end}", 0
+    for message in record["messages"]:
+        role, text = message["role"], message.get("content")
+        if role == "assistant_toolcall":
+            call = json.dumps({"name": message["name"], **message.get("arguments", {})}, ensure_ascii=False)
+            role, text = "assistant", f"<myPT_toolcall>{call}</myPT_toolcall>"
+        elif role == "toolresult" and not is_json_text(text):
+            text = json.dumps(text, ensure_ascii=False)
+        yield f"<myPT_{role}>", 0
+        yield f"{text}</myPT_{role}>", float(role == "assistant")
+        yield end, 0
+    yield "<myPT_eot>", 1
+    yield end, 0
+
+
+def is_json_text(value: Any) -> bool:
+    if not isinstance(value, str):
+        return False
+    try:
+        json.loads(value)
+    except ValueError:
+        return False
+    return True
+
+
+def olmo(record: dict[str, Any]) -> list[Run]:
+    runs: list[Run] = []
+    for number, message in enumerate(record["messages"], 1):
+        loss = float(message["role"] == "assistant")
+        last = bool(loss) and number == len(record["messages"])
+        runs += [(f"<|im_start|>{message['role']}\n", 0), (message["content"], loss)]
+        runs += [("<|endoftext|>", 1)] if last else [("<|im_end|>", loss), ("\n", 0)]
+    return runs
+
+
+def hf(record: dict[str, Any]) -> list[Run]:
+    """ChatML, the template that this test gives the tokenizer: nothing is trimmed."""
+    runs: list[Run] = []
+    for message in record["messages"]:
+        loss = float(message["role"] == "assistant")
+        runs += [(f"<|im_start|>{message['role']}\n", 0), (message["content"], loss), ("<|im_end|>", loss), ("\n", 0)]
+    return runs
+
+
+def in_one(runs: list[Run]) -> list[Run]:
+    """Neighbours of the same loss in one, empty ones gone."""
+    kept = [run for run in runs if run[0]]
+    groups = itertools.groupby(kept, key=lambda run: np.float32(run[1]))
+    return [("".join(text for text, _ in group), float(loss)) for loss, group in groups]
+
+
+def spelled(tokenizer: Tokenizer, tokens: Any, loss: Any) -> list[Run]:
+    """What a document's tokens say, cut where the loss changes."""
+    weights = np.asarray(loss, np.float32)
+    cuts = [0, *(np.flatnonzero(weights[1:] != weights[:-1]) + 1).tolist(), len(weights)]
+    return [
+        (tokenizer.decode(tokens[start:stop].tolist()), float(weights[start]))
+        for start, stop in itertools.pairwise(cuts)
+    ]
+
+
+REFERENCES = {
+    "primer": primer,
+    "openchat": openchat,
+    "episode": episode,
+    "episode_tool": episode_tool,
+    "olmo": olmo,
+    "hf": hf,
+}
