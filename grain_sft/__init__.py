@@ -4,7 +4,7 @@ from grain_sft import workers
 from grain_sft.config import load
 from grain_sft.corpus import Corpus, open_corpus
 from grain_sft.errors import GrainSftError
-from grain_sft.layout import Span, WindowLayout
+from grain_sft.layout import PackedLayout, PaddedLayout, Span, WindowLayout
 from grain_sft.pipeline import Pipeline
 from grain_sft.sampling import Host, IndexSampler
 from grain_sft.sources import NpyDataSource
@@ -20,6 +20,8 @@ __all__ = [
     "IndexSampler",
     "NgramFilter",
     "NpyDataSource",
+    "PackedLayout",
+    "PaddedLayout",
     "Pipeline",
     "ShiftTargets",
     "Span",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import glob as local_glob
 import os
 import re
@@ -218,6 +219,35 @@ def _send(local: str, path: str) -> None:
         raise
     except Exception as error:  # clients raise their own kinds
         raise StorageError(f"{path}: can't be written ({type(error).__name__}: {error}).") from error
+
+
+@contextlib.contextmanager
+def locked(target: Path) -> Iterator[None]:
+    """Hold the lock of a file in the making, so that one process of a machine makes it; freed by the kernel however
+    this process ends.
+
+    Raises:
+      StorageError: its folder can't be written to, or has no locks.
+    """
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        fd = os.open(target.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    except OSError as error:
+        raise StorageError(
+            f"{target.parent}: {target.name} can't be kept there ({error.strerror}). "
+            f"Point ${CACHE_DIR_VARIABLE} to a folder on a local disk that can be written to."
+        ) from error
+    try:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX)
+        except OSError as error:
+            raise StorageError(
+                f"{target.parent}: is on a file system without locks ({error.strerror}), which keep many processes from "
+                f"making the same file. Point ${CACHE_DIR_VARIABLE} to a folder on a local disk."
+            ) from error
+        yield
+    finally:
+        os.close(fd)
 
 
 def cache_dir() -> Path:

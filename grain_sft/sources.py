@@ -33,7 +33,8 @@ class NpyDataSource(grain.sources.RandomAccessDataSource[Element]):
       segment_ids: int32, from 1; 0 is padding.
       positions: int32, from 0 in every segment.
     In `read`, arrays that are the same for every batch (in a window layout all but tokens and what loss files say) are
-    shared between batches and read-only. To `read`, row `FILL_ROW` (-1) is all padding, and tokens 0.
+    shared between batches and read-only. Padding is the corpus's `pad_token_id`, else its EOS, else 0. To `read`, row
+    `FILL_ROW` (-1) is all padding.
 
     Files are opened when first read. Safe in threads; pickles without its open files, so that Grain's worker
     processes open their own.
@@ -50,6 +51,7 @@ class NpyDataSource(grain.sources.RandomAccessDataSource[Element]):
         self._reader = ShardReader(corpus.shards, corpus.dtype.itemsize, max_open_files)
         self._loss = LossReader(corpus.shards, max_open_files) if corpus.has_loss else None
         self._constants: dict[int, Element] = {}
+        self._pad = next((number for number in (corpus.pad_token_id, corpus.eos_token_id) if number is not None), 0)
 
     def __len__(self) -> int:
         return len(self.layout)
@@ -89,19 +91,22 @@ class NpyDataSource(grain.sources.RandomAccessDataSource[Element]):
         rows = np.array(listed, np.int64)
         length = self.layout.sequence_length
         tokens: npt.NDArray[np.unsignedinteger] = np.empty((len(rows), length), self.layout.corpus.dtype)
-        constant = self._constants.get(len(rows)) or self._whole_rows(len(rows))
         if lowest != FILL_ROW:
             pieces = self.layout.pieces(rows)
+            if pieces.segment is None:
+                element = self._constants.get(len(rows)) or self._whole_rows(len(rows))
+            else:
+                element = self._segments(pieces, tokens)
             self._gather(pieces, tokens)
             if self._loss is None:
-                return {"tokens": tokens, **constant}
-            return {"tokens": tokens, **constant, **self._gather_loss(self._loss, pieces, tokens.shape)}
+                return {"tokens": tokens, **element}
+            return {"tokens": tokens, **element, **self._gather_loss(self._loss, pieces, tokens.shape)}
         filled = rows == FILL_ROW
-        element: Element = {}
+        padded: Element = {}
         for key, array in self.read(rows[~filled]).items():
-            element[key] = np.zeros(tokens.shape, array.dtype)
-            element[key][~filled] = array
-        return element
+            padded[key] = np.full(tokens.shape, self._pad if key == "tokens" else 0, array.dtype)
+            padded[key][~filled] = array
+        return padded
 
     def _gather(self, pieces: Pieces, tokens: npt.NDArray[np.unsignedinteger]) -> None:
         """Copy every piece to its place in `tokens` [rows, L]."""
@@ -116,6 +121,31 @@ class NpyDataSource(grain.sources.RandomAccessDataSource[Element]):
         places = pieces.row * shape[1] + pieces.column
         loss = reader.gather(pieces.shard, pieces.start, places, pieces.length, shape[0] * shape[1]).reshape(shape)
         return {"loss_mask": loss != 0, "loss_weights": loss} if reader.weighted else {"loss_mask": loss}
+
+    def _segments(self, pieces: Pieces, tokens: npt.NDArray[Any]) -> Element:
+        """Segments, positions and the mask of rows that hold documents; pads `tokens` where there is none.
+
+        Rows are runs of pieces, each with a run of padding after its last: repeated in one go, not piece by piece.
+        """
+        count, length = tokens.shape
+        assert pieces.segment is not None and pieces.position is not None
+        used = np.bincount(pieces.row, weights=pieces.length, minlength=count).astype(np.int64)
+        after = np.searchsorted(pieces.row, np.arange(count), side="right")  # where each row's padding goes
+        runs = np.insert(pieces.length, after, length - used)
+        starts = np.cumsum(runs) - runs
+        segments = np.repeat(np.insert(pieces.segment, after, 0).astype(np.int32), runs)
+        shift = (starts - np.insert(pieces.position, after, 0)).astype(np.int32)
+        positions = np.arange(tokens.size, dtype=np.int32)
+        positions -= np.repeat(shift, runs)
+        taken = segments != 0
+        for row in np.flatnonzero(used < length).tolist():
+            tokens[row, used[row] :] = self._pad
+            positions[row * length + used[row] : (row + 1) * length] = 0
+        return {
+            "loss_mask": taken.reshape(tokens.shape),
+            "segment_ids": segments.reshape(tokens.shape),
+            "positions": positions.reshape(tokens.shape),
+        }
 
     def _whole_rows(self, count: int) -> Element:
         """What is the same in all batches of `count` rows of one full segment each."""

@@ -38,13 +38,19 @@ class Span:
 
 
 class Pieces(NamedTuple):
-    """The spans of many rows as columns, int64 [pieces]: what a reader copies where."""
+    """The spans of many rows as columns, int64 [pieces]: what a reader copies where. Row after row, each from its first
+    column on without gaps; what is left of a row is padding.
+
+    `segment` and `position` are None in layouts whose rows are all one whole segment.
+    """
 
     row: npt.NDArray[np.int64]  # position in the rows asked for
     column: npt.NDArray[np.int64]  # of the piece's first token in that row
     shard: npt.NDArray[np.int64]
     start: npt.NDArray[np.int64]
     length: npt.NDArray[np.int64]
+    segment: npt.NDArray[np.int64] | None = None  # number in its row, from 1
+    position: npt.NDArray[np.int64] | None = None  # of the piece's first token in its segment
 
 
 class Layout(Protocol):

@@ -7,14 +7,12 @@ process of its own (so that no training process ever holds it), under a lock, an
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import glob
 import mmap
 import os
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +47,7 @@ def load_permutation(
     found = _open(target, num_rows)
     if found is not None:
         return found
-    with _lock(target):
+    with files.locked(target):
         found = _open(target, num_rows)  # another process may have made it meanwhile
         if found is not None:
             return found
@@ -89,30 +87,6 @@ def _open(target: Path, num_rows: int) -> npt.NDArray[Any] | None:
         logging.warning("%s: holds no permutation of %d rows; making it again.", target, num_rows)
         return None
     return found
-
-
-@contextlib.contextmanager
-def _lock(target: Path) -> Iterator[None]:
-    """Hold `target`'s lock; freed by the kernel however this process ends."""
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        fd = os.open(target.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-    except OSError as error:
-        raise StorageError(
-            f"{target.parent}: the order can't be kept there ({error.strerror}). "
-            f"Point ${files.CACHE_DIR_VARIABLE} to a folder on a local disk that can be written to."
-        ) from error
-    try:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX)
-        except OSError as error:
-            raise StorageError(
-                f"{target.parent}: is on a file system without locks ({error.strerror}), which keep many processes from "
-                f"making the same order. Point ${files.CACHE_DIR_VARIABLE} to a folder on a local disk."
-            ) from error
-        yield
-    finally:
-        os.close(fd)
 
 
 def _build(kind: str, num_rows: int, seed: int, epoch: int, target: Path) -> None:

@@ -71,8 +71,9 @@ def test_spans_and_pieces_are_those_of_a_naive_count(counts, length, data):
     assert [layout.spans(row) for row in range(len(layout))] == [[span] for span in expected]
     rows = data.draw(st.lists(st.integers(0, len(expected) - 1), max_size=20))
     pieces = layout.pieces(np.array(rows, np.int64))
-    assert all(len(column) == len(rows) for column in pieces)
-    found = zip(*(column.tolist() for column in pieces), strict=True)
+    assert pieces.segment is pieces.position is None  # every row is one whole segment
+    assert all(len(column) == len(rows) for column in pieces[:5])
+    found = zip(*(column.tolist() for column in pieces[:5]), strict=True)
     for place, (row, (at, column, shard, start, count)) in enumerate(zip(rows, found, strict=True)):
         assert (at, column, count) == (place, 0, length)
         assert Span(shard, start, start + count, None) == expected[row]
@@ -200,11 +201,11 @@ def test_spans_are_plain_values():
 def test_what_a_caller_does_to_its_pieces_does_not_reach_the_next():
     layout = WindowLayout(corpus_of([12]), 4)
     pieces = layout.pieces(np.array([0, 2], np.int64))
-    for column in pieces:
+    for column in pieces[:5]:
         if column.flags.writeable:
             column[:] = -5
     again = layout.pieces(np.array([0, 2], np.int64))
-    assert [column.tolist() for column in again] == [[0, 1], [0, 0], [0, 0], [0, 8], [4, 4]]
+    assert [column.tolist() for column in again[:5]] == [[0, 1], [0, 0], [0, 0], [0, 8], [4, 4]]
 
 
 def test_a_layout_pickles_and_says_what_it_is():

@@ -1,0 +1,132 @@
+"""Artefact: named arrays that take long to make, made once per machine, checked, and memory-mapped by whoever needs them.
+
+One file: 16 bytes of magic and header length, a JSON header (what the arrays depend on; name, dtype, shape and place of
+each; a hash of their bytes), then the arrays, each at a multiple of 64 bytes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from absl import logging
+
+from grain_sft import files
+from grain_sft.errors import StorageError
+
+Arrays = Mapping[str, npt.NDArray[Any]]
+
+_MAGIC = b"GSFTART1"
+_ALIGN = 64
+_HASHED = 1 << 22  # bytes at a time
+
+
+def load_or_make(
+    kind: str, depends: Mapping[str, Any], make: Callable[[], Arrays], folder: Path | None = None
+) -> dict[str, npt.NDArray[Any]]:
+    """The arrays that `make` gives, from the cache where they are.
+
+    Args:
+      kind: folder of the cache, below `folder`.
+      depends: JSON; all that the arrays depend on.
+      make: called at most once per machine, under a lock, where the cache has none.
+      folder: of the cache; None: `files.cache_dir()`.
+
+    Where the cache can't be written to, the arrays are made in memory, with a warning.
+    """
+    key = hashlib.sha256(json.dumps(depends, sort_keys=True).encode()).hexdigest()
+    target = (folder or files.cache_dir()) / kind / f"{key[:32]}.arrays"
+    found = _open_cached(target, depends)
+    if found is not None:
+        return found
+    try:
+        with files.locked(target):
+            found = _open_cached(target, depends)  # another process may have made it meanwhile
+            if found is not None:
+                return found
+            save(target, depends, make())
+            return open_file(target)[0]
+    except StorageError as error:
+        logging.warning("%s Working without a cache.", error)
+        return dict(make())
+
+
+def save(path: Path, depends: Mapping[str, Any], arrays: Arrays) -> None:
+    """Write the arrays to `path`, whole or not at all.
+
+    Raises:
+      StorageError: no space, or no permission.
+    """
+    described, place = {}, 0
+    checksum = hashlib.blake2b(digest_size=16)
+    for name, array in arrays.items():
+        described[name] = {"dtype": array.dtype.str, "shape": list(array.shape), "at": place}
+        place += -(-array.nbytes // _ALIGN) * _ALIGN
+        checksum.update(np.ascontiguousarray(array).view(np.uint8).data)
+    header = json.dumps({"depends": depends, "arrays": described, "checksum": checksum.hexdigest()}).encode()
+    header += b" " * (-(len(header) + 16) % _ALIGN)
+    with files.atomic_write(path, "wb") as file:
+        file.write(_MAGIC + len(header).to_bytes(8, "little") + header)
+        for array in arrays.values():
+            file.write(np.ascontiguousarray(array).view(np.uint8).data)
+            file.write(b"\0" * (-array.nbytes % _ALIGN))
+
+
+def open_file(path: Path) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]:
+    """The arrays of a file, mapped read-only, and what they depend on.
+
+    Raises:
+      StorageError: missing, damaged, or of another kind.
+    """
+    try:
+        with path.open("rb") as file:
+            start = file.read(16)
+            if len(start) < 16 or not start.startswith(_MAGIC):
+                raise ValueError("it is no file of arrays")
+            size = int.from_bytes(start[8:], "little")
+            if size > path.stat().st_size:
+                raise ValueError("its header is cut short")
+            header = json.loads(file.read(size))
+        base, found = 16 + size, {}
+        checksum = hashlib.blake2b(digest_size=16)
+        for name, entry in header["arrays"].items():
+            shape = tuple(map(int, entry["shape"]))
+            dtype = np.dtype(str(entry["dtype"]))
+            if dtype.kind not in "biuf":
+                raise ValueError(f"an array of {dtype}")
+            array: npt.NDArray[Any] = np.empty(shape, dtype)
+            if array.size:
+                array = np.memmap(path, dtype, "r", base + int(entry["at"]), shape)
+            found[name] = array
+            flat = array.reshape(-1).view(np.uint8)
+            for begin in range(0, len(flat), _HASHED):
+                checksum.update(flat[begin : begin + _HASHED].data)
+        if checksum.hexdigest() != header["checksum"]:
+            raise ValueError("its arrays are not those that were written")
+        return found, dict(header["depends"])
+    except OSError as error:
+        raise StorageError(f"{path}: can't be opened ({error.strerror or error}).") from error
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise StorageError(f"{path}: damaged ({error}). Delete it; it will be made again.") from error
+
+
+def _open_cached(target: Path, depends: Mapping[str, Any]) -> dict[str, npt.NDArray[Any]] | None:
+    if not target.exists():
+        return None
+    try:
+        arrays, found = open_file(target)
+    except StorageError as error:
+        logging.warning("%s", error)
+        return None
+    if found != json.loads(json.dumps(depends)):
+        logging.warning("%s: depends on other things than its name says; making it again.", target)
+        with contextlib.suppress(OSError):
+            target.unlink()
+        return None
+    return arrays

@@ -1,0 +1,197 @@
+"""PackedLayout: whole documents in rows of one length, with next to no padding."""
+
+from __future__ import annotations
+
+import functools
+import os
+from pathlib import Path
+
+import numpy as np
+
+from grain_sft.arguments import as_integer
+from grain_sft.corpus import Corpus
+from grain_sft.errors import LayoutError, RowIndexError
+from grain_sft.layout.packing import ALGORITHMS, BY_EPOCH
+from grain_sft.layout.plan import Ints, Plan, Recipe, load_plan
+from grain_sft.layout.row_pieces import ShardPlaces
+from grain_sft.layout.span import Pieces, Span
+
+
+class PackedLayout:
+    """Rows that hold several documents, each a segment of its own.
+
+    Advantages: little padding, and no document is cut that fits into a row. Disadvantages: a plan has to be made, from the
+    lengths of all documents (about a second for two million); it is kept in the cache, and mapped by all processes.
+
+    Args:
+      corpus: whose documents; see `Corpus.documents`.
+      sequence_length: of a row.
+      algorithm: "best_fit_decreasing" (OLMo-core's `NumpyPackedFSLDataset`), "first_fit_decreasing",
+        "shuffled_best_fit" (anew each epoch), "multipack" (OpenChat's batches, anew each epoch), or
+        "concat_then_split" (documents are cut; for comparison).
+      long_documents: "truncate" to the first `sequence_length` tokens, or "fragment" into pieces of it.
+      source_group_size: consecutive shards whose documents are packed together. With "multipack" and
+        "shuffled_best_fit", all are.
+      ties: order of documents of equal length: "stable", the same on every machine, or "numpy", as OLMo-core's sort
+        gives it here and now (it depends on the CPU and on numpy's version).
+      max_segments: documents a row at most.
+      boundaries: "auto" (the corpus's own), or "eos": from the tokens alone, file by file, as OLMo-core finds them.
+      bos_token_id: with it, an EOS ends a document only where it follows.
+      seed, epochs: of the algorithms that pack each epoch anew; the rows of all epochs are numbered one after the
+        other, and meant to be read in that order.
+      batch_rows: rows of a global batch (multipack).
+      cache_dir: where plans are kept; None: the cache folder.
+
+    Raises:
+      LayoutError: arguments that don't fit, or nothing to pack.
+      CorpusError, CorpusFileError: the documents can't be found.
+    """
+
+    def __init__(
+        self,
+        corpus: Corpus,
+        sequence_length: int,
+        *,
+        algorithm: str = "best_fit_decreasing",
+        long_documents: str = "truncate",
+        source_group_size: int = 1,
+        ties: str = "stable",
+        max_segments: int | None = None,
+        boundaries: str = "auto",
+        bos_token_id: int | None = None,
+        seed: int = 0,
+        epochs: int = 1,
+        batch_rows: int = 1,
+        cache_dir: str | os.PathLike[str] | None = None,
+    ) -> None:
+        self.corpus = corpus
+        self.sequence_length = as_integer("sequence_length", sequence_length, 1, LayoutError)
+        for name, value, choices in (
+            ("algorithm", algorithm, tuple(ALGORITHMS)),
+            ("long_documents", long_documents, ("truncate", "fragment")),
+            ("ties", ties, ("stable", "numpy")),
+            ("boundaries", boundaries, ("auto", "eos")),
+        ):
+            if value not in choices:
+                raise LayoutError(f"{name}={value!r}: expected one of {', '.join(choices)}.")
+        by_epoch = algorithm in BY_EPOCH
+        self.epochs = as_integer("epochs", epochs, 1, LayoutError)
+        if not by_epoch and self.epochs > 1:
+            raise LayoutError(
+                f"epochs={epochs}: algorithm {algorithm} packs every epoch the same. Let the sampler count epochs, or choose "
+                f"{' or '.join(BY_EPOCH)}."
+            )
+        if max_segments is not None:
+            max_segments = as_integer("max_segments", max_segments, 1, LayoutError)
+            if algorithm in ("multipack", "concat_then_split"):
+                raise LayoutError(f"max_segments={max_segments}: algorithm {algorithm} does not bound documents a row.")
+        self.recipe = Recipe(
+            sequence_length=self.sequence_length,
+            algorithm=algorithm,
+            long_documents=long_documents,
+            source_group_size=len(corpus.shards)
+            if by_epoch
+            else as_integer("source_group_size", source_group_size, 1, LayoutError),
+            ties=ties,
+            max_segments=max_segments,
+            boundaries=boundaries,
+            bos_token_id=None if bos_token_id is None else as_integer("bos_token_id", bos_token_id, 0, LayoutError),
+            seed=as_integer("seed", seed, 0, LayoutError),
+            batch_rows=as_integer("batch_rows", batch_rows, 1, LayoutError),
+        )
+        self._folder = None if cache_dir is None else Path(cache_dir)
+        self._load()
+
+    def _load(self) -> None:
+        self.plans = [
+            load_plan(self.corpus, Recipe(**{**vars(self.recipe), "epoch": epoch}), self._folder)
+            for epoch in range(self.epochs)
+        ]
+        self._places = ShardPlaces(self.corpus)
+        self._ends: Ints = np.cumsum([len(plan.ends) for plan in self.plans])
+        if not self._ends[-1]:
+            raise LayoutError(
+                f"{self.recipe.algorithm} leaves no row: {self.plans[0].counts['documents']} documents don't fill one batch "
+                f"of {self.recipe.batch_rows} rows of {self.sequence_length} tokens."
+            )
+
+    def __len__(self) -> int:
+        return int(self._ends[-1])
+
+    @functools.cached_property
+    def statistics(self) -> dict[str, int]:
+        """Counts of all epochs together: rows, tokens held, padding, documents dropped and cut, segments a row."""
+        found = dict.fromkeys(("rows", "tokens", "padding", "segments", "max_segments"), 0)
+        for plan in self.plans:
+            rows, tokens = len(plan.ends), int(plan.length.sum(dtype=np.int64))
+            segments = np.diff(plan.ends, prepend=0)
+            found["rows"] += rows
+            found["tokens"] += tokens
+            found["padding"] += rows * self.sequence_length - tokens
+            found["segments"] += int(plan.ends[-1]) if rows else 0
+            found["max_segments"] = max(found["max_segments"], int(segments.max(initial=0)))
+            for name, count in plan.counts.items():
+                found[name] = found.get(name, 0) + count
+        return found
+
+    def spans(self, row: int) -> list[Span]:
+        """What row `row` holds, in the order in which it stands there; a document that goes on in the next shard is two.
+
+        Raises:
+          RowIndexError: no such row.
+        """
+        if not 0 <= row < len(self):
+            raise RowIndexError(f"row {row} of {self!r}: expected 0 to {len(self) - 1}.")
+        pieces = self.pieces(np.array([row], np.int64))
+        plan, local = self._plan_of(row)
+        first = int(plan.ends[local - 1]) if local else 0
+        assert pieces.segment is not None
+        documents = plan.document[first + pieces.segment - 1].tolist()
+        columns = zip(pieces.shard.tolist(), pieces.start.tolist(), pieces.length.tolist(), documents, strict=True)
+        return [Span(shard, start, start + length, document) for shard, start, length, document in columns]
+
+    def pieces(self, rows: Ints) -> Pieces:
+        """The documents of `rows` (int64 [rows])."""
+        if len(self.plans) == 1:
+            return self._pieces(self.plans[0], rows)
+        epoch = np.searchsorted(self._ends, rows, side="right")
+        local = rows - np.concatenate([[0], self._ends])[epoch]
+        columns: list[tuple[Ints, ...]] = []
+        for number in np.unique(epoch).tolist():
+            here = np.flatnonzero(epoch == number)
+            row, *rest = self._segments(self.plans[number], local[here])
+            columns.append((here[row], *rest))
+        joined = [np.concatenate(column) for column in zip(*columns, strict=True)]
+        order = np.argsort(joined[0], kind="stable")
+        return self._places.pieces(*(column[order] for column in joined))
+
+    def _pieces(self, plan: Plan, rows: Ints) -> Pieces:
+        return self._places.pieces(*self._segments(plan, rows))
+
+    @staticmethod
+    def _segments(plan: Plan, rows: Ints) -> tuple[Ints, Ints, Ints, Ints]:
+        """(row, start, length, segment) of every segment of `rows`, which count from 0 in this plan."""
+        ends = plan.ends[rows]
+        begins = np.where(rows > 0, plan.ends[rows - 1], 0)
+        counts = ends - begins
+        totals = np.cumsum(counts)
+        row = np.repeat(np.arange(len(rows)), counts)
+        within = np.arange(int(totals[-1]) if len(totals) else 0) - np.repeat(totals - counts, counts)
+        piece = np.repeat(begins, counts) + within
+        return row, np.asarray(plan.start[piece]), plan.length[piece].astype(np.int64), within + 1
+
+    def _plan_of(self, row: int) -> tuple[Plan, int]:
+        epoch = int(np.searchsorted(self._ends, row, side="right"))
+        return self.plans[epoch], row - (int(self._ends[epoch - 1]) if epoch else 0)
+
+    def __getstate__(self) -> dict[str, object]:
+        return {name: vars(self)[name] for name in ("corpus", "sequence_length", "recipe", "epochs", "_folder")}
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        vars(self).update(state)
+        self._load()
+
+    def __repr__(self) -> str:
+        """What decides the rows and nothing else: Grain compares this when it restores an iterator."""
+        fields = ", ".join(f"{name}={value!r}" for name, value in vars(self.recipe).items() if name != "epoch")
+        return f"PackedLayout({fields}, epochs={self.epochs}, rows={len(self)})"

@@ -1,0 +1,114 @@
+"""Best-fit decreasing, as OLMo-core's `InstancePacker` does it (src/olmo_core/data/utils.py; arXiv:2404.10830).
+
+Documents, longest first, each go to the row with the smallest space that suffices; among rows of equal space to the one
+that reached that space first; else a new row is opened. Documents of one length that go to rows of one space go there
+together, so that the work is per length and space, not per document.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from grain_sft.layout.packing.rows import Ints, PackOptions, Rows, longest_first, rows_of, runs
+
+Bins = npt.NDArray[np.int64]
+
+
+def best_fit_decreasing(lengths: Ints, capacity: int, options: PackOptions) -> Rows:
+    """Pack documents of `lengths`, each at most `capacity`."""
+    order = longest_first(lengths, options.ties)
+    bins, count = assign(lengths[order], capacity, options.max_segments)
+    return rows_of(order, lengths, bins, count)
+
+
+def assign(lengths: Ints, capacity: int, max_segments: int | None = None) -> tuple[Bins, int]:
+    """The row of each document, and the number of rows.
+
+    Args:
+      lengths: int64 [documents], longest first, each from 1 to `capacity`.
+    """
+    packer = _Packer(len(lengths), capacity, max_segments)
+    for length, first, end in runs(lengths):
+        packer.place(length, first, end)
+    return packer.bins, packer.opened
+
+
+class _Packer:
+    """Rows by the space that they have left, in the order in which they reached it."""
+
+    def __init__(self, documents: int, capacity: int, max_segments: int | None) -> None:
+        self.bins: Bins = np.empty(documents, np.int64)
+        self.opened = 0
+        self._capacity = capacity
+        self._most = max_segments
+        self._held: npt.NDArray[np.int64] = np.zeros(documents if max_segments else 0, np.int64)  # documents a row
+        self._queues: dict[int, list[Bins]] = {}
+        self._spaces = 0  # bit s: some row has space s
+
+    def place(self, length: int, first: int, end: int) -> None:
+        """Place documents `first` to `end`, all of `length`."""
+        while first < end:
+            fitting = self._spaces >> length
+            if fitting:
+                space = length + (fitting & -fitting).bit_length() - 1
+                candidates = self._pop(space)
+            else:
+                space = self._capacity
+                fits = max(1, min(space // length, self._most or space))
+                candidates = np.arange(self.opened, self.opened - (first - end) // fits, dtype=np.int64)
+            used, first = self._fill(candidates, space, length, first, end)
+            if fitting:
+                if used < len(candidates):
+                    self._push(space, candidates[used:])
+            else:
+                self.opened += used
+
+    def _fill(self, candidates: Bins, space: int, length: int, first: int, end: int) -> tuple[int, int]:
+        """Give each candidate as many documents as it takes; returns how many candidates got some, and the first
+        document that is left. A row with space left for another goes on taking: no other has less that suffices."""
+        fits = space // length
+        if self._most is not None:
+            return self._fill_bounded(candidates, space, length, first, end)
+        full = min(len(candidates), (end - first) // fits)
+        if full:
+            taken = candidates[:full]
+            self.bins[first : first + full * fits] = taken if fits == 1 else np.repeat(taken, fits)
+            self._push(space - fits * length, taken)
+            return full, first + full * fits
+        self.bins[first:end] = candidates[0]
+        self._push(space - (end - first) * length, candidates[:1])
+        return 1, end
+
+    def _fill_bounded(self, candidates: Bins, space: int, length: int, first: int, end: int) -> tuple[int, int]:
+        """The same with a bound on the documents a row: each candidate may take another number."""
+        assert self._most is not None
+        takes = np.minimum(space // length, self._most - self._held[candidates])
+        totals = np.cumsum(takes)
+        used = min(len(candidates), int(np.searchsorted(totals, end - first)) + 1)
+        takes = takes[:used]
+        takes[-1] -= max(0, int(totals[used - 1]) - (end - first))
+        taken = candidates[:used]
+        stop = first + int(takes.sum())
+        self.bins[first:stop] = np.repeat(taken, takes)
+        self._held[taken] += takes
+        left = space - takes * length
+        still = self._held[taken] < self._most
+        for rest in dict.fromkeys(left[still].tolist()):
+            self._push(rest, taken[still & (left == rest)])
+        return used, stop
+
+    def _pop(self, space: int) -> Bins:
+        queue = self._queues.pop(space)
+        self._spaces ^= 1 << space
+        return queue[0] if len(queue) == 1 else np.concatenate(queue)
+
+    def _push(self, space: int, rows: Bins) -> None:
+        if not space:
+            return
+        queue = self._queues.get(space)
+        if queue is None:
+            self._queues[space] = [rows]
+            self._spaces |= 1 << space
+        else:
+            queue.append(rows)

@@ -1,0 +1,77 @@
+"""PaddedLayout: one document a row."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from grain_sft.arguments import as_integer
+from grain_sft.corpus import Corpus
+from grain_sft.errors import LayoutError, RowIndexError
+from grain_sft.layout.row_pieces import Ints, ShardPlaces
+from grain_sft.layout.span import Pieces, Span
+
+
+class PaddedLayout:
+    """One document a row, in order; the rest of the row is padding.
+
+    Args:
+      corpus: whose documents; see `Corpus.documents`.
+      sequence_length: of a row.
+      keep: "last" or "first" tokens of a document that is longer.
+      min_tokens: shorter documents are left out.
+
+    Attributes:
+      dropped: documents that are left out.
+      cut_tokens: tokens of longer documents that no row holds.
+
+    Raises:
+      LayoutError: arguments that don't fit, or no document is left.
+      CorpusError, CorpusFileError: the documents can't be found.
+    """
+
+    def __init__(self, corpus: Corpus, sequence_length: int, *, keep: str = "last", min_tokens: int = 2) -> None:
+        self.corpus = corpus
+        self.sequence_length = as_integer("sequence_length", sequence_length, 1, LayoutError)
+        if keep not in ("last", "first"):
+            raise LayoutError(f"keep={keep!r}: expected 'last' or 'first'.")
+        self.keep = keep
+        self.min_tokens = as_integer("min_tokens", min_tokens, 1, LayoutError)
+        start, length = corpus.documents
+        self._document: Ints = np.flatnonzero(length >= self.min_tokens)
+        if not len(self._document):
+            raise LayoutError(
+                f"no document of {len(length)} has {self.min_tokens} tokens or more. Give a smaller min_tokens."
+            )
+        whole = length[self._document]
+        self._length = np.minimum(whole, self.sequence_length)
+        self._start = start[self._document] + (whole - self._length if keep == "last" else 0)
+        self._places = ShardPlaces(corpus)
+        self.dropped = len(length) - len(whole)
+        self.cut_tokens = int((whole - self._length).sum())
+
+    def __len__(self) -> int:
+        return len(self._document)
+
+    def spans(self, row: int) -> list[Span]:
+        """What row `row` holds: its document, in two spans where it goes on in the next shard.
+
+        Raises:
+          RowIndexError: no such row.
+        """
+        if not 0 <= row < len(self):
+            raise RowIndexError(f"row {row} of {self!r}: expected 0 to {len(self) - 1}.")
+        pieces = self.pieces(np.array([row], np.int64))
+        document = int(self._document[row])
+        found = zip(pieces.shard.tolist(), pieces.start.tolist(), pieces.length.tolist(), strict=True)
+        return [Span(shard, start, start + length, document) for shard, start, length in found]
+
+    def pieces(self, rows: Ints) -> Pieces:
+        """The documents of `rows` (int64 [rows])."""
+        ones = np.ones(len(rows), np.int64)
+        return self._places.pieces(np.arange(len(rows)), self._start[rows], self._length[rows], ones)
+
+    def __repr__(self) -> str:
+        return (
+            f"PaddedLayout(sequence_length={self.sequence_length}, keep={self.keep!r}, min_tokens={self.min_tokens}, "
+            f"rows={len(self)})"
+        )

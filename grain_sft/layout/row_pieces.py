@@ -1,0 +1,46 @@
+"""Pieces of rows that hold documents: from ranges of the corpus's tokens to ranges of its shards."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from grain_sft.corpus import Corpus
+from grain_sft.layout.span import Pieces
+
+Ints = npt.NDArray[np.int64]
+
+
+class ShardPlaces:
+    """Where the tokens of a corpus, counted through all shards, are."""
+
+    def __init__(self, corpus: Corpus) -> None:
+        counts = np.array([shard.num_tokens for shard in corpus.shards], np.int64)
+        self._ends: Ints = np.cumsum(counts)
+        self._begins = self._ends - counts
+
+    def pieces(self, row: Ints, start: Ints, length: Ints, segment: Ints) -> Pieces:
+        """The pieces of segments, row after row; one that goes on in the next shard is two.
+
+        Args:
+          row, segment: int64 [segments], of each; segments count from 1 in every row.
+          start, length: in the corpus's tokens.
+        """
+        shard = self._ends.searchsorted(start, side="right")
+        position = np.zeros(len(start), np.int64)
+        over = start + length > self._ends[shard]
+        while over.any():  # a document that was cut by a part's end: rare
+            here = self._ends[shard] - start
+            row, segment, position = (np.repeat(column, 1 + over) for column in (row, segment, position))
+            firsts = np.flatnonzero(over) + np.arange(np.count_nonzero(over))
+            start, length, shard, here = (np.repeat(column, 1 + over) for column in (start, length, shard, here))
+            position[firsts + 1] += here[firsts]
+            start[firsts + 1] += here[firsts]
+            length[firsts + 1] -= here[firsts]
+            length[firsts] = here[firsts]
+            shard = self._ends.searchsorted(start, side="right")
+            over = start + length > self._ends[shard]
+        before = np.cumsum(length) - length
+        first_of_row = np.searchsorted(row, row, side="left")
+        column = before - before[first_of_row]
+        return Pieces(row, column, shard, start - self._begins[shard], length, segment, position)
