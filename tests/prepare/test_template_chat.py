@@ -168,6 +168,20 @@ def test_a_user_who_quotes_the_assistant_takes_no_loss(style, loaded):
     assert other.count("The answer.") == 2
 
 
+@pytest.mark.parametrize("space", ["", " ", "\n\n", "\u3000"])
+def test_contents_with_space_around_them(style, loaded, space):
+    """Also where a template trims some roles' contents and not others'."""
+    tokenizer = loaded(style)
+    messages = [{"role": role, "content": f"{space}the {role}{space}"} for role in ("system", "user", "assistant") * 2]
+    del messages[3]
+    messages = messages if style.system else messages[1:]
+    result = rendered(tokenizer, {"messages": messages})
+    assert result.tokens.tolist() == expected_ids(tokenizer, messages)
+    found = tokenizer.decode(result.tokens[result.loss].tolist())
+    said = style.seen(messages[-1]["content"])
+    assert "".join(found.split()) == "".join(f"{said}{style.ends[0]}{said}{style.ends[1]}".split())
+
+
 def test_a_turn_of_weight_0_takes_no_loss(style, loaded):
     tokenizer = loaded(style)
     messages = [

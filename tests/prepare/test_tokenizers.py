@@ -176,6 +176,23 @@ def test_looking_for_special_text_costs_little(tmp_path):
     assert (time.perf_counter() - start) / 1000 < 50e-6
 
 
+def test_remote_tokenizers_are_those_of_their_files(tmp_path):
+    fsspec = pytest.importorskip("fsspec")
+    remote = fsspec.filesystem("memory")
+    for name, local in (
+        ("sp", save_sentencepiece(tmp_path)),
+        ("hf", save_huggingface(tmp_path / "hf", byte_level_json(CHATML))),
+    ):
+        for path in [local] if local.is_file() else local.iterdir():
+            remote.pipe_file(f"/tokenizers/{name}/{path.name}", path.read_bytes())
+        here = load_tokenizer(local)
+        assert load_tokenizer(f"memory://tokenizers/{name}").description() == here.description()
+        one = "tokenizer.model" if name == "sp" else "tokenizer.json"
+        assert load_tokenizer(f"memory://tokenizers/{name}/{one}").description() == here.description()
+    with pytest.raises(CorpusFileError, match="memory://tokenizers/absent"):
+        load_tokenizer("memory://tokenizers/absent")
+
+
 @pytest.mark.parametrize("content", [b"", b"garbage", b"\xff" * 100, b"\x0a\xff\xff\xff\x7f"])
 def test_a_file_that_is_no_model_is_named(tmp_path, content):
     path = tmp_path / "broken.model"

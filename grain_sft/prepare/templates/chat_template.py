@@ -39,8 +39,10 @@ class ChatTemplate:
         self.around_roles: dict[tuple[str, ...], list[str] | None] = {}
         self._jinja: Any = importlib.import_module("jinja2")
         self._utils: Any = importlib.import_module("transformers.utils.chat_template_utils")
+        compiler = getattr(self._utils, "_compile_jinja_template", None)  # of a tokenizer, before transformers 4.45
+        compile_text = compiler or tokenizer.transformers_tokenizer._compile_jinja_template
         try:
-            self._compiled = self._utils._compile_jinja_template(text)
+            self._compiled = compile_text(text)
         except self._jinja.TemplateError as error:
             raise PrepareError(
                 f"the chat template is no valid Jinja template: {error} (line {error.lineno})."

@@ -12,7 +12,9 @@ OLMO_TOKENS = ("<|im_start|>", "<|im_end|>")
 OLMO_TEMPLATE = """\
 {%- for message in messages -%}
     {{- '<|im_start|>' + message['role'] + '\\n' -}}
-    {{- message['content'] if message['content'] is defined else '' -}}
+    {%- if message['content'] is defined and message['content'] is not none -%}
+        {{- message['content'] -}}
+    {%- endif -%}
     {%- if message['functions'] is defined -%}
         {%- set functions = message['functions'] -%}
         {{- '<functions>' + (functions if functions is string else functions | tojson) + '</functions>' -}}
