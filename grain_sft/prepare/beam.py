@@ -2,12 +2,13 @@
 
 The output is the local one, byte for byte, and either goes on where the other stopped. Inputs, tokenizer and output have
 to be where every worker can read and write them: in buckets, or on a shared file system. grain_sft has to be installed
-on the workers (`--sdk_container_image`, or `--requirements_file`).
+on the workers (`--sdk_container_image`, or `--requirements_file`). The DataflowRunner needs `apache-beam[gcp]`.
 """
 
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import io
 import logging
 import os
@@ -134,8 +135,8 @@ def _options(beam: Any, arguments: Sequence[str]) -> Any:
 
     Raises:
       PrepareError: one that Beam does not know, or a value that it can't have.
+      MissingExtraError: the DataflowRunner's clients are not installed.
     """
-
     kinds = beam.options.pipeline_options
     options = kinds.PipelineOptions(list(arguments))
     standard = options.view_as(kinds.StandardOptions)
@@ -151,6 +152,10 @@ def _options(beam: Any, arguments: Sequence[str]) -> Any:
         raise PrepareError(f"Beam's options: {said.getvalue().strip().splitlines()[-1]}") from error
     if unknown and standard.runner.lower() in (*LOCAL_RUNNERS, *DATAFLOW_RUNNERS):  # others ask their job server
         raise PrepareError(f"{' '.join(unknown)}: neither grain_sft nor Beam's {standard.runner} has such options.")
+    if standard.runner.lower() in DATAFLOW_RUNNERS and importlib.util.find_spec("google.cloud.dataflow") is None:
+        raise MissingExtraError(
+            "the DataflowRunner needs more of Beam, which is not installed: pip install 'apache-beam[gcp]'"
+        )
     if getattr(standard, "no_wait_until_finish", False):
         raise PrepareError("--no_wait_until_finish: the corpus gets its name when the pipeline has ended.")
     if _is_local(options):

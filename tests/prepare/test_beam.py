@@ -5,6 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 import dataclasses
 import hashlib
+import importlib.util
 import json
 import pickle
 import random
@@ -217,6 +218,7 @@ def test_no_traceback_of_beam_hides_what_is_wrong(chats: Path, tmp_path: Path, m
         (["stray"], "stray: neither"),
         (["--direct_num_workers=x"], "invalid int value: 'x'"),
         (["--runner=None"], "Unexpected pipeline runner: None"),
+        (["--no_wait_until_finish"], "gets its name when the pipeline has ended"),
     ],
 )
 def test_options_that_beam_does_not_know_are_errors(
@@ -234,6 +236,10 @@ def test_without_beam_the_extra_is_named(chats: Path, tmp_path: Path, monkeypatc
     with pytest.raises(MissingExtraError) as error:
         beam.prepare(request_of(chats), tmp_path / "out")
     assert "pip install 'grain_sft[beam]'" in str(error.value)
+    monkeypatch.undo()
+    if importlib.util.find_spec("google.cloud.dataflow") is None:
+        with pytest.raises(MissingExtraError, match=r"apache-beam\[gcp\]"):
+            beam.prepare(request_of(chats), tmp_path / "out", pipeline_args=["--runner=DataflowRunner"])
 
 
 def test_the_command_line_passes_beams_options_on(
