@@ -46,7 +46,7 @@ class _Pool:
 
     def __enter__(self) -> _Pool:
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-        command = [sys.executable, "-P", "-m", "grain_sft.prepare.worker"]
+        command = [sys.executable, "-P", "-c", "from grain_sft.prepare import worker; worker.run()"]  # -m would warn
         line = encode_work(self._job.work, self._job.target.chunks) + "\n"
         try:
             for _ in range(self._size):

@@ -1,4 +1,4 @@
-"""A process that renders units: `python -m grain_sft.prepare.worker`, one line of JSON in and one out for each.
+"""A process that renders units: `run`, one line of JSON in and one out for each.
 
 Not multiprocessing: a process of its own runs whatever the caller's main module is, and ends when its input does, that
 is with its parent, however that ends.
@@ -66,7 +66,8 @@ def main() -> None:
         replies.flush()
 
 
-if __name__ == "__main__":
+def run() -> None:
+    """As `main`, for a process that is nothing else."""
     try:
         main()
     except (KeyboardInterrupt, BrokenPipeError):
