@@ -109,7 +109,7 @@ def _constant(name: str) -> float:
 def _float(text: str) -> float:
     value = float(text)
     if value - value != 0:
-        raise ValueError(f"{text} is beyond what a float holds")
+        raise ValueError(f"{shown(text)} is beyond what a float holds")
     return value
 
 
