@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Collection, Mapping
+from types import NoneType
 from typing import Any
 
 from grain_sft.errors import PrepareError, RecordError
@@ -43,6 +44,12 @@ _MESSAGE_KEYS = dict.fromkeys(
     )
 )
 _CALLS = ("tool_calls", "function_calls")
+_CALL_TYPES: Mapping[str, tuple[type, ...]] = {
+    "tool_calls": (list, NoneType),
+    "function_calls": (list, str, NoneType),
+    "functions": (list, str, NoneType),
+}
+"""Types of what a chat template writes out as it is; OLMo's data have it as text."""
 _TEXT_KEYS = ("name", "context", "think", "cite", "tool_call_id")
 _MAX_WEIGHT = 1e30  # what a float32 holds, with room
 
@@ -192,6 +199,9 @@ def _message(entry: Record, where: str, roles: Collection[str]) -> Message:
     for key in _TEXT_KEYS:
         if not isinstance(extra.get(key, ""), str):
             raise RecordError(f"{where}.{key}: {kind(extra[key])}; expected a string.")
+    for key, kinds in _CALL_TYPES.items():
+        if not isinstance(extra.get(key), kinds):
+            raise RecordError(f"{where}.{key}: {kind(extra[key])}; expected a list.")
     text = _content(entry, role, where, extra)
     return Message(role, text, _weight(entry, where), extra or None)
 
