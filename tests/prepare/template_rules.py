@@ -22,11 +22,16 @@ Run = tuple[str, float]
 """A text, and the loss that each of its tokens takes."""
 
 
+def by_assistant(message: dict[str, Any]) -> float:
+    """1 for what the assistant says, unless the record gives it the weight 0."""
+    return float(message["role"] == "assistant" and message.get("weight") != 0)
+
+
 def primer(record: dict[str, Any]) -> list[Run]:
     names = {"system": "<|sys|>", "user": "<|usr|>", "assistant": "<|asst|>"}
     runs: list[Run] = []
     for message in record["messages"]:
-        loss = float(message["role"] == "assistant")
+        loss = by_assistant(message)
         runs += [(names[message["role"]], 0), (message["content"], loss), ("<|eot|>", loss)]
     return runs
 
@@ -67,16 +72,26 @@ def _tagged(record: dict[str, Any], end: str) -> Iterator[Run]:
         yield f"<myPT_system>{record['system']}</myPT_system>{end}", 0
     for message in record["messages"]:
         role, text = message["role"], message.get("content")
+        before, after = "", ""
+        if role in ("user", "system"):
+            before = _block("user_context", message.get("context"))
+        elif role in ("assistant", "assistant_toolcall"):
+            before = _block("think", message.get("think"))
+            after = _block("cite", message.get("cite")) if role == "assistant" else ""
         if role == "assistant_toolcall":
             call = json.dumps({"name": message["name"], **message.get("arguments", {})}, ensure_ascii=False)
             role, text = "assistant", f"<myPT_toolcall>{call}</myPT_toolcall>"
         elif role == "toolresult" and not is_json_text(text):
             text = json.dumps(text, ensure_ascii=False)
         yield f"<myPT_{role}>", 0
-        yield f"{text}</myPT_{role}>", float(role == "assistant")
+        yield f"{before}{text}{after}</myPT_{role}>", by_assistant({**message, "role": role})
         yield end, 0
     yield "<myPT_eot>", 1
     yield end, 0
+
+
+def _block(name: str, text: str | None) -> str:
+    return f"<myPT_{name}>{text}</myPT_{name}>" if text else ""
 
 
 def is_json_text(value: Any) -> bool:
@@ -92,10 +107,10 @@ def is_json_text(value: Any) -> bool:
 def olmo(record: dict[str, Any]) -> list[Run]:
     runs: list[Run] = []
     for number, message in enumerate(record["messages"], 1):
-        loss = float(message["role"] == "assistant")
-        last = bool(loss) and number == len(record["messages"])
+        loss = by_assistant(message)
+        last = message["role"] == "assistant" and number == len(record["messages"])
         runs += [(f"<|im_start|>{message['role']}\n", 0), (message["content"], loss)]
-        runs += [("<|endoftext|>", 1)] if last else [("<|im_end|>", loss), ("\n", 0)]
+        runs += [("<|endoftext|>", loss)] if last else [("<|im_end|>", loss), ("\n", 0)]
     return runs
 
 
@@ -103,7 +118,7 @@ def hf(record: dict[str, Any]) -> list[Run]:
     """ChatML, the template that this test gives the tokenizer: nothing is trimmed."""
     runs: list[Run] = []
     for message in record["messages"]:
-        loss = float(message["role"] == "assistant")
+        loss = by_assistant(message)
         runs += [(f"<|im_start|>{message['role']}\n", 0), (message["content"], loss), ("<|im_end|>", loss), ("\n", 0)]
     return runs
 

@@ -1,0 +1,584 @@
+"""Damaged input: an error with its line or a counted rejection, never a traceback, a hang or a half-made corpus."""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from pathlib import Path
+from typing import Any
+
+import hard_chats
+import numpy as np
+import pytest
+from template_rules import REFERENCES, SPECIAL, in_one, spelled
+from tokenizer_makers import byte_level_json, save_huggingface
+
+from grain_sft.cli.main import main
+from grain_sft.corpus import open_corpus
+from grain_sft.errors import CorpusFileError, GrainSftError, PrepareError, RecordError
+from grain_sft.prepare import Dataset, Request, load_tokenizer, prepare
+from grain_sft.prepare.training import train_tokenizer
+
+GOOD = b'{"messages": [{"role": "user", "content": "hi %d"}, {"role": "assistant", "content": "yes \xc3\xa4"}]}'
+MUTANTS = 2400  # lines of each template
+PATIENCE = 20.0  # seconds for one bad line; they take milliseconds
+
+
+def chat(user: bytes = b'"hi"', more: bytes = b"", role: bytes = b'"user"') -> bytes:
+    return b'{"messages": [{"role": %s, "content": %s}, {"role": "assistant", "content": "yes"}]%s}' % (
+        role,
+        user,
+        more,
+    )
+
+
+LINES: dict[str, tuple[bytes, str]] = {
+    "bad UTF-8": (chat(b'"a\xff"'), "is not UTF-8"),
+    "overlong UTF-8": (chat(b'"\xc0\xaf"'), "is not UTF-8"),
+    "a surrogate in UTF-8": (chat(b'"\xed\xa0\x80"'), "is not UTF-8"),
+    "cut within a character": (b'{"messages": [{"role": "user", "content": "\xe6\x97', "is not UTF-8"),
+    "latin-1": ('{"messages": [{"role": "user", "content": "ä"}]}'.encode("latin-1"), "is not UTF-8"),
+    "cut within a string": (chat()[:30], "not valid JSON at column"),
+    "cut before the end": (chat()[:-1], "found the end of the line"),
+    "cut to one character": (b"{", "not valid JSON at column 2"),
+    "two records": (chat() + chat(), "not valid JSON at column"),
+    "a comma after it": (chat() + b",", "not valid JSON"),
+    "single quotes": (b"{'messages': []}", "not valid JSON at column 2"),
+    "a comment": (b"// chats", "not valid JSON at column 1"),
+    "a raw tab in a string": (chat(b'"a\tb"'), "not valid JSON"),
+    "a bad escape": (chat(rb'"\x41"'), "not valid JSON"),
+    "NaN": (chat(more=b', "x": NaN'), "NaN is not JSON"),
+    "Infinity": (chat(more=b', "x": -Infinity'), "-Infinity is not JSON"),
+    "a huge float": (chat(more=b', "x": 1e999'), "beyond what a float holds"),
+    "a huge exponent": (chat(more=b', "x": 1e' + b"9" * 100_000), "beyond what a float holds"),
+    "a huge integer": (chat(more=b', "x": ' + b"9" * 100_000), "a number that can't be read"),
+    "100,000 lists deep": (b"[" * 100_000, "nested too deep"),
+    "100,000 lists deep, and closed": (b"[" * 100_000 + b"]" * 100_000, "nested too deep"),
+    "100,000 objects deep": (b'{"a":' * 100_000 + b"1" + b"}" * 100_000, "nested too deep"),
+    "900 objects deep": (chat(more=b', "x": ' + b'{"a":' * 900 + b"1" + b"}" * 900), "nested too deep"),
+    "65 lists deep": (chat(more=b', "x": ' + b"[" * 64 + b"]" * 64), "nested too deep"),
+    "a lone high surrogate": (chat(rb'"a\ud800"'), r"character 1 is \ud800, half of a surrogate pair"),
+    "a lone low surrogate": (chat(rb'"\udfffa"'), "half of a surrogate pair"),
+    "surrogates in the wrong order": (chat(rb'"\udc00\ud800"'), "half of a surrogate pair"),
+    "a surrogate in a key": (chat(more=rb', "\ud800": 1'), "half of a surrogate pair"),
+    "a duplicate key": (b'{"messages": [], "messages": []}', "stands twice"),
+    "a duplicate key in a message": (
+        b'{"messages": [{"role": "user", "role": "assistant", "content": "a"}]}',
+        "key 'role' stands twice",
+    ),
+    "an escaped NUL": (chat(rb'"a\u0000b"'), "character 1 is NUL"),
+    "a raw NUL": (chat(b'"a\0b"'), "not valid JSON"),
+    "only NULs": (b"\0" * 50, "not valid JSON at column 1"),
+    "an empty object": (b"{}", "messages"),
+    "an empty list": (b"[]", "expected a JSON object"),
+    "null": (b"null", "the record is null"),
+    "a number": (b"5", "the record is the number 5"),
+    "a string": (b'"messages"', "expected a JSON object"),
+    "true": (b"true", "the record is true"),
+    "a list of records": (b"[" + chat() + b"]", "expected a JSON object"),
+    "messages null": (b'{"messages": null}', "messages: null; expected a list"),
+    "messages an object": (b'{"messages": {"role": "user"}}', "expected a list"),
+    "messages a string": (b'{"messages": "hi"}', "expected a list"),
+    "no message": (b'{"messages": []}', "is empty"),
+    "a message null": (b'{"messages": [null]}', "messages[0]: null"),
+    "a message a list": (b'{"messages": [["user", "hi"]]}', "messages[0]: a list"),
+    "a message empty": (b'{"messages": [{}]}', "messages[0].role: is missing"),
+    "a role null": (chat(role=b"null"), "messages[0].role: null"),
+    "a role a number": (chat(role=b"1"), "messages[0].role: the number 1"),
+    "a role a list": (chat(role=b"[]"), "messages[0].role: a list"),
+    "a role an object": (chat(role=b"{}"), "messages[0].role: an object"),
+    "a role unknown": (chat(role=b'"robot"'), "messages[0].role: 'robot'"),
+    "a role misspelled": (chat(role=b'"User"'), "Did you mean 'user'?"),
+    "content null": (chat(b"null"), "messages[0].content: null"),
+    "content a number": (chat(b"1.5"), "messages[0].content: the number 1.5"),
+    "content a huge integer": (chat(b"9" * 4000), "messages[0].content: the number 999"),
+    "content a list": (chat(b'[{"type": "text", "text": "hi"}]'), "messages[0].content: a list"),
+    "content missing": (b'{"messages": [{"role": "user"}]}', "messages[0].content: is missing"),
+    "calls that are no list": (
+        b'{"messages": [{"role": "assistant", "content": "a", "tool_calls": false}]}',
+        "messages[0]: key 'tool_calls'",
+    ),
+    "no assistant": (b'{"messages": [{"role": "user", "content": "a"}]}', "nothing in it takes loss"),
+    "special text": (chat(b'"a <|eot|>"'), "spells the special token '<|eot|>' at character 2"),
+    "a tag": (chat(b'"a <myPT_eot>"'), "spells the special token '<myPT_eot>' at character 2"),
+    "a byte order mark twice": (b"\xef\xbb\xbf\xef\xbb\xbf" + chat(), "not valid JSON at column 1"),
+    "a very long role": (chat(role=b'"' + b"user" * 100_000 + b'"'), "messages[0].role: 'user"),
+    "a very long bad key": (b'{"messages": [{"%s": 1}]}' % (b"k" * 1_000_000), "messages[0]"),
+}
+"""What stands in line 4, and a part of what is said of it."""
+
+PLAIN = ("primer", "openchat", "episode", "episode_tool", "olmo", "hf")
+FORMATS = {"primer": "primer", "openchat": "openchat", "olmo": "olmo"}
+
+
+@pytest.fixture(scope="module")
+def tokenizers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """A tokenizer for each template."""
+    folder = tmp_path_factory.mktemp("tokenizers")
+    words = [f"the question and the answer, word {number}" for number in range(100)]
+    (folder / "spm.model").write_bytes(train_tokenizer(words, 450, SPECIAL))
+    serialized = byte_level_json(SPECIAL)
+    chatml = (
+        "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n"
+        "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    paths = {
+        "olmo": save_huggingface(folder / "olmo", serialized, eos="<|endoftext|>"),
+        "hf": save_huggingface(folder / "hf", serialized, eos="<|endoftext|>", chat_template=chatml),
+    }
+    return {template: str(paths.get(template, folder / "spm.model")) for template in PLAIN}
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GRAIN_SFT_CACHE_DIR", str(tmp_path / ".cache"))
+
+
+def request_of(path: Path | str, tokenizers: dict[str, str], template: str = "primer", **options: Any) -> Request:
+    format = options.pop("format", FORMATS.get(template, "episodes"))
+    return Request((Dataset((str(path),)),), template, tokenizers[template], format, **options)
+
+
+def written(path: Path, lines: list[bytes], end: bytes = b"\n") -> Path:
+    path.write_bytes(b"".join(line + end for line in lines))
+    return path
+
+
+def visible(folder: Path) -> set[str]:
+    """What stands under a name of its own."""
+    return {path.name for path in folder.iterdir() if not path.name.startswith(".")}
+
+
+def rejected_of(out: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in Path(f"{out}.rejected.jsonl").read_text("utf-8").split("\n") if line]
+
+
+def check_stop(request: Request, out: Path, where: str) -> str:
+    """Preparing is an error that begins with a place, and leaves nothing under a final name."""
+    before = visible(out.parent)
+    begin = time.perf_counter()
+    with pytest.raises(RecordError) as error:
+        prepare(request, out, workers=1)
+    assert time.perf_counter() - begin < PATIENCE
+    text = str(error.value)
+    assert text.startswith(f"{where}: "), text
+    assert len(text) < 1000 + len(where) and "\n" not in text
+    assert visible(out.parent) == before
+    return text
+
+
+@pytest.mark.parametrize("template", ["primer", "openchat", "episode_tool"])
+@pytest.mark.parametrize("name", LINES)
+def test_a_bad_line_stops_with_its_number_or_is_left_out(
+    name: str, template: str, tokenizers: dict[str, str], tmp_path: Path
+) -> None:
+    bad, said = LINES[name]
+    if (name, template) == ("no assistant", "openchat"):
+        pytest.skip("OpenChat's tool drops it")
+    good = [GOOD % number for number in range(5)]
+    path = written(tmp_path / "chats.jsonl", [*good[:2], b"", bad, *good[2:], bad])
+    text = check_stop(request_of(path, tokenizers, template), tmp_path / "stopped", f"{path}:4")
+    if template == "primer":  # the strict schema's words
+        assert said in text
+    out = tmp_path / "out"
+    manifest = prepare(request_of(path, tokenizers, template, on_error="skip"), out, workers=1)
+    assert (manifest["rejected"], manifest["splits"]["train"]["documents"]) == (2, 5)
+    found = rejected_of(out)
+    assert [(entry["file"], entry["line"]) for entry in found] == [(str(path), 4), (str(path), 8)]
+    for entry in found:
+        assert f"{path}:4: {entry['reason']}" == text
+        assert record_bytes(entry) == bad
+    assert open_corpus(out).num_documents == 5
+    assert sorted(line for _, line in open_corpus(out).sources.tolist()) == [1, 2, 5, 6, 7]
+
+
+@pytest.mark.parametrize("template", PLAIN)
+def test_every_bad_line_is_left_out_by_every_template(
+    template: str, tokenizers: dict[str, str], tmp_path: Path
+) -> None:
+    bad = [line for name, (line, _) in LINES.items() if name != "no assistant"]
+    path = written(tmp_path / "a.jsonl", [line for one in bad for line in (one, chat())])
+    out = tmp_path / "out"
+    manifest = prepare(request_of(path, tokenizers, template, on_error="skip"), out, workers=1)
+    assert (manifest["rejected"], manifest["splits"]["train"]["documents"]) == (len(bad), len(bad))
+    assert [record_bytes(entry) for entry in rejected_of(out)] == bad
+    assert check_spelled(out, template, tokenizers, path.read_bytes())
+
+
+def record_bytes(entry: dict[str, Any]) -> bytes:
+    import base64
+
+    return entry["record"].encode() if "record" in entry else base64.b64decode(entry["record_base64"])
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "documents"),
+    [
+        ("no line end", GOOD % 1 + b"\n" + GOOD % 2, 2),
+        ("CRLF", GOOD % 1 + b"\r\n" + GOOD % 2 + b"\r\n", 2),
+        ("BOM", b"\xef\xbb\xbf" + GOOD % 1 + b"\n" + GOOD % 2, 2),
+        ("BOM and CRLF", b"\xef\xbb\xbf\r\n" + GOOD % 1 + b"\r\n\r\n", 1),
+        ("blank lines", b"\n\n \t \r\n" + GOOD % 1 + b"\n\n\n" + GOOD % 2 + b"\n\n", 2),
+        ("spaces around", b"  " + GOOD % 1 + b" \t\n", 1),
+        ("a BOM in every line", b"\xef\xbb\xbf" + GOOD % 1 + b"\n\xef\xbb\xbf" + GOOD % 2, 2),
+        ("surrogate pairs", chat(rb'"\ud83d\ude00"'), 1),
+        ("a separator of lines", chat('"a\u2028b\x85c"'.encode()), 1),
+        ("a carriage return", chat(rb'"a\rb"'), 1),
+        ("10 MB", chat(b'"' + b"the question and " * 600_000 + b'"'), 1),
+        ("10 MB in one word", chat(b'"' + b"x" * 1_000_000 + b'"'), 1),
+        (
+            "50,000 messages",
+            b'{"messages": [' + b", ".join([b'{"role": "assistant", "content": "a"}'] * 50_000) + b"]}",
+            1,
+        ),
+    ],
+)
+def test_odd_files_that_are_right(
+    name: str, data: bytes, documents: int, tokenizers: dict[str, str], tmp_path: Path
+) -> None:
+    (tmp_path / "a.jsonl").write_bytes(data)
+    manifest = prepare(request_of(tmp_path / "a.jsonl", tokenizers), tmp_path / "out", workers=1)
+    assert manifest["splits"]["train"]["documents"] == documents
+    check_spelled(tmp_path / "out", "primer", tokenizers, data)
+
+
+@pytest.mark.parametrize("template", ["openchat", "episode", "hf"])
+def test_other_keys_are_metadata_however_many_and_long(
+    template: str, tokenizers: dict[str, str], tmp_path: Path
+) -> None:
+    more = b"".join(b', "number %d": [%d]' % (number, number) for number in range(2000)) + b', "%s": 1' % (b"k" * 10**6)
+    path = written(tmp_path / "a.jsonl", [chat(more=more), chat(more=b', "x": ' + b"[" * 63 + b"]" * 63)])
+    manifest = prepare(request_of(path, tokenizers, template), tmp_path / "out", workers=1)
+    assert manifest["splits"]["train"]["documents"] == 2
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-32"])
+def test_a_file_in_another_encoding_is_an_error_in_its_first_line(
+    encoding: str, tokenizers: dict[str, str], tmp_path: Path
+) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(("\n".join([(GOOD % number).decode() for number in range(3)]) + "\n").encode(encoding))
+    check_stop(request_of(path, tokenizers), tmp_path / "out", f"{path}:1")
+
+
+@pytest.mark.parametrize("on_error", ["stop", "skip"])
+@pytest.mark.parametrize("data", [b"", b"\n", b"\n\n \r\n\t\n", b"\xef\xbb\xbf", b"\xef\xbb\xbf\n"])
+def test_a_file_without_records_is_a_sentence(
+    data: bytes, on_error: str, tokenizers: dict[str, str], tmp_path: Path
+) -> None:
+    (tmp_path / "a.jsonl").write_bytes(data)
+    before = visible(tmp_path)
+    for template in ("primer", "olmo"):
+        with pytest.raises(PrepareError, match=r"no document is left for the split 'train': 0 valid records"):
+            prepare(request_of(tmp_path / "a.jsonl", tokenizers, template, on_error=on_error), tmp_path / template)
+        assert visible(tmp_path) == before
+
+
+# Mutants.
+
+SNIPPETS = (
+    *(b"\xff", b"\xed\xa0\x80", b"\0", b"\\u0000", b"\\ud800", b"\\udc00", b"[" * 70, b'{"a":' * 70, b"NaN", b"1e999"),
+    *(b"null", b"true", b"0", b"-1", b"[]", b"{}", b'""', b"<|eot|>", b"<myPT_eot>", b"</s>", b"\\", b'"', b",", b"\r"),
+    *(b'"weight": 0.5,', b'"role": "user",', b'"content": "x",', b"\xe2\x80\xa8", b"\xef\xbb\xbf", b"\xf0\x9f\x98\x80"),
+)
+VALUES: tuple[Any, ...] = (
+    *(None, True, False, 0, 1, -1, 0.5, 1e300, 10**40, "", " ", "user", "assistant", "system", "toolresult", [], {}),
+    *(
+        [None],
+        {"a": None},
+        "\0",
+        "\ud800",
+        "<|eot|>",
+        "a" * 5000,
+        "👩‍👩‍👧‍👦",
+        ["a", {"b": [1.5]}],
+        {"role": "user"},
+        {"": ""},
+    ),
+)
+
+
+def seeds(template: str) -> list[dict[str, Any]]:
+    kinds = {"openchat": hard_chats.openchat_chats, "episode_tool": hard_chats.tool_chats}
+    records = kinds.get(template, hard_chats.chats)()
+    return [record for record in records if len(json.dumps(record)) < 5000]
+
+
+def mutant(draw: random.Random, records: list[dict[str, Any]]) -> bytes:
+    record = draw.choice(records)
+    if draw.random() < 0.5:
+        record = json.loads(json.dumps(record))
+        for _ in range(draw.randint(1, 2)):
+            change(draw, record)
+    line = json.dumps(record, ensure_ascii=draw.random() < 0.5).encode("utf-8", "surrogatepass")
+    for _ in range(draw.choice((0, 1, 1, 3))):
+        place, end = draw.randrange(len(line) + 1), draw.randrange(len(line) + 1)
+        how = draw.randrange(6)
+        if how == 0:
+            line = line[:place] + bytes([draw.randrange(256)]) + line[place + 1 :]
+        elif how == 1:
+            line = line[:place] + draw.choice(SNIPPETS) + line[place:]
+        elif how == 2:
+            line = line[:place] + line[place + draw.randint(1, 8) :]
+        elif how == 3:
+            line = line[:place]
+        elif how == 4:
+            line = line[:place] + line[end:]
+        else:
+            line = (
+                line[:place] + bytes([line[place] ^ (1 << draw.randrange(8))]) + line[place + 1 :]
+                if line[place:]
+                else b""
+            )
+    return line.replace(b"\n", b" ") or b"{}"
+
+
+def change(draw: random.Random, record: Any) -> None:
+    """Replace, add, rename or remove one value somewhere in a record."""
+    places = []
+    todo = [record]
+    while todo:
+        node = todo.pop()
+        keys = list(node) if isinstance(node, dict) else list(range(len(node)))
+        places += [(node, key) for key in keys]
+        todo += [node[key] for key in keys if isinstance(node[key], dict | list)]
+    if not places:
+        return
+    node, key = draw.choice(places)
+    how = draw.randrange(5)
+    if how == 0:
+        del node[key]
+    elif how == 1 and isinstance(node, dict):
+        node[draw.choice(("weight", "name", "contents", "x", "context", "think", "arguments"))] = draw.choice(VALUES)
+    elif how == 2 and isinstance(node, dict):
+        node[draw.choice(("role ", "Content", "", "messages", "y" * 500))] = node.pop(key)
+    elif how == 3 and isinstance(node, list):
+        node.insert(draw.randrange(len(node) + 1), draw.choice(VALUES))
+    else:
+        node[key] = draw.choice(VALUES)
+
+
+def check_spelled(out: Path, template: str, tokenizers: dict[str, str], data: bytes) -> list[int]:
+    """Every document is what its line says; gives the lines."""
+    tokenizer, lines, found = load_tokenizer(tokenizers[template]), data.split(b"\n"), []
+    for document in open_corpus(out).iter_documents():
+        record = json.loads(lines[document.source[1] - 1].decode("utf-8-sig"))
+        expected = in_one(REFERENCES[template](record))
+        assert spelled(tokenizer, document.tokens, document.loss) == expected, record
+        found.append(document.source[1])
+    return found
+
+
+@pytest.mark.parametrize("template", PLAIN)
+def test_mutants_are_accepted_and_come_back_or_are_rejected(
+    template: str, tokenizers: dict[str, str], tmp_path: Path
+) -> None:
+    draw = random.Random(template)
+    records = seeds(template)
+    accepted = refused = 0
+    for number in range(4):
+        data = b"\n".join(mutant(draw, records) for _ in range(MUTANTS // 4))
+        path = tmp_path / f"{number}.jsonl"
+        path.write_bytes(data)
+        out = tmp_path / f"out-{number}"
+        manifest = prepare(request_of(path, tokenizers, template, format="episodes", on_error="skip"), out, workers=1)
+        assert (
+            not visible(tmp_path)
+            - {f"{i}{end}" for i in range(number + 1) for end in (".jsonl",)}
+            - {f"out-{i}{end}" for i in range(number + 1) for end in ("", ".rejected.jsonl")}
+        )
+        rejected = rejected_of(out)
+        full = [line for line, text in enumerate(data.split(b"\n"), 1) if text.strip()]
+        found = check_spelled(out, template, tokenizers, data)
+        dropped = sum(manifest["dropped"].values())
+        assert len(found) == len(set(found)) == manifest["splits"]["train"]["documents"]
+        assert not set(found) & {entry["line"] for entry in rejected}
+        assert len(found) + len(rejected) + dropped == len(full) and manifest["rejected"] == len(rejected)
+        accepted, refused = accepted + len(found), refused + len(rejected)
+        first = rejected[0]
+        text = check_stop(
+            request_of(path, tokenizers, template, format="episodes"), tmp_path / "stopped", f"{path}:{first['line']}"
+        )
+        assert text.endswith(first["reason"])
+        for leftover in tmp_path.glob(".stopped*"):
+            remove(leftover)
+    assert accepted > MUTANTS / 10 and refused > MUTANTS / 10
+
+
+def remove(folder: Path) -> None:
+    import shutil
+
+    shutil.rmtree(folder)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_files_cut_and_flipped_anywhere(seed: int, tokenizers: dict[str, str], tmp_path: Path) -> None:
+    """Line ends too are damaged; whatever is accepted is what a parser reads in that line."""
+    draw = random.Random(seed)
+    whole = b"\r\n".join(json.dumps(record).encode() for record in seeds("primer") * 3)
+    for number in range(25):
+        data = bytearray(whole)
+        for _ in range(draw.randint(1, 30)):
+            place = draw.randrange(len(data))
+            how = draw.randrange(3)
+            if how == 0:
+                data[place] = draw.randrange(256)
+            elif how == 1:
+                data[place:place] = draw.choice((b"\n", b"\r", b"\n\n", b"\0", b"\xff\xfe", b'"', b"\x0b", b"\x1e"))
+            else:
+                del data[place : place + draw.randint(1, 40)]
+        path = tmp_path / f"{number}.jsonl"
+        path.write_bytes(data)
+        out = tmp_path / f"out-{number}"
+        manifest = prepare(request_of(path, tokenizers, on_error="skip"), out, workers=1)
+        found = check_spelled(out, "primer", tokenizers, bytes(data))
+        total = sum(bool(line.strip()) for line in bytes(data).split(b"\n"))
+        assert len(found) + manifest["rejected"] == total
+
+
+# The command line.
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("bad UTF-8", "cut within a string", "100,000 objects deep", "messages a string", "a lone high surrogate"),
+        *(
+            "a duplicate key",
+            "an escaped NUL",
+            "a huge integer",
+            "NaN",
+            "an empty object",
+            "a very long bad key",
+            "a tag",
+        ),
+    ],
+)
+def test_the_command_says_one_sentence(
+    name: str, tokenizers: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = written(tmp_path / "a.jsonl", [GOOD % 1, LINES[name][0], GOOD % 2])
+    command = ["prepare", str(path), "--template", "primer", "--tokenizer", tokenizers["primer"]]
+    command += ["-o", str(tmp_path / "out")]
+    assert main(command) == 1
+    printed = capsys.readouterr()
+    assert printed.err.startswith(f"grain-sft prepare: {path}:2: ") and printed.err.count("\n") == 1
+    assert len(printed.err) < 1000 and "Traceback" not in printed.err and not printed.out
+    assert visible(tmp_path) == {"a.jsonl"}
+    assert main([*command, "--dry-run"]) == 0
+    assert f"{path}:2: " in capsys.readouterr().out
+    assert main(["train-tokenizer", str(path), "-o", str(tmp_path / "m.model")]) == 1
+    assert "Traceback" not in capsys.readouterr().err
+    assert main([*command, "--on-error", "skip", "--overwrite", "--workers", "2"]) == 0
+    assert f"rejected 1: see {tmp_path}/out.rejected.jsonl" in capsys.readouterr().out
+    assert rejected_of(tmp_path / "out")[0]["line"] == 2
+
+
+# Parquet.
+
+
+def parquet(path: Path, rows: list[Any], **options: Any) -> Path:
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    parquet.write_table(arrow.Table.from_pylist(rows), path, **options)
+    return path
+
+
+def plain_row(number: int) -> dict[str, Any]:
+    return json.loads(GOOD % number)
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ({"text": "hi"}, "the record's keys are 'text'; expected 'messages'"),
+        ({"messages": None, "x": 1}, "the record's keys are 'x'; expected 'messages'"),
+        ({"messages": []}, "messages: is empty"),
+        ({"messages": [None]}, "messages[0]: null"),
+        ({"messages": "hi"}, "expected a list"),
+        ({"messages": [{"role": None, "content": "a"}]}, "messages[0].role: is missing"),
+        ({"messages": [{"role": "user", "content": None}]}, "messages[0].content: is missing"),
+        ({"messages": [{"role": "user", "content": b"a"}]}, "messages[0].content: a bytes"),
+        ({"messages": [{"role": "user", "content": "a\0b"}]}, "character 1 is NUL"),
+        ({"messages": [{"role": 1, "content": "a"}]}, "messages[0].role: the number 1"),
+    ],
+)
+@pytest.mark.parametrize("template", ["episode", "openchat", "hf"])
+def test_a_bad_row_of_parquet_has_its_number(
+    row: Any, said: str, template: str, tokenizers: dict[str, str], tmp_path: Path
+) -> None:
+    path = parquet(tmp_path / "a.parquet", [row, row], row_group_size=1)
+    text = check_stop(request_of(path, tokenizers, template), tmp_path / "out", f"{path}:1")
+    assert said in text
+
+
+def test_bad_rows_of_parquet_are_left_out_and_listed(tokenizers: dict[str, str], tmp_path: Path) -> None:
+    rows = [plain_row(number) for number in range(30)]
+    rows[7]["messages"], rows[19]["messages"][0]["content"] = None, None
+    path = parquet(tmp_path / "a.parquet", rows, row_group_size=4)
+    out = tmp_path / "out"
+    manifest = prepare(request_of(path, tokenizers, on_error="skip"), out, workers=1)
+    assert (manifest["rejected"], manifest["splits"]["train"]["documents"]) == (2, 28)
+    assert [entry["line"] for entry in rejected_of(out)] == [8, 20]
+    for document in open_corpus(out).iter_documents():
+        expected = in_one(REFERENCES["primer"](rows[document.source[1] - 1]))
+        assert spelled(load_tokenizer(tokenizers["primer"]), document.tokens, document.loss) == expected
+
+
+def test_a_damaged_parquet_file_is_an_error_that_names_it(tokenizers: dict[str, str], tmp_path: Path) -> None:
+    whole = parquet(tmp_path / "whole.parquet", [plain_row(number) for number in range(200)], row_group_size=50)
+    content = whole.read_bytes()
+    draw = random.Random(5)
+    accepted = 0
+    for number in range(100):
+        data = bytearray(content)
+        if number % 3 == 0:
+            del data[draw.randrange(len(data)) :]
+        else:
+            for _ in range(draw.randint(1, 4)):
+                data[draw.randrange(len(data))] ^= 1 << draw.randrange(8)
+        path = tmp_path / "a.parquet"
+        path.write_bytes(data)
+        out = tmp_path / f"out-{number}"
+        before = visible(tmp_path)
+        try:
+            prepare(request_of(path, tokenizers), out, workers=1)
+        except GrainSftError as error:
+            assert str(error).startswith(str(path)), error
+            assert visible(tmp_path) == before
+        else:
+            accepted += 1
+            assert open_corpus(out).num_documents == 200
+    assert accepted < 50
+    path.write_bytes(b"")
+    with pytest.raises(CorpusFileError, match=r"a\.parquet: can't be read as Parquet"):
+        prepare(request_of(path, tokenizers), tmp_path / "out")
+
+
+def test_an_empty_parquet_file_is_a_sentence(tokenizers: dict[str, str], tmp_path: Path) -> None:
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    parquet.write_table(arrow.table({"messages": arrow.array([], arrow.string())}), tmp_path / "a.parquet")
+    with pytest.raises(PrepareError, match="no document is left"):
+        prepare(request_of(tmp_path / "a.parquet", tokenizers), tmp_path / "out")
+    assert visible(tmp_path) == {"a.parquet"}
+
+
+def test_the_loss_is_never_of_a_rejected_line(tokenizers: dict[str, str], tmp_path: Path) -> None:
+    """A bad line between good ones shifts nothing, at the borders of batches either."""
+    lines = []
+    for number in range(1100):
+        lines.append(b"{broken" if number in (0, 255, 256, 257, 511, 768, 1099) else GOOD % number)
+    path = written(tmp_path / "a.jsonl", lines)
+    out = tmp_path / "out"
+    prepare(request_of(path, tokenizers, on_error="skip"), out, workers=1)
+    found = check_spelled(out, "primer", tokenizers, path.read_bytes())
+    assert len(found) == 1093 and [entry["line"] - 1 for entry in rejected_of(out)] == [
+        0,
+        255,
+        256,
+        257,
+        511,
+        768,
+        1099,
+    ]
+    assert np.array_equal(np.sort(found), [number for number in range(1, 1101) if lines[number - 1] != b"{broken"])
