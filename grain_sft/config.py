@@ -17,7 +17,8 @@ from grain_sft import files
 from grain_sft.corpus import open_corpus
 from grain_sft.corpus.open import FORMATS
 from grain_sft.errors import ConfigError, MissingExtraError
-from grain_sft.layout import Layout, WindowLayout
+from grain_sft.layout import Layout, PackedLayout, PaddedLayout, WindowLayout
+from grain_sft.layout.packing import ALGORITHMS, BY_EPOCH
 from grain_sft.pipeline import Pipeline
 from grain_sft.sampling import Host, IndexSampler
 from grain_sft.sampling.orders import ORDERS
@@ -26,7 +27,7 @@ from grain_sft.sources import NpyDataSource
 from grain_sft.transforms import NgramFilter, ShiftTargets
 
 INHERITS = "inherits"
-LAYOUTS: dict[str, Callable[..., Layout]] = {"windows": WindowLayout}
+LAYOUTS: dict[str, Callable[..., Layout]] = {"windows": WindowLayout, "padded": PaddedLayout, "packed": PackedLayout}
 TRANSFORMS: dict[str, Callable[..., grain.transforms.Map]] = {
     "ngram_filter": NgramFilter,
     "shift_targets": ShiftTargets,
@@ -34,6 +35,25 @@ TRANSFORMS: dict[str, Callable[..., grain.transforms.Map]] = {
 
 Kind = type | tuple[type, ...] | tuple[str, ...]
 _PATH: Kind = (str, list)
+_COUNT_OR_NONE: Kind = (int, type(None))
+LAYOUT_OPTIONS: dict[str, dict[str, Kind]] = {
+    "windows": {},
+    "padded": {"keep": ("last", "first"), "min_tokens": int},
+    "packed": {
+        "algorithm": tuple(ALGORITHMS),
+        "long_documents": ("truncate", "fragment"),
+        "source_group_size": int,
+        "ties": ("stable", "numpy"),
+        "max_segments": _COUNT_OR_NONE,
+        "boundaries": ("auto", "eos"),
+        "bos_token_id": _COUNT_OR_NONE,
+        "seed": int,
+        "epochs": int,
+        "batch_rows": int,
+    },
+}
+"""Keys that a layout of each kind takes beside `kind` and `sequence_length`."""
+
 SECTIONS: dict[str, dict[str, Kind]] = {
     "corpus": {
         "path": _PATH,
@@ -43,7 +63,11 @@ SECTIONS: dict[str, dict[str, Kind]] = {
         "path_remap": dict,
         "tokenizer": str,
     },
-    "layout": {"kind": tuple(LAYOUTS), "sequence_length": int},
+    "layout": {
+        "kind": tuple(LAYOUTS),
+        "sequence_length": int,
+        **{key: kind for options in LAYOUT_OPTIONS.values() for key, kind in options.items()},
+    },
     "sampler": {
         "order": tuple(ORDERS),
         "seed": int,
@@ -81,12 +105,12 @@ def load(config: str | os.PathLike[str] | Mapping[str, Any], *, host: Host | Non
     validate(stated, where)
     corpus_keys = dict(stated["corpus"])
     corpus = open_corpus(corpus_keys.pop("path"), **corpus_keys)
-    layout_keys = dict(stated["layout"])
+    layout_keys, sampler_keys = dict(stated["layout"]), dict(stated["sampler"])
+    if "global_batch_tokens" in sampler_keys:
+        sampler_keys["global_batch_size"] = sampler_keys.pop("global_batch_tokens") // layout_keys["sequence_length"]
+    _check_epochs(layout_keys, sampler_keys, where)
     layout = LAYOUTS[layout_keys.pop("kind")](corpus, **layout_keys)
     source = NpyDataSource(layout)
-    sampler_keys = dict(stated["sampler"])
-    if "global_batch_tokens" in sampler_keys:
-        sampler_keys["global_batch_size"] = sampler_keys.pop("global_batch_tokens") // layout.sequence_length
     sampler = IndexSampler(len(source), host=host or Host.from_jax(), **sampler_keys)
     return Pipeline(source, sampler, [_transform(item, where) for item in stated.get("transforms", ["shift_targets"])])
 
@@ -108,6 +132,7 @@ def validate(config: Mapping[str, Any], where: str) -> None:
                 raise ConfigError(f"{where}: {section} lacks the key {key!r}.")
         for key, value in stated.items():
             _check_kind(value, keys[key], f"{where}: {section}.{key}")
+    _check_layout(config["layout"], where)
     paths, remap = config["corpus"]["path"], config["corpus"].get("path_remap", {})
     for path in paths if isinstance(paths, list) else ():
         _check_kind(path, str, f"{where}: corpus.path: an item")
@@ -123,6 +148,42 @@ def validate(config: Mapping[str, Any], where: str) -> None:
         )
     if not isinstance(config.get("transforms", []), list):
         raise ConfigError(f"{where}: transforms is {config['transforms']!r}; expected a list.")
+
+
+def _check_layout(layout: Mapping[str, Any], where: str) -> None:
+    """Check that a layout's options are those of its kind."""
+    kind = layout["kind"]
+    for key in layout:
+        owners = [each for each, options in LAYOUT_OPTIONS.items() if key in options]
+        if owners and kind not in owners:
+            known = ", ".join(("sequence_length", *LAYOUT_OPTIONS[kind]))
+            raise ConfigError(
+                f"{where}: layout.{key} is an option of kind {' and '.join(owners)}; kind {kind} takes {known}. Take it "
+                f"out, or write kind: {owners[0]}."
+            )
+
+
+def _check_epochs(layout: dict[str, Any], sampler: Mapping[str, Any], where: str) -> None:
+    """Check a layout that packs each epoch anew: its rows are numbered through its epochs, and read as they are. With
+    multipack, whose batches are made with their rows, fills in how many rows a batch has."""
+    algorithm = layout.get("algorithm")
+    if algorithm not in BY_EPOCH:
+        return
+    if "seed" not in layout:
+        raise ConfigError(f"{where}: layout lacks the key 'seed': algorithm {algorithm} packs each epoch anew by it.")
+    for key, right in (("order", "sequential"), ("epochs", 1)):
+        if sampler.get(key) != right:
+            raise ConfigError(
+                f"{where}: sampler.{key} is {sampler.get(key)!r}; with layout.algorithm {algorithm}, which orders the rows "
+                f"of all its epochs (layout.epochs) itself, expected {right!r}."
+            )
+    if algorithm == "multipack":
+        rows = sampler["global_batch_size"]
+        if layout.setdefault("batch_rows", rows) != rows:
+            raise ConfigError(
+                f"{where}: layout.batch_rows is {layout['batch_rows']}, but the sampler's global batch has {rows} rows; "
+                "multipack makes whole batches, so these are one number. Leave layout.batch_rows out."
+            )
 
 
 def _read(path: str, inheriting: tuple[str, ...]) -> dict[str, Any]:
@@ -178,6 +239,14 @@ def _overlay(base: Mapping[str, Any], top: Mapping[str, Any]) -> dict[str, Any]:
         for one, other in (("global_batch_size", "global_batch_tokens"), ("global_batch_tokens", "global_batch_size")):
             if one in sampler and other not in sampler:
                 merged["sampler"].pop(other, None)  # the one replaces the other
+    layout, below = top.get("layout"), base.get("layout")
+    if (
+        isinstance(layout, Mapping)
+        and isinstance(below, Mapping)
+        and layout.get("kind", below.get("kind")) != below.get("kind")
+    ):
+        dropped = set(below).difference(layout, ("kind", "sequence_length"))  # options of the kind that is replaced
+        merged["layout"] = {key: value for key, value in merged["layout"].items() if key not in dropped}
     return merged
 
 
@@ -231,5 +300,7 @@ def _check_kind(value: object, kind: Kind, where: str) -> None:
         return
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
         names = kind if isinstance(kind, tuple) else (kind,)
-        expected = " or ".join(getattr(each, "__name__", str(each)) for each in names)
+        expected = " or ".join(
+            "null" if each is type(None) else each.__name__ for each in names if isinstance(each, type)
+        )
         raise ConfigError(f"{where} is {value!r}; expected {expected}.")

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import json
 import os
 from pathlib import Path
 
 import numpy as np
 import pytest
+from sft_files import EOS, documents, write_olmo
 
 import grain_sft
+from grain_sft import PackedLayout, PaddedLayout
+from grain_sft.config import LAYOUT_OPTIONS, LAYOUTS
 from grain_sft.errors import ConfigError
 from grain_sft.sampling import Host
 
@@ -383,6 +387,106 @@ def test_a_relative_path_that_is_nowhere_is_named(config, data, tmp_path, monkey
     monkeypatch.chdir(tmp_path)
     for where in ("none.txt", "none/*.npy"):
         assert where in error_of(write(data / "a.yaml", put(config, "corpus.path", where)))
+
+
+@pytest.fixture
+def chats(config, tmp_path):
+    """The config of 40 short documents, packed."""
+    write_olmo(tmp_path / "chats", documents(40))
+    corpus = {"path": str(tmp_path / "chats"), "format": "olmo", "eos_token_id": EOS}
+    layout = {"kind": "packed", "sequence_length": 32}
+    sampler = {"order": "olmo", "seed": 3, "global_batch_size": 4, "epochs": 2}
+    return {**config, "corpus": corpus, "layout": layout, "sampler": sampler}
+
+
+@pytest.mark.parametrize(
+    ("make", "options"),
+    [
+        (PaddedLayout, {}),
+        (PaddedLayout, {"keep": "first", "min_tokens": 5}),
+        (PackedLayout, {}),
+        (PackedLayout, {"algorithm": "first_fit_decreasing", "long_documents": "fragment", "source_group_size": 2}),
+        (
+            PackedLayout,
+            {"ties": "numpy", "max_segments": 3, "boundaries": "eos", "bos_token_id": None, "batch_rows": 1},
+        ),
+        (PackedLayout, {"algorithm": "concat_then_split", "max_segments": None}),
+        (PackedLayout, {"seed": 5, "epochs": 1}),
+    ],
+)
+def test_a_layout_of_documents_takes_the_options_of_its_class(chats, make, options):
+    kind = {PaddedLayout: "padded", PackedLayout: "packed"}[make]
+    loaded = grain_sft.load({**chats, "layout": {"kind": kind, "sequence_length": 32, **options}}, host=HOST)
+    corpus = grain_sft.open_corpus(chats["corpus"]["path"], eos_token_id=EOS)
+    source = grain_sft.NpyDataSource(make(corpus, 32, **options))
+    sampler = grain_sft.IndexSampler(len(source), global_batch_size=4, seed=3, epochs=2, order="olmo")
+    same_batches(loaded, grain_sft.Pipeline(source, sampler, loaded.transforms))
+
+
+def test_every_option_of_a_layout_is_a_key():
+    for kind, make in LAYOUTS.items():
+        parameters = set(inspect.signature(make).parameters) - {"corpus", "sequence_length", "cache_dir"}
+        assert parameters == set(LAYOUT_OPTIONS[kind])
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "expected"),
+    [
+        ("layout.algoritm", "multipack", "layout: unknown key 'algoritm'. The nearest that there is: 'algorithm'."),
+        ("layout.algorithm", "best_fit", "layout.algorithm is 'best_fit'; expected one of best_fit_decreasing, "),
+        ("layout.long_documents", "split", "layout.long_documents is 'split'; expected one of truncate, fragment."),
+        ("layout.ties", True, "layout.ties is True; expected one of stable, numpy."),
+        ("layout.boundaries", None, "layout.boundaries is None; expected one of auto, eos."),
+        ("layout.max_segments", "3", "layout.max_segments is '3'; expected int or null."),
+        ("layout.bos_token_id", 1.0, "layout.bos_token_id is 1.0; expected int or null."),
+        ("layout.source_group_size", None, "layout.source_group_size is None; expected int."),
+        ("layout.max_segments", 0, "max_segments=0: expected an integer, 1 or more"),
+        ("layout.epochs", 2, "epochs=2: algorithm best_fit_decreasing packs every epoch the same"),
+        (
+            "layout.keep",
+            "last",
+            "layout.keep is an option of kind padded; kind packed takes sequence_length, algorithm,",
+        ),
+        ("layout.min_tokens", 2, "Take it out, or write kind: padded."),
+        (
+            "layout.algorithm",
+            "multipack",
+            "layout lacks the key 'seed': algorithm multipack packs each epoch anew by it.",
+        ),
+    ],
+)
+def test_a_mistake_in_a_layout_of_documents_has_its_sentence(chats, place, value, expected):
+    assert expected in error_of(put(chats, place, value))
+
+
+def test_an_option_of_another_kind_is_an_error_also_in_windows(config):
+    message = error_of(put(config, "layout.ties", "stable"))
+    assert message.endswith("kind windows takes sequence_length. Take it out, or write kind: packed.")
+
+
+def test_multipack_makes_the_batches_that_the_sampler_reads(chats):
+    layout = {**chats["layout"], "algorithm": "multipack", "seed": 7, "epochs": 2}
+    sampler = {"order": "sequential", "seed": 0, "global_batch_size": 3, "epochs": 1}
+    config = {**chats, "layout": layout, "sampler": sampler}
+    loaded = grain_sft.load(config, host=HOST)
+    assert loaded.source.layout.recipe.batch_rows == 3 and len(loaded) * 3 == len(loaded.source)
+    same_batches(loaded, grain_sft.load(put(config, "layout.batch_rows", 3), host=HOST))
+    tokens = {key: value for key, value in sampler.items() if key != "global_batch_size"} | {"global_batch_tokens": 96}
+    same_batches(loaded, grain_sft.load({**config, "sampler": tokens}, host=HOST))
+    for place, value, expected in (
+        ("layout.batch_rows", 4, "layout.batch_rows is 4, but the sampler's global batch has 3 rows"),
+        ("sampler.order", "shuffle", "sampler.order is 'shuffle'; with layout.algorithm multipack"),
+        ("sampler.epochs", 2, "sampler.epochs is 2; with layout.algorithm multipack"),
+    ):
+        assert expected in error_of(put(config, place, value))
+
+
+def test_another_kind_of_layout_replaces_the_options_of_the_inherited_one(chats, tmp_path):
+    base = write(tmp_path / "base.yaml", put(chats, "layout.ties", "numpy"))
+    loaded = grain_sft.load({"inherits": str(base), "layout": {"kind": "padded", "keep": "first"}}, host=HOST)
+    assert repr(loaded.source.layout).startswith("PaddedLayout(sequence_length=32, keep='first'")
+    loaded = grain_sft.load({"inherits": str(base), "layout": {"kind": "packed", "max_segments": 2}}, host=HOST)
+    assert loaded.source.layout.recipe.ties == "numpy"
 
 
 @pytest.mark.parametrize("text", ["", "{", "corpus: {path: a", "{'corpus': 1}", '{"a": 1,}', "[" * 100_000])
