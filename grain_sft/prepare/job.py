@@ -67,7 +67,8 @@ class Job:
         hashes = inputs.digests(units, scans, entries)
         work = Work(request, tuple(entries), "")
         _ = work.template
-        key = hash_of([request.as_dict(), hashes, work.tokenizer.sha256])
+        paths = [entry.path for entry in entries]
+        key = hash_of([request.as_dict(), paths, hashes, work.tokenizer.sha256])
         work = dataclasses.replace(work, key=key)
         return cls(work, target, tuple(units), tuple(firsts), tuple(hashes), tuple(records))
 
