@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from grain_sft.arguments import as_integer
-from grain_sft.errors import PrepareError
+from grain_sft.errors import GrainSftError, PrepareError, RecordError
 from grain_sft.prepare import inputs
 from grain_sft.prepare.inputs import Input, Scan, Unit
 from grain_sft.prepare.job import Job
@@ -71,10 +71,19 @@ def prepare(
         done = total - sum(_cost(entries, unit) for unit in todo)
         report("Rendering", done, total)
         most = min(os.cpu_count() or 1, -(-len(todo) // UNITS_PER_WORKER)) if workers is None else workers
-        for unit in render_all(job, todo, most):
-            done += _cost(entries, unit)
-            report("Rendering", done, total)
-        plan = job.plan()
+        try:
+            for unit in render_all(job, todo, most):
+                done += _cost(entries, unit)
+                report("Rendering", done, total)
+        except GrainSftError as error:
+            if isinstance(error, RecordError) or not done:
+                target.discard()  # the same request would fail again; whoever mends it finds nothing in the way
+            raise
+        try:
+            plan = job.plan()
+        except PrepareError:
+            target.discard()
+            raise
         tasks = [task for split in plan.splits for task in job.format.tasks(plan, split)]
         for number, task in enumerate(tasks):
             report("Writing", number, len(tasks))
