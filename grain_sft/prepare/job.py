@@ -117,10 +117,14 @@ class Job:
         )
         for name, ids in splits.items():
             if not len(ids):
-                rejected = sum(len(header.rejected) for header in table.headers)
+                rejected = [entry for header in table.headers for entry in header.rejected]
+                dropped = [f"{count} dropped ({reason})" for reason, count in self.dropped(table).items()]
+                first = "".join(
+                    f" The first: {entry['file']}:{entry['line']}: {entry['reason']}" for entry in rejected[:1]
+                )
                 raise PrepareError(
-                    f"no document is left for the split {name!r}: {len(table.lengths)} valid records, {rejected} rejected, "
-                    f"{self.dropped(table) or 'none'} dropped."
+                    f"no document is left for the split {name!r}: {len(table.lengths)} valid records, "
+                    f"{', '.join([*dropped, f'{len(rejected)} rejected'])}.{first}"
                 )
         self.format.check(plan)
         return plan
