@@ -18,6 +18,7 @@ from typing import Any
 
 from grain_sft import files
 from grain_sft.errors import CorpusFileError, MissingExtraError, PrepareError, RecordError
+from grain_sft.prepare.request import check_name
 
 BLOCK = 1 << 20  # bytes
 MAX_BLOCKS = 8  # of a unit
@@ -183,6 +184,7 @@ def _expand(path: str) -> list[str]:
 
 
 def _describe(dataset: int, path: str) -> Input:
+    check_name("input", path)
     if path.endswith(_COMPRESSED):
         raise PrepareError(
             f"{path}: is compressed, and can't be read from the middle. Decompress it first (gunzip -k, zstd -d, ...)."

@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,6 +17,8 @@ VERSION = 1
 """Of the rules by which documents, orders and files are made; a new one makes other bytes."""
 
 GIB = 1 << 30
+
+_SURROGATE = re.compile("[\ud800-\udfff]")  # what Python makes of such bytes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,7 +82,16 @@ class Request:
     def __post_init__(self) -> None:
         if not self.datasets:
             raise PrepareError("no input: expected at least one file of conversations.")
+        for field in dataclasses.fields(self):
+            check_name(field.name, getattr(self, field.name))
+        for dataset in self.datasets:
+            for path in dataset.paths:
+                check_name("input", path)
         as_integer("seed", self.seed, 0, PrepareError)
+        if self.format == "episodes" and self.seed >= 1 << 32:
+            raise PrepareError(
+                f"seed={self.seed}: expected one below 2**32, for format episodes splits by numpy's RandomState."
+            )
         for name, least in (("max_length", 2), ("part_bytes", 8), ("shard_tokens", 1)):
             if getattr(self, name) is not None:
                 as_integer(name, getattr(self, name), least, PrepareError)
@@ -113,6 +125,16 @@ def parse_amount(amount: str) -> float | int:
             f"amount {amount!r}: expected a factor with a point, such as 0.5, 1.0 or 3.0, or a number of records."
         ) from error
     return value
+
+
+def check_name(name: str, value: object) -> None:
+    """Refuse a text that no JSON file can hold: paths may have bytes that are no UTF-8.
+
+    Raises:
+      PrepareError: it is one.
+    """
+    if isinstance(value, str) and ("\0" in value or (not value.isascii() and _SURROGATE.search(value))):
+        raise PrepareError(f"{name} {value!a}: has NUL or a byte that is not UTF-8. Rename it, or write it anew.")
 
 
 def hash_of(value: Any) -> str:

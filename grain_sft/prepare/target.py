@@ -14,7 +14,7 @@ from typing import Any
 
 from grain_sft import files
 from grain_sft.errors import PrepareError, StorageError
-from grain_sft.prepare.request import differences
+from grain_sft.prepare.request import check_name, differences
 
 MANIFEST = "prepare.json"
 """Written last: a folder that has one is a finished corpus."""
@@ -29,19 +29,24 @@ class Target:
       output: of the corpus; local, or a URL.
 
     Raises:
-      PrepareError: the URL names a bucket, not a folder in one.
+      PrepareError: it is the root of a file system or a bucket, not a folder in one, or no name at all.
     """
 
     def __init__(self, output: str | os.PathLike[str]) -> None:
+        check_name("output", os.fspath(output))
         self.output = files.absolute(files.normalize(output)).rstrip("/")
         self.remote = files.is_remote(self.output)
+        if not self.output:
+            raise PrepareError("output /: is the root of the file system. Give a folder in it.")
+        self.rejected = f"{self.output}.rejected.jsonl"
+        if not self.remote and os.path.islink(self.output):
+            self.output = os.path.realpath(self.output)  # so that a link to a folder stays one
         if self.remote and "/" not in self.output.split("://", 1)[1]:
             raise PrepareError(f"{self.output}: is a bucket. Give a folder in it, such as {self.output}/corpus.")
         parent, name = self.output.rsplit("/", 1)
         self.work = f"{parent}/.{name}.grain_sft-work"
         self.chunks = files.join(self.work, "chunks")
         self.stage = self.output if self.remote else files.join(self.work, "corpus")
-        self.rejected = f"{self.output}.rejected.jsonl"
 
     @property
     def state(self) -> str:
@@ -238,12 +243,17 @@ def _load(path: str) -> dict[str, Any]:
 
 
 def _changed(output: str, what: str, found: Mapping[str, Any], identity: Mapping[str, Any]) -> str:
-    names = ("request", "inputs", "tokenizer")
-    changed = differences({name: found.get(name) for name in names}, {name: identity.get(name) for name in names}) or [
-        "its key"
-    ]
+    changed = differences(_compared(found), _compared(identity)) or ["its key"]
     listed = "\n  ".join(changed[:20])
     return (
         f"{output}: holds {what} other inputs or options. What changed:\n  {listed}\n"
         "Give another output, the old inputs and options, or --overwrite to begin anew."
     )
+
+
+def _compared(identity: Mapping[str, Any]) -> dict[str, Any]:
+    """What is named where it differs, inputs by their paths."""
+    inputs = identity.get("inputs") or []
+    paths = [str(entry.get("path")) for entry in inputs]
+    by_path = dict(zip(paths, inputs, strict=True)) if len(set(paths)) == len(paths) else inputs
+    return {"request": identity.get("request"), "inputs": by_path, "tokenizer": identity.get("tokenizer")}
