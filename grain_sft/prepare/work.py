@@ -37,11 +37,18 @@ class Work:
         """The template that the request names.
 
         Raises:
-          PrepareError: there is none of that name.
+          PrepareError: there is none of that name, or it has not the options that the request gives.
         """
         found = TEMPLATES.get(self.request.template)
         if found is None:
             raise PrepareError(f"template {self.request.template!r}: expected one of {', '.join(TEMPLATES)}.")
+        for name in ("seq_level_weight", "condition", "chat_template", "system_prompt"):
+            if getattr(self.request, name) and name not in found.options:
+                having = [each.name for each in TEMPLATES.values() if name in each.options]
+                raise PrepareError(
+                    f"{name} is an option of template {', '.join(having)}, not of {found.name}. Leave it out, or choose "
+                    "another template."
+                )
         return found
 
     @functools.cached_property

@@ -219,6 +219,7 @@ OLMO = Template(
     schemas=("chat", "messages", "prompt_completion", "tools"),
     roles=_ROLES,
     truncation="first",
+    options=("chat_template",),
 )
 HF = Template(
     name="hf",
@@ -226,4 +227,5 @@ HF = Template(
     schemas=("chat", "messages", "prompt_completion", "tools"),
     roles=_ROLES,
     truncation="first",
+    options=("chat_template",),
 )

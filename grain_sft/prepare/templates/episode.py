@@ -168,6 +168,7 @@ EPISODE = Template(
     roles=_CHAT_ROLES,
     truncation="last",
     min_tokens=2,
+    options=("system_prompt",),
 )
 EPISODE_TOOL = Template(
     name="episode_tool",
@@ -176,4 +177,5 @@ EPISODE_TOOL = Template(
     roles=_TOOL_ROLES,
     truncation="last",
     min_tokens=2,
+    options=("system_prompt",),
 )

@@ -85,4 +85,5 @@ OPENCHAT = Template(
     weighted=True,
     truncation="first",
     trim_trailing=True,
+    options=("seq_level_weight", "condition", "system_prompt"),
 )

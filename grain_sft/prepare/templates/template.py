@@ -62,6 +62,7 @@ class Template:
       truncation: "first" or "last": the side that is kept of a document that is too long.
       trim_trailing: tokens without loss at the end are cut off, and a document of nothing else is dropped.
       min_tokens: a document of fewer is dropped.
+      options: of TemplateOptions that only some templates have, those that it reads.
     """
 
     name: str
@@ -72,6 +73,7 @@ class Template:
     truncation: str = "first"
     trim_trailing: bool = False
     min_tokens: int = 1
+    options: tuple[str, ...] = ()
 
 
 def check_conversation(
