@@ -1,0 +1,101 @@
+"""OpenChat's automatic learning rate: the original's values, and the share of tokens that it rests on."""
+
+import math
+
+import numpy as np
+import pytest
+from sft_files import EOS, documents, joined, write_episodes, write_olmo, write_openchat, write_primer
+
+import grain_sft
+from grain_sft.corpus.learning_rate import automatic_learning_rate, supervised_ratio
+from grain_sft.errors import CorpusError
+
+WEIGHTS = ([0, 1, 1, 1], [1], [1, 0, 0.5, 0, 0.25])
+THREE = [(np.full(len(weights), 9, np.uint32), np.array(weights, np.float32)) for weights in WEIGHTS]
+
+
+def expected_ratio(docs):
+    return sum(int(np.count_nonzero(loss[1:])) for _, loss in docs) / sum(len(tokens) for tokens, _ in docs)
+
+
+@pytest.fixture
+def three(tmp_path):
+    return grain_sft.open_corpus(write_episodes(tmp_path / "three", THREE))
+
+
+@pytest.mark.parametrize(
+    ("batch_tokens", "ranks", "model_type", "rate"),
+    [  # of calculate_auto_lr itself, openchat 3.6, on the same three conversations
+        (81920, 8, "openchat_v3.2", 8.586501033599193e-05),
+        (77824, 8, "openchat_v3.2_Mistral", 1.3948476619330153e-05),
+        (65536, 1, "openchat_3.5_GEMMA", 4.936890981375167e-06),
+        (8192, 64, "OpenChat_3.6", 1.449056603773585e-05),
+        (1, 1, "gemma_mistral", 1.7677669529663686e-08),
+        (4_000_000, 2, "openchat_3.6_gemma", 5.454545454545454e-05),
+    ],
+)
+def test_the_rate_is_openchats(three, batch_tokens, ranks, model_type, rate):
+    assert automatic_learning_rate(three, batch_tokens, ranks, model_type) == pytest.approx(rate, rel=1e-12)
+
+
+def test_the_rate_by_hand(three):
+    assert supervised_ratio(three) == 0.5  # 3 of 4, 0 of 1, 2 of 5: a document's first token is nobody's target
+    assert automatic_learning_rate(three, 4_000_000) == pytest.approx(3e-4 * math.sqrt(0.5), rel=1e-12)
+    assert automatic_learning_rate(three, 8_000_000) == pytest.approx(3e-4, rel=1e-12)
+
+
+def test_the_ratio_of_every_format_is_that_of_its_documents(tmp_path):
+    docs, weighted = documents(60), documents(60, weights=True)
+    for number, (folder, made) in enumerate(
+        (
+            (write_olmo(tmp_path / "olmo", docs), docs),  # parts cut through documents
+            (write_episodes(tmp_path / "gaps", docs, shards=3, gap=2), docs),
+            (write_episodes(tmp_path / "weighted", weighted, flat=True), weighted),
+            (write_primer(tmp_path / "primer", docs), docs),
+        )
+    ):
+        corpus = grain_sft.open_corpus(folder, eos_token_id=EOS)
+        for _ in range(2):  # counted, and as it was kept
+            assert supervised_ratio(corpus) == expected_ratio(made), number
+
+
+def test_the_ratio_of_openchats_own_files(tmp_path):
+    pytest.importorskip("pyarrow")
+    docs = documents(60, weights=True)
+    corpus = grain_sft.open_corpus(write_openchat(tmp_path / "openchat", docs))
+    assert supervised_ratio(corpus) == expected_ratio(docs)
+
+
+def test_documents_in_any_order_that_overlap_are_counted_as_they_are(tmp_path):
+    docs = documents(30)
+    root = write_episodes(tmp_path / "any", docs, flat=True)
+    tokens, loss = joined(docs)
+    pairs = np.random.default_rng(0).integers(0, len(tokens) - 40, (50, 2))
+    pairs[:, 1] %= 40
+    pairs.astype("<u8").tofile(root / "train" / "episodes.idx")
+    found = supervised_ratio(grain_sft.open_corpus(root))
+    assert found == sum(int(loss[at + 1 : at + n].sum()) for at, n in pairs.tolist()) / pairs[:, 1].sum()
+
+
+def test_chunks_that_end_in_documents_change_nothing(tmp_path, monkeypatch):
+    corpus = grain_sft.open_corpus(write_olmo(tmp_path / "olmo", documents(60)), eos_token_id=EOS)
+    for chunk in (1, 7, 64):
+        monkeypatch.setattr("grain_sft.corpus.learning_rate._CHUNK", chunk)
+        monkeypatch.setenv("GRAIN_SFT_CACHE_DIR", str(tmp_path / f"cache{chunk}"))
+        assert supervised_ratio(corpus) == expected_ratio(documents(60))
+
+
+def test_without_loss_files_every_token_but_the_first_is_supervised(write_tokens):
+    corpus = grain_sft.open_corpus(write_tokens("a.npy", [9, 9, EOS, 9, EOS, 9]), eos_token_id=EOS)
+    assert supervised_ratio(corpus) == 3 / 5
+
+
+def test_mistakes_have_their_sentences(three, write_tokens):
+    for wrong in ({"batch_tokens": 0}, {"batch_tokens": 64, "ranks": 0}, {"batch_tokens": 1.5}):
+        with pytest.raises(CorpusError, match="expected an integer, 1 or more"):
+            automatic_learning_rate(three, **wrong)
+    with pytest.raises(CorpusError, match="Give eos_token_id"):
+        supervised_ratio(grain_sft.open_corpus(write_tokens("a.npy", [9, 9])))
+    empty = grain_sft.open_corpus(write_tokens("b.npy", [9, 9]), eos_token_id=EOS)
+    with pytest.raises(CorpusError, match="hold no token"):
+        supervised_ratio(empty)
