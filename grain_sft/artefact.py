@@ -40,8 +40,7 @@ def load_or_make(
 
     Where the cache can't be written to, the arrays are made in memory, with a warning.
     """
-    key = hashlib.sha256(json.dumps(depends, sort_keys=True).encode()).hexdigest()
-    target = (folder or files.cache_dir()) / kind / f"{key[:32]}.arrays"
+    target = place(kind, depends, folder)
     found = _open_cached(target, depends)
     if found is not None:
         return found
@@ -55,6 +54,16 @@ def load_or_make(
     except StorageError as error:
         logging.warning("%s Working without a cache.", error)
         return dict(make())
+
+
+def fingerprint(depends: Mapping[str, Any]) -> str:
+    """Hash of what arrays depend on."""
+    return f"sha256:{hashlib.sha256(json.dumps(depends, sort_keys=True).encode()).hexdigest()}"
+
+
+def place(kind: str, depends: Mapping[str, Any], folder: Path | None = None) -> Path:
+    """Where the arrays that depend on `depends` are kept, or would be."""
+    return (folder or files.cache_dir()) / kind / f"{fingerprint(depends).removeprefix('sha256:')[:32]}.arrays"
 
 
 def save(path: Path, depends: Mapping[str, Any], arrays: Arrays) -> None:

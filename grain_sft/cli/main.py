@@ -20,6 +20,7 @@ COMMANDS = {
     "prepare-tool-sft": "make an episode-indexed dataset of chats with tool calls",
     "convert": "rewrite an SFT corpus in another format",
     "train-tokenizer": "train a SentencePiece model on conversations",
+    "pack": "pack documents into rows and compare algorithms",
     "index": "scan token files and write an index",
     "bench": "measure batches a second beside the limit of the machine",
 }

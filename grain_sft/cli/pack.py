@@ -1,0 +1,190 @@
+"""`grain-sft pack`: documents packed into rows; what comes of it, by one algorithm or by all of them side by side."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+import time
+from typing import Any
+
+from grain_sft.cli.types import at_least, pair
+from grain_sft.corpus import Corpus, open_corpus
+from grain_sft.corpus.learning_rate import automatic_learning_rate, supervised_ratio
+from grain_sft.corpus.open import FORMATS
+from grain_sft.corpus.shard import TOKEN_DTYPES
+from grain_sft.errors import LayoutError
+from grain_sft.files import atomic_write
+from grain_sft.layout.packed import PackedLayout
+from grain_sft.layout.packing import ALGORITHMS, BY_EPOCH
+from grain_sft.layout.report import packing_report, plan_places
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    parser.add_argument("corpus", nargs="+", help="what open_corpus takes: a prepared corpus, a mix, an index, ...")
+    parser.add_argument("--sequence-length", type=at_least(1), required=True, help="tokens a row")
+    parser.add_argument("--algorithm", choices=list(ALGORITHMS), help="(default: compare all of them)")
+    parser.add_argument("--compare", action="store_true", help="compare all algorithms, after the report of one")
+    rows = parser.add_argument_group("rows")
+    rows.add_argument(
+        "--long-documents", choices=("truncate", "fragment"), default="truncate", help="(default: truncate)"
+    )
+    rows.add_argument(
+        "--source-group-size", type=at_least(1), default=1, help="files that are packed together (default: 1)"
+    )
+    rows.add_argument("--ties", choices=("stable", "numpy"), default="stable", help="(default: stable)")
+    rows.add_argument("--max-segments", type=at_least(1), help="documents a row at most (default: any number)")
+    rows.add_argument("--boundaries", choices=("auto", "eos"), default="auto", help="(default: auto)")
+    rows.add_argument("--bos-token-id", type=at_least(0), help="an EOS ends a document only where this follows")
+    rows.add_argument("--seed", type=at_least(0), default=0, help=f"of {', '.join(BY_EPOCH)} (default: 0)")
+    rows.add_argument("--epochs", type=at_least(1), default=1, help=f"of {', '.join(BY_EPOCH)} (default: 1)")
+    rows.add_argument("--batch-rows", type=at_least(1), default=1, help="rows a global batch: multipack (default: 1)")
+    files = parser.add_argument_group("files")
+    files.add_argument("--format", choices=FORMATS, default="auto", help="(default: auto)")
+    files.add_argument("--dtype", choices=TOKEN_DTYPES, help="of headerless arrays")
+    files.add_argument("--eos-token-id", type=at_least(0), help="the token that ends a document")
+    files.add_argument("--tokenizer", help="its name; fills {TOKENIZER} in a mix's paths")
+    files.add_argument("--path-remap", action="append", type=pair, default=[], metavar="FROM=TO")
+    rate = parser.add_argument_group("OpenChat's automatic learning rate")
+    rate.add_argument("--batch-tokens", type=at_least(1), help="of one rank, padding included; prints the rate")
+    rate.add_argument("--ranks", type=at_least(1), default=1, help="data-parallel processes (default: 1)")
+    rate.add_argument("--model-type", default="", help="a name such as openchat_v3.2_mistral (default: none)")
+    parser.add_argument("--json", metavar="FILE", help="also write the figures to this file")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Pack and print."""
+    corpus = open_corpus(
+        options.corpus[0] if len(options.corpus) == 1 else options.corpus,
+        format=options.format,
+        dtype=options.dtype,
+        eos_token_id=options.eos_token_id,
+        path_remap=dict(options.path_remap),
+        tokenizer=options.tokenizer,
+    )
+    figures: dict[str, Any] = {"corpus": _corpus(corpus)}
+    if options.algorithm is not None:
+        figures["packing"] = _one(corpus, options)
+    if options.compare or options.algorithm is None:
+        figures["algorithms"] = _compare(corpus, options)
+    figures["learning_rate"] = _learning_rate(corpus, options)
+    if options.json:
+        with atomic_write(options.json) as file:
+            json.dump(figures, file, indent=2)
+            file.write("\n")
+    return 0
+
+
+def _corpus(corpus: Corpus) -> dict[str, Any]:
+    begin = time.perf_counter()
+    documents = len(corpus.documents)
+    seconds = time.perf_counter() - begin
+    held = int(corpus.documents.length.sum())
+    _line("corpus", f"{documents:,} documents, {corpus.num_tokens:,} tokens, in {len(corpus.shards):,} files")
+    if held != corpus.num_tokens:
+        _line("", f"{corpus.num_tokens - held:,} tokens are in no document")
+    _line("", f"{corpus.fingerprint} (documents found in {seconds:.2f} s)")
+    return {
+        "documents": documents,
+        "tokens": corpus.num_tokens,
+        "tokens_in_documents": held,
+        "fingerprint": corpus.fingerprint,
+        "seconds": seconds,
+    }
+
+
+def _one(corpus: Corpus, options: argparse.Namespace) -> dict[str, Any]:
+    """The figures of one algorithm, whose plan is kept."""
+    begin = time.perf_counter()
+    layout = PackedLayout(corpus, options.sequence_length, algorithm=options.algorithm, **_of_algorithm(options))
+    seconds = time.perf_counter() - begin
+    found = packing_report(layout) | {"plans": plan_places(layout), "seconds": seconds}
+    segments = found["segments_a_row"]
+    epochs = f" in {layout.epochs} epochs" if layout.epochs > 1 else ""
+    _line("algorithm", f"{options.algorithm}{epochs}, planned or read from the cache in {seconds:.2f} s")
+    _line("rows", f"{found['rows']:,} of {layout.sequence_length:,} tokens")
+    _line("padding", f"{found['padding']:,} tokens, {found['padding_share']:.3%}")
+    _line("truncated", f"{found['truncated_documents']:,} documents by {found['truncated_tokens']:,} tokens")
+    _line("dropped", f"{found['dropped_documents']:,} documents of {found['dropped_tokens']:,} tokens")
+    _line("split", f"{found['split_documents']:,} documents in several pieces")
+    _line("segments", f"mean {segments['mean']:.2f}, median {segments['median']:g}, max {segments['max']:,} a row")
+    for plan in found["plans"]:
+        _line("plan", plan["fingerprint"])
+        _line("", plan["path"])
+    return found
+
+
+def _compare(corpus: Corpus, options: argparse.Namespace) -> list[dict[str, Any]]:
+    """A table of all algorithms, one epoch of each, whose plans are not kept."""
+    head = ("rows", "padding", "truncated", "dropped", "split", "seg. mean", "med.", "max", "seconds")
+    widths = (11, 9, 15, 15, 11, 10, 6, 6, 9)
+    print(f"\n{'':22}" + "".join(f"{word:>{width}}" for word, width in zip(head, widths, strict=True)))
+    found = []
+    for name in ALGORITHMS:
+        taken = _of_algorithm(options) | {"epochs": 1}
+        if name in ("multipack", "concat_then_split"):
+            taken["max_segments"] = None
+        with tempfile.TemporaryDirectory(prefix="grain_sft_pack_") as folder:
+            begin = time.perf_counter()
+            try:
+                layout = PackedLayout(corpus, options.sequence_length, algorithm=name, cache_dir=folder, **taken)
+            except LayoutError as error:
+                print(f"{name:22}  {error}")
+                found.append({"algorithm": name, "error": str(error)})
+                continue
+            seconds = time.perf_counter() - begin
+            figures = packing_report(layout) | {"seconds": seconds}
+            del layout  # and its maps, before their files
+        segments = figures["segments_a_row"]
+        cells = (
+            f"{figures['rows']:,}",
+            f"{figures['padding_share']:.3%}",
+            f"{figures['truncated_tokens']:,}",
+            f"{figures['dropped_tokens']:,}",
+            f"{figures['split_documents']:,}",
+            f"{segments['mean']:.2f}",
+            f"{segments['median']:g}",
+            f"{segments['max']:,}",
+            f"{seconds:.2f}",
+        )
+        print(f"{name:22}" + "".join(f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=True)))
+        found.append(figures)
+    print("truncated, dropped: tokens; split: documents in several pieces; seconds: to make, write and check a plan\n")
+    return found
+
+
+def _learning_rate(corpus: Corpus, options: argparse.Namespace) -> dict[str, Any]:
+    ratio = supervised_ratio(corpus)
+    _line("supervised", f"{ratio:.4%} of the tokens take loss as targets")
+    found: dict[str, Any] = {"supervised_ratio": ratio}
+    if options.batch_tokens is not None:
+        rate = automatic_learning_rate(corpus, options.batch_tokens, options.ranks, options.model_type)
+        batch = options.batch_tokens * options.ranks
+        _line("learning rate", f"{rate:.4e}, OpenChat's for batches of {batch:,} tokens")
+        found |= {
+            "learning_rate": rate,
+            "batch_tokens": options.batch_tokens,
+            "ranks": options.ranks,
+            "model_type": options.model_type,
+        }
+    return found
+
+
+def _of_algorithm(options: argparse.Namespace) -> dict[str, Any]:
+    names = (
+        "long_documents",
+        "source_group_size",
+        "ties",
+        "max_segments",
+        "boundaries",
+        "bos_token_id",
+        "seed",
+        "epochs",
+        "batch_rows",
+    )
+    return {name: getattr(options, name) for name in names}
+
+
+def _line(name: str, text: str) -> None:
+    print(f"{name:14}{text}")

@@ -1,0 +1,55 @@
+"""What packing made of a corpus, in figures."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from grain_sft import artefact
+from grain_sft.layout.packed import PackedLayout
+
+
+def packing_report(layout: PackedLayout) -> dict[str, Any]:
+    """Figures of all epochs of a layout together, ready for JSON.
+
+    Returns:
+      algorithm, epochs, sequence_length; rows; tokens held; padding (tokens) and padding_share; documents;
+      truncated_documents and truncated_tokens; dropped_documents and dropped_tokens; split_documents, of which rows hold
+      several pieces; segments_a_row: mean, median and max.
+    """
+    found = layout.statistics
+    segments = np.concatenate([np.diff(plan.ends, prepend=0) for plan in layout.plans])
+    split = sum(int(np.count_nonzero(np.bincount(plan.document) > 1)) for plan in layout.plans)
+    return {
+        "algorithm": layout.recipe.algorithm,
+        "sequence_length": layout.sequence_length,
+        "epochs": layout.epochs,
+        "rows": found["rows"],
+        "tokens": found["tokens"],
+        "padding": found["padding"],
+        "padding_share": found["padding"] / (found["rows"] * layout.sequence_length),
+        "documents": found["documents"],
+        "truncated_documents": found["cut_documents"],
+        "truncated_tokens": found["cut_tokens"],
+        "dropped_documents": found["dropped_documents"],
+        "dropped_tokens": found["dropped_tokens"],
+        "split_documents": split,
+        "segments_a_row": {
+            "mean": float(segments.mean()),
+            "median": float(np.median(segments)),
+            "max": int(segments.max()),
+        },
+    }
+
+
+def plan_places(layout: PackedLayout, folder: Path | None = None) -> list[dict[str, str]]:
+    """Fingerprint and path of the plan of each epoch, kept in the cache `folder`; None: where plans are kept."""
+    recipes = [dataclasses.replace(layout.recipe, epoch=epoch) for epoch in range(layout.epochs)]
+    depends = [recipe.depends(layout.corpus) for recipe in recipes]
+    return [
+        {"fingerprint": artefact.fingerprint(each), "path": str(artefact.place("plans", each, folder))}
+        for each in depends
+    ]
