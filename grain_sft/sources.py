@@ -51,6 +51,7 @@ class NpyDataSource(grain.sources.RandomAccessDataSource[Element]):
         self._reader = ShardReader(corpus.shards, corpus.dtype.itemsize, max_open_files)
         self._loss = LossReader(corpus.shards, max_open_files) if corpus.has_loss else None
         self._constants: dict[int, Element] = {}
+        self._numbers: npt.NDArray[np.int32] | None = None
         self._pad = next((number for number in (corpus.pad_token_id, corpus.eos_token_id) if number is not None), 0)
 
     def __len__(self) -> int:
@@ -129,23 +130,39 @@ class NpyDataSource(grain.sources.RandomAccessDataSource[Element]):
         """
         count, length = tokens.shape
         assert pieces.segment is not None and pieces.position is not None
-        used = np.bincount(pieces.row, weights=pieces.length, minlength=count).astype(np.int64)
-        after = np.searchsorted(pieces.row, np.arange(count), side="right")  # where each row's padding goes
-        runs = np.insert(pieces.length, after, length - used)
-        starts = np.cumsum(runs) - runs
-        segments = np.repeat(np.insert(pieces.segment, after, 0).astype(np.int32), runs)
-        shift = (starts - np.insert(pieces.position, after, 0)).astype(np.int32)
-        positions = np.arange(tokens.size, dtype=np.int32)
-        positions -= np.repeat(shift, runs)
-        taken = segments != 0
-        for row in np.flatnonzero(used < length).tolist():
-            tokens[row, used[row] :] = self._pad
-            positions[row * length + used[row] : (row + 1) * length] = 0
+        row = pieces.row
+        lasts = row.searchsorted(np.arange(count), side="right") - 1
+        used = pieces.column[lasts] + pieces.length[lasts]
+        place = np.arange(len(row)) + row  # of each piece among the runs; a row's padding follows its last
+        runs = np.empty(len(row) + count, np.int64)
+        runs[place] = pieces.length
+        runs[place[lasts] + 1] = length - used
+        numbers = np.zeros(len(runs), np.int32)
+        numbers[place] = pieces.segment
+        shifts = (runs.cumsum() - runs).astype(np.int32)  # where each run begins
+        if pieces.position.any():
+            shifts[place] -= pieces.position.astype(np.int32)
+        segments = numbers.repeat(runs)
+        positions = shifts.repeat(runs)
+        np.subtract(self._counting(tokens.size), positions, out=positions)
+        taken = np.ones(tokens.size, np.bool_)
+        for padded, begin in zip(range(count), used.tolist(), strict=True):
+            if begin < length:
+                rest = slice(padded * length + begin, (padded + 1) * length)
+                tokens[padded, begin:] = self._pad
+                positions[rest] = 0
+                taken[rest] = False
         return {
             "loss_mask": taken.reshape(tokens.shape),
             "segment_ids": segments.reshape(tokens.shape),
             "positions": positions.reshape(tokens.shape),
         }
+
+    def _counting(self, size: int) -> npt.NDArray[np.int32]:
+        """0, 1, 2, ...: kept, since a fresh array of some hundred KB costs more than what is computed from it."""
+        if self._numbers is None or len(self._numbers) != size:
+            self._numbers = np.arange(size, dtype=np.int32)
+        return self._numbers
 
     def _whole_rows(self, count: int) -> Element:
         """What is the same in all batches of `count` rows of one full segment each."""

@@ -62,7 +62,7 @@ def measure(paths: list[str], length: int, batch: int, seconds: float, repeats: 
             next_batch()
     for _ in range(repeats):
         for name, next_batch in loaders.items():
-            figures[name].append(_seconds_a_batch(next_batch, seconds))
+            figures[name].append(seconds_a_batch(next_batch, seconds))
     return figures
 
 
@@ -98,7 +98,8 @@ def report(figures: dict[str, list[float]], tokens: int) -> dict[str, dict[str, 
     return result
 
 
-def _seconds_a_batch(next_batch: Next, seconds: float) -> float:
+def seconds_a_batch(next_batch: Next, seconds: float) -> float:
+    """How long a batch takes, on average over some `seconds`."""
     begin = time.perf_counter()
     elapsed, count = 0.0, 0
     while elapsed < seconds:

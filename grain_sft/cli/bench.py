@@ -29,27 +29,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--order-rows", type=at_least(1), default=100_000_000, help="rows of the exact order (default: 100 M)"
     )
+    parser.add_argument("--no-packed", action="store_true", help="leave out packed rows")
     parser.add_argument("--no-prepare", action="store_true", help="leave out the preparation of conversations")
     parser.add_argument(
         "--conversations", type=at_least(10), default=100_000, help="to prepare, of some 200 tokens (default: 100,000)"
     )
-    parser.add_argument(
-        "--only-prepare", action="store_true", help="measure the preparation of conversations and nothing else"
-    )
+    parser.add_argument("--only", choices=("windows", "packed", "prepare"), help="measure this and nothing else")
     parser.add_argument("--json", help="also write the figures to this file")
 
 
 def run(options: argparse.Namespace) -> int:
     """Measure and print."""
-    from grain_sft.bench import preparing
+    from grain_sft.bench import packed, preparing
     from grain_sft.files import atomic_write
 
     with tempfile.TemporaryDirectory(prefix="grain_sft_bench_") as temporary:
         folder = Path(options.dir or temporary)
         figures: dict[str, object] = {}
-        if not options.only_prepare:
-            _pipeline(options, folder, figures)
-        if not options.no_prepare:
+        if options.only in (None, "windows"):
+            _windows(options, folder, figures)
+        if options.only == "packed" or (options.only is None and not options.no_packed):
+            figures["packed"] = packed.report(packed.measure(folder, options.seconds, options.repeats))
+        if options.only == "prepare" or (options.only is None and not options.no_prepare):
             figures["prepare"] = preparing.report(preparing.measure(folder, options.conversations))
     if options.json:
         with atomic_write(options.json) as file:
@@ -57,7 +58,7 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _pipeline(options: argparse.Namespace, folder: Path, figures: dict[str, object]) -> None:
+def _windows(options: argparse.Namespace, folder: Path, figures: dict[str, object]) -> None:
     """Throughput, start-up and orders."""
     from grain_sft.bench import orders, startup, throughput
 

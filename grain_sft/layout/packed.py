@@ -169,16 +169,19 @@ class PackedLayout:
         return self._places.pieces(*self._segments(plan, rows))
 
     @staticmethod
-    def _segments(plan: Plan, rows: Ints) -> tuple[Ints, Ints, Ints, Ints]:
-        """(row, start, length, segment) of every segment of `rows`, which count from 0 in this plan."""
+    def _segments(plan: Plan, rows: Ints) -> tuple[Ints, Ints, Ints, Ints, Ints]:
+        """(row, column, start, length, segment) of every segment of `rows`, which count from 0 in this plan."""
         ends = plan.ends[rows]
-        begins = np.where(rows > 0, plan.ends[rows - 1], 0)
+        begins = plan.ends[rows - 1]
+        begins[rows == 0] = 0
         counts = ends - begins
-        totals = np.cumsum(counts)
-        row = np.repeat(np.arange(len(rows)), counts)
-        within = np.arange(int(totals[-1]) if len(totals) else 0) - np.repeat(totals - counts, counts)
-        piece = np.repeat(begins, counts) + within
-        return row, np.asarray(plan.start[piece]), plan.length[piece].astype(np.int64), within + 1
+        row = np.arange(len(rows)).repeat(counts)
+        firsts = counts.cumsum() - counts
+        within = np.arange(len(row)) - firsts[row]
+        piece = begins[row] + within
+        length = plan.length[piece].astype(np.int64)
+        before = length.cumsum() - length
+        return row, before - before[firsts][row], plan.start[piece], length, within + 1
 
     def _plan_of(self, row: int) -> tuple[Plan, int]:
         epoch = int(np.searchsorted(self._ends, row, side="right"))

@@ -67,8 +67,8 @@ class PaddedLayout:
 
     def pieces(self, rows: Ints) -> Pieces:
         """The documents of `rows` (int64 [rows])."""
-        ones = np.ones(len(rows), np.int64)
-        return self._places.pieces(np.arange(len(rows)), self._start[rows], self._length[rows], ones)
+        first = np.zeros(len(rows), np.int64)
+        return self._places.pieces(np.arange(len(rows)), first, self._start[rows], self._length[rows], first + 1)
 
     def __repr__(self) -> str:
         return (

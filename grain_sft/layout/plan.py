@@ -80,6 +80,7 @@ def load_plan(corpus: Corpus, recipe: Recipe, folder: Path | None = None) -> Pla
       CorpusError, CorpusFileError: the documents can't be found.
     """
     arrays = artefact.load_or_make("plans", recipe.depends(corpus), lambda: make_plan(corpus, recipe), folder)
+    arrays = {name: array.view(np.ndarray) for name, array in arrays.items()}  # np.memmap is slow to index
     counts = dict(zip(COUNTS, arrays["counts"].tolist(), strict=True))
     return Plan(arrays["start"], arrays["length"], arrays["document"], arrays["ends"], counts)
 
@@ -129,9 +130,10 @@ def numpy_sort() -> str:
     """
     from numpy._core._multiarray_umath import __cpu_features__ as features  # type: ignore[import-not-found]
 
-    if features.get("AVX512_SKX") or features.get("X86_V4"):
+    wide, narrow = ("X86_V4", "X86_V3") if "X86_V3" in features else ("AVX512_SKX", "AVX2")  # before numpy 2.4
+    if features.get(wide):
         return "avx512"
-    return "avx2" if features.get("AVX2") or features.get("X86_V3") else "baseline"
+    return "avx2" if features.get(narrow) else "baseline"
 
 
 def _fit(documents: Documents, recipe: Recipe) -> tuple[Ints, Ints, Ints]:

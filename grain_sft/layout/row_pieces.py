@@ -19,16 +19,20 @@ class ShardPlaces:
         self._ends: Ints = np.cumsum(counts)
         self._begins = self._ends - counts
 
-    def pieces(self, row: Ints, start: Ints, length: Ints, segment: Ints) -> Pieces:
+    def pieces(self, row: Ints, column: Ints, start: Ints, length: Ints, segment: Ints) -> Pieces:
         """The pieces of segments, row after row; one that goes on in the next shard is two.
 
         Args:
-          row, segment: int64 [segments], of each; segments count from 1 in every row.
+          row, column, segment: int64 [segments], of each; segments count from 1 in every row.
           start, length: in the corpus's tokens.
         """
-        shard = self._ends.searchsorted(start, side="right")
         position = np.zeros(len(start), np.int64)
+        if len(self._ends) == 1:
+            return Pieces(row, column, position, start, length, segment, position)
+        shard = self._ends.searchsorted(start, side="right")
         over = start + length > self._ends[shard]
+        if not over.any():
+            return Pieces(row, column, shard, start - self._begins[shard], length, segment, position)
         while over.any():  # a document that was cut by a part's end: rare
             here = self._ends[shard] - start
             row, segment, position = (np.repeat(column, 1 + over) for column in (row, segment, position))

@@ -63,9 +63,11 @@ class ShiftTargets(grain.transforms.Map):
         kept = self._kept
         if kept is not None and kept[0] is segments and kept[1] is loss_mask:
             return kept[2]  # type: ignore[no-any-return]
-        result = np.zeros(segments.shape, np.int32)
-        takes_loss = loss_mask[..., 1:] & (segments[..., 1:] == segments[..., :-1])
+        result = np.empty(segments.shape, np.int32)
+        takes_loss = segments[..., 1:] == segments[..., :-1]
+        takes_loss &= loss_mask[..., 1:]
         np.multiply(segments[..., :-1], takes_loss, out=result[..., :-1])
+        result[..., -1] = 0
         if not segments.flags.writeable and not loss_mask.flags.writeable:
             result.flags.writeable = False
             self._kept = (segments, loss_mask, result)

@@ -1,0 +1,131 @@
+"""Packed rows: ours, beside Grain's own packing and beside a plain copy of rows that lie packed in memory; in turn, in one
+process, one thread.
+
+The limit copies a batch of ready rows from one int32 array into five fresh ones.
+"""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import grain
+import numpy as np
+import numpy.typing as npt
+
+from grain_sft.bench.throughput import SEED, Next, seconds_a_batch
+from grain_sft.corpus import Corpus, open_corpus
+from grain_sft.layout import PackedLayout
+from grain_sft.pipeline import Pipeline
+from grain_sft.sampling import IndexSampler
+from grain_sft.sources import NpyDataSource
+from grain_sft.transforms import ShiftTargets
+
+LIMIT = "limit: numpy, contiguous rows, five arrays"
+OURS = "PackedLayout, ShiftTargets"
+GRAIN = "grain BestFitPackIterDataset, 64 bins"
+
+
+class Profile(NamedTuple):
+    """Documents of log-normal lengths, and the rows that they go to."""
+
+    name: str
+    documents: int
+    median: int
+    sequence_length: int
+    batch: int
+
+
+PROFILES = (Profile("chat", 200_000, 180, 4096, 8), Profile("think", 12_000, 5_400, 32_768, 2))
+
+
+def measure(folder: Path, seconds: float, repeats: int) -> dict[str, dict[str, list[float]]]:
+    """Seconds a batch of every loader, `repeats` times, by profile."""
+    folder.mkdir(parents=True, exist_ok=True)
+    figures: dict[str, dict[str, list[float]]] = {}
+    with tempfile.TemporaryDirectory(dir=folder) as temporary:
+        for profile in PROFILES:
+            loaders = _loaders(profile, Path(temporary))
+            times: dict[str, list[float]] = {name: [] for name in loaders}
+            for name, next_batch in loaders.items():
+                for _ in range(5 if name == GRAIN else 50):
+                    next_batch()
+            for _ in range(repeats):
+                for name, next_batch in loaders.items():
+                    times[name].append(seconds_a_batch(next_batch, seconds))
+            figures[profile.name] = times
+    return figures
+
+
+def report(figures: dict[str, dict[str, list[float]]]) -> dict[str, dict[str, dict[str, float]]]:
+    """Print a table of the medians; returns them."""
+    result: dict[str, dict[str, dict[str, float]]] = {}
+    for profile in PROFILES:
+        medians = {name: statistics.median(times) for name, times in figures[profile.name].items()}
+        tokens = profile.sequence_length * profile.batch
+        title = f"packed, {profile.name}: {profile.batch} x {profile.sequence_length:,}"
+        print(f"\n{title:44}{'Mtok/s':>9}{'ms/batch':>10}{'of limit':>10}{'x Grain':>10}")
+        result[profile.name] = {}
+        for name, median in medians.items():
+            row = {
+                "mtok_per_s": tokens / median / 1e6,
+                "ms_per_batch": median * 1e3,
+                "of_limit": medians[LIMIT] / median,
+                "times_grain": medians[GRAIN] / median,
+            }
+            result[profile.name][name] = row
+            print(
+                f"{name:44}{row['mtok_per_s']:9.1f}{row['ms_per_batch']:10.3f}{row['of_limit']:10.2f}"
+                f"{row['times_grain']:10.1f}"
+            )
+    return result
+
+
+def make_documents(profile: Profile, folder: Path) -> tuple[Corpus, npt.NDArray[np.int64]]:
+    """A corpus of random uint32 tokens with an EOS after each document, and the documents' lengths."""
+    rng = np.random.default_rng(0)
+    lengths = np.exp(rng.normal(np.log(profile.median), 1.0, profile.documents))
+    lengths = np.clip(lengths, 1, profile.sequence_length).astype(np.int64)
+    tokens = rng.integers(2, 100_000, int(lengths.sum()), dtype=np.uint32)
+    tokens[np.cumsum(lengths) - 1] = 1
+    path = folder / f"{profile.name}.npy"
+    tokens.tofile(path)
+    return open_corpus(path, dtype="uint32", eos_token_id=1), lengths
+
+
+def _loaders(profile: Profile, folder: Path) -> dict[str, Next]:
+    corpus, lengths = make_documents(profile, folder)
+    source = NpyDataSource(PackedLayout(corpus, profile.sequence_length, cache_dir=folder))
+    sampler = IndexSampler(len(source), global_batch_size=profile.batch, seed=SEED)
+    rows = itertools.cycle([sampler.rows(step) for step in range(min(2000, sampler.steps_per_epoch))])
+    packed = source.read(np.arange(len(source)))["tokens"].view(np.int32)
+
+    def limit() -> list[npt.NDArray[np.int32]]:
+        chosen = next(rows).tolist()
+        arrays = [np.empty((len(chosen), profile.sequence_length), np.int32) for _ in range(5)]
+        for array in arrays:
+            for at, row in enumerate(chosen):
+                array[at] = packed[row]
+        return arrays
+
+    return {
+        LIMIT: limit,
+        OURS: Pipeline(source, sampler, [ShiftTargets()]).iter(threads=0).__next__,
+        GRAIN: _grain(profile, corpus, lengths).__next__,
+    }
+
+
+def _grain(profile: Profile, corpus: Corpus, lengths: npt.NDArray[np.int64]) -> Iterator[Any]:
+    """Grain packs documents that are in memory already, in a shuffled order, without end."""
+    tokens = corpus.read(0, corpus.num_tokens)[0].view(np.int32)
+    documents = [{"tokens": part} for part in np.split(tokens, np.cumsum(lengths)[:-1])]
+    options = grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)
+    dataset = grain.MapDataset.source(documents).shuffle(seed=SEED).repeat().to_iter_dataset(options)
+    packed = grain.experimental.BestFitPackIterDataset(
+        dataset, length_struct={"tokens": profile.sequence_length}, num_packing_bins=64
+    )
+    return iter(packed.batch(profile.batch))
