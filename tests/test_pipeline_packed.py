@@ -1,0 +1,103 @@
+"""Batches of padded and packed rows: the same by every way, for every number of hosts, and each row once."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from sft_files import documents, write_episodes
+
+import grain_sft
+from grain_sft import Host, IndexSampler, NgramFilter, NpyDataSource, PackedLayout, PaddedLayout, Pipeline, ShiftTargets
+
+LENGTH = 32
+BATCH = 6
+
+
+@pytest.fixture(params=["padded", "packed", "shuffled_best_fit", "multipack"])
+def source(request, tmp_path, monkeypatch):
+    monkeypatch.setenv("GRAIN_SFT_CACHE_DIR", str(tmp_path / "cache"))
+    docs = documents(100, weights=True, longest=40)
+    corpus = grain_sft.open_corpus(write_episodes(tmp_path / "chats", docs, shards=3))
+    if request.param == "padded":
+        return NpyDataSource(PaddedLayout(corpus, LENGTH))
+    if request.param == "packed":
+        return NpyDataSource(PackedLayout(corpus, LENGTH))
+    return NpyDataSource(PackedLayout(corpus, LENGTH, algorithm=request.param, seed=1, epochs=2, batch_rows=BATCH))
+
+
+def pipeline(source, host=Host(0, 1), **options):
+    options = {"order": "olmo", "seed": 3, "global_batch_size": BATCH, "epochs": 2, **options}
+    return Pipeline(source, IndexSampler(len(source), host=host, **options), [NgramFilter(), ShiftTargets()])
+
+
+def same(one, other):
+    assert set(one) == set(other)
+    for key, array in one.items():
+        np.testing.assert_array_equal(array, other[key], err_msg=key)
+        assert array.dtype == other[key].dtype and array.shape == other[key].shape
+
+
+def test_iterators_datasets_and_loaders_give_the_batches_of_the_steps(source):
+    batches = pipeline(source)
+    steps = [batches[step] for step in range(len(batches))]
+    for way in (batches.iter(), batches.iter(threads=0), batches.dataset(), batches.data_loader()):
+        for one, other in zip(way, steps, strict=True):
+            same(one, other)
+    for one, other in zip(batches.iter(start_step=3), steps[3:], strict=True):
+        same(one, other)
+
+
+@pytest.mark.parametrize("source", ["padded", "shuffled_best_fit"], indirect=True)
+def test_worker_processes_change_nothing(source):
+    batches = pipeline(source)
+    for way in (batches.iter(worker_count=2), batches.data_loader(worker_count=2)):
+        for step, batch in enumerate(way):
+            same(batch, batches[step])
+        assert step == len(batches) - 1
+
+
+@pytest.mark.parametrize("hosts", [2, 3])
+def test_the_global_batch_does_not_depend_on_the_hosts(source, hosts):
+    whole = pipeline(source)
+    parts = [pipeline(source, Host(index, hosts)) for index in range(hosts)]
+    for step in range(len(whole)):
+        expected = whole[step]
+        for index, part in enumerate(parts):
+            same(part[step], {key: array[index::hosts] for key, array in expected.items()})
+
+
+def test_an_evaluation_reads_every_row_once_and_its_last_batch_is_filled_up(source):
+    batches = pipeline(source, order="sequential", epochs=1, last_batch="fill")
+    found = [batches[step] for step in range(len(batches))]
+    assert len(found) == -(-len(source) // BATCH) and all(batch["inputs"].shape == (BATCH, LENGTH) for batch in found)
+    joined = {key: np.concatenate([batch[key] for batch in found]) for key in found[0]}
+    expected = ShiftTargets().map(source.read(range(len(source))))
+    same({key: array[: len(source)] for key, array in joined.items()}, expected)
+    for key, array in joined.items():
+        left = array[len(source) :]
+        assert not left.any() or key == "inputs"
+    assert set(joined["inputs"][len(source) :].ravel().tolist()) <= {source.layout.corpus.pad_token_id}
+
+
+def test_batches_hold_segments_with_targets_of_their_own_only(source):
+    batch = pipeline(source)[0]
+    inputs, targets = batch["inputs"], batch["targets"]
+    np.testing.assert_array_equal(targets[:, :-1], inputs[:, 1:])
+    taken = batch["targets_segmentation"] != 0
+    assert taken.any() and not taken[:, -1].any()
+    segments = batch["inputs_segmentation"]
+    assert (segments[:, :-1][taken[:, :-1]] == segments[:, 1:][taken[:, :-1]]).all()
+    np.testing.assert_array_equal(batch["targets_segmentation"][taken], segments[taken])
+    assert (batch["targets_weights"] != 0).sum() == taken.sum()
+
+
+def test_the_length_of_a_config_in_tokens_is_that_of_its_rows(source):
+    path = source.layout.corpus.shards[0].path.rsplit("/train/", 1)[0]
+    config = {
+        "corpus": {"path": path, "format": "episodes"},
+        "layout": {"kind": "packed", "sequence_length": LENGTH},
+        "sampler": {"order": "olmo", "seed": 3, "global_batch_tokens": BATCH * LENGTH, "epochs": 2},
+        "transforms": ["ngram_filter", "shift_targets"],
+    }
+    loaded = grain_sft.load(config, host=Host(0, 1))
+    same(loaded[1], pipeline(NpyDataSource(PackedLayout(source.layout.corpus, LENGTH)))[1])
