@@ -141,8 +141,11 @@ class _Documents:
             lengths,
             np.concatenate(tokens),
             np.concatenate(loss).astype(self.loss_dtype),
-            self._sources[ids] if self._sources is not None else np.stack([np.zeros_like(ids), ids + 1], axis=1),
         )
+
+    def sources(self, ids: Ids) -> Iterator[npt.NDArray[np.int64]]:
+        """Input and line [documents, 2] of the documents `ids`; where the corpus doesn't know, their numbers from 1."""
+        yield self._sources[ids] if self._sources is not None else np.stack([np.zeros_like(ids), ids + 1], axis=1)
 
 
 class _Both:
@@ -163,6 +166,11 @@ class _Both:
         before = int(self._ends[part]) - len(self._parts[part].lengths)
         for block in self._parts[part].blocks(ids - before):
             yield block._replace(loss=block.loss.astype(self.loss_dtype))
+
+    def sources(self, ids: Ids) -> Iterator[npt.NDArray[np.int64]]:
+        if len(ids):
+            part = int(np.searchsorted(self._ends, ids[0], side="right"))
+            yield from self._parts[part].sources(ids - (int(self._ends[part]) - len(self._parts[part].lengths)))
 
 
 def _plan(target: Target, request: Request, described: Mapping[str, Any], splits: Mapping[str, _Documents]) -> Plan:

@@ -34,7 +34,6 @@ class Block(NamedTuple):
     lengths: npt.NDArray[np.int64]  # [documents]
     tokens: npt.NDArray[Any]  # of all of them
     loss: npt.NDArray[Any]  # bool or float32, beside the tokens
-    sources: npt.NDArray[np.int64]  # [documents, 2]: input, line
 
     def documents(self) -> Iterator[tuple[npt.NDArray[Any], npt.NDArray[Any]]]:
         """(tokens, loss) of each."""
@@ -59,6 +58,10 @@ class Source(Protocol):
 
     def blocks(self, ids: Ids) -> Iterator[Block]:
         """The documents `ids`, some at a time, in that order."""
+        ...
+
+    def sources(self, ids: Ids) -> Iterator[npt.NDArray[np.int64]]:
+        """Input and line [documents, 2] of the documents `ids`, some at a time, in that order."""
         ...
 
 
@@ -162,16 +165,15 @@ class Documents:
                 _scratch(self.token_dtype, int(totals[count - 1])) as tokens,
                 _scratch(self.loss_dtype, len(tokens)) as loss,
             ):
-                lines = self._bring(window, tokens, loss)
-                yield from self._blocks_of(window, tokens, loss, lines)
+                self._bring(window, tokens, loss)
+                yield from self._blocks_of(window, tokens, loss)
             position += count
 
-    def _bring(self, ids: Ids, tokens: npt.NDArray[Any], loss: npt.NDArray[Any]) -> Ids:
-        """Fill `tokens` and `loss` with the documents `ids`; gives their lines."""
+    def _bring(self, ids: Ids, tokens: npt.NDArray[Any], loss: npt.NDArray[Any]) -> None:
+        """Fill `tokens` and `loss` with the documents `ids`."""
         table = self.table
         lengths = table.lengths[ids].astype(np.int64)
         places = np.cumsum(lengths) - lengths
-        lines = np.empty(len(ids), np.int64)
         units = np.searchsorted(table.first, ids, side="right") - 1
         order = np.argsort(units, kind="stable")
         needed, firsts = np.unique(units[order], return_index=True)
@@ -180,8 +182,6 @@ class Documents:
             header = table.headers[unit]
             if len(data) != header.end:
                 raise StorageError(f"{self._chunks.path(unit)}: changed while in use. Prepare again.")
-            records = np.frombuffer(data, chunk.RECORD, header.records, header.size)
-            lines[here] = records["line"][ids[here] - table.first[unit]]
             counts = lengths[here]
             # the numbers of all their tokens, in the chunk and in the arrays
             inside = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
@@ -189,19 +189,15 @@ class Documents:
             target = inside + np.repeat(places[here], counts)
             tokens[target] = np.frombuffer(data, self.token_dtype, header.tokens, header.tokens_at)[source]
             loss[target] = np.frombuffer(data, self.loss_dtype, header.tokens, header.loss_at)[source]
-        return lines
 
-    def _blocks_of(self, ids: Ids, tokens: npt.NDArray[Any], loss: npt.NDArray[Any], lines: Ids) -> Iterator[Block]:
-        """The blocks of documents whose tokens, loss and lines are at hand."""
+    def _blocks_of(self, ids: Ids, tokens: npt.NDArray[Any], loss: npt.NDArray[Any]) -> Iterator[Block]:
+        """The blocks of documents whose tokens and loss are at hand."""
         position, place = 0, 0
         while position < len(ids):
             count = block_size(self.lengths, ids[position : position + BLOCK_DOCUMENTS])
-            here = slice(position, position + count)
-            units = np.searchsorted(self.table.first, ids[here], side="right") - 1
-            sources = np.stack([self._unit_inputs[units], lines[here]], axis=1)
-            lengths = self.lengths[ids[here]].astype(np.int64)
+            lengths = self.lengths[ids[position : position + count]].astype(np.int64)
             stop = place + int(lengths.sum())
-            yield Block(lengths, np.array(tokens[place:stop]), np.array(loss[place:stop]), sources)
+            yield Block(lengths, np.array(tokens[place:stop]), np.array(loss[place:stop]))
             position, place = position + count, stop
 
     def read(self, ids: Ids) -> Block:
@@ -209,9 +205,7 @@ class Documents:
         lengths = self.table.lengths[ids].astype(np.int64)
         tokens = np.empty(int(lengths.sum()), self.token_dtype)
         loss = np.empty(len(tokens), self.loss_dtype)
-        sources = np.empty((len(ids), 2), np.int64)
         units = np.searchsorted(self.table.first, ids, side="right") - 1
-        sources[:, 0] = self._unit_inputs[units]
         # runs of documents that stand side by side in one chunk are read at once
         breaks = np.flatnonzero((np.diff(ids) != 1) | (np.diff(units) != 0)) + 1
         places = np.concatenate([[0], np.cumsum(lengths)])
@@ -222,11 +216,21 @@ class Documents:
             unit, place, stop = int(units[begin]), int(places[begin]), int(places[end])
             file = self._file(unit)
             offset = int(self.table.starts[ids[begin]] - self.table.first_token[unit])
-            row = int(ids[begin] - self.table.first[unit])
-            sources[begin:end, 1] = file.lines[row : row + end - begin]
             if stop > place:
                 file.fill(offset, tokens[place:stop], loss[place:stop])
-        return Block(lengths, tokens, loss, sources)
+        return Block(lengths, tokens, loss)
+
+    def sources(self, ids: Ids) -> Iterator[npt.NDArray[np.int64]]:
+        """Input and line [documents, 2] of the documents `ids`, some at a time, in that order; no token is read."""
+        with _scratch(np.dtype(np.int64), len(self.lengths)) as lines:
+            place = 0
+            for records in self._chunks.all_records(self.table.headers):
+                lines[place : place + len(records)] = records["line"]
+                place += len(records)
+            for begin in range(0, len(ids), BLOCK_TOKENS):
+                some = ids[begin : begin + BLOCK_TOKENS]
+                units = np.searchsorted(self.table.first, some, side="right") - 1
+                yield np.stack([self._unit_inputs[units], lines[some]], axis=1)
 
     def columns(self, ids: Ids) -> npt.NDArray[Any]:
         """The records of documents `ids`, dtype `chunk.RECORD`; best in ascending order."""
@@ -255,7 +259,6 @@ class _File:
     def __init__(self, chunks: Chunks, unit: int, header: chunk.Header) -> None:
         self._path = chunks.path(unit)
         self._header = header
-        self.lines = chunks.records(unit, header)["line"].copy()
         self._fd = -1
         try:
             self._fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)

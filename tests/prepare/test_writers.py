@@ -33,13 +33,16 @@ class Given:
         for begin in range(0, len(ids), self._size):
             some = ids[begin : begin + self._size]
             chosen = [self._documents[number] for number in some]
-            sources = np.stack([some * 0 + 3, some + 1], axis=1)
             yield Block(
                 self.lengths[some].astype(np.int64),
                 np.concatenate([tokens for tokens, _ in chosen]),
                 np.concatenate([loss for _, loss in chosen]),
-                sources,
             )
+
+    def sources(self, ids: Ids) -> Iterator[npt.NDArray[np.int64]]:
+        for begin in range(0, len(ids), self._size):
+            some = ids[begin : begin + self._size]
+            yield np.stack([some * 0 + 3, some + 1], axis=1)
 
 
 def documents(weighted: bool, count: int = 50) -> list[tuple[npt.NDArray[Any], npt.NDArray[Any]]]:

@@ -109,8 +109,8 @@ def whole_split(plan: Plan, split: str) -> list[Task]:
 
 def source_bytes(plan: Plan, ids: Ids) -> Iterator[bytes]:
     """The file of sources of `ids`: int64 little-endian pairs (input, line)."""
-    for block in plan.documents.blocks(ids):
-        yield block.sources.astype("<i8").tobytes()
+    for some in plan.documents.sources(ids):
+        yield some.astype("<i8").tobytes()
 
 
 def running_length(plan: Plan, ids: Ids) -> Iterator[tuple[int, Ids]]:
