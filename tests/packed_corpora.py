@@ -1,0 +1,231 @@
+"""Corpora of documents from seeds, for tests of packing and for the scripts that make their golden values.
+
+Nothing here depends on grain_sft or on the packages that it is compared with.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+EOS, BOS, PAD = 1, 2, 0
+ROW_DIGITS = 4  # of a row's digest that golden files keep
+
+Ints = npt.NDArray[np.int64]
+VARIANTS = {
+    "avx512": "",
+    "avx2": "X86_V4 AVX512_ICL AVX512_SPR AVX512_SKX",
+    "baseline": "X86_V3 X86_V4 AVX2 AVX512_ICL AVX512_SPR AVX512_SKX",
+}
+"""What NPY_DISABLE_CPU_FEATURES must name for numpy to sort like a CPU with AVX-512, with AVX2, or with neither."""
+
+
+@dataclasses.dataclass(frozen=True)
+class PackedCase:
+    """Token files, and how they are packed.
+
+    Attributes:
+      lengths: what documents' lengths are like: see `lengths_of`.
+      documents: a file.
+      tail: tokens after the last EOS, in every second file.
+      long: of documents that are longer than a row: "truncate" or "fragment".
+      group: files packed together.
+      mask: whether there are label masks.
+      bos: whether documents begin with a BOS, and end only where one follows; EOS then occurs within them too.
+    """
+
+    name: str
+    lengths: str
+    seed: int
+    sequence_length: int
+    documents: int
+    files: int = 1
+    dtype: str = "uint16"
+    tail: int = 0
+    long: str = "truncate"
+    group: int = 1
+    mask: bool = False
+    bos: bool = False
+
+    @property
+    def has_ties(self) -> bool:
+        return not self.lengths.startswith("distinct")
+
+
+PACKED_CASES = (
+    PackedCase("uniform", "uniform", 0, 256, 300, mask=True),
+    PackedCase("uniform, three files", "uniform", 1, 128, 150, 3, tail=5),
+    PackedCase("uniform, three files together", "uniform", 2, 128, 150, 3, tail=5, group=3, mask=True),
+    PackedCase("uniform, groups of 3 and 2", "uniform", 3, 64, 80, 5, dtype="uint32", group=3, tail=9, mask=True),
+    PackedCase("log-normal", "log-normal", 4, 512, 500, mask=True),
+    PackedCase("log-normal, fragments", "log-normal", 5, 256, 400, long="fragment", mask=True),
+    PackedCase("log-normal, four files", "log-normal", 6, 256, 200, 4, dtype="uint32", tail=40, mask=True),
+    PackedCase("log-normal, fragments of groups", "log-normal", 7, 128, 150, 4, long="fragment", group=3, tail=3),
+    PackedCase("log-normal, many", "log-normal", 8, 1024, 3000, dtype="uint32"),
+    PackedCase("all equal", "equal", 9, 128, 300, mask=True),
+    PackedCase("all equal, groups", "equal", 10, 64, 101, 4, group=3, tail=1),
+    PackedCase("all equal to the row", "row", 11, 32, 70, 2, mask=True),
+    PackedCase("all longer", "longer", 12, 64, 90, mask=True),
+    PackedCase("all longer, fragments", "longer", 13, 64, 90, 3, long="fragment", mask=True),
+    PackedCase("all longer, fragments of groups", "longer", 14, 32, 60, 3, long="fragment", group=3, tail=33),
+    PackedCase("half of them empty", "empty", 15, 64, 300, mask=True),
+    PackedCase("half of them empty, groups", "empty", 16, 128, 200, 3, group=3, long="fragment", tail=2),
+    PackedCase("nothing but EOS", "nothing", 17, 16, 100, 2, mask=True),
+    PackedCase("a row of one token", "empty", 18, 1, 40, 2, long="fragment", mask=True),
+    PackedCase("BOS", "uniform", 19, 128, 200, 2, bos=True, mask=True),
+    PackedCase("BOS, fragments", "log-normal", 20, 64, 150, 3, long="fragment", bos=True, tail=7, mask=True),
+    PackedCase("BOS, groups", "log-normal", 21, 256, 150, 3, group=3, bos=True, tail=70),
+    PackedCase("distinct", "distinct", 22, 512, 400, mask=True),
+    PackedCase("distinct, five files", "distinct", 23, 512, 100, 5, dtype="uint32", tail=4, mask=True),
+    PackedCase("distinct, groups", "distinct", 24, 1024, 250, 4, group=3, tail=11, mask=True),
+    PackedCase("distinct, one longer", "distinct, one longer", 25, 256, 200, 3, mask=True),
+    PackedCase("distinct, one longer, fragments", "distinct, one longer", 26, 256, 60, 3, group=3, long="fragment"),
+    PackedCase("distinct, BOS", "distinct", 27, 512, 300, bos=True, tail=3, mask=True),
+)
+
+PLAN_CASE = next(case for case in PACKED_CASES if case.name == "uniform, groups of 3 and 2")
+"""The case whose plan files are kept as OLMo-core wrote them."""
+
+
+def lengths_of(case: PackedCase, random: np.random.Generator) -> list[Ints]:
+    """Tokens of each document of each file, EOS (and BOS) included."""
+    length, shape = case.sequence_length, (case.files, case.documents)
+    least = 2 if case.bos else 1
+    kind = case.lengths
+    if kind == "uniform":
+        drawn = random.integers(least, length + length // 4, shape)
+    elif kind == "log-normal":
+        drawn = np.maximum(least, random.lognormal(np.log(length / 6), 1, shape).astype(np.int64))
+    elif kind == "equal":
+        drawn = np.full(shape, length // 3)
+    elif kind == "row":
+        drawn = np.full(shape, length)
+    elif kind == "longer":
+        drawn = random.integers(length + 1, 4 * length, shape)
+    elif kind == "empty":
+        drawn = np.where(random.random(shape) < 0.5, 1, random.integers(1, 2 * length + 2, shape))
+    elif kind == "nothing":
+        drawn = np.ones(shape, np.int64)
+    elif kind in ("distinct", "distinct, one longer"):  # of all files that are packed together
+        drawn = np.empty(shape, np.int64)
+        for first in range(0, case.files, case.group):
+            some = drawn[first : first + case.group]
+            some[...] = (random.permutation(length - 2)[: some.size] + 2).reshape(some.shape)
+            if kind != "distinct":
+                some[0, int(random.integers(case.documents))] = length + 1  # fragments: a row, and one token
+    else:
+        raise ValueError(kind)
+    return list(drawn.astype(np.int64))
+
+
+def write_case(case: PackedCase, folder: Path) -> tuple[list[Path], list[Path]]:
+    """The token files, and their label masks (none without)."""
+    random = np.random.default_rng([case.seed, 4])
+    tokens_paths, mask_paths = [], []
+    for number, lengths in enumerate(lengths_of(case, random)):
+        tokens = random.integers(3, 60_000, int(lengths.sum()) + (case.tail if number % 2 == 0 else 0))
+        ends = np.cumsum(lengths)
+        if case.bos:  # EOS without a BOS after it ends nothing
+            inside = random.random(len(tokens)) < 0.05
+            tokens[inside] = EOS
+            tokens[ends - lengths] = BOS
+            if len(tokens) > ends[-1]:
+                tokens[ends[-1]] = BOS
+                tokens[-1] = 3
+        tokens[ends - 1] = EOS
+        path = folder / f"token_ids_part_{number:04d}.npy"
+        tokens.astype(case.dtype).tofile(path)
+        tokens_paths.append(path)
+        if case.mask:
+            path = folder / f"labels_mask_part_{number:04d}.npy"
+            (random.random(len(tokens)) < 0.6).tofile(path)
+            mask_paths.append(path)
+    return tokens_paths, mask_paths
+
+
+def digest_of_files(paths: list[Path]) -> str:
+    """Of the bytes of files, to see that the same corpus was made again."""
+    return hashlib.sha256(b"".join(path.read_bytes() for path in paths)).hexdigest()[:16]
+
+
+def row_digest(tokens: npt.ArrayLike, mask: npt.ArrayLike, lengths: npt.ArrayLike, places: npt.ArrayLike) -> str:
+    """Of one packed row.
+
+    Args:
+      tokens, mask: [L].
+      lengths: of its documents, as OLMo-core counts them: see `olmo_doc_lengths`.
+      places: (file, start, stop) of each piece.
+    """
+    parts = [np.asarray(part).astype("<i8").tobytes() for part in (tokens, mask, lengths, places)]
+    return f"{zlib.crc32(b'|'.join(parts)):08x}"
+
+
+def olmo_doc_lengths(segment_ids: npt.NDArray[Any], tokens: npt.NDArray[Any], bos: bool) -> list[int]:
+    """The `doc_lens` of OLMo-core for a row of these segments: padding is a document of its own. Where BOS is asked for,
+    what does not begin with one belongs to the document before: padding, and the last fragment of a long document."""
+    borders = np.flatnonzero(np.diff(segment_ids)) + 1
+    starts = [0, *(border for border in borders.tolist() if not bos or tokens[border] == BOS)]
+    return np.diff([*starts, len(tokens)]).tolist()
+
+
+@dataclasses.dataclass(frozen=True)
+class MultipackCase:
+    """Lengths of documents, and the batches that OpenChat's sampler makes of them."""
+
+    name: str
+    lengths: str
+    seed: int
+    documents: int
+    capacity: int
+    ranks: int
+    epochs: int = 2
+
+
+MULTIPACK_CASES = (
+    MultipackCase("uniform, 8 rows", "uniform", 0, 800, 1024, 8),
+    MultipackCase("uniform, 1 row", "uniform", 1, 200, 512, 1),
+    MultipackCase("log-normal, 4 rows", "log-normal", 2, 1500, 2048, 4),
+    MultipackCase("log-normal, 16 rows", "log-normal", 3, 2000, 4096, 16),
+    MultipackCase("log-normal, 100 rows", "log-normal", 4, 4000, 512, 100),
+    MultipackCase("many of one token", "small", 5, 3000, 64, 3),
+    MultipackCase("all equal", "equal", 6, 500, 300, 7),
+    MultipackCase("all as long as the row", "row", 7, 50, 128, 4),
+    MultipackCase("fewer than a batch", "row", 8, 3, 128, 4),
+    MultipackCase("distinct, 8 rows", "distinct", 9, 900, 1024, 8),
+    MultipackCase("distinct, 2 rows", "distinct", 10, 400, 512, 2, 3),
+    MultipackCase("distinct, 70 rows", "distinct", 11, 3000, 4096, 70),
+    MultipackCase("distinct, 1 row", "distinct", 12, 60, 64, 1),
+    MultipackCase("distinct, 5 rows, long", "distinct, long", 13, 500, 1024, 5),
+)
+
+
+def multipack_lengths(case: MultipackCase) -> Ints:
+    """Tokens of each document, 1 to `capacity`."""
+    random, most = np.random.default_rng([case.seed, 5]), case.capacity
+    if case.lengths == "uniform":
+        drawn = random.integers(1, most + 1, case.documents)
+    elif case.lengths == "log-normal":
+        drawn = np.clip(random.lognormal(np.log(most / 10), 1, case.documents).astype(np.int64), 1, most)
+    elif case.lengths == "small":
+        drawn = random.integers(1, 6, case.documents)
+    elif case.lengths == "equal":
+        drawn = np.full(case.documents, most // 4)
+    elif case.lengths == "row":
+        drawn = np.full(case.documents, most)
+    elif case.lengths == "distinct":
+        drawn = random.permutation(most)[: case.documents] + 1
+    else:
+        drawn = most - random.permutation(most - 1)[: case.documents]
+    return drawn.astype(np.int64)
+
+
+def rows_digest(batches: list[list[list[int]]]) -> str:
+    """Of [batch][row] -> numbers, in that order."""
+    return hashlib.sha256(json.dumps(batches, separators=(",", ":")).encode()).hexdigest()[:16]
