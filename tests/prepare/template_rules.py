@@ -109,7 +109,7 @@ def olmo(record: dict[str, Any]) -> list[Run]:
     for number, message in enumerate(record["messages"], 1):
         loss = by_assistant(message)
         last = message["role"] == "assistant" and number == len(record["messages"])
-        runs += [(f"<|im_start|>{message['role']}\n", 0), (message["content"], loss)]
+        runs += [(f"<|im_start|>{message['role'].replace('toolresult', 'tool')}\n", 0), (message["content"], loss)]
         runs += [("<|endoftext|>", loss)] if last else [("<|im_end|>", loss), ("\n", 0)]
     return runs
 
@@ -119,7 +119,12 @@ def hf(record: dict[str, Any]) -> list[Run]:
     runs: list[Run] = []
     for message in record["messages"]:
         loss = by_assistant(message)
-        runs += [(f"<|im_start|>{message['role']}\n", 0), (message["content"], loss), ("<|im_end|>", loss), ("\n", 0)]
+        runs += [
+            (f"<|im_start|>{message['role'].replace('toolresult', 'tool')}\n", 0),
+            (message["content"], loss),
+            ("<|im_end|>", loss),
+            ("\n", 0),
+        ]
     return runs
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import random
 import time
@@ -350,13 +351,15 @@ def change(draw: random.Random, record: Any) -> None:
     if how == 0:
         del node[key]
     elif how == 1 and isinstance(node, dict):
-        node[draw.choice(("weight", "name", "contents", "x", "context", "think", "arguments"))] = draw.choice(VALUES)
+        node[draw.choice(("weight", "name", "contents", "x", "context", "think", "arguments"))] = copy.deepcopy(
+            draw.choice(VALUES)
+        )
     elif how == 2 and isinstance(node, dict):
         node[draw.choice(("role ", "Content", "", "messages", "y" * 500))] = node.pop(key)
     elif how == 3 and isinstance(node, list):
-        node.insert(draw.randrange(len(node) + 1), draw.choice(VALUES))
+        node.insert(draw.randrange(len(node) + 1), copy.deepcopy(draw.choice(VALUES)))
     else:
-        node[key] = draw.choice(VALUES)
+        node[key] = copy.deepcopy(draw.choice(VALUES))
 
 
 def check_spelled(out: Path, template: str, tokenizers: dict[str, str], data: bytes) -> list[int]:
