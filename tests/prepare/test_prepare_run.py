@@ -9,6 +9,9 @@ import os
 import resource
 import shutil
 import signal
+import subprocess
+import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -186,6 +189,45 @@ def test_a_killed_worker_is_a_sentence_and_the_next_run_goes_on(
     prepare(request, tmp_path / "whole", workers=1)
     assert digest(tmp_path / "out") == digest(tmp_path / "whole")
     assert not (tmp_path / ".out.grain_sft-work").exists()
+
+
+def test_ctrl_c_is_a_sentence_and_the_next_run_goes_on(
+    chats: list[Path], tokenizers: dict[str, Path], tmp_path: Path
+) -> None:
+    chats += [write_chats(tmp_path / f"in/more-{number}.jsonl", 2500) for number in range(3)]
+    request = request_of(chats, tokenizers)
+    command = [sys.executable, "-m", "grain_sft.cli.main", *command_of(request, tmp_path / "out", "--workers", "2")]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    chunks = tmp_path / ".out.grain_sft-work/chunks"
+    limit = time.monotonic() + 60
+    while not list(chunks.glob("unit-*.chunk")) and process.poll() is None and time.monotonic() < limit:
+        time.sleep(0.01)
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: the workers too
+    printed, error = process.communicate(timeout=60)
+    assert process.returncode == 130 and error.endswith("grain-sft prepare: interrupted.\n")
+    assert "Traceback" not in error and not printed and not (tmp_path / "out").exists()
+    prepare(request, tmp_path / "out", workers=1)
+    prepare(request, tmp_path / "whole", workers=1)
+    assert digest(tmp_path / "out") == digest(tmp_path / "whole")
+
+
+def test_two_runs_do_not_share_an_output(chats: list[Path], tokenizers: dict[str, Path], tmp_path: Path) -> None:
+    request = request_of(chats, tokenizers)
+    refused: list[str] = []
+
+    def again(what: str, done: int, total: int) -> None:
+        if what == "Rendering" and len(refused) < 3:
+            for overwrite in (False, True):
+                with pytest.raises(StorageError) as error:
+                    prepare(request, tmp_path / "out", workers=1, overwrite=overwrite)
+                refused.append(str(error.value))
+
+    prepare(request, tmp_path / "out", workers=1, progress=again)
+    assert set(refused) == {f"{tmp_path}/out: is being prepared by another process. Wait for it."}
+    prepare(request, tmp_path / "whole", workers=1)
+    assert digest(tmp_path / "out") == digest(tmp_path / "whole")
 
 
 # Again.
@@ -594,6 +636,46 @@ def test_special_text_has_its_place_or_is_ordinary(
             end = "<|eot|>" if template == "primer" else "<|im_end|>"
             assert tokenizer.decode(document.tokens[document.loss].tolist()) == text + end
     assert lengths == {4}  # those of the template
+
+
+# Convert.
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_converting_again_changed_and_on_a_full_disk(
+    format: str,
+    chats: list[Path],
+    tokenizers: dict[str, Path],
+    tmp_path: Path,
+    small_files: Callable[[int], None],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    request = request_of(chats, tokenizers, format="episodes", val_frac=0.2)
+    prepare(request, tmp_path / "made", workers=1)
+    command = ["convert", str(tmp_path / "made"), "--format", format, "-o", str(tmp_path / "out")]
+    small_files(1500)
+    assert main(command) == 1
+    small_files(resource.getrlimit(resource.RLIMIT_FSIZE)[1])
+    error = capsys.readouterr().err
+    assert "can't be written (File too large)" in error and error.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+    assert main(command) == 0
+    first, before = capsys.readouterr().out, stamps(tmp_path)
+    assert main(command) == 0
+    assert capsys.readouterr().out == f"{tmp_path}/out is complete: nothing to do.\n{first}"
+    assert stamps(tmp_path) == before
+    prepare(dataclasses.replace(request, seed=7), tmp_path / "made", workers=1, overwrite=True)
+    before = stamps(tmp_path)
+    assert main(command) == 1
+    assert f"{tmp_path}/out: holds a corpus made from other inputs" in capsys.readouterr().err
+    assert stamps(tmp_path) == before
+    assert main([*command, "--overwrite"]) == 0
+    assert main([*command[:-1], str(tmp_path / "fresh")]) == 0
+    assert digest(tmp_path / "out") == digest(tmp_path / "fresh")
+    (tmp_path / "foreign").mkdir()
+    (tmp_path / "foreign/x").touch()
+    assert main([*command[:-1], str(tmp_path / "foreign"), "--overwrite"]) == 1
+    assert [path.name for path in (tmp_path / "foreign").iterdir()] == ["x"]
 
 
 # Options, and the command line.
