@@ -11,8 +11,15 @@ DEFAULT_STEPS = 48
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of this command."""
+    from grain_sft.demo.data import DATA
     from grain_sft.demo.run import MIN_STEPS
 
+    parser.add_argument(
+        "--data",
+        choices=tuple(DATA),
+        default="chat",
+        help="packed conversations with loss on the answers, or windows of plain text (default: chat)",
+    )
     parser.add_argument(
         "--dir", default="grain_sft_demo", help="folder for everything it makes: new, empty, or an earlier demo's"
     )
@@ -29,7 +36,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Carry it out: 0 if the resumed run is the uninterrupted one bit for bit, else 1."""
+    from grain_sft.demo.data import DATA
     from grain_sft.demo.run import Plan
     from grain_sft.demo.run import run as run_demo
 
-    return run_demo(options.dir, Plan(options.steps, options.seed))
+    return run_demo(options.dir, Plan(DATA[options.data], options.steps, options.seed))

@@ -31,34 +31,24 @@ _ADVICE = {
 
 @dataclasses.dataclass(frozen=True)
 class DemoFolder:
-    """Paths below `root`, an absolute path. What is below `tokens` and `runs` belongs to the demo and may go."""
+    """Paths below `root`, an absolute path. What is below `corpus` and `runs` belongs to the demo and may go."""
 
     root: Path
 
     @property
-    def tokenizer(self) -> Path:
-        """The SentencePiece model."""
-        return self.root / "tokenizer.model"
-
-    @property
-    def tokens(self) -> Path:
-        """Folder of the token files."""
-        return self.root / "tokens"
-
-    @property
-    def mix(self) -> Path:
-        """The list of token files, as OLMo writes it."""
-        return self.root / "mix.txt"
+    def corpus(self) -> Path:
+        """Folder of tokenizer and tokens, and what they were made of."""
+        return self.root / "corpus"
 
     @property
     def index(self) -> Path:
         """The scanned corpus."""
-        return self.root / "index.json"
+        return self.corpus / "index.json"
 
     @property
     def record(self) -> Path:
         """What the corpus was made with; written last, so a corpus that has one is complete."""
-        return self.root / "corpus.json"
+        return self.corpus / "record.json"
 
     @property
     def config(self) -> Path:

@@ -9,33 +9,34 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import grain_sft
 from grain_sft.demo import checkpoint, log
 from grain_sft.demo.child import Child
 from grain_sft.demo.compare import Comparison, compare, table
+from grain_sft.demo.data import GLOBAL_BATCH_SIZE, SEQUENCE_LENGTH, VOCAB_SIZE, Data
 from grain_sft.demo.folder import DemoFolder, claim, remove, writing
 from grain_sft.demo.log import Record
-from grain_sft.demo.prepare import GLOBAL_BATCH_SIZE, SEQUENCE_LENGTH, TOKENIZER_NAME, Prepared, prepare
-from grain_sft.demo.progress import display
+from grain_sft.demo.prepare import Prepared, prepare
+from grain_sft.demo.progress import Records, display
 from grain_sft.demo.train import RunOptions
 from grain_sft.errors import GrainSftError
-from grain_sft.layout import WindowLayout
 
 MIN_STEPS = 9
 
 INTERRUPTED, RESUMED, UNINTERRUPTED = "interrupted", "resumed", "uninterrupted"
 
-_TOKENS_PER_STEP = GLOBAL_BATCH_SIZE * SEQUENCE_LENGTH
-
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """When things happen.
+    """What happens, and when.
 
     Attributes:
+      data: trained on.
       steps: of the whole training.
       seed: of the order of rows and of the parameters.
     """
 
+    data: Data
     steps: int
     seed: int
 
@@ -59,19 +60,19 @@ def run(where: str | os.PathLike[str], plan: Plan) -> int:
     began = time.perf_counter()
     with claim(where) as folder:
         remove(folder.runs)
-        prepared = prepare(folder, plan.seed, _say)
-        _describe(folder, prepared)
-        logs, resumed_from = _train(folder, plan, prepared.vocab_size)
+        prepared = prepare(folder, plan.data, plan.seed, _say)
+        _describe(folder, plan.data, prepared)
+        logs, resumed_from = _train(folder, plan)
         comparisons = _compare(plan, resumed_from, logs)
         _report(plan, logs, comparisons)
-        made = (folder.tokenizer, folder.tokens, folder.mix, folder.index, folder.config, folder.runs)
+        made = (folder.corpus, folder.config, folder.runs)
         seconds = time.perf_counter() - began
         _say(f"\nIn {folder.root}, after {seconds:.0f} seconds: {', '.join(path.name for path in made)}")
         _say(f"Go on in Python: grain_sft.load({str(folder.config)!r}).iter(start_step={plan.steps})")
     return 0 if all(comparison.equal for comparison in comparisons) else 1
 
 
-def _train(folder: DemoFolder, plan: Plan, vocab_size: int) -> tuple[dict[str, list[Record]], int]:
+def _train(folder: DemoFolder, plan: Plan) -> tuple[dict[str, list[Record]], int]:
     """The three runs, one after the other: what each logged, and the step that the second began at."""
 
     def options(name: str, resume: Path | None = None) -> RunOptions:
@@ -81,7 +82,7 @@ def _train(folder: DemoFolder, plan: Plan, vocab_size: int) -> tuple[dict[str, l
         return RunOptions(
             config=folder.config,
             folder=run_folder,
-            vocab_size=vocab_size,
+            vocab_size=VOCAB_SIZE,
             steps=plan.steps,
             checkpoint_every=plan.checkpoint_every,
             seed=plan.seed,
@@ -94,17 +95,17 @@ def _train(folder: DemoFolder, plan: Plan, vocab_size: int) -> tuple[dict[str, l
     resumed_from = _newest(first)
     _say(f"\n2 of 3, {RESUMED}: a new process, which gets that checkpoint and iter(start_step={resumed_from})")
     second = options(RESUMED, resume=first.checkpoints)
-    _train_to_the_end(RESUMED, second, resumed_from)
+    _train_to_the_end(RESUMED, second, plan, resumed_from)
     _say(f"\n3 of 3, {UNINTERRUPTED}: another, which gets nothing and begins at step 0")
     third = options(UNINTERRUPTED)
-    _train_to_the_end(UNINTERRUPTED, third, 0)
+    _train_to_the_end(UNINTERRUPTED, third, plan, 0)
     runs = {INTERRUPTED: first, RESUMED: second, UNINTERRUPTED: third}
     return {name: log.read(each.log) for name, each in runs.items()}, resumed_from
 
 
 def _train_and_kill(options: RunOptions, plan: Plan) -> None:
     with Child(INTERRUPTED, options) as child:
-        with contextlib.closing(display()(child.records(), 0, plan.steps, _TOKENS_PER_STEP)) as records:
+        with contextlib.closing(_shown(child, plan, 0)) as records:
             killed = any(record.step >= plan.killed_after for record in records) and child.kill()
         if not killed:
             child.finish()
@@ -114,12 +115,17 @@ def _train_and_kill(options: RunOptions, plan: Plan) -> None:
         _say(f"  killed: SIGKILL to process {child.pid} when {done} steps were done; newest checkpoint: step {newest}")
 
 
-def _train_to_the_end(name: str, options: RunOptions, start: int) -> None:
+def _train_to_the_end(name: str, options: RunOptions, plan: Plan, start: int) -> None:
     with Child(name, options) as child:
-        with contextlib.closing(display()(child.records(), start, options.steps, _TOKENS_PER_STEP)) as records:
+        with contextlib.closing(_shown(child, plan, start)) as records:
             for _ in records:
                 pass
         child.finish()
+
+
+def _shown(child: Child, plan: Plan, start: int) -> Records:
+    """The records of a run from step `start` on, displayed as they come."""
+    return display()(child.records(), start, plan.steps, GLOBAL_BATCH_SIZE * SEQUENCE_LENGTH)
 
 
 def _newest(options: RunOptions) -> int:
@@ -139,18 +145,14 @@ def _compare(plan: Plan, resumed_from: int, logs: Mapping[str, Sequence[Record]]
     ]
 
 
-def _describe(folder: DemoFolder, prepared: Prepared) -> None:
+def _describe(folder: DemoFolder, data: Data, prepared: Prepared) -> None:
     corpus = prepared.corpus
-    rows = len(WindowLayout(corpus, SEQUENCE_LENGTH))
-    _say(
-        f"text    {corpus.num_documents:,} docstrings and help topics, {prepared.num_characters / 1e6:.1f} M characters"
-    )
-    _say(
-        f"tokens  {corpus.num_tokens:,} in {len(corpus.shards)} {corpus.dtype.name} files, {prepared.vocab_size} pieces"
-    )
-    _say(f"rows    {rows:,} of {SEQUENCE_LENGTH} tokens; a step reads {GLOBAL_BATCH_SIZE}")
-    made = "as an earlier demo left it" if prepared.reused else "made now"
-    _say(f"corpus  {corpus.fingerprint[:19]}, {TOKENIZER_NAME}, {made}")
+    layout = grain_sft.load(folder.config, host=grain_sft.Host(0, 1)).source.layout
+    _say(f"{data.name}    {prepared.said}")
+    _say(f"tokens  {corpus.num_tokens:,}, {corpus.dtype.name}, of a vocabulary of {VOCAB_SIZE}")
+    rows = f"{len(layout):,} of {SEQUENCE_LENGTH} tokens"
+    _say(f"rows    {rows}: {data.describe(layout)}; a step reads {GLOBAL_BATCH_SIZE}")
+    _say(f"corpus  {corpus.fingerprint[:19]}, {'as an earlier demo left it' if prepared.reused else 'made now'}")
 
 
 def _report(plan: Plan, logs: Mapping[str, Sequence[Record]], comparisons: Sequence[Comparison]) -> None:

@@ -1,4 +1,4 @@
-"""From text to token files: a SentencePiece model, and raw arrays as AI2 writes them."""
+"""text: docstrings and help topics, one after the other, cut in windows; raw token files and a mix, as AI2 writes them."""
 
 from __future__ import annotations
 
@@ -10,11 +10,14 @@ import numpy as np
 import numpy.typing as npt
 import sentencepiece
 
-from grain_sft.demo.text import Source
-from grain_sft.files import atomic_write
+from grain_sft.corpus import open_corpus
+from grain_sft.demo.data.data import VOCAB_SIZE, Data, Made
+from grain_sft.demo.text import Source, python_sources
+from grain_sft.files import atomic_write, write_bytes
+from grain_sft.layout import Layout
 from grain_sft.prepare import training
 
-VOCAB_SIZE = 2048
+TOKENIZER_NAME = f"python_docs_{VOCAB_SIZE}"
 SHARD_TOKENS = 150_000  # a shard ends with the document that reaches this
 
 Tokens = npt.NDArray[np.unsignedinteger[Any]]
@@ -53,10 +56,8 @@ def tokenize(
         yield np.array(shard, dtype)
 
 
-def write_mix(
-    mix: Path, tokens_folder: str, tokenizer_name: str, model: bytes, sources: Iterable[Source]
-) -> list[Path]:
-    """Write token files and the mix that lists them, which comes last; returns the token files, in the mix's order.
+def write_mix(mix: Path, tokens_folder: str, tokenizer_name: str, model: bytes, sources: Iterable[Source]) -> None:
+    """Write token files and the mix that lists them, which comes last.
 
     Args:
       mix: the list, beside which `tokens_folder` is.
@@ -69,15 +70,39 @@ def write_mix(
       StorageError: the disk is full or can't be written to.
     """
     processor = sentencepiece.SentencePieceProcessor(model_proto=model)
-    written, lines = [], ["# label,path: the documentation of the Python that made this, as grain-sft demo wrote it"]
+    lines = ["# label,path: the documentation of the Python that made this, as grain-sft demo wrote it"]
     for source in sources:
         for number, shard in enumerate(tokenize(processor, source.documents)):
             listed = f"{tokens_folder}/{{TOKENIZER}}/{source.label}/part-{number:05d}.npy"
             path = mix.parent / listed.replace("{TOKENIZER}", tokenizer_name)
             with atomic_write(path, "wb") as file:
                 file.write(shard.tobytes())
-            written.append(path)
             lines.append(f"{source.label},{listed}")
     with atomic_write(mix) as file:
         file.write("\n".join(lines) + "\n")
-    return written
+
+
+def _make(folder: Path, max_characters: int) -> Made:
+    sources = python_sources(max_characters)
+    model = train_tokenizer(document for source in sources for document in source.documents)
+    write_bytes(str(folder / "tokenizer.model"), model)
+    mix = folder / "mix.txt"
+    write_mix(mix, "tokens", TOKENIZER_NAME, model, sources)
+    processor = sentencepiece.SentencePieceProcessor(model_proto=model)
+    dtype = token_dtype(processor.vocab_size()).name
+    corpus = open_corpus(mix, format="mix", dtype=dtype, eos_token_id=processor.eos_id(), tokenizer=TOKENIZER_NAME)
+    characters = sum(source.num_characters for source in sources)
+    return Made(corpus, f"{corpus.num_documents:,} docstrings and help topics, {characters / 1e6:.1f} M characters")
+
+
+def _describe(layout: Layout) -> str:
+    return "windows, one after the other"
+
+
+TEXT = Data(
+    name="text",
+    make=_make,
+    layout={"kind": "windows"},
+    transforms=("ngram_filter", "shift_targets"),
+    describe=_describe,
+)

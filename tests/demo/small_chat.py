@@ -1,0 +1,45 @@
+"""Conversations of the demo, few of them, as training reads them and as they were written."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import numpy as np
+
+import grain_sft
+from grain_sft.demo.data import DATA
+from grain_sft.demo.folder import claim
+from grain_sft.demo.prepare import prepare
+from grain_sft.prepare import Tokenizer, load_tokenizer
+
+SMALL_TEXT = 150_000  # characters
+
+Batch = dict[str, np.ndarray]
+
+
+@dataclasses.dataclass(frozen=True)
+class Chat:
+    """The demo's pipeline over packed conversations, and their answers by their questions."""
+
+    pipeline: grain_sft.Pipeline
+    tokenizer: Tokenizer
+    answers: dict[str, set[str]]
+
+
+def make_chat(root: Path) -> Chat:
+    with claim(root) as folder:
+        prepare(folder, DATA["chat"], 0, max_characters=SMALL_TEXT)
+        pipeline = grain_sft.load(folder.config, host=grain_sft.Host(0, 1))
+    answers: dict[str, set[str]] = {}
+    for line in (folder.corpus / "chats.jsonl").read_text().splitlines():
+        asked, answered = json.loads(line)["messages"]
+        answers.setdefault(asked["content"], set()).add(answered["content"])
+    return Chat(pipeline, load_tokenizer(folder.corpus / "tokenizer.model"), answers)
+
+
+def documents(batch: Batch) -> list[tuple[int, np.ndarray]]:
+    """(row, bool [L]) of every document of a batch: its tokens."""
+    segments = batch["inputs_segmentation"]
+    return [(row, found == n) for row, found in enumerate(segments) for n in range(1, found.max() + 1)]
