@@ -1,0 +1,195 @@
+"""The small model: what its scores and its loss depend on, in made-up rows and in packed conversations."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from small_chat import Batch, Chat
+
+from grain_sft.demo import checkpoint, model
+from grain_sft.demo.data import VOCAB_SIZE
+from grain_sft.demo.train import update
+from grain_sft.errors import StorageError
+
+LOGITS = jax.jit(model.logits, static_argnums=1)
+LOSS = jax.jit(model.loss, static_argnums=1)
+LOSS_AND_GRADIENTS = jax.jit(jax.value_and_grad(model.loss), static_argnums=1)
+UPDATE = jax.jit(update, static_argnums=3)
+SMALL = model.ModelConfig(vocab_size=32, width=16, heads=2, layers=2, hidden=32)
+SMALL_CHAT = model.ModelConfig(vocab_size=VOCAB_SIZE, width=16, heads=2, layers=2, hidden=32)
+
+
+# --- made-up rows ---
+
+
+def batch_of(inputs: np.ndarray, segments: np.ndarray | None = None) -> dict[str, np.ndarray]:
+    rows, length = inputs.shape
+    positions = np.tile(np.arange(length, dtype=np.int32), (rows, 1))
+    segments = np.ones_like(inputs) if segments is None else segments
+    return {
+        "inputs": inputs,
+        "targets": np.roll(inputs, -1, axis=1),
+        "inputs_position": positions,
+        "inputs_segmentation": segments,
+        "targets_segmentation": segments,
+    }
+
+
+def random_inputs(rows: int = 2, length: int = 12) -> np.ndarray:
+    return np.random.default_rng(0).integers(0, SMALL.vocab_size, (rows, length)).astype(np.int32)
+
+
+def scores(batch: dict[str, np.ndarray]) -> np.ndarray:
+    return np.asarray(LOGITS(model.init_params(SMALL, 0), SMALL, batch))
+
+
+def test_a_later_token_changes_no_earlier_score() -> None:
+    inputs = random_inputs()
+    changed = inputs.copy()
+    changed[:, 7] = (changed[:, 7] + 1) % SMALL.vocab_size
+    before, after = scores(batch_of(inputs)), scores(batch_of(changed))
+    np.testing.assert_array_equal(before[:, :7], after[:, :7])
+    assert (before[:, 7:] != after[:, 7:]).any(axis=(1, 2)).all()
+
+
+def test_another_segment_changes_no_score() -> None:
+    inputs = random_inputs()
+    segments = np.repeat(np.array([[1, 2, 0]], np.int32), (5, 4, 3), axis=1).repeat(2, axis=0)
+    changed = inputs.copy()
+    changed[:, :5] = (changed[:, :5] + 1) % SMALL.vocab_size
+    before, after = scores(batch_of(inputs, segments)), scores(batch_of(changed, segments))
+    np.testing.assert_array_equal(before[:, 5:], after[:, 5:])
+    assert np.isfinite(before).all()  # padding included
+
+
+def test_scores_depend_on_distances_that_come_from_positions() -> None:
+    batch = batch_of(random_inputs())
+    moved = {**batch, "inputs_position": batch["inputs_position"] + 100}
+    stretched = {**batch, "inputs_position": batch["inputs_position"] * 3}
+    np.testing.assert_allclose(scores(batch), scores(moved), atol=1e-4)
+    assert np.abs(scores(batch) - scores(stretched)).max() > 1e-3
+
+
+def test_loss_ignores_targets_that_take_none() -> None:
+    params, batch = model.init_params(SMALL, 0), batch_of(random_inputs())
+    batch["targets_segmentation"] = batch["targets_segmentation"].copy()
+    batch["targets_segmentation"][:, 4:9] = 0
+    masked, taken = dict(batch), dict(batch)
+    masked["targets"], taken["targets"] = batch["targets"].copy(), batch["targets"].copy()
+    masked["targets"][:, 4:9] += 1
+    taken["targets"][:, 3] = (taken["targets"][:, 3] + 1) % SMALL.vocab_size
+    loss = LOSS(params, SMALL, batch)
+    assert loss == LOSS(params, SMALL, masked)
+    assert loss != LOSS(params, SMALL, taken)
+    nothing = {**batch, "targets_segmentation": np.zeros_like(batch["targets"])}
+    assert LOSS(params, SMALL, nothing) == 0
+    logits = scores(batch).astype(np.float64)
+    log_probabilities = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+    of_targets = np.take_along_axis(log_probabilities, batch["targets"][..., None], -1)[..., 0]
+    np.testing.assert_allclose(loss, -of_targets[batch["targets_segmentation"] != 0].mean(), rtol=1e-5)
+
+
+# --- packed conversations ---
+
+
+def chat_scores(batch: Batch) -> np.ndarray:
+    return np.asarray(LOGITS(model.init_params(SMALL_CHAT, 0), SMALL_CHAT, batch))
+
+
+def neighbours_replaced(batch: Batch, row: int, mask: np.ndarray, seed: int) -> Batch:
+    """`batch` with other tokens in all documents but the one at `mask` of `row`."""
+    inputs = np.random.default_rng(seed).integers(0, VOCAB_SIZE, batch["inputs"].shape).astype(np.int32)
+    inputs[row][mask] = batch["inputs"][row][mask]
+    return {**batch, "inputs": inputs}
+
+
+def neighbours_removed(batch: Batch, row: int, mask: np.ndarray) -> Batch:
+    """`batch` with padding in place of all documents but the one at `mask` of `row`."""
+    kept = {key: np.zeros_like(array) for key, array in batch.items()}
+    for key, array in kept.items():
+        array[row][mask] = batch[key][row][mask]
+    return kept
+
+
+def middle_documents(batch: Batch) -> list[tuple[int, np.ndarray]]:
+    """Documents with neighbours on both sides: one a row, where a row has any."""
+    segments = batch["inputs_segmentation"]
+    return [(row, found == 2) for row, found in enumerate(segments) if found.max() > 2]
+
+
+def test_scores_of_a_document_do_not_change_with_its_neighbours(chat: Chat) -> None:
+    """To the last bit: where a score is masked, its weight is exactly 0, and adding 0 changes no sum."""
+    batch = dict(chat.pipeline[0])
+    before, chosen = chat_scores(batch), middle_documents(batch)
+    assert len(chosen) > 2
+    for row, mask in chosen:
+        for changed in (
+            neighbours_replaced(batch, row, mask, seed=0),
+            neighbours_replaced(batch, row, mask, seed=1),
+            neighbours_removed(batch, row, mask),
+        ):
+            after = chat_scores(changed)
+            np.testing.assert_array_equal(before[row][mask], after[row][mask])
+            assert (before[row][~mask] != after[row][~mask]).any()  # those of the neighbours do
+
+
+def test_scores_of_a_document_are_those_that_it_has_alone(chat: Chat) -> None:
+    """At the beginning of a row of its own it is the same but for rounding: sums over a row are taken in another order."""
+    batch = dict(chat.pipeline[0])
+    before = chat_scores(batch)
+    for row, mask in middle_documents(batch):
+        length = mask.sum()
+        alone = {key: np.zeros_like(array) for key, array in batch.items()}
+        for key, array in alone.items():
+            array[0, :length] = batch[key][row][mask]
+        np.testing.assert_allclose(before[row][mask], chat_scores(alone)[0, :length], rtol=0, atol=2e-5)
+
+
+def test_without_segments_a_document_would_see_its_neighbours(chat: Chat) -> None:
+    """What the two tests above would find if attention did not keep to segments."""
+    batch = dict(chat.pipeline[0])
+    batch["inputs_segmentation"] = np.ones_like(batch["inputs_segmentation"])
+    before = chat_scores(batch)
+    for row, mask in middle_documents(dict(chat.pipeline[0])):
+        after = chat_scores(neighbours_replaced(batch, row, mask, seed=0))
+        assert np.abs(before[row][mask] - after[row][mask]).max() > 1e-2
+
+
+def test_loss_and_gradients_come_from_the_answers_alone(chat: Chat) -> None:
+    params, batch = model.init_params(SMALL_CHAT, 0), dict(chat.pipeline[0])
+    takes_loss = batch["targets_segmentation"] != 0
+    others = np.random.default_rng(0).integers(0, VOCAB_SIZE, batch["targets"].shape).astype(np.int32)
+    asked = {**batch, "targets": np.where(takes_loss, batch["targets"], others)}
+    answered = {**batch, "targets": np.where(takes_loss, others, batch["targets"])}
+    loss, gradients = LOSS_AND_GRADIENTS(params, SMALL_CHAT, batch)
+    same_loss, same_gradients = LOSS_AND_GRADIENTS(params, SMALL_CHAT, asked)
+    assert loss == same_loss and loss != LOSS(params, SMALL_CHAT, answered)
+    for name, gradient in gradients.items():
+        np.testing.assert_array_equal(gradient, same_gradients[name])
+    row, place = np.argwhere(takes_loss)[0]
+    batch["targets"] = batch["targets"].copy()
+    batch["targets"][row, place] = (batch["targets"][row, place] + 1) % VOCAB_SIZE
+    assert loss != LOSS(params, SMALL_CHAT, batch)
+
+
+# --- checkpoints ---
+
+
+def test_a_checkpoint_gives_back_every_bit_and_the_newest_is_last(tmp_path: Path) -> None:
+    state, batch = checkpoint.init_state(SMALL, 0), batch_of(random_inputs())
+    first_state, first_loss = UPDATE(state, 0, batch, SMALL)
+    for step in (2, 10):
+        checkpoint.save(tmp_path, step, first_state)
+    (tmp_path / ".step-00000011.npz.x.tmp").touch()  # of a process that was killed while it wrote
+    assert list(checkpoint.steps(tmp_path)) == [2, 10]
+    loaded = checkpoint.load(tmp_path, 10)
+    for part in ("params", "mean", "square"):
+        for name, value in getattr(first_state, part).items():
+            np.testing.assert_array_equal(getattr(loaded, part)[name], value)
+    assert UPDATE(loaded, 1, batch, SMALL)[1] < first_loss
+    assert checkpoint.steps(tmp_path / "none") == []
+    with pytest.raises(StorageError, match=r"step-00000003\.npz"):
+        checkpoint.load(tmp_path, 3)
