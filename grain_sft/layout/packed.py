@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -11,10 +13,13 @@ import numpy as np
 from grain_sft.arguments import as_integer
 from grain_sft.corpus import Corpus
 from grain_sft.errors import LayoutError, RowIndexError
+from grain_sft.layout.olmo_plan import OlmoPlan, find_plan, from_boundaries, read_plan
 from grain_sft.layout.packing import ALGORITHMS, BY_EPOCH
 from grain_sft.layout.plan import Ints, Plan, Recipe, load_plan
 from grain_sft.layout.row_pieces import ShardPlaces
 from grain_sft.layout.span import Pieces, Span
+
+_LONG_DOCUMENTS = ("truncate", "fragment")
 
 
 class PackedLayout:
@@ -66,14 +71,10 @@ class PackedLayout:
     ) -> None:
         self.corpus = corpus
         self.sequence_length = as_integer("sequence_length", sequence_length, 1, LayoutError)
-        for name, value, choices in (
-            ("algorithm", algorithm, tuple(ALGORITHMS)),
-            ("long_documents", long_documents, ("truncate", "fragment")),
-            ("ties", ties, ("stable", "numpy")),
-            ("boundaries", boundaries, ("auto", "eos")),
-        ):
-            if value not in choices:
-                raise LayoutError(f"{name}={value!r}: expected one of {', '.join(choices)}.")
+        _choice("algorithm", algorithm, tuple(ALGORITHMS))
+        _choice("long_documents", long_documents, _LONG_DOCUMENTS)
+        _choice("ties", ties, ("stable", "numpy"))
+        _choice("boundaries", boundaries, ("auto", "eos"))
         by_epoch = algorithm in BY_EPOCH
         self.epochs = as_integer("epochs", epochs, 1, LayoutError)
         if not by_epoch and self.epochs > 1:
@@ -100,11 +101,59 @@ class PackedLayout:
             batch_rows=as_integer("batch_rows", batch_rows, 1, LayoutError),
         )
         self._folder = None if cache_dir is None else Path(cache_dir)
+        self._olmo: OlmoPlan | None = None
         self._load()
 
+    @classmethod
+    def from_olmo_core(
+        cls,
+        corpus: Corpus,
+        sequence_length: int,
+        work_dir: str | os.PathLike[str],
+        *,
+        long_documents: str = "truncate",
+        source_group_size: int = 1,
+        bos_token_id: int | None = None,
+        paths: Sequence[str | os.PathLike[str]] | None = None,
+        use_array_if_local: bool | None = None,
+        cache_dir: str | os.PathLike[str] | None = None,
+    ) -> PackedLayout:
+        """The rows of a plan that OLMo-core 3.0.0 made, whatever CPU it sorted on.
+
+        Args:
+          corpus, sequence_length, long_documents, source_group_size, bos_token_id: as OLMo-core had them.
+          work_dir: OLMo-core's, in which `dataset-common` is.
+          paths: of the token files as OLMo-core was given them, where these differ from the corpus's.
+          use_array_if_local: as OLMo-core was given it.
+          cache_dir: where the plan is kept once it was checked; None: the cache folder.
+
+        Raises:
+          LayoutError: no such plan, a damaged one, or one of other documents.
+          CorpusError, CorpusFileError: the documents can't be found.
+          StorageError: the plan can't be read.
+        """
+        given = [shard.path for shard in corpus.shards] if paths is None else [os.fspath(path) for path in paths]
+        layout = cls.__new__(cls)
+        layout.corpus = corpus
+        layout.sequence_length = as_integer("sequence_length", sequence_length, 1, LayoutError)
+        layout.epochs = 1
+        recipe = Recipe(
+            sequence_length=layout.sequence_length,
+            long_documents=_choice("long_documents", long_documents, _LONG_DOCUMENTS),
+            source_group_size=as_integer("source_group_size", source_group_size, 1, LayoutError),
+            boundaries="auto" if from_boundaries(given, use_array_if_local) else "eos",
+            bos_token_id=None if bos_token_id is None else as_integer("bos_token_id", bos_token_id, 0, LayoutError),
+        )
+        layout._folder = None if cache_dir is None else Path(cache_dir)
+        layout._olmo = find_plan(corpus, recipe, Path(work_dir), given, use_array_if_local)
+        layout.recipe = dataclasses.replace(recipe, plan=layout._olmo.digest)
+        layout._load()
+        return layout
+
     def _load(self) -> None:
+        olmo = None if self._olmo is None else functools.partial(read_plan, self._olmo, self.corpus, self.recipe)
         self.plans = [
-            load_plan(self.corpus, Recipe(**{**vars(self.recipe), "epoch": epoch}), self._folder)
+            load_plan(self.corpus, dataclasses.replace(self.recipe, epoch=epoch), self._folder, olmo)
             for epoch in range(self.epochs)
         ]
         self._places = ShardPlaces(self.corpus)
@@ -188,7 +237,9 @@ class PackedLayout:
         return self.plans[epoch], row - (int(self._ends[epoch - 1]) if epoch else 0)
 
     def __getstate__(self) -> dict[str, object]:
-        return {name: vars(self)[name] for name in ("corpus", "sequence_length", "recipe", "epochs", "_folder")}
+        return {
+            name: vars(self)[name] for name in ("corpus", "sequence_length", "recipe", "epochs", "_folder", "_olmo")
+        }
 
     def __setstate__(self, state: dict[str, object]) -> None:
         vars(self).update(state)
@@ -196,5 +247,14 @@ class PackedLayout:
 
     def __repr__(self) -> str:
         """What decides the rows and nothing else: Grain compares this when it restores an iterator."""
-        fields = ", ".join(f"{name}={value!r}" for name, value in vars(self.recipe).items() if name != "epoch")
-        return f"PackedLayout({fields}, epochs={self.epochs}, rows={len(self)})"
+        fields = {name: value for name, value in vars(self.recipe).items() if name != "epoch"}
+        if self.recipe.plan is None:
+            del fields["plan"]
+        listed = ", ".join(f"{name}={value!r}" for name, value in fields.items())
+        return f"PackedLayout({listed}, epochs={self.epochs}, rows={len(self)})"
+
+
+def _choice(name: str, value: str, choices: tuple[str, ...]) -> str:
+    if value not in choices:
+        raise LayoutError(f"{name}={value!r}: expected one of {', '.join(choices)}.")
+    return value

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +21,14 @@ VERSION = 1
 """Of the algorithms; a new one makes other plans."""
 
 Ints = npt.NDArray[np.int64]
+Make = Callable[[], dict[str, npt.NDArray[Any]]]
 
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
     """All that a plan depends on, beside the corpus.
 
-    Attributes: as the arguments of `PackedLayout`, and the epoch, from 0.
+    Attributes: as the arguments of `PackedLayout`; the epoch, from 0; and the digest of a plan that is read, not made.
     """
 
     sequence_length: int
@@ -39,6 +42,7 @@ class Recipe:
     seed: int = 0
     batch_rows: int = 1
     epoch: int = 0
+    plan: str | None = None
 
     def depends(self, corpus: Corpus) -> dict[str, Any]:
         """As JSON, with the corpus; of seeds and CPUs only what the algorithm asks for."""
@@ -72,14 +76,15 @@ class Plan:
 COUNTS = ("documents", "dropped_documents", "dropped_tokens", "cut_documents", "cut_tokens")
 
 
-def load_plan(corpus: Corpus, recipe: Recipe, folder: Path | None = None) -> Plan:
-    """The plan of a recipe: from the cache, or made and kept there.
+def load_plan(corpus: Corpus, recipe: Recipe, folder: Path | None = None, make: Make | None = None) -> Plan:
+    """The plan of a recipe: from the cache, or made (by `make`; None: by `make_plan`) and kept there.
 
     Raises:
       LayoutError: nothing can be packed.
       CorpusError, CorpusFileError: the documents can't be found.
     """
-    arrays = artefact.load_or_make("plans", recipe.depends(corpus), lambda: make_plan(corpus, recipe), folder)
+    make = make or functools.partial(make_plan, corpus, recipe)
+    arrays = artefact.load_or_make("plans", recipe.depends(corpus), make, folder)
     arrays = {name: array.view(np.ndarray) for name, array in arrays.items()}  # np.memmap is slow to index
     counts = dict(zip(COUNTS, arrays["counts"].tolist(), strict=True))
     return Plan(arrays["start"], arrays["length"], arrays["document"], arrays["ends"], counts)
@@ -101,17 +106,22 @@ def make_plan(corpus: Corpus, recipe: Recipe) -> dict[str, npt.NDArray[Any]]:
     chosen = np.concatenate([rows.document for rows in packed])
     offset = np.concatenate([rows.offset for rows in packed])
     pieces = np.concatenate([rows.length for rows in packed])
-    held = np.bincount(chosen, weights=pieces, minlength=len(length)).astype(np.int64)
+    ends = np.concatenate([rows.ends for rows in packed])
+    return columns(documents, document[chosen], start[chosen] + offset, pieces, ends)
+
+
+def columns(documents: Documents, document: Ints, start: Ints, length: Ints, ends: Ints) -> dict[str, npt.NDArray[Any]]:
+    """The arrays of a plan whose pieces are these, row after row, and what they hold of `documents`."""
     whole = documents.length
-    kept = np.bincount(document, weights=held, minlength=len(whole)).astype(np.int64)
+    kept = np.bincount(document, weights=length, minlength=len(whole)).astype(np.int64)
     cut = (kept > 0) & (kept < whole)
     dropped = kept == 0
     counts = (len(whole), dropped.sum(), whole[dropped].sum(), cut.sum(), (whole - kept)[cut].sum())
     return {
-        "start": start[chosen] + offset,
-        "length": pieces.astype(np.uint32),
-        "document": document[chosen],
-        "ends": np.concatenate([rows.ends for rows in packed]),
+        "start": start,
+        "length": length.astype(np.uint32),
+        "document": document,
+        "ends": ends,
         "counts": np.array(counts, np.int64),
     }
 
