@@ -1,8 +1,9 @@
 """Write `packed_rows.json` with the original OLMo-core: the rows of its `NumpyPackedFSLDataset` over small corpora.
 
-The corpora are made from seeds by `tests/packed_corpora.py`, which the tests share; the file holds digests of every row
+The corpora are made from seeds by `tests/packed_corpora.py`, which the tests share. The file holds digests of every row
 (tokens, label mask, lengths of documents, places of documents in their files), four hexadecimal digits each, one of all
-rows together and one of the lengths that every row holds, and some rows' places in full. It holds no code of the original and is not needed to run the tests.
+rows together, one of the lengths that every row holds, and some rows' places in full. It holds no code of the original
+and is not needed to run the tests.
 
 OLMo-core sorts documents by length with a sort that is not stable, and how that orders equal lengths depends on the CPU
 and on the version of numpy. So there are rows for each variant that this CPU can play (AVX-512, AVX2, neither), each made
