@@ -51,7 +51,13 @@ class _Pool:
         try:
             for _ in range(self._size):
                 process = subprocess.Popen(
-                    command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, encoding="utf-8"
+                    command,
+                    env=environment,
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    text=True,
+                    encoding="utf-8",
+                    start_new_session=True,  # Ctrl-C is for this process, which ends them
                 )
                 self._processes.append(process)
                 self._send(process, line)
@@ -76,22 +82,27 @@ class _Pool:
         failed: dict[int, GrainSftError] = {}
         waiting = iter(units)
         with concurrent.futures.ThreadPoolExecutor(self._size) as threads:
-            running: dict[concurrent.futures.Future[None], Unit] = {}
-            while True:
-                while len(running) < self._size and not failed and (unit := next(waiting, None)) is not None:
-                    running[threads.submit(self._render, unit)] = unit
-                if not running:
-                    break
-                done, _ = concurrent.futures.wait(running, return_when=concurrent.futures.FIRST_COMPLETED)
-                for future in done:
-                    unit = running.pop(future)
-                    error = future.exception()
-                    if error is None:
-                        yield unit
-                    elif isinstance(error, GrainSftError):
-                        failed[unit.number] = error
-                    else:
-                        raise error
+            try:
+                running: dict[concurrent.futures.Future[None], Unit] = {}
+                while True:
+                    while len(running) < self._size and not failed and (unit := next(waiting, None)) is not None:
+                        running[threads.submit(self._render, unit)] = unit
+                    if not running:
+                        break
+                    done, _ = concurrent.futures.wait(running, return_when=concurrent.futures.FIRST_COMPLETED)
+                    for future in done:
+                        unit = running.pop(future)
+                        error = future.exception()
+                        if error is None:
+                            yield unit
+                        elif isinstance(error, GrainSftError):
+                            failed[unit.number] = error
+                        else:
+                            raise error
+            except BaseException:  # Ctrl-C: what is being rendered is not waited for
+                for process in self._processes:
+                    process.kill()
+                raise
         if failed:
             raise failed[min(failed)]
 
