@@ -169,7 +169,7 @@ def workers_of_this_process() -> list[int]:
 def test_a_killed_worker_is_a_sentence_and_the_next_run_goes_on(
     chats: list[Path], tokenizers: dict[str, Path], tmp_path: Path
 ) -> None:
-    chats += [write_chats(tmp_path / f"in/more-{number}.jsonl", 1500) for number in range(6)]
+    chats += [write_chats(tmp_path / f"in/more-{number}.jsonl", 800) for number in range(6)]
     request = request_of(chats, tokenizers)
     killed: list[int] = []
 
