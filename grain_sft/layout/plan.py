@@ -17,7 +17,7 @@ from grain_sft.corpus.documents import Documents, by_eos
 from grain_sft.errors import LayoutError
 from grain_sft.layout.packing import ALGORITHMS, BY_EPOCH, PackOptions, Rows
 
-VERSION = 1
+VERSION = 2
 """Of the algorithms; a new one makes other plans."""
 
 Ints = npt.NDArray[np.int64]

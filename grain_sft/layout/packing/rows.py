@@ -36,7 +36,7 @@ class PackOptions:
       max_segments: documents a row; None: any number.
       seed, epoch: of what is shuffled.
       batch_rows: rows of one batch (multipack).
-      chunk: documents that are packed together (shuffled_best_fit).
+      chunk: documents that are packed together, at most (shuffled_best_fit).
     """
 
     ties: str = "stable"

@@ -1,0 +1,152 @@
+"""Packing algorithms, from lengths to rows, against the plainest way to do the same."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from grain_sft.layout.packing import ALGORITHMS, PackOptions, Rows
+
+CAPACITY = 24
+LENGTHS = st.lists(st.integers(1, CAPACITY), min_size=1, max_size=120)
+SEGMENTS = st.one_of(st.none(), st.integers(1, 6))
+
+
+def pack(name: str, lengths: list[int], **options) -> Rows:
+    return ALGORITHMS[name](np.array(lengths, np.int64), CAPACITY, PackOptions(**options))
+
+
+def documents_of(rows: Rows) -> list[list[int]]:
+    firsts = [0, *rows.ends.tolist()][:-1]
+    return [rows.document[first:end].tolist() for first, end in zip(firsts, rows.ends.tolist(), strict=True)]
+
+
+def plain_fit(lengths: list[int], most: int | None, *, best: bool) -> list[list[int]]:
+    """One document after the other, longest first: to the smallest space that suffices, of these to the one that is so
+    small for longest; or to the first."""
+    rows: list[list[int]] = []
+    space: list[int] = []
+    since: list[int] = []
+    time = itertools.count()
+    for document in sorted(range(len(lengths)), key=lambda each: -lengths[each]):
+        length = lengths[document]
+        fitting = [row for row in range(len(rows)) if space[row] >= length and (most is None or len(rows[row]) < most)]
+        if fitting:
+            row = min(fitting, key=lambda each: (space[each], since[each])) if best else fitting[0]
+        else:
+            row = len(rows)
+            rows.append([])
+            space.append(CAPACITY)
+            since.append(0)
+        rows[row].append(document)
+        space[row] -= length
+        since[row] = next(time)
+    return rows
+
+
+@settings(max_examples=150, deadline=None)
+@given(lengths=LENGTHS, most=SEGMENTS)
+@example(lengths=[1] * 100, most=None)
+@example(lengths=[1] * 100, most=3)
+@example(lengths=[CAPACITY] * 10, most=1)
+def test_best_fit_decreasing_is_that_of_one_document_after_the_other(lengths, most):
+    found = documents_of(pack("best_fit_decreasing", lengths, max_segments=most))
+    assert found == plain_fit(lengths, most, best=True)
+
+
+@settings(max_examples=150, deadline=None)
+@given(lengths=LENGTHS, most=SEGMENTS)
+@example(lengths=[1] * 100, most=None)
+@example(lengths=[1] * 100, most=3)
+def test_first_fit_decreasing_is_that_of_one_document_after_the_other(lengths, most):
+    found = documents_of(pack("first_fit_decreasing", lengths, max_segments=most))
+    assert found == plain_fit(lengths, most, best=False)
+
+
+@pytest.mark.parametrize("most", [None, 4])
+@pytest.mark.parametrize("seed", range(3))
+def test_first_fit_over_more_rows_than_are_looked_at_together(seed, most):
+    lengths = np.random.default_rng(seed).integers(CAPACITY // 3, CAPACITY + 1, 1500).tolist()
+    found = documents_of(pack("first_fit_decreasing", lengths, max_segments=most))
+    assert len(found) > 2 * 512
+    assert found == plain_fit(lengths, most, best=False)
+
+
+@settings(max_examples=100, deadline=None)
+@given(lengths=st.lists(st.integers(1, 3 * CAPACITY), min_size=1, max_size=60))
+def test_concat_then_split_cuts_the_stream_where_a_row_is_full(lengths):
+    rows = pack("concat_then_split", lengths)
+    stream = [(document, offset) for document, length in enumerate(lengths) for offset in range(length)]
+    found, first = [], 0
+    for end in rows.ends.tolist():
+        pieces = zip(*(column[first:end].tolist() for column in rows[:3]), strict=True)
+        row = [(document, offset + at) for document, offset, length in pieces for at in range(length)]
+        assert len({document for document, _ in row}) == end - first
+        found.append(row)
+        first = end
+    assert found == [stream[at : at + CAPACITY] for at in range(0, len(stream), CAPACITY)]
+
+
+@settings(max_examples=100, deadline=None)
+@given(lengths=LENGTHS, most=SEGMENTS, seed=st.integers(0, 2**63), epoch=st.integers(0, 5), chunk=st.integers(1, 50))
+def test_shuffled_best_fit_packs_chunks_of_an_order_of_its_epoch(lengths, most, seed, epoch, chunk):
+    options = {"max_segments": most, "seed": seed, "chunk": chunk}
+    rows = pack("shuffled_best_fit", lengths, epoch=epoch, **options)
+    assert sorted(rows.document.tolist()) == list(range(len(lengths)))
+    np.testing.assert_array_equal(rows.length, np.array(lengths)[rows.document])
+    again = pack("shuffled_best_fit", lengths, epoch=epoch, **options)
+    for column, other in zip(rows, again, strict=True):
+        np.testing.assert_array_equal(column, other)
+    for row in documents_of(rows):
+        assert sum(lengths[each] for each in row) <= CAPACITY and (most is None or len(row) <= most)
+
+
+@pytest.mark.parametrize("kind", ["many of each length", "few of each length"])
+@pytest.mark.parametrize("count", [300, 3000, 20_000])
+def test_hardly_any_row_of_several_documents_comes_again_in_the_next_epoch(count, kind):
+    """Best fit of one chunk would repeat most: it goes by length."""
+    median, capacity = (18, 400) if kind == "many of each length" else (5400, 32_768)
+    random = np.random.default_rng(0)
+    lengths = np.clip(random.lognormal(np.log(median), 1, count).astype(np.int64), 1, capacity)
+    epochs = []
+    for epoch in range(3):
+        rows = ALGORITHMS["shuffled_best_fit"](lengths, capacity, PackOptions(seed=1, epoch=epoch))
+        epochs.append({frozenset(row) for row in documents_of(rows) if len(row) > 1})
+        padding = 1 - lengths.sum() / (len(rows.ends) * capacity)
+        assert padding < {300: 0.1, 3000: 0.025, 20_000: 0.01}[count]
+    for first, second in itertools.combinations(epochs, 2):
+        assert len(first & second) <= (0.2 if count == 300 else 0.04) * len(second)
+
+
+@settings(max_examples=60, deadline=None)
+@given(lengths=LENGTHS, rows=st.integers(1, 7), seed=st.integers(0, 2**32), epoch=st.integers(0, 5))
+def test_multipack_has_whole_batches_that_follow_its_order(lengths, rows, seed, epoch):
+    packed = pack("multipack", lengths, batch_rows=rows, seed=seed, epoch=epoch)
+    order = np.random.default_rng(seed + epoch).permutation(len(lengths)).tolist()
+    found = documents_of(packed)
+    assert len(found) % rows == 0 and all(found)
+    start = 0
+    for first in range(0, len(found), rows):
+        batch = [each for row in found[first : first + rows] for each in row]
+        assert sorted(batch) == sorted(order[start : start + len(batch)])
+        start += len(batch)
+    assert len(found) or len(plain_fit(lengths, None, best=False)) < 2 * rows
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("ties", ["stable", "numpy"])
+def test_no_row_is_longer_and_every_document_has_a_place(name, ties):
+    random = np.random.default_rng(7)
+    for count in (1, 2, 17, 1000):
+        lengths = random.integers(1, CAPACITY + 1, count)
+        rows = ALGORITHMS[name](lengths, CAPACITY, PackOptions(ties=ties))
+        held = np.diff(np.cumsum(rows.length)[rows.ends - 1], prepend=0)
+        assert held.max(initial=0) <= CAPACITY
+        if name == "multipack":
+            assert len(set(rows.document.tolist())) == len(rows.document)
+        else:
+            np.testing.assert_array_equal(np.bincount(rows.document, weights=rows.length, minlength=count), lengths)
