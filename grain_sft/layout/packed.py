@@ -86,13 +86,12 @@ class PackedLayout:
             max_segments = as_integer("max_segments", max_segments, 1, LayoutError)
             if algorithm in ("multipack", "concat_then_split"):
                 raise LayoutError(f"max_segments={max_segments}: algorithm {algorithm} does not bound documents a row.")
+        group = as_integer("source_group_size", source_group_size, 1, LayoutError)
         self.recipe = Recipe(
             sequence_length=self.sequence_length,
             algorithm=algorithm,
             long_documents=long_documents,
-            source_group_size=len(corpus.shards)
-            if by_epoch
-            else as_integer("source_group_size", source_group_size, 1, LayoutError),
+            source_group_size=len(corpus.shards) if by_epoch else group,
             ties=ties,
             max_segments=max_segments,
             boundaries=boundaries,

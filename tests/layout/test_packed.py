@@ -1,0 +1,314 @@
+"""PackedLayout: rows of whole documents, read through NpyDataSource and ShiftTargets."""
+
+from __future__ import annotations
+
+import pickle
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from document_corpora import EOS, PAD, Known, make, token_files
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from grain_sft import NpyDataSource, PackedLayout, ShiftTargets, open_corpus
+from grain_sft.errors import CorpusError, LayoutError, RowIndexError
+from grain_sft.layout import FILL_ROW
+from grain_sft.layout.packing import ALGORITHMS, BY_EPOCH
+
+KINDS = ("plain", "parts", "episodes")
+
+
+def check_rows(known: Known, layout: PackedLayout) -> None:
+    """All that must be true of the rows of any packing of a corpus."""
+    source, length = NpyDataSource(layout), layout.sequence_length
+    rows = source.read(range(len(layout)))
+    shards = token_files(known)
+    held: dict[int, list[int]] = {}  # the first token of each piece, by document
+    sizes: dict[int, int] = {}  # and the tokens of all pieces
+    used = 0
+    for row in range(len(layout)):
+        alone = source[row]
+        assert set(alone) == set(rows)
+        for key, array in alone.items():
+            np.testing.assert_array_equal(array, rows[key][row])
+            assert array.dtype == rows[key].dtype
+        spans = layout.spans(row)
+        tokens = np.concatenate([shards[span.shard][span.start : span.stop] for span in spans])
+        assert 0 < len(tokens) <= length
+        used += len(tokens)
+        np.testing.assert_array_equal(
+            rows["tokens"][row], np.pad(tokens, (0, length - len(tokens)), constant_values=PAD)
+        )
+        segments, positions = rows["segment_ids"][row], rows["positions"][row]
+        assert not segments[len(tokens) :].any() and not positions[len(tokens) :].any()
+        assert not rows["loss_mask"][row][len(tokens) :].any()
+        borders = np.flatnonzero(np.diff(segments[: len(tokens)])) + 1
+        assert segments[0] == 1 and (segments[borders] == np.arange(len(borders)) + 2).all()
+        pieces = _pieces_of(known, spans, positions)
+        assert len(pieces) == len(borders) + 1
+        for (document, offset), begin, end in zip(pieces, [0, *borders], [*borders, len(tokens)], strict=True):
+            np.testing.assert_array_equal(positions[begin:end], np.arange(end - begin))
+            np.testing.assert_array_equal(tokens[begin:end], known.tokens[document][offset : offset + end - begin])
+            if end - begin < len(known.tokens[document]) and layout.recipe.algorithm != "concat_then_split":
+                assert offset % length == 0 and end - begin == min(length, len(known.tokens[document]) - offset)
+                assert offset == 0 or layout.recipe.long_documents == "fragment"
+            places = held.setdefault(document, [])
+            assert offset not in places or layout.epochs > 1
+            places.append(offset)
+            loss = np.ones(end - begin) if known.loss is None else known.loss[document][offset : offset + end - begin]
+            np.testing.assert_array_equal(rows["loss_mask"][row][begin:end], loss != 0)
+            if "loss_weights" in rows:
+                np.testing.assert_array_equal(rows["loss_weights"][row][begin:end], loss)
+            sizes[document] = sizes.get(document, 0) + end - begin
+    assert ("loss_weights" in rows) == known.corpus.has_weights
+    check_counts(known, layout, held, sizes, used)
+    check_targets(rows)
+
+
+def _pieces_of(known, spans, positions):
+    """(document, its token that comes first) of each segment of a row: spans, less those that go on in another shard."""
+    firsts = np.cumsum([0, *(shard.num_tokens for shard in known.corpus.shards)])
+    found, at = [], 0
+    for span in spans:
+        offset = int(firsts[span.shard]) + span.start - known.starts[span.document]
+        if positions[at] == 0:
+            found.append((span.document, offset))
+        assert found[-1] == (span.document, offset - positions[at])
+        at += span.stop - span.start
+    return found
+
+
+def check_counts(known, layout, held, sizes, used):
+    statistics, count = layout.statistics, len(known.tokens) * layout.epochs
+    assert statistics["rows"] == len(layout)
+    assert statistics["documents"] == count
+    assert statistics["tokens"] == used and statistics["padding"] == len(layout) * layout.sequence_length - used
+    pieces = sum(len(each) for each in held.values())
+    assert statistics["segments"] == pieces
+    whole = sum(len(each) for each in known.tokens) * layout.epochs
+    assert statistics["dropped_tokens"] + statistics["cut_tokens"] + used == whole
+    if layout.epochs == 1:
+        lost = {number: len(known.tokens[number]) - size for number, size in sizes.items()}
+        assert statistics["dropped_documents"] == len(known.tokens) - len(held)
+        dropped = sum(len(each) for number, each in enumerate(known.tokens) if number not in held)
+        assert statistics["dropped_tokens"] == dropped
+        assert statistics["cut_documents"] == sum(1 for tokens in lost.values() if tokens)
+        assert statistics["cut_tokens"] == sum(lost.values())
+
+
+def check_targets(rows):
+    """No token has a target in another segment, and every token that takes loss and has one before it is one's target."""
+    batch = ShiftTargets().map(rows)
+    segments, mask = rows["segment_ids"], rows["loss_mask"]
+    taken = batch["targets_segmentation"] != 0
+    assert not taken[:, -1].any()
+    same = segments[:, 1:] == segments[:, :-1]
+    np.testing.assert_array_equal(taken[:, :-1], same & mask[:, 1:])
+    np.testing.assert_array_equal(batch["targets_segmentation"][taken], segments[taken])
+    np.testing.assert_array_equal(batch["targets"][:, :-1][taken[:, :-1]], rows["tokens"][:, 1:][taken[:, :-1]])
+    assert (rows["positions"][:, 1:][taken[:, :-1]] > 0).all()
+    if "loss_weights" in rows:
+        np.testing.assert_array_equal(
+            batch["targets_weights"][:, :-1], np.where(taken[:, :-1], rows["loss_weights"][:, 1:], 0)
+        )
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    kind=st.sampled_from(KINDS),
+    lengths=st.lists(st.one_of(st.integers(1, 12), st.integers(1, 60)), min_size=1, max_size=50),
+    part=st.integers(1, 50),
+    outside=st.sampled_from([0, 0, 3]),
+    length=st.integers(1, 40),
+    algorithm=st.sampled_from(list(ALGORITHMS)),
+    long=st.sampled_from(["truncate", "fragment"]),
+    group=st.integers(1, 4),
+    most=st.one_of(st.none(), st.integers(1, 4)),
+    ties=st.sampled_from(["stable", "numpy"]),
+    batch_rows=st.integers(1, 3),
+)
+def test_every_document_is_in_one_row_or_counted_and_none_sees_another(
+    kind, lengths, part, outside, length, algorithm, long, group, most, ties, batch_rows
+):
+    with tempfile.TemporaryDirectory() as temp:
+        known = make(kind, Path(temp) / "corpus", lengths, part=part, outside=0 if kind == "parts" else outside)
+        options = {"algorithm": algorithm, "long_documents": long, "source_group_size": group, "ties": ties}
+        if algorithm not in ("multipack", "concat_then_split"):
+            options["max_segments"] = most
+        try:
+            layout = PackedLayout(known.corpus, length, batch_rows=batch_rows, cache_dir=temp, **options)
+        except LayoutError as error:
+            assert "don't fill one batch" in str(error) and algorithm == "multipack"
+            return
+        check_rows(known, layout)
+        statistics = layout.statistics
+        if algorithm != "multipack":
+            assert statistics["dropped_documents"] == 0
+        if algorithm == "concat_then_split" or (long == "fragment" and algorithm != "multipack"):
+            assert statistics["cut_documents"] == 0
+        if options.get("max_segments"):
+            assert statistics["max_segments"] <= most
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_of_larger_corpora(tmp_path, kind, algorithm):
+    lengths = np.maximum(2, np.random.default_rng(3).lognormal(3, 1, 400).astype(int)).tolist()
+    known = make(kind, tmp_path / "corpus", lengths, part=1500 if kind == "parts" else 90)
+    layout = PackedLayout(known.corpus, 128, algorithm=algorithm, batch_rows=3, source_group_size=2, cache_dir=tmp_path)
+    check_rows(known, layout)
+
+
+def test_documents_that_parts_cut_come_out_whole_with_their_neighbours_apart(tmp_path):
+    known = make("parts", tmp_path / "corpus", [70, 30, 5, 100, 1], part=16)
+    layout = PackedLayout(known.corpus, 128, cache_dir=tmp_path)
+    check_rows(known, layout)
+    row = next(row for row in range(len(layout)) if layout.spans(row)[0].document == 3)
+    spans = [span for span in layout.spans(row) if span.document == 3]
+    assert len(spans) >= 7 and [span.shard for span in spans] == list(range(spans[0].shard, spans[-1].shard + 1))
+    source = NpyDataSource(layout)[row]
+    np.testing.assert_array_equal(source["tokens"][:100], known.tokens[3])
+    assert (source["segment_ids"][:100] == 1).all()
+    np.testing.assert_array_equal(source["positions"][:100], np.arange(100))
+
+
+def test_boundaries_eos_ignores_boundary_files_and_cuts_documents_at_parts(tmp_path):
+    """As OLMo-core finds them: file by file."""
+    known = make("parts", tmp_path / "corpus", [10, 20, 6], part=16)
+    layout = PackedLayout(known.corpus, 32, boundaries="eos", cache_dir=tmp_path)
+    lengths = sorted(span.stop - span.start for row in range(len(layout)) for span in layout.spans(row))
+    assert lengths == [4, 10, 14]
+    assert layout.statistics["documents"] == 3
+
+
+@pytest.mark.parametrize("algorithm", BY_EPOCH)
+def test_epochs_follow_each_other_each_packed_anew(tmp_path, algorithm):
+    lengths = np.random.default_rng(0).integers(2, 40, 300).tolist()
+    known = make("plain", tmp_path / "corpus", lengths)
+    options = {"algorithm": algorithm, "seed": 5, "batch_rows": 2, "cache_dir": tmp_path / "cache"}
+    three = PackedLayout(known.corpus, 64, epochs=3, **options)
+    one = PackedLayout(known.corpus, 64, **options)
+    check_rows(known, three)
+
+    def rows(layout):
+        return [frozenset(layout.spans(row)) for row in range(len(layout))]
+
+    every = rows(three)
+    assert every[: len(one)] == rows(one)
+    sizes = [len(plan.ends) for plan in three.plans]
+    assert len(every) == sum(sizes)
+    epochs = [set(every[sum(sizes[:epoch]) : sum(sizes[: epoch + 1])]) for epoch in range(3)]
+    for first in range(3):
+        held = [span.document for row in epochs[first] for span in row]
+        assert len(held) == len(set(held))
+        if algorithm == "shuffled_best_fit":
+            assert sorted(held) == list(range(300))
+        for other in range(first):
+            again = {row for row in epochs[first] if len(row) > 1} & epochs[other]
+            assert len(again) < 0.1 * len(epochs[first])
+    again = PackedLayout(known.corpus, 64, epochs=3, **{**options, "cache_dir": tmp_path / "other"})
+    assert rows(again) == every and repr(again) == repr(three)
+    other = PackedLayout(known.corpus, 64, epochs=3, **{**options, "seed": 6})
+    assert rows(other) != every and repr(other) != repr(three)
+    shuffled = np.random.default_rng(1).permutation(len(three))
+    source = NpyDataSource(three)
+    batch = source.read(shuffled)
+    for place, row in enumerate(shuffled.tolist()):
+        for key, array in source[row].items():
+            np.testing.assert_array_equal(batch[key][place], array)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_a_pickle_is_small_and_opens_the_same_rows(tmp_path, algorithm):
+    known = make("episodes", tmp_path / "corpus", list(range(2, 80)), outside=2)
+    epochs = 2 if algorithm in BY_EPOCH else 1
+    layout = PackedLayout(known.corpus, 64, algorithm=algorithm, epochs=epochs, cache_dir=tmp_path / "cache")
+    source = NpyDataSource(layout)
+    expected = source.read(range(len(source)))
+    data = pickle.dumps(source)
+    assert len(data) < 10_000
+    for path in (tmp_path / "cache").rglob("*.arrays"):
+        path.chmod(0o444)
+    again = pickle.loads(data)
+    assert repr(again) == repr(source)
+    for key, array in again.read(range(len(again))).items():
+        np.testing.assert_array_equal(array, expected[key])
+
+
+def test_a_fill_row_is_padding_beside_packed_rows(tmp_path):
+    known = make("episodes", tmp_path / "corpus", [5, 6, 7, 30])
+    source = NpyDataSource(PackedLayout(known.corpus, 16, cache_dir=tmp_path))
+    batch = source.read([FILL_ROW, 0, FILL_ROW])
+    for row in (0, 2):
+        assert (batch["tokens"][row] == PAD).all()
+        assert not any(batch[key][row].any() for key in ("loss_mask", "loss_weights", "segment_ids", "positions"))
+    for key, array in source[0].items():
+        np.testing.assert_array_equal(batch[key][1], array)
+        assert array.dtype == batch[key].dtype
+
+
+def test_padding_is_the_corpus_eos_where_it_has_no_pad_id(tmp_path):
+    np.array([5, 6, EOS], np.uint16).tofile(tmp_path / "a.npy")
+    corpus = open_corpus(tmp_path / "a.npy", dtype="uint16", eos_token_id=EOS)
+    row = NpyDataSource(PackedLayout(corpus, 6, cache_dir=tmp_path))[0]
+    assert row["tokens"].tolist() == [5, 6, EOS, EOS, EOS, EOS]
+    assert row["segment_ids"].tolist() == [1, 1, 1, 0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"algorithm": "worst_fit"}, "algorithm='worst_fit': expected one of best_fit_decreasing, "),
+        ({"long_documents": "drop"}, "long_documents='drop': expected one of truncate, fragment"),
+        ({"ties": "any"}, "ties='any': expected one of stable, numpy"),
+        ({"boundaries": "csv"}, "boundaries='csv': expected one of auto, eos"),
+        ({"sequence_length": 0}, "sequence_length=0: expected an integer, 1 or more"),
+        ({"sequence_length": "8"}, "sequence_length='8': expected an integer"),
+        ({"source_group_size": 0}, "source_group_size=0: expected an integer, 1 or more"),
+        ({"source_group_size": 0, "algorithm": "multipack"}, "source_group_size=0: expected an integer, 1 or more"),
+        ({"source_group_size": True}, "source_group_size=True: expected an integer"),
+        ({"max_segments": 0}, "max_segments=0: expected an integer, 1 or more"),
+        ({"max_segments": 4, "algorithm": "multipack"}, "max_segments=4: algorithm multipack does not bound"),
+        ({"max_segments": 4, "algorithm": "concat_then_split"}, "max_segments=4: algorithm concat_then_split does not"),
+        ({"epochs": 2}, "epochs=2: algorithm best_fit_decreasing packs every epoch the same. Let the sampler"),
+        ({"epochs": 0}, "epochs=0: expected an integer, 1 or more"),
+        ({"seed": -1, "algorithm": "multipack"}, "seed=-1: expected an integer, 0 or more"),
+        ({"batch_rows": 0, "algorithm": "multipack"}, "batch_rows=0: expected an integer, 1 or more"),
+        ({"bos_token_id": -1}, "bos_token_id=-1: expected an integer, 0 or more"),
+    ],
+    ids=str,
+)
+def test_arguments_that_dont_fit_are_sentences(tmp_path, options, message):
+    known = make("plain", tmp_path / "corpus", [5, 6])
+    arguments = {"sequence_length": 8, "cache_dir": tmp_path, **options}
+    with pytest.raises(LayoutError) as caught:
+        PackedLayout(known.corpus, arguments.pop("sequence_length"), **arguments)
+    assert message in str(caught.value)
+
+
+def test_a_corpus_without_documents_is_a_sentence(tmp_path):
+    np.array([5, 6, 7], np.uint16).tofile(tmp_path / "a.npy")
+    with pytest.raises(
+        LayoutError, match=r"no document to pack: the corpus has none with a token\. Is its eos_token_id"
+    ):
+        PackedLayout(open_corpus(tmp_path / "a.npy", dtype="uint16", eos_token_id=EOS), 8, cache_dir=tmp_path)
+    with pytest.raises(CorpusError, match=r"where documents end is not known.*Give eos_token_id"):
+        PackedLayout(open_corpus(tmp_path / "a.npy", dtype="uint16"), 8, cache_dir=tmp_path)
+    assert not list(tmp_path.rglob("*.arrays")) and not list(tmp_path.rglob("*.tmp"))
+
+
+@pytest.mark.parametrize("row", [-1, -2, 10_000])
+def test_a_row_that_is_not_there_is_an_index_error(tmp_path, row):
+    known = make("plain", tmp_path / "corpus", [5, 6])
+    with pytest.raises(RowIndexError, match=f"row {row} of PackedLayout.*expected 0 to 1"):
+        PackedLayout(known.corpus, 8, cache_dir=tmp_path).spans(row)
+
+
+def test_settings_of_other_algorithms_dont_make_another_plan(tmp_path):
+    """A seed decides nothing of best fit, nor batch rows of any but multipack."""
+    known = make("plain", tmp_path / "corpus", [5, 6, 7])
+    for seed in (0, 1):
+        PackedLayout(known.corpus, 8, seed=seed, cache_dir=tmp_path)
+    assert len(list(tmp_path.rglob("*.arrays"))) == 1
