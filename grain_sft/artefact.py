@@ -1,7 +1,7 @@
 """Artefact: named arrays that take long to make, made once per machine, checked, and memory-mapped by whoever needs them.
 
 One file: 16 bytes of magic and header length, a JSON header (what the arrays depend on; name, dtype, shape and place of
-each; a hash of their bytes), then the arrays, each at a multiple of 64 bytes.
+each; a hash of all this and of their bytes), then the arrays, each at a multiple of 64 bytes.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ Arrays = Mapping[str, npt.NDArray[Any]]
 _MAGIC = b"GSFTART1"
 _ALIGN = 64
 _HASHED = 1 << 22  # bytes at a time
+_DAMAGED = (ValueError, TypeError, KeyError, AttributeError, OverflowError, MemoryError, RecursionError, SyntaxError)
+"""What a header that is damaged may raise in json and numpy."""
 
 
 def load_or_make(
@@ -44,16 +46,22 @@ def load_or_make(
     found = _open_cached(target, depends)
     if found is not None:
         return found
+    made: dict[str, npt.NDArray[Any]] | None = None
+    making = False
     try:
         with files.locked(target):
             found = _open_cached(target, depends)  # another process may have made it meanwhile
             if found is not None:
                 return found
-            save(target, depends, make())
+            making = True
+            made = dict(make())
+            save(target, depends, made)
             return open_file(target)[0]
     except StorageError as error:
+        if making and made is None:  # not of the cache, but of what the arrays are made from
+            raise
         logging.warning("%s Working without a cache.", error)
-        return dict(make())
+        return dict(make()) if made is None else made
 
 
 def fingerprint(depends: Mapping[str, Any]) -> str:
@@ -72,11 +80,12 @@ def save(path: Path, depends: Mapping[str, Any], arrays: Arrays) -> None:
     Raises:
       StorageError: no space, or no permission.
     """
-    described, place = {}, 0
-    checksum = hashlib.blake2b(digest_size=16)
+    described, at = {}, 0
     for name, array in arrays.items():
-        described[name] = {"dtype": array.dtype.str, "shape": list(array.shape), "at": place}
-        place += -(-array.nbytes // _ALIGN) * _ALIGN
+        described[name] = {"dtype": array.dtype.str, "shape": list(array.shape), "at": at}
+        at += -(-array.nbytes // _ALIGN) * _ALIGN
+    checksum = _checksum(depends, described)
+    for array in arrays.values():
         checksum.update(np.ascontiguousarray(array).view(np.uint8).data)
     header = json.dumps({"depends": depends, "arrays": described, "checksum": checksum.hexdigest()}).encode()
     header += b" " * (-(len(header) + 16) % _ALIGN)
@@ -103,14 +112,15 @@ def open_file(path: Path) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]:
                 raise ValueError("its header is cut short")
             header = json.loads(file.read(size))
         base, found = 16 + size, {}
-        checksum = hashlib.blake2b(digest_size=16)
+        checksum = _checksum(header["depends"], header["arrays"])
         for name, entry in header["arrays"].items():
             shape = tuple(map(int, entry["shape"]))
             dtype = np.dtype(str(entry["dtype"]))
             if dtype.kind not in "biuf":
                 raise ValueError(f"an array of {dtype}")
-            array: npt.NDArray[Any] = np.empty(shape, dtype)
-            if array.size:
+            if 0 in shape:
+                array: npt.NDArray[Any] = np.empty(shape, dtype)
+            else:
                 array = np.memmap(path, dtype, "r", base + int(entry["at"]), shape)
             found[name] = array
             flat = array.reshape(-1).view(np.uint8)
@@ -121,8 +131,13 @@ def open_file(path: Path) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]:
         return found, dict(header["depends"])
     except OSError as error:
         raise StorageError(f"{path}: can't be opened ({error.strerror or error}).") from error
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except _DAMAGED as error:
         raise StorageError(f"{path}: damaged ({error}). Delete it; it will be made again.") from error
+
+
+def _checksum(depends: Any, described: Any) -> hashlib.blake2b:
+    """The hash of a file before its arrays: of what they depend on, and of what is said of each."""
+    return hashlib.blake2b(json.dumps([depends, described], sort_keys=True).encode(), digest_size=16)
 
 
 def _open_cached(target: Path, depends: Mapping[str, Any]) -> dict[str, npt.NDArray[Any]] | None:
