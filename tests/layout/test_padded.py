@@ -1,0 +1,130 @@
+"""PaddedLayout: one document a row."""
+
+from __future__ import annotations
+
+import pickle
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from document_corpora import EOS, PAD, make
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from grain_sft import NpyDataSource, PaddedLayout, ShiftTargets, open_corpus
+from grain_sft.errors import LayoutError, RowIndexError
+from grain_sft.layout import FILL_ROW, Span
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    kind=st.sampled_from(["plain", "parts", "episodes"]),
+    lengths=st.lists(st.integers(1, 40), min_size=1, max_size=30),
+    part=st.integers(1, 30),
+    outside=st.sampled_from([0, 3]),
+    length=st.integers(1, 30),
+    keep=st.sampled_from(["last", "first"]),
+    least=st.integers(1, 5),
+)
+def test_every_document_has_the_row_of_its_number_among_those_that_are_long_enough(
+    kind, lengths, part, outside, length, keep, least
+):
+    with tempfile.TemporaryDirectory() as temp:
+        known = make(kind, Path(temp), lengths, part=part, outside=0 if kind == "parts" else outside)
+        kept = [number for number, size in enumerate(lengths) if size >= least]
+        if not kept:
+            with pytest.raises(LayoutError, match=f"no document of {len(lengths)} has {least} tokens or more"):
+                PaddedLayout(known.corpus, length, keep=keep, min_tokens=least)
+            return
+        layout = PaddedLayout(known.corpus, length, keep=keep, min_tokens=least)
+        source = NpyDataSource(layout)
+        assert len(layout) == len(kept)
+        assert layout.dropped == len(lengths) - len(kept)
+        assert layout.cut_tokens == sum(max(0, lengths[number] - length) for number in kept)
+        rows = source.read(range(len(source)))
+        for row, number in enumerate(kept):
+            cut = slice(-length, None) if keep == "last" else slice(0, length)
+            tokens = known.tokens[number][cut]
+            loss = np.ones(len(tokens)) if known.loss is None else known.loss[number][cut]
+            rest = length - len(tokens)
+            expected = {
+                "tokens": np.pad(tokens, (0, rest), constant_values=PAD),
+                "segment_ids": np.pad(np.ones(len(tokens), np.int32), (0, rest)),
+                "positions": np.pad(np.arange(len(tokens), dtype=np.int32), (0, rest)),
+                "loss_mask": np.pad(loss != 0, (0, rest)),
+            }
+            if known.corpus.has_weights:
+                expected["loss_weights"] = np.pad(loss, (0, rest))
+            alone = source[row]
+            assert set(alone) == set(rows) == set(expected)
+            for key, array in expected.items():
+                np.testing.assert_array_equal(rows[key][row], array)
+                np.testing.assert_array_equal(alone[key], array)
+            spans = layout.spans(row)
+            assert {span.document for span in spans} == {number}
+            assert sum(span.stop - span.start for span in spans) == len(tokens)
+            first = sum(shard.num_tokens for shard in known.corpus.shards[: spans[0].shard]) + spans[0].start
+            assert first - known.starts[number] == (max(0, lengths[number] - length) if keep == "last" else 0)
+        batch = ShiftTargets().map(rows)
+        taken = batch["targets_segmentation"] != 0
+        np.testing.assert_array_equal(taken[:, :-1], rows["loss_mask"][:, 1:])
+        assert not taken[:, -1].any()
+
+
+def test_the_last_or_the_first_tokens_are_kept(tmp_path):
+    np.array([5, 6, 7, EOS, 8, EOS, EOS], np.uint16).tofile(tmp_path / "a.npy")
+    corpus = open_corpus(tmp_path / "a.npy", dtype="uint16", eos_token_id=EOS)
+    last, first = (PaddedLayout(corpus, 3, keep=keep) for keep in ("last", "first"))
+    assert NpyDataSource(last).read(range(2))["tokens"].tolist() == [[6, 7, EOS], [8, EOS, EOS]]
+    assert NpyDataSource(first).read(range(2))["tokens"].tolist() == [[5, 6, 7], [8, EOS, EOS]]
+    assert NpyDataSource(last).read(range(2))["segment_ids"].tolist() == [[1, 1, 1], [1, 1, 0]]
+    assert last.spans(0) == [Span(0, 1, 4, 0)] and first.spans(0) == [Span(0, 0, 3, 0)]
+    assert last.dropped == 1 and last.cut_tokens == 1
+    assert len(PaddedLayout(corpus, 3, min_tokens=1)) == 3
+
+
+def test_a_fill_row_is_padding(tmp_path):
+    known = make("episodes", tmp_path, [5, 6, 30])
+    source = NpyDataSource(PaddedLayout(known.corpus, 8))
+    batch = source.read([2, FILL_ROW])
+    assert (batch["tokens"][1] == PAD).all()
+    assert not any(batch[key][1].any() for key in ("loss_mask", "loss_weights", "segment_ids", "positions"))
+    for key, array in source[2].items():
+        np.testing.assert_array_equal(batch[key][0], array)
+
+
+def test_a_pickle_opens_the_same_rows(tmp_path):
+    known = make("parts", tmp_path, [5, 60, 30], part=16)
+    source = NpyDataSource(PaddedLayout(known.corpus, 16, keep="first", min_tokens=6))
+    again = pickle.loads(pickle.dumps(source))
+    assert repr(again) == repr(source)
+    for key, array in again.read(range(2)).items():
+        np.testing.assert_array_equal(array, source.read(range(2))[key])
+
+
+def test_what_decides_the_rows_is_in_its_repr(tmp_path):
+    known = make("plain", tmp_path, [5, 60, 30])
+    options = [{}, {"keep": "first"}, {"min_tokens": 6}]
+    assert len({repr(PaddedLayout(known.corpus, 16, **each)) for each in options}) == 3
+    assert len({repr(PaddedLayout(known.corpus, length)) for length in (8, 16)}) == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"keep": "middle"}, "keep='middle': expected 'last' or 'first'."),
+        ({"min_tokens": 0}, "min_tokens=0: expected an integer, 1 or more"),
+        ({"sequence_length": 0}, "sequence_length=0: expected an integer, 1 or more"),
+        ({"min_tokens": 100}, "no document of 2 has 100 tokens or more. Give a smaller min_tokens."),
+    ],
+    ids=str,
+)
+def test_arguments_that_dont_fit_are_sentences(tmp_path, options, message):
+    known = make("plain", tmp_path, [5, 6])
+    arguments = {"sequence_length": 8, **options}
+    with pytest.raises(LayoutError) as caught:
+        PaddedLayout(known.corpus, arguments.pop("sequence_length"), **arguments)
+    assert message in str(caught.value)
+    with pytest.raises(RowIndexError, match=r"row 2 of PaddedLayout.*expected 0 to 1"):
+        PaddedLayout(known.corpus, 8).spans(2)
