@@ -15,7 +15,7 @@ from grain_sft.errors import PrepareError
 from grain_sft.files import write_bytes
 from grain_sft.prepare.training import CHAT_TOKENS, train_tokenizer
 
-VOCAB_SIZE = 8000
+VOCAB_SIZE = 8000  # pieces of the model that is trained for it
 CHARACTERS = 330  # of a message: some 100 tokens
 
 _PROGRAM = """

@@ -89,7 +89,8 @@ def test_bench_reports_every_loader_beside_its_limit(tmp_path, capsys):
     out = tmp_path / "figures.json"
     small = ["--files", "2", "--tokens", "200000", "--seconds", "0.01", "--repeats", "1", "--sequence-length", "1024"]
     scale = ["--order-rows", "3000000", "--startup-files", "8"]
-    assert main(["bench", *small, *scale, "--json", str(out), "--dir", str(tmp_path / "data")]) == 0
+    only = ["--only", "windows"]
+    assert main(["bench", *only, *small, *scale, "--json", str(out), "--dir", str(tmp_path / "data")]) == 0
     figures = json.loads(out.read_text())
     assert {"limit: numpy, one array", "limit: numpy, five arrays", "source.read, tokens only"} < set(
         figures["throughput"]
@@ -98,6 +99,29 @@ def test_bench_reports_every_loader_beside_its_limit(tmp_path, capsys):
     assert "filter on, one thread" in capsys.readouterr().out
     first, again = (row for name, row in figures["orders"].items() if name.startswith("order olmo"))
     assert first["mb"] < 300 and again["mb"] < 300
+
+
+def test_bench_measures_preparing_beside_bare_sentencepiece(tmp_path, capsys):
+    out = tmp_path / "figures.json"
+    arguments = ["--only", "prepare", "--conversations", "200", "--json", str(out), "--dir", str(tmp_path)]
+    assert main(["bench", *arguments]) == 0
+    rows = json.loads(out.read_text())["prepare"]
+    speed = rows["200 conversations, speed"]
+    assert speed["documents"] == 200 and speed["tokens"] == speed["bare_tokens"] + 4 * 200
+    assert "sentencepiece.encode on the same texts" in capsys.readouterr().out
+
+
+def test_bench_measures_packed_rows_beside_grain(tmp_path, capsys, monkeypatch):
+    from grain_sft.bench import packed
+
+    small = [profile._replace(documents=profile.documents // 20) for profile in packed.PROFILES]
+    monkeypatch.setattr(packed, "PROFILES", tuple(small))
+    out = tmp_path / "figures.json"
+    arguments = ["--only", "packed", "--seconds", "0.01", "--repeats", "1", "--json", str(out), "--dir", str(tmp_path)]
+    assert main(["bench", *arguments]) == 0
+    for rows in json.loads(out.read_text())["packed"].values():
+        assert rows[packed.LIMIT]["of_limit"] == 1 and rows[packed.GRAIN]["times_grain"] == 1
+    assert packed.OURS in capsys.readouterr().out
 
 
 def test_724_million_rows_are_shuffled_in_the_memory_of_an_import(tmp_path):
