@@ -91,11 +91,7 @@ def find_plan(
                 )
         hashes.append(found)
     plan = OlmoPlan(folder, tuple(hashes), "")
-    digest = hashlib.sha256()
-    for group in range(len(hashes)):
-        for array in _read(plan, recipe.sequence_length, group):
-            digest.update(len(array).to_bytes(8, "little") + array.tobytes())
-    return dataclasses.replace(plan, digest=f"sha256:{digest.hexdigest()}")
+    return dataclasses.replace(plan, digest=_digest(_read_all(plan, recipe.sequence_length)))
 
 
 def read_plan(plan: OlmoPlan, corpus: Corpus, recipe: Recipe) -> dict[str, npt.NDArray[Any]]:
@@ -107,12 +103,14 @@ def read_plan(plan: OlmoPlan, corpus: Corpus, recipe: Recipe) -> dict[str, npt.N
     """
     documents = find_documents(corpus, recipe.boundaries, recipe.bos_token_id)
     borders = np.cumsum([0, *(shard.num_tokens for shard in corpus.shards)])
+    groups = _read_all(plan, recipe.sequence_length)
+    if _digest(groups) != plan.digest:
+        raise LayoutError(f"{plan.folder}: the plan is no longer the one that was opened. Make the layout again.")
     starts, stops, ends, rows = [], [], [], 0
-    for group in range(len(plan.hashes)):
+    for group, (indices, offsets, chosen) in enumerate(groups):
         first = group * recipe.source_group_size
         last = min(first + recipe.source_group_size, len(corpus.shards))
         where = f"{plan.folder}: plan {plan.hashes[group][:12]}"
-        indices, offsets, chosen = _read(plan, recipe.sequence_length, group)
         start, stop, row_ends = _check(where, indices, offsets, chosen, recipe.sequence_length)
         if (stop > borders[last] - borders[first]).any():
             raise LayoutError(
@@ -143,6 +141,20 @@ def _part_by_part(corpus: Corpus) -> Documents:
         lengths.append(length)
         before += shard.num_tokens
     return Documents(np.concatenate(starts), np.concatenate(lengths))
+
+
+def _read_all(plan: OlmoPlan, length: int) -> list[list[npt.NDArray[np.uint64]]]:
+    """The three arrays of every group."""
+    return [_read(plan, length, group) for group in range(len(plan.hashes))]
+
+
+def _digest(groups: list[list[npt.NDArray[np.uint64]]]) -> str:
+    digest = hashlib.sha256()
+    for arrays in groups:
+        for array in arrays:
+            digest.update(len(array).to_bytes(8, "little"))
+            digest.update(array.data)
+    return f"sha256:{digest.hexdigest()}"
 
 
 def _read(plan: OlmoPlan, length: int, group: int) -> list[npt.NDArray[np.uint64]]:

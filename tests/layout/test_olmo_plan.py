@@ -15,7 +15,7 @@ import pytest
 from packed_corpora import EOS, PAD, PLAN_CASE, ROW_DIGITS, olmo_doc_lengths, row_digest, write_case
 
 from grain_sft import NpyDataSource, PackedLayout, open_corpus
-from grain_sft.errors import GrainSftError, LayoutError
+from grain_sft.errors import GrainSftError, LayoutError, StorageError
 
 GOLDEN_FOLDER = Path(__file__).parents[1] / "golden"
 VARIANTS = json.loads((GOLDEN_FOLDER / "packed_rows.json").read_text())["variants"]
@@ -74,14 +74,21 @@ def test_it_is_another_layout_than_one_made_here_and_goes_to_other_processes_wit
     assert [again.spans(row) for row in range(len(again))] == [layout.spans(row) for row in range(len(layout))]
 
 
-def test_damage_after_the_plan_was_read_is_noticed_when_it_is_opened_anew(made):
-    read(made)
+def test_a_plan_that_was_changed_is_another_and_not_taken_for_the_one_that_was_opened(made):
+    layout = read(made)
     path = plan_file(made[1], "documents-by-instance")
     entries = np.fromfile(path, np.uint64)
-    entries[:2] = entries[1::-1]
+    entries[:2] = entries[1::-1]  # two documents in each other's place: a plan too
     entries.tofile(path)
-    swapped = read(made)  # two documents in each other's place: a plan too, and another one
-    assert repr(swapped) != repr(read((made[0], GOLDEN_FOLDER / "olmo_plan", made[2]), cache_dir=made[1]))
+    assert repr(read(made)) != repr(layout)
+    data = pickle.dumps(layout)
+    assert repr(pickle.loads(data)) == repr(layout)  # from the cache
+    shutil.rmtree(made[1] / "cache")
+    with pytest.raises(LayoutError, match="the plan is no longer the one that was opened"):
+        pickle.loads(data)
+    shutil.rmtree(made[1] / "dataset-common")
+    with pytest.raises(StorageError, match=r"document-indices-.*can't be read \(No such file"):
+        pickle.loads(data)
 
 
 @pytest.mark.parametrize(
