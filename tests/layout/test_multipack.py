@@ -41,7 +41,7 @@ SMALL = [case for case in MULTIPACK_CASES if case.documents <= 900]
 
 @pytest.mark.parametrize(
     ("case", "few"),
-    [*((case, 512) for case in MULTIPACK_CASES), *((case, 0) for case in SMALL)],
+    [*((case, 384) for case in MULTIPACK_CASES), *((case, 0) for case in SMALL)],
     ids=lambda value: getattr(value, "name", f"arrays from {value} rows on"),
 )
 def test_batches_are_openchats(case, few, monkeypatch):
