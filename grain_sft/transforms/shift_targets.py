@@ -8,6 +8,7 @@ import grain
 import numpy as np
 import numpy.typing as npt
 
+from grain_sft.arrays import empty_apart
 from grain_sft.errors import TransformError
 from grain_sft.sources import Element
 from grain_sft.transforms.element import require_keys
@@ -39,7 +40,7 @@ class ShiftTargets(grain.transforms.Map):
         """
         require_keys(self, element, ("tokens", "loss_mask", "segment_ids", "positions"))
         tokens = _as_int32(element["tokens"])
-        targets = np.empty_like(tokens)
+        targets = empty_apart(tokens.shape, np.int32, tokens)
         targets[..., :-1] = tokens[..., 1:]
         targets[..., -1] = 0
         segments, positions = element["segment_ids"], element["positions"]
@@ -63,11 +64,13 @@ class ShiftTargets(grain.transforms.Map):
         kept = self._kept
         if kept is not None and kept[0] is segments and kept[1] is loss_mask:
             return kept[2]  # type: ignore[no-any-return]
-        result = np.empty(segments.shape, np.int32)
-        takes_loss = segments[..., 1:] == segments[..., :-1]
-        takes_loss &= loss_mask[..., 1:]
-        np.multiply(segments[..., :-1], takes_loss, out=result[..., :-1])
-        result[..., -1] = 0
+        flat, taken = segments.reshape(-1), np.empty(segments.size, np.bool_)
+        if len(flat):
+            np.equal(flat[1:], flat[:-1], out=taken[:-1])
+            taken[:-1] &= loss_mask.reshape(-1)[1:]
+            taken.reshape(segments.shape)[..., -1] = False  # has no target, whatever the next row begins with
+        result = taken.astype(np.int32).reshape(segments.shape)  # by itself: numpy multiplies by bool in small pieces
+        result *= segments
         if not segments.flags.writeable and not loss_mask.flags.writeable:
             result.flags.writeable = False
             self._kept = (segments, loss_mask, result)
