@@ -17,7 +17,7 @@ from grain_sft import files
 from grain_sft.corpus import open_corpus
 from grain_sft.corpus.open import FORMATS
 from grain_sft.errors import ConfigError, MissingExtraError
-from grain_sft.layout import Layout, PackedLayout, PaddedLayout, WindowLayout
+from grain_sft.layout import Layout, MaterializedLayout, PackedLayout, PaddedLayout, WindowLayout
 from grain_sft.layout.packing import ALGORITHMS, BY_EPOCH
 from grain_sft.pipeline import Pipeline
 from grain_sft.sampling import Host, IndexSampler
@@ -27,7 +27,12 @@ from grain_sft.sources import NpyDataSource
 from grain_sft.transforms import NgramFilter, ShiftTargets
 
 INHERITS = "inherits"
-LAYOUTS: dict[str, Callable[..., Layout]] = {"windows": WindowLayout, "padded": PaddedLayout, "packed": PackedLayout}
+LAYOUTS: dict[str, Callable[..., Layout]] = {
+    "windows": WindowLayout,
+    "padded": PaddedLayout,
+    "packed": PackedLayout,
+    "materialized": MaterializedLayout,
+}
 TRANSFORMS: dict[str, Callable[..., grain.transforms.Map]] = {
     "ngram_filter": NgramFilter,
     "shift_targets": ShiftTargets,
@@ -51,6 +56,7 @@ LAYOUT_OPTIONS: dict[str, dict[str, Kind]] = {
         "epochs": int,
         "batch_rows": int,
     },
+    "materialized": {},
 }
 """Keys that a layout of each kind takes beside `kind` and `sequence_length`."""
 

@@ -12,8 +12,9 @@ import numpy.typing as npt
 
 from grain_sft.corpus.loss_reader import LossReader
 from grain_sft.corpus.reader import ShardReader
+from grain_sft.corpus.rows import RowReader
 from grain_sft.errors import RowIndexError
-from grain_sft.layout import FILL_ROW, FillKey, Layout, Pieces
+from grain_sft.layout import FILL_ROW, FillKey, Layout, MaterializedLayout, Pieces
 
 Element = dict[str, npt.NDArray[Any]]
 """What sources give and transforms take: arrays [L] of a row or [rows, L] of a batch."""
@@ -49,6 +50,7 @@ class NpyDataSource(grain.sources.RandomAccessDataSource[Element]):
         self._max_open_files = max_open_files
         corpus = layout.corpus
         self._reader = ShardReader(corpus.shards, corpus.dtype.itemsize, max_open_files)
+        self._ready = RowReader(corpus, max_open_files) if isinstance(layout, MaterializedLayout) else None
         self._loss = LossReader(corpus.shards, max_open_files) if corpus.has_loss else None
         self._constants: dict[int, Element] = {}
         self._numbers: npt.NDArray[np.int32] | None = None
@@ -90,6 +92,8 @@ class NpyDataSource(grain.sources.RandomAccessDataSource[Element]):
             wrong = lowest if lowest < FILL_ROW else highest
             raise RowIndexError(f"row {wrong} of {self.layout!r}: expected 0 to {len(self) - 1}.")
         rows = np.array(listed, np.int64)
+        if self._ready is not None and lowest != FILL_ROW:
+            return self._ready.read(rows)
         length = self.layout.sequence_length
         tokens: npt.NDArray[np.unsignedinteger] = np.empty((len(rows), length), self.layout.corpus.dtype)
         if lowest != FILL_ROW:

@@ -8,6 +8,7 @@ import tempfile
 import time
 from typing import Any
 
+from grain_sft.cli.preparing import progress_bar
 from grain_sft.cli.types import at_least, pair
 from grain_sft.corpus import Corpus, open_corpus
 from grain_sft.corpus.learning_rate import automatic_learning_rate, supervised_ratio
@@ -18,6 +19,7 @@ from grain_sft.files import atomic_write
 from grain_sft.layout.packed import PackedLayout
 from grain_sft.layout.packing import ALGORITHMS, BY_EPOCH
 from grain_sft.layout.report import packing_report, plan_places
+from grain_sft.materialize import materialize
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -50,11 +52,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     rate.add_argument("--batch-tokens", type=at_least(1), help="of one rank, padding included; prints the rate")
     rate.add_argument("--ranks", type=at_least(1), default=1, help="data-parallel processes (default: 1)")
     rate.add_argument("--model-type", default="", help="a name such as openchat_v3.2_mistral (default: none)")
+    parser.add_argument(
+        "--materialize",
+        metavar="FOLDER",
+        help="write the rows of --algorithm there, as a corpus for layout kind materialized; local or gs://",
+    )
+    parser.add_argument("--shard-bytes", type=at_least(1), default=1 << 30, help="of tokens, a file (default: 1 GiB)")
     parser.add_argument("--json", metavar="FILE", help="also write the figures to this file")
+    parser.set_defaults(parser=parser)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Pack and print."""
+    """Pack, print, write."""
+    if options.materialize and options.algorithm is None:
+        options.parser.error("--materialize needs --algorithm: the rows of one are written.")
     corpus = open_corpus(
         options.corpus[0] if len(options.corpus) == 1 else options.corpus,
         format=options.format,
@@ -65,10 +76,12 @@ def run(options: argparse.Namespace) -> int:
     )
     figures: dict[str, Any] = {"corpus": _corpus(corpus)}
     if options.algorithm is not None:
-        figures["packing"] = _one(corpus, options)
+        figures["packing"], layout = _one(corpus, options)
     if options.compare or options.algorithm is None:
         figures["algorithms"] = _compare(corpus, options)
     figures["learning_rate"] = _learning_rate(corpus, options)
+    if options.materialize:
+        figures["materialized"] = _materialize(layout, options)
     if options.json:
         with atomic_write(options.json) as file:
             json.dump(figures, file, indent=2)
@@ -94,7 +107,7 @@ def _corpus(corpus: Corpus) -> dict[str, Any]:
     }
 
 
-def _one(corpus: Corpus, options: argparse.Namespace) -> dict[str, Any]:
+def _one(corpus: Corpus, options: argparse.Namespace) -> tuple[dict[str, Any], PackedLayout]:
     """The figures of one algorithm, whose plan is kept."""
     begin = time.perf_counter()
     layout = PackedLayout(corpus, options.sequence_length, algorithm=options.algorithm, **_of_algorithm(options))
@@ -112,7 +125,7 @@ def _one(corpus: Corpus, options: argparse.Namespace) -> dict[str, Any]:
     for plan in found["plans"]:
         _line("plan", plan["fingerprint"])
         _line("", plan["path"])
-    return found
+    return found, layout
 
 
 def _compare(corpus: Corpus, options: argparse.Namespace) -> list[dict[str, Any]]:
@@ -169,6 +182,16 @@ def _learning_rate(corpus: Corpus, options: argparse.Namespace) -> dict[str, Any
             "model_type": options.model_type,
         }
     return found
+
+
+def _materialize(layout: PackedLayout, options: argparse.Namespace) -> dict[str, Any]:
+    begin = time.perf_counter()
+    with progress_bar() as progress:
+        written = materialize(layout, options.materialize, shard_bytes=options.shard_bytes, progress=progress)
+    seconds = time.perf_counter() - begin
+    _line("rows written", f"{options.materialize}, {len(written['rows_of_shards']):,} shards, in {seconds:.1f} s")
+    _line("", written["fingerprint"])
+    return written | {"seconds": seconds}
 
 
 def _of_algorithm(options: argparse.Namespace) -> dict[str, Any]:

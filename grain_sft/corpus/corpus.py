@@ -23,6 +23,7 @@ from grain_sft.corpus.documents import (
     read_sources,
 )
 from grain_sft.corpus.ranges import RangeReader
+from grain_sft.corpus.rows import ReadyRows
 from grain_sft.corpus.shard import Shard
 from grain_sft.corpus.stored import Stored
 from grain_sft.errors import CorpusError, RowIndexError
@@ -44,6 +45,7 @@ class Corpus:
       pad_token_id: for padding, where the corpus says it.
       sources_file: where each document comes from, as int64 pairs; see `sources`.
       source_names: of the inputs that `sources` counts.
+      rows: where the tokens are laid out as rows (`grain-sft pack --materialize`), what these have beside.
 
     Raises:
       CorpusError: an `eos_token_id` that `dtype` can't hold.
@@ -57,6 +59,7 @@ class Corpus:
     pad_token_id: int | None = None
     sources_file: Stored | None = None
     source_names: tuple[str, ...] = ()
+    rows: ReadyRows | None = None
 
     def __post_init__(self) -> None:
         eos, highest = self.eos_token_id, np.iinfo(self.dtype).max
@@ -172,6 +175,10 @@ class Corpus:
             if shard.boundaries is not None:
                 file = shard.boundaries
                 digest.update(f"\0boundaries\0{file.kind}\0{file.continues}\0{file.size}\0{file.digest}".encode())
+        if self.rows is not None:
+            digest.update(f"\0rows\0{self.rows.sequence_length}\0{self.rows.made_of}".encode())
+            for places in self.rows.places:
+                digest.update(f"\0{self.rows.places_dtype}\0{places.size}\0{places.digest}".encode())
         return f"sha256:{digest.hexdigest()}"
 
     def save(

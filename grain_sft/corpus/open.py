@@ -45,7 +45,8 @@ def open_corpus(
         - a list of files, globs and directories, in that order.
         Local paths, or URLs that fsspec knows (`gs://`).
       format: "auto" tells these apart; "files", "mix", "index", or a format of SFT corpora insists. These are "olmo"
-        (OLMo-core's parts with label masks), "episodes" (episode-indexed shards), "primer" and "openchat".
+        (OLMo-core's parts with label masks), "episodes" (episode-indexed shards), "primer" and "openchat"; "rows" is
+        what `grain-sft pack --materialize` writes.
       dtype: of headerless arrays: "uint8", "uint16", "uint32" or "uint64". Files with a .npy header carry their own.
         None: headerless arrays are taken as uint32, as AI2 writes them, and refused if they don't look it; in an SFT
         corpus the width is what its metadata or the sizes of its files say.

@@ -1,4 +1,4 @@
-"""Formats of prepared SFT corpora, by name: how each is found at a path, and opened."""
+"""Formats of prepared corpora, by name: how each is found at a path, and opened."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from grain_sft.corpus.corpus import Corpus
-from grain_sft.corpus.formats import episodes, olmo, openchat, primer
+from grain_sft.corpus.formats import episodes, olmo, openchat, primer, rows
 from grain_sft.corpus.formats.options import Options
 from grain_sft.corpus.formats.tree import Tree
 
@@ -26,6 +26,7 @@ class Format(NamedTuple):
 
 
 FORMATS: dict[str, Format] = {
+    "rows": Format(rows.find, rows.read, rows.EXPECTED),
     "olmo": Format(olmo.find, olmo.read, olmo.EXPECTED),
     "episodes": Format(episodes.find, episodes.read, episodes.EXPECTED),
     "primer": Format(primer.find, primer.read, primer.EXPECTED),

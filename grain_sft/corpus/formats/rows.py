@@ -1,0 +1,121 @@
+"""Format rows: packed rows written out in order, by `grain-sft pack --materialize`.
+
+`rows.json`, and for every shard NNNN: `tokens_NNNN.bin` (raw tokens, whole rows), `places_NNNN.bin` (for each row its
+positions and then its segment ids, uint16 or uint32), `documents_NNNN.idx` (uint64 pairs of start and length, of every
+segment) and, where the corpus says which tokens take loss, `loss_NNNN.bin` (uint8, or float32 weights).
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+from grain_sft import files
+from grain_sft.corpus.boundaries import describe_boundaries
+from grain_sft.corpus.corpus import Corpus
+from grain_sft.corpus.formats.metadata import Json, Origin
+from grain_sft.corpus.formats.options import Options, corpus_of
+from grain_sft.corpus.formats.tree import Tree
+from grain_sft.corpus.loss import scan_loss
+from grain_sft.corpus.rows import ReadyRows
+from grain_sft.corpus.scan import THREADS
+from grain_sft.corpus.shard import Shard, scan_shard, token_dtype
+from grain_sft.corpus.stored import Stored, describe
+from grain_sft.errors import CorpusError
+
+EXPECTED = "a directory with rows.json, written by grain-sft pack --materialize"
+MANIFEST = "rows.json"
+FORMAT = "grain_sft rows"
+VERSION = 1
+LOSS_KINDS = ("", "bool", "float32")
+
+
+def find(path: str, tree: Tree) -> str | None:
+    """The folder itself."""
+    return path if MANIFEST in tree.names(path) else None
+
+
+def read(folder: str, options: Options, tree: Tree) -> Corpus:
+    """The shards, by number."""
+    data = Json.load(files.join(folder, MANIFEST))
+    if data.get("format") != FORMAT or data.get("version") != VERSION:
+        raise CorpusError(
+            f"{data.path}: says format {data.get('format')!r}, version {data.get('version')!r}; expected {FORMAT!r}, version "
+            f"{VERSION}. Write the rows again, or read them with the grain_sft that wrote them."
+        )
+    corpus = scan(folder, data, options, tree)
+    stated = data.text("fingerprint")
+    if options.eos_token_id is None and stated != corpus.fingerprint:
+        raise CorpusError(
+            f"{folder}: its files are not those that {MANIFEST} was written with (their fingerprint is "
+            f"{corpus.fingerprint}, it says {stated}). A file was replaced: copy the folder again, or write the rows again."
+        )
+    return corpus
+
+
+def scan(folder: str, data: Json, options: Options, tree: Tree) -> Corpus:
+    """The corpus of the files in `folder`, of which `data` says what rows.json does.
+
+    Raises:
+      CorpusFileError: a file is missing or unreadable.
+      CorpusError: files of other sizes.
+    """
+    length, name, loss = data.count("sequence_length"), data.text("dtype"), data.text("loss") or ""
+    places_dtype, made_of = data.text("places_dtype"), data.text("made_of")
+    counts = [_whole(data.path, entry) for entry in data.items("rows_of_shards")]
+    if not length or not name or not counts or not made_of or loss not in LOSS_KINDS:
+        raise CorpusError(f"{data.path}: lacks or garbles a field. It was edited or damaged: write the rows again.")
+    if places_dtype not in ("uint16", "uint32"):
+        raise CorpusError(f"{data.path}: places_dtype is {places_dtype!r}; expected uint16 or uint32.")
+    dtype = token_dtype(name, data.path)
+    if options.dtype not in (None, dtype):
+        raise CorpusError(f"{data.path}: says dtype {name}, but dtype={options.dtype} was asked for. Leave it out.")
+
+    def scan_one(number: int) -> tuple[Shard, Stored]:
+        paths = {kind: files.join(folder, file) for kind, file in shard_files(number, loss).items()}
+        shard, _ = scan_shard(paths["tokens"], "", dtype)
+        places = describe(paths["places"])
+        tokens = counts[number] * length
+        _check_size(paths["tokens"], shard.num_tokens * dtype.itemsize, tokens * dtype.itemsize)
+        _check_size(paths["places"], places.size, 2 * tokens * np.dtype(places_dtype).itemsize)
+        found = None if not loss else scan_loss(paths["loss"], loss)
+        if found is not None:
+            _check_size(paths["loss"], found.size, tokens * (1 if loss == "bool" else 4))
+        boundaries = describe_boundaries(paths["documents"], "pairs")
+        return dataclasses.replace(shard, loss=found, boundaries=boundaries), places
+
+    with concurrent.futures.ThreadPoolExecutor(min(THREADS, len(counts))) as pool:
+        scanned = list(pool.map(scan_one, range(len(counts))))
+    origin = Origin(
+        eos_token_id=data.count("eos_token_id"),
+        pad_token_id=data.count("pad_token_id"),
+        tokenizer_sha256=data.text("tokenizer_sha256"),
+        source_names=tuple(str(each) for each in data.items("source_names")),
+        path=data.path,
+    )
+    sources = files.join(folder, "sources.bin") if "sources.bin" in tree.names(folder) else ""
+    corpus = corpus_of(tuple(shard for shard, _ in scanned), dtype, options, origin, sources)
+    rows = ReadyRows(length, tuple(places for _, places in scanned), places_dtype, made_of)
+    return dataclasses.replace(corpus, rows=rows)
+
+
+def shard_files(number: int, loss: str) -> dict[str, str]:
+    """Names of the files of a shard, by what they hold."""
+    kinds = {"tokens": "bin", "places": "bin", "loss": "bin", "documents": "idx"}
+    return {kind: f"{kind}_{number:04d}.{suffix}" for kind, suffix in kinds.items() if kind != "loss" or loss}
+
+
+def _whole(path: str, value: Any) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise CorpusError(f"{path}: rows_of_shards holds {value!r}; expected counts of rows. Write the rows again.")
+    return value
+
+
+def _check_size(path: str, found: int, expected: int) -> None:
+    if found != expected:
+        raise CorpusError(
+            f"{path}: {found} bytes, but {MANIFEST} says {expected}. It was cut short, or is of other rows: copy it again."
+        )

@@ -1,0 +1,273 @@
+"""Rows that were written out are the packed rows, whole or not there, and taken up where they were cut off."""
+
+from __future__ import annotations
+
+import json
+import pickle
+
+import numpy as np
+import pytest
+from sft_files import documents, write_episodes, write_primer, write_sources
+
+import grain_sft
+from grain_sft import Host, IndexSampler, NpyDataSource, PackedLayout, Pipeline, ShiftTargets, WindowLayout
+from grain_sft.cli.main import main
+from grain_sft.corpus.learning_rate import supervised_ratio
+from grain_sft.errors import CorpusError, CorpusFileError, LayoutError
+from grain_sft.layout import FILL_ROW, MaterializedLayout
+from grain_sft.materialize import materialize
+
+LENGTH = 64
+
+
+@pytest.fixture(autouse=True)
+def _cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("GRAIN_SFT_CACHE_DIR", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def layout(tmp_path):
+    folder = write_episodes(tmp_path / "chats", documents(120, longest=90), shards=3)
+    return PackedLayout(grain_sft.open_corpus(folder), LENGTH)
+
+
+def opened(folder):
+    return NpyDataSource(MaterializedLayout(grain_sft.open_corpus(folder)))
+
+
+def same(one, other):
+    assert set(one) == set(other)
+    for key, array in one.items():
+        np.testing.assert_array_equal(array, other[key], err_msg=key)
+        assert array.dtype == other[key].dtype and array.shape == other[key].shape
+
+
+def same_rows(found, expected):
+    assert len(found) == len(expected)
+    rows = np.random.default_rng(0).permutation(len(expected))
+    same(found.read(rows), expected.read(rows))
+    rows[::3] = FILL_ROW
+    same(found.read(rows), expected.read(rows))
+    assert {key: array.shape for key, array in found.read([]).items()} == dict.fromkeys(
+        found.read([0]), (0, expected.layout.sequence_length)
+    )
+    for row in (0, len(expected) // 2, len(expected) - 1):
+        same(found[row], expected[row])
+
+
+def make(tmp_path, kind):
+    docs = documents(120, longest=90, weights=kind == "weights")
+    if kind == "primer":
+        return grain_sft.open_corpus(write_primer(tmp_path / kind, docs))
+    if kind == "plain":
+        np.concatenate([tokens for tokens, _ in docs]).tofile(tmp_path / "plain.npy")
+        return grain_sft.open_corpus(tmp_path / "plain.npy", eos_token_id=2)
+    dtype = "uint16" if kind == "uint16" else "uint32"
+    return grain_sft.open_corpus(write_episodes(tmp_path / kind, docs, shards=3, gap=2, dtype=dtype))
+
+
+@pytest.mark.parametrize("kind", ["masks", "uint16", "weights", "primer", "plain"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"algorithm": "shuffled_best_fit", "seed": 3, "epochs": 2, "long_documents": "fragment"},
+        {"algorithm": "concat_then_split"},
+    ],
+    ids=lambda options: options.get("algorithm", "best_fit_decreasing"),
+)
+def test_written_rows_are_the_packed_rows(tmp_path, kind, options):
+    expected = NpyDataSource(PackedLayout(make(tmp_path, kind), LENGTH, **options))
+    for name, shard_bytes in (("one", 1 << 30), ("many", 1 << 10)):
+        manifest = materialize(expected.layout, tmp_path / name, shard_bytes=shard_bytes)
+        found = opened(tmp_path / name)
+        assert (len(manifest["rows_of_shards"]) > 1) == (name == "many")
+        assert found.layout.corpus.fingerprint == manifest["fingerprint"]
+        same_rows(found, expected)
+        same_rows(pickle.loads(pickle.dumps(found)), expected)
+
+
+def test_the_written_corpus_is_one_of_the_segments_as_documents(tmp_path, layout):
+    materialize(layout, tmp_path / "rows", shard_bytes=1 << 10)
+    corpus = grain_sft.open_corpus(tmp_path / "rows", format="rows")
+    written = MaterializedLayout(corpus)
+    documents_seen = 0
+    for row in range(len(layout)):
+        spans, expected = written.spans(row), layout.spans(row)
+        assert [span.stop - span.start for span in spans] == [span.stop - span.start for span in expected]
+        for span in spans:
+            assert span.document == documents_seen
+            documents_seen += 1
+        for mine, span in zip(spans, expected, strict=True):
+            original = layout.corpus.document(span.document)
+            np.testing.assert_array_equal(corpus.document(mine.document).tokens, original.tokens[:LENGTH])
+            np.testing.assert_array_equal(corpus.document(mine.document).loss, original.loss[:LENGTH])
+    assert documents_seen == corpus.num_documents == len(list(corpus.iter_documents()))
+    assert 0 < supervised_ratio(corpus) < 1
+    np.testing.assert_array_equal(
+        NpyDataSource(WindowLayout(corpus, LENGTH)).read([1, 5])["tokens"], NpyDataSource(layout).read([1, 5])["tokens"]
+    )
+
+
+def test_pieces_say_what_the_fast_way_reads(tmp_path, layout, monkeypatch):
+    materialize(layout, tmp_path / "rows", shard_bytes=1 << 10)
+    fast = opened(tmp_path / "rows")
+    slow = opened(tmp_path / "rows")
+    slow._ready = None
+    same_rows(slow, fast)
+    few = NpyDataSource(fast.layout, max_open_files=1)  # no file may be mapped
+    same_rows(few, fast)
+
+
+def test_sources_of_documents_are_written_too(tmp_path):
+    docs = documents(30)
+    folder = write_primer(tmp_path / "primer", docs)
+    write_sources(folder / "train_sources.bin", docs)
+    layout = PackedLayout(grain_sft.open_corpus(folder), LENGTH)
+    materialize(layout, tmp_path / "rows")
+    corpus = grain_sft.open_corpus(tmp_path / "rows")
+    numbers = [span.document for row in range(len(layout)) for span in layout.spans(row)]
+    np.testing.assert_array_equal(corpus.sources, layout.corpus.sources[numbers])
+
+
+def test_a_pipeline_over_written_rows_gives_the_same_batches_in_workers_too(tmp_path, layout):
+    materialize(layout, tmp_path / "rows")
+
+    def pipeline(source):
+        sampler = IndexSampler(len(source), global_batch_size=4, seed=1, epochs=1, host=Host(0, 1))
+        return Pipeline(source, sampler, [ShiftTargets()])
+
+    expected = pipeline(NpyDataSource(layout))
+    for step, batch in enumerate(pipeline(opened(tmp_path / "rows")).iter(worker_count=1)):
+        same(batch, expected[step])
+    config = {
+        "corpus": {"path": str(tmp_path / "rows")},
+        "layout": {"kind": "materialized", "sequence_length": LENGTH},
+        "sampler": {"seed": 1, "epochs": 1, "global_batch_size": 4},
+    }
+    same(grain_sft.load(config, host=Host(0, 1))[2], expected[2])
+    config["layout"]["sequence_length"] = 32
+    with pytest.raises(LayoutError, match="sequence_length=32: the rows were written with 64"):
+        grain_sft.load(config, host=Host(0, 1))
+
+
+def test_what_was_cut_off_is_not_there_and_goes_on_where_it_was(tmp_path, layout, monkeypatch):
+    whole = materialize(layout, tmp_path / "whole", shard_bytes=1 << 10)
+    calls = []
+    read = NpyDataSource.read
+
+    def fails(self, rows):
+        calls.append(rows)
+        if len(calls) == 4:
+            raise KeyboardInterrupt
+        return read(self, rows)
+
+    monkeypatch.setattr(NpyDataSource, "read", fails)
+    with pytest.raises(KeyboardInterrupt):
+        materialize(layout, tmp_path / "rows", shard_bytes=1 << 10)
+    assert not (tmp_path / "rows").exists()
+    again = materialize(layout, tmp_path / "rows", shard_bytes=1 << 10)
+    assert again == whole and len(calls) == 4 + len(whole["rows_of_shards"]) - 3
+    for path in (tmp_path / "whole").iterdir():
+        assert (tmp_path / "rows" / path.name).read_bytes() == path.read_bytes()
+    assert {path.name for path in tmp_path.iterdir()} == {"cache", "chats", "whole", "rows"}
+    assert (
+        materialize(layout, tmp_path / "rows", shard_bytes=1 << 10) == whole
+        and len(calls) == 4 + len(whole["rows_of_shards"]) - 3
+    )
+
+
+def test_unfinished_rows_of_something_else_are_begun_anew(tmp_path, layout, monkeypatch):
+    other = PackedLayout(layout.corpus, LENGTH, max_segments=2)
+    read = NpyDataSource.read
+    monkeypatch.setattr(NpyDataSource, "read", lambda self, rows: 1 / 0 if 9 in rows else read(self, rows))
+    with pytest.raises(ZeroDivisionError):
+        materialize(other, tmp_path / "rows", shard_bytes=1 << 10)
+    monkeypatch.setattr(NpyDataSource, "read", read)
+    materialize(layout, tmp_path / "rows", shard_bytes=1 << 10)
+    same_rows(opened(tmp_path / "rows"), NpyDataSource(layout))
+
+
+def test_an_output_that_holds_something_else_is_left_alone(tmp_path, layout):
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "file").write_text("mine")
+    with pytest.raises(LayoutError, match="is no empty folder"):
+        materialize(layout, tmp_path / "full")
+    materialize(layout, tmp_path / "rows")
+    with pytest.raises(LayoutError, match="holds other rows"):
+        materialize(PackedLayout(layout.corpus, LENGTH, max_segments=2), tmp_path / "rows")
+    with pytest.raises(LayoutError, match="a corpus without rows"):
+        MaterializedLayout(layout.corpus)
+    with pytest.raises(CorpusError, match="need no index"):
+        grain_sft.open_corpus(tmp_path / "rows").save(tmp_path / "index.json")
+
+
+@pytest.mark.parametrize("name", ["tokens_0001.bin", "places_0001.bin", "loss_0001.bin", "documents_0001.idx"])
+def test_files_that_are_missing_cut_short_or_replaced_are_errors(tmp_path, layout, name):
+    materialize(layout, tmp_path / "rows", shard_bytes=1 << 10)
+    path = tmp_path / "rows" / name
+    data = path.read_bytes()
+    for changed in (data[:-16], bytes([data[0] ^ 1]) + data[1:], None):
+        path.unlink() if changed is None else path.write_bytes(changed)
+        with pytest.raises((CorpusError, CorpusFileError), match=name if changed is None else "rows"):
+            grain_sft.open_corpus(tmp_path / "rows")
+    path.write_bytes(data)
+    source = opened(tmp_path / "rows")
+    if name.endswith(".bin"):
+        path.write_bytes(data[:-16])
+        with pytest.raises(CorpusFileError, match=name):
+            source.read(range(len(source)))
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("version", 2),
+        ("format", "x"),
+        ("sequence_length", 32),
+        ("sequence_length", "64"),
+        ("rows_of_shards", []),
+        ("rows_of_shards", [0]),
+        ("rows_of_shards", ["x"]),
+        ("dtype", "int8"),
+        ("places_dtype", "uint8"),
+        ("loss", "labels"),
+        ("made_of", None),
+        ("fingerprint", "sha256:0"),
+    ],
+)
+def test_a_garbled_manifest_is_an_error_that_names_it(tmp_path, layout, key, value):
+    materialize(layout, tmp_path / "rows")
+    path = tmp_path / "rows" / "rows.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), key: value}))
+    with pytest.raises(CorpusError, match="rows"):
+        grain_sft.open_corpus(tmp_path / "rows")
+
+
+def test_rows_longer_than_uint16_counts(tmp_path):
+    length = 1 << 16
+    docs = [(np.arange(size, dtype=np.uint32) % 100 + 3, np.ones(size, bool)) for size in (length, 70_000, 100, 7)]
+    expected = NpyDataSource(PackedLayout(grain_sft.open_corpus(write_episodes(tmp_path / "long", docs)), length))
+    assert materialize(expected.layout, tmp_path / "rows")["places_dtype"] == "uint32"
+    same_rows(opened(tmp_path / "rows"), expected)
+
+
+def test_pack_materializes(tmp_path, layout, capsys):
+    arguments = ["pack", str(tmp_path / "chats"), "--sequence-length", str(LENGTH)]
+    out = ["--materialize", str(tmp_path / "rows"), "--json", str(tmp_path / "figures.json")]
+    assert main([*arguments, "--algorithm", "best_fit_decreasing", *out]) == 0
+    figures = json.loads((tmp_path / "figures.json").read_text())
+    assert f"rows written  {tmp_path / 'rows'}" in capsys.readouterr().out
+    assert figures["materialized"]["rows"] == len(layout)
+    same_rows(opened(tmp_path / "rows"), NpyDataSource(layout))
+    with pytest.raises(SystemExit):
+        main([*arguments, "--materialize", str(tmp_path / "other")])
+
+
+def test_too_little_space_is_said_before_anything_is_written(tmp_path, layout, monkeypatch):
+    class Usage:
+        free = 10
+
+    monkeypatch.setattr("shutil.disk_usage", lambda path: Usage)
+    with pytest.raises(grain_sft.GrainSftError, match="GB free, but the rows take"):
+        materialize(layout, tmp_path / "rows")
