@@ -24,7 +24,7 @@ from grain_sft.sampling import Host, IndexSampler
 from grain_sft.sampling.orders import ORDERS
 from grain_sft.sampling.sampler import LAST_BATCH
 from grain_sft.sources import NpyDataSource
-from grain_sft.transforms import NgramFilter, ShiftTargets
+from grain_sft.transforms import NgramFilter, ShiftTargets, TrimToMultiple
 
 INHERITS = "inherits"
 LAYOUTS: dict[str, Callable[..., Layout]] = {
@@ -36,6 +36,7 @@ LAYOUTS: dict[str, Callable[..., Layout]] = {
 TRANSFORMS: dict[str, Callable[..., grain.transforms.Map]] = {
     "ngram_filter": NgramFilter,
     "shift_targets": ShiftTargets,
+    "trim_to_multiple": TrimToMultiple,
 }
 
 Kind = type | tuple[type, ...] | tuple[str, ...]

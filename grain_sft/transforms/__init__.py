@@ -2,5 +2,6 @@
 
 from grain_sft.transforms.ngram_filter import NgramFilter
 from grain_sft.transforms.shift_targets import ShiftTargets
+from grain_sft.transforms.trim import TrimToMultiple
 
-__all__ = ["NgramFilter", "ShiftTargets"]
+__all__ = ["NgramFilter", "ShiftTargets", "TrimToMultiple"]

@@ -1,0 +1,87 @@
+"""TrimToMultiple: what is cut is padding in every row, and the shapes are those that were listed."""
+
+import numpy as np
+import pytest
+
+import grain_sft
+from grain_sft import Host, IndexSampler, NgramFilter, NpyDataSource, PaddedLayout, Pipeline, ShiftTargets
+from grain_sft.errors import TransformError
+from grain_sft.transforms import TrimToMultiple
+
+LENGTH = 100
+
+
+@pytest.fixture
+def source(write_tokens):
+    rng = np.random.default_rng(0)
+    docs = [np.append(rng.integers(3, 99, size), 2) for size in rng.integers(1, 120, 60)]
+    path = write_tokens("a.npy", np.concatenate(docs), "uint16")
+    return NpyDataSource(PaddedLayout(grain_sft.open_corpus(path, dtype="uint16", eos_token_id=2), LENGTH))
+
+
+def pipeline(source, transforms, **options):
+    options = {"global_batch_size": 3, "seed": 1, "epochs": 1, "host": Host(0, 1), **options}
+    return Pipeline(source, IndexSampler(len(source), **options), transforms)
+
+
+@pytest.mark.parametrize("multiple", [1, 16, 64, 100, 128])
+@pytest.mark.parametrize("after", [False, True])
+def test_only_padding_is_cut_down_to_the_next_multiple(source, multiple, after):
+    trim = TrimToMultiple(multiple)
+    order = [NgramFilter(), ShiftTargets(), trim] if after else [NgramFilter(), trim, ShiftTargets()]
+    whole, trimmed = pipeline(source, [NgramFilter(), ShiftTargets()]), pipeline(source, order)
+    shapes = set()
+    for step in range(len(whole)):
+        longest = int((whole[step]["inputs_segmentation"] != 0).sum(axis=1).max())
+        kept = min(LENGTH, -(-longest // multiple) * multiple)
+        batch = trimmed[step]
+        assert set(batch) == set(whole[step])
+        for key, array in whole[step].items():
+            assert batch[key].shape == (3, kept)
+            expected = array[:, :kept].copy()
+            if key == "targets" and not after:
+                expected[:, -1] = 0  # nothing follows
+            np.testing.assert_array_equal(batch[key], expected)
+        assert not whole[step]["inputs_segmentation"][:, kept:].any()
+        shapes.add(batch["inputs"].shape)
+    listed = trim.shapes(source.layout, 3)
+    assert shapes <= set(listed) and listed == sorted(set(listed)) and listed[-1] == (3, LENGTH)
+    assert len(listed) == -(-LENGTH // multiple)
+
+
+def test_a_row_is_trimmed_as_a_batch_is(source):
+    trim = TrimToMultiple(16)
+    for row in range(5):
+        one, batch = trim.map(source[row]), trim.map(source.read([row]))
+        for key, array in one.items():
+            np.testing.assert_array_equal(array, batch[key][0])
+
+
+def test_a_batch_of_nothing_but_padding_keeps_one_multiple(source):
+    batch = TrimToMultiple(16).map(source.read([-1, -1]))
+    assert batch["tokens"].shape == (2, 16) and not batch["loss_mask"].any()
+
+
+def test_full_rows_are_passed_on_as_they_are(source):
+    lengths = (source.read(range(len(source)))["segment_ids"] != 0).sum(axis=1)
+    element = source.read([int(lengths.argmax()), 0])
+    assert TrimToMultiple(16).map(element) is element
+
+
+def test_a_config_takes_it(source):
+    config = {
+        "corpus": {"path": source.layout.corpus.shards[0].path, "dtype": "uint16", "eos_token_id": 2},
+        "layout": {"kind": "padded", "sequence_length": LENGTH},
+        "sampler": {"seed": 1, "global_batch_size": 3},
+        "transforms": [{"trim_to_multiple": {"multiple": 32}}, "shift_targets"],
+    }
+    loaded = grain_sft.load(config, host=Host(0, 1))
+    assert repr(loaded.transforms) == "(TrimToMultiple(32), ShiftTargets())"
+    assert all(loaded[step]["inputs"].shape[1] in (32, 64, 96, 100) for step in range(10))
+
+
+def test_mistakes_have_their_sentences():
+    with pytest.raises(TransformError, match="multiple=0: expected an integer, 1 or more"):
+        TrimToMultiple(0)
+    with pytest.raises(TransformError, match="needs the key 'inputs_segmentation'"):
+        TrimToMultiple().map({"tokens": np.zeros((2, 8), np.uint32)})
