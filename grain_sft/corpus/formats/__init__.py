@@ -26,11 +26,11 @@ class Format(NamedTuple):
 
 
 FORMATS: dict[str, Format] = {
-    "rows": Format(rows.find, rows.read, rows.EXPECTED),
     "olmo": Format(olmo.find, olmo.read, olmo.EXPECTED),
     "episodes": Format(episodes.find, episodes.read, episodes.EXPECTED),
     "primer": Format(primer.find, primer.read, primer.EXPECTED),
     "openchat": Format(openchat.find, openchat.read, openchat.EXPECTED),
+    "rows": Format(rows.find, rows.read, rows.EXPECTED),
 }
 
 __all__ = ["FORMATS", "Format", "Options", "Tree"]
