@@ -69,7 +69,8 @@ class ShiftTargets(grain.transforms.Map):
             np.equal(flat[1:], flat[:-1], out=taken[:-1])
             taken[:-1] &= loss_mask.reshape(-1)[1:]
             taken.reshape(segments.shape)[..., -1] = False  # has no target, whatever the next row begins with
-        result = taken.astype(np.int32).reshape(segments.shape)  # by itself: numpy multiplies by bool in small pieces
+        result = empty_apart(segments.shape, np.int32, segments)
+        result[...] = taken.reshape(segments.shape)  # by itself: numpy multiplies by bool in small pieces
         result *= segments
         if not segments.flags.writeable and not loss_mask.flags.writeable:
             result.flags.writeable = False
