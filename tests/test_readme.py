@@ -29,7 +29,7 @@ def test_every_command_of_the_table_names_tests_that_exist():
     for command in commands:
         arguments = re.findall(r'"[^"]*"|\S+', command.removeprefix("pytest "))
         result = subprocess.run(
-            [sys.executable, "-m", "pytest", "--collect-only", "-q", *(each.strip('"') for each in arguments)],
+            [sys.executable, "-m", "pytest", "-n0", "--collect-only", "-q", *(each.strip('"') for each in arguments)],
             cwd=ROOT,
             capture_output=True,
             text=True,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import subprocess
 import sys
@@ -19,7 +18,8 @@ VOCAB_SIZE = 8000  # pieces of the model that is trained for it
 CHARACTERS = 330  # of a message: some 100 tokens
 
 _PROGRAM = """
-import json, sys, time
+import json, os, sys, time
+os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:1])
 import sentencepiece
 from grain_sft.prepare import Dataset, Request, prepare
 conversations, model, out = sys.argv[1:4]
@@ -95,9 +95,8 @@ def _write(path: Path, text: str, count: int) -> None:
 
 
 def _run(conversations: Path, model: Path, out: Path, mode: str) -> dict[str, float]:
-    core = sorted(os.sched_getaffinity(0))[:1]
     command = [sys.executable, "-c", _PROGRAM, str(conversations), str(model), str(out), mode]
-    result = subprocess.run(command, capture_output=True, text=True, preexec_fn=lambda: os.sched_setaffinity(0, core))
+    result = subprocess.run(command, capture_output=True, text=True)
     if result.returncode:
         reason = result.stderr.strip().rpartition("\n")[2]
         raise PrepareError(f"a process of the benchmark ended with status {result.returncode}: {reason}")

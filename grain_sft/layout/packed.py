@@ -200,7 +200,7 @@ class PackedLayout:
 
     def pieces(self, rows: Ints) -> Pieces:
         """The documents of `rows` (int64 [rows])."""
-        if len(self.plans) == 1:
+        if len(self.plans) == 1 or not len(rows):
             return self._pieces(self.plans[0], rows)
         epoch = np.searchsorted(self._ends, rows, side="right")
         local = rows - np.concatenate([[0], self._ends])[epoch]
