@@ -19,7 +19,8 @@ import numpy.typing as npt
 
 from grain_sft.bench.throughput import SEED, Next, seconds_a_batch
 from grain_sft.corpus import Corpus, open_corpus
-from grain_sft.layout import PackedLayout
+from grain_sft.layout import MaterializedLayout, PackedLayout
+from grain_sft.materialize import materialize
 from grain_sft.pipeline import Pipeline
 from grain_sft.sampling import IndexSampler
 from grain_sft.sources import NpyDataSource
@@ -27,6 +28,7 @@ from grain_sft.transforms import ShiftTargets
 
 LIMIT = "limit: numpy, contiguous rows, five arrays"
 OURS = "PackedLayout, ShiftTargets"
+WRITTEN = "the same rows written out (materialized)"
 GRAIN = "grain BestFitPackIterDataset, 64 bins"
 
 
@@ -99,7 +101,10 @@ def make_documents(profile: Profile, folder: Path) -> tuple[Corpus, npt.NDArray[
 
 def _loaders(profile: Profile, folder: Path) -> dict[str, Next]:
     corpus, lengths = make_documents(profile, folder)
-    source = NpyDataSource(PackedLayout(corpus, profile.sequence_length, cache_dir=folder))
+    layout = PackedLayout(corpus, profile.sequence_length, cache_dir=folder)
+    source = NpyDataSource(layout)
+    materialize(layout, folder / f"{profile.name}-rows")
+    written = NpyDataSource(MaterializedLayout(open_corpus(folder / f"{profile.name}-rows")))
     sampler = IndexSampler(len(source), global_batch_size=profile.batch, seed=SEED)
     rows = itertools.cycle([sampler.rows(step) for step in range(min(2000, sampler.steps_per_epoch))])
     packed = source.read(np.arange(len(source)))["tokens"].view(np.int32)
@@ -115,6 +120,7 @@ def _loaders(profile: Profile, folder: Path) -> dict[str, Next]:
     return {
         LIMIT: limit,
         OURS: Pipeline(source, sampler, [ShiftTargets()]).iter(threads=0).__next__,
+        WRITTEN: Pipeline(written, sampler, [ShiftTargets()]).iter(threads=0).__next__,
         GRAIN: _grain(profile, corpus, lengths).__next__,
     }
 
