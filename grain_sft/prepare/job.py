@@ -21,7 +21,7 @@ from grain_sft.prepare.chunks import Chunks
 from grain_sft.prepare.inputs import Input, Scan, Unit
 from grain_sft.prepare.request import VERSION, Request, hash_of
 from grain_sft.prepare.splits import split
-from grain_sft.prepare.store import Documents, Table
+from grain_sft.prepare.store import Documents, Ids, Table
 from grain_sft.prepare.target import MANIFEST, Target
 from grain_sft.prepare.work import Renderer, Work
 from grain_sft.prepare.writers import FORMATS, Format, Plan, SplitStatistics
@@ -167,24 +167,27 @@ class Job:
         names = [text.format(min_tokens=self.work.template.min_tokens) for text in chunk.DROPPED]
         return {name: int(count) for name, count in zip(names[1:], counts[1:], strict=True) if count}
 
-    def _datasets(self, table: Table) -> list[np.ndarray[Any, np.dtype[np.int64]]]:
+    def _datasets(self, table: Table) -> list[Ids]:
         """The documents of each dataset, in order."""
         of_unit = np.array([self.work.inputs[unit.input].dataset for unit in self.units], np.int64)
         found = []
         for dataset in range(len(self.work.request.datasets)):
             here = np.flatnonzero(of_unit == dataset)
             bounds = (int(table.first[here[0]]), int(table.first[here[-1] + 1])) if len(here) else (0, 0)
-            found.append(np.arange(*bounds, dtype=np.int64))
+            found.append(np.arange(*bounds, dtype=np.int32 if len(table.lengths) < 1 << 31 else np.int64))
         return found
 
-    def _count(self, table: Table, ids: np.ndarray[Any, np.dtype[np.int64]]) -> SplitStatistics:
+    def _count(self, table: Table, ids: Ids) -> SplitStatistics:
         """The statistics of the documents `ids`; one that is there twice counts twice."""
-        times = np.bincount(ids, minlength=len(table.lengths))
+        times = np.zeros(len(table.lengths), np.uint32)
+        np.add.at(times, ids, 1)
         totals: Mapping[str, int] = dict.fromkeys(("length", "trainable", "cut", "cut_trainable"), 0)
         truncated = 0
         for unit, records in enumerate(self.chunks.all_records(table.headers)):
             weight = times[table.first[unit] : table.first[unit + 1]]
-            totals = {name: value + int((records[name] * weight).sum()) for name, value in totals.items()}
+            totals = {
+                name: value + int((records[name].astype(np.int64) * weight).sum()) for name, value in totals.items()
+            }
             truncated += int(weight[records["cut"] > 0].sum())
         return SplitStatistics(
             documents=len(ids),

@@ -38,7 +38,8 @@ def select(ids: Ids, amount: str) -> Ids:
 def by_datasets_shuffle(ids: Ids, kept: npt.NDArray[np.bool_], request: Request) -> Splits:
     """open-instruct: what is filtered out is out before `datasets.Dataset.shuffle(seed)`, which is numpy's
     `default_rng(seed).permutation`. A validation split, which open-instruct has not, is the first of that order."""
-    ids = ids[kept]
+    if not kept.all():
+        ids = ids[kept]
     order = np.random.default_rng(request.seed).permutation(len(ids))
     return _divide(ids, order, int(len(ids) * request.val_frac), request.shuffle is not False)
 
@@ -73,7 +74,8 @@ def split(datasets: Sequence[Ids], lengths: npt.NDArray[np.uint32], request: Req
       rule: of the format.
     """
     amounts = [dataset.amount for dataset in request.datasets]
-    ids = np.concatenate([select(part, amount) for part, amount in zip(datasets, amounts, strict=True)])
+    parts = [select(part, amount) for part, amount in zip(datasets, amounts, strict=True)]
+    ids = parts[0] if len(parts) == 1 else np.concatenate(parts)
     return rule(ids, lengths[ids] > 0, request)
 
 

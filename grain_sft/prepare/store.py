@@ -24,8 +24,8 @@ BLOCK_DOCUMENTS = 4096
 GATHER_TOKENS = 1 << 28
 GATHER_DOCUMENTS = 1 << 22
 
-Ids = npt.NDArray[np.int64]
-"""Documents by number: valid records of all inputs, in order, dropped ones included."""
+Ids = npt.NDArray[Any]
+"""Documents by number, int32 or int64: valid records of all inputs, in order, dropped ones included."""
 
 
 class Block(NamedTuple):
@@ -73,20 +73,18 @@ def block_size(lengths: npt.NDArray[Any], ids: Ids) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class Table:
-    """Where every document is: 12 bytes each.
+    """Where every document is: 8 bytes each.
 
     Attributes:
       lengths: uint32 [documents]; 0 where it was dropped.
-      starts: int64 [documents], counted in the tokens of all chunks.
+      starts: uint32 [documents], first token of each, counted in its chunk.
       first: int64 [units + 1], number of each unit's first document.
-      first_token: int64 [units + 1].
       headers: of every unit's chunk.
     """
 
     lengths: npt.NDArray[np.uint32]
-    starts: Ids
+    starts: npt.NDArray[np.uint32]
     first: Ids
-    first_token: Ids
     headers: tuple[chunk.Header, ...]
 
     @classmethod
@@ -112,10 +110,10 @@ class Table:
     def of_lengths(cls, lengths: npt.NDArray[np.uint32], headers: Sequence[chunk.Header]) -> Table:
         """The table of chunks with these headers, whose documents have these lengths."""
         first = np.cumsum([0, *(header.records for header in headers)])
-        starts = np.zeros(len(lengths), np.int64)
-        np.cumsum(lengths[:-1], out=starts[1:])
-        first_token = np.cumsum([0, *(header.tokens for header in headers)])
-        return cls(lengths, starts, first, first_token, tuple(headers))
+        starts = np.empty(len(lengths), np.uint32)
+        for begin, end in itertools.pairwise(first.tolist()):
+            starts[begin:end] = np.cumsum(lengths[begin:end]) - lengths[begin:end]
+        return cls(lengths, starts, first, tuple(headers))
 
 
 @contextlib.contextmanager
@@ -185,7 +183,7 @@ class Documents:
             counts = lengths[here]
             # the numbers of all their tokens, in the chunk and in the arrays
             inside = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
-            source = inside + np.repeat(table.starts[ids[here]] - table.first_token[unit], counts)
+            source = inside + np.repeat(table.starts[ids[here]].astype(np.int64), counts)
             target = inside + np.repeat(places[here], counts)
             tokens[target] = np.frombuffer(data, self.token_dtype, header.tokens, header.tokens_at)[source]
             loss[target] = np.frombuffer(data, self.loss_dtype, header.tokens, header.loss_at)[source]
@@ -215,14 +213,14 @@ class Documents:
                 continue
             unit, place, stop = int(units[begin]), int(places[begin]), int(places[end])
             file = self._file(unit)
-            offset = int(self.table.starts[ids[begin]] - self.table.first_token[unit])
+            offset = int(self.table.starts[ids[begin]])
             if stop > place:
                 file.fill(offset, tokens[place:stop], loss[place:stop])
         return Block(lengths, tokens, loss)
 
     def sources(self, ids: Ids) -> Iterator[npt.NDArray[np.int64]]:
         """Input and line [documents, 2] of the documents `ids`, some at a time, in that order; no token is read."""
-        with _scratch(np.dtype(np.int64), len(self.lengths)) as lines:
+        with _scratch(np.dtype(np.uint32), len(self.lengths)) as lines:
             place = 0
             for records in self._chunks.all_records(self.table.headers):
                 lines[place : place + len(records)] = records["line"]
@@ -230,7 +228,7 @@ class Documents:
             for begin in range(0, len(ids), BLOCK_TOKENS):
                 some = ids[begin : begin + BLOCK_TOKENS]
                 units = np.searchsorted(self.table.first, some, side="right") - 1
-                yield np.stack([self._unit_inputs[units], lines[some]], axis=1)
+                yield np.stack([self._unit_inputs[units], lines[some].astype(np.int64)], axis=1)
 
     def columns(self, ids: Ids) -> npt.NDArray[Any]:
         """The records of documents `ids`, dtype `chunk.RECORD`; best in ascending order."""
