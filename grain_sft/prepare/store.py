@@ -21,6 +21,7 @@ from grain_sft.prepare.chunks import Chunks
 MAX_OPEN = 256  # chunk files
 BLOCK_TOKENS = 1 << 20
 BLOCK_DOCUMENTS = 4096
+BLOCK_SOURCES = 1 << 16  # documents whose inputs and lines are at hand together
 GATHER_TOKENS = 1 << 28
 GATHER_DOCUMENTS = 1 << 22
 
@@ -225,8 +226,8 @@ class Documents:
             for records in self._chunks.all_records(self.table.headers):
                 lines[place : place + len(records)] = records["line"]
                 place += len(records)
-            for begin in range(0, len(ids), BLOCK_TOKENS):
-                some = ids[begin : begin + BLOCK_TOKENS]
+            for begin in range(0, len(ids), BLOCK_SOURCES):
+                some = ids[begin : begin + BLOCK_SOURCES]
                 units = np.searchsorted(self.table.first, some, side="right") - 1
                 yield np.stack([self._unit_inputs[units], lines[some].astype(np.int64)], axis=1)
 

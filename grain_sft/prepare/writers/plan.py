@@ -114,6 +114,6 @@ def source_bytes(plan: Plan, ids: Ids) -> Iterator[bytes]:
 
 
 def running_length(plan: Plan, ids: Ids) -> Iterator[tuple[int, Ids]]:
-    """(number of the first, tokens) [documents] of `ids`, a million at a time."""
-    for begin in range(0, len(ids), 1 << 20):
-        yield begin, plan.documents.lengths[ids[begin : begin + (1 << 20)]].astype(np.int64)
+    """(number of the first, tokens) [documents] of `ids`, some at a time."""
+    for begin in range(0, len(ids), 1 << 16):
+        yield begin, plan.documents.lengths[ids[begin : begin + (1 << 16)]].astype(np.int64)
