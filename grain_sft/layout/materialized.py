@@ -6,9 +6,9 @@ import numpy as np
 
 from grain_sft.arguments import as_integer
 from grain_sft.corpus import Corpus
-from grain_sft.errors import LayoutError, RowIndexError
+from grain_sft.errors import LayoutError
 from grain_sft.layout.row_pieces import Ints, ShardPlaces
-from grain_sft.layout.span import Pieces, Span
+from grain_sft.layout.span import Pieces, Span, check_row, spans_of
 
 
 class MaterializedLayout:
@@ -48,14 +48,10 @@ class MaterializedLayout:
         Raises:
           RowIndexError: no such row.
         """
-        if not 0 <= row < len(self):
-            raise RowIndexError(f"row {row} of {self!r}: expected 0 to {len(self) - 1}.")
+        check_row(self, row)
         pieces = self.pieces(np.array([row], np.int64))
         first = int(self.corpus.documents.start.searchsorted(row * self.sequence_length))
-        columns = zip(pieces.shard.tolist(), pieces.start.tolist(), pieces.length.tolist(), strict=True)
-        return [
-            Span(shard, start, start + length, first + number) for number, (shard, start, length) in enumerate(columns)
-        ]
+        return spans_of(pieces, range(first, first + len(pieces.row)))
 
     def pieces(self, rows: Ints) -> Pieces:
         """The segments of `rows` (int64 [rows]). Reads where all documents begin, the first time."""

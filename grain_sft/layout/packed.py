@@ -12,12 +12,12 @@ import numpy as np
 
 from grain_sft.arguments import as_integer
 from grain_sft.corpus import Corpus
-from grain_sft.errors import LayoutError, RowIndexError
+from grain_sft.errors import LayoutError
 from grain_sft.layout.olmo_plan import OlmoPlan, find_plan, from_boundaries, read_plan
 from grain_sft.layout.packing import ALGORITHMS, BY_EPOCH
 from grain_sft.layout.plan import Ints, Plan, Recipe, load_plan
 from grain_sft.layout.row_pieces import ShardPlaces
-from grain_sft.layout.span import Pieces, Span
+from grain_sft.layout.span import Pieces, Span, check_row, spans_of
 
 _LONG_DOCUMENTS = ("truncate", "fragment")
 
@@ -188,15 +188,12 @@ class PackedLayout:
         Raises:
           RowIndexError: no such row.
         """
-        if not 0 <= row < len(self):
-            raise RowIndexError(f"row {row} of {self!r}: expected 0 to {len(self) - 1}.")
+        check_row(self, row)
         pieces = self.pieces(np.array([row], np.int64))
         plan, local = self._plan_of(row)
         first = int(plan.ends[local - 1]) if local else 0
         assert pieces.segment is not None
-        documents = plan.document[first + pieces.segment - 1].tolist()
-        columns = zip(pieces.shard.tolist(), pieces.start.tolist(), pieces.length.tolist(), documents, strict=True)
-        return [Span(shard, start, start + length, document) for shard, start, length, document in columns]
+        return spans_of(pieces, plan.document[first + pieces.segment - 1].tolist())
 
     def pieces(self, rows: Ints) -> Pieces:
         """The documents of `rows` (int64 [rows])."""

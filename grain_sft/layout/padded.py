@@ -6,9 +6,9 @@ import numpy as np
 
 from grain_sft.arguments import as_integer
 from grain_sft.corpus import Corpus
-from grain_sft.errors import LayoutError, RowIndexError
+from grain_sft.errors import LayoutError
 from grain_sft.layout.row_pieces import Ints, ShardPlaces
-from grain_sft.layout.span import Pieces, Span
+from grain_sft.layout.span import Pieces, Span, check_row, spans_of
 
 
 class PaddedLayout:
@@ -58,12 +58,9 @@ class PaddedLayout:
         Raises:
           RowIndexError: no such row.
         """
-        if not 0 <= row < len(self):
-            raise RowIndexError(f"row {row} of {self!r}: expected 0 to {len(self) - 1}.")
+        check_row(self, row)
         pieces = self.pieces(np.array([row], np.int64))
-        document = int(self._document[row])
-        found = zip(pieces.shard.tolist(), pieces.start.tolist(), pieces.length.tolist(), strict=True)
-        return [Span(shard, start, start + length, document) for shard, start, length in found]
+        return spans_of(pieces, [int(self._document[row])] * len(pieces.row))
 
     def pieces(self, rows: Ints) -> Pieces:
         """The documents of `rows` (int64 [rows])."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from grain_sft.corpus import Corpus
+from grain_sft.errors import RowIndexError
 
 FILL_ROW = -1
 """The row that is no row: only padding, no loss. Fills the last batch of an evaluation."""
@@ -51,6 +53,22 @@ class Pieces(NamedTuple):
     length: npt.NDArray[np.int64]
     segment: npt.NDArray[np.int64] | None = None  # number in its row, from 1
     position: npt.NDArray[np.int64] | None = None  # of the piece's first token in its segment
+
+
+def check_row(layout: Layout, row: int) -> None:
+    """Refuse what is no row of `layout`.
+
+    Raises:
+      RowIndexError: no such row.
+    """
+    if not 0 <= row < len(layout):
+        raise RowIndexError(f"row {row} of {layout!r}: expected 0 to {len(layout) - 1}.")
+
+
+def spans_of(pieces: Pieces, documents: Sequence[int]) -> list[Span]:
+    """The pieces of one row as spans; `documents` has the document of each."""
+    columns = zip(pieces.shard.tolist(), pieces.start.tolist(), pieces.length.tolist(), documents, strict=True)
+    return [Span(shard, start, start + length, document) for shard, start, length, document in columns]
 
 
 class Layout(Protocol):

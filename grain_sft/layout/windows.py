@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from grain_sft.corpus import Corpus
-from grain_sft.errors import LayoutError, RowIndexError
-from grain_sft.layout.span import Pieces, Span
+from grain_sft.errors import LayoutError
+from grain_sft.layout.span import Pieces, Span, check_row
 
 
 class WindowLayout:
@@ -50,8 +50,7 @@ class WindowLayout:
         Raises:
           RowIndexError: no such row.
         """
-        if not 0 <= row < len(self):
-            raise RowIndexError(f"row {row} of {self!r}: expected 0 to {len(self) - 1}.")
+        check_row(self, row)
         piece = self.pieces(np.array([row], np.int64))
         start = int(piece.start[0])
         return [Span(int(piece.shard[0]), start, start + self.sequence_length, None)]
