@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from grain_sft import files
+from grain_sft.errors import StorageError
 from grain_sft.prepare import chunk
 
 REMOTE_THREADS = 16
@@ -58,6 +59,18 @@ class Chunks:
     def all_headers(self, units: int) -> list[chunk.Header | None]:
         """What the chunks of units 0 to `units` hold."""
         return list(self._each(self.header, range(units), REMOTE_THREADS))
+
+    def complete_headers(self, units: int) -> list[chunk.Header]:
+        """The same, when all of them have been made.
+
+        Raises:
+          StorageError: a chunk is missing.
+        """
+        headers = self.all_headers(units)
+        found = [header for header in headers if header is not None]
+        if len(found) < units:
+            raise StorageError(f"{self.path(headers.index(None))}: is not there any more. Prepare again.")
+        return found
 
     def all_records(self, headers: Sequence[chunk.Header]) -> Iterator[npt.NDArray[Any]]:
         """The records of every chunk, in order."""

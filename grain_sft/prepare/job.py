@@ -118,7 +118,7 @@ class Job:
         for name, ids in splits.items():
             if not len(ids):
                 rejected = [entry for header in table.headers for entry in header.rejected]
-                dropped = [f"{count} dropped ({reason})" for reason, count in self.dropped(table).items()]
+                dropped = [f"{count} dropped ({reason})" for reason, count in self.dropped(table.headers).items()]
                 first = "".join(
                     f" The first: {entry['file']}:{entry['line']}: {entry['reason']}" for entry in rejected[:1]
                 )
@@ -140,17 +140,17 @@ class Job:
         self.format.finish(plan)
         for name, data in self.work.tokenizer.files().items():
             files.write_bytes(plan.path("tokenizer", name), data)
-        table = Table.of(self.chunks, len(self.units))
-        rejected = [entry for header in table.headers for entry in header.rejected]
+        headers = self.chunks.complete_headers(len(self.units))
+        rejected = [entry for header in headers for entry in header.rejected]
         manifest = {
             "format": self.work.request.format,
             "version": VERSION,
             **self.identity(),
             "splits": {name: dataclasses.asdict(counts) for name, counts in plan.statistics.items()},
-            "dropped": self.dropped(table),
+            "dropped": self.dropped(headers),
             "rejected": len(rejected),
-            "without_final_eos": sum(header.unended for header in table.headers),
-            "with_inner_eos": sum(header.inner_eos for header in table.headers),
+            "without_final_eos": sum(header.unended for header in headers),
+            "with_inner_eos": sum(header.inner_eos for header in headers),
         }
         if self.work.request.on_error == "skip":
             with files.atomic_write(self.target.rejected) as file:
@@ -159,10 +159,10 @@ class Job:
         plan.write_json(MANIFEST, manifest)
         return manifest
 
-    def dropped(self, table: Table) -> dict[str, int]:
+    def dropped(self, headers: Sequence[chunk.Header]) -> dict[str, int]:
         """Records that were dropped, by reason."""
         counts = np.zeros(len(chunk.DROPPED), np.int64)
-        for records in self.chunks.all_records(table.headers):
+        for records in self.chunks.all_records(headers):
             counts += np.bincount(records["dropped"], minlength=len(chunk.DROPPED))
         names = [text.format(min_tokens=self.work.template.min_tokens) for text in chunk.DROPPED]
         return {name: int(count) for name, count in zip(names[1:], counts[1:], strict=True) if count}

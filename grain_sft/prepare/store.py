@@ -95,11 +95,7 @@ class Table:
         Raises:
           StorageError: a chunk is missing or damaged.
         """
-        headers = chunks.all_headers(units)
-        found = [header for header in headers if header is not None]
-        if len(found) < units:
-            missing = headers.index(None)
-            raise StorageError(f"{chunks.path(missing)}: is not there any more. Prepare again.")
+        found = chunks.complete_headers(units)
         lengths = np.empty(sum(header.records for header in found), np.uint32)
         place = 0
         for records in chunks.all_records(found):
