@@ -17,7 +17,7 @@ from grain_sft.corpus import Corpus, open_corpus
 from grain_sft.errors import CorpusError, PrepareError
 from grain_sft.prepare.request import GIB, Dataset, Request, hash_of
 from grain_sft.prepare.run import Progress
-from grain_sft.prepare.store import BLOCK_DOCUMENTS, Block, Ids, block_size
+from grain_sft.prepare.store import Block, Ids, in_blocks
 from grain_sft.prepare.target import MANIFEST, Target
 from grain_sft.prepare.tokenizers import Tokenizer, load_tokenizer
 from grain_sft.prepare.writers import FORMATS, Plan, SplitStatistics
@@ -73,11 +73,11 @@ def convert(
         val_frac=_share(splits),
         source=str(source.get("request", {}).get("source") or ""),
     )
-    fingerprints = {name: source.corpus.fingerprint for name, source in splits.items()}
+    fingerprints = {name: part.corpus.fingerprint for name, part in splits.items()}
     identity = {
         "key": hash_of([request.as_dict(), fingerprints, described]),
         "request": request.as_dict(),
-        "inputs": _inputs(where, splits),
+        "inputs": known if isinstance(known := source.get("inputs"), list) else [{"path": where}],
         "tokenizer": described,
     }
     target = Target(output)
@@ -118,16 +118,11 @@ class _Documents:
         self._starts, self.lengths = corpus.documents
         self.token_dtype: np.dtype[Any] = corpus.dtype
         self.loss_dtype = np.dtype(np.float32 if corpus.has_weights else np.bool_)
-        self.first_weights = True
-        self.binary = True
         self._sources = corpus.sources
 
     def blocks(self, ids: Ids) -> Iterator[Block]:
-        position = 0
-        while position < len(ids):
-            count = block_size(self.lengths, ids[position : position + BLOCK_DOCUMENTS])
-            yield self.read(ids[position : position + count])
-            position += count
+        for some in in_blocks(self.lengths, ids):
+            yield self.read(some)
 
     def read(self, ids: Ids) -> Block:
         lengths, starts = self.lengths[ids].astype(np.int64), self._starts[ids]
@@ -219,11 +214,6 @@ def _manifest(where: str) -> dict[str, Any]:
         return {}
     found = json.loads(files.read_text(path))
     return found if isinstance(found, dict) else {}
-
-
-def _inputs(where: str, splits: Mapping[str, _Documents]) -> list[dict[str, Any]]:
-    known = _manifest(where).get("inputs")
-    return known if isinstance(known, list) else [{"path": where}]
 
 
 def _share(splits: Mapping[str, _Documents]) -> float:

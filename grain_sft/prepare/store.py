@@ -66,10 +66,17 @@ class Source(Protocol):
         ...
 
 
-def block_size(lengths: npt.NDArray[Any], ids: Ids) -> int:
-    """How many of the first documents of `ids` make one block: about a million tokens."""
-    totals = np.cumsum(lengths[ids], dtype=np.int64)
-    return max(1, int(np.searchsorted(totals, BLOCK_TOKENS, side="right")))
+def in_blocks(
+    lengths: npt.NDArray[Any], ids: Ids, documents: int = BLOCK_DOCUMENTS, tokens: int = BLOCK_TOKENS
+) -> Iterator[Ids]:
+    """`ids` in consecutive parts of at most so many documents and tokens, and at least one document."""
+    position = 0
+    while position < len(ids):
+        some = ids[position : position + documents]
+        totals = np.cumsum(lengths[some], dtype=np.int64)
+        count = max(1, int(np.searchsorted(totals, tokens, side="right")))
+        yield some[:count]
+        position += count
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,27 +149,19 @@ class Documents:
         if self._chunks.remote:
             yield from self._gather(ids)
             return
-        position = 0
-        while position < len(ids):
-            count = block_size(self.lengths, ids[position : position + BLOCK_DOCUMENTS])
-            yield self.read(ids[position : position + count])
-            position += count
+        for some in in_blocks(self.lengths, ids):
+            yield self.read(some)
 
     def _gather(self, ids: Ids) -> Iterator[Block]:
         """Blocks of remote chunks: a round trip for each document would be too slow, so the documents of many blocks are
         first brought to temporary local files, for which every chunk is read once and whole."""
-        position = 0
-        while position < len(ids):
-            totals = np.cumsum(self.lengths[ids[position : position + GATHER_DOCUMENTS]], dtype=np.int64)
-            count = max(1, int(np.searchsorted(totals, GATHER_TOKENS, side="right")))
-            window = ids[position : position + count]
+        for window in in_blocks(self.lengths, ids, GATHER_DOCUMENTS, GATHER_TOKENS):
             with (
-                _scratch(self.token_dtype, int(totals[count - 1])) as tokens,
+                _scratch(self.token_dtype, int(self.lengths[window].sum(dtype=np.int64))) as tokens,
                 _scratch(self.loss_dtype, len(tokens)) as loss,
             ):
                 self._bring(window, tokens, loss)
                 yield from self._blocks_of(window, tokens, loss)
-            position += count
 
     def _bring(self, ids: Ids, tokens: npt.NDArray[Any], loss: npt.NDArray[Any]) -> None:
         """Fill `tokens` and `loss` with the documents `ids`."""
@@ -187,13 +186,12 @@ class Documents:
 
     def _blocks_of(self, ids: Ids, tokens: npt.NDArray[Any], loss: npt.NDArray[Any]) -> Iterator[Block]:
         """The blocks of documents whose tokens and loss are at hand."""
-        position, place = 0, 0
-        while position < len(ids):
-            count = block_size(self.lengths, ids[position : position + BLOCK_DOCUMENTS])
-            lengths = self.lengths[ids[position : position + count]].astype(np.int64)
+        place = 0
+        for some in in_blocks(self.lengths, ids):
+            lengths = self.lengths[some].astype(np.int64)
             stop = place + int(lengths.sum())
             yield Block(lengths, np.array(tokens[place:stop]), np.array(loss[place:stop]))
-            position, place = position + count, stop
+            place = stop
 
     def read(self, ids: Ids) -> Block:
         """The documents `ids`, in that order."""
