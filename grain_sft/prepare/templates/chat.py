@@ -7,6 +7,7 @@ is taken at its word.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 import json
@@ -221,11 +222,4 @@ OLMO = Template(
     truncation="first",
     options=("chat_template",),
 )
-HF = Template(
-    name="hf",
-    render=functools.partial(_render, name="hf"),
-    schemas=("chat", "messages", "prompt_completion", "tools"),
-    roles=_ROLES,
-    truncation="first",
-    options=("chat_template",),
-)
+HF = dataclasses.replace(OLMO, name="hf", render=functools.partial(_render, name="hf"))
