@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import sys
 from collections.abc import Sequence
@@ -10,6 +11,7 @@ import grain
 
 from grain_sft.errors import PipelineError
 from grain_sft.iteration import PREFETCH, READ_THREADS, PipelineIterator, Steps, make_data_loader
+from grain_sft.receipt import Receipt, receipt_of
 from grain_sft.sampling import IndexSampler
 from grain_sft.sources import Element, NpyDataSource
 
@@ -112,15 +114,20 @@ class Pipeline:
     def data_key(self) -> str:
         """What decides the global batches, whichever host this is. A transform without a `__repr__` of its own stands
         there with its class and its attributes."""
-        transforms = ", ".join(map(_described, self.transforms))
+        transforms = ", ".join(map(described, self.transforms))
         return f"Pipeline({self.source!r}, {self.sampler.data_key}, [{transforms}])"
+
+    @functools.cached_property
+    def receipt(self) -> Receipt:
+        """A short hash of all that decides the global batches, with its parts. The first time, a plan is hashed."""
+        return receipt_of(self)
 
     def __repr__(self) -> str:
         """What decides this host's batches and nothing else: Grain compares this when it restores a DataLoader."""
         return f"{self.data_key}[{self.sampler.host!r}]"
 
 
-def _described(transform: grain.transforms.Map) -> str:
+def described(transform: grain.transforms.Map) -> str:
     """The transform's own repr, or its class and attributes: the default repr would be another in each process."""
     kind = type(transform)
     if "__repr__" in {name for base in kind.__mro__[:-1] for name in vars(base)}:

@@ -21,6 +21,7 @@ COMMANDS = {
     "convert": "rewrite an SFT corpus in another format",
     "train-tokenizer": "train a SentencePiece model on conversations",
     "pack": "pack documents into rows and compare algorithms",
+    "receipt": "print a short hash of everything that decides a run's batches",
     "index": "scan token files and write an index",
     "bench": "measure batches a second beside the limit of the machine",
 }

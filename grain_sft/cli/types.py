@@ -5,6 +5,12 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from grain_sft.errors import SamplerError
+
+if TYPE_CHECKING:
+    from grain_sft.sampling import Host
 
 
 def at_least(least: int) -> Callable[[str], int]:
@@ -50,3 +56,16 @@ def share(text: str) -> float:
     if not 0 <= value < 1:
         raise argparse.ArgumentTypeError(f"{text!r}: expected a share from 0 up to, not including, 1.")
     return value
+
+
+def host_of(text: str) -> Host:
+    """`h/H`: host h of H."""
+    from grain_sft.sampling import Host  # with it comes all of Grain
+
+    index, found, count = text.partition("/")
+    try:
+        if found:
+            return Host(int(index), int(count))
+    except (ValueError, SamplerError):
+        pass
+    raise argparse.ArgumentTypeError(f"{text!r}: expected h/H, host h (from 0) of H.")

@@ -1,0 +1,35 @@
+"""`grain-sft receipt`: a short hash of everything that decides the batches of a config, with its parts."""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+from grain_sft.cli.types import host_of
+from grain_sft.config import load
+from grain_sft.sampling import Host
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    parser.add_argument("config", help="path of a .yaml or .json config")
+    parser.add_argument("--json", action="store_true", help="print as JSON")
+    parser.add_argument(
+        "--host",
+        type=host_of,
+        default=Host(0, 1),
+        metavar="h/H",
+        help="as one of so many hosts; only with order maxtext does their number matter (default: 0/1)",
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print it."""
+    receipt = load(options.config, host=options.host).receipt
+    if options.json:
+        print(json.dumps(receipt.as_dict(), indent=2))
+        return 0
+    print(receipt.code)
+    for name, part in receipt.parts.items():
+        print(f"  {name:12}{part}")
+    return 0

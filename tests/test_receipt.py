@@ -1,0 +1,201 @@
+"""Receipts: the same where the batches are the same, another where something that decides them is."""
+
+import json
+import shutil
+
+import grain
+import numpy as np
+import pytest
+from sft_files import documents, write_episodes, write_olmo
+
+import grain_sft
+from grain_sft import Host, IndexSampler, NpyDataSource, PackedLayout, PaddedLayout, Pipeline, open_corpus
+from grain_sft.cli.main import main
+from grain_sft.receipt import Receipt, layout_receipt, receipt_of
+
+DOCS = documents(60)
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("GRAIN_SFT_CACHE_DIR", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def config(tmp_path):
+    write_olmo(tmp_path / "sft", DOCS)
+    return {
+        "corpus": {"path": str(tmp_path / "sft"), "dtype": "uint16", "eos_token_id": 2},
+        "layout": {"kind": "packed", "sequence_length": 32},
+        "sampler": {"order": "olmo", "seed": 3, "global_batch_size": 4, "epochs": 2},
+        "transforms": ["shift_targets"],
+    }
+
+
+def receipt(config, host=None, **changes):
+    """Of `config` with sections replaced or overlaid."""
+    merged = {**config}
+    for section, change in changes.items():
+        merged[section] = {**config[section], **change} if isinstance(change, dict) else change
+    return grain_sft.load(merged, host=host or Host(0, 1)).receipt
+
+
+PADDED = {"kind": "padded", "sequence_length": 32}
+CHANGES = {
+    "sequence length": {"layout": {"sequence_length": 64}},
+    "algorithm": {"layout": {"algorithm": "concat_then_split"}},
+    "long documents": {"layout": {"sequence_length": 16, "long_documents": "fragment"}},
+    "group": {"layout": {"source_group_size": 2}},
+    "segments": {"layout": {"max_segments": 1}},
+    "kind": {"layout": PADDED},
+    "windows": {"layout": {"kind": "windows", "sequence_length": 32}},
+    "order": {"sampler": {"order": "shuffle"}},
+    "order of maxtext": {"sampler": {"order": "maxtext"}},
+    "no shuffle": {"sampler": {"shuffle": False}},
+    "seed": {"sampler": {"seed": 4}},
+    "batch": {"sampler": {"global_batch_size": 8}},
+    "epochs": {"sampler": {"epochs": 3}},
+    "last batch": {"sampler": {"last_batch": "fill"}},
+    "filter": {"transforms": ["ngram_filter", "shift_targets"]},
+    "filter, stricter": {"transforms": [{"ngram_filter": {"max_count": 3}}, "shift_targets"]},
+    "trimmed": {"transforms": [{"trim_to_multiple": {"multiple": 8}}, "shift_targets"]},
+    "no transforms": {"transforms": []},
+    "eos": {"corpus": {"eos_token_id": 5}},
+}
+
+
+def test_every_key_that_changes_batches_changes_the_receipt(config):
+    codes = {name: receipt(config, **change).code for name, change in CHANGES.items()}
+    codes["as it is"] = receipt(config).code
+    assert len(set(codes.values())) == len(codes), codes
+    assert all(code.startswith("gs1-") and len(code) == 20 for code in codes.values())
+
+
+def test_other_tokens_masks_or_padding_change_the_receipt(config, tmp_path):
+    before = receipt(config)
+    tokens, loss = DOCS[0]
+    changed = {"tokens": ((tokens + 1) % 3 + 5, loss), "mask": (tokens, ~loss)}
+    for number, document in enumerate(changed.values()):
+        write_olmo(tmp_path / f"other{number}", [document, *DOCS[1:]])
+    others = [receipt(config, corpus={"path": str(tmp_path / f"other{number}")}) for number in range(2)]
+    assert len({before.code, *(other.code for other in others)}) == 3
+    pipeline = grain_sft.load(config, host=Host(0, 1))
+    object.__setattr__(pipeline.source.layout.corpus, "pad_token_id", 9)
+    assert [line.split()[0] for line in receipt_of(pipeline).differences(before.parts)] == ["padding"]
+
+
+def test_hosts_paths_threads_and_caches_change_nothing(config, tmp_path, monkeypatch):
+    code = receipt(config).code
+    assert receipt(config, Host(1, 2)).code == code
+    shutil.copytree(tmp_path / "sft", tmp_path / "elsewhere" / "copy")
+    monkeypatch.setenv("GRAIN_SFT_CACHE_DIR", str(tmp_path / "another cache"))
+    copied = {"path": str(tmp_path / "elsewhere" / "copy")}
+    assert receipt(config, corpus=copied).code == code
+    listed = sorted(map(str, (tmp_path / "sft").glob("*.npy")))
+    assert receipt(config, corpus={**copied, "tokenizer": "a name", "path_remap": {"/a": listed[0]}}).code == code
+    pipeline = grain_sft.load(config, host=Host(0, 1))
+    batches = pipeline.iter(threads=1, prefetch=2)
+    next(batches)
+    batches.close()
+    assert pipeline.receipt.code == code
+
+
+def test_order_maxtext_depends_on_how_many_hosts_there_are_and_not_on_which_this_is(config):
+    codes = [receipt(config, host, sampler={"order": "maxtext"}).code for host in (Host(0, 2), Host(1, 2), Host(0, 4))]
+    assert codes[0] == codes[1] != codes[2]
+
+
+def test_a_seed_that_draws_nothing_is_not_in_the_receipt(config):
+    sequential = [receipt(config, sampler={"order": "sequential", "seed": seed}).code for seed in (1, 2)]
+    unshuffled = [receipt(config, sampler={"shuffle": False, "seed": seed}).code for seed in (1, 2)]
+    assert sequential[0] == sequential[1] and unshuffled[0] == unshuffled[1]
+
+
+def test_a_plan_counts_by_what_it_holds(tmp_path):
+    distinct = [length for length in range(3, 60)]
+    random = np.random.default_rng(0)
+
+    def corpus(name, lengths):
+        docs = []
+        for length in random.permutation(lengths):
+            tokens = np.append(random.integers(3, 900, length - 1), 2).astype(np.uint32)
+            docs.append((tokens, np.ones(length, bool)))
+        return open_corpus(write_olmo(tmp_path / name, docs, part_tokens=400), dtype="uint16", eos_token_id=2)
+
+    no_ties, ties = corpus("no ties", distinct), corpus("ties", [7] * 300 + [9] * 300)
+    for each, agree in ((no_ties, True), (ties, False)):
+        layouts = [PackedLayout(each, 64, ties=how) for how in ("stable", "numpy")]
+        equal = all(layouts[0].spans(row) == layouts[1].spans(row) for row in range(len(layouts[0])))
+        assert equal == (layout_receipt(layouts[0]) == layout_receipt(layouts[1]))
+        assert equal or not agree
+    fits = [
+        PackedLayout(no_ties, 64, long_documents=how, algorithm="first_fit_decreasing")
+        for how in ("truncate", "fragment")
+    ]
+    assert layout_receipt(fits[0]) == layout_receipt(fits[1])  # nothing is longer than a row
+    kept = [
+        layout_receipt(PaddedLayout(no_ties, length, keep=keep)) for length in (64, 32) for keep in ("last", "first")
+    ]
+    assert kept[0] == kept[1] and len(set(kept)) == 3
+    assert kept[0].startswith("rows1-")
+
+
+def test_layouts_that_pack_anew_each_epoch_count_all_epochs(tmp_path):
+    corpus = open_corpus(write_episodes(tmp_path / "chats", DOCS))
+    codes = {
+        layout_receipt(PackedLayout(corpus, 32, algorithm="shuffled_best_fit", seed=seed, epochs=epochs))
+        for seed in (1, 2)
+        for epochs in (1, 2)
+    }
+    assert len(codes) == 4
+
+
+def test_a_transform_of_ones_own_counts_by_its_attributes(config):
+    class Scale(grain.transforms.Map):
+        def __init__(self, factor):
+            self.factor = factor
+
+        def map(self, element):
+            return element
+
+    pipeline = grain_sft.load(config, host=Host(0, 1))
+    codes = [receipt_of(Pipeline(pipeline.source, pipeline.sampler, [Scale(factor)])).code for factor in (1, 1, 2)]
+    assert codes[0] == codes[1] != codes[2]
+
+
+def test_differences_are_named(config):
+    here, there = receipt(config), receipt(config, sampler={"seed": 4}, transforms=[])
+    found = here.differences(there.parts)
+    assert [line.split()[0] for line in found] == ["sampler", "transforms"]
+    assert "seed=3" in found[0] and "seed=4" in found[0]
+    assert here.differences(here.parts) == []
+    assert here.differences({}) and Receipt({}).differences(here.parts)
+
+
+def test_the_receipt_of_a_known_run_stays_what_it_is(tmp_path):
+    """It stands in logs and plans: what is hashed may only change with the version that it begins with."""
+    np.arange(640, dtype="<u4").tofile(tmp_path / "tokens.npy")
+    layout = grain_sft.WindowLayout(open_corpus(tmp_path / "tokens.npy", eos_token_id=1), 32)
+    source = NpyDataSource(layout)
+    pipeline = Pipeline(source, IndexSampler(20, global_batch_size=4, seed=1), [grain_sft.ShiftTargets()])
+    assert pipeline.receipt.code == "gs1-967e4313f3a33511"
+    assert (
+        layout_receipt(PackedLayout(open_corpus(tmp_path / "tokens.npy", eos_token_id=99), 128))
+        == "rows1-859da4716cc09096"
+    )
+
+
+def test_the_command_prints_the_code_and_the_parts(config, tmp_path, capsys):
+    path = tmp_path / "run.json"
+    path.write_text(json.dumps(config))
+    expected = receipt(config)
+    assert main(["receipt", str(path), "--json"]) == 0
+    assert (
+        json.loads(capsys.readouterr().out) == expected.as_dict() == {"receipt": expected.code, "parts": expected.parts}
+    )
+    assert main(["receipt", str(path), "--host", "1/2"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == expected.code
+    assert [line.split()[0] for line in lines[1:]] == ["corpus", "layout", "padding", "sampler", "transforms"]
+    with pytest.raises(SystemExit):
+        main(["receipt", str(path), "--host", "2/2"])
