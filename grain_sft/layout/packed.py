@@ -14,7 +14,7 @@ from grain_sft.arguments import as_integer
 from grain_sft.corpus import Corpus
 from grain_sft.errors import LayoutError
 from grain_sft.layout.olmo_plan import OlmoPlan, find_plan, from_boundaries, read_plan
-from grain_sft.layout.packing import ALGORITHMS, BY_EPOCH
+from grain_sft.layout.packing import ALGORITHMS, BY_EPOCH, TIES
 from grain_sft.layout.plan import Ints, Plan, Recipe, load_plan
 from grain_sft.layout.row_pieces import ShardPlaces
 from grain_sft.layout.span import Pieces, Span, check_row, spans_of
@@ -37,8 +37,10 @@ class PackedLayout:
       long_documents: "truncate" to the first `sequence_length` tokens, or "fragment" into pieces of it.
       source_group_size: consecutive shards whose documents are packed together. With "multipack" and
         "shuffled_best_fit", all are.
-      ties: order of documents of equal length: "stable", the same on every machine, or "numpy", as OLMo-core's sort
-        gives it here and now (it depends on the CPU and on numpy's version).
+      ties: order of documents of equal length: "stable", the same on every machine; "numpy", as OLMo-core's sort gives
+        it here and now (it depends on the CPU and on numpy's version); or "numpy:avx512", "numpy:avx2" or
+        "numpy:baseline", as it gives it on a CPU with AVX-512, with AVX2, or with neither, under this numpy. A CPU plays
+        those that ask for no more than it has.
       max_segments: documents a row at most.
       boundaries: "auto" (the corpus's own), or "eos": from the tokens alone, file by file, as OLMo-core finds them.
       bos_token_id: with it, an EOS ends a document only where it follows.
@@ -48,7 +50,7 @@ class PackedLayout:
       cache_dir: where plans are kept; None: the cache folder.
 
     Raises:
-      LayoutError: arguments that don't fit, or nothing to pack.
+      LayoutError: arguments that don't fit, nothing to pack, or ties of a CPU that can't be played here.
       CorpusError, CorpusFileError: the documents can't be found.
     """
 
@@ -73,7 +75,7 @@ class PackedLayout:
         self.sequence_length = as_integer("sequence_length", sequence_length, 1, LayoutError)
         _choice("algorithm", algorithm, tuple(ALGORITHMS))
         _choice("long_documents", long_documents, _LONG_DOCUMENTS)
-        _choice("ties", ties, ("stable", "numpy"))
+        _choice("ties", ties, TIES)
         _choice("boundaries", boundaries, ("auto", "eos"))
         by_epoch = algorithm in BY_EPOCH
         self.epochs = as_integer("epochs", epochs, 1, LayoutError)
@@ -246,6 +248,9 @@ class PackedLayout:
         fields = {name: value for name, value in vars(self.recipe).items() if name != "epoch"}
         if self.recipe.plan is None:
             del fields["plan"]
+        made_by = self.recipe.made_by
+        if made_by is not None:
+            fields["numpy"] = f"{made_by['version']} {made_by['sort']}"
         listed = ", ".join(f"{name}={value!r}" for name, value in fields.items())
         return f"PackedLayout({listed}, epochs={self.epochs}, rows={len(self)})"
 

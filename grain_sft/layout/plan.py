@@ -15,7 +15,9 @@ from grain_sft import artefact
 from grain_sft.corpus import Corpus
 from grain_sft.corpus.documents import Documents, by_eos
 from grain_sft.errors import LayoutError
+from grain_sft.layout.other_cpu import argsort_of, sort_of
 from grain_sft.layout.packing import ALGORITHMS, BY_EPOCH, PackOptions, Rows
+from grain_sft.layout.packing.numpy_sort import numpy_sort
 
 VERSION = 2
 """Of the algorithms; a new one makes other plans."""
@@ -49,8 +51,14 @@ class Recipe:
         fields = dataclasses.asdict(self)
         if self.algorithm not in BY_EPOCH:
             fields["seed"] = fields["epoch"] = 0
-        numpy = {"version": np.__version__, "sort": numpy_sort()} if self.ties == "numpy" else None
-        return {"plan": VERSION, "corpus": corpus.fingerprint, "recipe": fields, "numpy": numpy}
+        return {"plan": VERSION, "corpus": corpus.fingerprint, "recipe": fields, "numpy": self.made_by}
+
+    @property
+    def made_by(self) -> dict[str, str] | None:
+        """The version of numpy, and which of its sorts, that decide how documents of equal length are ordered; None where
+        they don't."""
+        sort = numpy_sort() if self.ties == "numpy" else sort_of(self.ties)
+        return None if sort is None else {"version": np.__version__, "sort": sort}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,15 +102,18 @@ def make_plan(corpus: Corpus, recipe: Recipe) -> dict[str, npt.NDArray[Any]]:
     """The arrays of a plan, and its counts."""
     documents = find_documents(corpus, recipe.boundaries, recipe.bos_token_id)
     document, start, length = _fit(documents, recipe)
-    options = PackOptions(recipe.ties, recipe.max_segments, recipe.seed, recipe.epoch, recipe.batch_rows)
     shard_ends = np.cumsum([shard.num_tokens for shard in corpus.shards])
     group = np.searchsorted(shard_ends, start, side="right") // recipe.source_group_size
     borders = np.flatnonzero(np.diff(group)) + 1
     packed: list[Rows] = []
-    for begin, end in zip([0, *borders.tolist()], [*borders.tolist(), len(start)], strict=True):
-        rows = ALGORITHMS[recipe.algorithm](length[begin:end], recipe.sequence_length, options)
-        before = len(packed) and int(packed[-1].ends[-1])
-        packed.append(rows._replace(document=rows.document + begin, ends=rows.ends + before))
+    with argsort_of(recipe.ties) as argsort:
+        options = PackOptions(
+            recipe.ties, recipe.max_segments, recipe.seed, recipe.epoch, recipe.batch_rows, argsort=argsort
+        )
+        for begin, end in zip([0, *borders.tolist()], [*borders.tolist(), len(start)], strict=True):
+            rows = ALGORITHMS[recipe.algorithm](length[begin:end], recipe.sequence_length, options)
+            before = len(packed) and int(packed[-1].ends[-1])
+            packed.append(rows._replace(document=rows.document + begin, ends=rows.ends + before))
     chosen = np.concatenate([rows.document for rows in packed])
     offset = np.concatenate([rows.offset for rows in packed])
     pieces = np.concatenate([rows.length for rows in packed])
@@ -131,19 +142,6 @@ def find_documents(corpus: Corpus, boundaries: str, bos_token_id: int | None) ->
     if boundaries == "eos" or bos_token_id is not None:
         return by_eos(corpus, bos_token_id)
     return corpus.documents
-
-
-def numpy_sort() -> str:
-    """Which of numpy's sorts runs here, and so how it orders equal values: "avx512", "avx2" or "baseline".
-
-    Numpy leaves out what NPY_DISABLE_CPU_FEATURES names when it is imported.
-    """
-    from numpy._core._multiarray_umath import __cpu_features__ as features  # type: ignore[import-not-found]
-
-    wide, narrow = ("X86_V4", "X86_V3") if "X86_V3" in features else ("AVX512_SKX", "AVX2")  # before numpy 2.4
-    if features.get(wide):
-        return "avx512"
-    return "avx2" if features.get(narrow) else "baseline"
 
 
 def _fit(documents: Documents, recipe: Recipe) -> tuple[Ints, Ints, Ints]:

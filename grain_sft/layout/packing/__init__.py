@@ -8,7 +8,7 @@ from grain_sft.layout.packing.best_fit_decreasing import best_fit_decreasing
 from grain_sft.layout.packing.concat_then_split import concat_then_split
 from grain_sft.layout.packing.first_fit_decreasing import first_fit_decreasing
 from grain_sft.layout.packing.multipack import multipack
-from grain_sft.layout.packing.rows import Ints, PackOptions, Rows
+from grain_sft.layout.packing.rows import TIES, Ints, PackOptions, Rows
 from grain_sft.layout.packing.shuffled_best_fit import shuffled_best_fit
 
 Algorithm = Callable[[Ints, int, PackOptions], Rows]
@@ -24,4 +24,4 @@ ALGORITHMS: Mapping[str, Algorithm] = {
 BY_EPOCH = ("multipack", "shuffled_best_fit")
 """Algorithms that pack each epoch anew."""
 
-__all__ = ["ALGORITHMS", "BY_EPOCH", "Algorithm", "Ints", "PackOptions", "Rows"]
+__all__ = ["ALGORITHMS", "BY_EPOCH", "TIES", "Algorithm", "Ints", "PackOptions", "Rows"]

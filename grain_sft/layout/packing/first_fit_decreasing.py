@@ -12,7 +12,7 @@ _BLOCK = 512  # rows whose largest space is known together
 
 def first_fit_decreasing(lengths: Ints, capacity: int, options: PackOptions) -> Rows:
     """Pack documents of `lengths`, each at most `capacity`."""
-    order = longest_first(lengths, options.ties)
+    order = longest_first(lengths, options)
     bins, count = assign(lengths[order], capacity, options.max_segments)
     return rows_of(order, lengths, bins, count)
 

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from grain_sft.layout.packing.numpy_sort import SORTS
+
 Ints = npt.NDArray[np.int64]
+Argsort = Callable[[Ints], Ints]
+
+TIES = ("stable", "numpy", *(f"numpy:{sort}" for sort in SORTS))
+"""How documents of equal length may be ordered: see `PackedLayout`."""
 
 
 class Rows(NamedTuple):
@@ -32,7 +39,8 @@ class PackOptions:
     """What an algorithm may be told; each reads what it has.
 
     Attributes:
-      ties: "stable", or "numpy" for the order of equal lengths that `numpy.argsort` gives here and now.
+      ties: one of `TIES`.
+      argsort: that of numpy on another CPU, where `ties` asks for one; None: numpy's here.
       max_segments: documents a row; None: any number.
       seed, epoch: of what is shuffled.
       batch_rows: rows of one batch (multipack).
@@ -45,12 +53,15 @@ class PackOptions:
     epoch: int = 0
     batch_rows: int = 1
     chunk: int = 1 << 16
+    argsort: Argsort | None = None
 
 
-def longest_first(lengths: Ints, ties: str) -> Ints:
-    """Order of documents by length, longest first. With ties "numpy", equal lengths stand as OLMo-core's
+def longest_first(lengths: Ints, options: PackOptions) -> Ints:
+    """Order of documents by length, longest first. With other ties than "stable", equal lengths stand as OLMo-core's
     `np.argsort(-1 * lengths)` puts them, which depends on the CPU's vector units and on numpy's version."""
-    return np.argsort(-lengths, kind="stable" if ties == "stable" else None)
+    if options.argsort is not None:
+        return options.argsort(-lengths)
+    return np.argsort(-lengths, kind="stable" if options.ties == "stable" else None)
 
 
 def rows_of(order: Ints, lengths: Ints, bins: Ints, count: int) -> Rows:
