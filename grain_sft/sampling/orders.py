@@ -1,7 +1,7 @@
 """Orders: which row stands at a place of an epoch. One function each, chosen by name.
 
 An order is called with an epoch (from 0) and places (int64 [n], each below the number of rows) and returns the rows
-that stand there (int64 [n]); over all places of an epoch, every row once.
+that stand there (int64 [n]); over all places of an epoch, every row once (but for `random`, which draws).
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ MakeOrder = Callable[[int, int, str | os.PathLike[str] | None], Order]
 _FEW_ROWS = 1 << 16
 _ROUNDS = 8
 _EPOCHS_KEPT = 2  # a batch may straddle two
+_RANDOM_STATE_SEEDS = 1 << 32
+_LANES = 4  # 64-bit values that Philox makes of one count
 
 
 def sequential(num_rows: int, seed: int, folder: str | os.PathLike[str] | None) -> Order:
@@ -68,7 +70,67 @@ def maxtext(num_rows: int, seed: int, folder: str | os.PathLike[str] | None) -> 
     return _stored("maxtext", num_rows, seed, folder)
 
 
-ORDERS: dict[str, MakeOrder] = {"shuffle": shuffle, "olmo": olmo, "maxtext": maxtext, "sequential": sequential}
+def episode(num_rows: int, seed: int, folder: str | os.PathLike[str] | None) -> Order:
+    """The episode-indexed loader's order, exactly: `RandomState(seed + e).permutation(n)`, e from 0.
+
+    Raises:
+      SamplerError: here or in an epoch, where seed + e is no seed of RandomState.
+    """
+    stored = _stored("episode", num_rows, seed, folder)
+
+    def check(epoch: int) -> None:
+        if seed + epoch >= _RANDOM_STATE_SEEDS:
+            raise SamplerError(
+                f"seed={seed}, epoch {epoch}: order 'episode' seeds numpy's RandomState with their sum, which takes 0 to "
+                f"{_RANDOM_STATE_SEEDS - 1}. Take a smaller seed."
+            )
+
+    def at(epoch: int, places: Rows) -> Rows:
+        check(epoch)
+        return stored(epoch, places)
+
+    check(0)
+    return at
+
+
+def openchat(num_rows: int, seed: int, folder: str | os.PathLike[str] | None) -> Order:
+    """The order in which OpenChat takes documents, exactly: `default_rng(seed + e).permutation(n)`, e from 0. Its batches
+    of several documents a row are made of this order by the layout algorithm "multipack"."""
+    return _stored("openchat", num_rows, seed, folder)
+
+
+def random(num_rows: int, seed: int, folder: str | os.PathLike[str] | None) -> Order:
+    """Draws with replacement: draw number g of a run, g = epoch * num_rows + place, is a function of (seed, g).
+
+    Value g of Philox 4x64, whose key is a hash of the seed, modulo the number of rows (which favours some rows by less
+    than n / 2^64). The values are ours: the episode-indexed loader takes them one after the other from one RandomState,
+    so that a run can't be entered in its middle; nothing else would differ.
+    """
+    digest = hashlib.blake2b(f"grain_sft random:{seed}".encode(), digest_size=16).digest()
+    key = int.from_bytes(digest, "little")
+
+    def at(epoch: int, places: Rows) -> Rows:
+        if not len(places):
+            return places
+        lowest = int(places.min())
+        block, skip = divmod(epoch * num_rows + lowest, _LANES)
+        values = np.random.Philox(key=key, counter=block).random_raw(skip + int(places.max()) - lowest + 1)
+        return (values[places + (skip - lowest)] % np.uint64(num_rows)).astype(np.int64)
+
+    return at
+
+
+ORDERS: dict[str, MakeOrder] = {
+    "shuffle": shuffle,
+    "olmo": olmo,
+    "maxtext": maxtext,
+    "episode": episode,
+    "openchat": openchat,
+    "random": random,
+    "sequential": sequential,
+}
+WITHOUT_EPOCHS = ("maxtext", "random")
+"""Orders whose epochs don't end with a step, whatever `last_batch` says."""
 
 
 def make_order(name: str, num_rows: int, seed: int, folder: str | os.PathLike[str] | None) -> Order:

@@ -33,7 +33,7 @@ IN_MEMORY_ROWS = 1 << 21
 def load_permutation(
     kind: str, num_rows: int, seed: int, epoch: int, folder: str | os.PathLike[str] | None = None
 ) -> npt.NDArray[Any]:
-    """The permutation of `num_rows` rows by generator `kind` ("olmo" or "maxtext") for an epoch counted from 0.
+    """The permutation of `num_rows` rows by generator `kind` (of `permute.PERMUTATIONS`) for an epoch counted from 0.
 
     Returns:
       uint32 [num_rows] (uint64 from 2^32 rows on), in memory or mapped from `folder`, by default the cache folder.

@@ -37,7 +37,22 @@ def maxtext(num_rows: int, seed: int, epoch: int) -> npt.NDArray[Any]:
     return rows
 
 
-PERMUTATIONS = {"olmo": olmo, "maxtext": maxtext}
+def episode(num_rows: int, seed: int, epoch: int) -> npt.NDArray[Any]:
+    """The episode-indexed loader's: `RandomState(seed + epoch).permutation(n)`, epochs from 0."""
+    rows = np.arange(num_rows, dtype=row_dtype(num_rows))
+    np.random.RandomState(seed + epoch).shuffle(rows)
+    return rows
+
+
+def openchat(num_rows: int, seed: int, epoch: int) -> npt.NDArray[Any]:
+    """OpenChat's `MultipackDistributedSampler` (ochat/training_deepspeed/multipack_sampler.py), before it makes batches:
+    `default_rng(seed + epoch).permutation(n)`, epochs from 0."""
+    rows = np.arange(num_rows, dtype=row_dtype(num_rows))
+    np.random.default_rng(seed + epoch).shuffle(rows)
+    return rows
+
+
+PERMUTATIONS = {"olmo": olmo, "maxtext": maxtext, "episode": episode, "openchat": openchat}
 
 
 def main(kind: str, num_rows: str, seed: str, epoch: str, temporary: str, target: str) -> None:

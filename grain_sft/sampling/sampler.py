@@ -15,9 +15,9 @@ from grain_sft.arguments import as_integer
 from grain_sft.errors import RowIndexError, SamplerError
 from grain_sft.layout import FILL_ROW, FillKey
 from grain_sft.sampling.host import Host
-from grain_sft.sampling.orders import make_order
+from grain_sft.sampling.orders import WITHOUT_EPOCHS, make_order
 
-LAST_BATCH = ("drop", "fill")
+LAST_BATCH = ("drop", "fill", "run_on")
 
 Rows = npt.NDArray[np.int64]
 
@@ -36,6 +36,12 @@ class IndexSampler:
       olmo: OLMo-core's, batch by batch. Made once per machine above 2 M rows, and mapped: 4 bytes a row on disk.
       maxtext: MaxText's `olmo_grain` sampler: host h owns the h-th contiguous block of the permutation, and its stream
         runs on across epochs, so a batch may straddle two. The one order that depends on the number of hosts.
+      episode: the episode-indexed loader's, `RandomState(seed + epoch).permutation(n)`. With last_batch "run_on" its
+        batches straddle epochs as that loader's do.
+      openchat: the order in which OpenChat takes documents, `default_rng(seed + epoch).permutation(n)`, one a row. Its
+        own batches, several documents a row, are rows of `PackedLayout(algorithm="multipack")` read sequentially.
+      random: every row of every batch is drawn among all, with replacement, keyed by seed, step and place in the
+        batch. There are no epochs; `epochs` counts draws, as many as there are rows each. The values are ours.
       sequential: as the rows are numbered.
 
     Args:
@@ -46,8 +52,9 @@ class IndexSampler:
       host: which host this is.
       shuffle: False reads rows as they are numbered, divided between hosts as `order` does.
       epochs: after so many the sampler ends; None means never.
-      last_batch: "drop" the rows that don't fill a step at the end of an epoch; or, for evaluation, "fill" that step
-        with `FILL_ROW`s, which take no loss.
+      last_batch: "drop" the rows that don't fill a step at the end of an epoch; or let the next epoch "run_on" in the
+        same step; or, for evaluation, "fill" that step with `FILL_ROW`s, which take no loss. Orders "maxtext" and
+        "random" always run on.
       cache_dir: where exact orders are kept; None means $GRAIN_SFT_CACHE_DIR/orders, or the user's cache.
 
     Raises:
@@ -80,20 +87,37 @@ class IndexSampler:
                 f"global_batch_size={global_batch_size} can't be divided by {host.count} hosts: "
                 f"{global_batch_size % host.count} rows are left over. Take a multiple of {host.count}."
             )
-        if last_batch == "fill" and order == "maxtext":
-            raise SamplerError("last_batch='fill': MaxText's order runs on across epochs and has no last batch.")
+        if last_batch == "fill" and order in WITHOUT_EPOCHS:
+            raise SamplerError(f"last_batch='fill': order {order!r} runs on across epochs and has no last batch.")
         self.order, self.host, self.shuffle = order, host, bool(shuffle)
         self.last_batch = last_batch
         self._cache_dir = cache_dir
-        self._stripe = host.index + host.count * np.arange(self.rows_per_host)
+        blocks = order == "maxtext"  # of the permutation, one a host; else stripes of the step
+        counting = np.arange(self.rows_per_host)
+        self._offsets = counting if blocks else host.index + host.count * counting  # of this host's rows in a step
+        self._first_place = host.index * (self.num_instances // host.count) if blocks else 0
         self._shard_options = grain.sharding.NoSharding()  # where grain.DataLoader looks for it
         permutation = make_order(order, self.num_instances, self.seed, cache_dir)
         self._rows_at = permutation if shuffle else make_order("sequential", self.num_instances, self.seed, None)
-        if not self.rows_per_host_and_epoch // self.rows_per_host:
+        self._check_steps()
+
+    def _check_steps(self) -> None:
+        """Refuse a batch that is never full."""
+        rows = f"{self.num_instances} rows there are"
+        if self.num_steps == 0 and self.runs_on and self.order != "maxtext":
             raise SamplerError(
-                f"global_batch_size={global_batch_size} is more than the {num_instances} rows there are: an epoch has no "
-                "full step. Take a smaller batch, or last_batch='fill' for evaluation."
+                f"global_batch_size={self.global_batch_size} is more than the {rows} in epochs={self.epochs}."
             )
+        if not self.steps_per_epoch and (not self.runs_on or self.order == "maxtext"):
+            raise SamplerError(
+                f"global_batch_size={self.global_batch_size} is more than the {rows}: an epoch has no full step. Take a "
+                "smaller batch, last_batch='run_on', or last_batch='fill' for evaluation."
+            )
+
+    @property
+    def runs_on(self) -> bool:
+        """Whether a step may straddle epochs."""
+        return self.last_batch == "run_on" or self.order in WITHOUT_EPOCHS
 
     @functools.cached_property
     def rows_per_host(self) -> int:
@@ -102,21 +126,34 @@ class IndexSampler:
 
     @functools.cached_property
     def steps_per_epoch(self) -> int:
-        """Steps of one epoch; in order "maxtext" rounded down, as its epochs don't end with a step."""
+        """Steps of one epoch; rounded down where epochs don't end with a step."""
         return self.rows_per_host_and_epoch // self.rows_per_host
 
     @functools.cached_property
     def rows_per_host_and_epoch(self) -> int:
-        """Records of this host in an epoch, filling rows included."""
-        if self.order == "maxtext":
+        """Records of this host in an epoch, filling rows included; rounded down where epochs don't end with a step."""
+        if self.runs_on:
             return self.num_instances // self.host.count
         up = self.global_batch_size - 1 if self.last_batch == "fill" else 0
         return (self.num_instances + up) // self.global_batch_size * self.rows_per_host
 
     @functools.cached_property
     def num_steps(self) -> int | None:
-        """Steps there are in all; None where they never end."""
-        return None if self.epochs is None else self.epochs * self.rows_per_host_and_epoch // self.rows_per_host
+        """Steps there are in all; None where they never end. Where steps straddle epochs, only the last epoch has rows
+        that are left out, so there may be more than `epochs * steps_per_epoch`."""
+        return None if self.epochs is None else self.epochs * self._epoch_size // self._step_size
+
+    @property
+    def _epoch_size(self) -> int:
+        """Rows of an epoch, of the stream that this host's rows are taken from: all hosts', or in "maxtext" its own."""
+        if self.order == "maxtext":
+            return self.num_instances // self.host.count
+        return self.num_instances if self.runs_on else self.steps_per_epoch * self.global_batch_size
+
+    @property
+    def _step_size(self) -> int:
+        """Rows of a step, of the same stream."""
+        return self.rows_per_host if self.order == "maxtext" else self.global_batch_size
 
     def rows(self, step: int) -> Rows:
         """Rows that this host reads at `step` (from 0): int64 [global_batch_size // host.count].
@@ -127,10 +164,10 @@ class IndexSampler:
         step = as_integer("step", step, 0, RowIndexError)
         if self.num_steps is not None and step >= self.num_steps:
             raise RowIndexError(f"step={step}: expected 0 to {self.num_steps - 1}.")
-        if self.order == "maxtext":
-            return self._stream(step * self.rows_per_host)
+        if self.runs_on:
+            return self._straddling(step)
         epoch, step_in_epoch = divmod(step, self.steps_per_epoch)
-        places = self._stripe + step_in_epoch * self.global_batch_size
+        places = self._offsets + step_in_epoch * self.global_batch_size
         if (step_in_epoch + 1) * self.global_batch_size <= self.num_instances:
             return self._rows_at(epoch, places)
         rows = np.full(self.rows_per_host, FILL_ROW, np.int64)
@@ -140,7 +177,7 @@ class IndexSampler:
 
     def epoch(self, step: int) -> int:
         """The epoch, from 0, in which `step` begins."""
-        return as_integer("step", step, 0, RowIndexError) * self.rows_per_host // self.rows_per_host_and_epoch
+        return as_integer("step", step, 0, RowIndexError) * self._step_size // self._epoch_size
 
     def __len__(self) -> int:
         """Records of this host: `sys.maxsize` where they never end."""
@@ -151,27 +188,22 @@ class IndexSampler:
         index = as_integer("record", index, 0, RowIndexError)
         if index >= len(self):
             raise RowIndexError(f"record={index}: expected 0 to {len(self) - 1}.")
-        epoch, record = divmod(index, self.rows_per_host_and_epoch)
-        if self.order == "maxtext":
-            place = self.host.index * self.rows_per_host_and_epoch + record
-        else:
-            step, mine = divmod(record, self.rows_per_host)
-            place = step * self.global_batch_size + self.host.index + mine * self.host.count
+        step, mine = divmod(index, self.rows_per_host)
+        epoch, place = divmod(step * self._step_size + int(self._offsets[mine]), self._epoch_size)
+        place += self._first_place
         if place >= self.num_instances:
             return grain.RecordMetadata(index=index, record_key=FillKey(FILL_ROW))
         row = self._rows_at(epoch, np.array([place], np.int64))[0]
         return grain.RecordMetadata(index=index, record_key=int(row))
 
-    def _stream(self, first: int) -> Rows:
-        """This host's records from `first` on, a step of them, of a stream that runs on across epochs."""
+    def _straddling(self, step: int) -> Rows:
+        """This host's rows of a step that may straddle epochs."""
+        epoch, first = divmod(step * self._step_size, self._epoch_size)
+        later, places = np.divmod(first + self._offsets, self._epoch_size)
         rows = np.empty(self.rows_per_host, np.int64)
-        done = 0
-        while done < len(rows):
-            epoch, record = divmod(first + done, self.rows_per_host_and_epoch)
-            count = min(len(rows) - done, self.rows_per_host_and_epoch - record)
-            place = self.host.index * self.rows_per_host_and_epoch + record
-            rows[done : done + count] = self._rows_at(epoch, np.arange(place, place + count))
-            done += count
+        for each in range(int(later[0]), int(later[-1]) + 1):
+            here = later == each
+            rows[here] = self._rows_at(epoch + each, places[here] + self._first_place)
         return rows
 
     def __getstate__(self) -> dict[str, Any]:

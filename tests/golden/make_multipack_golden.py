@@ -1,4 +1,5 @@
-"""Write `multipack_batches.json` with OpenChat's own sampler: its batches of documents of given lengths.
+"""Write `multipack_batches.json` and `openchat_order.json` with OpenChat's own sampler: its batches of documents of given
+lengths, and the order in which it takes documents (its batches of one document that fills a row).
 
 The lengths are made from seeds by `tests/packed_corpora.py`, which the tests share; the file holds digests and some
 batches in full. It holds no code of the original and is not needed to run the tests.
@@ -51,8 +52,20 @@ def batches_of(sampler: Any, case: MultipackCase, lengths: Any, epoch: int) -> l
     return [list(rows) for rows in zip(*by_rank, strict=True)]
 
 
+def order_of(sampler: Any, documents: int, seed: int) -> dict[str, Any]:
+    """The order of documents in three epochs: first ten, and the digest of all as int64."""
+    lengths = np.full(documents, 64)
+    made = sampler(lengths, np.ones(documents, np.float32), 64, 1, 0, seed)
+    epochs = []
+    for epoch in range(3):
+        order = np.concatenate([batch for batch, _, _ in made.iter(epoch)])
+        digest = hashlib.sha256(order.astype("<i8").tobytes()).hexdigest()
+        epochs.append({"first": order[:10].tolist(), "sha256": digest})
+    return {"documents": documents, "seed": seed, "epochs": epochs}
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Write multipack_batches.json.")
+    parser = argparse.ArgumentParser(description="Write multipack_batches.json and openchat_order.json.")
     parser.add_argument("sampler", type=Path, help="OpenChat's multipack_sampler.py")
     parser.add_argument("--out", type=Path, default=Path(__file__).resolve().parent)
     arguments = parser.parse_args()
@@ -77,6 +90,9 @@ def main() -> None:
     joined = ",\n".join(lines)
     text = f'{{\n "made_by": {json.dumps(made_by)},\n "cases": {{\n{joined}\n }}\n}}\n'
     (arguments.out / "multipack_batches.json").write_text(text, encoding="utf-8")
+    orders = ",\n".join(f"  {json.dumps(order_of(sampler, *case))}" for case in ((10, 0), (504, 42), (3000, 1337)))
+    text = f'{{\n "made_by": {json.dumps(made_by)},\n "cases": [\n{orders}\n ]\n}}\n'
+    (arguments.out / "openchat_order.json").write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

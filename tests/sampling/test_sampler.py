@@ -18,6 +18,10 @@ from grain_sft.sampling.orders import ORDERS
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 STRIPED = [order for order in ORDERS if order != "maxtext"]
+PERMUTED = [order for order in ORDERS if order != "random"]
+WITH_EPOCHS = [order for order in PERMUTED if order != "maxtext"]
+EPISODES = json.loads((GOLDEN / "episode_batches.json").read_text())
+PINNED = [[20, 275, 0, 94, 216, 451, 49, 219], [143, 22, 223, 476, 283, 136, 168, 474]]
 
 
 def sampler(rows, batch, order, host=Host(0, 1), **options):
@@ -35,7 +39,7 @@ def test_hosts_together_read_the_global_batch_in_stripes(order, hosts):
         np.testing.assert_array_equal(together, whole.rows(step))
 
 
-@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("order", PERMUTED)
 @pytest.mark.parametrize("hosts", [1, 2, 3, 4, 8])
 @pytest.mark.parametrize("epoch", [0, 1, 5])
 def test_every_row_is_read_once_an_epoch_by_all_hosts_together(order, hosts, epoch):
@@ -48,7 +52,7 @@ def test_every_row_is_read_once_an_epoch_by_all_hosts_together(order, hosts, epo
     assert sorted(np.concatenate(read).tolist()) == list(range(rows))
 
 
-@pytest.mark.parametrize("order", STRIPED)
+@pytest.mark.parametrize("order", WITH_EPOCHS)
 def test_the_tail_of_an_epoch_is_dropped_and_nothing_else(order):
     mine = sampler(103, 10, order)
     read = np.concatenate([mine.rows(step) for step in range(mine.steps_per_epoch)])
@@ -56,7 +60,7 @@ def test_the_tail_of_an_epoch_is_dropped_and_nothing_else(order):
     assert len(set(read.tolist())) == 100
 
 
-@pytest.mark.parametrize("order", STRIPED)
+@pytest.mark.parametrize("order", WITH_EPOCHS)
 @pytest.mark.parametrize("hosts", [1, 2, 5])
 def test_last_batch_fill_reads_every_row_once_and_fills_up(order, hosts):
     read = []
@@ -85,13 +89,73 @@ def test_records_one_by_one_are_the_rows_of_the_steps(order, hosts):
     assert all(isinstance(record, grain.RecordMetadata) for record in records)
 
 
+@pytest.mark.parametrize("order", STRIPED)
+@pytest.mark.parametrize("last_batch", ["fill", "run_on"])
+def test_records_are_the_rows_of_the_steps_however_an_epoch_ends(order, last_batch):
+    if order == "random" and last_batch == "fill":
+        return
+    for rows, batch, epochs in ((50, 12, 3), (7, 12, 5), (100, 12, None)):
+        for host in (Host(0, 1), Host(2, 3), Host(5, 12)):
+            mine = sampler(rows, batch, order, host, last_batch=last_batch, epochs=epochs)
+            steps = range(mine.num_steps or 30)
+            expected = np.concatenate([mine.rows(step) for step in steps]).tolist()
+            assert [mine[i].record_key for i in range(len(expected))] == expected
+
+
+@pytest.mark.parametrize("order", WITH_EPOCHS)
+@pytest.mark.parametrize(("rows", "batch"), [(50, 12), (7, 12), (48, 12), (10, 24)])
+def test_run_on_is_one_stream_of_epochs_cut_into_batches(order, rows, batch):
+    epochs = [sampler(rows, rows, order).rows(epoch).tolist() for epoch in range(10)]
+    stream = [row for epoch in epochs for row in epoch]
+    mine = sampler(rows, batch, order, last_batch="run_on", epochs=10)
+    assert mine.num_steps == 10 * rows // batch
+    assert mine.steps_per_epoch == rows // batch
+    for step in range(mine.num_steps):
+        assert mine.rows(step).tolist() == stream[step * batch : (step + 1) * batch]
+        assert mine.epoch(step) == step * batch // rows
+    with pytest.raises(IndexError):
+        mine.rows(mine.num_steps)
+    for hosts in (2, 3, 12):
+        together = [sampler(rows, batch, order, Host(i, hosts), last_batch="run_on").rows(3) for i in range(hosts)]
+        assert np.stack(together, axis=1).reshape(-1).tolist() == stream[3 * batch : 4 * batch]
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_late_steps_cost_nothing_and_have_epochs(order):
+    for last_batch in ("drop", "run_on"):
+        mine = sampler(50, 12, order, Host(1, 2), last_batch=last_batch)
+        step = 10**8 + 1
+        again = sampler(50, 12, order, Host(1, 2), last_batch=last_batch)
+        assert mine.rows(step).tolist() == again.rows(step).tolist()
+        assert mine.epoch(step) == step // 4 if not mine.runs_on else step * 6 // 25
+        assert [mine[step * 6 + i].record_key for i in range(6)] == mine.rows(step).tolist()
+
+
+def test_random_draws_among_all_rows_with_replacement():
+    drawn = np.concatenate([sampler(100, 50, "random").rows(step) for step in range(400)])
+    counts = np.bincount(drawn, minlength=100)
+    assert len(counts) == 100 and counts.sum() == 20_000
+    assert ((counts - 200) ** 2 / 200).sum() < 99 + 5 * np.sqrt(2 * 99)  # chi-squared of 99 degrees of freedom
+    assert any(len(set(sampler(100, 50, "random").rows(step).tolist())) < 50 for step in range(3))
+
+
+def test_random_draws_depend_on_seed_step_and_place_alone():
+    """Steps 0 and 1,000,000,000 of 504 rows. Pinned, so that no version of numpy and no change of ours changes a run."""
+    mine = sampler(504, 8, "random", seed=1337)
+    assert mine.rows(0).tolist() == PINNED[0] and mine.rows(10**9).tolist() == PINNED[1]
+    assert sampler(504, 8, "random", seed=1338).rows(0).tolist() != PINNED[0]
+    halves = [sampler(504, 4, "random", seed=1337).rows(step).tolist() for step in range(2)]
+    assert halves[0] + halves[1] == PINNED[0]
+    assert sampler(3, 8, "random").rows(5).max() <= 2  # a batch may be larger than what there is
+
+
 def test_filled_records_stay_fill_rows_where_grain_wraps_record_keys():
     mine = sampler(5, 4, "shuffle", last_batch="fill")
     keys = [mine[i].record_key % 5 for i in range(8)]
     assert keys.count(FILL_ROW) == 3
 
 
-@pytest.mark.parametrize("order", ["shuffle", "olmo", "maxtext"])
+@pytest.mark.parametrize("order", [order for order in ORDERS if order != "sequential"])
 def test_epochs_and_seeds_differ(order):
     epochs = [tuple(sampler(64, 64, order).rows(step).tolist()) for step in range(20)]
     assert len(set(epochs)) == 20
@@ -189,24 +253,69 @@ def test_a_large_maxtext_permutation_is_maxtexts():
     assert hashlib.sha256(rows.astype("<i8").tobytes()).hexdigest() == large["sha256"]
 
 
+@pytest.mark.parametrize("case", EPISODES["cases"], ids=lambda case: f"{case['episodes']} episodes")
+def test_order_episode_is_the_episode_indexed_loaders(case):
+    mine = sampler(case["episodes"], case["batch_size"], "episode", seed=case["epoch_seed"], last_batch="run_on")
+    assert [mine.rows(step).tolist() for step in range(len(case["batches"]))] == case["batches"]
+    epochs = sampler(case["episodes"], case["episodes"], "episode", seed=case["epoch_seed"])
+    for epoch, first in enumerate(case["first_episode_ids"]):
+        assert epochs.rows(epoch)[:10].tolist() == first
+
+
+def test_order_episode_is_what_the_audit_log_of_its_documentation_shows():
+    shown = [173, 274, 489, 72, 305, 76, 475, 140, 469, 498]
+    assert sampler(504, 504, "episode", seed=42).rows(0)[:10].tolist() == shown
+
+
+@pytest.mark.parametrize(("rows", "seed", "epoch"), [(504, 1337, 3), (70_000, 0, 0), (2_200_000, 7, 1)])
+def test_permutations_of_narrow_rows_are_numpys_own(rows, seed, epoch):
+    expected = np.random.RandomState(seed + epoch).permutation(rows)
+    np.testing.assert_array_equal(permute.episode(rows, seed, epoch), expected)
+    expected = np.random.default_rng(seed + epoch).permutation(rows)
+    np.testing.assert_array_equal(permute.openchat(rows, seed, epoch), expected)
+
+
+@pytest.mark.parametrize("case", json.loads((GOLDEN / "openchat_order.json").read_text())["cases"])
+def test_order_openchat_is_the_order_of_openchats_sampler(case):
+    mine = sampler(case["documents"], case["documents"], "openchat", seed=case["seed"])
+    for epoch, expected in enumerate(case["epochs"]):
+        rows = mine.rows(epoch)
+        assert rows[:10].tolist() == expected["first"]
+        assert hashlib.sha256(rows.astype("<i8").tobytes()).hexdigest() == expected["sha256"]
+
+
+def test_order_episode_takes_the_seeds_of_random_state():
+    with pytest.raises(SamplerError, match=r"seed=4294967296, epoch 0: order 'episode' .* takes 0 to 4294967295"):
+        sampler(10, 5, "episode", seed=1 << 32)
+    last = sampler(10, 5, "episode", seed=(1 << 32) - 1)
+    last.rows(1)
+    with pytest.raises(SamplerError, match="seed=4294967295, epoch 1"):
+        last.rows(2)
+
+
 def test_shuffle_false_reads_rows_as_they_are_numbered():
     assert sampler(20, 4, "olmo", Host(1, 2), shuffle=False).rows(2).tolist() == [9, 11]
     assert sampler(20, 4, "maxtext", Host(1, 2), shuffle=False).rows(2).tolist() == [14, 15]
+    assert sampler(5, 4, "episode", Host(1, 2), shuffle=False, last_batch="run_on").rows(1).tolist() == [0, 2]
 
 
-def test_a_pickled_sampler_gives_the_same_rows_and_carries_no_permutation():
-    mine = sampler(100_000, 8, "olmo", Host(1, 2))
-    rows = mine.rows(5)
+@pytest.mark.parametrize("order", ORDERS)
+def test_a_pickled_sampler_gives_the_same_rows_and_carries_no_permutation(order):
+    mine = sampler(100_000, 8, order, Host(1, 2), last_batch="run_on")
+    rows = mine.rows(12_500)
     pickled = pickle.dumps(mine)
     assert len(pickled) < 1000
-    np.testing.assert_array_equal(pickle.loads(pickled).rows(5), rows)
+    np.testing.assert_array_equal(pickle.loads(pickled).rows(12_500), rows)
+    assert repr(pickle.loads(pickled)) == repr(mine)
 
 
 def test_repr_says_what_decides_the_rows():
     assert repr(sampler(10, 2, "olmo")) == repr(sampler(10, 2, "olmo"))
     others = [sampler(11, 2, "olmo"), sampler(10, 5, "olmo"), sampler(10, 2, "shuffle"), sampler(10, 2, "olmo", seed=8)]
     others += [sampler(10, 2, "olmo", Host(1, 2)), sampler(10, 2, "olmo", shuffle=False)]
-    assert len({repr(each) for each in [sampler(10, 2, "olmo"), *others]}) == 7
+    others += [sampler(10, 2, order) for order in ORDERS if order not in ("olmo", "shuffle")]
+    others += [sampler(10, 2, "olmo", last_batch="run_on"), sampler(10, 2, "olmo", epochs=2)]
+    assert len({repr(each) for each in [sampler(10, 2, "olmo"), *others]}) == 9 + len(ORDERS) - 2
 
 
 def test_length_is_endless_or_the_epochs():
@@ -227,10 +336,12 @@ def test_length_is_endless_or_the_epochs():
         ({"seed": 1.5}, "seed=1.5"),
         ({"epochs": 0}, "epochs=0"),
         ({"order": "olmoo"}, "olmoo.*shuffle, olmo"),
-        ({"last_batch": "keep"}, "keep.*drop, fill"),
+        ({"last_batch": "keep"}, "keep.*drop, fill, run_on"),
         ({"host": Host(0, 3)}, "global_batch_size=4 can't be divided by 3 hosts"),
         ({"num_instances": 3}, "no full step"),
-        ({"order": "maxtext", "last_batch": "fill"}, "no last batch"),
+        ({"num_instances": 3, "order": "episode", "last_batch": "run_on", "epochs": 1}, "3 rows there are in epochs=1"),
+        ({"order": "maxtext", "last_batch": "fill"}, "order 'maxtext' runs on across epochs and has no last batch"),
+        ({"order": "random", "last_batch": "fill"}, "order 'random' runs on across epochs and has no last batch"),
     ],
 )
 def test_arguments_that_do_not_fit_are_named(arguments, message):
