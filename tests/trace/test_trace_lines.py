@@ -1,0 +1,251 @@
+"""Traces agree with what pipelines deliver: every token read again from where the trace says that it is."""
+
+import numpy as np
+import pytest
+from sft_files import documents, write_episodes, write_olmo
+
+from grain_sft import (
+    Host,
+    IndexSampler,
+    NgramFilter,
+    NpyDataSource,
+    PackedLayout,
+    PaddedLayout,
+    Pipeline,
+    ShiftTargets,
+    WindowLayout,
+    open_corpus,
+)
+from grain_sft.errors import RowIndexError, SamplerError
+from grain_sft.layout import MaterializedLayout
+from grain_sft.materialize import materialize
+from grain_sft.sampling.orders import ORDERS
+from grain_sft.trace import find_document, iter_trace, trace
+from grain_sft.transforms import TrimToMultiple
+
+LENGTH = 16
+PACKED = ("best_fit_decreasing", "first_fit_decreasing", "concat_then_split")
+BY_EPOCH = ("multipack", "shuffled_best_fit")
+SHIFTED = (ShiftTargets(),)
+
+
+@pytest.fixture(scope="module")
+def layouts(tmp_path_factory):
+    """Layouts by name, over parts of 100 tokens that cut through documents, with masks and sources."""
+    folder = tmp_path_factory.mktemp("trace")
+    write_olmo(folder / "parts", documents(70, longest=25), sources=True)
+    corpus = open_corpus(folder / "parts", dtype="uint16", eos_token_id=2)
+    packed = {name: PackedLayout(corpus, LENGTH, algorithm=name, cache_dir=folder) for name in PACKED}
+    anew = {
+        name: PackedLayout(corpus, LENGTH, algorithm=name, seed=5, epochs=3, batch_rows=4, cache_dir=folder)
+        for name in BY_EPOCH
+    }
+    materialize(packed["best_fit_decreasing"], folder / "rows", shard_bytes=8 * LENGTH * 2)
+    return {
+        "windows": WindowLayout(corpus, LENGTH),
+        "padded": PaddedLayout(corpus, LENGTH, min_tokens=4),
+        **packed,
+        **anew,
+        "materialized": MaterializedLayout(open_corpus(folder / "rows")),
+    }
+
+
+def pipeline_of(layout, order="olmo", host=Host(0, 1), batch=4, transforms=SHIFTED, epochs=2, **options):
+    source = NpyDataSource(layout)
+    sampler = IndexSampler(
+        len(source), global_batch_size=batch, seed=7, order=order, host=host, epochs=epochs, **options
+    )
+    return Pipeline(source, sampler, transforms)
+
+
+def assert_is_delivered(found, pipelines, steps):
+    """The lines of `found`, all hosts', are what the hosts' pipelines deliver, token by token."""
+    layout = pipelines[0].source.layout
+    files = [np.fromfile(path, layout.corpus.dtype) for path in found.paths]
+    sampler = pipelines[0].sampler
+    count, mine = sampler.host.count, sampler.rows_per_host
+    delivered = [pipeline.iter(steps.start, threads=0) for pipeline in pipelines]
+    lines = 0
+    for step in steps:
+        batches = [next(each) for each in delivered]
+        rows = [pipeline.sampler.rows(step) for pipeline in pipelines]
+        for place in range(count * mine):
+            host, local = divmod(place, mine) if sampler.order == "maxtext" else (place % count, place // count)
+            here = np.flatnonzero((found.step == step) & (found.row == place))
+            assert len(here) and (found.host[here] == host).all()
+            assert (found.instance[here] == rows[host][local]).all()
+            batch = {key: array[local] for key, array in batches[host].items()}
+            column = 0
+            for line in here.tolist():
+                tokens = files[found.shard[line]][found.start[line] : found.stop[line]]
+                end = column + len(tokens)
+                assert (batch["inputs"][column:end] == tokens).all()
+                if len(tokens):
+                    assert (batch["inputs_segmentation"][column:end] == found.segment[line]).all()
+                targets = batch["targets_segmentation"][max(0, column - 1) : max(0, end - 1)]
+                assert found.trainable[line] == np.count_nonzero(targets)
+                column = end
+            assert (batch["inputs_segmentation"][column:] == 0).all()
+            lines += len(here)
+    assert lines == len(found)
+    assert (np.diff(found.step * count * mine + found.row) >= 0).all()
+
+
+CASES = [(layout, order) for layout in ("windows", "padded", *PACKED, "materialized") for order in ORDERS]
+CASES += [(layout, "sequential") for layout in BY_EPOCH]
+
+
+@pytest.mark.parametrize("hosts", [1, 2, 4])
+@pytest.mark.parametrize(("name", "order"), CASES)
+def test_a_trace_is_what_the_pipeline_delivers(layouts, name, order, hosts):
+    epochs = 1 if name in BY_EPOCH else 2
+    pipelines = [pipeline_of(layouts[name], order, Host(index, hosts), epochs=epochs) for index in range(hosts)]
+    sampler = pipelines[0].sampler
+    border = sampler.steps_per_epoch // (3 if name in BY_EPOCH else 1)
+    steps = range(max(0, border - 3), min(sampler.num_steps, border + 3))
+    found = trace(pipelines[-1], steps)
+    assert_is_delivered(found, pipelines, steps)
+    assert len(set(found.epoch.tolist())) == 2
+    whole = trace(pipelines[0], range(sampler.num_steps), trainable=False, block_rows=8)
+    for index, pipeline in enumerate(pipelines):
+        narrowed = trace(pipeline, range(sampler.num_steps), host=Host(index, hosts), trainable=False)
+        mine = whole.select(whole.host == index)
+        for column, array in narrowed.columns().items():
+            np.testing.assert_array_equal(array, mine.columns()[column], column)
+
+
+@pytest.mark.parametrize("order", ["olmo", "shuffle", "episode", "sequential"])
+@pytest.mark.parametrize("last_batch", ["fill", "run_on"])
+@pytest.mark.parametrize("hosts", [1, 2])
+def test_the_ends_of_epochs(layouts, order, last_batch, hosts):
+    layout = layouts["best_fit_decreasing"]
+    batch = 6 if len(layout) % 6 else 10
+    pipelines = [pipeline_of(layout, order, Host(index, hosts), batch, last_batch=last_batch) for index in range(hosts)]
+    border = pipelines[0].sampler.steps_per_epoch
+    steps = range(border - 2, min(border + 2, pipelines[0].sampler.num_steps))
+    found = trace(pipelines[0], steps)
+    assert_is_delivered(found, pipelines, steps)
+    filled = found.select(found.instance < 0)
+    assert bool(len(filled)) == (last_batch == "fill")
+    for name in ("segment", "shard", "document", "source", "record"):
+        assert (filled.columns()[name] == -1).all()
+    real = trace(pipelines[0], range(pipelines[0].sampler.num_steps))
+    for epoch in range(2):
+        seen = real.instance[(real.epoch == epoch) & (real.instance >= 0)]
+        assert len(set(seen.tolist())) == len(layout) or (last_batch == "run_on" and epoch == 1)
+
+
+@pytest.mark.parametrize(
+    "transforms",
+    [
+        (NgramFilter(max_period=3, max_count=3), ShiftTargets()),
+        (TrimToMultiple(4), ShiftTargets()),
+        (NgramFilter(max_count=3), TrimToMultiple(8), ShiftTargets(), TrimToMultiple(2)),
+    ],
+)
+def test_trainable_tokens_are_those_that_transforms_leave(tmp_path, transforms):
+    docs = documents(80, high=6, longest=40)
+    for corpus in (
+        open_corpus(write_episodes(tmp_path / "chats", docs)),
+        open_corpus(write_episodes(tmp_path / "weighted", documents(80, high=6, longest=40, weights=True), shards=3)),
+    ):
+        layout = PackedLayout(corpus, 32, cache_dir=tmp_path)
+        pipeline = pipeline_of(layout, transforms=transforms)
+        steps = range(pipeline.sampler.num_steps)
+        found = trace(pipeline, steps)
+        assert_is_delivered(found, [pipeline], steps)
+        plain = trace(pipeline_of(layout), steps)
+        filtered = any(isinstance(each, NgramFilter) for each in transforms)
+        assert (plain.trainable != found.trainable).any() == filtered
+
+
+def test_documents_and_their_sources(layouts):
+    for name in ("padded", *PACKED, *BY_EPOCH, "materialized"):
+        layout = layouts[name]
+        pipeline = pipeline_of(layout, "sequential", epochs=1)
+        found = trace(pipeline, range(pipeline.sampler.num_steps))
+        for row in np.unique(found.instance).tolist():
+            here = found.instance == row
+            spans = layout.spans(row)
+            assert found.document[here].tolist() == [span.document for span in spans]
+            assert found.start[here].tolist() == [span.start for span in spans]
+            assert found.shard[here].tolist() == [span.shard for span in spans]
+        sources = layout.corpus.sources
+        assert (found.source == sources[found.document, 0]).all()
+        assert (found.record == sources[found.document, 1]).all()
+        assert found.source_names == ("", "", "")
+    windows = trace(pipeline_of(layouts["windows"]), range(3))
+    assert (windows.document == -1).all() and (windows.record == -1).all()
+
+
+def test_labels_of_a_mix_are_sources(tmp_path, write_tokens):
+    for name in ("a", "b", "c"):
+        write_tokens(f"{name}.npy", np.arange(200))
+    (tmp_path / "mix.txt").write_text("web,a.npy\ncode,b.npy\nweb,c.npy\n")
+    pipeline = pipeline_of(WindowLayout(open_corpus(tmp_path / "mix.txt", dtype="uint32"), LENGTH))
+    found = trace(pipeline, range(9))
+    assert found.source_names == ("web", "code")
+    assert (found.source == np.array([0, 1, 0])[found.shard]).all()
+    assert (found.trainable == LENGTH - 1).all()
+
+
+@pytest.mark.parametrize("hosts", [1, 2])
+@pytest.mark.parametrize(("name", "order"), CASES)
+def test_a_document_is_found_wherever_a_trace_of_all_steps_has_it(layouts, name, order, hosts):
+    layout = layouts[name]
+    pipeline = pipeline_of(layout, order, Host(0, hosts), epochs=1 if name in BY_EPOCH else 3)
+    whole = trace(pipeline, range(pipeline.sampler.num_steps))
+    starts, lengths = layout.corpus.documents
+    begins = np.cumsum([0] + [shard.num_tokens for shard in layout.corpus.shards])
+    for number in (0, 3, 17, len(starts) - 1, [5, 9, 33]):
+        found = find_document(pipeline, number)
+        if name == "windows":
+            first, stop = begins[whole.shard] + whole.start, begins[whole.shard] + whole.stop
+            chosen = np.zeros(len(whole), bool)
+            for each in np.atleast_1d(number):
+                chosen |= (first < starts[each] + lengths[each]) & (stop > starts[each])
+        else:
+            chosen = np.isin(whole.document, number)
+        expected = whole.select(chosen)
+        for column, array in found.columns().items():
+            np.testing.assert_array_equal(array, expected.columns()[column], column)
+        last = Host(hosts - 1, hosts)
+        mine = find_document(pipeline, number, host=last, trainable=False)
+        assert mine.step.tolist() == expected.step[expected.host == last.index].tolist()
+
+
+def test_a_sampler_without_end_is_searched_for_so_many_epochs(layouts):
+    pipeline = pipeline_of(layouts["padded"], epochs=None)
+    row = layouts["padded"].spans(0)[0].document
+    assert find_document(pipeline, row).epoch.tolist() in ([0], [])
+    found = find_document(pipeline, row, epochs=40)
+    assert 30 < len(found) <= 40 and (np.diff(found.epoch) > 0).all()
+    assert find_document(pipeline_of(layouts["padded"], "random", epochs=None), row, epochs=40).step.max() > 100
+    last = trace(pipeline, range(10**6, 10**6 + 1))
+    assert last.instance[np.unique(last.row, return_index=True)[1]].tolist() == pipeline.sampler.rows(10**6).tolist()
+
+
+def test_what_is_not_there_is_refused(layouts):
+    pipeline = pipeline_of(layouts["padded"])
+    steps = pipeline.sampler.num_steps
+    with pytest.raises(RowIndexError, match=f"steps from 0 to {steps - 1}"):
+        trace(pipeline, range(3, steps + 1))
+    with pytest.raises(RowIndexError, match="one after the other"):
+        trace(pipeline, range(0, 4, 2))
+    with pytest.raises(RowIndexError, match="document 70"):
+        find_document(pipeline, 70)
+    with pytest.raises(SamplerError, match="epochs=3"):
+        find_document(pipeline, 0, epochs=3)
+    with pytest.raises(SamplerError, match="3 hosts"):
+        trace(pipeline, range(2), host=Host(0, 3))
+    assert len(trace(pipeline, range(2, 2))) == 0
+
+
+def test_blocks_together_are_the_trace(layouts):
+    pipeline = pipeline_of(layouts["best_fit_decreasing"])
+    parts = list(iter_trace(pipeline, range(1, 12), block_rows=12))
+    assert [set(part.step.tolist()) for part in parts] == [{1, 2, 3}, {4, 5, 6}, {7, 8, 9}, {10, 11}]
+    whole = trace(pipeline, range(1, 12))
+    for name, column in whole.columns().items():
+        np.testing.assert_array_equal(np.concatenate([part.columns()[name] for part in parts]), column)
+    assert {part.receipt for part in parts} == {pipeline.receipt.code}
