@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import grain
+from absl import logging
 from grain.experimental import set_next_index
 
 from grain_sft import workers
@@ -57,16 +58,23 @@ class PipelineIterator(grain.DatasetIterator[Element]):
                 raise StopIteration
             if self._direct:
                 batch = self._pipeline[self._step]
+                self._write_audit()
             else:
                 self.start_prefetch()
                 assert self._inner is not None
                 try:
                     batch = next(self._inner)
+                    self._write_audit()
                 except BaseException:  # what was made ahead is no longer in step
                     self._stop()
                     raise
             self._step += 1
             return batch
+
+    def _write_audit(self) -> None:
+        """Say in the audit log, if there is one, that the batch of the next step is handed out."""
+        if self._pipeline.audit is not None:
+            self._pipeline.audit.handed_out(self._pipeline, self._step)
 
     @property
     def next_step(self) -> int:
@@ -158,6 +166,8 @@ class Steps(grain.MapDataset[Element]):
 def make_data_loader(pipeline: Pipeline, worker_count: int, start_step: int) -> grain.DataLoader:
     """The loader that `Pipeline.data_loader` returns."""
     worker_count = as_integer("worker_count", worker_count, 0, PipelineError)
+    if pipeline.audit is not None:
+        logging.warning("The batches of a DataLoader are not in the audit log. Take them from pipeline.iter().")
     threads = 0 if worker_count else READ_THREADS
     return _BatchLoader(
         data_source=_StepSource(pipeline),

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
+import os
 import re
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import grain
 
@@ -14,6 +16,9 @@ from grain_sft.iteration import PREFETCH, READ_THREADS, PipelineIterator, Steps,
 from grain_sft.receipt import Receipt, receipt_of
 from grain_sft.sampling import IndexSampler
 from grain_sft.sources import Element, NpyDataSource
+
+if TYPE_CHECKING:
+    from grain_sft.trace.audit import AuditLog
 
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
@@ -30,13 +35,21 @@ class Pipeline:
       source: an `NpyDataSource`.
       sampler: of as many rows as the source has.
       transforms: grain `Map` transforms that take batches [rows, L], e.g. `[NgramFilter(), ShiftTargets()]`.
+      audit: local path of an audit log of the batches that `iter` hands out, "logs/audit" for logs/audit.log and
+        logs/audit.jsonl; see `grain_sft.trace.audit`. Of all hosts the first writes it. Batches that are taken as
+        `pipeline[step]`, or by way of `dataset()` or `data_loader()`, are not in it.
 
     Raises:
-      PipelineError: a sampler for another number of rows, or a transform that is no `Map`.
+      PipelineError: a sampler for another number of rows, a transform that is no `Map`, or an audit log in a bucket.
     """
 
     def __init__(
-        self, source: NpyDataSource, sampler: IndexSampler, transforms: Sequence[grain.transforms.Map] = ()
+        self,
+        source: NpyDataSource,
+        sampler: IndexSampler,
+        transforms: Sequence[grain.transforms.Map] = (),
+        *,
+        audit: str | os.PathLike[str] | None = None,
     ) -> None:
         if sampler.num_instances != len(source):
             raise PipelineError(
@@ -50,6 +63,7 @@ class Pipeline:
                     "no Batch, and every row of every step is kept, so it takes no Filter."
                 )
         self.source, self.sampler, self.transforms = source, sampler, tuple(transforms)
+        self.audit = None if audit is None else _audit_log(audit)
 
     def __getitem__(self, step: int) -> Element:
         """This host's batch of `step`.
@@ -125,6 +139,12 @@ class Pipeline:
     def __repr__(self) -> str:
         """What decides this host's batches and nothing else: Grain compares this when it restores a DataLoader."""
         return f"{self.data_key}[{self.sampler.host!r}]"
+
+
+def _audit_log(path: str | os.PathLike[str]) -> AuditLog:
+    from grain_sft.trace.audit import AuditLog  # whose package reads pipelines
+
+    return AuditLog(path)
 
 
 def described(transform: grain.transforms.Map) -> str:

@@ -21,7 +21,9 @@ COMMANDS = {
     "convert": "rewrite an SFT corpus in another format",
     "train-tokenizer": "train a SentencePiece model on conversations",
     "pack": "pack documents into rows and compare algorithms",
+    "trace": "say which documents steps see, and at which steps a document is seen",
     "receipt": "print a short hash of everything that decides a run's batches",
+    "audit-check": "check an audit log against the run that a config states",
     "index": "scan token files and write an index",
     "bench": "measure batches a second beside the limit of the machine",
 }

@@ -1,0 +1,33 @@
+"""`grain-sft audit-check`: an audit log against the run that a config states."""
+
+from __future__ import annotations
+
+import argparse
+
+_SHOWN = 20  # contradictions
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    parser.add_argument("log", help="audit log, text or JSONL")
+    parser.add_argument("config", help="config of the run, a .yaml or .json file")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Confirm the log (status 0), or say which of its lines say what is not so (status 1)."""
+    from grain_sft.config import load
+    from grain_sft.sampling import Host
+    from grain_sft.trace.audit_check import check_audit, hosts_of
+
+    pipeline = load(options.config, host=Host(0, hosts_of(options.log)))
+    checked = check_audit(options.log, pipeline)
+    for note in checked.notes:
+        print(f"{options.log}: {note}")
+    for finding in checked.findings[:_SHOWN]:
+        print(f"{options.log}: {finding}")
+    if len(checked.findings) > _SHOWN:
+        print(f"{options.log}: {len(checked.findings) - _SHOWN} more that are not shown.")
+    said = f"{checked.entries:,} entries, {checked.loads:,} starts, {checked.resumes:,} resumes, {len(checked.epochs):,} epochs"
+    verdict = "confirmed" if checked.accepted else "CONTRADICTED"
+    print(f"{verdict}: {said} complete; receipt {pipeline.receipt.code}")
+    return 0 if checked.accepted else 1

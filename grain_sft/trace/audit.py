@@ -1,0 +1,199 @@
+"""AuditLog: which data a run was given, written down while it runs.
+
+Four kinds of entries: `dataset_load` once per process, when its first batch is handed out; `resume` where batches go on
+elsewhere than after the last one; `epoch_start` and `epoch_complete` with the first and the last batch of an epoch. Their
+fields are in `audit_events`, their form is in `audit_line`. `grain-sft audit-check` computes all of it again.
+
+Of all processes host 0 alone writes, and of its threads and workers only what hands a batch to the trainer, so that an
+entry says what the trainer was given, not what was read ahead. Between the borders of epochs nothing is written.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import fcntl
+import itertools
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from grain_sft import files
+from grain_sft.errors import PipelineError, StorageError
+from grain_sft.trace.audit_events import Events
+from grain_sft.trace.audit_line import FIRST_CHAIN, Fields, json_line, lines_of, seal_of, sealed, text_line
+
+if TYPE_CHECKING:
+    from grain_sft.pipeline import Pipeline
+
+_WINDOW = 1 << 16  # bytes at the end of a log that are read first
+
+
+class AuditLog:
+    """The audit log of a pipeline's batches.
+
+    Args:
+      path: without the endings `.log` and `.jsonl`: both are written; with one of them, that one. A local path. Entries
+        are added to what is there.
+
+    Raises:
+      PipelineError: a remote path.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = files.absolute(files.normalize(path))
+        if files.is_remote(self.path):
+            raise PipelineError(
+                f"audit={self.path!r}: expected a local path, for lines can't be added to a file in a bucket. Copy the log "
+                "there when the run has ended."
+            )
+        named = [ending for ending in _FORMATS if self.path.endswith(ending)]
+        self._files = [_LogFile(Path(self.path), _FORMATS[named[0]])] if named else []
+        if not named:
+            self._files = [_LogFile(Path(self.path + ending), line) for ending, line in _FORMATS.items()]
+        self._lock = threading.Lock()
+        self._next = -1  # step whose batch is handed out next, if all goes on as it went
+        self._quiet_until = -1  # from `_next` up to this step, nothing is written
+        self._pending = -1  # step whose entries are made, and not all written
+        self._since = 0
+        self._events: Events | None = None
+
+    @property
+    def paths(self) -> list[str]:
+        """Of the files that are written."""
+        return [str(file.path) for file in self._files]
+
+    def handed_out(self, pipeline: Pipeline, step: int) -> None:
+        """Write what there is to say of the batch of `step`, which the trainer gets now.
+
+        Args:
+          pipeline: the same each time.
+
+        Raises:
+          StorageError: it can't be written. Called again with the same step, what is missing is written.
+        """
+        with self._lock:
+            if step == self._next and step < self._quiet_until:
+                self._next += 1
+            elif not pipeline.sampler.host.index:
+                self._write(pipeline, step)
+
+    def _write(self, pipeline: Pipeline, step: int) -> None:
+        if step != self._pending:
+            for entry in self._entries(pipeline, step):
+                for file in self._files:
+                    file.add(entry)
+            self._pending = step
+        for file in self._files:
+            file.write()
+        assert self._events is not None
+        self._pending, self._next = -1, step + 1
+        following = next(self._events.following(step + 1), None)
+        self._quiet_until = len(pipeline) if following is None else following.step
+
+    def _entries(self, pipeline: Pipeline, step: int) -> list[Fields]:
+        found: list[Fields] = []
+        events, since = self._events, self._since
+        again = events is not None or any(file.has_entries() for file in self._files)
+        if events is None:
+            events = Events(pipeline)
+            found.append(events.load(pipeline.sampler.host.count))
+        if step != self._next:
+            since = step
+            if again or step:
+                found.append(events.resume(step))
+        for event in itertools.takewhile(lambda event: event.step == step, events.following(step)):
+            found.append(events.entry(event, since))
+        self._events, self._since = events, since
+        return found
+
+    def __reduce__(self) -> tuple[type[AuditLog], tuple[str]]:
+        return type(self), (self.path,)  # a worker's copy: it hands out nothing, and so writes nothing
+
+
+class _LogFile:
+    """One file of a log, and the entries that are to be added to it."""
+
+    def __init__(self, path: Path, line: Callable[[str, Fields], bytes]) -> None:
+        self.path = path
+        self._line = line
+        self._waiting: list[bytes] = []
+
+    def has_entries(self) -> bool:
+        """Whether something was written before."""
+        try:
+            return self.path.stat().st_size > 0
+        except FileNotFoundError:
+            return False
+        except OSError as error:
+            raise self._unwritable(error) from error
+
+    def add(self, fields: Fields) -> None:
+        """Have an entry written by the next `write`."""
+        now = datetime.datetime.now(datetime.UTC)
+        self._waiting.append(self._line(now.isoformat(timespec="milliseconds").replace("+00:00", "Z"), fields))
+
+    def write(self) -> None:
+        """Append what waits, whole lines at once, synced to disk; nothing of it where that fails."""
+        if not self._waiting:
+            return
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            fd = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            try:
+                with contextlib.suppress(OSError):  # a file system without locks: then one process at a time must do
+                    fcntl.flock(fd, fcntl.LOCK_EX)
+                self._append(fd)
+            finally:
+                os.close(fd)
+        except OSError as error:
+            raise self._unwritable(error) from error
+        self._waiting.clear()
+
+    def _append(self, fd: int) -> None:
+        size = os.fstat(fd).st_size
+        before, entry, chain = _end_of(fd, size)
+        data = b"\n" if size and os.pread(fd, 1, size - 1) != b"\n" else b""  # the end of a line half written
+        for body in self._waiting:
+            entry += 1
+            line, chain = sealed(body, entry, before, chain)
+            data, before = data + line + b"\n", b""
+        try:
+            written = os.write(fd, data)
+            if written < len(data):
+                raise OSError(f"{written} of {len(data)} bytes written; is the disk full?")
+            os.fsync(fd)
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.ftruncate(fd, size)
+            raise
+        if not size:
+            files.sync_folder(self.path.parent)
+
+    def _unwritable(self, error: OSError) -> StorageError:
+        return StorageError(
+            f"{self.path}: the audit log can't be written ({error.strerror or error}). Make room, or give another path."
+        )
+
+
+_FORMATS: dict[str, Callable[[str, Fields], bytes]] = {".log": text_line, ".jsonl": json_line}
+
+
+def _end_of(fd: int, size: int) -> tuple[bytes, int, str]:
+    """What follows the last sealed line of a file, as whole lines, and that line's number and chain."""
+    window = _WINDOW
+    while True:
+        start = max(0, size - window)
+        data = os.pread(fd, size - start, start)
+        lines = lines_of(data)
+        after = b""
+        for line in reversed(lines[1:] if start else lines):  # the first may begin before the window
+            seal = seal_of(line)
+            if seal is not None:
+                return after, seal.entry, seal.chain
+            after = line + b"\n" + after
+        if not start:
+            return after, 0, FIRST_CHAIN
+        window *= 4
