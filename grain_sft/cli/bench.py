@@ -34,13 +34,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--conversations", type=at_least(10), default=100_000, help="to prepare, of some 200 tokens (default: 100,000)"
     )
-    parser.add_argument("--only", choices=("windows", "packed", "prepare"), help="measure this and nothing else")
+    parser.add_argument("--no-trace", action="store_true", help="leave out tracing")
+    parser.add_argument(
+        "--documents",
+        type=at_least(10),
+        default=100_000,
+        help="to trace, of some 10,000 tokens, as sparse files (default: 100,000; OLMo-3's run: 2,268,468)",
+    )
+    parser.add_argument(
+        "--only", choices=("windows", "packed", "prepare", "trace"), help="measure this and nothing else"
+    )
     parser.add_argument("--json", help="also write the figures to this file")
 
 
 def run(options: argparse.Namespace) -> int:
     """Measure and print."""
-    from grain_sft.bench import packed, preparing
+    from grain_sft.bench import packed, preparing, trace
     from grain_sft.files import atomic_write
 
     with tempfile.TemporaryDirectory(prefix="grain_sft_bench_") as temporary:
@@ -52,6 +61,8 @@ def run(options: argparse.Namespace) -> int:
             figures["packed"] = packed.report(packed.measure(folder, options.seconds, options.repeats))
         if options.only == "prepare" or (options.only is None and not options.no_prepare):
             figures["prepare"] = preparing.report(preparing.measure(folder, options.conversations))
+        if options.only == "trace" or (options.only is None and not options.no_trace):
+            figures["trace"] = trace.report(trace.measure(folder, options.documents))
     if options.json:
         with atomic_write(options.json) as file:
             json.dump(figures, file, indent=2)

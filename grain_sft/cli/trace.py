@@ -1,0 +1,148 @@
+"""`grain-sft trace`: which documents did these steps see, and when was this document seen?"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Iterator
+from typing import Any
+
+from grain_sft.cli.types import at_least, host_of
+from grain_sft.config import load
+from grain_sft.errors import RowIndexError
+from grain_sft.pipeline import Pipeline
+from grain_sft.sampling import Host
+from grain_sft.trace import Trace, checkpoint_table, find_document, iter_trace, steps_between, summarize
+from grain_sft.trace.write import SUFFIXES, WRITERS, Columns, Labels, Writer, open_writer
+
+_EVERY = 1000
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    parser.add_argument("config", help="path of a .yaml or .json config")
+    asked = parser.add_argument_group("what is asked (one of these)").add_mutually_exclusive_group(required=True)
+    asked.add_argument("--steps", metavar="A:B", help="steps A to B - 1, counted from 0; or one step")
+    asked.add_argument(
+        "--between",
+        nargs=2,
+        metavar="NAME",
+        help="two checkpoints, such as step1000 step7000: the steps from the one to the other. stepN is written after N "
+        "steps, so these are steps 1000 to 6999",
+    )
+    asked.add_argument(
+        "--document", type=at_least(0), action="append", metavar="N", help="a document's number; again for more"
+    )
+    asked.add_argument("--record", metavar="ID", help="a line of an input that was prepared: LINE or INPUT:LINE")
+    asked.add_argument("--find", metavar="TEXT", help="documents that hold a text")
+    asked.add_argument(
+        "--checkpoints",
+        nargs="?",
+        type=at_least(1),
+        const=_EVERY,
+        metavar="EVERY",
+        help=f"a table of where the run is after so many steps each (default: {_EVERY})",
+    )
+    parser.add_argument("--host", type=host_of, metavar="h/H", help="only rows of host h of H (default: all of one)")
+    parser.add_argument("--epochs", type=at_least(1), help="search so many (default: all, or 1 where they never end)")
+    parser.add_argument("--tokenizer", metavar="PATH", help="of --find (default: the folder 'tokenizer' of the corpus)")
+    parser.add_argument("--summary", action="store_true", help="tokens and documents by source instead of lines")
+    parser.add_argument(
+        "--no-trainable", action="store_true", help="don't count tokens that take loss, so read no loss files"
+    )
+    parser.add_argument("--format", choices=list(WRITERS), help="(default: as --output is named, or a table)")
+    parser.add_argument("--output", metavar="FILE", help="(default: standard output)")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Trace and write."""
+    pipeline = load(options.config, host=options.host or Host(0, 1))
+    suffix = os.path.splitext(options.output or "")[1]
+    kind = options.format or SUFFIXES.get(suffix, "table")
+    if options.checkpoints is not None:
+        table = checkpoint_table(pipeline, options.checkpoints, epochs=options.epochs)
+        names: dict[str, Any] = {"checkpoint": [f"step{step}" for step in table["step"]]}
+        with open_writer(kind, options.output, pipeline.receipt, f"every {options.checkpoints} steps") as writer:
+            writer.write(names | table)
+        return 0
+    about, parts = _asked(pipeline, options)
+    with open_writer(kind, options.output, pipeline.receipt, about) as writer:
+        if options.summary:
+            _write_summary(writer, parts, kind)
+        else:
+            for part in parts:
+                writer.write(_columns(part, kind))
+    return 0
+
+
+def _asked(pipeline: Pipeline, options: argparse.Namespace) -> tuple[str, Iterator[Trace]]:
+    """What is asked, in words, and the traces that answer it."""
+    trainable = not options.no_trainable
+    of_host = f", host {options.host.index}/{options.host.count}" if options.host else ""
+    between = options.between is not None
+    if between or options.steps is not None:
+        steps = steps_between(pipeline, *options.between) if between else _steps(pipeline, options.steps)
+        about = f"steps {steps.start}:{steps.stop}{of_host}"
+        return about, iter_trace(pipeline, steps, host=options.host, trainable=trainable)
+    documents, about = _documents(pipeline, options)
+    found = find_document(pipeline, documents, host=options.host, epochs=options.epochs, trainable=trainable)
+    return f"{about}{of_host}: {_seen(found, len(documents))}", iter([found])
+
+
+def _documents(pipeline: Pipeline, options: argparse.Namespace) -> tuple[list[int], str]:
+    """The documents that are asked for, and how."""
+    if options.document is not None:
+        return options.document, f"document {', '.join(map(str, options.document))}"
+    from grain_sft.trace import text  # with it come tokenizers
+
+    corpus = pipeline.source.layout.corpus
+    if options.record is not None:
+        return text.documents_of_record(corpus, options.record).tolist(), f"record {options.record}"
+    tokenizer = text.tokenizer_of(corpus, options.tokenizer)
+    return text.documents_with_text(corpus, tokenizer, options.find).tolist(), f"text {options.find!r}"
+
+
+def _seen(found: Trace, documents: int) -> str:
+    """How often, in words."""
+    if not documents:
+        return "no document"
+    times = len({*zip(found.step.tolist(), found.row.tolist(), found.segment.tolist(), strict=True)})
+    many = f"{documents} documents, " if documents > 1 else ""
+    return f"{many}seen {times} times" if times else f"{many}never seen: in no row, or in rows that no step reads"
+
+
+def _steps(pipeline: Pipeline, text: str) -> range:
+    """A:B, A:, :B or A."""
+    first, colon, last = text.partition(":")
+    try:
+        begin = int(first) if first or not colon else 0
+        end = int(last) if last else pipeline.sampler.num_steps if colon else begin + 1
+    except ValueError:
+        begin = end = -1
+    if end is None:
+        raise RowIndexError(f"--steps {text}: the run never ends; say where to: A:B.")
+    if begin < 0 or end < begin:
+        raise RowIndexError(f"--steps {text}: expected A:B, steps A to B - 1, or one step.")
+    return range(begin, end)
+
+
+def _columns(part: Trace, kind: str) -> Columns:
+    """The columns as they are written: files and sources by name; in a table, files without their folders."""
+    columns: dict[str, Any] = dict(part.columns())
+    paths = part.paths if kind != "table" else [path.rpartition("/")[2] for path in part.paths]
+    named: dict[str, Any] = {}
+    for name, column in columns.items():
+        if name == "shard":
+            named |= {"shard": column, "file": Labels(column, paths)}
+        elif name == "source":
+            named["source"] = Labels(column, [text or str(number) for number, text in enumerate(part.source_names)])
+        else:
+            named[name] = column
+    return named
+
+
+def _write_summary(writer: Writer, parts: Iterator[Trace], kind: str) -> None:
+    found = summarize(parts)
+    if kind == "table" and len(found["source"]) != 1:
+        found = {name: [*column, "all" if name == "source" else sum(column)] for name, column in found.items()}
+    writer.write(found)

@@ -1,0 +1,98 @@
+"""Checkpoints: step <-> epoch <-> how far into it, exactly, and the names that trainers give to them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+import numpy as np
+
+from grain_sft.arguments import as_integer
+from grain_sft.errors import RowIndexError, SamplerError
+from grain_sft.layout import PackedLayout
+from grain_sft.pipeline import Pipeline
+
+_NAME = re.compile(r"(?:^|[^0-9A-Za-z])step[-_]?(\d+)(?![0-9])", re.IGNORECASE)
+
+
+def step_of_checkpoint(name: str) -> int:
+    """How many steps were done when the checkpoint `name` was written: 7000 of "step7000", "7000" or
+    "gs://bucket/run/step7000-unsharded/". OLMo-core writes stepN after N steps: 0 to N - 1, as steps count here.
+
+    Raises:
+      RowIndexError: no number can be told.
+    """
+    last = name.rstrip("/").rpartition("/")[2]
+    if last.isascii() and last.isdigit():
+        return int(last)
+    found = _NAME.findall(last)
+    if len(found) != 1:
+        raise RowIndexError(f"checkpoint {name!r}: expected a name such as step7000, or a number of steps.")
+    return int(found[0])
+
+
+def steps_between(pipeline: Pipeline, first: str, last: str) -> range:
+    """The steps that were done between two checkpoints: those from `first` on that `last` has and `first` has not.
+
+    Raises:
+      RowIndexError: names without numbers, in the wrong order, or after the last step.
+    """
+    begin, end = step_of_checkpoint(first), step_of_checkpoint(last)
+    steps = pipeline.sampler.num_steps
+    if begin >= end:
+        raise RowIndexError(f"between {first} and {last}: no step is between them; give the earlier one first.")
+    if steps is not None and end > steps:
+        raise RowIndexError(f"{last}: the run ends after {steps} steps.")
+    return range(begin, end)
+
+
+def checkpoint_table(pipeline: Pipeline, every: int = 1000, *, epochs: int | None = None) -> dict[str, list[int]]:
+    """Where a run is after each `every` steps, and at its end.
+
+    Args:
+      pipeline: of any host.
+      every: steps from one checkpoint to the next.
+      epochs: the table ends after so many; None: with the run or, if that never ends, after one.
+
+    Returns:
+      Columns: `step`, so many steps are done; `epoch` (from 0) that the next step begins in; `steps_into_epoch` and
+      `rows_into_epoch`, whole steps and rows of it that are done; `rows` and `tokens` of all batches so far, padding and
+      filling rows included.
+
+    Raises:
+      SamplerError: more epochs than there are.
+    """
+    every = as_integer("every", every, 1, SamplerError)
+    last = _last_step(pipeline, epochs)
+    steps = np.unique(np.append(np.arange(every, last + 1, every), last))
+    batch, length = pipeline.sampler.global_batch_size, pipeline.source.layout.sequence_length
+    epoch, into = zip(*(_place(pipeline, step) for step in steps.tolist()), strict=True)
+    return {
+        "step": steps.tolist(),
+        "epoch": list(epoch),
+        "steps_into_epoch": [rows // batch for rows in into],
+        "rows_into_epoch": list(into),
+        "rows": (steps * batch).tolist(),
+        "tokens": (steps * batch * length).tolist(),
+    }
+
+
+def _last_step(pipeline: Pipeline, epochs: int | None) -> int:
+    sampler = pipeline.sampler
+    wanted = epochs if epochs is not None else sampler.epochs or 1
+    if sampler.epochs is not None and wanted > sampler.epochs:
+        raise SamplerError(f"epochs={wanted}: the sampler has {sampler.epochs}.")
+    whole = as_integer("epochs", wanted, 1, SamplerError) * sampler._epoch_size // sampler._step_size
+    return whole if sampler.num_steps is None else min(whole, sampler.num_steps)
+
+
+def _place(pipeline: Pipeline, step: int) -> tuple[int, int]:
+    """The epoch in which `step` begins, and rows of that epoch (of all hosts) that come before."""
+    sampler, layout = pipeline.sampler, pipeline.source.layout
+    if isinstance(layout, PackedLayout) and layout.epochs > 1:
+        ends: Sequence[int] = np.cumsum([len(plan.ends) for plan in layout.plans]).tolist()
+        rows = step * sampler.global_batch_size
+        epoch = int(np.searchsorted(ends, rows, side="right"))
+        return epoch, rows - (ends[epoch - 1] if epoch else 0)
+    epoch, into = divmod(step * sampler._step_size, sampler._epoch_size)
+    return epoch, into * (sampler.global_batch_size // sampler._step_size)
