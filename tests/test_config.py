@@ -15,7 +15,7 @@ from sft_files import EOS, documents, write_olmo
 import grain_sft
 from grain_sft import PackedLayout, PaddedLayout
 from grain_sft.config import LAYOUT_OPTIONS, LAYOUTS
-from grain_sft.errors import ConfigError
+from grain_sft.errors import ConfigError, CorpusError, CorpusFileError, LayoutError, SamplerError, TransformError
 from grain_sft.sampling import Host
 
 yaml = pytest.importorskip("yaml")
@@ -187,6 +187,17 @@ def test_a_batch_in_tokens_replaces_an_inherited_one_in_rows_and_the_other_way_r
     )
 
 
+def test_a_parent_is_sought_beside_the_config_and_then_in_the_working_directory(config, tmp_path, monkeypatch):
+    """A trainer's configs inherit "configs/base.json" from wherever they are."""
+    write(tmp_path / "configs" / "base.json", config)
+    top = write(tmp_path / "configs" / "sft" / "top.json", {"inherits": "configs/base.json", "sampler": {"seed": 9}})
+    assert f"{tmp_path}/configs/sft/configs/base.json: no such file" in error_of(top)
+    monkeypatch.chdir(tmp_path)
+    same_batches(grain_sft.load(top, host=HOST), grain_sft.load(put(config, "sampler.seed", 9), host=HOST))
+    write(tmp_path / "configs" / "sft" / "configs" / "base.json", put(config, "sampler.global_batch_size", 3))
+    assert grain_sft.load(top, host=HOST).sampler.global_batch_size == 3
+
+
 def test_inheriting_in_a_circle_is_an_error(config, tmp_path):
     write(tmp_path / "self.yaml", {**config, "inherits": "self.yaml"})
     write(tmp_path / "one.yaml", {"inherits": "two.yaml"})
@@ -227,6 +238,52 @@ def test_an_unknown_key_is_an_error_with_the_nearest_that_there_is(config, tmp_p
     *section, key = place.split(".")
     where = f"{path}: {section[0]}" if section else str(path)
     assert message == f"{where}: unknown key {key!r}. The nearest that there is: {near!r}."
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "line", "key"),
+    [
+        ("a.json", '{"corpus": {"path": "a"},\n "layout": {},\n "corpus": {}}', 3, "corpus"),
+        ("a.json", '{"sampler": {"seed": 1, "path": "{\\"seed\\": 2",\n\n "seed" : 2}}', 3, "seed"),
+        ("a.json", '{"transforms": [{"x": 1}, {"x": 1,\n "y": [[]],\n "\\u0078": 1}]}', 3, "x"),
+        ("a.yaml", "corpus: {path: a}\nlayout: {}\ncorpus: {}\n", 3, "corpus"),
+        ("a.yaml", "sampler:\n  seed: 1\n  order: olmo\n  seed: 2\nsampler: {}\n", 4, "seed"),
+        ("a.yaml", "transforms:\n- ngram_filter:\n    max_count: 1\n    'max_count': 2\n", 4, "max_count"),
+    ],
+)
+def test_a_key_that_stands_twice_is_an_error_with_its_line(tmp_path, name, text, line, key):
+    path = tmp_path / name
+    path.write_text(text)
+    assert (
+        error_of(path) == f"{path}: line {line}: the key {key!r} stands there a second time. Take one of the two out."
+    )
+
+
+def test_one_key_in_two_sections_and_yamls_anchors_are_fine(config, tmp_path):
+    text = yaml.safe_dump({key: value for key, value in config.items() if key != "sampler"})
+    path = tmp_path / "a.yaml"
+    path.write_text(text + "sampler: &kept {order: shuffle, seed: 3, global_batch_size: 6, epochs: 2}\n")
+    same_batches(grain_sft.load(path, host=HOST), grain_sft.load(config, host=HOST))
+    path.write_text(text + "sampler: {seed: &seed 3, global_batch_size: 6, epochs: *seed}\n")
+    assert grain_sft.load(path, host=HOST).sampler.epochs == 3
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "kind"),
+    [
+        ("corpus.path", "none.npy", CorpusFileError),
+        ("corpus.dtype", "int32", CorpusError),
+        ("layout.sequence_length", 10_000, LayoutError),
+        ("sampler.seed", -1, SamplerError),
+        ("transforms", [{"ngram_filter": {"max_period": 0}}], TransformError),
+    ],
+)
+def test_an_error_behind_a_config_names_it_and_stays_of_its_kind(config, tmp_path, place, value, kind):
+    path = write(tmp_path / "a.yaml", put(config, place, value))
+    with pytest.raises(kind) as error:
+        grain_sft.load(path, host=HOST)
+    assert str(error.value).startswith(f"{path}: ") and type(error.value) is kind
+    assert error_of(put(config, place, value)).startswith("config: ")
 
 
 @pytest.mark.parametrize("key", [5, None, True, 1.5])
@@ -294,9 +351,9 @@ def test_a_value_of_the_wrong_kind_is_an_error(config, tmp_path, place, value, e
     [
         ("layout.kind", "window", "windows"),
         ("layout.kind", 5, "windows"),
-        ("sampler.order", "random", "shuffle"),
+        ("sampler.order", "chance", "shuffle, olmo, maxtext, episode, openchat, random, sequential"),
         ("sampler.order", ["shuffle"], "shuffle"),
-        ("sampler.last_batch", "keep", "drop, fill"),
+        ("sampler.last_batch", "keep", "drop, fill, run_on"),
         ("corpus.format", "parquet", "auto, files, mix, index"),
     ],
 )
@@ -435,7 +492,7 @@ def test_every_option_of_a_layout_is_a_key():
         ("layout.algoritm", "multipack", "layout: unknown key 'algoritm'. The nearest that there is: 'algorithm'."),
         ("layout.algorithm", "best_fit", "layout.algorithm is 'best_fit'; expected one of best_fit_decreasing, "),
         ("layout.long_documents", "split", "layout.long_documents is 'split'; expected one of truncate, fragment."),
-        ("layout.ties", True, "layout.ties is True; expected one of stable, numpy."),
+        ("layout.ties", True, "layout.ties is True; expected one of stable, numpy, numpy:avx512, "),
         ("layout.boundaries", None, "layout.boundaries is None; expected one of auto, eos."),
         ("layout.max_segments", "3", "layout.max_segments is '3'; expected int or null."),
         ("layout.bos_token_id", 1.0, "layout.bos_token_id is 1.0; expected int or null."),
@@ -479,6 +536,52 @@ def test_multipack_makes_the_batches_that_the_sampler_reads(chats):
         ("sampler.epochs", 2, "sampler.epochs is 2; with layout.algorithm multipack"),
     ):
         assert expected in error_of(put(config, place, value))
+
+
+def test_order_openchat_with_multipack_is_openchats_run(chats):
+    layout = {**chats["layout"], "algorithm": "multipack"}
+    config = {**chats, "layout": layout}
+    config["sampler"] = {"order": "openchat", "seed": 7, "global_batch_size": 3, "epochs": 2}
+    loaded = grain_sft.load(config, host=HOST)
+    stated = {**config, "layout": {**layout, "seed": 7, "epochs": 2}}
+    stated["sampler"] = {"order": "sequential", "seed": 7, "global_batch_size": 3, "epochs": 1}
+    same_batches(loaded, grain_sft.load(stated, host=HOST))
+    for place, value, expected in (
+        ("layout.seed", 8, "layout.seed is 8, but sampler.seed is 7. Leave one out."),
+        ("layout.epochs", 3, "layout.epochs is 3, but sampler.epochs is 2. Leave one out."),
+        (
+            "sampler.last_batch",
+            "run_on",
+            "sampler.last_batch is 'run_on'; OpenChat's batches (layout.algorithm multipack)",
+        ),
+        ("sampler.shuffle", False, "sampler.shuffle is False; OpenChat's batches"),
+    ):
+        assert expected in error_of(put(config, place, value))
+    del config["sampler"]["epochs"]
+    assert "sampler lacks the key 'epochs': multipack makes the rows of each epoch beforehand" in error_of(config)
+
+
+def test_a_corpus_may_be_padded_with_another_token_and_lose_its_mask(chats):
+    known = grain_sft.load({**chats, "layout": {"kind": "padded", "sequence_length": 32}}, host=HOST)
+    tokens = known.source.read(range(40))["tokens"]
+    padding = known.source.read(range(40))["segment_ids"] == 0
+    assert padding.any() and (tokens[padding] == EOS).all()
+    config = {**chats, "layout": {"kind": "padded", "sequence_length": 32}}
+    other = grain_sft.load(put(config, "corpus.pad_token_id", 77), host=HOST).source.read(range(40))
+    assert (other["tokens"][padding] == 77).all() and (other["tokens"][~padding] == tokens[~padding]).all()
+    eos = grain_sft.load(put(config, "corpus.pad_token_id", None), host=HOST).source.read(range(40))
+    np.testing.assert_array_equal(eos["tokens"], tokens)
+    unmasked = grain_sft.load(put(config, "corpus.use_loss_mask", False), host=HOST)
+    np.testing.assert_array_equal(unmasked.source.read(range(40))["loss_mask"], ~padding)
+    assert unmasked.data_key != known.data_key
+    assert "corpus.pad_token_id is 'x'; expected int or null" in error_of(put(config, "corpus.pad_token_id", "x"))
+    assert "corpus.use_loss_mask is 0; expected bool" in error_of(put(config, "corpus.use_loss_mask", 0))
+
+
+def test_without_an_eos_no_padding_is_made_of_it(config):
+    del config["corpus"]["eos_token_id"]
+    message = error_of(put(config, "corpus.pad_token_id", None))
+    assert "corpus.pad_token_id is null, which is the id of the token that ends a document, and the corpus" in message
 
 
 def test_another_kind_of_layout_replaces_the_options_of_the_inherited_one(chats, tmp_path):

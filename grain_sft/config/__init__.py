@@ -1,0 +1,179 @@
+"""`load`: a pipeline from a config, in which the five nouns stand as they are. Every key is validated."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import inspect
+import os
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import grain
+
+from grain_sft import files
+from grain_sft.config import gpt_config
+from grain_sft.config.reading import inherit, read
+from grain_sft.config.schema import (
+    LAYOUT_OPTIONS,
+    LAYOUTS,
+    SECTIONS,
+    TRANSFORMS,
+    check_keys,
+    check_kind,
+    validate,
+)
+from grain_sft.corpus import Corpus, open_corpus
+from grain_sft.errors import ConfigError, GrainSftError
+from grain_sft.layout.packing import BY_EPOCH
+from grain_sft.pipeline import Pipeline
+from grain_sft.sampling import Host, IndexSampler
+from grain_sft.sources import NpyDataSource
+
+__all__ = ["LAYOUTS", "LAYOUT_OPTIONS", "SECTIONS", "TRANSFORMS", "load", "stated", "validate"]
+
+Config = str | os.PathLike[str] | Mapping[str, Any]
+
+
+def load(config: Config, *, host: Host | None = None) -> Pipeline:
+    """The pipeline that a config states.
+
+    Args:
+      config: path of a .json file or, with the extra `yaml`, of a .yaml file; or the same as a dict. Relative paths of
+        token files start at the folder of the config that states them or, if nothing is there, at the working
+        directory; `inherits: other` too. What a config states goes before what it inherits. A trainer's `GPTConfig`,
+        as the episode-indexed loader reads it, is taken as it is (`grain_sft.config.gpt_config`).
+      host: which of the data-loading processes this is; None asks JAX (and so starts its backend).
+
+    Raises:
+      ConfigError: an unknown key (with the nearest that exists), a key that stands twice, a missing one, or a value of
+        the wrong kind.
+      CorpusError, CorpusFileError, LayoutError, SamplerError: from what the config describes; they name it too.
+    """
+    where, sections = stated(config)
+    with _named(where):
+        corpus = _corpus(sections["corpus"], where)
+        layout_keys, sampler_keys = dict(sections["layout"]), dict(sections["sampler"])
+        if "global_batch_tokens" in sampler_keys:
+            tokens = sampler_keys.pop("global_batch_tokens")
+            sampler_keys["global_batch_size"] = tokens // layout_keys["sequence_length"]
+        _take_over_openchat(layout_keys, sampler_keys, where)
+        _check_epochs(layout_keys, sampler_keys, where)
+        layout = LAYOUTS[layout_keys.pop("kind")](corpus, **layout_keys)
+        source = NpyDataSource(layout)
+        transforms = [_transform(item, where) for item in sections.get("transforms", ["shift_targets"])]
+        sampler = IndexSampler(len(source), host=host or Host.from_jax(), **sampler_keys)
+        return Pipeline(source, sampler, transforms)
+
+
+def stated(config: Config) -> tuple[str, dict[str, Any]]:
+    """What a config is called in messages, and its sections: validated, with what it inherits.
+
+    Raises:
+      ConfigError: as `load`.
+    """
+    if isinstance(config, Mapping):
+        where, sections = "config", inherit("config", os.getcwd(), dict(config), ())
+    else:
+        where = files.normalize(config)
+        where = where if files.is_remote(where) else os.path.abspath(where)
+        sections = read(where, ())
+    if gpt_config.is_gpt_config(sections):
+        sections = gpt_config.sections_of(sections, where)
+    validate(sections, where)
+    return where, sections
+
+
+@contextlib.contextmanager
+def _named(where: str) -> Iterator[None]:
+    """Errors from here name the config."""
+    try:
+        yield
+    except GrainSftError as error:
+        message = str(error)
+        if message.startswith(where):
+            raise
+        raise type(error)(f"{where}: {message}") from error
+
+
+def _corpus(keys: Mapping[str, Any], where: str) -> Corpus:
+    """The corpus of a section."""
+    keys = dict(keys)
+    pads, uses_mask = "pad_token_id" in keys, keys.pop("use_loss_mask", True)
+    pad = keys.pop("pad_token_id", None)
+    corpus = open_corpus(keys.pop("path"), **keys)
+    if pads:
+        if pad is None and corpus.eos_token_id is None:
+            raise ConfigError(
+                f"{where}: corpus.pad_token_id is null, which is the id of the token that ends a document, and the corpus "
+                "does not say that. Give corpus.eos_token_id, or the pad id itself."
+            )
+        corpus = dataclasses.replace(corpus, pad_token_id=corpus.eos_token_id if pad is None else pad)
+    if not uses_mask:
+        if corpus.rows is not None:
+            raise ConfigError(f"{where}: corpus.use_loss_mask is false, but the rows of this corpus hold their masks.")
+        shards = tuple(dataclasses.replace(shard, loss=None) for shard in corpus.shards)
+        corpus = dataclasses.replace(corpus, shards=shards)
+    return corpus
+
+
+def _take_over_openchat(layout: dict[str, Any], sampler: dict[str, Any], where: str) -> None:
+    """Where order openchat meets algorithm multipack, which is that order and its batches: its seed and epochs are the
+    layout's, whose rows are then read as they are."""
+    if layout.get("algorithm") != "multipack" or sampler.get("order") != "openchat":
+        return
+    for key, least in (("last_batch", "drop"), ("shuffle", True)):
+        if sampler.get(key, least) != least:
+            raise ConfigError(
+                f"{where}: sampler.{key} is {sampler[key]!r}; OpenChat's batches (layout.algorithm multipack) know {least!r} "
+                "only. Take it out."
+            )
+    if "epochs" not in sampler and "epochs" not in layout:
+        raise ConfigError(
+            f"{where}: sampler lacks the key 'epochs': multipack makes the rows of each epoch beforehand."
+        )
+    for key, default in (("seed", sampler["seed"]), ("epochs", sampler.get("epochs"))):
+        if key in layout and default is not None and layout[key] != default:
+            raise ConfigError(f"{where}: layout.{key} is {layout[key]}, but sampler.{key} is {default}. Leave one out.")
+        layout.setdefault(key, default)
+    sampler.update(order="sequential", epochs=1)
+
+
+def _check_epochs(layout: dict[str, Any], sampler: Mapping[str, Any], where: str) -> None:
+    """Check a layout that packs each epoch anew: its rows are numbered through its epochs, and read as they are. With
+    multipack, whose batches are made with their rows, fills in how many rows a batch has."""
+    algorithm = layout.get("algorithm")
+    if algorithm not in BY_EPOCH:
+        return
+    if "seed" not in layout:
+        raise ConfigError(f"{where}: layout lacks the key 'seed': algorithm {algorithm} packs each epoch anew by it.")
+    for key, right in (("order", "sequential"), ("epochs", 1)):
+        if sampler.get(key) != right:
+            raise ConfigError(
+                f"{where}: sampler.{key} is {sampler.get(key)!r}; with layout.algorithm {algorithm}, which orders the rows "
+                f"of all its epochs (layout.epochs) itself, expected {right!r}."
+            )
+    if algorithm == "multipack":
+        rows = sampler["global_batch_size"]
+        if layout.setdefault("batch_rows", rows) != rows:
+            raise ConfigError(
+                f"{where}: layout.batch_rows is {layout['batch_rows']}, but the sampler's global batch has {rows} rows; "
+                "multipack makes whole batches, so these are one number. Leave layout.batch_rows out."
+            )
+
+
+def _transform(item: object, where: str) -> grain.transforms.Map:
+    """A transform given as `name` or as `{name: {option: value}}`."""
+    name: object = item
+    options: Any = {}
+    if isinstance(item, Mapping) and len(item) == 1:
+        ((name, options),) = item.items()
+        options = {} if options is None else options
+    if not isinstance(name, str) or not isinstance(options, Mapping):
+        raise ConfigError(f"{where}: transforms: {item!r}; expected a name, or one name with its options.")
+    check_keys({name: None}, TRANSFORMS, f"{where}: transforms")
+    make = TRANSFORMS[name]
+    check_keys(options, tuple(inspect.signature(make).parameters), f"{where}: transforms.{name}")
+    for key, value in options.items():
+        check_kind(value, int, f"{where}: transforms.{name}.{key}")
+    return make(**options)

@@ -1,0 +1,29 @@
+"""DropLastPosition: batches in which every input has its target, as nanoGPT and its kin make them."""
+
+from __future__ import annotations
+
+import grain
+import numpy as np
+
+from grain_sft.sources import Element
+from grain_sft.transforms.element import require_keys
+
+
+class DropLastPosition(grain.transforms.Map):
+    """Cuts the last column off ShiftTargets' batch: the one whose target would be the token after the row.
+
+    Rows of L + 1 tokens so make batches [rows, L] with inputs `tokens[:L]` and targets `tokens[1:]`: "block_size + 1 tokens,
+    shifted by one". Stands after ShiftTargets. Its arrays are contiguous.
+    """
+
+    def map(self, element: Element) -> Element:
+        """`element` without its last column.
+
+        Raises:
+          TransformError: the source's dict, whose targets are not shifted yet.
+        """
+        require_keys(self, element, ("targets",))
+        return {name: np.ascontiguousarray(array[..., :-1]) for name, array in element.items()}
+
+    def __repr__(self) -> str:
+        return "DropLastPosition()"

@@ -1,0 +1,133 @@
+"""The episode-indexed loader's keys in a trainer's `GPTConfig`, taken as they are, and the sections that they mean.
+
+    {"inherits": "configs/sft1/150M.json", "dataset_dir": "data/chat_sft", "epoch_seed": 42}
+
+Such a config is flat JSON. `dataset_dir`, which the trainer takes as an option, is one more key. Sections of ours may
+stand beside the keys and go before what these mean (`"sampler": {"epochs": 3}`).
+
+A row holds `block_size + 1` tokens of an episode, the last ones where it is longer; inputs and targets are these, shifted by
+one. A step is one `get_batch`: with `grad_accum_steps` n, an optimizer's step k is steps k·n to k·n + n - 1. The
+document says that `epoch_drop_last: true` drops an epoch's incomplete batch, and so it does here; the loader that was
+published never looks at it and lets batches run on into the next epoch. To replay a run of that loader, give false.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from typing import Any
+
+from absl import logging
+
+from grain_sft.config.reading import DATASET_DIR, overlay
+from grain_sft.config.schema import COUNT_OR_NONE, SECTIONS, Kind, check_kind
+from grain_sft.errors import ConfigError
+
+KEYS: dict[str, Kind] = {
+    DATASET_DIR: str,
+    "batch_size": int,
+    "block_size": int,
+    "use_loss_mask": bool,
+    "batch_sampling_mode": ("epoch", "random"),
+    "epoch_seed": int,
+    "epoch_shuffle": bool,
+    "epoch_drop_last": bool,
+    "pad_token_id": COUNT_OR_NONE,
+    "episode_min_tokens": int,
+}
+"""Keys that are taken, and what each takes."""
+
+DEFAULTS: dict[str, Any] = {
+    "use_loss_mask": False,
+    "batch_sampling_mode": "epoch",
+    "epoch_seed": 1337,
+    "epoch_shuffle": True,
+    "epoch_drop_last": True,
+    "pad_token_id": None,
+    "episode_min_tokens": 2,
+}
+"""Of the loader's documentation."""
+
+TRAINERS = (
+    *("vocab_size", "dataset_mode", "eos_token_id", "micro_batch_size", "eval_seed", "data_seed"),
+    *("eval_batch_size", "train_batch_size", "val_batch_size", "transformer"),
+)
+"""Keys of trainers that look like some of ours and are not."""
+
+_NEAR = 0.8  # of difflib: from here on a key that is not ours is taken for a misspelt one
+
+
+def is_gpt_config(stated: Mapping[str, Any]) -> bool:
+    """Whether it has keys of a GPTConfig, and no layout of its own kind."""
+    layout = stated.get("layout")
+    return any(key in stated for key in KEYS) and not (isinstance(layout, Mapping) and "kind" in layout)
+
+
+def sections_of(stated: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """The sections that a GPTConfig means, under those that stand beside its keys.
+
+    Raises:
+      ConfigError: a key that is needed, a value of the wrong kind, or a key that is nearly one of ours.
+    """
+    ours = (*SECTIONS, "transforms")
+    sections = {key: value for key, value in stated.items() if key in ours}
+    _check_others([key for key in stated if key not in ours and key not in KEYS], where)
+    for key, kind in KEYS.items():
+        if key in stated:
+            check_kind(stated[key], kind, f"{where}: {key}")
+        elif key not in DEFAULTS and not _is_stated(key, sections):
+            hint = ""
+            if key == DATASET_DIR:
+                hint = f' The trainer takes it as an option; here it is {{"inherits": "{where}", "{key}": "data/chat_sft"}}.'
+            raise ConfigError(f"{where}: a GPTConfig lacks the key {key!r}.{hint}")
+    if stated.get("block_size", 1) < 1:
+        raise ConfigError(f"{where}: block_size is {stated['block_size']}; expected 1 or more.")
+    return overlay(_meant({**DEFAULTS, **stated}), sections)
+
+
+def _meant(keys: Mapping[str, Any]) -> dict[str, Any]:
+    """The sections of a GPTConfig that has all keys, or all but those that `_is_stated` lets go."""
+    draws = keys["batch_sampling_mode"] == "random"
+    corpus: dict[str, Any] = {"format": "episodes", "use_loss_mask": keys["use_loss_mask"]}
+    layout = {"kind": "padded", "keep": "last", "min_tokens": keys["episode_min_tokens"]}
+    sampler = {
+        "order": "random" if draws else "episode",
+        "seed": keys["epoch_seed"],
+        "shuffle": draws or keys["epoch_shuffle"],
+        "last_batch": "drop" if draws or keys["epoch_drop_last"] else "run_on",
+    }
+    if DATASET_DIR in keys:
+        corpus["path"] = keys[DATASET_DIR]
+    if "block_size" in keys:
+        layout["sequence_length"] = keys["block_size"] + 1
+    if "batch_size" in keys:
+        sampler["global_batch_size"] = keys["batch_size"]
+    corpus["pad_token_id"] = keys["pad_token_id"]
+    transforms = ["shift_targets", "drop_last_position"]
+    return {"corpus": corpus, "layout": layout, "sampler": sampler, "transforms": transforms}
+
+
+def _is_stated(key: str, sections: Mapping[str, Any]) -> bool:
+    """Whether a section says what the missing `key` would."""
+    places = {
+        DATASET_DIR: ("corpus", ("path",)),
+        "block_size": ("layout", ("sequence_length",)),
+        "batch_size": ("sampler", ("global_batch_size", "global_batch_tokens")),
+    }
+    section, names = places[key]
+    there = sections.get(section)
+    return isinstance(there, Mapping) and any(name in there for name in names)
+
+
+def _check_others(others: list[Any], where: str) -> None:
+    """Refuse keys that look like misspelt ones of ours; the rest is the trainer's."""
+    known = (*KEYS, *SECTIONS, "transforms")
+    for key in others:
+        near = difflib.get_close_matches(str(key), known, n=1, cutoff=_NEAR)
+        if near and key not in TRAINERS:
+            raise ConfigError(
+                f"{where}: unknown key {key!r}. The nearest that there is: {near[0]!r}. (A trainer's own keys are passed "
+                "over, but this one is too like it.)"
+            )
+    if others:
+        logging.info("%s: keys of the trainer, passed over: %s.", where, ", ".join(map(str, others)))

@@ -1,0 +1,151 @@
+"""Reading configs: files, what they inherit, and where their relative paths start."""
+
+from __future__ import annotations
+
+import glob
+import json
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from grain_sft import files
+from grain_sft.config.schema import SECTIONS
+from grain_sft.errors import ConfigError, MissingExtraError
+
+INHERITS = "inherits"
+DATASET_DIR = "dataset_dir"
+"""Of a trainer's GPTConfig: `corpus.path`."""
+
+_JSON_PARTS = re.compile(r'("(?:[^"\\]|\\.)*")(\s*:)?|[{}\[\]]')
+
+
+def read(path: str, inheriting: tuple[str, ...]) -> dict[str, Any]:
+    """The config file `path` with what it inherits, not yet validated."""
+    if path in inheriting:
+        raise ConfigError(f"{path}: inherits itself, by way of {' and '.join(inheriting)}.")
+    text = files.read_text(path)
+    if Path(path).suffix in (".yaml", ".yml"):
+        try:
+            import yaml
+        except ImportError as error:
+            raise MissingExtraError.of(f"{path}: reading YAML", "PyYAML", "yaml") from error
+        try:
+            stated = yaml.safe_load(text)
+            twice = _twice_in_yaml(yaml.compose(text, Loader=yaml.SafeLoader))
+        except (yaml.YAMLError, ValueError, LookupError, AttributeError, RecursionError) as error:  # of odd scalars
+            raise ConfigError(f"{path}: not YAML: {error}") from error
+    else:
+        try:
+            stated = json.loads(text)
+            twice = _twice_in_json(text)
+        except (ValueError, RecursionError) as error:
+            raise ConfigError(f"{path}: not JSON: {error}. A YAML config is named .yaml.") from error
+    if twice is not None:
+        key, line = twice
+        raise ConfigError(f"{path}: line {line}: the key {key!r} stands there a second time. Take one of the two out.")
+    if not isinstance(stated, dict):
+        raise ConfigError(f"{path}: expected sections {', '.join(SECTIONS)}; found a {type(stated).__name__}.")
+    return inherit(path, os.path.dirname(path), stated, (*inheriting, path))
+
+
+def _twice_in_json(text: str) -> tuple[str, int] | None:
+    """The first key that stands twice in one object of `text`, which is JSON, and its line."""
+    keys: list[set[str]] = []  # of the objects and arrays that are open
+    for match in _JSON_PARTS.finditer(text):
+        if match[0] in "{[":
+            keys.append(set())
+        elif match[0] in "}]":
+            keys.pop()
+        elif match[2] is not None:
+            key = json.loads(match[1])
+            if key in keys[-1]:
+                return key, text.count("\n", 0, match.start()) + 1
+            keys[-1].add(key)
+    return None
+
+
+def _twice_in_yaml(root: Any) -> tuple[str, int] | None:
+    """The first key that stands twice in one mapping of composed YAML, and its line."""
+    found: list[tuple[int, int, str]] = []
+    nodes, seen = [root], set()
+    while nodes:
+        node = nodes.pop()
+        if node is None or id(node) in seen or isinstance(node.value, str):
+            continue
+        seen.add(id(node))
+        keys = set()
+        for item in node.value:
+            if isinstance(item, tuple):
+                key, item = item
+                if (key.tag, str(key.value)) in keys:
+                    found.append((key.start_mark.line, key.start_mark.column, str(key.value)))
+                keys.add((key.tag, str(key.value)))
+            nodes.append(item)
+    if not found:
+        return None
+    line, _, key = min(found)
+    return key, line + 1
+
+
+def inherit(where: str, folder: str, stated: dict[str, Any], inheriting: tuple[str, ...]) -> dict[str, Any]:
+    """What the config `where` in `folder` states, laid over what it inherits; its token paths are those of `folder`."""
+    corpus = stated.get("corpus")
+    if isinstance(corpus, Mapping) and "path" in corpus:
+        path = corpus["path"]
+        found = [_locate(item, folder) for item in path] if isinstance(path, list) else _locate(path, folder)
+        stated["corpus"] = {**corpus, "path": found}
+    if DATASET_DIR in stated:
+        stated[DATASET_DIR] = _locate(stated[DATASET_DIR], folder)
+    parent = stated.pop(INHERITS, None)
+    if parent is None:
+        return stated
+    if not isinstance(parent, str):
+        raise ConfigError(f"{where}: {INHERITS} is {parent!r}; expected the path of another config.")
+    parent = files.normalize(parent)
+    if not files.is_remote(parent):
+        beside = f"{folder}/{parent}" if files.is_remote(folder) else os.path.normpath(os.path.join(folder, parent))
+        here = os.path.abspath(parent)
+        parent = here if not files.is_remote(folder) and not _is_there(beside) and _is_there(here) else beside
+    return overlay(read(parent, inheriting), stated)
+
+
+def overlay(base: Mapping[str, Any], top: Mapping[str, Any]) -> dict[str, Any]:
+    """`base` with the values of `top` put over it, section by section; lists are replaced whole."""
+    merged = dict(base)
+    for key, value in top.items():
+        below = merged.get(key)
+        merged[key] = overlay(below, value) if isinstance(below, Mapping) and isinstance(value, Mapping) else value
+    sampler = top.get("sampler")
+    if isinstance(sampler, Mapping) and isinstance(merged.get("sampler"), dict):
+        for one, other in (("global_batch_size", "global_batch_tokens"), ("global_batch_tokens", "global_batch_size")):
+            if one in sampler and other not in sampler:
+                merged["sampler"].pop(other, None)  # the one replaces the other
+    layout, below = top.get("layout"), base.get("layout")
+    if (
+        isinstance(layout, Mapping)
+        and isinstance(below, Mapping)
+        and layout.get("kind", below.get("kind")) != below.get("kind")
+    ):
+        dropped = set(below).difference(layout, ("kind", "sequence_length"))  # options of the kind that is replaced
+        merged["layout"] = {key: value for key, value in merged["layout"].items() if key not in dropped}
+    return merged
+
+
+def _locate(path: object, folder: str) -> object:
+    """A token path of a config in `folder`: below it, if it is relative and there, or the folder is in a bucket; else
+    as it is. What is no path is left to `validate`."""
+    if not isinstance(path, str):
+        return path
+    path = files.normalize(path)
+    if files.is_remote(path) or os.path.isabs(path):
+        return path
+    if files.is_remote(folder):
+        return f"{folder}/{path}"
+    beside = os.path.join(folder, path)
+    return beside if _is_there(beside) else path
+
+
+def _is_there(path: str) -> bool:
+    return os.path.exists(path) or any(True for _ in glob.iglob(path, recursive=True))

@@ -1,0 +1,194 @@
+"""A trainer's GPTConfig, as it is, makes the batches that the episode-indexed loader makes of it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from episode_corpora import CHANGES, EOT, GPT_CONFIG, lengths, write_dataset
+
+import grain_sft
+from grain_sft import Host
+from grain_sft.config.gpt_config import DEFAULTS, KEYS
+
+RUNS = json.loads((Path(__file__).parents[1] / "golden" / "episode_batches.json").read_text())["runs"]
+HOST = Host(0, 1)
+OTHERS = {
+    "name": "Chat SFT",
+    "vocab_size": 50304,
+    "n_embd": 1280,
+    "dropout": 0.1,
+    "tie_weights": True,
+    "pos_encoding": "rope",
+    "use_checkpoint": True,
+    "learning_rate": 7e-5,
+    "max_iters": 2000,
+    "save_every": 50,
+    "grad_accum_steps": 3,
+    "eval_sets": {"layout": "data/other"},
+    "eval_seed": 1337,
+    "dataset_mode": "sft_episode",
+    "log_file": "logs/train.jsonl",
+    "save_dtype": None,
+}
+"""A trainer's own keys."""
+
+
+def write(path, keys):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(keys, indent=2))
+    return path
+
+
+def load(config, host=HOST):
+    return grain_sft.load(config, host=host)
+
+
+def error_of(config):
+    with pytest.raises(grain_sft.GrainSftError) as error:
+        load(config)
+    return str(error.value)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return write_dataset(tmp_path_factory.mktemp("episodes") / "data")
+
+
+@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize("hosts", [1, 2])
+def test_batches_are_the_loaders(tmp_path, name, hosts):
+    """x, y and mask, over the border of an epoch; the mask is where targets are counted, or their weights."""
+    keys = {**GPT_CONFIG, **CHANGES[name]}
+    if keys["batch_size"] % hosts:
+        hosts = 5
+    folder = write_dataset(tmp_path / "data", weighted=name == "weights")
+    path = write(tmp_path / "run.json", {**OTHERS, **keys, "dataset_dir": str(folder)})
+    pipelines = [load(path, Host(index, hosts)) for index in range(hosts)]
+    expected = RUNS[name]
+    for step, (x, y) in enumerate(zip(expected["x"], expected["y"], strict=True)):
+        parts = [pipeline[step] for pipeline in pipelines]
+        batch = {key: np.stack([part[key] for part in parts], 1).reshape(len(x), -1) for key in parts[0]}
+        np.testing.assert_array_equal(batch["inputs"], x)
+        np.testing.assert_array_equal(batch["targets"], y)
+        assert batch["inputs"].dtype == batch["targets"].dtype == np.int32
+        assert all(part[key].flags.c_contiguous for part in parts for key in part)
+        taken = batch["targets_segmentation"] != 0
+        if "mask" not in expected:  # the loader gives none; here padding takes no loss
+            np.testing.assert_array_equal(taken[:, :-1], batch["inputs_segmentation"][:, 1:] != 0)
+        elif name == "weights":
+            np.testing.assert_array_equal(batch["targets_weights"], expected["mask"][step])
+        else:
+            np.testing.assert_array_equal(taken.astype(np.float32), expected["mask"][step])
+    assert len(expected["x"]) * len(expected["x"][0]) > sum(
+        length >= keys["episode_min_tokens"] for length in lengths(40)
+    )
+
+
+def test_without_a_mask_the_last_token_of_a_whole_row_takes_loss_too(data):
+    pipeline = load({**GPT_CONFIG, "dataset_dir": str(data), "use_loss_mask": False, "block_size": 4})
+    for step in range(3):
+        batch = pipeline[step]
+        whole = batch["inputs_segmentation"].all(axis=1) & (batch["targets"][:, -1] != EOT)
+        assert (batch["targets_segmentation"][whole] == 1).all()
+
+
+def test_a_dataset_dir_and_another_seed_may_be_laid_over_a_trainers_config(data, tmp_path, monkeypatch):
+    write(tmp_path / "configs" / "sft1" / "base.json", {**OTHERS, **GPT_CONFIG})
+    mine = {"inherits": "configs/sft1/base.json", "epoch_seed": 7}
+    write(tmp_path / "configs" / "sft1" / "mine.json", mine)
+    monkeypatch.chdir(tmp_path)
+    pipeline = load({"inherits": "configs/sft1/mine.json", "dataset_dir": str(data)})
+    assert pipeline.data_key == load({**GPT_CONFIG, "epoch_seed": 7, "dataset_dir": str(data)}).data_key
+    (tmp_path / "configs" / "sft1" / "data").symlink_to(data)
+    beside = write(tmp_path / "configs" / "sft1" / "whole.json", {**mine, "dataset_dir": "data"})
+    assert load(beside).data_key == pipeline.data_key
+
+
+def test_sections_of_ours_go_before_a_trainers_keys(data):
+    keys = {**GPT_CONFIG, "dataset_dir": str(data)}
+    pipeline = load({**keys, "sampler": {"epochs": 2, "global_batch_size": 4}, "corpus": {"eos_token_id": 2}})
+    assert pipeline.sampler.epochs == 2 and pipeline.sampler.global_batch_size == 4
+    assert pipeline.sampler.order == "episode" and len(pipeline) == 2 * len(pipeline.source) // 4
+    del keys["dataset_dir"], keys["batch_size"]
+    again = load({**keys, "sampler": {"epochs": 2, "global_batch_size": 4}, "corpus": {"path": str(data)}})
+    assert again.data_key == pipeline.data_key
+
+
+def test_the_defaults_are_those_of_the_loader(data):
+    least = load({"batch_size": 6, "block_size": 16, "dataset_dir": str(data)})
+    said = {**DEFAULTS, "batch_size": 6, "block_size": 16, "dataset_dir": str(data)}
+    assert least.data_key == load(said).data_key
+    assert set(said) == set(KEYS)
+    assert "seed=1337, order='episode'" in least.data_key and "last_batch='drop'" in least.data_key
+    assert "min_tokens=2" in least.data_key and not least.source.layout.corpus.has_loss
+
+
+def test_random_mode_draws_with_replacement_and_has_no_epochs(data):
+    keys = {**GPT_CONFIG, "dataset_dir": str(data), "batch_sampling_mode": "random"}
+    pipeline = load({**keys, "epoch_shuffle": False, "epoch_drop_last": True})
+    assert pipeline.sampler.order == "random" and pipeline.sampler.shuffle
+    assert pipeline.data_key == load(keys).data_key
+    rows = np.concatenate([pipeline.sampler.rows(step) for step in range(7)])
+    assert len(set(rows.tolist())) < len(rows)
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"epoch_sed": 1}, "unknown key 'epoch_sed'. The nearest that there is: 'epoch_seed'."),
+        ({"blocksize": 1}, "unknown key 'blocksize'. The nearest that there is: 'block_size'."),
+        ({"pad_token": 1}, "unknown key 'pad_token'. The nearest that there is: 'pad_token_id'."),
+        ({"smapler": {}}, "unknown key 'smapler'. The nearest that there is: 'sampler'."),
+        ({"batch_sampling_mode": "epochs"}, "batch_sampling_mode is 'epochs'; expected one of epoch, random."),
+        ({"epoch_shuffle": "true"}, "epoch_shuffle is 'true'; expected bool."),
+        ({"epoch_seed": None}, "epoch_seed is None; expected int."),
+        ({"pad_token_id": "eot"}, "pad_token_id is 'eot'; expected int or null."),
+        ({"block_size": 0}, "block_size is 0; expected 1 or more."),
+        ({"batch_size": 0}, "global_batch_size=0: expected an integer, 1 or more"),
+        ({"batch_size": 100, "epoch_drop_last": True}, "global_batch_size=100 is more than the"),
+        ({"dataset_dir": "none"}, "none"),
+        ({"dataset_dir": 5}, "dataset_dir is 5; expected str."),
+        ({"sampler": {"sed": 5}}, "sampler: unknown key 'sed'. The nearest that there is: 'seed'."),
+        ({"layout": {"kind": "padded"}}, "unknown key 'batch_size'"),
+    ],
+    ids=str,
+)
+def test_mistakes_are_named(data, tmp_path, changes, expected):
+    path = write(tmp_path / "a.json", {**GPT_CONFIG, "dataset_dir": str(data), **changes})
+    message = error_of(path)
+    assert message.startswith(f"{path}: ") and expected in message
+
+
+@pytest.mark.parametrize("key", ["dataset_dir", "batch_size", "block_size"])
+def test_what_the_loader_has_no_default_for_is_needed(data, tmp_path, key):
+    keys = {**GPT_CONFIG, "dataset_dir": str(data)}
+    del keys[key]
+    path = write(tmp_path / "a.json", keys)
+    message = error_of(path)
+    assert message.startswith(f"{path}: a GPTConfig lacks the key {key!r}.")
+    assert (key == "dataset_dir") == (f'{{"inherits": "{path}", "dataset_dir": "data/chat_sft"}}' in message)
+
+
+def test_a_dataset_that_does_not_say_its_eot_needs_a_pad_id(tmp_path):
+    folder = write_dataset(tmp_path / "data")
+    (folder / "dataset_metadata.json").unlink()
+    keys = {**GPT_CONFIG, "dataset_dir": str(folder)}
+    assert "corpus.pad_token_id is null" in error_of(keys)
+    assert load({**keys, "pad_token_id": 5}).source.layout.corpus.pad_token_id == 5
+
+
+def test_drop_last_position_comes_after_shift_targets(data):
+    config = {
+        "corpus": {"path": str(data)},
+        "layout": {"kind": "padded", "sequence_length": 9},
+        "sampler": {"seed": 0, "global_batch_size": 2},
+        "transforms": ["drop_last_position", "shift_targets"],
+    }
+    pipeline = load(config)
+    with pytest.raises(grain_sft.GrainSftError, match=r"DropLastPosition\(\) needs the key 'targets'"):
+        pipeline[0]
+    right = load({**config, "transforms": ["shift_targets", "drop_last_position"]})
+    assert right[0]["inputs"].shape == (2, 8) and repr(right.transforms[1]) == "DropLastPosition()"
