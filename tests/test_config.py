@@ -286,6 +286,16 @@ def test_an_error_behind_a_config_names_it_and_stays_of_its_kind(config, tmp_pat
     assert error_of(put(config, place, value)).startswith("config: ")
 
 
+def test_an_audit_log_is_written_where_the_config_says(config, tmp_path):
+    config["audit"] = str(tmp_path / "logs" / "audit")
+    (tmp_path / "logs").mkdir()
+    iterator = grain_sft.load(config, host=HOST).iter()
+    next(iterator)
+    iterator.close()
+    assert "action=dataset_load" in (tmp_path / "logs" / "audit.log").read_text()
+    assert error_of({**config, "audit": 5}) == "config: audit is 5; expected str."
+
+
 @pytest.mark.parametrize("key", [5, None, True, 1.5])
 def test_a_key_of_yaml_that_is_no_text_is_an_unknown_one(config, tmp_path, key):
     path = write(tmp_path / "a.yaml", {**config, key: 1})
@@ -366,9 +376,9 @@ def test_a_word_that_is_not_one_of_those_is_an_error_that_lists_them(config, tmp
 @pytest.mark.parametrize(
     ("transforms", "expected"),
     [
-        ("shift_targets", "transforms is 'shift_targets'; expected a list"),
-        ({"shift_targets": {}}, "expected a list"),
-        (None, "transforms is None; expected a list"),
+        ("shift_targets", "transforms is 'shift_targets'; expected list"),
+        ({"shift_targets": {}}, "expected list"),
+        (None, "transforms is None; expected list"),
         (["ngram_filtre"], "transforms: unknown key 'ngram_filtre'. The nearest that there is: 'ngram_filter'"),
         ([{"shift_target": {}}], "transforms: unknown key 'shift_target'. The nearest that there is: 'shift_targets'"),
         ([5], "transforms: 5; expected a name, or one name with its options"),

@@ -63,7 +63,7 @@ def load(config: Config, *, host: Host | None = None) -> Pipeline:
         source = NpyDataSource(layout)
         transforms = [_transform(item, where) for item in sections.get("transforms", ["shift_targets"])]
         sampler = IndexSampler(len(source), host=host or Host.from_jax(), **sampler_keys)
-        return Pipeline(source, sampler, transforms)
+        return Pipeline(source, sampler, transforms, audit=sections.get("audit"))
 
 
 def stated(config: Config) -> tuple[str, dict[str, Any]]:

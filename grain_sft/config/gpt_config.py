@@ -20,7 +20,7 @@ from typing import Any
 from absl import logging
 
 from grain_sft.config.reading import DATASET_DIR, overlay
-from grain_sft.config.schema import COUNT_OR_NONE, SECTIONS, Kind, check_kind
+from grain_sft.config.schema import COUNT_OR_NONE, OTHERS, SECTIONS, Kind, check_kind
 from grain_sft.errors import ConfigError
 
 KEYS: dict[str, Kind] = {
@@ -69,7 +69,7 @@ def sections_of(stated: Mapping[str, Any], where: str) -> dict[str, Any]:
     Raises:
       ConfigError: a key that is needed, a value of the wrong kind, or a key that is nearly one of ours.
     """
-    ours = (*SECTIONS, "transforms")
+    ours = (*SECTIONS, *OTHERS)
     sections = {key: value for key, value in stated.items() if key in ours}
     _check_others([key for key in stated if key not in ours and key not in KEYS], where)
     for key, kind in KEYS.items():
@@ -121,7 +121,7 @@ def _is_stated(key: str, sections: Mapping[str, Any]) -> bool:
 
 def _check_others(others: list[Any], where: str) -> None:
     """Refuse keys that look like misspelt ones of ours; the rest is the trainer's."""
-    known = (*KEYS, *SECTIONS, "transforms")
+    known = (*KEYS, *SECTIONS, *OTHERS)
     for key in others:
         near = difflib.get_close_matches(str(key), known, n=1, cutoff=_NEAR)
         if near and key not in TRAINERS:

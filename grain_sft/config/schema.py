@@ -80,6 +80,9 @@ SECTIONS: dict[str, dict[str, Kind]] = {
 }
 """Keys of each section, and what each takes: types, or the words that it may be."""
 
+OTHERS: dict[str, Kind] = {"transforms": list, "audit": str}
+"""Keys beside the sections."""
+
 REQUIRED = {"corpus": ("path",), "layout": ("kind", "sequence_length"), "sampler": ("seed",)}
 
 
@@ -89,7 +92,7 @@ def validate(config: Mapping[str, Any], where: str) -> None:
     Raises:
       ConfigError: for the first that is wrong.
     """
-    check_keys(config, (*SECTIONS, "transforms"), where)
+    check_keys(config, (*SECTIONS, *OTHERS), where)
     for section, keys in SECTIONS.items():
         stated = config.get(section)
         if not isinstance(stated, Mapping):
@@ -114,8 +117,9 @@ def validate(config: Mapping[str, Any], where: str) -> None:
         raise ConfigError(
             f"{where}: sampler.global_batch_tokens is {tokens}, less than one row of layout.sequence_length={length}."
         )
-    if not isinstance(config.get("transforms", []), list):
-        raise ConfigError(f"{where}: transforms is {config['transforms']!r}; expected a list.")
+    for key, expected in OTHERS.items():
+        if key in config:
+            check_kind(config[key], expected, f"{where}: {key}")
 
 
 def _check_layout(layout: Mapping[str, Any], where: str) -> None:
