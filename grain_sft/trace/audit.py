@@ -16,7 +16,7 @@ import fcntl
 import itertools
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -82,9 +82,10 @@ class AuditLog:
 
     def _write(self, pipeline: Pipeline, step: int) -> None:
         if step != self._pending:
-            for entry in self._entries(pipeline, step):
-                for file in self._files:
-                    file.add(entry)
+            entries = self._entries(pipeline, step)
+            time = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+            for file in self._files:
+                file.add(time, entries)
             self._pending = step
         for file in self._files:
             file.write()
@@ -130,10 +131,9 @@ class _LogFile:
         except OSError as error:
             raise self._unwritable(error) from error
 
-    def add(self, fields: Fields) -> None:
-        """Have an entry written by the next `write`."""
-        now = datetime.datetime.now(datetime.UTC)
-        self._waiting.append(self._line(now.isoformat(timespec="milliseconds").replace("+00:00", "Z"), fields))
+    def add(self, time: str, entries: Sequence[Fields]) -> None:
+        """Have entries written by the next `write`."""
+        self._waiting += [self._line(time, fields) for fields in entries]
 
     def write(self) -> None:
         """Append what waits, whole lines at once, synced to disk; nothing of it where that fails."""

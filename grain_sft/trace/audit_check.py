@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import os
 from collections.abc import Collection, Iterator, Mapping
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from grain_sft import files
 from grain_sft.errors import CorpusError
+from grain_sft.sampling import Host, IndexSampler
 from grain_sft.trace.audit_events import COMPLETE, LOAD, RESUME, START, Event, Events
 from grain_sft.trace.audit_line import FIRST_CHAIN, Fields, Seal, as_text, chain_of, lines_of, read_line, seal_of
 
@@ -42,6 +44,7 @@ class Checked:
       notes: what is no contradiction, and worth knowing.
       entries, loads, resumes: how many there are.
       epochs: that were complete.
+      receipt: of the pipeline.
     """
 
     findings: list[Finding] = dataclasses.field(default_factory=list)
@@ -50,6 +53,7 @@ class Checked:
     loads: int = 0
     resumes: int = 0
     epochs: set[int] = dataclasses.field(default_factory=set)
+    receipt: str = ""
 
     @property
     def accepted(self) -> bool:
@@ -60,7 +64,7 @@ def check_audit(path: str | os.PathLike[str], pipeline: Pipeline) -> Checked:
     """Compare an audit log, text or JSONL, with the pipeline whose batches it is said to be of.
 
     Args:
-      pipeline: of order "maxtext" with as many hosts as the run had; in the other orders of any host.
+      pipeline: of any host. Where an order depends on how many there are, the log says how many there were.
 
     Raises:
       CorpusFileError: the log can't be read.
@@ -69,7 +73,8 @@ def check_audit(path: str | os.PathLike[str], pipeline: Pipeline) -> Checked:
     data = files.read_bytes(files.normalize(path))
     if not data:
         raise CorpusError(f"{os.fspath(path)}: is empty. A run writes its audit log when it is given its first batch.")
-    checked = Checked()
+    pipeline = _of_hosts(pipeline, _hosts(data))
+    checked = Checked(receipt=pipeline.receipt.code)
     run = _Run(pipeline, checked)
     for number, line, problem in _lines(data, checked, run):
         try:
@@ -87,21 +92,30 @@ def check_audit(path: str | os.PathLike[str], pipeline: Pipeline) -> Checked:
     return checked
 
 
-def hosts_of(path: str | os.PathLike[str]) -> int:
-    """The hosts of the run, as the first line of its log that has them says; 1 where none does."""
-    for line in lines_of(files.read_bytes(files.normalize(path))):
+def _hosts(data: bytes) -> int:
+    """The hosts of a run, as the first line of its log that has them says; 0 where none does."""
+    for line in lines_of(data):
         try:
             fields = read_line(line)
         except (ValueError, RecursionError):
             continue
-        if fields["action"] == LOAD and fields.get("hosts", "").isdigit():
-            return max(1, int(fields["hosts"]))
-    return 1
+        if fields["action"] == LOAD:
+            return _number(fields.get("hosts"))
+    return 0
+
+
+def _of_hosts(pipeline: Pipeline, count: int) -> Pipeline:
+    """The pipeline with so many hosts, where that makes other batches and there can be so many."""
+    sampler = pipeline.sampler
+    if sampler.order != "maxtext" or count < 1 or sampler.global_batch_size % count:
+        return pipeline
+    of_hosts = IndexSampler(**sampler.__getstate__() | {"host": Host(0, count)})
+    return type(pipeline)(pipeline.source, of_hosts, pipeline.transforms)
 
 
 def _lines(data: bytes, checked: Checked, run: _Run) -> Iterator[tuple[int, bytes, str]]:
     """(number, line, what is wrong with its place in the chain) of each sealed line."""
-    previous, entry = {FIRST_CHAIN}, 0
+    previous, entries = {FIRST_CHAIN}, {0}  # after a line that was changed: what it says, and what it should have said
     halves: list[int] = []  # lines without a seal, since the last that has one
     since = b""
     lines = lines_of(data)
@@ -113,7 +127,8 @@ def _lines(data: bytes, checked: Checked, run: _Run) -> Iterator[tuple[int, byte
             continue
         body = line[: seal.covered]
         expected = {chain_of(chain, since + body) for chain in previous}
-        problem = "" if seal.chain in expected else _broken(seal, entry)
+        entry = seal.entry - 1 if seal.entry - 1 in entries else max(entries)
+        problem = "" if seal.chain in expected and seal.entry == entry + 1 else _broken(seal, entry)
         if not problem:
             checked.notes += [Finding(half, _HALF) for half in halves]
         elif halves:
@@ -123,7 +138,8 @@ def _lines(data: bytes, checked: Checked, run: _Run) -> Iterator[tuple[int, byte
             if added or seal.entry == entry + 1 + len(halves):  # else they were entries before they were changed
                 problem = ""
         yield number, line, problem
-        previous, entry, halves, since = {seal.chain, *expected}, seal.entry, [], b""
+        previous, entries = {seal.chain, *expected}, {seal.entry, *([entry + 1] if problem else [])}
+        halves, since = [], b""
     for half in halves:
         cut = half == len(lines) and not data.endswith(b"\n")
         (checked.notes if cut else checked.findings).append(Finding(half, _HALF if cut else _NO_ENTRY))
@@ -138,7 +154,7 @@ def _broken(seal: Seal, before: int) -> str:
         return f"is entry {seal.entry} and follows entry {before}: {missing} missing, or this line was changed."
     if seal.entry <= before:
         return f"is entry {seal.entry} and follows entry {before}: it was added or moved, or changed."
-    return f"was changed: chain={seal.chain} is not that of what it says and of the lines before it."
+    return f"chain={seal.chain} is not that of what it says and of what was written before: it was changed."
 
 
 class _Run:
@@ -185,14 +201,10 @@ class _Run:
 
     def _load(self, fields: Mapping[str, str]) -> None:
         self._checked.loads += 1
-        hosts = fields.get("hosts", "")
-        count = int(hosts) if hosts.isdigit() else 0
-        if not count or self._pipeline.sampler.global_batch_size % count:
-            self._found(
-                f"hosts={hosts}; expected a number that divides {self._pipeline.sampler.global_batch_size} rows."
-            )
-            count = 1
-        self._compare(fields, self._events.load(count), {"hosts"})
+        rows, hosts = self._pipeline.sampler.global_batch_size, _number(fields.get("hosts"))
+        if hosts < 1 or rows % hosts:
+            self._found(f"hosts={fields.get('hosts')}; expected a number that divides {rows} rows.")
+        self._compare(fields, self._events.load(hosts), {"hosts"})
         self._loaded, self._running = True, False
         if self._reach < 0:  # a log that begins at the beginning says no resume
             self._go(0)
@@ -200,11 +212,10 @@ class _Run:
 
     def _resume(self, fields: Mapping[str, str]) -> None:
         self._checked.resumes += 1
-        stated = fields.get("step", "")
-        step = int(stated) if stated.isdigit() else -1
+        step = _number(fields.get("step"))
         first = self._checked.entries == self._checked.loads + 1
         if not 0 <= step < self._steps:
-            self._found(f"step={stated}; expected 0 to {self._steps - 1}.")
+            self._found(f"step={fields.get('step')}; expected 0 to {self._steps - 1}.")
             self.lose()
             return
         if first and step:
@@ -246,18 +257,15 @@ class _Run:
 
     def _find(self, fields: Mapping[str, str]) -> None:
         """Find the event that a line says, wherever the run is."""
-        step = fields.get("step", "")
-        if step.isdigit() and int(step) < self._steps:
-            for event in self._events.following(int(step)):
-                if event.step > int(step):
-                    break
-                if _is(event, fields):
-                    self._lost = False
-                    since, self._since = self._since, None
-                    self._go(event.step)
-                    self._since = since
-                    while self._next is not None and self._next != event:
-                        self._advance()
+        step = _number(fields.get("step"))
+        if not 0 <= step < self._steps:
+            return
+        for event in itertools.takewhile(lambda event: event.step == step, self._events.following(step)):
+            if _is(event, fields):
+                self._lost, self._next, self._upcoming = False, None, self._events.following(step)
+                while self._next != event:
+                    self._advance()
+                return
 
     def _go(self, step: int) -> None:
         self._since = step
@@ -293,6 +301,11 @@ class _Run:
 
     def _found(self, message: str) -> None:
         self._checked.findings.append(Finding(self._number, message))
+
+
+def _number(text: str | None) -> int:
+    """A number from 0 on; -1 for what is none."""
+    return int(text) if text is not None and text.isascii() and text.isdigit() and len(text) < 19 else -1
 
 
 def _is(event: Event, fields: Mapping[str, str]) -> bool:

@@ -1,0 +1,70 @@
+"""The audit log of a run whose processes are killed."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import signal
+import subprocess
+import sys
+
+from sft_files import documents, write_episodes
+
+import grain_sft
+from grain_sft import Host
+from grain_sft.trace.audit_check import check_audit
+
+RUN = """
+import json, sys
+from pathlib import Path
+import grain_sft
+folder = Path(sys.argv[1])
+pipeline = grain_sft.load({config}, host=grain_sft.Host(0, 1))
+pipeline = grain_sft.Pipeline(pipeline.source, pipeline.sampler, pipeline.transforms, audit=folder / "logs" / "audit")
+state = folder / "checkpoint"
+iterator = pipeline.iter()
+if state.exists():
+    iterator.set_state(json.loads(state.read_text()))
+for batch in iterator:
+    print(iterator.next_step, flush=True)
+    if iterator.next_step % 10 == 0:
+        temporary = folder / "checkpoint.tmp"
+        temporary.write_text(json.dumps(iterator.get_state()))
+        temporary.rename(state)
+"""
+
+
+def test_a_run_killed_and_resumed_three_times_is_confirmed_and_one_changed_line_is_not(tmp_path, monkeypatch):
+    """Real processes, killed by SIGKILL at any moment."""
+    monkeypatch.setenv("GRAIN_SFT_CACHE_DIR", str(tmp_path / "cache"))
+    data = write_episodes(tmp_path / "chats", documents(170, longest=60))
+    config = {
+        "corpus": {"path": str(data)},
+        "layout": {"kind": "packed", "sequence_length": 64},
+        "sampler": {"order": "olmo", "seed": 34521, "global_batch_size": 4, "epochs": 3},
+    }
+    script = tmp_path / "run.py"
+    script.write_text(RUN.replace("{config}", repr(config)))
+    steps = None
+    for stop in (7, 23, 44, None):
+        process = subprocess.Popen([sys.executable, script, tmp_path], stdout=subprocess.PIPE, text=True)
+        for line in process.stdout:
+            if stop is not None and int(line) >= stop:
+                process.send_signal(signal.SIGKILL)
+                break
+            steps = int(line)
+        with contextlib.suppress(ValueError):
+            process.stdout.read()
+        assert process.wait() == (0 if stop is None else -signal.SIGKILL)
+    pipeline = grain_sft.load(config, host=Host(0, 1))
+    assert steps == len(pipeline) > 50
+    for ending in (".log", ".jsonl"):
+        path = tmp_path / "logs" / f"audit{ending}"
+        checked = check_audit(path, pipeline)
+        assert checked.accepted, checked.findings
+        assert checked.loads == 4 and checked.resumes == 3 and checked.epochs == {0, 1, 2}
+        lines = path.read_text().splitlines(keepends=True)
+        for number, line in enumerate(lines, 1):
+            other = re.sub(r"T(\d\d):(\d\d)", lambda match: f"T{match[1]}:{(int(match[2]) + 1) % 60:02}", line, count=1)
+            path.write_text("".join([*lines[: number - 1], other, *lines[number:]]))
+            assert {finding.line for finding in check_audit(path, pipeline).findings} == {number}

@@ -1,0 +1,479 @@
+"""The audit log: what a run writes, whatever kills it, and what a check makes of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import re
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from sft_files import documents, write_episodes
+
+from grain_sft import Host, IndexSampler, NpyDataSource, PaddedLayout, Pipeline, ShiftTargets, WindowLayout, open_corpus
+from grain_sft.errors import CorpusError, CorpusFileError, PipelineError, StorageError
+from grain_sft.trace.audit_check import check_audit
+from grain_sft.trace.audit_line import FIRST_CHAIN, lines_of, read_line, seal_of, sealed
+
+ENDINGS = (".log", ".jsonl")
+ROWS = 125
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    path = tmp_path_factory.mktemp("corpus") / "tokens.npy"
+    np.random.default_rng(0).integers(2, 60_000, ROWS * 16 + 5).astype("uint16").tofile(path)
+    return open_corpus([str(path)], dtype="uint16", eos_token_id=1)
+
+
+@pytest.fixture
+def make(corpus, tmp_path):
+    """`make(**sampler)`: a pipeline of 125 rows, 7 steps an epoch, three epochs, with an audit log."""
+    source = NpyDataSource(WindowLayout(corpus, 16))
+
+    def pipeline(audit=tmp_path / "audit", **changed):
+        options = {"global_batch_size": 16, "seed": 42, "epochs": 3} | changed
+        return Pipeline(source, IndexSampler(len(source), **options), [ShiftTargets()], audit=audit)
+
+    return pipeline
+
+
+def take(pipeline, start: int, stop: int, **options) -> None:
+    """Batches `start` to `stop`, as a process of its own would."""
+    iterator = pipeline.iter(start, **options)
+    for _ in range(start, stop):
+        next(iterator)
+    iterator.close()
+
+
+def entries(path: Path) -> list[dict]:
+    return [json.loads(line) for line in Path(path).read_text().splitlines()]
+
+
+def said(path: Path) -> list[tuple]:
+    """(action, step, epoch) of each line."""
+    return [(entry["action"], entry.get("step"), entry.get("epoch")) for entry in entries(path)]
+
+
+def killed_and_resumed(make) -> None:
+    """Runs that were killed at steps 5, 11 and 16, resumed from checkpoints before, and came to the end at step 21."""
+    for start, stop in ((0, 5), (4, 11), (7, 16), (15, 21)):
+        take(make(), start, stop, threads=0)
+
+
+EXPECTED = [
+    *[("dataset_load", None, None), ("epoch_start", 0, 0)],
+    *[("dataset_load", None, None), ("resume", 4, 0), ("epoch_complete", 6, 0), ("epoch_start", 7, 1)],
+    *[("dataset_load", None, None), ("resume", 7, 1), ("epoch_start", 7, 1), ("epoch_complete", 13, 1)],
+    *[("epoch_start", 14, 2), ("dataset_load", None, None), ("resume", 15, 2), ("epoch_complete", 20, 2)],
+]
+
+
+def test_a_run_says_when_it_loads_and_resumes_and_when_epochs_start_and_end(make, tmp_path):
+    killed_and_resumed(make)
+    assert said(tmp_path / "audit.jsonl") == EXPECTED
+    found = entries(tmp_path / "audit.jsonl")
+    sampler = make().sampler
+    for entry in found:
+        assert entry["receipt"] == make().receipt.code
+        if entry["action"] == "epoch_start":
+            assert entry["first_rows"] == entry["first_episode_ids"] == sampler.rows(entry["step"])[:10].tolist()
+    assert found[0]["num_rows"] == 125 and found[0]["steps_per_epoch"] == 7 and found[0]["epoch_shuffle"] is True
+    assert found[0]["receipt_parts"] == make().receipt.parts
+    assert found[3]["epoch_offset"] == 4 * 16
+    complete = found[4]
+    assert (complete["rows_seen"], complete["first_step"], complete["since_step"]) == (112, 0, 4)
+    assert [entry["entry"] for entry in found] == list(range(1, 15))
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_the_log_of_a_run_that_was_killed_and_resumed_is_confirmed(make, tmp_path, ending):
+    killed_and_resumed(make)
+    checked = check_audit(tmp_path / f"audit{ending}", make(audit=None))
+    assert checked.accepted and not checked.notes
+    assert (checked.entries, checked.loads, checked.resumes, checked.epochs) == (14, 4, 3, {0, 1, 2})
+
+
+def test_the_text_has_the_form_of_the_episode_indexed_loader_and_says_what_the_json_says(make, tmp_path):
+    killed_and_resumed(make)
+    text = (tmp_path / "audit.log").read_text().splitlines()
+    for line, entry in zip(text, entries(tmp_path / "audit.jsonl"), strict=True):
+        time, channel, level, action, *_ = line.split(" | ")
+        assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", time) and (channel, level) == (
+            "TRAINING",
+            "INFO",
+        )
+        assert action == f"action={entry['action']}"
+        of_text, of_json = read_line(line.encode()), read_line(json.dumps(entry).encode())
+        assert {**of_text, "chain": ""} == {**of_json, "chain": ""}
+    rows = make().sampler.rows(0)[:10].tolist()
+    assert f'| action=epoch_start | epoch=0 | seed=42 | first_episode_ids="{rows}" |' in text[1]
+    assert "| epoch_seed=42 | epoch_shuffle=true |" in text[0]
+
+
+SAMPLERS = [
+    *({"order": order} for order in ("shuffle", "olmo", "episode", "openchat", "sequential", "random", "maxtext")),
+    *({"order": "maxtext", "host": Host(0, count)} for count in (2, 4, 16)),
+    *({"order": order, "last_batch": "run_on"} for order in ("shuffle", "episode")),
+    *({"order": order, "last_batch": "fill"} for order in ("shuffle", "olmo")),
+    {"order": "episode", "last_batch": "run_on", "global_batch_size": 200},  # batches of more than an epoch
+    {"order": "olmo", "host": Host(0, 8)},
+    {"global_batch_size": 125},  # epochs of one step
+    {"epochs": None},
+    {"epochs": 1, "shuffle": False},
+]
+
+
+def borders(sampler, steps: int) -> list[tuple]:
+    """(action, step, epoch), found record by record."""
+    hosts = sampler.host.count if sampler.order == "maxtext" else 1
+    whole = IndexSampler(**sampler.__getstate__() | {"host": Host(0, hosts)})
+    batch, per_epoch = 16 // hosts if hosts > 1 else whole.global_batch_size, whole.rows_per_host_and_epoch
+    epochs = [record // per_epoch for record in range(steps * batch)]
+    last = whole.num_steps == steps
+    found = []
+    for record, epoch in enumerate(epochs):
+        if not record or epochs[record - 1] != epoch:
+            found.append(("epoch_start", record // batch, epoch))
+        if (record + 1) % per_epoch == 0 or (last and record + 1 == len(epochs)):
+            found.append(("epoch_complete", record // batch, epoch))
+    return found
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS, ids=str)
+def test_epochs_start_and_end_where_their_rows_do_in_every_order(make, tmp_path, sampler):
+    pipeline = make(**sampler)
+    steps = min(len(pipeline), 30)
+    take(pipeline, 0, steps, threads=0)
+    assert said(tmp_path / "audit.jsonl")[1:] == borders(pipeline.sampler, steps)
+    for ending in ENDINGS:
+        checked = check_audit(tmp_path / f"audit{ending}", make(**sampler | {"host": Host(0, 1)}))
+        assert checked.accepted, checked.findings[:3]
+    seen = [entry for entry in entries(tmp_path / "audit.jsonl") if entry["action"] == "epoch_complete"]
+    if sampler.get("last_batch") == "fill":
+        assert all(entry["rows_seen"] == ROWS for entry in seen)
+    hosts = pipeline.sampler.host.count
+    if pipeline.sampler.order == "maxtext" and len(seen) == 3:
+        assert sum(entry["rows_seen"] for entry in seen) == steps * 16
+        assert seen[0]["rows_seen"] == ROWS // hosts * hosts
+
+
+def test_resumed_anywhere_a_run_is_confirmed_in_every_order(make, tmp_path):
+    for number, sampler in enumerate(SAMPLERS):
+        audit = tmp_path / str(number)
+        steps = min(len(make(**sampler)), 15)
+        for start in range(0, steps, 2):
+            take(make(audit, **sampler), max(0, start - 1), min(start + 2, steps), threads=0)
+        checked = check_audit(f"{audit}.log", make(**sampler))
+        assert checked.accepted, (sampler, checked.findings[:3])
+
+
+def test_episodes_are_named_by_their_numbers_in_the_corpus(tmp_path):
+    written = open_corpus(write_episodes(tmp_path / "chats", documents(60, longest=40)))
+    source = NpyDataSource(PaddedLayout(written, 32, min_tokens=20))
+    assert 10 < len(source) < 60
+    sampler = IndexSampler(len(source), global_batch_size=4, seed=7, order="episode")
+    take(Pipeline(source, sampler, audit=tmp_path / "audit.jsonl"), 0, 1, threads=0)
+    start = entries(tmp_path / "audit.jsonl")[1]
+    rows = np.random.RandomState(7).permutation(len(source))[:10]
+    long = np.flatnonzero(written.documents.length >= 20)
+    assert start["first_rows"] == rows.tolist() and start["first_episode_ids"] == long[rows].tolist()
+    assert not (tmp_path / "audit.log").exists() and start["seed"] == 7
+
+
+def changed(value: str) -> str:
+    """Another value of the same kind."""
+    digit = re.search(r"\d", value)
+    if digit is not None:
+        return value[: digit.start()] + str((int(digit[0]) + 1) % 10) + value[digit.end() :]
+    if value in ("true", "false"):
+        return "false" if value == "true" else "true"
+    return value[:-2] + ("x" if value[-2] != "x" else "y") + value[-1]
+
+
+def reseal(lines: list[bytes]) -> bytes:
+    """A log whose seals were made again, as someone would who knows how."""
+    chain, data = FIRST_CHAIN, b""
+    for number, line in enumerate(lines, 1):
+        body = re.sub(rb'( \| entry=\d+ \| chain=\w+|, "entry": \d+, "chain": "\w+"\})$', b"", line)
+        line, chain = sealed(body, number, b"", chain)
+        data += line + b"\n"
+    return data
+
+
+def values_of(line: bytes) -> list[tuple[str, int, int]]:
+    """(name, begin, end) of every value of a line of text or JSON."""
+    text = line.decode()
+    if text.startswith("{"):
+        found, decoder, at = [], json.JSONDecoder(), 1
+        while at < len(text):
+            name, at = decoder.raw_decode(text, at)
+            begin = at + 2
+            at = decoder.raw_decode(text, begin)[1]
+            found.append((name, begin, at))
+            at += 2
+        return found
+    fields = [(match[1], *match.span(2)) for match in re.finditer(r' \| (\w+)=("(?:[^"\\]|\\.)*"|[^\s"]+)', text)]
+    return [("time", 0, text.index(" | ")), *fields]
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_a_line_with_any_value_changed_is_refused_and_named(make, tmp_path, ending):
+    killed_and_resumed(make)
+    path, pipeline = tmp_path / f"audit{ending}", make(audit=None)
+    lines = path.read_bytes().splitlines()
+    tried = set()
+    for number, line in enumerate(lines, 1):
+        action = read_line(line)["action"]
+        for name, begin, end in values_of(line):
+            value = line[begin:end].decode()
+            other = line[:begin] + changed(value).encode() + line[end:]
+            path.write_bytes(b"\n".join([*lines[: number - 1], other, *lines[number:], b""]))
+            checked = check_audit(path, pipeline)
+            found = {finding.line for finding in checked.findings}
+            assert found == {number}, (name, value, changed(value), checked.findings)
+            tried.add((action, name))
+    assert len(tried) == 20 + 8 + 11 + 12
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_what_is_computed_is_refused_also_where_the_chain_was_made_again(make, tmp_path, ending):
+    killed_and_resumed(make)
+    path, pipeline = tmp_path / f"audit{ending}", make(audit=None)
+    lines = path.read_bytes().splitlines()
+    assert reseal(lines) == path.read_bytes()
+    for number, line in enumerate(lines, 1):
+        for name, begin, end in values_of(line):
+            value = line[begin:end].decode()
+            other = line[:begin] + changed(value).encode() + line[end:]
+            if name in ("time", "grain_sft", "entry", "chain", "hosts"):
+                continue  # what only the chain shows, and hosts, which do not change the batches
+            path.write_bytes(reseal([*lines[: number - 1], other, *lines[number:]]))
+            found = check_audit(path, pipeline).findings
+            assert found and found[0].line == number, (number, name, found)
+            if (read_line(line)["action"], name) not in (("resume", "step"), ("dataset_load", "action")):
+                assert name in found[0].message, (number, name, found)
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_a_byte_changed_anywhere_is_refused_and_its_line_named(make, tmp_path, ending):
+    killed_and_resumed(make)
+    path, pipeline = tmp_path / f"audit{ending}", make(audit=None)
+    data = path.read_bytes()
+    random = np.random.default_rng(3)
+    starts = np.cumsum([0, *(len(line) + 1 for line in lines_of(data))])
+    for at in random.choice(len(data), 200, replace=False).tolist():
+        if data[at] == 0x0A:
+            continue  # two lines become one
+        byte = bytes([random.choice([byte for byte in b'a5" |={\xff' if byte != data[at]])])
+        path.write_bytes(data[:at] + byte + data[at + 1 :])
+        number = int(np.searchsorted(starts, at, side="right"))
+        found = {finding.line for finding in check_audit(path, pipeline).findings}
+        assert found == {number}, (at, data[at : at + 1], byte, found)
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_lines_that_are_removed_added_or_moved_are_refused(make, tmp_path, ending):
+    killed_and_resumed(make)
+    path, pipeline = tmp_path / f"audit{ending}", make(audit=None)
+    lines = path.read_bytes().splitlines()
+
+    def first(changed_lines: list[bytes]) -> int:
+        path.write_bytes(b"\n".join([*changed_lines, b""]))
+        return check_audit(path, pipeline).findings[0].line
+
+    for at in range(len(lines) - 1):
+        assert first(lines[:at] + lines[at + 1 :]) == at + 1
+        assert first([*lines[:at], lines[at + 1], lines[at], *lines[at + 2 :]]) == at + 1
+    for at in range(len(lines)):
+        assert first([*lines[: at + 1], lines[at], *lines[at + 1 :]]) == at + 2
+        assert first([*lines[:at], b"# a note", *lines[at:]]) == at + 1
+        assert first([*lines[:at], lines[at] + lines[at], *lines[at + 1 :]]) == at + 1
+    path.write_bytes(b"\n".join([*lines[:3], *lines[4:], b""]))
+    messages = [finding.message for finding in check_audit(path, pipeline).findings if finding.line == 4]
+    assert any("entry 4 is missing" in message for message in messages)
+
+
+def test_a_line_half_written_is_closed_and_is_no_contradiction(make, tmp_path):
+    take(make(), 0, 10, threads=0)
+    whole = {ending: (tmp_path / f"audit{ending}").read_bytes() for ending in ENDINGS}
+    for cut in (1, 2, 20, 35, 36, 60, 200, 300):
+        for ending in ENDINGS:
+            (tmp_path / f"audit{ending}").write_bytes(whole[ending][:-cut])
+            checked = check_audit(tmp_path / f"audit{ending}", make(audit=None))
+            assert checked.accepted, (cut, checked.findings)
+            assert len(checked.notes) == (cut != 1)
+        take(make(), 7, 13, threads=0)
+        take(make(), 12, 21, threads=0)
+        for ending in ENDINGS:
+            path = tmp_path / f"audit{ending}"
+            checked = check_audit(path, make(audit=None))
+            assert checked.accepted and checked.loads == 3, (cut, checked.findings)
+            assert [note.line for note in checked.notes] == (
+                [] if cut == 1 else [4 if cut < 300 else checked.notes[0].line]
+            )
+            if checked.notes:  # what was left of it is held by the chain, too
+                half = checked.notes[0].line
+                lines = path.read_bytes().splitlines()
+                lines[half - 1] = b"#" + lines[half - 1][1:]
+                path.write_bytes(b"\n".join([*lines, b""]))
+                assert check_audit(path, make(audit=None)).findings[0].line == half
+
+
+def test_an_end_longer_than_what_is_read_first_is_found(make, tmp_path):
+    take(make(), 0, 3, threads=0)
+    for path in (tmp_path / "audit.log", tmp_path / "audit.jsonl"):
+        path.write_bytes(path.read_bytes() + b"x" * 300_000)
+    take(make(), 2, 8, threads=0)
+    for ending in ENDINGS:
+        checked = check_audit(tmp_path / f"audit{ending}", make(audit=None))
+        assert checked.accepted and len(checked.notes) == 1
+
+
+@pytest.mark.parametrize("options", [{}, {"threads": 2, "prefetch": 50}, {"worker_count": 2, "threads": 0}], ids=str)
+def test_nothing_is_said_of_batches_that_were_only_read_ahead(make, tmp_path, options):
+    iterator = make().iter(0, **options)
+    iterator.start_prefetch()
+    time.sleep(0.3)
+    assert not (tmp_path / "audit.log").exists()
+    for step in range(21):
+        next(iterator)
+        assert said(tmp_path / "audit.jsonl")[1:] == [
+            event for event in borders(make().sampler, 21) if event[1] <= step
+        ]
+    with pytest.raises(StopIteration):
+        next(iterator)
+    iterator.close()
+    assert check_audit(tmp_path / "audit.log", make()).accepted
+
+
+def test_between_the_borders_of_epochs_nothing_is_written_or_opened(make, tmp_path, monkeypatch):
+    iterator = make().iter(0, threads=0)
+    next(iterator)
+    opened, really = [], os.open
+    monkeypatch.setattr(os, "open", lambda *args, **kwargs: opened.append(args) or really(*args, **kwargs))
+    for _ in range(1, 6):
+        next(iterator)
+    assert not opened
+    next(iterator)
+    assert len(opened) == 2
+
+
+def test_threads_that_share_an_iterator_write_once(make, tmp_path):
+    iterator = make().iter()
+    threads = [threading.Thread(target=lambda: [batch for batch in iterator]) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert said(tmp_path / "audit.jsonl")[1:] == borders(make().sampler, 21)
+
+
+def test_only_the_first_host_writes(make, tmp_path):
+    take(make(host=Host(1, 2)), 0, 8, threads=0)
+    assert not list(tmp_path.glob("audit*"))
+    take(make(host=Host(0, 2)), 0, 8, threads=0)
+    assert entries(tmp_path / "audit.jsonl")[0]["hosts"] == 2
+    assert check_audit(tmp_path / "audit.log", make()).accepted
+
+
+def test_batches_taken_by_step_are_not_in_the_log_and_change_nothing_in_it(make, tmp_path):
+    pipeline = make()
+    assert pipeline[3].keys() and pipeline.dataset()[4].keys()
+    assert next(iter(pipeline.data_loader())).keys()
+    assert not list(tmp_path.glob("audit*"))
+    copy = pickle.loads(pickle.dumps(pipeline))
+    assert copy.audit.paths == [str(tmp_path / "audit.log"), str(tmp_path / "audit.jsonl")]
+    assert repr(copy) == repr(make(audit=None)) and copy.receipt.code == make(audit=None).receipt.code
+
+
+def test_an_iterator_that_goes_elsewhere_says_so(make, tmp_path):
+    iterator = make().iter(threads=0)
+    state = iterator.get_state()
+    for _ in range(3):
+        next(iterator)
+    iterator.set_state({**state, "next_step": 2})
+    next(iterator)
+    iterator.set_state({**state, "next_step": 3})  # where it was
+    next(iterator)
+    assert said(tmp_path / "audit.jsonl") == [("dataset_load", None, None), ("epoch_start", 0, 0), ("resume", 2, 0)]
+    pipeline = make(audit=tmp_path / "other.jsonl")
+    for _ in range(2):  # an evaluation that is repeated
+        take(pipeline, 0, 21)
+    assert [action for action, *_ in said(tmp_path / "other.jsonl")].count("resume") == 1
+    assert (
+        check_audit(tmp_path / "other.jsonl", make()).accepted and check_audit(tmp_path / "audit.log", make()).accepted
+    )
+
+
+def test_a_log_that_can_not_be_written_stops_the_run_and_is_whole_when_it_goes_on(make, tmp_path):
+    pipeline = make()
+    iterator = pipeline.iter()
+    next(iterator)
+    hidden = tmp_path / "audit.was"
+    for _ in range(1, 6):
+        next(iterator)
+    (tmp_path / "audit.jsonl").rename(hidden)
+    (tmp_path / "audit.jsonl").mkdir()
+    for _ in range(2):
+        with pytest.raises(StorageError, match=r"audit.jsonl: the audit log can't be written"):
+            next(iterator)
+    (tmp_path / "audit.jsonl").rmdir()
+    hidden.rename(tmp_path / "audit.jsonl")
+    assert len(list(iterator)) == 15
+    for ending in ENDINGS:
+        checked = check_audit(tmp_path / f"audit{ending}", make())
+        assert checked.accepted and (checked.loads, checked.resumes, checked.entries) == (1, 0, 7)
+
+
+def test_two_processes_by_mistake_keep_the_chain_whole(make, tmp_path):
+    iterators = [make().iter(threads=0) for _ in range(2)]
+    for _ in range(21):
+        for iterator in iterators:
+            next(iterator)
+    lines = (tmp_path / "audit.log").read_bytes().splitlines()
+    assert [seal_of(line).entry for line in lines] == list(range(1, 16))
+    assert reseal(lines) == (tmp_path / "audit.log").read_bytes()
+
+
+def test_a_run_of_other_data_is_contradicted_and_what_differs_is_said(make, tmp_path):
+    killed_and_resumed(make)
+    checked = check_audit(tmp_path / "audit.log", make(seed=43))
+    messages = "\n".join(map(str, checked.findings))
+    assert not checked.accepted and checked.findings[0].line == 1
+    assert "epoch_seed=42; expected 43." in messages and "sampler differs: here" in messages
+
+
+def test_steps_that_no_run_handed_out_are_missed(make, tmp_path):
+    take(make(), 0, 5, threads=0)
+    take(make(), 9, 12, threads=0)
+    (finding,) = check_audit(tmp_path / "audit.log", make()).findings
+    assert str(finding).startswith(
+        "line 4: step=9, but no line says that steps 6 to 8 were handed out; expected 6 at most"
+    )
+
+
+def test_a_log_that_begins_in_the_middle_is_confirmed_with_a_note(make, tmp_path):
+    take(make(), 9, 21, threads=0)
+    checked = check_audit(tmp_path / "audit.log", make())
+    assert checked.accepted and [str(note) for note in checked.notes] == [
+        "line 2: the log begins at step 9: it says nothing of those before."
+    ]
+
+
+def test_what_is_no_log_is_a_sentence(make, tmp_path):
+    with pytest.raises(CorpusFileError, match="no such file"):
+        check_audit(tmp_path / "none.log", make())
+    empty = tmp_path / "empty.log"
+    empty.touch()
+    with pytest.raises(CorpusError, match="is empty"):
+        check_audit(empty, make())
+    for content in (b"\n", b"hello\n", b"\x00\xff\n{}\n", b'{"a": 1}', b"[" * 5000):
+        empty.write_bytes(content)
+        assert not check_audit(empty, make()).accepted
+    with pytest.raises(PipelineError, match="expected a local path"):
+        make(audit="gs://bucket/audit")
