@@ -1,41 +1,100 @@
-"""Every config under configs/ makes a pipeline."""
+"""Every config under configs/ makes a pipeline, and says what the run it is named after was given."""
 
 from pathlib import Path
 
 import numpy as np
 import pytest
-from sft_files import write_olmo
+from episode_corpora import write_dataset
+from sft_files import write_olmo, write_openchat, write_primer
 
 import grain_sft
 from grain_sft import Host
 
-CONFIGS = sorted((Path(__file__).parents[1] / "configs").iterdir())
-PACKED = [path for path in CONFIGS if "packed" in path.name]
+CONFIGS = Path(__file__).parents[1] / "configs"
+WINDOWS = ["eval_8192.yaml", "pretrain_8192.yaml", "pretrain_8192_olmo_order.yaml"]
+PACKED_32K = {"sft_packed_32768.yaml": 32, "olmo3_7b_think_sft.yaml": 32, "olmo3_32b_think_sft.yaml": 128}
+EPISODES = ["episodes.yaml", "episodes_gpt_config.json"]
+PRIMER = ["primer.yaml", "primer_packed.yaml"]
 
 
-@pytest.mark.parametrize("config", [path for path in CONFIGS if path not in PACKED], ids=lambda path: path.name)
-def test_a_shipped_config_delivers_batches(config, tmp_path):
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("GRAIN_SFT_CACHE_DIR", str(tmp_path / "cache"))
+
+
+def chats(*sizes, trained_from=7, end=100257):
+    """Conversations of some sizes, without loss on the first tokens."""
+    made = [(np.full(size, 9, np.uint32), np.arange(size) >= trained_from) for size in sizes]
+    for tokens, _ in made:
+        tokens[-1] = end
+    return made
+
+
+def load(name, hosts=2, **sections):
+    return grain_sft.load({"inherits": str(CONFIGS / name), **sections}, host=Host(hosts - 1, hosts))
+
+
+def test_all_configs_are_tried_here():
+    tried = {*WINDOWS, *PACKED_32K, *EPISODES, *PRIMER, "openchat.yaml"}
+    assert tried == {path.name for path in CONFIGS.iterdir()}
+
+
+@pytest.mark.parametrize("name", WINDOWS)
+def test_windows(name, tmp_path):
     rows, length = 600, 8192
     np.arange(rows * length, dtype=np.uint32).tofile(tmp_path / "tokens.npy")
     (tmp_path / "mix.txt").write_text("label,{TOKENIZER}.npy\n")
-    corpus = {"path": str(tmp_path / "mix.txt"), "path_remap": {"{TOKENIZER}": "tokens"}}
-    pipeline = grain_sft.load({"inherits": str(config), "corpus": corpus}, host=Host(1, 2))
+    pipeline = load(name, corpus={"path": str(tmp_path / "mix.txt"), "path_remap": {"{TOKENIZER}": "tokens"}})
     batch = next(pipeline.iter())
     assert batch["inputs"].shape == (pipeline.sampler.global_batch_size // 2, length)
     np.testing.assert_array_equal(batch["inputs"][:, 0] // length, pipeline.sampler.rows(0))
+    if name == "pretrain_8192_olmo_order.yaml":
+        assert pipeline.sampler.order == "olmo" and pipeline.sampler.global_batch_size * length == 1 << 22
+        assert repr(pipeline.transforms[0]) == "NgramFilter(max_period=13, min_period=1, max_count=32)"
 
 
-@pytest.mark.parametrize("config", PACKED, ids=lambda path: path.name)
-def test_a_shipped_config_of_packed_rows_delivers_batches(config, tmp_path):
-    length, rng = 32768, np.random.default_rng(0)
-    docs = [(np.full(size, 9, np.uint32), np.arange(size) >= 7) for size in rng.integers(8000, 40000, 150)]
-    for tokens, _ in docs:
-        tokens[-1] = 100257
-    write_olmo(tmp_path / "sft", docs, dtype="uint32", part_tokens=10**9)
-    pipeline = grain_sft.load({"inherits": str(config), "corpus": {"path": str(tmp_path / "sft")}}, host=Host(1, 2))
+@pytest.mark.parametrize("name", PACKED_32K)
+def test_rows_of_32768_tokens(name, tmp_path):
+    length, rows = 32768, PACKED_32K[name]
+    sizes = np.random.default_rng(0).integers(8000, 40000, 60).tolist() + [length] * (rows - 30)
+    write_olmo(tmp_path / "sft", chats(*sizes), dtype="uint32", part_tokens=10**9)
+    pipeline = load(name, corpus={"path": str(tmp_path / "sft")})
     batch = next(pipeline.iter())
-    assert batch["inputs"].shape == (16, length) and pipeline.sampler.global_batch_size == 32
-    assert pipeline.sampler.seed == 34521 and pipeline.sampler.epochs == 2
-    assert batch["inputs_segmentation"].max() > 1
+    assert batch["inputs"].shape == (rows // 2, length) and pipeline.sampler.global_batch_size == rows
+    assert pipeline.sampler.seed == 34521 and pipeline.sampler.epochs == 2 and pipeline.sampler.order == "olmo"
+    everything = pipeline.source.read(range(len(pipeline.source)))
+    assert everything["segment_ids"].max() > 1
     trained = batch["targets_segmentation"] != 0
-    assert (batch["targets_position"][trained] >= 6).all()  # the first 7 tokens of a document take no loss
+    assert trained.any() and (batch["targets_position"][trained] >= 6).all()  # the first 7 tokens take no loss
+    padding = everything["tokens"][everything["segment_ids"] == 0]
+    assert padding.size and (padding == (100257 if name.startswith("sft") else 100277)).all()
+
+
+@pytest.mark.parametrize("name", EPISODES)
+def test_episodes(name, tmp_path):
+    folder = write_dataset(tmp_path / "data", weighted=True)
+    place = {"dataset_dir": str(folder)} if name.endswith(".json") else {"corpus": {"path": str(folder)}}
+    pipeline = load(name, **place)
+    first, second = next(pipeline.iter()), next(pipeline.iter(start_step=9))
+    assert first["inputs"].shape == second["inputs"].shape == (4, 512) and pipeline.sampler.epoch(9) == 2
+    assert pipeline.data_key == load(EPISODES[0], corpus={"path": str(folder)}).data_key
+
+
+@pytest.mark.parametrize("name", PRIMER)
+def test_primer(name, tmp_path):
+    folder = write_primer(tmp_path / "primer", chats(*[500, 1024, 700] * 30, end=2))
+    pipeline = load(name, corpus={"path": str(folder)})
+    batch = next(pipeline.iter(start_step=5))
+    assert batch["inputs"].shape == (16, 1024)
+    assert len(pipeline.source) == {"primer.yaml": 90, "primer_packed.yaml": 75}[name]
+
+
+def test_openchat(tmp_path):
+    sizes = [15_000, 30_000, 9_000] * 16
+    folder = write_openchat(tmp_path / "openchat", chats(*sizes, end=2))
+    pipeline = load("openchat.yaml", corpus={"path": str(folder)})
+    assert pipeline.source.layout.recipe.algorithm == "multipack" and pipeline.sampler.global_batch_size == 8
+    assert len(pipeline) == 5  # 864,000 tokens: one batch of 8 x 81,920 in each of 5 epochs
+    batch = pipeline[4]
+    assert batch["inputs"].shape == (4, 81_920) and batch["targets_weights"].dtype == np.float32
+    assert (batch["inputs"][batch["inputs_segmentation"] == 0] == 0).all()
