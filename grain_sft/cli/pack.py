@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import tempfile
 import time
 from typing import Any
+
+import numpy as np
 
 from grain_sft.cli.preparing import progress_bar
 from grain_sft.cli.types import at_least, pair
@@ -17,9 +20,11 @@ from grain_sft.corpus.shard import TOKEN_DTYPES
 from grain_sft.errors import LayoutError
 from grain_sft.files import atomic_write
 from grain_sft.layout.packed import PackedLayout
-from grain_sft.layout.packing import ALGORITHMS, BY_EPOCH
+from grain_sft.layout.packing import ALGORITHMS, BY_EPOCH, TIES
 from grain_sft.layout.report import packing_report, plan_places
+from grain_sft.layout.which_machine import read_made_plan, which_machine
 from grain_sft.materialize import materialize
+from grain_sft.receipt import layout_receipt
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -27,6 +32,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("corpus", nargs="+", help="what open_corpus takes: a prepared corpus, a mix, an index, ...")
     parser.add_argument("--sequence-length", type=at_least(1), required=True, help="tokens a row")
     parser.add_argument("--algorithm", choices=list(ALGORITHMS), help="(default: compare all of them)")
+    parser.add_argument(
+        "--which-machine",
+        metavar="PLAN",
+        help="say which ties made a plan: one of ours, by its file, or one of OLMo-core's, by its work directory",
+    )
+    parser.add_argument(
+        "--olmo-path",
+        action="append",
+        type=pair,
+        default=[],
+        metavar="FROM=TO",
+        help="OLMo-core was given TO where the corpus's paths begin with FROM",
+    )
     parser.add_argument("--compare", action="store_true", help="compare all algorithms, after the report of one")
     rows = parser.add_argument_group("rows")
     rows.add_argument(
@@ -35,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     rows.add_argument(
         "--source-group-size", type=at_least(1), default=1, help="files that are packed together (default: 1)"
     )
-    rows.add_argument("--ties", choices=("stable", "numpy"), default="stable", help="(default: stable)")
+    rows.add_argument("--ties", choices=TIES, default="stable", help="of documents of equal length (default: stable)")
     rows.add_argument("--max-segments", type=at_least(1), help="documents a row at most (default: any number)")
     rows.add_argument("--boundaries", choices=("auto", "eos"), default="auto", help="(default: auto)")
     rows.add_argument("--bos-token-id", type=at_least(0), help="an EOS ends a document only where this follows")
@@ -66,6 +84,10 @@ def run(options: argparse.Namespace) -> int:
     """Pack, print, write."""
     if options.materialize and options.algorithm is None:
         options.parser.error("--materialize needs --algorithm: the rows of one are written.")
+    if options.which_machine and (options.algorithm or options.compare):
+        options.parser.error(
+            "--which-machine takes no --algorithm and no --compare: a plan is of the one that made it."
+        )
     corpus = open_corpus(
         options.corpus[0] if len(options.corpus) == 1 else options.corpus,
         format=options.format,
@@ -75,6 +97,10 @@ def run(options: argparse.Namespace) -> int:
         tokenizer=options.tokenizer,
     )
     figures: dict[str, Any] = {"corpus": _corpus(corpus)}
+    if options.which_machine:
+        figures["which_machine"] = _which_machine(corpus, options)
+        _write(figures, options)
+        return 0 if any(match["equal"] for match in figures["which_machine"]["variants"]) else 1
     if options.algorithm is not None:
         figures["packing"], layout = _one(corpus, options)
     if options.compare or options.algorithm is None:
@@ -82,11 +108,15 @@ def run(options: argparse.Namespace) -> int:
     figures["learning_rate"] = _learning_rate(corpus, options)
     if options.materialize:
         figures["materialized"] = _materialize(layout, options)
+    _write(figures, options)
+    return 0
+
+
+def _write(figures: dict[str, Any], options: argparse.Namespace) -> None:
     if options.json:
         with atomic_write(options.json) as file:
             json.dump(figures, file, indent=2)
             file.write("\n")
-    return 0
 
 
 def _corpus(corpus: Corpus) -> dict[str, Any]:
@@ -113,6 +143,7 @@ def _one(corpus: Corpus, options: argparse.Namespace) -> tuple[dict[str, Any], P
     layout = PackedLayout(corpus, options.sequence_length, algorithm=options.algorithm, **_of_algorithm(options))
     seconds = time.perf_counter() - begin
     found = packing_report(layout) | {"plans": plan_places(layout), "seconds": seconds}
+    found["receipt"] = layout_receipt(layout)
     segments = found["segments_a_row"]
     epochs = f" in {layout.epochs} epochs" if layout.epochs > 1 else ""
     _line("algorithm", f"{options.algorithm}{epochs}, planned or read from the cache in {seconds:.2f} s")
@@ -125,7 +156,41 @@ def _one(corpus: Corpus, options: argparse.Namespace) -> tuple[dict[str, Any], P
     for plan in found["plans"]:
         _line("plan", plan["fingerprint"])
         _line("", plan["path"])
+    _line("receipt", f"{found['receipt']}, the same for the same rows wherever they were packed")
     return found, layout
+
+
+def _which_machine(corpus: Corpus, options: argparse.Namespace) -> dict[str, Any]:
+    """The lines of --which-machine."""
+    plan = read_made_plan(
+        options.which_machine,
+        corpus,
+        options.sequence_length,
+        long_documents=options.long_documents,
+        source_group_size=options.source_group_size,
+        bos_token_id=options.bos_token_id,
+        paths=[_olmo_path(shard.path, options.olmo_path) for shard in corpus.shards],
+    )
+    _line("plan", f"{options.which_machine}, {len(plan.arrays['ends']):,} rows")
+    if plan.says:
+        _line("", f"says of itself: {plan.says}")
+    matches = which_machine(plan, corpus)
+    _line("numpy", f"{np.__version__}, of which the variants are")
+    for match in matches:
+        _line(match.ties, f" {match.message}")
+    if not any(match.equal for match in matches):
+        _line("none", "of them made this plan. Was it another version of numpy, or were options other than these?")
+    return {
+        "plan": options.which_machine,
+        "numpy": np.__version__,
+        "says": plan.says,
+        "variants": [dataclasses.asdict(match) for match in matches],
+    }
+
+
+def _olmo_path(path: str, pairs: list[tuple[str, str]]) -> str:
+    """A path as OLMo-core was given it."""
+    return next((new + path[len(old) :] for old, new in pairs if path.startswith(old)), path)
 
 
 def _compare(corpus: Corpus, options: argparse.Namespace) -> list[dict[str, Any]]:
