@@ -17,6 +17,7 @@ def config(tmp_path, monkeypatch):
         "corpus": {"path": str(write_episodes(tmp_path / "chats", documents(60)))},
         "layout": {"kind": "padded", "sequence_length": 64},
         "sampler": {"order": "maxtext", "seed": 7, "global_batch_size": 4, "epochs": 2},
+        "audit": str(tmp_path / "audit"),
     }
     path = tmp_path / "run.json"
     path.write_text(json.dumps(stated))
@@ -27,9 +28,7 @@ def config(tmp_path, monkeypatch):
 def audit(config, tmp_path):
     """The log of a run of two hosts that was stopped and resumed once."""
     for start, stop in ((0, 20), (16, 30)):
-        pipeline = grain_sft.load(config, host=Host(0, 2))
-        run = grain_sft.Pipeline(pipeline.source, pipeline.sampler, pipeline.transforms, audit=tmp_path / "audit")
-        iterator = run.iter(start, threads=0)
+        iterator = grain_sft.load(config, host=Host(0, 2)).iter(start, threads=0)
         for _ in range(start, stop):
             next(iterator)
     return tmp_path / "audit"

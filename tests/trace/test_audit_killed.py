@@ -20,7 +20,6 @@ from pathlib import Path
 import grain_sft
 folder = Path(sys.argv[1])
 pipeline = grain_sft.load({config}, host=grain_sft.Host(0, 1))
-pipeline = grain_sft.Pipeline(pipeline.source, pipeline.sampler, pipeline.transforms, audit=folder / "logs" / "audit")
 state = folder / "checkpoint"
 iterator = pipeline.iter()
 if state.exists():
@@ -42,6 +41,7 @@ def test_a_run_killed_and_resumed_three_times_is_confirmed_and_one_changed_line_
         "corpus": {"path": str(data)},
         "layout": {"kind": "packed", "sequence_length": 64},
         "sampler": {"order": "olmo", "seed": 34521, "global_batch_size": 4, "epochs": 3},
+        "audit": str(tmp_path / "logs" / "audit"),
     }
     script = tmp_path / "run.py"
     script.write_text(RUN.replace("{config}", repr(config)))
