@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import argparse
 
-_SHOWN = 20  # contradictions
+from grain_sft.cli.types import at_least
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     parser.add_argument("log", help="audit log, text or JSONL")
     parser.add_argument("config", help="config of the run, a .yaml or .json file")
+    parser.add_argument("--most", type=at_least(1), default=20, help="contradictions that are printed (default: 20)")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -23,10 +24,10 @@ def run(options: argparse.Namespace) -> int:
     checked = check_audit(options.log, pipeline)
     for note in checked.notes:
         print(f"{options.log}: {note}")
-    for finding in checked.findings[:_SHOWN]:
+    for finding in checked.findings[: options.most]:
         print(f"{options.log}: {finding}")
-    if len(checked.findings) > _SHOWN:
-        print(f"{options.log}: {len(checked.findings) - _SHOWN} more that are not shown.")
+    if len(checked.findings) > options.most:
+        print(f"{options.log}: {len(checked.findings) - options.most} more that are not shown; see --most.")
     said = f"{checked.entries:,} entries, {checked.loads:,} starts, {checked.resumes:,} resumes, {len(checked.epochs):,} epochs"
     verdict = "confirmed" if checked.accepted else "CONTRADICTED"
     print(f"{verdict}: {said} complete; receipt {checked.receipt}")
