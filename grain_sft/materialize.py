@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import json
 import os
@@ -21,10 +22,12 @@ from grain_sft.corpus import Corpus
 from grain_sft.corpus.formats import Options, Tree
 from grain_sft.corpus.formats import rows as format_rows
 from grain_sft.corpus.formats.metadata import Json
+from grain_sft.corpus.rows import ReadyRows
 from grain_sft.errors import LayoutError, StorageError
 from grain_sft.layout.packed import PackedLayout
 from grain_sft.layout.report import plan_places
 from grain_sft.sources import Element, NpyDataSource
+from grain_sft.transforms import ShiftTargets
 
 SHARD_BYTES = 1 << 30  # of tokens
 _CHUNK_TOKENS = 1 << 20  # read and written at once
@@ -113,15 +116,17 @@ class _Job:
         known = (self.corpus.pad_token_id, self.corpus.eos_token_id)
         return int(next((number for number in known if number is not None), 0))
 
-    @property
-    def places_dtype(self) -> np.dtype[np.unsignedinteger]:
-        """The smallest that holds a position, and as many segments as a row may have tokens."""
-        return np.dtype(np.uint16 if self.layout.sequence_length < 1 << 16 else np.uint32)
+    @functools.cached_property
+    def rows(self) -> ReadyRows:
+        """What is written beside tokens and loss: in the smallest types that hold a position, and a row's segments."""
+        segments = np.min_scalar_type(self.layout.statistics["max_segments"]).name
+        positions = np.min_scalar_type(self.layout.sequence_length - 1).name
+        return ReadyRows(self.layout.sequence_length, (), positions, segments, self.made_of)
 
     @property
-    def bytes_a_token(self) -> int:
+    def bytes_a_row(self) -> int:
         loss = {"": 0, "bool": 1, "float32": 4}[self.loss]
-        return self.corpus.dtype.itemsize + loss + 2 * self.places_dtype.itemsize
+        return self.layout.sequence_length * (self.corpus.dtype.itemsize + loss) + self.rows.places_dtype.itemsize
 
     def shards(self) -> list[range]:
         """Rows of each shard."""
@@ -167,7 +172,8 @@ def _write(job: _Job, folder: str, stage: str, progress: Progress | None) -> dic
         "sequence_length": job.layout.sequence_length,
         "rows": len(job.layout),
         "dtype": corpus.dtype.name,
-        "places_dtype": job.places_dtype.name,
+        "positions_dtype": job.rows.positions_dtype,
+        "segments_dtype": job.rows.segments_dtype,
         "loss": job.loss or None,
         "eos_token_id": None if corpus.eos_token_id is None else int(corpus.eos_token_id),
         "pad_token_id": job.padding,
@@ -187,15 +193,18 @@ def _write_shard(
     job: _Job, source: NpyDataSource, rows: range, paths: Mapping[str, str], progress: Progress | None
 ) -> None:
     """Write the files of one shard; each appears whole, the one of documents last."""
+    shift = ShiftTargets()
     step = max(1, _CHUNK_TOKENS // job.layout.sequence_length)
     with contextlib.ExitStack() as stack:
         kinds = ["documents", *(kind for kind in paths if kind != "documents")]  # the first opened is the last closed
         out = {kind: stack.enter_context(files.atomic_write(paths[kind], "wb")) for kind in kinds}
         for begin in range(rows.start, rows.stop, step):
             element = source.read(range(begin, min(begin + step, rows.stop)))
-            places = np.stack([element["positions"], element["segment_ids"]], axis=1)
+            places = np.empty(len(element["tokens"]), job.rows.places_dtype)
+            places["positions"], places["segment_ids"] = element["positions"], element["segment_ids"]
+            places["target_segment_ids"] = shift.map(element)["targets_segmentation"]
             out["tokens"].write(element["tokens"].tobytes())
-            out["places"].write(places.astype(job.places_dtype).tobytes())
+            out["places"].write(places.tobytes())
             out["documents"].write(_documents(element, begin - rows.start).astype("<u8").tobytes())
             if job.loss:
                 loss = element["loss_weights" if job.loss == "float32" else "loss_mask"]
@@ -255,7 +264,7 @@ def _finished(folder: str, key: str) -> dict[str, Any] | None:
 
 def _check_space(stage: str, job: _Job) -> None:
     written = sum(file.stat().st_size for file in Path(stage).iterdir())
-    needed = len(job.layout) * job.layout.sequence_length * job.bytes_a_token - written
+    needed = len(job.layout) * job.bytes_a_row - written
     free = shutil.disk_usage(stage).free
     if needed > free:
         raise StorageError(

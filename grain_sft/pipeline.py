@@ -16,6 +16,7 @@ from grain_sft.iteration import PREFETCH, READ_THREADS, PipelineIterator, Steps,
 from grain_sft.receipt import Receipt, receipt_of
 from grain_sft.sampling import IndexSampler
 from grain_sft.sources import Element, NpyDataSource
+from grain_sft.transforms import ShiftTargets
 
 if TYPE_CHECKING:
     from grain_sft.trace.audit import AuditLog
@@ -72,8 +73,12 @@ class Pipeline:
           RowIndexError: a negative step, or one after the last epoch.
           CorpusFileError: a token file is missing, unreadable, or not the one that was indexed.
         """
-        element = self.source.read(self.sampler.rows(step))
-        for transform in self.transforms:
+        rows, transforms = self.sampler.rows(step), self.transforms
+        if transforms and type(transforms[0]) is ShiftTargets:
+            element, transforms = transforms[0].read(self.source, rows), transforms[1:]
+        else:
+            element = self.source.read(rows)
+        for transform in transforms:
             element = transform.map(element)
         return element
 

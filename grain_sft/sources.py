@@ -4,23 +4,48 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import grain
 import numpy as np
 import numpy.typing as npt
 
+from grain_sft.arrays import Arrays
 from grain_sft.corpus.loss_reader import LossReader
 from grain_sft.corpus.reader import ShardReader
 from grain_sft.corpus.rows import RowReader
 from grain_sft.errors import RowIndexError
-from grain_sft.layout import FILL_ROW, FillKey, Layout, MaterializedLayout, Pieces
+from grain_sft.layout import FILL_ROW, FillKey, Layout, MaterializedLayout, Pieces, WindowLayout
 
 Element = dict[str, npt.NDArray[Any]]
 """What sources give and transforms take: arrays [L] of a row or [rows, L] of a batch."""
 
 
 _BATCH_SIZES_KEPT = 8
+_LONG_RUN = 1 << 10  # tokens: segments of this mean length and more are filled one by one
+
+
+class ReadRows(NamedTuple):
+    """Rows as they were read, arrays [rows, L], for a transform that can do with less than what `NpyDataSource.read`
+    makes of them.
+
+    Attributes:
+      tokens, segment_ids, positions: as `read` gives them.
+      loss: bool, or float32 weights; None: every token that is no padding takes loss.
+      lasts: int64 [segments], places of every segment's last token in the rows one after the other.
+      held: bool, tokens that are no padding, where that is at hand.
+      target_segment_ids: int32, what `ShiftTargets` makes of all this, where it was written out; then `lasts` is None.
+      fits_int32: every token is known to.
+    """
+
+    tokens: npt.NDArray[Any]
+    segment_ids: npt.NDArray[np.int32]
+    positions: npt.NDArray[np.int32]
+    loss: npt.NDArray[Any] | None
+    lasts: npt.NDArray[np.int64] | None
+    held: npt.NDArray[np.bool_] | None = None
+    target_segment_ids: npt.NDArray[np.int32] | None = None
+    fits_int32: bool = False
 
 
 class NpyDataSource(grain.sources.RandomAccessDataSource[Element]):
@@ -52,7 +77,12 @@ class NpyDataSource(grain.sources.RandomAccessDataSource[Element]):
         self._reader = ShardReader(corpus.shards, corpus.dtype.itemsize, max_open_files)
         self._ready = RowReader(corpus, max_open_files) if isinstance(layout, MaterializedLayout) else None
         self._loss = LossReader(corpus.shards, max_open_files) if corpus.has_loss else None
-        self._constants: dict[int, Element] = {}
+        self._arrays = Arrays()
+        self._long_runs = (
+            not isinstance(layout, (WindowLayout, MaterializedLayout))
+            and layout.sequence_length >= _LONG_RUN * layout.mean_segments
+        )
+        self._constants: dict[int, ReadRows] = {}
         self._numbers: npt.NDArray[np.int32] | None = None
         self._pad = next((number for number in (corpus.pad_token_id, corpus.eos_token_id) if number is not None), 0)
 
@@ -80,38 +110,104 @@ class NpyDataSource(grain.sources.RandomAccessDataSource[Element]):
           RowIndexError: an index that is no row.
           CorpusFileError: a file is missing, unreadable, or not the one that was indexed.
         """
-        try:
-            listed = indices.tolist() if isinstance(indices, np.ndarray) else indices
-            listed = [operator.index(row) for row in listed]
-        except TypeError as error:
-            raise RowIndexError(
-                f"rows {indices!r} of {self.layout!r}: expected integers, one after the other."
-            ) from error
+        rows, filled = self._checked(indices)
+        if not filled:
+            return _element(self._read(rows))
+        held = rows != FILL_ROW
+        padded: Element = {}
+        for key, array in self.read(rows[held]).items():
+            padded[key] = np.full((len(rows), *array.shape[1:]), self._pad if key == "tokens" else 0, array.dtype)
+            padded[key][held] = array
+        return padded
+
+    def read_rows(self, indices: Sequence[int] | npt.NDArray[np.integer]) -> ReadRows | None:
+        """The same rows, before anything is derived from what was read; None where one is `FILL_ROW`.
+
+        Raises: as `read`.
+        """
+        rows, filled = self._checked(indices)
+        return None if filled else self._read(rows)
+
+    def _checked(self, indices: Sequence[int] | npt.NDArray[np.integer]) -> tuple[npt.NDArray[np.int64], bool]:
+        """The rows, and whether one is `FILL_ROW`."""
+        rows: npt.NDArray[np.int64] | None
+        if isinstance(indices, np.ndarray) and indices.dtype == np.int64 and indices.ndim == 1:
+            rows, listed = np.asarray(indices, np.int64), indices.tolist()
+        else:
+            try:
+                listed = [operator.index(row) for row in indices]
+            except TypeError as error:
+                raise RowIndexError(
+                    f"rows {indices!r} of {self.layout!r}: expected integers, one after the other."
+                ) from error
+            rows = None
         lowest, highest = min(listed, default=0), max(listed, default=0)
         if lowest < FILL_ROW or highest >= len(self):
             wrong = lowest if lowest < FILL_ROW else highest
             raise RowIndexError(f"row {wrong} of {self.layout!r}: expected 0 to {len(self) - 1}.")
-        rows = np.array(listed, np.int64)
-        if self._ready is not None and lowest != FILL_ROW:
-            return self._ready.read(rows)
-        length = self.layout.sequence_length
-        tokens: npt.NDArray[np.unsignedinteger] = np.empty((len(rows), length), self.layout.corpus.dtype)
-        if lowest != FILL_ROW:
-            pieces = self.layout.pieces(rows)
-            if pieces.segment is None:
-                element = self._constants.get(len(rows)) or self._whole_rows(len(rows))
-            else:
-                element = self._segments(pieces, tokens)
-            self._gather(pieces, tokens)
-            if self._loss is None:
-                return {"tokens": tokens, **element}
-            return {"tokens": tokens, **element, **self._gather_loss(self._loss, pieces, tokens.shape)}
-        filled = rows == FILL_ROW
-        padded: Element = {}
-        for key, array in self.read(rows[~filled]).items():
-            padded[key] = np.full(tokens.shape, self._pad if key == "tokens" else 0, array.dtype)
-            padded[key][~filled] = array
-        return padded
+        return np.array(listed, np.int64) if rows is None else rows, lowest == FILL_ROW
+
+    def _read(self, rows: npt.NDArray[np.int64]) -> ReadRows:
+        if self._ready is not None:
+            tokens, positions, segments, targets, loss = self._ready.read(rows, self._arrays)
+            return ReadRows(tokens, segments, positions, loss, None, None, targets, self._ready.fits_int32)
+        shape = (len(rows), self.layout.sequence_length)
+        tokens = self._arrays.empty(shape, self.layout.corpus.dtype, 1)
+        if self._long_runs and len(rows):
+            return self._read_spans(rows, tokens)
+        pieces = self.layout.pieces(rows)
+        if pieces.segment is None:
+            read = self._constants.get(len(rows)) or self._whole_rows(shape)
+        else:
+            read = self._segments(pieces, tokens)
+        self._gather(pieces, tokens)
+        loss = None if self._loss is None else self._gather_loss(self._loss, pieces, shape)
+        return read._replace(tokens=tokens, loss=loss)
+
+    def _read_spans(self, rows: npt.NDArray[np.int64], tokens: npt.NDArray[Any]) -> ReadRows:
+        """Rows of few long segments, span by span: the same as by pieces, which are faster where there are many."""
+        length, itemsize, counting = tokens.shape[1], tokens.itemsize, self._counting(tokens.shape[1])
+        segments, positions = (self._arrays.empty(tokens.shape, np.int32, 1) for _ in range(2))
+        flat_segments, flat_positions, flat_tokens = segments.reshape(-1), positions.reshape(-1), tokens.reshape(-1)
+        shards: list[int] = []
+        starts: list[int] = []
+        places: list[int] = []
+        counts: list[int] = []
+        lasts: list[int] = []
+        place = 0
+        for row in rows.tolist():
+            row_end = place + length
+            segment, document, position = 0, None, 0
+            for shard, start, stop, of_document in self.layout.ranges(row):
+                count = stop - start
+                if of_document == document:
+                    position += counts[-1]
+                    lasts.pop()
+                else:
+                    segment, position, document = segment + 1, 0, of_document
+                shards.append(shard)
+                starts.append(start)
+                places.append(place)
+                counts.append(count)
+                flat_segments[place : place + count] = segment
+                flat_positions[place : place + count] = counting[position : position + count]
+                place += count
+                lasts.append(place - 1)
+            for array, padding in ((flat_tokens, self._pad), (flat_segments, 0), (flat_positions, 0)):
+                array[place:row_end] = padding
+            place = row_end
+        self._reader.gather(
+            shards,
+            starts,
+            [at * itemsize for at in places],
+            [count * itemsize for count in counts],
+            flat_tokens.data.cast("B"),
+        )
+        loss = None
+        if self._loss is not None:
+            of_shard, begin, at, size = (np.array(column, np.int64) for column in (shards, starts, places, counts))
+            loss = self._loss.gather(of_shard, begin, at, size, tokens.size).reshape(tokens.shape)
+        return ReadRows(tokens, segments, positions, loss, np.array(lasts, np.int64))
 
     def _gather(self, pieces: Pieces, tokens: npt.NDArray[np.unsignedinteger]) -> None:
         """Copy every piece to its place in `tokens` [rows, L]."""
@@ -121,46 +217,34 @@ class NpyDataSource(grain.sources.RandomAccessDataSource[Element]):
         self._reader.gather(pieces.shard.tolist(), pieces.start.tolist(), places.tolist(), sizes.tolist(), out)
 
     @staticmethod
-    def _gather_loss(reader: LossReader, pieces: Pieces, shape: tuple[int, ...]) -> Element:
+    def _gather_loss(reader: LossReader, pieces: Pieces, shape: tuple[int, int]) -> npt.NDArray[Any]:
         """What the loss files say of every piece, at its place in [rows, L]."""
         places = pieces.row * shape[1] + pieces.column
-        loss = reader.gather(pieces.shard, pieces.start, places, pieces.length, shape[0] * shape[1]).reshape(shape)
-        return {"loss_mask": loss != 0, "loss_weights": loss} if reader.weighted else {"loss_mask": loss}
+        return reader.gather(pieces.shard, pieces.start, places, pieces.length, shape[0] * shape[1]).reshape(shape)
 
-    def _segments(self, pieces: Pieces, tokens: npt.NDArray[Any]) -> Element:
-        """Segments, positions and the mask of rows that hold documents; pads `tokens` where there is none.
-
-        Rows are runs of pieces, each with a run of padding after its last: repeated in one go, not piece by piece.
-        """
+    def _segments(self, pieces: Pieces, tokens: npt.NDArray[Any]) -> ReadRows:
+        """Segments and positions of rows that hold documents; pads `tokens` where there is none."""
         count, length = tokens.shape
         assert pieces.segment is not None and pieces.position is not None
         row = pieces.row
-        lasts = row.searchsorted(np.arange(count), side="right") - 1
-        used = pieces.column[lasts] + pieces.length[lasts]
-        place = np.arange(len(row)) + row  # of each piece among the runs; a row's padding follows its last
-        runs = np.empty(len(row) + count, np.int64)
-        runs[place] = pieces.length
-        runs[place[lasts] + 1] = length - used
-        numbers = np.zeros(len(runs), np.int32)
-        numbers[place] = pieces.segment
-        shifts = (runs.cumsum() - runs).astype(np.int32)  # where each run begins
-        if pieces.position.any():
-            shifts[place] -= pieces.position.astype(np.int32)
-        segments = numbers.repeat(runs)
-        positions = shifts.repeat(runs)
-        np.subtract(self._counting(tokens.size), positions, out=positions)
-        taken = np.ones(tokens.size, np.bool_)
-        for padded, begin in zip(range(count), used.tolist(), strict=True):
-            if begin < length:
-                rest = slice(padded * length + begin, (padded + 1) * length)
-                tokens[padded, begin:] = self._pad
-                positions[rest] = 0
-                taken[rest] = False
-        return {
-            "loss_mask": taken.reshape(tokens.shape),
-            "segment_ids": segments.reshape(tokens.shape),
-            "positions": positions.reshape(tokens.shape),
-        }
+        firsts = pieces.row * length + pieces.column
+        ends = firsts + pieces.length
+        borders = np.ones(len(row) + 1, np.bool_)  # a segment that goes on in the next piece has no last token there
+        borders[1:-1] = (pieces.segment[1:] != pieces.segment[:-1]) | (row[1:] != row[:-1])
+        last_of_row = row.searchsorted(np.arange(count), side="right") - 1
+        used = ends[last_of_row]
+        positions = self._arrays.empty(tokens.shape, np.int32)
+        runs = pieces.length.copy()
+        runs[last_of_row] += np.arange(1, count + 1) * length - used  # the padding after it
+        segments = pieces.segment.astype(np.int32).repeat(runs).reshape(tokens.shape)
+        begins = (firsts - pieces.position).astype(np.int32).repeat(runs)
+        np.subtract(self._counting(tokens.size), begins, out=positions.reshape(-1))
+        for number, begin in enumerate(used.tolist()):
+            rest = slice(begin - number * length, length)
+            tokens[number, rest] = self._pad
+            segments[number, rest] = 0
+            positions[number, rest] = 0
+        return ReadRows(tokens, segments, positions, None, ends[borders[1:]] - 1)
 
     def _counting(self, size: int) -> npt.NDArray[np.int32]:
         """0, 1, 2, ...: kept, since a fresh array of some hundred KB costs more than what is computed from it."""
@@ -168,19 +252,17 @@ class NpyDataSource(grain.sources.RandomAccessDataSource[Element]):
             self._numbers = np.arange(size, dtype=np.int32)
         return self._numbers
 
-    def _whole_rows(self, count: int) -> Element:
-        """What is the same in all batches of `count` rows of one full segment each."""
-        shape = (count, self.layout.sequence_length)
-        made: Element = {
-            "loss_mask": np.ones(shape, np.bool_),
-            "segment_ids": np.ones(shape, np.int32),
-            "positions": np.tile(np.arange(shape[1], dtype=np.int32), (count, 1)),
-        }
-        for array in made.values():
+    def _whole_rows(self, shape: tuple[int, int]) -> ReadRows:
+        """What is the same in all batches of rows of one full segment each; their tokens are still to be read."""
+        segments = np.ones(shape, np.int32)
+        positions = np.tile(np.arange(shape[1], dtype=np.int32), (shape[0], 1))
+        held = np.ones(shape, np.bool_)
+        for array in (segments, positions, held):
             array.flags.writeable = False
         if len(self._constants) >= _BATCH_SIZES_KEPT:
             self._constants.clear()
-        return self._constants.setdefault(count, made)
+        lasts = np.arange(1, shape[0] + 1) * shape[1] - 1
+        return self._constants.setdefault(shape[0], ReadRows(segments, segments, positions, None, lasts, held))
 
     def __getstate__(self) -> dict[str, Any]:
         return {"layout": self.layout, "max_open_files": self._max_open_files}
@@ -191,3 +273,20 @@ class NpyDataSource(grain.sources.RandomAccessDataSource[Element]):
     def __repr__(self) -> str:
         """What decides its values and nothing else: Grain compares this when it restores an iterator."""
         return f"NpyDataSource(layout={self.layout!r}, corpus={self.layout.corpus.fingerprint!r})"
+
+
+def _element(read: ReadRows) -> Element:
+    """The arrays that `NpyDataSource.read` promises."""
+    loss, held = read.loss, read.held
+    mask: npt.NDArray[np.bool_]
+    if loss is not None:
+        mask = loss if loss.dtype == np.bool_ else loss != 0
+    else:
+        mask = read.segment_ids != 0 if held is None else held
+    element = {
+        "tokens": read.tokens,
+        "loss_mask": mask,
+        "segment_ids": read.segment_ids,
+        "positions": read.positions,
+    }
+    return element if loss is None or loss is mask else {**element, "loss_weights": loss}

@@ -222,7 +222,7 @@ def test_files_that_are_missing_cut_short_or_replaced_are_errors(tmp_path, layou
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        ("version", 2),
+        ("version", 1),
         ("format", "x"),
         ("sequence_length", 32),
         ("sequence_length", "64"),
@@ -230,7 +230,7 @@ def test_files_that_are_missing_cut_short_or_replaced_are_errors(tmp_path, layou
         ("rows_of_shards", [0]),
         ("rows_of_shards", ["x"]),
         ("dtype", "int8"),
-        ("places_dtype", "uint8"),
+        ("segments_dtype", "int8"),
         ("loss", "labels"),
         ("made_of", None),
         ("fingerprint", "sha256:0"),
@@ -245,10 +245,10 @@ def test_a_garbled_manifest_is_an_error_that_names_it(tmp_path, layout, key, val
 
 
 def test_rows_longer_than_uint16_counts(tmp_path):
-    length = 1 << 16
+    length = (1 << 16) + 1
     docs = [(np.arange(size, dtype=np.uint32) % 100 + 3, np.ones(size, bool)) for size in (length, 70_000, 100, 7)]
     expected = NpyDataSource(PackedLayout(grain_sft.open_corpus(write_episodes(tmp_path / "long", docs)), length))
-    assert materialize(expected.layout, tmp_path / "rows")["places_dtype"] == "uint32"
+    assert materialize(expected.layout, tmp_path / "rows")["positions_dtype"] == "uint32"
     same_rows(opened(tmp_path / "rows"), expected)
 
 

@@ -177,8 +177,9 @@ class Corpus:
                 digest.update(f"\0boundaries\0{file.kind}\0{file.continues}\0{file.size}\0{file.digest}".encode())
         if self.rows is not None:
             digest.update(f"\0rows\0{self.rows.sequence_length}\0{self.rows.made_of}".encode())
+            kinds = f"{self.rows.positions_dtype}\0{self.rows.segments_dtype}"
             for places in self.rows.places:
-                digest.update(f"\0{self.rows.places_dtype}\0{places.size}\0{places.digest}".encode())
+                digest.update(f"\0{kinds}\0{places.size}\0{places.digest}".encode())
         return f"sha256:{digest.hexdigest()}"
 
     def save(

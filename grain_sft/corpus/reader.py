@@ -17,6 +17,9 @@ import os
 import resource
 import threading
 from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy.typing as npt
 
 from grain_sft.corpus.remote import Piece, RemoteShards
 from grain_sft.corpus.stored import StoredFile, read_digest, replaced, size_change
@@ -47,6 +50,7 @@ class _LocalFile:
             raise CorpusFileError(size_change(shard, found))
         if other:
             raise CorpusFileError(replaced(shard))
+        self.values: list[npt.NDArray[Any]] | None = None  # the map as arrays, by who wants them
         self._map: mmap.mmap | None = None
         self._gathers = 0
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from grain_sft.arrays import empty_apart
+from grain_sft.arrays import Arrays
 from grain_sft.corpus.reader import ShardReader
 from grain_sft.corpus.stored import Stored, StoredFile
 from grain_sft.errors import CorpusError
@@ -30,15 +30,28 @@ class ReadyRows:
 
     Attributes:
       sequence_length: of every row. A shard holds whole rows.
-      places: a file a shard: `places_dtype` [rows, 2, sequence_length], positions and then segment ids of each row.
-      places_dtype: "uint16" or "uint32".
+      places: a file a shard: for each row its positions, its segment ids, and the segment ids of its targets, 0 where no
+        loss is taken; [sequence_length] each.
+      positions_dtype, segments_dtype: "uint8", "uint16" or "uint32".
       made_of: what the rows were made of, in words: corpus, layout and their fingerprints.
     """
 
     sequence_length: int
     places: tuple[Stored, ...]
-    places_dtype: str
+    positions_dtype: str
+    segments_dtype: str
     made_of: str
+
+    @property
+    def places_dtype(self) -> np.dtype[Any]:
+        """Of a row in `places`."""
+        length = self.sequence_length
+        names = (
+            ("positions", self.positions_dtype),
+            ("segment_ids", self.segments_dtype),
+            ("target_segment_ids", self.segments_dtype),
+        )
+        return np.dtype([(name, np.dtype(dtype).newbyteorder("<"), (length,)) for name, dtype in names])
 
 
 class RowReader:
@@ -55,15 +68,18 @@ class RowReader:
         losses = [shard.loss for shard in shards if shard.loss is not None]
         self._length, self._dtype = length, corpus.dtype
         self._begins: Ints = np.cumsum([0] + [shard.num_tokens // length for shard in shards])[:-1]
-        self._tokens = _Rows(shards, corpus.dtype, (length,), max_open_files)
-        self._places = _Rows(corpus.rows.places, np.dtype(corpus.rows.places_dtype), (2, length), max_open_files)
+        rows = corpus.rows
+        self.fits_int32 = corpus.dtype.itemsize == 4  # tokens that don't are not written out
+        self._tokens = _Rows(shards, np.dtype([("tokens", corpus.dtype, (length,))]), max_open_files)
+        self._places = _Rows(rows.places, rows.places_dtype, max_open_files)
         self._weighted = corpus.has_weights
-        dtype: np.dtype[Any] = np.dtype(np.float32 if self._weighted else np.uint8)
+        dtype: np.dtype[Any] = np.dtype([("loss", np.float32 if self._weighted else np.uint8, (length,))])
         self._losses = losses
-        self._loss = _Rows(losses, dtype, (length,), max_open_files) if losses else None
+        self._loss = _Rows(losses, dtype, max_open_files) if losses else None
 
-    def read(self, rows: Ints) -> dict[str, npt.NDArray[Any]]:
-        """Rows `rows`, each in range: arrays [rows, L], as `NpyDataSource.read` gives them.
+    def read(self, rows: Ints, arrays: Arrays) -> tuple[Any, ...]:
+        """Rows `rows`, each in range: tokens, positions, segment ids, target segment ids and loss, arrays [rows, L] made
+        by `arrays`; no loss (None) where the corpus has none.
 
         Raises:
           CorpusFileError: a file is missing, unreadable, or not the one that was indexed.
@@ -71,77 +87,70 @@ class RowReader:
         """
         shard = self._begins.searchsorted(rows, side="right") - 1
         shards, at = shard.tolist(), rows - self._begins[shard]
-        tokens = self._tokens.take(shards, at)
-        positions, segments = self._places.widened(shards, at)
+        (tokens,) = self._tokens.take(shards, at, arrays)
+        positions, segments, targets = self._places.take(shards, at, arrays, np.int32)
         if self._loss is None:
-            return {"tokens": tokens, "loss_mask": segments != 0, "segment_ids": segments, "positions": positions}
-        loss = self._loss.take(shards, at)
-        element = {"tokens": tokens, "loss_mask": loss != 0, "segment_ids": segments, "positions": positions}
+            return tokens, positions, segments, targets, None
+        (loss,) = self._loss.take(shards, at, arrays)
         if not self._weighted:
-            return element
+            return tokens, positions, segments, targets, loss != 0
         if not np.isfinite(loss).all():
             row = int(np.flatnonzero(~np.isfinite(loss).all(axis=1))[0])
             raise CorpusError(
                 f"{self._losses[shards[row]].path}: a weight of row {at[row]} is no finite number. Write the rows again."
             )
-        return {**element, "loss_weights": loss}
+        return tokens, positions, segments, targets, loss
 
 
 class _Rows(ShardReader):
-    """Reads rows of one dtype and shape.
+    """Reads rows of several planes each.
 
     Args:
-      files: arrays [rows, *shape] of `dtype`.
+      files: arrays [rows] of `dtype`.
+      dtype: structured; each of its fields is a plane of the same shape.
     """
 
-    def __init__(
-        self, files: Sequence[StoredFile], dtype: np.dtype[Any], shape: tuple[int, ...], max_open_files: int | None
-    ) -> None:
+    def __init__(self, files: Sequence[StoredFile], dtype: np.dtype[Any], max_open_files: int | None) -> None:
         super().__init__(files, dtype.itemsize, max_open_files)
-        self._dtype, self._shape = dtype, shape
+        self._dtype = dtype
+        self._planes = [dtype[name] for name in dtype.names or ()]
 
-    def take(self, shards: list[int], rows: Ints) -> npt.NDArray[Any]:
-        """Row `rows[i]` of shard `shards[i]` for each i: [rows, *shape]."""
-        arrays = self._arrays(shards)
-        if arrays is None:
-            return self._fetch(shards, rows)
-        out = empty_apart((len(rows), *self._shape), self._dtype)  # rows of whole pages begin at one, in a map
-        if len(arrays) == 1:  # one call; "clip" has it write to `out` itself
-            arrays[shards[0]].take(rows, 0, out, "clip")
+    def take(self, shards: list[int], rows: Ints, arrays: Arrays, dtype: type | None = None) -> list[npt.NDArray[Any]]:
+        """Row `rows[i]` of shard `shards[i]` for each i: an array [rows, L] of each plane, made by `arrays`; as `dtype`,
+        to which they are widened as they are copied."""
+        out = [arrays.empty((len(rows), *plane.shape), dtype or plane.base, 1) for plane in self._planes]
+        maps = self._maps(shards)
+        if maps is None:
+            fetched = self._fetch(shards, rows)
+            for array, planes in zip(out, fetched, strict=True):
+                array[...] = planes
             return out
         for at, shard, row in zip(range(len(rows)), shards, rows.tolist(), strict=True):
-            out[at] = arrays[shard][row]
+            for array, plane in zip(out, maps[shard], strict=True):
+                array[at] = plane[row]
         return out
 
-    def widened(self, shards: list[int], rows: Ints) -> npt.NDArray[np.int32]:
-        """The same as int32, the first axis of `shape` before that of the rows; widened as it is copied."""
-        arrays = self._arrays(shards)
-        if arrays is None:
-            return np.ascontiguousarray(self._fetch(shards, rows).swapaxes(0, 1), np.int32)
-        out = np.empty((self._shape[0], len(rows), *self._shape[1:]), np.int32)
-        for at, shard, row in zip(range(len(rows)), shards, rows.tolist(), strict=True):
-            out[:, at] = arrays[shard][row]
-        return out
-
-    def _arrays(self, shards: list[int]) -> dict[int, npt.NDArray[Any]] | None:
-        """Maps of these shards; None where there are none: remote files, or more than may be open."""
+    def _maps(self, shards: list[int]) -> dict[int, list[npt.NDArray[Any]]] | None:
+        """The planes of these shards, mapped; None where they can't be: remote files, or more than may be open."""
         distinct = set(shards)
         if self._remote or 2 * len(distinct) > self._max_open_files:  # a mapped file has two descriptors
             return None
-        return {shard: self._array(shard) for shard in distinct}
+        return {shard: self._map(shard) for shard in distinct}
 
-    def _array(self, shard: int) -> npt.NDArray[Any]:
+    def _map(self, shard: int) -> list[npt.NDArray[Any]]:
         file = self._open.get(shard) or self._open_file(shard)
         if not file.mapped:
             with self._lock:
                 self._make_room(1, file)
-        array: npt.NDArray[Any] = np.frombuffer(file.view(), self._dtype, offset=file.shard.data_offset)
-        return array.reshape(-1, *self._shape)
+        view = file.view()
+        if file.values is None:
+            values: npt.NDArray[Any] = np.frombuffer(view, self._dtype, offset=file.shard.data_offset)
+            file.values = [values[name] for name in self._dtype.names or ()]
+        return file.values
 
-    def _fetch(self, shards: list[int], rows: Ints) -> npt.NDArray[Any]:
-        found: npt.NDArray[Any] = np.empty((len(rows), *self._shape), self._dtype)
-        count = int(np.prod(self._shape))
-        size = count * self._dtype.itemsize
+    def _fetch(self, shards: list[int], rows: Ints) -> list[npt.NDArray[Any]]:
+        found: npt.NDArray[Any] = np.empty(len(rows), self._dtype)
+        size = self._dtype.itemsize
         places = [at * size for at in range(len(rows))]
-        self.gather(shards, (rows * count).tolist(), places, [size] * len(rows), found.reshape(-1).data.cast("B"))
-        return found
+        self.gather(shards, rows.tolist(), places, [size] * len(rows), found.view(np.uint8).data)
+        return [found[name] for name in self._dtype.names or ()]

@@ -8,7 +8,7 @@ from grain_sft.arguments import as_integer
 from grain_sft.corpus import Corpus
 from grain_sft.errors import LayoutError
 from grain_sft.layout.row_pieces import Ints, ShardPlaces
-from grain_sft.layout.span import Pieces, Span, check_row, spans_of
+from grain_sft.layout.span import Pieces, Range, Span, check_row
 
 
 class MaterializedLayout:
@@ -42,6 +42,11 @@ class MaterializedLayout:
     def __len__(self) -> int:
         return self.corpus.num_tokens // self.sequence_length
 
+    @property
+    def mean_segments(self) -> float:
+        """Segments a row, on average."""
+        return len(self.corpus.documents.start) / len(self)
+
     def spans(self, row: int) -> list[Span]:
         """What row `row` holds; documents are the segments of all rows, numbered one after the other.
 
@@ -49,9 +54,14 @@ class MaterializedLayout:
           RowIndexError: no such row.
         """
         check_row(self, row)
-        pieces = self.pieces(np.array([row], np.int64))
-        first = int(self.corpus.documents.start.searchsorted(row * self.sequence_length))
-        return spans_of(pieces, range(first, first + len(pieces.row)))
+        return [Span(*each) for each in self.ranges(int(row))]
+
+    def ranges(self, row: int) -> list[Range]:
+        """The same, of a row in range."""
+        starts, lengths = self.corpus.documents
+        segments = slice(*starts.searchsorted((row * self.sequence_length, (row + 1) * self.sequence_length)).tolist())
+        numbers = range(segments.start, segments.stop)
+        return self._places.ranges(numbers, starts[segments].tolist(), lengths[segments].tolist())
 
     def pieces(self, rows: Ints) -> Pieces:
         """The segments of `rows` (int64 [rows]). Reads where all documents begin, the first time."""

@@ -17,7 +17,7 @@ from grain_sft.layout.olmo_plan import OlmoPlan, find_plan, from_boundaries, rea
 from grain_sft.layout.packing import ALGORITHMS, BY_EPOCH, TIES
 from grain_sft.layout.plan import Ints, Plan, Recipe, load_plan
 from grain_sft.layout.row_pieces import ShardPlaces
-from grain_sft.layout.span import Pieces, Span, check_row, spans_of
+from grain_sft.layout.span import Pieces, Range, Span, check_row
 
 _LONG_DOCUMENTS = ("truncate", "fragment")
 
@@ -168,6 +168,11 @@ class PackedLayout:
     def __len__(self) -> int:
         return int(self._ends[-1])
 
+    @property
+    def mean_segments(self) -> float:
+        """Segments a row, on average."""
+        return float(sum(int(plan.ends[-1]) for plan in self.plans if len(plan.ends))) / len(self)
+
     @functools.cached_property
     def statistics(self) -> dict[str, int]:
         """Counts of all epochs together: rows, tokens held, padding, documents dropped and cut, segments a row."""
@@ -191,11 +196,15 @@ class PackedLayout:
           RowIndexError: no such row.
         """
         check_row(self, row)
-        pieces = self.pieces(np.array([row], np.int64))
+        return [Span(*each) for each in self.ranges(int(row))]
+
+    def ranges(self, row: int) -> list[Range]:
+        """The same, of a row in range."""
         plan, local = self._plan_of(row)
-        first = int(plan.ends[local - 1]) if local else 0
-        assert pieces.segment is not None
-        return spans_of(pieces, plan.document[first + pieces.segment - 1].tolist())
+        piece = slice(int(plan.ends[local - 1]) if local else 0, int(plan.ends[local]))
+        return self._places.ranges(
+            plan.document[piece].tolist(), plan.start[piece].tolist(), plan.length[piece].tolist()
+        )
 
     def pieces(self, rows: Ints) -> Pieces:
         """The documents of `rows` (int64 [rows])."""
@@ -231,6 +240,8 @@ class PackedLayout:
         return row, before - before[firsts][row], plan.start[piece], length, within + 1
 
     def _plan_of(self, row: int) -> tuple[Plan, int]:
+        if len(self.plans) == 1:
+            return self.plans[0], row
         epoch = int(np.searchsorted(self._ends, row, side="right"))
         return self.plans[epoch], row - (int(self._ends[epoch - 1]) if epoch else 0)
 

@@ -8,7 +8,7 @@ from grain_sft.arguments import as_integer
 from grain_sft.corpus import Corpus
 from grain_sft.errors import LayoutError
 from grain_sft.layout.row_pieces import Ints, ShardPlaces
-from grain_sft.layout.span import Pieces, Span, check_row, spans_of
+from grain_sft.layout.span import Pieces, Range, Span, check_row
 
 
 class PaddedLayout:
@@ -52,6 +52,11 @@ class PaddedLayout:
     def __len__(self) -> int:
         return len(self._document)
 
+    @property
+    def mean_segments(self) -> float:
+        """Segments a row: one."""
+        return 1.0
+
     def spans(self, row: int) -> list[Span]:
         """What row `row` holds: its document, in two spans where it goes on in the next shard.
 
@@ -59,8 +64,12 @@ class PaddedLayout:
           RowIndexError: no such row.
         """
         check_row(self, row)
-        pieces = self.pieces(np.array([row], np.int64))
-        return spans_of(pieces, [int(self._document[row])] * len(pieces.row))
+        return [Span(*each) for each in self.ranges(int(row))]
+
+    def ranges(self, row: int) -> list[Range]:
+        """The same, of a row in range."""
+        columns = self._document, self._start, self._length
+        return self._places.ranges(*([int(column[row])] for column in columns))
 
     def pieces(self, rows: Ints) -> Pieces:
         """The documents of `rows` (int64 [rows])."""

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections.abc import Sequence
+
 import numpy as np
 import numpy.typing as npt
 
 from grain_sft.corpus import Corpus
-from grain_sft.layout.span import Pieces
+from grain_sft.layout.span import Pieces, Range
 
 Ints = npt.NDArray[np.int64]
 
@@ -18,6 +21,25 @@ class ShardPlaces:
         counts = np.array([shard.num_tokens for shard in corpus.shards], np.int64)
         self._ends: Ints = np.cumsum(counts)
         self._begins = self._ends - counts
+        self._borders = [0, *self._ends.tolist()]
+
+    def ranges(self, documents: Sequence[int], starts: Sequence[int], lengths: Sequence[int]) -> list[Range]:
+        """The spans of the segments of one row; a segment that goes on in the next shard is two.
+
+        Args:
+          documents: of each.
+          starts, lengths: in the corpus's tokens.
+        """
+        ranges: list[Range] = []
+        borders = self._borders
+        for document, start, length in zip(documents, starts, lengths, strict=True):
+            stop = start + length
+            while start < stop:
+                shard = bisect_right(borders, start) - 1
+                begin, end = borders[shard], min(stop, borders[shard + 1])
+                ranges.append((shard, start - begin, end - begin, document))
+                start = end
+        return ranges
 
     def pieces(self, row: Ints, column: Ints, start: Ints, length: Ints, segment: Ints) -> Pieces:
         """The pieces of segments, row after row; one that goes on in the next shard is two.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -25,7 +24,8 @@ class FillKey(int):
 
 @dataclasses.dataclass(frozen=True)
 class Span:
-    """Consecutive tokens of one shard that a row holds.
+    """Consecutive tokens of one shard that a row holds. What follows in the same row of the same document is of the same
+    segment: it goes on in the next shard.
 
     Attributes:
       shard: number of the shard in `corpus.shards`.
@@ -37,6 +37,10 @@ class Span:
     start: int
     stop: int
     document: int | None
+
+
+Range = tuple[int, int, int, int | None]
+"""A span as a plain tuple: shard, start, stop, document."""
 
 
 class Pieces(NamedTuple):
@@ -65,12 +69,6 @@ def check_row(layout: Layout, row: int) -> None:
         raise RowIndexError(f"row {row} of {layout!r}: expected 0 to {len(layout) - 1}.")
 
 
-def spans_of(pieces: Pieces, documents: Sequence[int]) -> list[Span]:
-    """The pieces of one row as spans; `documents` has the document of each."""
-    columns = zip(pieces.shard.tolist(), pieces.start.tolist(), pieces.length.tolist(), documents, strict=True)
-    return [Span(shard, start, start + length, document) for shard, start, length, document in columns]
-
-
 class Layout(Protocol):
     """Which spans make row i, for every row of one sequence length; a pure function of corpus and options."""
 
@@ -82,8 +80,17 @@ class Layout(Protocol):
 
     def __len__(self) -> int: ...
 
+    @property
+    def mean_segments(self) -> float:
+        """Segments a row, on average."""
+        ...
+
     def spans(self, row: int) -> list[Span]:
         """What row `row` holds, in the order in which it stands there."""
+        ...
+
+    def ranges(self, row: int) -> list[Range]:
+        """The same, of a row in range."""
         ...
 
     def pieces(self, rows: npt.NDArray[np.int64]) -> Pieces:

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from grain_sft.corpus import Corpus
 from grain_sft.errors import LayoutError
-from grain_sft.layout.span import Pieces, Span, check_row
+from grain_sft.layout.span import Pieces, Range, Span, check_row
 
 
 class WindowLayout:
@@ -44,6 +44,11 @@ class WindowLayout:
     def __len__(self) -> int:
         return int(self._ends[-1])
 
+    @property
+    def mean_segments(self) -> float:
+        """Segments a row: one."""
+        return 1.0
+
     def spans(self, row: int) -> list[Span]:
         """The one span of row `row`.
 
@@ -51,9 +56,13 @@ class WindowLayout:
           RowIndexError: no such row.
         """
         check_row(self, row)
-        piece = self.pieces(np.array([row], np.int64))
-        start = int(piece.start[0])
-        return [Span(int(piece.shard[0]), start, start + self.sequence_length, None)]
+        return [Span(*each) for each in self.ranges(int(row))]
+
+    def ranges(self, row: int) -> list[Range]:
+        """The same, of a row in range."""
+        shard = int(self._ends.searchsorted(row, side="right"))
+        start = (row - int(self._starts[shard])) * self.sequence_length
+        return [(shard, start, start + self.sequence_length, None)]
 
     def pieces(self, rows: npt.NDArray[np.int64]) -> Pieces:
         """One piece for each of `rows` (int64 [rows])."""

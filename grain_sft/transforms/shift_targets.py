@@ -8,9 +8,9 @@ import grain
 import numpy as np
 import numpy.typing as npt
 
-from grain_sft.arrays import empty_apart
+from grain_sft.arrays import Arrays
 from grain_sft.errors import TransformError
-from grain_sft.sources import Element
+from grain_sft.sources import Element, NpyDataSource, ReadRows
 from grain_sft.transforms.element import require_keys
 
 _INT32_MAX = np.iinfo(np.int32).max
@@ -30,6 +30,7 @@ class ShiftTargets(grain.transforms.Map):
     """
 
     def __init__(self) -> None:
+        self._arrays = Arrays()
         self._kept: tuple[Any, Any, Any] | None = None  # segment_ids, loss_mask and the segmentation made of them
 
     def map(self, element: Element) -> Element:
@@ -39,12 +40,42 @@ class ShiftTargets(grain.transforms.Map):
           TransformError: a token id that int32 can't hold.
         """
         require_keys(self, element, ("tokens", "loss_mask", "segment_ids", "positions"))
-        tokens = _as_int32(element["tokens"])
-        targets = empty_apart(tokens.shape, np.int32, tokens)
+        segments = element["segment_ids"]
+        segmentation = self._kept_or_made(segments, element["loss_mask"])
+        return self._batch(
+            _as_int32(element["tokens"]), element["positions"], segments, segmentation, element.get("loss_weights")
+        )
+
+    def read(self, source: NpyDataSource, rows: npt.NDArray[np.int64]) -> Element:
+        """The batch of `rows` of `source`: what `map(source.read(rows))` gives, in fewer passes over its arrays.
+
+        Raises:
+          TransformError: a token id that int32 can't hold.
+          RowIndexError, CorpusFileError: as `source.read`.
+        """
+        read = source.read_rows(rows)
+        if read is None:
+            return self.map(source.read(rows))
+        segmentation = read.target_segment_ids
+        if segmentation is None and read.loss is None and read.held is not None:
+            segmentation = self._kept_or_made(read.segment_ids, read.held)
+        elif segmentation is None:
+            segmentation = self._segmentation_of(read)
+        weights = None if read.loss is None or read.loss.dtype == np.bool_ else read.loss
+        tokens = read.tokens.view(np.int32) if read.fits_int32 else _as_int32(read.tokens)
+        return self._batch(tokens, read.positions, read.segment_ids, segmentation, weights)
+
+    def _batch(
+        self,
+        tokens: npt.NDArray[np.int32],
+        positions: npt.NDArray[Any],
+        segments: npt.NDArray[Any],
+        segmentation: npt.NDArray[np.int32],
+        loss_weights: npt.NDArray[np.float32] | None,
+    ) -> Element:
+        targets = self._arrays.empty(tokens.shape, np.int32)
         targets[..., :-1] = tokens[..., 1:]
         targets[..., -1] = 0
-        segments, positions = element["segment_ids"], element["positions"]
-        segmentation = self._segmentation(segments, element["loss_mask"])
         batch = {
             "inputs": tokens,
             "targets": targets,
@@ -53,35 +84,56 @@ class ShiftTargets(grain.transforms.Map):
             "inputs_segmentation": segments,
             "targets_segmentation": segmentation,
         }
-        if "loss_weights" in element:
+        if loss_weights is not None:
             weights = np.zeros(tokens.shape, np.float32)
-            weights[..., :-1] = element["loss_weights"][..., 1:]
+            weights[..., :-1] = loss_weights[..., 1:]
             weights[segmentation == 0] = 0
             batch["targets_weights"] = weights
         return batch
 
-    def _segmentation(self, segments: npt.NDArray[Any], loss_mask: npt.NDArray[Any]) -> npt.NDArray[np.int32]:
+    def _kept_or_made(self, segments: npt.NDArray[Any], loss_mask: npt.NDArray[Any]) -> npt.NDArray[np.int32]:
         kept = self._kept
         if kept is not None and kept[0] is segments and kept[1] is loss_mask:
             return kept[2]  # type: ignore[no-any-return]
+        result = self._segmentation(segments, loss_mask)
+        if not segments.flags.writeable and not loss_mask.flags.writeable:
+            result.flags.writeable = False
+            self._kept = (segments, loss_mask, result)
+        return result
+
+    def _segmentation(self, segments: npt.NDArray[Any], loss_mask: npt.NDArray[Any]) -> npt.NDArray[np.int32]:
+        """By comparing each token's segment with the next one's."""
         flat, taken = segments.reshape(-1), np.empty(segments.size, np.bool_)
         if len(flat):
             np.equal(flat[1:], flat[:-1], out=taken[:-1])
             taken[:-1] &= loss_mask.reshape(-1)[1:]
             taken.reshape(segments.shape)[..., -1] = False  # has no target, whatever the next row begins with
-        result = empty_apart(segments.shape, np.int32, segments)
+        return self._where(taken, segments)
+
+    def _segmentation_of(self, read: ReadRows) -> npt.NDArray[np.int32]:
+        """By what is known of the rows: where segments end."""
+        segments = read.segment_ids
+        if read.loss is None:
+            result = self._arrays.empty(segments.shape, np.int32)
+            result[...] = segments
+        else:
+            taken = np.zeros(segments.size, np.bool_)
+            np.not_equal(read.loss.reshape(-1)[1:], 0, out=taken[:-1])
+            result = self._where(taken, segments)
+        result.reshape(-1)[read.lasts] = 0
+        return result
+
+    def _where(self, taken: npt.NDArray[np.bool_], segments: npt.NDArray[Any]) -> npt.NDArray[np.int32]:
+        result = self._arrays.empty(segments.shape, np.int32)
         result[...] = taken.reshape(segments.shape)  # by itself: numpy multiplies by bool in small pieces
         result *= segments
-        if not segments.flags.writeable and not loss_mask.flags.writeable:
-            result.flags.writeable = False
-            self._kept = (segments, loss_mask, result)
         return result
 
     def __getstate__(self) -> dict[str, Any]:
         return {}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self._kept = None
+        self.__init__()  # type: ignore[misc]
 
     def __repr__(self) -> str:
         return "ShiftTargets()"

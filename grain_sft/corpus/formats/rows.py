@@ -1,8 +1,9 @@
 """Format rows: packed rows written out in order, by `grain-sft pack --materialize`.
 
 `rows.json`, and for every shard NNNN: `tokens_NNNN.bin` (raw tokens, whole rows), `places_NNNN.bin` (for each row its
-positions and then its segment ids, uint16 or uint32), `documents_NNNN.idx` (uint64 pairs of start and length, of every
-segment) and, where the corpus says which tokens take loss, `loss_NNNN.bin` (uint8, or float32 weights).
+positions, its segment ids, and the segment ids of its targets, 0 where no loss is taken: uint8, uint16 or uint32),
+`documents_NNNN.idx` (uint64 pairs of start and length, of every segment) and, where the corpus says which tokens take
+loss, `loss_NNNN.bin` (uint8, or float32 weights).
 """
 
 from __future__ import annotations
@@ -10,8 +11,6 @@ from __future__ import annotations
 import concurrent.futures
 import dataclasses
 from typing import Any
-
-import numpy as np
 
 from grain_sft import files
 from grain_sft.corpus.boundaries import describe_boundaries
@@ -29,7 +28,8 @@ from grain_sft.errors import CorpusError
 EXPECTED = "a directory with rows.json, written by grain-sft pack --materialize"
 MANIFEST = "rows.json"
 FORMAT = "grain_sft rows"
-VERSION = 1
+VERSION = 2
+PLACE_DTYPES = ("uint8", "uint16", "uint32")
 LOSS_KINDS = ("", "bool", "float32")
 
 
@@ -64,15 +64,19 @@ def scan(folder: str, data: Json, options: Options, tree: Tree) -> Corpus:
       CorpusError: files of other sizes.
     """
     length, name, loss = data.count("sequence_length"), data.text("dtype"), data.text("loss") or ""
-    places_dtype, made_of = data.text("places_dtype"), data.text("made_of")
+    made_of = data.text("made_of")
     counts = [_whole(data.path, entry) for entry in data.items("rows_of_shards")]
     if not length or not name or not counts or not made_of or loss not in LOSS_KINDS:
         raise CorpusError(f"{data.path}: lacks or garbles a field. It was edited or damaged: write the rows again.")
-    if places_dtype not in ("uint16", "uint32"):
-        raise CorpusError(f"{data.path}: places_dtype is {places_dtype!r}; expected uint16 or uint32.")
+    kinds = {key: data.text(key) or "" for key in ("positions_dtype", "segments_dtype")}
+    for key, kind in kinds.items():
+        if kind not in PLACE_DTYPES:
+            raise CorpusError(f"{data.path}: {key} is {kind!r}; expected one of {', '.join(PLACE_DTYPES)}.")
     dtype = token_dtype(name, data.path)
     if options.dtype not in (None, dtype):
         raise CorpusError(f"{data.path}: says dtype {name}, but dtype={options.dtype} was asked for. Leave it out.")
+
+    ready = ReadyRows(length, (), kinds["positions_dtype"], kinds["segments_dtype"], made_of)
 
     def scan_one(number: int) -> tuple[Shard, Stored]:
         paths = {kind: files.join(folder, file) for kind, file in shard_files(number, loss).items()}
@@ -80,7 +84,7 @@ def scan(folder: str, data: Json, options: Options, tree: Tree) -> Corpus:
         places = describe(paths["places"])
         tokens = counts[number] * length
         _check_size(paths["tokens"], shard.num_tokens * dtype.itemsize, tokens * dtype.itemsize)
-        _check_size(paths["places"], places.size, 2 * tokens * np.dtype(places_dtype).itemsize)
+        _check_size(paths["places"], places.size, counts[number] * ready.places_dtype.itemsize)
         found = None if not loss else scan_loss(paths["loss"], loss)
         if found is not None:
             _check_size(paths["loss"], found.size, tokens * (1 if loss == "bool" else 4))
@@ -98,8 +102,8 @@ def scan(folder: str, data: Json, options: Options, tree: Tree) -> Corpus:
     )
     sources = files.join(folder, "sources.bin") if "sources.bin" in tree.names(folder) else ""
     corpus = corpus_of(tuple(shard for shard, _ in scanned), dtype, options, origin, sources)
-    rows = ReadyRows(length, tuple(places for _, places in scanned), places_dtype, made_of)
-    return dataclasses.replace(corpus, rows=rows)
+    places = tuple(places for _, places in scanned)
+    return dataclasses.replace(corpus, rows=dataclasses.replace(ready, places=places))
 
 
 def shard_files(number: int, loss: str) -> dict[str, str]:

@@ -1,0 +1,108 @@
+"""Batches made straight from what was read are what ShiftTargets makes of the source's arrays."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sft_files import documents, write_episodes, write_olmo
+
+import grain_sft
+from grain_sft import NpyDataSource, PackedLayout, PaddedLayout, ShiftTargets, WindowLayout, sources
+from grain_sft.layout import FILL_ROW, MaterializedLayout
+from grain_sft.materialize import materialize
+
+LENGTH = 48
+KINDS = ("bool", "weights", "none")
+
+
+@pytest.fixture(scope="module")
+def corpora(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("read_rows")
+    found = {}
+    for kind in KINDS:
+        docs = documents(90, seed=2, weights=kind == "weights", longest=70)
+        if kind == "none":
+            write_olmo(folder / kind, docs, part_tokens=300)
+            for mask in (folder / kind).glob("labels_mask*"):
+                mask.unlink()
+            found[kind] = grain_sft.open_corpus(
+                sorted(map(str, (folder / kind).glob("*.npy"))), dtype="uint16", eos_token_id=2
+            )
+        else:
+            found[kind] = grain_sft.open_corpus(write_episodes(folder / kind, docs, shards=3))
+    return folder, found
+
+
+def layouts(folder, corpus, kind):
+    packed = PackedLayout(corpus, LENGTH, cache_dir=folder / "cache")
+    materialize(packed, folder / f"{kind}-rows")
+    return {
+        "windows": WindowLayout(corpus, LENGTH),
+        "padded": PaddedLayout(corpus, LENGTH),
+        "packed": packed,
+        "fragment": PackedLayout(corpus, LENGTH, long_documents="fragment", cache_dir=folder / "cache"),
+        "concat": PackedLayout(corpus, LENGTH, algorithm="concat_then_split", cache_dir=folder / "cache"),
+        "epochs": PackedLayout(
+            corpus, LENGTH, algorithm="shuffled_best_fit", seed=1, epochs=2, cache_dir=folder / "cache"
+        ),
+        "materialized": MaterializedLayout(grain_sft.open_corpus(folder / f"{kind}-rows")),
+    }
+
+
+def same(one, other):
+    assert set(one) == set(other)
+    for key, array in one.items():
+        np.testing.assert_array_equal(array, other[key], err_msg=key)
+        assert array.dtype == other[key].dtype and array.shape == other[key].shape, key
+
+
+@pytest.mark.parametrize("long_runs", [True, False])
+@pytest.mark.parametrize("kind", KINDS)
+def test_read_is_map_of_read(corpora, kind, long_runs, monkeypatch):
+    monkeypatch.setattr(sources, "_LONG_RUN", 1 if long_runs else 1 << 30)
+    folder, found = corpora
+    random = np.random.default_rng(0)
+    for name, layout in layouts(folder, found[kind], kind).items():
+        source, shift = NpyDataSource(layout), ShiftTargets()
+        if name not in ("windows", "materialized"):
+            assert source._long_runs is long_runs
+        for count in (1, 2, 7):
+            for _ in range(6):
+                rows = random.integers(0, len(source), count)
+                same(shift.read(source, rows), ShiftTargets().map(source.read(rows)))
+        with_fill = np.array([0, FILL_ROW, len(source) - 1])
+        same(shift.read(source, with_fill), ShiftTargets().map(source.read(with_fill)))
+        assert shift.read(source, np.empty(0, np.int64))["inputs"].shape == (0, LENGTH)
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_span_by_span_is_piece_by_piece(corpora, data):
+    folder, found = corpora
+    kind = data.draw(st.sampled_from(KINDS))
+    name = data.draw(st.sampled_from(["padded", "packed", "fragment", "concat", "epochs"]))
+    layout = layouts(folder, found[kind], kind)[name]
+    rows = np.array(data.draw(st.lists(st.integers(0, len(layout) - 1), min_size=1, max_size=9)))
+    by_span, by_piece = NpyDataSource(layout), NpyDataSource(layout)
+    by_span._long_runs, by_piece._long_runs = True, False
+    one, other = by_span.read_rows(rows), by_piece.read_rows(rows)
+    for key, array in one._asdict().items():
+        expected = getattr(other, key)
+        assert (array is None) == (expected is None), key
+        if array is not None:
+            np.testing.assert_array_equal(array, expected, err_msg=key)
+
+
+def test_batches_that_are_held_stay_as_they_are(corpora):
+    folder, found = corpora
+    layout = layouts(folder, found["weights"], "weights")["packed"]
+    source, shift = NpyDataSource(layout), ShiftTargets()
+    rows = [np.array([row, row + 1]) for row in range(len(source) - 1)]
+    held = [shift.read(source, each) for each in rows]
+    copies = [{key: array.copy() for key, array in batch.items()} for batch in held]
+    for each in rows:
+        shift.read(source, each[::-1])
+    for batch, copy in zip(held, copies, strict=True):
+        same(batch, copy)
