@@ -1,17 +1,30 @@
 """grain_sft: a step number goes in, this host's batch for a TPU comes out, and nothing else decides it."""
 
-from grain_sft import workers
-from grain_sft.config import load
-from grain_sft.corpus import Corpus, open_corpus
+import importlib
+import importlib.util
+from typing import TYPE_CHECKING, Any
+
 from grain_sft.errors import GrainSftError
-from grain_sft.layout import PackedLayout, PaddedLayout, Span, WindowLayout
-from grain_sft.pipeline import Pipeline
-from grain_sft.sampling import Host, IndexSampler
-from grain_sft.sources import NpyDataSource
-from grain_sft.transforms import NgramFilter, ShiftTargets
 from grain_sft.version import __version__
 
-workers.default_grain_flags()  # so that worker processes of any grain.DataLoader over an NpyDataSource start
+if TYPE_CHECKING:
+    from grain_sft.config import load
+    from grain_sft.corpus import Corpus, open_corpus
+    from grain_sft.layout import PackedLayout, PaddedLayout, Span, WindowLayout
+    from grain_sft.pipeline import Pipeline
+    from grain_sft.sampling import Host, IndexSampler
+    from grain_sft.sources import NpyDataSource
+    from grain_sft.transforms import NgramFilter, ShiftTargets
+
+_PLACES = {
+    "config": ("load",),
+    "corpus": ("Corpus", "open_corpus"),
+    "layout": ("PackedLayout", "PaddedLayout", "Span", "WindowLayout"),
+    "pipeline": ("Pipeline",),
+    "sampling": ("Host", "IndexSampler"),
+    "sources": ("NpyDataSource",),
+    "transforms": ("NgramFilter", "ShiftTargets"),
+}
 
 __all__ = [
     "Corpus",
@@ -30,3 +43,20 @@ __all__ = [
     "load",
     "open_corpus",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """What is exposed here comes from its module when it is first asked for: Grain and JAX take a second or two to
+    import, and most commands need neither."""
+    for module, names in _PLACES.items():
+        if name in names:
+            found = getattr(importlib.import_module(f"grain_sft.{module}"), name)
+            globals()[name] = found
+            return found
+    if not name.startswith("_") and importlib.util.find_spec(f"grain_sft.{name}") is not None:
+        return importlib.import_module(f"grain_sft.{name}")
+    raise AttributeError(f"module 'grain_sft' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

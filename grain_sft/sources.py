@@ -10,12 +10,18 @@ import grain
 import numpy as np
 import numpy.typing as npt
 
+<<<<<<< ours
 from grain_sft.arrays import Arrays
+=======
+from grain_sft import workers
+>>>>>>> theirs
 from grain_sft.corpus.loss_reader import LossReader
 from grain_sft.corpus.reader import ShardReader
 from grain_sft.corpus.rows import RowReader
 from grain_sft.errors import RowIndexError
 from grain_sft.layout import FILL_ROW, FillKey, Layout, MaterializedLayout, Pieces, WindowLayout
+
+workers.default_grain_flags()  # so that worker processes of any grain.DataLoader over an NpyDataSource start
 
 Element = dict[str, npt.NDArray[Any]]
 """What sources give and transforms take: arrays [L] of a row or [rows, L] of a batch."""

@@ -101,6 +101,7 @@ def made_up_lengths(documents: int) -> Ints:
     """Log-normal lengths, 1 to a row, whose mean is that of the run's documents."""
     normal = np.random.default_rng(0).standard_normal(documents)
     low, high = 1.0, float(LENGTH)
+    lengths: Ints = np.ones(documents, np.int64)
     for _ in range(40):
         median = (low + high) / 2
         lengths = np.clip(np.exp(np.log(median) + normal), 1, LENGTH).astype(np.int64)
