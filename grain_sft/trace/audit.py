@@ -1,8 +1,9 @@
 """AuditLog: which data a run was given, written down while it runs.
 
-Four kinds of entries: `dataset_load` once per process, when its first batch is handed out; `resume` where batches go on
-elsewhere than after the last one; `epoch_start` and `epoch_complete` with the first and the last batch of an epoch. Their
-fields are in `audit_events`, their form is in `audit_line`. `grain-sft audit-check` computes all of it again.
+Four kinds of entries: `dataset_load` once per process, when its first batch is handed out (and again in a log that is
+begun anew because the old one was moved away); `resume` where batches go on elsewhere than after the last one;
+`epoch_start` and `epoch_complete` with the first and the last batch of an epoch. Their fields are in `audit_events`, their
+form is in `audit_line`. `grain-sft audit-check` computes all of it again.
 
 Of all processes host 0 alone writes, and of its threads and workers only what hands a batch to the trainer, so that an
 entry says what the trainer was given, not what was read ahead. Between the borders of epochs nothing is written.
@@ -97,11 +98,13 @@ class AuditLog:
     def _entries(self, pipeline: Pipeline, step: int) -> list[Fields]:
         found: list[Fields] = []
         events, since = self._events, self._since
-        again = events is not None or any(file.has_entries() for file in self._files)
-        if events is None:
-            events = Events(pipeline)
+        there = [file.has_entries() for file in self._files]
+        begins = events is None or not all(there)  # also where a file was moved away while the run goes on
+        again = events is not None or any(there)
+        events = events or Events(pipeline)
+        if begins:
             found.append(events.load(pipeline.sampler.host.count))
-        if step != self._next:
+        if begins or step != self._next:
             since = step
             if again or step:
                 found.append(events.resume(step))

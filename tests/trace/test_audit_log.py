@@ -430,6 +430,18 @@ def test_a_log_that_can_not_be_written_stops_the_run_and_is_whole_when_it_goes_o
         assert checked.accepted and (checked.loads, checked.resumes, checked.entries) == (1, 0, 7)
 
 
+def test_a_log_that_is_moved_away_is_begun_anew(make, tmp_path):
+    iterator = make().iter(threads=0)
+    for step in range(21):
+        if step == 10:
+            (tmp_path / "audit.log").rename(tmp_path / "old.log")
+        next(iterator)
+    assert said(tmp_path / "audit.jsonl")[4:6] == [("dataset_load", None, None), ("resume", 13, 1)]
+    for name, notes in (("old.log", 0), ("audit.log", 1), ("audit.jsonl", 0)):
+        checked = check_audit(tmp_path / name, make())
+        assert checked.accepted and len(checked.notes) == notes, (name, checked)
+
+
 def test_two_processes_by_mistake_keep_the_chain_whole(make, tmp_path):
     iterators = [make().iter(threads=0) for _ in range(2)]
     for _ in range(21):
