@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 _NOT_COMPUTED = ("time", "entry", "chain", "grain_sft")
 _UNKNOWN = frozenset(["since_step"])  # where a line that was changed says it
+_WRONG_IN_A_ROW = 8  # lines whose chains were changed, after which the next is still known to be right
 _HALF = "was being written when its process ended."
 _NO_ENTRY = "is no entry, nor one that was being written when its process ended: it was changed, or added."
 
@@ -138,7 +139,10 @@ def _lines(data: bytes, checked: Checked, run: _Run) -> Iterator[tuple[int, byte
             if added or seal.entry == entry + 1 + len(halves):  # else they were entries before they were changed
                 problem = ""
         yield number, line, problem
-        previous, entries = {seal.chain, *expected}, {seal.entry, *([entry + 1] if problem else [])}
+        previous, entries = {seal.chain}, {seal.entry}
+        if problem:
+            previous |= expected if len(expected) < _WRONG_IN_A_ROW else set()
+            entries.add(entry + 1)
         halves, since = [], b""
     for half in halves:
         cut = half == len(lines) and not data.endswith(b"\n")
