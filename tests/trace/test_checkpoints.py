@@ -1,0 +1,175 @@
+"""Checkpoints, and the figures of OLMo-3 Think SFT's run: what its config says of steps, epochs, rows and tokens."""
+
+import gzip
+from pathlib import Path
+
+import numpy as np
+import pytest
+from sft_files import documents, write_episodes
+
+import grain_sft
+from grain_sft import Host, IndexSampler, NpyDataSource, PackedLayout, PaddedLayout, Pipeline, open_corpus
+from grain_sft.errors import RowIndexError, SamplerError
+from grain_sft.sampling.orders import ORDERS
+from grain_sft.trace import checkpoint_table, step_of_checkpoint, steps_between, trace
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+TOKENS_OF_RUN = {"7b": 45.4e9, "32b": 45.2e9}  # table 47 of the paper, both epochs
+SEED_CHECKPOINTS = {  # checkpoint: (epoch from 1, about so many steps into it), as the table that was handed around says
+    1000: (1, 1000),
+    7000: (1, 7000),
+    13000: (1, 13000),
+    19000: (1, 19000),
+    25000: (2, 2300),
+    31000: (2, 8300),
+    37000: (2, 14300),
+    43000: (2, 20300),
+}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Pipelines of the shipped configs over as many rows as the runs' tokens come to: a document of a token a row."""
+    pytest.importorskip("yaml")
+    made = {}
+    for name, tokens in TOKENS_OF_RUN.items():
+        rows = int(tokens / 2 / 32_768)
+        folder = tmp_path_factory.mktemp(name)
+        np.full(rows, 100_257, "<u4").tofile(folder / "token_ids_part_0000.npy")
+        np.ones(rows, bool).tofile(folder / "labels_mask_part_0000.npy")
+        lines = "".join(f"{row},{row + 1}\n" for row in range(rows))
+        (folder / "token_ids_part_0000.csv.gz").write_bytes(gzip.compress(lines.encode(), 1))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("GRAIN_SFT_CACHE_DIR", str(folder / "cache"))
+            config = {
+                "inherits": str(CONFIGS / f"olmo3_{name}_think_sft.yaml"),
+                "corpus": {"path": str(folder)},
+                "layout": {"max_segments": 1},
+            }
+            made[name] = grain_sft.load(config, host=Host(0, 8))  # 64 GPUs, 8 of them a data-parallel rank
+    return made
+
+
+def test_the_parameters_of_the_seeds_table(runs):
+    small, large = runs["7b"], runs["32b"]
+    for pipeline in (small, large):
+        assert pipeline.source.layout.sequence_length == 32_768
+        assert (pipeline.sampler.seed, pipeline.sampler.epochs, pipeline.sampler.order) == (34_521, 2, "olmo")
+        assert pipeline.source.layout.recipe.long_documents == "truncate"
+        assert pipeline.source.layout.corpus.dtype == np.uint32  # not uint16, as the seed says:
+    assert np.iinfo(np.uint16).max < 100_278 - 1  # dolma2's last id does not fit
+    assert small.sampler.global_batch_size == 1_048_576 // 32_768 == 32  # where the seed also says "about 30"
+    assert large.sampler.global_batch_size == 4_194_304 // 32_768 == 128
+    assert small.sampler.rows_per_host == 4
+    assert small.sampler.steps_per_epoch == 692_749 // 32 == 21_648  # where the seed divides by 10^6, and says 22,700
+    assert small.sampler.num_steps == 2 * 21_648
+    assert large.sampler.steps_per_epoch == 689_697 // 128 == 5_388
+    assert large.sampler.num_steps == 10_776
+    for name, pipeline in runs.items():
+        seen = pipeline.sampler.num_steps * pipeline.sampler.global_batch_size * 32_768
+        assert seen == pytest.approx(TOKENS_OF_RUN[name], rel=2e-4)  # less what fills no step
+
+
+def test_the_permutations_of_the_seeds_table(runs):
+    rows = len(runs["7b"].source)
+    for epoch, seed in enumerate((34_522, 34_523)):  # epoch 1 and 2 there
+        order = np.arange(rows, dtype=np.uint32)
+        np.random.Generator(np.random.PCG64(seed)).shuffle(order)
+        first = epoch * 21_648
+        found = trace(runs["7b"], range(first, first + 20), trainable=False)
+        assert found.instance.tolist() == order[: 20 * 32].tolist()
+        assert set(found.epoch.tolist()) == {epoch}
+        rank = trace(runs["7b"], range(first, first + 20), host=Host(3, 8), trainable=False)
+        assert rank.instance.tolist() == order[: 20 * 32].reshape(20, 32)[:, 3::8].reshape(-1).tolist()
+
+
+def test_the_checkpoint_table_is_the_seeds_but_exact(runs):
+    table = checkpoint_table(runs["7b"])
+    assert table["step"] == [*range(1000, 43_001, 1000), 43_296]
+    for number, step in enumerate(table["step"]):
+        assert table["epoch"][number] * 21_648 + table["steps_into_epoch"][number] == step
+        assert table["rows"][number] == 32 * step
+        assert table["tokens"][number] == 1_048_576 * step
+        assert table["rows_into_epoch"][number] == 32 * table["steps_into_epoch"][number]
+    for step, (epoch, about) in SEED_CHECKPOINTS.items():
+        at = table["step"].index(step)
+        assert table["epoch"][at] + 1 == epoch
+        into = table["steps_into_epoch"][at]
+        # the seed's epochs of 22,700 steps put every checkpoint of the second one 1,052 steps too early in it
+        assert into == about if epoch == 1 else into == step - 21_648 and into - about == 22_700 - 21_648
+    assert table["steps_into_epoch"][table["step"].index(25_000)] == 3_352  # not about 2,300
+    assert table["epoch"][-1] == 2 and table["steps_into_epoch"][-1] == 0  # the run is done
+    large = checkpoint_table(runs["32b"], every=1000)
+    assert large["step"][-1] == 10_776 and large["tokens"][0] == 4_194_304_000
+
+
+def test_rows_between_checkpoints_of_the_seeds_example(runs):
+    steps = steps_between(runs["7b"], "step1000", "step7000")
+    assert steps == range(1000, 7000)
+    found = trace(runs["7b"], steps, trainable=False)
+    assert len(found) == 6000 * 32 == 192_000
+    order = np.arange(len(runs["7b"].source), dtype=np.uint32)
+    np.random.Generator(np.random.PCG64(34_522)).shuffle(order)
+    assert (found.instance == order[32_000:224_000]).all()
+
+
+@pytest.mark.parametrize(
+    ("name", "step"),
+    [("step7000", 7000), ("7000", 7000), ("gs://b/run-2/step7000/", 7000), ("OLMo_step-12-hf", 12), ("model_step3", 3)],
+)
+def test_names_of_checkpoints(name, step):
+    assert step_of_checkpoint(name) == step
+
+
+@pytest.mark.parametrize("name", ["latest", "", "step", "stepping7", "step1-step2", "7b"])
+def test_names_that_say_no_step_are_refused(name):
+    with pytest.raises(RowIndexError, match="step7000"):
+        step_of_checkpoint(name)
+
+
+def pipeline_of(layout, order="olmo", epochs=2, hosts=1, **options):
+    source = NpyDataSource(layout)
+    host = Host(hosts - 1, hosts)
+    sampler = IndexSampler(len(source), global_batch_size=4, seed=1, order=order, epochs=epochs, host=host, **options)
+    return Pipeline(source, sampler, [])
+
+
+@pytest.mark.parametrize("last_batch", ["drop", "run_on"])
+@pytest.mark.parametrize("hosts", [1, 2])
+@pytest.mark.parametrize("order", ORDERS)
+def test_a_table_of_every_step_counts_the_rows_of_the_traces(tmp_path, order, last_batch, hosts):
+    layout = PaddedLayout(open_corpus(write_episodes(tmp_path, documents(39))), 16)
+    pipeline = pipeline_of(layout, order, hosts=hosts, last_batch=last_batch)
+    table = checkpoint_table(pipeline, 1)
+    whole = trace(pipeline, range(pipeline.sampler.num_steps), trainable=False)
+    assert table["step"] == list(range(1, pipeline.sampler.num_steps + 1))
+    assert table["rows"] == np.searchsorted(whole.step, table["step"]).tolist()  # a document a row
+    for step, epoch, steps, rows in zip(*list(table.values())[:4], strict=True):
+        done = whole.epoch[whole.step < step]
+        assert rows == np.count_nonzero(done == epoch) and steps == rows // 4
+        if step < pipeline.sampler.num_steps:
+            assert whole.epoch[whole.step == step][0] == epoch
+
+
+def test_a_table_of_rows_that_are_packed_anew_counts_their_epochs(tmp_path):
+    corpus = open_corpus(write_episodes(tmp_path / "chats", documents(60)))
+    layout = PackedLayout(corpus, 32, algorithm="shuffled_best_fit", seed=2, epochs=3, cache_dir=tmp_path)
+    pipeline = pipeline_of(layout, "sequential", epochs=1)
+    table = checkpoint_table(pipeline, 1)
+    whole = trace(pipeline, range(pipeline.sampler.num_steps))
+    for step, epoch in zip(table["step"][:-1], table["epoch"][:-1], strict=True):
+        assert whole.epoch[whole.step == step][0] == epoch
+    assert max(whole.epoch) == 2
+
+
+def test_what_is_not_between_is_refused(tmp_path):
+    pipeline = pipeline_of(PaddedLayout(open_corpus(write_episodes(tmp_path, documents(40))), 16))
+    for names, words in ((("step5", "step5"), "earlier one first"), (("step1", "step99"), "ends after 20 steps")):
+        with pytest.raises(RowIndexError, match=words):
+            steps_between(pipeline, *names)
+    with pytest.raises(SamplerError, match="epochs=3"):
+        checkpoint_table(pipeline, epochs=3)
+    endless = pipeline_of(pipeline.source.layout, epochs=None)
+    assert checkpoint_table(endless, 7)["step"] == [7, 10]
+    assert checkpoint_table(endless, 7, epochs=2)["step"] == [7, 14, 20]
+    assert steps_between(endless, "1", "10000") == range(1, 10000)
