@@ -10,11 +10,8 @@ import grain
 import numpy as np
 import numpy.typing as npt
 
-<<<<<<< ours
-from grain_sft.arrays import Arrays
-=======
 from grain_sft import workers
->>>>>>> theirs
+from grain_sft.arrays import Arrays
 from grain_sft.corpus.loss_reader import LossReader
 from grain_sft.corpus.reader import ShardReader
 from grain_sft.corpus.rows import RowReader
