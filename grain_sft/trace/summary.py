@@ -31,7 +31,8 @@ def summarize(parts: Trace | Iterable[Trace]) -> dict[str, list[Any]]:
         if highest > len(seen):
             seen = np.append(seen, np.zeros(max(highest, 2 * len(seen)) - len(seen), np.bool_))
         documents, lines = np.unique(part.document, return_index=True)
-        new = lines[(documents >= 0) & ~seen[documents]]
+        lines, documents = lines[documents >= 0], documents[documents >= 0]
+        new = lines[~seen[documents]]
         seen[part.document[new]] = True
         added = {
             "documents": np.bincount(part.source[new], minlength=size),

@@ -1,0 +1,161 @@
+"""Documents by text and by record, and summaries by source."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+
+from grain_sft import IndexSampler, NpyDataSource, PackedLayout, Pipeline, ShiftTargets, WindowLayout, open_corpus
+from grain_sft.cli.main import main
+from grain_sft.errors import CorpusError
+from grain_sft.prepare import Dataset, Request, prepare
+from grain_sft.prepare.training import train_tokenizer
+from grain_sft.trace import find_document, iter_trace, summarize, trace
+from grain_sft.trace.text import documents_of_record, documents_with_text, tokenizer_of
+
+WORDS = ["the", "quick", "brown", "fox", "jumps", "over", "a", "lazy", "dog", "while", "seven", "wizards", "hex", "my"]
+WORDS += ["boxed", "quartz", "jugs", "and", "nobody", "minds"]
+SPECIAL = ("<|sys|>", "<|usr|>", "<|asst|>", "<|eot|>")
+HIDDEN = {3: "a violet zeppelin at dawn", 11: "a violet zeppelin at dusk", 25: "zeppelin"}
+FIRST = 20  # answers in the first input
+
+
+@pytest.fixture(scope="module")
+def chats(tmp_path_factory):
+    """The folder of a corpus that `prepare` made of two inputs; answer n says what `HIDDEN` has, if anything."""
+    folder = tmp_path_factory.mktemp("text")
+    random = np.random.default_rng(0)
+    answers = [" ".join(random.choice(WORDS, 12)) + f" {HIDDEN.get(number, '')} so" for number in range(30)]
+    for name, part in (("one.jsonl", answers[:FIRST]), ("two.jsonl", answers[FIRST:])):
+        lines = [
+            {"messages": [{"role": "user", "content": "tell me"}, {"role": "assistant", "content": answer}]}
+            for answer in part
+        ]
+        (folder / name).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (folder / "spm.model").write_bytes(train_tokenizer(answers * 4, 500, SPECIAL))
+    datasets = tuple(Dataset((str(folder / name),)) for name in ("one.jsonl", "two.jsonl"))
+    request = Request(datasets, "primer", str(folder / "spm.model"), "episodes", val_frac=0.0, shard_tokens=300)
+    prepare(request, folder / "chats", workers=1)
+    return folder / "chats"
+
+
+@pytest.fixture
+def corpus(chats):
+    return open_corpus(chats)
+
+
+def pipeline_of(layout, **options):
+    source = NpyDataSource(layout)
+    sampler = IndexSampler(len(source), global_batch_size=2, seed=1, order="olmo", epochs=2, **options)
+    return Pipeline(source, sampler, [ShiftTargets()])
+
+
+def answers_of(corpus, numbers):
+    """Which answers these documents are."""
+    return [int(source) * FIRST + int(record) - 1 for source, record in corpus.sources[numbers].tolist()]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("violet zeppelin", [3, 11]),
+        ("a violet zeppelin at dusk", [11]),
+        ("zeppelin", [3, 11, 25]),
+        ("z", None),
+        ("violet balloon", []),
+        ("zeppelin at dawn so", [3]),
+        ("\u00fcber", []),
+    ],
+)
+def test_a_text_is_found_in_the_documents_that_hold_it(corpus, text, expected):
+    tokenizer = tokenizer_of(corpus)
+    found = documents_with_text(corpus, tokenizer, text)
+    held = [n for n, each in enumerate(corpus.iter_documents()) if text in tokenizer.decode(each.tokens.tolist())]
+    assert found.tolist() == held
+    if expected is not None:
+        assert sorted(answers_of(corpus, found)) == expected
+
+
+def test_blocks_of_tokens_hide_no_text(corpus, monkeypatch):
+    tokenizer = tokenizer_of(corpus)
+    for block in (1, 2, 7, 64):
+        monkeypatch.setattr("grain_sft.trace.text._BLOCK", block)
+        assert sorted(answers_of(corpus, documents_with_text(corpus, tokenizer, "violet zeppelin at"))) == [3, 11]
+
+
+def test_a_record_is_found_by_its_input_and_line(corpus):
+    for number, record in ((0, "one.jsonl:1"), (19, "0:20"), (20, "two.jsonl:1"), (29, f"{corpus.source_names[1]}:10")):
+        found = documents_of_record(corpus, record)
+        assert answers_of(corpus, found) == [number]
+    assert len(documents_of_record(corpus, "one.jsonl:21")) == 0
+    for record, words in (("7", "several inputs fit"), ("three.jsonl:1", "no such input"), ("x", "expected LINE")):
+        with pytest.raises(CorpusError, match=words):
+            documents_of_record(corpus, record)
+    with pytest.raises(CorpusError, match="does not say where"):
+        documents_of_record(dataclasses.replace(corpus, sources_file=None), "1")
+
+
+def test_no_tokenizer_or_another_is_refused(corpus, chats, tmp_path):
+    other = tmp_path / "other.model"
+    other.write_bytes(train_tokenizer([" ".join(WORDS)] * 5, 320, SPECIAL))
+    with pytest.raises(CorpusError, match="another tokenizer"):
+        tokenizer_of(corpus, str(other))
+    alone = tmp_path / "alone.npy"
+    np.arange(50, dtype="<u4").tofile(alone)
+    with pytest.raises(CorpusError, match="no folder 'tokenizer'"):
+        tokenizer_of(open_corpus(alone))
+    with pytest.raises(CorpusError, match="empty text"):
+        documents_with_text(corpus, tokenizer_of(corpus), "")
+
+
+def test_the_command_finds_texts_and_records_in_every_epoch(corpus, chats, tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("GRAIN_SFT_CACHE_DIR", str(tmp_path / "cache"))
+    config = {
+        "corpus": {"path": str(chats)},
+        "layout": {"kind": "packed", "sequence_length": 64},
+        "sampler": {"order": "olmo", "seed": 1, "global_batch_size": 1, "epochs": 2},
+    }
+    (tmp_path / "run.json").write_text(json.dumps(config))
+    for asked, times in ((["--find", "violet zeppelin"], 4), (["--record", "two.jsonl:6"], 2), (["--find", "qqq"], 0)):
+        assert main(["trace", str(tmp_path / "run.json"), *asked, "--format", "jsonl"]) == 0
+        head, *lines = map(json.loads, capsys.readouterr().out.splitlines())
+        assert len({(line["step"], line["row"], line["segment"]) for line in lines}) == times
+        assert ("seen" if times else "no document") in head["about"]
+        for line in lines:
+            number = FIRST * line["source"].endswith("two.jsonl") + line["record"] - 1
+            assert "zeppelin" in HIDDEN[number]
+    assert main(["trace", str(tmp_path / "run.json"), "--record", "nothing:1"]) == 1
+    assert "no such input" in capsys.readouterr().err
+
+
+def test_a_summary_counts_by_source(corpus, tmp_path):
+    pipeline = pipeline_of(PackedLayout(corpus, 64, cache_dir=tmp_path))
+    whole = trace(pipeline, range(pipeline.sampler.num_steps))
+    found = summarize(whole)
+    assert found == summarize(iter_trace(pipeline, range(pipeline.sampler.num_steps), block_rows=2))
+    assert [name.rpartition("/")[2] for name in found["source"]] == ["one.jsonl", "two.jsonl"]
+    for number in range(2):
+        here = whole.select(whole.source == number)
+        assert found["documents"][number] == len(set(here.document.tolist()))
+        keys = zip(here.step.tolist(), here.row.tolist(), here.segment.tolist(), strict=True)
+        assert found["segments"][number] == len(set(keys))
+        assert found["tokens"][number] == (here.stop - here.start).sum()
+        assert found["trainable"][number] == here.trainable.sum() > 0
+    assert sum(found["share"]) == pytest.approx(1)
+    assert "trainable" not in summarize(trace(pipeline, range(2), trainable=False))
+    assert summarize(iter([])) == {"source": [], "documents": [], "segments": [], "tokens": [], "share": []}
+
+
+def test_a_summary_of_windows_counts_labels_and_leaves_out_filling_rows(tmp_path, write_tokens):
+    for name, count in (("a", 64), ("b", 160)):
+        write_tokens(f"{name}.npy", np.arange(count))
+    (tmp_path / "mix.txt").write_text("web,a.npy\ncode,b.npy\n")
+    layout = WindowLayout(open_corpus(tmp_path / "mix.txt", dtype="uint32", eos_token_id=5), 32)
+    source = NpyDataSource(layout)
+    sampler = IndexSampler(len(source), global_batch_size=4, seed=1, epochs=1, last_batch="fill")
+    pipeline = Pipeline(source, sampler, [ShiftTargets()])
+    found = summarize(trace(pipeline, range(2)))
+    assert (found["source"], found["tokens"], found["segments"]) == (["web", "code"], [64, 160], [2, 5])
+    assert found["documents"] == [0, 0] and found["trainable"] == [62, 155]
+    assert len(find_document(pipeline, 0)) == 1
