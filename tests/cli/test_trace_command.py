@@ -1,0 +1,178 @@
+"""`grain-sft trace`: every format says the same, and the receipt."""
+
+import csv
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from sft_files import documents, write_olmo
+
+import grain_sft
+from grain_sft import Host
+from grain_sft.bench import trace as bench
+from grain_sft.cli.main import main
+from grain_sft.trace import checkpoint_table, find_document, summarize, trace
+
+COLUMNS = ["step", "epoch", "row", "host", "instance", "segment", "shard", "file", "start", "stop", "document"]
+COLUMNS += ["source", "record", "trainable"]
+
+
+@pytest.fixture
+def config(tmp_path, monkeypatch):
+    monkeypatch.setenv("GRAIN_SFT_CACHE_DIR", str(tmp_path / "cache"))
+    write_olmo(tmp_path / "sft", documents(60), sources=True)
+    path = tmp_path / "run.json"
+    path.write_text(
+        json.dumps(
+            {
+                "corpus": {"path": "sft", "dtype": "uint16", "eos_token_id": 2},
+                "layout": {"kind": "packed", "sequence_length": 32},
+                "sampler": {"order": "olmo", "seed": 3, "global_batch_size": 4, "epochs": 2},
+            }
+        )
+    )
+    return str(path)
+
+
+@pytest.fixture
+def pipeline(config):
+    return grain_sft.load(config, host=Host(0, 1))
+
+
+def lines_of(found):
+    """The lines of a trace as the command names their values."""
+    columns = {name: column.tolist() for name, column in found.columns().items()}
+    columns["file"] = [found.paths[shard] for shard in columns["shard"]]
+    columns["source"] = [str(number) for number in columns["source"]]  # the corpus has no names for them
+    return [
+        dict(zip(COLUMNS, values, strict=True)) for values in zip(*(columns[name] for name in COLUMNS), strict=True)
+    ]
+
+
+def run(capsys, *arguments):
+    assert main(["trace", *map(str, arguments)]) == 0
+    return capsys.readouterr().out
+
+
+def read_csv(text):
+    head, *lines = text.splitlines()
+    assert head.startswith("# gs1-")
+    return head, [
+        {name: value if name in ("file", "source") else int(value) for name, value in line.items()}
+        for line in csv.DictReader(lines)
+    ]
+
+
+def test_json_lines_csv_and_parquet_hold_the_trace(config, pipeline, tmp_path, capsys):
+    expected = lines_of(trace(pipeline, range(2, 9)))
+    code = pipeline.receipt.code
+    head, *lines = map(json.loads, run(capsys, config, "--steps", "2:9", "--format", "jsonl").splitlines())
+    assert head == {**pipeline.receipt.as_dict(), "about": "steps 2:9"} and lines == expected
+    first, lines = read_csv(run(capsys, config, "--steps", "2:9", "--format", "csv"))
+    assert first == f"# {code} steps 2:9" and lines == expected
+    run(capsys, config, "--steps", "2:9", "--output", tmp_path / "out" / "trace.csv")  # format by its name
+    assert read_csv((tmp_path / "out" / "trace.csv").read_text())[1] == expected
+    parquet = pytest.importorskip("pyarrow.parquet")
+    run(capsys, config, "--between", "step2", "step9", "--output", tmp_path / "trace.parquet")
+    table = parquet.read_table(tmp_path / "trace.parquet")
+    assert table.to_pylist() == expected
+    assert json.loads(table.schema.metadata[b"grain_sft"])["receipt"] == code
+
+
+def test_a_table_is_for_people(config, pipeline, capsys):
+    found = trace(pipeline, range(2, 4))
+    head, names, *lines = run(capsys, config, "--steps", "2:4").splitlines()
+    assert head == f"# {pipeline.receipt.code} steps 2:4"
+    assert names.split() == COLUMNS
+    assert len(lines) == len(found) and len({line.index(".npy") for line in lines}) == 1  # aligned
+    assert lines[0].split()[:5] == [str(column[0]) for column in list(found.columns().values())[:5]]
+    assert "token_ids_part_" in lines[0] and "/" not in lines[0]
+    assert len(run(capsys, config, "--steps", "5").splitlines()) > 2
+    everything = [run(capsys, config, "--steps", text, "--format", "csv") for text in (":", "0:", f":{len(pipeline)}")]
+    assert len({text.partition("\n")[2] for text in everything}) == 1
+
+
+def test_host_and_counting_can_be_narrowed(config, pipeline, capsys):
+    head, lines = read_csv(run(capsys, config, "--steps", "2:9", "--host", "1/2", "--format", "csv", "--no-trainable"))
+    found = trace(pipeline, range(2, 9), host=Host(1, 2), trainable=False)
+    assert head.endswith("steps 2:9, host 1/2")
+    assert [line["instance"] for line in lines] == found.instance.tolist()
+    assert "trainable" not in lines[0]
+
+
+def test_documents_and_when_they_were_seen(config, pipeline, capsys):
+    head, lines = read_csv(run(capsys, config, "--document", 7, "--document", 30, "--format", "csv"))
+    expected = lines_of(find_document(pipeline, [7, 30]))
+    assert lines == expected and "2 documents, seen" in head
+    first = lines_of(find_document(pipeline, 7, epochs=1))
+    assert read_csv(run(capsys, config, "--document", 7, "--epochs", 1, "--format", "csv"))[1] == first
+
+
+def test_summaries_and_checkpoints(config, pipeline, tmp_path, capsys):
+    found = summarize(trace(pipeline, range(len(pipeline))))
+    head, *lines = map(json.loads, run(capsys, config, "--steps", ":", "--summary", "--format", "jsonl").splitlines())
+    assert [list(line.values()) for line in lines] == [list(line) for line in zip(*found.values(), strict=True)]
+    table = run(capsys, config, "--steps", ":", "--summary").splitlines()
+    assert table[-1].split()[0] == "all" and table[-1].split()[3] == f"{sum(found['tokens']):,}"
+    expected = checkpoint_table(pipeline, 5)
+    _, *lines = map(json.loads, run(capsys, config, "--checkpoints", 5, "--format", "jsonl").splitlines())
+    assert [line.pop("checkpoint") for line in lines] == [f"step{step}" for step in expected["step"]]
+    assert [list(line.values()) for line in lines] == [list(line) for line in zip(*expected.values(), strict=True)]
+    assert run(capsys, config, "--checkpoints").splitlines()[-1].split()[0] == f"step{len(pipeline)}"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--steps", "5:3"], "expected A:B"),
+        (["--steps", "x"], "expected A:B"),
+        (["--steps", "0:10000"], "expected steps from 0 to"),
+        (["--between", "step5", "latest"], "a name such as step7000"),
+        (["--document", "60"], "expected 0 to 59"),
+        (["--steps", "1:2", "--format", "parquet"], "--output"),
+        (["--steps", "1:2", "--host", "0/3"], "3 hosts"),
+        (["--find", "x"], "no folder 'tokenizer'"),
+    ],
+)
+def test_what_can_not_be_answered_is_said(config, arguments, words, capsys):
+    assert main(["trace", config, *arguments]) == 1
+    assert words in capsys.readouterr().err
+
+
+def test_nothing_is_left_of_a_trace_that_fails(config, tmp_path, capsys):
+    (tmp_path / "sft" / "labels_mask_part_0003.npy").write_bytes(b"")
+    before = sorted(tmp_path.iterdir())
+    for name in ("trace.csv", "trace.jsonl"):
+        assert main(["trace", config, "--steps", ":", "--output", str(tmp_path / name)]) == 1
+    assert sorted(tmp_path.iterdir()) == before
+    with pytest.raises(SystemExit):
+        main(["trace", config])
+    with pytest.raises(SystemExit):
+        main(["trace", config, "--steps", "1:2", "--document", "3"])
+
+
+def test_a_process_of_trace_imports_no_jax_and_ends_with_its_reader(config):
+    code = "import sys; from grain_sft.cli.main import main; status = main(); print(status, 'jax' in sys.modules)"
+    command = [sys.executable, "-c", code, "trace", config, "--checkpoints"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.stdout.splitlines()[-1] == "0 False" and done.stderr == ""
+    many = [sys.executable, "-m", "grain_sft.cli.main", "trace", config, "--checkpoints", "1"]
+    with subprocess.Popen(many, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        process.stdout.close()
+        assert b"Traceback" not in process.stderr.read()
+    light = "import sys, grain_sft; print('grain' in sys.modules, grain_sft.Host(0, 1), grain_sft.layout.__name__)"
+    done = subprocess.run([sys.executable, "-c", light], capture_output=True, text=True)
+    assert done.stdout.strip() == "False Host(index=0, count=1) grain_sft.layout"
+
+
+def test_the_benchmark_traces_a_small_run(tmp_path):
+    figures = bench.measure(tmp_path, 20_000)
+    assert len(bench.report(figures)) == len(figures) == 7
+    assert all(run.seconds > 0.05 and run.gigabytes > 0.02 for run in figures.values())
+    lengths = bench.made_up_lengths(20_000)
+    assert lengths.min() >= 1 and lengths.max() == bench.LENGTH
+    assert lengths.mean() == pytest.approx(bench.TOKENS / bench.DOCUMENTS, rel=1e-3)
+    assert not list(tmp_path.iterdir())
+    assert np.array_equal(lengths, bench.made_up_lengths(20_000))
