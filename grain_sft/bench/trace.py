@@ -85,7 +85,7 @@ def make_corpus(folder: Path, documents: int) -> str:
         lines = "".join(
             f"{start},{end}\n" for start, end in zip(borders[:-1].tolist(), borders[1:].tolist(), strict=True)
         )
-        (data / f"token_ids_part_{number:04d}.csv.gz").write_bytes(gzip.compress(lines.encode(), 1))
+        (data / f"token_ids_part_{number:04d}.csv.gz").write_bytes(gzip.compress(lines.encode(), 1, mtime=0))
     config = {
         "corpus": {"path": str(data), "format": "olmo", "dtype": "uint32", "eos_token_id": 100_257},
         "layout": {"kind": "packed", "sequence_length": LENGTH},

@@ -35,11 +35,13 @@ _LET_GO = 1 << 12  # gathers after which the pages that a map has touched are le
 class _LocalFile:
     """An open file that closes itself when the last reader lets go of it."""
 
-    def __init__(self, shard: StoredFile, verify: bool) -> None:
+    def __init__(self, shard: StoredFile, verify: bool, scattered: bool) -> None:
         self.shard = shard
         self.fd = -1
         try:
             self.fd = os.open(shard.path, os.O_RDONLY | os.O_CLOEXEC)
+            if scattered and hasattr(os, "posix_fadvise"):
+                os.posix_fadvise(self.fd, 0, 0, os.POSIX_FADV_RANDOM)
             found = os.fstat(self.fd).st_size
             other = found == shard.size and verify and read_digest(self.fd, shard) != shard.digest
         except OSError as error:
@@ -106,9 +108,17 @@ class ShardReader:
       shards: the files.
       itemsize: bytes of a value, such as a token.
       max_open_files: None means 1024, or a quarter of the process's limit (`ulimit -n`) where that is less.
+      scattered: what is read is far apart, and once: the system reads nothing ahead, and nothing is mapped.
     """
 
-    def __init__(self, shards: Sequence[StoredFile], itemsize: int, max_open_files: int | None = None) -> None:
+    def __init__(
+        self,
+        shards: Sequence[StoredFile],
+        itemsize: int,
+        max_open_files: int | None = None,
+        *,
+        scattered: bool = False,
+    ) -> None:
         if max_open_files is None:
             soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
             quarter = DEFAULT_MAX_OPEN_FILES if soft == resource.RLIM_INFINITY else soft // 4
@@ -116,6 +126,7 @@ class ShardReader:
         self._shards = shards
         self._remote = RemoteShards(shards, itemsize)
         self._itemsize = itemsize
+        self._scattered = scattered
         self._max_open_files = max(1, max_open_files)
         self._open: dict[int, _LocalFile] = {}  # in the order in which they were opened
         self._verified: set[int] = set()
@@ -133,7 +144,7 @@ class ShardReader:
         pieces: Iterable[Piece] = zip(shards, starts, places, sizes, strict=True)
         if self._remote:
             pieces = self._remote.gather(list(pieces), out)
-        elif len(sizes) >= _MANY_PIECES and sum(sizes) < len(sizes) * _SMALL_PIECE:
+        elif not self._scattered and len(sizes) >= _MANY_PIECES and sum(sizes) < len(sizes) * _SMALL_PIECE:
             distinct = set(shards)
             if 2 * len(distinct) <= self._max_open_files:  # a mapped file has two descriptors
                 self._copy(pieces, distinct, out)
@@ -179,7 +190,7 @@ class ShardReader:
             self._make_room(1)
             entry = self._shards[shard]
             verify = shard not in self._verified
-            opened = _LocalFile(entry, verify)
+            opened = _LocalFile(entry, verify, self._scattered)
             self._verified.add(shard)
             self._open[shard] = opened
             return opened

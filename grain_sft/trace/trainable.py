@@ -16,7 +16,6 @@ from grain_sft.transforms import ShiftTargets, TrimToMultiple
 Ints = npt.NDArray[np.int64]
 
 _TOKENS = 1 << 23  # whose loss is read together
-_SMALL, _FEW = 1 << 10, 16  # tokens a piece from which so many are read at a time
 _LONG = 512  # tokens of pieces from which a call for each costs less than a pass over all
 
 
@@ -34,7 +33,7 @@ class TrainableTokens:
         before = itertools.takewhile(lambda each: not isinstance(each, ShiftTargets), pipeline.transforms)
         self._transforms: list[grain.transforms.Map] = [each for each in before if not isinstance(each, TrimToMultiple)]
         corpus = pipeline.source.layout.corpus
-        self._loss = LossReader(corpus.shards) if corpus.has_loss else None
+        self._loss = LossReader(corpus.shards, scattered=True) if corpus.has_loss else None
 
     def count(self, rows: Ints, pieces: Pieces) -> Ints:
         """int64 [pieces] of the pieces of `rows` (int64 [rows], no filling rows).
@@ -67,17 +66,8 @@ class TrainableTokens:
         """Which tokens of the pieces, one piece after the other, may take loss."""
         assert self._loss is not None
         count = int(pieces.length.sum())
-        if count < _SMALL * len(places):
-            loss = self._loss.gather(pieces.shard, pieces.start, places, pieces.length, count)
-            return loss if loss.dtype == np.bool_ else loss != 0
-        taken = np.empty(count, np.bool_)
-        for first in range(0, len(places), _FEW):  # read, not mapped: a map reads far around what it is asked for
-            some = slice(first, first + _FEW)
-            begin, length = int(places[first]), pieces.length[some]
-            held = int(length.sum())
-            at = places[some] - begin
-            taken[begin : begin + held] = self._loss.gather(pieces.shard[some], pieces.start[some], at, length, held) != 0
-        return taken
+        loss = self._loss.gather(pieces.shard, pieces.start, places, pieces.length, count)
+        return loss if loss.dtype == np.bool_ else loss != 0
 
     def _transformed(self, rows: Ints) -> npt.NDArray[np.bool_]:
         """Which tokens of the rows, padding included, may take loss after the transforms: flat."""

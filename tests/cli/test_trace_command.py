@@ -112,7 +112,7 @@ def test_documents_and_when_they_were_seen(config, pipeline, capsys):
 
 def test_summaries_and_checkpoints(config, pipeline, tmp_path, capsys):
     found = summarize(trace(pipeline, range(len(pipeline))))
-    head, *lines = map(json.loads, run(capsys, config, "--steps", ":", "--summary", "--format", "jsonl").splitlines())
+    _, *lines = map(json.loads, run(capsys, config, "--steps", ":", "--summary", "--format", "jsonl").splitlines())
     assert [list(line.values()) for line in lines] == [list(line) for line in zip(*found.values(), strict=True)]
     table = run(capsys, config, "--steps", ":", "--summary").splitlines()
     assert table[-1].split()[0] == "all" and table[-1].split()[3] == f"{sum(found['tokens']):,}"
