@@ -11,9 +11,12 @@ from sft_files import documents, write_episodes, write_olmo
 import grain_sft
 from grain_sft import Host, IndexSampler, NpyDataSource, PackedLayout, PaddedLayout, Pipeline, open_corpus
 from grain_sft.cli.main import main
+from grain_sft.config.schema import OTHERS, SECTIONS
 from grain_sft.receipt import Receipt, layout_receipt, receipt_of
 
 DOCS = documents(60)
+for tokens, _ in DOCS[::2]:
+    tokens[0] = 3  # a BOS, in every second one
 
 
 @pytest.fixture(autouse=True)
@@ -36,10 +39,14 @@ def receipt(config, host=None, **changes):
     """Of `config` with sections replaced or overlaid."""
     merged = {**config}
     for section, change in changes.items():
-        merged[section] = {**config[section], **change} if isinstance(change, dict) else change
+        if isinstance(change, dict):
+            replaced = {} if "kind" in change else config[section]
+            change = {key: value for key, value in {**replaced, **change}.items() if value is not None}
+        merged[section] = change
     return grain_sft.load(merged, host=host or Host(0, 1)).receipt
 
 
+ANEW = {"order": "sequential", "epochs": 1}
 PADDED = {"kind": "padded", "sequence_length": 32}
 CHANGES = {
     "sequence length": {"layout": {"sequence_length": 64}},
@@ -60,6 +67,23 @@ CHANGES = {
     "filter, stricter": {"transforms": [{"ngram_filter": {"max_count": 3}}, "shift_targets"]},
     "trimmed": {"transforms": [{"trim_to_multiple": {"multiple": 8}}, "shift_targets"]},
     "no transforms": {"transforms": []},
+    "run on": {"sampler": {"last_batch": "run_on"}},
+    "batch in tokens": {"sampler": {"global_batch_size": None, "global_batch_tokens": 512}},
+    "boundaries": {"layout": {"boundaries": "eos"}},
+    "bos": {"layout": {"boundaries": "eos", "bos_token_id": 3}},
+    "shortest": {"layout": {**PADDED, "min_tokens": 12}},
+    "keep": {"layout": {**PADDED, "sequence_length": 16, "keep": "first"}},
+    "keep last": {"layout": {**PADDED, "sequence_length": 16, "keep": "last"}},
+    "anew": {"layout": {"algorithm": "multipack", "seed": 1}, "sampler": ANEW},
+    "anew, seed": {"layout": {"algorithm": "multipack", "seed": 2}, "sampler": ANEW},
+    "anew, epochs": {"layout": {"algorithm": "multipack", "seed": 1, "epochs": 2}, "sampler": ANEW},
+    "batch rows": {
+        "layout": {"algorithm": "shuffled_best_fit", "seed": 1, "batch_rows": 4},
+        "sampler": ANEW | {"global_batch_size": 2},
+    },
+    "no mask": {"corpus": {"use_loss_mask": False}},
+    "pad": {"corpus": {"pad_token_id": 7}},
+    "last position": {"transforms": ["shift_targets", "drop_last_position"]},
     "eos": {"corpus": {"eos_token_id": 5}},
 }
 
@@ -69,6 +93,28 @@ def test_every_key_that_changes_batches_changes_the_receipt(config):
     codes["as it is"] = receipt(config).code
     assert len(set(codes.values())) == len(codes), codes
     assert all(code.startswith("gs1-") and len(code) == 20 for code in codes.values())
+
+
+CHANGES_NOTHING = {"path", "format", "path_remap", "tokenizer", "audit"}
+ELSEWHERE = {"dtype", "ties"}  # tested below: of another file, and as far as rows differ
+
+
+def test_every_key_of_a_config_is_tried():
+    changed = {key for change in CHANGES.values() for part in change.values() if isinstance(part, dict) for key in part}
+    known = {key for keys in SECTIONS.values() for key in keys} | set(OTHERS)
+    assert known == changed | {"transforms"} | CHANGES_NOTHING | ELSEWHERE
+
+
+def test_the_width_of_tokens_changes_the_receipt(tmp_path):
+    np.zeros(4096, np.uint8).tofile(tmp_path / "tokens.npy")
+    codes = set()
+    for dtype in ("uint8", "uint16", "uint32"):
+        corpus = {"path": str(tmp_path / "tokens.npy"), "dtype": dtype}
+        sampler = {"order": "sequential", "seed": 0, "global_batch_size": 2}
+        codes.add(
+            receipt({"corpus": corpus, "layout": {"kind": "windows", "sequence_length": 32}, "sampler": sampler}).code
+        )
+    assert len(codes) == 3
 
 
 def test_other_tokens_masks_or_padding_change_the_receipt(config, tmp_path):
@@ -92,6 +138,7 @@ def test_hosts_paths_threads_and_caches_change_nothing(config, tmp_path, monkeyp
     copied = {"path": str(tmp_path / "elsewhere" / "copy")}
     assert receipt(config, corpus=copied).code == code
     listed = sorted(map(str, (tmp_path / "sft").glob("*.npy")))
+    assert receipt(config, corpus={**copied, "format": "olmo"}, audit=str(tmp_path / "audit.log")).code == code
     assert receipt(config, corpus={**copied, "tokenizer": "a name", "path_remap": {"/a": listed[0]}}).code == code
     pipeline = grain_sft.load(config, host=Host(0, 1))
     batches = pipeline.iter(threads=1, prefetch=2)

@@ -53,6 +53,11 @@ class PaddedLayout:
         return len(self._document)
 
     @property
+    def documents(self) -> Ints:
+        """Number of the document in every row, int64 [rows]; ascending."""
+        return self._document
+
+    @property
     def mean_segments(self) -> float:
         """Segments a row: one."""
         return 1.0

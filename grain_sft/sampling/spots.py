@@ -76,6 +76,17 @@ def spots_of_instances(sampler: IndexSampler, instances: Ints, epochs: Iterable[
     return Spots(*(column[order] for column in spots))
 
 
+def place_of_step(sampler: IndexSampler, step: int) -> tuple[int, int]:
+    """The epoch in which `step` begins, and how many rows of it, of all hosts, come before."""
+    epoch, into = divmod(step * sampler._step_size, sampler._epoch_size)
+    return epoch, into * (sampler.global_batch_size // sampler._step_size)
+
+
+def steps_of_epochs(sampler: IndexSampler, epochs: int) -> int:
+    """Whole steps in so many epochs."""
+    return epochs * sampler._epoch_size // sampler._step_size
+
+
 def _places_of_a_step(sampler: IndexSampler, hosts: Sequence[int]) -> tuple[Ints, Ints, Ints, Ints]:
     """Of every place that `hosts` read in a step, by its place in the global batch: the offset in the stream that it is
     taken from, that place, the host, and where in an epoch the stream begins."""

@@ -11,6 +11,7 @@ from grain_sft.arguments import as_integer
 from grain_sft.errors import RowIndexError, SamplerError
 from grain_sft.layout import PackedLayout
 from grain_sft.pipeline import Pipeline
+from grain_sft.sampling.spots import place_of_step, steps_of_epochs
 
 _NAME = re.compile(r"(?:^|[^0-9A-Za-z])step[-_]?(\d+)(?![0-9])", re.IGNORECASE)
 
@@ -82,7 +83,7 @@ def _last_step(pipeline: Pipeline, epochs: int | None) -> int:
     wanted = epochs if epochs is not None else sampler.epochs or 1
     if sampler.epochs is not None and wanted > sampler.epochs:
         raise SamplerError(f"epochs={wanted}: the sampler has {sampler.epochs}.")
-    whole = as_integer("epochs", wanted, 1, SamplerError) * sampler._epoch_size // sampler._step_size
+    whole = steps_of_epochs(sampler, as_integer("epochs", wanted, 1, SamplerError))
     return whole if sampler.num_steps is None else min(whole, sampler.num_steps)
 
 
@@ -94,5 +95,4 @@ def _place(pipeline: Pipeline, step: int) -> tuple[int, int]:
         rows = step * sampler.global_batch_size
         epoch = int(np.searchsorted(ends, rows, side="right"))
         return epoch, rows - (ends[epoch - 1] if epoch else 0)
-    epoch, into = divmod(step * sampler._step_size, sampler._epoch_size)
-    return epoch, into * (sampler.global_batch_size // sampler._step_size)
+    return place_of_step(sampler, step)

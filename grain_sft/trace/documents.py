@@ -31,7 +31,7 @@ def documents_of(layout: Layout, rows: Ints, pieces: Pieces) -> Ints:
             found[here] = plan.document[first[pieces.row[here]] + pieces.segment[here] - 1]
         return found
     if isinstance(layout, PaddedLayout):
-        return layout._document[rows][pieces.row]
+        return layout.documents[rows][pieces.row]
     if isinstance(layout, MaterializedLayout):
         assert pieces.segment is not None
         begins = layout.corpus.documents.start.searchsorted(rows * layout.sequence_length)
@@ -65,7 +65,7 @@ def rows_of_documents(layout: Layout, documents: Ints) -> Ints:
     starts, lengths = layout.corpus.documents
     _check(documents, len(starts))
     if isinstance(layout, PaddedLayout):
-        return np.flatnonzero(np.isin(layout._document, documents))
+        return np.flatnonzero(np.isin(layout.documents, documents))
     if isinstance(layout, MaterializedLayout):
         return np.unique(starts[documents] // layout.sequence_length)
     if not isinstance(layout, WindowLayout):
