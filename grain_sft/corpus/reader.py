@@ -1,12 +1,12 @@
 """Reading tokens at (shard, offset): a bounded set of open files, checked against the index as they are opened.
 
-Whole rows are read with `preadv` straight into the batch, not through `mmap`. From the page cache the two cost the same
-within a third; but a file that is cut short while a run maps it kills the process (SIGBUS), where a read comes back
-short and can be explained, and on network file systems one read is one request instead of one per page fault.
+Long pieces are read with `preadv` straight into the batch, not through `mmap`: a file that is cut short while a run maps it
+kills the process (SIGBUS), where a read comes back short and can be explained, and on network file systems one read is
+one request instead of one per page fault.
 
-Batches of many small pieces (packed chats) are copied from a map: a read costs a microsecond whatever its size, and
-there are a hundred in a batch. The size of every file is looked at before each such batch, so that a file that was cut
-short is an error here too, but for the microseconds between the look and the copy.
+Batches of several pieces of at most 64 KiB are copied from a map: a read costs a microsecond and more whatever its size,
+and of what is in the page cache the kernel copies a third slower. The size of every file is looked at before each such
+batch, so that a file that was cut short is an error here too, but for the microseconds between the look and the copy.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from grain_sft.errors import CorpusFileError
 
 DEFAULT_MAX_OPEN_FILES = 1024
 
-_MANY_PIECES = 24  # of a gather
-_SMALL_PIECE = 1 << 13  # bytes, on average
+_MANY_PIECES = 4  # of a gather
+_SMALL_PIECE = 1 << 16  # bytes, on average
 _LET_GO = 1 << 12  # gathers after which the pages that a map has touched are let go of
 
 
@@ -52,7 +52,7 @@ class _LocalFile:
             raise CorpusFileError(size_change(shard, found))
         if other:
             raise CorpusFileError(replaced(shard))
-        self.values: list[npt.NDArray[Any]] | None = None  # the map as arrays, by who wants them
+        self.values: npt.NDArray[Any] | None = None  # the map as an array, by who wants one
         self._map: mmap.mmap | None = None
         self._gathers = 0
 
@@ -144,7 +144,7 @@ class ShardReader:
         pieces: Iterable[Piece] = zip(shards, starts, places, sizes, strict=True)
         if self._remote:
             pieces = self._remote.gather(list(pieces), out)
-        elif not self._scattered and len(sizes) >= _MANY_PIECES and sum(sizes) < len(sizes) * _SMALL_PIECE:
+        elif not self._scattered and len(sizes) >= _MANY_PIECES and sum(sizes) <= len(sizes) * _SMALL_PIECE:
             distinct = set(shards)
             if 2 * len(distinct) <= self._max_open_files:  # a mapped file has two descriptors
                 self._copy(pieces, distinct, out)
@@ -161,7 +161,7 @@ class ShardReader:
                 file.read_rest(offset, piece, done)
 
     def _copy(self, pieces: Iterable[Piece], shards: set[int], out: memoryview) -> None:
-        """Copy many small pieces from maps of their files."""
+        """Copy pieces from maps of their files."""
         views: dict[int, tuple[memoryview, int]] = {}
         for shard in shards:
             file = self._open.get(shard) or self._open_file(shard)

@@ -54,6 +54,9 @@ class ReadyRows:
         return np.dtype([(name, np.dtype(dtype).newbyteorder("<"), (length,)) for name, dtype in names])
 
 
+_SMALL_ROW = 1 << 15  # bytes: up to here a copy of whole rows first costs less than a copy of each plane of each row
+
+
 class RowReader:
     """Reads rows of a corpus that has them ready. Safe in threads.
 
@@ -125,27 +128,38 @@ class _Rows(ShardReader):
             for array, planes in zip(out, fetched, strict=True):
                 array[...] = planes
             return out
+        if len(maps) == 1 and len(out) == 1 and dtype is None:  # one call; "clip" has it write to `out` itself
+            self._planes_of(maps[shards[0]])[0].take(rows, 0, out[0], "clip")
+            return out
+        if len(maps) == 1 and self._dtype.itemsize <= _SMALL_ROW:
+            fetched = self._planes_of(maps[shards[0]].take(rows))
+            for array, planes in zip(out, fetched, strict=True):
+                array[...] = planes
+            return out
+        by_shard = {shard: self._planes_of(values) for shard, values in maps.items()}
         for at, shard, row in zip(range(len(rows)), shards, rows.tolist(), strict=True):
-            for array, plane in zip(out, maps[shard], strict=True):
+            for array, plane in zip(out, by_shard[shard], strict=True):
                 array[at] = plane[row]
         return out
 
-    def _maps(self, shards: list[int]) -> dict[int, list[npt.NDArray[Any]]] | None:
-        """The planes of these shards, mapped; None where they can't be: remote files, or more than may be open."""
+    def _planes_of(self, values: npt.NDArray[Any]) -> list[npt.NDArray[Any]]:
+        return [values[name] for name in self._dtype.names or ()]
+
+    def _maps(self, shards: list[int]) -> dict[int, npt.NDArray[Any]] | None:
+        """Maps of these shards; None where they can't be: remote files, or more than may be open."""
         distinct = set(shards)
         if self._remote or 2 * len(distinct) > self._max_open_files:  # a mapped file has two descriptors
             return None
         return {shard: self._map(shard) for shard in distinct}
 
-    def _map(self, shard: int) -> list[npt.NDArray[Any]]:
+    def _map(self, shard: int) -> npt.NDArray[Any]:
         file = self._open.get(shard) or self._open_file(shard)
         if not file.mapped:
             with self._lock:
                 self._make_room(1, file)
         view = file.view()
         if file.values is None:
-            values: npt.NDArray[Any] = np.frombuffer(view, self._dtype, offset=file.shard.data_offset)
-            file.values = [values[name] for name in self._dtype.names or ()]
+            file.values = np.frombuffer(view, self._dtype, offset=file.shard.data_offset)
         return file.values
 
     def _fetch(self, shards: list[int], rows: Ints) -> list[npt.NDArray[Any]]:
@@ -153,4 +167,4 @@ class _Rows(ShardReader):
         size = self._dtype.itemsize
         places = [at * size for at in range(len(rows))]
         self.gather(shards, rows.tolist(), places, [size] * len(rows), found.view(np.uint8).data)
-        return [found[name] for name in self._dtype.names or ()]
+        return self._planes_of(found)

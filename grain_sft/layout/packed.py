@@ -201,10 +201,11 @@ class PackedLayout:
     def ranges(self, row: int) -> list[Range]:
         """The same, of a row in range."""
         plan, local = self._plan_of(row)
-        piece = slice(int(plan.ends[local - 1]) if local else 0, int(plan.ends[local]))
-        return self._places.ranges(
-            plan.document[piece].tolist(), plan.start[piece].tolist(), plan.length[piece].tolist()
+        first, last = plan.ends.item(local - 1) if local else 0, plan.ends.item(local)
+        documents, starts, lengths = (
+            column[first:last].tolist() for column in (plan.document, plan.start, plan.length)
         )
+        return self._places.ranges(documents, starts, lengths)
 
     def pieces(self, rows: Ints) -> Pieces:
         """The documents of `rows` (int64 [rows])."""

@@ -30,8 +30,11 @@ class ShardPlaces:
           documents: of each.
           starts, lengths: in the corpus's tokens.
         """
-        ranges: list[Range] = []
         borders = self._borders
+        if len(borders) == 2:
+            columns = zip(starts, lengths, documents, strict=True)
+            return [(0, start, start + length, document) for start, length, document in columns]
+        ranges: list[Range] = []
         for document, start, length in zip(documents, starts, lengths, strict=True):
             stop = start + length
             while start < stop:
