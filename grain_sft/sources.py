@@ -34,7 +34,7 @@ class ReadRows(NamedTuple):
 
     Attributes:
       tokens, segment_ids, positions: as `read` gives them.
-      loss: bool, or float32 weights; None: every token that is no padding takes loss.
+      loss: bool, or float32 weights; None: every token that is no padding takes loss, or as `target_segment_ids` says.
       lasts: int64 [segments], places of every segment's last token in the rows one after the other.
       held: bool, tokens that are no padding, where that is at hand.
       target_segment_ids: int32, what `ShiftTargets` makes of all this, where it was written out; then `lasts` is None.
@@ -129,7 +129,7 @@ class NpyDataSource(grain.sources.RandomAccessDataSource[Element]):
         Raises: as `read`.
         """
         rows, filled = self._checked(indices)
-        return None if filled else self._read(rows)
+        return None if filled else self._read(rows, shifted=True)
 
     def _checked(self, indices: Sequence[int] | npt.NDArray[np.integer]) -> tuple[npt.NDArray[np.int64], bool]:
         """The rows, and whether one is `FILL_ROW`."""
@@ -150,9 +150,9 @@ class NpyDataSource(grain.sources.RandomAccessDataSource[Element]):
             raise RowIndexError(f"row {wrong} of {self.layout!r}: expected 0 to {len(self) - 1}.")
         return np.array(listed, np.int64) if rows is None else rows, lowest == FILL_ROW
 
-    def _read(self, rows: npt.NDArray[np.int64]) -> ReadRows:
+    def _read(self, rows: npt.NDArray[np.int64], shifted: bool = False) -> ReadRows:
         if self._ready is not None:
-            tokens, positions, segments, targets, loss = self._ready.read(rows, self._arrays)
+            tokens, positions, segments, targets, loss = self._ready.read(rows, self._arrays, only_weights=shifted)
             return ReadRows(tokens, segments, positions, loss, None, None, targets, self._ready.fits_int32)
         shape = (len(rows), self.layout.sequence_length)
         tokens = self._arrays.empty(shape, self.layout.corpus.dtype, 1)

@@ -66,6 +66,11 @@ class _LocalFile:
         descriptor of the file."""
         if self._map is None:
             self._map = mmap.mmap(self.fd, 0, mmap.MAP_SHARED, mmap.PROT_READ)
+        self.look()
+        return memoryview(self._map)
+
+    def look(self) -> None:
+        """See, before the map is copied from, that the file has the size that was indexed."""
         size = os.fstat(self.fd).st_size
         if size != self.shard.size:
             raise CorpusFileError(
@@ -73,10 +78,10 @@ class _LocalFile:
                 f"{'cut short' if size < self.shard.size else 'appended to'} while in use."
             )
         self._gathers += 1
-        if not self._gathers % _LET_GO:  # they stay in the page cache; without, all of the file would become resident
+        if self._map is not None and not self._gathers % _LET_GO:
+            # What was touched stays in the page cache; without, all of the file would become resident.
             with contextlib.suppress(OSError):
                 self._map.madvise(mmap.MADV_DONTNEED)
-        return memoryview(self._map)
 
     def read_rest(self, offset: int, out: memoryview, done: int) -> None:
         """Fill `out` from the file's byte `offset` on, its first `done` bytes being there already."""

@@ -80,29 +80,31 @@ class RowReader:
         self._losses = losses
         self._loss = _Rows(losses, dtype, max_open_files) if losses else None
 
-    def read(self, rows: Ints, arrays: Arrays) -> tuple[Any, ...]:
+    def read(self, rows: Ints, arrays: Arrays, *, only_weights: bool = False) -> tuple[Any, ...]:
         """Rows `rows`, each in range: tokens, positions, segment ids, target segment ids and loss, arrays [rows, L] made
-        by `arrays`; no loss (None) where the corpus has none.
+        by `arrays`; no loss (None) where the corpus has none, and with `only_weights` where it is a mask, which the
+        target segment ids hold already. Tokens are read last: they are what is copied from next.
 
         Raises:
           CorpusFileError: a file is missing, unreadable, or not the one that was indexed.
           CorpusError: a weight that is no finite number.
         """
-        shard = self._begins.searchsorted(rows, side="right") - 1
-        shards, at = shard.tolist(), rows - self._begins[shard]
-        (tokens,) = self._tokens.take(shards, at, arrays)
-        positions, segments, targets = self._places.take(shards, at, arrays, np.int32)
-        if self._loss is None:
-            return tokens, positions, segments, targets, None
-        (loss,) = self._loss.take(shards, at, arrays)
-        if not self._weighted:
-            return tokens, positions, segments, targets, loss != 0
-        if not np.isfinite(loss).all():
-            row = int(np.flatnonzero(~np.isfinite(loss).all(axis=1))[0])
-            raise CorpusError(
-                f"{self._losses[shards[row]].path}: a weight of row {at[row]} is no finite number. Write the rows again."
-            )
-        return tokens, positions, segments, targets, loss
+        shards, at = [0] * len(rows), rows
+        if len(self._begins) > 1:
+            shard = self._begins.searchsorted(rows, side="right") - 1
+            shards, at = shard.tolist(), rows - self._begins[shard]
+        places = self._places.take(shards, at, arrays, np.int32)
+        loss = None
+        if self._loss is not None and (self._weighted or not only_weights):
+            (loss,) = self._loss.take(shards, at, arrays)
+            if not self._weighted:
+                loss = loss != 0
+            elif not np.isfinite(loss).all():
+                row = int(np.flatnonzero(~np.isfinite(loss).all(axis=1))[0])
+                raise CorpusError(
+                    f"{self._losses[shards[row]].path}: a weight of row {at[row]} is no finite number. Write the rows again."
+                )
+        return *self._tokens.take(shards, at, arrays), *places, loss
 
 
 class _Rows(ShardReader):
@@ -154,13 +156,15 @@ class _Rows(ShardReader):
 
     def _map(self, shard: int) -> npt.NDArray[Any]:
         file = self._open.get(shard) or self._open_file(shard)
+        if file.values is not None:
+            file.look()
+            return file.values
         if not file.mapped:
             with self._lock:
                 self._make_room(1, file)
-        view = file.view()
-        if file.values is None:
-            file.values = np.frombuffer(view, self._dtype, offset=file.shard.data_offset)
-        return file.values
+        values: npt.NDArray[Any] = np.frombuffer(file.view(), self._dtype, offset=file.shard.data_offset)
+        file.values = values
+        return values
 
     def _fetch(self, shards: list[int], rows: Ints) -> list[npt.NDArray[Any]]:
         found: npt.NDArray[Any] = np.empty(len(rows), self._dtype)

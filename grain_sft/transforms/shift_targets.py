@@ -40,11 +40,10 @@ class ShiftTargets(grain.transforms.Map):
           TransformError: a token id that int32 can't hold.
         """
         require_keys(self, element, ("tokens", "loss_mask", "segment_ids", "positions"))
-        segments = element["segment_ids"]
+        tokens, segments = _as_int32(element["tokens"]), element["segment_ids"]
+        targets = self._targets(tokens)
         segmentation = self._kept_or_made(segments, element["loss_mask"])
-        return self._batch(
-            _as_int32(element["tokens"]), element["positions"], segments, segmentation, element.get("loss_weights")
-        )
+        return _batch(tokens, targets, element["positions"], segments, segmentation, element.get("loss_weights"))
 
     def read(self, source: NpyDataSource, rows: npt.NDArray[np.int64]) -> Element:
         """The batch of `rows` of `source`: what `map(source.read(rows))` gives, in fewer passes over its arrays.
@@ -56,40 +55,21 @@ class ShiftTargets(grain.transforms.Map):
         read = source.read_rows(rows)
         if read is None:
             return self.map(source.read(rows))
+        tokens = read.tokens.view(np.int32) if read.fits_int32 else _as_int32(read.tokens)
+        targets = self._targets(tokens)  # at once, while the tokens are at hand
         segmentation = read.target_segment_ids
         if segmentation is None and read.loss is None and read.held is not None:
             segmentation = self._kept_or_made(read.segment_ids, read.held)
         elif segmentation is None:
             segmentation = self._segmentation_of(read)
         weights = None if read.loss is None or read.loss.dtype == np.bool_ else read.loss
-        tokens = read.tokens.view(np.int32) if read.fits_int32 else _as_int32(read.tokens)
-        return self._batch(tokens, read.positions, read.segment_ids, segmentation, weights)
+        return _batch(tokens, targets, read.positions, read.segment_ids, segmentation, weights)
 
-    def _batch(
-        self,
-        tokens: npt.NDArray[np.int32],
-        positions: npt.NDArray[Any],
-        segments: npt.NDArray[Any],
-        segmentation: npt.NDArray[np.int32],
-        loss_weights: npt.NDArray[np.float32] | None,
-    ) -> Element:
+    def _targets(self, tokens: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
         targets = self._arrays.empty(tokens.shape, np.int32)
         targets[..., :-1] = tokens[..., 1:]
         targets[..., -1] = 0
-        batch = {
-            "inputs": tokens,
-            "targets": targets,
-            "inputs_position": positions,
-            "targets_position": positions,
-            "inputs_segmentation": segments,
-            "targets_segmentation": segmentation,
-        }
-        if loss_weights is not None:
-            weights = np.zeros(tokens.shape, np.float32)
-            weights[..., :-1] = loss_weights[..., 1:]
-            weights[segmentation == 0] = 0
-            batch["targets_weights"] = weights
-        return batch
+        return targets
 
     def _kept_or_made(self, segments: npt.NDArray[Any], loss_mask: npt.NDArray[Any]) -> npt.NDArray[np.int32]:
         kept = self._kept
@@ -137,6 +117,30 @@ class ShiftTargets(grain.transforms.Map):
 
     def __repr__(self) -> str:
         return "ShiftTargets()"
+
+
+def _batch(
+    tokens: npt.NDArray[np.int32],
+    targets: npt.NDArray[np.int32],
+    positions: npt.NDArray[Any],
+    segments: npt.NDArray[Any],
+    segmentation: npt.NDArray[np.int32],
+    loss_weights: npt.NDArray[np.float32] | None,
+) -> Element:
+    batch = {
+        "inputs": tokens,
+        "targets": targets,
+        "inputs_position": positions,
+        "targets_position": positions,
+        "inputs_segmentation": segments,
+        "targets_segmentation": segmentation,
+    }
+    if loss_weights is not None:
+        weights = np.zeros(tokens.shape, np.float32)
+        weights[..., :-1] = loss_weights[..., 1:]
+        weights[segmentation == 0] = 0
+        batch["targets_weights"] = weights
+    return batch
 
 
 def _as_int32(tokens: npt.NDArray[Any]) -> npt.NDArray[np.int32]:
