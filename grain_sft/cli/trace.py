@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=at_least(1),
         const=_EVERY,
         metavar="EVERY",
-        help=f"a table of where the run is after so many steps each (default: {_EVERY})",
+        help=f"a table of where the run is after so many steps each (default: {_EVERY}); epochs count from 0",
     )
     parser.add_argument("--host", type=host_of, metavar="h/H", help="only rows of host h of H (default: all of one)")
     parser.add_argument("--epochs", type=at_least(1), help="search so many (default: all, or 1 where they never end)")
