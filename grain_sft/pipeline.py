@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import grain
+import numpy as np
+import numpy.typing as npt
 
 from grain_sft.errors import PipelineError
 from grain_sft.iteration import PREFETCH, READ_THREADS, PipelineIterator, Steps, make_data_loader
@@ -73,7 +75,24 @@ class Pipeline:
           RowIndexError: a negative step, or one after the last epoch.
           CorpusFileError: a token file is missing, unreadable, or not the one that was indexed.
         """
-        rows, transforms = self.sampler.rows(step), self.transforms
+        return self._batch(self.sampler.rows(step))
+
+    def read(self, step: int, places: npt.NDArray[np.int64]) -> Element:
+        """The rows at `places` of this host's batch of `step`, in that order: arrays [len(places), L].
+
+        With `Host(0, 1)` these are places of the global batch, so that a process can read the rows that its devices hold,
+        whichever those are (`grain_sft.integrations.jax_arrays`).
+
+        Args:
+          places: int64 [n], each from 0 to the batch's rows - 1.
+
+        Raises: as `pipeline[step]`.
+        """
+        return self._batch(self.sampler.rows(step)[places])
+
+    def _batch(self, rows: npt.NDArray[np.int64]) -> Element:
+        """Rows of the source, through the transforms."""
+        transforms = self.transforms
         if transforms and type(transforms[0]) is ShiftTargets:
             element, transforms = transforms[0].read(self.source, rows), transforms[1:]
         else:

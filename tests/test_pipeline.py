@@ -113,6 +113,14 @@ def test_every_row_once_an_epoch_over_all_hosts_together(source, order, hosts):
     assert len(read) == (ROWS if 60 % hosts == 0 else ROWS // 8 * 8)
 
 
+@pytest.mark.parametrize("places", [[0, 1, 2], [23, 4], []], ids=["first", "scattered", "none"])
+def test_rows_at_places_of_a_batch_are_those_of_the_batch(source, places):
+    whole = pipeline(source)
+    part, batch = whole.read(5, np.array(places, np.int64)), whole[5]
+    assert_same(part, {key: array[places] for key, array in batch.items()})
+    assert part["inputs"].shape == (len(places), LENGTH)
+
+
 @pytest.mark.parametrize("order", ["shuffle", "olmo", "maxtext"])
 @pytest.mark.parametrize("hosts", HOSTS)
 def test_resumed_is_uninterrupted(source, order, hosts):
