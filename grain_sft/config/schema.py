@@ -8,14 +8,13 @@ from typing import Any
 
 import grain
 
-from grain_sft.config.drop_last_position import DropLastPosition
 from grain_sft.corpus.open import FORMATS
 from grain_sft.errors import ConfigError
 from grain_sft.layout import Layout, MaterializedLayout, PackedLayout, PaddedLayout, WindowLayout
 from grain_sft.layout.packing import ALGORITHMS, TIES
 from grain_sft.sampling.orders import ORDERS
 from grain_sft.sampling.sampler import LAST_BATCH
-from grain_sft.transforms import NgramFilter, ShiftTargets, TrimToMultiple
+from grain_sft.transforms import DropLastPosition, NgramFilter, ShiftTargets, TrimToMultiple
 
 LAYOUTS: dict[str, Callable[..., Layout]] = {
     "windows": WindowLayout,
