@@ -95,3 +95,26 @@ def test_it_pickles_without_its_memory():
     made.empty(SHAPE, np.int32)
     assert len(pickle.dumps(made)) < 1000
     assert pickle.loads(pickle.dumps(made)).empty(SHAPE, np.int32).shape == SHAPE
+
+
+@pytest.mark.parametrize("put", ["asarray", "device_put", "dlpack", "make_array"])
+def test_an_array_that_jax_took_over_stays_as_it_is(put):
+    import jax
+
+    made = Arrays()
+
+    def taken(number):
+        array = made.empty((8, 4096), np.int32)
+        array[...] = number
+        if put == "asarray":
+            return jax.numpy.asarray(array)
+        if put == "dlpack":
+            return jax.dlpack.from_dlpack(array)
+        if put == "device_put":
+            return jax.device_put(array)
+        sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+        return jax.make_array_from_process_local_data(sharding, array)
+
+    held = [taken(number) for number in range(20)]
+    gc.collect()
+    assert [int(array.min()) for array in held] == [int(array.max()) for array in held] == list(range(20))
