@@ -275,7 +275,7 @@ class NpyDataSource(grain.sources.RandomAccessDataSource[Element]):
 
     def __repr__(self) -> str:
         """What decides its values and nothing else: Grain compares this when it restores an iterator."""
-        return f"NpyDataSource(layout={self.layout!r}, corpus={self.layout.corpus.fingerprint!r})"
+        return f"NpyDataSource(layout={self.layout!r}, corpus={self.layout.corpus.fingerprint!r}, padding={self._pad})"
 
 
 def _element(read: ReadRows) -> Element:

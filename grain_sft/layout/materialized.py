@@ -15,7 +15,7 @@ class MaterializedLayout:
     """The rows of a corpus that `grain-sft pack --materialize` wrote, in the order of the packing.
 
     Advantages: the fastest to read; no plan, and no documents to be found, when a run starts. Disadvantages: the rows take
-    their space on disk (tokens and some 5 bytes each), and other lengths or algorithms are other rows.
+    their space on disk (tokens, and as a rule 4 bytes more each), and other lengths or algorithms are other rows.
 
     Args:
       corpus: of the format rows.
