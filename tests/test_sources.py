@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import pathlib
 import pickle
+import resource
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 
 import grain_sft
+from grain_sft.corpus import reader
 from grain_sft.layout import FILL_ROW, FillKey
 
 DTYPES = ("uint8", "uint16", "uint32", "uint64")
@@ -310,3 +312,29 @@ def test_it_is_a_source_of_grains(make):
     dataset = grain.MapDataset.source(source)
     assert len(dataset) == len(rows)
     np.testing.assert_array_equal(dataset[9]["tokens"], rows[9])
+
+
+def evict(path):
+    """Take a file out of the page cache."""
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+    finally:
+        os.close(fd)
+
+
+def test_what_is_not_in_memory_is_read_and_not_copied_from_a_map(make, monkeypatch):
+    monkeypatch.setattr(reader, "_READ_INSTEAD", 5)
+    corpus, rows = make([LENGTH * 5000])
+    source, some = source_of(corpus), np.arange(0, 5000, 500)
+    evict(corpus.shards[0].path)
+    waits = resource.getrusage(resource.RUSAGE_THREAD).ru_majflt
+    for _ in range(3):
+        np.testing.assert_array_equal(source.read(some)["tokens"], rows[some])
+    if resource.getrusage(resource.RUSAGE_THREAD).ru_majflt == waits:
+        pytest.skip("this file system keeps its files in memory")
+    assert source._reader._left_to_read == 3
+    for _ in range(8):
+        np.testing.assert_array_equal(source.read(some)["tokens"], rows[some])
+    assert source._reader._left_to_read == 0  # a copy was tried again, and did not wait

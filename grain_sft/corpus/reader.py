@@ -7,6 +7,9 @@ one request instead of one per page fault.
 Batches of several pieces of at most 64 KiB are copied from a map: a read costs a microsecond and more whatever its size,
 and of what is in the page cache the kernel copies a third slower. The size of every file is looked at before each such
 batch, so that a file that was cut short is an error here too, but for the microseconds between the look and the copy.
+
+What is not in the page cache is better read: a map waits for each of its pages by itself, and holds the GIL meanwhile. So
+after a copy that waited for the disk the next batches are read, and then a copy is tried again.
 """
 
 from __future__ import annotations
@@ -29,6 +32,7 @@ DEFAULT_MAX_OPEN_FILES = 1024
 
 _MANY_PIECES = 4  # of a gather
 _SMALL_PIECE = 1 << 16  # bytes, on average
+_READ_INSTEAD = 1 << 8  # batches, after a copy from a map that waited for the disk
 _LET_GO = 1 << 12  # gathers after which the pages that a map has touched are let go of
 
 
@@ -66,6 +70,10 @@ class _LocalFile:
         descriptor of the file."""
         if self._map is None:
             self._map = mmap.mmap(self.fd, 0, mmap.MAP_SHARED, mmap.PROT_READ)
+            with contextlib.suppress(OSError):
+                self._map.madvise(
+                    mmap.MADV_RANDOM
+                )  # else a page that has to come from the disk brings megabytes with it
         self.look()
         return memoryview(self._map)
 
@@ -136,6 +144,8 @@ class ShardReader:
         self._open: dict[int, _LocalFile] = {}  # in the order in which they were opened
         self._verified: set[int] = set()
         self._lock = threading.Lock()
+        self._left_to_read = 0  # batches
+        self._thread = threading.local()
 
     def gather(
         self, shards: list[int], starts: list[int], places: list[int], sizes: list[int], out: memoryview
@@ -149,10 +159,11 @@ class ShardReader:
         pieces: Iterable[Piece] = zip(shards, starts, places, sizes, strict=True)
         if self._remote:
             pieces = self._remote.gather(list(pieces), out)
-        elif not self._scattered and len(sizes) >= _MANY_PIECES and sum(sizes) <= len(sizes) * _SMALL_PIECE:
+        elif len(sizes) >= _MANY_PIECES and sum(sizes) <= len(sizes) * _SMALL_PIECE:
             distinct = set(shards)
-            if 2 * len(distinct) <= self._max_open_files:  # a mapped file has two descriptors
+            if self._may_map(distinct):
                 self._copy(pieces, distinct, out)
+                self._after_copy()
                 return
         for shard, start, place, size in pieces:
             file = opened.get(shard) or self._open_file(shard)
@@ -164,6 +175,24 @@ class ShardReader:
                 done = 0  # read_rest says what it is
             if done != size:
                 file.read_rest(offset, piece, done)
+
+    def _may_map(self, shards: set[int]) -> bool:
+        """Whether these files may be copied from maps now; call `_after_copy` after that."""
+        if (
+            self._remote or self._scattered or 2 * len(shards) > self._max_open_files
+        ):  # a mapped file has two descriptors
+            return False
+        if self._left_to_read:
+            self._left_to_read -= 1
+            return False
+        if not hasattr(self._thread, "waits"):
+            self._thread.waits = _disk_waits()
+        return True
+
+    def _after_copy(self) -> None:
+        waits = _disk_waits()
+        if waits != self._thread.waits:
+            self._thread.waits, self._left_to_read = waits, _READ_INSTEAD
 
     def _copy(self, pieces: Iterable[Piece], shards: set[int], out: memoryview) -> None:
         """Copy pieces from maps of their files."""
@@ -209,3 +238,8 @@ class ShardReader:
             if file is not keep:
                 del self._open[shard]
                 held -= 1 + file.mapped
+
+
+def _disk_waits() -> int:
+    """Page faults of this thread, so far, that waited for a disk."""
+    return resource.getrusage(resource.RUSAGE_THREAD).ru_majflt

@@ -1,7 +1,7 @@
 """Ready rows: what a corpus has beside tokens and loss where its tokens are laid out as rows, and reading them.
 
-A row is a few contiguous copies, widened as they are made. They are made from maps of the files, whose sizes are looked
-at before each batch; of a remote file, from what is fetched.
+A row is a few contiguous copies, widened as they are made. They are made from maps of the files, as pieces of rows are (see
+`reader`), else from what is read or fetched.
 """
 
 from __future__ import annotations
@@ -124,35 +124,27 @@ class _Rows(ShardReader):
         """Row `rows[i]` of shard `shards[i]` for each i: an array [rows, L] of each plane, made by `arrays`; as `dtype`,
         to which they are widened as they are copied."""
         out = [arrays.empty((len(rows), *plane.shape), dtype or plane.base, 1) for plane in self._planes]
-        maps = self._maps(shards)
-        if maps is None:
-            fetched = self._fetch(shards, rows)
-            for array, planes in zip(out, fetched, strict=True):
+        distinct = set(shards)
+        if not distinct or not self._may_map(distinct):
+            for array, planes in zip(out, self._fetch(shards, rows), strict=True):
                 array[...] = planes
             return out
-        if len(maps) == 1 and len(out) == 1 and dtype is None:  # one call; "clip" has it write to `out` itself
+        maps = {shard: self._map(shard) for shard in distinct}
+        if len(maps) > 1 or (self._dtype.itemsize > _SMALL_ROW and len(out) > 1):
+            by_shard = {shard: self._planes_of(values) for shard, values in maps.items()}
+            for at, shard, row in zip(range(len(rows)), shards, rows.tolist(), strict=True):
+                for array, plane in zip(out, by_shard[shard], strict=True):
+                    array[at] = plane[row]
+        elif len(out) == 1 and dtype is None:  # one call; "clip" has it write to `out` itself
             self._planes_of(maps[shards[0]])[0].take(rows, 0, out[0], "clip")
-            return out
-        if len(maps) == 1 and self._dtype.itemsize <= _SMALL_ROW:
-            fetched = self._planes_of(maps[shards[0]].take(rows))
-            for array, planes in zip(out, fetched, strict=True):
+        else:
+            for array, planes in zip(out, self._planes_of(maps[shards[0]].take(rows)), strict=True):
                 array[...] = planes
-            return out
-        by_shard = {shard: self._planes_of(values) for shard, values in maps.items()}
-        for at, shard, row in zip(range(len(rows)), shards, rows.tolist(), strict=True):
-            for array, plane in zip(out, by_shard[shard], strict=True):
-                array[at] = plane[row]
+        self._after_copy()
         return out
 
     def _planes_of(self, values: npt.NDArray[Any]) -> list[npt.NDArray[Any]]:
         return [values[name] for name in self._dtype.names or ()]
-
-    def _maps(self, shards: list[int]) -> dict[int, npt.NDArray[Any]] | None:
-        """Maps of these shards; None where they can't be: remote files, or more than may be open."""
-        distinct = set(shards)
-        if self._remote or 2 * len(distinct) > self._max_open_files:  # a mapped file has two descriptors
-            return None
-        return {shard: self._map(shard) for shard in distinct}
 
     def _map(self, shard: int) -> npt.NDArray[Any]:
         file = self._open.get(shard) or self._open_file(shard)
