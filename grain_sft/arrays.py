@@ -50,12 +50,14 @@ class Arrays:
     def _make(self, key: tuple[tuple[int, ...], Any, int]) -> _Buffer:
         shape, dtype, half = key
         size = math.prod(shape) * np.dtype(dtype).itemsize
-        if self._bytes + size > _KEPT:  # of other shapes, or held by someone: then it lives as long as they need it
-            self._buffers, self._bytes = {}, 0
+        if self._bytes + size > _KEPT:  # what is of other shapes makes room
+            kept = self._buffers.get(key, [])
+            self._buffers, self._bytes = {key: kept}, size * len(kept)
         memory: npt.NDArray[np.uint8] = np.empty(size + 2 * _PAGE, np.uint8)
         made = _Buffer(memory, -memory.__array_interface__["data"][0] % _PAGE + half * (_PAGE // 2))
-        self._buffers.setdefault(key, []).append(made)
-        self._bytes += size
+        if self._bytes + size <= _KEPT:
+            self._buffers.setdefault(key, []).append(made)
+            self._bytes += size
         return made
 
     def __getstate__(self) -> dict[str, Any]:

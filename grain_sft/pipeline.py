@@ -93,7 +93,7 @@ class Pipeline:
     def _batch(self, rows: npt.NDArray[np.int64]) -> Element:
         """Rows of the source, through the transforms."""
         transforms = self.transforms
-        if transforms and type(transforms[0]) is ShiftTargets:
+        if transforms and type(transforms[0]) is ShiftTargets and isinstance(self.source, NpyDataSource):
             element, transforms = transforms[0].read(self.source, rows), transforms[1:]
         else:
             element = self.source.read(rows)

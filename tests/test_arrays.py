@@ -69,7 +69,12 @@ def test_what_is_kept_is_bounded(monkeypatch):
     for number, array in enumerate(held):
         array[...] = number
     assert [int(array[0, 0]) for array in held] == list(range(10))
-    assert sum(len(kept) for kept in made._buffers.values()) <= 3
+    assert sum(len(kept) for kept in made._buffers.values()) == 3
+    place = address(held[1])
+    del held, array
+    assert address(made.empty(SHAPE, np.int32)) != place  # the first of those that are kept
+    other = [made.empty((1, *SHAPE), np.int32) for _ in range(3)]
+    assert [len(kept) for kept in made._buffers.values()] == [3] and len({address(each) for each in other}) == 3
 
 
 def test_threads_never_share_memory():
