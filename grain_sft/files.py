@@ -13,9 +13,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from grain_sft.errors import CorpusFileError, GrainSftError, MissingExtraError, StorageError
+from grain_sft import remote_files
+from grain_sft.errors import CorpusFileError, GrainSftError, StorageError
 
 CACHE_DIR_VARIABLE = "GRAIN_SFT_CACHE_DIR"
+
+filesystem = remote_files.filesystem
 
 _URL = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]+)://")
 
@@ -39,24 +42,6 @@ def absolute(path: str) -> str:
     return path if is_remote(path) else os.path.abspath(path)
 
 
-def filesystem(path: str) -> Any:
-    """The fsspec file system that serves the URL `path`. fsspec and gcsfs are imported here, on first use.
-
-    It keeps no listings: a size or a glob that is remembered would hide that a file has changed.
-    """
-    import fsspec
-
-    protocol = path.split("://", 1)[0]
-    try:
-        return fsspec.filesystem(protocol, use_listings_cache=False)
-    except ImportError as error:
-        if protocol in ("s3", "s3a"):
-            raise MissingExtraError.of(f"{path}: reading it", "s3fs", "s3") from error
-        raise MissingExtraError(f"{path}: reading it needs another package: {error}") from error
-    except ValueError as error:
-        raise CorpusFileError(f"{path}: fsspec knows no file system for {protocol}:// ({error}).") from error
-
-
 @contextlib.contextmanager
 def remote(path: str) -> Iterator[Any]:
     """The file system of the URL `path`; whatever its client raises meanwhile becomes a sentence.
@@ -72,6 +57,8 @@ def remote(path: str) -> Iterator[Any]:
         raise CorpusFileError(
             f"{path}: no such file. Check the path, or map it to where the data are with path_remap."
         ) from error
+    except remote_files.RequestFailedError as error:
+        raise CorpusFileError(f"{path}: can't be read: {error}.") from error
     except Exception as error:  # clients raise their own kinds, such as gcsfs.retry.HttpError
         raise CorpusFileError(f"{path}: can't be read ({type(error).__name__}: {error}).") from error
 
@@ -79,8 +66,8 @@ def remote(path: str) -> Iterator[Any]:
 def read_bytes(path: str) -> bytes:
     """The whole of a small file, local or remote."""
     if is_remote(path):
-        with remote(path) as client:
-            return bytes(client.cat_file(path))
+        with remote(path):
+            return remote_files.read(path)
     try:
         return Path(path).read_bytes()
     except FileNotFoundError as error:
@@ -94,8 +81,8 @@ def read_range(path: str, start: int, stop: int) -> bytes:
     if stop <= start:
         return b""
     if is_remote(path):
-        with remote(path) as client:
-            return bytes(client.cat_file(path, start=start, end=stop))
+        with remote(path):
+            return remote_files.read(path, start, stop)
     try:
         with open(path, "rb", buffering=0) as file:
             file.seek(start)

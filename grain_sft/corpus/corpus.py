@@ -23,6 +23,7 @@ from grain_sft.corpus.documents import (
     read_sources,
 )
 from grain_sft.corpus.ranges import RangeReader
+from grain_sft.corpus.remote_options import RemoteOptions
 from grain_sft.corpus.rows import ReadyRows
 from grain_sft.corpus.shard import Shard
 from grain_sft.corpus.stored import Stored
@@ -46,6 +47,7 @@ class Corpus:
       sources_file: where each document comes from, as int64 pairs; see `sources`.
       source_names: of the inputs that `sources` counts.
       rows: where the tokens are laid out as rows (`grain-sft pack --materialize`), what these have beside.
+      remote: how remote files are read; None: as the environment says. Decides no value.
 
     Raises:
       CorpusError: an `eos_token_id` that `dtype` can't hold.
@@ -60,6 +62,7 @@ class Corpus:
     sources_file: Stored | None = None
     source_names: tuple[str, ...] = ()
     rows: ReadyRows | None = None
+    remote: RemoteOptions | None = dataclasses.field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         eos, highest = self.eos_token_id, np.iinfo(self.dtype).max

@@ -135,7 +135,7 @@ def _touching(corpus: Corpus, parts: list[tuple[Ints, Ints]]) -> dict[int, int]:
 
 def _without_eos(corpus: Corpus, touching: dict[int, int]) -> list[int]:
     """Those of `touching` whose predecessor does not end with an EOS."""
-    reader = ShardReader(corpus.shards, corpus.dtype.itemsize, 1)
+    reader = ShardReader(corpus.shards, corpus.dtype.itemsize, 1, remote=corpus.remote)
     last: npt.NDArray[np.unsignedinteger] = np.empty(1, corpus.dtype)
     found = []
     for number, before in touching.items():
@@ -243,7 +243,7 @@ def by_eos(corpus: Corpus, bos_token_id: int | None = None) -> Documents:
 
 def _chunks(corpus: Corpus) -> Iterator[tuple[int, int, npt.NDArray[np.unsignedinteger]]]:
     """(shard, first token counted through the corpus, tokens) of all tokens, in one buffer."""
-    reader = ShardReader(corpus.shards, corpus.dtype.itemsize, 1)
+    reader = ShardReader(corpus.shards, corpus.dtype.itemsize, 1, remote=corpus.remote)
     per_chunk = _SCAN_BYTES // corpus.dtype.itemsize
     buffer: npt.NDArray[np.unsignedinteger] = np.empty(per_chunk, corpus.dtype)
     before = 0

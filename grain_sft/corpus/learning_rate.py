@@ -68,7 +68,7 @@ def _count(corpus: Corpus) -> npt.NDArray[np.int64]:
     if not corpus.has_loss:
         return np.array([(length - 1).sum(), length.sum()], np.int64)
     begins, ends = np.sort(start + 1), np.sort(start + length)
-    reader = LossReader(corpus.shards)
+    reader = LossReader(corpus.shards, remote=corpus.remote)
     supervised, before, first = 0, 0, 0  # `before`: supervised tokens before token `first`
     for number, shard in enumerate(corpus.shards):
         for at in range(0, shard.num_tokens, _CHUNK):

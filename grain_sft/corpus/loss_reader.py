@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from grain_sft.corpus.loss import IGNORED, KINDS, LossFile
 from grain_sft.corpus.reader import ShardReader
+from grain_sft.corpus.remote_options import RemoteOptions
 from grain_sft.corpus.shard import Shard
 from grain_sft.errors import CorpusError
 
@@ -21,18 +22,27 @@ class LossReader:
 
     Args:
       shards: of the corpus.
-      max_open_files, scattered: as in ShardReader.
+      max_open_files, scattered, remote: as in ShardReader.
 
     Attributes:
       weighted: some shard has weights, and so all have.
     """
 
-    def __init__(self, shards: Sequence[Shard], max_open_files: int | None = None, *, scattered: bool = False) -> None:
+    def __init__(
+        self,
+        shards: Sequence[Shard],
+        max_open_files: int | None = None,
+        *,
+        scattered: bool = False,
+        remote: RemoteOptions | None = None,
+    ) -> None:
         kinds = [None if shard.loss is None else shard.loss.kind for shard in shards]
         self.weighted = "float32" in kinds
         self._shards = shards
         self._sets = [
-            _LossSet(kind, shards, max_open_files, scattered) for kind in dict.fromkeys(kinds) if kind is not None
+            _LossSet(kind, shards, max_open_files, scattered, remote)
+            for kind in dict.fromkeys(kinds)
+            if kind is not None
         ]
         self._uniform = len(self._sets) == 1 and None not in kinds
 
@@ -59,7 +69,14 @@ class LossReader:
 class _LossSet:
     """The loss files of one kind."""
 
-    def __init__(self, kind: str, shards: Sequence[Shard], max_open_files: int | None, scattered: bool) -> None:
+    def __init__(
+        self,
+        kind: str,
+        shards: Sequence[Shard],
+        max_open_files: int | None,
+        scattered: bool,
+        remote: RemoteOptions | None,
+    ) -> None:
         found: list[LossFile] = []
         self.number: Ints = np.full(len(shards), -1, np.int64)  # of each shard's file in `found`
         for number, shard in enumerate(shards):
@@ -67,7 +84,7 @@ class _LossSet:
                 self.number[number] = len(found)
                 found.append(shard.loss)
         self._kind, self._files = kind, found
-        self._reader = ShardReader(found, KINDS[kind].itemsize, max_open_files, scattered=scattered)
+        self._reader = ShardReader(found, KINDS[kind].itemsize, max_open_files, scattered=scattered, remote=remote)
 
     def gather(self, shard: Ints, start: Ints, place: Ints, length: Ints, count: int) -> npt.NDArray[Any]:
         dtype = KINDS[self._kind]

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import glob
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from grain_sft import files
 from grain_sft.corpus import formats, index
 from grain_sft.corpus.corpus import Corpus
 from grain_sft.corpus.mix import parse_mix, remap_path, resolve_relative
+from grain_sft.corpus.remote_options import RemoteOptions
 from grain_sft.corpus.scan import scan_shards
 from grain_sft.corpus.shard import token_dtype
 from grain_sft.errors import CorpusError, CorpusFileError
@@ -30,6 +33,7 @@ def open_corpus(
     eos_token_id: int | None = None,
     path_remap: Mapping[str, str] | None = None,
     tokenizer: str | None = None,
+    remote: RemoteOptions | Mapping[str, Any] | None = None,
 ) -> Corpus:
     """The token files that `where` names, in order: scanned, or as an index remembers them.
 
@@ -54,11 +58,26 @@ def open_corpus(
       path_remap: {prefix: replacement}, the longest prefix wins; and {"{NAME}": text} to fill a placeholder anywhere
         in a path, such as the `{TOKENIZER}` of OLMo's mixes.
       tokenizer: name of the tokenizer; the same as `path_remap={"{TOKENIZER}": tokenizer}`, and kept in the corpus.
+      remote: how rows of remote files are read (see docs/cloud.md): {"seconds": 120, "requests": 64, "cache": {"folder":
+        ..., "max_bytes": "200GiB", "unit": "4MiB"}}, or RemoteOptions; what is not given is as the environment says.
 
     Raises:
       CorpusFileError: a file is missing, unreadable, or not the one that was indexed.
       CorpusError: a malformed mix, index or token file, or files of different dtypes.
     """
+    options = None if remote is None else RemoteOptions.of(remote)
+    corpus = _open(where, format, dtype, eos_token_id, path_remap, tokenizer)
+    return corpus if options is None else dataclasses.replace(corpus, remote=options)
+
+
+def _open(
+    where: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    format: str,
+    dtype: object,
+    eos_token_id: int | None,
+    path_remap: Mapping[str, str] | None,
+    tokenizer: str | None,
+) -> Corpus:
     if format not in FORMATS:
         raise CorpusError(f"format={format!r}: expected one of {', '.join(FORMATS)}.")
     remaps = {files.normalize(key): files.normalize(value) for key, value in (path_remap or {}).items()}

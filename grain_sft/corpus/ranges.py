@@ -23,8 +23,8 @@ class RangeReader:
         self._ends: npt.NDArray[np.int64] = np.cumsum(counts)
         self._begins = self._ends - counts
         self._dtype = corpus.dtype
-        self._tokens = ShardReader(corpus.shards, corpus.dtype.itemsize)
-        self._loss = LossReader(corpus.shards) if corpus.has_loss else None
+        self._tokens = ShardReader(corpus.shards, corpus.dtype.itemsize, remote=corpus.remote)
+        self._loss = LossReader(corpus.shards, remote=corpus.remote) if corpus.has_loss else None
 
     def read(self, start: int, stop: int) -> tuple[npt.NDArray[Any], npt.NDArray[Any] | None]:
         """Tokens [stop - start], and their loss; see `Corpus.read`."""

@@ -25,6 +25,7 @@ from typing import Any
 import numpy.typing as npt
 
 from grain_sft.corpus.remote import Piece, RemoteShards
+from grain_sft.corpus.remote_options import RemoteOptions
 from grain_sft.corpus.stored import StoredFile, read_digest, replaced, size_change
 from grain_sft.errors import CorpusFileError
 
@@ -122,6 +123,7 @@ class ShardReader:
       itemsize: bytes of a value, such as a token.
       max_open_files: None means 1024, or a quarter of the process's limit (`ulimit -n`) where that is less.
       scattered: what is read is far apart, and once: the system reads nothing ahead, and nothing is mapped.
+      remote: how remote files are read; None: as the environment says.
     """
 
     def __init__(
@@ -131,13 +133,14 @@ class ShardReader:
         max_open_files: int | None = None,
         *,
         scattered: bool = False,
+        remote: RemoteOptions | None = None,
     ) -> None:
         if max_open_files is None:
             soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
             quarter = DEFAULT_MAX_OPEN_FILES if soft == resource.RLIM_INFINITY else soft // 4
             max_open_files = max(1, min(DEFAULT_MAX_OPEN_FILES, quarter))
         self._shards = shards
-        self._remote = RemoteShards(shards, itemsize)
+        self._remote = RemoteShards(shards, itemsize, remote)
         self._itemsize = itemsize
         self._scattered = scattered
         self._max_open_files = max(1, max_open_files)

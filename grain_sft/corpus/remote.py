@@ -2,24 +2,41 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Sequence
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from grain_sft import files
+from grain_sft import files, remote_files
+from grain_sft.corpus.remote_options import RemoteOptions
+from grain_sft.corpus.shard_cache import CachedFile, ShardCache, version_told
+from grain_sft.corpus.shard_cache import Piece as CachePiece
 from grain_sft.corpus.stored import DIGEST_BYTES, StoredFile, digest_of, replaced, size_change
 from grain_sft.errors import CorpusFileError
+from grain_sft.remote_files import Limits, Range
 
 Piece = tuple[int, int, int, int]
 """Shard, first token, place of its first byte in the output, bytes."""
 
 
 class RemoteShards:
-    """The remote ones among `shards`. They take no file descriptor; each is checked once, when it is first read."""
+    """The remote ones among `shards`. They take no file descriptor; each is checked once, when it is first read.
 
-    def __init__(self, shards: Sequence[StoredFile], itemsize: int) -> None:
+    Args:
+      shards: the files, local ones too.
+      itemsize: bytes of a value.
+      options: how they are read; None: as the environment says.
+    """
+
+    def __init__(self, shards: Sequence[StoredFile], itemsize: int, options: RemoteOptions | None = None) -> None:
         self._shards = {number: shard for number, shard in enumerate(shards) if files.is_remote(shard.path)}
         self._itemsize = itemsize
+        if not self._shards:
+            return
+        options = options or RemoteOptions.from_environment()
+        self._limits = options.limits
+        self._cache = None if options.cache is None else ShardCache(options.cache, options.limits)
         self._verified: set[int] = set()
+        self._files: dict[int, CachedFile] = {}
 
     def __len__(self) -> int:
         return len(self._shards)
@@ -30,57 +47,116 @@ class RemoteShards:
         Raises:
           CorpusFileError: a file is missing, unreadable, or not the one that was indexed.
         """
-        mine = [piece for piece in pieces if piece[0] in self._shards]
-        new = {piece[0] for piece in mine} - self._verified
-        _verify([self._shards[number] for number in sorted(new)])
-        self._verified |= new
-        ranges = []
-        for number, start, _, size in mine:
-            offset = self._shards[number].data_offset + start * self._itemsize
-            ranges.append((self._shards[number].path, offset, offset + size))
-        for (_, _, place, size), (path, offset, _), data in zip(mine, ranges, _read(ranges), strict=True):
-            if isinstance(data, Exception) or len(data) != size:
-                with files.remote(path) as client:
-                    found = int(client.info(path)["size"])
-                    if isinstance(data, Exception) and found >= offset + size:
-                        raise data
-                raise CorpusFileError(
-                    f"{path}: asked for {size} bytes at byte {offset}, but the file has {found}: "
-                    "it was cut short while in use."
-                )
-            out[place : place + size] = data
+        mine = [piece for piece in pieces if piece[0] in self._shards and piece[3]]
+        new = sorted({piece[0] for piece in mine} - self._verified)
+        if self._cache is None:
+            self._read(mine, new, out)
+        else:
+            self._read_cached(self._cache, mine, new, out)
         return [piece for piece in pieces if piece[0] not in self._shards]
 
+    def _offset(self, shard: int, start: int) -> int:
+        return self._shards[shard].data_offset + start * self._itemsize
 
-def _verify(shards: list[StoredFile]) -> None:
-    """Check that the files of `shards` have the size and the ends that were indexed."""
-    heads = [(shard.path, shard.data_offset, shard.data_offset + DIGEST_BYTES) for shard in shards]
-    tails = [  # up to one byte more than there should be
-        (shard.path, max(shard.data_offset, shard.size - DIGEST_BYTES), shard.size + 1) for shard in shards
-    ]
-    found = _read(heads + tails)
-    for shard, head, tail in zip(shards, found, found[len(shards) :], strict=False):
-        if (
-            not isinstance(head, Exception)
-            and not isinstance(tail, Exception)
-            and digest_of(head, tail) == shard.digest
-        ):
+    def _read(self, pieces: Sequence[Piece], new: list[int], out: memoryview) -> None:
+        verify([self._shards[number] for number in new], self._limits)
+        self._verified |= set(new)
+        ranges = []
+        for shard, start, _, size in pieces:
+            offset = self._offset(shard, start)
+            ranges.append(Range(self._shards[shard].path, offset, offset + size))
+        bodies = remote_files.fetch_exactly(ranges, self._limits)
+        for (_, _, place, size), body in zip(pieces, bodies, strict=True):
+            out[place : place + size] = body
+
+    def _read_cached(self, cache: ShardCache, pieces: Sequence[Piece], new: list[int], out: memoryview) -> None:
+        for number, file in zip(new, identify([self._shards[number] for number in new], self._limits), strict=True):
+            self._files[number] = file
+        verify_cached([(self._files[number], self._shards[number]) for number in new], cache)
+        self._verified |= set(new)
+        cache.read(
+            [
+                CachePiece(self._files[shard], self._offset(shard, start), place, size)
+                for shard, start, place, size in pieces
+            ],
+            out,
+        )
+
+
+def verify(shards: Sequence[StoredFile], limits: Limits) -> None:
+    """Check that the files of `shards` have the size and the ends that were indexed.
+
+    Raises:
+      CorpusFileError: one has not, or can't be read.
+    """
+    ranges = []
+    for shard in shards:
+        ranges.append(Range(shard.path, shard.data_offset, min(shard.size, shard.data_offset + DIGEST_BYTES)))
+    for shard in shards:  # up to one byte more than there should be
+        tail = max(shard.data_offset, shard.size - DIGEST_BYTES)
+        ranges.append(Range(shard.path, tail, shard.size + 1, least=shard.size - tail))
+    found = remote_files.fetch(ranges, limits)
+    for shard, head, tail_found in zip(shards, found, found[len(shards) :], strict=False):
+        ends = [end for end in (head, tail_found) if isinstance(end, bytes)]
+        if len(ends) == 2 and digest_of(*ends) == shard.digest:
             continue
-        with files.remote(shard.path) as client:
-            size = int(client.info(shard.path)["size"])
-            if size != shard.size:
-                raise CorpusFileError(size_change(shard, size))
-            for failed in (head, tail):
-                if isinstance(failed, Exception):
-                    raise failed
+        (now,) = infos_of([shard], limits)
+        if int(now["size"]) != shard.size:
+            raise CorpusFileError(size_change(shard, int(now["size"])))
+        both = [r._replace(stop=min(r.stop, shard.size)) for r in ranges if r.path == shard.path]
+        remote_files.fetch_exactly(both, limits)  # says what is wrong, if it is not the content
         raise CorpusFileError(replaced(shard))
 
 
-def _read(ranges: list[tuple[str, int, int]]) -> list[bytes | Exception]:
-    """The bytes of each (URL, start, stop), fewer where the file ends before, or what its client raised; all at once."""
-    found: list[bytes | Exception] = []
-    for _, group in itertools.groupby(ranges, key=lambda each: each[0].split("://", 1)[0]):
-        paths, starts, stops = map(list, zip(*group, strict=True))
-        with files.remote(paths[0]) as client:
-            found += client.cat_ranges(paths, starts, stops, on_error="return")
-    return found
+def identify(shards: Sequence[StoredFile], limits: Limits) -> list[CachedFile]:
+    """The versions of files that are there now.
+
+    Raises:
+      CorpusFileError: missing, unreadable, or of another size than was indexed.
+    """
+    identified = []
+    for shard, info in zip(shards, infos_of(shards, limits), strict=True):
+        if int(info["size"]) != shard.size:
+            raise CorpusFileError(size_change(shard, int(info["size"])))
+        told = version_told(info)
+        fields = (shard.path, shard.size, shard.data_offset, shard.digest, told)
+        version = hashlib.blake2b("\0".join(map(str, fields)).encode(), digest_size=16).hexdigest()
+        pinned = remote_files.pins_generations(shard.path) and info.get("generation") is not None
+        generation = str(info["generation"]) if pinned else None
+        identified.append(CachedFile(shard.path, shard.size, version, told, generation))
+    return identified
+
+
+def verify_cached(found: Sequence[tuple[CachedFile, StoredFile]], cache: ShardCache) -> None:
+    """Check the ends of files by way of the cache, so that no byte of them is fetched twice.
+
+    Raises:
+      CorpusFileError: other content than was indexed.
+    """
+    pieces, place = [], 0
+    for file, shard in found:
+        size = min(DIGEST_BYTES, shard.size - shard.data_offset)
+        for offset in (shard.data_offset, shard.size - size):
+            pieces.append(CachePiece(file, offset, place, size))
+            place += size
+    ends = memoryview(bytearray(place))
+    cache.read(pieces, ends)
+    for (_, shard), head, tail in zip(found, pieces[::2], pieces[1::2], strict=True):
+        head_bytes, tail_bytes = (bytes(ends[end.place : end.place + end.size]) for end in (head, tail))
+        if digest_of(head_bytes, tail_bytes) != shard.digest:
+            raise CorpusFileError(replaced(shard))
+
+
+def infos_of(shards: Sequence[StoredFile], limits: Limits) -> list[Mapping[str, Any]]:
+    """What their file systems say of the files.
+
+    Raises:
+      CorpusFileError: missing or unreadable.
+    """
+    infos: list[Mapping[str, Any]] = []
+    for shard, info in zip(shards, remote_files.infos([shard.path for shard in shards], limits), strict=True):
+        with files.remote(shard.path):
+            if isinstance(info, Exception):
+                raise info
+            infos.append(info)
+    return infos

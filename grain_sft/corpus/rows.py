@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from grain_sft.arrays import Arrays
 from grain_sft.corpus.reader import ShardReader
+from grain_sft.corpus.remote_options import RemoteOptions
 from grain_sft.corpus.stored import Stored, StoredFile
 from grain_sft.errors import CorpusError
 
@@ -73,12 +74,12 @@ class RowReader:
         self._begins: Ints = np.cumsum([0] + [shard.num_tokens // length for shard in shards])[:-1]
         rows = corpus.rows
         self.fits_int32 = corpus.dtype.itemsize == 4  # tokens that don't are not written out
-        self._tokens = _Rows(shards, np.dtype([("tokens", corpus.dtype, (length,))]), max_open_files)
-        self._places = _Rows(rows.places, rows.places_dtype, max_open_files)
+        self._tokens = _Rows(shards, np.dtype([("tokens", corpus.dtype, (length,))]), max_open_files, corpus.remote)
+        self._places = _Rows(rows.places, rows.places_dtype, max_open_files, corpus.remote)
         self._weighted = corpus.has_weights
         dtype: np.dtype[Any] = np.dtype([("loss", np.float32 if self._weighted else np.uint8, (length,))])
         self._losses = losses
-        self._loss = _Rows(losses, dtype, max_open_files) if losses else None
+        self._loss = _Rows(losses, dtype, max_open_files, corpus.remote) if losses else None
 
     def read(self, rows: Ints, arrays: Arrays, *, only_weights: bool = False) -> tuple[Any, ...]:
         """Rows `rows`, each in range: tokens, positions, segment ids, target segment ids and loss, arrays [rows, L] made
@@ -115,8 +116,14 @@ class _Rows(ShardReader):
       dtype: structured; each of its fields is a plane of the same shape.
     """
 
-    def __init__(self, files: Sequence[StoredFile], dtype: np.dtype[Any], max_open_files: int | None) -> None:
-        super().__init__(files, dtype.itemsize, max_open_files)
+    def __init__(
+        self,
+        files: Sequence[StoredFile],
+        dtype: np.dtype[Any],
+        max_open_files: int | None,
+        remote: RemoteOptions | None,
+    ) -> None:
+        super().__init__(files, dtype.itemsize, max_open_files, remote=remote)
         self._dtype = dtype
         self._planes = [dtype[name] for name in dtype.names or ()]
 

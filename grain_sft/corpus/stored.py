@@ -105,7 +105,7 @@ def size_and_head(path: str) -> tuple[int, bytes]:
     if files.is_remote(path):
         with files.remote(path) as client:
             size = int(client.info(path)["size"])
-            return size, bytes(client.cat_file(path, start=0, end=min(size, want))) if size else b""
+        return size, files.read_range(path, 0, min(size, want))
     try:
         with open(path, "rb") as file:
             return os.fstat(file.fileno()).st_size, file.read(want)
@@ -120,8 +120,7 @@ def size_and_head(path: str) -> tuple[int, bytes]:
 def read_at(path: str, start: int, count: int) -> bytes:
     """Up to `count` bytes of a file from byte `start` on."""
     if files.is_remote(path):
-        with files.remote(path) as client:
-            return bytes(client.cat_file(path, start=start, end=start + count)) if count else b""
+        return files.read_range(path, start, start + count)
     try:
         with open(path, "rb") as file:
             file.seek(start)
