@@ -77,9 +77,9 @@ class NpyDataSource(grain.sources.RandomAccessDataSource[Element]):
         self.layout = layout
         self._max_open_files = max_open_files
         corpus = layout.corpus
-        self._reader = ShardReader(corpus.shards, corpus.dtype.itemsize, max_open_files)
+        self._reader = ShardReader(corpus.shards, corpus.dtype.itemsize, max_open_files, remote=corpus.remote)
         self._ready = RowReader(corpus, max_open_files) if isinstance(layout, MaterializedLayout) else None
-        self._loss = LossReader(corpus.shards, max_open_files) if corpus.has_loss else None
+        self._loss = LossReader(corpus.shards, max_open_files, remote=corpus.remote) if corpus.has_loss else None
         self._arrays = Arrays()
         self._long_runs = (
             not isinstance(layout, (WindowLayout, MaterializedLayout))

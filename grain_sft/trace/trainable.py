@@ -33,7 +33,7 @@ class TrainableTokens:
         before = itertools.takewhile(lambda each: not isinstance(each, ShiftTargets), pipeline.transforms)
         self._transforms: list[grain.transforms.Map] = [each for each in before if not isinstance(each, TrimToMultiple)]
         corpus = pipeline.source.layout.corpus
-        self._loss = LossReader(corpus.shards, scattered=True) if corpus.has_loss else None
+        self._loss = LossReader(corpus.shards, scattered=True, remote=corpus.remote) if corpus.has_loss else None
 
     def count(self, rows: Ints, pieces: Pieces) -> Ints:
         """int64 [pieces] of the pieces of `rows` (int64 [rows], no filling rows).
