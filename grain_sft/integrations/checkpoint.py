@@ -1,0 +1,214 @@
+"""Checkpoints that know their data: a step and a receipt, refused by a run that has other data.
+
+A state is small and JSON-ready, and the same on all hosts: `{"next_step": k, "receipt": …, "parts": {…}}`. It fits any
+number of hosts. Orbax saves one as an item of its own beside the weights:
+
+    manager.save(step, args=ocp.args.Composite(weights=ocp.args.StandardSave(weights), data=save_args(batches)))
+    next_step = restore(manager, batches)
+
+`CheckedIterator` and `jax_arrays.GlobalBatches` also go through Grain's own handlers (`grain.checkpoint.CheckpointSave` and
+`CheckpointRestore`), which write a file per process, and so restore on the same number of processes only.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import grain
+
+from grain_sft import files
+from grain_sft.arguments import as_integer
+from grain_sft.errors import MissingExtraError, PipelineError, RowIndexError
+from grain_sft.pipeline import Pipeline
+from grain_sft.sources import Element
+
+_STEP, _PARTS = "next_step", "parts"
+
+
+class Stateful(Protocol):
+    """What has a state of the kind that `data_state` makes."""
+
+    def get_state(self) -> dict[str, Any]: ...
+
+    def set_state(self, state: dict[str, Any]) -> None: ...
+
+
+def data_state(pipeline: Pipeline, next_step: int) -> dict[str, Any]:
+    """What a checkpoint should hold of a run's data: the step to go on at, and the receipt. JSON-ready."""
+    return {_STEP: as_integer("next_step", next_step, 0, RowIndexError), **pipeline.receipt.as_dict()}
+
+
+def resume_step(state: Mapping[str, Any], pipeline: Pipeline, *, allow_other_data: bool = False) -> int:
+    """The step to go on at with `pipeline`, by a state of `data_state`.
+
+    Args:
+      allow_other_data: go on there whatever the data was.
+
+    Raises:
+      PipelineError: no such state, or one of other data: the message says what differs.
+      RowIndexError: a step that `pipeline` has not.
+    """
+    step, parts = state.get(_STEP), state.get(_PARTS)
+    if isinstance(step, bool) or not isinstance(step, int) or not isinstance(parts, Mapping):
+        raise PipelineError(f"not the data state of a checkpoint: {dict(state)!r}; expected '{_STEP}' and '{_PARTS}'.")
+    found = [] if allow_other_data else pipeline.receipt.differences(parts)
+    if found:
+        raise PipelineError(
+            f"the checkpoint's next step is {step}, of a run on other data (receipt {state.get('receipt')}, here "
+            f"{pipeline.receipt}; 'there' is the checkpoint):\n  "
+            + "\n  ".join(found)
+            + "\nGive the run its old data, or allow_other_data=True to go on at that step with this data."
+        )
+    if not 0 <= step <= len(pipeline):
+        raise RowIndexError(f"the checkpoint's next step is {step}: expected 0 to {len(pipeline)}, which is the end.")
+    return step
+
+
+class CheckedIterator(grain.DatasetIterator[Element]):
+    """`pipeline.iter(...)` with a state that carries the receipt: `set_state` refuses one of other data.
+
+    Args:
+      pipeline: of this host.
+      start_step: of the first batch.
+      allow_other_data: take a state of other data too.
+      **options: of `Pipeline.iter`.
+    """
+
+    def __init__(
+        self, pipeline: Pipeline, start_step: int = 0, *, allow_other_data: bool = False, **options: int
+    ) -> None:
+        super().__init__()
+        self._pipeline, self._allow_other_data = pipeline, allow_other_data
+        self._inner = pipeline.iter(start_step, **options)
+
+    def __next__(self) -> Element:
+        return next(self._inner)
+
+    @property
+    def next_step(self) -> int:
+        """The step whose batch `next` returns."""
+        return self._inner.next_step
+
+    def start_prefetch(self) -> None:
+        """Begin to make batches."""
+        self._inner.start_prefetch()
+
+    def get_state(self) -> dict[str, Any]:
+        """As `data_state`."""
+        return data_state(self._pipeline, self._inner.next_step)
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Go on at the step of `state`.
+
+        Raises: as `resume_step`; then nothing is changed.
+        """
+        step = resume_step(state, self._pipeline, allow_other_data=self._allow_other_data)
+        self._inner.set_state({_STEP: step})
+
+    def close(self) -> None:
+        """Stop threads and workers."""
+        self._inner.close()
+
+    def __str__(self) -> str:
+        return f"CheckedIterator(next_step={self.next_step})"
+
+
+def _orbax() -> Any:
+    try:
+        import orbax.checkpoint as ocp
+    except ImportError as error:
+        raise MissingExtraError.of("a checkpoint of Orbax", "orbax-checkpoint", "orbax") from error
+    return ocp
+
+
+def save_args(batches: Stateful) -> Any:
+    """`orbax.checkpoint.args` that save where `batches` is now: an item of a `Composite`. One small JSON file, written by
+    one process, so that it restores on any number of them.
+
+    Raises:
+      MissingExtraError: Orbax is not installed.
+    """
+    return _orbax().args.JsonSave(batches.get_state())
+
+
+def restore(manager: Any, batches: Stateful, step: int | None = None, *, item: str = "data") -> int | None:
+    """Bring `batches` to where they were when a checkpoint was saved.
+
+    Args:
+      manager: an `orbax.checkpoint.CheckpointManager`.
+      batches: a `CheckedIterator` or `jax_arrays.GlobalBatches`.
+      step: which checkpoint; None means the latest.
+      item: the name under which `save_args` stood.
+
+    Returns:
+      The step of the next batch; None where there is no checkpoint, and nothing is changed.
+
+    Raises:
+      PipelineError: the checkpoint has no such item, or is of a run on other data.
+      MissingExtraError: Orbax is not installed.
+    """
+    args = _orbax().args
+    step = manager.latest_step() if step is None else step
+    if step is None:
+        return None
+    try:
+        state = manager.restore(step, args=args.Composite(**{item: args.JsonRestore()}))[item]
+    except (KeyError, FileNotFoundError) as error:
+        raise PipelineError(
+            f"checkpoint {step} in {manager.directory} has no item {item!r}: it was not saved with "
+            f"{item}=checkpoint.save_args(...). Start at a step of your choice with start_step=...."
+        ) from error
+    batches.set_state(state)
+    return int(state[_STEP])
+
+
+class RunRecord:
+    """A JSON file beside the checkpoints of a trainer that saves nothing of its data: which data each step was run on.
+
+    Args:
+      path: of the file, local or in a bucket.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def begin(self, pipeline: Pipeline, step: int, *, allow_other_data: bool = False, write: bool = True) -> None:
+        """Say that the run goes on at `step` with `pipeline`; what was said of later steps is forgotten.
+
+        Args:
+          allow_other_data: go on at `step` with other data, and record from where on.
+          write: False only checks: for all processes but one.
+
+        Raises:
+          PipelineError: the steps before were run on other data, or the file is not one of ours.
+          StorageError, CorpusFileError: it can't be written, or read.
+        """
+        runs = [run for run in self.read() if run[_STEP] < step]
+        if runs:
+            resume_step({**runs[-1], _STEP: step}, pipeline, allow_other_data=allow_other_data)
+        if runs and not pipeline.receipt.differences(runs[-1][_PARTS]):
+            return
+        if write:
+            runs.append(data_state(pipeline, step))
+            files.write_bytes(self.path, (json.dumps({"runs": runs}, indent=2) + "\n").encode())
+
+    def read(self) -> list[dict[str, Any]]:
+        """What stands in the file, first steps first; nothing where there is no file.
+
+        Raises:
+          PipelineError: not a file of ours.
+        """
+        if not files.exists(self.path):
+            return []
+        try:
+            runs = json.loads(files.read_text(self.path))["runs"]
+            if not all(isinstance(run[_STEP], int) and isinstance(run[_PARTS], dict) for run in runs):
+                raise TypeError("steps and parts")
+        except (ValueError, KeyError, TypeError) as error:
+            raise PipelineError(
+                f"{self.path}: not a record of which data a run had (JSON with 'runs', each with '{_STEP}' and "
+                f"'{_PARTS}'): {error}. Move it away to go on without one."
+            ) from error
+        return list(runs)

@@ -1,0 +1,99 @@
+"""Real jax.distributed processes on this machine, for tests: `run(...)` starts them, and as a program it is one of them.
+
+A process takes a job as JSON and prints, for every case and step, digests of the global arrays, gathered from all processes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+CASES = ("data", "data x sequence", "data x sequence over hosts", "data x model", "data x model over hosts", "columns")
+"""Meshes: how rows and columns lie over devices. In those "over hosts" the second axis is the one that divides processes."""
+
+
+def digest(array: Any) -> str:
+    """Of an array's shape, dtype and bytes."""
+    return hashlib.sha256(f"{array.shape}{array.dtype}".encode() + array.tobytes()).hexdigest()[:16]
+
+
+def run(job: dict[str, Any], processes: int, devices: int, folder: Path) -> list[list[dict[str, Any]]]:
+    """What every process printed; each has `devices` virtual devices."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    started, outputs = [], []
+    for index in range(processes):
+        output = (folder / f"output-{processes}-{index}.jsonl").open("w+")  # no pipe: one that is full stops them all
+        command = [sys.executable, __file__, json.dumps(job), *map(str, (port, index, processes, devices))]
+        started.append(subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, text=True))
+        outputs.append(output)
+    try:
+        codes = [process.wait(timeout=240) for process in started]
+    finally:
+        for process in started:
+            process.kill()
+    printed = []
+    for code, output in zip(codes, outputs, strict=True):
+        output.seek(0)
+        text = output.read()
+        assert code == 0, text
+        printed.append([json.loads(line) for line in text.splitlines() if line.startswith("{")])
+        output.close()
+    return printed
+
+
+def sharding_of(case: str) -> Any:
+    import jax
+    import numpy as np
+    from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+    devices = np.array(jax.devices())
+    kind, _, over_hosts = case.partition(" over ")
+    if kind == "data":
+        return NamedSharding(Mesh(devices, ("data",)), PartitionSpec("data"))
+    grid = devices.reshape(2, -1).T if over_hosts else devices.reshape(-1, 2)
+    if kind == "columns":  # every process holds a part of every row
+        return NamedSharding(Mesh(devices, ("sequence",)), PartitionSpec(None, "sequence"))
+    mesh = Mesh(grid, ("data", "other"))
+    return NamedSharding(mesh, PartitionSpec("data", "other" if "sequence" in kind else None))
+
+
+def main(job: dict[str, Any], port: int, index: int, count: int, devices: int) -> None:
+    os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={devices}"
+    import jax
+    import numpy as np
+
+    jax.config.update("jax_platforms", "cpu")
+    if count > 1:
+        jax.config.update("jax_cpu_collectives_implementation", "gloo")
+        jax.distributed.initialize(f"127.0.0.1:{port}", count, index)
+    from jax.sharding import NamedSharding, PartitionSpec
+
+    from grain_sft import Host, load
+    from grain_sft.integrations.jax_arrays import GlobalBatches
+
+    for case in job["cases"]:
+        pipeline, sharding = load(job["config"], host=Host(0, 1)), sharding_of(case)
+        batches = GlobalBatches(pipeline, sharding, **job.get("options", {}))
+        if "state" in job:
+            batches.set_state(job["state"])
+        gather = jax.jit(lambda x: x, out_shardings=NamedSharding(sharding.mesh, PartitionSpec()))
+        for _ in range(job["steps"]):
+            step, rows = batches.next_step, batches.rows(batches.next_step).tolist()
+            arrays = next(batches)
+            assert all(array.sharding.is_equivalent_to(sharding, 2) for array in arrays.values())
+            digests = {key: digest(np.asarray(gather(array))) for key, array in sorted(arrays.items())}
+            print(json.dumps({"case": case, "step": step, "reads": rows, "digests": digests}), flush=True)
+        print(json.dumps({"case": case, "state": batches.get_state()}), flush=True)
+        batches.close()
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]), *map(int, sys.argv[2:6]))

@@ -1,0 +1,253 @@
+"""Global arrays: the same on 1, 2 and 4 real processes, on any mesh, from any step, whoever loads."""
+
+import json
+import threading
+
+import grain
+import jax
+import numpy as np
+import pytest
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
+from jax_processes import CASES, digest, run
+
+from grain_sft import GrainSftError, Host, Pipeline, load
+from grain_sft.integrations.jax_arrays import GlobalBatches, process_rows
+
+LENGTH, BATCH, STEPS = 32, 8, 3
+DEVICES = 4  # of all processes together
+
+
+def config(folder, **sampler):
+    return {
+        "corpus": {"path": str(folder), "dtype": "uint32"},
+        "layout": {"kind": "windows", "sequence_length": LENGTH},
+        "sampler": {"order": "olmo", "seed": 1, "global_batch_size": BATCH, **sampler},
+        "transforms": ["ngram_filter", "shift_targets"],
+    }
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tokens")
+    for number in range(3):
+        np.random.default_rng(number).integers(0, 1000, LENGTH * 20 + 3, np.uint32).tofile(folder / f"{number}.npy")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def pipeline(folder):
+    return load(config(folder), host=Host(0, 1))
+
+
+def digests(pipeline, steps, num_rows=BATCH):
+    """Of the global batches, by numpy alone."""
+    found = {}
+    for step in steps:
+        found[step] = {}
+        for key, array in sorted(pipeline[step].items()):
+            filled = np.zeros((num_rows, LENGTH), array.dtype)
+            filled[:BATCH] = array
+            found[step][key] = digest(filled)
+    return found
+
+
+def check(printed, expected, cases):
+    """All processes printed the digests of the whole global batches, in row order."""
+    for lines in printed:
+        for case in cases:
+            found = {line["step"]: line["digests"] for line in lines if line["case"] == case and "step" in line}
+            assert found == expected, case
+
+
+def states(printed):
+    """All processes have one state, at the end."""
+    (state,) = {json.dumps(line["state"], sort_keys=True) for lines in printed for line in lines if "state" in line}
+    return json.loads(state)
+
+
+def test_two_processes_have_the_global_arrays_of_one_on_every_mesh(folder, pipeline, tmp_path):
+    """Resumed at step 2 from the state of one process, which took two steps."""
+    one = GlobalBatches(pipeline, SingleDeviceSharding(jax.devices()[0]))
+    assert [next(one) and one.next_step for _ in range(2)] == [1, 2]
+    job = {"config": config(folder), "cases": CASES, "steps": STEPS, "state": one.get_state()}
+    printed = run(job, 2, DEVICES // 2, tmp_path)
+    check(printed, digests(pipeline, range(2, 2 + STEPS)), CASES)
+    assert states(printed)["next_step"] == 2 + STEPS
+    reads = {case: [lines[0]["reads"] for lines in by_case(printed, case)] for case in CASES}
+    assert reads["data"] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert reads["data x sequence"] == reads["data x model"] == reads["data"]
+    everything = [list(range(8))] * 2
+    assert reads["data x sequence over hosts"] == reads["data x model over hosts"] == reads["columns"] == everything
+
+
+def by_case(printed, case):
+    return [[line for line in lines if line["case"] == case] for lines in printed]
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("processes", [1, 2, 4])
+def test_any_number_of_processes_has_the_same_global_arrays_and_goes_on_where_another_stopped(
+    folder, pipeline, tmp_path, processes
+):
+    state = None
+    for number, count in enumerate((processes, *(other for other in (1, 2, 4) if other != processes))):
+        job = {"config": config(folder), "cases": CASES, "steps": STEPS} | ({"state": state} if state else {})
+        printed = run(job, count, DEVICES // count, tmp_path)
+        begin = number * STEPS
+        check(printed, digests(pipeline, range(begin, begin + STEPS)), CASES)
+        state = states(printed)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(("processes", "loaders"), [(2, [0]), (2, [1]), (4, [1, 2]), (4, [3])])
+@pytest.mark.parametrize("num_rows", [BATCH, 2 * BATCH])
+def test_processes_that_do_not_load_get_their_rows_from_those_that_do(
+    folder, pipeline, tmp_path, processes, loaders, num_rows
+):
+    job = {"config": config(folder), "cases": CASES, "steps": STEPS}
+    printed = run(
+        job | {"options": {"loaders": loaders, "num_rows": num_rows}}, processes, DEVICES // processes, tmp_path
+    )
+    check(printed, digests(pipeline, range(STEPS), num_rows), CASES)
+    read = [set(lines[0]["reads"]) for lines in printed]
+    assert all(bool(rows) == (process in loaders) for process, rows in enumerate(read))
+    assert sorted(row for rows in read for row in rows) == list(range(BATCH))
+
+
+def sharding():
+    return NamedSharding(Mesh(np.array(jax.devices()[:1]), ("data",)), PartitionSpec("data"))
+
+
+def same(batch, expected):
+    assert batch.keys() == expected.keys()
+    for key, array in expected.items():
+        np.testing.assert_array_equal(np.asarray(batch[key]), array, err_msg=key)
+        assert batch[key].dtype == array.dtype
+
+
+@pytest.mark.parametrize("ahead", [0, 1, 2, 5])
+def test_how_far_ahead_batches_begin_changes_no_value(pipeline, ahead):
+    batches = GlobalBatches(pipeline, sharding(), start_step=4, ahead=ahead)
+    taken = [next(batches) for _ in range(5)]  # held: none is written over by those that are made ahead
+    for step, batch in enumerate(taken, 4):
+        same(batch, pipeline[step])
+
+
+class Counting(grain.transforms.Map):
+    """Changes nothing; says when it has seen so many batches."""
+
+    def __init__(self, expected):
+        self.left, self.enough = expected, threading.Event()
+
+    def map(self, element):
+        self.left -= 1
+        if not self.left:
+            self.enough.set()
+        return element
+
+
+@pytest.mark.parametrize(("ahead", "begun"), [(1, 3), (3, 5)])
+def test_the_next_batches_begin_before_they_are_asked_for(pipeline, ahead, begun):
+    counting = Counting(begun)
+    watched = Pipeline(pipeline.source, pipeline.sampler, [*pipeline.transforms, counting])
+    batches = GlobalBatches(watched, sharding(), ahead=ahead, threads=1)
+    next(batches)
+    next(batches)
+    assert counting.enough.wait(60)
+    assert counting.left == 0
+
+
+def test_the_batches_end_with_the_last_step_and_begin_again_when_reset(folder):
+    whole = load(config(folder, epochs=1, last_batch="fill"), host=Host(0, 1))
+    batches = GlobalBatches(whole, sharding())
+    assert len(whole) == 8  # 60 rows: the last batch has 4, and 4 without loss
+    for _ in range(2):
+        steps = list(batches)
+        assert len(steps) == 8
+        same(steps[7], whole[7])
+        assert not np.asarray(steps[7]["targets_segmentation"])[4:].any()
+        batches.reset()
+
+
+def test_rows_after_the_batch_are_zero_and_take_no_loss(pipeline):
+    batch = next(GlobalBatches(pipeline, sharding(), num_rows=12))
+    same({key: array[:8] for key, array in batch.items()}, pipeline[0])
+    assert all(array.shape == (12, LENGTH) and not np.asarray(array)[8:].any() for array in batch.values())
+
+
+def test_a_step_that_failed_is_tried_again(tmp_path):
+    np.arange(LENGTH * 40, dtype=np.uint32).tofile(tmp_path / "a.npy")
+    np.arange(LENGTH * 40, dtype=np.uint32).tofile(tmp_path / "b.npy")
+    whole = load(config(tmp_path, shuffle=False), host=Host(0, 1))
+    expected = [whole[step] for step in range(6)]
+    whole = load(config(tmp_path, shuffle=False), host=Host(0, 1))
+    batches = GlobalBatches(whole, sharding())
+    (tmp_path / "b.npy").rename(tmp_path / "away")
+    for step in range(5):
+        same(next(batches), expected[step])
+    for _ in range(2):
+        with pytest.raises(GrainSftError, match=r"b\.npy"):
+            next(batches)
+    assert batches.next_step == 5
+    (tmp_path / "away").rename(tmp_path / "b.npy")
+    same(next(batches), expected[5])
+
+
+def test_a_state_of_other_data_is_refused_and_what_changed_is_named(folder, pipeline):
+    batches = GlobalBatches(pipeline, sharding())
+    next(batches)
+    state = json.loads(json.dumps(batches.get_state()))
+    other = load(config(folder, seed=2), host=Host(0, 1))
+    with pytest.raises(GrainSftError, match=r"sampler differs: .*seed=2.*seed=1"):
+        GlobalBatches(other, sharding()).set_state(state)
+    allowed = GlobalBatches(other, sharding(), allow_other_data=True)
+    allowed.set_state(state)
+    same(next(allowed), other[1])
+
+
+def test_an_audit_log_says_what_was_handed_out(folder, tmp_path):
+    audited = load({**config(folder), "audit": str(tmp_path / "audit.jsonl")}, host=Host(0, 1))
+    batches = GlobalBatches(audited, sharding())
+    next(batches)
+    actions = [json.loads(line)["action"] for line in (tmp_path / "audit.jsonl").read_text().splitlines()]
+    assert actions == ["dataset_load", "epoch_start"]
+
+
+def test_what_a_process_holds_is_a_block_or_not(pipeline):
+    held = process_rows(sharding(), (BATCH, LENGTH))
+    assert held.held.tolist() == list(range(BATCH)) and held.host == (0, 1)
+    assert process_rows(sharding(), (BATCH, LENGTH), process=1).host is None
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_rows": 4}, "global batch alone has 8 rows"),
+        ({"ahead": -1}, "ahead"),
+        ({"threads": 0}, "threads"),
+        ({"start_step": -1}, "step"),
+        ({"loaders": [1]}, "none of these processes"),
+    ],
+)
+def test_options_that_do_not_fit_are_named(pipeline, options, message):
+    with pytest.raises(GrainSftError, match=message):
+        GlobalBatches(pipeline, sharding(), **options)
+
+
+def test_a_pipeline_of_one_host_of_many_is_refused(folder):
+    with pytest.raises(GrainSftError, match=r"load it with host=Host\(0, 1\)"):
+        GlobalBatches(load(config(folder), host=Host(1, 2)), sharding())
+
+
+def test_columns_that_are_cut_off_are_named(folder):
+    cut = load({**config(folder), "transforms": ["shift_targets", "drop_last_position"]}, host=Host(0, 1))
+    with pytest.raises(GrainSftError, match=r"\[8, 31\].*\[8, 32\].*take out"):
+        next(GlobalBatches(cut, sharding()))
+
+
+def test_a_closed_iterator_says_so(pipeline):
+    batches = GlobalBatches(pipeline, sharding())
+    next(batches)
+    batches.close()
+    with pytest.raises(GrainSftError, match="closed"):
+        next(batches)

@@ -1,0 +1,196 @@
+"""Checkpoints of Orbax and Grain carry a step and a receipt, and are refused by a run on other data."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import SingleDeviceSharding
+
+from grain_sft import GrainSftError, Host, load
+from grain_sft.integrations.checkpoint import CheckedIterator, RunRecord, data_state, restore, resume_step, save_args
+from grain_sft.integrations.jax_arrays import GlobalBatches
+
+ocp = pytest.importorskip("orbax.checkpoint")
+
+LENGTH = 16
+
+
+def config(folder, **sampler):
+    return {
+        "corpus": {"path": str(folder), "dtype": "uint32", "eos_token_id": 0},
+        "layout": {"kind": "windows", "sequence_length": LENGTH},
+        "sampler": {"order": "olmo", "seed": 1, "global_batch_size": 4, **sampler},
+    }
+
+
+@pytest.fixture
+def folder(tmp_path):
+    folder = tmp_path / "tokens"
+    folder.mkdir()
+    np.random.default_rng(0).integers(0, 1000, LENGTH * 40, np.uint32).tofile(folder / "a.npy")
+    return folder
+
+
+def pipeline(folder, **sampler):
+    return load(config(folder, **sampler), host=Host(0, 1))
+
+
+def iterator(kind, pipeline, **options):
+    if kind == "arrays":
+        return GlobalBatches(pipeline, SingleDeviceSharding(jax.devices()[0]), **options)
+    return CheckedIterator(pipeline, **options)
+
+
+def same(batch, expected):
+    assert batch.keys() == expected.keys()
+    for key, array in expected.items():
+        np.testing.assert_array_equal(np.asarray(batch[key]), array, err_msg=key)
+
+
+KINDS = pytest.mark.parametrize("kind", ["arrays", "host"])
+
+
+@KINDS
+def test_orbax_saves_the_step_beside_the_weights_and_brings_it_back(folder, tmp_path, kind):
+    data = pipeline(folder)
+    weights = {"w": jax.numpy.arange(6.0)}
+    with ocp.CheckpointManager(tmp_path / "run") as manager:
+        batches = iterator(kind, data)
+        assert restore(manager, batches) is None  # nothing is there yet: it begins at its beginning
+        for step in range(5):
+            same(next(batches), data[step])
+            if step in (2, 4):
+                args = ocp.args.Composite(weights=ocp.args.StandardSave(weights), data=save_args(batches))
+                assert manager.save(step, args=args)
+        manager.wait_until_finished()
+        for checkpoint, expected in ((None, 5), (2, 3)):
+            again = iterator(kind, pipeline(folder))
+            assert restore(manager, again, checkpoint) == expected
+            same(next(again), data[expected])
+
+
+CHANGES = {
+    "seed": ("sampler", lambda folder: pipeline(folder, seed=2)),
+    "batch": ("sampler", lambda folder: pipeline(folder, global_batch_size=8)),
+    "transforms": ("transforms", lambda folder: load({**config(folder), "transforms": []}, host=Host(0, 1))),
+    "tokens": ("corpus", lambda folder: changed_tokens(folder)),
+}
+
+
+def changed_tokens(folder):
+    np.random.default_rng(1).integers(0, 1000, LENGTH * 40, np.uint32).tofile(folder / "a.npy")
+    return pipeline(folder)
+
+
+@KINDS
+@pytest.mark.parametrize("change", CHANGES)
+def test_other_data_is_refused_and_what_changed_is_named_unless_it_is_allowed(folder, tmp_path, kind, change):
+    part, make = CHANGES[change]
+    with ocp.CheckpointManager(tmp_path / "run") as manager:
+        batches = iterator(kind, pipeline(folder))
+        next(batches)
+        manager.save(0, args=ocp.args.Composite(data=save_args(batches)))
+        manager.wait_until_finished()
+        other = make(folder)
+        refused = iterator(kind, other, start_step=2)
+        with pytest.raises(GrainSftError, match=f"\n  {part} differs: here .* there ") as error:
+            restore(manager, refused)
+        assert str(error.value).count(" differs: ") == 1
+        assert refused.next_step == 2  # nothing was changed
+        allowed = iterator(kind, other, allow_other_data=True)
+        assert restore(manager, allowed) == 1
+        same(next(allowed), other[1])
+
+
+def test_a_checkpoint_without_the_item_is_named(folder, tmp_path):
+    with ocp.CheckpointManager(tmp_path / "run") as manager:
+        manager.save(0, args=ocp.args.Composite(weights=ocp.args.JsonSave({"a": 1})))
+        manager.wait_until_finished()
+        with pytest.raises(GrainSftError, match=r"checkpoint 0 .* has no item 'data'"):
+            restore(manager, iterator("host", pipeline(folder)))
+
+
+@KINDS
+def test_grains_own_handlers_save_and_restore_it(folder, tmp_path, kind):
+    from grain.checkpoint import CheckpointRestore, CheckpointSave
+
+    data = pipeline(folder)
+    with ocp.CheckpointManager(tmp_path / "run") as manager:
+        batches = iterator(kind, data, start_step=6)
+        next(batches)
+        manager.save(6, args=ocp.args.Composite(data=CheckpointSave(batches)))
+        manager.wait_until_finished()
+        again = iterator(kind, pipeline(folder))
+        manager.restore(6, args=ocp.args.Composite(data=CheckpointRestore(again)))
+        same(next(again), data[7])
+        with pytest.raises(GrainSftError, match="sampler differs"):
+            manager.restore(
+                6, args=ocp.args.Composite(data=CheckpointRestore(iterator(kind, pipeline(folder, seed=9))))
+            )
+
+
+def test_a_state_is_json_and_fits_any_number_of_hosts(folder):
+    state = json.loads(json.dumps(data_state(load(config(folder), host=Host(1, 4)), 3)))
+    assert state == data_state(load(config(folder), host=Host(0, 2)), 3)
+    assert resume_step(state, pipeline(folder)) == 3
+
+
+@pytest.mark.parametrize(
+    "state", [{}, {"next_step": "3", "parts": {}}, {"next_step": True, "parts": {}}, {"parts": {}}]
+)
+def test_what_is_no_state_is_refused(folder, state):
+    with pytest.raises(GrainSftError, match="not the data state"):
+        resume_step(state, pipeline(folder))
+
+
+@pytest.mark.parametrize("step", [-1, 11])
+def test_a_step_that_is_not_there_is_named(folder, step):
+    finite = pipeline(folder, epochs=1)
+    assert len(finite) == 10
+    with pytest.raises(GrainSftError, match="expected 0 to 10"):
+        resume_step({**data_state(finite, 0), "next_step": step}, finite)
+
+
+class TestRunRecord:
+    """Of a trainer that saves nothing of its data."""
+
+    def test_the_same_data_goes_on_and_other_data_is_refused(self, folder, tmp_path):
+        record = RunRecord(str(tmp_path / "data.json"))
+        record.begin(pipeline(folder), 0)
+        record.begin(pipeline(folder), 5)
+        assert [run["next_step"] for run in record.read()] == [0]
+        with pytest.raises(GrainSftError, match=r"next step is 5.*\n  sampler differs: .*seed=2.*seed=1"):
+            record.begin(pipeline(folder, seed=2), 5)
+        assert len(record.read()) == 1
+
+    def test_data_that_was_allowed_is_recorded_from_its_step_on(self, folder, tmp_path):
+        record = RunRecord(str(tmp_path / "data.json"))
+        record.begin(pipeline(folder), 0)
+        record.begin(pipeline(folder, seed=2), 5, allow_other_data=True)
+        record.begin(pipeline(folder, seed=2), 8)
+        assert [run["next_step"] for run in record.read()] == [0, 5]
+        with pytest.raises(GrainSftError, match="sampler differs"):
+            record.begin(pipeline(folder), 8)
+        record.begin(pipeline(folder), 4)  # before the other data came: steps 0 to 3 are of this data
+
+    def test_a_run_that_begins_again_may_have_other_data(self, folder, tmp_path):
+        record = RunRecord(str(tmp_path / "data.json"))
+        record.begin(pipeline(folder), 0)
+        record.begin(pipeline(folder, seed=2), 0)
+        (run,) = record.read()
+        assert run["receipt"] == pipeline(folder, seed=2).receipt.code
+
+    def test_processes_that_do_not_write_check(self, folder, tmp_path):
+        record = RunRecord(str(tmp_path / "data.json"))
+        record.begin(pipeline(folder), 0, write=False)
+        assert record.read() == []
+        record.begin(pipeline(folder), 0)
+        with pytest.raises(GrainSftError, match="sampler differs"):
+            record.begin(pipeline(folder, seed=2), 1, write=False)
+
+    @pytest.mark.parametrize("text", ["", "[]", '{"runs": [1]}', '{"runs": 3}'])
+    def test_another_file_is_refused(self, folder, tmp_path, text):
+        (tmp_path / "data.json").write_text(text)
+        with pytest.raises(GrainSftError, match="not a record"):
+            RunRecord(str(tmp_path / "data.json")).begin(pipeline(folder), 0)
