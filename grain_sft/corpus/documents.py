@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from grain_sft import artefact
 from grain_sft.corpus.boundaries import read_boundaries
 from grain_sft.corpus.reader import ShardReader
 from grain_sft.corpus.stored import Stored, read_whole
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
 Ints = npt.NDArray[np.int64]
 
 _SCAN_BYTES = 1 << 22
+_KEPT_FROM = 1 << 23  # bytes of tokens: what is less is scanned in a millisecond
 _BLOCK_TOKENS = 1 << 20  # read at once when documents are iterated
 
 
@@ -202,7 +205,8 @@ def count_token(corpus: Corpus, token: int) -> int:
 
 
 def by_eos(corpus: Corpus, bos_token_id: int | None = None) -> Documents:
-    """A document ends at each EOS, EOS included; tokens after a shard's last EOS are no document.
+    """A document ends at each EOS, EOS included; tokens after a shard's last EOS are no document. What was found in a
+    corpus of some MB and more is kept, as plans are: in the folder `documents` of the cache.
 
     Args:
       bos_token_id: an EOS ends a document only where this token follows, or nothing.
@@ -216,6 +220,14 @@ def by_eos(corpus: Corpus, bos_token_id: int | None = None) -> Documents:
             f"{corpus.shards[0].path}: where documents end is not known: no boundary files. Give eos_token_id, the token "
             "that ends each."
         )
+    if corpus.num_tokens * corpus.dtype.itemsize < _KEPT_FROM:
+        return Documents(**_scan_for_eos(corpus, bos_token_id))
+    depends = {"documents": 1, "corpus": corpus.fingerprint, "eos": int(corpus.eos_token_id), "bos": bos_token_id}
+    kept = artefact.load_or_make("documents", depends, functools.partial(_scan_for_eos, corpus, bos_token_id))
+    return Documents(kept["start"].view(np.ndarray), kept["length"].view(np.ndarray))
+
+
+def _scan_for_eos(corpus: Corpus, bos_token_id: int | None) -> dict[str, Ints]:
     starts, ends = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
     number, after, waiting = -1, 0, False
     for shard, first, chunk in _chunks(corpus):
@@ -238,7 +250,7 @@ def by_eos(corpus: Corpus, bos_token_id: int | None = None) -> Documents:
             ends.append(found)
             after = int(found[-1])
     start = np.concatenate(starts)
-    return Documents(start, np.concatenate(ends) - start)
+    return {"start": start, "length": np.concatenate(ends) - start}
 
 
 def _chunks(corpus: Corpus) -> Iterator[tuple[int, int, npt.NDArray[np.unsignedinteger]]]:

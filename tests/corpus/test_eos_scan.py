@@ -44,3 +44,39 @@ def test_blocks_change_nothing(files, bos, block):
             np.array(tokens, np.uint16).tofile(path)
         start, length = documents.by_eos(open_corpus(paths, dtype="uint16", eos_token_id=EOS), bos)
         assert list(zip(start.tolist(), length.tolist(), strict=True)) == plainly(files, bos)
+
+
+def test_a_scan_is_kept_and_found_again(tmp_path, monkeypatch):
+    monkeypatch.setattr(documents, "_KEPT_FROM", 0)
+    monkeypatch.setenv("GRAIN_SFT_CACHE_DIR", str(tmp_path / "cache"))
+    scans = []
+    scan = documents._scan_for_eos
+    monkeypatch.setattr(documents, "_scan_for_eos", lambda *given: scans.append(given) or scan(*given))
+    path, tokens = tmp_path / "0.npy", np.random.default_rng(0).integers(0, 5, 10_000).astype(np.uint16)
+    tokens.tofile(path)
+
+    def found(eos=EOS, bos=None):
+        return [each.tolist() for each in documents.by_eos(open_corpus(path, dtype="uint16", eos_token_id=eos), bos)]
+
+    first = found()
+    assert found() == first and len(scans) == 1
+    assert [(start, length) for start, length in zip(*first, strict=True)] == plainly([tokens.tolist()], None)
+    assert found(bos=BOS) != first and found(eos=3) != first and len(scans) == 3
+    tokens[0] = EOS if tokens[0] != EOS else 4
+    tokens.tofile(path)
+    assert found() != first and len(scans) == 4
+    for kept in (tmp_path / "cache" / "documents").glob("*.arrays"):
+        kept.write_bytes(kept.read_bytes()[:-3])
+    assert found() == found() and len(scans) == 5
+
+
+def test_a_large_corpus_is_scanned_once(tmp_path, monkeypatch):
+    monkeypatch.setenv("GRAIN_SFT_CACHE_DIR", str(tmp_path / "cache"))
+    tokens = np.random.default_rng(0).integers(0, 500, (documents._KEPT_FROM >> 2) + 1).astype(np.uint32)
+    tokens.tofile(tmp_path / "0.npy")
+    first = open_corpus(tmp_path / "0.npy", dtype="uint32", eos_token_id=EOS).documents
+    assert len(list((tmp_path / "cache" / "documents").glob("*.arrays"))) == 1
+    monkeypatch.setattr(documents, "_chunks", None)
+    again = open_corpus(tmp_path / "0.npy", dtype="uint32", eos_token_id=EOS).documents
+    np.testing.assert_array_equal(again.start, first.start)
+    np.testing.assert_array_equal(again.length, first.length)
