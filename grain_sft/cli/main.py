@@ -24,11 +24,12 @@ COMMANDS = {
     "trace": "say which documents steps see, and at which steps a document is seen",
     "receipt": "print a short hash of everything that decides a run's batches",
     "audit-check": "check an audit log against the run that a config states",
+    "verify": "look whether a corpus, a plan or a config is sound",
     "index": "scan token files and write an index",
     "bench": "measure batches a second beside the limit of the machine",
 }
 
-WITHOUT_JAX = ("trace", "receipt")
+WITHOUT_JAX = ("trace", "receipt", "verify")
 """Commands that name their host, and so need no JAX."""
 
 

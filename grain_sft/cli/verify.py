@@ -1,0 +1,93 @@
+"""`grain-sft verify`: whether a corpus, a plan or a config is sound."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from typing import Any
+
+from grain_sft.cli.types import at_least, host_of, pair
+from grain_sft.corpus.open import FORMATS
+from grain_sft.corpus.shard import TOKEN_DTYPES
+from grain_sft.sampling import Host
+from grain_sft.verify import KINDS, Report, verify
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    parser.add_argument("where", help="what open_corpus takes, the file of a plan (.arrays), or a config")
+    depth = parser.add_mutually_exclusive_group()
+    depth.add_argument(
+        "--fast", action="store_true", help="sizes, headers, boundaries and the ends of files; seconds (the default)"
+    )
+    depth.add_argument("--full", action="store_true", help="read everything, in bounded memory")
+    parser.add_argument(
+        "--as", dest="what", choices=KINDS, help="what it is (default: told by its name and first bytes)"
+    )
+    parser.add_argument("--vocab-size", type=at_least(1), help="ids are below this (default: as the tokenizer says)")
+    parser.add_argument("--corpus", help="of a plan: what it is of")
+    parser.add_argument("--receipt", metavar="CODE", help="of a config: what its receipt is expected to be")
+    parser.add_argument("--host", type=host_of, default=Host(0, 1), metavar="h/H", help="of a config (default: 0/1)")
+    parser.add_argument("--refuse-duplicates", action="store_true", help="documents with equal tokens are an error too")
+    parser.add_argument("--json", action="store_true", help="print as JSON")
+    files = parser.add_argument_group("files, of a corpus")
+    files.add_argument("--format", choices=FORMATS, default="auto", help="(default: auto)")
+    files.add_argument("--dtype", choices=TOKEN_DTYPES, help="of headerless arrays")
+    files.add_argument("--eos-token-id", type=at_least(0), help="the token that ends a document")
+    files.add_argument("--tokenizer", help="its name; fills {TOKENIZER} in a mix's paths")
+    files.add_argument("--path-remap", action="append", type=pair, default=[], metavar="FROM=TO")
+    parser.set_defaults(parser=parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Look, print; 0 where it is sound, 1 where something is wrong."""
+    if options.refuse_duplicates and not options.full:
+        options.parser.error("--refuse-duplicates needs --full: duplicates are found by reading everything.")
+    begin = time.perf_counter()
+    report = verify(
+        options.where,
+        full=options.full,
+        what=options.what,
+        vocab_size=options.vocab_size,
+        corpus=options.corpus,
+        receipt=options.receipt,
+        host=options.host,
+        options={
+            "format": options.format,
+            "dtype": options.dtype,
+            "eos_token_id": options.eos_token_id,
+            "tokenizer": options.tokenizer,
+            "path_remap": dict(options.path_remap),
+        },
+    )
+    if options.refuse_duplicates:
+        for finding in [each for each in report.findings if each.check == "duplicates"]:
+            report.findings.remove(finding)
+            report.wrong(finding.check, finding.where, finding.message, finding.place)
+    seconds = time.perf_counter() - begin
+    if options.json:
+        print(json.dumps(report.as_dict() | {"seconds": seconds}, indent=2))
+    else:
+        _print(report, seconds)
+    return 0 if report.sound else 1
+
+
+def _print(report: Report, seconds: float) -> None:
+    for finding in report.findings:
+        print(f"{'wrong' if finding.wrong else 'note':6}{finding}")
+    for check, count in report.left_out.items():
+        print(f"{'wrong':6}{check}: {count:,} more like these")
+    for name, value in report.figures.items():
+        print(f"{name.replace('_', ' '):24}{_shown(value)}")
+    depth = "everything was read" if report.full else "sizes, headers, boundaries and ends; --full reads everything"
+    verdict = "sound" if report.sound else "not sound"
+    print(f"{report.what} {report.where}: {verdict} ({depth}; {seconds:.1f} s)")
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {_shown(inner)}" for name, inner in value.items())
+    if isinstance(value, list):
+        return " ".join(map(str, value))
+    return f"{value:,}" if isinstance(value, int) else str(value)

@@ -1,0 +1,141 @@
+"""All documents of a corpus in one pass over its tokens, in bounded memory: what each begins and ends with, how many of its
+tokens take loss, and a hash of its tokens."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+
+from grain_sft.corpus import Corpus
+
+Ints = npt.NDArray[np.int64]
+Hashes = npt.NDArray[np.uint64]
+
+BLOCK_TOKENS = 1 << 20
+"""Read at once."""
+
+_BASE = 0x9E3779B97F4A7C15  # odd, so that it has an inverse modulo 2**64
+_INVERSE = pow(_BASE, -1, 1 << 64)
+_MASK = (1 << 64) - 1
+
+
+@dataclasses.dataclass(frozen=True)
+class ScannedDocuments:
+    """What a pass over the tokens says of each document, [documents]; of those without a token, zeros.
+
+    Attributes:
+      first, last: its first and its last token.
+      trainable: int64, tokens that take loss.
+      hash: uint64, equal for equal tokens; for two documents that differ, equal once in 2**64 times.
+    """
+
+    first: Ints
+    last: Ints
+    trainable: Ints
+    hash: Hashes
+
+
+def scan_documents(corpus: Corpus, look: Callable[[int, npt.NDArray[np.unsignedinteger]], None]) -> ScannedDocuments:
+    """Read all tokens and their loss once, from the first on.
+
+    The hash of a document is a polynomial in `_BASE` whose coefficients are its tokens, mixed. That of tokens a to b is the
+    difference of two sums over all tokens before b and before a, divided by a power: so documents may overlap, stand in
+    any order and be longer than a block.
+
+    Args:
+      look: called with the first token's number and the tokens of each block.
+
+    Raises:
+      CorpusFileError, CorpusError: as of `Corpus.read`.
+    """
+    start, length = corpus.documents
+    stop = start + length
+    some = np.flatnonzero(length > 0)
+    by_start, by_stop = some[np.argsort(start[some], kind="stable")], some[np.argsort(stop[some], kind="stable")]
+    starts, stops = start[by_start], stop[by_stop]
+    count = len(start)
+    first, last, trainable = (np.zeros(count, np.int64) for _ in range(3))
+    hashes = np.zeros(count, np.uint64)
+    powers: Hashes = np.full(BLOCK_TOKENS, _BASE, np.uint64)
+    powers[0] = 1
+    np.cumprod(powers, out=powers)
+    hashed = taken = 0  # of all tokens before the block
+    for begin in range(0, corpus.num_tokens, BLOCK_TOKENS):
+        end = min(begin + BLOCK_TOKENS, corpus.num_tokens)
+        tokens, loss = corpus.read(begin, end)
+        look(begin, tokens)
+        sums = _sums(tokens, powers)
+        sums *= np.uint64(pow(_BASE, begin, 1 << 64))
+        sums += np.uint64(hashed)
+        losses = np.arange(end - begin + 1) if loss is None else np.append(0, np.cumsum(loss != 0, dtype=np.int64))
+        losses += taken
+        opened = slice(*starts.searchsorted((begin, end)).tolist())
+        at, numbers = starts[opened] - begin, by_start[opened]
+        first[numbers] = tokens[at]
+        trainable[numbers] -= losses[at]
+        hashes[numbers] -= sums[at]
+        closed = slice(*stops.searchsorted((begin + 1, end + 1)).tolist())
+        at, numbers = stops[closed] - begin, by_stop[closed]
+        last[numbers] = tokens[at - 1]
+        trainable[numbers] += losses[at]
+        hashes[numbers] += sums[at]
+        hashed, taken = int(sums[-1]), int(losses[-1])
+    hashes *= _powers_of(_INVERSE, start)
+    hashes ^= length.astype(np.uint64) * np.uint64(_BASE)
+    return ScannedDocuments(first, last, trainable, hashes)
+
+
+@dataclasses.dataclass(frozen=True)
+class Duplicates:
+    """Documents whose tokens others have too.
+
+    Attributes:
+      documents: that could be left out: of each group all but one.
+      groups: of documents with the same tokens.
+      tokens: of the documents that could be left out.
+      first: the two lowest numbers of the group that begins first; None where there is none.
+    """
+
+    documents: int
+    groups: int
+    tokens: int
+    first: tuple[int, int] | None
+
+
+def find_duplicates(hashes: Hashes, length: Ints) -> Duplicates:
+    """Documents of equal hash and length, empty ones left aside."""
+    some = np.flatnonzero(length > 0)
+    order = some[np.lexsort((some, length[some], hashes[some]))]
+    equal = (hashes[order[1:]] == hashes[order[:-1]]) & (length[order[1:]] == length[order[:-1]])
+    more = np.flatnonzero(equal) + 1
+    begins = more[~np.insert(equal, 0, False)[more - 1]]  # the second of each group
+    pair = None
+    if len(begins):
+        at = begins[np.argmin(order[begins - 1])]
+        pair = (int(order[at - 1]), int(order[at]))
+    return Duplicates(len(more), len(begins), int(length[order[more]].sum()), pair)
+
+
+def _sums(tokens: npt.NDArray[np.unsignedinteger], powers: Hashes) -> Hashes:
+    """uint64 [tokens + 1]: of the terms before each token, and of all."""
+    mixed = tokens.astype(np.uint64)
+    mixed += np.uint64(0xD1B54A32D192ED03)
+    mixed *= np.uint64(0xAEF17502108EF2D9)
+    mixed ^= mixed >> np.uint64(29)
+    mixed *= np.uint64(0xDB4F0B9175AE2165)
+    mixed *= powers[: len(mixed)]
+    sums = np.zeros(len(mixed) + 1, np.uint64)
+    np.cumsum(mixed, out=sums[1:])
+    return sums
+
+
+def _powers_of(base: int, exponents: Ints) -> Hashes:
+    """base ** each exponent, modulo 2**64, by squaring."""
+    found = np.ones(len(exponents), np.uint64)
+    for bit in range(int(exponents.max(initial=0)).bit_length()):
+        found[(exponents >> bit) & 1 == 1] *= np.uint64(base)
+        base = base * base & _MASK
+    return found

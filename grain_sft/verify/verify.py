@@ -1,0 +1,129 @@
+"""`verify`: what a corpus, a plan or a config is, and the checks for it."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from grain_sft import files
+from grain_sft.config import SECTIONS, gpt_config, load
+from grain_sft.config.reading import INHERITS
+from grain_sft.corpus import Corpus, open_corpus
+from grain_sft.errors import CorpusError, GrainSftError
+from grain_sft.sampling import Host
+from grain_sft.verify.finding import Report
+from grain_sft.verify.of_corpus import check_corpus
+from grain_sft.verify.of_pipeline import check_pipeline
+from grain_sft.verify.of_plan import check_plan_file
+
+KINDS = ("corpus", "plan", "config")
+
+_PLAN_SUFFIX, _PLAN_MAGIC = ".arrays", b"GSFTART1"
+_LARGEST_CONFIG = 1 << 20  # bytes; an index of many files is larger
+
+
+def verify(
+    where: str | os.PathLike[str],
+    *,
+    full: bool = False,
+    what: str | None = None,
+    vocab_size: int | None = None,
+    corpus: str | os.PathLike[str] | None = None,
+    receipt: str | None = None,
+    host: Host | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> Report:
+    """Look whether a corpus, a plan or a config is sound.
+
+    Args:
+      where: what `open_corpus` takes; or the file of a plan, as `grain-sft pack` names it; or a config.
+      full: read everything, in bounded memory; else sizes, headers, boundaries and the ends of files.
+      what: "corpus", "plan" or "config"; None: told by its name and its first bytes.
+      vocab_size: ids are below this; None: as what stands beside the corpus says.
+      corpus: of a plan, what it is of.
+      receipt: of a config, what its receipt is expected to be.
+      host: of a config, as which host its batches are made; None: as the only one.
+      options: of `open_corpus`, by name.
+
+    Returns:
+      What was found. A corpus that can't be opened is a finding, too.
+
+    Raises:
+      CorpusError: an unknown `what`.
+    """
+    path = files.normalize(where)
+    kind = what or _tell(path)
+    if kind not in KINDS:
+        raise CorpusError(f"what={what!r}: expected one of {', '.join(KINDS)}.")
+    report = Report(kind, path, full or kind == "plan")  # whose checksum is of all its bytes
+    given = dict(options or {})
+    if kind == "config":
+        _config(report, path, vocab_size, receipt, host or Host(0, 1))
+    elif kind == "plan":
+        of = None if corpus is None else _opened(report, lambda: open_corpus(corpus, **given), os.fspath(corpus))
+        if corpus is None or of is not None:
+            check_plan_file(report, path, of)
+    else:
+        opened = _opened(report, lambda: open_corpus(path, **given), path)
+        if opened is not None:
+            check_corpus(report, opened, path, vocab_size)
+    return report
+
+
+def _opened(report: Report, open_it: Callable[[], Corpus], path: str) -> Corpus | None:
+    try:
+        return open_it()
+    except GrainSftError as error:
+        report.wrong("files", path, str(error))
+        return None
+
+
+def _config(report: Report, path: str, vocab_size: int | None, receipt: str | None, host: Host) -> None:
+    """A config loads, its corpus is sound, and so are layout, sampler and batches."""
+    try:
+        pipeline = load(path, host=host)
+    except GrainSftError as error:
+        report.wrong("files", path, str(error))
+        return
+    before = len(report.findings)
+    vocab_size = check_corpus(report, pipeline.source.layout.corpus, "", vocab_size)
+    if any(finding.check == "files" and finding.wrong for finding in report.findings[before:]):
+        return
+    try:
+        check_pipeline(report, pipeline, path, vocab_size)
+        if receipt is not None and receipt != pipeline.receipt.code:
+            listed = "; ".join(f"{name}: {part}" for name, part in pipeline.receipt.parts.items())
+            sentence = f"its receipt is {pipeline.receipt.code}, expected {receipt}. It is of {listed}."
+            report.wrong("receipt", path, sentence)
+    except GrainSftError as error:
+        report.wrong("files", path, str(error))
+
+
+def _tell(path: str) -> str:
+    """Which of the three `path` is."""
+    if path.endswith((".yaml", ".yml")):
+        return "config"
+    if path.endswith(_PLAN_SUFFIX):
+        return "plan"
+    if files.is_remote(path) or not os.path.isfile(path):
+        return "corpus"
+    try:
+        with open(path, "rb") as file:
+            head = file.read(_LARGEST_CONFIG + 1)
+    except OSError:
+        return "corpus"  # whose opening says why
+    if head.startswith(_PLAN_MAGIC):
+        return "plan"
+    if not path.endswith(".json") or len(head) > _LARGEST_CONFIG:
+        return "corpus"
+    try:
+        stated = json.loads(head)
+    except (ValueError, RecursionError):
+        return "corpus"
+    if not isinstance(stated, dict) or "format_version" in stated or "shards" in stated:
+        return "corpus"
+    return (
+        "config" if INHERITS in stated or gpt_config.is_gpt_config(stated) or set(stated) & set(SECTIONS) else "corpus"
+    )
