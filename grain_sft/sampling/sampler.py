@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
-import sys
+from collections.abc import Iterable
 from typing import Any
 
 import grain
@@ -14,6 +14,8 @@ import numpy.typing as npt
 from grain_sft.arguments import as_integer
 from grain_sft.errors import RowIndexError, SamplerError
 from grain_sft.layout import FILL_ROW, FillKey
+from grain_sft.sampling.batches import Batches
+from grain_sft.sampling.epochs import EndingEpochs, Epochs, EpochSpan, RunningEpochs
 from grain_sft.sampling.host import Host
 from grain_sft.sampling.orders import WITHOUT_EPOCHS, make_order
 
@@ -22,7 +24,7 @@ LAST_BATCH = ("drop", "fill", "run_on")
 Rows = npt.NDArray[np.int64]
 
 
-class IndexSampler:
+class IndexSampler(Batches):
     """Rows of every step, as a pure function of (seed, step, host): nothing is remembered between calls.
 
     Host h of H reads rows h, h + H, h + 2H, ... of the global batch, which does not depend on the hosts. An epoch is
@@ -55,6 +57,9 @@ class IndexSampler:
       last_batch: "drop" the rows that don't fill a step at the end of an epoch; or let the next epoch "run_on" in the
         same step; or, for evaluation, "fill" that step with `FILL_ROW`s, which take no loss. Orders "maxtext" and
         "random" always run on.
+      schedule: pairs (step, global_batch_size): from that step on, batches have so many rows. Rows go on where they were,
+        so that an epoch still has each row once: it ends where the next batch, of whatever size, is not full ("drop"),
+        where no row is left ("fill"), or anywhere ("run_on").
       cache_dir: where exact orders are kept; None means $GRAIN_SFT_CACHE_DIR/orders, or the user's cache.
 
     Raises:
@@ -72,46 +77,44 @@ class IndexSampler:
         shuffle: bool = True,
         epochs: int | None = None,
         last_batch: str = "drop",
+        schedule: Iterable[tuple[int, int]] = (),
         cache_dir: str | os.PathLike[str] | None = None,
     ) -> None:
         self.num_instances = as_integer("num_instances", num_instances, 1, SamplerError)
-        self.global_batch_size = as_integer("global_batch_size", global_batch_size, 1, SamplerError)
         self.seed = as_integer("seed", seed, 0, SamplerError)
         self.epochs = None if epochs is None else as_integer("epochs", epochs, 1, SamplerError)
-        if not isinstance(host, Host):
-            raise SamplerError(f"host={host!r}: expected Host(index, count).")
         if last_batch not in LAST_BATCH:
             raise SamplerError(f"last_batch={last_batch!r}: expected one of {', '.join(LAST_BATCH)}.")
-        if global_batch_size % host.count:
-            raise SamplerError(
-                f"global_batch_size={global_batch_size} can't be divided by {host.count} hosts: "
-                f"{global_batch_size % host.count} rows are left over. Take a multiple of {host.count}."
-            )
+        super().__init__(global_batch_size, schedule, host, blocks=order == "maxtext")
         if last_batch == "fill" and order in WITHOUT_EPOCHS:
             raise SamplerError(f"last_batch='fill': order {order!r} runs on across epochs and has no last batch.")
-        self.order, self.host, self.shuffle = order, host, bool(shuffle)
+        self.order, self.shuffle = order, bool(shuffle)
         self.last_batch = last_batch
         self._cache_dir = cache_dir
-        blocks = order == "maxtext"  # of the permutation, one a host; else stripes of the step
-        counting = np.arange(self.rows_per_host)
-        self._offsets = counting if blocks else host.index + host.count * counting  # of this host's rows in a step
-        self._first_place = host.index * (self.num_instances // host.count) if blocks else 0
-        self._shard_options = grain.sharding.NoSharding()  # where grain.DataLoader looks for it
+        self._first_place = host.index * (self.num_instances // host.count) if self._blocks else 0
         permutation = make_order(order, self.num_instances, self.seed, cache_dir)
         self._rows_at = permutation if shuffle else make_order("sequential", self.num_instances, self.seed, None)
+        self._epochs = self._make_epochs()
         self._check_steps()
+
+    def _make_epochs(self) -> Epochs:
+        """Epochs of the stream that this host's rows are taken from."""
+        if not self.runs_on:
+            return EndingEpochs(self.num_instances, self.batch_sizes, fill=self.last_batch == "fill")
+        sizes = self.batch_sizes.shared(self.host.count) if self._blocks else self.batch_sizes
+        return RunningEpochs(max(1, self._stream_rows), sizes)
 
     def _check_steps(self) -> None:
         """Refuse a batch that is never full."""
         rows = f"{self.num_instances} rows there are"
-        if self.num_steps == 0 and self.runs_on and self.order != "maxtext":
+        if self.num_steps == 0 and not self._blocks:
             raise SamplerError(
                 f"global_batch_size={self.global_batch_size} is more than the {rows} in epochs={self.epochs}."
             )
-        if not self.steps_per_epoch and (not self.runs_on or self.order == "maxtext"):
+        if self._blocks and self._stream_rows * self.host.count < max(self.batch_sizes.sizes):
             raise SamplerError(
-                f"global_batch_size={self.global_batch_size} is more than the {rows}: an epoch has no full step. Take a "
-                "smaller batch, last_batch='run_on', or last_batch='fill' for evaluation."
+                f"global_batch_size={max(self.batch_sizes.sizes)} is more than the {rows}: an epoch has no full step. Take a "
+                "smaller batch."
             )
 
     @property
@@ -119,88 +122,95 @@ class IndexSampler:
         """Whether a step may straddle epochs."""
         return self.last_batch == "run_on" or self.order in WITHOUT_EPOCHS
 
-    @functools.cached_property
-    def rows_per_host(self) -> int:
-        """Rows that this host reads in a step."""
-        return self.global_batch_size // self.host.count
+    @property
+    def _stream_rows(self) -> int:
+        """Rows of an epoch, of the stream that this host's rows are taken from: all hosts', or in "maxtext" its own."""
+        return self.num_instances // self.host.count if self._blocks else self.num_instances
 
     @functools.cached_property
     def steps_per_epoch(self) -> int:
-        """Steps of one epoch; rounded down where epochs don't end with a step."""
-        return self.rows_per_host_and_epoch // self.rows_per_host
+        """Steps of one epoch; rounded down where epochs don't end with a step. With a schedule, of the first epoch."""
+        return self._epochs.steps_before(1)
 
     @functools.cached_property
     def rows_per_host_and_epoch(self) -> int:
-        """Records of this host in an epoch, filling rows included; rounded down where epochs don't end with a step."""
+        """Records of this host in an epoch, filling rows included; rounded down where epochs don't end with a step. With a
+        schedule, of the first epoch."""
         if self.runs_on:
             return self.num_instances // self.host.count
-        up = self.global_batch_size - 1 if self.last_batch == "fill" else 0
-        return (self.num_instances + up) // self.global_batch_size * self.rows_per_host
+        return self._host_sizes.before(self.steps_per_epoch)
 
     @functools.cached_property
-    def num_steps(self) -> int | None:
+    def num_steps(self) -> int | None:  # type: ignore[override]
         """Steps there are in all; None where they never end. Where steps straddle epochs, only the last epoch has rows
         that are left out, so there may be more than `epochs * steps_per_epoch`."""
-        return None if self.epochs is None else self.epochs * self._epoch_size // self._step_size
+        return None if self.epochs is None else self._epochs.steps_before(self.epochs)
 
-    @property
-    def _epoch_size(self) -> int:
-        """Rows of an epoch, of the stream that this host's rows are taken from: all hosts', or in "maxtext" its own."""
-        if self.order == "maxtext":
-            return self.num_instances // self.host.count
-        return self.num_instances if self.runs_on else self.steps_per_epoch * self.global_batch_size
-
-    @property
-    def _step_size(self) -> int:
-        """Rows of a step, of the same stream."""
-        return self.rows_per_host if self.order == "maxtext" else self.global_batch_size
+    def steps_before(self, epoch: int) -> int:
+        """Whole steps in the epochs before `epoch`."""
+        return self._epochs.steps_before(as_integer("epoch", epoch, 0, SamplerError))
 
     def rows(self, step: int) -> Rows:
         """Rows that this host reads at `step` (from 0): int64 [global_batch_size // host.count].
 
         Raises:
           RowIndexError: a negative step, or one after the last epoch.
+          SamplerError: the hosts don't divide the batch of this step, of a schedule.
         """
         step = as_integer("step", step, 0, RowIndexError)
         if self.num_steps is not None and step >= self.num_steps:
             raise RowIndexError(f"step={step}: expected 0 to {self.num_steps - 1}.")
+        size = self.batch_sizes.at(step)
+        epoch, first = self._epochs.begin(step)
+        places = self._offsets(size) + first
+        if places[-1] < self._stream_rows:
+            return self._rows_at(epoch, places + self._first_place if self._blocks else places)
         if self.runs_on:
-            return self._straddling(step)
-        epoch, step_in_epoch = divmod(step, self.steps_per_epoch)
-        places = self._offsets + step_in_epoch * self.global_batch_size
-        if (step_in_epoch + 1) * self.global_batch_size <= self.num_instances:
-            return self._rows_at(epoch, places)
-        rows = np.full(self.rows_per_host, FILL_ROW, np.int64)
+            return self._straddling(epoch, places)
+        rows = np.full(len(places), FILL_ROW, np.int64)
         real = places < self.num_instances
         rows[real] = self._rows_at(epoch, places[real])
         return rows
 
     def epoch(self, step: int) -> int:
         """The epoch, from 0, in which `step` begins."""
-        return as_integer("step", step, 0, RowIndexError) * self._step_size // self._epoch_size
+        return self._epochs.begin(as_integer("step", step, 0, RowIndexError))[0]
 
-    def __len__(self) -> int:
-        """Records of this host: `sys.maxsize` where they never end."""
-        return sys.maxsize if self.num_steps is None else self.num_steps * self.rows_per_host
+    def place(self, step: int) -> tuple[int, int]:
+        """The epoch in which `step` begins, and how many rows of it, of all hosts, come before."""
+        epoch, rows = self._epochs.begin(as_integer("step", step, 0, RowIndexError))
+        return epoch, rows * self.host.count if self._blocks else rows
+
+    def span(self, epoch: int) -> EpochSpan | None:
+        """The steps that read an epoch, and how many rows all hosts read of it; None where the run ends before. In order
+        "maxtext" all hosts read as many."""
+        span = self._epochs.span(epoch, self.num_steps)
+        return span._replace(rows=span.rows * self.host.count) if span is not None and self._blocks else span
+
+    def first_rows(self, epoch: int, count: int) -> Rows:
+        """The first rows of an epoch that this host's stream of rows has: all hosts', or in order "maxtext" its own."""
+        return self._rows_at(epoch, np.arange(count) + self._first_place)
 
     def __getitem__(self, index: int) -> grain.RecordMetadata:
         """Record `index` of this host, counted over all its steps."""
         index = as_integer("record", index, 0, RowIndexError)
         if index >= len(self):
             raise RowIndexError(f"record={index}: expected 0 to {len(self) - 1}.")
-        step, mine = divmod(index, self.rows_per_host)
-        epoch, place = divmod(step * self._step_size + int(self._offsets[mine]), self._epoch_size)
-        place += self._first_place
+        step = self._host_sizes.step_of(index)
+        epoch, place = self._epochs.begin(step)
+        place += int(self._offsets(self.batch_sizes.at(step))[index - self._host_sizes.before(step)])
+        if self.runs_on:
+            later, place = divmod(place, self._stream_rows)
+            epoch, place = epoch + later, place + self._first_place
         if place >= self.num_instances:
             return grain.RecordMetadata(index=index, record_key=FillKey(FILL_ROW))
         row = self._rows_at(epoch, np.array([place], np.int64))[0]
         return grain.RecordMetadata(index=index, record_key=int(row))
 
-    def _straddling(self, step: int) -> Rows:
-        """This host's rows of a step that may straddle epochs."""
-        epoch, first = divmod(step * self._step_size, self._epoch_size)
-        later, places = np.divmod(first + self._offsets, self._epoch_size)
-        rows = np.empty(self.rows_per_host, np.int64)
+    def _straddling(self, epoch: int, places: Rows) -> Rows:
+        """Rows at places that count on into the epochs after `epoch`."""
+        later, places = np.divmod(places, self._stream_rows)
+        rows = np.empty(len(places), np.int64)
         for each in range(int(later[0]), int(later[-1]) + 1):
             here = later == each
             rows[here] = self._rows_at(epoch + each, places[here] + self._first_place)
@@ -216,6 +226,7 @@ class IndexSampler:
             "shuffle": self.shuffle,
             "epochs": self.epochs,
             "last_batch": self.last_batch,
+            "schedule": self.batch_sizes.schedule,
             "cache_dir": self._cache_dir,
         }
 
@@ -226,10 +237,11 @@ class IndexSampler:
     def data_key(self) -> str:
         """What decides the global batches: all but the host, and the host too in order "maxtext"."""
         hosts = f"host={self.host!r}, " if self.order == "maxtext" else ""
+        schedule = f", schedule={list(self.batch_sizes.schedule)}" if self.batch_sizes.schedule else ""
         return (
             f"IndexSampler(num_instances={self.num_instances}, global_batch_size={self.global_batch_size}, "
             f"seed={self.seed}, order={self.order!r}, {hosts}shuffle={self.shuffle}, "
-            f"epochs={self.epochs}, last_batch={self.last_batch!r})"
+            f"epochs={self.epochs}, last_batch={self.last_batch!r}{schedule})"
         )
 
     def __repr__(self) -> str:

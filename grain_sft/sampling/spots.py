@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from grain_sft.layout import FILL_ROW
+from grain_sft.sampling.orders import Order
 from grain_sft.sampling.sampler import IndexSampler
 
 Ints = npt.NDArray[np.int64]
@@ -37,64 +38,75 @@ class Spots(NamedTuple):
 
 def spots_of_steps(sampler: IndexSampler, steps: range, hosts: Sequence[int]) -> Spots:
     """All that some `hosts` of the sampler's host count read at `steps`, each of which the sampler has."""
-    offset, row, host, first = _places_of_a_step(sampler, hosts)
     numbers = np.arange(steps.start, steps.stop)
-    stream = numbers[:, np.newaxis] * sampler._step_size + offset
-    epoch, place = np.divmod(stream.reshape(-1), sampler._epoch_size)
-    place += np.tile(first, len(numbers))
+    at, row, host = places_of_steps(sampler, numbers, hosts)
+    begun, first = sampler._epochs.begins(numbers)
+    epoch, place = begun[at], first[at]
+    if sampler._blocks:
+        mine = sampler.batch_sizes.begins(numbers)[1][at] // sampler.host.count
+        place = place + row - host * mine
+    else:
+        place = place + row
+    if sampler.runs_on:
+        later, place = np.divmod(place, sampler._stream_rows)
+        epoch = epoch + later
+    if sampler._blocks:
+        place = place + host * (sampler.num_instances // sampler.host.count)
     instance = np.full(len(place), FILL_ROW, np.int64)
     for each in np.unique(epoch).tolist():
         real = np.flatnonzero((epoch == each) & (place < sampler.num_instances))
         instance[real] = sampler._rows_at(each, place[real])
-    return Spots(numbers.repeat(len(row)), epoch, np.tile(row, len(numbers)), np.tile(host, len(numbers)), instance)
+    return Spots(numbers[at], epoch, row, host, instance)
 
 
 def spots_of_instances(sampler: IndexSampler, instances: Ints, epochs: Iterable[int], hosts: Sequence[int]) -> Spots:
     """Where `instances` stand in some epochs: all places of these are looked at, a million or so at a time (milliseconds;
     in order "shuffle", which is computed place by place, seconds)."""
-    count, mine = sampler.host.count, sampler.rows_per_host
-    blocks = sampler.order == "maxtext"
+    count = sampler.host.count
     found = []
     for epoch in epochs:
-        for host in hosts if blocks else (0,):
-            first = host * (sampler.num_instances // count) if blocks else 0
-            stop = min(sampler._epoch_size, sampler.num_instances - first)
-            for begin in range(0, stop, _SCANNED):
-                places = np.arange(begin, min(begin + _SCANNED, stop))
-                rows = sampler._rows_at(epoch, places + first)
-                hit = np.flatnonzero(np.isin(rows, instances))
-                step, offset = np.divmod(epoch * sampler._epoch_size + places[hit], sampler._step_size)
-                reader = np.full(len(hit), host) if blocks else offset % count
-                row = offset + host * mine if blocks else offset
-                found.append(Spots(step, np.full(len(hit), epoch), row, reader, rows[hit]))
+        for reader in hosts if sampler._blocks else (0,):
+            first = reader * (sampler.num_instances // count) if sampler._blocks else 0
+            for places, rows in scan(sampler._rows_at, epoch, first, first + sampler._stream_rows, instances):
+                step, offset = sampler._epochs.find(epoch, places - first)
+                there = step >= 0
+                step, row, rows = step[there], offset[there], rows[there]
+                host = row % count
+                if sampler._blocks:
+                    host = np.full(len(row), reader)
+                    row = row + reader * (sampler.batch_sizes.begins(step)[1] // count)
+                found.append(Spots(step, np.full(len(row), epoch), row, host, rows))
+    return in_order(found, hosts, sampler.num_steps)
+
+
+def scan(rows_at: Order, epoch: int, start: int, stop: int, instances: Ints) -> Iterator[tuple[Ints, Ints]]:
+    """The places from `start` to `stop` of an epoch at which one of `instances` stands, and which; some at a time."""
+    for begin in range(start, stop, _SCANNED):
+        places = np.arange(begin, min(begin + _SCANNED, stop))
+        rows = rows_at(epoch, places)
+        hit = np.flatnonzero(np.isin(rows, instances))
+        yield places[hit], rows[hit]
+
+
+def in_order(found: Sequence[Spots], hosts: Sequence[int], num_steps: int | None) -> Spots:
+    """All that was found, by step and row: of these hosts, and of steps there are."""
     spots = Spots(*(np.concatenate([np.zeros(0, np.int64), *columns]) for columns in zip(*found, strict=True)))
     kept = np.isin(spots.host, hosts)
-    if sampler.num_steps is not None:
-        kept &= spots.step < sampler.num_steps
+    if num_steps is not None:
+        kept &= spots.step < num_steps
     order = np.flatnonzero(kept)
     order = order[np.lexsort((spots.row[order], spots.step[order]))]
     return Spots(*(column[order] for column in spots))
 
 
-def place_of_step(sampler: IndexSampler, step: int) -> tuple[int, int]:
-    """The epoch in which `step` begins, and how many rows of it, of all hosts, come before."""
-    epoch, into = divmod(step * sampler._step_size, sampler._epoch_size)
-    return epoch, into * (sampler.global_batch_size // sampler._step_size)
-
-
-def steps_of_epochs(sampler: IndexSampler, epochs: int) -> int:
-    """Whole steps in so many epochs."""
-    return epochs * sampler._epoch_size // sampler._step_size
-
-
-def _places_of_a_step(sampler: IndexSampler, hosts: Sequence[int]) -> tuple[Ints, Ints, Ints, Ints]:
-    """Of every place that `hosts` read in a step, by its place in the global batch: the offset in the stream that it is
-    taken from, that place, the host, and where in an epoch the stream begins."""
-    count, mine = sampler.host.count, sampler.rows_per_host
-    host = np.array(sorted(hosts), np.int64).repeat(mine)
-    local = np.tile(np.arange(mine), len(hosts))
-    if sampler.order == "maxtext":
-        return local, host * mine + local, host, host * (sampler.num_instances // count)
-    row = host + count * local
-    order = np.argsort(row)
-    return row[order], row[order], host[order], np.zeros(len(row), np.int64)
+def places_of_steps(sampler: IndexSampler, steps: Ints, hosts: Sequence[int]) -> tuple[Ints, Ints, Ints]:
+    """Of every place in the batches of `steps` that some hosts read: the number of its step in `steps`, its place in the
+    global batch, and the host."""
+    sizes, count = sampler.batch_sizes.begins(steps)[1], sampler.host.count
+    at = np.arange(len(steps)).repeat(sizes)
+    row = np.arange(len(at)) - (np.cumsum(sizes) - sizes).repeat(sizes)
+    host = row // (sizes[at] // count) if sampler._blocks else row % count
+    if len(hosts) < count:
+        kept = np.isin(host, np.array(hosts, np.int64))
+        at, row, host = at[kept], row[kept], host[kept]
+    return at, row, host

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from grain_sft.layout import PaddedLayout
 from grain_sft.receipt import layout_receipt
-from grain_sft.sampling import Host, IndexSampler
+from grain_sft.sampling import Host
 from grain_sft.trace.audit_line import Fields
 from grain_sft.version import __version__
 
@@ -52,30 +52,19 @@ class Events:
         sampler = pipeline.sampler
         hosts = sampler.host.count if sampler.order == "maxtext" else 1
         # The global batches: of one host that reads all rows; in order "maxtext" the hosts are all like the first.
-        self._sampler = IndexSampler(**sampler.__getstate__() | {"host": Host(0, hosts)})
+        self._sampler = type(sampler)(**sampler.__getstate__() | {"host": Host(0, hosts)})
         self._hosts = hosts
-        self._epoch_rows = self._sampler.rows_per_host_and_epoch
-        self._step_rows = self._sampler.rows_per_host
-        steps = self._sampler.num_steps
-        self._all_rows = None if steps is None else steps * self._step_rows
 
     def following(self, step: int) -> Iterator[Event]:
         """The events from `step` on, in order; without end where the epochs are."""
-        first = step * self._step_rows
-        if self._all_rows is not None and first >= self._all_rows:
+        if self._sampler.num_steps is not None and step >= self._sampler.num_steps:
             return
-        epoch = -(-first // self._epoch_rows)
-        while True:
-            border = epoch * self._epoch_rows
-            end = self._all_rows is not None and border >= self._all_rows
-            if end:
-                assert self._all_rows is not None
-                border = self._all_rows
-            if border > first:
-                yield Event((border - 1) // self._step_rows, COMPLETE, epoch - 1)
-            if end:
-                return
-            yield Event(border // self._step_rows, START, epoch)
+        epoch, _ = self._sampler.place(step)
+        while (span := self._sampler.span(epoch)) is not None:
+            if span.first >= step:
+                yield Event(span.first, START, epoch)
+            if span.last >= step:
+                yield Event(span.last, COMPLETE, epoch)
             epoch += 1
 
     def load(self, hosts: int) -> Fields:
@@ -103,12 +92,12 @@ class Events:
 
     def resume(self, step: int) -> Fields:
         """What is said where batches go on at `step`, other than after the batch before it."""
-        epoch, before = divmod(step * self._step_rows, self._epoch_rows)
+        epoch, before = self._sampler.place(step)
         return {
             "action": RESUME,
             "step": step,
             "epoch": epoch,
-            "epoch_offset": before * self._hosts,
+            "epoch_offset": before,
             "receipt": self._pipeline.receipt.code,
         }
 
@@ -130,18 +119,16 @@ class Events:
         }
 
     def _complete(self, event: Event, since: int) -> Fields:
-        first = event.epoch * self._epoch_rows
-        last = first + self._epoch_rows if self._all_rows is None else min(first + self._epoch_rows, self._all_rows)
-        seen = min((last - first) * self._hosts, self._sampler.num_instances)  # of a filled batch, what is no filling
-        first_step = first // self._step_rows
+        span = self._sampler.span(event.epoch)
+        assert span is not None
         return {
             "action": COMPLETE,
             "epoch": event.epoch,
             "seed_used": self._seed(event.epoch),
-            "episodes_seen": seen,
-            "rows_seen": seen,
-            "first_step": first_step,
-            "since_step": max(first_step, since),
+            "episodes_seen": span.rows,
+            "rows_seen": span.rows,
+            "first_step": span.first,
+            "since_step": max(span.first, since),
             "step": event.step,
             "receipt": self._pipeline.receipt.code,
         }
@@ -155,9 +142,10 @@ class Events:
         return seed + epoch + _SEED_AHEAD[order] if order in _SEED_AHEAD else seed
 
     def _first_rows(self, epoch: int) -> list[int]:
-        first = epoch * self._epoch_rows
-        shown = min(_SHOWN, self._epoch_rows, self._sampler.num_instances, len(self._sampler) - first)
-        return [int(self._sampler[first + record].record_key) for record in range(shown)]
+        span = self._sampler.span(epoch)
+        assert span is not None
+        rows: list[int] = self._sampler.first_rows(epoch, min(_SHOWN, span.rows // self._hosts)).tolist()
+        return rows
 
     def _episodes(self, rows: list[int]) -> list[int | None]:
         """Documents of rows that hold one each, as the corpus numbers them; else the rows themselves."""

@@ -11,7 +11,6 @@ from grain_sft.arguments import as_integer
 from grain_sft.errors import RowIndexError, SamplerError
 from grain_sft.layout import PackedLayout
 from grain_sft.pipeline import Pipeline
-from grain_sft.sampling.spots import place_of_step, steps_of_epochs
 
 _NAME = re.compile(r"(?:^|[^0-9A-Za-z])step[-_]?(\d+)(?![0-9])", re.IGNORECASE)
 
@@ -66,15 +65,15 @@ def checkpoint_table(pipeline: Pipeline, every: int = 1000, *, epochs: int | Non
     every = as_integer("every", every, 1, SamplerError)
     last = _last_step(pipeline, epochs)
     steps = np.unique(np.append(np.arange(every, last + 1, every), last))
-    batch, length = pipeline.sampler.global_batch_size, pipeline.source.layout.sequence_length
-    epoch, into = zip(*(_place(pipeline, step) for step in steps.tolist()), strict=True)
+    epoch, steps_into, into = zip(*(_place(pipeline, step) for step in steps.tolist()), strict=True)
+    rows = pipeline.sampler.batch_sizes.begins(steps)[0]
     return {
         "step": steps.tolist(),
         "epoch": list(epoch),
-        "steps_into_epoch": [rows // batch for rows in into],
+        "steps_into_epoch": list(steps_into),
         "rows_into_epoch": list(into),
-        "rows": (steps * batch).tolist(),
-        "tokens": (steps * batch * length).tolist(),
+        "rows": rows.tolist(),
+        "tokens": (rows * pipeline.source.layout.sequence_length).tolist(),
     }
 
 
@@ -83,16 +82,19 @@ def _last_step(pipeline: Pipeline, epochs: int | None) -> int:
     wanted = epochs if epochs is not None else sampler.epochs or 1
     if sampler.epochs is not None and wanted > sampler.epochs:
         raise SamplerError(f"epochs={wanted}: the sampler has {sampler.epochs}.")
-    whole = steps_of_epochs(sampler, as_integer("epochs", wanted, 1, SamplerError))
-    return whole if sampler.num_steps is None else min(whole, sampler.num_steps)
+    return sampler.steps_before(as_integer("epochs", wanted, 1, SamplerError))
 
 
-def _place(pipeline: Pipeline, step: int) -> tuple[int, int]:
-    """The epoch in which `step` begins, and rows of that epoch (of all hosts) that come before."""
+def _place(pipeline: Pipeline, step: int) -> tuple[int, int, int]:
+    """The epoch in which `step` begins, and whole steps and rows of that epoch (of all hosts) that come before."""
     sampler, layout = pipeline.sampler, pipeline.source.layout
     if isinstance(layout, PackedLayout) and layout.epochs > 1:
         ends: Sequence[int] = np.cumsum([len(plan.ends) for plan in layout.plans]).tolist()
-        rows = step * sampler.global_batch_size
+        rows = sampler.batch_sizes.before(step)
         epoch = int(np.searchsorted(ends, rows, side="right"))
-        return epoch, rows - (ends[epoch - 1] if epoch else 0)
-    return place_of_step(sampler, step)
+        begin = ends[epoch - 1] if epoch else 0
+        first = sampler.batch_sizes.step_of(begin)
+        return epoch, step - first - (sampler.batch_sizes.before(first) < begin), rows - begin
+    epoch, rows = sampler.place(step)
+    first = sampler.steps_before(epoch)
+    return epoch, step - first - (sampler.place(first) < (epoch, 0)), rows

@@ -115,7 +115,7 @@ def iter_trace(
     sampler, hosts = _hosts(pipeline.sampler, host)
     _check_steps(sampler, steps)
     lines = _Lines(pipeline, trainable)
-    per_block = max(1, block_rows // (len(hosts) * sampler.rows_per_host))
+    per_block = max(1, block_rows * sampler.host.count // (len(hosts) * max(sampler.batch_sizes.sizes)))
     for first in range(steps.start, max(steps.stop, steps.start + 1), per_block):
         some = range(first, min(first + per_block, steps.stop))
         yield lines.of(spots_of_steps(sampler, some, hosts))

@@ -1,0 +1,123 @@
+"""BatchSizes: how many rows the global batch of each step has, and how many come before it."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable
+
+import numpy as np
+import numpy.typing as npt
+
+from grain_sft.arguments import as_integer
+from grain_sft.errors import SamplerError
+
+Ints = npt.NDArray[np.int64]
+Schedule = tuple[tuple[int, int], ...]
+
+
+class BatchSizes:
+    """Rows of the global batch as a function of the step: constant but for some steps at which it changes.
+
+    Args:
+      first: rows of a step, from step 0 on.
+      schedule: pairs of a step and the rows of each step from it on, by step.
+
+    Attributes:
+      steps, sizes: where each size begins, and the sizes; the first begins at step 0.
+
+    Raises:
+      SamplerError: sizes or steps that are no positive integers, or steps that don't ascend.
+    """
+
+    def __init__(self, first: int, schedule: Iterable[tuple[int, int]] = ()) -> None:
+        self.steps, self.sizes = [0], [as_integer("global_batch_size", first, 1, SamplerError)]
+        for entry in checked_entries(schedule, "(step, global_batch_size)"):
+            self.steps.append(entry[0])
+            self.sizes.append(as_integer(f"schedule: global_batch_size at step {entry[0]}", entry[1], 1, SamplerError))
+        self._before = [0]
+        for step, following, size in zip(self.steps[:-1], self.steps[1:], self.sizes[:-1], strict=True):
+            self._before.append(self._before[-1] + (following - step) * size)
+
+    @property
+    def schedule(self) -> Schedule:
+        """The changes, as they were given."""
+        return tuple(zip(self.steps[1:], self.sizes[1:], strict=True))
+
+    def at(self, step: int) -> int:
+        """Rows of `step`."""
+        return self.sizes[0] if len(self.sizes) == 1 else self.sizes[bisect_right(self.steps, step) - 1]
+
+    def before(self, step: int) -> int:
+        """Rows of all steps before `step`."""
+        piece = bisect_right(self.steps, step) - 1
+        return self._before[piece] + (step - self.steps[piece]) * self.sizes[piece]
+
+    def step_of(self, row: int) -> int:
+        """The step in whose batch row `row` of the run stands; with the number of all rows: of whole steps in them."""
+        piece = bisect_right(self._before, row) - 1
+        return self.steps[piece] + (row - self._before[piece]) // self.sizes[piece]
+
+    def begins(self, steps: Ints) -> tuple[Ints, Ints]:
+        """For many steps, int64 [n]: rows before each, and rows of it."""
+        piece = np.searchsorted(self.steps, steps, side="right") - 1
+        sizes = np.array(self.sizes, np.int64)[piece]
+        before = np.array(self._before, np.int64)[piece]
+        return before + (steps - np.array(self.steps, np.int64)[piece]) * sizes, sizes
+
+    def steps_of(self, rows: Ints) -> Ints:
+        """For many rows of the run, int64 [n]: the step of each."""
+        piece = np.searchsorted(self._before, rows, side="right") - 1
+        past = rows - np.array(self._before, np.int64)[piece]
+        return np.array(self.steps, np.int64)[piece] + past // np.array(self.sizes, np.int64)[piece]
+
+    def shared(self, hosts: int) -> BatchSizes:
+        """What each of so many hosts reads.
+
+        Raises:
+          SamplerError: they don't divide every size.
+        """
+        for step, size in zip(self.steps, self.sizes, strict=True):
+            check_divided(size, hosts, step if len(self.sizes) > 1 else None)
+        return BatchSizes(self.sizes[0] // hosts, [(step, size // hosts) for step, size in self.schedule])
+
+    def check_from(self, step: int, hosts: int) -> None:
+        """Refuse hosts that don't divide the batch of some step from `step` on.
+
+        Raises:
+          SamplerError: naming the first such step.
+        """
+        for first, size in zip(self.steps, self.sizes, strict=True):
+            following = next((each for each in self.steps if each > first), None)
+            if following is None or following > step:
+                check_divided(size, hosts, max(first, step) if len(self.sizes) > 1 else None)
+
+
+def check_divided(size: int, hosts: int, step: int | None = None) -> None:
+    """Refuse hosts that don't divide a batch.
+
+    Raises:
+      SamplerError: with the rows that are left over.
+    """
+    if size % hosts:
+        at = "" if step is None else f", from step {step} on,"
+        raise SamplerError(
+            f"global_batch_size={size}{at} can't be divided by {hosts} hosts: {size % hosts} rows are left over. Take a "
+            f"multiple of {hosts}."
+        )
+
+
+def checked_entries(schedule: Iterable[tuple[int, object]], form: str) -> list[tuple[int, object]]:
+    """Entries of a schedule, whose steps ascend from 1 on.
+
+    Raises:
+      SamplerError: other entries, or steps that don't ascend.
+    """
+    entries: list[tuple[int, object]] = []
+    for entry in schedule:
+        if not isinstance(entry, tuple | list) or len(entry) != 2:
+            raise SamplerError(f"schedule: {entry!r}; expected {form}.")
+        step = as_integer("schedule: step", entry[0], 1, SamplerError)
+        if entries and step <= entries[-1][0]:
+            raise SamplerError(f"schedule: step {step} stands after step {entries[-1][0]}; expected steps that ascend.")
+        entries.append((step, entry[1]))
+    return entries

@@ -1,0 +1,81 @@
+"""Batches: what samplers have in common, namely how the global batches of a run are divided between hosts."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Iterable
+
+import grain
+import numpy as np
+import numpy.typing as npt
+
+from grain_sft.errors import SamplerError
+from grain_sft.sampling.batch_sizes import BatchSizes, check_divided
+from grain_sft.sampling.host import Host
+
+Ints = npt.NDArray[np.int64]
+
+
+class Batches:
+    """Global batches whose size is a function of the step, and one host's part of them.
+
+    Attributes:
+      batch_sizes: rows of the global batch of each step.
+      global_batch_size: those of step 0.
+      host: which host this is.
+      num_instances: rows there are to choose from.
+
+    Raises:
+      SamplerError: no such sizes, or hosts that divide none of them.
+    """
+
+    num_instances: int
+    num_steps: int | None
+
+    def __init__(
+        self, global_batch_size: int, schedule: Iterable[tuple[int, int]], host: Host, *, blocks: bool
+    ) -> None:
+        if not isinstance(host, Host):
+            raise SamplerError(f"host={host!r}: expected Host(index, count).")
+        self.host = host
+        self.batch_sizes = BatchSizes(global_batch_size, schedule)
+        self.global_batch_size = self.batch_sizes.sizes[0]
+        if all(size % host.count for size in self.batch_sizes.sizes):
+            check_divided(self.global_batch_size, host.count)
+        self._blocks = blocks  # hosts read blocks of streams of their own; else stripes of the step
+        self._offsets = functools.lru_cache(maxsize=8)(self._offsets_of)
+        self._shard_options = grain.sharding.NoSharding()  # where grain.DataLoader looks for it
+
+    @functools.cached_property
+    def rows_per_host(self) -> int:
+        """Rows that this host reads in a step; with a schedule, in step 0.
+
+        Raises:
+          SamplerError: the hosts don't divide the batch of step 0.
+        """
+        check_divided(self.global_batch_size, self.host.count, 0 if self.batch_sizes.schedule else None)
+        return self.global_batch_size // self.host.count
+
+    def check_from(self, step: int) -> None:
+        """Refuse to run from `step` on with hosts that don't divide the batch of some step.
+
+        Raises:
+          SamplerError: naming the first such step.
+        """
+        self.batch_sizes.check_from(step, self.host.count)
+
+    def __len__(self) -> int:
+        """Records of this host: `sys.maxsize` where they never end."""
+        return sys.maxsize if self.num_steps is None else self._host_sizes.before(self.num_steps)
+
+    @functools.cached_property
+    def _host_sizes(self) -> BatchSizes:
+        return self.batch_sizes.shared(self.host.count)
+
+    def _offsets_of(self, size: int) -> Ints:
+        """Of this host's rows in a step of `size` rows, in the stream that they are taken from."""
+        count = self.host.count
+        check_divided(size, count)
+        counting = np.arange(size // count)
+        return counting if self._blocks else self.host.index + count * counting

@@ -1,0 +1,157 @@
+"""HalvingTree: choices among sources by formula, for weights whose period is too long for a table.
+
+Rows go down a tree of two-way splits; of the first t rows that reach a node, its left branch gets t times its share,
+rounded. So each row is found by a few divisions, at any number of rows, without a table. It costs precision: a branch is
+up to half a row from its part of what its node got, and inherits its part of what the node is off by. `bound` is what that
+comes to: at most one row for up to four sources, whatever their weights; for eight, 1.2 or less.
+`PeriodTable` never exceeds one row, so it is taken where it fits.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Ints = npt.NDArray[np.int64]
+
+_HALF = Fraction(1, 2)
+_ALL_TRIED = 9  # sources up to which every cut is tried
+_INT64 = 1 << 62
+
+
+@dataclasses.dataclass(frozen=True)
+class _Split:
+    """Of the first t rows that reach it, the left branch gets floor(share * t + offset), at least 0 and at most t."""
+
+    left: _Split | int  # int: a source
+    right: _Split | int
+    share: Fraction
+    offset: Fraction
+
+    def lefts(self, rows: Ints) -> Ints:
+        """Rows that go left of the first so many, int64 [n]."""
+        unit = math.lcm(self.share.denominator, self.offset.denominator)
+        step, first = int(self.share * unit), int(self.offset * unit)
+        found = np.asarray((_wide(rows, unit) * step + first) // unit)
+        lefts: Ints = np.minimum(np.maximum(found, 0), rows).astype(np.int64)
+        return lefts
+
+    def find(self, numbers: Ints, left: bool) -> Ints:
+        """The row that is number so and so, from 0, of those that go left (or right)."""
+        share = self.share if left else 1 - self.share
+        # left: the first t with share * t + offset >= number + 1; right: with share * t - offset > number
+        past = 1 - self.offset if left else self.offset
+        unit = past.denominator
+        up, down = share.denominator, share.numerator
+        scaled = (_wide(numbers, unit * up) * unit + int(past * unit)) * up
+        first = -(-scaled // (down * unit)) if left else scaled // (down * unit) + 1
+        row: Ints = np.maximum(np.asarray(first), numbers + 1).astype(np.int64) - 1
+        return row
+
+
+class HalvingTree:
+    """Choices among sources of constant weights, from row 0 on.
+
+    Args:
+      weights: of the sources, int; 0 is a source that nothing is taken from.
+      owed: at the start, share minus rows of each source; they sum up to 0.
+
+    Attributes:
+      bound: rows that a source may be away from its share, from an even start on.
+    """
+
+    def __init__(self, weights: tuple[int, ...], owed: tuple[Fraction, ...]) -> None:
+        self._number = len(weights)
+        self._weights, self._owed = weights, owed
+        active = sorted((source for source, weight in enumerate(weights) if weight), key=lambda each: -weights[each])
+        self._root = self._node(active, 0.0)
+        self._paths: dict[int, list[tuple[_Split, bool]]] = {}
+        self.bound = float(self._walk(self._root, [], Fraction(0)))
+
+    def _node(self, sources: list[int], off: float) -> _Split | int:
+        """The tree of sources, heaviest first, that together are `off` by so much: divided where the worst of them is best
+        or, where they are many, where the halves are most even."""
+        if len(sources) == 1:
+            return sources[0]
+        whole = self._sum(sources)
+        if len(sources) <= _ALL_TRIED:
+            _, cut = self._best([self._weights[source] / whole for source in sources], off)
+        else:
+            cut = min(range(1, len(sources)), key=lambda at: abs(2 * self._sum(sources[:at]) - whole))
+        left = sources[:cut]
+        share = Fraction(self._sum(left), whole)
+        owed = sum((self._owed[source] for source in sources), Fraction(0))
+        offset = sum((self._owed[source] for source in left), Fraction(0)) - share * owed + _HALF
+        part = float(share)
+        right = self._node(sources[cut:], 0.5 + (1 - part) * off)
+        return _Split(self._node(left, 0.5 + part * off), right, share, offset)
+
+    def _best(self, weights: list[float], off: float) -> tuple[float, int]:
+        """Of all ways to divide these sources, and what comes of it, the least that one is off at worst; and the cut."""
+        if len(weights) == 1:
+            return off, 0
+        whole = sum(weights)
+        tried = []
+        for cut in range(1, len(weights)):
+            part = sum(weights[:cut]) / whole
+            left, _ = self._best(weights[:cut], 0.5 + part * off)
+            right, _ = self._best(weights[cut:], 0.5 + (1 - part) * off)
+            tried.append((round(max(left, right), 12), cut))
+        return min(tried)
+
+    def _sum(self, sources: list[int]) -> int:
+        return sum(self._weights[source] for source in sources)
+
+    def _walk(self, node: _Split | int, path: list[tuple[_Split, bool]], off: Fraction) -> Fraction:
+        """Note the path of every source below a node that is `off` by so much; returns by how much the worst is."""
+        if isinstance(node, int):
+            self._paths[node] = path
+            return off
+        left = self._walk(node.left, [*path, (node, True)], _HALF + node.share * off)
+        right = self._walk(node.right, [*path, (node, False)], _HALF + (1 - node.share) * off)
+        return max(left, right)
+
+    def choose(self, rows: Ints) -> tuple[Ints, Ints]:
+        """The source of each of `rows` (int64 [n]), and how many rows are taken from it before."""
+        sources, numbers = np.empty(len(rows), np.int64), np.empty(len(rows), np.int64)
+        stack: list[tuple[_Split | int, Ints, Ints]] = [(self._root, np.arange(len(rows)), rows)]
+        while stack:
+            node, at, local = stack.pop()
+            if isinstance(node, int):
+                sources[at], numbers[at] = node, local
+            elif len(at):
+                before = node.lefts(local)
+                left = node.lefts(local + 1) > before
+                stack.append((node.left, at[left], before[left]))
+                stack.append((node.right, at[~left], (local - before)[~left]))
+        return sources, numbers
+
+    def counts(self, row: int) -> list[int]:
+        """Rows taken from each source before `row`."""
+        found = [0] * self._number
+        for source, path in self._paths.items():
+            local = np.array([row], np.int64)
+            for node, left in path:
+                before = node.lefts(local)
+                local = before if left else local - before
+            found[source] = int(local[0])
+        return found
+
+    def find(self, source: int, numbers: Ints) -> Ints:
+        """The row at which `source` gives each of its rows `numbers` (int64 [n], from 0); -1 where it never does."""
+        if source not in self._paths:
+            return np.full(len(numbers), -1, np.int64)
+        for node, left in reversed(self._paths[source]):
+            numbers = node.find(numbers, left)
+        return numbers
+
+
+def _wide(values: Ints, factor: int) -> npt.NDArray[Any]:
+    """The values as Python's integers where multiplying by so much (and as much again) might not fit int64."""
+    highest = int(values.max(initial=0)) + 2
+    return values if highest * factor * 2 < _INT64 else values.astype(object)

@@ -1,0 +1,207 @@
+"""Proportions: which source each row of a mixture comes from, and how many of that source come before it."""
+
+from __future__ import annotations
+
+import math
+import numbers
+from bisect import bisect_right
+from collections.abc import Sequence
+from fractions import Fraction
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from grain_sft.errors import SamplerError
+from grain_sft.sampling.chairman import PeriodTable
+from grain_sft.sampling.halving import HalvingTree
+
+Ints = npt.NDArray[np.int64]
+Shares = tuple[Fraction, ...]
+
+TABLE_ROWS = 1 << 22
+"""Longest period of weights that a table is made for; above, `HalvingTree`."""
+
+WHEN_DRY = ("repeat", "stop", "renormalize")
+
+
+class _Phase(NamedTuple):
+    """Rows of constant weights."""
+
+    row: int  # the first
+    counts: tuple[int, ...]  # rows of each source before it
+    chooser: PeriodTable | HalvingTree | None  # None: after the last row
+
+
+class Proportions:
+    """Sources of rows by number, each with its share: a pure function of the row, at constant time.
+
+    With constant weights no source is a whole row from its share after any number of rows (`PeriodTable`; `HalvingTree`
+    says how far it may be for weights like 0.123456789, whose common denominator is more than 4 million).
+
+    Weights may change at some rows. What comes before a change does not depend on it. After it, what was owed to each
+    source stays owed, so that its rows follow its cumulative share on: within one row with up to three sources. With more,
+    no rule that does not know the change beforehand can promise that (after 3 rows of 6 sources of equal weight, let only
+    those 3 that had none go on: one of them comes to 1.17 rows), and this one is back within a row as soon as rows allow.
+    A source whose weight becomes 0 keeps what it is off by.
+
+    Args:
+      changes: pairs of a row and the shares from it on (they sum up to 1); the first is of row 0.
+      limits: rows that each source has, None for any number.
+      when_dry: with limits, "stop": there are no rows from where a source is asked for one that it has not;
+        "renormalize": from where a source has given its last, the others divide its share, until none is left.
+
+    Attributes:
+      length: rows there are; None where they never end.
+    """
+
+    def __init__(
+        self, changes: Sequence[tuple[int, Shares]], limits: Sequence[int | None], when_dry: str = "repeat"
+    ) -> None:
+        self._changes, self._limits = list(changes), list(limits)
+        self.length: int | None = None
+        count = len(limits)
+        self._phases: list[_Phase] = []
+        row, counts, shares = 0, [0] * count, [Fraction(0)] * count
+        while self.length is None:
+            weights = self._weights(row, counts, when_dry)
+            following = next((at for at, _ in self._changes if at > row), None)
+            if weights is None:
+                self.length = row
+                self._phases.append(_Phase(row, tuple(counts), None))
+                break
+            owed = tuple(share - given for share, given in zip(shares, counts, strict=True))
+            whole = sum(weights)
+            chooser = self._chooser(weights, owed, None if following is None else following - row)
+            self._phases.append(_Phase(row, tuple(counts), chooser))
+            end = self._dry(chooser, counts, when_dry)
+            if end is not None and (following is None or row + end <= following):
+                if when_dry == "stop":
+                    self.length = row + end
+                    break
+                following = row + end
+            if following is None:
+                break
+            for source, weight in enumerate(weights):
+                shares[source] += Fraction(weight * (following - row), whole)
+            counts = [before + more for before, more in zip(counts, chooser.counts(following - row), strict=True)]
+            row = following
+        self._rows = [phase.row for phase in self._phases]
+        self._counts = np.array([phase.counts for phase in self._phases], np.int64)
+
+    def _weights(self, row: int, counts: Sequence[int], when_dry: str) -> tuple[int, ...] | None:
+        """The weights from `row` on, as integers; None where nothing is left."""
+        _, shares = self._changes[bisect_right([at for at, _ in self._changes], row) - 1]
+        common = math.lcm(*(share.denominator for share in shares))
+        weights = [int(share * common) for share in shares]
+        if when_dry == "renormalize":
+            for source, limit in enumerate(self._limits):
+                if limit is not None and counts[source] >= limit:
+                    weights[source] = 0
+        least = math.gcd(*weights)
+        return tuple(weight // least for weight in weights) if least else None
+
+    @staticmethod
+    def _chooser(
+        weights: tuple[int, ...], owed: tuple[Fraction, ...], num_rows: int | None
+    ) -> PeriodTable | HalvingTree:
+        fits = sum(weights) <= TABLE_ROWS
+        return PeriodTable(weights, owed, num_rows) if fits else HalvingTree(weights, owed)
+
+    def _dry(self, chooser: PeriodTable | HalvingTree, counts: Sequence[int], when_dry: str) -> int | None:
+        """Rows of a phase until a source has run dry; None where none does."""
+        if when_dry == "repeat":
+            return None
+        ends = []
+        for source, (limit, count) in enumerate(zip(self._limits, counts, strict=True)):
+            if limit is not None:
+                asked = limit - count - (when_dry == "renormalize")  # number of the row that decides
+                found = int(chooser.find(source, np.array([asked]))[0]) if asked >= 0 else -1
+                if found >= 0:
+                    ends.append(found + (when_dry == "renormalize"))
+        return min(ends, default=None)
+
+    @property
+    def table_rows(self) -> int:
+        """Rows of all tables: what is kept, and was computed, however far the rows go that are asked for."""
+        return sum(phase.chooser.table_rows for phase in self._phases if isinstance(phase.chooser, PeriodTable))
+
+    @property
+    def bound(self) -> float | None:
+        """Rows that a source may be away from its share after any number of rows, where this is known: with weights that
+        never change."""
+        if len(self._phases) > 1:
+            return None
+        chooser = self._phases[0].chooser
+        if isinstance(chooser, HalvingTree):
+            return chooser.bound
+        active = sum(share > 0 for share in self._changes[0][1])
+        return 0.0 if active == 1 else 1 - 1 / (2 * (active - 1))
+
+    def choose(self, rows: Ints) -> tuple[Ints, Ints]:
+        """The source of each of `rows` (int64 [n], below `length`), and how many rows of it come before."""
+        if len(self._phases) == 1:
+            chooser = self._phases[0].chooser
+            assert chooser is not None
+            return chooser.choose(rows)
+        sources, before = np.empty(len(rows), np.int64), np.empty(len(rows), np.int64)
+        which = np.searchsorted(self._rows, rows, side="right") - 1
+        for number in np.unique(which).tolist():
+            chooser, here = self._phases[number].chooser, which == number
+            assert chooser is not None
+            sources[here], local = chooser.choose(rows[here] - self._rows[number])
+            before[here] = local + self._counts[number][sources[here]]
+        return sources, before
+
+    def counts(self, row: int) -> list[int]:
+        """Rows of each source before `row`, which is at most `length`."""
+        phase = self._phases[bisect_right(self._rows, row) - 1]
+        if phase.chooser is None:
+            return list(phase.counts)
+        local = phase.chooser.counts(row - phase.row)
+        return [before + more for before, more in zip(phase.counts, local, strict=True)]
+
+    def find(self, source: int, rows: Ints) -> Ints:
+        """The row of the mixture at which `source` gives each of its `rows` (int64 [n], from 0); -1 where it never does."""
+        found = np.full(len(rows), -1, np.int64)
+        which = np.searchsorted(self._counts[:, source], rows, side="right") - 1
+        for number in np.unique(which).tolist():
+            chooser, here = self._phases[number].chooser, which == number
+            if chooser is not None:
+                at = chooser.find(source, rows[here] - int(self._counts[number, source]))
+                found[here] = np.where(at >= 0, at + self._rows[number], -1)
+        if self.length is not None:
+            found[found >= self.length] = -1
+        return found
+
+
+def as_shares(weights: Sequence[tuple[str, object]]) -> Shares:
+    """Weights by name as exact shares of one: 0.7 is 7/10, as it is written.
+
+    Raises:
+      SamplerError: a weight that is no number from 0 on, or none above 0.
+    """
+    exact = [as_weight(name, weight) for name, weight in weights]
+    whole = sum(exact, Fraction(0))
+    if not whole:
+        raise SamplerError(f"weights {', '.join(name for name, _ in weights)}: expected one above 0.")
+    return tuple(weight / whole for weight in exact)
+
+
+def as_weight(name: str, weight: object) -> Fraction:
+    """A weight as it is written, exactly.
+
+    Raises:
+      SamplerError: it is no number from 0 on.
+    """
+    try:
+        if isinstance(weight, bool) or not isinstance(weight, numbers.Real | str):
+            raise ValueError
+        exact = Fraction(str(weight))
+        if exact < 0:
+            raise ValueError
+        return exact
+    except (ValueError, ZeroDivisionError) as error:
+        raise SamplerError(
+            f"weight of {name!r}: {weight!r}; expected a number from 0 on, or text like '1/3'."
+        ) from error
