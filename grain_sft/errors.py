@@ -15,6 +15,10 @@ class CorpusFileError(GrainSftError, OSError):
     """A token file, mix or index that is missing, unreadable, or not the one that was indexed."""
 
 
+class RemoteTimeoutError(CorpusFileError):
+    """Requests for a remote file that kept failing until their time was up."""
+
+
 class LayoutError(GrainSftError, ValueError):
     """A layout that can't be made of this corpus."""
 

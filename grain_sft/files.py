@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from grain_sft import remote_files
-from grain_sft.errors import CorpusFileError, GrainSftError, StorageError
+from grain_sft.errors import CorpusFileError, GrainSftError, RemoteTimeoutError, StorageError
 
 CACHE_DIR_VARIABLE = "GRAIN_SFT_CACHE_DIR"
 
@@ -58,7 +58,7 @@ def remote(path: str) -> Iterator[Any]:
             f"{path}: no such file. Check the path, or map it to where the data are with path_remap."
         ) from error
     except remote_files.RequestFailedError as error:
-        raise CorpusFileError(f"{path}: can't be read: {error}.") from error
+        raise RemoteTimeoutError(f"{path}: can't be read: {error}.") from error
     except Exception as error:  # clients raise their own kinds, such as gcsfs.retry.HttpError
         raise CorpusFileError(f"{path}: can't be read ({type(error).__name__}: {error}).") from error
 
@@ -111,9 +111,26 @@ def size(path: str) -> int:
 def exists(path: str) -> bool:
     """Whether there is such a file or folder, local or remote."""
     if is_remote(path):
-        with remote(path) as client:
-            return bool(client.exists(path))
+        return _remote_kind(path) is not None
     return os.path.lexists(path)
+
+
+def is_file(path: str) -> bool:
+    """Whether there is such a file, local or remote.
+
+    Raises:
+      CorpusFileError: its file system can't say.
+    """
+    return _remote_kind(path) == "file" if is_remote(path) else os.path.isfile(path)
+
+
+def _remote_kind(path: str) -> str | None:
+    """ "file" or "directory"; None where there is neither. fsspec's own `exists` takes any failure for absence."""
+    with remote(path) as client:
+        try:
+            return str(client.info(path)["type"])
+        except FileNotFoundError:
+            return None
 
 
 def glob(pattern: str) -> list[str]:

@@ -7,16 +7,17 @@ import contextvars
 import errno
 import functools
 import itertools
+import json
 import random
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from grain_sft.errors import CorpusFileError, GrainSftError
+from grain_sft.errors import CorpusFileError, GrainSftError, RemoteTimeoutError
 from grain_sft.remote_files import Limits, Range, RequestFailedError, filesystem
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 8.0  # seconds
-_ATTEMPTS_SHARE = 4  # a request that takes longer than this part of the total time is given up and made again
+_FIRST_ATTEMPT = 10.0  # seconds, or a quarter of the total time where that is less; the next ones twice as long
 
 _jitter = random.Random()  # its own, so that nobody's random numbers depend on failures
 _deadline: contextvars.ContextVar[tuple[float, float] | None] = contextvars.ContextVar(
@@ -85,7 +86,7 @@ def _each(jobs: Sequence[Job[T]], limits: Limits) -> list[T | Exception]:
     """What each job comes to, or what it raised; all at once.
 
     Raises:
-      CorpusFileError: the time of one was up.
+      RemoteTimeoutError: the time of one was up.
     """
     from fsspec import asyn
 
@@ -107,7 +108,7 @@ async def _gather(client: Any, jobs: Sequence[Job[T]], limits: Limits) -> list[T
             try:
                 return await job(client)
             except RequestFailedError as error:
-                raise CorpusFileError(f"{path}: {part}can't be read: {error}.") from error
+                raise RemoteTimeoutError(f"{path}: {part}can't be read: {error}.") from error
             except Exception as error:
                 return error
 
@@ -179,18 +180,19 @@ async def _retried(attempt: Callable[[], Awaitable[T]], seconds: float, *, bound
     try:
         for number in itertools.count(1):
             left = max(0.001, deadline - time.monotonic())
+            longest = min(left, min(_FIRST_ATTEMPT, seconds / 4) * 2 ** min(number - 1, 30))
             try:
-                longest = min(left, max(1.0, seconds / _ATTEMPTS_SHARE)) if bounded else None
-                return await asyncio.wait_for(attempt(), longest)
+                return await asyncio.wait_for(attempt(), longest if bounded else None)
             except Exception as error:
                 if not is_transient(error):
                     raise
                 last = error
             pause = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2 ** min(number - 1, 30)) * _jitter.uniform(0.5, 1.5)
             now = time.monotonic()
-            if now + pause >= deadline:
+            left = deadline - now
+            if left < _FIRST_PAUSE:
                 raise RequestFailedError(number, now - begin, seconds, _said(last)) from last
-            await asyncio.sleep(pause)
+            await asyncio.sleep(min(pause, left / 2))
         raise AssertionError
     finally:
         _deadline.reset(token)
@@ -211,10 +213,19 @@ def asked_once(kind: Any) -> Any:
 
     async def _request(self: Any, method: str, path: str, *args: Any, **options: Any) -> Any:
         once = functools.partial(request, self, method, path, *args, **options)
-        seconds = Limits.from_environment().seconds
-        return await _retried(once, seconds, bounded=method.upper() == "GET")
+        return await _retried(once, Limits.from_environment().seconds, bounded=method.upper() == "GET")
 
-    return type(kind.__name__, (kind,), {"_request": _request, "retried_by_grain_sft": True})
+    async def _call(self: Any, method: str, path: str, *args: Any, **options: Any) -> Any:
+        async def once() -> Any:
+            try:
+                return await kind._call(self, method, path, *args, **options)
+            except json.JSONDecodeError as error:
+                raise _ShortBodyError(f"an answer of {len(error.doc)} characters that breaks off") from error
+
+        return await _retried(once, Limits.from_environment().seconds, bounded=False)
+
+    added = {"_request": _request, "_call": _call, "retried_by_grain_sft": True}
+    return type(kind.__name__, (kind,), added)
 
 
 def _said(error: BaseException) -> str:

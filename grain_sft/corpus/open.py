@@ -188,9 +188,8 @@ def _expand(path: str) -> list[str]:
             raise CorpusFileError(f"{path}: the glob matches no file.")
         return found
     if files.is_remote(path):
-        with files.remote(path) as client:
-            if path.endswith(_TOKEN_SUFFIXES) or client.isfile(path):
-                return [path]
+        if path.endswith(_TOKEN_SUFFIXES) or files.is_file(path):
+            return [path]
         found = _remote_glob(path.rstrip("/") + "/**/*.npy") or _remote_glob(path.rstrip("/") + "/*.npy")
     elif os.path.isdir(path):
         found = sorted(str(file) for file in Path(path).rglob("*.npy") if file.is_file())

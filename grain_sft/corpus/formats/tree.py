@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from grain_sft import files
-from grain_sft.errors import CorpusFileError
+from grain_sft.errors import CorpusFileError, RemoteTimeoutError
 
 _FILES = (".npy", ".bin", ".json", ".parquet")  # not worth asking a bucket for what is in them
 
@@ -40,6 +40,8 @@ def _list(folder: str) -> list[str]:
         try:
             with files.remote(folder) as client:
                 return [str(name).rstrip("/").rsplit("/", 1)[-1] for name in client.ls(folder, detail=False)]
+        except RemoteTimeoutError:
+            raise
         except CorpusFileError:
             return []  # whoever opens it next says why
     try:

@@ -1,0 +1,172 @@
+"""A real HTTP proxy before the emulator of Cloud Storage that fails as networks and servers do, and counts."""
+
+from __future__ import annotations
+
+import collections
+import http.client
+import http.server
+import json
+import os
+import random
+import re
+import socket
+import struct
+import threading
+import time
+
+
+class Proxy:
+    """Serves on `address`. What fails is drawn anew for every GET, with a generator of its own.
+
+    Attributes (shares of requests, seconds):
+      refused: get 503 or 429.
+      cut: get half of their body, under a length that is right (half of these) or that was cut with it.
+      reset: their connection is reset in place of an answer.
+      slow, delay: how many are answered `delay` late.
+      latency: of every answer.
+      silent: none is answered at all.
+      remember: what the emulator, which serves one request after the other, answered once is not asked for again.
+    """
+
+    def __init__(self, target: str) -> None:
+        self.target = target.removeprefix("http://")
+        self.lock = threading.Lock()
+        self.stopping = threading.Event()
+        self.heal()
+        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"proxy": self}))
+        self.server.daemon_threads = True
+        self.server.handle_error = lambda request, address: None
+        self.server.socket.listen(256)
+        self.address = f"http://127.0.0.1:{self.server.server_address[1]}"
+        threading.Thread(target=self.server.serve_forever, args=(0.05,), daemon=True).start()
+
+    def heal(self) -> None:
+        """Fail no more, and count from zero."""
+        self.refused = self.cut = self.reset = self.slow = self.delay = self.latency = 0.0
+        self.silent = self.remember = False
+        self.answers = {}
+        self.random = random.Random(0)
+        self.clear()
+
+    def clear(self) -> None:
+        """Count from zero."""
+        self.requests = collections.Counter()
+        self.failures = collections.Counter()
+        self.sent = collections.Counter()
+        self.most_at_once = self.at_once = 0
+
+    def close(self) -> None:
+        self.stopping.set()
+        self.server.shutdown()
+        self.server.server_close()
+
+    def fault(self) -> str:
+        with self.lock:
+            drawn = self.random.random()
+            for name in ("refused", "cut", "reset"):
+                drawn -= getattr(self, name)
+                if drawn < 0:
+                    self.failures[name] += 1
+                    return name
+            return ""
+
+    def pause(self) -> float:
+        with self.lock:
+            return self.latency + (self.delay if self.random.random() < self.slow else 0)
+
+
+class _Handler(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+    wbufsize = -1  # headers and body together
+    proxy: Proxy
+
+    def log_message(self, *args):
+        pass
+
+    def forward(self):
+        proxy = self.proxy
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        media = "/download/" in self.path and self.command == "GET"
+        with proxy.lock:
+            proxy.requests["media" if media else "other"] += 1
+            proxy.at_once += 1
+            proxy.most_at_once = max(proxy.at_once, proxy.most_at_once)
+        while proxy.silent:
+            if proxy.stopping.wait(0.05):
+                return
+        time.sleep(proxy.pause())
+        with proxy.lock:
+            proxy.at_once -= 1
+        self.answer(body, media)
+
+    def answer(self, body, media):
+        proxy = self.proxy
+        fault = proxy.fault() if self.command == "GET" else ""
+        if fault == "reset":
+            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            os.close(self.connection.detach())
+            self.close_connection = True
+            return
+        if fault == "refused":
+            self.send(503 if proxy.random.random() < 0.5 else 429, b'{"error": {"message": "Try later"}}')
+            return
+        key = self.command, self.path, self.headers.get("Range")
+        status, headers, data = proxy.answers.get(key) or self.ask(self.command, self.path, body)
+        if proxy.remember:
+            proxy.answers[key] = status, headers, data
+        wanted = re.search(r"generation=(\d+)", self.path)
+        if media and wanted:  # as the real service has it; the emulator sends what is there now
+            path = self.path.split("?")[0].removeprefix("/download")
+            now = json.loads(self.ask("GET", path, b"")[2] or b"{}").get("generation")
+            if now != wanted.group(1):
+                status, headers, data = 404, {}, b"No such object"
+        if media and status < 300 and fault != "cut":
+            with proxy.lock:
+                proxy.sent[self.path.split("?")[0], self.headers.get("Range")] += 1
+        self.send(status, data, headers.get("Content-Type"), cut=fault == "cut")
+
+    def ask(self, method, path, body):
+        connection = http.client.HTTPConnection(self.proxy.target, timeout=60)
+        skipped = ("host", "content-length", "connection", "accept-encoding")
+        headers = {key: value for key, value in self.headers.items() if key.lower() not in skipped}
+        connection.request(method, path, body, headers)
+        response = connection.getresponse()
+        data = response.read()
+        connection.close()
+        return response.status, dict(response.getheaders()), data
+
+    def send(self, status, data, kind=None, cut=False):
+        self.send_response(status)
+        if kind:
+            self.send_header("Content-Type", kind)
+        length, honest = len(data), self.proxy.random.random() < 0.5
+        if cut:
+            data = data[: length // 2]
+        self.send_header("Content-Length", str(len(data) if cut and not honest else length))
+        self.end_headers()
+        self.wfile.write(data)
+        self.wfile.flush()
+        if cut:
+            self.close_connection = True
+
+    do_GET = do_POST = do_PUT = do_DELETE = do_PATCH = forward  # noqa: N815
+
+
+def media_bytes(proxy):
+    """Bytes of objects that were asked for, and the bytes of distinct ranges among them."""
+    total = distinct = 0
+    for (_, span), times in proxy.sent.items():
+        start, stop = map(int, span.removeprefix("bytes=").split("-"))
+        total += times * (stop - start + 1)
+        distinct += stop - start + 1
+    return total, distinct
+
+
+if __name__ == "__main__":  # a process of its own, with the latency that is asked for
+    import sys
+
+    standing = Proxy(sys.argv[1])
+    standing.latency, standing.remember = float(sys.argv[2]), True
+    print(standing.address, flush=True)
+    sys.stdin.read()

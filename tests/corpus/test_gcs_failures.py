@@ -1,0 +1,205 @@
+"""A bucket that fails: the real gcsfs client, the emulator, and between them a proxy that refuses, cuts, resets, delays."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+
+import failing_proxy
+import numpy as np
+import pytest
+from failing_proxy import Proxy
+
+import grain_sft
+from grain_sft import files, remote_files
+
+pytest.importorskip("gcp_storage_emulator.server")
+
+LENGTH = 512
+SHARDS = 4
+TOKENS = 64 * LENGTH
+
+
+def tokens(shard):
+    return np.random.default_rng(shard).integers(0, 50_000, TOKENS, dtype=np.uint32)
+
+
+@pytest.fixture(scope="module")
+def bucket(client):
+    for shard in range(SHARDS):
+        client.pipe_file(f"bucket/rows/{shard}.npy", tokens(shard).tobytes())
+    yield "gs://bucket/rows/"
+    client.rm("bucket/rows", recursive=True)
+
+
+@pytest.fixture(scope="module")
+def standing_proxy(bucket):
+    with pytest.MonkeyPatch.context() as patch:
+        proxy = Proxy(os.environ["STORAGE_EMULATOR_HOST"])
+        patch.setenv("STORAGE_EMULATOR_HOST", proxy.address)
+        yield proxy
+        proxy.close()
+
+
+@pytest.fixture
+def proxy(standing_proxy):
+    """In good health."""
+    standing_proxy.heal()
+    yield standing_proxy
+    standing_proxy.heal()
+
+
+def expected(rows):
+    return np.concatenate([tokens(shard) for shard in range(SHARDS)]).reshape(-1, LENGTH)[rows]
+
+
+def source(bucket, **options):
+    return grain_sft.NpyDataSource(
+        grain_sft.WindowLayout(grain_sft.open_corpus(bucket, dtype="uint32", **options), LENGTH)
+    )
+
+
+def read_all(mine, batches, rows=16):
+    """Batches of random rows, each compared; seconds a batch."""
+    generator = np.random.default_rng(7)
+    begin = time.perf_counter()
+    for _ in range(batches):
+        chosen = generator.integers(0, len(mine), rows)
+        np.testing.assert_array_equal(mine.read(chosen)["tokens"], expected(chosen))
+    return (time.perf_counter() - begin) / batches
+
+
+def check_failures(proxy, bucket, batches, record_property, capsys):
+    smooth = read_all(source(bucket), batches)
+    proxy.refused, proxy.cut, proxy.reset = 0.05, 0.02, 0.01
+    proxy.slow = 0.02
+    proxy.clear()
+    rough = read_all(source(bucket), batches)
+    assert set(proxy.failures) == {"refused", "cut", "reset"}
+    for name, seconds in (("without failures", smooth), ("with failures", rough)):
+        rate = 16 * LENGTH * 4 / seconds / 1e6
+        record_property(name, rate)
+        with capsys.disabled():
+            print(f"\n{name}: {rate:.2f} MB/s, {1000 * seconds:.0f} ms a batch", end="")
+
+
+def test_every_byte_is_right_where_requests_fail(proxy, bucket, record_property, capsys):
+    proxy.delay = 0.2
+    check_failures(proxy, bucket, 8, record_property, capsys)
+
+
+@pytest.mark.heavy
+def test_every_byte_is_right_where_many_requests_fail_and_some_take_a_second(proxy, bucket, record_property, capsys):
+    proxy.delay = 1.0
+    check_failures(proxy, bucket, 300, record_property, capsys)
+
+
+def test_a_corpus_is_opened_where_requests_fail(proxy, bucket):
+    healthy = grain_sft.open_corpus(bucket, dtype="uint32")
+    proxy.refused, proxy.cut, proxy.reset = 0.1, 0.1, 0.05
+    for _ in range(3):
+        assert grain_sft.open_corpus(bucket, dtype="uint32") == healthy
+
+
+@pytest.mark.parametrize("kind", ["refused", "cut", "reset", "silent"])
+def test_where_all_fail_the_object_is_named_within_the_stated_time(proxy, bucket, kind):
+    mine = source(bucket, remote={"seconds": 1})
+    mine.read([0, 70])  # of two shards, which are checked now
+    setattr(proxy, kind, True if kind == "silent" else 1.0)
+    begin = time.monotonic()
+    with pytest.raises(grain_sft.GrainSftError) as error:
+        mine.read([1, 71])
+    assert time.monotonic() - begin < 1.5
+    said = {
+        "refused": "Try later",
+        "cut": "(a body of|breaks off|not completed|payload)",
+        "reset": "(reset|disconnected|Disconnected)",
+        "silent": "no answer in time",
+    }
+    assert error.match(rf"gs://bucket/rows/[01].npy: bytes \d+ to \d+ can't be read: \d+ request.*{said[kind]}")
+    assert "GRAIN_SFT_REMOTE_SECONDS" in str(error.value) and isinstance(error.value, OSError)
+    setattr(proxy, kind, 0)
+    np.testing.assert_array_equal(mine.read([1, 71])["tokens"], expected([1, 71]))
+
+
+@pytest.mark.parametrize("where", ["rows/", "rows/0.npy", "rows/*.npy", "rows/index.json"])
+def test_where_all_fail_opening_ends_within_the_stated_time(proxy, bucket, monkeypatch, where):
+    monkeypatch.setenv("GRAIN_SFT_REMOTE_SECONDS", "0.5")
+    proxy.refused = 1.0
+    begin = time.monotonic()
+    with pytest.raises(grain_sft.GrainSftError, match=rf"gs://bucket/{where.rstrip('/').replace('*', '.')}.*Try later"):
+        grain_sft.open_corpus(f"gs://bucket/{where}")
+    assert time.monotonic() - begin < 1.5
+
+
+def test_what_can_not_succeed_is_not_tried_again(proxy, bucket):
+    proxy.clear()
+    begin = time.monotonic()
+    with pytest.raises(grain_sft.GrainSftError, match="no such file"):
+        files.read_range("gs://bucket/none.npy", 0, 8)
+    assert sum(proxy.requests.values()) == 1 and time.monotonic() - begin < 1
+
+
+def test_sixteen_reads_at_once_take_little_more_than_one(bucket, monkeypatch, capsys):
+    program = [sys.executable, failing_proxy.__file__, os.environ["STORAGE_EMULATOR_HOST"], "0.05"]
+    with subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", process.stdout.readline().strip())
+        ranges = [remote_files.Range(f"{bucket}0.npy", at * 4096, (at + 1) * 4096) for at in range(16)]
+        remote_files.fetch(ranges)  # connections are made
+        begin = time.perf_counter()
+        one_by_one = [remote_files.fetch([each])[0] for each in ranges]
+        alone = time.perf_counter() - begin
+        times = []
+        for _ in range(5):
+            begin = time.perf_counter()
+            together = remote_files.fetch(ranges)
+            times.append(time.perf_counter() - begin)
+        process.stdin.close()
+    assert together == one_by_one == [tokens(0).tobytes()[r.start : r.stop] for r in ranges]
+    with capsys.disabled():
+        print(f"\n16 reads: {alone:.3f} s one by one, {min(times):.3f} s at once", end="")
+    assert alone > 10 * min(times), (alone, times)
+
+
+def test_no_more_requests_than_asked_for_are_made_at_once(proxy, bucket):
+    proxy.latency = 0.01
+    mine = source(bucket, remote={"requests": 3})
+    mine.read(range(20))
+    proxy.clear()
+    mine.read(range(20))
+    assert proxy.requests["media"] == 20 and proxy.most_at_once <= 3
+
+
+def test_a_long_range_is_read_in_parts_and_comes_whole(proxy, client):
+    data = np.random.default_rng(0).bytes(2 * remote_files.PART_BYTES + 12345)
+    client.pipe_file("bucket/long.bin", data)
+    proxy.clear()
+    assert files.read_range("gs://bucket/long.bin", 5, len(data)) == data[5:]
+    assert proxy.requests["media"] == 3
+    client.rm("bucket/long.bin")
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"seconds": 0}, "more than 0"),
+        ({"requests": 2.5}, "requests is 2.5"),
+        ({"second": 3}, "unknown key 'second'"),
+        ({"cache": "/tmp/x"}, "expected folder, max_bytes"),
+        ({"cache": {"folder": "x"}}, "no max_bytes"),
+        ({"cache": {"folder": "x", "max_bytes": "lots"}}, "'lots'"),
+        ({"cache": {"folder": "x", "max_bytes": 1000}}, "two of its units"),
+        ({"cache": {"folder": "gs://x", "max_bytes": "1GB"}}, "local disk"),
+    ],
+)
+def test_wrong_options_are_named(options, expected, tmp_path):
+    with pytest.raises(grain_sft.GrainSftError, match=expected):
+        grain_sft.open_corpus(tmp_path, remote=options)
+
+
+def test_wrong_variables_are_named(monkeypatch):
+    monkeypatch.setenv("GRAIN_SFT_REMOTE_SECONDS", "soon")
+    with pytest.raises(grain_sft.GrainSftError, match=r"\$GRAIN_SFT_REMOTE_SECONDS is 'soon'"):
+        remote_files.Limits.from_environment()
