@@ -13,7 +13,7 @@ import concurrent.futures
 import dataclasses
 import functools
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import grain
@@ -26,6 +26,7 @@ from grain_sft.arguments import as_integer
 from grain_sft.errors import PipelineError, RowIndexError
 from grain_sft.integrations.checkpoint import data_state, resume_step
 from grain_sft.pipeline import Pipeline
+from grain_sft.sources import Element
 
 AHEAD = 2  # batches whose transfer to the devices has begun before they are asked for
 THREADS = 2
@@ -42,11 +43,13 @@ class ProcessRows:
       shape: of the global array.
       held: int64 [n], rows that they hold a part of, ascending.
       indices: of each device, the part of the array that it holds.
+      first: the process that holds row 0; of several, the first.
     """
 
     shape: tuple[int, int]
     held: npt.NDArray[np.int64]
     indices: dict[Any, tuple[slice, slice]]
+    first: int
 
     @property
     def host(self) -> tuple[int, int] | None:
@@ -84,7 +87,8 @@ def process_rows(sharding: Sharding, shape: tuple[int, int], process: int | None
     held = np.zeros(shape[0], np.bool_)
     for rows, _ in indices.values():
         held[rows] = True
-    return ProcessRows(shape, np.flatnonzero(held), indices)
+    first = min(device.process_index for device, (rows, _) in everywhere.items() if not rows.start)
+    return ProcessRows(shape, np.flatnonzero(held), indices, first)
 
 
 class GlobalBatches(grain.DatasetIterator[GlobalBatch]):
@@ -106,6 +110,8 @@ class GlobalBatches(grain.DatasetIterator[GlobalBatch]):
       ahead: batches whose transfer begins before they are asked for. 0 makes each when it is asked for.
       threads: that read and transfer ahead.
       allow_other_data: `set_state` takes the state of a run on other data too.
+      prepare: called with a step and what this process read of its batch, arrays [n, L]; returns what goes to the
+        devices. In threads.
 
     Raises:
       PipelineError: a pipeline of one host of many, arrays that the sharding can't divide, or no loaders.
@@ -123,6 +129,7 @@ class GlobalBatches(grain.DatasetIterator[GlobalBatch]):
         ahead: int = AHEAD,
         threads: int = THREADS,
         allow_other_data: bool = False,
+        prepare: Callable[[int, Element], Element] | None = None,
     ) -> None:
         super().__init__()
         self._closed = True  # until it is complete
@@ -136,9 +143,8 @@ class GlobalBatches(grain.DatasetIterator[GlobalBatch]):
         self._loaders = None if loaders is None else tuple(loaders)
         self._ahead = as_integer("ahead", ahead, 0, PipelineError)
         self._threads = as_integer("threads", threads, 1, PipelineError)
-        self._allow_other_data = allow_other_data
-        self._ways = {rows: self._way_of(rows) for rows in _batch_sizes(pipeline)}
-        self._writes_audit = pipeline.audit is not None and jax.process_index() == 0
+        self._allow_other_data, self._prepare = allow_other_data, prepare
+        self._ways = {rows: self._way_of(rows) for rows in batch_sizes(pipeline)}
         self._step = _checked(pipeline, start_step)
         self._lock = threading.RLock()
         self._pool: concurrent.futures.ThreadPoolExecutor | None = None
@@ -156,7 +162,7 @@ class GlobalBatches(grain.DatasetIterator[GlobalBatch]):
         return _ByLoaders(self.sharding, shape, batch_rows, self._loaders)
 
     def _way(self, step: int) -> _Directly | _ByLoaders:
-        return self._ways[_batch_size(self.pipeline, step)]
+        return self._ways[batch_size(self.pipeline, step)]
 
     def rows(self, step: int) -> npt.NDArray[np.int64]:
         """Rows of the global batch of `step` that this process reads: int64 [n]."""
@@ -176,7 +182,7 @@ class GlobalBatches(grain.DatasetIterator[GlobalBatch]):
                 raise StopIteration
             try:
                 batch = self._taken()
-                if self._writes_audit and self.pipeline.audit is not None:
+                if self.pipeline.audit is not None and self._way(self._step).writer == jax.process_index():
                     self.pipeline.audit.handed_out(self.pipeline, self._step)
             except BaseException:  # what was begun is no longer in step
                 self._forget()
@@ -213,6 +219,8 @@ class GlobalBatches(grain.DatasetIterator[GlobalBatch]):
                     f"{key!r} of step {step} is {list(array.shape)}, but rows over many devices are of one shape, "
                     f"{list(expected)} here: take out the transform that cuts columns off ({self.pipeline.transforms!r})."
                 )
+        if self._prepare is not None:
+            batch = self._prepare(step, batch)
         return {key: way.put(array) for key, array in batch.items()}
 
     def reset(self) -> None:
@@ -274,7 +282,7 @@ class _Directly:
     def __init__(self, sharding: Sharding, shape: tuple[int, int], batch_rows: int) -> None:
         mine = process_rows(sharding, shape)
         self._sharding, self._shape, self._indices = sharding, shape, mine.indices
-        self._held = mine.held
+        self._held, self.writer = mine.held, mine.first
         self.reads = mine.held[mine.held < batch_rows]
 
     def put(self, array: npt.NDArray[Any]) -> jax.Array:
@@ -305,6 +313,7 @@ class _ByLoaders:
         places = [place for place, device in enumerate(devices) if device.process_index in set(loaders)]
         if not places:
             raise PipelineError(f"loaders={list(loaders)}: none of these processes has a device of {sharding}.")
+        self.writer = devices[places[0]].process_index
         each = -(-batch_rows // len(places))
         self._shape = (len(devices) * each, shape[1])
         self._sharding = NamedSharding(Mesh(np.array(devices), ("rows",)), PartitionSpec("rows"))  # type: ignore[no-untyped-call]
@@ -356,12 +365,12 @@ def _global_array(
     return jax.make_array_from_single_device_arrays(shape, sharding, shards, dtype=dtype)  # no device of this process
 
 
-def _batch_sizes(pipeline: Pipeline) -> tuple[int, ...]:
+def batch_sizes(pipeline: Pipeline) -> tuple[int, ...]:
     """Rows that the global batches of a run have."""
     return (pipeline.sampler.global_batch_size,)
 
 
-def _batch_size(pipeline: Pipeline, step: int) -> int:
+def batch_size(pipeline: Pipeline, step: int) -> int:
     """Rows of the global batch of `step`."""
     return pipeline.sampler.global_batch_size
 

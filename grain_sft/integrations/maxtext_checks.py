@@ -1,0 +1,150 @@
+"""What a pipeline must be for MaxText's config, checked before a step is run: MaxText itself checks none of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from absl import logging
+
+from grain_sft.errors import ConfigError, PipelineError, TransformError
+from grain_sft.integrations.jax_arrays import batch_sizes
+from grain_sft.pipeline import Pipeline
+from grain_sft.sources import Element
+
+KEYS = ("inputs", "targets", "inputs_position", "targets_position", "inputs_segmentation", "targets_segmentation")
+"""Of MaxText's batches, int32 [rows, L]."""
+
+_WEIGHTS = "targets_weights"
+
+
+def check_trainer(config: Any) -> None:
+    """Refuse what MaxText would do to batches that makes a step no longer a batch.
+
+    Raises:
+      ConfigError: naming the key of MaxText's config.
+    """
+    if config.dataset_type != "olmo_grain":
+        raise ConfigError(
+            f"MaxText's dataset_type is {config.dataset_type!r}: expected 'olmo_grain', under which the iterators of "
+            "grain_sft stand, and no state of an iterator is looked for in checkpoints. Take the key out."
+        )
+    if config.enable_rampup_batch_size:
+        raise ConfigError(
+            "MaxText's enable_rampup_batch_size is true: it cuts one batch into several steps, so that a checkpoint's step "
+            "no longer says which batch comes next. Set it to false."
+        )
+    if getattr(config, "training_objective", "causal_lm") == "block_diffusion":
+        raise ConfigError("MaxText's training_objective is block_diffusion, whose masks grain_sft does not make.")
+    if 0 < config.expansion_factor_real_data < 1:
+        raise ConfigError(
+            f"MaxText's expansion_factor_real_data is {config.expansion_factor_real_data}, which is for iterators whose "
+            "states were saved on more hosts. Here any number of hosts goes on where another stopped: set it to -1."
+        )
+
+
+def check_batches(config: Any, pipeline: Pipeline, where: str, *, training: bool) -> None:
+    """Refuse batches that are not those of MaxText's config.
+
+    Args:
+      config: MaxText's.
+      where: the config of `pipeline`, for messages.
+      training: whether this is the data of training or of evaluation.
+
+    Raises:
+      ConfigError: rows, sequence length or vocabulary differ; segments that MaxText was told are not there.
+      PipelineError: a transform is missing.
+    """
+    _check_rows(config, pipeline, where, training)
+    layout, corpus = pipeline.source.layout, pipeline.source.layout.corpus
+    if layout.sequence_length != config.max_target_length:
+        raise ConfigError(
+            f"{where}: layout.sequence_length is {layout.sequence_length}, but MaxText's max_target_length is "
+            f"{config.max_target_length}. Make them equal."
+        )
+    for name in ("eos_token_id", "pad_token_id"):
+        token = getattr(corpus, name)
+        if token is not None and token >= config.vocab_size:
+            raise ConfigError(
+                f"{where}: {name} is {token}, but MaxText's vocab_size is {config.vocab_size}: the tokens are of a larger "
+                "vocabulary. Set vocab_size to the tokenizer's, rounded up as you like."
+            )
+    if not config.packing and type(layout).__name__ not in ("WindowLayout", "PaddedLayout"):
+        raise ConfigError(
+            f"{where}: rows hold several documents, but MaxText's packing is false, with which some of its attention kernels "
+            "look across documents. Set packing=True."
+        )
+    keys = pipeline.read(0, np.zeros(0, np.int64)) if len(pipeline) else dict.fromkeys(KEYS)
+    missing = [key for key in KEYS if key not in keys]
+    if missing:
+        raise PipelineError(
+            f"{where}: batches lack {', '.join(missing)}, which MaxText needs: the last of the transforms should be "
+            "shift_targets."
+        )
+    if training and len(pipeline) < config.steps:
+        logging.warning(
+            "%s: the data end after %d steps, and so will the training; MaxText's steps is %d.",
+            where,
+            len(pipeline),
+            config.steps,
+        )
+
+
+def _check_rows(config: Any, pipeline: Pipeline, where: str, training: bool) -> None:
+    name = "global_batch_size_to_train_on" if training else "global_batch_size_to_eval_on"
+    expected = getattr(config, name)
+    wrong = [rows for rows in batch_sizes(pipeline) if rows != expected]
+    if wrong:
+        per_device = "per_device_batch_size" if training else "eval_per_device_batch_size"
+        steps = f" x gradient_accumulation_steps={config.gradient_accumulation_steps}" if training else ""
+        raise ConfigError(
+            f"{where}: the global batch has {wrong[0]} rows, but MaxText's {name} is {expected} "
+            f"({per_device}={getattr(config, per_device)} x {config.num_target_devices} devices{steps}), and all of its "
+            f"steps have one shape. Make them equal: sampler.global_batch_size: {expected}, or another {per_device}."
+        )
+
+
+def has_weights(pipeline: Pipeline) -> bool:
+    """Whether batches have weights of targets, which MaxText's loss does not know."""
+    return bool(len(pipeline)) and _WEIGHTS in pipeline.read(0, np.zeros(0, np.int64))
+
+
+def check_weights(pipeline: Pipeline, where: str, ignore: bool) -> None:
+    """Refuse weights unless they are to be ignored: MaxText trains on every target with a segment alike.
+
+    Raises:
+      ConfigError: there are weights.
+    """
+    if not has_weights(pipeline):
+        return
+    if not ignore:
+        raise ConfigError(
+            f"{where}: the corpus has weights of tokens, but MaxText's loss knows none: it counts each target that takes "
+            "loss once. Give grain_sft_ignore_weights=true to train so (weight 0 is still no loss), or a corpus with masks."
+        )
+    logging.warning("%s: weights of tokens are ignored: each target of a weight above 0 counts once.", where)
+
+
+def prepare(config: Any, where: str, rows_of: Callable[[int], Any]) -> Callable[[int, Element], Element]:
+    """Checks tokens against MaxText's vocabulary, and takes the keys that MaxText knows.
+
+    Args:
+      config: MaxText's.
+      where: the config of the pipeline, for messages.
+      rows_of: the rows of a step's global batch that this process reads.
+    """
+    vocabulary = config.vocab_size
+
+    def prepared(step: int, batch: Element) -> Element:
+        inputs = batch["inputs"]
+        if inputs.size and int(inputs.max()) >= vocabulary:
+            row, column = np.argwhere(inputs >= vocabulary)[0].tolist()
+            raise TransformError(
+                f"{where}: step {step}, row {int(rows_of(step)[row])} of the global batch, position {column}: token "
+                f"{int(inputs[row, column])}, but MaxText's vocab_size is {vocabulary}. Set vocab_size to that of the "
+                "tokenizer that made the corpus; padding is corpus.pad_token_id."
+            )
+        return {key: batch[key] for key in KEYS}
+
+    return prepared

@@ -1,0 +1,219 @@
+"""The real MaxText trainer on our batches: windows and packed SFT rows, stopped and resumed, evaluated. Takes minutes:
+
+python -m pytest -n0 -m maxtext tests/integrations/test_maxtext_trainer.py
+"""
+
+import importlib.util
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from sft_files import documents, write_olmo
+
+from grain_sft import Host, load
+
+pytestmark = [
+    pytest.mark.maxtext,
+    pytest.mark.skipif(
+        importlib.util.find_spec("maxtext") is None,
+        reason="maxtext is not installed: pip install 'grain_sft[maxtext]', Python 3.12 (docs/maxtext.md)",
+    ),
+]
+
+LENGTH, ROWS, VOCABULARY = 64, 4, 256
+MODEL = {
+    "base_emb_dim": 32,
+    "base_num_query_heads": 2,
+    "base_num_kv_heads": 2,
+    "base_mlp_dim": 64,
+    "base_num_decoder_layers": 2,
+    "head_dim": 16,
+    "vocab_size": VOCABULARY,
+    "max_target_length": LENGTH,
+    "per_device_batch_size": ROWS,
+    "attention": "dot_product",
+    "dtype": "float32",
+    "learning_rate": 0.01,
+    "learning_rate_schedule_steps": 20,
+    "hardware": "cpu",
+    "skip_jax_distributed_system": True,
+    "enable_goodput_recording": False,
+    "enable_tensorboard": False,
+    "checkpoint_period": 1,
+    "async_checkpointing": False,
+    "eval_interval": 2,
+}
+
+
+def base_config():
+    (folder,) = importlib.util.find_spec("maxtext").submodule_search_locations
+    return str(Path(folder) / "configs" / "base.yml")
+
+
+def launch(out, run, *more, fails=False, devices=1, **keys):
+    """The launcher, in a process of its own. Returns its output."""
+    metrics = out / f"{run}-{len(list(out.glob(f'{run}-*.jsonl')))}.jsonl"
+    given = MODEL | {"run_name": run, "base_output_directory": out, "metrics_file": metrics} | keys
+    command = [sys.executable, "-m", "grain_sft.integrations.maxtext", base_config()]
+    environment = os.environ | {
+        "JAX_PLATFORMS": "cpu",
+        "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
+    }
+    done = subprocess.run(
+        [*command, *(f"{key}={value}" for key, value in given.items()), *more],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    output = done.stdout + done.stderr
+    assert (done.returncode != 0) == fails, output[-5000:]
+    return output
+
+
+STEP = re.compile(r"completed step: (\d+), .*total_weights: (\d+), loss: (\S+), .*perplexity: (\S+)")
+
+
+def losses(*outputs):
+    """Loss, perplexity and targets that took loss of every step that was printed; each step once."""
+    found = {}
+    for output in outputs:
+        for step, weights, loss, perplexity in STEP.findall(output):
+            assert int(step) not in found, f"step {step} was run twice"
+            found[int(step)] = loss, perplexity, int(weights)
+    return found
+
+
+def last_losses(out, run):
+    """Of the last steps, at full precision: MaxText's file of metrics loses what was before an evaluation."""
+    last = max(out.glob(f"{run}-*.jsonl"))
+    entries = [json.loads(line) for line in last.read_text().splitlines()]
+    return {int(entry["step"]): entry["learning/loss"] for entry in entries if "learning/loss" in entry}
+
+
+EVALUATED = re.compile(r"Completed eval after train step (\d+), loss=(\S+), perplexity=(\S+), total_weights=(\S+),")
+
+
+def evaluations(output):
+    return {int(step): found for step, *found in EVALUATED.findall(output)}
+
+
+@pytest.fixture(scope="module", params=["windows", "packed SFT"])
+def configs(request, tmp_path_factory):
+    """Paths of the configs of training and of evaluation, on corpora of their own."""
+    folder = tmp_path_factory.mktemp("data")
+    for number, name in enumerate(("train", "eval")):
+        if request.param == "windows":
+            (folder / name).mkdir()
+            for file in range(2):
+                walk = np.random.default_rng(10 * number + file).integers(0, 3, LENGTH * 23 + 5).cumsum() % 250 + 3
+                walk.astype(np.uint32).tofile(folder / name / f"{file}.npy")
+            corpus, layout = {"path": name, "dtype": "uint32"}, {"kind": "windows"}
+        else:
+            write_olmo(folder / name, documents(170, number, high=250, longest=60), part_tokens=1500)
+            corpus, layout = {"path": name, "format": "olmo", "dtype": "uint16", "eos_token_id": 2}, {"kind": "packed"}
+        config = {
+            "corpus": corpus,
+            "layout": {**layout, "sequence_length": LENGTH},
+            "sampler": {"order": "olmo" if name == "train" else "sequential", "seed": 7, "global_batch_size": ROWS},
+            "transforms": ["shift_targets"],
+        }
+        (folder / f"{name}.json").write_text(json.dumps(config))
+    return folder / "train.json", folder / "eval.json"
+
+
+def keys(configs):
+    return {"grain_sft_config": configs[0], "grain_sft_eval_config": configs[1]}
+
+
+def test_a_resumed_run_has_the_losses_of_an_uninterrupted_one(configs, tmp_path):
+    """Stopped at step 4 and resumed to 8, twice; and stopped at 6 once more."""
+    whole = launch(tmp_path, "whole", steps=8, **keys(configs))
+    expected = losses(whole)
+    assert "from step 0 on" in whole  # the folder of checkpoints was empty
+    assert sorted(expected) == list(range(8))
+    assert float(expected[7][0]) < float(expected[0][0])
+
+    stopped = launch(tmp_path, "first", steps=4, **keys(configs))
+    shutil.copytree(tmp_path / "first", tmp_path / "second")
+    resumed = launch(tmp_path, "first", steps=8, **keys(configs))
+    assert "from step 4 on" in resumed
+    again = [launch(tmp_path, "second", steps=steps, **keys(configs)) for steps in (6, 8)]
+    assert "from step 6 on" in again[1]
+    assert losses(stopped, resumed) == expected
+    assert losses(stopped, *again) == expected
+    full = last_losses(tmp_path, "whole")
+    assert {6, 7} <= full.keys()
+    assert {step: full[step] for step in (6, 7)} == last_losses(tmp_path, "first") == last_losses(tmp_path, "second")
+    print(expected, full)
+
+    evaluated = evaluations(whole)
+    assert sorted(evaluated) == [0, 2, 4, 6]
+    assert evaluations(stopped) | evaluations(resumed) == evaluated
+    assert evaluations(stopped) | evaluations(again[0]) | evaluations(again[1]) == evaluated
+    print(evaluated)
+
+    check_weights(configs, expected, evaluated)
+
+
+def check_weights(configs, expected, evaluated):
+    """Loss was taken of the targets that have a segment in our batches, and of no other."""
+    pipeline = load(str(configs[0]), host=Host(0, 1))
+    for step, (*_, weights) in expected.items():
+        assert weights == np.count_nonzero(pipeline[step]["targets_segmentation"]), step
+    pipeline = load(str(configs[1]), host=Host(0, 1))
+    rows = np.arange(len(pipeline.source))
+    assert len(rows) % ROWS  # so the last batch of an evaluation is filled
+    targets = np.count_nonzero(pipeline.transforms[0].read(pipeline.source, rows)["targets_segmentation"])
+    assert {float(weights) for *_, weights in evaluated.values()} == {targets}
+
+
+def test_what_does_not_fit_is_said_in_a_sentence(configs, tmp_path):
+    """None of these runs a step, and none shows a traceback."""
+    cases = [
+        ({"per_device_batch_size": 2}, "the global batch has 4 rows, but MaxText's global_batch_size_to_train_on is 2"),
+        ({"max_target_length": 128}, "layout.sequence_length is 64, but MaxText's max_target_length is 128"),
+        ({"vocab_size": 100}, "but MaxText's vocab_size is 100"),
+        ({"grain_sft_eval_config": ""}, "grain_sft_eval_config is not given"),
+    ]
+    for changed, message in cases:
+        output = launch(tmp_path, "wrong", steps=2, fails=True, **(keys(configs) | changed))
+        assert f"grain_sft.integrations.maxtext: {configs[0].parent if 'eval' not in message else ''}" in output
+        assert message in output
+        assert "Traceback" not in output and "completed step" not in output
+
+
+def test_a_run_on_other_data_is_refused_unless_that_is_allowed(configs, tmp_path):
+    launch(tmp_path, "run", steps=2, **keys(configs))
+    other = json.loads(configs[0].read_text())
+    other["sampler"]["seed"] = 8
+    changed = configs[0].with_name("other.json")
+    changed.write_text(json.dumps(other))
+    given = keys(configs) | {"grain_sft_config": changed}
+    output = launch(tmp_path, "run", steps=4, fails=True, **given)
+    assert "sampler differs: " in output and "Traceback" not in output
+    assert sorted(losses(launch(tmp_path, "run", "grain_sft_allow_other_data=true", steps=4, **given))) == [2, 3]
+
+
+def test_devices_that_divide_rows_and_columns_change_no_batch(configs, tmp_path):
+    """Four devices: data, and data x context. Each step sees as many targets as on one."""
+    pipeline = load(str(configs[0]), host=Host(0, 1))
+    expected = [np.count_nonzero(pipeline[step]["targets_segmentation"]) for step in range(3)]
+    meshes = {
+        "data": {"ici_fsdp_parallelism": 1, "ici_data_parallelism": 4},
+        "context": {"ici_fsdp_parallelism": 2, "ici_context_parallelism": 2, "context_parallel_load_balance": False},
+    }
+    found = {}
+    for run, mesh in meshes.items():
+        given = keys(configs) | {"per_device_batch_size": 1} | mesh
+        found[run] = losses(launch(tmp_path, run, steps=3, devices=4, **given))
+        assert [weights for *_, weights in found[run].values()] == expected
+    for step in range(3):
+        data, context = (float(found[run][step][0]) for run in meshes)
+        assert data == pytest.approx(context, abs=0.002)
