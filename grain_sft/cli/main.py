@@ -22,6 +22,7 @@ COMMANDS = {
     "train-tokenizer": "train a SentencePiece model on conversations",
     "pack": "pack documents into rows and compare algorithms",
     "trace": "say which documents steps see, and at which steps a document is seen",
+    "inspect": "show a row of a step token by token, on the terminal or as a page",
     "receipt": "print a short hash of everything that decides a run's batches",
     "audit-check": "check an audit log against the run that a config states",
     "verify": "look whether a corpus, a plan or a config is sound",
@@ -29,7 +30,7 @@ COMMANDS = {
     "bench": "measure batches a second beside the limit of the machine",
 }
 
-WITHOUT_JAX = ("trace", "receipt", "verify")
+WITHOUT_JAX = ("trace", "inspect", "receipt", "verify")
 """Commands that name their host, and so need no JAX."""
 
 

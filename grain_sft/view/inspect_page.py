@@ -1,0 +1,117 @@
+"""Rows of a step, and of the steps before and after it, as one page that needs no network."""
+
+from __future__ import annotations
+
+import base64
+import html
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from grain_sft.errors import RowIndexError
+from grain_sft.pipeline import Pipeline
+from grain_sft.view.page import make_page, part
+from grain_sft.view.rows import RowView, view_rows
+from grain_sft.view.terminal import place_of, segment_runs
+from grain_sft.view.token_text import TokenTexts, split_characters
+from grain_sft.view.visible import visible, visible_line
+
+MOST_TOKENS = 1 << 22
+"""Of a page, so that it opens: some 20 MB."""
+
+
+def inspect_page(
+    pipeline: Pipeline, step: int, texts: TokenTexts, *, rows: Sequence[int] | None = None, title: str = "pipeline"
+) -> str:
+    """The page of a step: its rows, and the same rows of the step before and of the one after it.
+
+    Args:
+      rows: of this host's batch; None: all, or as many from the first on as `MOST_TOKENS` leave room for.
+      title: what the pipeline is called.
+
+    Raises: as `view_rows`.
+    """
+    count = pipeline.sampler.rows_per_host
+    room = max(1, MOST_TOKENS // (3 * pipeline.source.layout.sequence_length))
+    chosen = list(range(min(count, room))) if rows is None else list(rows)
+    steps = []
+    for number in (step - 1, step, step + 1):
+        if number == step or 0 <= number < len(pipeline):
+            steps.append((number, view_rows(pipeline, number, chosen)))
+    data = {
+        "title": visible_line(title),
+        "receipt": pipeline.receipt.code,
+        "host": [pipeline.sampler.host.index, pipeline.sampler.host.count],
+        "rows_of_batch": count,
+        "at": [number for number, _ in steps].index(step),
+        "steps": [{"step": number, "rows": [_row(view, texts) for view in views]} for number, views in steps],
+        "pieces": _vocabulary([view for _, views in steps for view in views], texts),
+    }
+    heading = f"Step {step}: {visible_line(title)}"
+    body = part("inspect.html").replace("HEADING", html.escape(heading))
+    return make_page(heading, body, styles=part("inspect.css"), script=part("inspect.js"), data=data)
+
+
+def _row(view: RowView, texts: TokenTexts) -> dict[str, Any]:
+    """A row as the page's script reads it."""
+    dtype = "<u2" if view.tokens.max(initial=0) < 1 << 16 and view.tokens.min(initial=0) >= 0 else "<i4"
+    if view.tokens.max(initial=0) > np.iinfo(np.int32).max:
+        raise RowIndexError(f"step {view.step}, row {view.row}: a token id is above {np.iinfo(np.int32).max}.")
+    runs = list(segment_runs(view))
+    split = []
+    for _, first, stop in runs:
+        held = [texts.text(number) for number in view.tokens[first:stop].tolist()]
+        split += [[first + begin, first + end, visible(whole)] for begin, end, whole in split_characters(held)]
+    return {
+        "epoch": view.epoch,
+        "row": view.row,
+        "place": view.place,
+        "instance": view.instance,
+        "length": len(view.tokens),
+        "ids": encode_array(view.tokens.astype(dtype)),
+        "width": np.dtype(dtype).itemsize,
+        "segments": runs,
+        "positions": _counting_runs(view.positions),
+        "loss": encode_array(np.packbits(view.loss, bitorder="little")),
+        "weights": None if view.weights is None else encode_array(view.weights.astype("<f4")),
+        "split": split,
+        "pieces": [
+            {
+                "segment": piece.segment,
+                "document": piece.document,
+                "source": visible_line(piece.source),
+                "record": piece.record,
+                "file": visible_line(piece.file),
+                "start": piece.start,
+                "stop": piece.stop,
+                "words": place_of(piece),
+            }
+            for piece in view.pieces
+        ],
+        "notes": [visible_line(note) for note in view.notes],
+    }
+
+
+def encode_array(array: npt.NDArray[Any]) -> str:
+    """Little-endian bytes of an array, in base64."""
+    return base64.b64encode(np.ascontiguousarray(array).tobytes()).decode()
+
+
+def _counting_runs(positions: npt.NDArray[np.int64]) -> list[list[int]]:
+    """[place, position] wherever a position is not one more than that before it."""
+    begins = np.flatnonzero(np.diff(positions, prepend=positions[:1] - 2) != 1)
+    return [[at, int(positions[at])] for at in begins.tolist()]
+
+
+def _vocabulary(views: Sequence[RowView], texts: TokenTexts) -> dict[str, Any]:
+    """What is shown of every token id that occurs: its text made visible, and whether it is special; null for ids without
+    a text."""
+    numbers = np.unique(np.concatenate([np.zeros(0, np.int64), *(view.tokens for view in views)])).tolist()
+    held = [texts.text(number) for number in numbers]
+    return {
+        "ids": numbers,
+        "shown": [None if text is None else visible(text) for text in held],
+        "special": [number for number in numbers if texts.is_special(number)],
+    }

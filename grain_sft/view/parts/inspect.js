@@ -1,0 +1,246 @@
+"use strict";
+(() => {
+  const CHUNK = 400; // tokens that are laid out together, up to the end of a line
+  const LONGEST_CHUNK = 1200;
+  const HUES = 6;
+  const find = (id) => document.getElementById(id);
+  const data = JSON.parse(find("data").textContent);
+  const shown = new Map(data.pieces.ids.map((id, at) => [id, data.pieces.shown[at]]));
+  const special = new Set(data.pieces.special);
+  const number = (value) => value.toLocaleString("en");
+  const state = { step: data.at, row: 0, segment: null, token: null };
+
+  const bytes = (text) => Uint8Array.from(atob(text), (each) => each.charCodeAt(0));
+
+  const row = () => {
+    const found = data.steps[state.step].rows[state.row];
+    if (found.tokens) return found;
+    const raw = bytes(found.ids);
+    found.tokens = found.width === 2 ? new Uint16Array(raw.buffer) : new Int32Array(raw.buffer);
+    found.bits = bytes(found.loss);
+    found.weight = found.weights === null ? null : new Float32Array(bytes(found.weights).buffer);
+    found.text = new Map();
+    for (const [first, stop, whole] of found.split) {
+      found.text.set(first, whole);
+      for (let at = first + 1; at < stop; at++) found.text.set(at, "‿");
+    }
+    return found;
+  };
+  const takesLoss = (of, at) => ((of.bits[at >> 3] >> (at & 7)) & 1) === 1;
+  const piece = (id) => shown.get(id) ?? `⟨${id}⟩`;
+  const last = (list, at) => { // the last of [place, ...] whose place is not after `at`
+    let low = 0, high = list.length;
+    while (low + 1 < high) {
+      const middle = (low + high) >> 1;
+      if (list[middle][0] <= at) low = middle; else high = middle;
+    }
+    return list[low];
+  };
+  const element = (name, text, className) => {
+    const made = document.createElement(name);
+    if (text !== undefined) made.textContent = text;
+    if (className) made.className = className;
+    return made;
+  };
+
+  const token = (of, at) => {
+    const id = of.tokens[at];
+    const made = element("span", of.text.get(at) ?? piece(id));
+    made.className = "t" + (takesLoss(of, at) ? " l" : "") + (special.has(id) ? " x" : "");
+    made.dataset.i = at;
+    return made;
+  };
+
+  const chunks = function* (of, first, stop) {
+    let chunk = element("div", undefined, "chunk"), count = 0;
+    for (let at = first; at < stop; at++) {
+      const made = token(of, at);
+      if (at > first) chunk.append(document.createElement("wbr"));
+      chunk.append(made);
+      count++;
+      const ends = made.textContent.endsWith("⏎");
+      if ((ends && count >= CHUNK) || count >= LONGEST_CHUNK) {
+        yield chunk;
+        chunk = element("div", undefined, "chunk");
+        count = 0;
+      } else if (ends) chunk.append(document.createElement("br"));
+    }
+    if (count) yield chunk;
+  };
+
+  const segment = (of, [name, first, stop]) => {
+    const made = element("section", undefined, name ? `s${(name - 1) % HUES}` : "padding");
+    made.dataset.segment = name;
+    if (!name) {
+      made.append(element("p", `padding: ${number(stop - first)} tokens, of id ${of.tokens[first]}`));
+      return made;
+    }
+    let loss = 0;
+    for (let at = first; at < stop; at++) loss += takesLoss(of, at);
+    const count = stop - first;
+    made.append(element("h2", `Segment ${name}: ${number(count)} tokens, ${number(loss)} take loss`));
+    for (const each of of.pieces) if (each.segment === name) made.append(element("p", each.words, "where"));
+    made.append(...chunks(of, first, stop));
+    return made;
+  };
+
+  const options = (select, entries, chosen) => {
+    select.replaceChildren(...entries.map(([value, text]) => {
+      const made = element("option", text);
+      made.value = value;
+      return made;
+    }));
+    select.value = chosen;
+  };
+
+  const render = () => {
+    const begin = performance.now();
+    const step = data.steps[state.step], of = row();
+    const names = of.segments.filter(([name]) => name);
+    if (!names.some(([name]) => name === state.segment)) state.segment = null;
+    find("previous").disabled = state.step === 0;
+    find("next").disabled = state.step === data.steps.length - 1;
+    find("previous-step").textContent = state.step ? `Step ${data.steps[state.step - 1].step}` : "none before";
+    find("next-step").textContent = find("next").disabled ? "none after" : `Step ${data.steps[state.step + 1].step}`;
+    options(find("row"), step.rows.map((each, at) => [at, `${each.row} of ${data.rows_of_batch}`]), state.row);
+    const entries = names.map(([name, first, stop]) => {
+      const from = of.pieces.find((each) => each.segment === name);
+      const source = from ? ` ${from.source}${from.record === null ? "" : `:${from.record}`}` : "";
+      return [name, `${name}:${source} (${number(stop - first)} tokens)`];
+    });
+    options(find("segment"), [["", `all ${names.length}`], ...entries], state.segment ?? "");
+    const instance = of.instance < 0 ? "nothing but padding" : `instance ${number(of.instance)} of the layout`;
+    const host = data.host[1] > 1 ? `, host ${data.host[0]} of ${data.host[1]}` : "";
+    document.querySelector("h1").textContent = `Step ${step.step}: ${data.title}`;
+    find("about").textContent = `Epoch ${of.epoch}, row ${of.row} of this host, place ${of.place} of the global batch` +
+      `${host}: ${instance}. ${number(of.length)} tokens. Receipt ${data.receipt}.`;
+    find("notes").replaceChildren(...of.notes.map((note) => element("li", note)));
+    const runs = state.segment === null ? of.segments : names.filter(([name]) => name === state.segment);
+    find("tokens").replaceChildren(...runs.map((run) => segment(of, run)));
+    const start = find("tokens").querySelector(".t");
+    if (start) start.tabIndex = 0;
+    state.token = null;
+    document.documentElement.dataset.shown = `${step.step}/${of.row}/${state.segment ?? "all"}`;
+    document.documentElement.dataset.ms = Math.round(performance.now() - begin);
+  };
+
+  const facts = (at) => {
+    const of = row(), id = of.tokens[at];
+    const run = of.segments.find(([, first, stop]) => first <= at && at < stop);
+    const [place, position] = last(of.positions, at);
+    let into = at - run[1];
+    const parts = of.pieces.filter((each) => each.segment === run[0]);
+    const from = parts.find((each) => {
+      if (into < each.stop - each.start) return true;
+      into -= each.stop - each.start;
+      return false;
+    });
+    const loss = takesLoss(of, at);
+    const weight = of.weight === null ? (loss ? 1 : 0) : of.weight[at];
+    const found = [["token", number(at)], ["id", id], ["position", number(position + at - place)], ["segment", run[0]]];
+    found.push(["takes loss", loss ? "yes" : "no"], ["weight", `${+weight.toPrecision(6)}`]);
+    found.push(["piece", shown.get(id) ?? "no text", "wide"]);
+    if (of.text.has(at)) found.push(["shown", of.text.get(at)]);
+    if (from) {
+      const document = from.document === null ? "" : `${number(from.document)} `;
+      const record = from.record === null ? "" : `:${from.record}`;
+      found.push(["document", `${document}${from.source ? "of " : ""}${from.source}${record}` || "not known", "wide"]);
+      found.push(["file", `${from.file}, token ${number(from.start + into)}`, "all"]);
+    }
+    return found;
+  };
+
+  const describe = (at) => {
+    const list = element("dl");
+    for (const [name, value, width] of facts(at)) {
+      const pair = element("div", undefined, width);
+      const held = element("dd", value);
+      held.dataset.fact = name;
+      pair.append(element("dt", name), held);
+      list.append(pair);
+    }
+    find("detail").replaceChildren(list);
+  };
+
+  const focus = (to) => {
+    if (!to) return;
+    const area = find("tokens");
+    for (const old of area.querySelectorAll('.t[tabindex="0"]')) old.tabIndex = -1;
+    to.tabIndex = 0;
+    to.focus();
+  };
+  const of = (target) => target.closest?.("main .t");
+  const change = (what) => {
+    Object.assign(state, what);
+    const held = find("tokens").contains(document.activeElement);
+    render();
+    if (held) focus(find("tokens").querySelector(".t"));
+  };
+  const beside = (from, by) => {
+    let to = from;
+    do {
+      to = by > 0 ? to.nextElementSibling : to.previousElementSibling;
+    } while (to && !to.matches(".t"));
+    if (to) return to;
+    const all = [...find("tokens").querySelectorAll(".chunk")];
+    const chunk = all[all.indexOf(from.parentElement) + by];
+    const tokens = chunk?.querySelectorAll(".t");
+    return tokens && tokens[by > 0 ? 0 : tokens.length - 1];
+  };
+  const above = (from, by) => { // the token of the next line that stands nearest
+    const begin = from.getBoundingClientRect();
+    let to = from, best = from, gap = Infinity, line = null;
+    for (let count = 0; count < 2000; count++) {
+      to = beside(to, by);
+      if (!to) break;
+      const place = to.getBoundingClientRect();
+      if (Math.abs(place.top - begin.top) < begin.height / 2) continue;
+      line ??= place.top;
+      if (Math.abs(place.top - line) > begin.height / 2) break;
+      if (Math.abs(place.left - begin.left) < gap) [best, gap] = [to, Math.abs(place.left - begin.left)];
+    }
+    return best;
+  };
+  const through = (by) => {
+    const names = row().segments.map(([name]) => name).filter((name) => name);
+    const at = names.indexOf(state.segment) + by;
+    change({ segment: at < -1 ? names[names.length - 1] : names[at] ?? null });
+  };
+
+  const keys = {
+    n: () => state.step + 1 < data.steps.length && change({ step: state.step + 1 }),
+    p: () => state.step && change({ step: state.step - 1 }),
+    j: () => state.row + 1 < data.steps[state.step].rows.length && change({ row: state.row + 1, segment: null }),
+    k: () => state.row && change({ row: state.row - 1, segment: null }),
+    "]": () => through(1),
+    "[": () => through(-1),
+    0: () => change({ segment: null }),
+  };
+  const moves = {
+    ArrowRight: (from) => beside(from, 1),
+    ArrowLeft: (from) => beside(from, -1),
+    ArrowDown: (from) => above(from, 1),
+    ArrowUp: (from) => above(from, -1),
+    Home: () => find("tokens").querySelector(".t"),
+    End: () => [...find("tokens").querySelectorAll(".t")].pop(),
+  };
+  document.addEventListener("keydown", (event) => {
+    if (event.ctrlKey || event.metaKey || event.altKey || event.target.matches("select")) return;
+    const from = of(event.target);
+    if (from && moves[event.key]) focus(moves[event.key](from));
+    else if (keys[event.key]) keys[event.key]();
+    else return;
+    event.preventDefault();
+  });
+  const area = find("tokens");
+  area.addEventListener("mouseover", (event) => of(event.target) && describe(+of(event.target).dataset.i));
+  area.addEventListener("click", (event) => focus(of(event.target)));
+  area.addEventListener("focusin", (event) => of(event.target) && describe(+of(event.target).dataset.i));
+  find("previous").addEventListener("click", keys.p);
+  find("next").addEventListener("click", keys.n);
+  find("row").addEventListener("change", (event) => change({ row: +event.target.value, segment: null }));
+  find("segment").addEventListener("change", (event) => {
+    change({ segment: event.target.value === "" ? null : +event.target.value });
+  });
+  render();
+})();

@@ -1,0 +1,186 @@
+"""Rows of a step as people look at them: the very batch that the pipeline gives, beside what a trace says of it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from grain_sft.errors import PipelineError, RowIndexError
+from grain_sft.pipeline import Pipeline
+from grain_sft.sources import Element
+from grain_sft.trace import Trace, trace
+from grain_sft.transforms import NgramFilter
+
+_BATCH = ("inputs", "targets", "inputs_position", "inputs_segmentation", "targets_segmentation")
+_SOURCE = ("tokens", "loss_mask", "positions", "segment_ids")
+
+
+@dataclasses.dataclass(frozen=True)
+class Piece:
+    """Consecutive tokens of a file that a row holds, of one segment.
+
+    Attributes:
+      segment: number in the row, from 1.
+      document: number in the corpus; None in a layout that does not follow documents.
+      source: name of the input that it came from, or the label of its file; "" where it has none.
+      record: line or row in that input, from 1; None where the corpus does not say.
+      file: path of the token file.
+      start, stop: tokens of the file.
+    """
+
+    segment: int
+    document: int | None
+    source: str
+    record: int | None
+    file: str
+    start: int
+    stop: int
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class RowView:
+    """A row of a batch, token by token.
+
+    Attributes:
+      step, epoch: from 0.
+      row: number in this host's batch.
+      place: in the global batch.
+      instance: number of the row in the layout; -1 for one of nothing but padding.
+      tokens: int64 [n], the inputs; after them the target of the last one, where that takes loss.
+      segments, positions: int64 [n], of the tokens. Segment 0 is padding.
+      loss: bool [n], whether the token takes loss as a target; in a batch, as the target of the input before it.
+      weights: float32 [n], the weight of that loss, where the batch has weights; else None.
+      pieces: where the tokens come from, in order.
+      notes: what should be known beside.
+    """
+
+    step: int
+    epoch: int
+    row: int
+    place: int
+    instance: int
+    tokens: npt.NDArray[np.int64]
+    segments: npt.NDArray[np.int64]
+    positions: npt.NDArray[np.int64]
+    loss: npt.NDArray[np.bool_]
+    weights: npt.NDArray[np.float32] | None
+    pieces: tuple[Piece, ...]
+    notes: tuple[str, ...]
+
+
+def view_rows(pipeline: Pipeline, step: int, rows: Sequence[int] | None = None) -> list[RowView]:
+    """Rows of `pipeline[step]`; None: all of this host.
+
+    Raises:
+      RowIndexError: no such step, or no such row in the host's batch.
+      PipelineError: a batch that has neither the source's keys nor those of ShiftTargets.
+      CorpusFileError, CorpusError: files can't be read.
+    """
+    batch = pipeline[step]
+    count = len(next(iter(batch.values())))
+    chosen = range(count) if rows is None else rows
+    for row in chosen:
+        if not 0 <= row < count:
+            raise RowIndexError(f"row {row} of step {step}: expected 0 to {count - 1}, the rows of this host's batch.")
+    lines = trace(pipeline, range(step, step + 1), host=pipeline.sampler.host, trainable=False)
+    places = np.unique(lines.row)
+    failing = _failing(pipeline, batch)
+    views = []
+    for row in chosen:
+        of_row = lines.select(lines.row == places[row])
+        columns = _columns({name: array[row] for name, array in batch.items()})
+        pieces = _pieces(of_row)
+        notes = [*_notes(batch, row, columns["segments"], pieces)]
+        if failing is not None and failing[row]:
+            notes.append("NgramFilter took the loss off this row: it repeats itself.")
+        at: dict[str, Any] = {"step": step, "epoch": int(of_row.epoch[0]), "row": row}
+        at |= {"place": int(of_row.row[0]), "instance": int(of_row.instance[0])}
+        views.append(RowView(**at, **columns, pieces=pieces, notes=tuple(notes)))
+    return views
+
+
+def _columns(row: Element) -> dict[str, Any]:
+    """Tokens, segments, positions, loss and weights of a row."""
+    if row.keys() >= set(_BATCH):
+        inputs, segments, positions = (row[key].astype(np.int64) for key in (_BATCH[0], _BATCH[3], _BATCH[2]))
+        taken = row["targets_segmentation"] != 0
+        loss, weights = np.append(False, taken), row.get("targets_weights")
+        weights = None if weights is None else np.append(np.float32(0), weights).astype(np.float32)
+        if len(taken) and taken[-1]:
+            inputs = np.append(inputs, np.int64(row["targets"][-1]))
+            segments = np.append(segments, np.int64(row["targets_segmentation"][-1]))
+            positions = np.append(positions, positions[-1] + 1)
+    elif row.keys() >= set(_SOURCE):
+        inputs, segments, positions = (row[key].astype(np.int64) for key in (_SOURCE[0], _SOURCE[3], _SOURCE[2]))
+        loss, weights = row["loss_mask"], row.get("loss_weights")
+    else:
+        raise PipelineError(
+            f"a batch with the keys {', '.join(row)}: expected those of ShiftTargets ({', '.join(_BATCH)}) or of the source "
+            f"({', '.join(_SOURCE)}). What a transform of your own makes of them can't be shown."
+        )
+    count = len(inputs)
+    return {
+        "tokens": inputs,
+        "segments": segments,
+        "positions": positions,
+        "loss": loss[:count],
+        "weights": None if weights is None else weights[:count],
+    }
+
+
+def _pieces(lines: Trace) -> tuple[Piece, ...]:
+    """The lines of a row's trace, but for the one of a row of nothing but padding."""
+    columns = {name: column.tolist() for name, column in lines.columns().items()}
+    return tuple(
+        Piece(
+            segment=columns["segment"][at],
+            document=None if columns["document"][at] < 0 else columns["document"][at],
+            source=lines.source_names[columns["source"][at]],
+            record=None if columns["record"][at] < 0 else columns["record"][at],
+            file=lines.paths[columns["shard"][at]],
+            start=columns["start"][at],
+            stop=columns["stop"][at],
+        )
+        for at in np.flatnonzero(lines.instance >= 0).tolist()
+    )
+
+
+def _notes(batch: Element, row: int, segments: npt.NDArray[np.int64], pieces: Sequence[Piece]) -> list[str]:
+    """Where the batch is not what the trace and the shift of targets say."""
+    notes = []
+    held = np.bincount(segments)
+    stated = np.zeros(max(len(held), max((piece.segment for piece in pieces), default=0) + 1), np.int64)
+    for piece in pieces:
+        stated[piece.segment] += piece.stop - piece.start
+    found = np.zeros_like(stated)
+    found[: len(held)] = held
+    found[0] = stated[0] = 0
+    differing = np.flatnonzero(found != stated)
+    cut = len(differing) and found[differing[0]] < stated[differing[0]] and not found[differing[0] + 1 :].any()
+    if len(differing) and not cut:  # a last column that is cut off is no news
+        notes.append(
+            f"segment {differing[0]} has {found[differing[0]]} tokens in the batch, {stated[differing[0]]} in the layout: a "
+            "transform changed the rows, so the sources may stand at the wrong tokens."
+        )
+    if "targets" in batch:
+        taken = batch["targets_segmentation"][row, :-1] != 0
+        wrong = np.flatnonzero(taken & (batch["targets"][row, :-1] != batch["inputs"][row, 1:]))
+        if len(wrong):
+            notes.append(
+                f"at {len(wrong)} inputs, from {wrong[0]} on, the target is not the next token: its id is "
+                f"{batch['targets'][row, wrong[0]]}. A transform changed it; the row shows inputs."
+            )
+    return notes
+
+
+def _failing(pipeline: Pipeline, batch: Element) -> npt.NDArray[np.bool_] | None:
+    """Which rows of the batch the pipeline's filter rejects; None without a filter. Padding at their ends is of the row."""
+    tokens = batch["inputs"] if "inputs" in batch else batch.get("tokens")
+    for transform in pipeline.transforms:
+        if isinstance(transform, NgramFilter) and tokens is not None:
+            return transform.fails(tokens)
+    return None

@@ -1,0 +1,145 @@
+"""A row as lines of a terminal."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from grain_sft.view.rows import Piece, RowView
+from grain_sft.view.token_text import TokenTexts, split_characters
+from grain_sft.view.visible import columns, visible, visible_line
+
+_COLOURS = (36, 33, 35, 32, 34, 31)  # cyan, yellow, magenta, green, blue, red: one segment after the other
+_RESET, _NO_LOSS, _SPECIAL = "\x1b[0m", "2", "7"
+_GUTTER = 9  # columns of the position and the bar beside it
+
+
+class Cell(NamedTuple):
+    """A token as it is shown: its text, whether it takes loss, whether it is special, its position, and whether the
+    line ends after it."""
+
+    text: str
+    loss: bool
+    special: bool
+    position: int
+    ends_line: bool
+
+
+def row_lines(view: RowView, texts: TokenTexts, *, colour: bool, width: int) -> Iterator[str]:
+    """The lines of a row: a heading, and segment by segment where it comes from and its tokens, wrapped.
+
+    With colour, segments have colours of their own, tokens that take no loss are dim, and special tokens are inverse.
+    Without, runs of tokens that take loss stand in ⟦ ⟧.
+
+    Args:
+      width: columns of the terminal.
+    """
+    filling = ", of nothing but padding" if view.instance < 0 else f", instance {view.instance:,} of the layout"
+    yield _styled(f"step {view.step:,}, epoch {view.epoch}, row {view.row}{filling}", "1", colour)
+    yield f"{len(view.tokens):,} tokens, {int(view.loss.sum()):,} take loss"
+    yield from view.notes
+    for segment, first, stop in segment_runs(view):
+        if not segment:
+            ids = ", ".join(map(str, np.unique(view.tokens[first:stop])[:3].tolist()))
+            yield ""
+            yield f"padding: {stop - first:,} tokens of id {ids}"
+            continue
+        yield ""
+        code = _COLOURS[(segment - 1) % len(_COLOURS)]
+        loss = int(view.loss[first:stop].sum())
+        heading = f"segment {segment}: tokens {first:,} to {stop - 1:,}, {loss:,} of {stop - first:,} take loss"
+        yield _styled(heading, f"1;{code}", colour)
+        for piece in view.pieces:
+            if piece.segment == segment:
+                yield f"  {place_of(piece)}"
+        yield from _wrapped(_cells(view, texts, first, stop), colour, code, max(width - _GUTTER, 16))
+
+
+def segment_runs(view: RowView) -> Iterator[tuple[int, int, int]]:
+    """(segment, first token, the one after its last) of each segment and of each stretch of padding, in order."""
+    borders = np.flatnonzero(np.diff(view.segments)) + 1
+    edges = [0, *borders.tolist(), len(view.segments)]
+    for first, stop in itertools.pairwise(edges):
+        if first < stop:
+            yield int(view.segments[first]), first, stop
+
+
+def place_of(piece: Piece) -> str:
+    """Where a piece comes from, in words."""
+    document = "" if piece.document is None else f"document {piece.document:,} "
+    record = "" if piece.record is None else f":{piece.record}"
+    source = f"of {visible_line(piece.source)}{record}, " if piece.source else ""
+    return f"{document}{source}tokens {piece.start:,} to {piece.stop - 1:,} of {visible_line(piece.file)}"
+
+
+def shown_texts(numbers: list[int], texts: TokenTexts) -> list[str]:
+    """Every token as it is shown: its visible text; of a character that several tokens hold parts of, the first shows
+    it and the others ‿; an id without a text is ⟨id⟩, or the id alone where no token has a text."""
+    held = [texts.text(number) for number in numbers]
+    shown = [f"⟨{number}⟩" if text is None else visible(text) for number, text in zip(numbers, held, strict=True)]
+    for first, stop, whole in split_characters(held):
+        shown[first:stop] = [visible(whole), *("‿" * (stop - first - 1))]
+    return shown
+
+
+def _cells(view: RowView, texts: TokenTexts, first: int, stop: int) -> Iterator[Cell]:
+    numbers = view.tokens[first:stop].tolist()
+    shown = shown_texts(numbers, texts)
+    loss, positions = view.loss[first:stop].tolist(), view.positions[first:stop].tolist()
+    for number, text, takes, position in zip(numbers, shown, loss, positions, strict=True):
+        yield Cell(text, takes, texts.is_special(number), position, text.endswith("⏎"))
+
+
+def _wrapped(cells: Iterator[Cell], colour: bool, code: int, width: int) -> Iterator[str]:
+    """Lines of at most `width` columns, each with the position of its first token before it."""
+    line: list[Cell] = []
+    used = 0
+    for cell in cells:
+        for part in _fitting(cell, width - (0 if colour else 2)):
+            size = columns(part.text)
+            if line and used + size > width - (0 if colour else 2 * (1 + _runs([*line, part]))):
+                yield _line(line, colour, code)
+                line, used = [], 0
+            line.append(part)
+            used += size
+            if part.ends_line:
+                yield _line(line, colour, code)
+                line, used = [], 0
+    if line:
+        yield _line(line, colour, code)
+
+
+def _fitting(cell: Cell, width: int) -> Iterator[Cell]:
+    """The token in parts that fit into a line."""
+    if columns(cell.text) <= width:
+        yield cell
+        return
+    size = max(width // 2, 1)
+    parts = [cell.text[at : at + size] for at in range(0, len(cell.text), size)]
+    for number, part in enumerate(parts):
+        yield cell._replace(text=part, ends_line=cell.ends_line and number == len(parts) - 1)
+
+
+def _runs(line: list[Cell]) -> int:
+    """Stretches of tokens that take loss."""
+    return sum(cell.loss and (not at or not line[at - 1].loss) for at, cell in enumerate(line))
+
+
+def _line(line: list[Cell], colour: bool, code: int) -> str:
+    parts: list[str] = []
+    for at, cell in enumerate(line):
+        if colour:
+            style = f"{code}" if cell.loss else f"{_NO_LOSS};{code}"
+            parts.append(_styled(cell.text, f"{style};{_SPECIAL}" if cell.special else style, True))
+            continue
+        opens = cell.loss and (not at or not line[at - 1].loss)
+        closes = cell.loss and (at == len(line) - 1 or not line[at + 1].loss)
+        parts.append(("⟦" if opens else "") + cell.text + ("⟧" if closes else ""))
+    return f"{line[0].position:>{_GUTTER - 3},} │ {''.join(parts)}"
+
+
+def _styled(text: str, code: str, colour: bool) -> str:
+    return f"\x1b[{code}m{text}{_RESET}" if colour else text

@@ -1,0 +1,130 @@
+"""A headless Chromium, driven through chromedriver's HTTP (W3C WebDriver) with nothing but the standard library."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import shutil
+import subprocess
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+_NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+_ELEMENT = "element-6066-11e4-a52e-4f735466cecf"
+
+
+class Browser:
+    """A session of the driver at `url`."""
+
+    def __init__(self, url: str, binary: str, profile: str) -> None:
+        self._url = url
+        arguments = ["--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
+        arguments += [f"--user-data-dir={profile}", "--hide-scrollbars", "--no-first-run", "--disable-extensions"]
+        asked = {
+            "browserName": "chrome",
+            "goog:chromeOptions": {"binary": binary, "args": arguments},
+            "goog:loggingPrefs": {"browser": "ALL", "performance": "ALL"},
+        }
+        answer = self._send("POST", "/session", {"capabilities": {"alwaysMatch": asked}})
+        self._session = f"/session/{answer['sessionId']}"
+
+    def open(self, path: Path) -> None:
+        """Open a page from the disk, with empty logs."""
+        self._log("browser")
+        self._log("performance")
+        self.call("POST", "/url", {"url": path.absolute().as_uri()})
+
+    def run(self, script: str, *arguments: Any) -> Any:
+        """What a function body of JavaScript returns."""
+        return self.call("POST", "/execute/sync", {"script": script, "args": arguments})
+
+    def console(self) -> list[str]:
+        """Errors and warnings since the page was opened."""
+        return [entry["message"] for entry in self._log("browser") if entry["level"] in ("SEVERE", "WARNING")]
+
+    def requests(self) -> list[str]:
+        """Addresses that were asked for since the page was opened."""
+        events = [json.loads(entry["message"])["message"] for entry in self._log("performance")]
+        return [each["params"]["request"]["url"] for each in events if each["method"] == "Network.requestWillBeSent"]
+
+    def press(self, *keys: str) -> None:
+        """Keys, one after the other, where the focus is."""
+        actions = [{"type": kind, "value": key} for key in keys for kind in ("keyDown", "keyUp")]
+        self.call("POST", "/actions", {"actions": [{"type": "key", "id": "keyboard", "actions": actions}]})
+
+    def point_at(self, selector: str) -> None:
+        """Move the mouse onto an element."""
+        found = self.call("POST", "/element", {"using": "css selector", "value": selector})
+        self.run("arguments[0].scrollIntoView({block: 'center'})", found)
+        move = {"type": "pointerMove", "duration": 0, "x": 0, "y": 0, "origin": {_ELEMENT: found[_ELEMENT]}}
+        self.call("POST", "/actions", {"actions": [{"type": "pointer", "id": "mouse", "actions": [move]}]})
+
+    def look(self, width: int, height: int, scheme: str) -> None:
+        """Take the size of a screen, and its colours: "light" or "dark"."""
+        self._cdp(
+            "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 600
+        )
+        self._cdp("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
+
+    def screenshot(self) -> bytes:
+        """The screen as PNG."""
+        return base64.b64decode(self.call("GET", "/screenshot"))
+
+    def call(self, method: str, path: str, body: Any = None) -> Any:
+        """Send one command of the session."""
+        return self._send(method, self._session + path, body)
+
+    def _cdp(self, command: str, **parameters: Any) -> None:
+        self.call("POST", "/goog/cdp/execute", {"cmd": command, "params": parameters})
+
+    def _log(self, kind: str) -> list[Any]:
+        found: list[Any] = self.call("POST", "/se/log", {"type": kind})
+        return found
+
+    def _send(self, method: str, path: str, body: Any) -> Any:
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(self._url + path, data, {"Content-Type": "application/json"}, method=method)
+        try:
+            with urllib.request.urlopen(request, timeout=60) as answer:
+                return json.load(answer)["value"]
+        except urllib.error.HTTPError as error:
+            raise AssertionError(f"{method} {path}: {error.read().decode()[:500]}") from error
+
+
+@contextlib.contextmanager
+def chromium() -> Iterator[Browser]:
+    """A browser; the test is skipped where there is none."""
+    binary = next(filter(None, map(shutil.which, _NAMES)), None)
+    driver = shutil.which("chromedriver")
+    if binary is None or driver is None:
+        pytest.skip("needs a real browser: Debian's packages chromium and chromium-driver")
+    with tempfile.TemporaryDirectory(prefix="grain_sft_chromium_", ignore_cleanup_errors=True) as profile:
+        process = subprocess.Popen([driver, "--port=0"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        try:
+            browser = Browser(f"http://127.0.0.1:{_port(process)}", binary, profile)
+            try:
+                yield browser
+            finally:
+                browser.call("DELETE", "")
+        finally:
+            process.terminate()
+            process.wait(10)
+
+
+def _port(process: subprocess.Popen[str]) -> int:
+    """Which port the driver chose."""
+    assert process.stdout is not None
+    end = time.monotonic() + 30
+    while time.monotonic() < end:
+        words = process.stdout.readline().split("successfully on port ")
+        if len(words) == 2:
+            return int(words[1].strip(". \n"))
+    raise AssertionError("chromedriver named no port within 30 s")

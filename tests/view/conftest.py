@@ -1,0 +1,45 @@
+"""A corpus of hostile chats, a config over it, and one browser for all tests of a module."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.append(str(Path(__file__).parents[1] / "prepare"))  # tokenizer_makers.py is for these tests too
+
+from chromium import chromium
+from hostile_chats import write_run
+
+
+@pytest.fixture(scope="session")
+def run(tmp_path_factory):
+    """Path of the config: packed rows of 512 tokens, four rows a step, loss on answers alone."""
+    folder = tmp_path_factory.mktemp("run")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("GRAIN_SFT_CACHE_DIR", str(folder / "cache"))
+        yield write_run(folder)
+
+
+@pytest.fixture
+def config(run, tmp_path):
+    """`config(**sections)`: path of a config over the same corpus, with sections or parts of them changed."""
+
+    def write(**changed):
+        sections = json.loads(run.read_text())
+        for name, part in changed.items():
+            sections[name] = {**sections[name], **part} if isinstance(part, dict) else part
+        path = tmp_path / "changed.json"
+        path.write_text(json.dumps({key: part for key, part in sections.items() if part is not None}))
+        return path
+
+    return write
+
+
+@pytest.fixture(scope="module")
+def browser():
+    """A headless Chromium; skips where there is none."""
+    with chromium() as session:
+        yield session

@@ -1,0 +1,289 @@
+"""The page of `inspect --html`: what it shows is what the pipeline gives, in a real browser too."""
+
+import base64
+import json
+import re
+
+import numpy as np
+import pytest
+
+from grain_sft import Host, load
+from grain_sft.cli.main import main
+from grain_sft.trace.text import tokenizer_of
+from grain_sft.view import inspect_page
+from grain_sft.view.rows import view_rows
+from grain_sft.view.terminal import place_of, segment_runs, shown_texts
+from grain_sft.view.token_text import TokenTexts
+from grain_sft.view.visible import visible, visible_line
+
+STEP = 2
+KEYS = {"right": "\ue014", "left": "\ue012", "down": "\ue015", "up": "\ue013", "home": "\ue011", "end": "\ue010"}
+
+
+@pytest.fixture(scope="module")
+def pipeline(run):
+    return load(run, host=Host(0, 1))
+
+
+@pytest.fixture(scope="module")
+def texts(pipeline):
+    return TokenTexts(tokenizer_of(pipeline.source.layout.corpus))
+
+
+@pytest.fixture(scope="module")
+def page(run, tmp_path_factory):
+    path = tmp_path_factory.mktemp("page") / "rows.html"
+    assert main(["inspect", str(run), "--step", str(STEP), "--html", str(path)]) == 0
+    return path
+
+
+def data_of(page):
+    (held,) = re.findall(r'<script type="application/json" id="data">(.*?)</script>', page.read_text())
+    return json.loads(held)
+
+
+def decoded(text, dtype):
+    return np.frombuffer(base64.b64decode(text), dtype)
+
+
+def columns_of(row):
+    """tokens, segments, positions and loss of a row of the page's data."""
+    count = row["length"]
+    tokens = decoded(row["ids"], {2: "<u2", 4: "<i4"}[row["width"]])
+    segments = np.concatenate([np.full(stop - first, segment) for segment, first, stop in row["segments"]])
+    positions = np.zeros(count, np.int64)
+    for at, position in row["positions"]:
+        positions[at:] = position + np.arange(count - at)
+    loss = np.unpackbits(decoded(row["loss"], np.uint8), bitorder="little")[:count].astype(bool)
+    return tokens, segments, positions, loss
+
+
+def test_the_page_holds_the_arrays_of_three_steps(page, pipeline):
+    data = data_of(page)
+    assert [step["step"] for step in data["steps"]] == [STEP - 1, STEP, STEP + 1] and data["at"] == 1
+    assert data["receipt"] == pipeline.receipt.code
+    for step in data["steps"]:
+        batch = pipeline[step["step"]]
+        assert [row["row"] for row in step["rows"]] == list(range(len(batch["inputs"])))
+        for row, held in enumerate(step["rows"]):
+            tokens, segments, positions, loss = columns_of(held)
+            np.testing.assert_array_equal(tokens, batch["inputs"][row])
+            np.testing.assert_array_equal(segments, batch["inputs_segmentation"][row])
+            np.testing.assert_array_equal(positions, batch["inputs_position"][row])
+            np.testing.assert_array_equal(loss[1:], batch["targets_segmentation"][row, :-1] != 0)
+            assert held["weights"] is None and not loss[0]
+
+
+def test_pieces_and_sources_are_those_of_the_rows(page, pipeline, texts):
+    data = data_of(page)
+    shown = dict(zip(data["pieces"]["ids"], data["pieces"]["shown"], strict=True))
+    for step in data["steps"]:
+        for held, view in zip(step["rows"], view_rows(pipeline, step["step"]), strict=True):
+            assert {shown[each] for each in view.tokens.tolist()} == {
+                visible(texts.text(each)) for each in view.tokens.tolist()
+            }
+            assert [piece["words"] for piece in held["pieces"]] == [place_of(piece) for piece in view.pieces]
+            assert (held["place"], held["instance"]) == (view.place, view.instance)
+    assert data["pieces"]["special"] == [each for each in data["pieces"]["ids"] if texts.is_special(each)]
+
+
+def test_no_text_becomes_markup_and_nothing_is_asked_of_a_network(page):
+    written = page.read_text()
+    assert len(re.findall(r"<script", written)) == len(re.findall(r"</script>", written)) == 2
+    assert "<img" not in written and "\x1b" not in written and "\u202e" not in written
+    assert not re.findall(r"https?://|url\(|@import|src=|href=", written)
+    (policy,) = re.findall(r'http-equiv="Content-Security-Policy" content="([^"]*)"', written)
+    assert "default-src 'none'" in policy and re.search(r"script-src 'sha256-[\w+/=]+'", policy)
+
+
+def test_the_ends_of_a_run_have_one_neighbour(run, pipeline, tmp_path):
+    last = len(pipeline) - 1
+    for step, expected in ((0, [0, 1]), (last, [last - 1, last])):
+        path = tmp_path / f"{step}.html"
+        assert main(["inspect", str(run), "--step", str(step), "--row", "3", "--html", str(path)]) == 0
+        data = data_of(path)
+        assert [each["step"] for each in data["steps"]] == expected
+        assert data["steps"][data["at"]]["step"] == step
+        assert [row["row"] for each in data["steps"] for row in each["rows"]] == [3, 3]
+
+
+def test_of_very_many_tokens_the_first_rows_are_on_the_page(pipeline, texts, tmp_path, monkeypatch):
+    monkeypatch.setattr(inspect_page, "MOST_TOKENS", 2 * 3 * 512 + 5)
+    path = tmp_path / "some.html"
+    path.write_text(inspect_page.inspect_page(pipeline, STEP, texts))
+    assert [len(step["rows"]) for step in data_of(path)["steps"]] == [2, 2, 2]
+    assert data_of(path)["rows_of_batch"] == 4
+
+
+def test_weights_ids_of_four_bytes_and_ids_without_a_text(write_tokens, tmp_path, browser):
+    rng = np.random.default_rng(0)
+    write_tokens("sft/token_ids_part_0000.npy", rng.integers(0, 2**31 - 1, 300), "uint32")
+    weights = np.round(rng.random(300), 3).astype(np.float32) * (rng.random(300) < 0.7)
+    write_tokens("weights.npy", weights, "float32")
+    from grain_sft import IndexSampler, NpyDataSource, Pipeline, ShiftTargets, WindowLayout, open_corpus
+
+    corpus = open_corpus(tmp_path / "sft", dtype="uint32")
+    source = NpyDataSource(WindowLayout(corpus, 50))
+
+    class Weighted:
+        def map(self, element):
+            rows = element["tokens"].shape[0]
+            part = np.resize(weights, (rows, 50))
+            return {**element, "loss_weights": part, "loss_mask": part != 0}
+
+    import grain
+
+    transform = type("Weigh", (grain.transforms.Map,), {"map": Weighted.map})()
+    pipeline = Pipeline(source, IndexSampler(6, global_batch_size=2, seed=0), [transform, ShiftTargets()])
+    path = tmp_path / "weights.html"
+    path.write_text(inspect_page.inspect_page(pipeline, 1, TokenTexts(None)))
+    batch = pipeline[1]
+    data = data_of(path)
+    for row, held in enumerate(data["steps"][1]["rows"]):
+        np.testing.assert_array_equal(decoded(held["weights"], "<f4")[1:], batch["targets_weights"][row, :-1])
+        np.testing.assert_array_equal(columns_of(held)[0], batch["inputs"][row])
+    browser.open(path)
+    found = browser.run(
+        """return [...document.querySelectorAll('main .t')].map((each) => { each.click(); return [each.textContent,
+        each.matches('.l'), +document.querySelector('[data-fact=weight]').textContent]; })"""
+    )
+    weight = np.append(np.float32(0), batch["targets_weights"][0, :-1])
+    assert [text for text, _, _ in found] == [f"⟨{each}⟩" for each in batch["inputs"][0].tolist()]
+    assert [each for _, each, _ in found] == (weight != 0).tolist()
+    np.testing.assert_allclose([each for _, _, each in found], weight, rtol=1e-5)
+    assert browser.console() == []
+
+
+def tokens_shown(browser):
+    """What stands in the page: of every token its number, text, and classes."""
+    return browser.run(
+        "return [...document.querySelectorAll('main .t')].map((each) => [+each.dataset.i, each.textContent, each.className])"
+    )
+
+
+def expected_tokens(view, texts, segment=None):
+    found = []
+    for name, first, stop in segment_runs(view):
+        if name and segment in (None, name):
+            numbers = view.tokens[first:stop].tolist()
+            for at, text in enumerate(shown_texts(numbers, texts)):
+                loss, special = view.loss[first + at], texts.is_special(numbers[at])
+                found.append([first + at, text, "t" + " l" * bool(loss) + " x" * special])
+    return found
+
+
+def test_a_browser_shows_the_rows_by_mouse_and_keyboard(page, pipeline, texts, browser):
+    browser.open(page)
+    views = {step: view_rows(pipeline, step) for step in (STEP - 1, STEP, STEP + 1)}
+    assert tokens_shown(browser) == expected_tokens(views[STEP][0], texts)
+    for keys, step, row in (
+        ("n", STEP + 1, 0),
+        ("jj", STEP + 1, 2),
+        ("pp", STEP - 1, 2),
+        ("k", STEP - 1, 1),
+        ("n", STEP, 1),
+    ):
+        browser.press(*keys)
+        assert browser.run("return document.documentElement.dataset.shown") == f"{step}/{row}/all"
+        assert tokens_shown(browser) == expected_tokens(views[step][row], texts)
+    for key, segment in (("]", 1), ("]", 2), ("[", 1), ("0", None), ("[", max(views[STEP][1].segments))):
+        browser.press(key)
+        assert tokens_shown(browser) == expected_tokens(views[STEP][1], texts, segment)
+    browser.press("0")
+    browser.run("const s = document.getElementById('segment'); s.value = '2'; s.dispatchEvent(new Event('change'))")
+    assert tokens_shown(browser) == expected_tokens(views[STEP][1], texts, 2)
+    assert browser.run("return document.title") == f"Step {STEP}: run.json"
+    assert browser.console() == []
+    assert browser.requests() == [page.absolute().as_uri()]
+
+
+def test_a_browser_tells_of_each_token_what_the_arrays_say(page, pipeline, texts, browser):
+    browser.open(page)
+    browser.press("j")
+    batch = pipeline[STEP]
+    view = view_rows(pipeline, STEP)[1]
+    browser.run("document.querySelector('main .t').focus()")
+    moves = [
+        (None, 0),
+        ("right", 1),
+        ("right", 2),
+        ("left", 1),
+        ("end", int((view.segments != 0).sum()) - 1),
+        ("home", 0),
+    ]
+    at = 0
+    for key, at in moves:
+        if key:
+            browser.press(KEYS[key])
+        check_facts(browser, at, batch, view, texts)
+    browser.press(KEYS["down"])
+    below = int(browser.run("return document.activeElement.dataset.i"))
+    assert below > at
+    check_facts(browser, below, batch, view, texts)
+    browser.press(KEYS["up"])
+    assert browser.run("return document.activeElement.dataset.i") == "0"
+    for at in (5, 40, 111, 200):
+        browser.point_at(f'[data-i="{at}"]')
+        check_facts(browser, at, batch, view, texts)
+
+
+def check_facts(browser, at, batch, view, texts):
+    facts = browser.run(
+        "return Object.fromEntries([...document.querySelectorAll('#detail dd')].map((e) => [e.dataset.fact, e.textContent]))"
+    )
+    token, segment = int(batch["inputs"][1, at]), int(batch["inputs_segmentation"][1, at])
+    (piece,) = [each for each in view.pieces if each.segment == segment]
+    first = int(np.flatnonzero(batch["inputs_segmentation"][1] == segment)[0])
+    loss = bool(at and batch["targets_segmentation"][1, at - 1])
+    facts.pop("shown", None)
+    assert facts == {
+        "token": str(at),
+        "id": str(token),
+        "piece": visible(texts.text(token)),
+        "position": str(batch["inputs_position"][1, at]),
+        "segment": str(segment),
+        "takes loss": "yes" if loss else "no",
+        "weight": str(int(loss)),
+        "document": f"{piece.document:,} of {visible_line(piece.source)}:{piece.record}",
+        "file": f"{piece.file}, token {piece.start + at - first:,}",
+    }
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [360, 1280])
+def test_it_fits_a_phone_and_can_be_read_in_light_and_dark(page, browser, scheme, width):
+    browser.look(width, 800, scheme)
+    browser.open(page)
+    browser.press("j")
+    assert browser.run("return [document.documentElement.scrollWidth, innerWidth]") == [width, width]
+    colours = browser.run(
+        """const seen = new Set();
+           const colour = (text) => { const c = document.createElement('canvas').getContext('2d'); c.fillStyle = text;
+             c.fillRect(0, 0, 1, 1); return [...c.getImageData(0, 0, 1, 1).data]; };
+           const under = (each) => { const own = colour(getComputedStyle(each).backgroundColor);
+             if (own[3] === 255 || !each.parentElement) return own.slice(0, 3);
+             const below = under(each.parentElement), a = own[3] / 255;
+             return below.map((value, at) => own[at] * a + value * (1 - a)); };
+           return [...document.querySelectorAll('h1, h2, #about, .legend .quiet, section .where, main .t.l, main .t:not(.l)')]
+             .filter((each) => { const key = each.className + '/' + each.closest('section')?.className + each.tagName;
+               return !seen.has(key) && seen.add(key); })
+             .map((each) => [each.className, colour(getComputedStyle(each).color).slice(0, 3), under(each)])"""
+    )
+    assert len(colours) > 15
+    for name, ink, paper in colours:
+        assert contrast(ink, paper) >= 4.5, (name, ink, paper)  # WCAG AA
+    papers = {tuple(paper) for _, _, paper in colours}
+    assert len(papers) >= 4  # segments that take loss have colours of their own
+    assert (sum(min(papers)) < 200) == (scheme == "dark")
+
+
+def contrast(one, other):
+    """Of WCAG 2.2."""
+
+    def luminance(colour):
+        parts = [each / 255 for each in colour]
+        linear = [each / 12.92 if each <= 0.04045 else ((each + 0.055) / 1.055) ** 2.4 for each in parts]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+    light, dark = sorted((luminance(one), luminance(other)), reverse=True)
+    return (light + 0.05) / (dark + 0.05)

@@ -1,0 +1,101 @@
+"""Nothing that is shown hides, moves or controls anything."""
+
+import unicodedata
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizer_makers import (
+    ODD_TEXTS,
+    PRIMER_TOKENS,
+    SENTENCES,
+    byte_level_json,
+    metaspace_json,
+    save_huggingface,
+    save_sentencepiece,
+)
+
+from grain_sft.prepare.tokenizers import load_tokenizer
+from grain_sft.view.token_text import TokenTexts, split_characters
+from grain_sft.view.visible import columns, visible, visible_line
+
+ANYTHING = st.text(st.characters(), max_size=20)
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("a b\n\tc", "a·b⏎⇥c"),
+        ("\x1b[31m\x07\x00\x7f\x9b", "⟨U+001B⟩[31m⟨U+0007⟩⟨U+0000⟩⟨U+007F⟩⟨U+009B⟩"),
+        ("\u202eleft\u2066\u200f", "⟨U+202E⟩left⟨U+2066⟩⟨U+200F⟩"),
+        ("\u200b\ufeff\u00ad\u3164\ufe0f", "⟨U+200B⟩⟨U+FEFF⟩⟨U+00AD⟩⟨U+3164⟩⟨U+FE0F⟩"),
+        ("\u00a0\u2003\u2028", "⟨U+00A0⟩⟨U+2003⟩⟨U+2028⟩"),
+        (b"\xf0\x9fa".decode("utf-8", "surrogateescape"), "⟨xF0⟩⟨x9F⟩a"),
+        ("\u0301", "◌\u0301"),
+        ("e\u0301 日本 \u05d0", "e\u0301·日本·\u05d0"),
+        ("</script>", "</script>"),
+    ],
+)
+def test_what_is_not_seen_has_a_sign(text, shown):
+    assert visible(text) == shown
+    assert visible_line(f"{text} x y").endswith(" x y")
+
+
+@given(ANYTHING)
+def test_no_text_holds_a_character_that_is_not_seen(text):
+    for shown in (visible(text), visible_line(text).replace(" ", "")):
+        assert not {"Cc", "Cf", "Cs", "Co", "Cn", "Zs", "Zl", "Zp"} & {unicodedata.category(each) for each in shown}
+        assert shown.isprintable()
+        shown.encode()
+    assert bool(text) == bool(visible(text))
+
+
+def test_wide_characters_take_two_columns_and_marks_none():
+    assert (columns("abc"), columns("日本"), columns("e\u0301"), columns("◌\u0301")) == (3, 4, 1, 1)
+
+
+@pytest.fixture(params=["sentencepiece", "gpt2", "llama3", "first", "never"])
+def tokenizer(request, tmp_path):
+    kind = request.param
+    if kind == "sentencepiece":
+        return load_tokenizer(save_sentencepiece(tmp_path))
+    if kind in ("gpt2", "llama3"):
+        content = byte_level_json(("<|endoftext|>", *PRIMER_TOKENS), style=kind)
+        return load_tokenizer(save_huggingface(tmp_path / "hf", content, eos="<|endoftext|>"))
+    return load_tokenizer(save_huggingface(tmp_path / "hf", metaspace_json(("<s>", "</s>"), scheme=kind)))
+
+
+def test_texts_of_tokens_one_after_the_other_are_the_text(tokenizer):
+    texts = TokenTexts(tokenizer)
+    for text in [*SENTENCES, *(each for each in ODD_TEXTS if "</s>" not in each)]:
+        (ids,) = tokenizer.encode([text])
+        pieces = [texts.text(number) for number in ids]
+        joined = "".join(pieces).encode("utf-8", "surrogateescape").decode()
+        assert joined in (text, f" {text}")  # some begin with a space of their own
+        parts = list(split_characters(pieces))
+        for first, stop, whole in parts:
+            assert "".join(pieces[first:stop]).encode("utf-8", "surrogateescape").decode() == whole
+        whole_tokens = sum(stop - first for first, stop, _ in parts)
+        broken = [piece for piece in pieces if any("\udc80" <= each <= "\udcff" for each in piece)]
+        assert whole_tokens == len(broken)
+
+
+def test_special_tokens_are_known_and_ids_without_a_text_have_none(tokenizer):
+    texts = TokenTexts(tokenizer)
+    for text, number in tokenizer.special_tokens.items():
+        assert texts.is_special(number) and texts.text(number) == text
+    (ids,) = tokenizer.encode(["quick"])
+    assert not texts.is_special(ids[-1])
+    assert texts.text(tokenizer.vocab_size) is None and texts.text(-1) is None
+    alone = TokenTexts(None)
+    assert alone.text(5) is None and not alone.is_special(5)
+
+
+@given(st.lists(st.binary(max_size=3), max_size=12))
+def test_characters_are_put_together_from_any_bytes(parts):
+    pieces = [part.decode("utf-8", "surrogateescape") for part in parts]
+    before = 0
+    for first, stop, whole in split_characters(pieces):
+        assert before <= first < stop <= len(pieces)
+        assert b"".join(parts[first:stop]).decode() == whole
+        before = stop
