@@ -1,0 +1,368 @@
+"""The cache of remote shards: bounded, shared, checked, and never of another version."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import fsspec
+import numpy as np
+import pytest
+from failing_proxy import Proxy, media_bytes
+from sft_files import documents, write_episodes
+
+import grain_sft
+from grain_sft import files
+
+pytest.importorskip("gcp_storage_emulator.server")
+
+LENGTH = 1024
+TOKENS = 64 * LENGTH  # a shard: 256 KiB
+SHARDS = 6
+UNIT = 32 << 10
+
+READER = """
+import sys, numpy as np
+from grain_sft.corpus import open_corpus
+from grain_sft.corpus.reader import ShardReader
+url, folder, bound, unit, seed, rows = sys.argv[1:]
+corpus = open_corpus(url, remote={"cache": {"folder": folder, "max_bytes": bound, "unit": unit}})
+reader = ShardReader(corpus.shards, 4, remote=corpus.remote)
+print("ready", flush=True)
+sys.stdin.readline()
+order = np.random.default_rng(int(seed)).permutation(corpus.num_tokens // 1024)[: int(rows)]
+for batch in np.split(order, len(order) // 8):
+    out = np.empty((8, 1024), np.uint32)
+    shards, first = np.divmod(batch * 1024, 65536)
+    reader.gather(shards.tolist(), first.tolist(), list(range(0, 32768, 4096)), [4096] * 8, out.data.cast("B"))
+    assert (out == np.arange(1024) + batch[:, None] * 1024).all(), batch
+print(len(order), flush=True)
+"""
+
+
+def tokens(shard):
+    return np.arange(shard * TOKENS, (shard + 1) * TOKENS, dtype=np.uint32)
+
+
+@pytest.fixture(scope="module")
+def proxy(client):
+    for shard in range(SHARDS):
+        client.pipe_file(f"bucket/cached/{shard}.npy", tokens(shard).tobytes())
+    with pytest.MonkeyPatch.context() as patch:
+        proxy = Proxy(os.environ["STORAGE_EMULATOR_HOST"])
+        patch.setenv("STORAGE_EMULATOR_HOST", proxy.address)
+        patch.setenv("FSSPEC_GS_TOKEN", "anon")  # else each process looks for credentials for seconds
+        grain_sft.open_corpus("gs://bucket/cached/").save("gs://bucket/cached/index.json")
+        yield proxy
+        proxy.close()
+    client.rm("bucket/cached", recursive=True)
+
+
+@pytest.fixture
+def memory():
+    """Files of fsspec's own memory."""
+    client = fsspec.filesystem("memory")
+    for shard in range(SHARDS):
+        client.pipe_file(f"/cached/{shard}.npy", tokens(shard).tobytes())
+    yield client
+    client.rm("/cached", recursive=True)
+
+
+def source(url, folder, bound="64MiB", unit=UNIT):
+    corpus = grain_sft.open_corpus(url, remote={"cache": {"folder": str(folder), "max_bytes": bound, "unit": unit}})
+    return grain_sft.NpyDataSource(grain_sft.WindowLayout(corpus, LENGTH))
+
+
+def check(mine, rows):
+    expected = np.arange(SHARDS * TOKENS, dtype=np.uint32).reshape(-1, LENGTH)
+    np.testing.assert_array_equal(mine.read(rows)["tokens"], expected[rows])
+
+
+def cached(folder):
+    """The files of a cache that hold blocks."""
+    return sorted(path for path in folder.rglob("*") if path.is_file() and path.name != "space")
+
+
+def sizes_of(folder):
+    """Bytes of each file."""
+    found = {}
+    for base, _, names in os.walk(folder):
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):
+                stat = os.stat(os.path.join(base, name))
+                found[base, name, stat.st_ino] = stat.st_size
+    return found
+
+
+def size_of(folder):
+    """Bytes of all files together at one moment: of two listings in a row that are the same; None where none are."""
+    before = sizes_of(folder)
+    for _ in range(20):
+        now = sizes_of(folder)
+        if now == before:
+            return sum(now.values())
+        before = now
+    return None
+
+
+def start(folder, bound, unit, seed, rows):
+    arguments = ["gs://bucket/cached/index.json", str(folder), str(bound), str(unit), str(seed), str(rows)]
+    return subprocess.Popen([sys.executable, "-c", READER, *arguments], stdin=-1, stdout=-1, text=True)
+
+
+def go(processes):
+    """Have processes that are ready begin together."""
+    for process in processes:
+        assert process.stdout.readline() == "ready\n"
+    for process in processes:
+        process.stdin.write("\n")
+        process.stdin.flush()
+
+
+@pytest.mark.parametrize("unit", [UNIT, 100_000, "shard"])
+def test_rows_are_those_of_the_bucket_and_are_fetched_once(proxy, tmp_path, unit):
+    mine = source("gs://bucket/cached/", tmp_path, unit=unit)
+    every = np.random.default_rng(0).permutation(len(mine))
+    proxy.clear()
+    for start in range(0, len(every), 16):
+        check(mine, every[start : start + 16])
+    assert media_bytes(proxy) == (SHARDS * TOKENS * 4,) * 2
+    again = source("gs://bucket/cached/index.json", tmp_path, unit=unit)
+    proxy.clear()
+    check(again, every)
+    assert not proxy.requests["media"]
+
+
+def test_the_environment_asks_for_a_cache(proxy, tmp_path, monkeypatch):
+    monkeypatch.setenv("GRAIN_SFT_SHARD_CACHE", str(tmp_path))
+    mine = grain_sft.NpyDataSource
+    corpus = grain_sft.open_corpus("gs://bucket/cached/")
+    with pytest.raises(grain_sft.GrainSftError, match=r"\$GRAIN_SFT_SHARD_CACHE_BYTES"):
+        mine(grain_sft.WindowLayout(corpus, LENGTH))
+    monkeypatch.setenv("GRAIN_SFT_SHARD_CACHE_BYTES", "1GiB")
+    monkeypatch.setenv("GRAIN_SFT_SHARD_CACHE_UNIT", "shard")
+    check(mine(grain_sft.WindowLayout(corpus, LENGTH)), [0, 1])
+    assert len(cached(tmp_path)) == 1
+
+
+def test_loss_files_are_cached_too(client, proxy, tmp_path):
+    write_episodes(tmp_path / "episodes", documents(60, weights=True), shards=2)
+    for path in (tmp_path / "episodes").rglob("*"):
+        if path.is_file():
+            client.pipe_file(f"bucket/episodes/{path.relative_to(tmp_path / 'episodes')}", path.read_bytes())
+    local = grain_sft.NpyDataSource(grain_sft.WindowLayout(grain_sft.open_corpus(tmp_path / "episodes"), 16)).read(
+        [3, 1]
+    )
+    corpus = grain_sft.open_corpus(
+        "gs://bucket/episodes", remote={"cache": {"folder": tmp_path / "cache", "max_bytes": "1MiB", "unit": UNIT}}
+    )
+    mine = grain_sft.NpyDataSource(grain_sft.WindowLayout(corpus, 16))
+    for _ in range(2):
+        for key, array in mine.read([3, 1]).items():
+            np.testing.assert_array_equal(array, local[key])
+    assert len(cached(tmp_path / "cache")) == 2  # tokens and weights
+    proxy.clear()
+    mine.read([3, 1])
+    assert not proxy.requests
+    client.rm("bucket/episodes", recursive=True)
+
+
+@pytest.mark.parametrize("damage", ["a bit", "cut", "emptied", "swapped", "a checksum"])
+def test_a_damaged_block_is_fetched_again(memory, tmp_path, damage):
+    mine = source("memory://cached/", tmp_path)
+    check(mine, list(range(len(mine))))
+    paths = cached(tmp_path)
+    for path, other in zip(paths, paths[1:] + paths[:1], strict=True):
+        data = bytearray(path.read_bytes())
+        if damage == "a bit":
+            data[-100] ^= 4
+        elif damage == "a checksum":
+            data[65] ^= 1
+        data = {"cut": data[:-5000], "emptied": b"", "swapped": other.read_bytes()}.get(damage, data)
+        (tmp_path / "new").write_bytes(data)
+        (tmp_path / "new").rename(path)
+    check(mine, list(range(len(mine))))
+    check(source("memory://cached/", tmp_path), list(range(len(mine))))
+
+
+def test_what_was_not_used_for_longest_makes_room(memory, tmp_path):
+    mine = source("memory://cached/", tmp_path, bound=10 * (UNIT + 128) + 4096, unit=UNIT)
+    rows = UNIT // 4 // LENGTH
+    for block in (0, 7, *range(8, 15), 0):  # the ends of shard 0 are looked at first
+        check(mine, [block * rows])
+    kept = {int(path.name.split("-")[1]) // UNIT for path in cached(tmp_path)}
+    assert 0 in kept and len(cached(tmp_path)) in (9, 10) and size_of(tmp_path) <= 10 * (UNIT + 128) + 4096
+
+
+def test_files_of_others_in_the_folder_are_left_alone(memory, tmp_path):
+    (tmp_path / "blocks" / "ab").mkdir(parents=True)
+    for path in (tmp_path / "mine.npy", tmp_path / "blocks" / "ab" / "mine.npy"):
+        path.write_bytes(bytes(1 << 20))
+    mine = source("memory://cached/", tmp_path, bound=3 * UNIT)
+    check(mine, list(range(0, len(mine), 7)))
+    assert (tmp_path / "mine.npy").exists() and (tmp_path / "blocks" / "ab" / "mine.npy").exists()
+
+
+def test_another_version_of_an_object_is_never_mixed_with_the_first(client, proxy, tmp_path):
+    first = np.arange(TOKENS, dtype=np.uint32)
+    second = first.copy()
+    second[2000:-2000] += 7  # the same size, and the same ends
+    client.pipe_file("bucket/versions/0.npy", first.tobytes())
+    before = source("gs://bucket/versions/", tmp_path)
+    assert (before.read([20])["tokens"] == first.reshape(-1, LENGTH)[[20]]).all()
+    client.pipe_file("bucket/versions/0.npy", second.tobytes())
+    after = source("gs://bucket/versions/", tmp_path)
+    rows = list(range(64))
+    np.testing.assert_array_equal(after.read(rows)["tokens"], second.reshape(-1, LENGTH))
+    assert (before.read([20])["tokens"] == first.reshape(-1, LENGTH)[[20]]).all()  # what it has is of its version
+    with pytest.raises(grain_sft.GrainSftError, match=r"gs://bucket/versions/0.npy: .*\(generation \d+\) is gone"):
+        before.read([40])
+    client.rm("bucket/versions", recursive=True)
+
+
+def test_without_generations_a_version_is_asked_for_after_each_block(memory, tmp_path):
+    mine = source("memory://cached/", tmp_path)
+    check(mine, [0])
+    memory.pipe_file("/cached/0.npy", tokens(0)[::-1].tobytes())
+    with pytest.raises(grain_sft.GrainSftError, match=r"memory:///?cached/0.npy: .* is gone: it was replaced"):
+        mine.read([20])
+    with pytest.raises(grain_sft.GrainSftError, match="other content: it was replaced"):
+        corpus = mine.layout.corpus
+        grain_sft.NpyDataSource(grain_sft.WindowLayout(corpus, LENGTH)).read([0])
+
+
+def test_four_processes_that_start_together_fetch_each_byte_once(proxy, tmp_path):
+    processes = [start(tmp_path, "1GiB", UNIT, seed, SHARDS * 64) for seed in range(4)]
+    for process in processes:
+        assert process.stdout.readline() == "ready\n"
+    proxy.clear()
+    proxy.latency = 0.005  # so that they meet
+    for process in processes:
+        process.stdin.write("\n")
+        process.stdin.flush()
+    assert [process.communicate()[0] for process in processes] == [f"{SHARDS * 64}\n"] * 4
+    proxy.latency = 0
+    assert media_bytes(proxy) == (SHARDS * TOKENS * 4,) * 2
+
+
+@pytest.mark.parametrize("unit", [UNIT, pytest.param("shard", marks=pytest.mark.heavy)])
+def test_a_third_of_the_corpus_is_never_exceeded(proxy, tmp_path, unit):
+    bound = SHARDS * TOKENS * 4 // 3 + 8192
+    processes = [start(tmp_path, bound, unit, seed, 96) for seed in range(4)]
+    sizes, done = [], threading.Event()
+
+    def watch():
+        while not done.wait(0.001):
+            if (size := size_of(tmp_path)) is not None:
+                sizes.append(size)
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        go(processes)
+        found = [process.communicate()[0] for process in processes]
+    finally:
+        done.set()
+        watcher.join()
+    assert found == ["96\n"] * 4
+    assert len(sizes) > 100 and 0.5 * bound < max(sizes) <= bound
+    assert not [path for path in cached(tmp_path) if path.suffix == ".part"]
+
+
+def test_processes_that_are_killed_leave_a_cache_that_works(proxy, tmp_path):
+    bound = SHARDS * TOKENS * 4 // 3 + 4096
+    proxy.latency = 0.01
+    parts = 0
+    for seed in range(2):
+        process = start(tmp_path, bound, "shard" if seed % 2 else UNIT, seed, SHARDS * 64)
+        go([process])
+        time.sleep(0.06)
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+        parts += len([path for path in cached(tmp_path) if path.suffix == ".part"])
+        assert size_of(tmp_path) <= bound
+    proxy.latency = 0
+    mine = source("gs://bucket/cached/", tmp_path, bound=bound)
+    for row in range(0, len(mine), 32):
+        check(mine, list(range(row, row + 32)))
+        assert size_of(tmp_path) <= bound
+    assert not [path for path in cached(tmp_path) if path.suffix == ".part"]
+    assert parts
+
+
+def test_a_maker_that_is_stopped_is_not_waited_for_without_end(proxy, tmp_path):
+    mine = source("gs://bucket/cached/index.json", tmp_path)
+    check(mine, [0])
+    held = next(path for path in cached(tmp_path) if "-0-" in path.name)
+    (held.parent / (held.name + ".part")).touch()
+    held.unlink()
+    holder = subprocess.Popen(["flock", f"{held}.part", "sleep", "60"])
+    time.sleep(0.2)
+    corpus = grain_sft.open_corpus(
+        "gs://bucket/cached/index.json",
+        remote={"seconds": 0.5, "cache": {"folder": tmp_path, "max_bytes": "64MiB", "unit": UNIT}},
+    )
+    begin = time.monotonic()
+    check(grain_sft.NpyDataSource(grain_sft.WindowLayout(corpus, LENGTH)), [0, 1])
+    assert time.monotonic() - begin < 4
+    holder.kill()
+    holder.wait()
+
+
+@pytest.mark.parametrize("folder", ["/proc/nothing", "/dev/null"])
+def test_a_folder_that_can_not_be_written_to_is_done_without(memory, folder, caplog):
+    mine = source("memory://cached/", folder)
+    check(mine, [5, 300, 17])
+    assert "can't be written to" in caplog.text and "read from the bucket" in caplog.text
+
+
+def test_where_the_disk_is_full_rows_come_from_the_bucket(memory, tmp_path, caplog):
+    mine = source("memory://cached/", tmp_path, unit="shard")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, hard))
+    try:
+        check(mine, [5, 300, 17])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert "can't be written to" in caplog.text
+    assert size_of(tmp_path) <= 4096
+    check(mine, [5, 300, 17])
+    assert len(cached(tmp_path)) == 2
+
+
+def test_threads_share_a_cache(memory, tmp_path):
+    mine = source("memory://cached/", tmp_path, bound=SHARDS * TOKENS * 4 // 3 + 4096)
+    wrong = []
+
+    def work(seed):
+        generator = np.random.default_rng(seed)
+        try:
+            for _ in range(10):
+                check(mine, generator.integers(0, len(mine), 8))
+        except BaseException as error:
+            wrong.append(error)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_files_of_other_file_systems_are_read(memory, tmp_path, monkeypatch):
+    (tmp_path / "0.npy").write_bytes(tokens(0).tobytes())
+    local = grain_sft.open_corpus(tmp_path / "0.npy")
+    assert grain_sft.open_corpus(f"file://{tmp_path}/0.npy") == local
+    remote = grain_sft.open_corpus("memory://cached/0.npy")
+    assert remote.fingerprint == local.fingerprint
+    np.testing.assert_array_equal(remote.read(5, 70)[0], local.read(5, 70)[0])
+    remote.save("memory://cached/index.json")
+    assert grain_sft.open_corpus("memory://cached/index.json") == remote
+    assert files.exists("memory://cached/index.json") and not files.exists("memory://cached/none")
