@@ -230,4 +230,5 @@ def _checked(pipeline: Pipeline, step: object) -> int:
     number = as_integer("step", step, 0, RowIndexError)
     if number > len(pipeline):
         raise RowIndexError(f"step={number}: expected 0 to {len(pipeline)}, which is the end.")
+    pipeline.sampler.check_from(number)  # a run should not end where a schedule has a batch that its hosts can't divide
     return number

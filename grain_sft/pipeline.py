@@ -15,8 +15,9 @@ import numpy.typing as npt
 
 from grain_sft.errors import PipelineError
 from grain_sft.iteration import PREFETCH, READ_THREADS, PipelineIterator, Steps, make_data_loader
+from grain_sft.mixture import MixtureSource
 from grain_sft.receipt import Receipt, receipt_of
-from grain_sft.sampling import IndexSampler
+from grain_sft.sampling import MixtureSampler, Sampler
 from grain_sft.sources import Element, NpyDataSource
 from grain_sft.transforms import ShiftTargets
 
@@ -35,8 +36,8 @@ class Pipeline:
     Arrays that are the same in every batch are shared between batches and read-only; copy one before writing to it.
 
     Args:
-      source: an `NpyDataSource`.
-      sampler: of as many rows as the source has.
+      source: an `NpyDataSource`, or a `MixtureSource` of several.
+      sampler: of as many rows as the source has; of a `MixtureSource` a `MixtureSampler` whose sources have the same names.
       transforms: grain `Map` transforms that take batches [rows, L], e.g. `[NgramFilter(), ShiftTargets()]`.
       audit: local path of an audit log of the batches that `iter` hands out, "logs/audit" for logs/audit.log and
         logs/audit.jsonl; see `grain_sft.trace.audit`. Of all hosts the first writes it. Batches that are taken as
@@ -48,8 +49,8 @@ class Pipeline:
 
     def __init__(
         self,
-        source: NpyDataSource,
-        sampler: IndexSampler,
+        source: NpyDataSource | MixtureSource,
+        sampler: Sampler,
         transforms: Sequence[grain.transforms.Map] = (),
         *,
         audit: str | os.PathLike[str] | None = None,
@@ -59,6 +60,8 @@ class Pipeline:
                 f"the sampler is for {sampler.num_instances} rows, but the source has {len(source)}: "
                 "make it with IndexSampler(len(source), ...)."
             )
+        if isinstance(source, MixtureSource):
+            _check_mixture(source, sampler)
         for transform in transforms:
             if not isinstance(transform, grain.transforms.Map):
                 raise PipelineError(
@@ -163,6 +166,16 @@ class Pipeline:
     def __repr__(self) -> str:
         """What decides this host's batches and nothing else: Grain compares this when it restores a DataLoader."""
         return f"{self.data_key}[{self.sampler.host!r}]"
+
+
+def _check_mixture(source: MixtureSource, sampler: Sampler) -> None:
+    """Check that a sampler draws from the sources of a mixture as they are numbered."""
+    there = {name: len(each) for name, each in source.sources.items()}
+    if not isinstance(sampler, MixtureSampler):
+        raise PipelineError("a MixtureSource takes a MixtureSampler, which knows how often each source gives a row.")
+    drawn = {leaf.name: leaf.rows.num_instances for leaf in sampler.leaves}
+    if list(drawn.items()) != list(there.items()):
+        raise PipelineError(f"the sampler mixes sources and rows {drawn}, but the source has {there}, in this order.")
 
 
 def _audit_log(path: str | os.PathLike[str]) -> AuditLog:

@@ -17,7 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from grain_sft.layout import Layout, PackedLayout, PaddedLayout
-from grain_sft.sampling import Host, IndexSampler
+from grain_sft.mixture.layout import MixtureLayout
+from grain_sft.sampling import Host, IndexSampler, MixtureSampler, Sampler
 
 if TYPE_CHECKING:
     from grain_sft.pipeline import Pipeline
@@ -34,7 +35,8 @@ class Receipt:
     """What decides the global batches of a run.
 
     Attributes:
-      parts: by name, in the order in which data flows: corpus, layout, padding, sampler, transforms. Each is a line of
+      parts: by name, in the order in which data flows: corpus, layout, padding, sampler, transforms; of a mixture the first
+        three for each source, "corpus of NAME". Each is a line of
         text that says, by a hash or in words, all that this part decides.
     """
 
@@ -74,7 +76,7 @@ def receipt_of(pipeline: Pipeline) -> Receipt:
     return Receipt(
         {
             **_parts_of(layout),
-            "padding": f"token {_padding(layout)}",
+            **_padding_of(layout),
             "sampler": _sampler(pipeline.sampler),
             "transforms": ", ".join(map(described, pipeline.transforms)) or "none",
         }
@@ -87,6 +89,12 @@ def layout_receipt(layout: Layout) -> str:
 
 
 def _parts_of(layout: Layout) -> dict[str, str]:
+    if isinstance(layout, MixtureLayout):
+        return {
+            f"{key} of {name}": text
+            for name, part in zip(layout.names, layout.parts, strict=True)
+            for key, text in _parts_of(part).items()
+        }
     corpus = layout.corpus
     return {
         "corpus": f"{corpus.num_tokens} {corpus.dtype.name} tokens in {len(corpus.shards)} shards, {corpus.fingerprint}",
@@ -120,15 +128,25 @@ def _columns(layout: PaddedLayout, first: int) -> list[npt.NDArray[np.int64]]:
     return [found.row + first, found.column, found.shard, found.start, found.length, found.segment, found.position]
 
 
+def _padding_of(layout: Layout) -> dict[str, str]:
+    if not isinstance(layout, MixtureLayout):
+        return {"padding": f"token {_padding(layout)}"}
+    return {
+        f"padding of {name}": f"token {_padding(part)}" for name, part in zip(layout.names, layout.parts, strict=True)
+    }
+
+
 def _padding(layout: Layout) -> int:
     """The token that stands where a row holds none; see `NpyDataSource`."""
     corpus = layout.corpus
     return next((number for number in (corpus.pad_token_id, corpus.eos_token_id) if number is not None), 0)
 
 
-def _sampler(sampler: IndexSampler) -> str:
+def _sampler(sampler: Sampler) -> str:
     """What decides the rows of all hosts together: of the host at most how many there are, and no seed that is not
     used."""
+    if isinstance(sampler, MixtureSampler):
+        return sampler.data_key
     state = sampler.__getstate__() | {"host": Host(0, sampler.host.count)}
     if not sampler.shuffle or sampler.order == "sequential":
         state["seed"] = 0

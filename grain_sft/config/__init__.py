@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import inspect
 import os
 from collections.abc import Iterator, Mapping
@@ -13,17 +12,18 @@ import grain
 
 from grain_sft import files
 from grain_sft.config import gpt_config
+from grain_sft.config.corpora import make_corpus
+from grain_sft.config.kinds import check_keys, check_kind
+from grain_sft.config.mixture import load_mixture
 from grain_sft.config.reading import inherit, read
+from grain_sft.config.schedule import sizes_of
 from grain_sft.config.schema import (
     LAYOUT_OPTIONS,
     LAYOUTS,
     SECTIONS,
     TRANSFORMS,
-    check_keys,
-    check_kind,
     validate,
 )
-from grain_sft.corpus import Corpus, open_corpus
 from grain_sft.errors import ConfigError, GrainSftError
 from grain_sft.layout.packing import BY_EPOCH
 from grain_sft.pipeline import Pipeline
@@ -52,18 +52,23 @@ def load(config: Config, *, host: Host | None = None) -> Pipeline:
     """
     where, sections = stated(config)
     with _named(where):
-        corpus = _corpus(sections["corpus"], where)
         layout_keys, sampler_keys = dict(sections["layout"]), dict(sections["sampler"])
         if "global_batch_tokens" in sampler_keys:
             tokens = sampler_keys.pop("global_batch_tokens")
             sampler_keys["global_batch_size"] = tokens // layout_keys["sequence_length"]
+        transforms = [_transform(item, where) for item in sections.get("transforms", ["shift_targets"])]
+        if "mixture" in sections["corpus"]:
+            source, mixed = load_mixture(sections["corpus"], layout_keys, sampler_keys, where, host or Host.from_jax())
+            return Pipeline(source, mixed, transforms, audit=sections.get("audit"))
+        if "schedule" in sampler_keys:
+            sampler_keys["schedule"] = sizes_of(sampler_keys["schedule"], layout_keys["sequence_length"])
+        corpus = make_corpus(sections["corpus"], where)
         _take_over_openchat(layout_keys, sampler_keys, where)
         _check_epochs(layout_keys, sampler_keys, where)
         layout = LAYOUTS[layout_keys.pop("kind")](corpus, **layout_keys)
-        source = NpyDataSource(layout)
-        transforms = [_transform(item, where) for item in sections.get("transforms", ["shift_targets"])]
-        sampler = IndexSampler(len(source), host=host or Host.from_jax(), **sampler_keys)
-        return Pipeline(source, sampler, transforms, audit=sections.get("audit"))
+        one = NpyDataSource(layout)
+        sampler = IndexSampler(len(one), host=host or Host.from_jax(), **sampler_keys)
+        return Pipeline(one, sampler, transforms, audit=sections.get("audit"))
 
 
 def stated(config: Config) -> tuple[str, dict[str, Any]]:
@@ -96,27 +101,6 @@ def _named(where: str) -> Iterator[None]:
         raise type(error)(f"{where}: {message}") from error
 
 
-def _corpus(keys: Mapping[str, Any], where: str) -> Corpus:
-    """The corpus of a section."""
-    keys = dict(keys)
-    pads, uses_mask = "pad_token_id" in keys, keys.pop("use_loss_mask", True)
-    pad = keys.pop("pad_token_id", None)
-    corpus = open_corpus(keys.pop("path"), **keys)
-    if pads:
-        if pad is None and corpus.eos_token_id is None:
-            raise ConfigError(
-                f"{where}: corpus.pad_token_id is null, which is the id of the token that ends a document, and the corpus "
-                "does not say that. Give corpus.eos_token_id, or the pad id itself."
-            )
-        corpus = dataclasses.replace(corpus, pad_token_id=corpus.eos_token_id if pad is None else pad)
-    if not uses_mask:
-        if corpus.rows is not None:
-            raise ConfigError(f"{where}: corpus.use_loss_mask is false, but the rows of this corpus hold their masks.")
-        shards = tuple(dataclasses.replace(shard, loss=None) for shard in corpus.shards)
-        corpus = dataclasses.replace(corpus, shards=shards)
-    return corpus
-
-
 def _take_over_openchat(layout: dict[str, Any], sampler: dict[str, Any], where: str) -> None:
     """Where order openchat meets algorithm multipack, which is that order and its batches: its seed and epochs are the
     layout's, whose rows are then read as they are."""
@@ -145,6 +129,10 @@ def _check_epochs(layout: dict[str, Any], sampler: Mapping[str, Any], where: str
     algorithm = layout.get("algorithm")
     if algorithm not in BY_EPOCH:
         return
+    if algorithm == "multipack" and "schedule" in sampler:
+        raise ConfigError(
+            f"{where}: sampler.schedule: algorithm multipack makes whole batches of one size beforehand. Take it out."
+        )
     if "seed" not in layout:
         raise ConfigError(f"{where}: layout lacks the key 'seed': algorithm {algorithm} packs each epoch anew by it.")
     for key, right in (("order", "sequential"), ("epochs", 1)):

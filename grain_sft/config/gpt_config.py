@@ -19,8 +19,9 @@ from typing import Any
 
 from absl import logging
 
+from grain_sft.config.kinds import Kind, check_kind
 from grain_sft.config.reading import DATASET_DIR, overlay
-from grain_sft.config.schema import COUNT_OR_NONE, OTHERS, SECTIONS, Kind, check_kind
+from grain_sft.config.schema import COUNT_OR_NONE, OTHERS, SECTIONS
 from grain_sft.errors import ConfigError
 
 KEYS: dict[str, Kind] = {

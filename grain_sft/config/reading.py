@@ -92,10 +92,8 @@ def _twice_in_yaml(root: Any) -> tuple[str, int] | None:
 def inherit(where: str, folder: str, stated: dict[str, Any], inheriting: tuple[str, ...]) -> dict[str, Any]:
     """What the config `where` in `folder` states, laid over what it inherits; its token paths are those of `folder`."""
     corpus = stated.get("corpus")
-    if isinstance(corpus, Mapping) and "path" in corpus:
-        path = corpus["path"]
-        found = [_locate(item, folder) for item in path] if isinstance(path, list) else _locate(path, folder)
-        stated["corpus"] = {**corpus, "path": found}
+    if isinstance(corpus, Mapping):
+        stated["corpus"] = _located(corpus, folder)
     if DATASET_DIR in stated:
         stated[DATASET_DIR] = _locate(stated[DATASET_DIR], folder)
     parent = stated.pop(INHERITS, None)
@@ -122,6 +120,11 @@ def overlay(base: Mapping[str, Any], top: Mapping[str, Any]) -> dict[str, Any]:
         for one, other in (("global_batch_size", "global_batch_tokens"), ("global_batch_tokens", "global_batch_size")):
             if one in sampler and other not in sampler:
                 merged["sampler"].pop(other, None)  # the one replaces the other
+    corpus = top.get("corpus")
+    if isinstance(corpus, Mapping) and isinstance(merged.get("corpus"), dict):
+        for one, other in (("path", "mixture"), ("mixture", "path")):
+            if one in corpus and other not in corpus:
+                merged["corpus"].pop(other, None)
     layout, below = top.get("layout"), base.get("layout")
     if (
         isinstance(layout, Mapping)
@@ -131,6 +134,21 @@ def overlay(base: Mapping[str, Any], top: Mapping[str, Any]) -> dict[str, Any]:
         dropped = set(below).difference(layout, ("kind", "sequence_length"))  # options of the kind that is replaced
         merged["layout"] = {key: value for key, value in merged["layout"].items() if key not in dropped}
     return merged
+
+
+def _located(corpus: Mapping[str, Any], folder: str) -> dict[str, Any]:
+    """A section with its token paths, and those of the sources of a mixture, as `_locate` finds them."""
+    found = dict(corpus)
+    if "path" in corpus:
+        path = corpus["path"]
+        found["path"] = [_locate(item, folder) for item in path] if isinstance(path, list) else _locate(path, folder)
+    mixture = corpus.get("mixture")
+    if isinstance(mixture, Mapping):
+        found["mixture"] = {
+            name: _located(source, folder) if isinstance(source, Mapping) else source
+            for name, source in mixture.items()
+        }
+    return found
 
 
 def _locate(path: object, folder: str) -> object:

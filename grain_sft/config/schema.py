@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import grain
 
+from grain_sft.config.kinds import Kind, check_keys, check_kind
+from grain_sft.config.schedule import check_schedule
 from grain_sft.corpus.open import FORMATS
 from grain_sft.errors import ConfigError
 from grain_sft.layout import Layout, MaterializedLayout, PackedLayout, PaddedLayout, WindowLayout
 from grain_sft.layout.packing import ALGORITHMS, TIES
 from grain_sft.sampling.orders import ORDERS
+from grain_sft.sampling.proportions import WHEN_DRY
 from grain_sft.sampling.sampler import LAST_BATCH
 from grain_sft.transforms import DropLastPosition, NgramFilter, ShiftTargets, TrimToMultiple
 
@@ -29,7 +31,6 @@ TRANSFORMS: dict[str, Callable[..., grain.transforms.Map]] = {
     "drop_last_position": DropLastPosition,
 }
 
-Kind = type | tuple[type, ...] | tuple[str, ...]
 _PATH: Kind = (str, list)
 COUNT_OR_NONE: Kind = (int, type(None))
 LAYOUT_OPTIONS: dict[str, dict[str, Kind]] = {
@@ -54,6 +55,7 @@ LAYOUT_OPTIONS: dict[str, dict[str, Kind]] = {
 SECTIONS: dict[str, dict[str, Kind]] = {
     "corpus": {
         "path": _PATH,
+        "mixture": dict,
         "format": FORMATS,
         "dtype": str,
         "eos_token_id": int,
@@ -75,6 +77,8 @@ SECTIONS: dict[str, dict[str, Kind]] = {
         "epochs": int,
         "shuffle": bool,
         "last_batch": LAST_BATCH,
+        "schedule": list,
+        "when_dry": WHEN_DRY,
     },
 }
 """Keys of each section, and what each takes: types, or the words that it may be."""
@@ -82,7 +86,7 @@ SECTIONS: dict[str, dict[str, Kind]] = {
 OTHERS: dict[str, Kind] = {"transforms": list, "audit": str}
 """Keys beside the sections."""
 
-REQUIRED = {"corpus": ("path",), "layout": ("kind", "sequence_length"), "sampler": ("seed",)}
+REQUIRED: dict[str, tuple[str, ...]] = {"corpus": (), "layout": ("kind", "sequence_length"), "sampler": ("seed",)}
 
 
 def validate(config: Mapping[str, Any], where: str) -> None:
@@ -102,12 +106,13 @@ def validate(config: Mapping[str, Any], where: str) -> None:
                 raise ConfigError(f"{where}: {section} lacks the key {key!r}.")
         for key, value in stated.items():
             check_kind(value, keys[key], f"{where}: {section}.{key}")
-    _check_layout(config["layout"], where)
-    paths, remap = config["corpus"]["path"], config["corpus"].get("path_remap", {})
-    for path in paths if isinstance(paths, list) else ():
-        check_kind(path, str, f"{where}: corpus.path: an item")
-    for text in (*remap, *remap.values()):
-        check_kind(text, str, f"{where}: corpus.path_remap: a prefix or its replacement")
+    corpus, layout = config["corpus"], config["layout"]
+    _check_layout(layout, f"{where}: layout")
+    if "mixture" in corpus:
+        check_mixture(corpus, layout, f"{where}: corpus.mixture")
+    elif "path" not in corpus:
+        raise ConfigError(f"{where}: corpus lacks the key 'path'.")
+    _check_paths(corpus, f"{where}: corpus")
     sampler = config["sampler"]
     if ("global_batch_size" in sampler) == ("global_batch_tokens" in sampler):
         raise ConfigError(f"{where}: sampler: give one of global_batch_size (in rows) and global_batch_tokens.")
@@ -116,9 +121,99 @@ def validate(config: Mapping[str, Any], where: str) -> None:
         raise ConfigError(
             f"{where}: sampler.global_batch_tokens is {tokens}, less than one row of layout.sequence_length={length}."
         )
+    _check_sampler(config, where)
     for key, expected in OTHERS.items():
         if key in config:
             check_kind(config[key], expected, f"{where}: {key}")
+
+
+def _check_paths(corpus: Mapping[str, Any], where: str) -> None:
+    paths, remap = corpus.get("path"), corpus.get("path_remap", {})
+    for path in paths if isinstance(paths, list) else ():
+        check_kind(path, str, f"{where}.path: an item")
+    for text in (*remap, *remap.values()):
+        check_kind(text, str, f"{where}.path_remap: a prefix or its replacement")
+
+
+def _check_sampler(config: Mapping[str, Any], where: str) -> None:
+    """Check what of a sampler goes with mixtures, and what with one corpus."""
+    sampler, mixture = config["sampler"], config["corpus"].get("mixture")
+    if mixture is None and "when_dry" in sampler:
+        raise ConfigError(
+            f"{where}: sampler.when_dry is for a mixture of corpora; one ends after its epochs. Take it out."
+        )
+    if mixture is not None and "epochs" in sampler:
+        raise ConfigError(
+            f"{where}: sampler.epochs: the sources of a mixture have epochs of their own. Give them as "
+            "corpus.mixture.NAME.sampler.epochs, and sampler.when_dry."
+        )
+    if mixture is not None and sampler.get("last_batch") == "run_on":
+        raise ConfigError(
+            f"{where}: sampler.last_batch is 'run_on'; the sources of a mixture always run on. Take it out."
+        )
+    if "schedule" in sampler:
+        length = config["layout"]["sequence_length"]
+        check_schedule(sampler["schedule"], f"{where}: sampler.schedule", names=mixture, sizes=True, length=length)
+
+
+_OF_SOURCES: dict[str, Kind] = {
+    "weight": (int, float, str),
+    "layout": dict,
+    "sampler": dict,
+    "when_dry": WHEN_DRY,
+    "schedule": list,
+}
+_SAMPLER_OF_SOURCES = ("order", "seed", "shuffle", "epochs")
+
+
+def check_mixture(corpus: Mapping[str, Any], layout: Mapping[str, Any], where: str) -> None:
+    """Check the sources of a mixture, and of those that are mixtures too."""
+    if "path" in corpus:
+        raise ConfigError(f"{where}: stands beside 'path'. Give one of the two.")
+    mixture = corpus["mixture"]
+    if not mixture:
+        raise ConfigError(f"{where}: names no source.")
+    for name, stated in mixture.items():
+        at = f"{where}.{name}"
+        if not isinstance(name, str) or not name or "/" in name:
+            raise ConfigError(f"{where}: {name!r}: expected a name without '/'.")
+        if not isinstance(stated, Mapping):
+            raise ConfigError(f"{at} is {stated!r}; expected a section with weight and path.")
+        known = {**SECTIONS["corpus"], **_OF_SOURCES}
+        check_keys(stated, known, at)
+        for key, value in stated.items():
+            check_kind(value, known[key], f"{at}.{key}")
+        if "weight" not in stated:
+            raise ConfigError(f"{at} lacks the key 'weight'.")
+        _check_source(stated, layout, at)
+
+
+def _check_source(stated: Mapping[str, Any], layout: Mapping[str, Any], at: str) -> None:
+    _check_paths(stated, at)
+    own = stated.get("layout", {})
+    check_keys(own, SECTIONS["layout"], f"{at}.layout")
+    for key, value in own.items():
+        check_kind(value, SECTIONS["layout"][key], f"{at}.layout.{key}")
+    if "mixture" in stated:
+        for key in ("layout", "sampler"):
+            if key in stated:
+                raise ConfigError(f"{at}.{key}: stands beside a mixture. Give it to the mixture's sources.")
+        check_mixture(stated, layout, f"{at}.mixture")
+        if "schedule" in stated:
+            check_schedule(stated["schedule"], f"{at}.schedule", names=stated["mixture"], sizes=False, length=1)
+        return
+    for key in ("when_dry", "schedule"):
+        if key in stated:
+            raise ConfigError(f"{at}.{key}: is for a source that is a mixture. Take it out.")
+    if "path" not in stated:
+        raise ConfigError(f"{at} lacks the key 'path' (or 'mixture').")
+    if own.get("kind", layout["kind"]) == layout["kind"]:
+        own = {**layout, **own}
+    _check_layout(own, f"{at}.layout")
+    sampler = stated.get("sampler", {})
+    check_keys(sampler, _SAMPLER_OF_SOURCES, f"{at}.sampler")
+    for key, value in sampler.items():
+        check_kind(value, SECTIONS["sampler"][key], f"{at}.sampler.{key}")
 
 
 def _check_layout(layout: Mapping[str, Any], where: str) -> None:
@@ -129,27 +224,6 @@ def _check_layout(layout: Mapping[str, Any], where: str) -> None:
         if owners and kind not in owners:
             known = ", ".join(("sequence_length", *LAYOUT_OPTIONS[kind]))
             raise ConfigError(
-                f"{where}: layout.{key} is an option of kind {' and '.join(owners)}; kind {kind} takes {known}. Take it "
+                f"{where}.{key} is an option of kind {' and '.join(owners)}; kind {kind} takes {known}. Take it "
                 f"out, or write kind: {owners[0]}."
             )
-
-
-def check_keys(stated: Mapping[Any, Any], known: Mapping[str, Any] | tuple[str, ...], where: str) -> None:
-    for key in stated:
-        if key not in known:
-            near = difflib.get_close_matches(str(key), list(known), n=1, cutoff=0.0) if known else []
-            hint = f" The nearest that there is: {near[0]!r}." if near else " It takes none."
-            raise ConfigError(f"{where}: unknown key {key!r}.{hint}")
-
-
-def check_kind(value: object, kind: Kind, where: str) -> None:
-    if isinstance(kind, tuple) and isinstance(kind[0], str):
-        if value not in kind:
-            raise ConfigError(f"{where} is {value!r}; expected one of {', '.join(map(str, kind))}.")
-        return
-    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-        names = kind if isinstance(kind, tuple) else (kind,)
-        expected = " or ".join(
-            "null" if each is type(None) else each.__name__ for each in names if isinstance(each, type)
-        )
-        raise ConfigError(f"{where} is {value!r}; expected {expected}.")

@@ -9,6 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from grain_sft.layout import FILL_ROW
+from grain_sft.sampling.batches import Batches
+from grain_sft.sampling.mixture_sampler import MixtureSampler
 from grain_sft.sampling.orders import Order
 from grain_sft.sampling.sampler import IndexSampler
 
@@ -22,7 +24,7 @@ class Spots(NamedTuple):
 
     Attributes:
       step: from 0.
-      epoch: from 0; of the row, where a step straddles two.
+      epoch: from 0; of the row, where a step straddles two; of its source, in a mixture.
       row: place in the global batch. Host h of H has places h, h + H, h + 2H, ...; in order "maxtext", where hosts read
         streams of their own, host h has the places from h * rows_per_host on.
       host: which host reads it.
@@ -36,10 +38,12 @@ class Spots(NamedTuple):
     instance: Ints
 
 
-def spots_of_steps(sampler: IndexSampler, steps: range, hosts: Sequence[int]) -> Spots:
+def spots_of_steps(sampler: IndexSampler | MixtureSampler, steps: range, hosts: Sequence[int]) -> Spots:
     """All that some `hosts` of the sampler's host count read at `steps`, each of which the sampler has."""
     numbers = np.arange(steps.start, steps.stop)
     at, row, host = places_of_steps(sampler, numbers, hosts)
+    if isinstance(sampler, MixtureSampler):
+        return _of_mixture(sampler, numbers[at], row, host, sampler.batch_sizes.begins(numbers)[0][at] + row)
     begun, first = sampler._epochs.begins(numbers)
     epoch, place = begun[at], first[at]
     if sampler._blocks:
@@ -57,6 +61,33 @@ def spots_of_steps(sampler: IndexSampler, steps: range, hosts: Sequence[int]) ->
         real = np.flatnonzero((epoch == each) & (place < sampler.num_instances))
         instance[real] = sampler._rows_at(each, place[real])
     return Spots(numbers[at], epoch, row, host, instance)
+
+
+def _of_mixture(sampler: MixtureSampler, step: Ints, row: Ints, host: Ints, place: Ints) -> Spots:
+    """What stands at places of a mixture's stream of rows."""
+    instance, epoch = np.full(len(place), FILL_ROW, np.int64), np.full(len(place), -1, np.int64)
+    length = sampler.stream.length
+    real = np.flatnonzero(place < length) if length is not None else np.arange(len(place))
+    drawn = sampler.stream.draw(place[real])
+    instance[real], epoch[real] = drawn.instance, drawn.epoch
+    return Spots(step, epoch, row, host, instance)
+
+
+def spots_in_mixture(sampler: MixtureSampler, instances: Ints, epochs: Sequence[int], hosts: Sequence[int]) -> Spots:
+    """Where `instances`, numbered through all sources, stand in the first so many epochs of each source."""
+    nothing = np.zeros(0, np.int64)
+    found = [Spots(nothing, nothing, nothing, nothing, nothing)]
+    for leaf, count in zip(sampler.leaves, epochs, strict=True):
+        size = leaf.rows.num_instances
+        mine = instances[(instances >= leaf.first) & (instances < leaf.first + size)] - leaf.first
+        for epoch in range(count) if len(mine) else ():
+            for places, rows in scan(leaf.order, epoch, 0, size, mine):
+                at = leaf.find(places + epoch * size)
+                at, rows = at[at >= 0], rows[at >= 0]
+                step = sampler.batch_sizes.steps_of(at)
+                row = at - sampler.batch_sizes.begins(step)[0]
+                found.append(Spots(step, np.full(len(at), epoch), row, row % sampler.host.count, rows + leaf.first))
+    return in_order(found, hosts, sampler.num_steps)
 
 
 def spots_of_instances(sampler: IndexSampler, instances: Ints, epochs: Iterable[int], hosts: Sequence[int]) -> Spots:
@@ -99,7 +130,7 @@ def in_order(found: Sequence[Spots], hosts: Sequence[int], num_steps: int | None
     return Spots(*(column[order] for column in spots))
 
 
-def places_of_steps(sampler: IndexSampler, steps: Ints, hosts: Sequence[int]) -> tuple[Ints, Ints, Ints]:
+def places_of_steps(sampler: Batches, steps: Ints, hosts: Sequence[int]) -> tuple[Ints, Ints, Ints]:
     """Of every place in the batches of `steps` that some hosts read: the number of its step in `steps`, its place in the
     global batch, and the host."""
     sizes, count = sampler.batch_sizes.begins(steps)[1], sampler.host.count

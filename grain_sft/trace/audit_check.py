@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from grain_sft import files
 from grain_sft.errors import CorpusError
-from grain_sft.sampling import Host, IndexSampler
+from grain_sft.sampling import Host, IndexSampler, MixtureSampler
 from grain_sft.trace.audit_events import COMPLETE, LOAD, RESUME, START, Event, Events
 from grain_sft.trace.audit_line import FIRST_CHAIN, Fields, Seal, as_text, chain_of, lines_of, read_line, seal_of
 
@@ -108,7 +108,12 @@ def _hosts(data: bytes) -> int:
 def _of_hosts(pipeline: Pipeline, count: int) -> Pipeline:
     """The pipeline with so many hosts, where that makes other batches and there can be so many."""
     sampler = pipeline.sampler
-    if sampler.order != "maxtext" or count < 1 or sampler.global_batch_size % count:
+    if (
+        isinstance(sampler, MixtureSampler)
+        or sampler.order != "maxtext"
+        or count < 1
+        or sampler.global_batch_size % count
+    ):
         return pipeline
     of_hosts = IndexSampler(**sampler.__getstate__() | {"host": Host(0, count)})
     return type(pipeline)(pipeline.source, of_hosts, pipeline.transforms)
@@ -205,9 +210,11 @@ class _Run:
 
     def _load(self, fields: Mapping[str, str]) -> None:
         self._checked.loads += 1
-        rows, hosts = self._pipeline.sampler.global_batch_size, _number(fields.get("hosts"))
-        if hosts < 1 or rows % hosts:
-            self._found(f"hosts={fields.get('hosts')}; expected a number that divides {rows} rows.")
+        sizes, hosts = self._pipeline.sampler.batch_sizes.sizes, _number(fields.get("hosts"))
+        if hosts < 1 or all(rows % hosts for rows in sizes):
+            self._found(
+                f"hosts={fields.get('hosts')}; expected a number that divides {' or '.join(map(str, sizes))} rows."
+            )
         self._compare(fields, self._events.load(hosts), {"hosts"})
         self._loaded, self._running = True, False
         if self._reach < 0:  # a log that begins at the beginning says no resume
@@ -250,7 +257,7 @@ class _Run:
             )
             self._advance()
             event = self._next
-            if event is None or not _is(event, fields):
+            if event is None or not _is(event, fields, self._events.lanes[event.lane].name):
                 return  # this line was changed; else one is missing, and this is the next
         self._compare(
             fields, self._events.entry(event, self._since or 0), set() if self._since is not None else _UNKNOWN
@@ -265,7 +272,7 @@ class _Run:
         if not 0 <= step < self._steps:
             return
         for event in itertools.takewhile(lambda event: event.step == step, self._events.following(step)):
-            if _is(event, fields):
+            if _is(event, fields, self._events.lanes[event.lane].name):
                 self._lost, self._next, self._upcoming = False, None, self._events.following(step)
                 while self._next != event:
                     self._advance()
@@ -312,6 +319,7 @@ def _number(text: str | None) -> int:
     return int(text) if text is not None and text.isascii() and text.isdigit() and len(text) < 19 else -1
 
 
-def _is(event: Event, fields: Mapping[str, str]) -> bool:
-    stated = (fields.get("step"), fields["action"], fields.get("epoch"))
-    return stated == (str(event.step), event.action, str(event.epoch))
+def _is(event: Event, fields: Mapping[str, str], source: str | None) -> bool:
+    stated = (fields.get("step"), fields["action"], fields.get("epoch"), fields.get("source"))
+    named = None if source is None else as_text(source)
+    return stated == (str(event.step), event.action, str(event.epoch), named)

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import heapq
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from grain_sft.layout import PaddedLayout
 from grain_sft.receipt import layout_receipt
-from grain_sft.sampling import Host
+from grain_sft.sampling import MixtureSampler
+from grain_sft.trace.audit_lanes import Lane, lanes_of
 from grain_sft.trace.audit_line import Fields
 from grain_sft.version import __version__
 
@@ -25,17 +27,16 @@ VERSION = 1
 LOAD, RESUME, START, COMPLETE = "dataset_load", "resume", "epoch_start", "epoch_complete"
 
 _SHOWN = 10  # rows of an epoch's order
-_SEED_AHEAD = {"episode": 0, "openchat": 0, "olmo": 1}
-"""Orders whose generator is seeded with seed + epoch, and what comes on top; the others hash both."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Event:
-    """An epoch that starts or is complete with the batch of `step`."""
+    """An epoch that starts or is complete with the batch of `step`; of a mixture, an epoch of one of its sources."""
 
     step: int
     action: str
     epoch: int
+    lane: int = 0
 
 
 class Events:
@@ -49,40 +50,56 @@ class Events:
 
     def __init__(self, pipeline: Pipeline) -> None:
         self._pipeline = pipeline
-        sampler = pipeline.sampler
-        hosts = sampler.host.count if sampler.order == "maxtext" else 1
-        # The global batches: of one host that reads all rows; in order "maxtext" the hosts are all like the first.
-        self._sampler = type(sampler)(**sampler.__getstate__() | {"host": Host(0, hosts)})
-        self._hosts = hosts
+        self._sampler = pipeline.sampler
+        self.lanes: list[Lane] = lanes_of(pipeline)
 
     def following(self, step: int) -> Iterator[Event]:
         """The events from `step` on, in order; without end where the epochs are."""
         if self._sampler.num_steps is not None and step >= self._sampler.num_steps:
-            return
-        epoch, _ = self._sampler.place(step)
-        while (span := self._sampler.span(epoch)) is not None:
+            return iter(())
+        found = [self._following(step, number) for number in range(len(self.lanes))]
+        return heapq.merge(*found, key=lambda event: event.step)
+
+    def _following(self, step: int, number: int) -> Iterator[Event]:
+        lane = self.lanes[number]
+        epoch, _ = lane.place(step)
+        while (span := lane.span(epoch)) is not None:
             if span.first >= step:
-                yield Event(span.first, START, epoch)
+                yield Event(span.first, START, epoch, number)
             if span.last >= step:
-                yield Event(span.last, COMPLETE, epoch)
+                yield Event(span.last, COMPLETE, epoch, number)
             epoch += 1
 
     def load(self, hosts: int) -> Fields:
         """What is said of the data of a run with so many hosts."""
         pipeline, sampler = self._pipeline, self._sampler
+        if isinstance(sampler, MixtureSampler):
+            rows = [leaf.rows for leaf in sampler.leaves]
+            how: Fields = {
+                "sources": [leaf.name for leaf in sampler.leaves],
+                "epoch_seed": [each.seed for each in rows],
+                "epoch_shuffle": [each.shuffle for each in rows],
+                "order": [each.order for each in rows],
+                "rows_of_sources": [each.num_instances for each in rows],
+                "epochs": [each.epochs for each in rows],
+            }
+        else:
+            how = {
+                "epoch_seed": sampler.seed,
+                "epoch_shuffle": sampler.shuffle,
+                "order": sampler.order,
+                "steps_per_epoch": sampler.steps_per_epoch,
+                "epochs": sampler.epochs,
+            }
         return {
             "action": LOAD,
             "audit_version": VERSION,
             "grain_sft": __version__,
-            "epoch_seed": sampler.seed,
-            "epoch_shuffle": sampler.shuffle,
-            "order": sampler.order,
+            **how,
             "num_episodes": sampler.num_instances,
             "num_rows": sampler.num_instances,
             "sequence_length": pipeline.source.layout.sequence_length,
             "global_batch_size": sampler.global_batch_size,
-            "steps_per_epoch": sampler.steps_per_epoch,
-            "epochs": sampler.epochs,
             "hosts": hosts,
             "corpus": pipeline.source.layout.corpus.fingerprint,
             "layout": self._layout_receipt,
@@ -92,12 +109,13 @@ class Events:
 
     def resume(self, step: int) -> Fields:
         """What is said where batches go on at `step`, other than after the batch before it."""
-        epoch, before = self._sampler.place(step)
+        places = {lane.name: lane.place(step) for lane in self.lanes}
+        epochs, before = ({name: place[at] for name, place in places.items()} for at in range(2))
         return {
             "action": RESUME,
             "step": step,
-            "epoch": epoch,
-            "epoch_offset": before,
+            "epoch": epochs.get(None, epochs),
+            "epoch_offset": before.get(None, before),
             "receipt": self._pipeline.receipt.code,
         }
 
@@ -106,25 +124,29 @@ class Events:
         return self._start(event) if event.action == START else self._complete(event, since)
 
     def _start(self, event: Event) -> Fields:
-        rows = self._first_rows(event.epoch)
+        lane = self.lanes[event.lane]
+        rows = lane.first_rows(event.epoch, _SHOWN)
         return {
             "action": START,
+            **self._named(lane),
             "epoch": event.epoch,
-            "seed": self._seed(event.epoch),
-            "first_episode_ids": self._episodes(rows),
+            "seed": lane.seed(event.epoch),
+            "first_episode_ids": _episodes(lane, rows),
             "first_rows": rows,
-            "num_episodes": self._sampler.num_instances,
+            "num_episodes": lane.num_rows,
             "step": event.step,
             "receipt": self._pipeline.receipt.code,
         }
 
     def _complete(self, event: Event, since: int) -> Fields:
-        span = self._sampler.span(event.epoch)
+        lane = self.lanes[event.lane]
+        span = lane.span(event.epoch)
         assert span is not None
         return {
             "action": COMPLETE,
+            **self._named(lane),
             "epoch": event.epoch,
-            "seed_used": self._seed(event.epoch),
+            "seed_used": lane.seed(event.epoch),
             "episodes_seen": span.rows,
             "rows_seen": span.rows,
             "first_step": span.first,
@@ -137,19 +159,13 @@ class Events:
     def _layout_receipt(self) -> str:
         return layout_receipt(self._pipeline.source.layout)
 
-    def _seed(self, epoch: int) -> int:
-        seed, order = self._sampler.seed, self._sampler.order
-        return seed + epoch + _SEED_AHEAD[order] if order in _SEED_AHEAD else seed
+    @staticmethod
+    def _named(lane: Lane) -> Fields:
+        return {} if lane.name is None else {"source": lane.name}
 
-    def _first_rows(self, epoch: int) -> list[int]:
-        span = self._sampler.span(epoch)
-        assert span is not None
-        rows: list[int] = self._sampler.first_rows(epoch, min(_SHOWN, span.rows // self._hosts)).tolist()
-        return rows
 
-    def _episodes(self, rows: list[int]) -> list[int | None]:
-        """Documents of rows that hold one each, as the corpus numbers them; else the rows themselves."""
-        layout = self._pipeline.source.layout
-        if not isinstance(layout, PaddedLayout):
-            return [*rows]
-        return [layout.spans(row)[0].document for row in rows]
+def _episodes(lane: Lane, rows: list[int]) -> list[int | None]:
+    """Documents of rows that hold one each, as the corpus numbers them; else the rows themselves."""
+    if not isinstance(lane.layout, PaddedLayout):
+        return [*rows]
+    return [lane.layout.spans(row)[0].document for row in rows]

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 from grain_sft.arguments import as_integer
 from grain_sft.errors import RowIndexError, SamplerError
 from grain_sft.layout import PackedLayout
 from grain_sft.pipeline import Pipeline
+from grain_sft.sampling import MixtureSampler
+
+Ints = npt.NDArray[np.int64]
 
 _NAME = re.compile(r"(?:^|[^0-9A-Za-z])step[-_]?(\d+)(?![0-9])", re.IGNORECASE)
 
@@ -57,7 +62,8 @@ def checkpoint_table(pipeline: Pipeline, every: int = 1000, *, epochs: int | Non
     Returns:
       Columns: `step`, so many steps are done; `epoch` (from 0) that the next step begins in; `steps_into_epoch` and
       `rows_into_epoch`, whole steps and rows of it that are done; `rows` and `tokens` of all batches so far, padding and
-      filling rows included.
+      filling rows included. Of a mixture, epoch and rows into it for each source, and a table without an end of its own
+      ends when every source has been read once.
 
     Raises:
       SamplerError: more epochs than there are.
@@ -65,6 +71,8 @@ def checkpoint_table(pipeline: Pipeline, every: int = 1000, *, epochs: int | Non
     every = as_integer("every", every, 1, SamplerError)
     last = _last_step(pipeline, epochs)
     steps = np.unique(np.append(np.arange(every, last + 1, every), last))
+    if isinstance(pipeline.sampler, MixtureSampler):
+        return _mixture_table(pipeline, pipeline.sampler, steps)
     epoch, steps_into, into = zip(*(_place(pipeline, step) for step in steps.tolist()), strict=True)
     rows = pipeline.sampler.batch_sizes.begins(steps)[0]
     return {
@@ -77,8 +85,24 @@ def checkpoint_table(pipeline: Pipeline, every: int = 1000, *, epochs: int | Non
     }
 
 
+def _mixture_table(pipeline: Pipeline, sampler: MixtureSampler, steps: Ints) -> dict[str, list[int]]:
+    rows = sampler.batch_sizes.begins(steps)[0]
+    table: dict[str, list[int]] = {"step": steps.tolist()}
+    for number, leaf in enumerate(sampler.leaves):
+        places = [sampler.place(number, step) for step in steps.tolist()]
+        table[f"epoch of {leaf.name}"] = [epoch for epoch, _ in places]
+        table[f"rows into epoch of {leaf.name}"] = [into for _, into in places]
+    return table | {"rows": rows.tolist(), "tokens": (rows * pipeline.source.layout.sequence_length).tolist()}
+
+
 def _last_step(pipeline: Pipeline, epochs: int | None) -> int:
     sampler = pipeline.sampler
+    if isinstance(sampler, MixtureSampler):
+        if sampler.num_steps is None or epochs is not None:
+            ends = [sampler.span(number, (epochs or 1) - 1) for number in range(len(sampler.leaves))]
+            read = [end.last + 1 for end in ends if end is not None and end.last < sys.maxsize]
+            return max(read, default=1)
+        return sampler.num_steps
     wanted = epochs if epochs is not None else sampler.epochs or 1
     if sampler.epochs is not None and wanted > sampler.epochs:
         raise SamplerError(f"epochs={wanted}: the sampler has {sampler.epochs}.")
@@ -88,6 +112,7 @@ def _last_step(pipeline: Pipeline, epochs: int | None) -> int:
 def _place(pipeline: Pipeline, step: int) -> tuple[int, int, int]:
     """The epoch in which `step` begins, and whole steps and rows of that epoch (of all hosts) that come before."""
     sampler, layout = pipeline.sampler, pipeline.source.layout
+    assert not isinstance(sampler, MixtureSampler)
     if isinstance(layout, PackedLayout) and layout.epochs > 1:
         ends: Sequence[int] = np.cumsum([len(plan.ends) for plan in layout.plans]).tolist()
         rows = sampler.batch_sizes.before(step)

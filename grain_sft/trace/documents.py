@@ -9,17 +9,51 @@ from grain_sft.corpus import Corpus
 from grain_sft.corpus.stored import read_whole
 from grain_sft.errors import CorpusError, RowIndexError
 from grain_sft.layout import Layout, MaterializedLayout, PackedLayout, PaddedLayout, Pieces, WindowLayout
+from grain_sft.mixture import MixtureLayout
 
 Ints = npt.NDArray[np.int64]
 
 
-def follows_documents(layout: Layout) -> bool:
-    """Whether rows of the layout are made of documents that have numbers."""
-    return isinstance(layout, PackedLayout | PaddedLayout | MaterializedLayout)
+FOLLOWING = (PackedLayout, PaddedLayout, MaterializedLayout)
+"""Layouts whose rows are made of documents that have numbers."""
+
+
+def follows_documents(layout: Layout, rows: Ints) -> npt.NDArray[np.bool_]:
+    """Whether each of `rows` (int64 [n]) is made of documents that have numbers."""
+    if isinstance(layout, MixtureLayout):
+        return np.array([isinstance(part, FOLLOWING) for part in layout.parts])[layout.parts_of(rows)]
+    return np.full(len(rows), isinstance(layout, FOLLOWING))
+
+
+def first_document(layout: MixtureLayout, number: int) -> int:
+    """The number that the first document of source `number`, which follows documents, has in a mixture."""
+    before = (part for part in layout.parts[:number] if isinstance(part, FOLLOWING))
+    return sum(num_documents(part) for part in before)
+
+
+def num_documents(layout: Layout) -> int:
+    """Documents of a layout's corpus, as the layout finds them."""
+    return (
+        int(layout.plans[0].counts["documents"]) if isinstance(layout, PackedLayout) else len(layout.corpus.documents)
+    )
+
+
+def epochs_of(layout: Layout, epochs: Ints, rows: Ints) -> Ints:
+    """Epochs (int64 [n]) of the sampler that read `rows`, counted in epochs of the layout where it packs each anew."""
+    if isinstance(layout, MixtureLayout):
+        epochs = epochs.copy()
+        for number, at, own in layout.split(rows):
+            epochs[at] = epochs_of(layout.parts[number], epochs[at], own)
+        return epochs
+    if isinstance(layout, PackedLayout) and layout.epochs > 1:
+        return epochs * layout.epochs + plan_of(layout, rows)[0]
+    return epochs
 
 
 def documents_of(layout: Layout, rows: Ints, pieces: Pieces) -> Ints:
     """The document of each of the `pieces` of `rows`, int64 [pieces]; -1 in a layout that follows none."""
+    if isinstance(layout, MixtureLayout):
+        return _documents_of_mixture(layout, rows, pieces)
     if isinstance(layout, PackedLayout):
         assert pieces.segment is not None
         epoch, local = plan_of(layout, rows)
@@ -39,6 +73,20 @@ def documents_of(layout: Layout, rows: Ints, pieces: Pieces) -> Ints:
     return np.full(len(pieces.row), -1, np.int64)
 
 
+def _documents_of_mixture(layout: MixtureLayout, rows: Ints, pieces: Pieces) -> Ints:
+    found = np.full(len(pieces.row), -1, np.int64)
+    part = layout.parts_of(rows)
+    for number in np.unique(part).tolist():
+        if isinstance(layout.parts[number], FOLLOWING):
+            mine = np.flatnonzero(part == number)
+            here = np.flatnonzero(part[pieces.row] == number)
+            some = Pieces(*(column[here] for column in pieces if column is not None))
+            some = some._replace(row=mine.searchsorted(some.row), shard=some.shard - layout.first_shards[number])
+            own = documents_of(layout.parts[number], rows[mine] - layout.first_rows[number], some)
+            found[here] = own + first_document(layout, number)
+    return found
+
+
 def plan_of(layout: PackedLayout, rows: Ints) -> tuple[Ints, Ints]:
     """For each of `rows` (int64 [rows]) the number of its plan, that is the epoch that it was packed for, and its own
     number in it."""
@@ -54,6 +102,8 @@ def rows_of_documents(layout: Layout, documents: Ints) -> Ints:
       RowIndexError: a number that is no document.
       CorpusError, CorpusFileError: where documents are can't be told.
     """
+    if isinstance(layout, MixtureLayout):
+        return _rows_in_mixture(layout, documents)
     if isinstance(layout, PackedLayout):
         _check(documents, layout.plans[0].counts["documents"])
         found, before = [], 0
@@ -71,6 +121,21 @@ def rows_of_documents(layout: Layout, documents: Ints) -> Ints:
     if not isinstance(layout, WindowLayout):
         raise RowIndexError(f"{layout!r}: what documents its rows hold is not known.")
     return _windows(layout, starts[documents], lengths[documents])
+
+
+def _rows_in_mixture(layout: MixtureLayout, documents: Ints) -> Ints:
+    """Sources that follow documents come first, then the others, which are not counted unless one of theirs is asked for:
+    that may mean to read all of their tokens."""
+    before, found = 0, [np.zeros(0, np.int64)]
+    for number in sorted(range(len(layout.parts)), key=lambda number: not isinstance(layout.parts[number], FOLLOWING)):
+        if int(documents.max(initial=-1)) < before:
+            break
+        end = before + num_documents(layout.parts[number])
+        mine = documents[(documents >= before) & (documents < end)] - before
+        found.append(rows_of_documents(layout.parts[number], mine) + layout.first_rows[number])
+        before = end
+    _check(documents, before)
+    return np.unique(np.concatenate(found))
 
 
 def _windows(layout: WindowLayout, starts: Ints, lengths: Ints) -> Ints:
@@ -101,7 +166,7 @@ class Sources:
 
     def __init__(self, layout: Layout) -> None:
         corpus = layout.corpus
-        self._table: Ints | None = source_table(corpus) if follows_documents(layout) else None
+        self._table: Ints | None = source_table(corpus) if isinstance(layout, FOLLOWING) else None
         if self._table is not None:
             count = max(len(corpus.source_names), int(self._table[:, 0].max(initial=-1)) + 1)
             self.names = (*corpus.source_names, *("" for _ in range(count - len(corpus.source_names))))
@@ -122,6 +187,38 @@ class Sources:
             )
         found = self._table[documents]
         return found[:, 0], found[:, 1]
+
+
+def sources_of(layout: Layout) -> Sources:
+    """The sources of a layout's documents."""
+    return MixtureSources(layout) if isinstance(layout, MixtureLayout) else Sources(layout)
+
+
+class MixtureSources(Sources):
+    """The sources of a mixture's sources: the name of each, and where it has several of its own, theirs behind it."""
+
+    def __init__(self, layout: Layout) -> None:
+        assert isinstance(layout, MixtureLayout)
+        self._layout = layout
+        self._parts = [Sources(part) for part in layout.parts]
+        self.names: tuple[str, ...] = ()
+        self._first_names = []
+        for name, part in zip(layout.names, self._parts, strict=True):
+            self._first_names.append(len(self.names))
+            several = len(part.names) > 1
+            self.names += tuple(
+                f"{name}/{each or number}" if several else name for number, each in enumerate(part.names)
+            )
+
+    def of(self, shards: Ints, documents: Ints) -> tuple[Ints, Ints]:
+        source, record = np.zeros(len(shards), np.int64), np.full(len(shards), -1, np.int64)
+        part = self._layout.first_shards.searchsorted(shards, side="right") - 1
+        for number in np.unique(part).tolist():
+            here, follows = part == number, isinstance(self._layout.parts[number], FOLLOWING)
+            own = documents[here] - (first_document(self._layout, number) if follows else 0)
+            found, record[here] = self._parts[number].of(shards[here] - self._layout.first_shards[number], own)
+            source[here] = found + self._first_names[number]
+        return source, record
 
 
 def source_table(corpus: Corpus) -> Ints | None:

@@ -11,11 +11,11 @@ import numpy.typing as npt
 
 from grain_sft.arguments import as_integer
 from grain_sft.errors import RowIndexError, SamplerError
-from grain_sft.layout import FILL_ROW, Layout, PackedLayout
+from grain_sft.layout import FILL_ROW, Layout
 from grain_sft.pipeline import Pipeline
-from grain_sft.sampling import Host, IndexSampler
-from grain_sft.sampling.spots import Spots, spots_of_instances, spots_of_steps
-from grain_sft.trace.documents import Sources, documents_of, follows_documents, plan_of, rows_of_documents
+from grain_sft.sampling import Host, IndexSampler, MixtureSampler, Sampler
+from grain_sft.sampling.spots import Spots, spots_in_mixture, spots_of_instances, spots_of_steps
+from grain_sft.trace.documents import documents_of, epochs_of, follows_documents, rows_of_documents, sources_of
 from grain_sft.trace.trainable import TrainableTokens
 
 Ints = npt.NDArray[np.int64]
@@ -31,7 +31,8 @@ class Trace:
 
     Attributes:
       step: from 0.
-      epoch: from 0; of the row, where a step straddles two. Where the layout packs every epoch anew, that epoch.
+      epoch: from 0; of the row, where a step straddles two; in a mixture, of its source. Where the layout packs every epoch
+        anew, that epoch.
       row: place in the global batch; see `Spots`.
       host: that reads the row.
       instance: number of the row in the layout; -1 for a row of nothing but padding, which fills the last batch of an
@@ -39,9 +40,10 @@ class Trace:
       segment: number of the document in its row, from 1.
       shard: number of the token file in the corpus.
       start, stop: tokens of the shard.
-      document: number in the corpus; -1 in a layout that does not follow documents.
+      document: number in the corpus; -1 in a layout that does not follow documents. In a mixture, numbered through all its
+        sources that follow documents, and then through the others.
       source: number in `source_names`: the input that the document came from or, where the corpus has no file of sources,
-        the label of its shard.
+        the label of its shard. In a mixture with the name of the source before it.
       record: line or row of the document in its input, from 1; -1 where the corpus does not say.
       trainable: tokens of the piece that take loss as targets; see `TrainableTokens`. None where they were not counted.
       source_names: of the sources.
@@ -137,7 +139,8 @@ def find_document(
       pipeline: of any host.
       documents: their numbers in the corpus.
       host: only what it reads; None: all hosts.
-      epochs: the first so many are searched; None: all of the sampler, or one where they never end.
+      epochs: the first so many are searched; None: all of the sampler, or one where they never end. In a mixture, of every
+        source.
       trainable: as in `trace`.
 
     Raises:
@@ -146,10 +149,15 @@ def find_document(
     """
     sampler, hosts = _hosts(pipeline.sampler, host)
     wanted = np.unique(np.atleast_1d(np.asarray(documents, np.int64)))
-    instances = rows_of_documents(pipeline.source.layout, wanted)
-    spots = spots_of_instances(sampler, instances, range(_epochs(sampler, epochs)), hosts)
+    layout = pipeline.source.layout
+    instances = rows_of_documents(layout, wanted)
+    if isinstance(sampler, MixtureSampler):
+        counts = [epochs or leaf.rows.epochs or 1 for leaf in sampler.leaves]
+        spots = spots_in_mixture(sampler, instances, counts, hosts)
+    else:
+        spots = spots_of_instances(sampler, instances, range(_epochs(sampler, epochs)), hosts)
     found = _Lines(pipeline, trainable).of(spots)
-    return found.select(np.isin(found.document, wanted)) if follows_documents(pipeline.source.layout) else found
+    return found.select(np.isin(found.document, wanted) | ~follows_documents(layout, found.instance))
 
 
 class _Lines:
@@ -157,7 +165,7 @@ class _Lines:
 
     def __init__(self, pipeline: Pipeline, trainable: bool) -> None:
         self._layout: Layout = pipeline.source.layout
-        self._sources = Sources(self._layout)
+        self._sources = sources_of(self._layout)
         self._trainable = TrainableTokens(pipeline) if trainable else None
         self._paths = tuple(shard.path for shard in self._layout.corpus.shards)
         self._receipt = pipeline.receipt.code
@@ -181,8 +189,7 @@ class _Lines:
                 if column is not None:
                     held[number] = np.append(column, np.full(len(empty), nothing))[order]
         step, epoch, row, host, instance = (column[at] for column in spots)
-        if isinstance(self._layout, PackedLayout) and self._layout.epochs > 1:
-            epoch = epoch * self._layout.epochs + plan_of(self._layout, instance)[0]
+        epoch = epochs_of(self._layout, epoch, instance)
         columns: dict[str, Any] = dict(zip(COLUMNS, (step, epoch, row, host, instance, *held), strict=True))
         return Trace(**columns, source_names=self._sources.names, paths=self._paths, receipt=self._receipt)
 
@@ -194,16 +201,16 @@ def _joined(parts: list[Trace]) -> Trace:
     return parts[0]._with({name: np.concatenate([part.columns()[name] for part in parts]) for name in names})
 
 
-def _hosts(sampler: IndexSampler, host: Host | None) -> tuple[IndexSampler, range]:
+def _hosts(sampler: Sampler, host: Host | None) -> tuple[Sampler, range]:
     """The sampler with as many hosts as `host` says, and those of its hosts that are asked for."""
     if host is None:
         return sampler, range(sampler.host.count)
     if host.count != sampler.host.count:
-        sampler = IndexSampler(**{**sampler.__getstate__(), "host": host})
+        sampler = type(sampler)(**{**sampler.__getstate__(), "host": host})
     return sampler, range(host.index, host.index + 1)
 
 
-def _check_steps(sampler: IndexSampler, steps: range) -> None:
+def _check_steps(sampler: Sampler, steps: range) -> None:
     if steps.step != 1:
         raise RowIndexError(f"{steps}: expected steps one after the other.")
     last = sampler.num_steps

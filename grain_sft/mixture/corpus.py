@@ -1,0 +1,67 @@
+"""MixtureCorpus: the shards of several corpora, one corpus after the other."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from grain_sft.corpus import Corpus
+from grain_sft.corpus.documents import Documents
+from grain_sft.errors import CorpusError
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class MixtureCorpus(Corpus):
+    """What the corpora of a mixture have in common: their shards, one after the other, in the widest of their dtypes.
+
+    Files keep their own dtypes, so tokens are read through the corpora themselves (`parts`), and documents, which each
+    corpus finds in its own way, are numbered by `MixtureLayout`.
+    """
+
+    parts: tuple[Corpus, ...] = ()
+
+    @classmethod
+    def of(cls, parts: tuple[Corpus, ...]) -> MixtureCorpus:
+        """Of some corpora."""
+        dtype: np.dtype[Any] = np.result_type(*(part.dtype for part in parts))
+        return cls(tuple(shard for part in parts for shard in part.shards), dtype, parts=parts)
+
+    @functools.cached_property
+    def documents(self) -> Documents:
+        """Where the documents of all corpora begin, counted in the tokens of all shards; see `Corpus.documents`."""
+        starts: list[npt.NDArray[np.int64]] = []
+        before = 0
+        for part in self.parts:
+            starts.append(part.documents.start + before)
+            before += part.num_tokens
+        return Documents(np.concatenate(starts), np.concatenate([part.documents.length for part in self.parts]))
+
+    @property
+    def num_documents(self) -> int | None:
+        """Documents of all corpora; None where one does not know."""
+        counts = [part.num_documents for part in self.parts]
+        return None if None in counts else sum(count for count in counts if count is not None)
+
+    def read(self, start: int, stop: int) -> tuple[npt.NDArray[Any], npt.NDArray[Any] | None]:
+        """Not of a mixture, whose files may have several dtypes.
+
+        Raises:
+          CorpusError: always; read one of `parts`.
+        """
+        raise CorpusError(
+            "tokens of a mixture are read from one of its corpora: corpus.parts[number].read(start, stop)."
+        )
+
+    @functools.cached_property
+    def fingerprint(self) -> str:
+        """Hash of the fingerprints of all corpora."""
+        joined = "\0".join(["grain_sft mixture", *(part.fingerprint for part in self.parts)])
+        return f"sha256:{hashlib.sha256(joined.encode()).hexdigest()}"
+
+    def __repr__(self) -> str:
+        return f"MixtureCorpus({list(self.parts)!r})"
