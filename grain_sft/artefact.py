@@ -1,4 +1,5 @@
-"""Artefact: named arrays that take long to make, made once per machine, checked, and memory-mapped by whoever needs them.
+"""Artefact: named arrays that take long to make, made once per machine (or once for all machines that share a bucket),
+checked, and memory-mapped by whoever needs them.
 
 One file: 16 bytes of magic and header length, a JSON header (what the arrays depend on; name, dtype, shape and place of
 each; a hash of all this and of their bytes), then the arrays, each at a multiple of 64 bytes.
@@ -9,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,8 +19,8 @@ import numpy as np
 import numpy.typing as npt
 from absl import logging
 
-from grain_sft import files
-from grain_sft.errors import StorageError
+from grain_sft import files, remote_files
+from grain_sft.errors import CorpusFileError, StorageError
 
 Arrays = Mapping[str, npt.NDArray[Any]]
 
@@ -30,7 +32,7 @@ _DAMAGED = (ValueError, TypeError, KeyError, AttributeError, OverflowError, Memo
 
 
 def load_or_make(
-    kind: str, depends: Mapping[str, Any], make: Callable[[], Arrays], folder: Path | None = None
+    kind: str, depends: Mapping[str, Any], make: Callable[[], Arrays], folder: str | Path | None = None
 ) -> dict[str, npt.NDArray[Any]]:
     """The arrays that `make` gives, from the cache where they are.
 
@@ -38,11 +40,12 @@ def load_or_make(
       kind: folder of the cache, below `folder`.
       depends: JSON; all that the arrays depend on.
       make: called at most once per machine, under a lock, where the cache has none.
-      folder: of the cache; None: `files.cache_dir()`.
+      folder: of the cache, or its URL in a bucket; None: $GRAIN_SFT_CACHE_DIR, or the user's cache. From a bucket, arrays
+        are copied once per machine to the user's cache; arrays that it has not are made, and sent there.
 
     Where the cache can't be written to, the arrays are made in memory, with a warning.
     """
-    target = place(kind, depends, folder)
+    target, shared = place(kind, depends, folder), _shared(kind, depends, folder)
     found = _open_cached(target, depends)
     if found is not None:
         return found
@@ -51,11 +54,15 @@ def load_or_make(
     try:
         with files.locked(target):
             found = _open_cached(target, depends)  # another process may have made it meanwhile
+            if found is None and shared is not None and _fetch(shared, target):
+                found = _open_cached(target, depends)
             if found is not None:
                 return found
             making = True
             made = dict(make())
             save(target, depends, made)
+            if shared is not None:
+                _share(target, shared)
             return open_file(target)[0]
     except StorageError as error:
         if making and made is None:  # not of the cache, but of what the arrays are made from
@@ -69,9 +76,40 @@ def fingerprint(depends: Mapping[str, Any]) -> str:
     return f"sha256:{hashlib.sha256(json.dumps(depends, sort_keys=True).encode()).hexdigest()}"
 
 
-def place(kind: str, depends: Mapping[str, Any], folder: Path | None = None) -> Path:
-    """Where the arrays that depend on `depends` are kept, or would be."""
-    return (folder or files.cache_dir()) / kind / f"{fingerprint(depends).removeprefix('sha256:')[:32]}.arrays"
+def place(kind: str, depends: Mapping[str, Any], folder: str | Path | None = None) -> Path:
+    """Where the arrays that depend on `depends` are kept on this machine, or would be; `folder` as in `load_or_make`."""
+    local = None if folder is None or files.is_remote(os.fspath(folder)) else Path(folder)
+    return (local or files.cache_dir()) / kind / _name(depends)
+
+
+def _name(depends: Mapping[str, Any]) -> str:
+    return f"{fingerprint(depends).removeprefix('sha256:')[:32]}.arrays"
+
+
+def _shared(kind: str, depends: Mapping[str, Any], folder: str | Path | None) -> str | None:
+    """Where a bucket has the arrays, or would have; None where none is asked for."""
+    url = files.cache_url() if folder is None else os.fspath(folder)
+    return files.join(url, kind, _name(depends)) if url is not None and files.is_remote(url) else None
+
+
+def _fetch(url: str, target: Path) -> bool:
+    """Copy arrays from a bucket; False where it has none, or does not answer."""
+    try:
+        if not files.is_file(url):
+            return False
+        with files.atomic_write(target, "wb") as file, files.remote(url):
+            remote_files.download(url, files.size(url), file)
+        return True
+    except CorpusFileError as error:
+        logging.warning("%s Making it on this machine.", error)
+        return False
+
+
+def _share(target: Path, url: str) -> None:
+    try:
+        files.upload(target, url)
+    except (StorageError, CorpusFileError) as error:
+        logging.warning("%s Other machines will make it again.", error)
 
 
 def save(path: Path, depends: Mapping[str, Any], arrays: Arrays) -> None:

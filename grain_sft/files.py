@@ -255,12 +255,28 @@ def locked(target: Path) -> Iterator[None]:
 
 
 def cache_dir() -> Path:
-    """Where orders and other derived data of this machine are kept: $GRAIN_SFT_CACHE_DIR, or the user's cache."""
+    """Where orders and other derived data of this machine are kept: $GRAIN_SFT_CACHE_DIR where it is a local folder, or
+    the user's cache."""
     chosen = os.environ.get(CACHE_DIR_VARIABLE)
-    if chosen:
-        return Path(chosen).expanduser()
+    if chosen and not is_remote(chosen):
+        return Path(normalize(chosen))
     base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     return Path(base).expanduser() / "grain_sft"
+
+
+def cache_url() -> str | None:
+    """The folder in a bucket that machines share derived data by: $GRAIN_SFT_CACHE_DIR where it is a URL."""
+    chosen = os.environ.get(CACHE_DIR_VARIABLE)
+    return chosen if chosen and is_remote(chosen) else None
+
+
+def upload(local: str | os.PathLike[str], url: str) -> None:
+    """Copy a local file to a remote one, which appears whole or not at all.
+
+    Raises:
+      StorageError: it can't be written.
+    """
+    _send(os.fspath(local), url)
 
 
 def sync_folder(folder: Path) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from grain_sft import files
 from grain_sft.arguments import as_integer
 from grain_sft.corpus import Corpus
 from grain_sft.errors import LayoutError
@@ -47,7 +48,7 @@ class PackedLayout:
       seed, epochs: of the algorithms that pack each epoch anew; the rows of all epochs are numbered one after the
         other, and meant to be read in that order.
       batch_rows: rows of a global batch (multipack).
-      cache_dir: where plans are kept; None: the cache folder.
+      cache_dir: where plans are kept, a folder or a URL in a bucket; None: the cache folder.
 
     Raises:
       LayoutError: arguments that don't fit, nothing to pack, or ties of a CPU that can't be played here.
@@ -101,7 +102,7 @@ class PackedLayout:
             seed=as_integer("seed", seed, 0, LayoutError),
             batch_rows=as_integer("batch_rows", batch_rows, 1, LayoutError),
         )
-        self._folder = None if cache_dir is None else Path(cache_dir)
+        self._folder = None if cache_dir is None else files.normalize(cache_dir)
         self._olmo: OlmoPlan | None = None
         self._load()
 
@@ -145,7 +146,7 @@ class PackedLayout:
             boundaries="auto" if from_boundaries(given, use_array_if_local) else "eos",
             bos_token_id=None if bos_token_id is None else as_integer("bos_token_id", bos_token_id, 0, LayoutError),
         )
-        layout._folder = None if cache_dir is None else Path(cache_dir)
+        layout._folder = None if cache_dir is None else files.normalize(cache_dir)
         layout._olmo = find_plan(corpus, recipe, Path(work_dir), given, use_array_if_local)
         layout.recipe = dataclasses.replace(recipe, plan=layout._olmo.digest)
         layout._load()

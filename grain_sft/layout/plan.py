@@ -84,7 +84,7 @@ class Plan:
 COUNTS = ("documents", "dropped_documents", "dropped_tokens", "cut_documents", "cut_tokens")
 
 
-def load_plan(corpus: Corpus, recipe: Recipe, folder: Path | None = None, make: Make | None = None) -> Plan:
+def load_plan(corpus: Corpus, recipe: Recipe, folder: str | Path | None = None, make: Make | None = None) -> Plan:
     """The plan of a recipe: from the cache, or made (by `make`; None: by `make_plan`) and kept there.
 
     Raises:

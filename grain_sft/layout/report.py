@@ -45,7 +45,7 @@ def packing_report(layout: PackedLayout) -> dict[str, Any]:
     }
 
 
-def plan_places(layout: PackedLayout, folder: Path | None = None) -> list[dict[str, str]]:
+def plan_places(layout: PackedLayout, folder: str | Path | None = None) -> list[dict[str, str]]:
     """Fingerprint and path of the plan of each epoch, kept in the cache `folder`; None: where plans are kept."""
     recipes = [dataclasses.replace(layout.recipe, epoch=epoch) for epoch in range(layout.epochs)]
     depends = [recipe.depends(layout.corpus) for recipe in recipes]

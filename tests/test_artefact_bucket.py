@@ -1,0 +1,118 @@
+"""Artefacts that machines share by a bucket: made once, copied once per machine."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import fsspec
+import numpy as np
+import pytest
+from failing_proxy import Proxy, media_bytes
+
+from grain_sft import PackedLayout, artefact, files, open_corpus
+
+DEPENDS = {"of": "this"}
+ARRAYS = {"ints": np.arange(1000), "flags": np.arange(7) % 2 == 0}
+
+PLANNER = """
+import sys
+from grain_sft.corpus import open_corpus
+from grain_sft.layout import PackedLayout
+layout = PackedLayout(open_corpus(sys.argv[1], eos_token_id=0), 64)
+print(len(layout), layout.spans(3)[0], flush=True)
+"""
+
+
+@pytest.fixture
+def machine(tmp_path, monkeypatch):
+    """`machine(name)`: from now on this is another machine."""
+
+    def be(name: str) -> Path:
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / name))
+        return tmp_path / name / "grain_sft"
+
+    monkeypatch.setenv("GRAIN_SFT_CACHE_DIR", "memory://shared/cache")
+    be("one")
+    yield be
+    memory = fsspec.filesystem("memory")
+    if memory.exists("/shared"):
+        memory.rm("/shared", recursive=True)
+
+
+def make():
+    return ARRAYS
+
+
+def never():
+    raise AssertionError("was made again")
+
+
+def check(found):
+    for name, array in ARRAYS.items():
+        np.testing.assert_array_equal(found[name], array)
+        assert isinstance(found[name], np.memmap)
+
+
+def test_what_one_machine_made_others_copy_and_map(machine):
+    check(artefact.load_or_make("things", DEPENDS, make))
+    name = artefact.place("things", DEPENDS).name
+    assert files.exists(f"memory://shared/cache/things/{name}")
+    there = machine("two")
+    check(artefact.load_or_make("things", DEPENDS, never))
+    assert (there / "things" / name).exists()
+    fsspec.filesystem("memory").rm("/shared", recursive=True)
+    check(artefact.load_or_make("things", DEPENDS, never))  # of this machine
+
+
+def test_a_url_may_be_given_in_place_of_the_variable(machine, monkeypatch, tmp_path):
+    monkeypatch.delenv("GRAIN_SFT_CACHE_DIR")
+    check(artefact.load_or_make("things", DEPENDS, make, "memory://shared/other"))
+    machine("two")
+    check(artefact.load_or_make("things", DEPENDS, never, "memory://shared/other"))
+
+
+def test_a_damaged_one_in_the_bucket_is_made_again_and_replaced(machine):
+    artefact.load_or_make("things", DEPENDS, make)
+    url = f"memory://shared/cache/things/{artefact.place('things', DEPENDS).name}"
+    whole = files.read_bytes(url)
+    files.write_bytes(url, whole[:-100] + bytes(100))
+    machine("two")
+    check(artefact.load_or_make("things", DEPENDS, make))
+    assert files.read_bytes(url) == whole
+
+
+def test_a_bucket_that_can_not_be_reached_is_done_without(machine, monkeypatch, caplog):
+    monkeypatch.setenv("GRAIN_SFT_CACHE_DIR", "nosuch://bucket")
+    check(artefact.load_or_make("things", DEPENDS, make))
+    assert "Making it on this machine" in caplog.text and "Other machines will make it again" in caplog.text
+
+
+def test_packed_rows_are_planned_once_for_all_machines_and_copied_once_for_all_processes(
+    client, machine, monkeypatch, write_tokens
+):
+    tokens = np.random.default_rng(0).integers(0, 40, 20_000)
+    write_tokens("data/0.npy", tokens)
+    corpus = open_corpus(write_tokens("data/1.npy", tokens).parent, eos_token_id=0)
+    proxy = Proxy(os.environ["STORAGE_EMULATOR_HOST"])
+    try:
+        for name, value in (("STORAGE_EMULATOR_HOST", proxy.address), ("FSSPEC_GS_TOKEN", "anon")):
+            monkeypatch.setenv(name, value)
+        monkeypatch.setenv("GRAIN_SFT_CACHE_DIR", "gs://bucket/plans")
+        layout = PackedLayout(corpus, 64)
+        kept = client.find("bucket/plans")
+        assert len(kept) == 1 and not proxy.sent
+        machine("two")
+        command = [sys.executable, "-c", PLANNER, os.path.dirname(corpus.shards[0].path)]
+        processes = [subprocess.Popen(command, stdout=-1, text=True) for _ in range(3)]
+        said = {process.communicate()[0] for process in processes}
+        assert said == {f"{len(layout)} {layout.spans(3)[0]}\n"}
+        assert media_bytes(proxy) == (client.info(kept[0])["size"],) * 2
+        assert client.find("bucket/plans") == kept
+        given = PackedLayout(corpus, 64, cache_dir="gs://bucket/plans")
+        assert given.spans(3) == layout.spans(3)
+    finally:
+        proxy.close()
+        client.rm("bucket/plans", recursive=True)
