@@ -144,7 +144,7 @@ class GlobalBatches(grain.DatasetIterator[GlobalBatch]):
         self._ahead = as_integer("ahead", ahead, 0, PipelineError)
         self._threads = as_integer("threads", threads, 1, PipelineError)
         self._allow_other_data, self._prepare = allow_other_data, prepare
-        self._ways = {rows: self._way_of(rows) for rows in batch_sizes(pipeline)}
+        self._ways = {rows: self._way_of(rows) for rows in set(pipeline.sampler.batch_sizes.sizes)}
         self._step = _checked(pipeline, start_step)
         self._lock = threading.RLock()
         self._pool: concurrent.futures.ThreadPoolExecutor | None = None
@@ -162,7 +162,7 @@ class GlobalBatches(grain.DatasetIterator[GlobalBatch]):
         return _ByLoaders(self.sharding, shape, batch_rows, self._loaders)
 
     def _way(self, step: int) -> _Directly | _ByLoaders:
-        return self._ways[batch_size(self.pipeline, step)]
+        return self._ways[self.pipeline.sampler.batch_sizes.at(step)]
 
     def rows(self, step: int) -> npt.NDArray[np.int64]:
         """Rows of the global batch of `step` that this process reads: int64 [n]."""
@@ -363,16 +363,6 @@ def _global_array(
     if shards:
         return jax.make_array_from_single_device_arrays(shape, sharding, shards)
     return jax.make_array_from_single_device_arrays(shape, sharding, shards, dtype=dtype)  # no device of this process
-
-
-def batch_sizes(pipeline: Pipeline) -> tuple[int, ...]:
-    """Rows that the global batches of a run have."""
-    return (pipeline.sampler.global_batch_size,)
-
-
-def batch_size(pipeline: Pipeline, step: int) -> int:
-    """Rows of the global batch of `step`."""
-    return pipeline.sampler.global_batch_size
 
 
 def _checked(pipeline: Pipeline, step: object) -> int:

@@ -133,7 +133,7 @@ def make_eval_iterator(
     options = options or Options.from_environment()
     checks.check_trainer(config)
     where = _required(options.eval_config, "eval_config", "the config of the data to evaluate on (or eval_interval=-1)")
-    pipeline = _load_eval(where)
+    pipeline = load_evaluation(where)
     checks.check_batches(config, pipeline, where, training=False)
     if len(pipeline) == sys.maxsize and config.eval_steps <= 0:
         raise ConfigError(f"{where}: these data never end, and MaxText's eval_steps is {config.eval_steps}. Set it.")
@@ -149,11 +149,15 @@ def _required(path: str, name: str, what: str) -> str:
     return path
 
 
-def _load_eval(where: str) -> Pipeline:
-    """A pipeline that ends after one epoch, with whole batches, unless its config states otherwise."""
+def load_evaluation(where: str) -> Pipeline:
+    """The pipeline of a config, ending after one epoch with a filled batch unless the config states otherwise.
+
+    Raises: as `load`.
+    """
     _, sections = stated(where)
     sampler = sections["sampler"]
-    once = {} if sampler.get("order") in WITHOUT_EPOCHS else {"epochs": 1, "last_batch": "fill"}
+    endless = sampler.get("order") in WITHOUT_EPOCHS or "mixture" in sections["corpus"]
+    once = {} if endless else {"epochs": 1, "last_batch": "fill"}
     added = {key: value for key, value in once.items() if key not in sampler}
     if not added:
         return load(where, host=Host(0, 1))

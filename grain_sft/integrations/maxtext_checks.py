@@ -9,7 +9,8 @@ import numpy as np
 from absl import logging
 
 from grain_sft.errors import ConfigError, PipelineError, TransformError
-from grain_sft.integrations.jax_arrays import batch_sizes
+from grain_sft.layout import PaddedLayout, WindowLayout
+from grain_sft.mixture import MixtureLayout
 from grain_sft.pipeline import Pipeline
 from grain_sft.sources import Element
 
@@ -64,13 +65,14 @@ def check_batches(config: Any, pipeline: Pipeline, where: str, *, training: bool
             f"{config.max_target_length}. Make them equal."
         )
     for name in ("eos_token_id", "pad_token_id"):
-        token = getattr(corpus, name)
+        token = getattr(corpus, name, None)  # a mixture's corpora may have several
         if token is not None and token >= config.vocab_size:
             raise ConfigError(
                 f"{where}: {name} is {token}, but MaxText's vocab_size is {config.vocab_size}: the tokens are of a larger "
                 "vocabulary. Set vocab_size to the tokenizer's, rounded up as you like."
             )
-    if not config.packing and type(layout).__name__ not in ("WindowLayout", "PaddedLayout"):
+    layouts = layout.parts if isinstance(layout, MixtureLayout) else (layout,)
+    if not config.packing and not all(isinstance(each, WindowLayout | PaddedLayout) for each in layouts):
         raise ConfigError(
             f"{where}: rows hold several documents, but MaxText's packing is false, with which some of its attention kernels "
             "look across documents. Set packing=True."
@@ -94,7 +96,7 @@ def check_batches(config: Any, pipeline: Pipeline, where: str, *, training: bool
 def _check_rows(config: Any, pipeline: Pipeline, where: str, training: bool) -> None:
     name = "global_batch_size_to_train_on" if training else "global_batch_size_to_eval_on"
     expected = getattr(config, name)
-    wrong = [rows for rows in batch_sizes(pipeline) if rows != expected]
+    wrong = [rows for rows in pipeline.sampler.batch_sizes.sizes if rows != expected]
     if wrong:
         per_device = "per_device_batch_size" if training else "eval_per_device_batch_size"
         steps = f" x gradient_accumulation_steps={config.gradient_accumulation_steps}" if training else ""

@@ -175,6 +175,26 @@ def test_rows_after_the_batch_are_zero_and_take_no_loss(pipeline):
     assert all(array.shape == (12, LENGTH) and not np.asarray(array)[8:].any() for array in batch.values())
 
 
+def test_batches_whose_size_changes_at_a_step(folder):
+    scheduled = load(config(folder, schedule=[{"step": 3, "global_batch_size": 16}]), host=Host(0, 1))
+    batches = GlobalBatches(scheduled, sharding())
+    for step in range(5):
+        batch = next(batches)
+        assert batch["inputs"].shape == ((8 if step < 3 else 16), LENGTH)
+        same(batch, scheduled[step])
+
+
+def test_a_mixture(folder, tmp_path):
+    np.random.default_rng(9).integers(2000, 3000, LENGTH * 20, np.uint32).tofile(tmp_path / "other.npy")
+    corpora = {"one": {"weight": 0.75, "path": str(folder)}, "two": {"weight": 0.25, "path": str(tmp_path)}}
+    mixed = load({**config(folder), "corpus": {"dtype": "uint32", "mixture": corpora}}, host=Host(0, 1))
+    batches = GlobalBatches(mixed, sharding(), start_step=2)
+    for step in (2, 3):
+        batch = next(batches)
+        same(batch, mixed[step])
+        assert (np.asarray(batch["inputs"])[:, 0] >= 2000).sum() == 2
+
+
 def test_a_step_that_failed_is_tried_again(tmp_path):
     np.arange(LENGTH * 40, dtype=np.uint32).tofile(tmp_path / "a.npy")
     np.arange(LENGTH * 40, dtype=np.uint32).tofile(tmp_path / "b.npy")

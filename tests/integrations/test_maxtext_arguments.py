@@ -1,0 +1,70 @@
+"""The launcher's command line: what is ours is taken out, and what is wrong is said. No MaxText is needed."""
+
+import importlib.util
+import json
+
+import numpy as np
+import pytest
+
+from grain_sft.integrations import maxtext
+from grain_sft.integrations.maxtext import Options, main, split
+
+
+@pytest.fixture(autouse=True)
+def no_environment(monkeypatch):
+    for name in ("CONFIG", "EVAL_CONFIG", "ALLOW_OTHER_DATA", "IGNORE_WEIGHTS"):
+        monkeypatch.delenv(f"GRAIN_SFT_{name}", raising=False)
+
+
+@pytest.fixture
+def config(tmp_path):
+    np.arange(64, dtype=np.uint32).tofile(tmp_path / "a.npy")
+    stated = {
+        "corpus": {"path": "a.npy", "dtype": "uint32"},
+        "layout": {"kind": "windows", "sequence_length": 8},
+        "sampler": {"seed": 0, "global_batch_size": 4},
+    }
+    (tmp_path / "config.json").write_text(json.dumps(stated))
+    return tmp_path / "config.json"
+
+
+def test_our_keys_are_taken_out_of_maxtexts(monkeypatch):
+    monkeypatch.setenv("GRAIN_SFT_EVAL_CONFIG", "eval.json")
+    monkeypatch.setenv("GRAIN_SFT_CONFIG", "lower.json")
+    theirs, options = split(["base.yml", "steps=3", "grain_sft_config=a=b.json", "grain_sft_ignore_weights=True"])
+    assert theirs == ["base.yml", "steps=3", "dataset_type=olmo_grain"]
+    assert options == Options(config="a=b.json", eval_config="eval.json", ignore_weights=True)
+    assert split(["base.yml", "dataset_type=olmo_grain"])[0] == ["base.yml", "dataset_type=olmo_grain"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "grain_sft_config is not given"),
+        (["grain_sft_confg=a.json"], "The nearest that there is: grain_sft_config."),
+        (["grain_sft_allow_other_data=yes"], "expected true or false"),
+        (["grain_sft_config=nowhere.json"], "nowhere.json: no such file"),
+        (["grain_sft_config={config}", "grain_sft_eval_config=nowhere.json"], "nowhere.json: no such file"),
+        (["grain_sft_config={config}", "dataset_type=synthetic"], "dataset_type=synthetic: the data are grain_sft's"),
+    ],
+)
+def test_what_is_wrong_is_said_in_a_sentence(config, capsys, words, message):
+    assert main(["base.yml", *(word.format(config=config) for word in words)]) == 1
+    error = capsys.readouterr().err
+    assert message in error and error.startswith("grain_sft.integrations.maxtext: ") and error.count("\n") == 1
+
+
+@pytest.mark.skipif(importlib.util.find_spec("maxtext") is not None, reason="maxtext is installed")
+def test_without_maxtext_the_extra_is_named(config, capsys):
+    assert main(["base.yml", f"grain_sft_config={config}"]) == 1
+    assert "docs/maxtext.md" in capsys.readouterr().err
+
+
+def test_an_evaluation_reads_every_row_once_and_fills_the_last_batch_unless_its_config_says_otherwise(config):
+    pipeline = maxtext.load_evaluation(str(config))
+    assert (pipeline.sampler.epochs, pipeline.sampler.last_batch, len(pipeline)) == (1, "fill", 2)
+    stated = json.loads(config.read_text())
+    stated["sampler"] |= {"epochs": 3, "last_batch": "drop"}
+    config.write_text(json.dumps(stated))
+    pipeline = maxtext.load_evaluation(str(config))
+    assert (pipeline.sampler.epochs, pipeline.sampler.last_batch, len(pipeline)) == (3, "drop", 6)
