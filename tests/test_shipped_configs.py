@@ -15,6 +15,7 @@ WINDOWS = ["eval_8192.yaml", "pretrain_8192.yaml", "pretrain_8192_olmo_order.yam
 PACKED_32K = {"sft_packed_32768.yaml": 32, "olmo3_7b_think_sft.yaml": 32, "olmo3_32b_think_sft.yaml": 128}
 EPISODES = ["episodes.yaml", "episodes_gpt_config.json"]
 PRIMER = ["primer.yaml", "primer_packed.yaml"]
+MIXTURES = ["primer_mixture.yaml", "sft_with_pretraining.yaml"]
 
 
 @pytest.fixture(autouse=True)
@@ -35,7 +36,7 @@ def load(name, hosts=2, **sections):
 
 
 def test_all_configs_are_tried_here():
-    tried = {*WINDOWS, *PACKED_32K, *EPISODES, *PRIMER, "openchat.yaml"}
+    tried = {*WINDOWS, *PACKED_32K, *EPISODES, *PRIMER, *MIXTURES, "openchat.yaml"}
     assert tried == {path.name for path in CONFIGS.iterdir()}
 
 
@@ -98,3 +99,32 @@ def test_openchat(tmp_path):
     batch = pipeline[4]
     assert batch["inputs"].shape == (4, 81_920) and batch["targets_weights"].dtype == np.float32
     assert (batch["inputs"][batch["inputs_segmentation"] == 0] == 0).all()
+
+
+def test_the_primer_mixture(tmp_path):
+    shares = {"primer": 0.10, "oasst1": 0.70, "dolly15k": 0.20}
+    paths = {
+        name: {"path": str(write_primer(tmp_path / name, chats(*[40 + at] * 9, end=2)))}
+        for at, name in enumerate(shares)
+    }
+    pipeline = load("primer_mixture.yaml", corpus={"mixture": paths})
+    assert pipeline[3]["inputs"].shape == (16, 1024)
+    whole = load("primer_mixture.yaml", hosts=1, corpus={"mixture": paths})
+    rows = np.concatenate([whole.sampler.rows(step) for step in range(100)])
+    part = whole.source.layout.parts_of(rows)
+    for number, share in enumerate(shares.values()):
+        assert np.abs(np.cumsum(part == number) - share * np.arange(1, 3201)).max() < 1
+    assert whole.source.layout.names == tuple(shares)
+
+
+def test_sft_with_pretraining(tmp_path):
+    rows, length = 40, 8192
+    np.arange(rows * length, dtype=np.uint32).tofile(tmp_path / "tokens.npy")
+    (tmp_path / "mix.txt").write_text("label,tokens.npy\n")
+    write_olmo(tmp_path / "sft", chats(*[5000, 3000] * 1000), dtype="uint32", part_tokens=10**9)
+    paths = {"chat": {"path": str(tmp_path / "sft")}, "web": {"path": str(tmp_path / "mix.txt")}}
+    pipeline = load("sft_with_pretraining.yaml", corpus={"mixture": paths})
+    assert pipeline[0]["inputs"].shape == (16, length)
+    chat = len(pipeline.source.layout.parts[0])
+    assert chat == 1000 and 2000 / 0.9 / 32 - 2 < len(pipeline) <= 2000 / 0.9 / 32 + 1
+    assert pipeline.sampler.batch_sizes.schedule == ((2000, 64),)

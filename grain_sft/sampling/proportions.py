@@ -42,8 +42,8 @@ class Proportions:
     Weights may change at some rows. What comes before a change does not depend on it. After it, what was owed to each
     source stays owed, so that its rows follow its cumulative share on: within one row with up to three sources. With more,
     no rule that does not know the change beforehand can promise that (after 3 rows of 6 sources of equal weight, let only
-    those 3 that had none go on: one of them comes to 1.17 rows), and this one is back within a row as soon as rows allow.
-    A source whose weight becomes 0 keeps what it is off by.
+    those 3 that had none go on: one of them comes to 7/6 rows), and this one takes first whoever would be beyond a row
+    first. A source whose weight becomes 0 keeps what it is off by, and the others miss it.
 
     Args:
       changes: pairs of a row and the shares from it on (they sum up to 1); the first is of row 0.

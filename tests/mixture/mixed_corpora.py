@@ -1,0 +1,43 @@
+"""A mixture of three sources that differ in what they can: format, dtype, layout, loss, order and padding."""
+
+from __future__ import annotations
+
+import numpy as np
+from sft_files import documents, write_episodes, write_olmo
+
+LENGTH = 16
+
+
+def write_sources(folder):
+    """chat (masks, uint16, packed), talks (weights, uint32, one a row) and web (windows, uint8, no loss files)."""
+    write_olmo(folder / "chat", documents(60, seed=1), sources=True)
+    write_episodes(folder / "talks", documents(25, seed=2, high=90_000, weights=True))
+    np.random.default_rng(3).integers(3, 250, 40 * LENGTH).astype(np.uint8).tofile(folder / "web.npy")
+
+
+def mixture_config(folder, **sampler):
+    return {
+        "corpus": {
+            "mixture": {
+                "chat": {
+                    "weight": 0.7,
+                    "path": str(folder / "chat"),
+                    "dtype": "uint16",
+                    "eos_token_id": 2,
+                    "pad_token_id": 1,
+                    "layout": {"kind": "packed"},
+                    "sampler": {"order": "olmo", "seed": 5},
+                },
+                "talks": {
+                    "weight": 0.2,
+                    "path": str(folder / "talks"),
+                    "layout": {"kind": "padded"},
+                    "sampler": {"order": "episode"},
+                },
+                "web": {"weight": 0.1, "path": str(folder / "web.npy"), "dtype": "uint8"},
+            }
+        },
+        "layout": {"kind": "windows", "sequence_length": LENGTH},
+        "sampler": {"order": "shuffle", "seed": 3, "global_batch_size": 12, **sampler},
+        "transforms": ["shift_targets"],
+    }

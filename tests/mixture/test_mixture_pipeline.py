@@ -1,0 +1,352 @@
+"""Mixtures as pipelines: each source's rows in its own order, whoever asks, from whichever step, over whatever schedule."""
+
+import copy
+import pickle
+
+import grain
+import numpy as np
+import pytest
+from mixed_corpora import LENGTH, mixture_config, write_sources
+
+import grain_sft
+from grain_sft import Host, IndexSampler, NpyDataSource, Pipeline, WindowLayout
+from grain_sft.errors import ConfigError, GrainSftError, LayoutError, PipelineError, SamplerError
+from grain_sft.layout import FILL_ROW
+from grain_sft.mixture import MixtureSource
+from grain_sft.sampling import Mixture, MixtureSampler, SourceOrder
+from grain_sft.trace import checkpoint_table, find_document, summarize, trace
+from grain_sft.trace.audit_check import check_audit
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    place = tmp_path_factory.mktemp("mixture")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("GRAIN_SFT_CACHE_DIR", str(place / "cache"))
+        write_sources(place)
+        yield place
+
+
+def load(folder, host=Host(0, 1), **sampler):
+    return grain_sft.load(mixture_config(folder, **sampler), host=host)
+
+
+def assert_same(one, other):
+    assert list(one) == list(other)
+    for key in one:
+        assert one[key].dtype == other[key].dtype
+        np.testing.assert_array_equal(one[key], other[key], err_msg=key)
+
+
+def test_each_sources_rows_come_in_its_own_order(folder):
+    """Epoch after epoch, as an IndexSampler of batches of one row reads them."""
+    pipeline = load(folder)
+    layout, sampler = pipeline.source.layout, pipeline.sampler
+    rows = np.concatenate([sampler.rows(step) for step in range(60)])
+    part = layout.parts_of(rows)
+    orders = [("olmo", 5), ("episode", 3), ("shuffle", 3)]
+    for number, (order, seed) in enumerate(orders):
+        alone = IndexSampler(len(layout.parts[number]), global_batch_size=1, seed=seed, order=order)
+        drawn = rows[part == number] - layout.first_rows[number]
+        assert drawn.tolist() == [int(alone.rows(step)[0]) for step in range(len(drawn))]
+        assert len(drawn) > len(layout.parts[number]) or number == 2  # the epochs of two roll over
+    for number, tenths in enumerate((7, 2, 1)):
+        assert (np.abs(10 * np.cumsum(part == number) - tenths * np.arange(1, len(part) + 1)) < 10).all()
+
+
+def test_batches_have_one_set_of_keys_shapes_and_dtypes_and_the_values_of_each_source(folder):
+    pipeline = load(folder)
+    for step in range(8):
+        batch, rows = pipeline[step], pipeline.sampler.rows(step)
+        assert {key: (array.dtype, array.shape) for key, array in batch.items()} == {
+            **{key: (np.int32, (12, LENGTH)) for key in batch if key != "targets_weights"},
+            "targets_weights": (np.float32, (12, LENGTH)),
+        }
+        for place, row in enumerate(rows.tolist()):
+            part = int(pipeline.source.layout.parts_of(np.array([row]))[0])
+            own = row - int(pipeline.source.layout.first_rows[part])
+            alone = list(pipeline.source.sources.values())[part]
+            expected = grain_sft.ShiftTargets().map(alone[own])
+            for key, array in expected.items():
+                np.testing.assert_array_equal(batch[key][place], array, err_msg=key)
+            if "targets_weights" not in expected:
+                expected = expected["targets_segmentation"] != 0
+                np.testing.assert_array_equal(batch["targets_weights"][place], expected)
+        assert (batch["inputs"][batch["inputs_segmentation"] == 0] <= 2).all()
+
+
+def test_hosts_workers_threads_resumes_and_pickles_give_the_same(folder):
+    whole, start = load(folder), 7
+    expected = [whole[step] for step in range(start, start + 4)]
+    for hosts in (2, 3, 4):
+        parts = [load(folder, Host(index, hosts)) for index in range(hosts)]
+        for step, batch in enumerate(expected, start):
+            for index, part in enumerate(parts):
+                assert_same(part[step], {key: array[index::hosts] for key, array in batch.items()})
+    iterator = whole.iter(start)
+    state = iterator.get_state()
+    other = pickle.loads(pickle.dumps(load(folder))).iter()
+    other.set_state(state)
+    dataset = whole.dataset()
+    for step, batch in enumerate(expected, start):
+        assert_same(next(iterator), batch)
+        assert_same(next(other), batch)
+        assert_same(dataset[step], batch)
+    for batch, loaded in zip(expected, whole.data_loader(worker_count=2, start_step=start), strict=False):
+        assert_same(loaded, batch)
+    with pytest.raises(PipelineError, match="another pipeline"):
+        load(folder, seed=4).iter().set_state(state)
+    records = grain.DataLoader(
+        data_source=whole.source,
+        sampler=MixtureSampler(**whole.sampler.__getstate__()),
+        operations=[*whole.transforms, grain.transforms.Batch(12)],
+    )
+    for step, batch in zip(range(3), records, strict=False):
+        assert_same(batch, whole[step])
+
+
+def test_weights_and_batches_that_change_at_a_step_change_nothing_before_it(folder):
+    schedule = [
+        {"step": 5, "weights": {"chat": 0.1, "web": 0.7}},
+        {"step": 9, "global_batch_size": 24},
+        {"step": 12, "global_batch_tokens": 6 * LENGTH, "weights": {"talks": 0}},
+    ]
+    plain, changed = load(folder), load(folder, schedule=schedule)
+    rows = [changed.sampler.rows(step) for step in range(30)]
+    assert [len(each) for each in rows] == [12] * 9 + [24] * 3 + [6] * 18
+    for step in range(5):
+        assert rows[step].tolist() == plain.sampler.rows(step).tolist()
+    part = changed.source.layout.parts_of(np.concatenate(rows))
+    share = np.zeros(3)
+    for row in range(len(part)):
+        share += (0.7, 0.2, 0.1) if row < 60 else (0.1, 0.2, 0.7) if row < 180 else (0.125, 0, 0.875)
+        assert np.abs(share - np.bincount(part[: row + 1], minlength=3)).max() < 1 + 1e-9
+    assert (part[180:] != 1).all()
+    for hosts in (2, 3, 6):
+        parts = [load(folder, Host(index, hosts), schedule=schedule) for index in range(hosts)]
+        for step in (4, 5, 8, 9, 11, 12, 29):
+            together = np.stack([part.sampler.rows(step) for part in parts], axis=1).reshape(-1)
+            assert together.tolist() == rows[step].tolist()
+    four = load(folder, Host(0, 4), schedule=schedule)
+    assert len(four.sampler.rows(11)) == 6
+    with pytest.raises(SamplerError, match="global_batch_size=6, from step 12 on, can't be divided by 4 hosts"):
+        four.iter(3)
+
+
+def test_the_trace_of_a_mixture_is_what_is_delivered(folder):
+    schedule = [{"step": 4, "weights": {"chat": 0.4}}, {"step": 6, "global_batch_size": 18}]
+    pipeline = load(folder, schedule=schedule)
+    found = trace(pipeline, range(10))
+    layout = pipeline.source.layout
+    files = [np.fromfile(shard.path, part.dtype) for part in layout.corpus.parts for shard in part.shards]
+    seen = set()
+    for step in range(10):
+        batch, rows = pipeline[step], pipeline.sampler.rows(step)
+        for place, row in enumerate(rows.tolist()):
+            lines = np.flatnonzero((found.step == step) & (found.row == place))
+            column = 0
+            for line in lines.tolist():
+                tokens = files[found.shard[line]][found.start[line] : found.stop[line]]
+                end = column + len(tokens)
+                assert batch["inputs"][place, column:end].tolist() == tokens.tolist()
+                assert (
+                    found.instance[line] == row and found.segment[line] == batch["inputs_segmentation"][place, column]
+                )
+                targets = batch["targets_segmentation"][place, max(0, column - 1) : end - 1]
+                assert found.trainable[line] == np.count_nonzero(targets)
+                column = end
+            assert not batch["inputs_segmentation"][place, column:].any()
+            name = layout.names[int(layout.parts_of(np.array([row]))[0])]
+            names = {found.source_names[number].split("/")[0] for number in found.source[lines].tolist()}
+            assert names == {name}
+            seen |= names
+    assert seen == {"chat", "talks", "web"}
+    assert {name.split("/")[0] for name in summarize(found)["source"]} == seen
+    assert sum(summarize(found)["tokens"]) == int((found.stop - found.start).sum())
+    assert (found.document[[found.source_names[number] == "web" for number in found.source]] == -1).all()
+
+
+def test_where_a_document_of_a_mixture_was_seen(folder):
+    pipeline = load(folder, schedule=[{"step": 4, "weights": {"talks": 0.5}}])
+    steps = range(14)
+    whole = trace(pipeline, steps)
+    documents = np.unique(whole.document[whole.document >= 0])
+    assert documents.max() > 60  # of the second source too
+    for document in documents[::7].tolist():
+        found = find_document(pipeline, document, epochs=9)
+        found = found.select(found.step < len(steps))
+        expected = whole.select(whole.document == document)
+        assert len(expected)
+        for name, column in expected.columns().items():
+            np.testing.assert_array_equal(found.columns()[name], column, err_msg=name)
+    with pytest.raises(GrainSftError):
+        find_document(pipeline, 10_000)
+
+
+@pytest.mark.parametrize("when_dry", ["stop", "renormalize"])
+@pytest.mark.parametrize("last_batch", ["drop", "fill"])
+def test_sources_that_run_dry(folder, when_dry, last_batch):
+    config = mixture_config(folder, when_dry=when_dry, last_batch=last_batch)
+    for source in config["corpus"]["mixture"].values():
+        source.setdefault("sampler", {})["epochs"] = 1
+    pipeline = grain_sft.load(config, host=Host(0, 1))
+    batches = list(pipeline)
+    rows = np.concatenate([pipeline.sampler.rows(step) for step in range(len(batches))])
+    real = rows[rows != FILL_ROW]
+    assert len(set(real.tolist())) == len(real)
+    assert len({tuple((key, array.shape, array.dtype) for key, array in batch.items()) for batch in batches}) == 1
+    left = pipeline.sampler.stream.length - len(real)
+    assert left == 0 if last_batch == "fill" else 0 <= left < 12
+    if when_dry == "renormalize":
+        assert pipeline.sampler.stream.length == len(pipeline.source)
+    assert (batches[-1]["targets_segmentation"][rows[-12:] == FILL_ROW] == 0).all()
+    with pytest.raises(IndexError):
+        pipeline[len(batches)]
+
+
+def test_a_mixture_of_mixtures_divides_its_rows_by_its_own_weights(folder):
+    config = mixture_config(folder)
+    sources = config["corpus"]["mixture"]
+    inner = {"talks": {**sources.pop("talks"), "weight": 1}, "web": {**sources.pop("web"), "weight": 3}}
+    schedule = [{"step": 6, "weights": {"talks": 1, "web": 1}}]
+    sources["others"] = {"weight": 0.3, "mixture": inner, "schedule": schedule}
+    pipeline = grain_sft.load(config, host=Host(0, 1))
+    layout = pipeline.source.layout
+    assert layout.names == ("chat", "others/talks", "others/web")
+    part = layout.parts_of(np.concatenate([pipeline.sampler.rows(step) for step in range(30)]))
+    chat = np.cumsum(part == 0)
+    assert (np.abs(10 * chat - 7 * np.arange(1, len(part) + 1)) < 10).all()
+    before = int((part[:72] != 0).sum())
+    inside = part[part != 0] == 1
+    share = np.cumsum(np.where(np.arange(len(inside)) < before, 0.25, 0.5))
+    assert (np.abs(np.cumsum(inside) - share) < 1).all()
+    traced = trace(pipeline, range(12))
+    assert {name for name in traced.source_names if name.startswith("others/")}
+    pickled = pickle.loads(pickle.dumps(pipeline))
+    assert_same(pickled[11], pipeline[11])
+
+
+def test_receipts_and_keys_say_all_that_decides_a_mixture(folder):
+    config = mixture_config(folder)
+    codes = {"as it is": grain_sft.load(config, host=Host(0, 1)).receipt.code}
+    changes = {
+        "weight": ("weight", 0.6),
+        "order": ("sampler", {"order": "shuffle", "seed": 5}),
+        "seed": ("sampler", {"order": "olmo", "seed": 6}),
+        "layout": ("layout", {"kind": "padded"}),
+        "pad": ("pad_token_id", 9),
+    }
+    for name, (key, value) in changes.items():
+        changed = copy.deepcopy(config)
+        changed["corpus"]["mixture"]["chat"][key] = value
+        codes[name] = grain_sft.load(changed, host=Host(0, 1)).receipt.code
+    codes["schedule"] = load(folder, schedule=[{"step": 9, "global_batch_size": 24}]).receipt.code
+    codes["weights"] = load(folder, schedule=[{"step": 9, "weights": {"chat": 0.6}}]).receipt.code
+    assert len(set(codes.values())) == len(codes)
+    assert load(folder, Host(1, 2)).receipt.code == codes["as it is"]
+    tenfold = copy.deepcopy(config)
+    for source, weight in zip(tenfold["corpus"]["mixture"].values(), (7, 2, 1), strict=True):
+        source["weight"] = weight
+    assert grain_sft.load(tenfold, host=Host(0, 1)).receipt.code == codes["as it is"]
+
+
+def test_the_audit_log_of_a_mixture_says_the_epochs_of_its_sources(folder, tmp_path):
+    config = mixture_config(folder, schedule=[{"step": 3, "global_batch_size": 24}])
+    pipeline = grain_sft.load({**config, "audit": str(tmp_path / "audit")}, host=Host(0, 1))
+    for start, stop in ((0, 9), (6, 14)):
+        batches = pipeline.iter(start, threads=0)
+        for _ in range(start, stop):
+            next(batches)
+    text = (tmp_path / "audit.log").read_text()
+    assert text.count("action=epoch_start | source=chat") >= 2 and "action=epoch_complete | source=talks" in text
+    for ending in (".log", ".jsonl"):
+        checked = check_audit(tmp_path / f"audit{ending}", grain_sft.load(config, host=Host(0, 1)))
+        assert checked.accepted, checked.findings
+        assert checked.resumes == 1
+    other = mixture_config(folder, schedule=[{"step": 4, "global_batch_size": 24}])
+    assert not check_audit(tmp_path / "audit.log", grain_sft.load(other, host=Host(0, 1))).accepted
+
+
+def test_the_table_of_checkpoints_counts_epochs_for_each_source(folder):
+    pipeline = load(folder)
+    table = checkpoint_table(pipeline, 5)
+    rows = np.concatenate([pipeline.sampler.rows(step) for step in range(table["step"][-1])])
+    part = pipeline.source.layout.parts_of(rows)
+    for place, step in enumerate(table["step"]):
+        for number, name in enumerate(("chat", "talks", "web")):
+            size = len(pipeline.source.layout.parts[number])
+            count = int((part[: step * 12] == number).sum())
+            assert divmod(count, size) == (table[f"epoch of {name}"][place], table[f"rows into epoch of {name}"][place])
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "message"),
+    [
+        ("corpus.path", "a", "stands beside 'path'. Give one of the two"),
+        ("corpus.mixture", {}, "corpus.mixture: names no source"),
+        ("corpus.mixture.chat", 5, "corpus.mixture.chat is 5; expected a section"),
+        ("corpus.mixture.chat.wieght", 1, "unknown key 'wieght'. The nearest that there is: 'weight'"),
+        ("corpus.mixture.chat.weight", None, "corpus.mixture.chat.weight is None; expected int or float or str"),
+        ("corpus.mixture.chat.weight", -1, "weight of 'chat': -1; expected a number from 0 on"),
+        ("corpus.mixture.chat.layout.keep", "first", "chat.layout.keep is an option of kind padded"),
+        ("corpus.mixture.web.layout", {"sequence_length": 8}, "have one sequence length"),
+        ("corpus.mixture.web.sampler", {"global_batch_size": 8}, "web.sampler: unknown key 'global_batch_size'"),
+        ("corpus.mixture.web.when_dry", "stop", "when_dry: is for a source that is a mixture"),
+        ("corpus.mixture.web.sampler", {"epochs": 2}, "source 'web' ends .* but when_dry='repeat'"),
+        ("corpus.mixture.chat.layout.algorithm", "multipack", "multipack makes whole batches"),
+        ("corpus.mixture.chat.layout", {"kind": "packed", "algorithm": "shuffled_best_fit", "seed": 1}, "sequential"),
+        ("sampler.epochs", 2, "sampler.epochs: the sources of a mixture have epochs of their own"),
+        ("sampler.last_batch", "run_on", "the sources of a mixture always run on"),
+        ("sampler.when_dry", "stop", "no source ever runs dry"),
+        ("sampler.when_dry", "halt", "when_dry is 'halt'; expected one of repeat, stop, renormalize"),
+        ("sampler.schedule", [], "expected a list of entries with step, global_batch_size"),
+        ("sampler.schedule", [{"step": 0, "global_batch_size": 4}], "step is 0; expected a step from 1 on"),
+        ("sampler.schedule", [{"step": 5, "global_batch_size": 4}, {"step": 5}], r"schedule\[1\].step is 5"),
+        ("sampler.schedule", [{"step": 5}], "give what changes at step 5"),
+        ("sampler.schedule", [{"step": 5, "global_batch": 4}], "nearest that there is: 'global_batch_size'"),
+        ("sampler.schedule", [{"step": 5, "weights": {"chta": 4}}], "nearest that there is: 'chat'"),
+        ("sampler.schedule", [{"step": 5, "global_batch_tokens": 4}], "less than one row of 16"),
+    ],
+)
+def test_what_is_wrong_with_a_mixture_is_said(folder, place, value, message):
+    config = mixture_config(folder)
+    *sections, key = place.split(".")
+    at = config
+    for section in sections:
+        at = at[section]
+    at[key] = value
+    with pytest.raises((ConfigError, SamplerError, LayoutError), match=message):
+        grain_sft.load(config, host=Host(0, 1))
+
+
+def test_what_is_for_mixtures_is_refused_elsewhere(folder):
+    config = mixture_config(folder)
+    config["corpus"] = {"path": str(folder / "web.npy"), "dtype": "uint8"}
+    grain_sft.load(config, host=Host(0, 1))
+    for changed in ({"when_dry": "stop"}, {"schedule": [{"step": 3, "weights": {"a": 1}}]}):
+        with pytest.raises(ConfigError, match=r"is for a mixture|unknown key 'weights'"):
+            grain_sft.load({**config, "sampler": {**config["sampler"], **changed}}, host=Host(0, 1))
+
+
+def test_samplers_and_sources_that_do_not_belong_together(folder):
+    web = NpyDataSource(WindowLayout(grain_sft.open_corpus(folder / "web.npy", dtype="uint8"), LENGTH))
+    source = MixtureSource({"a": web, "b": web})
+    with pytest.raises(PipelineError, match="takes a MixtureSampler"):
+        Pipeline(source, IndexSampler(80, global_batch_size=8, seed=0))
+    rows = SourceOrder(40, 1)
+    Pipeline(source, MixtureSampler(Mixture({"a": (1, rows), "b": (1, rows)}), global_batch_size=8))
+    with pytest.raises(PipelineError, match="the sampler mixes"):
+        Pipeline(source, MixtureSampler(Mixture({"b": (1, rows), "a": (1, rows)}), global_batch_size=8))
+    with pytest.raises(SamplerError, match="expected one for each of a, b"):
+        Mixture({"a": (1, rows), "b": (1, rows)}, schedule=((5, {"a": 1}),))
+    with pytest.raises(IndexError):
+        source.read([80])
+
+
+def test_a_step_far_away_makes_no_larger_table():
+    rows = {name: (weight, SourceOrder(1000, 1)) for name, weight in (("a", 0.1), ("b", 0.7), ("c", 0.2))}
+    sampler = MixtureSampler(Mixture(rows), global_batch_size=20)
+    for step in (0, 10**9):
+        assert np.bincount(sampler.rows(step) // 1000, minlength=3).tolist() == [2, 14, 4]
+        assert sampler.stream.table_rows == 10
+    assert len(pickle.dumps(sampler)) < 1500

@@ -1,0 +1,230 @@
+"""Proportions: after every row every source is within a row of its share, at constant time, whatever comes later."""
+
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from grain_sft.errors import SamplerError
+from grain_sft.sampling import proportions
+from grain_sft.sampling.chairman import PeriodTable
+from grain_sft.sampling.halving import HalvingTree
+from grain_sft.sampling.proportions import Proportions, as_shares
+
+WEIGHT = st.one_of(st.integers(0, 12), st.sampled_from([1, 500, 999]))  # 0.999 and 0.001 among them, times 1,000
+
+
+def shares(*weights):
+    return as_shares([(str(number), weight) for number, weight in enumerate(weights)])
+
+
+def weights_of(low, high):
+    return st.lists(WEIGHT, min_size=low, max_size=high).filter(
+        lambda found: any(Fraction(str(each)) for each in found)
+    )
+
+
+def constant(*weights):
+    return Proportions([(0, shares(*weights))], [None] * len(weights))
+
+
+def furthest(changes, chosen):
+    """How far the source that is furthest from its share is after each row, restated row by row in fractions."""
+    by_row = dict(changes)
+    common = np.lcm.reduce([share.denominator for each in by_row.values() for share in each])
+    owed, weights, found = [0] * len(by_row[0]), (), []
+    for row, source in enumerate(chosen.tolist()):
+        if row in by_row:
+            weights = [int(share * common) for share in by_row[row]]
+        owed = [debt + weight for debt, weight in zip(owed, weights, strict=True)]
+        owed[source] -= int(common)
+        found.append(Fraction(max(map(abs, owed)), int(common)))
+    return found
+
+
+def assert_consistent(mixed, rows):
+    """`choose`, `counts` and `find` say the same."""
+    numbers = np.arange(rows)
+    sources, before = mixed.choose(numbers)
+    counts = mixed.counts(rows)
+    for source, count in enumerate(counts):
+        mine = numbers[sources == source]
+        assert len(mine) == count
+        assert before[sources == source].tolist() == list(range(count))
+        assert mixed.find(source, np.arange(count)).tolist() == mine.tolist()
+    backwards = np.arange(rows - 1, -1, -3)
+    assert mixed.choose(backwards)[0].tolist() == sources[backwards].tolist()
+    return sources
+
+
+def test_a_tenth_seven_tenths_and_a_fifth_are_within_a_row_after_every_prefix_of_100000_rows():
+    mixed = constant(0.1, 0.7, 0.2)
+    sources = assert_consistent(mixed, 100_000)
+    rows = np.arange(1, 100_001)
+    for source, tenths in enumerate((1, 7, 2)):
+        off = np.abs(10 * np.cumsum(sources == source) - tenths * rows)
+        assert off.max() <= 7  # tenths of a row: 0.7 at most, and the bound is 0.75
+    assert mixed.bound == 0.75 and mixed.table_rows == 10
+    assert sources[:20].tolist() == [1, 1, 2, 1, 1, 0, 1, 1, 2, 1] * 2
+
+
+def test_greedy_by_the_largest_debt_would_not_do():
+    """What the rule is for: four sources of which the one that is furthest behind is taken, a row or more off."""
+    weights, owed, worst = (8, 8, 8, 1, 1, 1, 1), [0] * 7, 0
+    for _ in range(28):
+        owed = [debt + weight for debt, weight in zip(owed, weights, strict=True)]
+        owed[int(np.argmax(owed))] -= 28
+        worst = max(worst, max(map(abs, owed)))
+    assert worst >= 28 * constant(*weights).bound - 4
+    assert max(furthest([(0, shares(*weights))], constant(*weights).choose(np.arange(28))[0])) < 1
+
+
+@settings(max_examples=60, deadline=None)
+@given(weights_of(2, 8))
+def test_no_source_is_a_row_away_from_its_share_and_none_beyond_tijdemans_bound(weights):
+    mixed = constant(*weights)
+    period = sum(
+        int(share * np.lcm.reduce([each.denominator for each in shares(*weights)])) for share in shares(*weights)
+    )
+    rows = min(period, 600)
+    sources = assert_consistent(mixed, rows)
+    worst = max(furthest([(0, shares(*weights))], sources))
+    assert worst < 1
+    assert float(worst) <= mixed.bound + 1e-12
+    for source, share in enumerate(shares(*weights)):
+        assert share or not (sources == source).any()
+
+
+@settings(max_examples=40, deadline=None)
+@given(weights_of(2, 4), st.integers(0, 10**12))
+def test_weights_of_a_long_period_are_within_a_row_too_by_formula(weights, first):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(proportions, "TABLE_ROWS", 0)
+        mixed = constant(*weights)
+        assert mixed.table_rows == 0 and mixed.bound <= 1
+        sources = assert_consistent(mixed, 300)
+    assert max(furthest([(0, shares(*weights))], sources)) < 1
+    rows = np.arange(first, first + 50)
+    late, before = mixed.choose(rows)
+    for source in np.unique(late).tolist():
+        assert mixed.find(source, before[late == source]).tolist() == rows[late == source].tolist()
+    counts = mixed.counts(first)
+    assert sum(counts) == first
+    assert all(abs(count - first * share) <= 1 for count, share in zip(counts, shares(*weights), strict=True))
+
+
+@pytest.mark.parametrize("count", [5, 6, 7, 8])
+def test_by_formula_no_source_exceeds_the_bound_that_is_stated(count):
+    random = np.random.default_rng(count)
+    for _ in range(10):
+        weights = tuple(random.integers(1, 10**12, count).tolist())
+        tree = HalvingTree(weights, (Fraction(0),) * count)
+        assert tree.bound < 1.2
+        sources, _ = tree.choose(np.arange(1000))
+        assert float(max(furthest([(0, shares(*weights))], sources))) <= tree.bound
+
+
+def test_a_late_row_costs_what_the_first_costs():
+    """Counted, not timed: the same table answers, and no other is made."""
+    mixed = constant(0.1, 0.7, 0.2)
+    before = mixed.table_rows
+    for row in (0, 10**9, 10**15):
+        sources, numbers = mixed.choose(np.arange(row, row + 10))
+        assert np.bincount(sources, minlength=3).tolist() == [1, 7, 2]
+        assert numbers[sources == 1].tolist() == list(range(row // 10 * 7, row // 10 * 7 + 7))
+        assert mixed.counts(row) == [row // 10, row // 10 * 7, row // 10 * 2]
+    assert mixed.table_rows == before == 10
+
+
+@st.composite
+def scheduled(draw, low, high):
+    count = draw(st.integers(low, high))
+    changes, row = [], 0
+    for _ in range(draw(st.integers(2, 5))):
+        changes.append((row, shares(*draw(weights_of(count, count)))))
+        row += draw(st.integers(1, 40))
+    return changes, row
+
+
+@settings(max_examples=40, deadline=None)
+@given(scheduled(2, 3))
+def test_over_changes_of_weights_up_to_three_sources_stay_within_a_row_of_their_cumulative_shares(found):
+    changes, row = found
+    mixed = Proportions(changes, [None] * len(changes[0][1]))
+    assert max(furthest(changes, assert_consistent(mixed, row + 150))) <= 1
+
+
+@settings(max_examples=25, deadline=None)
+@given(scheduled(2, 8))
+def test_a_change_of_weights_changes_nothing_before_it(found):
+    changes, row = found
+    mixed = Proportions(changes, [None] * len(changes[0][1]))
+    sources = assert_consistent(mixed, row + 50)
+    for number in range(1, len(changes)):
+        fewer = Proportions(changes[:number], [None] * len(changes[0][1]))
+        at = changes[number][0]
+        assert fewer.choose(np.arange(at))[0].tolist() == sources[:at].tolist()
+    assert max(furthest(changes, sources)) < len(changes)
+
+
+def test_what_no_rule_can_keep_within_a_row_is_back_within_a_row_soon():
+    """Three of six equal sources have had a row each when the others are to have nearly all: one of these must come to
+    more than a row. Where those three get nothing any more, what they had too much is missing for ever."""
+    equal = [(0, shares(1, 1, 1, 1, 1, 1))]
+    first = Proportions(equal, [None] * 6).choose(np.arange(3))[0]
+    for little, back in ((1, 60), (0, None)):
+        changes = [*equal, (3, shares(*(little if source in first else 20 for source in range(6))))]
+        off = furthest(changes, Proportions(changes, [None] * 6).choose(np.arange(300))[0])
+        assert 1 < max(off) <= Fraction(7, 6)
+        assert back is None or max(off[back:]) <= 1
+
+
+def test_a_source_that_runs_dry_ends_the_rows_or_leaves_its_share_to_the_others():
+    changes, limits = [(0, shares(0.1, 0.7, 0.2))], [5, None, 3]
+    stopped = Proportions(changes, limits, "stop")
+    endless = constant(0.1, 0.7, 0.2)
+    fourth = int(endless.find(2, np.array([3]))[0])
+    assert stopped.length == fourth
+    assert stopped.choose(np.arange(fourth))[0].tolist() == endless.choose(np.arange(fourth))[0].tolist()
+    assert stopped.find(2, np.arange(5)).tolist()[3:] == [-1, -1]
+    going_on = Proportions(changes, limits, "renormalize")
+    sources = assert_consistent(going_on, 400)
+    assert going_on.length is None and np.bincount(sources).tolist() == [5, 392, 3]
+    last = int(going_on.find(2, np.array([2]))[0])
+    assert sources[: last + 1].tolist() == endless.choose(np.arange(last + 1))[0].tolist()
+    ending = Proportions(changes, [5, 7, 3], "renormalize")
+    assert ending.length == 15
+    assert np.bincount(assert_consistent(ending, 15)).tolist() == [5, 7, 3]
+
+
+@settings(max_examples=60, deadline=None)
+@given(weights_of(2, 6), st.data())
+def test_with_renormalizing_every_row_is_given_once(weights, data):
+    limits = [data.draw(st.integers(1, 30)) if Fraction(str(weight)) else 0 for weight in weights]
+    mixed = Proportions([(0, shares(*weights))], limits, "renormalize")
+    assert mixed.length == sum(limits)
+    assert mixed.counts(mixed.length) == limits
+    assert_consistent(mixed, mixed.length)
+
+
+@pytest.mark.parametrize("weight", [-1, "a", None, True, float("nan"), float("inf"), "1/0"])
+def test_a_weight_is_a_number_from_0_on(weight):
+    with pytest.raises(SamplerError, match="weight of 'b'"):
+        as_shares([("a", 1), ("b", weight)])
+
+
+def test_weights_are_what_is_written_and_one_is_above_0():
+    assert shares(0.1, 0.7, 0.2) == shares("1/10", 7 / 10, "0.2") == shares(1, 7, 2)
+    with pytest.raises(SamplerError, match="expected one above 0"):
+        shares(0, 0.0)
+
+
+def test_a_million_rows_of_a_period_are_tijdemans_too():
+    weights = (3, 700_001, 299_996)
+    table = PeriodTable(weights, (Fraction(0),) * 3)
+    sources, _ = table.choose(np.arange(1_000_000))
+    rows = np.arange(1, 1_000_001)
+    for source, weight in enumerate(weights):
+        assert np.abs(np.cumsum(sources == source) * 1_000_000 - weight * rows).max() <= 750_000

@@ -1,0 +1,166 @@
+"""Batches whose size changes at a step: each row of an epoch once, replayable from any step, on any number of hosts."""
+
+import pickle
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from grain_sft import Host, IndexSampler
+from grain_sft.errors import SamplerError
+from grain_sft.layout import FILL_ROW
+from grain_sft.sampling.batch_sizes import BatchSizes
+from grain_sft.sampling.spots import spots_of_instances, spots_of_steps
+
+SIZES = st.sampled_from([1, 2, 3, 4, 6, 8, 12, 16, 24])
+
+
+@st.composite
+def runs(draw):
+    schedule, step = [], 0
+    for _ in range(draw(st.integers(0, 4))):
+        step += draw(st.integers(1, 9))
+        schedule.append((step, draw(SIZES)))
+    last_batch = draw(st.sampled_from(["drop", "fill", "run_on"]))
+    rows = draw(st.integers(24 if last_batch == "drop" else 5, 90))
+    return {"num_instances": rows, "global_batch_size": draw(SIZES), "last_batch": last_batch, "schedule": schedule}
+
+
+def stream(epochs, num_instances, **_):
+    return [
+        IndexSampler(num_instances, global_batch_size=num_instances, seed=7).rows(each).tolist()
+        for each in range(epochs)
+    ]
+
+
+def plain(num_instances, global_batch_size, last_batch, schedule, steps):
+    """Step by step, with a list of what is left of the epoch."""
+    found, epoch, left = [], -1, []
+    for step in range(steps):
+        size = next((size for at, size in reversed(schedule) if step >= at), global_batch_size)
+        if last_batch == "run_on":
+            while len(left) < size:
+                epoch += 1
+                left += stream(epoch + 1, num_instances)[epoch]
+        elif len(left) < (size if last_batch == "drop" else 1):
+            epoch += 1
+            left = stream(epoch + 1, num_instances)[epoch]
+        found.append((left[:size] + [FILL_ROW] * size)[:size])
+        left = left[size:]
+    return found
+
+
+@settings(max_examples=60, deadline=None)
+@given(runs())
+def test_rows_are_those_of_a_plain_walk_through_the_epochs(run):
+    sampler = IndexSampler(**run, seed=7)
+    expected = plain(**run, steps=25)
+    assert [sampler.rows(step).tolist() for step in range(25)] == expected
+    again = pickle.loads(pickle.dumps(sampler))
+    assert again.rows(24).tolist() == expected[24] and repr(again) == repr(sampler)
+    records = [sampler[number].record_key for number in range(sum(map(len, expected)))]
+    assert records == [row for rows in expected for row in rows]
+    for hosts in (2, 3):
+        parts = [
+            IndexSampler(**{**run, "global_batch_size": 12}, seed=7, host=Host(each, hosts)) for each in range(hosts)
+        ]
+        whole = IndexSampler(**{**run, "global_batch_size": 12}, seed=7)
+        for step in range(25):
+            if whole.batch_sizes.at(step) % hosts:
+                with pytest.raises(SamplerError, match="can't be divided"):
+                    parts[0].rows(step)
+            else:
+                together = np.stack([part.rows(step) for part in parts], axis=1).reshape(-1)
+                assert together.tolist() == whole.rows(step).tolist()
+
+
+@settings(max_examples=40, deadline=None)
+@given(runs())
+def test_a_run_of_epochs_ends_where_they_do_and_each_has_its_rows_once(run):
+    sampler = IndexSampler(**run, seed=7, epochs=3) if run["num_instances"] >= 24 else IndexSampler(**run, seed=7)
+    if sampler.num_steps is None:
+        return
+    rows = [sampler.rows(step) for step in range(sampler.num_steps)]
+    with pytest.raises(IndexError):
+        sampler.rows(sampler.num_steps)
+    spots = spots_of_steps(sampler, range(sampler.num_steps), [0])
+    assert spots.instance.tolist() == np.concatenate(rows).tolist()
+    for epoch in range(3):
+        read = [row for row in spots.instance[spots.epoch == epoch].tolist() if row != FILL_ROW]
+        assert len(set(read)) == len(read)
+        span = sampler.span(epoch)
+        assert span == (spots.step[spots.epoch == epoch].min(), spots.step[spots.epoch == epoch].max(), len(read))
+        if run["last_batch"] == "fill":
+            assert len(read) == run["num_instances"]
+        elif run["last_batch"] == "drop":
+            following = span.last + 1
+            assert run["num_instances"] - len(read) < sampler.batch_sizes.at(following)
+    everything = np.arange(run["num_instances"])
+    back = spots_of_instances(sampler, everything, range(3), [0])
+    real = spots.instance != FILL_ROW
+    for column, expected in zip(back, spots, strict=True):
+        assert column.tolist() == expected[real].tolist()
+
+
+def test_eight_then_six_then_sixteen_hosts_read_one_run():
+    schedule = [(1000, 96), (2000, 48)]
+    whole = IndexSampler(5000, global_batch_size=64, seed=3, order="olmo", schedule=schedule)
+    for hosts, steps in ((8, (0, 999)), (6, (1000, 1999, 2000)), (16, (2000, 10**9))):
+        parts = [
+            IndexSampler(5000, global_batch_size=64, seed=3, order="olmo", schedule=schedule, host=Host(each, hosts))
+            for each in range(hosts)
+        ]
+        for step in steps:
+            together = np.stack([part.rows(step) for part in parts], axis=1).reshape(-1)
+            assert together.tolist() == whole.rows(step).tolist()
+    six = IndexSampler(5000, global_batch_size=64, seed=3, schedule=schedule, host=Host(0, 6))
+    six.check_from(1000)
+    with pytest.raises(SamplerError, match="global_batch_size=64, from step 999 on, can't be divided by 6 hosts"):
+        six.check_from(999)
+    with pytest.raises(SamplerError, match="can't be divided by 5 hosts: 4 rows are left over"):
+        IndexSampler(5000, global_batch_size=64, seed=3, schedule=schedule, host=Host(0, 5))
+
+
+def test_before_its_first_change_a_schedule_changes_nothing():
+    plainly = IndexSampler(500, global_batch_size=8, seed=3)
+    changing = IndexSampler(500, global_batch_size=8, seed=3, schedule=[(70, 16)])
+    assert all(plainly.rows(step).tolist() == changing.rows(step).tolist() for step in range(70))
+    assert repr(plainly) != repr(changing) and "schedule" not in repr(plainly)
+
+
+def test_blocks_of_order_maxtext_go_on_where_they_were():
+    for host in (Host(0, 2), Host(1, 2)):
+        steady = IndexSampler(40, global_batch_size=2, seed=3, order="maxtext", host=host)
+        changing = IndexSampler(40, global_batch_size=4, seed=3, order="maxtext", host=host, schedule=[(5, 8), (9, 2)])
+        rows = [row for step in range(20) for row in changing.rows(step).tolist()]
+        assert rows == [int(steady.rows(step)[0]) for step in range(len(rows))]
+        assert [changing[number].record_key for number in range(len(rows))] == rows
+
+
+@pytest.mark.parametrize(
+    ("schedule", "message"),
+    [
+        ([(0, 8)], "schedule: step=0: expected an integer, 1 or more"),
+        ([(5, 8), (5, 16)], "step 5 stands after step 5"),
+        ([(5, 0)], "global_batch_size at step 5=0"),
+        ([5], r"5; expected \(step, global_batch_size\)"),
+        ([(5, 60)], "global_batch_size=60 is more than the 50 rows there are"),
+    ],
+)
+def test_what_is_wrong_with_a_schedule_is_said(schedule, message):
+    with pytest.raises(SamplerError, match=message):
+        IndexSampler(50, global_batch_size=4, seed=0, schedule=schedule)
+
+
+@settings(max_examples=50, deadline=None)
+@given(SIZES, st.lists(st.tuples(st.integers(1, 30), SIZES), max_size=4, unique_by=lambda entry: entry[0]))
+def test_batch_sizes_count_rows_both_ways(first, changes):
+    sizes = BatchSizes(first, sorted(changes))
+    steps = np.arange(60)
+    before, counts = sizes.begins(steps)
+    assert before.tolist() == (np.cumsum(counts) - counts).tolist()
+    assert [sizes.at(step) for step in range(60)] == counts.tolist()
+    rows = np.arange(int(counts.sum()))
+    assert sizes.steps_of(rows).tolist() == steps.repeat(counts).tolist()
+    assert [sizes.step_of(row) for row in rows.tolist()] == steps.repeat(counts).tolist()
