@@ -1,0 +1,67 @@
+"""Sphinx, as `sphinx-build -W -b html docs OUTPUT` reads it; needs the extra `docs`."""
+
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from grain_sft.version import __version__
+
+project = "grain_sft"
+release = version = __version__
+
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+html_theme = "furo"
+html_title = f"grain_sft {version}"
+
+myst_heading_anchors = 3
+
+napoleon_numpy_docstring = False
+napoleon_use_ivar = True  # else attributes of dataclasses are described twice
+autodoc_member_order = "bysource"
+autodoc_typehints_format = "short"
+python_use_unqualified_type_names = True
+
+_SECTIONS = ("Args:", "Attributes:", "Raises:", "Returns:", "Yields:")
+_CODE = re.compile(r"`([^`]+)`")
+
+
+def setup(app: Any) -> None:
+    """Docstrings are plain text with Google's sections; Sphinx takes reStructuredText."""
+    app.connect("autodoc-process-docstring", _to_restructured_text, priority=100)  # before napoleon
+
+
+def _to_restructured_text(app: Any, what: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:
+    """Blocks that are indented outside of Google's sections: lists, or code where a blank line is before them."""
+    found: list[str] = []
+    in_section, block, before, bullets = False, "", "", 0
+    for line in lines:
+        text, indent = line.strip(), len(line) - len(line.lstrip())
+        if text and not indent:
+            in_section = line in _SECTIONS
+            if block:
+                found.append("")
+            block = ""
+        elif text and not in_section and not block:
+            block = "list" if before else "code"
+            first = indent
+            found += [""] if before else ["::", ""]
+        if in_section and bool(bullets) != text.startswith("- ") and not (bullets and indent > bullets):
+            found.append("")  # before the first item, or after the last
+            bullets = indent if text.startswith("- ") else 0
+        if block == "list" and text:
+            found.append(("* " if indent == first else "  ") + _escaped(text))
+        else:
+            found.append(line if block == "code" else line[:indent] + _escaped(text))
+        before = text
+    lines[:] = found
+
+
+def _escaped(text: str) -> str:
+    """`name` as literal text, and nothing else as markup."""
+    parts = _CODE.split(text)
+    parts[::2] = [re.sub(r"([\\*|]|_(?!\w))", r"\\\1", part) for part in parts[::2]]
+    parts[1::2] = [f"\\ ``{part}``\\ " for part in parts[1::2]]
+    return "".join(parts)

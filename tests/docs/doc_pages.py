@@ -1,0 +1,94 @@
+"""The pages of docs/, and what stands in them: code blocks and links."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+DOCS = Path(__file__).parents[2] / "docs"
+PAGES = sorted(path.name for path in DOCS.glob("*.md"))
+
+RUN = ("bash", "python")
+NOT_RUN = re.compile(r"<!-- not run: (.+) -->")
+RUNS_AFTER = re.compile(r"<!-- runs after: (\S+\.md) -->")
+
+_FENCE = re.compile(r"(```+)(\S*)\s*")
+_FILE_NAME = re.compile(r"# (\S+\.(?:py|yaml|jsonl?))\n")
+
+
+class Block(NamedTuple):
+    """A fenced block.
+
+    Attributes:
+      language: "" where none is named.
+      text: of its lines.
+      line: number of its first line in the page.
+      why_not: the reason that a comment right before it gives for not running it; "" where there is none.
+    """
+
+    language: str
+    text: str
+    line: int
+    why_not: str
+
+    @property
+    def file_name(self) -> str | None:
+        """The file that its first line, a comment, says it is."""
+        found = _FILE_NAME.match(self.text)
+        return found and found[1]
+
+    @property
+    def runs(self) -> bool:
+        """Whether it is a command, a program or a file for one of these."""
+        return not self.why_not and (self.language in RUN or self.file_name is not None)
+
+
+def read(page: str) -> str:
+    """The text of a page."""
+    return (DOCS / page).read_text()
+
+
+def blocks(page: str) -> list[Block]:
+    """The fenced blocks of a page, in order.
+
+    Raises:
+      ValueError: a block that does not end.
+    """
+    found: list[Block] = []
+    fence, language, begin, why_not, inside, comment = "", "", 0, "", [], ""
+    for number, line in enumerate(read(page).splitlines(), 1):
+        match = _FENCE.fullmatch(line)
+        if fence:
+            if line.strip() == fence:
+                found.append(Block(language, "".join(f"{each}\n" for each in inside), begin, why_not))
+                fence = ""
+            else:
+                inside.append(line)
+        elif match:
+            fence, language, begin, why_not, inside = match[1], match[2], number + 1, comment, []
+        said = NOT_RUN.fullmatch(line)
+        comment = said[1] if said else (comment if not line else "")
+    if fence:
+        raise ValueError(f"{page}:{begin - 1}: the block does not end.")
+    return found
+
+
+def runs_after(page: str) -> str | None:
+    """The page in whose folder, as its own blocks left it, those of this page run."""
+    found = RUNS_AFTER.search(read(page))
+    return found and found[1]
+
+
+def outside_blocks(page: str) -> str:
+    """The text of a page without its fenced blocks."""
+    lines, fence = [], ""
+    for line in read(page).splitlines():
+        match = _FENCE.fullmatch(line)
+        if fence:
+            fence = "" if line.strip() == fence else fence
+        elif match:
+            fence = match[1]
+        else:
+            lines.append(line)
+    return "\n".join(lines)
