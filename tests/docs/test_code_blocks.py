@@ -43,6 +43,8 @@ class Folders:
             "PYTHONPATH": os.pathsep.join([str(pages.DOCS.parent), os.environ.get("PYTHONPATH", "")]),
             "GRAIN_SFT_CACHE_DIR": str(self._root / "cache"),
             "JAX_PLATFORMS": "cpu",
+            "JAX_COMPILATION_CACHE_DIR": str(self._root / "jax"),
+            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.5",
         }
         result = subprocess.run(
             [sys.executable, str(Path(__file__).with_name("run_page.py")), str(listed)],
