@@ -9,10 +9,11 @@ from typing import Any
 
 from grain_sft.cli.types import at_least, host_of
 from grain_sft.config import load
-from grain_sft.errors import RowIndexError
+from grain_sft.errors import CorpusError, RowIndexError
 from grain_sft.pipeline import Pipeline
 from grain_sft.sampling import Host
 from grain_sft.trace import Trace, checkpoint_table, find_document, iter_trace, steps_between, summarize
+from grain_sft.trace.documents import corpora_of, number_of_document
 from grain_sft.trace.write import SUFFIXES, WRITERS, Columns, Labels, Writer, open_writer
 
 _EVERY = 1000
@@ -31,7 +32,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "steps, so these are steps 1000 to 6999",
     )
     asked.add_argument(
-        "--document", type=at_least(0), action="append", metavar="N", help="a document's number; again for more"
+        "--document",
+        type=_document,
+        action="append",
+        metavar="[SOURCE:]N",
+        help="a document's number, in a mixture that of a source's own; again for more",
     )
     asked.add_argument("--record", metavar="ID", help="a line of an input that was prepared: LINE or INPUT:LINE")
     asked.add_argument("--find", metavar="TEXT", help="documents that hold a text")
@@ -91,15 +96,38 @@ def _asked(pipeline: Pipeline, options: argparse.Namespace) -> tuple[str, Iterat
 
 def _documents(pipeline: Pipeline, options: argparse.Namespace) -> tuple[list[int], str]:
     """The documents that are asked for, and how."""
+    layout = pipeline.source.layout
     if options.document is not None:
-        return options.document, f"document {', '.join(map(str, options.document))}"
+        numbers = [number_of_document(layout, name, number) for name, number in options.document]
+        said = ", ".join(f"{name}:{number}" if name else str(number) for name, number in options.document)
+        return numbers, f"document {said}"
     from grain_sft.trace import text  # with it come tokenizers
 
-    corpus = pipeline.source.layout.corpus
-    if options.record is not None:
-        return text.documents_of_record(corpus, options.record).tolist(), f"record {options.record}"
-    tokenizer = text.tokenizer_of(corpus, options.tokenizer)
-    return text.documents_with_text(corpus, tokenizer, options.find).tolist(), f"text {options.find!r}"
+    found: list[int] = []
+    problem: CorpusError | None = None
+    parts = corpora_of(layout)
+    for first, corpus in parts:
+        try:
+            if options.record is not None:
+                some = text.documents_of_record(corpus, options.record)
+            else:
+                tokenizer = text.tokenizer_of(corpus, options.tokenizer)
+                some = text.documents_with_text(corpus, tokenizer, options.find)
+        except CorpusError as error:  # of a mixture, not every source need have records, or a tokenizer
+            if len(parts) == 1:
+                raise
+            problem = error
+        else:
+            found += (some + first).tolist()
+    if problem is not None and not found:
+        raise problem
+    return found, f"record {options.record}" if options.record is not None else f"text {options.find!r}"
+
+
+def _document(text: str) -> tuple[str, int]:
+    """SOURCE:N or N."""
+    name, _, number = text.rpartition(":")
+    return name, at_least(0)(number)
 
 
 def _seen(found: Trace, documents: int) -> str:

@@ -26,9 +26,38 @@ def follows_documents(layout: Layout, rows: Ints) -> npt.NDArray[np.bool_]:
 
 
 def first_document(layout: MixtureLayout, number: int) -> int:
-    """The number that the first document of source `number`, which follows documents, has in a mixture."""
+    """The number that the first document of source `number`, which follows documents, has in a mixture: after those of
+    the sources before it that do."""
     before = (part for part in layout.parts[:number] if isinstance(part, FOLLOWING))
     return sum(num_documents(part) for part in before)
+
+
+def number_of_document(layout: Layout, source: str, number: int) -> int:
+    """The number that a document has in a trace: in a mixture, of `number` in the corpus of a source.
+
+    Raises:
+      RowIndexError: no such source, or a name where there is no mixture.
+      CorpusError, CorpusFileError: as `num_documents`, for a source that does not follow documents.
+    """
+    if not source:
+        return number
+    if not isinstance(layout, MixtureLayout) or source not in layout.names:
+        named = ", ".join(layout.names) if isinstance(layout, MixtureLayout) else "none: it is no mixture"
+        raise RowIndexError(f"document {source}:{number}: no such source; there are {named}.")
+    place = layout.names.index(source)
+    if isinstance(layout.parts[place], FOLLOWING):
+        return first_document(layout, place) + number
+    others = (part for part in layout.parts[:place] if not isinstance(part, FOLLOWING))
+    return first_document(layout, len(layout.parts)) + sum(map(num_documents, others)) + number
+
+
+def corpora_of(layout: Layout) -> list[tuple[int, Corpus]]:
+    """The corpora whose documents a trace numbers, each with the number of its first: one, or of a mixture those of all
+    sources that follow documents."""
+    if not isinstance(layout, MixtureLayout):
+        return [(0, layout.corpus)]
+    following = [number for number, part in enumerate(layout.parts) if isinstance(part, FOLLOWING)]
+    return [(first_document(layout, number), layout.parts[number].corpus) for number in following]
 
 
 def num_documents(layout: Layout) -> int:

@@ -1,6 +1,7 @@
 """Mixtures as pipelines: each source's rows in its own order, whoever asks, from whichever step, over whatever schedule."""
 
 import copy
+import json
 import pickle
 
 import grain
@@ -10,6 +11,7 @@ from mixed_corpora import LENGTH, mixture_config, write_sources
 
 import grain_sft
 from grain_sft import Host, IndexSampler, NpyDataSource, Pipeline, WindowLayout
+from grain_sft.cli.main import main
 from grain_sft.errors import ConfigError, GrainSftError, LayoutError, PipelineError, SamplerError
 from grain_sft.layout import FILL_ROW
 from grain_sft.mixture import MixtureSource
@@ -32,7 +34,7 @@ def load(folder, host=Host(0, 1), **sampler):
 
 
 def assert_same(one, other):
-    assert list(one) == list(other)
+    assert one.keys() == other.keys()
     for key in one:
         assert one[key].dtype == other[key].dtype
         np.testing.assert_array_equal(one[key], other[key], err_msg=key)
@@ -350,3 +352,27 @@ def test_a_step_far_away_makes_no_larger_table():
         assert np.bincount(sampler.rows(step) // 1000, minlength=3).tolist() == [2, 14, 4]
         assert sampler.stream.table_rows == 10
     assert len(pickle.dumps(sampler)) < 1500
+
+
+def test_the_command_line_traces_a_mixture(folder, tmp_path, capsys):
+    path = tmp_path / "run.json"
+    path.write_text(json.dumps(mixture_config(folder)))
+    assert main(["trace", str(path), "--steps", "0:5", "--format", "jsonl"]) == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()][1:]
+    assert {line["source"].split("/")[0] for line in lines} == {"chat", "talks", "web"}
+    documents = len(grain_sft.load(path, host=Host(0, 1)).source.layout.parts[0].corpus.documents)
+    seen = next(line["document"] for line in lines if line["source"] == "talks")
+    assert main(["trace", str(path), "--document", f"talks:{seen - documents}", "--format", "jsonl"]) == 0
+    found = [json.loads(line) for line in capsys.readouterr().out.splitlines()][1:]
+    assert found and all(line["document"] == seen and line["source"] == "talks" for line in found)
+    assert main(["trace", str(path), "--record", "1:2", "--format", "jsonl"]) == 0
+    found = [json.loads(line) for line in capsys.readouterr().out.splitlines()][1:]
+    assert found and all(line["source"].startswith("chat") and line["record"] == 2 for line in found)
+    assert main(["trace", str(path), "--steps", "0:5", "--summary"]) == 0
+    assert "talks" in capsys.readouterr().out
+    assert main(["trace", str(path), "--checkpoints", "10"]) == 0
+    assert "epoch of chat" in capsys.readouterr().out
+    assert main(["receipt", str(path)]) == 0
+    assert "layout of talks" in capsys.readouterr().out
+    assert main(["trace", str(path), "--document", "talk:3"]) != 0
+    assert "no such source; there are chat, talks, web" in capsys.readouterr().err
