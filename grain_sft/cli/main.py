@@ -23,6 +23,7 @@ COMMANDS = {
     "pack": "pack documents into rows and compare algorithms",
     "trace": "say which documents steps see, and at which steps a document is seen",
     "inspect": "show a row of a step token by token, on the terminal or as a page",
+    "report": "write a page of what a config's run is made of, with pictures and numbers",
     "receipt": "print a short hash of everything that decides a run's batches",
     "audit-check": "check an audit log against the run that a config states",
     "verify": "look whether a corpus, a plan or a config is sound",
@@ -30,7 +31,7 @@ COMMANDS = {
     "bench": "measure batches a second beside the limit of the machine",
 }
 
-WITHOUT_JAX = ("trace", "inspect", "receipt", "verify")
+WITHOUT_JAX = ("trace", "inspect", "report", "receipt", "verify")
 """Commands that name their host, and so need no JAX."""
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import tempfile
 import time
 from typing import Any
 
@@ -17,11 +16,10 @@ from grain_sft.corpus import Corpus, open_corpus
 from grain_sft.corpus.learning_rate import automatic_learning_rate, supervised_ratio
 from grain_sft.corpus.open import FORMATS
 from grain_sft.corpus.shard import TOKEN_DTYPES
-from grain_sft.errors import LayoutError
 from grain_sft.files import atomic_write
 from grain_sft.layout.packed import PackedLayout
 from grain_sft.layout.packing import ALGORITHMS, BY_EPOCH, TIES
-from grain_sft.layout.report import packing_report, plan_places
+from grain_sft.layout.report import compare_algorithms, packing_report, plan_places
 from grain_sft.layout.which_machine import read_made_plan, which_machine
 from grain_sft.materialize import materialize
 from grain_sft.receipt import layout_receipt
@@ -199,21 +197,12 @@ def _compare(corpus: Corpus, options: argparse.Namespace) -> list[dict[str, Any]
     widths = (11, 9, 15, 15, 11, 10, 6, 6, 9)
     print(f"\n{'':22}" + "".join(f"{word:>{width}}" for word, width in zip(head, widths, strict=True)))
     found = []
-    for name in ALGORITHMS:
-        taken = _of_algorithm(options) | {"epochs": 1}
-        if name in ("multipack", "concat_then_split"):
-            taken["max_segments"] = None
-        with tempfile.TemporaryDirectory(prefix="grain_sft_pack_") as folder:
-            begin = time.perf_counter()
-            try:
-                layout = PackedLayout(corpus, options.sequence_length, algorithm=name, cache_dir=folder, **taken)
-            except LayoutError as error:
-                print(f"{name:22}  {error}")
-                found.append({"algorithm": name, "error": str(error)})
-                continue
-            seconds = time.perf_counter() - begin
-            figures = packing_report(layout) | {"seconds": seconds}
-            del layout  # and its maps, before their files
+    for figures in compare_algorithms(corpus, options.sequence_length, _of_algorithm(options)):
+        name = figures["algorithm"]
+        found.append(figures)
+        if "error" in figures:
+            print(f"{name:22}  {figures['error']}")
+            continue
         segments = figures["segments_a_row"]
         cells = (
             f"{figures['rows']:,}",
@@ -224,10 +213,9 @@ def _compare(corpus: Corpus, options: argparse.Namespace) -> list[dict[str, Any]
             f"{segments['mean']:.2f}",
             f"{segments['median']:g}",
             f"{segments['max']:,}",
-            f"{seconds:.2f}",
+            f"{figures['seconds']:.2f}",
         )
         print(f"{name:22}" + "".join(f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=True)))
-        found.append(figures)
     print("truncated, dropped: tokens; split: documents in several pieces; seconds: to make, write and check a plan\n")
     return found
 

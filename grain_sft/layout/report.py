@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from grain_sft import artefact
+from grain_sft.corpus import Corpus
+from grain_sft.errors import LayoutError
 from grain_sft.layout.packed import PackedLayout
+from grain_sft.layout.packing import ALGORITHMS
 
 
 def packing_report(layout: PackedLayout) -> dict[str, Any]:
@@ -43,6 +49,32 @@ def packing_report(layout: PackedLayout) -> dict[str, Any]:
             "max": int(segments.max()),
         },
     }
+
+
+def compare_algorithms(corpus: Corpus, sequence_length: int, options: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """`packing_report` of one epoch of every algorithm, whose plans are not kept, one after the other.
+
+    Args:
+      options: of `PackedLayout`, but for its algorithm and epochs; `max_segments` goes to those that know it.
+
+    Returns:
+      Also `seconds`, to make, write and check the plan; or `algorithm` and `error`, where one can't pack this corpus.
+    """
+    for name in ALGORITHMS:
+        taken = {**options, "epochs": 1}
+        if name in ("multipack", "concat_then_split"):
+            taken["max_segments"] = None
+        with tempfile.TemporaryDirectory(prefix="grain_sft_pack_") as folder:
+            begin = time.perf_counter()
+            try:
+                layout = PackedLayout(corpus, sequence_length, algorithm=name, cache_dir=folder, **taken)
+            except LayoutError as error:
+                yield {"algorithm": name, "error": str(error)}
+                continue
+            seconds = time.perf_counter() - begin
+            figures = packing_report(layout) | {"seconds": seconds}
+            del layout  # and its maps, before their files
+        yield figures
 
 
 def plan_places(layout: PackedLayout, folder: str | Path | None = None) -> list[dict[str, str]]:

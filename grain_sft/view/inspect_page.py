@@ -33,21 +33,24 @@ def inspect_page(
 
     Raises: as `view_rows`.
     """
-    count = pipeline.sampler.rows_per_host
     room = max(1, MOST_TOKENS // (3 * pipeline.source.layout.sequence_length))
-    chosen = list(range(min(count, room))) if rows is None else list(rows)
     steps = []
     for number in (step - 1, step, step + 1):
-        if number == step or 0 <= number < len(pipeline):
-            steps.append((number, view_rows(pipeline, number, chosen)))
+        if 0 <= number < len(pipeline) or number == step:
+            count = len(pipeline.sampler.rows(number))  # not the same in all steps of a schedule
+            chosen = range(min(count, room)) if rows is None else [row for row in rows if row < count or number == step]
+            steps.append((number, count, view_rows(pipeline, number, chosen)))
     data = {
         "title": visible_line(title),
         "receipt": pipeline.receipt.code,
         "host": [pipeline.sampler.host.index, pipeline.sampler.host.count],
-        "rows_of_batch": count,
-        "at": [number for number, _ in steps].index(step),
-        "steps": [{"step": number, "rows": [_row(view, texts) for view in views]} for number, views in steps],
-        "pieces": _vocabulary([view for _, views in steps for view in views], texts),
+        "at": [number for number, _, views in steps if views].index(step),
+        "steps": [
+            {"step": number, "rows_of_batch": count, "rows": [_row(view, texts) for view in views]}
+            for number, count, views in steps
+            if views
+        ],
+        "pieces": _vocabulary([view for _, _, views in steps for view in views], texts),
     }
     heading = f"Step {step}: {visible_line(title)}"
     body = part("inspect.html").replace("HEADING", html.escape(heading))

@@ -6,6 +6,7 @@ import json
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 sys.path.append(str(Path(__file__).parents[1] / "prepare"))  # tokenizer_makers.py is for these tests too
@@ -36,6 +37,20 @@ def config(run, tmp_path):
         return path
 
     return write
+
+
+@pytest.fixture
+def mixture(config, write_tokens):
+    """Path of a config of the chats and of plain windows, one row of three; from step 2 on batches are half as large."""
+    chats = json.loads(config().read_text())["corpus"]["path"]
+    tokens = write_tokens("web.npy", np.arange(20_000) % 190 + 60, "uint32")
+    web = {"weight": 1, "path": str(tokens), "dtype": "uint32", "eos_token_id": 100, "layout": {"kind": "windows"}}
+    path = config(corpus=None, sampler=None)
+    sections = json.loads(path.read_text())
+    sections["corpus"] = {"mixture": {"chats": {"weight": 2, "path": chats}, "web": web}}
+    sections["sampler"] = {"seed": 0, "global_batch_size": 6, "schedule": [{"step": 2, "global_batch_size": 3}]}
+    path.write_text(json.dumps(sections))
+    return path
 
 
 @pytest.fixture(scope="module")

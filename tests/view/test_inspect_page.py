@@ -112,7 +112,31 @@ def test_of_very_many_tokens_the_first_rows_are_on_the_page(pipeline, texts, tmp
     path = tmp_path / "some.html"
     path.write_text(inspect_page.inspect_page(pipeline, STEP, texts))
     assert [len(step["rows"]) for step in data_of(path)["steps"]] == [2, 2, 2]
-    assert data_of(path)["rows_of_batch"] == 4
+    assert {step["rows_of_batch"] for step in data_of(path)["steps"]} == {4}
+
+
+def test_steps_of_a_mixture_whose_batches_change_in_size(mixture, tmp_path, browser):
+    pipeline = load(mixture, host=Host(0, 1))
+    path = tmp_path / "mixture.html"
+    assert main(["inspect", str(mixture), "--step", "1", "--html", str(path)]) == 0
+    data = data_of(path)
+    assert [(step["step"], step["rows_of_batch"], len(step["rows"])) for step in data["steps"]] == [
+        (0, 6, 6),
+        (1, 6, 6),
+        (2, 3, 3),
+    ]
+    for step in data["steps"]:
+        batch = pipeline[step["step"]]
+        parts = pipeline.source.layout.parts_of(pipeline.sampler.rows(step["step"]))
+        for row, held in enumerate(step["rows"]):
+            np.testing.assert_array_equal(columns_of(held)[0], batch["inputs"][row])
+            assert all(piece["source"].startswith(("chats", "web")[parts[row]]) for piece in held["pieces"])
+    browser.open(path)
+    browser.press(*"jjjjjn")
+    assert browser.run("return document.documentElement.dataset.shown") == "2/2/all"
+    assert main(["inspect", str(mixture), "--step", "1", "--row", "5", "--html", str(path)]) == 0
+    assert [step["step"] for step in data_of(path)["steps"]] == [0, 1]
+    assert browser.console() == []
 
 
 def test_weights_ids_of_four_bytes_and_ids_without_a_text(write_tokens, tmp_path, browser):

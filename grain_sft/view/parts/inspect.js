@@ -95,14 +95,16 @@
 
   const render = () => {
     const begin = performance.now();
-    const step = data.steps[state.step], of = row();
+    const step = data.steps[state.step];
+    state.row = Math.min(state.row, step.rows.length - 1);
+    const of = row();
     const names = of.segments.filter(([name]) => name);
     if (!names.some(([name]) => name === state.segment)) state.segment = null;
     find("previous").disabled = state.step === 0;
     find("next").disabled = state.step === data.steps.length - 1;
     find("previous-step").textContent = state.step ? `Step ${data.steps[state.step - 1].step}` : "none before";
     find("next-step").textContent = find("next").disabled ? "none after" : `Step ${data.steps[state.step + 1].step}`;
-    options(find("row"), step.rows.map((each, at) => [at, `${each.row} of ${data.rows_of_batch}`]), state.row);
+    options(find("row"), step.rows.map((each, at) => [at, `${each.row} of ${step.rows_of_batch}`]), state.row);
     const entries = names.map(([name, first, stop]) => {
       const from = of.pieces.find((each) => each.segment === name);
       const source = from ? ` ${from.source}${from.record === null ? "" : `:${from.record}`}` : "";

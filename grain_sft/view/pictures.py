@@ -1,0 +1,214 @@
+"""Pictures of a report, by matplotlib: as PNG, and as SVG that takes the colours of the page that it stands in."""
+
+from __future__ import annotations
+
+import importlib
+import io
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from grain_sft.errors import MissingExtraError
+
+Report = Mapping[str, Any]
+
+COLOURS = ("#0b7a75", "#b8690f", "#8e3ba8", "#3f7d23", "#2456c5", "#b3263d", "#6b7280", "#8a6d00")
+"""Of the first, second, ... series; in a page the style sheet's --c0, --c1, ..."""
+_INK, _QUIET, _PAPER = "#1b1f24", "#5a626c", "#ffffff"
+_MOST_SOURCES = 7  # beside "others"
+_WIDTH = 8.0  # inches
+
+
+class Pictures:
+    """The pictures of a report, by name.
+
+    Raises:
+      MissingExtraError: matplotlib is not installed.
+    """
+
+    def __init__(self, report: Report) -> None:
+        require_matplotlib()
+        import matplotlib
+        from matplotlib.figure import Figure
+
+        self._matplotlib = matplotlib
+        style: dict[Any, Any] = {
+            "svg.fonttype": "none",
+            "svg.hashsalt": "grain_sft",
+            "font.family": "sans-serif",
+            "font.size": 10.0,
+            "text.parse_math": False,  # labels are names of files: $ is no formula
+            "axes.edgecolor": _QUIET,
+            "axes.spines.top": False,
+            "axes.spines.right": False,
+        }
+        style |= dict.fromkeys(("text.color", "axes.labelcolor", "xtick.color", "ytick.color"), _INK)
+        self._style = style
+        self._figures: dict[str, Any] = {}
+        with matplotlib.rc_context(style):
+            for name, (wanted, draw) in _PICTURES.items():
+                if wanted(report):
+                    figure = Figure(figsize=(_WIDTH, 3.2), layout="constrained", facecolor=_PAPER)
+                    draw(figure, report)
+                    self._figures[name] = figure
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._figures)
+
+    def png(self, name: str) -> bytes:
+        """A picture on white."""
+        return self._saved(name, "png", dpi=150)
+
+    def svg(self, name: str) -> str:
+        """A picture as an element of a page; ids in it begin with its name, and colours are the page's."""
+        written = self._saved(name, "svg", transparent=True, metadata={"Date": None, "Creator": None}).decode()
+        element = re.sub(r"<metadata>.*?</metadata>", "", written[written.index("<svg") :], flags=re.DOTALL)
+        element = re.sub(r'\bid="', f'id="{name}-', element)
+        element = re.sub(r'(url\(|href=")#', rf"\1#{name}-", element)
+        element = re.sub(r' width="[^"]*pt"| height="[^"]*pt"', "", element, count=2)
+        element = re.sub(r' xmlns:?\w*="[^"]*"', "", element).replace("xlink:href", "href")
+        named = {_INK: "var(--ink)", _QUIET: "var(--quiet)", _PAPER: "var(--paper)"}
+        named |= {colour: f"var(--c{at})" for at, colour in enumerate(COLOURS)}
+        for colour, variable in named.items():
+            element = element.replace(colour, variable)
+        return element.replace("<svg", f'<svg role="img" aria-label="{name}: the numbers stand below"', 1).strip()
+
+    def _saved(self, name: str, kind: str, **options: Any) -> bytes:
+        file = io.BytesIO()
+        with self._matplotlib.rc_context(self._style):
+            self._figures[name].savefig(file, format=kind, **options)
+        return file.getvalue()
+
+
+def require_matplotlib() -> None:
+    """Refuse to go on without it.
+
+    Raises:
+      MissingExtraError: matplotlib is not installed.
+    """
+    try:
+        importlib.import_module("matplotlib.figure")
+    except ImportError as error:
+        raise MissingExtraError.of("grain-sft report", "matplotlib", "report") from error
+
+
+def top_sources(tokens: Mapping[str, list[int]]) -> dict[str, list[int]]:
+    """The largest sources, and the others as one; tokens of each step."""
+    largest = sorted(tokens, key=lambda name: -sum(tokens[name]))
+    if len(largest) <= _MOST_SOURCES + 1:
+        return {name: tokens[name] for name in largest}
+    kept = {name: tokens[name] for name in largest[:_MOST_SOURCES]}
+    rest = [sum(column) for column in zip(*(tokens[name] for name in largest[_MOST_SOURCES:]), strict=True)]
+    return kept | {f"{len(largest) - _MOST_SOURCES} others": rest}
+
+
+def short(name: str, most: int = 28) -> str:
+    """The end of a name that is long, without folders."""
+    name = name.rpartition("/")[2] or name
+    return name if len(name) <= most else f"…{name[1 - most :]}"
+
+
+def _lengths(figure: Any, report: Report) -> None:
+    found = report["lengths"]
+    bins = found["bins"]
+    names = [f"{each['first']:,}" for each in bins]
+    left, right = figure.subplots(1, 2)
+    for axes, key, word in ((left, "documents", "documents"), (right, "tokens", "tokens in them")):
+        axes.bar(names, [each[key] for each in bins], color=COLOURS[0 if key == "documents" else 1], width=0.9)
+        axes.set_xlabel("length from, in tokens")
+        axes.set_ylabel(word)
+        axes.tick_params("x", rotation=60)
+        axes.yaxis.set_major_formatter(_count)
+
+
+def _packing(figure: Any, report: Report) -> None:
+    found = [each for each in report["packing"]["algorithms"] if "error" not in each]
+    names = [each["algorithm"] + (" ◂" if each["algorithm"] == report["packing"]["used"] else "") for each in found]
+    left, right = figure.subplots(1, 2, sharey=True)
+    full = [100 * (1 - each["padding_share"]) for each in found]
+    _bars(left, names, full, [f"{each:.3f}%" for each in full], COLOURS[0])
+    left.set_xlabel("of rows' tokens that are no padding, %")
+    left.set_xlim(0, 140)
+    left.set_xticks([0, 25, 50, 75, 100])
+    segments = [each["segments_a_row"]["mean"] for each in found]
+    _bars(right, names, segments, [f"{each:,.1f}" for each in segments], COLOURS[1])
+    right.set_xlabel("segments a row, mean")
+
+
+def _left_out(figure: Any, report: Report) -> None:
+    lines = [each for each in report["left_out"] if each["tokens"]]
+    total = report["corpus"]["tokens"]
+    share = [100 * each["tokens"] / total for each in lines]
+    _bars(
+        figure.subplots(),
+        [each["what"].split(", ")[0] for each in lines],
+        share,
+        [f"{each:.3g}%" for each in share],
+        COLOURS[5],
+    )
+    figure.axes[0].set_xlabel("tokens, in % of the corpus")
+
+
+def _sources(figure: Any, report: Report) -> None:
+    columns = report["sources"]["columns"]
+    order = sorted(range(len(columns["source"])), key=lambda at: -columns["tokens"][at])[: _MOST_SOURCES + 1]
+    names = [short(columns["source"][at]) for at in order]
+    tokens, trainable = ([columns[key][at] for at in order] for key in ("tokens", "trainable"))
+    axes = figure.subplots()
+    shares = [f"{taken / max(1, all_):.1%} take loss" for taken, all_ in zip(trainable, tokens, strict=True)]
+    _bars(axes, names, tokens, shares, COLOURS[6])
+    axes.barh(range(len(names)), trainable, color=COLOURS[0], height=0.4)
+    axes.xaxis.set_major_formatter(_count)
+    axes.set_xlabel("tokens of the sampled steps; narrow: those that take loss")
+
+
+def _mixture(figure: Any, report: Report) -> None:
+    found = top_sources(report["sources"]["tokens"])
+    totals = [max(1, sum(column)) for column in zip(*found.values(), strict=True)]
+    shares = [[100 * each / total for each, total in zip(column, totals, strict=True)] for column in found.values()]
+    axes = figure.subplots()
+    axes.stackplot(report["sources"]["steps"], shares, labels=[short(name) for name in found], colors=COLOURS)
+    axes.set_xlabel("step")
+    axes.set_ylabel("of its tokens, %")
+    axes.set_ylim(0, 100)
+    axes.margins(x=0)
+    axes.xaxis.set_major_formatter(_count)
+    figure.legend(loc="outside right upper", frameon=False)
+
+
+def _throughput(figure: Any, report: Report) -> None:
+    rows = report["throughput"]["rows"]
+    speeds = [each["mtok_per_s"] for each in rows]
+    labels = [f"{each['mtok_per_s']:,.0f} ({each['of_limit']:.2f} of the limit)" for each in rows]
+    axes = figure.subplots()
+    _bars(axes, [each["name"] for each in rows], speeds, labels, COLOURS[4])
+    axes.set_xlabel("million tokens a second")
+
+
+def _bars(axes: Any, names: list[str], values: list[float], labels: list[str], colour: str) -> None:
+    """Bars from top to bottom, each with its label beside it."""
+    bars = axes.barh(range(len(names)), values, color=colour, height=0.7)
+    axes.set_yticks(range(len(names)), names)
+    axes.invert_yaxis() if not axes.yaxis_inverted() else None
+    axes.bar_label(bars, labels, padding=4)
+    axes.margins(x=0.35)
+    axes.set_xlim(left=0)
+
+
+def _count(value: float, _: object = None) -> str:
+    """1,500,000 as 1.5 M."""
+    for size, unit in ((1e9, " G"), (1e6, " M"), (1e3, " k")):
+        if abs(value) >= size:
+            return f"{value / size:g}{unit}"
+    return f"{value:g}"
+
+
+_PICTURES: dict[str, tuple[Callable[[Report], Any], Callable[[Any, Report], None]]] = {
+    "lengths": (lambda report: "bins" in report["lengths"], _lengths),
+    "packing": (lambda report: any("rows" in each for each in report["packing"].get("algorithms", ())), _packing),
+    "left_out": (lambda report: any(each["tokens"] for each in report["left_out"]), _left_out),
+    "sources": (lambda report: report["sources"]["columns"]["source"], _sources),
+    "mixture": (lambda report: len(report["sources"]["tokens"]) > 1 and len(report["sources"]["steps"]) > 1, _mixture),
+    "throughput": (lambda report: report["throughput"], _throughput),
+}
+"""By name: whether the report has the figures for it, and what draws it."""

@@ -1,0 +1,63 @@
+"""The report of a config: all its figures, ready for JSON. Pictures and the page are made of them alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from grain_sft.pipeline import Pipeline
+from grain_sft.sampling import IndexSampler
+from grain_sft.version import __version__
+from grain_sft.view import report_corpus, report_steps
+from grain_sft.view.report_speed import throughput
+from grain_sft.view.token_text import TokenTexts
+
+
+def make_report(
+    pipeline: Pipeline, texts: TokenTexts, *, name: str = "pipeline", steps: int = 64, seconds: float = 1.0
+) -> dict[str, Any]:
+    """What a run is made of, in bounded time: steps are a sample, and where there is very much of it the corpus too; the
+    report says so.
+
+    Args:
+      name: what the pipeline is called.
+      steps: sampled at most.
+      seconds: for which each speed is measured; 0 measures none.
+
+    Returns:
+      name, version, receipt, parts, corpus, run; lengths, packing, left_out (see `report_corpus`); sampled (steps, of how
+      many), sources, filter (see `report_steps`), throughput (see `report_speed`; None where it was not measured).
+
+    Raises:
+      CorpusFileError, CorpusError: files can't be read.
+    """
+    source, sampler = pipeline.source, pipeline.sampler
+    chosen = report_steps.sampled_steps(pipeline, steps)
+    return {
+        "name": name,
+        "version": __version__,
+        **pipeline.receipt.as_dict(),
+        "corpus": {
+            "tokens": source.layout.corpus.num_tokens,
+            "shards": len(source.layout.corpus.shards),
+            "fingerprint": source.layout.corpus.fingerprint,
+        },
+        "run": {
+            "rows": len(source),
+            "sequence_length": source.layout.sequence_length,
+            "global_batch_size": sampler.global_batch_size,
+            "steps": sampler.num_steps,
+            "steps_per_epoch": sampler.steps_per_epoch if isinstance(sampler, IndexSampler) else None,
+            "epochs": sampler.epochs if isinstance(sampler, IndexSampler) else None,
+        },
+        "lengths": report_corpus.lengths(source.layout),
+        "packing": report_corpus.packing(pipeline),
+        "left_out": report_corpus.left_out(pipeline),
+        "sampled": {
+            "steps": len(chosen),
+            "of": report_steps.steps_in_all(pipeline),
+            "ends": sampler.num_steps is not None,
+        },
+        "sources": report_steps.sources(pipeline, chosen),
+        "filter": report_steps.filtered(pipeline, chosen, texts),
+        "throughput": throughput(pipeline, seconds) if seconds else None,
+    }

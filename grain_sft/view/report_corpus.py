@@ -1,0 +1,203 @@
+"""What a report says of the corpus and its rows: lengths, what rows leave out, and how algorithms would pack it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from grain_sft import files
+from grain_sft.corpus import Corpus
+from grain_sft.errors import GrainSftError
+from grain_sft.layout import Layout, PackedLayout, PaddedLayout, WindowLayout
+from grain_sft.layout.report import compare_algorithms, packing_report
+from grain_sft.mixture import MixtureLayout
+from grain_sft.pipeline import Pipeline
+from grain_sft.sampling.mixture_sampler import MixtureSampler
+
+MOST_SCANNED = 1 << 28
+"""Tokens in which documents are looked for by EOS, where nothing else needs to know them."""
+MOST_PACKED = 3_000_000
+"""Documents that are packed to compare algorithms: each takes some seconds."""
+
+_PERCENTILES = (1, 10, 25, 50, 75, 90, 99)
+_OPTIONS = ("long_documents", "source_group_size", "ties", "max_segments", "boundaries", "bos_token_id", "seed")
+
+
+def lengths(layout: Layout) -> dict[str, Any]:
+    """Documents by length: counts and tokens by powers of two, and percentiles.
+
+    Returns:
+      documents, tokens, mean, longest, longer_than_a_row, percentiles {name: tokens}; bins: first and last length,
+      documents and tokens of each; `sampled`, a sentence, where not all files were scanned for documents, else None. Or
+      `error`, where documents can't be told.
+    """
+    found, said = [], []
+    try:
+        for part in parts_of(layout).values():
+            corpus, sampled = _scanned(part)
+            found.append(corpus.documents.length)
+            said += [sampled] if sampled else []
+    except GrainSftError as error:
+        return {"error": str(error)}
+    length = np.concatenate(found)
+    if not len(length):
+        return {"error": "the corpus has no document."}
+    bins = np.frexp(np.maximum(length, 1).astype(np.float64))[1]  # of 2^(bin - 1) to 2^bin - 1 tokens; empty ones too
+    counts, tokens = np.bincount(bins), np.bincount(bins, weights=length)
+    named = zip(_PERCENTILES, np.percentile(length, _PERCENTILES), strict=True)
+    return {
+        "sampled": " ".join(said) or None,
+        "documents": len(length),
+        "tokens": int(length.sum()),
+        "mean": float(length.mean()),
+        "longest": int(length.max()),
+        "longer_than_a_row": int(np.count_nonzero(length > layout.sequence_length)),
+        "percentiles": {f"{name}%": float(value) for name, value in named},
+        "bins": [
+            {
+                "first": 1 << (number - 1),
+                "last": (1 << number) - 1,
+                "documents": int(counts[number]),
+                "tokens": int(tokens[number]),
+            }
+            for number in range(int(bins.min()), len(counts))
+        ],
+    }
+
+
+def parts_of(layout: Layout) -> dict[str, Layout]:
+    """The layouts of a mixture by name; of another layout itself, without a name."""
+    return dict(zip(layout.names, layout.parts, strict=True)) if isinstance(layout, MixtureLayout) else {"": layout}
+
+
+def _scanned(layout: Layout) -> tuple[Corpus, str | None]:
+    """A layout's corpus, or as many of its shards as may be scanned for documents; and then a sentence that says so."""
+    corpus = layout.corpus
+    known = "documents" in vars(corpus) or any(shard.boundaries is not None for shard in corpus.shards)
+    if known or not isinstance(layout, WindowLayout) or corpus.num_tokens <= MOST_SCANNED:
+        return corpus, None
+    return _some_shards(corpus, MOST_SCANNED / corpus.num_tokens, "so that not all tokens are read for their EOS")
+
+
+def packing(pipeline: Pipeline) -> dict[str, Any]:
+    """`compare_algorithms` with the config's options: algorithms, and `sampled`, a sentence, where not all documents are
+    packed. Or `error`."""
+    layout = pipeline.source.layout
+    if isinstance(layout, MixtureLayout):
+        return {
+            "error": "Not compared for a mixture, whose sources are packed by themselves: see `grain-sft pack` of each."
+        }
+    options: dict[str, Any] = {"batch_rows": pipeline.sampler.global_batch_size}
+    if isinstance(layout, PackedLayout):
+        options |= {name: getattr(layout.recipe, name) for name in _OPTIONS}
+    try:
+        corpus, sampled = _scanned(layout)
+        count = len(corpus.documents)
+        if count > MOST_PACKED:
+            corpus, sampled = _some_shards(corpus, MOST_PACKED / count, f"since there are {count:,} documents")
+        found = list(compare_algorithms(corpus, layout.sequence_length, options))
+    except GrainSftError as error:
+        return {"error": str(error)}
+    used = layout.recipe.algorithm if isinstance(layout, PackedLayout) else None
+    return {"sampled": sampled, "used": used, "algorithms": found}
+
+
+def left_out(pipeline: Pipeline) -> list[dict[str, Any]]:
+    """What no batch of an epoch holds, or only to fill it: lines of `what`, `documents` and `tokens` (None: not counted)."""
+    layout = pipeline.source.layout
+    lines: list[Line] = []
+    for name, part in parts_of(layout).items():
+        named = f"{name}: " if name else ""
+        found = [*_of_layout(part), *_of_preparation(part.corpus)]
+        lines += [(f"{named}{what}", documents, tokens) for what, documents, tokens in found]
+    lines += _of_sampler(pipeline)
+    return [{"what": what, "documents": documents, "tokens": tokens} for what, documents, tokens in lines]
+
+
+Line = tuple[str, int | None, int | None]
+
+
+def _of_layout(layout: Layout) -> list[Line]:
+    corpus, length = layout.corpus, layout.sequence_length
+    if isinstance(layout, WindowLayout):
+        shards = sum(shard.num_tokens % length != 0 for shard in corpus.shards)
+        rest = corpus.num_tokens - len(layout) * length
+        return [(f"ends of {shards:,} files that fill no row", None, rest)]
+    if isinstance(layout, PaddedLayout):
+        held = corpus.documents.length
+        longer = int(np.count_nonzero(held > length))
+        dropped = int(held.sum()) - _held(layout) - layout.cut_tokens
+        return [
+            (f"truncated to the {layout.keep} {length:,} tokens", longer, layout.cut_tokens),
+            (f"dropped, shorter than {layout.min_tokens} tokens", layout.dropped, dropped),
+            ("padding of rows", None, len(layout) * length - _held(layout)),
+            ("in no document", None, corpus.num_tokens - int(held.sum())),
+        ]
+    if isinstance(layout, PackedLayout):
+        found = packing_report(layout)
+        epochs = f" in {layout.epochs} epochs" if layout.epochs > 1 else ""
+        outside = corpus.num_tokens - int(corpus.documents.length.sum()) if layout.recipe.boundaries == "auto" else None
+        return [
+            (f"truncated to {length:,} tokens{epochs}", found["truncated_documents"], found["truncated_tokens"]),
+            (f"dropped{epochs}", found["dropped_documents"], found["dropped_tokens"]),
+            (f"split into several segments{epochs}", found["split_documents"], 0),
+            (f"padding of rows{epochs}", None, found["padding"]),
+            *([] if outside is None else [("in no document", None, outside)]),
+        ]
+    return []
+
+
+def _held(layout: PaddedLayout) -> int:
+    lengths: npt.NDArray[np.int64] = layout.corpus.documents.length[layout.documents]
+    return int(np.minimum(lengths, layout.sequence_length).sum())
+
+
+def _of_sampler(pipeline: Pipeline) -> list[Line]:
+    sampler, length = pipeline.sampler, pipeline.source.layout.sequence_length
+    if isinstance(sampler, MixtureSampler) or sampler.batch_sizes.schedule:
+        return []  # epochs of each source, or steps of several sizes, are not told in a line
+    rest = len(pipeline.source) - sampler.steps_per_epoch * sampler.global_batch_size
+    if sampler.runs_on or not rest:
+        return []
+    if rest < 0:
+        return [(f"{-rest:,} rows of padding, which fill the last step of an epoch", None, -rest * length)]
+    return [(f"{rest:,} rows of each epoch, other ones each time, that fill no step", None, rest * length)]
+
+
+def _of_preparation(corpus: Corpus) -> list[Line]:
+    """What `grain-sft prepare` cut and left out, as its manifest beside the corpus says; nothing without one."""
+    folder = corpus.shards[0].path
+    for _ in range(3):  # as the tokenizer is sought
+        folder = folder.rpartition("/")[0] if files.is_remote(folder) else os.path.dirname(folder)
+        path = files.join(folder, "prepare.json")
+        if files.exists(path):
+            break
+    else:
+        return []
+    try:
+        manifest = json.loads(files.read_bytes(path))
+        found: list[Line] = []
+        for split, counts in manifest["splits"].items():
+            if counts["truncated"]:
+                found.append((f"preparing: truncated, split {split}", counts["truncated"], counts["cut_tokens"]))
+        found += [(f"preparing: dropped, {reason}", count, None) for reason, count in manifest["dropped"].items()]
+        if manifest["rejected"]:
+            found.append(("preparing: rejected", manifest["rejected"], None))
+        return found
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return [(f"preparing: {path} can't be read", None, None)]
+
+
+def _some_shards(corpus: Corpus, share: float, why: str) -> tuple[Corpus, str]:
+    """Shards at equal distances, about so much of the corpus."""
+    total = len(corpus.shards)
+    count = max(1, int(total * share))
+    chosen = np.linspace(0, total - 1, count).astype(int).tolist()
+    some = dataclasses.replace(corpus, shards=tuple(corpus.shards[at] for at in chosen), sources_file=None)
+    tokens = sum(shard.num_tokens for shard in some.shards) / corpus.num_tokens
+    return some, f"Of {count:,} of the {total:,} files at equal distances, {tokens:.1%} of the tokens, {why}."
