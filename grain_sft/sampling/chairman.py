@@ -126,7 +126,9 @@ class _Line:
         self._slack = Fraction(1, 2 * max(1, len(self._active) - 1)) if slack is None else slack  # one less the bound
         self._owed = owed
         self._made = [0] * len(weights)  # rows of each source that wait, or waited
-        self._waiting: list[tuple[int, int]] = []  # (when due, key), not due yet, last first
+        self._waiting: list[int] = []  # when each row is due that was not due yet, and its key, by when it is due
+        self._keys: list[int] = []
+        self._passed = 0  # of these, that are due now
         self._due: list[int] = []  # keys: when late, and the source
         self.late = False  # whether a row was taken after it was late, or before it was due
         self.periods = 0
@@ -137,39 +139,52 @@ class _Line:
         first = self.periods * self._rows
         end = first + self._rows if num_rows is None else min(first + self._rows, num_rows)
         self._make(end)
-        due, waiting, number = self._due, self._waiting, len(self._weights)
-        chosen = []
-        for row in range(first + 1, end + 1):
-            while waiting and waiting[-1][0] <= row:
-                heapq.heappush(due, waiting.pop()[1])
-            if not due:  # nothing is due: what is due first
-                if not waiting:
-                    self._make(end, extra=True)
-                    waiting = self._waiting
-                self.late = True
-                heapq.heappush(due, waiting.pop()[1])
-            last, source = divmod(heapq.heappop(due), number)
-            self.late = self.late or last < row
-            chosen.append(source)
+        taken = self._take(first, end)
+        lasts, sources = np.divmod(np.array(taken), len(self._weights))
+        self.late = self.late or bool((lasts < np.arange(first + 1, end + 1)).any())
         self.periods += 1
-        for source in self._active:
-            self.counts[source] += chosen.count(source)
+        for source, count in enumerate(np.bincount(sources.astype(np.int64), minlength=len(self._weights)).tolist()):
+            self.counts[source] += count
+        chosen: list[int] = sources.tolist()
         return chosen
+
+    def _take(self, first: int, end: int) -> list[int]:
+        """The keys of the rows that are taken after row `first`, up to row `end`."""
+        due, waiting, keys, passed, taken = self._due, self._waiting, self._keys, self._passed, []
+        push, pop, count = heapq.heappush, heapq.heappop, len(waiting)
+        for row in range(first + 1, end + 1):
+            while passed < count and waiting[passed] <= row:
+                push(due, keys[passed])
+                passed += 1
+            if not due:  # nothing is due: what is due first
+                self.late, self._passed = True, passed
+                if passed == count:
+                    self._make(end, extra=True)
+                    waiting, keys, passed, count = self._waiting, self._keys, 0, len(self._waiting)
+                push(due, keys[passed])
+                passed += 1
+            taken.append(pop(due))
+        self._passed = passed
+        return taken
 
     def _make(self, last: int, extra: bool = False) -> None:
         """Let all rows wait that are due by row `last` (counted from 1), and with `extra` one more of each source."""
-        made = list(self._waiting)
+        firsts = [np.array(self._waiting[self._passed :], np.int64)]
+        keys = [np.array(self._keys[self._passed :], np.int64)]
         for source in self._active:
             share = Fraction(self._weights[source], self._rows)
             wanted = math.floor(self._owed[source] + share * last - self._slack) + 1
             begin = self._made[source]
             stop = max(begin, wanted) + extra
-            made += self._windows(source, begin, stop)
+            first, key = self._windows(source, begin, stop)
+            firsts.append(first)
+            keys.append(key)
             self._made[source] = stop
-        made.sort(reverse=True)
-        self._waiting = made
+        joined, of_joined = np.concatenate(firsts), np.concatenate(keys)
+        order = np.lexsort((of_joined, joined))
+        self._waiting, self._keys, self._passed = joined[order].tolist(), of_joined[order].tolist(), 0
 
-    def _windows(self, source: int, begin: int, stop: int) -> list[tuple[int, int]]:
+    def _windows(self, source: int, begin: int, stop: int) -> tuple[Ints, Ints]:
         """When each of some rows of a source (from 0) is due, and its key."""
         weight, number = self._weights[source], len(self._weights)
         due, late = self._slack - self._owed[source], 1 - self._slack - self._owed[source]
@@ -179,4 +194,4 @@ class _Line:
         low, high = int(due * unit), int(late * unit)
         first = -((-(numbers + low) * self._rows) // (weight * unit))  # from when it is due
         last = (numbers + high) * self._rows // (weight * unit) + 1  # when it would be late
-        return list(zip(first.tolist(), (last * number + source).tolist(), strict=True))
+        return first.astype(np.int64), (last * number + source).astype(np.int64)
