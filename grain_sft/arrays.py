@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from grain_sft.forks import renew_lock
+
 _PAGE = 4096
 _KEPT = 1 << 28  # bytes in all
 
@@ -31,6 +33,7 @@ class Arrays:
         self._buffers: dict[tuple[tuple[int, ...], Any, int], list[_Buffer]] = {}
         self._bytes = 0
         self._lock = threading.Lock()
+        renew_lock(self)
 
     def empty(self, shape: tuple[int, ...], dtype: npt.DTypeLike, half: int = 0) -> npt.NDArray[Any]:
         """An uninitialised array that begins where a page does, or, with `half` 1, half a page after that.

@@ -65,8 +65,13 @@ class PipelineIterator(grain.DatasetIterator[Element]):
                 try:
                     batch = next(self._inner)
                     self._write_audit()
-                except BaseException:  # what was made ahead is no longer in step
+                except BaseException as error:  # what was made ahead is no longer in step
                     self._stop()
+                    if workers.was_ended(error):
+                        raise PipelineError(
+                            f"a worker process was ended from outside while step {self._step} was awaited ({error}) Was memory "
+                            "short? The next next() starts new workers and makes this step again."
+                        ) from error
                     raise
             self._step += 1
             return batch
@@ -222,8 +227,34 @@ class _BatchLoader(grain.DataLoader):
         if self.multiprocessing_options.num_workers:
             workers.start(iterator)
             weakref.finalize(iterator, workers.stop, iterator._iterator)
+        iterator.__class__ = _BatchIterator
         typed: Iterator[Element] = iterator
         return typed
+
+
+class _BatchIterator(grain.DataLoaderIterator):
+    """A DataLoader's iterator that stops for good where a batch failed. Grain's own goes on with the batch after it: that
+    step would be lost, and nobody told."""
+
+    _failure = ""
+
+    def __next__(self) -> Element:
+        if self._failure:
+            raise PipelineError(
+                f"a batch of this DataLoader failed before ({self._failure}), and would be left out now. Make another with "
+                "data_loader(start_step=...), or take pipeline.iter(), which tries that step again."
+            )
+        try:
+            batch: Element = super().__next__()
+            return batch
+        except StopIteration:
+            raise
+        except BaseException as error:
+            self._failure = str(error) or type(error).__name__
+            self._iterator.close()  # the other workers end too
+            if workers.was_ended(error):
+                raise PipelineError(f"a worker process was ended from outside ({error}) Was memory short?") from error
+            raise
 
 
 def _checked(pipeline: Pipeline, step: object) -> int:

@@ -271,6 +271,7 @@ class NpyDataSource(grain.sources.RandomAccessDataSource[Element]):
         return {"layout": self.layout, "max_open_files": self._max_open_files}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
+        workers.end_with_parent()
         self.__init__(state["layout"], max_open_files=state["max_open_files"])  # type: ignore[misc]
 
     def __repr__(self) -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import multiprocessing
+import os
 import sys
 import threading
 from collections.abc import Iterator
@@ -11,6 +13,9 @@ from typing import Any
 from absl import flags
 
 _lock = threading.Lock()
+_watching: set[int] = set()  # processes that wait for their parent's end: this one, or none
+
+_IN_WORKER = ("grain._src.python.dataset.transformations.process_prefetch", "_is_in_worker_process")
 
 
 def start(iterator: Any) -> None:
@@ -33,6 +38,32 @@ def stop(iterator: Any) -> None:
     iterator = getattr(iterator, "_iterator", iterator)
     iterator.close()
     _forget_tree(iterator)
+
+
+def end_with_parent() -> None:
+    """In a worker process of Grain's, end when the process that started it does, however that went.
+
+    Such a worker waits for room in its queue. Where the process that reads from the queue was ended by a signal, it would
+    wait for ever, with the memory that it shares. Elsewhere, nothing is done.
+    """
+    parent = multiprocessing.parent_process()
+    if parent is None or not getattr(sys.modules.get(_IN_WORKER[0]), _IN_WORKER[1], False):
+        return
+    with _lock:
+        if os.getpid() in _watching:
+            return
+        _watching.add(os.getpid())
+
+    def wait() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=wait, name="grain_sft-parent", daemon=True).start()
+
+
+def was_ended(error: BaseException) -> bool:
+    """Whether this is what Grain raises where a worker process was killed, or died."""
+    return isinstance(error, RuntimeError) and "process was terminated" in str(error)
 
 
 def _forget_tree(iterator: Any) -> None:

@@ -28,6 +28,7 @@ from grain_sft.corpus.remote import Piece, RemoteShards
 from grain_sft.corpus.remote_options import RemoteOptions
 from grain_sft.corpus.stored import StoredFile, read_digest, replaced, size_change
 from grain_sft.errors import CorpusFileError
+from grain_sft.forks import renew_lock
 
 DEFAULT_MAX_OPEN_FILES = 1024
 
@@ -147,6 +148,7 @@ class ShardReader:
         self._open: dict[int, _LocalFile] = {}  # in the order in which they were opened
         self._verified: set[int] = set()
         self._lock = threading.Lock()
+        renew_lock(self)
         self._left_to_read = 0  # batches
         self._thread = threading.local()
 

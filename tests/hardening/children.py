@@ -1,0 +1,74 @@
+"""What the tests of this folder share: token files that say where they are from, and child processes with a time limit."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+
+ROOT = Path(__file__).parents[2]
+LENGTH = 50
+BATCH = 4
+
+PROGRAM = """
+import os, sys, time
+import numpy as np
+from grain_sft import IndexSampler, NpyDataSource, Pipeline, ShiftTargets, WindowLayout, open_corpus
+
+def make(folder, **options):
+    corpus = open_corpus(folder, dtype="uint32")
+    source = NpyDataSource(WindowLayout(corpus, 50), **options)
+    return Pipeline(source, IndexSampler(len(source), global_batch_size=4, seed=3), [ShiftTargets()])
+"""
+"""The beginning of a child's program: `make(folder)` is a pipeline over the files of `write_counted`."""
+
+
+def write_counted(folder: Path, files: int, rows: int) -> None:
+    """`files` files of `rows` rows of LENGTH tokens; token k of all files is k, so that a wrong row can't hide."""
+    folder.mkdir(parents=True, exist_ok=True)
+    per_file = rows * LENGTH
+    for number in range(files):
+        first = number * per_file
+        np.arange(first, first + per_file, dtype=np.uint32).tofile(folder / f"{number:05d}.npy")
+
+
+def is_right(batch, rows) -> bool:
+    """Whether a batch of `make`'s pipeline holds `rows`."""
+    expected = np.asarray(rows)[:, None] * LENGTH + np.arange(LENGTH)
+    return np.array_equal(batch["inputs"], expected)
+
+
+def start(program: str, *arguments: object, **options) -> subprocess.Popen[str]:
+    """A child that runs PROGRAM and then `program`."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), **options.pop("env", {})}
+    command = [sys.executable, "-c", PROGRAM + program, *map(str, arguments)]
+    return subprocess.Popen(
+        command, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment, **options
+    )
+
+
+def run(program: str, *arguments: object, timeout: float = 100, **options) -> str:
+    """What such a child prints; it has to end well."""
+    child = start(program, *arguments, **options)
+    try:
+        out, err = child.communicate(timeout=timeout)
+    except subprocess.TimeoutExpired:
+        child.kill()
+        out, err = child.communicate()
+        raise AssertionError(f"hangs: {out[-2000:]} {err[-2000:]}") from None
+    assert child.returncode == 0, err[-4000:]
+    return out
+
+
+def wait_until(condition, seconds: float) -> bool:
+    """Whether `condition()` holds within so many seconds."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if condition():
+            return True
+        time.sleep(0.05)
+    return bool(condition())

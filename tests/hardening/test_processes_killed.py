@@ -1,0 +1,204 @@
+"""Processes that are killed, told to end, or forked in the middle of reading: no wrong row, no hang, nothing left behind.
+
+GRAIN_SFT_KILLS=30 pytest -n0 tests/hardening/test_processes_killed.py
+"""
+
+from __future__ import annotations
+
+import glob
+import multiprocessing
+import os
+import random
+import re
+import signal
+
+import numpy as np
+import pytest
+from children import BATCH, is_right, run, start, wait_until, write_counted
+
+from grain_sft import IndexSampler, NpyDataSource, Pipeline, ShiftTargets, WindowLayout, open_corpus
+from grain_sft.errors import PipelineError
+
+KILLS = int(os.environ.get("GRAIN_SFT_KILLS", "1"))
+SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGSEGV)
+STEPS_BETWEEN = 25
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("counted")
+    write_counted(path, files=20, rows=200)
+    return path
+
+
+@pytest.fixture
+def pipeline(folder):
+    source = NpyDataSource(WindowLayout(open_corpus(folder, dtype="uint32"), 50))
+    return Pipeline(source, IndexSampler(len(source), global_batch_size=BATCH, seed=3), [ShiftTargets()])
+
+
+@pytest.fixture(autouse=True)
+def alarm():
+    """No test of these may hang."""
+
+    def hangs(number, frame):
+        raise TimeoutError("hangs")
+
+    before = signal.signal(signal.SIGALRM, hangs)
+    signal.alarm(60 + 20 * KILLS)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
+
+
+def workers_of(before):
+    return sorted(set(multiprocessing.active_children()) - before, key=lambda worker: worker.pid)
+
+
+def test_a_killed_worker_is_an_error_and_then_its_step_is_made(pipeline):
+    """Workers are killed at drawn steps; every step comes once, in order, with its own rows."""
+    draw = random.Random(0)
+    before = set(multiprocessing.active_children())
+    iterator = pipeline.iter(worker_count=2, prefetch=2)
+    step, errors = 0, 0
+    for number in range(KILLS):
+        kill_at = step + draw.randrange(1, STEPS_BETWEEN)
+        end = step + STEPS_BETWEEN
+        while step < end:
+            if step == kill_at:
+                kill_at = -1
+                os.kill(draw.choice(workers_of(before)).pid, SIGNALS[number % len(SIGNALS)])
+            try:
+                batch = next(iterator)
+            except PipelineError as error:
+                assert f"a worker process was ended from outside while step {step} was awaited" in str(error)
+                errors += 1
+                continue
+            assert is_right(batch, pipeline.sampler.rows(step)), step
+            step += 1
+    assert errors, "no kill was noticed"
+    iterator.close()
+    assert wait_until(lambda: not workers_of(before), 20)
+
+
+def test_a_data_loader_whose_worker_was_killed_leaves_no_step_out(pipeline):
+    """Grain's own iterator would go on with the next step."""
+    before = set(multiprocessing.active_children())
+    iterator = iter(pipeline.data_loader(worker_count=2))
+    steps = 0
+    for _ in range(4):
+        assert is_right(next(iterator), pipeline.sampler.rows(steps))
+        steps += 1
+    os.kill(workers_of(before)[0].pid, signal.SIGKILL)
+    with pytest.raises(PipelineError, match="a worker process was ended from outside"):
+        while True:
+            assert is_right(next(iterator), pipeline.sampler.rows(steps)), steps
+            steps += 1
+    for _ in range(2):
+        with pytest.raises(PipelineError, match="would be left out now"):
+            next(iterator)
+    assert wait_until(lambda: not workers_of(before), 20)
+
+
+READS = """
+def main():
+    import multiprocessing
+    pipeline = make(sys.argv[1])
+    batches = iter(pipeline.data_loader(worker_count=2)) if sys.argv[2] == "loader" else pipeline.iter(worker_count=2)
+    next(batches)
+    print(*[child.pid for child in multiprocessing.active_children()], flush=True)
+    while True:
+        next(batches)
+        time.sleep(0.002)
+main()
+"""
+
+
+def is_there(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def shared_blocks(pids) -> set[str]:
+    """Names of the shared memory that processes map."""
+    found: set[str] = set()
+    for pid in pids:
+        with open(f"/proc/{pid}/maps") as maps:
+            found |= set(re.findall(r"/dev/shm/psm_\w+", maps.read()))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("kind", "number"),
+    [("iterator", signal.SIGTERM), ("loader", signal.SIGKILL)],
+    ids=["iterator, SIGTERM", "data loader, SIGKILL"],
+)
+def test_a_process_that_is_ended_in_the_middle_of_prefetching_leaves_no_process_behind(folder, kind, number):
+    child = start(READS, folder, kind)
+    workers = [int(pid) for pid in child.stdout.readline().split()]
+    assert len(workers) == 2, child.stderr.read() if child.poll() is not None else ""
+    helpers = [int(path.split("/")[2]) for path in glob.glob("/proc/[0-9]*/stat") if parent_of(path) == child.pid]
+    assert set(workers) <= set(helpers)
+    blocks = shared_blocks(workers)
+    child.send_signal(number)
+    assert child.wait(20) == -number
+    assert wait_until(lambda: not any(map(is_there, helpers)), 20), "left behind"
+    assert not [path for path in blocks if os.path.exists(path)]
+    child.communicate()
+
+
+def parent_of(stat: str) -> int:
+    try:
+        with open(stat) as file:
+            return int(file.read().rpartition(")")[2].split()[1])
+    except OSError:
+        return -1
+
+
+def read_steps(pipeline, steps):
+    return [pipeline[step]["inputs"] for step in steps]
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*")
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_a_pipeline_in_use_is_read_in_processes_however_they_start(pipeline, method):
+    """Its files are open, and mapped, in the parent."""
+    expected = read_steps(pipeline, range(20))
+    with multiprocessing.get_context(method).Pool(1) as pool:
+        found = pool.apply_async(read_steps, (pipeline, range(20))).get(timeout=60)
+    np.testing.assert_array_equal(found, expected)
+    for step, batch in enumerate(expected):
+        assert is_right({"inputs": batch}, pipeline.sampler.rows(step))
+
+
+FORKS = """
+import faulthandler, threading
+pipeline = make(sys.argv[1], max_open_files=4)
+expected = pipeline[3]["inputs"].copy()
+
+def spin(step):
+    while True:
+        pipeline[step]
+        step += 1
+
+for step in range(3):
+    threading.Thread(target=spin, args=(100 * step,), daemon=True).start()
+ends = []
+for _ in range(int(sys.argv[2])):
+    child = os.fork()
+    if not child:
+        faulthandler.dump_traceback_later(10, exit=True)
+        os._exit(0 if (pipeline[3]["inputs"] == expected).all() else 7)
+    ends.append(os.waitpid(child, 0)[1])
+print(ends.count(0), len(ends), flush=True)
+os._exit(0)
+"""
+
+
+def test_a_process_that_was_forked_while_threads_read_reads_too(folder):
+    """The threads open files all the time; what they held when a child was forked is open there."""
+    forks = 30 * KILLS
+    assert run(FORKS, folder, forks) == f"{forks} {forks}\n"
