@@ -38,18 +38,27 @@ _READ_INSTEAD = 1 << 8  # batches, after a copy from a map that waited for the d
 _LET_GO = 1 << 12  # gathers after which the pages that a map has touched are let go of
 
 
+_Stamp = tuple[int, int, int]
+
+
+def _stamp(status: os.stat_result) -> _Stamp:
+    """What changes where a file is replaced or written to: device, inode and time of the last change."""
+    return status.st_dev, status.st_ino, status.st_mtime_ns
+
+
 class _LocalFile:
     """An open file that closes itself when the last reader lets go of it."""
 
-    def __init__(self, shard: StoredFile, verify: bool, scattered: bool) -> None:
+    def __init__(self, shard: StoredFile, verified: _Stamp | None, scattered: bool) -> None:
         self.shard = shard
         self.fd = -1
         try:
             self.fd = os.open(shard.path, os.O_RDONLY | os.O_CLOEXEC)
             if scattered and hasattr(os, "posix_fadvise"):
                 os.posix_fadvise(self.fd, 0, 0, os.POSIX_FADV_RANDOM)
-            found = os.fstat(self.fd).st_size
-            other = found == shard.size and verify and read_digest(self.fd, shard) != shard.digest
+            status = os.fstat(self.fd)
+            found, self.stamp = status.st_size, _stamp(status)
+            other = found == shard.size and self.stamp != verified and read_digest(self.fd, shard) != shard.digest
         except OSError as error:
             raise CorpusFileError(
                 f"{shard.path}: can't be opened ({error.strerror}). Check the mount, or map the path with path_remap."
@@ -80,8 +89,14 @@ class _LocalFile:
         return memoryview(self._map)
 
     def look(self) -> None:
-        """See, before the map is copied from, that the file has the size that was indexed."""
-        size = os.fstat(self.fd).st_size
+        """See, before the map is copied from, that the file has the size that was indexed and, where it was written to since
+        it was last looked at, both ends too."""
+        status = os.fstat(self.fd)
+        size = status.st_size
+        if status.st_mtime_ns != self.stamp[2]:
+            if size == self.shard.size and read_digest(self.fd, self.shard) != self.shard.digest:
+                raise CorpusFileError(replaced(self.shard))
+            self.stamp = _stamp(status)
         if size != self.shard.size:
             raise CorpusFileError(
                 f"{self.shard.path}: the file has {size} bytes, expected {self.shard.size}: it was "
@@ -146,7 +161,7 @@ class ShardReader:
         self._scattered = scattered
         self._max_open_files = max(1, max_open_files)
         self._open: dict[int, _LocalFile] = {}  # in the order in which they were opened
-        self._verified: set[int] = set()
+        self._verified: dict[int, _Stamp] = {}
         self._lock = threading.Lock()
         renew_lock(self)
         self._left_to_read = 0  # batches
@@ -228,9 +243,8 @@ class ShardReader:
                 return found
             self._make_room(1)
             entry = self._shards[shard]
-            verify = shard not in self._verified
-            opened = _LocalFile(entry, verify, self._scattered)
-            self._verified.add(shard)
+            opened = _LocalFile(entry, self._verified.get(shard), self._scattered)
+            self._verified[shard] = opened.stamp
             self._open[shard] = opened
             return opened
 

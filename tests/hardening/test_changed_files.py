@@ -1,0 +1,127 @@
+"""Files that are replaced, shortened or grown while a run reads them, and more files than may be open: an error before a
+wrong row is delivered, and no row wrong beside it."""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+import pytest
+from children import BATCH, LENGTH, is_right, run, write_counted
+
+from grain_sft import IndexSampler, NpyDataSource, Pipeline, ShiftTargets, WindowLayout, open_corpus
+from grain_sft.errors import CorpusFileError
+
+MANY_FILES = """
+import resource, threading
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+pipeline = make(sys.argv[1])
+files, rows = len(pipeline.source.layout.corpus.shards), len(pipeline.source)
+seen = np.zeros(rows, bool)
+most = 0
+batches = pipeline.iter(threads=4)
+for step in range(rows // 4):
+    got = next(batches)["inputs"][:, 0] // 50
+    assert (got == pipeline.sampler.rows(step)).all() and not seen[got].any(), step
+    seen[got] = True
+    if step % 50 == 0:
+        most = max(most, len(os.listdir("/proc/self/fd")))
+batches.close()
+assert most < 64, most
+print(files, int(seen.sum()))
+"""
+
+
+def test_950_shards_are_read_where_64_files_may_be_open(tmp_path):
+    """By four threads; every row of an epoch, once."""
+    write_counted(tmp_path, files=950, rows=4)
+    assert run(MANY_FILES, tmp_path) == f"950 {950 * 4 // BATCH * BATCH}\n"
+
+
+def shorten(path):
+    os.truncate(path, path.stat().st_size - 4 * LENGTH)
+
+
+def cut_to_nothing(path):
+    os.truncate(path, 0)
+
+
+def grow(path):
+    with path.open("ab") as file:
+        file.write(bytes(4 * LENGTH))
+
+
+def replace_by_a_longer(path):
+    other = path.with_name("other.tmp")
+    other.write_bytes(bytes(path.stat().st_size + 4 * LENGTH))
+    other.replace(path)
+
+
+def replace_by_an_equal_size(path):
+    other = path.with_name("other.tmp")
+    other.write_bytes(b"\xff" * path.stat().st_size)
+    other.replace(path)
+
+
+def remove(path):
+    path.unlink()
+
+
+STILL_THERE = ("replace_by_a_longer", "replace_by_an_equal_size", "remove")
+"""What leaves an open file as it was: the system keeps it until it is closed."""
+
+
+@pytest.mark.parametrize("threads", [0, 3])
+@pytest.mark.parametrize("limit", [None, 3], ids=["files stay open", "files are opened again"])
+@pytest.mark.parametrize(
+    "change", [shorten, cut_to_nothing, grow, replace_by_a_longer, replace_by_an_equal_size, remove]
+)
+def test_a_shard_that_changes_in_a_run_is_noticed_before_a_wrong_row_is_delivered(tmp_path, change, limit, threads):
+    """Each row that is delivered is looked at, after the change as before. A run that opens the file again notices any
+    change; one that holds it open goes on with the file that it was, where that is still there."""
+    write_counted(tmp_path, files=8, rows=40)
+    paths = sorted(tmp_path.glob("*.npy"))
+    source = NpyDataSource(WindowLayout(open_corpus(tmp_path, dtype="uint32"), LENGTH), max_open_files=limit)
+    pipeline = Pipeline(source, IndexSampler(len(source), global_batch_size=BATCH, seed=1, epochs=3), [ShiftTargets()])
+    batches = pipeline.iter(threads=threads)
+    for step in range(20):
+        assert is_right(next(batches), pipeline.sampler.rows(step))
+    change(paths[3])
+    error = None
+    for step in range(20, len(pipeline)):
+        try:
+            batch = next(batches)
+        except CorpusFileError as found:
+            error = found
+            break
+        assert is_right(batch, pipeline.sampler.rows(step)), step
+    batches.close()
+    if limit is None and change.__name__ in STILL_THERE:
+        assert error is None, error
+    else:
+        assert error is not None and str(paths[3]) in str(error)
+
+
+@pytest.mark.parametrize(("rows", "kind"), [(LENGTH, "maps"), (5000, "reads")], ids=["maps", "reads"])
+def test_a_shard_that_is_overwritten_in_place_is_noticed(tmp_path, rows, kind):
+    """At once where rows are short and so copied from maps, whose times of change are looked at before every batch; where
+    they are long, and read, when the file is next opened."""
+    write_counted(tmp_path, files=4, rows=200)
+    source = NpyDataSource(WindowLayout(open_corpus(tmp_path, dtype="uint32"), rows))
+    source.read(range(len(source)))
+    path = tmp_path / "00001.npy"
+    with path.open("r+b") as file:
+        file.write(np.full(3, 7, np.uint32).tobytes())
+    for each in [source] * (kind == "maps") + [NpyDataSource(source.layout)]:
+        with pytest.raises(CorpusFileError, match="it was replaced") as error:
+            each.read(range(len(source)))
+        assert str(path) in str(error.value)
+
+
+def test_a_shard_that_was_only_touched_is_read_on(tmp_path):
+    write_counted(tmp_path, files=4, rows=200)
+    source = NpyDataSource(WindowLayout(open_corpus(tmp_path, dtype="uint32"), LENGTH), max_open_files=None)
+    before = source.read(range(len(source)))["tokens"]
+    for path in tmp_path.glob("*.npy"):
+        os.utime(path, (1, 1))
+    np.testing.assert_array_equal(source.read(range(len(source)))["tokens"], before)

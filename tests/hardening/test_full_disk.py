@@ -1,0 +1,185 @@
+"""Disks that are full or read-only: a sentence, nothing half-made under a final name, and a run that goes on where it can.
+
+Full: a tmpfs of some KB, where one can be mounted (a real ENOSPC), else a limit on a file's size (a real EFBIG).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+
+import pytest
+from children import run
+from sft_files import EOS, documents, write_olmo
+
+import grain_sft
+from grain_sft.errors import CorpusFileError
+from grain_sft.layout.report import plan_places
+
+BEGIN = f"""
+import json, resource, shutil, signal
+from pathlib import Path
+import grain_sft
+from grain_sft.errors import GrainSftError, StorageError
+from grain_sft.layout import PackedLayout
+from grain_sft.materialize import materialize
+from grain_sft.prepare import Dataset, Request, prepare
+
+data, disk, limit, nobody = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
+corpus = grain_sft.open_corpus(data / "olmo", eos_token_id={EOS})
+
+def make_index():
+    corpus.save(disk / "index.json")
+
+def make_plan():
+    return PackedLayout(corpus, 64, cache_dir=disk / "cache")
+
+def make_rows():
+    materialize(PackedLayout(corpus, 64, cache_dir=data / "cache"), disk / "rows", shard_bytes=1 << 14)
+
+def make_corpus():
+    request = Request((Dataset((str(data / "chats.jsonl"),)),), "primer", str(data / "spm.model"), "primer")
+    prepare(request, disk / "prepared", workers=1)
+
+def make_audit():
+    source = grain_sft.NpyDataSource(grain_sft.WindowLayout(corpus, 16))
+    sampler = grain_sft.IndexSampler(len(source), global_batch_size=4, seed=0)
+    list(zip(range(2000), grain_sft.Pipeline(source, sampler, [], audit=disk / "audit").iter(threads=0)))
+
+MAKERS = dict(index=make_index, plan=make_plan, rows=make_rows, corpus=make_corpus, audit=make_audit)
+
+def become():
+    if limit:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
+    if nobody:
+        os.setgroups([])
+        os.setgid(nobody)
+        os.setuid(nobody)
+
+for name in sys.argv[5].split(","):
+    child = os.fork()
+    if child:
+        assert os.waitpid(child, 0)[1] == 0, name
+        continue
+    become()
+    try:
+        made = MAKERS[name]()
+        said = f"made {{0 if made is None else len(made)}}"
+    except GrainSftError as error:
+        said = f"{{type(error).__name__}} {{error}}"
+    left = [str(path.relative_to(disk)) for path in disk.rglob("*") if path.is_file()]
+    print(json.dumps([name, said, left]), flush=True)
+    for path in [] if nobody else disk.iterdir():
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    os._exit(0)
+"""
+"""Each maker in a process of its own, forked from one that has imported all; says what came of it, and what it left."""
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """A corpus, conversations and a tokenizer that anyone may read."""
+    from grain_sft.prepare import train_tokenizer
+    from grain_sft.prepare.training import CHAT_TOKENS
+
+    folder = tmp_path_factory.mktemp("data")
+    write_olmo(folder / "olmo", documents(3000), part_tokens=20_000)
+    words = [f"word {number} of the question, and the answer" for number in range(300)]
+    (folder / "spm.model").write_bytes(train_tokenizer(words, 350, CHAT_TOKENS))
+    line = '{"messages": [{"role": "user", "content": "word"}, {"role": "assistant", "content": "%s"}]}\n'
+    (folder / "chats.jsonl").write_text("".join(line % f"answer {number} of the question" for number in range(2000)))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("GRAIN_SFT_CACHE_DIR", str(folder / "cache"))
+        layout = grain_sft.PackedLayout(grain_sft.open_corpus(folder / "olmo", eos_token_id=EOS), 64)
+        assert plan_places(layout)
+    for path in (
+        folder.parent.parent,
+        folder.parent,
+        folder,
+        folder / "olmo",
+        *(folder / "cache").rglob("*"),
+        folder / "cache",
+    ):
+        path.chmod(0o777)
+    return folder
+
+
+@pytest.fixture
+def full_disk(tmp_path):
+    """(folder, limit): a file system with 24 KiB left, or a folder and the limit on files that stands for it."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mounted = (
+        shutil.which("mount")
+        and not subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", "size=24k", "none", str(folder)], capture_output=True
+        ).returncode
+    )
+    try:
+        yield folder, 0 if mounted else 12_000
+    finally:
+        if mounted:
+            subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def make(data, disk, names, limit=0, nobody=0):
+    """{name: (what it said, the files it left)} of makers."""
+    said = run(BEGIN, data, disk, limit, nobody, ",".join(names), env={"GRAIN_SFT_CACHE_DIR": str(data / "cache")})
+    return {name: (text, left) for name, text, left in map(json.loads, said.splitlines())}
+
+
+def test_a_disk_that_gets_full_is_a_sentence_and_leaves_nothing_under_a_final_name(data, full_disk, tmp_path):
+    disk, limit = full_disk
+    found = make(data, disk, ["rows", "corpus", "plan", "audit"], limit)
+    for name in ("rows", "corpus"):
+        said, left = found[name]
+        assert said.startswith("StorageError") and str(disk) in said, said
+        assert not [path for path in left if path.startswith(("rows/", "prepared/")) or path.endswith(".tmp")], left
+    said, left = found["plan"]  # which is then made in memory
+    rows = len(grain_sft.PackedLayout(grain_sft.open_corpus(data / "olmo", eos_token_id=EOS), 64, cache_dir=tmp_path))
+    assert said == f"made {rows}" and not [path for path in left if not path.endswith(".lock")], left
+    said, left = found["audit"]  # a log; the run goes on without, or says so
+    assert said.startswith("made") or (said.startswith("StorageError") and str(disk) in said), said
+    room = tmp_path / "room"
+    room.mkdir()
+    assert {name: said[:4] for name, (said, _) in make(data, room, ["rows", "corpus"]).items()} == {
+        "rows": "made",
+        "corpus": "made",
+    }
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become someone who may not write")
+def test_a_folder_that_is_read_only_is_a_sentence(data, tmp_path):
+    """As the user nobody, since root may write everywhere."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    disk.chmod(0o555)
+    for path in (tmp_path, tmp_path.parent, tmp_path.parent.parent):
+        path.chmod(path.stat().st_mode | 0o055)
+    for name, (said, left) in make(data, disk, ["index", "plan", "rows", "corpus", "audit"], nobody=65534).items():
+        assert not left
+        if name == "plan":
+            assert said.startswith("made")
+        else:
+            assert said.startswith("StorageError") and str(disk) in said and "Permission denied" in said, said
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become someone who may not read")
+def test_a_shard_that_may_not_be_read_is_named(data, tmp_path):
+    folder = tmp_path / "olmo"
+    shutil.copytree(data / "olmo", folder)
+    path = folder / "token_ids_part_0001.npy"
+    path.chmod(0o000)
+    for each in (tmp_path, tmp_path.parent, tmp_path.parent.parent):
+        each.chmod(each.stat().st_mode | 0o055)
+    program = (
+        "os.setuid(65534)\n"
+        "from grain_sft.errors import CorpusFileError\n"
+        "try:\n    open_corpus(sys.argv[1])\nexcept CorpusFileError as error:\n    print(error)\n"
+    )
+    said = run(program, folder)
+    assert str(path) in said and "Permission denied" in said
+    assert issubclass(CorpusFileError, OSError)

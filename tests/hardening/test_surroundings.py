@@ -1,0 +1,140 @@
+"""Clocks, time zones and languages of the machine: none of them decides a batch, a plan, an index or a receipt."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import time
+
+import pytest
+from children import run
+from sft_files import EOS, documents, write_olmo
+
+PROGRAM = f"""
+import hashlib, json, time
+from pathlib import Path
+import grain_sft
+from grain_sft import artefact
+
+os.environ["GRAIN_SFT_CACHE_DIR"] = sys.argv[2]
+if len(sys.argv) > 3:
+    assert abs(time.time() - float(sys.argv[3])) < 3600, time.time()
+corpus = grain_sft.open_corpus(sys.argv[1], eos_token_id={EOS})
+found = hashlib.sha256()
+for kind, sampler in (("packed", {{"order": "olmo"}}), ("windows", {{"order": "shuffle"}}), ("padded", {{"order": "episode"}})):
+    config = {{
+        "corpus": {{"path": sys.argv[1], "eos_token_id": {EOS}}},
+        "layout": {{"kind": kind, "sequence_length": 64}},
+        "sampler": {{"seed": 5, "global_batch_size": 4, "epochs": 2, **sampler}},
+    }}
+    pipeline = grain_sft.load(config, host=grain_sft.Host(0, 1))
+    found.update(pipeline.receipt.code.encode())
+    for batch in pipeline.iter():
+        for key in sorted(batch):
+            found.update(batch[key].tobytes())
+corpus.save(sys.argv[2] + "/index.json")
+found.update(json.dumps(json.loads(Path(sys.argv[2], "index.json").read_text())["fingerprint"]).encode())
+print(found.hexdigest())
+"""
+
+HEAVY = pytest.mark.skipif(
+    "GRAIN_SFT_KILLS" not in os.environ, reason="starts more processes: with GRAIN_SFT_KILLS only"
+)
+
+SHIFTED_CLOCK = r"""
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <stdlib.h>
+#include <sys/time.h>
+#include <time.h>
+static long shift(void) { const char *text = getenv("CLOCK_SHIFT"); return text ? atol(text) : 0; }
+int clock_gettime(clockid_t id, struct timespec *out) {
+  static int (*real)(clockid_t, struct timespec *);
+  if (!real) real = dlsym(RTLD_NEXT, "clock_gettime");
+  int status = real(id, out);
+  if (!status && id == CLOCK_REALTIME) out->tv_sec += shift();
+  return status;
+}
+time_t time(time_t *out) {
+  struct timespec now;
+  clock_gettime(CLOCK_REALTIME, &now);
+  if (out) *out = now.tv_sec;
+  return now.tv_sec;
+}
+int gettimeofday(struct timeval *restrict out, void *restrict zone) {
+  struct timespec now;
+  clock_gettime(CLOCK_REALTIME, &now);
+  out->tv_sec = now.tv_sec;
+  out->tv_usec = now.tv_nsec / 1000;
+  return 0;
+}
+"""
+"""A library that sets the clock of a process, and of nothing else: loaded before libc."""
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    return write_olmo(tmp_path_factory.mktemp("corpus") / "olmo", documents(300), part_tokens=2000)
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(scope="module")
+def expected(corpus, cache):
+    return run(PROGRAM, corpus, cache)
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {"LC_ALL": "tr_TR.UTF-8", "LANG": "tr_TR.UTF-8", "TZ": "Pacific/Kiritimati"},
+        pytest.param(
+            {"LC_ALL": "C", "LANG": "C", "TZ": "America/St_Johns", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
+            marks=HEAVY,
+        ),
+    ],
+    ids=["Turkish", "C"],
+)
+def test_language_and_time_zone_decide_nothing(corpus, expected, environment, tmp_path):
+    assert run(PROGRAM, corpus, tmp_path, env={**environment, "PYTHONHASHSEED": "1234"}) == expected
+
+
+def test_a_text_in_utf_8_is_read_where_the_language_is_c(tmp_path):
+    """Paths and mixes with letters of any language, under a locale that has none of them."""
+    folder = tmp_path / "düz çağr\u0131 語"
+    write_olmo(folder, documents(20), part_tokens=2000)
+    (tmp_path / "mix.txt").write_text(f"Türkçe \u0130\u0131Ş,{folder.name}/token_ids_part_0000.npy\n", encoding="utf-8")
+    program = (
+        "corpus = open_corpus(sys.argv[1], dtype='uint16')\n"
+        "corpus.save(sys.argv[1] + '.json')\n"
+        "again = open_corpus(sys.argv[1] + '.json')\n"
+        "assert again.shards == corpus.shards, again.shards\n"
+        "print(corpus.shards[0].label.encode('utf-8').hex())\n"
+    )
+    said = run(program, tmp_path / "mix.txt", env={"LC_ALL": "C", "PYTHONIOENCODING": "ascii"})
+    assert bytes.fromhex(said.strip()).decode() == "Türkçe \u0130\u0131Ş"
+
+
+@pytest.fixture(scope="module")
+def clock(tmp_path_factory):
+    """The path of the library."""
+    compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
+    if compiler is None:
+        pytest.skip("there is no C compiler to make a library that shifts the clock")
+    folder = tmp_path_factory.mktemp("clock")
+    (folder / "clock.c").write_text(SHIFTED_CLOCK)
+    command = [compiler, "-shared", "-fPIC", "-o", str(folder / "clock.so"), str(folder / "clock.c"), "-ldl"]
+    subprocess.run(command, check=True, capture_output=True)
+    return folder / "clock.so"
+
+
+@pytest.mark.parametrize("days", [-9000, pytest.param(9000, marks=HEAVY)], ids=["25 years back", "25 years on"])
+def test_a_clock_that_is_set_decides_nothing(corpus, expected, cache, clock, days):
+    """The plan that is used was made by the clock as it is; nothing is too old, or of the future."""
+    seconds = days * 86_400
+    environment = {"LD_PRELOAD": str(clock), "CLOCK_SHIFT": str(seconds)}
+    assert run(PROGRAM, corpus, cache, time.time() + seconds, env=environment) == expected
