@@ -376,3 +376,19 @@ def test_the_command_line_traces_a_mixture(folder, tmp_path, capsys):
     assert "layout of talks" in capsys.readouterr().out
     assert main(["trace", str(path), "--document", "talk:3"]) != 0
     assert "no such source; there are chat, talks, web" in capsys.readouterr().err
+
+
+def test_weights_changed_at_step_500_change_nothing_before_it_and_keep_to_cumulative_shares():
+    def rows(schedule=()):
+        sources = {name: (weight, SourceOrder(5000, 1)) for name, weight in (("a", 0.1), ("b", 0.7), ("c", 0.2))}
+        sampler = MixtureSampler(Mixture(sources, schedule=schedule), global_batch_size=64, host=Host(0, 1))
+        return np.concatenate([sampler.rows(step) for step in range(1563)])
+
+    plain, changed = rows(), rows([(500, {"a": 0.5, "b": 0.2, "c": 0.3})])
+    assert plain[: 500 * 64].tolist() == changed[: 500 * 64].tolist()
+    assert plain[500 * 64 :].tolist() != changed[500 * 64 :].tolist()
+    number = np.arange(1, len(plain) + 1)
+    for source, (before, after) in enumerate(((1, 5), (7, 2), (2, 3))):
+        assert np.abs(10 * np.cumsum(plain // 5000 == source) - before * number).max() <= 7.5
+        share = np.minimum(number, 32_000) * before + np.maximum(number - 32_000, 0) * after
+        assert np.abs(10 * np.cumsum(changed // 5000 == source) - share).max() <= 10
