@@ -42,14 +42,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="to trace, of some 10,000 tokens, as sparse files (default: 100,000; OLMo-3's run: 2,268,468)",
     )
     parser.add_argument(
-        "--only", choices=("windows", "packed", "prepare", "trace"), help="measure this and nothing else"
+        "--only", choices=("windows", "packed", "prepare", "trace", "together"), help="measure this and nothing else"
+    )
+    parser.add_argument("--no-together", action="store_true", help="leave out eight processes that start together")
+    parser.add_argument(
+        "--together-tokens", type=at_least(10_000), default=400_000_000, help="that they pack (default: 400 M)"
     )
     parser.add_argument("--json", help="also write the figures to this file")
 
 
 def run(options: argparse.Namespace) -> int:
     """Measure and print."""
-    from grain_sft.bench import packed, preparing, trace
+    from grain_sft.bench import packed, preparing, together, trace
     from grain_sft.files import atomic_write
 
     with tempfile.TemporaryDirectory(prefix="grain_sft_bench_") as temporary:
@@ -63,6 +67,9 @@ def run(options: argparse.Namespace) -> int:
             figures["prepare"] = preparing.report(preparing.measure(folder, options.conversations))
         if options.only == "trace" or (options.only is None and not options.no_trace):
             figures["trace"] = trace.report(trace.measure(folder, options.documents))
+        if options.only == "together" or (options.only is None and not options.no_together):
+            folder.mkdir(parents=True, exist_ok=True)
+            figures["together"] = together.report(together.measure(folder, options.together_tokens))
     if options.json:
         with atomic_write(options.json) as file:
             json.dump(figures, file, indent=2)

@@ -84,6 +84,11 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     def log_message(self, *args):
         pass
 
+    def handle_expect_100(self):
+        going_on = super().handle_expect_100()
+        self.wfile.flush()
+        return going_on
+
     def forward(self):
         proxy = self.proxy
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
@@ -124,11 +129,11 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         if media and status < 300 and fault != "cut":
             with proxy.lock:
                 proxy.sent[self.path.split("?")[0], self.headers.get("Range")] += 1
-        self.send(status, data, headers.get("Content-Type"), cut=fault == "cut")
+        self.send(status, data, headers, cut=fault == "cut")
 
     def ask(self, method, path, body):
         connection = http.client.HTTPConnection(self.proxy.target, timeout=60)
-        skipped = ("host", "content-length", "connection", "accept-encoding")
+        skipped = ("content-length", "connection", "accept-encoding", "expect")
         headers = {key: value for key, value in self.headers.items() if key.lower() not in skipped}
         connection.request(method, path, body, headers)
         response = connection.getresponse()
@@ -136,11 +141,15 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         connection.close()
         return response.status, dict(response.getheaders()), data
 
-    def send(self, status, data, kind=None, cut=False):
-        self.send_response(status)
-        if kind:
-            self.send_header("Content-Type", kind)
+    def send(self, status, data, headers=None, cut=False):
+        self.send_response_only(status)
+        skipped = ("content-length", "connection", "transfer-encoding")
+        for key, value in (headers or {}).items():
+            if key.lower() not in skipped:
+                self.send_header(key, value)
         length, honest = len(data), self.proxy.random.random() < 0.5
+        if self.command == "HEAD":
+            length = next((int(value) for key, value in (headers or {}).items() if key.lower() == "content-length"), 0)
         if cut:
             data = data[: length // 2]
         self.send_header("Content-Length", str(len(data) if cut and not honest else length))
@@ -150,7 +159,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         if cut:
             self.close_connection = True
 
-    do_GET = do_POST = do_PUT = do_DELETE = do_PATCH = forward  # noqa: N815
+    do_GET = do_HEAD = do_POST = do_PUT = do_DELETE = do_PATCH = forward  # noqa: N815
 
 
 def media_bytes(proxy):

@@ -1,0 +1,96 @@
+"""A corpus in S3: the real s3fs client against moto's server on the loopback interface. Needs s3fs and moto[server]."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+from failing_proxy import Proxy
+
+import grain_sft
+from grain_sft.corpus.reader import ShardReader
+
+pytest.importorskip("s3fs")
+pytest.importorskip("moto.server")
+
+
+@pytest.fixture(scope="module")
+def proxy():
+    import fsspec
+    from moto.server import ThreadedMotoServer
+
+    server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
+    server.start()
+    while not server.get_host_and_port()[1]:
+        threading.Event().wait(0.01)
+    proxy = Proxy("http://{}:{}".format(*server.get_host_and_port()))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AWS_ENDPOINT_URL", proxy.address)
+        for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+            patch.setenv(name, "testing")
+        patch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+        client = fsspec.filesystem("s3")
+        client.mkdir("bucket")
+        for shard in range(3):
+            client.pipe_file(f"bucket/data/{shard}.npy", tokens(shard).tobytes())
+        yield proxy
+    proxy.close()
+    server.stop()
+
+
+def tokens(shard):
+    return np.random.default_rng(shard).integers(0, 50_000, 50_000, dtype=np.uint32)
+
+
+def read(corpus, rows):
+    reader = ShardReader(corpus.shards, 4, remote=corpus.remote)
+    out = np.empty((len(rows), 100), np.uint32)
+    shards, starts = np.divmod(np.array(rows) * 100, 50_000)
+    places = list(range(0, out.nbytes, 400))
+    reader.gather(shards.tolist(), starts.tolist(), places, [400] * len(rows), out.data.cast("B"))
+    return out
+
+
+@pytest.mark.parametrize("cached", [False, True])
+def test_rows_are_the_same_where_requests_fail(proxy, tmp_path, cached):
+    cache = {"folder": tmp_path, "max_bytes": "1MiB", "unit": "64KiB"} if cached else None
+    corpus = grain_sft.open_corpus("s3://bucket/data/", remote={"cache": cache})
+    expected = np.concatenate([tokens(shard) for shard in range(3)]).reshape(-1, 100)
+    proxy.refused, proxy.cut = 0.05, 0.02
+    generator = np.random.default_rng(0)
+    for _ in range(5):
+        rows = generator.integers(0, len(expected), 12)
+        np.testing.assert_array_equal(read(corpus, rows), expected[rows])
+    proxy.heal()
+
+
+def test_an_index_may_be_in_the_bucket(proxy):
+    corpus = grain_sft.open_corpus("s3://bucket/data/*.npy")
+    corpus.save("s3://bucket/index.json")
+    assert grain_sft.open_corpus("s3://bucket/index.json") == corpus
+
+
+@pytest.mark.parametrize("cached", [False, True])
+def test_an_object_that_was_replaced_or_is_missing_is_named(proxy, tmp_path, cached):
+    import fsspec
+
+    client = fsspec.filesystem("s3")
+    client.pipe_file("bucket/other/0.npy", tokens(0).tobytes())
+    cache = {"folder": tmp_path, "max_bytes": "1MiB", "unit": "64KiB"} if cached else None
+    corpus = grain_sft.open_corpus("s3://bucket/other/0.npy", remote={"cache": cache})
+    client.pipe_file("bucket/other/0.npy", tokens(1).tobytes())
+    with pytest.raises(grain_sft.GrainSftError, match=r"s3://bucket/other/0.npy: .*replaced"):
+        read(corpus, [3])
+    with pytest.raises(grain_sft.GrainSftError, match=r"s3://bucket/none.npy: no such file"):
+        grain_sft.open_corpus("s3://bucket/none.npy")
+
+
+def test_where_all_fail_the_object_is_named(proxy):
+    corpus = grain_sft.open_corpus("s3://bucket/data/", remote={"seconds": 2})
+    proxy.refused = 1.0
+    with pytest.raises(
+        grain_sft.GrainSftError, match=r"s3://bucket/data/0.npy: bytes 0 to 4096 can't be read: .*within 2"
+    ):
+        read(corpus, [0])
+    proxy.heal()
