@@ -31,6 +31,12 @@ _CODE = re.compile(r"`([^`]+)`")
 def setup(app: Any) -> None:
     """Docstrings are plain text with Google's sections; Sphinx takes reStructuredText."""
     app.connect("autodoc-process-docstring", _to_restructured_text, priority=100)  # before napoleon
+    app.connect("autodoc-skip-member", _is_field)
+
+
+def _is_field(app: Any, what: str, name: str, thing: Any, skip: bool, options: Any) -> bool | None:
+    """Fields of a NamedTuple, which its own docstring describes."""
+    return True if str(getattr(thing, "__doc__", "")).startswith("Alias for field number") else None
 
 
 def _to_restructured_text(app: Any, what: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:
@@ -56,6 +62,8 @@ def _to_restructured_text(app: Any, what: str, name: str, thing: Any, options: A
         else:
             found.append(line if block == "code" else line[:indent] + _escaped(text))
         before = text
+    if what in ("property", "attribute", "data"):
+        found[:0] = ["..", ""]  # napoleon takes what stands before a colon in the first line for a type
     lines[:] = found
 
 
