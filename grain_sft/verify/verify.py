@@ -12,6 +12,7 @@ from grain_sft.config import SECTIONS, gpt_config, load
 from grain_sft.config.reading import INHERITS
 from grain_sft.corpus import Corpus, open_corpus
 from grain_sft.errors import CorpusError, GrainSftError
+from grain_sft.mixture import MixtureCorpus
 from grain_sft.sampling import Host
 from grain_sft.verify.finding import Report
 from grain_sft.verify.of_corpus import check_corpus
@@ -88,7 +89,9 @@ def _config(report: Report, path: str, vocab_size: int | None, receipt: str | No
         report.wrong("files", path, str(error))
         return
     before = len(report.findings)
-    vocab_size = check_corpus(report, pipeline.source.layout.corpus, "", vocab_size)
+    corpus = pipeline.source.layout.corpus
+    for part in corpus.parts if isinstance(corpus, MixtureCorpus) else (corpus,):
+        vocab_size = check_corpus(report, part, "", vocab_size)
     if any(finding.check == "files" and finding.wrong for finding in report.findings[before:]):
         return
     try:
