@@ -14,6 +14,7 @@ from grain_sft import files
 from grain_sft.corpus import Corpus
 from grain_sft.errors import GrainSftError
 from grain_sft.layout import Layout, PackedLayout, PaddedLayout, WindowLayout
+from grain_sft.layout.packing import ALGORITHMS
 from grain_sft.layout.report import compare_algorithms, packing_report
 from grain_sft.mixture import MixtureLayout
 from grain_sft.pipeline import Pipeline
@@ -23,6 +24,8 @@ MOST_SCANNED = 1 << 28
 """Tokens in which documents are looked for by EOS, where nothing else needs to know them."""
 MOST_PACKED = 3_000_000
 """Documents that are packed to compare algorithms: each takes some seconds."""
+MOST_MULTIPACKED = 100_000
+"""Documents for which multipack is tried, if the config does not pack by it: it takes minutes for a million."""
 
 _PERCENTILES = (1, 10, 25, 50, 75, 90, 99)
 _OPTIONS = ("long_documents", "source_group_size", "ties", "max_segments", "boundaries", "bos_token_id", "seed")
@@ -92,6 +95,7 @@ def packing(pipeline: Pipeline) -> dict[str, Any]:
         return {
             "error": "Not compared for a mixture, whose sources are packed by themselves: see `grain-sft pack` of each."
         }
+    used = layout.recipe.algorithm if isinstance(layout, PackedLayout) else None
     options: dict[str, Any] = {"batch_rows": pipeline.sampler.global_batch_size}
     if isinstance(layout, PackedLayout):
         options |= {name: getattr(layout.recipe, name) for name in _OPTIONS}
@@ -100,10 +104,13 @@ def packing(pipeline: Pipeline) -> dict[str, Any]:
         count = len(corpus.documents)
         if count > MOST_PACKED:
             corpus, sampled = _some_shards(corpus, MOST_PACKED / count, f"since there are {count:,} documents")
-        found = list(compare_algorithms(corpus, layout.sequence_length, options))
+        left = ["multipack"] if len(corpus.documents) > MOST_MULTIPACKED and used != "multipack" else []
+        tried = [name for name in ALGORITHMS if name not in left]
+        found = list(compare_algorithms(corpus, layout.sequence_length, options, tried))
     except GrainSftError as error:
         return {"error": str(error)}
-    used = layout.recipe.algorithm if isinstance(layout, PackedLayout) else None
+    why = f"Not tried, since there are more than {MOST_MULTIPACKED:,} documents: `grain-sft pack` tries it."
+    found += [{"algorithm": name, "error": why} for name in left]
     return {"sampled": sampled, "used": used, "algorithms": found}
 
 

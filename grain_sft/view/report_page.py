@@ -199,7 +199,11 @@ def _table(
     titles = "".join(cell("th", at, value) for at, value in enumerate(head))
     rows = []
     for line in lines:
-        cells = "".join(cell("td", at, value) for at, value in enumerate(line))
+        cells = "".join(cell("td", at, value) for at, value in enumerate(line[:-1]))
+        last = cell("td", len(line) - 1, line[-1])
+        cells += (
+            last if len(line) == count else last.replace("<td", f'<td class=text colspan="{count - len(line) + 1}"', 1)
+        )
         rows.append(f"<tr{' class=used' if used is not None and line[0] == used else ''}>{cells}</tr>")
     titled = f"<thead><tr>{titles}</tr></thead>" if any(head) else ""
     body = "".join(rows)
