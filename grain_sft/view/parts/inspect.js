@@ -146,7 +146,7 @@
     if (from) {
       const document = from.document === null ? "" : `${number(from.document)} `;
       const record = from.record === null ? "" : `:${from.record}`;
-      found.push(["document", `${document}${from.source ? "of " : ""}${from.source}${record}` || "not known", "wide"]);
+      found.push(["document", `${document}${from.source ? "of " : ""}${from.source}${record}` || "not known", "all"]);
       found.push(["file", `${from.file}, token ${number(from.start + into)}`, "all"]);
     }
     return found;
@@ -227,7 +227,7 @@
     End: () => [...find("tokens").querySelectorAll(".t")].pop(),
   };
   document.addEventListener("keydown", (event) => {
-    if (event.ctrlKey || event.metaKey || event.altKey || event.target.matches("select")) return;
+    if (event.ctrlKey || event.metaKey || event.altKey || event.target.matches?.("select")) return;
     const from = of(event.target);
     if (from && moves[event.key]) focus(moves[event.key](from));
     else if (keys[event.key]) keys[event.key]();
