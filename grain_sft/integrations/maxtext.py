@@ -193,7 +193,7 @@ def _batches(
         sharding = NamedSharding(mesh, PartitionSpec(mesh.axis_names))  # type: ignore[no-untyped-call]
         _check_loaders(sharding, (rows, config.max_target_length), process_indices, pipeline)
     batches: MaxTextBatches
-    prepare = checks.prepare(config, where, lambda step: batches.rows(step))
+    prepare = checks.prepare(config.vocab_size, where, lambda step: batches.rows(step))
     batches = MaxTextBatches(pipeline, sharding, num_rows=rows, prepare=prepare)
     return batches
 

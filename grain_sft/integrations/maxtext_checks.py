@@ -128,15 +128,14 @@ def check_weights(pipeline: Pipeline, where: str, ignore: bool) -> None:
     logging.warning("%s: weights of tokens are ignored: each target of a weight above 0 counts once.", where)
 
 
-def prepare(config: Any, where: str, rows_of: Callable[[int], Any]) -> Callable[[int, Element], Element]:
+def prepare(vocabulary: int, where: str, rows_of: Callable[[int], Any]) -> Callable[[int, Element], Element]:
     """Checks tokens against MaxText's vocabulary, and takes the keys that MaxText knows.
 
     Args:
-      config: MaxText's.
+      vocabulary: MaxText's vocab_size.
       where: the config of the pipeline, for messages.
       rows_of: the rows of a step's global batch that this process reads.
     """
-    vocabulary = config.vocab_size
 
     def prepared(step: int, batch: Element) -> Element:
         inputs = batch["inputs"]

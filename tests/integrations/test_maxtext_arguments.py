@@ -5,9 +5,12 @@ import json
 
 import numpy as np
 import pytest
+from sft_files import documents, write_episodes
 
+from grain_sft import GrainSftError, Host, load
 from grain_sft.integrations import maxtext
 from grain_sft.integrations.maxtext import Options, main, split
+from grain_sft.integrations.maxtext_checks import KEYS, check_weights, prepare
 
 
 @pytest.fixture(autouse=True)
@@ -68,3 +71,35 @@ def test_an_evaluation_reads_every_row_once_and_fills_the_last_batch_unless_its_
     config.write_text(json.dumps(stated))
     pipeline = maxtext.load_evaluation(str(config))
     assert (pipeline.sampler.epochs, pipeline.sampler.last_batch, len(pipeline)) == (3, "drop", 6)
+
+
+def test_weights_are_refused_unless_they_are_to_be_ignored(tmp_path):
+    write_episodes(tmp_path, documents(weights=True))
+    stated = {
+        "corpus": {"path": str(tmp_path), "format": "episodes", "eos_token_id": 2},
+        "layout": {"kind": "padded", "sequence_length": 32},
+        "sampler": {"seed": 0, "global_batch_size": 4},
+    }
+    weighted = load(stated, host=Host(0, 1))
+    with pytest.raises(GrainSftError, match=r"sft: the corpus has weights .* grain_sft_ignore_weights=true"):
+        check_weights(weighted, "sft", ignore=False)
+    check_weights(weighted, "sft", ignore=True)
+    kept = prepare(1000, "sft", lambda step: np.arange(4))(0, weighted[0])
+    assert tuple(kept) == KEYS
+    stated["corpus"]["use_loss_mask"] = False
+    check_weights(load(stated, host=Host(0, 1)), "sft", ignore=False)
+
+
+def test_a_token_beyond_the_vocabulary_is_named_with_its_place(config):
+    pipeline = load(str(config), host=Host(0, 1))
+    rows = np.array([1, 3])
+    check = prepare(64, "here", lambda step: rows)
+    batch = pipeline.read(0, rows)
+    assert check(0, batch)["inputs"] is batch["inputs"]
+    largest = int(batch["inputs"].max())
+    (row, column) = np.argwhere(batch["inputs"] == largest)[0]
+    message = (
+        rf"here: step 0, row {rows[row]} of the global batch, position {column}: token {largest}, .* is {largest}\."
+    )
+    with pytest.raises(GrainSftError, match=message):
+        prepare(largest, "here", lambda step: rows)(0, batch)
