@@ -25,12 +25,14 @@ class Block(NamedTuple):
       text: of its lines.
       line: number of its first line in the page.
       why_not: the reason that a comment right before it gives for not running it; "" where there is none.
+      shows: the text that the page shows as its output, in the block after it; None where it shows none.
     """
 
     language: str
     text: str
     line: int
     why_not: str
+    shows: str | None = None
 
     @property
     def file_name(self) -> str | None:
@@ -62,6 +64,8 @@ def blocks(page: str) -> list[Block]:
         if fence:
             if line.strip() == fence:
                 found.append(Block(language, "".join(f"{each}\n" for each in inside), begin, why_not))
+                if language == "text" and len(found) > 1 and found[-2].runs:
+                    found[-2] = found[-2]._replace(shows=found[-1].text)
                 fence = ""
             else:
                 inside.append(line)

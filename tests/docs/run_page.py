@@ -1,11 +1,13 @@
-"""Runs blocks of a page, in order, in the working directory: `python run_page.py BLOCKS`, a JSON file.
+"""Runs blocks of a page, in order, in the working directory: `python run_page.py BLOCKS OUTPUTS`, two JSON files.
 
 As a reader would: files are written under the names that their first lines give, commands go to bash, and Python blocks share
-their names. What fails stops it, with the line of the page.
+their names. What fails stops it, with the line of the page. OUTPUTS is written at the end: what each block printed.
 """
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import linecache
 import subprocess
@@ -13,20 +15,28 @@ import sys
 from pathlib import Path
 
 
-def main(path: str) -> None:
+def main(blocks: str, outputs: str) -> None:
     names: dict[str, object] = {"__name__": "__main__"}
-    for block in json.loads(Path(path).read_text()):
-        where = f"{block['page']}:{block['line']}"
+    printed = []
+    for block in json.loads(Path(blocks).read_text()):
+        where, output = f"{block['page']}:{block['line']}", ""
         if block["file_name"] is not None:
             Path(block["file_name"]).write_text(block["text"])
         elif block["language"] == "bash":
-            result = subprocess.run(["bash", "-euo", "pipefail", "-c", block["text"]])
+            result = subprocess.run(
+                ["bash", "-euo", "pipefail", "-c", block["text"]], stdout=subprocess.PIPE, text=True
+            )
+            output = result.stdout
             if result.returncode:
-                sys.exit(f"{where}: the commands ended with status {result.returncode}")
+                sys.exit(f"{output}{where}: the commands ended with status {result.returncode}")
         else:
             linecache.cache[where] = (len(block["text"]), None, block["text"].splitlines(keepends=True), where)
-            exec(compile(block["text"], where, "exec"), names)
+            with contextlib.redirect_stdout(io.StringIO()) as caught:
+                exec(compile(block["text"], where, "exec"), names)
+            output = caught.getvalue()
+        printed.append(output)
+    Path(outputs).write_text(json.dumps(printed))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

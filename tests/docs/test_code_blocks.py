@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -36,7 +37,7 @@ class Folders:
 
     def _run(self, page: str, folder: Path) -> None:
         chosen = [{**block._asdict(), "file_name": block.file_name} for block in pages.blocks(page) if block.runs]
-        listed = self._root / f"{page}.json"
+        listed, outputs = self._root / f"{page}.json", self._root / f"{page}.outputs.json"
         listed.write_text(json.dumps([{**block, "page": page} for block in chosen]))
         environment = os.environ | {
             "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
@@ -47,7 +48,7 @@ class Folders:
             "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.5",
         }
         result = subprocess.run(
-            [sys.executable, str(Path(__file__).with_name("run_page.py")), str(listed)],
+            [sys.executable, str(Path(__file__).with_name("run_page.py")), str(listed), str(outputs)],
             cwd=folder,
             env=environment,
             capture_output=True,
@@ -55,6 +56,18 @@ class Folders:
             timeout=SECONDS,
         )
         assert result.returncode == 0, f"{page}\n{result.stdout[-3000:]}\n{result.stderr[-3000:]}"
+        for block, printed in zip(chosen, json.loads(outputs.read_text()), strict=True):
+            if block["shows"] is not None:
+                lines = iter(words(printed))
+                lost = [line for line in words(block["shows"]) if line not in lines]
+                assert not lost, f"{page}:{block['line']} shows {lost}, but printed\n{printed}"
+
+
+def words(text: str) -> list[str]:
+    """The lines of an output, without what differs from machine to machine: numbers, hashes, folders, widths."""
+    text = re.sub(r"\S*/(?=plans/)|0x[0-9a-f.]+p[+-]\d+|[0-9a-f]{16,}", "#", text)
+    text = re.sub(r"-?\d[\d,.]*", "#", text)
+    return [" ".join(line.split()) for line in text.splitlines() if line.strip()]
 
 
 @pytest.fixture(scope="module")
