@@ -13,8 +13,7 @@ import numpy.typing as npt
 from grain_sft.errors import RowIndexError
 from grain_sft.pipeline import Pipeline
 from grain_sft.view.page import make_page, part
-from grain_sft.view.rows import RowView, view_rows
-from grain_sft.view.terminal import place_of, segment_runs
+from grain_sft.view.rows import RowView, place_of, segment_runs, view_rows
 from grain_sft.view.token_text import TokenTexts, split_characters
 from grain_sft.view.visible import visible, visible_line
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from grain_sft.pipeline import Pipeline
 from grain_sft.sources import Element
 from grain_sft.trace import Trace, trace
 from grain_sft.transforms import NgramFilter
+from grain_sft.view.visible import visible_line
 
 _BATCH = ("inputs", "targets", "inputs_position", "inputs_segmentation", "targets_segmentation")
 _SOURCE = ("tokens", "loss_mask", "positions", "segment_ids")
@@ -101,6 +103,23 @@ def view_rows(pipeline: Pipeline, step: int, rows: Sequence[int] | None = None) 
         at |= {"place": int(of_row.row[0]), "instance": int(of_row.instance[0])}
         views.append(RowView(**at, **columns, pieces=pieces, notes=tuple(notes)))
     return views
+
+
+def segment_runs(view: RowView) -> Iterator[tuple[int, int, int]]:
+    """(segment, first token, the one after its last) of each segment and of each stretch of padding, in order."""
+    borders = np.flatnonzero(np.diff(view.segments)) + 1
+    edges = [0, *borders.tolist(), len(view.segments)]
+    for first, stop in itertools.pairwise(edges):
+        if first < stop:
+            yield int(view.segments[first]), first, stop
+
+
+def place_of(piece: Piece) -> str:
+    """Where a piece comes from, in words."""
+    document = "" if piece.document is None else f"document {piece.document:,} "
+    record = "" if piece.record is None else f":{piece.record}"
+    source = f"of {visible_line(piece.source)}{record}, " if piece.source else ""
+    return f"{document}{source}tokens {piece.start:,} to {piece.stop - 1:,} of {visible_line(piece.file)}"
 
 
 def _columns(row: Element) -> dict[str, Any]:

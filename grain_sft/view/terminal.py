@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
 
-from grain_sft.view.rows import Piece, RowView
-from grain_sft.view.token_text import TokenTexts, split_characters
-from grain_sft.view.visible import columns, visible, visible_line
+from grain_sft.view.rows import RowView, place_of, segment_runs
+from grain_sft.view.token_text import TokenTexts, shown_texts
+from grain_sft.view.visible import columns
 
 _COLOURS = (36, 33, 35, 32, 34, 31)  # cyan, yellow, magenta, green, blue, red: one segment after the other
 _RESET, _NO_LOSS, _SPECIAL = "\x1b[0m", "2", "7"
@@ -56,33 +55,6 @@ def row_lines(view: RowView, texts: TokenTexts, *, colour: bool, width: int) -> 
             if piece.segment == segment:
                 yield f"  {place_of(piece)}"
         yield from _wrapped(_cells(view, texts, first, stop), colour, code, max(width - _GUTTER, 16))
-
-
-def segment_runs(view: RowView) -> Iterator[tuple[int, int, int]]:
-    """(segment, first token, the one after its last) of each segment and of each stretch of padding, in order."""
-    borders = np.flatnonzero(np.diff(view.segments)) + 1
-    edges = [0, *borders.tolist(), len(view.segments)]
-    for first, stop in itertools.pairwise(edges):
-        if first < stop:
-            yield int(view.segments[first]), first, stop
-
-
-def place_of(piece: Piece) -> str:
-    """Where a piece comes from, in words."""
-    document = "" if piece.document is None else f"document {piece.document:,} "
-    record = "" if piece.record is None else f":{piece.record}"
-    source = f"of {visible_line(piece.source)}{record}, " if piece.source else ""
-    return f"{document}{source}tokens {piece.start:,} to {piece.stop - 1:,} of {visible_line(piece.file)}"
-
-
-def shown_texts(numbers: list[int], texts: TokenTexts) -> list[str]:
-    """Every token as it is shown: its visible text; of a character that several tokens hold parts of, the first shows
-    it and the others ‿; an id without a text is ⟨id⟩, or the id alone where no token has a text."""
-    held = [texts.text(number) for number in numbers]
-    shown = [f"⟨{number}⟩" if text is None else visible(text) for number, text in zip(numbers, held, strict=True)]
-    for first, stop, whole in split_characters(held):
-        shown[first:stop] = [visible(whole), *("‿" * (stop - first - 1))]
-    return shown
 
 
 def _cells(view: RowView, texts: TokenTexts, first: int, stop: int) -> Iterator[Cell]:

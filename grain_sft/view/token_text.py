@@ -11,6 +11,7 @@ from typing import Any
 import sentencepiece
 
 from grain_sft.prepare.tokenizers import HuggingFaceTokenizer, SentencePieceTokenizer, Tokenizer
+from grain_sft.view.visible import visible
 
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _SPACE = "\u2581"  # how SentencePiece writes a space
@@ -69,6 +70,16 @@ def split_characters(texts: Sequence[str | None]) -> Iterator[tuple[int, int, st
             continue
         yield begin, at + 1, whole
         held = b""
+
+
+def shown_texts(numbers: list[int], texts: TokenTexts) -> list[str]:
+    """Every token as it is shown: its visible text; of a character that several tokens hold parts of, the first shows
+    it and the others ‿; an id without a text is ⟨id⟩."""
+    held = [texts.text(number) for number in numbers]
+    shown = [f"⟨{number}⟩" if text is None else visible(text) for number, text in zip(numbers, held, strict=True)]
+    for first, stop, whole in split_characters(held):
+        shown[first:stop] = [visible(whole), *("‿" * (stop - first - 1))]
+    return shown
 
 
 def _of_sentencepiece(tokenizer: SentencePieceTokenizer) -> Callable[[int], str | None]:

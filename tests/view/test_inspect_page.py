@@ -11,9 +11,8 @@ from grain_sft import Host, load
 from grain_sft.cli.main import main
 from grain_sft.trace.text import tokenizer_of
 from grain_sft.view import inspect_page
-from grain_sft.view.rows import view_rows
-from grain_sft.view.terminal import place_of, segment_runs, shown_texts
-from grain_sft.view.token_text import TokenTexts
+from grain_sft.view.rows import place_of, segment_runs, view_rows
+from grain_sft.view.token_text import TokenTexts, shown_texts
 from grain_sft.view.visible import visible, visible_line
 
 STEP = 2
