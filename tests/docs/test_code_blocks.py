@@ -65,7 +65,7 @@ class Folders:
 
 def words(text: str) -> list[str]:
     """The lines of an output, without what differs from machine to machine: numbers, hashes, folders, widths."""
-    text = re.sub(r"\S*/(?=plans/)|0x[0-9a-f.]+p[+-]\d+|[0-9a-f]{16,}", "#", text)
+    text = re.sub(r"\S*/(?=plans/|data/)|0x[0-9a-f.]+p[+-]\d+|[0-9a-f]{16,}", "#", text)
     text = re.sub(r"-?\d[\d,.]*", "#", text)
     return [" ".join(line.split()) for line in text.splitlines() if line.strip()]
 

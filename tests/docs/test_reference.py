@@ -8,6 +8,7 @@ import doc_pages as pages
 import pytest
 
 import grain_sft
+from grain_sft.cli.main import COMMANDS
 
 TEXT = pages.read("reference.md")
 PACKAGES = ("corpus", "layout", "sampling", "mixture", "transforms", "trace", "prepare", "receipt", "config")
@@ -19,9 +20,12 @@ def test_the_table_has_the_names_of_the_top_level():
     assert sorted([*listed, "__version__"]) == sorted(grain_sft.__all__)
 
 
-@pytest.mark.parametrize(
-    "package", ["corpus", "layout", "sampling", "mixture", "transforms", "trace", "prepare", "receipt", "config"]
-)
+def test_every_command_is_in_it():
+    listed = dict(re.findall(r"^\| `grain-sft ([\w-]+)` \| (.+) \|$", TEXT, flags=re.MULTILINE))
+    assert listed == COMMANDS
+
+
+@pytest.mark.parametrize("package", PACKAGES)
 def test_public_packages_are_in_it(package):
     assert f"grain_sft.{package}" in MODULES
 
