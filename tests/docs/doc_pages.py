@@ -25,7 +25,7 @@ class Block(NamedTuple):
       text: of its lines.
       line: number of its first line in the page.
       why_not: the reason that a comment right before it gives for not running it; "" where there is none.
-      shows: the text that the page shows as its output, in the block after it; None where it shows none.
+      shows: the text that the page shows as its output, in the block right after it; None where it shows none.
     """
 
     language: str
@@ -39,6 +39,11 @@ class Block(NamedTuple):
         """The file that its first line, a comment, says it is."""
         found = _FILE_NAME.match(self.text)
         return found and found[1]
+
+    @property
+    def end(self) -> int:
+        """Number of the line that ends it."""
+        return self.line + self.text.count("\n")
 
     @property
     def runs(self) -> bool:
@@ -64,8 +69,9 @@ def blocks(page: str) -> list[Block]:
         if fence:
             if line.strip() == fence:
                 found.append(Block(language, "".join(f"{each}\n" for each in inside), begin, why_not))
-                if language == "text" and len(found) > 1 and found[-2].runs:
-                    found[-2] = found[-2]._replace(shows=found[-1].text)
+                before = found[-2] if len(found) > 1 else None
+                if language == "text" and before is not None and before.runs and begin - before.end <= 3:
+                    found[-2] = before._replace(shows=found[-1].text)
                 fence = ""
             else:
                 inside.append(line)
