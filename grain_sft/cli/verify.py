@@ -37,6 +37,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     files.add_argument("--eos-token-id", type=at_least(0), help="the token that ends a document")
     files.add_argument("--tokenizer", help="its name; fills {TOKENIZER} in a mix's paths")
     files.add_argument("--path-remap", action="append", type=pair, default=[], metavar="FROM=TO")
+    files.add_argument(
+        "--root", metavar="FOLDER", help="that all files have to lie in, links followed (default: anywhere)"
+    )
     parser.set_defaults(parser=parser)
 
 
@@ -59,6 +62,7 @@ def run(options: argparse.Namespace) -> int:
             "eos_token_id": options.eos_token_id,
             "tokenizer": options.tokenizer,
             "path_remap": dict(options.path_remap),
+            "root": options.root,
         },
     )
     if options.refuse_duplicates:

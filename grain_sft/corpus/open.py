@@ -14,6 +14,7 @@ from grain_sft.corpus import formats, index
 from grain_sft.corpus.corpus import Corpus
 from grain_sft.corpus.mix import parse_mix, remap_path, resolve_relative
 from grain_sft.corpus.remote_options import RemoteOptions
+from grain_sft.corpus.root import Root
 from grain_sft.corpus.scan import scan_shards
 from grain_sft.corpus.shard import token_dtype
 from grain_sft.errors import CorpusError, CorpusFileError
@@ -34,6 +35,7 @@ def open_corpus(
     path_remap: Mapping[str, str] | None = None,
     tokenizer: str | None = None,
     remote: RemoteOptions | Mapping[str, Any] | None = None,
+    root: str | os.PathLike[str] | None = None,
 ) -> Corpus:
     """The token files that `where` names, in order: scanned, or as an index remembers them.
 
@@ -60,13 +62,18 @@ def open_corpus(
       tokenizer: name of the tokenizer; the same as `path_remap={"{TOKENIZER}": tokenizer}`, and kept in the corpus.
       remote: how rows of remote files are read (see docs/cloud.md): {"seconds": 120, "requests": 64, "cache": {"folder":
         ..., "max_bytes": "200GiB", "unit": "4MiB"}}, or RemoteOptions; what is not given is as the environment says.
+      root: a folder, local or a URL, that all files have to lie in, for a mix or an index that others have written; links
+        are followed. None: they may lie anywhere, as the absolute paths of OLMo's mixes do.
 
     Raises:
       CorpusFileError: a file is missing, unreadable, or not the one that was indexed.
-      CorpusError: a malformed mix, index or token file, or files of different dtypes.
+      CorpusError: a malformed mix, index or token file, files of different dtypes, or one outside of `root`.
     """
     options = None if remote is None else RemoteOptions.of(remote)
-    corpus = _open(where, format, dtype, eos_token_id, path_remap, tokenizer)
+    bound = None if root is None else Root(root)
+    corpus = _open(where, format, dtype, eos_token_id, path_remap, tokenizer, bound)
+    if bound is not None:
+        bound.check_corpus(corpus)
     return corpus if options is None else dataclasses.replace(corpus, remote=options)
 
 
@@ -77,6 +84,7 @@ def _open(
     eos_token_id: int | None,
     path_remap: Mapping[str, str] | None,
     tokenizer: str | None,
+    root: Root | None,
 ) -> Corpus:
     if format not in FORMATS:
         raise CorpusError(f"format={format!r}: expected one of {', '.join(FORMATS)}.")
@@ -89,15 +97,17 @@ def _open(
 
     options = formats.Options(None if dtype is None else token_dtype(dtype, "dtype"), eos_token_id, tokenizer)
     if isinstance(where, str | os.PathLike):
-        return _open_path(files.normalize(where), format, options, remap)
+        return _open_path(files.normalize(where), format, options, remap, root)
     items = list(where)
     if format not in ("auto", "files"):
         raise CorpusError(f"format={format!r} takes one path, not a list of {len(items)}.")
     _check_list(items)
-    return _scan([(found, "") for item in items for found in _expand(remap(files.normalize(item)))], options)
+    return _scan([(found, "") for item in items for found in _expand(remap(files.normalize(item)))], options, root)
 
 
-def _open_path(path: str, format: str, options: formats.Options, remap: Callable[[str], str]) -> Corpus:
+def _open_path(
+    path: str, format: str, options: formats.Options, remap: Callable[[str], str], root: Root | None
+) -> Corpus:
     """What one path names."""
     if not files.is_remote(path) and not os.path.exists(path):
         path = remap(path)
@@ -117,17 +127,19 @@ def _open_path(path: str, format: str, options: formats.Options, remap: Callable
     if kind == "mix":
         entries = parse_mix(path, files.read_text(path))
         paths = resolve_relative(path, [remap(entry) for entry, _ in entries])
-        return _scan(list(zip(paths, (label for _, label in entries), strict=True)), options)
+        return _scan(list(zip(paths, (label for _, label in entries), strict=True)), options, root)
     if kind != "files" or format == "auto":
         found = _open_format(kind, remap(path), options)
         if found is not None:
             return found
-    return _scan([(each, "") for each in _expand(remap(path))], options)
+    return _scan([(each, "") for each in _expand(remap(path))], options, root)
 
 
-def _scan(sources: list[tuple[str, str]], options: formats.Options) -> Corpus:
+def _scan(sources: list[tuple[str, str]], options: formats.Options, root: Root | None) -> Corpus:
     """The corpus of these (path, label) pairs."""
     sources = [(files.absolute(path), label) for path, label in sources]
+    if root is not None:  # before one of them is looked into
+        root.check(path for path, _ in sources)
     return scan_shards(sources, options.dtype, eos_token_id=options.eos_token_id, tokenizer=options.tokenizer)
 
 

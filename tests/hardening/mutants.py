@@ -1,0 +1,321 @@
+"""Damaged files, made by a seed, and read in a process of bounded memory and time: a program of `test_mutants.py`.
+
+    python mutants.py FOLDER FIRST COUNT
+
+Each mutant has its number; `python mutants.py FOLDER 4711 1` makes that one again.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import random
+import resource
+import shutil
+import signal
+import sys
+import warnings
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+from sft_files import EOS, documents, write_episodes, write_olmo, write_openchat, write_primer
+
+import grain_sft
+from grain_sft import artefact
+from grain_sft.errors import GrainSftError
+from grain_sft.layout import MaterializedLayout, PackedLayout
+from grain_sft.layout.report import plan_places
+from grain_sft.materialize import materialize
+from grain_sft.sampling import Host
+from grain_sft.verify import verify
+
+MEMORY = 300 << 20
+"""Bytes that a mutant may have reading it take, beside what the process has already."""
+
+SECONDS = 10
+"""That reading a mutant may take."""
+
+ODD_NUMBERS = (-1, 0, 1, 2**31 - 1, 2**31, 2**32, 2**53, 2**63 - 1, 2**63, 2**64, 10**30, -(2**63))
+ODD_VALUES = (
+    *ODD_NUMBERS,
+    None,
+    True,
+    1.5,
+    float("nan"),
+    float("inf"),
+    "",
+    "\0",
+    "../..",
+    "uint64",
+    ">u4",
+    "O",
+    "x" * 5000,
+    [],
+    {},
+    [[[[]]]],
+    {"a": {}},
+    [1, "a", None],
+)
+
+
+def of_bytes(data: bytes, draw: random.Random) -> bytes:
+    """`data` with some bytes changed."""
+    changed = bytearray(data)
+    for _ in range(draw.choice((1, 1, 2, 5, 20))):
+        if not changed:
+            break
+        reach = draw.choice((16, 128, len(changed)))
+        at = draw.randrange(min(reach, len(changed)))
+        kind = draw.randrange(8)
+        if kind == 0:
+            changed[at] ^= 1 << draw.randrange(8)
+        elif kind == 1:
+            changed[at] = draw.randrange(256)
+        elif kind == 2:
+            del changed[at : at + draw.choice((1, 2, 8, 100))]
+        elif kind == 3:
+            changed[at:at] = draw.randbytes(draw.choice((1, 4, 64)))
+        elif kind == 4:
+            del changed[at:]
+        elif kind == 5:
+            width = draw.choice((2, 4, 8))
+            changed[at : at + width] = (draw.choice(ODD_NUMBERS) % (1 << 8 * width)).to_bytes(width, "little")
+        elif kind == 6:
+            other = draw.randrange(len(changed))
+            changed[at : at + 16] = changed[other : other + 16]
+        else:
+            changed += changed[at : at + draw.choice((1, 100, 1000))]
+    return bytes(changed)
+
+
+def of_json(data: bytes, draw: random.Random) -> bytes:
+    """JSON with a value, a key or an item of it changed."""
+    whole = json.loads(data)
+    for _ in range(draw.choice((1, 1, 2))):
+        holders = [whole]
+        for holder in holders:
+            inner = holder.values() if isinstance(holder, dict) else holder
+            holders += [each for each in inner if isinstance(each, dict | list) and each]
+        holder = draw.choice(holders)
+        key = draw.choice(list(holder) if isinstance(holder, dict) else range(len(holder)))
+        kind = draw.randrange(6)
+        if kind == 0:
+            del holder[key]
+        elif kind == 1 and isinstance(holder, dict):
+            holder[f"{key}x"] = holder.pop(key)
+        elif kind == 2 and isinstance(holder, list):
+            holder.append(holder[key])
+        elif kind == 3 and isinstance(holder[key], int):
+            holder[key] += draw.choice((-1, 1, 100, 2**40))
+        else:
+            holder[key] = draw.choice(ODD_VALUES)
+        if not whole:
+            break
+    text = json.dumps(whole)
+    if draw.random() < 0.02:
+        text = text.replace("1", "1" * 5000, 1) if draw.random() < 0.5 else "[" * 100_000 + text
+    return text.encode()
+
+
+def of_gzip(data: bytes, draw: random.Random) -> bytes:
+    """Other lines in a file whose checksum is right; once in a while, ones that unpack to gigabytes."""
+    if draw.random() < 0.01:
+        return gzip.compress(b"0" * (1 << 26)) * 20
+    if draw.random() < 0.01:
+        return gzip.compress(b"0,1\n" * (1 << 22)) * 20
+    return gzip.compress(of_bytes(gzip.decompress(data), draw))
+
+
+def of_plan(path: Path, draw: random.Random) -> None:
+    """Arrays or dependences changed under a checksum that is right."""
+    arrays, depends = artefact.open_file(path)
+    made = {name: np.array(array) for name, array in arrays.items()}
+    depends = json.loads(of_json(json.dumps(depends).encode(), draw)) if draw.random() < 0.3 else depends
+    name = draw.choice(list(made))
+    array = made[name]
+    kind = draw.randrange(5)
+    if kind == 0:
+        array[draw.randrange(len(array))] = draw.choice(ODD_NUMBERS) % (1 << 31)
+    elif kind == 1:
+        made[name] = array[: draw.randrange(len(array))]
+    elif kind == 2:
+        made[name] = array.astype(draw.choice(("f4", "u1", "i2", "?", "u8")))
+    elif kind == 3:
+        made[name] = array.reshape(1, -1)
+    else:
+        del made[name]
+    path.unlink()
+    artefact.save(path, depends if isinstance(depends, dict) else {}, made)
+
+
+def read_corpus(folder: Path) -> None:
+    """Open and read everything."""
+    found = grain_sft.open_corpus(folder)
+    if found.eos_token_id is not None or found.shards[0].boundaries is not None:
+        for document in found.iter_documents():
+            assert len(document.tokens) == len(document.loss)
+    grain_sft.NpyDataSource(grain_sft.WindowLayout(found, 4)).read([0, -1])
+    verify(folder, full=True, vocab_size=1000)
+
+
+def read_rows(folder: Path) -> None:
+    layout = MaterializedLayout(grain_sft.open_corpus(folder))
+    grain_sft.NpyDataSource(layout).read(range(len(layout)))
+    verify(folder, full=True)
+
+
+def read_index(path: Path) -> None:
+    found = grain_sft.open_corpus(path)
+    if found.eos_token_id is not None:  # of which MaxText's says nothing
+        list(found.iter_documents())
+    grain_sft.NpyDataSource(grain_sft.WindowLayout(found, 4)).read([0, -1])
+
+
+def read_plan(path: Path) -> None:
+    """Verify never raises for what a plan holds, with its corpus and without."""
+    alone = verify(path, what="plan")
+    beside = verify(path, what="plan", corpus=path.parents[1] / "whole" / "olmo", options={"eos_token_id": EOS})
+    if not (alone.sound and beside.sound):
+        raise GrainSftError("found out")
+
+
+def read_config(path: Path) -> None:
+    grain_sft.load(path, host=Host(0, 1))[0]
+
+
+class Kind:
+    """A way to damage something, and a way to read it.
+
+    Args:
+      whole: file or folder.
+      names: of the files in a folder that are damaged; None: all.
+      read: what is read, of the damaged copy.
+    """
+
+    def __init__(
+        self,
+        whole: Path,
+        read: Callable[[Path], None],
+        change: Callable[[bytes, random.Random], bytes] | None = None,
+        names: str | None = None,
+    ) -> None:
+        self.whole, self.read, self.change = whole, read, change
+        self.files = [path.relative_to(whole) for path in sorted(whole.rglob(names or "*")) if path.is_file()]
+
+    def damage(self, copy: Path, draw: random.Random) -> None:
+        if self.whole.is_dir():
+            shutil.copytree(self.whole, copy)
+            path = copy / draw.choice(self.files)
+        else:
+            shutil.copy(self.whole, copy)
+            path = copy
+        if self.change is None:
+            of_plan(path, draw)
+        else:
+            path.write_bytes(self.change(path.read_bytes(), draw))
+
+
+def make_whole(folder: Path) -> dict[str, Kind]:
+    """What is damaged: of each format a corpus of 40 documents, plans, rows, indexes and configs."""
+    whole = folder / "whole"
+    docs, weighted = documents(40), documents(40, weights=True)
+    write_olmo(whole / "olmo", docs, part_tokens=200, sources=True)
+    write_episodes(whole / "episodes", weighted, shards=2)
+    write_primer(whole / "primer", docs, sources=True)
+    write_openchat(whole / "openchat", weighted)
+    sha = {"tokenizer": {"eos_token_id": EOS, "pad_token_id": 0, "sha256": "abc", "vocab_size": 1000}}
+    manifest = {**sha, "inputs": [{"path": name} for name in "abc"], "splits": {"train": {"documents": 40}}}
+    for name in ("olmo", "episodes", "primer", "openchat"):
+        (whole / name / "prepare.json").write_text(json.dumps(manifest))
+    corpus = grain_sft.open_corpus(whole / "olmo")
+    corpus.save(whole / "index.json")
+    files = grain_sft.open_corpus(sorted((whole / "olmo").glob("token_ids*.npy")), dtype="uint16", eos_token_id=EOS)
+    files.save(whole / "maxtext.json", format="maxtext", sequence_length=4, tokenizer="t")
+    layout = PackedLayout(corpus, 64)
+    shutil.copy(plan_places(layout)[0]["path"], whole / "plan.arrays")
+    materialize(layout, whole / "rows", shard_bytes=1 << 10)
+    (whole / "npy").mkdir()
+    for number, dtype in enumerate(("uint16", "uint16")):
+        np.save(whole / "npy" / f"{number}.npy", np.arange(40).astype(dtype))
+    stated = {
+        "corpus": {"path": str(whole / "olmo")},
+        "layout": {"kind": "packed", "sequence_length": 64},
+        "sampler": {"seed": 1, "global_batch_size": 2},
+        "transforms": [{"ngram_filter": {"max_period": 3}}, "shift_targets"],
+    }
+    (whole / "config.json").write_text(json.dumps(stated))
+    (whole / "config.yaml").write_text(json.dumps(stated, indent=1))
+    return {
+        "header of .npy": Kind(whole / "npy", read_corpus, of_bytes),
+        "olmo: any file": Kind(whole / "olmo", read_corpus, of_bytes),
+        "olmo: boundaries unpacked": Kind(whole / "olmo", read_corpus, of_gzip, "*.csv.gz"),
+        "olmo: metadata": Kind(whole / "olmo", read_corpus, of_json, "*.json"),
+        "episodes: any file": Kind(whole / "episodes", read_corpus, of_bytes),
+        "episodes: index": Kind(whole / "episodes", read_corpus, of_bytes, "episodes.idx"),
+        "episodes: metadata": Kind(whole / "episodes", read_corpus, of_json, "*.json"),
+        "primer: any file": Kind(whole / "primer", read_corpus, of_bytes),
+        "primer: metadata": Kind(whole / "primer", read_corpus, of_json, "*.json"),
+        "openchat: Parquet": Kind(whole / "openchat", read_corpus, of_bytes, "*.parquet"),
+        "rows: any file": Kind(whole / "rows", read_rows, of_bytes),
+        "rows: rows.json": Kind(whole / "rows", read_rows, of_json, "*.json"),
+        "index: bytes": Kind(whole / "index.json", read_index, of_bytes),
+        "index: values": Kind(whole / "index.json", read_index, of_json),
+        "MaxText index: bytes": Kind(whole / "maxtext.json", read_index, of_bytes),
+        "MaxText index: values": Kind(whole / "maxtext.json", read_index, of_json),
+        "plan: bytes": Kind(whole / "plan.arrays", read_plan, of_bytes),
+        "plan: arrays": Kind(whole / "plan.arrays", read_plan),
+        "config: bytes": Kind(whole / "config.yaml", read_config, of_bytes),
+        "config: values": Kind(whole / "config.json", read_config, of_json),
+    }
+
+
+def limit_memory() -> None:
+    """Let no mutant take more than MEMORY bytes."""
+    used = next(
+        int(line.split()[1]) << 10 for line in Path("/proc/self/status").read_text().splitlines() if "VmData" in line
+    )
+    resource.setrlimit(resource.RLIMIT_DATA, (used + MEMORY, used + MEMORY))
+
+
+def hangs(number: int, frame: object) -> None:
+    raise TimeoutError("hangs")
+
+
+def main(folder: Path, first: int, count: int) -> None:
+    warnings.simplefilter("ignore")  # of Python's parser, on odd literals in headers
+    os.environ["GRAIN_SFT_CACHE_DIR"] = str(folder / "cache")
+    kinds = make_whole(folder)
+    for kind in kinds.values():
+        kind.read(kind.whole)
+    limit_memory()
+    signal.signal(signal.SIGALRM, hangs)
+    names, refused, wrong = list(kinds), Counter(), []
+    made = Counter()
+    for number in range(first, first + count):
+        name = names[number % len(names)]
+        kind, draw = kinds[name], random.Random(number)
+        copy = folder / "mutants" / kind.whole.name
+        shutil.rmtree(folder / "mutants", ignore_errors=True)
+        shutil.rmtree(folder / "cache" / "openchat", ignore_errors=True)
+        copy.parent.mkdir()
+        kind.damage(copy, draw)
+        made[name] += 1
+        signal.alarm(SECONDS)
+        try:
+            kind.read(copy)
+        except GrainSftError as error:
+            refused[name] += 1
+            assert str(error)
+        except BaseException as error:
+            wrong.append([number, name, f"{type(error).__name__}: {error}"[:300]])
+        finally:
+            signal.alarm(0)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+    print(json.dumps({"made": made, "refused": refused, "wrong": wrong, "peak_bytes": peak}))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))

@@ -1,0 +1,133 @@
+"""A run at full speed for as long as is asked for: every row accounted for, memory and open files constant. A program of
+`test_soak.py`.
+
+    python soak.py FOLDER SECONDS
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+
+from grain_sft import (
+    IndexSampler,
+    NgramFilter,
+    NpyDataSource,
+    PackedLayout,
+    Pipeline,
+    ShiftTargets,
+    WindowLayout,
+    open_corpus,
+)
+
+EOS, LENGTH, BATCH = 1, 512, 16
+FILES, TOKENS = 64, 1 << 18  # and tokens a file
+SAMPLES = 200  # of memory and files
+
+
+def write(folder: Path) -> None:
+    """Documents of 40 to 400 tokens; each begins with the number that it has in its file, and its file's."""
+    for number in range(FILES):
+        random = np.random.default_rng(number)
+        tokens = random.integers(1000, 1 << 24, TOKENS, np.uint32)
+        ends = np.cumsum(random.integers(40, 400, TOKENS // 400))
+        ends = ends[ends < TOKENS]
+        tokens[ends - 1] = EOS
+        tokens[np.append(0, ends[:-1])] = 1 << 24 | number << 16 | np.arange(len(ends))
+        tokens[-1] = EOS
+        tokens[ends[-1]] = 1 << 24 | number << 16 | len(ends)
+        tokens.tofile(folder / f"{number:03d}.npy")
+
+
+class Accounts:
+    """Counts, row by row, what a run hands out: by the first token of each row, which no two rows share."""
+
+    def __init__(self, pipeline: Pipeline) -> None:
+        source, rows = pipeline.source, len(pipeline.source)
+        firsts = [source.read(range(at, min(at + 256, rows)))["tokens"][:, :3] for at in range(0, rows, 256)]
+        self.keys = self._key(np.concatenate(firsts))
+        self.order = np.argsort(self.keys)
+        assert len(np.unique(self.keys)) == rows, "rows that can't be told apart"
+        self.times = np.zeros(rows, np.int64)
+        self.wrong = 0
+
+    @staticmethod
+    def _key(tokens: np.ndarray) -> np.ndarray:
+        """Of the first three tokens of each row."""
+        first, second, third = tokens[:, :3].astype(np.uint64).T
+        return (first << np.uint64(38)) ^ (second << np.uint64(13)) ^ third
+
+    def add(self, batch: dict[str, np.ndarray], expected: np.ndarray) -> None:
+        """Count a batch, which should hold the rows `expected`."""
+        keys = self._key(batch["inputs"][:, :3])
+        at = np.minimum(np.searchsorted(self.keys, keys, sorter=self.order), len(self.keys) - 1)
+        found = self.order[at]
+        right = (self.keys[found] == keys) & (found == expected)
+        self.wrong += int(np.count_nonzero(~right))
+        np.add.at(self.times, found[right], 1)
+
+
+def measure() -> tuple[int, int, int]:
+    """Bytes of this process that no other has, its open files, and its threads."""
+    text = Path("/proc/self/status").read_text()
+    anonymous = next(int(line.split()[1]) << 10 for line in text.splitlines() if line.startswith("RssAnon"))
+    return anonymous, len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))
+
+
+def soak(pipeline: Pipeline, seconds: float, threads: int) -> dict[str, object]:
+    """Run so long, to the end of an epoch, and say what came of it."""
+    accounts = Accounts(pipeline)
+    epoch = len(pipeline.source) // BATCH
+    samples, step = [], 0
+    begin = time.monotonic()
+    sampled = begin - seconds
+    batches = pipeline.iter(threads=threads)
+    while step % epoch or time.monotonic() - begin < seconds:
+        batch = next(batches)
+        accounts.add(batch, pipeline.sampler.rows(step))
+        step += 1
+        if time.monotonic() - sampled >= max(0.2, seconds / SAMPLES):
+            sampled = time.monotonic()
+            samples.append(measure())
+    elapsed = time.monotonic() - begin
+    batches.close()
+    memory, files, running = (np.array(column) for column in zip(*samples, strict=True))
+    warm = len(samples) // 4  # by then all files have been open, and all buffers made
+    epochs = step // epoch
+    return {
+        "layout": type(pipeline.source.layout).__name__,
+        "seconds": round(elapsed, 1),
+        "steps": step,
+        "epochs": epochs,
+        "rows": step * BATCH,
+        "tokens_a_second": round(step * BATCH * LENGTH / elapsed),
+        "wrong_rows": accounts.wrong,
+        "lost_or_doubled_rows": step * BATCH
+        - int(accounts.times.sum())
+        + int(np.count_nonzero(accounts.times > epochs)),
+        "memory_mb": [round(float(each) / 1e6, 1) for each in (memory[warm], memory[warm:].max(), memory[-1])],
+        "files": [int(files[warm]), int(files[warm:].max()), int(files[-1])],
+        "threads": [int(running[warm]), int(running[warm:].max()), int(running[-1])],
+        "samples": len(samples),
+    }
+
+
+def main(folder: Path, seconds: float) -> None:
+    write(folder)
+    corpus = open_corpus(folder, dtype="uint32", eos_token_id=EOS)
+    for layout in (WindowLayout(corpus, LENGTH), PackedLayout(corpus, LENGTH, cache_dir=folder / "cache")):
+        source = NpyDataSource(layout, max_open_files=40)  # so that files are opened again and again
+        sampler = IndexSampler(len(source), global_batch_size=BATCH, seed=7)
+        print(
+            json.dumps(soak(Pipeline(source, sampler, [NgramFilter(), ShiftTargets()]), seconds / 2, threads=2)),
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), float(sys.argv[2]))

@@ -1,0 +1,212 @@
+"""What is read is data: nothing in it is run, and nothing in it leads to files that the user did not give."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import grain_sft
+from grain_sft.errors import CorpusError, RecordError
+
+PACKAGE = Path(grain_sft.__file__).parent
+
+RUNS_CODE = {"eval", "exec", "compile", "__import__"}
+"""Built-in functions that run what they are given."""
+
+MODULES = {"pickle", "cPickle", "dill", "marshal", "shelve", "joblib", "torch", "code"}
+"""Modules whose readers run what they read."""
+
+ALLOWED = {
+    # Grain sends its workers what they run; these are written and read by one run's own processes.
+    "prepare/work.py": {"pickle"},
+    "prepare/worker.py": {"pickle"},
+}
+UNSAFE_YAML = {"load", "load_all", "full_load", "unsafe_load", "Loader", "FullLoader", "UnsafeLoader"}
+
+
+def trees():
+    for path in sorted(PACKAGE.rglob("*.py")):
+        yield path.relative_to(PACKAGE).as_posix(), ast.parse(path.read_text())
+
+
+def test_nothing_in_the_package_unpickles_or_evaluates():
+    found = []
+    for name, tree in trees():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in RUNS_CODE:
+                found.append((name, node.lineno, node.func.id))
+            modules = []
+            if isinstance(node, ast.Import):
+                modules = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                modules = [node.module or ""]
+            for module in {each.split(".")[0] for each in modules} & MODULES:
+                if module not in ALLOWED.get(name, ()):
+                    found.append((name, node.lineno, module))
+    assert not found
+
+
+def test_every_call_of_numpy_yaml_and_processes_is_of_the_kind_that_runs_nothing():
+    seen = 0
+    for name, tree in trees():
+        for node in ast.walk(tree):
+            if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+                continue
+            owner = node.func.value.id if isinstance(node.func.value, ast.Name) else ""
+            given = {word.arg: word.value for word in node.keywords}
+            where = f"{name}:{node.lineno}"
+            if owner == "np" and node.func.attr == "load":
+                allowed = given.get("allow_pickle")
+                assert isinstance(allowed, ast.Constant) and allowed.value is False, where
+            elif owner == "yaml":
+                assert node.func.attr not in UNSAFE_YAML, where
+                seen += 1
+                if node.func.attr == "compose":
+                    assert ast.unparse(given["Loader"]) == "yaml.SafeLoader", where
+            elif owner in ("os", "subprocess"):
+                assert node.func.attr not in ("system", "popen"), where
+                shell = given.get("shell")
+                assert shell is None or (isinstance(shell, ast.Constant) and shell.value is False), where
+            assert "trust_remote_code" not in given or getattr(given["trust_remote_code"], "value", None) is False, (
+                where
+            )
+    assert seen, "the test looks at nothing"
+
+
+class Bomb:
+    def __reduce__(self):
+        return os.system, ("touch bomb-went-off",)
+
+
+def test_an_array_of_objects_is_never_unpickled_wherever_a_file_is_expected(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    np.save(tmp_path / "bomb.npy", np.array([Bomb()], dtype=object), allow_pickle=True)
+    data = (tmp_path / "bomb.npy").read_bytes()
+    for name in (
+        "a/train_idx.npy",
+        "a/train_input_ids.bin",
+        "a/train_labels.bin",
+        "b/x.npy",
+        "index.json",
+        "mix.txt",
+        "c.yaml",
+    ):
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(data)
+        for where in (path, path.parent):
+            with pytest.raises(grain_sft.GrainSftError):
+                corpus = grain_sft.open_corpus(where)
+                list(corpus.iter_documents())
+        with pytest.raises(grain_sft.GrainSftError):
+            grain_sft.load(path)
+    (tmp_path / "config.yaml").write_text("corpus: !!python/object/apply:os.system ['touch bomb-went-off']\n")
+    with pytest.raises(grain_sft.GrainSftError, match="not YAML"):
+        grain_sft.load(tmp_path / "config.yaml")
+    assert not (tmp_path / "bomb-went-off").exists()
+
+
+ESCAPES = (
+    "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+    "{{ messages.__class__.__base__.__subclasses__() }}",
+    "{{ cycler.__init__.__globals__.os.system('touch escaped') }}",
+    "{{ self._TemplateReference__context.eval_ctx.environment }}",
+    "{{ (messages | attr('__class__')).mro() }}",
+    "{{ lipsum.__globals__['os'].popen('touch escaped').read() }}",
+    "{{ raise_exception.__globals__ }}",
+    "{% include '/etc/passwd' %}",
+    "{% import 'os' as os %}{{ os }}",
+    "{{ open('/etc/passwd').read() }}",
+    "{{ messages.append(1) }}",
+    "{{ 'x'.format_map.__self__.__class__ }}",
+    "{{ '{0.__class__.__init__.__globals__}'.format(raise_exception) }}",
+)
+
+
+@pytest.mark.parametrize("text", ESCAPES)
+def test_a_chat_template_can_not_reach_out_of_its_sandbox(text, tmp_path, monkeypatch):
+    pytest.importorskip("transformers")
+    tokenizers = pytest.importorskip("tokenizers")
+    from grain_sft.errors import PrepareError
+    from grain_sft.prepare.templates.chat_template import ChatTemplate
+    from grain_sft.prepare.tokenizers import load_tokenizer
+
+    monkeypatch.chdir(tmp_path)
+    model = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0, "<u>": 1}, unk_token="<u>"))
+    model.save(str(tmp_path / "tokenizer.json"))
+    tokenizer = load_tokenizer(tmp_path / "tokenizer.json")
+    with pytest.raises((RecordError, PrepareError)):
+        rendered = ChatTemplate(tokenizer, text).render([{"role": "user", "content": "a"}])
+        assert not rendered.strip() and "__globals__" not in text, (
+            rendered
+        )  # an attribute that is undefined renders as nothing
+        raise RecordError("it renders as nothing")
+    assert not (tmp_path / "escaped").exists()
+
+
+@pytest.fixture
+def folders(tmp_path):
+    """A folder of data, and one beside it that is none of its business."""
+    for name in ("data", "secret"):
+        (tmp_path / name).mkdir()
+        np.arange(100, dtype=np.uint32).tofile(tmp_path / name / "a.npy")
+    return tmp_path / "data", tmp_path / "secret"
+
+
+@pytest.mark.parametrize(
+    "entry", ["../secret/a.npy", "{secret}/a.npy", "x/../../secret/a.npy", "link.npy", "dir/a.npy"]
+)
+def test_a_mix_or_an_index_leads_to_no_file_outside_of_the_root(folders, entry):
+    """By a relative path, an absolute one or a link; without a root, all of these are what they say."""
+    data, secret = folders
+    (data / "x").mkdir()
+    (data / "link.npy").symlink_to(secret / "a.npy")
+    (data / "dir").symlink_to(secret)
+    path = entry.format(secret=secret)
+    (data / "mix.txt").write_text(f"a,a.npy\nb,{path}\n")
+    corpus = grain_sft.open_corpus(data / "mix.txt")
+    assert len(corpus.shards) == 2
+    corpus.save(data / "index.json")
+    index = json.loads((data / "index.json").read_text())
+    index["shards"][1]["path"] = path
+    (data / "index.json").write_text(json.dumps(index))
+    for where in (data / "mix.txt", data / "index.json", [data / "a.npy", data / path]):
+        assert len(grain_sft.open_corpus(where).shards) == 2
+        assert len(grain_sft.open_corpus(where, root=data.parent).shards) == 2
+        with pytest.raises(CorpusError, match=r"lies outside of .*data/.*given as the root of all files") as error:
+            grain_sft.open_corpus(where, root=data)
+        assert "a.npy" in str(error.value) or "link.npy" in str(error.value)
+
+
+def test_a_file_outside_of_the_root_is_not_even_opened(folders):
+    """One that can't be read is refused for where it lies, and not for what it holds."""
+    data, secret = folders
+    (secret / "a.npy").write_bytes(b"no tokens at all")
+    (data / "mix.txt").write_text("a,../secret/a.npy\n")
+    with pytest.raises(CorpusError, match="lies outside"):
+        grain_sft.open_corpus(data / "mix.txt", root=data)
+
+
+def test_a_root_bounds_urls_too(folders, monkeypatch):
+    data, _ = folders
+    (data / "mix.txt").write_text("a,gs://bucket/a.npy\n")
+    for root in (data, "gs://other", "gs://bucket/folder", "gs://buck"):
+        with pytest.raises(CorpusError, match="lies outside"):
+            grain_sft.open_corpus(data / "mix.txt", root=root)
+    (data / "mix.txt").write_text("a,gs://bucket/folder/../a.npy\n")
+    with pytest.raises(CorpusError, match="lies outside"):
+        grain_sft.open_corpus(data / "mix.txt", root="gs://bucket/folder")
+
+
+def test_a_link_out_of_a_folder_of_token_files_is_refused_too(folders):
+    data, secret = folders
+    assert len(grain_sft.open_corpus(data, root=data).shards) == 1
+    (data / "b.npy").symlink_to(secret / "a.npy")
+    assert len(grain_sft.open_corpus(data).shards) == 2
+    with pytest.raises(CorpusError, match=r"b\.npy: lies outside"):
+        grain_sft.open_corpus(data, root=data)
