@@ -50,7 +50,7 @@ class Corpus:
       remote: how remote files are read; None: as the environment says. Decides no value.
 
     Raises:
-      CorpusError: an `eos_token_id` that `dtype` can't hold.
+      CorpusError: an `eos_token_id` or `pad_token_id` that `dtype` can't hold.
     """
 
     shards: tuple[Shard, ...]
@@ -65,11 +65,13 @@ class Corpus:
     remote: RemoteOptions | None = dataclasses.field(default=None, compare=False)
 
     def __post_init__(self) -> None:
-        eos, highest = self.eos_token_id, np.iinfo(self.dtype).max
-        if eos is None:
-            return
-        if isinstance(eos, bool) or not isinstance(eos, int | np.integer) or not 0 <= eos <= highest:
-            raise CorpusError(f"eos_token_id={eos!r}: expected an id that {self.dtype.name} holds, 0 to {highest}.")
+        highest = np.iinfo(self.dtype).max
+        for name in ("eos_token_id", "pad_token_id"):
+            number = getattr(self, name)
+            if number is None:
+                continue
+            if isinstance(number, bool) or not isinstance(number, int | np.integer) or not 0 <= number <= highest:
+                raise CorpusError(f"{name}={number!r}: expected an id that {self.dtype.name} holds, 0 to {highest}.")
 
     @functools.cached_property
     def num_tokens(self) -> int:
