@@ -63,6 +63,13 @@ class Report:
         """Add what is worth knowing."""
         self.findings.append(Finding(check, where, message, place, wrong=False))
 
+    def take(self, part: Report) -> None:
+        """Add what was found of a part; its figures stand under its name."""
+        self.findings += part.findings
+        self.figures[part.where] = part.figures
+        for check, count in part.left_out.items():
+            self.left_out[check] = self.left_out.get(check, 0) + count
+
     @property
     def sound(self) -> bool:
         """Nothing is wrong."""

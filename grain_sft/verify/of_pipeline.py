@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from grain_sft.errors import GrainSftError
 from grain_sft.layout import FILL_ROW, Layout, PackedLayout
+from grain_sft.mixture.layout import MixtureLayout
 from grain_sft.pipeline import Pipeline
 from grain_sft.sampling import IndexSampler
 from grain_sft.sources import Element
@@ -24,13 +25,15 @@ def check_pipeline(report: Report, pipeline: Pipeline, where: str, vocab_size: i
     """Check layout, sampler, and the first and the last batch."""
     layout = pipeline.source.layout
     report.figures |= {"rows": len(layout), "receipt": pipeline.receipt.code}
-    if isinstance(layout, PackedLayout):
-        for plan in layout.plans:
+    for part in layout.parts if isinstance(layout, MixtureLayout) else (layout,):
+        if not isinstance(part, PackedLayout):
+            continue
+        for plan in part.plans:
             arrays = {name: getattr(plan, name) for name in ("start", "length", "document", "ends")}
             arrays["counts"] = np.array(list(plan.counts.values()), np.int64)
-            check_plan(report, where, arrays, dataclasses.asdict(layout.recipe), layout.corpus)
-        if any(finding.check == "plan" and finding.wrong for finding in report.findings):
-            return  # its rows can't be read
+            check_plan(report, where, arrays, dataclasses.asdict(part.recipe), part.corpus)
+    if any(finding.check == "plan" and finding.wrong for finding in report.findings):
+        return  # its rows can't be read
     check_layout(report, layout, where)
     _check_sampler(report, pipeline, where)
     _check_batches(report, pipeline, where, vocab_size)

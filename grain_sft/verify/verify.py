@@ -12,7 +12,7 @@ from grain_sft.config import SECTIONS, gpt_config, load
 from grain_sft.config.reading import INHERITS
 from grain_sft.corpus import Corpus, open_corpus
 from grain_sft.errors import CorpusError, GrainSftError
-from grain_sft.mixture import MixtureCorpus
+from grain_sft.mixture.layout import MixtureLayout
 from grain_sft.sampling import Host
 from grain_sft.verify.finding import Report
 from grain_sft.verify.of_corpus import check_corpus
@@ -88,12 +88,17 @@ def _config(report: Report, path: str, vocab_size: int | None, receipt: str | No
     except GrainSftError as error:
         report.wrong("files", path, str(error))
         return
-    before = len(report.findings)
-    corpus = pipeline.source.layout.corpus
-    for part in corpus.parts if isinstance(corpus, MixtureCorpus) else (corpus,):
-        vocab_size = check_corpus(report, part, "", vocab_size)
-    if any(finding.check == "files" and finding.wrong for finding in report.findings[before:]):
+    layout = pipeline.source.layout
+    parts = dict(zip(layout.names, layout.parts, strict=True)) if isinstance(layout, MixtureLayout) else {}
+    sizes = []
+    for name, part in (parts or {"": layout}).items():
+        of_part = Report("corpus", name, report.full) if parts else report
+        sizes.append(check_corpus(of_part, part.corpus, "", vocab_size))
+        if parts:
+            report.take(of_part)
+    if any(finding.check == "files" and finding.wrong for finding in report.findings):
         return
+    vocab_size = None if None in sizes else max(filter(None, sizes), default=None)
     try:
         check_pipeline(report, pipeline, path, vocab_size)
         if receipt is not None and receipt != pipeline.receipt.code:

@@ -391,6 +391,25 @@ def test_a_sound_config_is_sound_and_its_first_epoch_is_read_once(config, kind):
     assert wrongs(other) == [("receipt", "config.json", "")] and pipeline.receipt.code in sentences(other)
 
 
+def test_the_parts_of_a_mixture_are_all_looked_at(tmp_path):
+    roots = {kind: write(kind, tmp_path) for kind in ("olmo", "primer")}
+    mixture = {kind: {"path": str(root), "eos_token_id": EOS, "weight": 1} for kind, root in roots.items()}
+    stated = {
+        "corpus": {"mixture": mixture},
+        "layout": {"kind": "packed", "sequence_length": LENGTH},
+        "sampler": {"seed": 1, "global_batch_size": 4},
+    }
+    path = tmp_path / "mixture.json"
+    path.write_text(json.dumps(stated))
+    for full in (False, True):
+        report = check(path, full=full)
+        assert report.sound, [str(each) for each in report.findings]
+        assert report.figures["olmo"]["documents"] == report.figures["primer"]["documents"] == 300
+    poke(roots["primer"] / "train_labels.bin", np.int32, 2100, -100)
+    poke(roots["primer"] / "train_input_ids.bin", np.uint16, 2100, 1000)
+    assert ("vocabulary", "train_input_ids.bin", "token 2100") in wrongs(check(path))
+
+
 def test_a_config_that_does_not_load_is_a_finding(config):
     report = check(config(sampler={"sed": 1}))
     assert wrongs(report) == [("files", "config.json", "")] and "sed" in sentences(report)
