@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from children import ROOT
 
-MUTANTS = int(os.environ.get("GRAIN_SFT_MUTANTS", "600"))
+MUTANTS = int(os.environ.get("GRAIN_SFT_MUTANTS", "240"))
 HERE = Path(__file__).parent
 
 
