@@ -135,7 +135,7 @@ class PipelineIterator(grain.DatasetIterator[Element]):
 
     def _stop(self) -> None:
         if self._inner is not None:
-            self._inner.close()
+            workers.close(self._inner)
             self._inner = None
 
     def _get_next_index(self) -> int:
@@ -251,7 +251,7 @@ class _BatchIterator(grain.DataLoaderIterator):
             raise
         except BaseException as error:
             self._failure = str(error) or type(error).__name__
-            self._iterator.close()  # the other workers end too
+            workers.close(self._iterator)  # the other workers end too
             if workers.was_ended(error):
                 raise PipelineError(f"a worker process was ended from outside ({error}) Was memory short?") from error
             raise

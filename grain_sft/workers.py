@@ -15,6 +15,7 @@ from absl import flags
 _lock = threading.Lock()
 _watching: set[int] = set()  # processes that wait for their parent's end: this one, or none
 
+_CLOSES_IN = 10.0  # seconds
 _IN_WORKER = ("grain._src.python.dataset.transformations.process_prefetch", "_is_in_worker_process")
 
 
@@ -36,8 +37,20 @@ def stop(iterator: Any) -> None:
     are gone, each would print a traceback.
     """
     iterator = getattr(iterator, "_iterator", iterator)
-    iterator.close()
+    close(iterator)
     _forget_tree(iterator)
+
+
+def close(iterator: Any) -> None:
+    """Close a Grain iterator. A worker that was killed while it held a lock that Grain waits for without end is waited for
+    some seconds; what is not closed then ends with this process."""
+    thread = threading.Thread(target=iterator.close, name="grain_sft-close", daemon=True)
+    try:
+        thread.start()
+    except RuntimeError:  # the interpreter ends, and starts no threads any more
+        iterator.close()
+        return
+    thread.join(_CLOSES_IN)
 
 
 def end_with_parent() -> None:

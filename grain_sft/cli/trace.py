@@ -136,7 +136,7 @@ def _seen(found: Trace, documents: int) -> str:
         return "no document"
     times = len({*zip(found.step.tolist(), found.row.tolist(), found.segment.tolist(), strict=True)})
     many = f"{documents} documents, " if documents > 1 else ""
-    return f"{many}seen {times} times" if times else f"{many}never seen: in no row, or in no row of the steps that were searched"
+    return f"{many}seen {times} times" if times else f"{many}never seen: in no row, or not in the steps searched"
 
 
 def _steps(pipeline: Pipeline, text: str) -> range:

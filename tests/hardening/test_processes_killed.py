@@ -81,6 +81,7 @@ def test_a_killed_worker_is_an_error_and_then_its_step_is_made(pipeline):
     assert wait_until(lambda: not workers_of(before), 20)
 
 
+@pytest.mark.heavy  # a worker that is killed while it holds a lock of Grain's can keep Grain waiting
 def test_a_data_loader_whose_worker_was_killed_leaves_no_step_out(pipeline):
     """Grain's own iterator would go on with the next step."""
     before = set(multiprocessing.active_children())
