@@ -18,7 +18,7 @@ from grain_sft.layout.olmo_plan import OlmoPlan, find_plan, from_boundaries, rea
 from grain_sft.layout.packing import ALGORITHMS, BY_EPOCH, TIES
 from grain_sft.layout.plan import Ints, Plan, Recipe, load_plan
 from grain_sft.layout.row_pieces import ShardPlaces
-from grain_sft.layout.span import Pieces, Range, Span, check_row
+from grain_sft.layout.span import Pieces, Range, Span, spans_of
 
 _LONG_DOCUMENTS = ("truncate", "fragment")
 
@@ -198,8 +198,7 @@ class PackedLayout:
         Raises:
           RowIndexError: no such row.
         """
-        check_row(self, row)
-        return [Span(*each) for each in self.ranges(int(row))]
+        return spans_of(self, row)
 
     def ranges(self, row: int) -> list[Range]:
         """The same, of a row in range."""

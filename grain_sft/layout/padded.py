@@ -8,7 +8,7 @@ from grain_sft.arguments import as_integer
 from grain_sft.corpus import Corpus
 from grain_sft.errors import LayoutError
 from grain_sft.layout.row_pieces import Ints, ShardPlaces
-from grain_sft.layout.span import Pieces, Range, Span, check_row
+from grain_sft.layout.span import Pieces, Range, Span, spans_of
 
 
 class PaddedLayout:
@@ -68,8 +68,7 @@ class PaddedLayout:
         Raises:
           RowIndexError: no such row.
         """
-        check_row(self, row)
-        return [Span(*each) for each in self.ranges(int(row))]
+        return spans_of(self, row)
 
     def ranges(self, row: int) -> list[Range]:
         """The same, of a row in range."""

@@ -59,14 +59,15 @@ class Pieces(NamedTuple):
     position: npt.NDArray[np.int64] | None = None  # of the piece's first token in its segment
 
 
-def check_row(layout: Layout, row: int) -> None:
-    """Refuse what is no row of `layout`.
+def spans_of(layout: Layout, row: int) -> list[Span]:
+    """What row `row` of `layout` holds.
 
     Raises:
       RowIndexError: no such row.
     """
     if not 0 <= row < len(layout):
         raise RowIndexError(f"row {row} of {layout!r}: expected 0 to {len(layout) - 1}.")
+    return [Span(*each) for each in layout.ranges(int(row))]
 
 
 class Layout(Protocol):

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from grain_sft.corpus import Corpus
 from grain_sft.errors import LayoutError
-from grain_sft.layout.span import Pieces, Range, Span, check_row
+from grain_sft.layout.span import Pieces, Range, Span, spans_of
 
 
 class WindowLayout:
@@ -55,8 +55,7 @@ class WindowLayout:
         Raises:
           RowIndexError: no such row.
         """
-        check_row(self, row)
-        return [Span(*each) for each in self.ranges(int(row))]
+        return spans_of(self, row)
 
     def ranges(self, row: int) -> list[Range]:
         """The same, of a row in range."""

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from grain_sft.errors import LayoutError
 from grain_sft.layout import Layout, Pieces, Span
-from grain_sft.layout.span import Range, check_row
+from grain_sft.layout.span import Range, spans_of
 from grain_sft.mixture.corpus import MixtureCorpus
 
 Ints = npt.NDArray[np.int64]
@@ -70,8 +70,7 @@ class MixtureLayout:
         Raises:
           RowIndexError: no such row.
         """
-        check_row(self, row)
-        return [Span(*each) for each in self.ranges(int(row))]
+        return spans_of(self, row)
 
     def ranges(self, row: int) -> list[Range]:
         """The same, of a row in range."""
