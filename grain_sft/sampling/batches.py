@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import abc
 import functools
 import sys
 from collections.abc import Iterable
+from typing import Any
 
 import grain
 import numpy as np
 import numpy.typing as npt
 
-from grain_sft.errors import SamplerError
+from grain_sft.arguments import as_integer
+from grain_sft.errors import RowIndexError, SamplerError
+from grain_sft.layout import FILL_ROW, FillKey
 from grain_sft.sampling.batch_sizes import BatchSizes, check_divided
 from grain_sft.sampling.host import Host
 
 Ints = npt.NDArray[np.int64]
 
 
-class Batches:
+class Batches(abc.ABC):
     """Global batches whose size is a function of the step, and one host's part of them.
 
     Attributes:
@@ -72,6 +76,43 @@ class Batches:
     @functools.cached_property
     def _host_sizes(self) -> BatchSizes:
         return self.batch_sizes.shared(self.host.count)
+
+    def __getitem__(self, index: int) -> grain.RecordMetadata:
+        """Record `index` of this host, counted over all its steps."""
+        index = as_integer("record", index, 0, RowIndexError)
+        if index >= len(self):
+            raise RowIndexError(f"record={index}: expected 0 to {len(self) - 1}.")
+        step = self._host_sizes.step_of(index)
+        offset = int(self._offsets(self.batch_sizes.at(step))[index - self._host_sizes.before(step)])
+        row = self._row(step, offset)
+        return grain.RecordMetadata(index=index, record_key=FillKey(FILL_ROW) if row is None else row)
+
+    @abc.abstractmethod
+    def _row(self, step: int, offset: int) -> int | None:
+        """The row at `offset` of the stream from `step` on; None where there is none."""
+
+    def _checked_step(self, step: int) -> int:
+        step = as_integer("step", step, 0, RowIndexError)
+        if self.num_steps is not None and step >= self.num_steps:
+            raise RowIndexError(f"step={step}: expected 0 to {self.num_steps - 1}.")
+        return step
+
+    @property
+    @abc.abstractmethod
+    def data_key(self) -> str:
+        """What decides the global batches."""
+
+    def __repr__(self) -> str:
+        """What decides this host's rows and nothing else: Grain compares this when it restores an iterator."""
+        return f"{self.data_key}[{self.host!r}]"
+
+    @property
+    def _stated_schedule(self) -> str:
+        """The schedule, as it stands in `data_key`."""
+        return f", schedule={list(self.batch_sizes.schedule)}" if self.batch_sizes.schedule else ""
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(**state)  # type: ignore[misc]
 
     def _offsets_of(self, size: int) -> Ints:
         """Of this host's rows in a step of `size` rows, in the stream that they are taken from."""

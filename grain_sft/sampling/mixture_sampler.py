@@ -8,12 +8,10 @@ import sys
 from collections.abc import Iterable
 from typing import Any
 
-import grain
 import numpy as np
 
-from grain_sft.arguments import as_integer
-from grain_sft.errors import RowIndexError, SamplerError
-from grain_sft.layout import FILL_ROW, FillKey
+from grain_sft.errors import SamplerError
+from grain_sft.layout import FILL_ROW
 from grain_sft.sampling.batches import Batches, Ints
 from grain_sft.sampling.epochs import EpochSpan
 from grain_sft.sampling.host import Host
@@ -86,9 +84,7 @@ class MixtureSampler(Batches):
           RowIndexError: a negative step, or one after the last.
           SamplerError: the hosts don't divide the batch of this step, of a schedule.
         """
-        step = as_integer("step", step, 0, RowIndexError)
-        if self.num_steps is not None and step >= self.num_steps:
-            raise RowIndexError(f"step={step}: expected 0 to {self.num_steps - 1}.")
+        step = self._checked_step(step)
         places = self._offsets(self.batch_sizes.at(step)) + self.batch_sizes.before(step)
         length = self.stream.length
         if length is None or places[-1] < length:
@@ -98,18 +94,11 @@ class MixtureSampler(Batches):
         rows[real] = self.stream.draw(places[real]).instance
         return rows
 
-    def __getitem__(self, index: int) -> grain.RecordMetadata:
-        """Record `index` of this host, counted over all its steps."""
-        index = as_integer("record", index, 0, RowIndexError)
-        if index >= len(self):
-            raise RowIndexError(f"record={index}: expected 0 to {len(self) - 1}.")
-        step = self._host_sizes.step_of(index)
-        place = int(self._offsets(self.batch_sizes.at(step))[index - self._host_sizes.before(step)])
-        place += self.batch_sizes.before(step)
+    def _row(self, step: int, offset: int) -> int | None:
+        place = offset + self.batch_sizes.before(step)
         if self.stream.length is not None and place >= self.stream.length:
-            return grain.RecordMetadata(index=index, record_key=FillKey(FILL_ROW))
-        row = self.stream.draw(np.array([place], np.int64)).instance[0]
-        return grain.RecordMetadata(index=index, record_key=int(row))
+            return None
+        return int(self.stream.draw(np.array([place], np.int64)).instance[0])
 
     def place(self, leaf: int, step: int) -> tuple[int, int]:
         """The epoch of a source that its next row is of when `step` begins, and how many rows of it come before."""
@@ -142,18 +131,10 @@ class MixtureSampler(Batches):
             "cache_dir": self._cache_dir,
         }
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(**state)  # type: ignore[misc]
-
     @property
     def data_key(self) -> str:
         """What decides the global batches: all but the host."""
-        schedule = f", schedule={list(self.batch_sizes.schedule)}" if self.batch_sizes.schedule else ""
         return (
             f"MixtureSampler({self.mixture.data_key}, global_batch_size={self.global_batch_size}, "
-            f"last_batch={self.last_batch!r}{schedule})"
+            f"last_batch={self.last_batch!r}{self._stated_schedule})"
         )
-
-    def __repr__(self) -> str:
-        """What decides this host's rows and nothing else: Grain compares this when it restores an iterator."""
-        return f"{self.data_key}[{self.host!r}]"

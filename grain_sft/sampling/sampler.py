@@ -7,13 +7,12 @@ import os
 from collections.abc import Iterable
 from typing import Any
 
-import grain
 import numpy as np
 import numpy.typing as npt
 
 from grain_sft.arguments import as_integer
 from grain_sft.errors import RowIndexError, SamplerError
-from grain_sft.layout import FILL_ROW, FillKey
+from grain_sft.layout import FILL_ROW
 from grain_sft.sampling.batches import Batches
 from grain_sft.sampling.epochs import EndingEpochs, Epochs, EpochSpan, RunningEpochs
 from grain_sft.sampling.host import Host
@@ -157,9 +156,7 @@ class IndexSampler(Batches):
           RowIndexError: a negative step, or one after the last epoch.
           SamplerError: the hosts don't divide the batch of this step, of a schedule.
         """
-        step = as_integer("step", step, 0, RowIndexError)
-        if self.num_steps is not None and step >= self.num_steps:
-            raise RowIndexError(f"step={step}: expected 0 to {self.num_steps - 1}.")
+        step = self._checked_step(step)
         size = self.batch_sizes.at(step)
         epoch, first = self._epochs.begin(step)
         places = self._offsets(size) + first
@@ -191,21 +188,13 @@ class IndexSampler(Batches):
         """The first rows of an epoch that this host's stream of rows has: all hosts', or in order "maxtext" its own."""
         return self._rows_at(epoch, np.arange(count) + self._first_place)
 
-    def __getitem__(self, index: int) -> grain.RecordMetadata:
-        """Record `index` of this host, counted over all its steps."""
-        index = as_integer("record", index, 0, RowIndexError)
-        if index >= len(self):
-            raise RowIndexError(f"record={index}: expected 0 to {len(self) - 1}.")
-        step = self._host_sizes.step_of(index)
+    def _row(self, step: int, offset: int) -> int | None:
         epoch, place = self._epochs.begin(step)
-        place += int(self._offsets(self.batch_sizes.at(step))[index - self._host_sizes.before(step)])
+        place += offset
         if self.runs_on:
             later, place = divmod(place, self._stream_rows)
             epoch, place = epoch + later, place + self._first_place
-        if place >= self.num_instances:
-            return grain.RecordMetadata(index=index, record_key=FillKey(FILL_ROW))
-        row = self._rows_at(epoch, np.array([place], np.int64))[0]
-        return grain.RecordMetadata(index=index, record_key=int(row))
+        return int(self._rows_at(epoch, np.array([place], np.int64))[0]) if place < self.num_instances else None
 
     def _straddling(self, epoch: int, places: Rows) -> Rows:
         """Rows at places that count on into the epochs after `epoch`."""
@@ -230,20 +219,12 @@ class IndexSampler(Batches):
             "cache_dir": self._cache_dir,
         }
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(**state)  # type: ignore[misc]
-
     @property
     def data_key(self) -> str:
         """What decides the global batches: all but the host, and the host too in order "maxtext"."""
         hosts = f"host={self.host!r}, " if self.order == "maxtext" else ""
-        schedule = f", schedule={list(self.batch_sizes.schedule)}" if self.batch_sizes.schedule else ""
         return (
             f"IndexSampler(num_instances={self.num_instances}, global_batch_size={self.global_batch_size}, "
             f"seed={self.seed}, order={self.order!r}, {hosts}shuffle={self.shuffle}, "
-            f"epochs={self.epochs}, last_batch={self.last_batch!r}{schedule})"
+            f"epochs={self.epochs}, last_batch={self.last_batch!r}{self._stated_schedule})"
         )
-
-    def __repr__(self) -> str:
-        """What decides this host's rows and nothing else: Grain compares this when it restores an iterator."""
-        return f"{self.data_key}[{self.host!r}]"
