@@ -217,7 +217,7 @@ class NpyDataSource(grain.sources.RandomAccessDataSource[Element]):
         places = (pieces.row * tokens.shape[1] + pieces.column) * tokens.itemsize
         sizes = pieces.length * tokens.itemsize
         out = tokens.reshape(-1).data.cast("B")
-        self._reader.gather(pieces.shard.tolist(), pieces.start.tolist(), places.tolist(), sizes.tolist(), out)
+        self._reader.gather(pieces.shard, pieces.start, places, sizes, out)
 
     @staticmethod
     def _gather_loss(reader: LossReader, pieces: Pieces, shape: tuple[int, int]) -> npt.NDArray[Any]:

@@ -89,9 +89,8 @@ class _LossSet:
     def gather(self, shard: Ints, start: Ints, place: Ints, length: Ints, count: int) -> npt.NDArray[Any]:
         dtype = KINDS[self._kind]
         raw: npt.NDArray[Any] = np.full(count, IGNORED if self._kind == "labels" else 0, dtype)
-        numbers = self.number[shard].tolist()
-        places, sizes = (place * dtype.itemsize).tolist(), (length * dtype.itemsize).tolist()
-        self._reader.gather(numbers, start.tolist(), places, sizes, raw.data.cast("B"))
+        numbers = self.number[shard]
+        self._reader.gather(numbers, start, place * dtype.itemsize, length * dtype.itemsize, raw.data.cast("B"))
         if self._kind != "float32":
             taken: npt.NDArray[np.bool_] = raw != (IGNORED if self._kind == "labels" else 0)
             return taken

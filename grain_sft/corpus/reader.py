@@ -1,15 +1,14 @@
 """Reading tokens at (shard, offset): a bounded set of open files, checked against the index as they are opened.
 
-Long pieces are read with `preadv` straight into the batch, not through `mmap`: a file that is cut short while a run maps it
-kills the process (SIGBUS), where a read comes back short and can be explained, and on network file systems one read is
-one request instead of one per page fault.
+Long pieces are read with `preadv` straight into the batch: a file that was cut short comes back short and can be
+explained, and on network file systems one read is one request instead of one per page fault.
 
-Batches of several pieces of at most 64 KiB are copied from a map: a read costs a microsecond and more whatever its size,
-and of what is in the page cache the kernel copies a third slower. The size of every file is looked at before each such
-batch, so that a file that was cut short is an error here too, but for the microseconds between the look and the copy.
+Many small pieces are copied from maps of their files, all in one system call (see `many_pieces`): a read costs a
+microsecond and more whatever its size. After each such copy its files are looked at, so that one that was cut short,
+replaced or written to is an error here too.
 
-What is not in the page cache is better read: a map waits for each of its pages by itself, and holds the GIL meanwhile. So
-after a copy that waited for the disk the next batches are read, and then a copy is tried again.
+What is not in the page cache is better read: a map waits for each of its pages by itself. So after a copy that waited for
+the disk the next batches are read, and then a copy is tried again.
 """
 
 from __future__ import annotations
@@ -20,10 +19,11 @@ import os
 import resource
 import threading
 from collections.abc import Iterable, Sequence
-from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 
+from grain_sft.corpus.many_pieces import copies
 from grain_sft.corpus.remote import Piece, RemoteShards
 from grain_sft.corpus.remote_options import RemoteOptions
 from grain_sft.corpus.stored import StoredFile, read_digest, replaced, size_change
@@ -32,12 +32,13 @@ from grain_sft.forks import renew_lock
 
 DEFAULT_MAX_OPEN_FILES = 1024
 
-_MANY_PIECES = 4  # of a gather
-_SMALL_PIECE = 1 << 16  # bytes, on average
+_MANY_PIECES = 8  # of a gather
+_SMALL_PIECE = 1 << 14  # bytes, on average
 _READ_INSTEAD = 1 << 8  # batches, after a copy from a map that waited for the disk
 _LET_GO = 1 << 12  # gathers after which the pages that a map has touched are let go of
 
 
+Ints = npt.NDArray[np.int64]
 _Stamp = tuple[int, int, int]
 
 
@@ -56,9 +57,7 @@ class _LocalFile:
             self.fd = os.open(shard.path, os.O_RDONLY | os.O_CLOEXEC)
             if scattered and hasattr(os, "posix_fadvise"):
                 os.posix_fadvise(self.fd, 0, 0, os.POSIX_FADV_RANDOM)
-            status = os.fstat(self.fd)
-            found, self.stamp = status.st_size, _stamp(status)
-            other = found == shard.size and self.stamp != verified and read_digest(self.fd, shard) != shard.digest
+            found, self.stamp, other = self._state(verified)
         except OSError as error:
             raise CorpusFileError(
                 f"{shard.path}: can't be opened ({error.strerror}). Check the mount, or map the path with path_remap."
@@ -67,8 +66,8 @@ class _LocalFile:
             raise CorpusFileError(size_change(shard, found))
         if other:
             raise CorpusFileError(replaced(shard))
-        self.values: npt.NDArray[Any] | None = None  # the map as an array, by who wants one
         self._map: mmap.mmap | None = None
+        self._address = 0
         self._gathers = 0
 
     @property
@@ -76,37 +75,45 @@ class _LocalFile:
         """Whether the file has a map, and so a second descriptor."""
         return self._map is not None
 
-    def view(self) -> memoryview:
-        """All bytes of the file, mapped; only while it has the size that was indexed. The map holds a second
-        descriptor of the file."""
+    def address(self) -> int:
+        """Of the file's first byte, mapped; 0 where it can't be. The map holds a second descriptor of the file."""
         if self._map is None:
-            self._map = mmap.mmap(self.fd, 0, mmap.MAP_SHARED, mmap.PROT_READ)
-            with contextlib.suppress(OSError):
-                self._map.madvise(
-                    mmap.MADV_RANDOM
-                )  # else a page that has to come from the disk brings megabytes with it
-        self.look()
-        return memoryview(self._map)
+            try:
+                self._map = mmap.mmap(self.fd, 0, mmap.MAP_SHARED, mmap.PROT_READ)
+            except (OSError, ValueError):  # a file system that maps nothing, or a file that is empty now
+                return 0
+            self._address = np.frombuffer(self._map, np.uint8).ctypes.data
+            with contextlib.suppress(OSError):  # else a page that has to come from the disk brings megabytes with it
+                self._map.madvise(mmap.MADV_RANDOM)
+        return self._address
 
     def look(self) -> None:
-        """See, before the map is copied from, that the file has the size that was indexed and, where it was written to since
-        it was last looked at, both ends too."""
-        status = os.fstat(self.fd)
-        size = status.st_size
-        if status.st_mtime_ns != self.stamp[2]:
-            if size == self.shard.size and read_digest(self.fd, self.shard) != self.shard.digest:
-                raise CorpusFileError(replaced(self.shard))
-            self.stamp = _stamp(status)
-        if size != self.shard.size:
+        """See, after it was read from, that the file has the size that was indexed and, where it was written to since it
+        was last looked at, both ends too."""
+        found, stamp, other = self._state(self.stamp)
+        if found != self.shard.size:
             raise CorpusFileError(
-                f"{self.shard.path}: the file has {size} bytes, expected {self.shard.size}: it was "
-                f"{'cut short' if size < self.shard.size else 'appended to'} while in use."
+                f"{self.shard.path}: the file has {found} bytes, expected {self.shard.size}: it was "
+                f"{'cut short' if found < self.shard.size else 'appended to'} while in use."
             )
+        if other:
+            raise CorpusFileError(replaced(self.shard))
+        self.stamp = stamp
         self._gathers += 1
         if self._map is not None and not self._gathers % _LET_GO:
             # What was touched stays in the page cache; without, all of the file would become resident.
             with contextlib.suppress(OSError):
                 self._map.madvise(mmap.MADV_DONTNEED)
+
+    def _state(self, known: _Stamp | None) -> tuple[int, _Stamp, bool]:
+        """Bytes, stamp, and whether the ends are others than those that were indexed, which is looked at where the stamp
+        is not `known`."""
+        status = os.fstat(self.fd)
+        if _stamp(status) == known:
+            return status.st_size, known, False
+        other = read_digest(self.fd, self.shard) != self.shard.digest
+        status = os.fstat(self.fd)  # again: a file that is cut just now has other ends too
+        return status.st_size, _stamp(status), other
 
     def read_rest(self, offset: int, out: memoryview, done: int) -> None:
         """Fill `out` from the file's byte `offset` on, its first `done` bytes being there already."""
@@ -165,26 +172,30 @@ class ShardReader:
         self._lock = threading.Lock()
         renew_lock(self)
         self._left_to_read = 0  # batches
-        self._thread = threading.local()
 
     def gather(
-        self, shards: list[int], starts: list[int], places: list[int], sizes: list[int], out: memoryview
+        self,
+        shards: Sequence[int] | Ints,
+        starts: Sequence[int] | Ints,
+        places: Sequence[int] | Ints,
+        sizes: Sequence[int] | Ints,
+        out: memoryview,
     ) -> None:
         """Fill the bytes `out[place : place + size]` with tokens of a shard from token `start` on, for each of the four.
 
         Raises:
           CorpusFileError: the file is missing, unreadable, or not the one that was indexed.
         """
+        if len(sizes) >= _MANY_PIECES and not self._remote:
+            of_shard, at, to, size_of = (np.asarray(each, np.int64) for each in (shards, starts, places, sizes))
+            if self._copy(of_shard, at, to, size_of, out):
+                return
         opened, itemsize, preadv = self._open, self._itemsize, os.preadv
-        pieces: Iterable[Piece] = zip(shards, starts, places, sizes, strict=True)
+        columns = (shards, starts, places, sizes)
+        listed = [each.tolist() if isinstance(each, np.ndarray) else each for each in columns]
+        pieces: Iterable[Piece] = zip(*listed, strict=True)
         if self._remote:
             pieces = self._remote.gather(list(pieces), out)
-        elif len(sizes) >= _MANY_PIECES and sum(sizes) <= len(sizes) * _SMALL_PIECE:
-            distinct = set(shards)
-            if self._may_map(distinct):
-                self._copy(pieces, distinct, out)
-                self._after_copy()
-                return
         for shard, start, place, size in pieces:
             file = opened.get(shard) or self._open_file(shard)
             offset = file.shard.data_offset + start * itemsize
@@ -195,45 +206,54 @@ class ShardReader:
                 done = 0  # read_rest says what it is
             if done != size:
                 file.read_rest(offset, piece, done)
+        for shard in set(listed[0]):
+            still_open = opened.get(shard)
+            if still_open is not None:
+                still_open.look()
 
-    def _may_map(self, shards: set[int]) -> bool:
-        """Whether these files may be copied from maps now; call `_after_copy` after that."""
-        if (
-            self._remote or self._scattered or 2 * len(shards) > self._max_open_files
-        ):  # a mapped file has two descriptors
+    def _copy(self, shards: Ints, starts: Ints, places: Ints, sizes: Ints, out: memoryview) -> bool:
+        """Copy pieces from maps of their files, where that is the faster way, and possible."""
+        if sizes.sum() > len(sizes) * _SMALL_PIECE or self._scattered:
             return False
         if self._left_to_read:
             self._left_to_read -= 1
             return False
-        if not hasattr(self._thread, "waits"):
-            self._thread.waits = _disk_waits()
-        return True
-
-    def _after_copy(self) -> None:
+        first, last = int(shards.min()), int(shards.max())
+        distinct = [first] if first == last else np.unique(shards).tolist()
+        if 2 * len(distinct) > self._max_open_files:  # a mapped file has two descriptors
+            return False
+        files = [self._mapped(shard) for shard in distinct]  # held, so that no other thread lets go of them
+        bases: Ints = np.array([file.address() for file in files], np.int64)
+        if not bases.all():
+            return False
+        begins, ends = (
+            bases + np.array([getattr(file.shard, name) for file in files], np.int64)
+            for name in ("data_offset", "size")
+        )
+        at = 0 if len(files) == 1 else np.searchsorted(distinct, shards)
+        memory = np.frombuffer(out, np.uint8)
+        pieces, to = np.empty((2, len(sizes), 2), np.int64)
+        np.multiply(starts, self._itemsize, out=pieces[:, 0])
+        pieces[:, 0] += begins[at]
+        np.add(places, memory.ctypes.data, out=to[:, 0])
+        pieces[:, 1] = to[:, 1] = sizes
+        within = (starts >= 0) & (pieces.sum(axis=1) <= ends[at]) & (places >= 0) & (places + sizes <= len(memory))
+        if not within.all():
+            return False  # a read says where a file ends
         waits = _disk_waits()
-        if waits != self._thread.waits:
-            self._thread.waits, self._left_to_read = waits, _READ_INSTEAD
+        done = copies(pieces, to)
+        if _disk_waits() != waits:
+            self._left_to_read = _READ_INSTEAD
+        for file in files:
+            file.look()
+        return done
 
-    def _copy(self, pieces: Iterable[Piece], shards: set[int], out: memoryview) -> None:
-        """Copy pieces from maps of their files."""
-        views: dict[int, tuple[memoryview, int]] = {}
-        for shard in shards:
-            file = self._open.get(shard) or self._open_file(shard)
-            if not file.mapped:
-                with self._lock:
-                    self._make_room(1, file)
-            views[shard] = file.view(), file.shard.data_offset
-        itemsize = self._itemsize
-        if len(views) == 1:
-            ((view, base),) = views.values()
-            for _, start, place, size in pieces:
-                offset = base + start * itemsize
-                out[place : place + size] = view[offset : offset + size]
-            return
-        for shard, start, place, size in pieces:
-            view, base = views[shard]
-            offset = base + start * itemsize
-            out[place : place + size] = view[offset : offset + size]
+    def _mapped(self, shard: int) -> _LocalFile:
+        file = self._open.get(shard) or self._open_file(shard)
+        if not file.mapped:
+            with self._lock:
+                self._make_room(1, file)
+        return file
 
     def _open_file(self, shard: int) -> _LocalFile:
         """Open a shard in place of the one that has been open longest."""

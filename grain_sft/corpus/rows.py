@@ -1,7 +1,6 @@
 """Ready rows: what a corpus has beside tokens and loss where its tokens are laid out as rows, and reading them.
 
-A row is a few contiguous copies, widened as they are made. They are made from maps of the files, as pieces of rows are (see
-`reader`), else from what is read or fetched.
+A row is a few contiguous pieces, read as pieces of rows are (see `reader`), and widened from there.
 """
 
 from __future__ import annotations
@@ -53,9 +52,6 @@ class ReadyRows:
             ("target_segment_ids", self.segments_dtype),
         )
         return np.dtype([(name, np.dtype(dtype).newbyteorder("<"), (length,)) for name, dtype in names])
-
-
-_SMALL_ROW = 1 << 15  # bytes: up to here a copy of whole rows first costs less than a copy of each plane of each row
 
 
 class RowReader:
@@ -125,49 +121,18 @@ class _Rows(ShardReader):
     ) -> None:
         super().__init__(files, dtype.itemsize, max_open_files, remote=remote)
         self._dtype = dtype
-        self._planes = [dtype[name] for name in dtype.names or ()]
 
     def take(self, shards: list[int], rows: Ints, arrays: Arrays, dtype: type | None = None) -> list[npt.NDArray[Any]]:
         """Row `rows[i]` of shard `shards[i]` for each i: an array [rows, L] of each plane, made by `arrays`; as `dtype`,
         to which they are widened as they are copied."""
-        out = [arrays.empty((len(rows), *plane.shape), dtype or plane.base, 1) for plane in self._planes]
-        distinct = set(shards)
-        if not distinct or not self._may_map(distinct):
-            for array, planes in zip(out, self._fetch(shards, rows), strict=True):
-                array[...] = planes
-            return out
-        maps = {shard: self._map(shard) for shard in distinct}
-        if len(maps) > 1 or (self._dtype.itemsize > _SMALL_ROW and len(out) > 1):
-            by_shard = {shard: self._planes_of(values) for shard, values in maps.items()}
-            for at, shard, row in zip(range(len(rows)), shards, rows.tolist(), strict=True):
-                for array, plane in zip(out, by_shard[shard], strict=True):
-                    array[at] = plane[row]
-        elif len(out) == 1 and dtype is None:  # one call; "clip" has it write to `out` itself
-            self._planes_of(maps[shards[0]])[0].take(rows, 0, out[0], "clip")
-        else:
-            for array, planes in zip(out, self._planes_of(maps[shards[0]].take(rows)), strict=True):
-                array[...] = planes
-        self._after_copy()
-        return out
-
-    def _planes_of(self, values: npt.NDArray[Any]) -> list[npt.NDArray[Any]]:
-        return [values[name] for name in self._dtype.names or ()]
-
-    def _map(self, shard: int) -> npt.NDArray[Any]:
-        file = self._open.get(shard) or self._open_file(shard)
-        if file.values is not None:
-            file.look()
-            return file.values
-        if not file.mapped:
-            with self._lock:
-                self._make_room(1, file)
-        values: npt.NDArray[Any] = np.frombuffer(file.view(), self._dtype, offset=file.shard.data_offset)
-        file.values = values
-        return values
-
-    def _fetch(self, shards: list[int], rows: Ints) -> list[npt.NDArray[Any]]:
-        found: npt.NDArray[Any] = np.empty(len(rows), self._dtype)
         size = self._dtype.itemsize
-        places = [at * size for at in range(len(rows))]
-        self.gather(shards, rows.tolist(), places, [size] * len(rows), found.view(np.uint8).data)
-        return self._planes_of(found)
+        found = arrays.empty((len(rows),), self._dtype, 1)
+        places = np.arange(0, len(rows) * size, size)
+        self.gather(shards, rows, places, np.full(len(rows), size), found.view(np.uint8).data)
+        planes = [found[name] for name in self._dtype.names or ()]
+        if dtype is None:
+            return planes
+        out = [arrays.empty((len(rows), *plane.shape[1:]), dtype, 1) for plane in planes]
+        for array, plane in zip(out, planes, strict=True):
+            array[...] = plane
+        return out

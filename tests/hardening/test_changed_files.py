@@ -102,17 +102,16 @@ def test_a_shard_that_changes_in_a_run_is_noticed_before_a_wrong_row_is_delivere
         assert error is not None and str(paths[3]) in str(error)
 
 
-@pytest.mark.parametrize(("rows", "kind"), [(LENGTH, "maps"), (5000, "reads")], ids=["maps", "reads"])
-def test_a_shard_that_is_overwritten_in_place_is_noticed(tmp_path, rows, kind):
-    """At once where rows are short and so copied from maps, whose times of change are looked at before every batch; where
-    they are long, and read, when the file is next opened."""
+@pytest.mark.parametrize("length", [LENGTH, 5000], ids=["copied together", "read one by one"])
+def test_a_shard_that_is_overwritten_in_place_is_noticed(tmp_path, length):
+    """By who reads from it already, and by who opens it."""
     write_counted(tmp_path, files=4, rows=200)
-    source = NpyDataSource(WindowLayout(open_corpus(tmp_path, dtype="uint32"), rows))
+    source = NpyDataSource(WindowLayout(open_corpus(tmp_path, dtype="uint32"), length))
     source.read(range(len(source)))
     path = tmp_path / "00001.npy"
     with path.open("r+b") as file:
         file.write(np.full(3, 7, np.uint32).tobytes())
-    for each in [source] * (kind == "maps") + [NpyDataSource(source.layout)]:
+    for each in (source, NpyDataSource(source.layout)):
         with pytest.raises(CorpusFileError, match="it was replaced") as error:
             each.read(range(len(source)))
         assert str(path) in str(error.value)

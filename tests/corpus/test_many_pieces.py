@@ -1,0 +1,98 @@
+"""Copies of many pieces of mapped files: right, and an error where a page is gone."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import re
+import threading
+
+import numpy as np
+import pytest
+
+from grain_sft.corpus import many_pieces
+from grain_sft.corpus.reader import ShardReader
+from grain_sft.corpus.stored import describe
+from grain_sft.errors import CorpusFileError
+
+PAGE = mmap.PAGESIZE
+
+
+def a_file(path, pages):
+    values = np.arange(pages * PAGE // 4, dtype=np.uint32)
+    values.tofile(path)
+    return values
+
+
+def addresses(*columns):
+    return np.stack([np.asarray(column, np.int64) for column in columns], axis=1)
+
+
+def test_thousands_of_pieces_are_copied_to_their_places(tmp_path):
+    values = a_file(tmp_path / "values", 64)
+    with (tmp_path / "values").open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as held:
+        base = np.frombuffer(held, np.uint8).ctypes.data
+        random = np.random.default_rng(1)
+        sizes = random.integers(0, 40, 2500)
+        starts = random.integers(0, len(values) - 40, 2500)
+        places = np.cumsum(sizes + 3)
+        out = np.zeros(places[-1] + 40, np.uint32)
+        expected = out.copy()
+        for start, place, size in zip(starts, places, sizes, strict=True):
+            expected[place : place + size] = values[start : start + size]
+        assert many_pieces.copies(
+            addresses(base + 4 * starts, 4 * sizes), addresses(out.ctypes.data + 4 * places, 4 * sizes)
+        )
+        assert (out == expected).all()
+
+
+def test_a_page_that_is_gone_is_told(tmp_path):
+    """A plain copy of it would end this process."""
+    a_file(tmp_path / "values", 8)
+    with (tmp_path / "values").open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as held:
+        base = np.frombuffer(held, np.uint8).ctypes.data
+        out = np.zeros(8 * PAGE, np.uint8)
+        pages = np.arange(8) * PAGE
+        pieces = addresses(base + pages, [PAGE] * 8), addresses(out.ctypes.data + pages, [PAGE] * 8)
+        assert many_pieces.copies(*pieces)
+        os.truncate(tmp_path / "values", 5 * PAGE)
+        assert not many_pieces.copies(*pieces)
+
+
+@pytest.mark.parametrize("offered", [True, False], ids=["one call", "no such call"])
+def test_a_file_that_is_cut_while_threads_read_it_at_full_speed_is_an_error(tmp_path, offered, monkeypatch):
+    """Of all of them, and every value before it is right; where a system offers no such call it is read."""
+    if not offered:
+        monkeypatch.setattr(many_pieces, "_process_vm_readv", None)
+    for attempt in range(20):
+        path = tmp_path / f"{attempt}"
+        values = a_file(path, 64)
+        reader = ShardReader([describe(str(path))], 4)
+        wrong, errors = [], []
+        started = threading.Barrier(4)
+
+        def read(reader=reader, values=values, wrong=wrong, errors=errors, started=started):
+            out = np.empty(64 * 100, np.uint32)
+            places = np.arange(64) * 400
+            random = np.random.default_rng(threading.get_ident() % 1000)
+            started.wait()
+            try:
+                while not wrong:
+                    starts = random.integers(0, len(values) - 100, 64)
+                    reader.gather(np.zeros(64, np.int64), starts, places, np.full(64, 400), out.data.cast("B"))
+                    if (out.reshape(64, 100) != starts[:, None] + np.arange(100)).any():
+                        wrong.append(starts)
+            except CorpusFileError as found:
+                errors.append(str(found))
+
+        threads = [threading.Thread(target=read) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        started.wait()
+        os.truncate(path, PAGE * attempt)
+        for thread in threads:
+            thread.join()
+        assert not wrong
+        assert len(errors) == 3 and all(
+            str(path) in error and re.search("cut short while|shrank", error) for error in errors
+        )
