@@ -1,14 +1,18 @@
 """Copying many pieces of mapped files in one system call.
 
-`process_vm_readv(2)`, asked for this very process, copies a thousand pieces from one address to another. Where a page can't
-be had, as the file was cut short or its disk or server fails, the call comes back short; a plain copy from the map would
-end the process there (SIGBUS). It holds no GIL, and costs half of what a read of each piece does.
+`pwritev(2)` of a thousand pieces of memory to a file in memory, which is mapped: from there they are copied to their
+places. Where a page can't be had, as the file was cut short or its disk or server fails, the call comes back short; a plain
+copy from the map would end the process there (SIGBUS). It holds no GIL, costs a quarter of what a read of each piece does,
+and less than copies made piece by piece.
 """
 
 from __future__ import annotations
 
 import ctypes
+import mmap
 import os
+import threading
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -17,40 +21,92 @@ import numpy.typing as npt
 Ints = npt.NDArray[np.int64]
 
 _AT_ONCE = 1 << 10  # IOV_MAX of Linux
+_LEAST = 1 << 20  # bytes of a file in memory
 
 
 def _find() -> Any:
-    """The C library's function; None where there is none, as on macOS."""
-    if ctypes.sizeof(ctypes.c_void_p) != 8:
+    """The C library's function; None where there are no files in memory, as on macOS."""
+    if not hasattr(os, "memfd_create") or ctypes.sizeof(ctypes.c_void_p) != 8:
         return None
-    function = getattr(ctypes.CDLL(None), "process_vm_readv", None)
-    if function is not None:
-        function.restype = ctypes.c_ssize_t
-        pointer, number = ctypes.c_void_p, ctypes.c_ulong
-        function.argtypes = [ctypes.c_int, pointer, number, pointer, number, number]
+    function = ctypes.CDLL(None, use_errno=True).pwritev
+    function.restype = ctypes.c_ssize_t
+    function.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_int, ctypes.c_int64]
     return function
 
 
-_process_vm_readv = _find()
+_pwritev = _find()
 
 
-def copies(pieces: Ints, to: Ints) -> bool:
-    """Copy memory of this process.
+class _Memory:
+    """A file in memory, and its bytes."""
+
+    def __init__(self, size: int) -> None:
+        self.process = os.getpid()
+        self.fd = os.memfd_create("grain_sft", os.MFD_CLOEXEC)
+        try:
+            os.ftruncate(self.fd, size)
+            self.bytes = memoryview(mmap.mmap(self.fd, size))
+        except BaseException:
+            os.close(self.fd)
+            raise
+
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:
+        if hasattr(self, "bytes"):
+            close(self.fd)
+
+
+_of_thread = threading.local()
+
+
+def _memory(size: int) -> _Memory:
+    """This thread's, of at least `size` bytes. A process that forks shares its own with the child, which makes another."""
+    held: _Memory | None = getattr(_of_thread, "memory", None)
+    if held is None or len(held.bytes) < size or held.process != os.getpid():
+        held = _of_thread.memory = _Memory(max(_LEAST, 1 << (size - 1).bit_length()))
+    return held
+
+
+def copies(addresses: Ints, places: Ints, ends: Ints, out: memoryview) -> bool:
+    """Copy pieces of this process's memory to `out[place : end]`.
 
     Args:
-      pieces: [pieces, 2], C-contiguous: address and size in bytes of each.
-      to: [pieces, 2], the same of where it goes, memory that the caller holds; sizes as in `pieces`.
+      addresses: [pieces]. The caller holds what is there, such as a map.
+      places, ends: [pieces], in `out`; copied fastest where one begins at the end of the one before.
+      out: bytes.
 
     Returns:
-      Whether all of them were copied. If not, any part may have been: a page could not be had, or the system doesn't
-      offer or allow such a call.
+      Whether all of them were copied. If not, some may have been: a page could not be had, or the system doesn't offer
+      such a call.
     """
-    if _process_vm_readv is None:
+    if _pwritev is None:
         return False
-    process = os.getpid()
-    for begin in range(0, len(pieces), _AT_ONCE):
-        count = min(_AT_ONCE, len(pieces) - begin)
-        source, target = pieces.ctypes.data + 16 * begin, to.ctypes.data + 16 * begin
-        if _process_vm_readv(process, target, count, source, count, 0) != pieces[begin : begin + count, 1].sum():
-            return False
+    try:
+        if len(ends) <= _AT_ONCE:
+            return _copies(addresses, places, ends, out)
+        for begin in range(0, len(ends), _AT_ONCE):
+            part = slice(begin, begin + _AT_ONCE)
+            if not _copies(addresses[part], places[part], ends[part], out):
+                return False
+    except OSError:  # no more memory, or open files
+        return False
+    return True
+
+
+def _copies(addresses: Ints, places: Ints, ends: Ints, out: memoryview) -> bool:
+    vectors = np.empty((len(ends), 2), np.int64)
+    vectors[:, 0] = addresses
+    np.subtract(ends, places, out=vectors[:, 1])
+    gaps = (places[1:] - ends[:-1]).nonzero()[0]
+    runs = [(int(places[0]), int(ends[-1]))]
+    if len(gaps):
+        begins, last = [runs[0][0], *places[gaps + 1].tolist()], runs[0][1]
+        runs = list(zip(begins, [*ends[gaps].tolist(), last], strict=True))
+    total = sum([end - begin for begin, end in runs])
+    memory = _memory(total)
+    if _pwritev(memory.fd, vectors.ctypes.data, len(ends), 0) != total:
+        return False
+    source, at = memory.bytes, 0
+    for begin, end in runs:
+        out[begin:end] = source[at : at + end - begin]
+        at += end - begin
     return True

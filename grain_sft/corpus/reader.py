@@ -18,7 +18,7 @@ import mmap
 import os
 import resource
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -33,7 +33,7 @@ from grain_sft.forks import renew_lock
 DEFAULT_MAX_OPEN_FILES = 1024
 
 _MANY_PIECES = 8  # of a gather
-_SMALL_PIECE = 1 << 14  # bytes, on average
+_SMALL_PIECE = 1 << 13  # bytes, on average
 _READ_INSTEAD = 1 << 8  # batches, after a copy from a map that waited for the disk
 _LET_GO = 1 << 12  # gathers after which the pages that a map has touched are let go of
 
@@ -131,9 +131,9 @@ class _LocalFile:
                 )
             done += count
 
-    def __del__(self) -> None:
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:
         if self.fd >= 0:
-            os.close(self.fd)
+            close(self.fd)
 
 
 class ShardReader:
@@ -172,6 +172,7 @@ class ShardReader:
         self._lock = threading.Lock()
         renew_lock(self)
         self._left_to_read = 0  # batches
+        self._thread = threading.local()
 
     def gather(
         self,
@@ -186,10 +187,12 @@ class ShardReader:
         Raises:
           CorpusFileError: the file is missing, unreadable, or not the one that was indexed.
         """
-        if len(sizes) >= _MANY_PIECES and not self._remote:
-            of_shard, at, to, size_of = (np.asarray(each, np.int64) for each in (shards, starts, places, sizes))
-            if self._copy(of_shard, at, to, size_of, out):
-                return
+        if len(sizes) >= _MANY_PIECES and not (self._scattered or self._remote):
+            total = int(sizes.sum()) if isinstance(sizes, np.ndarray) else sum(sizes)
+            if total <= len(sizes) * _SMALL_PIECE:
+                of_shard, at, to, size_of = (np.asarray(each, np.int64) for each in (shards, starts, places, sizes))
+                if self._copy(of_shard, at, to, size_of, total, out):
+                    return
         opened, itemsize, preadv = self._open, self._itemsize, os.preadv
         columns = (shards, starts, places, sizes)
         listed = [each.tolist() if isinstance(each, np.ndarray) else each for each in columns]
@@ -211,39 +214,38 @@ class ShardReader:
             if still_open is not None:
                 still_open.look()
 
-    def _copy(self, shards: Ints, starts: Ints, places: Ints, sizes: Ints, out: memoryview) -> bool:
+    def _copy(self, shards: Ints, starts: Ints, places: Ints, sizes: Ints, total: int, out: memoryview) -> bool:
         """Copy pieces from maps of their files, where that is the faster way, and possible."""
-        if sizes.sum() > len(sizes) * _SMALL_PIECE or self._scattered:
-            return False
         if self._left_to_read:
             self._left_to_read -= 1
             return False
-        first, last = int(shards.min()), int(shards.max())
-        distinct = [first] if first == last else np.unique(shards).tolist()
+        distinct = sorted(set(shards.tolist())) if len(self._shards) > 1 else [0]
         if 2 * len(distinct) > self._max_open_files:  # a mapped file has two descriptors
             return False
         files = [self._mapped(shard) for shard in distinct]  # held, so that no other thread lets go of them
-        bases: Ints = np.array([file.address() for file in files], np.int64)
-        if not bases.all():
+        if not all([file.address() for file in files]):
             return False
-        begins, ends = (
-            bases + np.array([getattr(file.shard, name) for file in files], np.int64)
-            for name in ("data_offset", "size")
-        )
-        at = 0 if len(files) == 1 else np.searchsorted(distinct, shards)
-        memory = np.frombuffer(out, np.uint8)
-        pieces, to = np.empty((2, len(sizes), 2), np.int64)
-        np.multiply(starts, self._itemsize, out=pieces[:, 0])
-        pieces[:, 0] += begins[at]
-        np.add(places, memory.ctypes.data, out=to[:, 0])
-        pieces[:, 1] = to[:, 1] = sizes
-        within = (starts >= 0) & (pieces.sum(axis=1) <= ends[at]) & (places >= 0) & (places + sizes <= len(memory))
-        if not within.all():
-            return False  # a read says where a file ends
+        from_start, ends = starts * self._itemsize, places + sizes
+        base: int | Ints
+        held: int | Ints
+        if len(files) == 1:
+            base, held = (
+                files[0].address() + files[0].shard.data_offset,
+                files[0].shard.size - files[0].shard.data_offset,
+            )
+        else:
+            at = np.searchsorted(distinct, shards)
+            base = np.array([file.address() + file.shard.data_offset for file in files], np.int64)[at]
+            held = np.array([file.shard.size - file.shard.data_offset for file in files], np.int64)[at]
+        left = held - (from_start + sizes)
+        if np.minimum.reduce(left | from_start | places | sizes) < 0 or np.maximum.reduce(ends) > len(out):
+            return False  # of what a plan, say, has wrong, a read tells
+        if not hasattr(self._thread, "waits"):
+            self._thread.waits = _disk_waits()
+        done = copies(from_start + base, places, ends, out)
         waits = _disk_waits()
-        done = copies(pieces, to)
-        if _disk_waits() != waits:
-            self._left_to_read = _READ_INSTEAD
+        if waits != self._thread.waits:
+            self._thread.waits, self._left_to_read = waits, _READ_INSTEAD
         for file in files:
             file.look()
         return done

@@ -120,19 +120,22 @@ class _Rows(ShardReader):
         remote: RemoteOptions | None,
     ) -> None:
         super().__init__(files, dtype.itemsize, max_open_files, remote=remote)
-        self._dtype = dtype
+        self._row_bytes = dtype.itemsize
+        self._planes: list[tuple[np.dtype[Any], slice]] = []
+        for plane, begin, *_ in (dtype.fields or {}).values():
+            self._planes.append((plane.base, slice(begin, begin + plane.itemsize)))
 
     def take(self, shards: list[int], rows: Ints, arrays: Arrays, dtype: type | None = None) -> list[npt.NDArray[Any]]:
         """Row `rows[i]` of shard `shards[i]` for each i: an array [rows, L] of each plane, made by `arrays`; as `dtype`,
         to which they are widened as they are copied."""
-        size = self._dtype.itemsize
-        found = arrays.empty((len(rows),), self._dtype, 1)
-        places = np.arange(0, len(rows) * size, size)
-        self.gather(shards, rows, places, np.full(len(rows), size), found.view(np.uint8).data)
-        planes = [found[name] for name in self._dtype.names or ()]
+        size = self._row_bytes
+        found = arrays.empty((len(rows), size), np.uint8, 1)
+        places = list(range(0, len(rows) * size, size))
+        self.gather(shards, rows.tolist(), places, [size] * len(rows), found.reshape(-1).data)
+        planes = [found[:, columns].view(plane) for plane, columns in self._planes]
         if dtype is None:
             return planes
-        out = [arrays.empty((len(rows), *plane.shape[1:]), dtype, 1) for plane in planes]
+        out = [arrays.empty(plane.shape, dtype, 1) for plane in planes]
         for array, plane in zip(out, planes, strict=True):
             array[...] = plane
         return out
