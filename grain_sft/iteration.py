@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import grain
@@ -133,10 +134,20 @@ class PipelineIterator(grain.DatasetIterator[Element]):
                 self._closed = True
                 self._stop()
 
-    def _stop(self) -> None:
-        if self._inner is not None:
-            workers.close(self._inner)
-            self._inner = None
+    def _stop(
+        self,
+        ends: Callable[[], bool] = sys.is_finalizing,
+        close_workers: Callable[[grain.DatasetIterator[Element]], None] = workers.close,
+    ) -> None:
+        """Called also while the interpreter ends: the names of this module may be gone, and no thread starts any more.
+        Worker processes were stopped before that (see `start_prefetch`)."""
+        inner, self._inner = self._inner, None
+        if inner is None:
+            return
+        if not self._workers.num_workers:
+            inner.close()
+        elif not ends():
+            close_workers(inner)
 
     def _get_next_index(self) -> int:
         return self._step

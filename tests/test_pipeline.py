@@ -496,6 +496,24 @@ def test_a_script_that_leaves_its_workers_open_ends_quietly(source, tmp_path):
     assert "Traceback" not in result.stderr, result.stderr
 
 
+def test_a_script_that_leaves_an_iterator_with_threads_open_ends_quietly(source):
+    """Several times: threads that are started while the interpreter ends are waited for without end, now and then."""
+    folder = source.layout.corpus.shards[0].path.rsplit("/", 1)[0]
+    program = f"""
+import grain_sft
+corpus = grain_sft.open_corpus({folder!r})
+source = grain_sft.NpyDataSource(grain_sft.WindowLayout(corpus, 16))
+pipeline = grain_sft.Pipeline(source, grain_sft.IndexSampler(len(source), global_batch_size=2, seed=1))
+left = [pipeline.iter(start_step=step) for step in range(3)]
+for batches in left:
+    next(batches)
+left[0].set_state(left[1].get_state())
+"""
+    for _ in range(3):
+        result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+        assert (result.returncode, result.stderr) == (0, "")
+
+
 def test_worker_processes_start_from_a_notebook(source):
     """As in a notebook: the program is typed in, and there is no main file."""
     folder = source.layout.corpus.shards[0].path.rsplit("/", 1)[0]
