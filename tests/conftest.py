@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,6 +12,13 @@ import numpy.typing as npt
 import pytest
 
 from grain_sft import files
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Name what fails at once: whoever ends a long run sees no summary."""
+    if report.failed and "PYTEST_XDIST_WORKER" not in os.environ:
+        print(f"\nfailed: {report.nodeid}", file=sys.__stderr__, flush=True)
+
 
 WriteTokens = Callable[..., Path]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sft_files import documents, write_episodes, write_olmo
@@ -77,7 +78,7 @@ def test_read_is_map_of_read(corpora, kind, long_runs, monkeypatch):
         assert shift.read(source, np.empty(0, np.int64))["inputs"].shape == (0, LENGTH)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(data=st.data())
 def test_span_by_span_is_piece_by_piece(corpora, data):
     folder, found = corpora

@@ -66,26 +66,22 @@ class _LocalFile:
             raise CorpusFileError(size_change(shard, found))
         if other:
             raise CorpusFileError(replaced(shard))
+        self.address = 0  # of the first byte, mapped; 0 where it is not
         self._map: mmap.mmap | None = None
-        self._address = 0
         self._gathers = 0
 
-    @property
-    def mapped(self) -> bool:
-        """Whether the file has a map, and so a second descriptor."""
-        return self._map is not None
-
-    def address(self) -> int:
-        """Of the file's first byte, mapped; 0 where it can't be. The map holds a second descriptor of the file."""
-        if self._map is None:
-            try:
-                self._map = mmap.mmap(self.fd, 0, mmap.MAP_SHARED, mmap.PROT_READ)
-            except (OSError, ValueError):  # a file system that maps nothing, or a file that is empty now
-                return 0
-            self._address = np.frombuffer(self._map, np.uint8).ctypes.data
-            with contextlib.suppress(OSError):  # else a page that has to come from the disk brings megabytes with it
-                self._map.madvise(mmap.MADV_RANDOM)
-        return self._address
+    def map(self) -> None:
+        """Map the file, where that is possible. The map holds a second descriptor of it, and lives as long as this does: who
+        copies from it holds this, and no two threads call this at once."""
+        if self._map is not None:
+            return
+        try:
+            self._map = mmap.mmap(self.fd, 0, mmap.MAP_SHARED, mmap.PROT_READ)
+        except (OSError, ValueError):  # a file system that maps nothing, or a file that is empty now
+            return
+        with contextlib.suppress(OSError):  # else a page that has to come from the disk brings megabytes with it
+            self._map.madvise(mmap.MADV_RANDOM)
+        self.address = np.frombuffer(self._map, np.uint8).ctypes.data
 
     def look(self) -> None:
         """See, after it was read from, that the file has the size that was indexed and, where it was written to since it
@@ -223,19 +219,19 @@ class ShardReader:
         if 2 * len(distinct) > self._max_open_files:  # a mapped file has two descriptors
             return False
         files = [self._mapped(shard) for shard in distinct]  # held, so that no other thread lets go of them
-        if not all([file.address() for file in files]):
+        if not all(file.address for file in files):
             return False
         from_start, ends = starts * self._itemsize, places + sizes
         base: int | Ints
         held: int | Ints
         if len(files) == 1:
             base, held = (
-                files[0].address() + files[0].shard.data_offset,
+                files[0].address + files[0].shard.data_offset,
                 files[0].shard.size - files[0].shard.data_offset,
             )
         else:
             at = np.searchsorted(distinct, shards)
-            base = np.array([file.address() + file.shard.data_offset for file in files], np.int64)[at]
+            base = np.array([file.address + file.shard.data_offset for file in files], np.int64)[at]
             held = np.array([file.shard.size - file.shard.data_offset for file in files], np.int64)[at]
         left = held - (from_start + sizes)
         if np.minimum.reduce(left | from_start | places | sizes) < 0 or np.maximum.reduce(ends) > len(out):
@@ -252,9 +248,10 @@ class ShardReader:
 
     def _mapped(self, shard: int) -> _LocalFile:
         file = self._open.get(shard) or self._open_file(shard)
-        if not file.mapped:
+        if not file.address:
             with self._lock:
                 self._make_room(1, file)
+                file.map()
         return file
 
     def _open_file(self, shard: int) -> _LocalFile:
@@ -272,13 +269,13 @@ class ShardReader:
 
     def _make_room(self, descriptors: int, keep: _LocalFile | None = None) -> None:
         """Let go of the files that have been open longest, until so many more descriptors may be opened."""
-        held = len(self._open) + sum(file.mapped for file in self._open.values())
+        held = len(self._open) + sum(1 for file in self._open.values() if file.address)
         for shard, file in list(self._open.items()):
             if held + descriptors <= self._max_open_files:
                 return
             if file is not keep:
                 del self._open[shard]
-                held -= 1 + file.mapped
+                held -= 2 if file.address else 1
 
 
 def _disk_waits() -> int:

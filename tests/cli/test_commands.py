@@ -88,7 +88,7 @@ def test_every_command_explains_itself(command, capsys):
 def test_bench_reports_every_loader_beside_its_limit(tmp_path, capsys):
     out = tmp_path / "figures.json"
     small = ["--files", "2", "--tokens", "200000", "--seconds", "0.01", "--repeats", "1", "--sequence-length", "1024"]
-    scale = ["--order-rows", "3000000", "--startup-files", "8"]
+    scale = ["--order-rows", "300000", "--startup-files", "8"]
     only = ["--only", "windows"]
     assert main(["bench", *only, *small, *scale, "--json", str(out), "--dir", str(tmp_path / "data")]) == 0
     figures = json.loads(out.read_text())

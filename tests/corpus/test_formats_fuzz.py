@@ -7,6 +7,7 @@ import shutil
 
 import numpy as np
 import pytest
+from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sft_files import EOS, documents, write_episodes, write_olmo, write_openchat, write_primer
@@ -14,7 +15,7 @@ from test_fuzz import Mutations, json_values, mutate
 
 import grain_sft
 
-SETTINGS = settings(max_examples=400, deadline=None, derandomize=True, database=None)
+SETTINGS = settings(max_examples=examples(400), deadline=None, derandomize=True, database=None)
 
 
 @pytest.fixture(scope="module")

@@ -8,12 +8,13 @@ import warnings
 
 import numpy as np
 import pytest
+from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import grain_sft
 
-SETTINGS = settings(max_examples=400, deadline=None, derandomize=True, database=None)
+SETTINGS = settings(max_examples=examples(400), deadline=None, derandomize=True, database=None)
 
 Mutations = st.lists(
     st.tuples(st.sampled_from(["set", "insert", "delete", "cut"]), st.integers(0, 1 << 16), st.integers(0, 255)),

@@ -91,3 +91,32 @@ def test_a_file_that_is_cut_while_threads_read_it_at_full_speed_is_an_error(tmp_
         assert len(errors) == 3 and all(
             str(path) in error and re.search("cut short while|shrank", error) for error in errors
         )
+
+
+def test_threads_that_map_and_let_go_of_the_same_files_read_right_values(tmp_path):
+    """A map that one thread copies from stays until it is done, whoever maps the file at the same time, or lets go of it."""
+    values = np.arange(16 * 16 * PAGE // 4, dtype=np.uint32).reshape(16, -1)
+    for number, each in enumerate(values):
+        each.tofile(tmp_path / f"{number}")
+    stored = [describe(str(tmp_path / f"{number}")) for number in range(len(values))]
+    wrong = []
+
+    def read(reader, seed, started):
+        random = np.random.default_rng(seed)
+        out = np.empty((32, 10), np.uint32)
+        started.wait()
+        for _ in range(20):
+            shards, starts = random.integers(0, 16, 32) // 4 * random.integers(1, 5), random.integers(0, 10_000, 32)
+            reader.gather(shards, starts, np.arange(32) * 40, np.full(32, 40), out.reshape(-1).data.cast("B"))
+            if (out != values[shards[:, None], starts[:, None] + np.arange(10)]).any():
+                wrong.append((shards, starts))
+
+    for attempt in range(40):
+        reader = ShardReader(stored, 4, max_open_files=12)
+        started = threading.Barrier(4)
+        threads = [threading.Thread(target=read, args=(reader, 4 * attempt + number, started)) for number in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert not wrong

@@ -181,6 +181,7 @@ def test_the_demo_says_what_it_trains_on(finished: Finished) -> None:
     assert re.search(r"rows    [\d,]+ of 256 tokens: \d\.\d conversations in a row, 0\.\d% padding", finished.output)
 
 
+@pytest.mark.heavy
 def test_the_demo_of_plain_text_ends_with_equal_runs(tmp_path: Path) -> None:
     status, output, errors = demo(tmp_path, "--data", "text")
     assert (status, errors) == (0, ""), output

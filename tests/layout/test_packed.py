@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from document_corpora import EOS, PAD, Known, make, token_files
+from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -115,7 +116,7 @@ def check_targets(rows):
         )
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(
     kind=st.sampled_from(KINDS),
     lengths=st.lists(st.one_of(st.integers(1, 12), st.integers(1, 60)), min_size=1, max_size=50),

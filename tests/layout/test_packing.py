@@ -6,6 +6,7 @@ import itertools
 
 import numpy as np
 import pytest
+from effort import examples
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -48,7 +49,7 @@ def plain_fit(lengths: list[int], most: int | None, *, best: bool) -> list[list[
     return rows
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(lengths=LENGTHS, most=SEGMENTS)
 @example(lengths=[1] * 100, most=None)
 @example(lengths=[1] * 100, most=3)
@@ -58,7 +59,7 @@ def test_best_fit_decreasing_is_that_of_one_document_after_the_other(lengths, mo
     assert found == plain_fit(lengths, most, best=True)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(lengths=LENGTHS, most=SEGMENTS)
 @example(lengths=[1] * 100, most=None)
 @example(lengths=[1] * 100, most=3)
@@ -76,7 +77,7 @@ def test_first_fit_over_more_rows_than_are_looked_at_together(seed, most):
     assert found == plain_fit(lengths, most, best=False)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(lengths=st.lists(st.integers(1, 3 * CAPACITY), min_size=1, max_size=60))
 def test_concat_then_split_cuts_the_stream_where_a_row_is_full(lengths):
     rows = pack("concat_then_split", lengths)
@@ -91,7 +92,7 @@ def test_concat_then_split_cuts_the_stream_where_a_row_is_full(lengths):
     assert found == [stream[at : at + CAPACITY] for at in range(0, len(stream), CAPACITY)]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(lengths=LENGTHS, most=SEGMENTS, seed=st.integers(0, 2**63), epoch=st.integers(0, 5), chunk=st.integers(1, 50))
 def test_shuffled_best_fit_packs_chunks_of_an_order_of_its_epoch(lengths, most, seed, epoch, chunk):
     options = {"max_segments": most, "seed": seed, "chunk": chunk}
@@ -122,7 +123,7 @@ def test_hardly_any_row_of_several_documents_comes_again_in_the_next_epoch(count
         assert len(first & second) <= (0.2 if count == 300 else 0.04) * len(second)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(lengths=LENGTHS, rows=st.integers(1, 7), seed=st.integers(0, 2**32), epoch=st.integers(0, 5))
 def test_multipack_has_whole_batches_that_follow_its_order(lengths, rows, seed, epoch):
     packed = pack("multipack", lengths, batch_rows=rows, seed=seed, epoch=epoch)

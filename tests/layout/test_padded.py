@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from document_corpora import EOS, PAD, make
+from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -17,7 +18,7 @@ from grain_sft.errors import LayoutError, RowIndexError
 from grain_sft.layout import FILL_ROW, Span
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(
     kind=st.sampled_from(["plain", "parts", "episodes"]),
     lengths=st.lists(st.integers(1, 40), min_size=1, max_size=30),

@@ -8,6 +8,7 @@ import pickle
 
 import numpy as np
 import pytest
+from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -59,7 +60,7 @@ def test_files_shorter_than_a_row_and_empty_files_give_none_wherever_they_stand(
     np.testing.assert_array_equal(rows, [np.arange(s.start, s.stop) + starts[s.shard] for s in expected])
 
 
-@settings(max_examples=200, deadline=None, derandomize=True, database=None)
+@settings(max_examples=examples(200), deadline=None, derandomize=True, database=None)
 @given(counts=st.lists(st.integers(0, 40), min_size=1, max_size=12), length=st.integers(1, 20), data=st.data())
 def test_spans_and_pieces_are_those_of_a_naive_count(counts, length, data):
     expected = naive_spans(counts, length)

@@ -82,7 +82,12 @@ def write_chats(path: Path, count: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("format", "workers"), [("olmo", 1), ("episodes", 1), ("primer", 1), ("openchat", 1), ("olmo", 2)]
+    ("format", "workers"),
+    [
+        ("olmo", 2),
+        ("openchat", 1),
+        *(pytest.param(format, 1, marks=pytest.mark.heavy) for format in ("olmo", "episodes", "primer")),
+    ],
 )
 def test_killed_and_started_again(tmp_path: Path, format: str, workers: int) -> None:
     if format == "openchat":

@@ -6,6 +6,7 @@ import json
 import time
 
 import pytest
+from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizer_makers import FILES
@@ -216,7 +217,7 @@ def test_json_that_is_fine_is_read(line, value):
     assert parse_json(line) == value
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(st.binary(max_size=60) | st.text(alphabet='{}[]":,0\\und8e \ufeff\u00e9', max_size=60).map(str.encode))
 def test_any_bytes_are_a_value_or_a_record_error(line):
     try:
@@ -243,7 +244,7 @@ JSON = st.recursive(
 )
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=examples(500), deadline=None)
 @given(JSON, st.sampled_from(["auto", *SCHEMAS]))
 def test_any_value_is_a_conversation_or_a_record_error(value, schema):
     try:

@@ -4,6 +4,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
+from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -81,7 +82,7 @@ def test_greedy_by_the_largest_debt_would_not_do():
     assert max(furthest([(0, shares(*weights))], constant(*weights).choose(np.arange(28))[0])) < 1
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(weights_of(2, 8))
 def test_no_source_is_a_row_away_from_its_share_and_none_beyond_tijdemans_bound(weights):
     mixed = constant(*weights)
@@ -97,7 +98,7 @@ def test_no_source_is_a_row_away_from_its_share_and_none_beyond_tijdemans_bound(
         assert share or not (sources == source).any()
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(weights_of(2, 4), st.integers(0, 10**12))
 def test_weights_of_a_long_period_are_within_a_row_too_by_formula(weights, first):
     with pytest.MonkeyPatch.context() as patch:
@@ -148,7 +149,7 @@ def scheduled(draw, low, high):
     return changes, row
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(scheduled(2, 3))
 def test_over_changes_of_weights_up_to_three_sources_stay_within_a_row_of_their_cumulative_shares(found):
     changes, row = found
@@ -156,7 +157,7 @@ def test_over_changes_of_weights_up_to_three_sources_stay_within_a_row_of_their_
     assert max(furthest(changes, assert_consistent(mixed, row + 150))) <= 1
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(scheduled(2, 8))
 def test_a_change_of_weights_changes_nothing_before_it(found):
     changes, row = found
@@ -199,7 +200,7 @@ def test_a_source_that_runs_dry_ends_the_rows_or_leaves_its_share_to_the_others(
     assert np.bincount(assert_consistent(ending, 15)).tolist() == [5, 7, 3]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(weights_of(2, 6), st.data())
 def test_with_renormalizing_every_row_is_given_once(weights, data):
     limits = [data.draw(st.integers(1, 30)) if Fraction(str(weight)) else 0 for weight in weights]

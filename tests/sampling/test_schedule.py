@@ -4,6 +4,7 @@ import pickle
 
 import numpy as np
 import pytest
+from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -51,7 +52,7 @@ def plain(num_instances, global_batch_size, last_batch, schedule, steps):
     return found
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(runs())
 def test_rows_are_those_of_a_plain_walk_through_the_epochs(run):
     sampler = IndexSampler(**run, seed=7)
@@ -75,7 +76,7 @@ def test_rows_are_those_of_a_plain_walk_through_the_epochs(run):
                 assert together.tolist() == whole.rows(step).tolist()
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(runs())
 def test_a_run_of_epochs_ends_where_they_do_and_each_has_its_rows_once(run):
     sampler = IndexSampler(**run, seed=7, epochs=3) if run["num_instances"] >= 24 else IndexSampler(**run, seed=7)
@@ -153,7 +154,7 @@ def test_what_is_wrong_with_a_schedule_is_said(schedule, message):
         IndexSampler(50, global_batch_size=4, seed=0, schedule=schedule)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(SIZES, st.lists(st.tuples(st.integers(1, 30), SIZES), max_size=4, unique_by=lambda entry: entry[0]))
 def test_batch_sizes_count_rows_both_ways(first, changes):
     sizes = BatchSizes(first, sorted(changes))
