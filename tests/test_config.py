@@ -6,6 +6,7 @@ import copy
 import inspect
 import json
 import os
+import re
 from pathlib import Path
 
 import numpy as np
@@ -300,6 +301,49 @@ def test_an_audit_log_is_written_where_the_config_says(config, tmp_path):
 def test_a_key_of_yaml_that_is_no_text_is_an_unknown_one(config, tmp_path, key):
     path = write(tmp_path / "a.yaml", {**config, key: 1})
     assert f"{path}: unknown key {key!r}" in error_of(path)
+
+
+@pytest.mark.parametrize("section", ["one corpus", "a source of a mixture"])
+def test_how_remote_files_are_read_is_given_to_the_corpus_and_changes_no_receipt(config, tmp_path, section):
+    remote = {"seconds": 7, "requests": 3, "cache": {"folder": str(tmp_path / "kept"), "max_bytes": "1GiB"}}
+    plain, corpus = copy.deepcopy(config), config["corpus"]
+    if section != "one corpus":
+        for each in (config, plain):
+            each["corpus"] = {"mixture": {"one": {**each["corpus"], "weight": 1}}}
+            del each["sampler"]["epochs"]
+        corpus = config["corpus"]["mixture"]["one"]
+    corpus["remote"] = remote
+    pipeline = grain_sft.load(config, host=HOST)
+    source = pipeline.source if section == "one corpus" else pipeline.source.sources["one"]
+    options = source.layout.corpus.remote
+    assert (options.limits.seconds, options.limits.requests) == (7, 3)
+    assert (options.cache.folder, options.cache.max_bytes) == (str(tmp_path / "kept"), 1 << 30)
+    assert pipeline.receipt == grain_sft.load(plain, host=HOST).receipt
+
+
+@pytest.mark.parametrize(
+    ("remote", "expected"),
+    [
+        ({"second": 7}, "corpus.remote: remote: unknown key 'second'"),
+        ({"cache": {"folder": "kept"}}, "corpus.remote: remote: cache has no max_bytes"),
+        ("fast", "corpus.remote"),
+    ],
+)
+def test_a_mistake_in_how_remote_files_are_read_is_a_config_error(config, remote, expected):
+    config["corpus"]["remote"] = remote
+    with pytest.raises(ConfigError, match=re.escape(expected)):
+        grain_sft.load(config, host=HOST)
+
+
+def test_files_outside_of_the_root_of_a_config_are_refused(config, data, tmp_path):
+    config["corpus"]["path"] = "data/mix.txt"
+    config["corpus"]["root"] = "data"
+    path = write(tmp_path / "run.yaml", config)
+    assert len(grain_sft.load(path, host=HOST).source) == ROWS
+    config["corpus"]["root"] = str(tmp_path / "elsewhere")
+    (tmp_path / "elsewhere").mkdir()
+    with pytest.raises(CorpusError, match="elsewhere"):
+        grain_sft.load(write(tmp_path / "run.yaml", config), host=HOST)
 
 
 @pytest.mark.parametrize("section", ["corpus", "layout", "sampler"])

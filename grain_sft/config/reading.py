@@ -142,6 +142,8 @@ def _located(corpus: Mapping[str, Any], folder: str) -> dict[str, Any]:
     if "path" in corpus:
         path = corpus["path"]
         found["path"] = [_locate(item, folder) for item in path] if isinstance(path, list) else _locate(path, folder)
+    if "root" in corpus:
+        found["root"] = _locate(corpus["root"], folder)
     mixture = corpus.get("mixture")
     if isinstance(mixture, Mapping):
         found["mixture"] = {

@@ -10,7 +10,8 @@ import grain
 from grain_sft.config.kinds import Kind, check_keys, check_kind
 from grain_sft.config.schedule import check_schedule
 from grain_sft.corpus.open import FORMATS
-from grain_sft.errors import ConfigError
+from grain_sft.corpus.remote_options import RemoteOptions
+from grain_sft.errors import ConfigError, CorpusError, StorageError
 from grain_sft.layout import Layout, MaterializedLayout, PackedLayout, PaddedLayout, WindowLayout
 from grain_sft.layout.packing import ALGORITHMS, TIES
 from grain_sft.sampling.orders import ORDERS
@@ -61,6 +62,8 @@ SECTIONS: dict[str, dict[str, Kind]] = {
         "eos_token_id": int,
         "path_remap": dict,
         "tokenizer": str,
+        "remote": dict,
+        "root": str,
         "pad_token_id": COUNT_OR_NONE,
         "use_loss_mask": bool,
     },
@@ -133,6 +136,11 @@ def _check_paths(corpus: Mapping[str, Any], where: str) -> None:
         check_kind(path, str, f"{where}.path: an item")
     for text in (*remap, *remap.values()):
         check_kind(text, str, f"{where}.path_remap: a prefix or its replacement")
+    if "remote" in corpus:
+        try:
+            RemoteOptions.of(corpus["remote"])
+        except (CorpusError, StorageError) as error:
+            raise ConfigError(f"{where}.remote: {error}") from error
 
 
 def _check_sampler(config: Mapping[str, Any], where: str) -> None:
