@@ -91,7 +91,7 @@ class Pipeline:
 
         Raises: as `pipeline[step]`.
         """
-        return self._batch(self.sampler.rows(step)[places])
+        return self._batch(self.sampler.rows_at(step, places))
 
     def _batch(self, rows: npt.NDArray[np.int64]) -> Element:
         """Rows of the source, through the transforms."""

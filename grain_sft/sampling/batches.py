@@ -69,6 +69,32 @@ class Batches(abc.ABC):
         """
         self.batch_sizes.check_from(step, self.host.count)
 
+    def rows(self, step: int) -> Ints:
+        """Rows that this host reads at `step` (from 0): int64 [global_batch_size // host.count].
+
+        Raises:
+          RowIndexError: a negative step, or one after the last.
+          SamplerError: the hosts don't divide the batch of this step, of a schedule.
+        """
+        step = self._checked_step(step)
+        return self._rows(step, self._offsets(self.batch_sizes.at(step)))
+
+    def rows_at(self, step: int, places: Ints) -> Ints:
+        """Some of `rows(step)`, without computing the others: int64 [len(places)].
+
+        Args:
+          step: from 0.
+          places: int64 [n], each from 0 to one less than this host's rows in the step.
+
+        Raises: as `rows`; IndexError for a place that the step does not have.
+        """
+        step = self._checked_step(step)
+        return self._rows(step, self._offsets(self.batch_sizes.at(step))[places])
+
+    @abc.abstractmethod
+    def _rows(self, step: int, offsets: Ints) -> Ints:
+        """The rows at `offsets` of the stream from `step` on; `FILL_ROW` where there is none."""
+
     def __len__(self) -> int:
         """Records of this host: `sys.maxsize` where they never end."""
         return sys.maxsize if self.num_steps is None else self._host_sizes.before(self.num_steps)

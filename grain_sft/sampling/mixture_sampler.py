@@ -77,17 +77,10 @@ class MixtureSampler(Batches):
         """The sources that are no mixtures."""
         return self.stream.leaves
 
-    def rows(self, step: int) -> Ints:
-        """Rows that this host reads at `step` (from 0): int64 [global_batch_size // host.count].
-
-        Raises:
-          RowIndexError: a negative step, or one after the last.
-          SamplerError: the hosts don't divide the batch of this step, of a schedule.
-        """
-        step = self._checked_step(step)
-        places = self._offsets(self.batch_sizes.at(step)) + self.batch_sizes.before(step)
+    def _rows(self, step: int, offsets: Ints) -> Ints:
+        places = offsets + self.batch_sizes.before(step)
         length = self.stream.length
-        if length is None or places[-1] < length:
+        if length is None or not len(places) or places.max() < length:
             return self.stream.draw(places).instance
         rows = np.full(len(places), FILL_ROW, np.int64)
         real = places < length

@@ -149,18 +149,10 @@ class IndexSampler(Batches):
         """Whole steps in the epochs before `epoch`."""
         return self._epochs.steps_before(as_integer("epoch", epoch, 0, SamplerError))
 
-    def rows(self, step: int) -> Rows:
-        """Rows that this host reads at `step` (from 0): int64 [global_batch_size // host.count].
-
-        Raises:
-          RowIndexError: a negative step, or one after the last epoch.
-          SamplerError: the hosts don't divide the batch of this step, of a schedule.
-        """
-        step = self._checked_step(step)
-        size = self.batch_sizes.at(step)
+    def _rows(self, step: int, offsets: Rows) -> Rows:
         epoch, first = self._epochs.begin(step)
-        places = self._offsets(size) + first
-        if places[-1] < self._stream_rows:
+        places = offsets + first
+        if not len(places) or places.max() < self._stream_rows:
             return self._rows_at(epoch, places + self._first_place if self._blocks else places)
         if self.runs_on:
             return self._straddling(epoch, places)
@@ -200,7 +192,7 @@ class IndexSampler(Batches):
         """Rows at places that count on into the epochs after `epoch`."""
         later, places = np.divmod(places, self._stream_rows)
         rows = np.empty(len(places), np.int64)
-        for each in range(int(later[0]), int(later[-1]) + 1):
+        for each in range(int(later.min()), int(later.max()) + 1):
             here = later == each
             rows[here] = self._rows_at(epoch + each, places[here] + self._first_place)
         return rows

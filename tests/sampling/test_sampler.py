@@ -365,3 +365,19 @@ def test_negative_steps_and_records_are_errors():
 def test_uint64_permutations_from_four_billion_rows_on():
     assert permute.row_dtype(1 << 32) == np.uint32
     assert permute.row_dtype((1 << 32) + 1) == np.uint64
+
+
+@pytest.mark.parametrize(
+    ("order", "last_batch"),
+    [("shuffle", "drop"), ("shuffle", "fill"), ("shuffle", "run_on"), ("olmo", "fill"), ("maxtext", "drop")],
+)
+@pytest.mark.parametrize("host", [Host(0, 1), Host(1, 3)])
+def test_some_rows_of_a_step_are_those_of_the_whole_step(order, last_batch, host):
+    sampler = IndexSampler(50, global_batch_size=12, seed=3, order=order, host=host, epochs=3, last_batch=last_batch)
+    random = np.random.default_rng(1)
+    for step in range(sampler.num_steps):
+        rows = sampler.rows(step)
+        places = random.permutation(len(rows))[: step % (len(rows) + 1)]
+        np.testing.assert_array_equal(sampler.rows_at(step, places), rows[places])
+    with pytest.raises(IndexError):
+        sampler.rows_at(0, np.array([12]))
