@@ -1,0 +1,133 @@
+"""What is released: metadata, licence, citation and changelog say the same, and the built files hold what is tracked."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import importlib.metadata
+import re
+import subprocess
+import sys
+import tarfile
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import grain_sft
+
+ROOT = Path(__file__).parents[1]
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PROJECT = PYPROJECT["project"]
+EXTRAS = PROJECT["optional-dependencies"]
+PYTHONS = ("3.11", "3.12", "3.13")
+
+
+# --- metadata ---
+
+
+def test_there_is_one_version():
+    assert re.fullmatch(r"\d+\.\d+\.\d+", grain_sft.__version__)
+    assert PROJECT["dynamic"] == ["version"]
+    assert grain_sft.__version__ in (ROOT / PYPROJECT["tool"]["hatch"]["version"]["path"]).read_text()
+    assert importlib.metadata.version("grain_sft") == grain_sft.__version__
+    newest = re.search(r"^## (\S+)", (ROOT / "docs/changelog.md").read_text(), flags=re.MULTILINE)
+    assert newest is not None and newest[1] == grain_sft.__version__
+
+
+def test_metadata_names_what_there_is():
+    assert PROJECT["name"] == "grain_sft"
+    assert PROJECT["requires-python"] == f">={PYTHONS[0]}"
+    listed = [each.rpartition(" ")[2] for each in PROJECT["classifiers"] if "Python :: 3" in each]
+    assert tuple(listed) == PYTHONS and f"{PYTHONS[0]} to {PYTHONS[-1]}" in (ROOT / "README.md").read_text()
+    assert "urls" not in PROJECT  # none that could go stale
+    assert (ROOT / PROJECT["readme"]).exists()
+    for target in PROJECT["scripts"].values():
+        module, _, name = target.partition(":")
+        assert callable(getattr(importlib.import_module(module), name))
+
+
+def test_the_licence_is_the_one_that_is_named():
+    assert PROJECT["license"] == "Apache-2.0"
+    assert not [each for each in PROJECT["classifiers"] if each.startswith("License")]  # PEP 639: either, not both
+    (path,) = PROJECT["license-files"]
+    text = (ROOT / path).read_text()
+    assert "Apache License\n                           Version 2.0, January 2004" in text
+    assert text.rstrip().endswith("limitations under the License.") and len(text) == 11357
+
+
+def test_the_citation_file_says_the_same():
+    citation = pytest.importorskip("yaml").safe_load((ROOT / "docs/CITATION.cff").read_text())
+    assert {"cff-version", "message", "title", "authors"} <= citation.keys()
+    assert citation["cff-version"] == "1.2.0" and citation["type"] == "software"
+    assert str(citation["version"]) == grain_sft.__version__
+    assert citation["license"] == PROJECT["license"]
+    assert citation["authors"] == PROJECT["authors"]
+
+
+def test_extras_that_errors_and_pages_name_are_there():
+    for path in sorted((ROOT / "grain_sft").rglob("*.py")):
+        text = path.read_text()
+        for extra in [*missing_extras(text), *re.findall(r"grain_sft\[([a-z0-9]+)\]|extra [`'](\w+)[`']", text)]:
+            names = {extra} if isinstance(extra, str) else set(extra) - {""}
+            assert names <= EXTRAS.keys() | {"extra"}, f"{path}: {extra}"
+    for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
+        for names in re.findall(r"grain_sft\[([a-z0-9,]+)\]|pip install (?:-e )?'\.\[([a-z0-9,]+)\]", page.read_text()):
+            assert set("".join(names).split(",")) <= EXTRAS.keys(), page
+
+
+def missing_extras(text: str) -> list[str]:
+    """The extras that calls of MissingExtraError.of name."""
+    calls = (node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call))
+    named = [call.args for call in calls if ast.unparse(call.func) == "MissingExtraError.of"]
+    return [ast.literal_eval(arguments[2]) for arguments in named]
+
+
+def test_the_readme_lists_every_extra():
+    (listed,) = re.findall(r"Extras: (.*?)\.\n", (ROOT / "README.md").read_text(), flags=re.DOTALL)
+    assert set(re.findall(r"`(\w+)`", listed)) == EXTRAS.keys()
+
+
+# --- what is built ---
+
+
+@pytest.mark.heavy
+def test_wheel_and_sdist_hold_what_is_tracked_and_the_sdist_builds_the_same_wheel(tmp_path):
+    pytest.importorskip("hatchling", reason="builds need hatchling (the extra dev)")
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True)
+    if listed.returncode:
+        pytest.skip("not a git repository: nothing says which files are tracked")
+    tracked = set(listed.stdout.splitlines())
+    for name in tracked:
+        copy = tmp_path / "tree" / name
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copy.write_bytes((ROOT / name).read_bytes())
+    build(tmp_path / "tree", tmp_path / "built")
+    (wheel,), (sdist,) = (list((tmp_path / "built").glob(pattern)) for pattern in ("*.whl", "*.tar.gz"))
+
+    packed = contents(wheel)
+    information = f"grain_sft-{grain_sft.__version__}.dist-info"
+    code = {name for name in packed if not name.startswith(f"{information}/")}
+    assert code == {name for name in tracked if name.startswith("grain_sft/")}
+    assert "grain_sft/py.typed" in code and f"{information}/licenses/docs/LICENSE" in packed
+
+    with tarfile.open(sdist) as archive:
+        archive.extractall(tmp_path / "sdist", filter="data")
+    (unpacked,) = (tmp_path / "sdist").iterdir()
+    held = {str(path.relative_to(unpacked)) for path in unpacked.rglob("*") if path.is_file()}
+    assert held == {name for name in tracked if not name.startswith(".ci/")} | {"PKG-INFO"}
+    build(unpacked, tmp_path / "again", "-t", "wheel")
+    (again,) = (tmp_path / "again").iterdir()
+    assert contents(again) == packed
+
+
+def build(folder: Path, output: Path, *options: str) -> None:
+    command = [sys.executable, "-m", "hatchling", "build", "-d", str(output), *options]
+    result = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+def contents(wheel: Path) -> dict[str, bytes]:
+    with zipfile.ZipFile(wheel) as archive:
+        return {name: archive.read(name) for name in archive.namelist()}
