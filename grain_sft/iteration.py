@@ -39,6 +39,7 @@ class PipelineIterator(grain.DatasetIterator[Element]):
         self._closed = False
         self._lock = threading.RLock()  # several threads may take batches from one iterator: each step goes to one
         self._inner: grain.DatasetIterator[Element] | None = None
+        self._at_exit: weakref.finalize[..., PipelineIterator] | None = None
         threads = as_integer("threads", threads, 0, PipelineError)
         prefetch = as_integer("prefetch", prefetch, 0, PipelineError)
         worker_count = as_integer("worker_count", worker_count, 0, PipelineError)
@@ -100,7 +101,7 @@ class PipelineIterator(grain.DatasetIterator[Element]):
                 steps = Steps(self._pipeline, self._step).to_iter_dataset(self._read_options)
                 inner = steps.mp_prefetch(self._workers).__iter__()
                 workers.start(inner)
-                weakref.finalize(self, workers.stop, inner)  # also when the interpreter exits
+                self._at_exit = weakref.finalize(self, workers.stop, inner)  # also when the interpreter exits
             self._inner = inner
 
     def get_state(self) -> dict[str, Any]:
@@ -148,6 +149,8 @@ class PipelineIterator(grain.DatasetIterator[Element]):
             inner.close()
         elif not ends():
             close_workers(inner)
+            if self._at_exit is not None:
+                self._at_exit.detach()
 
     def _get_next_index(self) -> int:
         return self._step

@@ -145,6 +145,7 @@ class _Job:
                     f"{stage}: holds unfinished rows of something else ({found.get('made_of')}). Remove its files yourself, or "
                     "give another folder."
                 )
+        if not files.is_remote(stage):
             for name in os.listdir(stage):
                 if name != _LOCK:
                     os.unlink(os.path.join(stage, name))
@@ -276,10 +277,10 @@ def _check_space(stage: str, job: _Job) -> None:
 def _publish(stage: str, folder: str) -> None:
     """Give the finished folder its name."""
     try:
+        os.rename(stage, folder)  # first: rows that don't say what they are would be taken for those of another job
         for name in (_STATE, _LOCK):
             with contextlib.suppress(FileNotFoundError):
-                os.unlink(os.path.join(stage, name))
-        os.rename(stage, folder)
+                os.unlink(os.path.join(folder, name))
         files.sync_folder(Path(folder).parent)
     except OSError as error:
         raise StorageError(f"{folder}: can't be made ({error.strerror}).") from error

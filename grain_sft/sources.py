@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -15,8 +14,9 @@ from grain_sft.arrays import Arrays
 from grain_sft.corpus.loss_reader import LossReader
 from grain_sft.corpus.reader import ShardReader
 from grain_sft.corpus.rows import RowReader
-from grain_sft.errors import RowIndexError
-from grain_sft.layout import FILL_ROW, FillKey, Layout, MaterializedLayout, Pieces, WindowLayout
+from grain_sft.errors import LayoutError
+from grain_sft.layout import FILL_ROW, Layout, MaterializedLayout, Pieces, WindowLayout
+from grain_sft.layout.span import checked_record, checked_rows
 
 workers.default_grain_flags()  # so that worker processes of any grain.DataLoader over an NpyDataSource start
 
@@ -71,12 +71,17 @@ class NpyDataSource(grain.sources.RandomAccessDataSource[Element]):
     Args:
       layout: which rows there are.
       max_open_files: at most so many files stay open; None means 1024, or less under a low `ulimit -n`.
+
+    Raises:
+      LayoutError: the layout of a mixture, which MixtureSource reads.
     """
 
     def __init__(self, layout: Layout, *, max_open_files: int | None = None) -> None:
         self.layout = layout
         self._max_open_files = max_open_files
         corpus = layout.corpus
+        if hasattr(corpus, "parts"):
+            raise LayoutError(f"{layout!r} is of several corpora: read it with MixtureSource({{name: source, ...}}).")
         self._reader = ShardReader(corpus.shards, corpus.dtype.itemsize, max_open_files, remote=corpus.remote)
         self._ready = RowReader(corpus, max_open_files) if isinstance(layout, MaterializedLayout) else None
         self._loss = LossReader(corpus.shards, max_open_files, remote=corpus.remote) if corpus.has_loss else None
@@ -99,11 +104,7 @@ class NpyDataSource(grain.sources.RandomAccessDataSource[Element]):
           RowIndexError: no such row.
           CorpusFileError: its file is missing, unreadable, or not the one that was indexed.
         """
-        if index == FILL_ROW and not isinstance(index, FillKey):
-            raise RowIndexError(
-                f"row {index} of {self.layout!r}: expected 0 to {len(self) - 1}. Rows don't count from the end."
-            )
-        element = self.read((index,))
+        element = self.read((checked_record(index, self.layout),))
         return {key: array[0] if array.flags.writeable else array[0].copy() for key, array in element.items()}
 
     def read(self, indices: Sequence[int] | npt.NDArray[np.integer]) -> Element:
@@ -113,7 +114,7 @@ class NpyDataSource(grain.sources.RandomAccessDataSource[Element]):
           RowIndexError: an index that is no row.
           CorpusFileError: a file is missing, unreadable, or not the one that was indexed.
         """
-        rows, filled = self._checked(indices)
+        rows, filled = checked_rows(indices, self.layout)
         if not filled:
             return _element(self._read(rows))
         held = rows != FILL_ROW
@@ -128,27 +129,8 @@ class NpyDataSource(grain.sources.RandomAccessDataSource[Element]):
 
         Raises: as `read`.
         """
-        rows, filled = self._checked(indices)
+        rows, filled = checked_rows(indices, self.layout)
         return None if filled else self._read(rows, shifted=True)
-
-    def _checked(self, indices: Sequence[int] | npt.NDArray[np.integer]) -> tuple[npt.NDArray[np.int64], bool]:
-        """The rows, and whether one is `FILL_ROW`."""
-        rows: npt.NDArray[np.int64] | None
-        if isinstance(indices, np.ndarray) and indices.dtype == np.int64 and indices.ndim == 1:
-            rows, listed = np.asarray(indices, np.int64), indices.tolist()
-        else:
-            try:
-                listed = [operator.index(row) for row in indices]
-            except TypeError as error:
-                raise RowIndexError(
-                    f"rows {indices!r} of {self.layout!r}: expected integers, one after the other."
-                ) from error
-            rows = None
-        lowest, highest = min(listed, default=0), max(listed, default=0)
-        if lowest < FILL_ROW or highest >= len(self):
-            wrong = lowest if lowest < FILL_ROW else highest
-            raise RowIndexError(f"row {wrong} of {self.layout!r}: expected 0 to {len(self) - 1}.")
-        return np.array(listed, np.int64) if rows is None else rows, lowest == FILL_ROW
 
     def _read(self, rows: npt.NDArray[np.int64], shifted: bool = False) -> ReadRows:
         if self._ready is not None:
@@ -251,9 +233,10 @@ class NpyDataSource(grain.sources.RandomAccessDataSource[Element]):
 
     def _counting(self, size: int) -> npt.NDArray[np.int32]:
         """0, 1, 2, ...: kept, since a fresh array of some hundred KB costs more than what is computed from it."""
-        if self._numbers is None or len(self._numbers) != size:
-            self._numbers = np.arange(size, dtype=np.int32)
-        return self._numbers
+        numbers = self._numbers  # of batches of another size, another thread may put others there meanwhile
+        if numbers is None or len(numbers) != size:
+            numbers = self._numbers = np.arange(size, dtype=np.int32)
+        return numbers
 
     def _whole_rows(self, shape: tuple[int, int]) -> ReadRows:
         """What is the same in all batches of rows of one full segment each; their tokens are still to be read."""

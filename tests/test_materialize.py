@@ -188,6 +188,24 @@ def test_unfinished_rows_of_something_else_are_begun_anew(tmp_path, layout, monk
     same_rows(opened(tmp_path / "rows"), NpyDataSource(layout))
 
 
+def test_unfinished_rows_that_do_not_say_what_they_are_are_begun_anew(tmp_path, layout, monkeypatch):
+    other = PackedLayout(layout.corpus, LENGTH, algorithm="first_fit_decreasing", max_segments=2)
+    materialize(other, tmp_path / "other", shard_bytes=1 << 10)
+    made = {path.name for path in tmp_path.iterdir()}
+    read = NpyDataSource.read
+    monkeypatch.setattr(NpyDataSource, "read", lambda self, rows: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        materialize(layout, tmp_path / "rows", shard_bytes=1 << 10)
+    monkeypatch.setattr(NpyDataSource, "read", read)
+    (stage,) = [path for path in tmp_path.iterdir() if path.name not in made]
+    for path in stage.iterdir():
+        path.unlink()
+    for path in (tmp_path / "other").iterdir():
+        (stage / path.name).write_bytes(path.read_bytes())
+    materialize(layout, tmp_path / "rows", shard_bytes=1 << 10)
+    same_rows(opened(tmp_path / "rows"), NpyDataSource(layout))
+
+
 def test_an_output_that_holds_something_else_is_left_alone(tmp_path, layout):
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").write_text("mine")

@@ -36,13 +36,14 @@ def save(
     tokenizer: str | None,
 ) -> None:
     """Write `corpus` as JSON; see `Corpus.save`."""
+    path = files.normalize(path)
     if corpus.rows is not None:
         raise CorpusError(
             f"{path}: rows that `grain-sft pack --materialize` wrote need no index: their folder "
             f"{os.path.dirname(corpus.shards[0].path)} opens as fast."
         )
     if format == "grain_sft":
-        data = _to_json(corpus, os.path.dirname(os.path.abspath(os.fspath(path))))
+        data = _to_json(corpus, os.path.dirname(os.path.abspath(path)))
     elif format == "maxtext":
         if sequence_length is None:
             raise CorpusError(

@@ -185,13 +185,13 @@ class RunRecord:
           PipelineError: the steps before were run on other data, or the file is not one of ours.
           StorageError, CorpusFileError: it can't be written, or read.
         """
-        runs = [run for run in self.read() if run[_STEP] < step]
+        known = self.read()
+        runs = [run for run in known if run[_STEP] < step]
         if runs:
             resume_step({**runs[-1], _STEP: step}, pipeline, allow_other_data=allow_other_data)
-        if runs and not pipeline.receipt.differences(runs[-1][_PARTS]):
-            return
-        if write:
+        if not runs or pipeline.receipt.differences(runs[-1][_PARTS]):
             runs.append(data_state(pipeline, step))
+        if write and runs != known:
             files.write_bytes(self.path, (json.dumps({"runs": runs}, indent=2) + "\n").encode())
 
     def read(self) -> list[dict[str, Any]]:

@@ -81,12 +81,14 @@ def _environment() -> dict[str, str]:
 class MaxTextBatches(GlobalBatches):
     """Batches for MaxText, which remember what made them fail: MaxText takes any error for the end of the data."""
 
-    failure: GrainSftError | None = None
+    failure: Exception | None = None
 
     def __next__(self) -> GlobalBatch:
         try:
             return super().__next__()
-        except GrainSftError as error:
+        except StopIteration:
+            raise
+        except Exception as error:
             self.failure = error
             raise
 
@@ -281,7 +283,7 @@ class _Run:
         return step
 
     @property
-    def failure(self) -> GrainSftError | None:
+    def failure(self) -> Exception | None:
         return next((batches.failure for batches in self.made if batches.failure is not None), None)
 
 

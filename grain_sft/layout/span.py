@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import operator
+from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -57,6 +59,43 @@ class Pieces(NamedTuple):
     length: npt.NDArray[np.int64]
     segment: npt.NDArray[np.int64] | None = None  # number in its row, from 1
     position: npt.NDArray[np.int64] | None = None  # of the piece's first token in its segment
+
+
+def checked_rows(
+    indices: Sequence[int] | npt.NDArray[np.integer], layout: Layout
+) -> tuple[npt.NDArray[np.int64], bool]:
+    """Rows that a caller asks for: int64 [rows], and whether one of them is `FILL_ROW`.
+
+    Raises:
+      RowIndexError: one that is no integer, or no row of `layout`.
+    """
+    rows: npt.NDArray[np.int64] | None
+    if isinstance(indices, np.ndarray) and indices.dtype == np.int64 and indices.ndim == 1:
+        rows, listed = np.asarray(indices, np.int64), indices.tolist()
+    else:
+        try:
+            listed = [operator.index(row) for row in indices]
+        except TypeError as error:
+            raise RowIndexError(f"rows {indices!r} of {layout!r}: expected integers, one after the other.") from error
+        rows = None
+    lowest, highest = min(listed, default=0), max(listed, default=0)
+    if lowest < FILL_ROW or highest >= len(layout):
+        wrong = lowest if lowest < FILL_ROW else highest
+        raise RowIndexError(f"row {wrong} of {layout!r}: expected 0 to {len(layout) - 1}.")
+    return np.array(listed, np.int64) if rows is None else rows, lowest == FILL_ROW
+
+
+def checked_record(index: int, layout: Layout) -> int:
+    """The one row that `source[index]` asks for: `FILL_ROW` only from a sampler, as FillKey.
+
+    Raises:
+      RowIndexError: it counts from the end.
+    """
+    if index == FILL_ROW and not isinstance(index, FillKey):
+        raise RowIndexError(
+            f"row {index} of {layout!r}: expected 0 to {len(layout) - 1}. Rows don't count from the end."
+        )
+    return index
 
 
 def spans_of(layout: Layout, row: int) -> list[Span]:

@@ -9,10 +9,10 @@ import grain
 import numpy as np
 import numpy.typing as npt
 
-from grain_sft.errors import RowIndexError
-from grain_sft.layout import FILL_ROW, FillKey
+from grain_sft.layout import FILL_ROW
+from grain_sft.layout.span import checked_record, checked_rows
 from grain_sft.mixture.layout import MixtureLayout
-from grain_sft.sources import Element, NpyDataSource, ReadRows
+from grain_sft.sources import Element, NpyDataSource
 
 _DTYPES: dict[str, npt.DTypeLike] = {
     "loss_mask": np.bool_,
@@ -54,9 +54,7 @@ class MixtureSource(grain.sources.RandomAccessDataSource[Element]):
           RowIndexError: no such row.
           CorpusFileError: its file is missing, unreadable, or not the one that was indexed.
         """
-        if index == FILL_ROW and not isinstance(index, FillKey):
-            raise RowIndexError(f"row {index} of {self.layout!r}: expected 0 to {len(self) - 1}.")
-        return {key: array[0] for key, array in self.read((index,)).items()}
+        return {key: array[0] for key, array in self.read((checked_record(index, self.layout),)).items()}
 
     def read(self, indices: Sequence[int] | npt.NDArray[np.integer]) -> Element:
         """Rows `indices`, in that order: arrays [rows, L].
@@ -65,13 +63,7 @@ class MixtureSource(grain.sources.RandomAccessDataSource[Element]):
           RowIndexError: an index that is no row.
           CorpusFileError: a file is missing, unreadable, or not the one that was indexed.
         """
-        rows = np.array(indices).reshape(-1)
-        if rows.size and rows.dtype.kind not in "iu":
-            raise RowIndexError(f"rows {indices!r}: expected integers, one after the other.")
-        rows = rows.astype(np.int64)
-        wrong = rows[(rows < FILL_ROW) | (rows >= len(self))]
-        if len(wrong):
-            raise RowIndexError(f"row {wrong[0]} of {self.layout!r}: expected 0 to {len(self) - 1}.")
+        rows, _ = checked_rows(indices, self.layout)
         batch = {key: np.empty((len(rows), self.layout.sequence_length), self._dtype(key)) for key in self._keys}
         filled = np.flatnonzero(rows == FILL_ROW)
         if len(filled):
@@ -80,10 +72,6 @@ class MixtureSource(grain.sources.RandomAccessDataSource[Element]):
         for number, at, own in self.layout.split(rows[real]):
             self._put(batch, real[at], self._parts[number].read(own))
         return batch
-
-    def read_rows(self, indices: Sequence[int] | npt.NDArray[np.integer]) -> ReadRows | None:
-        """None: rows of a mixture are read by `read`."""
-        return None
 
     def _dtype(self, key: str) -> npt.DTypeLike:
         return self.layout.corpus.dtype if key == "tokens" else _DTYPES[key]

@@ -39,8 +39,12 @@ def load_permutation(
       uint32 [num_rows] (uint64 from 2^32 rows on), in memory or mapped from `folder`, by default the cache folder.
 
     Raises:
-      StorageError: the file can't be made: no space, or a folder that can't be written to.
+      StorageError: the file can't be made: no space, a folder that can't be written to, or one in a bucket.
     """
+    if folder is not None:
+        folder = files.normalize(folder)
+        if files.is_remote(folder):
+            raise StorageError(f"cache_dir={folder!r}: orders are mapped; expected a folder on a local disk.")
     if num_rows < IN_MEMORY_ROWS:
         return permute.PERMUTATIONS[kind](num_rows, seed, epoch)
     target = Path(folder or files.cache_dir() / "orders") / f"{kind}-{num_rows}-{seed}-{epoch}.npy"

@@ -23,7 +23,7 @@ def check_loss_values(report: Report, corpus: Corpus) -> None:
         if shard.loss is None:
             continue
         try:
-            for begin, values, tokens in _blocks(shard, corpus.dtype):
+            for begin, values, tokens in _blocks(corpus, shard):
                 wrong, expected = _wrong(shard.loss.kind, values, tokens)
                 if wrong.any():
                     at = int(np.flatnonzero(wrong)[0])
@@ -49,16 +49,17 @@ def _wrong(
 
 
 def _blocks(
-    shard: Shard, dtype: np.dtype[np.unsignedinteger]
+    corpus: Corpus, shard: Shard
 ) -> Iterator[tuple[int, npt.NDArray[np.generic], npt.NDArray[np.unsignedinteger]]]:
     """(first token, its loss and those after it, and these tokens) of a shard; tokens only where loss is labels."""
     assert shard.loss is not None
     kind = KINDS[shard.loss.kind]
-    of_loss, of_tokens = ShardReader((shard.loss,), kind.itemsize, 2), ShardReader((shard,), dtype.itemsize, 2)
+    of_loss = ShardReader((shard.loss,), kind.itemsize, 2, remote=corpus.remote)
+    of_tokens = ShardReader((shard,), corpus.dtype.itemsize, 2, remote=corpus.remote)
     for begin in range(0, shard.num_tokens, _BLOCK_TOKENS):
         count = min(_BLOCK_TOKENS, shard.num_tokens - begin)
         values: npt.NDArray[np.generic] = np.empty(count, kind)
-        tokens: npt.NDArray[np.unsignedinteger] = np.empty(count if shard.loss.kind == "labels" else 0, dtype)
+        tokens: npt.NDArray[np.unsignedinteger] = np.empty(count if shard.loss.kind == "labels" else 0, corpus.dtype)
         of_loss.gather([0], [begin], [0], [values.nbytes], values.data.cast("B"))
         if len(tokens):
             of_tokens.gather([0], [begin], [0], [tokens.nbytes], tokens.data.cast("B"))

@@ -14,6 +14,7 @@ from grain_sft.mixture.layout import MixtureLayout
 from grain_sft.pipeline import Pipeline
 from grain_sft.sampling import IndexSampler
 from grain_sft.sources import Element
+from grain_sft.transforms import TrimToMultiple
 from grain_sft.verify.finding import Report
 from grain_sft.verify.of_plan import check_plan
 
@@ -114,6 +115,8 @@ def _end_steps(pipeline: Pipeline) -> list[int]:
 def _check_batches(report: Report, pipeline: Pipeline, where: str, vocab_size: int | None) -> None:
     """Make the first and the last batch and look at their arrays."""
     shapes: dict[str, tuple[tuple[int, ...], str]] | None = None
+    trims = any(isinstance(transform, TrimToMultiple) for transform in pipeline.transforms)
+    one_shape = not (trims or pipeline.sampler.batch_sizes.schedule)
     for step in _end_steps(pipeline):
         try:
             batch = pipeline[step]
@@ -121,7 +124,7 @@ def _check_batches(report: Report, pipeline: Pipeline, where: str, vocab_size: i
             report.wrong("batches", where, str(error), f"step {step}")
             return
         here = {key: (array.shape, array.dtype.name) for key, array in batch.items()}
-        if shapes is not None and len(shapes) and here != shapes and not getattr(pipeline.sampler, "schedule", ()):
+        if one_shape and shapes and here != shapes:
             report.wrong("batches", where, f"its arrays are {here}, those of step 0 {shapes}.", f"step {step}")
         shapes = shapes or here
         sentence = wrong_in_batch(batch, vocab_size)

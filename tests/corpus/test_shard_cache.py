@@ -282,7 +282,9 @@ def test_processes_that_are_killed_leave_a_cache_that_works(proxy, tmp_path):
     for seed in range(2):
         process = start(tmp_path, bound, "shard" if seed % 2 else UNIT, seed, SHARDS * 64)
         go([process])
-        time.sleep(0.06)
+        until = time.monotonic() + 60
+        while not any(path.suffix == ".part" for path in cached(tmp_path)) and time.monotonic() < until:
+            time.sleep(0.001)
         process.send_signal(signal.SIGKILL)
         process.communicate()
         parts += len([path for path in cached(tmp_path) if path.suffix == ".part"])

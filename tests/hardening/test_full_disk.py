@@ -9,6 +9,8 @@ import json
 import os
 import shutil
 import subprocess
+import tempfile
+from pathlib import Path
 
 import pytest
 from children import run
@@ -79,20 +81,21 @@ for name in sys.argv[5].split(","):
 """Each maker in a process of its own, forked from one that has imported all; says what came of it, and what it left."""
 
 
-def let_everyone_in(folder):
-    """Into a folder of this test run; pytest's are for their user alone, the number of levels depending on its processes."""
-    while folder.stat().st_uid == os.geteuid() and "pytest" in str(folder):
-        folder.chmod(folder.stat().st_mode | 0o055)
-        folder = folder.parent
+@pytest.fixture(scope="module")
+def open_folder():
+    """A folder that anyone may enter; pytest's are for their user alone again whenever another pytest starts."""
+    with tempfile.TemporaryDirectory(prefix="grain_sft_test_") as folder:
+        os.chmod(folder, 0o755)
+        yield Path(folder)
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory):
+def data(open_folder):
     """A corpus, conversations and a tokenizer that anyone may read."""
     from grain_sft.prepare import train_tokenizer
     from grain_sft.prepare.training import CHAT_TOKENS
 
-    folder = tmp_path_factory.mktemp("data")
+    folder = open_folder / "data"
     write_olmo(folder / "olmo", documents(3000), part_tokens=20_000)
     words = [f"word {number} of the question, and the answer" for number in range(300)]
     (folder / "spm.model").write_bytes(train_tokenizer(words, 350, CHAT_TOKENS))
@@ -109,7 +112,6 @@ def data(tmp_path_factory):
         folder / "cache",
     ):
         path.chmod(0o777)
-    let_everyone_in(folder)
     return folder
 
 
@@ -158,12 +160,11 @@ def test_a_disk_that_gets_full_is_a_sentence_and_leaves_nothing_under_a_final_na
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become someone who may not write")
-def test_a_folder_that_is_read_only_is_a_sentence(data, tmp_path):
+def test_a_folder_that_is_read_only_is_a_sentence(data, open_folder):
     """As the user nobody, since root may write everywhere."""
-    disk = tmp_path / "disk"
+    disk = open_folder / "disk"
     disk.mkdir()
     disk.chmod(0o555)
-    let_everyone_in(tmp_path)
     for name, (said, left) in make(data, disk, ["index", "plan", "rows", "corpus", "audit"], nobody=65534).items():
         assert not left
         if name == "plan":
@@ -173,12 +174,11 @@ def test_a_folder_that_is_read_only_is_a_sentence(data, tmp_path):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become someone who may not read")
-def test_a_shard_that_may_not_be_read_is_named(data, tmp_path):
-    folder = tmp_path / "olmo"
+def test_a_shard_that_may_not_be_read_is_named(data, open_folder):
+    folder = open_folder / "olmo"
     shutil.copytree(data / "olmo", folder)
     path = folder / "token_ids_part_0001.npy"
     path.chmod(0o000)
-    let_everyone_in(tmp_path)
     program = (
         "os.setuid(65534)\n"
         "from grain_sft.errors import CorpusFileError\n"

@@ -173,6 +173,8 @@ class TestRunRecord:
         with pytest.raises(GrainSftError, match="sampler differs"):
             record.begin(pipeline(folder), 8)
         record.begin(pipeline(folder), 4)  # before the other data came: steps 0 to 3 are of this data
+        assert [run["next_step"] for run in record.read()] == [0]
+        record.begin(pipeline(folder), 8)
 
     def test_a_run_that_begins_again_may_have_other_data(self, folder, tmp_path):
         record = RunRecord(str(tmp_path / "data.json"))

@@ -391,6 +391,14 @@ def test_a_sound_config_is_sound_and_its_first_epoch_is_read_once(config, kind):
     assert wrongs(other) == [("receipt", "config.json", "")] and pipeline.receipt.code in sentences(other)
 
 
+def test_batches_whose_size_changes_with_the_step_are_sound(config, tmp_path):
+    path = config(sampler={"schedule": [{"step": 2, "global_batch_size": 8}]})
+    assert check(path).sound
+    stated = {**json.loads(path.read_text()), "transforms": ["shift_targets", {"trim_to_multiple": {"multiple": 16}}]}
+    path.write_text(json.dumps({**stated, "layout": {"kind": "padded", "sequence_length": LENGTH}}))
+    assert check(path).sound
+
+
 def test_the_parts_of_a_mixture_are_all_looked_at(tmp_path):
     roots = {kind: write(kind, tmp_path) for kind in ("olmo", "primer")}
     mixture = {kind: {"path": str(root), "eos_token_id": EOS, "weight": 1} for kind, root in roots.items()}

@@ -96,8 +96,10 @@ def finish(plan: Plan) -> None:
         if plan.documents.first_weights:
             with files.atomic_write(plan.path(f"{stem}.first_weights.bin"), "wb") as file:
                 for block in plan.documents.blocks(ids):
-                    starts = np.cumsum(block.lengths) - block.lengths
-                    file.write(block.loss[starts].astype("<f4").tobytes())
+                    starts, held = np.cumsum(block.lengths) - block.lengths, block.lengths > 0
+                    first = np.zeros(len(starts), "<f4")
+                    first[held] = block.loss[starts[held]]
+                    file.write(first.tobytes())
 
 
 def _arrow() -> tuple[Any, Any]:
