@@ -1,26 +1,67 @@
-"""`grain-sft bench`: what the pipeline delivers, beside the limit of the machine and beside MaxText's loader."""
+"""`grain-sft bench`: what a config delivers on this machine; or what the pipeline does with made-up corpora, beside the limit
+and beside MaxText's loader."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import tempfile
 from pathlib import Path
 
-from grain_sft.cli.types import at_least, positive
+from grain_sft.cli.types import at_least, host_of, positive
+from grain_sft.files import atomic_write
+
+_OF_MADE_UP = (
+    *("dir", "files", "tokens", "sequence_length", "batch_size", "startup_files", "no_startup", "no_orders"),
+    *("order_rows", "no_packed", "no_prepare", "conversations", "no_trace", "documents", "only", "no_together"),
+    "together_tokens",
+)
+_OF_CONFIG = ("host", "tokens_per_second", "step_ms", "max_workers")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
+    parser.set_defaults(parser=parser)
+    parser.add_argument(
+        "config",
+        nargs="?",
+        help="path of a .yaml or .json config: it alone is measured, and none of the made-up corpora",
+    )
+    parser.add_argument(
+        "--seconds", type=positive, help="of each measurement (default: 2); with CONFIG, of all of it (default: 20)"
+    )
+    parser.add_argument(
+        "--repeats", type=at_least(1), default=3, help="measurements of each loader, in turn (default: 3)"
+    )
+    parser.add_argument("--json", help="also write the figures to this file")
+    _add_config_arguments(parser.add_argument_group("of a config"))
+    _add_made_up_arguments(parser.add_argument_group("of made-up corpora, without CONFIG"))
+
+
+def _add_config_arguments(parser: argparse._ArgumentGroup) -> None:
+    parser.add_argument("--host", type=host_of, metavar="h/H", help="measure as host h of H (default: 0/1, all rows)")
+    parser.add_argument(
+        "--tokens-per-second", type=positive, metavar="T", help="of one accelerator (default: a table of several)"
+    )
+    parser.add_argument(
+        "--step-ms",
+        type=positive,
+        action="append",
+        metavar="MS",
+        help="what a training step takes without its data; may be given several times (default: 10 and 50)",
+    )
+    parser.add_argument(
+        "--max-workers", type=at_least(0), metavar="N", help="worker processes to try (default: the cores, up to 8)"
+    )
+
+
+def _add_made_up_arguments(parser: argparse._ArgumentGroup) -> None:
     parser.add_argument("--dir", help="where to put the token files (default: a temporary folder)")
     parser.add_argument("--files", type=at_least(1), default=8, help="token files (default: 8)")
     parser.add_argument("--tokens", type=at_least(1), default=16_000_000, help="tokens a file (default: 16,000,000)")
     parser.add_argument("--sequence-length", type=at_least(1), default=8192, help="tokens a row (default: 8192)")
     parser.add_argument("--batch-size", type=at_least(1), default=8, help="rows a batch (default: 8)")
-    parser.add_argument("--seconds", type=positive, default=2.0, help="of each measurement (default: 2)")
-    parser.add_argument(
-        "--repeats", type=at_least(1), default=3, help="measurements of each loader, in turn (default: 3)"
-    )
     parser.add_argument(
         "--startup-files", type=at_least(1), nargs="+", default=[8, 950], help="files of the indexes (default: 8 950)"
     )
@@ -48,14 +89,47 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--together-tokens", type=at_least(10_000), default=400_000_000, help="that they pack (default: 400 M)"
     )
-    parser.add_argument("--json", help="also write the figures to this file")
 
 
 def run(options: argparse.Namespace) -> int:
     """Measure and print."""
-    from grain_sft.bench import packed, preparing, together, trace
-    from grain_sft.files import atomic_write
+    for name in _OF_CONFIG if options.config is None else _OF_MADE_UP:
+        if getattr(options, name) != options.parser.get_default(name):
+            fits = "only with CONFIG" if options.config is None else "only without CONFIG, for made-up corpora"
+            options.parser.error(f"argument --{name.replace('_', '-')}: {fits}")
+    if options.json and options.config and os.path.abspath(options.json) == os.path.abspath(options.config):
+        options.parser.error("argument --json: CONFIG would be written over")
+    figures = _made_up(options) if options.config is None else _of_config(options)
+    if options.json:
+        with atomic_write(options.json) as file:
+            json.dump(figures, file, indent=2)
+    return 0
 
+
+def _of_config(options: argparse.Namespace) -> dict[str, object]:
+    """What a config delivers."""
+    from grain_sft.bench import of_config, of_config_report
+    from grain_sft.config import load
+    from grain_sft.sampling import Host
+
+    plan = of_config.Plan(
+        seconds=options.seconds or of_config.SECONDS,
+        repeats=options.repeats,
+        steps_ms=options.step_ms or of_config.STEPS_MS,
+        max_workers=options.max_workers,
+        tokens_per_second=options.tokens_per_second,
+    )
+    figures = of_config.measure(load(options.config, host=options.host or Host(0, 1)), plan)
+    for line in of_config_report.lines(figures, os.path.basename(options.config)):
+        print(line)
+    return {"config": options.config, **figures}
+
+
+def _made_up(options: argparse.Namespace) -> dict[str, object]:
+    """What the pipeline does with corpora that are made for it."""
+    from grain_sft.bench import packed, preparing, together, trace
+
+    options.seconds = options.seconds or 2.0
     with tempfile.TemporaryDirectory(prefix="grain_sft_bench_") as temporary:
         folder = Path(options.dir or temporary)
         figures: dict[str, object] = {}
@@ -70,10 +144,7 @@ def run(options: argparse.Namespace) -> int:
         if options.only == "together" or (options.only is None and not options.no_together):
             folder.mkdir(parents=True, exist_ok=True)
             figures["together"] = together.report(together.measure(folder, options.together_tokens))
-    if options.json:
-        with atomic_write(options.json) as file:
-            json.dump(figures, file, indent=2)
-    return 0
+    return figures
 
 
 def _windows(options: argparse.Namespace, folder: Path, figures: dict[str, object]) -> None:

@@ -28,7 +28,7 @@ COMMANDS = {
     "audit-check": "check an audit log against the run that a config states",
     "verify": "look whether a corpus, a plan or a config is sound",
     "index": "scan token files and write an index",
-    "bench": "measure batches a second beside the limit of the machine",
+    "bench": "measure what a config, or a made-up corpus, delivers beside the limit of the machine",
 }
 
 WITHOUT_JAX = ("trace", "inspect", "report", "receipt", "verify")

@@ -1,0 +1,227 @@
+"""`grain-sft bench CONFIG`: what it says of windows, packed rows and a mixture, and what it advises. No speed is asserted."""
+
+import json
+import re
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from sft_files import documents, write_olmo
+
+from grain_sft.bench import advice, stages
+from grain_sft.bench.advice import Choice, Setting
+from grain_sft.cli.main import main
+from grain_sft.config import load
+from grain_sft.materialize import materialize
+from grain_sft.sampling import Host
+
+sys.path.append(str(Path(__file__).parents[1] / "mixture"))  # mixed_corpora.py is for these tests too
+from mixed_corpora import mixture_config, write_sources
+
+QUICK = ("--seconds", "0.02", "--repeats", "1", "--step-ms", "1", "--step-ms", "2")
+ALWAYS = {stages.LIMIT, stages.ROW_NUMBERS, stages.READING, stages.WHOLE}
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("GRAIN_SFT_CACHE_DIR", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def bench(tmp_path, capsys):
+    """`bench(config, *arguments)`: the figures of a config, as JSON, and what is printed."""
+
+    def measured(config, *arguments, workers=0):
+        path, out = tmp_path / "config.json", tmp_path / "figures.json"
+        path.write_text(json.dumps(config))
+        options = [*QUICK, "--max-workers", str(workers), *arguments]
+        assert main(["bench", str(path), *options, "--json", str(out)]) == 0
+        return json.loads(out.read_text()), capsys.readouterr().out
+
+    return measured
+
+
+def windows(folder, **sampler):
+    np.random.default_rng(0).integers(3, 250, 4000).astype(np.uint16).tofile(folder / "web.npy")
+    return {
+        "corpus": {"path": str(folder / "web.npy"), "dtype": "uint16"},
+        "layout": {"kind": "windows", "sequence_length": 32},
+        "sampler": {"seed": 1, "global_batch_size": 8, **sampler},
+        "transforms": ["ngram_filter", "shift_targets"],
+    }
+
+
+def packed(folder):
+    write_olmo(folder / "chat", documents(60, seed=1), part_tokens=400)
+    return {
+        "corpus": {"path": str(folder / "chat"), "dtype": "uint16", "eos_token_id": 2},
+        "layout": {"kind": "packed", "sequence_length": 64},
+        "sampler": {"seed": 1, "global_batch_size": 4},
+    }
+
+
+def check(figures, printed):
+    """What holds of all figures: they are positive, there, and printed."""
+    names = [row["name"] for row in figures["stages"]]
+    assert set(names) >= ALWAYS
+    rows = [*figures["stages"], *figures["delivered"], figures["recommended"]]
+    assert all(row["ms_per_batch"] > 0 and row["mtok_per_s"] > 0 and row["of_limit"] > 0 for row in rows)
+    assert figures["stages"][0]["of_limit"] == 1 and figures["stages"][-1]["of_step"] == 1
+    for row in (*figures["delivered"], figures["recommended"]):
+        assert [wait["step_ms"] for wait in row["waits"]] == [1, 2]
+        assert all(0 < wait["median_ms"] <= wait["longest_ms"] and wait["steps"] >= 3 for wait in row["waits"])
+    assert [row["threads"] for row in figures["delivered"]][:2] == [0, 1]
+    for name in names:
+        assert name in printed
+    chosen = figures["recommended"]
+    assert chosen["threads"] in [row["threads"] for row in figures["delivered"]][1:]
+    stated = re.search(r"recommended\n(threads=\d+, prefetch=\d+, worker_count=\d+) ", printed)[1]
+    assert stated == str(Setting(chosen["threads"], chosen["prefetch"], chosen["worker_count"]))
+    assert chosen["reason"] in " ".join(printed.split())
+    for row in figures["accelerators"]:
+        assert row["this_host"] == int(chosen["mtok_per_s"] * 1e6 // row["tokens_per_second"])
+        assert row["all_hosts"] == row["this_host"] * figures["host"]["count"]
+
+
+def test_windows_with_a_filter(bench, tmp_path):
+    config = windows(tmp_path)
+    figures, printed = bench({**config, "audit": str(tmp_path / "audit")})
+    check(figures, printed)
+    assert figures["batch"] == {"rows": 8, "tokens": 256, "not_padding": 1, "bytes": 4 * 5 * 256, "arrays": 5}
+    names = [row["name"] for row in figures["stages"]]
+    assert names[3:] == [stages.PIECES, "NgramFilter", "ShiftTargets", stages.WHOLE]
+    assert [row["tokens_per_second"] for row in figures["accelerators"]] == list(advice.RATES)
+    assert not list(tmp_path.glob("audit*"))  # nothing was handed out to a trainer
+
+
+def test_packed_rows_of_one_host_of_two(bench, tmp_path):
+    figures, printed = bench(packed(tmp_path), "--host", "1/2", "--tokens-per-second", "700")
+    check(figures, printed)
+    assert (figures["host"], figures["batch"]["rows"]) == ({"index": 1, "count": 2}, 2)
+    assert 0.5 < figures["batch"]["not_padding"] < 1
+    assert [row["tokens_per_second"] for row in figures["accelerators"]] == [700]
+    assert "on 2 such hosts" in printed
+
+
+def test_a_mixture_has_no_pieces_of_its_own(bench, tmp_path):
+    write_sources(tmp_path)
+    figures, printed = bench(mixture_config(tmp_path))
+    check(figures, printed)
+    assert stages.PIECES not in [row["name"] for row in figures["stages"]]
+    assert figures["layout"]["kind"] == "MixtureLayout" and figures["batch"]["rows"] == 12
+
+
+@pytest.mark.parametrize("kind", ["padded", "materialized"])
+def test_other_layouts(bench, tmp_path, kind):
+    config = packed(tmp_path)
+    if kind == "materialized":
+        materialize(load(config, host=Host(0, 1)).source.layout, tmp_path / "rows")
+        config["corpus"] = {"path": str(tmp_path / "rows")}
+    figures, printed = bench({**config, "layout": {"kind": kind, "sequence_length": 64}})
+    check(figures, printed)
+    assert (stages.PIECES in [row["name"] for row in figures["stages"]]) == (kind == "padded")
+
+
+def test_rows_of_few_long_documents(bench, tmp_path):
+    tokens = np.full(9000, 5, np.uint16)
+    tokens[1499::1500] = 2
+    tokens.tofile(tmp_path / "long.npy")
+    corpus = {"path": str(tmp_path / "long.npy"), "dtype": "uint16", "eos_token_id": 2}
+    layout = {"kind": "packed", "sequence_length": 2048}
+    figures, printed = bench({"corpus": corpus, "layout": layout, "sampler": {"seed": 1, "global_batch_size": 2}})
+    check(figures, printed)
+    assert figures["batch"]["not_padding"] == 1500 / 2048
+
+
+def test_a_bucket_is_tried_with_more_threads_than_cores(bench, client, tmp_path):
+    config = windows(tmp_path)
+    client.pipe_file("bucket/web.npy", (tmp_path / "web.npy").read_bytes())
+    figures, printed = bench({**config, "corpus": {**config["corpus"], "path": "gs://bucket/web.npy"}})
+    check(figures, printed)
+    tried = [row["threads"] for row in figures["delivered"]]
+    assert tried + [int(name[8:].split(",")[0]) for name in figures["left_out"]] == [0, 1, 2, 4, 8, 16]
+
+
+@pytest.mark.parametrize(
+    ("sampler", "rows"),
+    [
+        ({"order": "sequential", "epochs": 1, "last_batch": "fill", "global_batch_size": 72}, 72),
+        ({"schedule": [{"step": 3, "global_batch_size": 16}]}, 8),
+    ],
+)
+def test_a_run_of_two_steps_and_a_schedule_are_measured_by_their_first_steps(bench, tmp_path, sampler, rows):
+    figures, printed = bench(windows(tmp_path, **sampler))
+    check(figures, printed)
+    assert figures["batch"]["rows"] == rows
+
+
+@pytest.mark.heavy
+def test_worker_processes_are_measured_where_there_is_time(bench, tmp_path):
+    figures, printed = bench(packed(tmp_path), "--seconds", "20", workers=1)
+    check(figures, printed)
+    assert [row["worker_count"] for row in figures["delivered"]][-1] == 1 and not figures["left_out"]
+
+
+def test_what_there_is_no_time_for_is_named(bench, tmp_path):
+    figures, printed = bench(packed(tmp_path), workers=1)
+    assert "threads=0, prefetch=8, worker_count=1" in figures["left_out"]
+    assert "left out: the time was up" in printed
+
+
+def row(threads, worker_count, ms, **waits):
+    listed = [
+        {"step_ms": float(step[1:]), "median_ms": wait, "longest_ms": wait, "steps": 9} for step, wait in waits.items()
+    ]
+    return {"threads": threads, "prefetch": 8, "worker_count": worker_count, "ms_per_batch": ms, "waits": listed}
+
+
+@pytest.mark.parametrize(
+    ("rows", "slowest_ms", "expected"),
+    [
+        ([row(1, 0, 2, _10=0.1, _50=0.1), row(2, 0, 1, _10=0.0, _50=0.0)], 9, Choice(Setting(1, 4, 0), 10)),
+        ([row(1, 0, 9, _10=4, _50=0.1), row(2, 0, 5, _10=0.1, _50=0.1)], 95, Choice(Setting(2, 16, 0), 10)),
+        ([row(1, 0, 30, _10=20, _50=0.2), row(0, 2, 8, _10=0, _50=0)], 9, Choice(Setting(1, 4, 0), 50)),
+        ([row(1, 0, 90, _10=80, _50=40), row(0, 2, 45, _10=35, _50=0)], 99, Choice(Setting(0, 4, 2), 50)),
+        ([row(1, 0, 90, _10=80, _50=40), row(2, 0, 88, _10=78, _50=38)], 99, Choice(Setting(1, 8, 0), None)),
+        ([row(1, 0, 90, _10=80, _50=40), row(2, 0, 60, _10=50, _50=10)], 99, Choice(Setting(2, 8, 0), None)),
+    ],
+    ids=("one is enough", "two are", "for longer steps", "only workers are", "none, all alike", "none, one is faster"),
+)
+def test_the_fewest_threads_that_no_step_waits_for_are_advised(rows, slowest_ms, expected):
+    direct = row(0, 0, 100, _10=100, _50=100)
+    choice = advice.choose([direct, *rows], slowest_ms)
+    assert choice == expected
+    taken = next(each for each in rows if each["worker_count"] == choice.setting.worker_count)
+    assert " ms" in advice.reason(choice, taken, [direct, *rows])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["config.json", "--files", "2"], "argument --files: only without CONFIG"),
+        (["config.json", "--only", "packed"], "argument --only: only without CONFIG"),
+        (["--host", "0/2"], "argument --host: only with CONFIG"),
+        (["--tokens-per-second", "5"], "argument --tokens-per-second: only with CONFIG"),
+        (["config.json", "--host", "2/2"], "argument --host"),
+        (["config.json", "--tokens-per-second", "0"], "argument --tokens-per-second"),
+        (["config.json", "--max-workers", "-1"], "argument --max-workers"),
+        (["config.json", "--json", "./config.json"], "argument --json: CONFIG would be written over"),
+    ],
+)
+def test_wrong_arguments_are_status_2(arguments, message, capsys):
+    with pytest.raises(SystemExit) as exit:
+        main(["bench", *arguments])
+    assert exit.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_failures_are_a_sentence_and_status_1(tmp_path, capsys):
+    assert main(["bench", str(tmp_path / "none.yaml")]) == 1
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(windows(tmp_path)))
+    assert main(["bench", str(path), "--host", "0/3"]) == 1
+    (tmp_path / "web.npy").write_bytes(b"\1\0" * 2)
+    assert main(["bench", str(path)]) == 1
+    errors = capsys.readouterr().err
+    assert len(re.findall("^grain-sft bench: ", errors, flags=re.MULTILINE)) == 3 and "Traceback" not in errors
