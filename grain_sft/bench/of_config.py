@@ -168,7 +168,8 @@ class _FirstSteps:
 
     def __init__(self, sampler: Sampler, count: int) -> None:
         sampler.check_from(0)
-        self._sampler, self._count = sampler, count
+        self._sampler, self._count, self.host = sampler, count, sampler.host
+        self.data_key = f"first {count} steps of {sampler.data_key}"
 
     def rows(self, step: int) -> npt.NDArray[np.int64]:
         return self._sampler.rows(step % self._count)

@@ -107,11 +107,12 @@ def _in_turn(values: Any, function: Callable[[Any], Any]) -> Next:
 
 def _read(pipeline: Pipeline, rows: Rows) -> Element | ReadRows:
     """What a pipeline reads of `rows`: less, where its first transform can do with that."""
-    if pipeline.transforms and type(pipeline.transforms[0]) is ShiftTargets:
-        read = pipeline.source.read_rows(rows)
+    source = pipeline.source
+    if pipeline.transforms and type(pipeline.transforms[0]) is ShiftTargets and not isinstance(source, MixtureSource):
+        read = source.read_rows(rows)
         if read is not None:
             return read
-    return pipeline.source.read(rows)
+    return source.read(rows)
 
 
 class _Ready:
