@@ -17,20 +17,14 @@ from grain_sft.config.kinds import check_keys, check_kind
 from grain_sft.config.mixture import load_mixture
 from grain_sft.config.reading import inherit, read
 from grain_sft.config.schedule import sizes_of
-from grain_sft.config.schema import (
-    LAYOUT_OPTIONS,
-    LAYOUTS,
-    SECTIONS,
-    TRANSFORMS,
-    validate,
-)
+from grain_sft.config.schema import LAYOUTS, TRANSFORMS, validate
 from grain_sft.errors import ConfigError, GrainSftError
 from grain_sft.layout.packing import BY_EPOCH
 from grain_sft.pipeline import Pipeline
 from grain_sft.sampling import Host, IndexSampler
 from grain_sft.sources import NpyDataSource
 
-__all__ = ["LAYOUTS", "LAYOUT_OPTIONS", "SECTIONS", "TRANSFORMS", "load", "stated", "validate"]
+__all__ = ["load", "stated"]
 
 Config = str | os.PathLike[str] | Mapping[str, Any]
 

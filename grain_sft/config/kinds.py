@@ -13,6 +13,11 @@ Kind = type | tuple[type, ...] | tuple[str, ...]
 
 
 def check_keys(stated: Mapping[Any, Any], known: Mapping[str, Any] | tuple[str, ...], where: str) -> None:
+    """Refuse a key that is not among those that are known.
+
+    Raises:
+      ConfigError: naming the key and the nearest that there is.
+    """
     for key in stated:
         if key not in known:
             near = difflib.get_close_matches(str(key), list(known), n=1, cutoff=0.0) if known else []
@@ -21,6 +26,11 @@ def check_keys(stated: Mapping[Any, Any], known: Mapping[str, Any] | tuple[str, 
 
 
 def check_kind(value: object, kind: Kind, where: str) -> None:
+    """Refuse a value of another kind.
+
+    Raises:
+      ConfigError: naming what is expected at `where`.
+    """
     if isinstance(kind, tuple) and isinstance(kind[0], str):
         if value not in kind:
             raise ConfigError(f"{where} is {value!r}; expected one of {', '.join(map(str, kind))}.")

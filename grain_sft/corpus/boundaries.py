@@ -41,6 +41,7 @@ class BoundaryFile:
 
     @property
     def data_offset(self) -> int:
+        """Bytes before its data: none."""
         return 0
 
 

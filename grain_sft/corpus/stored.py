@@ -23,16 +23,24 @@ class StoredFile(Protocol):
     """A file of `size` bytes with its data from byte `data_offset` on; `digest` is of the data's two ends."""
 
     @property
-    def path(self) -> str: ...
+    def path(self) -> str:
+        """Of the file, or its URL."""
+        ...
 
     @property
-    def size(self) -> int: ...
+    def size(self) -> int:
+        """Bytes of the whole file."""
+        ...
 
     @property
-    def data_offset(self) -> int: ...
+    def data_offset(self) -> int:
+        """Bytes before its data, such as a header's."""
+        ...
 
     @property
-    def digest(self) -> str: ...
+    def digest(self) -> str:
+        """Of its data's first and last bytes; see `digest_of`."""
+        ...
 
 
 @dataclasses.dataclass(frozen=True)

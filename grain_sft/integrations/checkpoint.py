@@ -30,9 +30,13 @@ _STEP, _PARTS = "next_step", "parts"
 class Stateful(Protocol):
     """What has a state of the kind that `data_state` makes."""
 
-    def get_state(self) -> dict[str, Any]: ...
+    def get_state(self) -> dict[str, Any]:
+        """The state, JSON-ready."""
+        ...
 
-    def set_state(self, state: dict[str, Any]) -> None: ...
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Go on where a state says."""
+        ...
 
 
 def data_state(pipeline: Pipeline, next_step: int) -> dict[str, Any]:

@@ -113,10 +113,14 @@ class Layout(Protocol):
     """Which spans make row i, for every row of one sequence length; a pure function of corpus and options."""
 
     @property
-    def corpus(self) -> Corpus: ...
+    def corpus(self) -> Corpus:
+        """What the rows are of."""
+        ...
 
     @property
-    def sequence_length(self) -> int: ...
+    def sequence_length(self) -> int:
+        """Tokens of a row, padding included."""
+        ...
 
     def __len__(self) -> int: ...
 

@@ -58,6 +58,7 @@ class Checked:
 
     @property
     def accepted(self) -> bool:
+        """Whether nothing in the log is other than the pipeline's batches."""
         return not self.findings
 
 

@@ -33,7 +33,9 @@ Columns = Mapping[str, Column]
 class Writer(Protocol):
     """Takes columns of the same names and types, some lines at a time."""
 
-    def write(self, columns: Columns) -> None: ...
+    def write(self, columns: Columns) -> None:
+        """Add lines: of each column as many."""
+        ...
 
 
 @contextlib.contextmanager

@@ -1,8 +1,11 @@
 """The reference has every public name, and each says what it is."""
 
+import ast
 import importlib
 import inspect
+import pkgutil
 import re
+from pathlib import Path
 
 import doc_pages as pages
 import pytest
@@ -11,7 +14,11 @@ import grain_sft
 from grain_sft.cli.main import COMMANDS
 
 TEXT = pages.read("reference.md")
-PACKAGES = ("corpus", "layout", "sampling", "mixture", "transforms", "trace", "prepare", "receipt", "config")
+PACKAGES = [
+    found.name
+    for found in pkgutil.iter_modules(grain_sft.__path__)
+    if hasattr(importlib.import_module(f"grain_sft.{found.name}"), "__all__")
+]
 MODULES = re.findall(r"^\.\. automodule:: (\S+)", TEXT, flags=re.MULTILINE)
 
 
@@ -23,6 +30,21 @@ def test_the_table_has_the_names_of_the_top_level():
 def test_every_command_is_in_it():
     listed = dict(re.findall(r"^\| `grain-sft ([\w-]+)` \| (.+) \|$", TEXT, flags=re.MULTILINE))
     assert listed == COMMANDS
+
+
+def test_there_are_public_packages():
+    assert {
+        "corpus",
+        "layout",
+        "sampling",
+        "mixture",
+        "transforms",
+        "trace",
+        "prepare",
+        "config",
+        "verify",
+        "view",
+    } <= set(PACKAGES)
 
 
 @pytest.mark.parametrize("package", PACKAGES)
@@ -38,3 +60,13 @@ def test_public_names_of_a_module_have_docstrings(name):
         thing = getattr(module, public)
         if inspect.isclass(thing) or inspect.isfunction(thing):
             assert thing.__doc__ and not thing.__doc__.startswith(f"{public}("), f"{name}.{public}"
+
+
+def test_every_public_function_and_class_of_the_package_says_what_it_is():
+    """Also those that no page shows: whoever reads the code meets them."""
+    silent = []
+    for path in sorted(Path(grain_sft.__file__).parent.rglob("*.py")):
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("_"):
+                silent += [] if ast.get_docstring(node) else [f"{path}:{node.lineno} {node.name}"]
+    assert not silent
