@@ -33,7 +33,7 @@ STANDS_FOR = {"MIX": "mix.txt", "CORPUS": "data/sft/train", "CONFIG": "sft.yaml"
 SFT = """
 corpus: {path: data/sft/train}
 layout: {kind: packed, sequence_length: 128}
-sampler: {seed: 7, global_batch_size: 2}
+sampler: {seed: 7, global_batch_size: 1}
 transforms: [shift_targets]
 audit: logs/audit
 """
@@ -171,7 +171,7 @@ def test_the_short_commands_run(folder, capsys):
         printed[shlex.split(command)[1]] = capsys.readouterr().out
     assert "train           114 examples" in printed["prepare"]
     assert "best_fit_decreasing" in printed["pack"]
-    assert len(printed["trace"].splitlines()) > 12_000  # two rows a step, and a document or more in each
+    assert len(printed["trace"].splitlines()) > 6_000  # a document or more in each step
     assert grain_sft.load("sft.yaml").receipt.code in printed["receipt"]
     assert printed["audit-check"].startswith("confirmed: ")
     assert "<html" in (folder / "page.html").read_text()
@@ -227,7 +227,9 @@ def look_at(figures: dict) -> None:
         assert of_bare
         for row in of_bare:
             assert row["tokens"] / row["s"] > 0.6 * row["bare_tokens"] / row["bare_s"]
-    assert figures.keys() & {"throughput", "orders", "prepare"}
+    if "recommended" in figures:
+        assert figures["stages"] and {"threads", "prefetch", "worker_count"} <= figures["recommended"].keys()
+    assert figures.keys() & {"throughput", "orders", "prepare", "recommended"}
 
 
 @pytest.mark.heavy
