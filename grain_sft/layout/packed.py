@@ -162,6 +162,7 @@ class PackedLayout:
         ]
         self._places = ShardPlaces(self.corpus)
         self._ends: Ints = np.cumsum([len(plan.ends) for plan in self.plans])
+        self._begins: Ints = np.append(0, self._ends)
         if not self._ends[-1]:
             raise LayoutError(
                 f"{self.recipe.algorithm} leaves no row: {self.plans[0].counts['documents']} documents don't fill one batch "
@@ -192,6 +193,12 @@ class PackedLayout:
                 found[name] = found.get(name, 0) + count
         return found
 
+    def epochs_of(self, rows: Ints) -> tuple[Ints, Ints]:
+        """For each of `rows` (int64) the epoch that it was packed for, a number of `plans`, and its own number in that;
+        the row after the last begins an epoch that is not there."""
+        epoch = self._ends.searchsorted(rows, side="right")
+        return epoch, rows - self._begins[epoch]
+
     def spans(self, row: int) -> list[Span]:
         """What row `row` holds, in the order in which it stands there; a document that goes on in the next shard is two.
 
@@ -213,8 +220,7 @@ class PackedLayout:
         """The documents of `rows` (int64 [rows])."""
         if len(self.plans) == 1 or not len(rows):
             return self._pieces(self.plans[0], rows)
-        epoch = np.searchsorted(self._ends, rows, side="right")
-        local = rows - np.concatenate([[0], self._ends])[epoch]
+        epoch, local = self.epochs_of(rows)
         columns: list[tuple[Ints, ...]] = []
         for number in np.unique(epoch).tolist():
             here = np.flatnonzero(epoch == number)
@@ -245,8 +251,8 @@ class PackedLayout:
     def _plan_of(self, row: int) -> tuple[Plan, int]:
         if len(self.plans) == 1:
             return self.plans[0], row
-        epoch = int(np.searchsorted(self._ends, row, side="right"))
-        return self.plans[epoch], row - (int(self._ends[epoch - 1]) if epoch else 0)
+        epoch, local = self.epochs_of(np.array(row))
+        return self.plans[int(epoch)], int(local)
 
     def __getstate__(self) -> dict[str, object]:
         return {

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -114,12 +113,11 @@ def _place(pipeline: Pipeline, step: int) -> tuple[int, int, int]:
     sampler, layout = pipeline.sampler, pipeline.source.layout
     assert not isinstance(sampler, MixtureSampler)
     if isinstance(layout, PackedLayout) and layout.epochs > 1:
-        ends: Sequence[int] = np.cumsum([len(plan.ends) for plan in layout.plans]).tolist()
         rows = sampler.batch_sizes.before(step)
-        epoch = int(np.searchsorted(ends, rows, side="right"))
-        begin = ends[epoch - 1] if epoch else 0
+        epoch, into = (int(number) for number in layout.epochs_of(np.array(rows)))
+        begin = rows - into
         first = sampler.batch_sizes.step_of(begin)
-        return epoch, step - first - (sampler.batch_sizes.before(first) < begin), rows - begin
+        return epoch, step - first - (sampler.batch_sizes.before(first) < begin), into
     epoch, rows = sampler.place(step)
     first = sampler.steps_before(epoch)
     return epoch, step - first - (sampler.place(first) < (epoch, 0)), rows

@@ -75,7 +75,7 @@ def epochs_of(layout: Layout, epochs: Ints, rows: Ints) -> Ints:
             epochs[at] = epochs_of(layout.parts[number], epochs[at], own)
         return epochs
     if isinstance(layout, PackedLayout) and layout.epochs > 1:
-        return epochs * layout.epochs + plan_of(layout, rows)[0]
+        return epochs * layout.epochs + layout.epochs_of(rows)[0]
     return epochs
 
 
@@ -85,7 +85,7 @@ def documents_of(layout: Layout, rows: Ints, pieces: Pieces) -> Ints:
         return _documents_of_mixture(layout, rows, pieces)
     if isinstance(layout, PackedLayout):
         assert pieces.segment is not None
-        epoch, local = plan_of(layout, rows)
+        epoch, local = layout.epochs_of(rows)
         found = np.empty(len(pieces.row), np.int64)
         for number in np.unique(epoch).tolist():
             plan = layout.plans[number]
@@ -114,14 +114,6 @@ def _documents_of_mixture(layout: MixtureLayout, rows: Ints, pieces: Pieces) -> 
             own = documents_of(layout.parts[number], rows[mine] - layout.first_rows[number], some)
             found[here] = own + first_document(layout, number)
     return found
-
-
-def plan_of(layout: PackedLayout, rows: Ints) -> tuple[Ints, Ints]:
-    """For each of `rows` (int64 [rows]) the number of its plan, that is the epoch that it was packed for, and its own
-    number in it."""
-    ends = np.cumsum([len(plan.ends) for plan in layout.plans])
-    epoch = ends.searchsorted(rows, side="right")
-    return epoch, rows - np.append(0, ends)[epoch]
 
 
 def rows_of_documents(layout: Layout, documents: Ints) -> Ints:
