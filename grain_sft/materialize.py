@@ -110,12 +110,6 @@ class _Job:
             return ""
         return "float32" if self.corpus.has_weights else "bool"
 
-    @property
-    def padding(self) -> int:
-        """The token that the source pads with."""
-        known = (self.corpus.pad_token_id, self.corpus.eos_token_id)
-        return int(next((number for number in known if number is not None), 0))
-
     @functools.cached_property
     def rows(self) -> ReadyRows:
         """What is written beside tokens and loss: in the smallest types that hold a position, and a row's segments."""
@@ -177,7 +171,7 @@ def _write(job: _Job, folder: str, stage: str, progress: Progress | None) -> dic
         "segments_dtype": job.rows.segments_dtype,
         "loss": job.loss or None,
         "eos_token_id": None if corpus.eos_token_id is None else int(corpus.eos_token_id),
-        "pad_token_id": job.padding,
+        "pad_token_id": job.corpus.padding_token_id,
         "tokenizer_sha256": corpus.tokenizer_sha256,
         "source_names": list(corpus.source_names),
         "rows_of_shards": [len(rows) for rows in shards],

@@ -130,16 +130,11 @@ def _columns(layout: PaddedLayout, first: int) -> list[npt.NDArray[np.int64]]:
 
 def _padding_of(layout: Layout) -> dict[str, str]:
     if not isinstance(layout, MixtureLayout):
-        return {"padding": f"token {_padding(layout)}"}
+        return {"padding": f"token {layout.corpus.padding_token_id}"}
     return {
-        f"padding of {name}": f"token {_padding(part)}" for name, part in zip(layout.names, layout.parts, strict=True)
+        f"padding of {name}": f"token {part.corpus.padding_token_id}"
+        for name, part in zip(layout.names, layout.parts, strict=True)
     }
-
-
-def _padding(layout: Layout) -> int:
-    """The token that stands where a row holds none; see `NpyDataSource`."""
-    corpus = layout.corpus
-    return next((number for number in (corpus.pad_token_id, corpus.eos_token_id) if number is not None), 0)
 
 
 def _sampler(sampler: Sampler) -> str:

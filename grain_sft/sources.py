@@ -92,7 +92,7 @@ class NpyDataSource(grain.sources.RandomAccessDataSource[Element]):
         )
         self._constants: dict[int, ReadRows] = {}
         self._numbers: npt.NDArray[np.int32] | None = None
-        self._pad = next((number for number in (corpus.pad_token_id, corpus.eos_token_id) if number is not None), 0)
+        self._pad = corpus.padding_token_id
 
     def __len__(self) -> int:
         return len(self.layout)

@@ -106,6 +106,11 @@ class Corpus:
         return find_documents(self)
 
     @property
+    def padding_token_id(self) -> int:
+        """The token that stands where a row holds none: `pad_token_id`, else `eos_token_id`, else 0."""
+        return int(next((number for number in (self.pad_token_id, self.eos_token_id) if number is not None), 0))
+
+    @property
     def has_loss(self) -> bool:
         """Whether files say which tokens take loss; without, all do."""
         return any(shard.loss is not None for shard in self.shards)
