@@ -26,7 +26,7 @@ from grain_sft.corpus.ranges import RangeReader
 from grain_sft.corpus.remote_options import RemoteOptions
 from grain_sft.corpus.rows import ReadyRows
 from grain_sft.corpus.shard import Shard
-from grain_sft.corpus.stored import Stored
+from grain_sft.corpus.stored import Stored, StoredFile
 from grain_sft.errors import CorpusError, RowIndexError
 
 FINGERPRINT_VERSION = 1
@@ -77,6 +77,12 @@ class Corpus:
     def num_tokens(self) -> int:
         """Tokens in all shards."""
         return sum(shard.num_tokens for shard in self.shards)
+
+    def files(self) -> list[StoredFile]:
+        """All files: of tokens, what stands beside them, and where documents come from."""
+        places = () if self.rows is None else self.rows.places
+        beside = [file for shard in self.shards for file in (shard.loss, shard.boundaries)]
+        return [file for file in (*self.shards, *beside, *places, self.sources_file) if file is not None]
 
     @functools.cached_property
     def num_documents(self) -> int | None:

@@ -6,7 +6,7 @@ import concurrent.futures
 import dataclasses
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -239,9 +239,7 @@ def _check_sizes(path: str, corpus: Corpus) -> None:
         if found != shard.size:
             raise CorpusFileError(f"{size_change(shard, found)} Index: {path}.")
 
-    beside = [file for shard in corpus.shards for file in (shard.loss, shard.boundaries)]
-    listed: Sequence[StoredFile | None] = [*corpus.shards, *beside, corpus.sources_file]
-    local = [file for file in listed if file is not None and not files.is_remote(file.path)]
+    local = [file for file in corpus.files() if not files.is_remote(file.path)]
     for shard in local[:1]:  # the usual mistake, a folder that moved, is answered at once
         check(shard)
     with concurrent.futures.ThreadPoolExecutor(THREADS) as pool:

@@ -40,7 +40,4 @@ class Root:
 
     def check_corpus(self, corpus: Corpus) -> None:
         """The same, of all files of a corpus."""
-        places = () if corpus.rows is None else corpus.rows.places
-        beside = [file for shard in corpus.shards for file in (shard.loss, shard.boundaries)]
-        listed = [*corpus.shards, *beside, *places, corpus.sources_file]
-        self.check(file.path for file in listed if file is not None)
+        self.check(file.path for file in corpus.files())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import concurrent.futures
 import itertools
-from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -64,10 +63,7 @@ def check_corpus(report: Report, corpus: Corpus, where: str, vocab_size: int | N
 def _check_files(report: Report, corpus: Corpus) -> bool:
     """Sizes and both ends of every file, against what the corpus was opened with: scanned just now, or as an index
     remembers them. Returns whether all are right."""
-    places = () if corpus.rows is None else corpus.rows.places
-    beside = [file for shard in corpus.shards for file in (shard.loss, shard.boundaries)]
-    stored: Sequence[StoredFile | None] = [*corpus.shards, *beside, *places, corpus.sources_file]
-    distinct = {file.path: file for file in stored if file is not None}
+    distinct = {file.path: file for file in corpus.files()}
     before = len(report.findings)
 
     def look(file: StoredFile) -> str:
