@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from grain_sft.corpus.stored import DIGEST_BYTES, MAGIC, digest_of, npy_header, read_at, size_and_head
+from grain_sft import files
+from grain_sft.corpus.stored import DIGEST_BYTES, MAGIC, digest_of, npy_header, size_and_head
 from grain_sft.errors import CorpusError
 
 IGNORED = -100
@@ -68,9 +69,9 @@ def scan_loss(path: str, kind: str) -> LossFile:
         raise CorpusError(
             f"{path}: {size} bytes is no multiple of {dtype.itemsize}, the size of a {dtype.name}. It was cut short."
         )
-    first = read_at(path, offset, DIGEST_BYTES) if offset else head[:DIGEST_BYTES]
+    first = files.read_range(path, offset, offset + DIGEST_BYTES) if offset else head[:DIGEST_BYTES]
     tail_start = max(offset, size - DIGEST_BYTES)
-    last = read_at(path, tail_start, size - tail_start)
+    last = files.read_range(path, tail_start, size)
     _check_values(path, kind, first)
     _check_values(path, kind, last)
     return LossFile(path, kind, size, offset, digest_of(first, last))
@@ -101,9 +102,10 @@ def check_labels(
     count = min(num_tokens, DIGEST_BYTES // KINDS[loss.kind].itemsize)
     for first in dict.fromkeys((0, num_tokens - count)):
         width = KINDS[loss.kind].itemsize
-        labels = np.frombuffer(read_at(loss.path, loss.data_offset + first * width, count * width), "<i4")
-        offset = tokens_offset + first * dtype.itemsize
-        tokens = np.frombuffer(read_at(tokens_path, offset, count * dtype.itemsize), dtype)
+        begin = loss.data_offset + first * width
+        labels = np.frombuffer(files.read_range(loss.path, begin, begin + count * width), "<i4")
+        begin = tokens_offset + first * dtype.itemsize
+        tokens = np.frombuffer(files.read_range(tokens_path, begin, begin + count * dtype.itemsize), dtype)
         if len(labels) != len(tokens):
             raise CorpusError(f"{loss.path}: was cut short while it was opened.")
         wrong = np.flatnonzero((labels != IGNORED) & (labels != tokens.astype(np.int64)))

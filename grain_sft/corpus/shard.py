@@ -10,9 +10,10 @@ import dataclasses
 import numpy as np
 import numpy.typing as npt
 
+from grain_sft import files
 from grain_sft.corpus.boundaries import BoundaryFile
 from grain_sft.corpus.loss import LossFile
-from grain_sft.corpus.stored import DIGEST_BYTES, MAGIC, digest_of, npy_header, read_at, size_and_head
+from grain_sft.corpus.stored import DIGEST_BYTES, MAGIC, digest_of, npy_header, size_and_head
 from grain_sft.errors import CorpusError
 
 TOKEN_DTYPES = ("uint8", "uint16", "uint32", "uint64")
@@ -97,9 +98,9 @@ def scan_shard(
             check_plausible(path, head, dtype)
     first = head[offset : offset + DIGEST_BYTES]
     if len(first) < min(DIGEST_BYTES, size - offset):  # an unusually long header
-        first = read_at(path, offset, DIGEST_BYTES)
+        first = files.read_range(path, offset, offset + DIGEST_BYTES)
     tail_start = max(offset, size - DIGEST_BYTES)
-    digest = digest_of(first, read_at(path, tail_start, size - tail_start))
+    digest = digest_of(first, files.read_range(path, tail_start, size))
     return Shard(path, num_tokens, size, offset, label, digest), dtype
 
 

@@ -60,7 +60,8 @@ def describe(path: str) -> Stored:
       CorpusFileError: missing or unreadable.
     """
     size, head = size_and_head(path)
-    return Stored(path, size, digest_of(head[:DIGEST_BYTES], read_at(path, max(0, size - DIGEST_BYTES), DIGEST_BYTES)))
+    tail = files.read_range(path, max(0, size - DIGEST_BYTES), size)
+    return Stored(path, size, digest_of(head[:DIGEST_BYTES], tail))
 
 
 def read_whole(stored: StoredFile) -> bytes:
@@ -125,18 +126,6 @@ def size_and_head(path: str) -> tuple[int, bytes]:
         raise CorpusFileError(f"{path}: can't be read ({error}).") from error
 
 
-def read_at(path: str, start: int, count: int) -> bytes:
-    """Up to `count` bytes of a file from byte `start` on."""
-    if files.is_remote(path):
-        return files.read_range(path, start, start + count)
-    try:
-        with open(path, "rb") as file:
-            file.seek(start)
-            return file.read(count)
-    except OSError as error:
-        raise CorpusFileError(f"{path}: can't be read at byte {start} ({error}).") from error
-
-
 def npy_header(path: str, head: bytes, size: int) -> tuple[object, tuple[object, ...], int]:
     """(dtype as it is written there, shape, bytes before the data) of a .npy file, format version 1, 2 or 3.
 
@@ -159,7 +148,7 @@ def npy_header(path: str, head: bytes, size: int) -> tuple[object, tuple[object,
             f"{path}: the .npy header claims {length} bytes, but the file has {size} and a header of a token array "
             f"at most {_HEADER_LIMIT}. The file is damaged."
         )
-    text = stream.read(length) if offset <= len(head) else read_at(path, stream.tell(), length)
+    text = stream.read(length) if offset <= len(head) else files.read_range(path, stream.tell(), offset)
     try:
         header = ast.literal_eval(text.decode("utf-8" if version[0] == 3 else "latin1"))
         descr, shape = header["descr"], tuple(header["shape"])
