@@ -73,13 +73,7 @@ def find_documents(corpus: Corpus) -> Documents:
         raise CorpusError(
             f"{corpus.shards[with_files.index(False)].path}: has no document boundaries, but others have."
         )
-    parts: list[tuple[Ints, Ints]] = []
-    first = 0
-    for shard in corpus.shards:
-        assert shard.boundaries is not None
-        start, length = read_boundaries(shard.boundaries, shard.num_tokens)
-        parts.append((start + first, length))
-        first += shard.num_tokens
+    parts = _parts(corpus)
     joined = _continued(corpus, parts) if len(parts) > 1 else []
     for number in joined:
         before = number - 1
@@ -87,6 +81,30 @@ def find_documents(corpus: Corpus) -> Documents:
             before -= 1
         parts[before][1][-1] += parts[number][1][0]
         parts[number] = (parts[number][0][1:], parts[number][1][1:])
+    return _one_after_the_other(parts)
+
+
+def part_by_part(corpus: Corpus) -> Documents:
+    """The documents of all boundary files, which every shard has, none of them joined with one of the part before.
+
+    Raises: as `find_documents`.
+    """
+    return _one_after_the_other(_parts(corpus))
+
+
+def _parts(corpus: Corpus) -> list[tuple[Ints, Ints]]:
+    """(start, length) of the documents of each boundary file, counted in the tokens of all shards."""
+    parts: list[tuple[Ints, Ints]] = []
+    first = 0
+    for shard in corpus.shards:
+        assert shard.boundaries is not None
+        start, length = read_boundaries(shard.boundaries, shard.num_tokens)
+        parts.append((start + first, length))
+        first += shard.num_tokens
+    return parts
+
+
+def _one_after_the_other(parts: list[tuple[Ints, Ints]]) -> Documents:
     return Documents(np.concatenate([start for start, _ in parts]), np.concatenate([length for _, length in parts]))
 
 

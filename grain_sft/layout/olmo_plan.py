@@ -22,8 +22,7 @@ import numpy.typing as npt
 
 from grain_sft import files
 from grain_sft.corpus import Corpus
-from grain_sft.corpus.boundaries import read_boundaries
-from grain_sft.corpus.documents import Documents
+from grain_sft.corpus.documents import Documents, part_by_part
 from grain_sft.corpus.shard import Shard
 from grain_sft.errors import LayoutError, StorageError
 from grain_sft.layout.plan import Ints, Recipe, columns, find_documents
@@ -126,21 +125,9 @@ def read_plan(plan: OlmoPlan, corpus: Corpus, recipe: Recipe) -> dict[str, npt.N
     if recipe.boundaries == "eos" or not all(shard.boundaries for shard in corpus.shards):
         document = _documents_of(where, start, stop, documents, recipe)
     else:  # part by part: to OLMo-core, a document that goes on in the next part is two
-        _documents_of(where, start, stop, _part_by_part(corpus), recipe)
+        _documents_of(where, start, stop, part_by_part(corpus), recipe)
         document = np.searchsorted(documents.start, start, side="right") - 1
     return columns(documents, document, start, stop - start, np.concatenate(ends))
-
-
-def _part_by_part(corpus: Corpus) -> Documents:
-    """The documents of all boundary files, none of them joined."""
-    starts, lengths, before = [], [], 0
-    for shard in corpus.shards:
-        assert shard.boundaries is not None
-        start, length = read_boundaries(shard.boundaries, shard.num_tokens)
-        starts.append(start + before)
-        lengths.append(length)
-        before += shard.num_tokens
-    return Documents(np.concatenate(starts), np.concatenate(lengths))
 
 
 def _read_all(plan: OlmoPlan, length: int) -> list[list[npt.NDArray[np.uint64]]]:
