@@ -10,12 +10,11 @@ from typing import Any
 
 import numpy as np
 
+from grain_sft.cli.opening import add_corpus_arguments, corpus_options
 from grain_sft.cli.preparing import progress_bar
 from grain_sft.cli.types import at_least, pair
 from grain_sft.corpus import Corpus, open_corpus
 from grain_sft.corpus.learning_rate import automatic_learning_rate, supervised_ratio
-from grain_sft.corpus.open import FORMATS
-from grain_sft.corpus.shard import TOKEN_DTYPES
 from grain_sft.files import atomic_write
 from grain_sft.layout.packed import PackedLayout
 from grain_sft.layout.packing import ALGORITHMS, BY_EPOCH, TIES
@@ -58,12 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     rows.add_argument("--seed", type=at_least(0), default=0, help=f"of {', '.join(BY_EPOCH)} (default: 0)")
     rows.add_argument("--epochs", type=at_least(1), default=1, help=f"of {', '.join(BY_EPOCH)} (default: 1)")
     rows.add_argument("--batch-rows", type=at_least(1), default=1, help="rows a global batch: multipack (default: 1)")
-    files = parser.add_argument_group("files")
-    files.add_argument("--format", choices=FORMATS, default="auto", help="(default: auto)")
-    files.add_argument("--dtype", choices=TOKEN_DTYPES, help="of headerless arrays")
-    files.add_argument("--eos-token-id", type=at_least(0), help="the token that ends a document")
-    files.add_argument("--tokenizer", help="its name; fills {TOKENIZER} in a mix's paths")
-    files.add_argument("--path-remap", action="append", type=pair, default=[], metavar="FROM=TO")
+    add_corpus_arguments(parser.add_argument_group("files"))
     rate = parser.add_argument_group("OpenChat's automatic learning rate")
     rate.add_argument("--batch-tokens", type=at_least(1), help="of one rank, padding included; prints the rate")
     rate.add_argument("--ranks", type=at_least(1), default=1, help="data-parallel processes (default: 1)")
@@ -86,14 +80,8 @@ def run(options: argparse.Namespace) -> int:
         options.parser.error(
             "--which-machine takes no --algorithm and no --compare: a plan is of the one that made it."
         )
-    corpus = open_corpus(
-        options.corpus[0] if len(options.corpus) == 1 else options.corpus,
-        format=options.format,
-        dtype=options.dtype,
-        eos_token_id=options.eos_token_id,
-        path_remap=dict(options.path_remap),
-        tokenizer=options.tokenizer,
-    )
+    where = options.corpus[0] if len(options.corpus) == 1 else options.corpus
+    corpus = open_corpus(where, **corpus_options(options))
     figures: dict[str, Any] = {"corpus": _corpus(corpus)}
     if options.which_machine:
         figures["which_machine"] = _which_machine(corpus, options)

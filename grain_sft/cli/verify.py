@@ -7,9 +7,8 @@ import json
 import time
 from typing import Any
 
-from grain_sft.cli.types import at_least, host_of, pair
-from grain_sft.corpus.open import FORMATS
-from grain_sft.corpus.shard import TOKEN_DTYPES
+from grain_sft.cli.opening import add_corpus_arguments, corpus_options
+from grain_sft.cli.types import at_least, host_of
 from grain_sft.sampling import Host
 from grain_sft.verify import KINDS, Report, verify
 
@@ -32,11 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--refuse-duplicates", action="store_true", help="documents with equal tokens are an error too")
     parser.add_argument("--json", action="store_true", help="print as JSON")
     files = parser.add_argument_group("files, of a corpus")
-    files.add_argument("--format", choices=FORMATS, default="auto", help="(default: auto)")
-    files.add_argument("--dtype", choices=TOKEN_DTYPES, help="of headerless arrays")
-    files.add_argument("--eos-token-id", type=at_least(0), help="the token that ends a document")
-    files.add_argument("--tokenizer", help="its name; fills {TOKENIZER} in a mix's paths")
-    files.add_argument("--path-remap", action="append", type=pair, default=[], metavar="FROM=TO")
+    add_corpus_arguments(files)
     files.add_argument(
         "--root", metavar="FOLDER", help="that all files have to lie in, links followed (default: anywhere)"
     )
@@ -56,14 +51,7 @@ def run(options: argparse.Namespace) -> int:
         corpus=options.corpus,
         receipt=options.receipt,
         host=options.host,
-        options={
-            "format": options.format,
-            "dtype": options.dtype,
-            "eos_token_id": options.eos_token_id,
-            "tokenizer": options.tokenizer,
-            "path_remap": dict(options.path_remap),
-            "root": options.root,
-        },
+        options=corpus_options(options) | {"root": options.root},
     )
     if options.refuse_duplicates:
         for finding in [each for each in report.findings if each.check == "duplicates"]:
