@@ -10,7 +10,6 @@ import dataclasses
 import glob
 import hashlib
 import itertools
-import json
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -244,8 +243,3 @@ def _without_none(value: Any) -> Any:
     if isinstance(value, list):
         return [_without_none(item) for item in value]
     return value
-
-
-def to_json(unit: Unit) -> str:
-    """A unit as one line of text."""
-    return json.dumps(dataclasses.asdict(unit))

@@ -7,7 +7,6 @@ import re
 from collections.abc import Iterable
 
 from grain_sft.errors import RecordError
-from grain_sft.prepare.tokenizers.tokenizer import Tokenizer
 
 
 class SpecialText:
@@ -39,11 +38,6 @@ class SpecialText:
                 f"{where}: spells the special token {found[0]!r} at character {found[1]}. Remove it, or have it "
                 "tokenized as ordinary text with --special-text encode."
             )
-
-
-def find_special(text: str, tokenizer: Tokenizer) -> tuple[str, int] | None:
-    """(spelling, character) of the first of the tokenizer's special tokens that `text` spells, or None."""
-    return special_text_of(tuple(tokenizer.special_tokens)).find(text)
 
 
 @functools.lru_cache(maxsize=16)

@@ -225,16 +225,6 @@ class Documents:
                 units = np.searchsorted(self.table.first, some, side="right") - 1
                 yield np.stack([self._unit_inputs[units], lines[some].astype(np.int64)], axis=1)
 
-    def columns(self, ids: Ids) -> npt.NDArray[Any]:
-        """The records of documents `ids`, dtype `chunk.RECORD`; best in ascending order."""
-        found = np.empty(len(ids), chunk.RECORD)
-        units = np.searchsorted(self.table.first, ids, side="right") - 1
-        for unit in np.unique(units).tolist():
-            here = np.flatnonzero(units == unit)
-            records = self._chunks.records(unit, self.table.headers[unit])
-            found[here] = records[ids[here] - self.table.first[unit]]
-        return found
-
     def _file(self, unit: int) -> _File:
         file = self._open.get(unit)
         if file is None:

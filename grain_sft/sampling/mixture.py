@@ -145,12 +145,10 @@ class Drawn(NamedTuple):
 
     Attributes:
       instance: number of the row, through all sources.
-      leaf: number of the source that it comes from, of those that are no mixtures.
-      epoch: of that source, from 0.
+      epoch: of the source that it comes from, from 0.
     """
 
     instance: Ints
-    leaf: Ints
     epoch: Ints
 
 
@@ -215,7 +213,7 @@ class Stream:
         for each in np.unique(leaf).tolist():
             here = leaf == each
             instance[here], epoch[here] = self.leaves[each].draw(number[here])
-        return Drawn(instance, leaf, epoch)
+        return Drawn(instance, epoch)
 
     def _walk(self, node: _Node, at: Ints, rows: Ints) -> Iterator[tuple[int, Ints, Ints]]:
         sources, numbers = node.proportions.choose(rows)

@@ -21,7 +21,7 @@ from tokenizer_makers import (
 )
 
 from grain_sft.errors import CorpusError, CorpusFileError
-from grain_sft.prepare.special_text import find_special
+from grain_sft.prepare.special_text import special_text_of
 from grain_sft.prepare.tokenizers import Tokenizer, load_tokenizer
 
 CHATML = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<pad>")
@@ -164,7 +164,8 @@ def test_added_tokens_that_are_not_special_stay_ordinary_text(tmp_path):
     ],
 )
 def test_special_text_is_found_with_its_place(tmp_path, text, found):
-    assert find_special(text, load_tokenizer(save_sentencepiece(tmp_path))) == found
+    tokenizer = load_tokenizer(save_sentencepiece(tmp_path))
+    assert special_text_of(tuple(tokenizer.special_tokens)).find(text) == found
 
 
 def test_looking_for_special_text_costs_little(tmp_path):
@@ -172,7 +173,7 @@ def test_looking_for_special_text_costs_little(tmp_path):
     text = "an ordinary text of a user, with some 1,000 characters. " * 20
     start = time.perf_counter()
     for _ in range(1000):
-        find_special(text, tokenizer)
+        special_text_of(tuple(tokenizer.special_tokens)).find(text)
     assert (time.perf_counter() - start) / 1000 < 50e-6
 
 
