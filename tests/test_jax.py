@@ -1,12 +1,8 @@
 """Under JAX: real processes under jax.distributed make the global arrays that one process makes."""
 
-import json
-import socket
-import subprocess
-import sys
-
 import numpy as np
 import pytest
+from jax_processes import run_processes
 
 WORKER = """
 import json, os, sys
@@ -41,28 +37,7 @@ for step, batch in zip(range(7, 10), pipeline.iter(start_step=7)):
 
 def run(folder, processes, devices):
     """What every process printed; each with `devices` virtual devices."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    started, outputs = [], []
-    for index in range(processes):
-        output = (folder / f"output-{processes}-{index}.jsonl").open("w+")  # no pipe: one that is full stops them all
-        command = [sys.executable, "-c", WORKER, *map(str, (folder, port, index, processes, devices))]
-        started.append(subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, text=True))
-        outputs.append(output)
-    try:
-        codes = [process.wait(timeout=180) for process in started]
-    finally:
-        for process in started:
-            process.kill()
-    printed = []
-    for code, output in zip(codes, outputs, strict=True):
-        output.seek(0)
-        text = output.read()
-        assert code == 0, text
-        printed.append([json.loads(line) for line in text.splitlines() if line.startswith("{")])
-        output.close()
-    return printed
+    return run_processes(["-c", WORKER, str(folder)], processes, devices, folder)
 
 
 @pytest.fixture

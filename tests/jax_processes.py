@@ -25,13 +25,18 @@ def digest(array: Any) -> str:
 
 def run(job: dict[str, Any], processes: int, devices: int, folder: Path) -> list[list[dict[str, Any]]]:
     """What every process printed; each has `devices` virtual devices."""
+    return run_processes([__file__, json.dumps(job)], processes, devices, folder)
+
+
+def run_processes(program: list[str], processes: int, devices: int, folder: Path) -> list[list[dict[str, Any]]]:
+    """What every process of a Python program printed as JSON; each is told its port, index, count and devices."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     started, outputs = [], []
     for index in range(processes):
         output = (folder / f"output-{processes}-{index}.jsonl").open("w+")  # no pipe: one that is full stops them all
-        command = [sys.executable, __file__, json.dumps(job), *map(str, (port, index, processes, devices))]
+        command = [sys.executable, *program, *map(str, (port, index, processes, devices))]
         started.append(subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, text=True))
         outputs.append(output)
     try:
