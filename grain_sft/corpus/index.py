@@ -18,6 +18,7 @@ from grain_sft.corpus import maxtext_index
 from grain_sft.corpus.boundaries import READERS, BoundaryFile
 from grain_sft.corpus.corpus import Corpus
 from grain_sft.corpus.loss import KINDS, LossFile
+from grain_sft.corpus.maxtext_index import checked_text
 from grain_sft.corpus.scan import THREADS
 from grain_sft.corpus.shard import Shard, token_dtype
 from grain_sft.corpus.stored import Stored, StoredFile, size_change
@@ -141,17 +142,17 @@ def _from_json(path: str, data: Mapping[str, Any], remap: Callable[[str], str]) 
             "Build it again with `grain-sft index`."
         )
     shards = [_shard(path, f"{path}: shard {number}", entry, remap) for number, entry in enumerate(data["shards"])]
-    dtype: np.dtype[np.unsignedinteger] = token_dtype(_text(data["dtype"], path, "dtype"), path)
+    dtype: np.dtype[np.unsignedinteger] = token_dtype(checked_text(data["dtype"], path, "dtype"), path)
     eos, pad, sources = data["eos_token_id"], data.get("pad_token_id"), data.get("sources")
     corpus = Corpus(
         shards=tuple(shards),
         dtype=dtype,
         eos_token_id=None if eos is None else _count(eos, path, "eos_token_id", np.iinfo(dtype).max),
-        tokenizer=None if data["tokenizer"] is None else _text(data["tokenizer"], path, "tokenizer"),
+        tokenizer=None if data["tokenizer"] is None else checked_text(data["tokenizer"], path, "tokenizer"),
         tokenizer_sha256=_optional_text(data.get("tokenizer_sha256"), path, "tokenizer_sha256"),
         pad_token_id=None if pad is None else _count(pad, path, "pad_token_id"),
         sources_file=None if sources is None else Stored(**_stored(path, f"{path}: sources", sources, remap)),
-        source_names=tuple(_text(name, path, "source_names") for name in data.get("source_names", [])),
+        source_names=tuple(checked_text(name, path, "source_names") for name in data.get("source_names", [])),
     )
     for number, shard in enumerate(shards):
         if shard.data_offset + shard.num_tokens * corpus.dtype.itemsize != shard.size:
@@ -180,7 +181,7 @@ def _shard(index: str, where: str, entry: Mapping[str, Any], remap: Callable[[st
     return Shard(
         **_stored(index, where, entry, remap),
         num_tokens=_count(entry["num_tokens"], where, "num_tokens"),
-        label=_text(entry["label"], where, "label"),
+        label=checked_text(entry["label"], where, "label"),
         loss=None if loss is None else LossFile(kind=_kind(loss, KINDS, where), **_stored(index, where, loss, remap)),
         boundaries=None if boundaries is None else _boundaries(index, f"{where}: boundaries", boundaries, remap),
     )
@@ -196,7 +197,7 @@ def _boundaries(index: str, where: str, entry: Mapping[str, Any], remap: Callabl
 
 
 def _kind(entry: Mapping[str, Any], known: Mapping[str, object], where: str) -> str:
-    kind = _text(entry["kind"], where, "kind")
+    kind = checked_text(entry["kind"], where, "kind")
     if kind not in known:
         raise CorpusError(f"{where}: kind is {kind!r}; expected one of {', '.join(known)}. Build the index again.")
     return kind
@@ -205,10 +206,10 @@ def _kind(entry: Mapping[str, Any], known: Mapping[str, object], where: str) -> 
 def _stored(index: str, where: str, entry: Mapping[str, Any], remap: Callable[[str], str]) -> dict[str, Any]:
     """The fields that every file has."""
     return {
-        "path": _locate(index, _text(entry["path"], where, "path"), remap),
+        "path": _locate(index, checked_text(entry["path"], where, "path"), remap),
         "size": _count(entry["size"], where, "size"),
         "data_offset": _count(entry["data_offset"], where, "data_offset"),
-        "digest": _text(entry["digest"], where, "digest"),
+        "digest": checked_text(entry["digest"], where, "digest"),
     }
 
 
@@ -246,14 +247,8 @@ def _check_sizes(path: str, corpus: Corpus) -> None:
         list(pool.map(check, local[1:]))
 
 
-def _text(value: object, where: str, key: str) -> str:
-    if not isinstance(value, str):
-        raise CorpusError(f"{where}: {key} is {value!r}; expected a string. The index is damaged: build it again.")
-    return value
-
-
 def _optional_text(value: object, where: str, key: str) -> str | None:
-    return None if value is None else _text(value, where, key)
+    return None if value is None else checked_text(value, where, key)
 
 
 def _count(value: object, where: str, key: str, highest: int = (1 << 63) - 1) -> int:

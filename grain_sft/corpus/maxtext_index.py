@@ -72,7 +72,7 @@ def from_json(path: str, data: Mapping[str, Any], remap: Callable[[str], str]) -
             f"{path}: MaxText index of format version {data['format_version']!r}; version {MAXTEXT_VERSION!r} can be read."
         )
     entries = list(data["files"])
-    tokenizer = _text(data["tokenizer"], path, "tokenizer")
+    tokenizer = checked_text(data["tokenizer"], path, "tokenizer")
     expected = maxtext_fingerprint(data["sequence_length"], data["dtype"], tokenizer, entries)
     if data["fingerprint"] != expected:
         raise CorpusError(
@@ -82,7 +82,7 @@ def from_json(path: str, data: Mapping[str, Any], remap: Callable[[str], str]) -
     if not entries:
         raise CorpusError(f"{path}: the index lists no file.")
     dtype: np.dtype[np.unsignedinteger] = token_dtype(data["dtype"], path)
-    sources = [(files.absolute(remap(entry["path"])), _text(entry["label"], path, "label")) for entry in entries]
+    sources = [(files.absolute(remap(entry["path"])), checked_text(entry["label"], path, "label")) for entry in entries]
     corpus = scan_shards(sources, dtype, tokenizer=tokenizer)
     for shard, entry in zip(corpus.shards, entries, strict=True):
         if shard.num_tokens != entry["n_tokens"]:
@@ -94,7 +94,12 @@ def from_json(path: str, data: Mapping[str, Any], remap: Callable[[str], str]) -
     return corpus
 
 
-def _text(value: object, where: str, key: str) -> str:
+def checked_text(value: object, where: str, key: str) -> str:
+    """`value`, found in the index `where` under `key`.
+
+    Raises:
+      CorpusError: it is no string.
+    """
     if not isinstance(value, str):
         raise CorpusError(f"{where}: {key} is {value!r}; expected a string. The index is damaged: build it again.")
     return value
