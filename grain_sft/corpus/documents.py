@@ -119,16 +119,16 @@ def _continued(corpus: Corpus, parts: list[tuple[Ints, Ints]]) -> list[int]:
     if all(file is not None and file.continues for file in stated):
         return list(touching)[::-1]
     everything = list(touching)
-    by_eos = None if corpus.eos_token_id is None else _without_eos(corpus, touching)
+    without_eos = None if corpus.eos_token_id is None else _without_eos(corpus, touching)
     if corpus.sources_file is None:
-        if by_eos is None:
+        if without_eos is None:
             raise CorpusError(
                 f"{corpus.shards[everything[0]].path}: whether its first document goes on from the part before can't be "
                 "told without the token that ends documents: give eos_token_id."
             )
-        return by_eos[::-1]
+        return without_eos[::-1]
     pieces, sources = sum(len(start) for start, _ in parts), corpus.sources_file.size // 16
-    for choice in (by_eos, everything, []):
+    for choice in (without_eos, everything, []):
         if choice is not None and pieces - len(choice) == sources:
             return choice[::-1]
     raise CorpusError(
