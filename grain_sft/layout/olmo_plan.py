@@ -25,7 +25,7 @@ from grain_sft.corpus import Corpus
 from grain_sft.corpus.documents import Documents, part_by_part
 from grain_sft.corpus.shard import Shard
 from grain_sft.errors import LayoutError, StorageError
-from grain_sft.layout.plan import Ints, Recipe, columns, find_documents
+from grain_sft.layout.plan import Ints, Recipe, columns, packed_documents
 
 _NAMES = ("document-indices", "instance-offsets", "documents-by-instance")
 
@@ -100,7 +100,7 @@ def read_plan(plan: OlmoPlan, corpus: Corpus, recipe: Recipe) -> dict[str, npt.N
       LayoutError: the files are damaged, or of other documents.
       StorageError: they can't be read.
     """
-    documents = find_documents(corpus, recipe.boundaries, recipe.bos_token_id)
+    documents = packed_documents(corpus, recipe.boundaries, recipe.bos_token_id)
     borders = np.cumsum([0, *(shard.num_tokens for shard in corpus.shards)])
     groups = _read_all(plan, recipe.sequence_length)
     if _digest(groups) != plan.digest:

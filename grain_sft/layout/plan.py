@@ -100,7 +100,7 @@ def load_plan(corpus: Corpus, recipe: Recipe, folder: str | Path | None = None, 
 
 def make_plan(corpus: Corpus, recipe: Recipe) -> dict[str, npt.NDArray[Any]]:
     """The arrays of a plan, and its counts."""
-    documents = find_documents(corpus, recipe.boundaries, recipe.bos_token_id)
+    documents = packed_documents(corpus, recipe.boundaries, recipe.bos_token_id)
     document, start, length = _fit(documents, recipe)
     shard_ends = np.cumsum([shard.num_tokens for shard in corpus.shards])
     group = np.searchsorted(shard_ends, start, side="right") // recipe.source_group_size
@@ -137,7 +137,7 @@ def columns(documents: Documents, document: Ints, start: Ints, length: Ints, end
     }
 
 
-def find_documents(corpus: Corpus, boundaries: str, bos_token_id: int | None) -> Documents:
+def packed_documents(corpus: Corpus, boundaries: str, bos_token_id: int | None) -> Documents:
     """The documents that are packed: the corpus's own, or by its EOS tokens alone."""
     if boundaries == "eos" or bos_token_id is not None:
         return by_eos(corpus, bos_token_id)
