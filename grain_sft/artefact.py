@@ -24,7 +24,9 @@ from grain_sft.errors import CorpusFileError, StorageError
 
 Arrays = Mapping[str, npt.NDArray[Any]]
 
-_MAGIC = b"GSFTART1"
+MAGIC, SUFFIX = b"GSFTART1", ".arrays"
+"""Of the files that hold arrays: how they begin, and how they are named."""
+
 _ALIGN = 64
 _HASHED = 1 << 22  # bytes at a time
 _DAMAGED = (ValueError, TypeError, KeyError, AttributeError, OverflowError, MemoryError, RecursionError, SyntaxError)
@@ -83,7 +85,7 @@ def place(kind: str, depends: Mapping[str, Any], folder: str | Path | None = Non
 
 
 def _name(depends: Mapping[str, Any]) -> str:
-    return f"{fingerprint(depends).removeprefix('sha256:')[:32]}.arrays"
+    return f"{fingerprint(depends).removeprefix('sha256:')[:32]}{SUFFIX}"
 
 
 def _shared(kind: str, depends: Mapping[str, Any], folder: str | Path | None) -> str | None:
@@ -128,7 +130,7 @@ def save(path: Path, depends: Mapping[str, Any], arrays: Arrays) -> None:
     header = json.dumps({"depends": depends, "arrays": described, "checksum": checksum.hexdigest()}).encode()
     header += b" " * (-(len(header) + 16) % _ALIGN)
     with files.atomic_write(path, "wb") as file:
-        file.write(_MAGIC + len(header).to_bytes(8, "little") + header)
+        file.write(MAGIC + len(header).to_bytes(8, "little") + header)
         for array in arrays.values():
             file.write(np.ascontiguousarray(array).view(np.uint8).data)
             file.write(b"\0" * (-array.nbytes % _ALIGN))
@@ -143,7 +145,7 @@ def open_file(path: Path) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]:
     try:
         with path.open("rb") as file:
             start = file.read(16)
-            if len(start) < 16 or not start.startswith(_MAGIC):
+            if len(start) < 16 or not start.startswith(MAGIC):
                 raise ValueError("it is no file of arrays")
             size = int.from_bytes(start[8:], "little")
             if size > path.stat().st_size:

@@ -17,6 +17,7 @@ from grain_sft.corpus.remote_options import RemoteOptions
 from grain_sft.corpus.root import Root
 from grain_sft.corpus.scan import scan_shards
 from grain_sft.corpus.shard import token_dtype
+from grain_sft.corpus.stored import MAGIC
 from grain_sft.errors import CorpusError, CorpusFileError
 
 FORMATS = ("auto", "files", "mix", "index", *formats.FORMATS)
@@ -184,7 +185,7 @@ def _tell(path: str) -> str:
         ) from error
     if head.lstrip()[:1] == b"{":
         return "index"
-    return "files" if head.startswith(b"\x93NUMPY") or b"\0" in head else "mix"
+    return "files" if head.startswith(MAGIC) or b"\0" in head else "mix"
 
 
 def _is_glob(path: str) -> bool:

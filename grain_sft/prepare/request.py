@@ -6,19 +6,17 @@ import dataclasses
 import hashlib
 import json
 import math
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from grain_sft.arguments import as_integer
 from grain_sft.errors import PrepareError
+from grain_sft.prepare.strict_json import SURROGATE
 
 VERSION = 1
 """Of the rules by which documents, orders and files are made; a new one makes other bytes."""
 
 GIB = 1 << 30
-
-_SURROGATE = re.compile("[\ud800-\udfff]")  # what Python makes of such bytes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,7 +131,7 @@ def check_name(name: str, value: object) -> None:
     Raises:
       PrepareError: it is one.
     """
-    if isinstance(value, str) and ("\0" in value or (not value.isascii() and _SURROGATE.search(value))):
+    if isinstance(value, str) and ("\0" in value or (not value.isascii() and SURROGATE.search(value))):
         raise PrepareError(f"{name} {value!a}: has NUL or a byte that is not UTF-8. Rename it, or write it anew.")
 
 

@@ -12,7 +12,9 @@ from grain_sft.errors import RecordError
 MAX_DEPTH = 64
 """Of objects and lists inside each other. Chats need some 10; what recurses over a record stays far from its limit."""
 
-_SURROGATE = re.compile("[\ud800-\udfff]")
+SURROGATE = re.compile("[\ud800-\udfff]")
+"""What is no character; Python makes it of bytes in a path that are no UTF-8."""
+
 _SUSPICIOUS = re.compile(r"\\u(?:0000|[dD][89a-fA-F])")
 _BOM = "\ufeff"
 
@@ -61,7 +63,7 @@ def check_text(text: str, where: str) -> None:
     """
     if "\0" in text:
         raise RecordError(f"{where}: character {text.index(chr(0))} is NUL (\\u0000). Remove it.")
-    if not text.isascii() and (found := _SURROGATE.search(text)):
+    if not text.isascii() and (found := SURROGATE.search(text)):
         raise RecordError(
             f"{where}: character {found.start()} is \\u{ord(found.group()):04x}, half of a surrogate pair, which is no "
             "character. Write the whole pair, or remove it."

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from grain_sft import files
+from grain_sft import artefact, files
 from grain_sft.config import gpt_config, load
 from grain_sft.config.reading import INHERITS
 from grain_sft.config.schema import SECTIONS
@@ -22,7 +22,6 @@ from grain_sft.verify.of_plan import check_plan_file
 
 KINDS = ("corpus", "plan", "config")
 
-_PLAN_SUFFIX, _PLAN_MAGIC = ".arrays", b"GSFTART1"
 _LARGEST_CONFIG = 1 << 20  # bytes; an index of many files is larger
 
 
@@ -114,7 +113,7 @@ def _tell(path: str) -> str:
     """Which of the three `path` is."""
     if path.endswith((".yaml", ".yml")):
         return "config"
-    if path.endswith(_PLAN_SUFFIX):
+    if path.endswith(artefact.SUFFIX):
         return "plan"
     if files.is_remote(path) or not os.path.isfile(path):
         return "corpus"
@@ -123,7 +122,7 @@ def _tell(path: str) -> str:
             head = file.read(_LARGEST_CONFIG + 1)
     except OSError:
         return "corpus"  # whose opening says why
-    if head.startswith(_PLAN_MAGIC):
+    if head.startswith(artefact.MAGIC):
         return "plan"
     if not path.endswith(".json") or len(head) > _LARGEST_CONFIG:
         return "corpus"

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from grain_sft import files
 from grain_sft.corpus import Corpus
+from grain_sft.corpus.formats.metadata import PREPARE
 from grain_sft.errors import GrainSftError
 from grain_sft.layout import Layout, PackedLayout, PaddedLayout, WindowLayout
 from grain_sft.layout.packing import ALGORITHMS
@@ -181,7 +182,7 @@ def _of_preparation(corpus: Corpus) -> list[Line]:
     folder = corpus.shards[0].path
     for _ in range(3):  # as the tokenizer is sought
         folder = folder.rpartition("/")[0] if files.is_remote(folder) else os.path.dirname(folder)
-        path = files.join(folder, "prepare.json")
+        path = files.join(folder, PREPARE)
         if files.exists(path):
             break
     else:

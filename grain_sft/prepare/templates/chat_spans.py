@@ -13,12 +13,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from grain_sft.errors import RecordError
-from grain_sft.prepare.templates.chat_template import ChatTemplate, Messages, Spans
+from grain_sft.prepare.templates.chat_template import REASONING, ChatTemplate, Messages, Spans
 
 _MARKER = re.compile("\ue000([0-9]+)\ue001")
 _THINK, _THINK_END = "<think>", "</think>"
 _KEPT = 1000  # sequences of roles
-_REASONING = ("reasoning_content", "thinking", "reasoning")
 
 
 def find_turns(
@@ -142,7 +141,7 @@ def _replacements(message: Any) -> list[dict[str, Any]]:
     if isinstance(content, str) and _THINK_END in content:
         thought = f"{_THINK}\n\ue0001\ue001\n{_THINK_END}\n\n\ue0000\ue001"
         return [plain, {**plain, "content": thought}]
-    reasoning = [key for key in _REASONING if message.get(key)]
+    reasoning = [key for key in REASONING if message.get(key)]
     if reasoning:
         return [plain, {**plain, **dict.fromkeys(reasoning, "\ue0001\ue001")}]
     return [plain]

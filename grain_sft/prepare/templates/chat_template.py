@@ -14,6 +14,9 @@ from grain_sft.prepare.tokenizers.huggingface import HuggingFaceTokenizer
 Messages = Sequence[Mapping[str, Any]]
 Spans = list[tuple[int, int]]
 
+REASONING = ("reasoning_content", "thinking", "reasoning")
+"""Keys of a message under which templates look for what the assistant thought."""
+
 _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 _OTHER_ENDS = ("<|eom_id|>",)  # of a turn that calls a tool, in Llama 3
 
@@ -144,10 +147,7 @@ class ChatTemplate:
     def plain_data(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Messages as this version of transformers hands them to templates: reasoning under every name that it has."""
         alias = getattr(self._utils, "_alias_reasoning_fields", None)
-        if alias is None or not any(key in message for message in messages for key in _REASONING):
+        if alias is None or not any(key in message for message in messages for key in REASONING):
             return messages
         aliased: list[dict[str, Any]] = alias(messages)
         return aliased
-
-
-_REASONING = ("reasoning_content", "thinking", "reasoning")

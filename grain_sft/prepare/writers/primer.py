@@ -15,10 +15,9 @@ import numpy as np
 from grain_sft import files
 from grain_sft.errors import PrepareError, StorageError
 from grain_sft.prepare import splits
-from grain_sft.prepare.templates.primer import SPECIAL_TOKENS
+from grain_sft.prepare.templates.primer import IGNORED, SPECIAL_TOKENS
 from grain_sft.prepare.writers.plan import Format, Plan, Task, running_length, source_bytes, whole_split
 
-IGNORED = -100
 SHARD = "shard_00000"
 
 
