@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from grain_sft.iteration import PREFETCH
 
 FELT = 0.02  # of a step: a median wait up to this is nothing that a trainer feels
-LEAST_MS = 0.3  # nor is this: what a thread that slept takes to get going again, where others use the machine too
+LEAST_MS = 0.5  # nor is this: what a thread that slept takes to get going again, where others use the machine too
 AS_FAST = 0.9  # of the fastest: such settings are told apart by what they take, not by their speed
 RATES = (1_000, 5_000, 20_000, 100_000)  # tokens/s of an accelerator, where none is given
 _LEAST_PREFETCH, _MOST_PREFETCH = 4, 64
@@ -50,7 +50,7 @@ def choose(delivered: Sequence[Row], slowest_ms: float) -> Choice:
     steps = sorted({wait["step_ms"] for row in delivered for wait in row["waits"]})
     for rows in (threads, workers):
         for step_ms in steps:
-            row = next((row for row in rows if not is_felt(wait_of(row, step_ms), step_ms)), None)
+            row = next((row for row in rows if _keeps_up(row, step_ms)), None)
             if row is not None:
                 return Choice(_setting(row, _prefetch(row, slowest_ms, step_ms)), step_ms)
     able = threads + workers or list(delivered)
@@ -62,6 +62,12 @@ def choose(delivered: Sequence[Row], slowest_ms: float) -> Choice:
 def is_felt(wait_ms: float, step_ms: float) -> bool:
     """Whether a median wait of so many ms counts beside a step of so many."""
     return wait_ms > max(LEAST_MS, FELT * step_ms)
+
+
+def _keeps_up(row: Row, step_ms: float) -> bool:
+    """Whether a setting is not waited for, and would not be later: what is kept ready hides for a while that batches take
+    longer than steps."""
+    return not is_felt(wait_of(row, step_ms), step_ms) and bool(row["ms_per_batch"] <= AS_FAST * step_ms)
 
 
 def wait_of(row: Row, step_ms: float) -> float:
@@ -85,6 +91,8 @@ def reason(choice: Choice, recommended: Row, delivered: Sequence[Row]) -> str:
         f"{wait_of(recommended, choice.step_ms):.2f} ms for its batch, where with threads=0 it waits "
         f"{wait_of(direct, choice.step_ms):.2f} ms"
     )
+    if not _keeps_up(recommended, choice.step_ms):
+        said += " (measured by itself it does not keep up, as it did beside the others: measure again, for longer)"
     if choice.step_ms > steps[0]:
         said += f"; a step of {steps[0]:g} ms waits {wait_of(recommended, steps[0]):.2f} ms"
     return said

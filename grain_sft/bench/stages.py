@@ -65,20 +65,21 @@ def stages(pipeline: Pipeline, batches: list[Element]) -> dict[str, Next]:
 
 
 def limit(batch: Element) -> Next:
-    """Copies contiguous rows from memory into as many fresh arrays as the batch has, of their shapes and dtypes. An array
-    that stands under two keys is one."""
+    """Copies contiguous rows from memory into as many arrays as the batch has, of their shapes and dtypes. An array that
+    stands under two keys is one. The memory of these arrays is used again: the system hands out fresh memory so slowly
+    that it would be the limit instead."""
     arrays = list({id(array): array for array in batch.values()}.values())
-    ready = [np.ones((max(1, min(64, (_BYTES // len(arrays)) // max(1, a.nbytes))), *a.shape), a.dtype) for a in arrays]
-    turns = itertools.count()
+    count, longest = len(arrays[0]), max(array[0].nbytes for array in arrays)
+    ready = np.ones((max(count, min(4096, _BYTES // longest)), longest), np.uint8)
+    sources = [ready[:, : array[0].nbytes].view(array.dtype) for array in arrays]
+    copies = [np.empty(array.shape, array.dtype) for array in arrays]
+    starts = itertools.cycle(range(0, len(ready) - count + 1, count))
 
     def copy() -> list[npt.NDArray[Any]]:
-        turn = next(turns)
-        copies = []
-        for array in ready:
-            from_rows, to = array[turn % len(array)], np.empty(array.shape[1:], array.dtype)
-            for row in range(len(to)):
-                to[row] = from_rows[row]
-            copies.append(to)
+        start = next(starts)
+        for source, to in zip(sources, copies, strict=True):
+            for row in range(count):
+                to[row] = source[start + row]
         return copies
 
     return copy

@@ -182,11 +182,20 @@ def row(threads, worker_count, ms, **waits):
         ([row(1, 0, 2, _10=0.1, _50=0.1), row(2, 0, 1, _10=0.0, _50=0.0)], 9, Choice(Setting(1, 4, 0), 10)),
         ([row(1, 0, 9, _10=4, _50=0.1), row(2, 0, 5, _10=0.1, _50=0.1)], 95, Choice(Setting(2, 16, 0), 10)),
         ([row(1, 0, 30, _10=20, _50=0.2), row(0, 2, 8, _10=0, _50=0)], 9, Choice(Setting(1, 4, 0), 50)),
+        ([row(1, 0, 11, _10=0.1, _50=0.1), row(2, 0, 6, _10=0.1, _50=0.1)], 9, Choice(Setting(2, 4, 0), 10)),
         ([row(1, 0, 90, _10=80, _50=40), row(0, 2, 45, _10=35, _50=0)], 99, Choice(Setting(0, 4, 2), 50)),
         ([row(1, 0, 90, _10=80, _50=40), row(2, 0, 88, _10=78, _50=38)], 99, Choice(Setting(1, 8, 0), None)),
         ([row(1, 0, 90, _10=80, _50=40), row(2, 0, 60, _10=50, _50=10)], 99, Choice(Setting(2, 8, 0), None)),
     ],
-    ids=("one is enough", "two are", "for longer steps", "only workers are", "none, all alike", "none, one is faster"),
+    ids=(
+        "one is enough",
+        "two are",
+        "for longer steps",
+        "one falls behind",
+        "only workers",
+        "none, alike",
+        "none, one faster",
+    ),
 )
 def test_the_fewest_threads_that_no_step_waits_for_are_advised(rows, slowest_ms, expected):
     direct = row(0, 0, 100, _10=100, _50=100)
