@@ -146,6 +146,36 @@ def join(folder: str, *names: str) -> str:
     return "/".join([folder.rstrip("/"), *names]) if is_remote(folder) else os.path.join(folder, *names)
 
 
+def parent(path: str) -> str:
+    """The folder that a local or remote path is in; a local one from the root on."""
+    return path.rstrip("/").rsplit("/", 1)[0] if is_remote(path) else os.path.dirname(os.path.abspath(path))
+
+
+def name_of(path: str) -> str:
+    """The last part of a local or remote path."""
+    return path.rstrip("/").rsplit("/", 1)[-1] if is_remote(path) else os.path.basename(os.path.abspath(path))
+
+
+def folders_around(shard: str) -> Iterator[str]:
+    """The folders in which what belongs to a shard's corpus may stand: the shard's own, that of the split, that of the
+    corpus."""
+    folder = shard
+    for _ in range(3):
+        folder = parent(folder)
+        if is_remote(folder) != is_remote(shard):  # nothing is above a bucket
+            return
+        yield folder
+
+
+def beside(shard: str, name: str) -> str | None:
+    """The file or folder `name` that belongs to a shard's corpus: the first in `folders_around`.
+
+    Raises:
+      CorpusFileError: a remote file system can't say.
+    """
+    return next((path for folder in folders_around(shard) if exists(path := join(folder, name))), None)
+
+
 def write_bytes(path: str, data: bytes) -> None:
     """Write a file whole, local or remote: it appears under its name complete, or not at all."""
     with atomic_write(path, "wb") as file:

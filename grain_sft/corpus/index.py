@@ -219,10 +219,9 @@ def _locate(index: str, stored: str, remap: Callable[[str], str]) -> str:
     path = remap(stored)
     if files.is_remote(path) or os.path.isabs(path):
         return path
-    if files.is_remote(index):
-        found = f"{index.rsplit('/', 1)[0]}/{path}"
-    else:
-        found = os.path.normpath(os.path.join(os.path.dirname(os.path.abspath(index)), path))
+    found = files.join(files.parent(index), path)
+    if not files.is_remote(index):
+        found = os.path.normpath(found)
     return remap(found) if path == stored else found
 
 

@@ -64,7 +64,7 @@ def resolve_relative(mix_path: str, paths: list[str]) -> list[str]:
     Raises:
       CorpusError: a `{PLACEHOLDER}` was left and no such file exists.
     """
-    folder = mix_path.rsplit("/", 1)[0] if files.is_remote(mix_path) else os.path.dirname(os.path.abspath(mix_path))
+    folder = files.parent(mix_path)
     relative = dict.fromkeys(path for path in paths if not files.is_remote(path) and not os.path.isabs(path))
     base = folder
     if relative and not files.is_remote(folder):

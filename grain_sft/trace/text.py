@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 
 import numpy as np
@@ -74,6 +73,15 @@ def documents_of_record(corpus: Corpus, record: str) -> Ints:
     return np.flatnonzero((table[:, 0] == inputs[0]) & (table[:, 1] == int(line)))
 
 
+def find_tokenizer(corpus: Corpus) -> str | None:
+    """Where the folder `tokenizer` beside a corpus is; None where there is none.
+
+    Raises:
+      CorpusFileError: a remote file system can't say.
+    """
+    return files.beside(corpus.shards[0].path, "tokenizer")
+
+
 def tokenizer_of(corpus: Corpus, path: str | None = None) -> Tokenizer:
     """The tokenizer of a corpus: at `path`, or the folder `tokenizer` beside its files.
 
@@ -82,17 +90,12 @@ def tokenizer_of(corpus: Corpus, path: str | None = None) -> Tokenizer:
       CorpusFileError, MissingExtraError: it can't be loaded.
     """
     if path is None:
-        folder = corpus.shards[0].path
-        for _ in range(3):  # the shard's own folder, that of the split, that of the corpus
-            folder = folder.rpartition("/")[0] if files.is_remote(folder) else os.path.dirname(folder)
-            if files.exists(files.join(folder, "tokenizer")):
-                path = files.join(folder, "tokenizer")
-                break
-        else:
-            raise CorpusError(
-                f"{corpus.shards[0].path}: no folder 'tokenizer' is beside the corpus, so text can't be looked for. Give "
-                "the path of its tokenizer: --tokenizer."
-            )
+        path = find_tokenizer(corpus)
+    if path is None:
+        raise CorpusError(
+            f"{corpus.shards[0].path}: no folder 'tokenizer' is beside the corpus, so text can't be looked for. Give "
+            "the path of its tokenizer: --tokenizer."
+        )
     tokenizer = load_tokenizer(path)
     if corpus.tokenizer_sha256 not in (None, tokenizer.sha256):
         raise CorpusError(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 
 from grain_sft import files
@@ -16,11 +15,8 @@ def folders_of(corpus: Corpus, where: str) -> Iterator[str]:
     """Folders in which what belongs to a corpus may stand: what was asked for, and those around its first file."""
     if where:
         yield where
-        yield _parent(where)
-    folder = corpus.shards[0].path
-    for _ in range(3):  # the shard's own folder, that of the split, that of the corpus
-        folder = _parent(folder)
-        yield folder
+        yield files.parent(where)
+    yield from files.folders_around(corpus.shards[0].path)
 
 
 def manifest_of(corpus: Corpus, where: str) -> Json | None:
@@ -78,7 +74,3 @@ def vocabulary_size(report: Report, corpus: Corpus, where: str, manifest: Json |
             "Give vocab_size (--vocab-size) to have the ids checked.",
         )
     return found
-
-
-def _parent(path: str) -> str:
-    return path.rstrip("/").rpartition("/")[0] if files.is_remote(path) else os.path.dirname(os.path.abspath(path))

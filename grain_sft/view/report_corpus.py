@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 from typing import Any
 
 import numpy as np
@@ -179,13 +178,8 @@ def _of_sampler(pipeline: Pipeline) -> list[Line]:
 
 def _of_preparation(corpus: Corpus) -> list[Line]:
     """What `grain-sft prepare` cut and left out, as its manifest beside the corpus says; nothing without one."""
-    folder = corpus.shards[0].path
-    for _ in range(3):  # as the tokenizer is sought
-        folder = folder.rpartition("/")[0] if files.is_remote(folder) else os.path.dirname(folder)
-        path = files.join(folder, PREPARE)
-        if files.exists(path):
-            break
-    else:
+    path = files.beside(corpus.shards[0].path, PREPARE)
+    if path is None:
         return []
     try:
         manifest = json.loads(files.read_bytes(path))

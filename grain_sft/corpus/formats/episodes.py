@@ -13,7 +13,7 @@ from grain_sft.corpus.corpus import Corpus
 from grain_sft.corpus.formats.aligned import Part, scan_parts
 from grain_sft.corpus.formats.metadata import Json, Origin, read_origin
 from grain_sft.corpus.formats.options import Options, corpus_of
-from grain_sft.corpus.formats.tree import Tree, parent
+from grain_sft.corpus.formats.tree import Tree
 from grain_sft.corpus.shard import token_dtype
 from grain_sft.errors import CorpusError
 
@@ -43,7 +43,7 @@ def read(folder: str, options: Options, tree: Tree) -> Corpus:
             f"{folder}: holds both episodes.idx and {shards[0]}/. Which are the dataset can't be told: remove one of them."
         )
     parts = [_part(files.join(folder, name), tree) for name in shards] or [_part(folder, tree)]
-    root = parent(folder)
+    root = files.parent(folder)
     origin = _origin(root, tree)
     dtype = options.dtype
     if dtype is None and _METADATA in tree.names(root):

@@ -13,7 +13,7 @@ from grain_sft.corpus.formats.aligned import Part, scan_parts
 from grain_sft.corpus.formats.metadata import Json, read_origin
 from grain_sft.corpus.formats.options import Options, corpus_of
 from grain_sft.corpus.formats.tokenizer import eos_of_folder
-from grain_sft.corpus.formats.tree import Tree, name_of, parent
+from grain_sft.corpus.formats.tree import Tree
 from grain_sft.corpus.shard import token_dtype
 from grain_sft.errors import CorpusError
 
@@ -35,7 +35,7 @@ def find(path: str, tree: Tree) -> str | None:
 def read(folder: str, options: Options, tree: Tree) -> Corpus:
     """The parts, in the order of their numbers."""
     names = tree.names(folder)
-    root = parent(folder) if name_of(folder) in ("train", "val") else folder
+    root = files.parent(folder) if files.name_of(folder) in ("train", "val") else folder
     origin = read_origin(root, tree)
     if not origin.path and root != folder:
         origin = read_origin(folder, tree)

@@ -16,7 +16,7 @@ from grain_sft.corpus.formats import unpack
 from grain_sft.corpus.formats.aligned import Part, scan_parts
 from grain_sft.corpus.formats.metadata import read_origin
 from grain_sft.corpus.formats.options import Options, corpus_of
-from grain_sft.corpus.formats.tree import Tree, name_of, parent
+from grain_sft.corpus.formats.tree import Tree
 from grain_sft.corpus.stored import describe
 from grain_sft.errors import CorpusError
 
@@ -28,7 +28,7 @@ _SPLITS = {"train": "train", "eval": "eval", "val": "eval"}  # a folder's name: 
 
 def find(path: str, tree: Tree) -> str | None:
     """The Parquet file."""
-    name, folder = name_of(path), parent(path)
+    name, folder = files.name_of(path), files.parent(path)
     if name.endswith(_SUFFIX):
         return path if name in tree.names(folder) else None
     if name.endswith((".npy", ".bin")):
@@ -52,14 +52,14 @@ def read(path: str, options: Options, tree: Tree) -> Corpus:
     """The rows of the file, as one shard of tokens."""
     if options.dtype is not None and options.dtype != np.uint32:
         raise CorpusError(f"{path}: dtype={options.dtype.name}; tokens of the format openchat are read as uint32.")
-    stem, names = path.removesuffix(_SUFFIX), tree.names(parent(path))
-    first_weights = f"{stem}.first_weights.bin" if f"{name_of(stem)}.first_weights.bin" in names else ""
+    stem, names = path.removesuffix(_SUFFIX), tree.names(files.parent(path))
+    first_weights = f"{stem}.first_weights.bin" if f"{files.name_of(stem)}.first_weights.bin" in names else ""
     key = hashlib.sha256("\0".join([path, *map(_stamp, filter(None, (path, first_weights)))]).encode()).hexdigest()[:32]
     folder = unpack.unpacked(path, first_weights, str(files.cache_dir() / "openchat" / key))
     tokens, weights, documents = (os.path.join(folder, name) for name in unpack.NAMES)
     shards, dtype = scan_parts([Part(tokens, weights, "float32", documents, "pairs")], np.dtype(np.uint32), ("uint32",))
-    sources = f"{stem}.sources.bin" if f"{name_of(stem)}.sources.bin" in names else ""
-    return corpus_of(shards, dtype, options, read_origin(parent(path), tree), sources)
+    sources = f"{stem}.sources.bin" if f"{files.name_of(stem)}.sources.bin" in names else ""
+    return corpus_of(shards, dtype, options, read_origin(files.parent(path), tree), sources)
 
 
 def _stamp(path: str) -> str:

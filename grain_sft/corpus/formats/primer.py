@@ -14,7 +14,7 @@ from grain_sft.corpus.corpus import Corpus
 from grain_sft.corpus.formats.aligned import Part, scan_parts
 from grain_sft.corpus.formats.metadata import Json, Origin, read_origin
 from grain_sft.corpus.formats.options import Options, corpus_of
-from grain_sft.corpus.formats.tree import Tree, name_of, parent
+from grain_sft.corpus.formats.tree import Tree
 from grain_sft.errors import CorpusError
 
 EXPECTED = "a directory with train_input_ids.bin, train_labels.bin and train_idx.npy, or its train/ or val/"
@@ -26,11 +26,11 @@ _META = "meta.json"
 
 def find(path: str, tree: Tree) -> str | None:
     """What the names of the split's files begin with."""
-    name, folder = name_of(path), parent(path)
+    name, folder = files.name_of(path), files.parent(path)
     if name.endswith((".bin", ".npy")):
         match = _FILE.fullmatch(name)
-        if _LINK.fullmatch(name) and name_of(folder) in ("train", "val"):
-            folder, split = parent(folder), name_of(folder)
+        if _LINK.fullmatch(name) and files.name_of(folder) in ("train", "val"):
+            folder, split = files.parent(folder), files.name_of(folder)
         elif match:
             split = match.group(1)
         else:
@@ -47,8 +47,8 @@ def find(path: str, tree: Tree) -> str | None:
 
 def read(prefix: str, options: Options, tree: Tree) -> Corpus:
     """The split whose files begin with `prefix`, as one shard."""
-    root = parent(prefix)
-    names, stem = tree.names(root), name_of(prefix)
+    root = files.parent(prefix)
+    names, stem = tree.names(root), files.name_of(prefix)
     paths = []
     for suffix in ("input_ids.bin", "labels.bin", "idx.npy"):
         if stem + suffix not in names:

@@ -23,16 +23,6 @@ class Tree:
         return self._names[folder]
 
 
-def parent(path: str) -> str:
-    """The folder that `path` is in."""
-    return path.rstrip("/").rsplit("/", 1)[0] if files.is_remote(path) else os.path.dirname(os.path.abspath(path))
-
-
-def name_of(path: str) -> str:
-    """The last part of `path`."""
-    return path.rstrip("/").rsplit("/", 1)[-1] if files.is_remote(path) else os.path.basename(os.path.abspath(path))
-
-
 def _list(folder: str) -> list[str]:
     if files.is_remote(folder):
         if folder.endswith(_FILES):
