@@ -65,17 +65,14 @@ def run(options: argparse.Namespace) -> int:
 
 def texts_of(pipeline: Pipeline, path: str | None) -> TokenTexts:
     """The texts of the corpus's tokens; none, with a line on stderr, where no tokenizer is given or beside it."""
-    from grain_sft.errors import CorpusError
-    from grain_sft.trace.text import tokenizer_of
+    from grain_sft.trace.text import find_tokenizer, tokenizer_of
     from grain_sft.view.token_text import TokenTexts
 
-    try:
-        return TokenTexts(tokenizer_of(pipeline.source.layout.corpus, path))
-    except CorpusError as error:
-        if path is not None or "no folder 'tokenizer'" not in str(error):
-            raise
+    corpus = pipeline.source.layout.corpus
+    if path is None and (path := find_tokenizer(corpus)) is None:
         print("no folder 'tokenizer' is beside the corpus: ids are shown. Give --tokenizer.", file=sys.stderr)
         return TokenTexts(None)
+    return TokenTexts(tokenizer_of(corpus, path))
 
 
 def _has_colour() -> bool:
