@@ -196,14 +196,14 @@ def _is_glob(path: str) -> bool:
 def _expand(path: str) -> list[str]:
     """The token files that one path, glob or directory stands for, sorted."""
     if _is_glob(path):
-        found = _remote_glob(path) if files.is_remote(path) else sorted(glob.glob(path, recursive=True))
+        found = files.glob(path)
         if not found:
             raise CorpusFileError(f"{path}: the glob matches no file.")
         return found
     if files.is_remote(path):
         if path.endswith(_TOKEN_SUFFIXES) or files.is_file(path):
             return [path]
-        found = _remote_glob(path.rstrip("/") + "/**/*.npy") or _remote_glob(path.rstrip("/") + "/*.npy")
+        found = files.glob(path.rstrip("/") + "/**/*.npy") or files.glob(path.rstrip("/") + "/*.npy")
     elif os.path.isdir(path):
         found = sorted(str(file) for file in Path(path).rglob("*.npy") if file.is_file())
     else:
@@ -218,8 +218,3 @@ def _expand(path: str) -> list[str]:
             "them, are the glob token_ids_part_*.npy."
         )
     return found
-
-
-def _remote_glob(path: str) -> list[str]:
-    with files.remote(path) as client:
-        return sorted(str(client.unstrip_protocol(match)) for match in client.glob(path))

@@ -160,19 +160,15 @@ def _lines_of(entry: Input, unit: Unit) -> bytes:
 
 
 def _expand(path: str) -> list[str]:
-    if files.is_remote(path):
+    if glob.has_magic(path) and (files.is_remote(path) or not os.path.exists(path)):
+        found = files.glob(path)
+    elif files.is_remote(path):
         with files.remote(path) as client:
-            if glob.has_magic(path):
-                found = sorted(str(client.unstrip_protocol(match)) for match in client.glob(path))
-            elif client.isdir(path):
-                listed = client.glob(path.rstrip("/") + "/*")
-                found = sorted(str(client.unstrip_protocol(name)) for name in listed if name.endswith(_SUFFIXES))
-            else:
-                found = [path]
+            folder = client.isdir(path)
+        within = files.glob(path.rstrip("/") + "/*") if folder else []
+        found = [name for name in within if name.endswith(_SUFFIXES)] if folder else [path]
     elif os.path.isdir(path):
         found = sorted(str(name) for name in Path(path).iterdir() if name.is_file() and name.suffix in _SUFFIXES)
-    elif glob.has_magic(path) and not os.path.exists(path):
-        found = sorted(glob.glob(path, recursive=True))
     else:
         found = [path]
     if not found:
