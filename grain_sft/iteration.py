@@ -16,6 +16,7 @@ from grain_sft import workers
 from grain_sft.arguments import as_integer
 from grain_sft.errors import PipelineError, RowIndexError
 from grain_sft.sources import Element
+from grain_sft.watching import making, places, watchdog
 
 if TYPE_CHECKING:
     from grain_sft.pipeline import Pipeline
@@ -36,7 +37,7 @@ class PipelineIterator(grain.DatasetIterator[Element]):
 
     def __init__(self, pipeline: Pipeline, start_step: int, threads: int, prefetch: int, worker_count: int) -> None:
         super().__init__()
-        self._closed = False
+        self._closed = True  # until there is something to close
         self._lock = threading.RLock()  # several threads may take batches from one iterator: each step goes to one
         self._inner: grain.DatasetIterator[Element] | None = None
         self._at_exit: weakref.finalize[..., PipelineIterator] | None = None
@@ -49,7 +50,9 @@ class PipelineIterator(grain.DatasetIterator[Element]):
             num_threads=threads, prefetch_buffer_size=max(prefetch, threads) if threads else 0
         )
         self._workers = grain.MultiprocessingOptions(num_workers=worker_count, per_worker_buffer_size=max(1, prefetch))
-        self._step = _checked(pipeline, start_step)
+        self._step = self._inner_start = _checked(pipeline, start_step)
+        self._watch = watchdog.Watch(self)
+        self._closed = False
 
     def __next__(self) -> Element:
         with self._lock:
@@ -58,25 +61,42 @@ class PipelineIterator(grain.DatasetIterator[Element]):
             if self._step >= len(self._pipeline):
                 self._stop()
                 raise StopIteration
-            if self._direct:
-                batch = self._pipeline[self._step]
-                self._write_audit()
-            else:
-                self.start_prefetch()
-                assert self._inner is not None
-                try:
-                    batch = next(self._inner)
-                    self._write_audit()
-                except BaseException as error:  # what was made ahead is no longer in step
-                    self._stop()
-                    if workers.was_ended(error):
-                        raise PipelineError(
-                            f"a worker process was ended from outside while step {self._step} was awaited ({error}) Was memory "
-                            "short? The next next() starts new workers and makes this step again."
-                        ) from error
-                    raise
+            batch: Element | None = None
+            self._watch.begin(self._step)
+            try:
+                batch = self._take()
+            finally:
+                self._watch.end(batch)
             self._step += 1
             return batch
+
+    def _take(self) -> Element:
+        """The batch of the next step."""
+        if self._direct:
+            batch = _make(self._pipeline, self._step)
+            self._write_audit()
+            return batch
+        self.start_prefetch()
+        assert self._inner is not None
+        try:
+            batch = next(self._inner)
+            self._write_audit()
+            return batch
+        except BaseException as error:  # what was made ahead is no longer in step
+            self._stop()
+            if workers.was_ended(error):
+                raise PipelineError(
+                    f"a worker process was ended from outside while step {self._step} was awaited ({error}) Was memory "
+                    "short? The next next() starts new workers and makes this step again."
+                ) from error
+            raise
+
+    def whereabouts(self) -> list[str]:
+        """What makes the batch that is waited for, and where it is: a line each."""
+        inner = self._inner
+        if not self._workers.num_workers or inner is None:
+            return places.of_makers(self._pipeline)
+        return places.of_workers(workers.processes(inner), self._step - self._inner_start)
 
     def _write_audit(self) -> None:
         """Say in the audit log, if there is one, that the batch of the next step is handed out."""
@@ -102,7 +122,7 @@ class PipelineIterator(grain.DatasetIterator[Element]):
                 inner = steps.mp_prefetch(self._workers).__iter__()
                 workers.start(inner)
                 self._at_exit = weakref.finalize(self, workers.stop, inner)  # also when the interpreter exits
-            self._inner = inner
+            self._inner, self._inner_start = inner, self._step
 
     def get_state(self) -> dict[str, Any]:
         """JSON-ready: the next step, and what the batches depend on but for the host."""
@@ -133,6 +153,7 @@ class PipelineIterator(grain.DatasetIterator[Element]):
         with self._lock:
             if not self._closed:
                 self._closed = True
+                self._watch.open = False
                 self._stop()
 
     def _stop(
@@ -176,7 +197,11 @@ class Steps(grain.MapDataset[Element]):
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
             return self.slice(index)
-        return self._pipeline[self._start + index % self._length]
+        return _make(self._pipeline, self._start + index % self._length)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        watchdog.watch_worker()
 
     def __str__(self) -> str:
         return f"GrainSftSteps(start={self._start})"
@@ -207,7 +232,11 @@ class _StepSource(grain.sources.RandomAccessDataSource[Element]):
         return len(self._pipeline)
 
     def __getitem__(self, step: int) -> Element:
-        return self._pipeline[step]
+        return _make(self._pipeline, step)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        watchdog.watch_worker()
 
     def __repr__(self) -> str:
         return repr(self._pipeline)
@@ -269,6 +298,17 @@ class _BatchIterator(grain.DataLoaderIterator):
             if workers.was_ended(error):
                 raise PipelineError(f"a worker process was ended from outside ({error}) Was memory short?") from error
             raise
+
+
+def _make(pipeline: Pipeline, step: int) -> Element:
+    """The batch of `step`; while it is made, that is known."""
+    begun, done = making.begin(step, pipeline), False
+    try:
+        batch = pipeline[step]
+        done = True
+        return batch
+    finally:
+        making.end(begun, done)
 
 
 def _checked(pipeline: Pipeline, step: object) -> int:

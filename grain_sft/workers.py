@@ -60,7 +60,7 @@ def end_with_parent() -> None:
     wait for ever, with the memory that it shares. Elsewhere, nothing is done.
     """
     parent = multiprocessing.parent_process()
-    if parent is None or not getattr(sys.modules.get(_IN_WORKER[0]), _IN_WORKER[1], False):
+    if parent is None or not in_worker():
         return
     with _lock:
         if os.getpid() in _watching:
@@ -72,6 +72,21 @@ def end_with_parent() -> None:
         os._exit(1)
 
     threading.Thread(target=wait, name="grain_sft-parent", daemon=True).start()
+
+
+def in_worker() -> bool:
+    """Whether this is a worker process of Grain's."""
+    return bool(getattr(sys.modules.get(_IN_WORKER[0]), _IN_WORKER[1], False))
+
+
+def processes(iterator: Any) -> list[Any]:
+    """The worker processes of a Grain iterator, in the order in which they deliver."""
+    found = [getattr(iterator, "_prefetch_process", None)]
+    found = [process for process in found if process is not None]
+    for parent in (*getattr(iterator, "_parents", ()), *getattr(iterator, "_iterators_in_use", ())):
+        if parent is not None:
+            found += processes(parent)
+    return found
 
 
 def was_ended(error: BaseException) -> bool:

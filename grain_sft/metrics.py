@@ -1,0 +1,188 @@
+"""Metrics: what a run has read and handed out so far, counted where Prometheus finds it.
+
+They stand in prometheus_client's own registry, beside Grain's metrics, and whoever serves those serves these: Grain's
+server, `prometheus_client.start_http_server`, or `start_server` here. Grain's wrappers are not used: they export only the
+names that Grain lists, and drop all others without a word. Without prometheus_client nothing is counted.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import threading
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from grain_sft.errors import MissingExtraError
+
+if TYPE_CHECKING:
+    from prometheus_client import Counter, Gauge, Histogram
+
+_SECONDS = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
+_FOLDER_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
+
+
+@dataclasses.dataclass(frozen=True)
+class _Metrics:
+    """The metrics; what each means stands in its text, which scrapes show too."""
+
+    wait: Histogram
+    make: Histogram
+    rows: Counter
+    tokens: Counter
+    next_step: Gauge
+    filtered_rows: Counter
+    local_bytes: Counter
+    remote_bytes: Counter
+    requests: Counter
+    retries: Counter
+    received_bytes: Counter
+    cache_hits: Counter
+    cache_misses: Counter
+    cache_fetched_bytes: Counter
+
+    def renew_locks(self) -> None:
+        """Give all values new locks: a forked process has none of the threads that held the old ones."""
+        for field in dataclasses.fields(self):
+            metric: Any = getattr(self, field.name)
+            for value in (getattr(metric, "_value", None), getattr(metric, "_sum", None), *_buckets(metric)):
+                if hasattr(value, "_lock"):
+                    value._lock = threading.Lock()
+
+
+def _buckets(metric: Any) -> Sequence[Any]:
+    found: Sequence[Any] = getattr(metric, "_buckets", ())
+    return found
+
+
+def _registered() -> _Metrics | None:
+    """The metrics, made and registered; None without prometheus_client."""
+    try:
+        from prometheus_client import Counter, Gauge, Histogram  # which Grain has imported, where it is installed
+    except ImportError:
+        return None
+    read = Counter("grain_sft_read_bytes", "Bytes of rows that were read, by where their files are.", ["store"])
+    return _Metrics(
+        wait=Histogram("grain_sft_wait_seconds", "How long next() took, of each batch handed out.", buckets=_SECONDS),
+        make=Histogram(
+            "grain_sft_make_seconds", "How long each batch took to be made, by whichever thread.", buckets=_SECONDS
+        ),
+        rows=Counter("grain_sft_rows", "Rows handed out."),
+        tokens=Counter("grain_sft_tokens", "Tokens handed out, padding included."),
+        next_step=Gauge(
+            "grain_sft_next_step", "The step whose batch is next handed out.", multiprocess_mode="mostrecent"
+        ),
+        filtered_rows=Counter("grain_sft_filtered_rows", "Rows whose loss NgramFilter took off, of batches made."),
+        local_bytes=read.labels("local"),
+        remote_bytes=read.labels("remote"),
+        requests=Counter("grain_sft_remote_requests", "Requests for remote files, repeated ones included."),
+        retries=Counter("grain_sft_remote_retries", "Requests that failed and were made again."),
+        received_bytes=Counter("grain_sft_remote_received_bytes", "Bytes of remote files that came over the network."),
+        cache_hits=Counter("grain_sft_shard_cache_hits", "Blocks that the shard cache held when they were wanted."),
+        cache_misses=Counter("grain_sft_shard_cache_misses", "Blocks that it did not hold."),
+        cache_fetched_bytes=Counter("grain_sft_shard_cache_fetched_bytes", "Bytes fetched into the shard cache."),
+    )
+
+
+_metrics = _registered()
+
+if _metrics is not None:
+    os.register_at_fork(after_in_child=_metrics.renew_locks)
+
+
+def start_server(port: int = 9431, address: str = "127.0.0.1") -> int:
+    """Serve this process's metrics, Grain's among them, at http://ADDRESS:PORT/metrics until it ends.
+
+    With $PROMETHEUS_MULTIPROC_DIR set (before Python starts) those of all processes that write there, which worker
+    processes are.
+
+    Args:
+      port: 0 for any that is free.
+      address: "0.0.0.0" to be reached from other machines.
+
+    Returns:
+      The port.
+
+    Raises:
+      MissingExtraError: prometheus_client is not installed.
+      OSError: the port is taken.
+    """
+    try:
+        import prometheus_client
+        from prometheus_client import multiprocess
+    except ImportError as error:
+        raise MissingExtraError.of("a server of metrics", "prometheus-client", "metrics") from error
+
+    registry = prometheus_client.REGISTRY
+    if _FOLDER_VARIABLE in os.environ:
+        registry = prometheus_client.CollectorRegistry()
+        multiprocess.MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
+    server, _ = prometheus_client.start_http_server(port, address, registry)
+    return int(server.server_port)
+
+
+def handed_out(seconds: float, rows: int, tokens: int, next_step: int) -> None:
+    """A batch was handed out after `seconds` of waiting."""
+    if _metrics is not None:
+        _metrics.wait.observe(seconds)
+        _metrics.rows.inc(rows)
+        _metrics.tokens.inc(tokens)
+        _metrics.next_step.set(next_step)
+
+
+def made(seconds: float) -> None:
+    """A batch was made, here and now."""
+    if _metrics is not None:
+        _metrics.make.observe(seconds)
+
+
+def filtered(rows: int) -> None:
+    """The loss was taken off so many rows."""
+    if _metrics is not None:
+        _metrics.filtered_rows.inc(rows)
+
+
+def read_local(sizes: Sequence[int] | npt.NDArray[np.int64]) -> None:
+    """Pieces of so many bytes are read from local files."""
+    if _metrics is not None:
+        _metrics.local_bytes.inc(int(sizes.sum()) if isinstance(sizes, np.ndarray) else sum(sizes))
+
+
+def read_remote(size: int) -> None:
+    """So many bytes of rows are read from remote files, or their cache."""
+    if _metrics is not None:
+        _metrics.remote_bytes.inc(size)
+
+
+def requested() -> None:
+    """A request for a remote file is made."""
+    if _metrics is not None:
+        _metrics.requests.inc()
+
+
+def retried() -> None:
+    """A request failed and is to be made again."""
+    if _metrics is not None:
+        _metrics.retries.inc()
+
+
+def received(size: int) -> None:
+    """So many bytes of a remote file came."""
+    if _metrics is not None:
+        _metrics.received_bytes.inc(size)
+
+
+def cache_looked_up(hits: int, misses: int) -> None:
+    """So many blocks were wanted of the shard cache, which held `hits` of them."""
+    if _metrics is not None:
+        _metrics.cache_hits.inc(hits)
+        _metrics.cache_misses.inc(misses)
+
+
+def cache_fetched(size: int) -> None:
+    """So many bytes were fetched into the shard cache."""
+    if _metrics is not None:
+        _metrics.cache_fetched_bytes.inc(size)

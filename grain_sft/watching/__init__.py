@@ -1,0 +1,1 @@
+"""Watching a run: what makes batches, since when, and where it is while a step is waited for too long."""

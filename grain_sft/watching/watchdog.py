@@ -1,0 +1,304 @@
+"""Watchdog: says in the log where a run stalls while it stalls, and from time to time how it goes.
+
+One thread looks at all iterators of the process, about once a second; `next` itself only writes down when it began. The
+thread is there from the first `next` of an iterator until the last iterator is closed or collected.
+"""
+
+from __future__ import annotations
+
+import atexit
+import math
+import os
+import sys
+import threading
+import time
+import weakref
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+from absl import logging
+
+from grain_sft import metrics, workers
+from grain_sft.errors import PipelineError
+from grain_sft.forks import renew_lock
+from grain_sft.watching import making, places
+
+STALL_VARIABLE = "GRAIN_SFT_STALL_SECONDS"
+SUMMARY_VARIABLE = "GRAIN_SFT_LOG_EVERY"
+
+_LOOKS = 8  # within the time that is called a stall
+_LONGEST_PAUSE = 1.0  # seconds
+
+
+class Settings(NamedTuple):
+    """After how many seconds of waiting a stall is logged, again after twice as many, and so on, and how many seconds
+    lie between two summaries; 0: never."""
+
+    stall: float = 30.0
+    summary: float = 0.0
+
+    @classmethod
+    def from_environment(cls) -> Settings:
+        """Of $GRAIN_SFT_STALL_SECONDS and $GRAIN_SFT_LOG_EVERY.
+
+        Raises:
+          PipelineError: no such number.
+        """
+        return cls(_seconds(STALL_VARIABLE, cls().stall), _seconds(SUMMARY_VARIABLE, cls().summary))
+
+
+class Watched(Protocol):
+    """Something whose `next` is watched."""
+
+    def whereabouts(self) -> list[str]:
+        """What makes the batch that is waited for, a line each."""
+
+
+class _Totals(NamedTuple):
+    """Of an iterator, so far; seconds between its batches are the loop's."""
+
+    at: float
+    step: int
+    steps: int = 0
+    tokens: int = 0
+    waited: float = 0.0
+    elsewhere: float = 0.0
+
+
+class Watch:
+    """How long an iterator's batches are waited for.
+
+    Attributes:
+      open: whether the iterator still gives batches.
+      watched: whether the watchdog knows of this, or need not.
+    """
+
+    def __init__(self, owner: Watched) -> None:
+        self.settings = Settings.from_environment()
+        self.watched = not (self.settings.stall or self.settings.summary)
+        self.open = True
+        self._owner = weakref.ref(owner)
+        self._since = 0.0  # 0: nobody waits
+        self._ended = 0.0
+        self._step = self._steps = self._tokens = 0
+        self._waited = self._elsewhere = self._longest = 0.0
+        self._next_warning = self.settings.stall
+        self._last_summary: _Totals | None = None
+
+    def begin(self, step: int) -> None:
+        """The batch of `step` is waited for from now on."""
+        now = time.perf_counter()
+        if self._ended:
+            self._elsewhere += now - self._ended
+        self._step, self._since = step, now
+        if not self.watched:
+            _watchdog.add(self)
+
+    def end(self, batch: dict[str, npt.NDArray[np.generic]] | None) -> None:
+        """It came; None: it failed."""
+        self._ended = time.perf_counter()
+        seconds, self._since = self._ended - self._since, 0.0
+        if self._next_warning > self.settings.stall:
+            self._next_warning = self.settings.stall
+            logging.warning("Step %d %s after %.1f s.", self._step, "failed" if batch is None else "came", seconds)
+        if not batch:
+            return
+        array = next(iter(batch.values()))
+        self._steps += 1
+        self._tokens += array.size
+        self._waited += seconds
+        if seconds > self._longest:
+            self._longest = seconds
+        metrics.handed_out(seconds, len(array), array.size, self._step + 1)
+
+    def pause(self) -> float:
+        """Seconds until this is to be looked at again."""
+        shortest = min(seconds for seconds in self.settings if seconds)
+        return min(_LONGEST_PAUSE, shortest / _LOOKS)
+
+    def look(self) -> None:
+        """Log what there is to be said now."""
+        now, since = time.perf_counter(), self._since
+        if since and self.settings.stall and now - since >= self._next_warning:
+            self._warn(now - since)
+        if self.settings.summary:
+            last = self._last_summary
+            if last is None:
+                self._last_summary = _Totals(now, self._step)
+            elif now - last.at >= self.settings.summary:
+                self._last_summary = self._totals(now)
+                self._summarise(last, self._last_summary)
+
+    def forked(self) -> None:
+        """This is a new process, in which nobody waits."""
+        self._since, self.watched = 0.0, not any(self.settings)
+
+    def _totals(self, now: float) -> _Totals:
+        return _Totals(now, self._step, self._steps, self._tokens, self._waited, self._elsewhere)
+
+    def _warn(self, seconds: float) -> None:
+        owner = self._owner()
+        step = self._step
+        lines = ["nothing makes it"] if owner is None else owner.whereabouts() or ["no thread is making a batch"]
+        if not self._since or self._step != step:
+            return  # it came meanwhile
+        self._next_warning = _doubled(self._next_warning, seconds)
+        mean = making.mean_seconds()
+        if mean is not None:
+            lines.append(f"before, a batch took {_short(mean)} to make on average")
+        if self._steps:
+            lines.append(f"before, the training loop took {_short(self._elsewhere / self._steps)} a step")
+        logging.warning("Step %d: no batch after %.1f s.\n%s", step, seconds, _indented(lines))
+
+    def _summarise(self, last: _Totals, now: _Totals) -> None:
+        steps, seconds = now.steps - last.steps, now.at - last.at
+        if not steps:
+            logging.info("No step in %.0f s; the last one asked for is %d.", seconds, now.step)
+            return
+        longest, self._longest = self._longest, 0.0
+        logging.info(
+            "Steps %d to %d: %.0f tokens/s, %.2f steps/s; waited %s a step, %s at most; the training loop took %s a step.",
+            now.step - steps + (0 if self._since else 1),
+            now.step - (1 if self._since else 0),
+            (now.tokens - last.tokens) / seconds,
+            steps / seconds,
+            _short((now.waited - last.waited) / steps),
+            _short(longest),
+            _short((now.elsewhere - last.elsewhere) / steps),
+        )
+
+
+class WorkerWatch:
+    """What the threads of a worker process make, and since when: their stacks are seen from within only. Attributes as
+    those of `Watch`."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings, self.watched, self.open = settings, False, True
+        self._next_warning: dict[making.Making, float] = {}
+
+    def pause(self) -> float:
+        """Seconds until this is to be looked at again."""
+        return min(_LONGEST_PAUSE, self.settings.stall / _LOOKS)
+
+    def look(self) -> None:
+        """Log what there is to be said now."""
+        now, current = time.perf_counter(), making.now()
+        self._next_warning = {each: self._next_warning.get(each, self.settings.stall) for each in current}
+        late = [each for each in current if now - each.since >= self._next_warning[each]]
+        if not late:
+            return
+        for each in late:
+            self._next_warning[each] = _doubled(self._next_warning[each], now - each.since)
+        lines, seconds = places.of_makers(None), now - late[0].since
+        logging.warning("Worker process %d: no batch after %.1f s.\n%s", os.getpid(), seconds, _indented(lines))
+
+    def forked(self) -> None:
+        """This is a new process."""
+
+
+class _Watchdog:
+    """The thread."""
+
+    def __init__(self) -> None:
+        self._watches: weakref.WeakSet[Watch | WorkerWatch] = weakref.WeakSet()
+        self._lock = threading.Lock()
+        renew_lock(self)
+        self._wake = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._over = False
+
+    def add(self, watch: Watch | WorkerWatch) -> None:
+        """Look at this one too."""
+        with self._lock:
+            watch.watched = True
+            if self._over or sys.is_finalizing():  # a thread that starts now would hang
+                return
+            self._watches.add(watch)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="grain_sft-watchdog", daemon=True)
+                try:
+                    self._thread.start()
+                except RuntimeError:  # the interpreter ends, or the process may have no more threads
+                    self._thread = None
+            self._wake.set()
+
+    def end(self) -> None:
+        """The interpreter is about to end."""
+        self._over = True
+        self._wake.set()
+        thread = self._thread
+        if thread is not None:
+            thread.join(1.0)
+
+    def forked(self) -> None:
+        """This is a new process: the thread was not taken along."""
+        for watch in list(self._watches):
+            watch.forked()
+        self._watches = weakref.WeakSet()
+        self._thread, self._wake = None, threading.Event()
+
+    def _run(self) -> None:
+        while True:
+            with self._lock:
+                watches = [watch for watch in self._watches if watch.open]
+                if self._over or not watches:
+                    self._thread = None
+                    return
+            for watch in watches:
+                try:
+                    watch.look()
+                except Exception as error:  # a run doesn't end because of what watches it
+                    logging.warning("The watchdog of stalls failed: %r", error)
+                    self._over = True
+            pause = min(watch.pause() for watch in watches)
+            del watches, watch
+            self._wake.wait(pause)
+            self._wake.clear()
+
+
+_watchdog = _Watchdog()
+_worker: list[WorkerWatch] = []  # of this process: one at most
+
+atexit.register(_watchdog.end)
+os.register_at_fork(after_in_child=_watchdog.forked)
+
+
+def watch_worker() -> None:
+    """In a worker process of Grain's, have stalls logged; elsewhere, their iterator's watch does it."""
+    settings = Settings.from_environment()
+    if settings.stall and not _worker and workers.in_worker():
+        _worker.append(WorkerWatch(settings))
+        _watchdog.add(_worker[0])
+
+
+def _doubled(warning: float, seconds: float) -> float:
+    """The next time, doubled from the last one, that is not over yet."""
+    while warning <= seconds:
+        warning *= 2
+    return warning
+
+
+def _short(seconds: float) -> str:
+    """A time with two digits: "58 µs", "1.2 ms", "3 s"."""
+    for unit, size in (("s", 1.0), ("ms", 1e-3)):
+        if seconds >= size:
+            return f"{seconds / size:.{1 if seconds < 10 * size else 0}f} {unit}"
+    return f"{seconds / 1e-6:.0f} µs"
+
+
+def _indented(lines: list[str]) -> str:
+    return "\n".join(f"  {line}" for line in lines)
+
+
+def _seconds(variable: str, default: float) -> float:
+    text = os.environ.get(variable)
+    if not text:
+        return default
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not 0 <= number < math.inf:
+        raise PipelineError(f"${variable} is {text!r}: expected seconds, such as {default or 300:g}, or 0 for never.")
+    return number

@@ -1,0 +1,414 @@
+"""Metrics and the watchdog: what is counted is what was handed out, and a stall says where it is while it lasts."""
+
+import fcntl
+import http.server
+import logging
+import os
+import re
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from contextlib import closing
+from pathlib import Path
+
+import grain
+import numpy as np
+import prometheus_client
+import pytest
+
+from grain_sft import (
+    IndexSampler,
+    NgramFilter,
+    NpyDataSource,
+    Pipeline,
+    ShiftTargets,
+    WindowLayout,
+    metrics,
+    open_corpus,
+)
+from grain_sft.corpus import cached_block
+from grain_sft.errors import CorpusFileError, MissingExtraError, PipelineError
+
+LENGTH, ROWS, BATCH = 50, 40, 4
+STALL = 0.1  # seconds
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Two files of 40 rows in all, of which row 3 repeats one token."""
+    tokens = np.arange(ROWS * LENGTH, dtype=np.uint32)
+    tokens[3 * LENGTH : 4 * LENGTH] = 7
+    (tmp_path / "tokens").mkdir()
+    for number, half in enumerate(np.split(tokens, 2)):
+        half.tofile(tmp_path / "tokens" / f"{number}.npy")
+    return tmp_path / "tokens"
+
+
+@pytest.fixture(autouse=True)
+def short_stalls(monkeypatch):
+    monkeypatch.setenv("GRAIN_SFT_STALL_SECONDS", str(STALL))
+
+
+def make(where, *transforms, **options):
+    source = NpyDataSource(WindowLayout(open_corpus(where, dtype="uint32", **options), LENGTH))
+    sampler = IndexSampler(len(source), global_batch_size=BATCH, seed=3, order="sequential", epochs=1)
+    return Pipeline(source, sampler, [NgramFilter(max_count=5), ShiftTargets(), *transforms])
+
+
+def counted(name, **labels):
+    return prometheus_client.REGISTRY.get_sample_value(f"grain_sft_{name}", labels) or 0.0
+
+
+class Counts:
+    """How far counters have come since this was made."""
+
+    def __init__(self, *names, **labels):
+        self._labels = labels
+        self._before = {name: counted(name, **labels) for name in names}
+
+    def __call__(self):
+        return {name: counted(name, **self._labels) - before for name, before in self._before.items()}
+
+
+class Logged(logging.Handler):
+    """What the log says; `wait` lets what stalls go on as soon as a sentence is there."""
+
+    def __init__(self):
+        super().__init__()
+        self.lines, self._new = [], threading.Condition()
+
+    def emit(self, record):
+        with self._new:
+            self.lines.append(record.getMessage())
+            self._new.notify_all()
+
+    def find(self, pattern):
+        return re.search(pattern, "\n".join(self.lines))
+
+    def wait(self, pattern, seconds=10.0):
+        with self._new:
+            return self._new.wait_for(lambda: self.find(pattern), seconds)
+
+
+@pytest.fixture
+def log():
+    handler, logger = Logged(), logging.getLogger("absl")
+    before = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    yield handler
+    logger.setLevel(before)
+    logger.removeHandler(handler)
+
+
+class Holds(grain.transforms.Map):
+    """Lets a batch go only when the log says `pattern`."""
+
+    def __init__(self, log, pattern):
+        self._log, self._pattern = log, pattern
+
+    def map(self, element):
+        assert self._log.wait(self._pattern), self._log.lines
+        return element
+
+
+@pytest.mark.parametrize("threads", [0, 2])
+def test_counters_are_what_was_handed_out(folder, threads):
+    counts = Counts("rows_total", "tokens_total", "wait_seconds_count", "make_seconds_count", "filtered_rows_total")
+    read = Counts("read_bytes_total", store="local")
+    begin = time.perf_counter()
+    waited = Counts("wait_seconds_sum")
+    with closing(make(folder).iter(threads=threads)) as batches:
+        steps = [batch["inputs"].size for batch in batches]
+    assert len(steps) == ROWS // BATCH
+    assert counts() == {
+        "rows_total": ROWS,
+        "tokens_total": sum(steps),
+        "wait_seconds_count": len(steps),
+        "make_seconds_count": len(steps),
+        "filtered_rows_total": 1,
+    }
+    assert 0 < waited()["wait_seconds_sum"] < time.perf_counter() - begin
+    assert read() == {"read_bytes_total": ROWS * LENGTH * 4}
+    assert counted("next_step") == len(steps)
+
+
+def test_a_server_of_metrics_serves_ours_and_grains(folder):
+    next(make(folder).iter(threads=0))
+    port = metrics.start_server(0)
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
+        text = answer.read().decode()
+    found = re.search(r"^grain_sft_rows_total ([\d.e+]+)$", text, re.MULTILINE)
+    assert found and float(found.group(1)) == counted("rows_total") >= BATCH
+    assert "grain_python_dataset_prefetch_buffer_ready_count" in text
+
+
+def test_without_prometheus_client_a_server_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "prometheus_client", None)
+    with pytest.raises(MissingExtraError, match=r"grain_sft\[metrics\]"):
+        metrics.start_server(0)
+
+
+@pytest.mark.parametrize("threads", [0, 2])
+def test_a_transform_that_hangs_is_named_while_it_hangs(folder, log, threads):
+    names = r"Step 0: no batch after 0\.\d s\.\n  .*: making step 0 for .* in the transform Holds \(.*metrics.py:\d+ in wait\)"
+    with closing(make(folder, Holds(log, names)).iter(threads=threads)) as batches:
+        next(batches)
+        assert log.find(names)
+        assert log.wait(r"Step 0 came after 0\.\d s")
+        next(batches)
+        time.sleep(3 * STALL)  # the loop's own time is no stall
+    assert not log.find("Step [12]")
+
+
+def test_a_stall_is_said_again_after_twice_as_long_and_beside_what_was_usual(folder, log):
+    class Later(Holds):
+        def map(self, element):
+            return super().map(element) if element["inputs"][0, 0] else element
+
+    pattern = (
+        r"Step 1: no batch after 0\.[2-9] s\.\n.*in the transform Later.*\n"
+        r"  before, a batch took \d.* to make on average\n  before, the training loop took \d.* a step"
+    )
+    with closing(make(folder, Later(log, pattern)).iter(threads=0)) as batches:
+        next(batches)
+        next(batches)
+    assert len(re.findall("Step 1: no batch", "\n".join(log.lines))) == 2
+
+
+def test_a_shard_that_does_not_open_is_named(folder, log):
+    """A FIFO in its place, as a file system that hangs: opening it waits until somebody writes."""
+    pipeline = make(folder)
+    shard = folder / "0.npy"
+    shard.unlink()
+    os.mkfifo(shard)
+
+    def let_go():
+        log.wait(f"opening {re.escape(str(shard))} ")
+        os.close(os.open(shard, os.O_WRONLY))
+
+    threading.Thread(target=let_go).start()
+    with pytest.raises(CorpusFileError), closing(pipeline.iter()) as batches:
+        next(batches)
+    assert log.find(
+        r"grain-prefetch_\d: making step 0 for .* opening .*0\.npy \(grain_sft/corpus/reader\.py:\d+ in __init__\)"
+    )
+    assert log.find(r"Step 0 failed after")
+
+
+class Server:
+    """Files of a folder by HTTP, with ranges. The next `refuse` requests get 503, and then, while `held`, none an answer."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.refuse, self.refused, self.sent = folder, 0, 0, 0
+        self.free = threading.Event()
+        self.free.set()
+        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"files": self}))
+        self.server.daemon_threads = True
+        threading.Thread(target=self.server.serve_forever, args=(0.02,), daemon=True).start()
+        self.address = f"http://127.0.0.1:{self.server.server_port}"
+
+
+class _Handler(http.server.BaseHTTPRequestHandler):
+    files: Server
+
+    def do_HEAD(self):
+        self._answer(body=False)
+
+    def do_GET(self):
+        if self.files.refuse:
+            self.files.refuse -= 1
+            self.files.refused += 1
+            self.send_error(503)
+            return
+        self.files.free.wait(20)
+        self._answer(body=True)
+
+    def _answer(self, body):
+        data = (self.files.folder / self.path.strip("/")).read_bytes()
+        found = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
+        part = data[int(found.group(1)) : int(found.group(2)) + 1] if found else data
+        self.send_response(206 if found else 200)
+        self.send_header("Content-Length", str(len(part)))
+        if found:
+            self.send_header("Content-Range", f"bytes {found.group(1)}-{found.group(2)}/{len(data)}")
+        self.end_headers()
+        if body:
+            self.files.sent += len(part)
+            self.wfile.write(part)
+
+    def log_message(self, *arguments):
+        pass
+
+
+@pytest.fixture
+def server(folder):
+    server = Server(folder)
+    yield server
+    server.free.set()
+    server.server.shutdown()
+    server.server.server_close()
+
+
+def test_a_server_that_does_not_answer_is_named_with_its_try(server, log):
+    pipeline = make([f"{server.address}/0.npy"])
+    counts = Counts("remote_retries_total", "remote_received_bytes_total")
+    read = Counts("read_bytes_total", store="remote")
+    sent, server.refuse = server.sent, 1
+    server.free.clear()
+    sentence = (
+        r"waiting for bytes \d+ to \d+ of http://127\.0\.0\.1:\d+/0\.npy for .* s, try 2 \(the last failed with .*503"
+    )
+
+    def let_go():
+        log.wait(sentence)
+        server.free.set()
+
+    threading.Thread(target=let_go).start()
+    with closing(pipeline.iter(threads=0)) as batches:
+        next(batches)
+    assert log.find(sentence), log.lines
+    assert log.find(r"asking for \d+ parts of remote files \(grain_sft/remote_requests\.py")
+    assert counts() == {"remote_retries_total": 1, "remote_received_bytes_total": server.sent - sent}
+    assert read() == {"read_bytes_total": BATCH * LENGTH * 4}
+
+
+def test_the_cache_counts_and_names_the_process_that_holds_a_block(server, log, tmp_path):
+    cache = {"folder": str(tmp_path / "cache"), "max_bytes": "10MB", "unit": 32768}
+    address = f"{server.address}/0.npy"
+    size = (server.folder / "0.npy").stat().st_size
+    pipeline = make([address], remote={"cache": cache})
+    counts = Counts("shard_cache_hits_total", "shard_cache_misses_total", "shard_cache_fetched_bytes_total")
+    pipeline[0]
+    assert counts() == {
+        "shard_cache_hits_total": 1,  # the ends were looked at before
+        "shard_cache_misses_total": 1,
+        "shard_cache_fetched_bytes_total": size,
+    }
+    (block,) = [path for path in (tmp_path / "cache").rglob("*") if path.is_file() and "-" in path.name]
+    block.unlink()
+    fd = cached_block.claim(str(block))
+    assert fd is not None
+
+    def let_go():
+        log.wait("downloads into the shard cache")
+        fcntl.flock(fd, fcntl.LOCK_UN)
+        os.close(fd)
+
+    threading.Thread(target=let_go).start()
+    with closing(pipeline.iter(threads=0)) as batches:
+        next(batches)
+    assert log.find(
+        rf"waiting for bytes 0 to {size} of {re.escape(address)}, which process {os.getpid()} downloads into the shard cache"
+    ), log.lines
+
+
+def test_a_summary_is_logged_from_time_to_time(folder, log, monkeypatch):
+    monkeypatch.setenv("GRAIN_SFT_LOG_EVERY", "0.2")
+    with closing(make(folder).iter(threads=0)) as batches:
+        next(batches)
+        end = time.monotonic() + 10
+        pattern = r"Steps? \d+ to \d+: \d+ tokens/s, [\d.]+ steps/s; waited .* a step, .* at most; the training loop"
+        while not log.find(pattern) and time.monotonic() < end:
+            time.sleep(0.05)
+            next(batches, None)
+    assert log.find(pattern)
+
+
+@pytest.mark.parametrize("text", ["soon", "-1", "nan", "inf"])
+def test_a_variable_that_is_no_time_is_an_error(folder, monkeypatch, text):
+    monkeypatch.setenv("GRAIN_SFT_STALL_SECONDS", text)
+    with pytest.raises(PipelineError, match=r"\$GRAIN_SFT_STALL_SECONDS is .* expected seconds"):
+        make(folder).iter()
+
+
+def test_nobody_watches_where_nothing_is_to_be_said(folder, monkeypatch):
+    end = time.monotonic() + 5
+    while "grain_sft-watchdog" in _threads() and time.monotonic() < end:  # of the tests before
+        time.sleep(0.05)
+    monkeypatch.setenv("GRAIN_SFT_STALL_SECONDS", "0")
+    with closing(make(folder).iter(threads=0)) as batches:
+        next(batches)
+        assert "grain_sft-watchdog" not in _threads()
+    monkeypatch.setenv("GRAIN_SFT_STALL_SECONDS", "1")
+    with closing(make(folder).iter(threads=0)) as batches:
+        next(batches)
+        assert "grain_sft-watchdog" in _threads()
+    while "grain_sft-watchdog" in _threads() and time.monotonic() < end:
+        time.sleep(0.05)
+    assert "grain_sft-watchdog" not in _threads()
+
+
+def _threads():
+    return {thread.name for thread in threading.enumerate()}
+
+
+PROGRAM = """
+import atexit, os, sys, threading, time
+atexit.register(lambda: print(time.time()))  # runs last
+import grain
+import numpy as np
+from grain_sft import IndexSampler, NpyDataSource, Pipeline, ShiftTargets, WindowLayout, open_corpus
+
+class Sleeper(grain.transforms.Map):
+    def map(self, batch):
+        if batch["inputs"][0, 0] == 400:
+            time.sleep(float(sys.argv[2]))
+        return batch
+
+source = NpyDataSource(WindowLayout(open_corpus(sys.argv[1], dtype="uint32"), 50))
+sampler = IndexSampler(len(source), global_batch_size=4, seed=3, order="sequential")
+pipeline = Pipeline(source, sampler, [ShiftTargets(), Sleeper()])
+"""
+
+
+def script(folder, program, sleep=0.0, **environment):
+    """A script that ends with an iterator left open: what it printed, and how long its last line was before its end."""
+    command = [sys.executable, "-c", PROGRAM + program + "print(time.time())", str(folder), str(sleep)]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1]), **environment}
+    child = subprocess.run(command, text=True, capture_output=True, env=environment, timeout=60)
+    assert child.returncode == 0, child.stderr
+    *lines, last, end = child.stdout.splitlines()
+    return lines, child.stderr, float(end) - float(last)
+
+
+def test_a_script_ends_at_once_and_quietly_and_its_fork_is_watched_too(folder):
+    program = """
+batches = pipeline.iter()
+for _ in range(3):
+    next(batches)
+if not os.fork():
+    mine = pipeline.iter(start_step=1, threads=0)
+    next(mine)
+    os._exit("grain_sft-watchdog" not in {thread.name for thread in threading.enumerate()})
+print(os.waitstatus_to_exitcode(os.wait()[1]))
+"""
+    lines, said, seconds = script(folder, program, GRAIN_SFT_STALL_SECONDS="30", PYTHONWARNINGS="ignore")
+    assert (lines, said) == (["0"], "")
+    assert seconds < 1
+
+
+@pytest.mark.heavy
+def test_a_slow_worker_process_is_named_by_parent_and_worker_and_is_counted(folder, tmp_path):
+    program = """
+import prometheus_client, prometheus_client.multiprocess
+batches = pipeline.iter(worker_count=2, prefetch=1, threads=1)
+for _ in range(4):
+    next(batches)
+batches.close()
+registry = prometheus_client.CollectorRegistry()
+prometheus_client.multiprocess.MultiProcessCollector(registry)
+for name in ("grain_sft_rows_total", "grain_sft_wait_seconds_count"):
+    print(registry.get_sample_value(name))
+print(registry.get_sample_value("grain_sft_read_bytes_total", {"store": "local"}) >= 4 * 4 * 50 * 4)
+"""
+    (tmp_path / "counts").mkdir()
+    environment = {"GRAIN_SFT_STALL_SECONDS": "0.3", "PROMETHEUS_MULTIPROC_DIR": str(tmp_path / "counts")}
+    lines, said, _ = script(folder, program, 4.0, **environment)
+    assert lines == ["16.0", "4.0", "True"]
+    worker = re.search(r"Step \d: no batch after .* s\.\n  it is to come from worker process (\d+); \1 is ", said)
+    assert worker, said
+    names = r"Worker process (\d+): no batch after .* s\.\n  .*: making step 2 for .*: in the transform Sleeper \("
+    assert re.search(names, said), said
