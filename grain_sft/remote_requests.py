@@ -13,8 +13,10 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
+from grain_sft import metrics
 from grain_sft.errors import CorpusFileError, GrainSftError, RemoteTimeoutError
 from grain_sft.remote_files import Limits, Range, RequestFailedError, filesystem
+from grain_sft.watching.requests import failed, open_request
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 8.0  # seconds
 _FIRST_ATTEMPT = 10.0  # seconds, or a quarter of the total time where that is less; the next ones twice as long
@@ -106,7 +108,8 @@ async def _gather(client: Any, jobs: Sequence[Job[T]], limits: Limits) -> list[T
     async def one(path: str, part: str, job: Callable[[Any], Awaitable[T]]) -> T | Exception:
         async with gate:
             try:
-                return await job(client)
+                with open_request(f"{part and part + 'of '}{path}"):
+                    return await job(client)
             except RequestFailedError as error:
                 raise RemoteTimeoutError(f"{path}: {part}can't be read: {error}.") from error
             except Exception as error:
@@ -139,19 +142,26 @@ async def _body(wanted: Range, seconds: float, client: Any) -> bytes:
             size = int((await _stat(client, path))["size"])
             if min(stop, size) - start > len(body):
                 raise _ShortBodyError(f"a body of {len(body)} bytes instead of {count}")
+        metrics.received(len(body))
         return body
 
     if count <= 0:
         return b""
-    return await _retried(attempt, seconds, bounded=not _retries(client))
+    return await _retried(attempt, seconds, bounded=not _retries(client), asks=not _retries(client))
 
 
 async def _whole(path: str, seconds: float, client: Any) -> bytes:
-    return bytes(await _retried(lambda: _cat(client, path), seconds, bounded=not _retries(client)))
+    body = bytes(
+        await _retried(lambda: _cat(client, path), seconds, bounded=not _retries(client), asks=not _retries(client))
+    )
+    metrics.received(len(body))
+    return body
 
 
 async def _info(path: str, seconds: float, client: Any) -> Mapping[str, Any]:
-    found: Mapping[str, Any] = await _retried(lambda: _stat(client, path), seconds, bounded=not _retries(client))
+    found: Mapping[str, Any] = await _retried(
+        lambda: _stat(client, path), seconds, bounded=not _retries(client), asks=not _retries(client)
+    )
     return found
 
 
@@ -168,11 +178,14 @@ async def _stat(client: Any, path: str) -> Mapping[str, Any]:
     return found
 
 
-async def _retried(attempt: Callable[[], Awaitable[T]], seconds: float, *, bounded: bool = True) -> T:
+async def _retried(
+    attempt: Callable[[], Awaitable[T]], seconds: float, *, bounded: bool = True, asks: bool = True
+) -> T:
     """What `attempt` returns, made again after transient failures until `seconds`, or the task's deadline, are over.
 
     Args:
       bounded: an attempt that takes too long is given up and made again.
+      asks: an attempt is one request; else its own are counted.
     """
     begin = time.monotonic()
     deadline, seconds = _deadline.get() or (begin + seconds, seconds)
@@ -181,6 +194,8 @@ async def _retried(attempt: Callable[[], Awaitable[T]], seconds: float, *, bound
         for number in itertools.count(1):
             left = max(0.001, deadline - time.monotonic())
             longest = min(left, min(_FIRST_ATTEMPT, seconds / 4) * 2 ** min(number - 1, 30))
+            if asks:
+                metrics.requested()
             try:
                 return await asyncio.wait_for(attempt(), longest if bounded else None)
             except Exception as error:
@@ -192,6 +207,8 @@ async def _retried(attempt: Callable[[], Awaitable[T]], seconds: float, *, bound
             left = deadline - now
             if left < _FIRST_PAUSE:
                 raise RequestFailedError(number, now - begin, seconds, _said(last)) from last
+            metrics.retried()
+            failed(_said(last))
             await asyncio.sleep(min(pause, left / 2))
         raise AssertionError
     finally:
@@ -213,7 +230,8 @@ def asked_once(kind: Any) -> Any:
 
     async def _request(self: Any, method: str, path: str, *args: Any, **options: Any) -> Any:
         once = functools.partial(request, self, method, path, *args, **options)
-        return await _retried(once, Limits.from_environment().seconds, bounded=method.upper() == "GET")
+        with open_request(f"{method} {path}"):
+            return await _retried(once, Limits.from_environment().seconds, bounded=method.upper() == "GET")
 
     async def _call(self: Any, method: str, path: str, *args: Any, **options: Any) -> Any:
         async def once() -> Any:
@@ -222,7 +240,7 @@ def asked_once(kind: Any) -> Any:
             except json.JSONDecodeError as error:
                 raise _ShortBodyError(f"an answer of {len(error.doc)} characters that breaks off") from error
 
-        return await _retried(once, Limits.from_environment().seconds, bounded=False)
+        return await _retried(once, Limits.from_environment().seconds, bounded=False, asks=False)
 
     added = {"_request": _request, "_call": _call, "retried_by_grain_sft": True}
     return type(kind.__name__, (kind,), added)

@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterable, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from grain_sft import metrics
 from grain_sft.corpus.many_pieces import copies
 from grain_sft.corpus.remote import Piece, RemoteShards
 from grain_sft.corpus.remote_options import RemoteOptions
@@ -183,6 +184,8 @@ class ShardReader:
         Raises:
           CorpusFileError: the file is missing, unreadable, or not the one that was indexed.
         """
+        if not self._remote:  # which counts its own
+            metrics.read_local(sizes)
         if len(sizes) >= _MANY_PIECES and not (self._scattered or self._remote):
             total = int(sizes.sum()) if isinstance(sizes, np.ndarray) else sum(sizes)
             if total <= len(sizes) * _SMALL_PIECE:

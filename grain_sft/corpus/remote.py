@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from grain_sft import files, remote_files
+from grain_sft import files, metrics, remote_files
 from grain_sft.corpus.remote_options import RemoteOptions
 from grain_sft.corpus.shard_cache import CachedFile, ShardCache, version_told
 from grain_sft.corpus.shard_cache import Piece as CachePiece
@@ -53,7 +53,10 @@ class RemoteShards:
             self._read(mine, new, out)
         else:
             self._read_cached(self._cache, mine, new, out)
-        return [piece for piece in pieces if piece[0] not in self._shards]
+        local = [piece for piece in pieces if piece[0] not in self._shards]
+        metrics.read_remote(sum(piece[3] for piece in mine))
+        metrics.read_local([piece[3] for piece in local])
+        return local
 
     def _offset(self, shard: int, start: int) -> int:
         return self._shards[shard].data_offset + start * self._itemsize

@@ -16,7 +16,7 @@ from typing import NamedTuple, TypeVar
 
 from absl import logging
 
-from grain_sft import remote_files
+from grain_sft import metrics, remote_files
 from grain_sft.corpus.cache_space import BLOCKS, Space
 from grain_sft.corpus.cached_block import PART, Block, DamagedBlockError, Wanted, claim
 from grain_sft.corpus.remote_options import CacheOptions
@@ -84,7 +84,9 @@ class ShardCache:
         Raises:
           CorpusFileError: a file is missing, was replaced, or kept failing until its time was up.
         """
-        pending = [job for job in self._jobs(pieces) if not self._serve(job, out)]
+        jobs = self._jobs(pieces)
+        pending = [job for job in jobs if not self._serve(job, out)]
+        metrics.cache_looked_up(len(jobs) - len(pending), len(pending))
         pause, since = _POLL, time.monotonic()
         while pending:
             held = [job for batch in _batches(pending, _size_of) for job in self._make(batch, out)]
@@ -197,6 +199,7 @@ class ShardCache:
         failed: list[_Job] = []
         for group in _batches(parts, lambda part: part[2].stop - part[2].start):
             bodies = remote_files.fetch_exactly([wanted for _, _, wanted in group], self._limits)
+            metrics.cache_fetched(sum(map(len, bodies)))
             for (job, fd, wanted), body in zip(group, bodies, strict=True):
                 try:
                     job.block.write(fd, wanted.start - job.block.start, body)

@@ -11,6 +11,7 @@ import grain
 import numpy as np
 import numpy.typing as npt
 
+from grain_sft import metrics
 from grain_sft.arguments import as_integer
 from grain_sft.errors import TransformError
 from grain_sft.sources import Element
@@ -54,6 +55,7 @@ class NgramFilter(grain.transforms.Map):
         failing = self._failing(tokens.reshape(-1, tokens.shape[-1]))
         if failing is None:
             return element
+        metrics.filtered(int(np.count_nonzero(failing)))
         loss_mask = element["loss_mask"] & ~failing.reshape(*tokens.shape[:-1], 1)
         return {**element, "loss_mask": loss_mask}
 
