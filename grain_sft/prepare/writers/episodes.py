@@ -14,7 +14,7 @@ import numpy as np
 
 from grain_sft import files
 from grain_sft.prepare import splits
-from grain_sft.prepare.writers.plan import Format, Plan, SplitStatistics, Task, running_length, source_bytes
+from grain_sft.prepare.writers.plan import Format, Plan, SplitStatistics, Task, running_length
 
 TOKEN_DTYPE = np.dtype("<u4")
 
@@ -70,10 +70,8 @@ def write(plan: Plan, task: Task) -> None:
 
 def finish(plan: Plan) -> None:
     """Sources, metadata and the tokenizer's state."""
-    for split, ids in plan.splits.items():
-        with files.atomic_write(plan.path(split, "sources.bin"), "wb") as file:
-            for data in source_bytes(plan, ids):
-                file.write(data)
+    for split in plan.splits:
+        plan.write_sources(split, split, "sources.bin")
     tool = plan.request.template == "episode_tool"
     special: dict[str, int] = dict(plan.tokenizer.get("special_tokens", {}))
     metadata: dict[str, Any] = {

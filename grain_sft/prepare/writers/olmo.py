@@ -16,7 +16,7 @@ import numpy as np
 from grain_sft import files
 from grain_sft.errors import PrepareError
 from grain_sft.prepare import splits
-from grain_sft.prepare.writers.plan import Format, Plan, Task, running_length, source_bytes
+from grain_sft.prepare.writers.plan import Format, Plan, Task, running_length
 
 
 def check(plan: Plan) -> None:
@@ -94,10 +94,8 @@ def write(plan: Plan, task: Task) -> None:
 
 def finish(plan: Plan) -> None:
     """Sources and statistics of every split."""
-    for split, ids in plan.splits.items():
-        with files.atomic_write(plan.path(*_folder(plan, split), "sources.bin"), "wb") as file:
-            for data in source_bytes(plan, ids):
-                file.write(data)
+    for split in plan.splits:
+        plan.write_sources(split, *_folder(plan, split), "sources.bin")
         _statistics(plan, split)
 
 

@@ -16,7 +16,7 @@ from grain_sft import files
 from grain_sft.errors import MissingExtraError
 from grain_sft.prepare import splits
 from grain_sft.prepare.store import Block
-from grain_sft.prepare.writers.plan import Format, Plan, Task, source_bytes, whole_split
+from grain_sft.prepare.writers.plan import Format, Plan, Task, whole_split
 
 PREFIX = "openchat"
 NAMES = {"train": "train", "val": "eval"}
@@ -90,9 +90,7 @@ def finish(plan: Plan) -> None:
     """Sources, and the weights of first tokens."""
     for split, ids in plan.splits.items():
         stem = f"{PREFIX}.{NAMES[split]}"
-        with files.atomic_write(plan.path(f"{stem}.sources.bin"), "wb") as file:
-            for data in source_bytes(plan, ids):
-                file.write(data)
+        plan.write_sources(split, f"{stem}.sources.bin")
         if plan.documents.first_weights:
             with files.atomic_write(plan.path(f"{stem}.first_weights.bin"), "wb") as file:
                 for block in plan.documents.blocks(ids):

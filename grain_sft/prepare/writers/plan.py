@@ -81,6 +81,12 @@ class Plan:
         with files.atomic_write(self.path(name)) as file:
             file.write(json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
+    def write_sources(self, split: str, *names: str) -> None:
+        """Write the file of a split's sources: int64 little-endian pairs (input, line)."""
+        with files.atomic_write(self.path(*names), "wb") as file:
+            for some in self.documents.sources(self.splits[split]):
+                file.write(some.astype("<i8").tobytes())
+
 
 @dataclasses.dataclass(frozen=True)
 class Format:
@@ -105,12 +111,6 @@ def whole_split(plan: Plan, split: str) -> list[Task]:
     """One piece for all of a split."""
     ids = plan.splits[split]
     return [Task(split, 0, 0, len(ids), 0, plan.statistics[split].tokens)]
-
-
-def source_bytes(plan: Plan, ids: Ids) -> Iterator[bytes]:
-    """The file of sources of `ids`: int64 little-endian pairs (input, line)."""
-    for some in plan.documents.sources(ids):
-        yield some.astype("<i8").tobytes()
 
 
 def running_length(plan: Plan, ids: Ids) -> Iterator[tuple[int, Ids]]:

@@ -16,7 +16,7 @@ from grain_sft import files
 from grain_sft.errors import PrepareError, StorageError
 from grain_sft.prepare import splits
 from grain_sft.prepare.templates.primer import IGNORED, SPECIAL_TOKENS
-from grain_sft.prepare.writers.plan import Format, Plan, Task, running_length, source_bytes, whole_split
+from grain_sft.prepare.writers.plan import Format, Plan, Task, running_length, whole_split
 
 SHARD = "shard_00000"
 
@@ -64,15 +64,13 @@ def finish(plan: Plan) -> None:
     """Sources, links and meta.json."""
     described: dict[str, Any] = {}
     for split in ("train", "val"):
-        ids, counts = plan.splits.get(split), plan.statistics.get(split)
-        if ids is None or counts is None:
+        counts = plan.statistics.get(split)
+        if split not in plan.splits or counts is None:
             described[split] = dict.fromkeys(
                 ("num_examples", "num_tokens", "num_label_tokens", "num_shards", "shard_size"), 0
             )
             continue
-        with files.atomic_write(plan.path(f"{split}_sources.bin"), "wb") as file:
-            for data in source_bytes(plan, ids):
-                file.write(data)
+        plan.write_sources(split, f"{split}_sources.bin")
         _link(plan, split)
         described[split] = {
             "num_examples": counts.documents,
