@@ -14,9 +14,8 @@ from typing import Any
 import numpy as np
 
 from grain_sft import files
-from grain_sft.errors import PrepareError
 from grain_sft.prepare import splits
-from grain_sft.prepare.writers.plan import Format, Plan, Task, running_length
+from grain_sft.prepare.writers.plan import Format, Plan, Task, refuse_weights, running_length
 
 
 def check(plan: Plan) -> None:
@@ -25,11 +24,7 @@ def check(plan: Plan) -> None:
     Raises:
       PrepareError: some weight is neither 0 nor 1.
     """
-    if not plan.binary:
-        raise PrepareError(
-            "format olmo: its labels_mask says only yes or no, but this template gave weights other than 0 and 1. "
-            "Choose the format openchat or episodes, or leave --seq-level-weight and weights out."
-        )
+    refuse_weights(plan, "olmo: its labels_mask says")
 
 
 def tasks(plan: Plan, split: str) -> list[Task]:

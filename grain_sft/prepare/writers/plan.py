@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from grain_sft import files
+from grain_sft.errors import PrepareError
 from grain_sft.prepare.request import Request
 from grain_sft.prepare.splits import Rule, Splits
 from grain_sft.prepare.store import Block, Ids, Source
@@ -105,6 +106,19 @@ class Format:
     tasks: Callable[[Plan, str], list[Task]]
     write: Callable[[Plan, Task], None]
     finish: Callable[[Plan], None]
+
+
+def refuse_weights(plan: Plan, says: str) -> None:
+    """Refuse a plan with weights, for a format that holds none; `says` names it and the part that would hold them.
+
+    Raises:
+      PrepareError: some weight is neither 0 nor 1.
+    """
+    if not plan.binary:
+        raise PrepareError(
+            f"format {says} only yes or no, but this template gave weights other than 0 and 1. "
+            "Choose the format openchat or episodes, or leave --seq-level-weight and weights out."
+        )
 
 
 def whole_split(plan: Plan, split: str) -> list[Task]:

@@ -16,7 +16,7 @@ from grain_sft import files
 from grain_sft.errors import PrepareError, StorageError
 from grain_sft.prepare import splits
 from grain_sft.prepare.templates.primer import IGNORED, SPECIAL_TOKENS
-from grain_sft.prepare.writers.plan import Format, Plan, Task, running_length, whole_split
+from grain_sft.prepare.writers.plan import Format, Plan, Task, refuse_weights, running_length, whole_split
 
 SHARD = "shard_00000"
 
@@ -32,11 +32,7 @@ def check(plan: Plan) -> None:
             f"format primer: holds uint16 tokens, but this tokenizer has {plan.tokenizer['vocab_size']} ids. "
             "Choose another format, or a tokenizer of at most 65,536."
         )
-    if not plan.binary:
-        raise PrepareError(
-            "format primer: its labels say only yes or no, but this template gave weights other than 0 and 1. "
-            "Choose the format openchat or episodes, or leave --seq-level-weight and weights out."
-        )
+    refuse_weights(plan, "primer: its labels say")
 
 
 def write(plan: Plan, task: Task) -> None:
