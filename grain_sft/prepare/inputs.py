@@ -136,6 +136,21 @@ def read_records(entry: Input, unit: Unit, first: int) -> Iterator[tuple[int, by
         number, position = number + 1, end + 1
 
 
+def all_records(entries: Sequence[Input]) -> Iterator[tuple[Input, int, bytes | dict[str, Any]]]:
+    """(input, line or row number from 1, line or row) of each record of all inputs, in order, as `read_records` gives them.
+
+    Raises:
+      CorpusFileError: a file can't be read, or changed meanwhile.
+      RecordError: a line of more than 256 MiB.
+    """
+    first = [1] * len(entries)
+    for unit in plan_units(entries):
+        entry = entries[unit.input]
+        for number, raw in read_records(entry, unit, first[unit.input]):
+            yield entry, number, raw
+        first[unit.input] += scan_unit(entry, unit).records
+
+
 def _lines_of(entry: Input, unit: Unit) -> bytes:
     """The bytes of the lines that begin in a unit: from its first line's start to its last line's end."""
     before = min(1, unit.start)

@@ -16,7 +16,7 @@ from grain_sft.prepare.conversation import Conversation, Message
 from grain_sft.prepare.record_words import found, kind, listed, suggestion
 from grain_sft.prepare.strict_json import MAX_DEPTH, check_text, parse_json, shown, strings
 
-__all__ = ["SCHEMAS", "parse_json", "parse_record"]
+__all__ = ["SCHEMAS", "parse_json", "parse_record", "read_record"]
 
 Record = dict[str, Any]
 
@@ -72,6 +72,16 @@ def parse_record(record: object, schema: str = "auto") -> Conversation:
             raise PrepareError(f"schema {schema!r}: expected 'auto', {listed(SCHEMAS)}.")
         parse = _detect(record)
     return parse(record)
+
+
+def read_record(raw: object, schema: str = "auto") -> Conversation:
+    """The conversation of a record as `inputs.read_records` gives it: a line of JSON as bytes, or a row.
+
+    Raises:
+      RecordError: it is no JSON, or not of that schema.
+      PrepareError: there is no such schema.
+    """
+    return parse_record(parse_json(raw) if isinstance(raw, bytes) else raw, schema)
 
 
 def _parse_messages(record: Record) -> Conversation:

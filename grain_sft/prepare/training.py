@@ -9,7 +9,7 @@ import sentencepiece
 
 from grain_sft.errors import PrepareError, RecordError
 from grain_sft.prepare import inputs
-from grain_sft.prepare.schema import parse_json, parse_record
+from grain_sft.prepare.schema import read_record
 
 CHAT_TOKENS = ("<|sys|>", "<|usr|>", "<|asst|>", "<|eot|>")
 MAX_LINES = 2_000_000  # more teach a vocabulary nothing new
@@ -61,22 +61,18 @@ def conversation_lines(paths: Sequence[str], schema: str = "auto", special_token
       RecordError: a bad record, with its file and line.
       CorpusFileError: a file that can't be read.
     """
-    entries = inputs.list_inputs([paths])
-    count, first = 0, [1] * len(entries)
-    for unit in inputs.plan_units(entries):
-        entry = entries[unit.input]
-        for number, raw in inputs.read_records(entry, unit, first[unit.input]):
-            try:
-                conversation = parse_record(parse_json(raw) if isinstance(raw, bytes) else raw, schema)
-            except RecordError as error:
-                raise RecordError(f"{entry.path}:{number}: {error}") from error
-            for message in conversation.messages:
-                for line in _lines(message.content, special_tokens):
-                    yield line
-                    count += 1
-                    if count == MAX_LINES:
-                        return
-        first[unit.input] += inputs.scan_unit(entry, unit).records
+    count = 0
+    for entry, number, raw in inputs.all_records(inputs.list_inputs([paths])):
+        try:
+            conversation = read_record(raw, schema)
+        except RecordError as error:
+            raise RecordError(f"{entry.path}:{number}: {error}") from error
+        for message in conversation.messages:
+            for line in _lines(message.content, special_tokens):
+                yield line
+                count += 1
+                if count == MAX_LINES:
+                    return
 
 
 def _lines(text: str, special_tokens: Sequence[str]) -> Iterator[str]:

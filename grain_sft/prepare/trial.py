@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 
 from grain_sft.errors import RecordError
 from grain_sft.prepare import inputs
-from grain_sft.prepare.inputs import Input
 from grain_sft.prepare.request import Request
-from grain_sft.prepare.schema import parse_json, parse_record
+from grain_sft.prepare.schema import read_record
 from grain_sft.prepare.templates import Rendered
 from grain_sft.prepare.tokenizers import Tokenizer
 from grain_sft.prepare.work import Renderer, Work
@@ -33,9 +31,9 @@ def dry_run(request: Request, records: int) -> str:
     renderer = Renderer(work)
     lengths, trainable, bad = [], [], []
     first: Rendered | None = None
-    for entry, line, raw in itertools.islice(_records(entries), records):
+    for entry, line, raw in itertools.islice(inputs.all_records(entries), records):
         try:
-            conversation = parse_record(parse_json(raw) if isinstance(raw, bytes) else raw, renderer.schema)
+            conversation = read_record(raw, renderer.schema)
             [result] = renderer.render([conversation])
             if isinstance(result, RecordError):
                 raise result
@@ -58,15 +56,6 @@ def dry_run(request: Request, records: int) -> str:
     if first is not None:
         lines += ["the first document (| takes loss, . does not):", *_pieces(first, work.tokenizer)]
     return "\n".join(lines)
-
-
-def _records(entries: list[Input]) -> Iterator[tuple[Input, int, Any]]:
-    numbers = [1] * len(entries)
-    for unit in inputs.plan_units(entries):
-        entry = entries[unit.input]
-        for line, raw in inputs.read_records(entry, unit, numbers[unit.input]):
-            yield entry, line, raw
-        numbers[unit.input] += inputs.scan_unit(entry, unit).records
 
 
 def _pieces(rendered: Rendered, tokenizer: Tokenizer) -> Iterator[str]:

@@ -15,7 +15,7 @@ from grain_sft.prepare import chunk
 from grain_sft.prepare.conversation import Conversation
 from grain_sft.prepare.inputs import Input, Unit, read_records
 from grain_sft.prepare.request import Request
-from grain_sft.prepare.schema import parse_json, parse_record
+from grain_sft.prepare.schema import read_record
 from grain_sft.prepare.templates import TEMPLATES, Rendered, Template, TemplateOptions, render
 from grain_sft.prepare.tokenizers import Tokenizer, load_tokenizer
 
@@ -99,7 +99,7 @@ class Renderer:
         batch: list[tuple[int, Any, Conversation]] = []
         for line, raw in read_records(self._work.inputs[unit.input], unit, first):
             try:
-                conversation = parse_record(parse_json(raw) if isinstance(raw, bytes) else raw, self.schema)
+                conversation = read_record(raw, self.schema)
             except RecordError as error:
                 self._flush(batch, unit, made)  # an earlier record may be bad too, and comes first
                 self._reject(unit, line, raw, error, made)
