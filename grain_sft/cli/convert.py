@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 
-from grain_sft.cli import preparing
+from grain_sft.cli.preparing import print_summary
+from grain_sft.cli.progress import progress_bar
 from grain_sft.cli.types import at_least
 from grain_sft.prepare import FORMATS, convert
 
@@ -24,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Convert."""
-    with preparing.progress_bar() as progress:
+    with progress_bar() as progress:
         manifest = convert(
             options.corpus,
             options.output,
@@ -35,5 +36,5 @@ def run(options: argparse.Namespace) -> int:
             overwrite=options.overwrite,
             progress=progress,
         )
-    preparing.print_summary(manifest, options.output)
+    print_summary(manifest, options.output)
     return 0

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from grain_sft.cli.opening import add_corpus_arguments, corpus_options
-from grain_sft.cli.preparing import progress_bar
+from grain_sft.cli.progress import progress_bar
 from grain_sft.cli.types import at_least, pair
 from grain_sft.corpus import Corpus, open_corpus
 from grain_sft.corpus.learning_rate import automatic_learning_rate, supervised_ratio

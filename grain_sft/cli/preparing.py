@@ -1,17 +1,15 @@
-"""What the commands that prepare corpora share: options, progress, the summary, and where a tokenizer is looked for."""
+"""What the commands that prepare corpora share: options, the summary, and where a tokenizer is looked for."""
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import logging
 import os
-import sys
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from grain_sft import files
+from grain_sft.cli.progress import progress_bar
 from grain_sft.cli.types import at_least
 from grain_sft.errors import PrepareError
 from grain_sft.prepare import Request, prepare
@@ -20,7 +18,6 @@ from grain_sft.prepare.training import CHAT_TOKENS, conversation_lines, train_to
 TOKENIZER_VARIABLE = "GRAIN_SFT_TOKENIZER"
 TOKENIZER_PLACES = ("artifacts/tokenizer/v2/spm.model", "data/tokenizer.model", "tokenizer.model", "tokenizer")
 TRAINED_VOCAB = 2048
-EVERY = 10.0  # seconds between lines of progress where there is no terminal
 
 
 def add_run_arguments(parser: argparse.ArgumentParser) -> None:
@@ -99,52 +96,6 @@ def split_folders(manifest: Mapping[str, Any], output: str) -> dict[str, str]:
         names = {"train": "train", "val": "eval"}
         return {split: files.join(output, f"openchat.{names[split]}.parquet") for split in splits}
     return {split: files.join(output, split) for split in splits}
-
-
-@contextlib.contextmanager
-def progress_bar() -> Iterator[Callable[[str, int, int], None]]:
-    """A bar with rate and time left on a terminal that has rich (extra `progress`), else a line now and then."""
-    if sys.stderr.isatty():
-        try:
-            from rich.console import Console
-            from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
-        except ImportError:
-            pass
-        else:
-            columns = ("{task.description}", BarColumn(), TextColumn("{task.percentage:>3.0f}%"))
-            with Progress(
-                *columns, TransferSpeedColumn(), TimeRemainingColumn(), console=Console(stderr=True), transient=True
-            ) as bars:
-                known: dict[str, Any] = {}
-
-                def show(what: str, done: int, total: int) -> None:
-                    if what not in known:
-                        known[what] = bars.add_task(what, total=total, completed=done)
-                    bars.update(known[what], completed=done, total=total)
-
-                yield show
-            return
-    yield _Lines()
-
-
-class _Lines:
-    """Progress as lines on stderr."""
-
-    def __init__(self) -> None:
-        self._what = ""
-        self._began = self._said = time.monotonic()
-        self._from = 0
-
-    def __call__(self, what: str, done: int, total: int) -> None:
-        now = time.monotonic()
-        if what != self._what:
-            self._what, self._began, self._from, self._said = what, now, done, now
-        if now - self._said < EVERY:
-            return
-        self._said = now
-        rate = (done - self._from) / (now - self._began)
-        left = f", {(total - done) / rate:.0f} s left" if rate else ""
-        print(f"{what}: {done / max(1, total):.0%}{left}", file=sys.stderr, flush=True)
 
 
 def find_tokenizer(given: str | None, conversations: str, trained: str) -> str:
