@@ -15,7 +15,8 @@ from grain_sft.layout import FILL_ROW, Layout
 from grain_sft.pipeline import Pipeline
 from grain_sft.sampling import Host, IndexSampler, MixtureSampler, Sampler
 from grain_sft.sampling.spots import Spots, spots_in_mixture, spots_of_instances, spots_of_steps
-from grain_sft.trace.documents import documents_of, epochs_of, follows_documents, rows_of_documents, sources_of
+from grain_sft.trace.documents import documents_of, epochs_of, follows_documents, rows_of_documents
+from grain_sft.trace.sources import sources_of
 from grain_sft.trace.trainable import TrainableTokens
 
 Ints = npt.NDArray[np.int64]

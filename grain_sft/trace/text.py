@@ -11,7 +11,7 @@ from grain_sft import files
 from grain_sft.corpus import Corpus
 from grain_sft.errors import CorpusError
 from grain_sft.prepare.tokenizers import Tokenizer, load_tokenizer
-from grain_sft.trace.documents import source_table
+from grain_sft.trace.sources import source_table
 
 Ints = npt.NDArray[np.int64]
 
