@@ -62,3 +62,8 @@ class MissingExtraError(GrainSftError, ImportError):
     def of(cls, feature: str, package: str, extra: str) -> MissingExtraError:
         """The error of a feature that needs `package`, which the extra `extra` installs."""
         return cls(f"{feature} needs {package}, which is not installed: pip install 'grain_sft[{extra}]'")
+
+
+def shortened(text: str, most: int = 80) -> str:
+    """`text` for a message, in at most so many characters."""
+    return text if len(text) <= most else text[: most - 3] + "..."

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from grain_sft.corpus.stored import MAGIC, describe, npy_header, read_whole
-from grain_sft.errors import CorpusError
+from grain_sft.errors import CorpusError, shortened
 
 Ints = npt.NDArray[np.int64]
 
@@ -190,8 +190,7 @@ def _read_starts(file: BoundaryFile, num_tokens: int) -> tuple[Ints, Ints]:
 
 
 def _short(text: bytes) -> str:
-    shown = text.decode("latin1")
-    return repr(shown if len(shown) <= 80 else shown[:77] + "...")
+    return repr(shortened(text.decode("latin1")))
 
 
 READERS: dict[str, Callable[[BoundaryFile, int], tuple[Ints, Ints]]] = {

@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 
 from grain_sft import files
-from grain_sft.errors import CorpusError
+from grain_sft.errors import CorpusError, shortened
 
 _PLACEHOLDER = re.compile(r"\{[A-Za-z_][A-Za-z0-9_]*\}")
 
@@ -28,9 +28,9 @@ def parse_mix(path: str, text: str) -> list[tuple[str, str]]:
             continue
         fields = [field.strip() for field in line.split(",")]
         if len(fields) != 2 or not all(fields):
-            shown = line if len(line) <= 120 else line[:117] + "..."
             raise CorpusError(
-                f"{path}:{number}: expected 'label,path', found {shown!r}. Mend the line, or comment it out with '#'."
+                f"{path}:{number}: expected 'label,path', found {shortened(line, 120)!r}. Mend the line, or comment it out "
+                "with '#'."
             )
         entries.append((fields[1], fields[0]))
     if not entries:

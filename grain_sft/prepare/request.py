@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from grain_sft.arguments import as_integer
-from grain_sft.errors import PrepareError
+from grain_sft.errors import PrepareError, shortened
 from grain_sft.prepare.strict_json import SURROGATE
 
 VERSION = 1
@@ -160,8 +160,7 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
 
 
 def _short(value: Any) -> str:
-    text = json.dumps(value)
-    return text if len(text) <= 80 else text[:77] + "..."
+    return shortened(json.dumps(value))
 
 
 def _one_of(name: str, value: object, choices: Sequence[object]) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from grain_sft import files
 from grain_sft.corpus.formats.tree import Tree
-from grain_sft.errors import CorpusError
+from grain_sft.errors import CorpusError, shortened
 
 PREPARE = "prepare.json"
 
@@ -90,7 +90,7 @@ class Json:
         if value is None:
             return None
         if not isinstance(value, kind) or isinstance(value, bool):
-            raise CorpusError(f"{self.path}: {key} is {_short(value)}; expected {expected}.")
+            raise CorpusError(f"{self.path}: {key} is {shortened(repr(value))}; expected {expected}.")
         return value
 
 
@@ -107,7 +107,9 @@ def read_origin(root: str, tree: Tree) -> Origin:
     names = []
     for number, entry in enumerate(data.items("inputs")):
         if not isinstance(entry, dict) or not isinstance(entry.get("path"), str):
-            raise CorpusError(f"{data.path}: inputs[{number}] is {_short(entry)}; expected an object with a path.")
+            raise CorpusError(
+                f"{data.path}: inputs[{number}] is {shortened(repr(entry))}; expected an object with a path."
+            )
         names.append(entry["path"])
     return Origin(
         eos_token_id=tokenizer.count("eos_token_id"),
@@ -116,8 +118,3 @@ def read_origin(root: str, tree: Tree) -> Origin:
         source_names=tuple(names),
         path=data.path,
     )
-
-
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else text[:77] + "..."

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from grain_sft import files
 from grain_sft.corpus.stored import describe, read_whole
-from grain_sft.errors import CorpusError, CorpusFileError, GrainSftError, MissingExtraError, StorageError
+from grain_sft.errors import CorpusError, CorpusFileError, GrainSftError, MissingExtraError, StorageError, shortened
 
 NAMES = ("tokens.bin", "weights.bin", "documents.idx")
 """uint32, float32, and uint64 pairs of start and length."""
@@ -252,5 +252,4 @@ def _rows(pyarrow: Any, path: str, first: int, batch: Any) -> _Rows:
 
 
 def _line(error: Exception) -> str:
-    text = " ".join(str(error).split()) or type(error).__name__
-    return text if len(text) <= 200 else text[:197] + "..."
+    return shortened(" ".join(str(error).split()) or type(error).__name__, 200)
