@@ -7,6 +7,7 @@ import pickle
 
 import numpy as np
 import pytest
+from batches import assert_same
 from sft_files import documents, write_episodes, write_primer, write_sources
 
 import grain_sft
@@ -35,24 +36,17 @@ def opened(folder):
     return NpyDataSource(MaterializedLayout(grain_sft.open_corpus(folder)))
 
 
-def same(one, other):
-    assert set(one) == set(other)
-    for key, array in one.items():
-        np.testing.assert_array_equal(array, other[key], err_msg=key)
-        assert array.dtype == other[key].dtype and array.shape == other[key].shape
-
-
 def same_rows(found, expected):
     assert len(found) == len(expected)
     rows = np.random.default_rng(0).permutation(len(expected))
-    same(found.read(rows), expected.read(rows))
+    assert_same(found.read(rows), expected.read(rows))
     rows[::3] = FILL_ROW
-    same(found.read(rows), expected.read(rows))
+    assert_same(found.read(rows), expected.read(rows))
     assert {key: array.shape for key, array in found.read([]).items()} == dict.fromkeys(
         found.read([0]), (0, expected.layout.sequence_length)
     )
     for row in (0, len(expected) // 2, len(expected) - 1):
-        same(found[row], expected[row])
+        assert_same(found[row], expected[row])
 
 
 def make(tmp_path, kind):
@@ -139,13 +133,13 @@ def test_a_pipeline_over_written_rows_gives_the_same_batches_in_workers_too(tmp_
 
     expected = pipeline(NpyDataSource(layout))
     for step, batch in enumerate(pipeline(opened(tmp_path / "rows")).iter(worker_count=1)):
-        same(batch, expected[step])
+        assert_same(batch, expected[step])
     config = {
         "corpus": {"path": str(tmp_path / "rows")},
         "layout": {"kind": "materialized", "sequence_length": LENGTH},
         "sampler": {"seed": 1, "epochs": 1, "global_batch_size": 4},
     }
-    same(grain_sft.load(config, host=Host(0, 1))[2], expected[2])
+    assert_same(grain_sft.load(config, host=Host(0, 1))[2], expected[2])
     config["layout"]["sequence_length"] = 32
     with pytest.raises(LayoutError, match="sequence_length=32: the rows were written with 64"):
         grain_sft.load(config, host=Host(0, 1))

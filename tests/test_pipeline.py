@@ -12,6 +12,7 @@ import threading
 import grain
 import numpy as np
 import pytest
+from batches import assert_same
 
 from grain_sft import (
     GrainSftError,
@@ -55,13 +56,6 @@ def pipeline(source, host=Host(0, 1), order="shuffle", **options):
 
 def rows_of(batch):
     return (batch["inputs"][:, 0] // 100).tolist()
-
-
-def assert_same(one, other):
-    assert one.keys() == other.keys()
-    for key in one:
-        assert one[key].dtype == other[key].dtype
-        np.testing.assert_array_equal(one[key], other[key], err_msg=key)
 
 
 def assert_same_stream(batches, expected):

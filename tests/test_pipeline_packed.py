@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from batches import assert_same
 from sft_files import documents, write_episodes
 
 import grain_sft
@@ -30,21 +31,14 @@ def pipeline(source, host=Host(0, 1), **options):
     return Pipeline(source, IndexSampler(len(source), host=host, **options), [NgramFilter(), ShiftTargets()])
 
 
-def same(one, other):
-    assert set(one) == set(other)
-    for key, array in one.items():
-        np.testing.assert_array_equal(array, other[key], err_msg=key)
-        assert array.dtype == other[key].dtype and array.shape == other[key].shape
-
-
 def test_iterators_datasets_and_loaders_give_the_batches_of_the_steps(source):
     batches = pipeline(source)
     steps = [batches[step] for step in range(len(batches))]
     for way in (batches.iter(), batches.iter(threads=0), batches.dataset(), batches.data_loader()):
         for one, other in zip(way, steps, strict=True):
-            same(one, other)
+            assert_same(one, other)
     for one, other in zip(batches.iter(start_step=3), steps[3:], strict=True):
-        same(one, other)
+        assert_same(one, other)
 
 
 @pytest.mark.parametrize("source", ["padded", "shuffled_best_fit"], indirect=True)
@@ -52,7 +46,7 @@ def test_worker_processes_change_nothing(source):
     batches = pipeline(source)
     for way in (batches.iter(worker_count=2), batches.data_loader(worker_count=2)):
         for step, batch in enumerate(way):
-            same(batch, batches[step])
+            assert_same(batch, batches[step])
         assert step == len(batches) - 1
 
 
@@ -63,7 +57,7 @@ def test_the_global_batch_does_not_depend_on_the_hosts(source, hosts):
     for step in range(len(whole)):
         expected = whole[step]
         for index, part in enumerate(parts):
-            same(part[step], {key: array[index::hosts] for key, array in expected.items()})
+            assert_same(part[step], {key: array[index::hosts] for key, array in expected.items()})
 
 
 def test_an_evaluation_reads_every_row_once_and_its_last_batch_is_filled_up(source):
@@ -72,7 +66,7 @@ def test_an_evaluation_reads_every_row_once_and_its_last_batch_is_filled_up(sour
     assert len(found) == -(-len(source) // BATCH) and all(batch["inputs"].shape == (BATCH, LENGTH) for batch in found)
     joined = {key: np.concatenate([batch[key] for batch in found]) for key in found[0]}
     expected = ShiftTargets().map(source.read(range(len(source))))
-    same({key: array[: len(source)] for key, array in joined.items()}, expected)
+    assert_same({key: array[: len(source)] for key, array in joined.items()}, expected)
     for key, array in joined.items():
         left = array[len(source) :]
         assert not left.any() or key == "inputs"
@@ -100,4 +94,4 @@ def test_the_length_of_a_config_in_tokens_is_that_of_its_rows(source):
         "transforms": ["ngram_filter", "shift_targets"],
     }
     loaded = grain_sft.load(config, host=Host(0, 1))
-    same(loaded[1], pipeline(NpyDataSource(PackedLayout(source.layout.corpus, LENGTH)))[1])
+    assert_same(loaded[1], pipeline(NpyDataSource(PackedLayout(source.layout.corpus, LENGTH)))[1])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from batches import assert_same
 from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -52,13 +53,6 @@ def layouts(folder, corpus, kind):
     }
 
 
-def same(one, other):
-    assert set(one) == set(other)
-    for key, array in one.items():
-        np.testing.assert_array_equal(array, other[key], err_msg=key)
-        assert array.dtype == other[key].dtype and array.shape == other[key].shape, key
-
-
 @pytest.mark.parametrize("long_runs", [True, False])
 @pytest.mark.parametrize("kind", KINDS)
 def test_read_is_map_of_read(corpora, kind, long_runs, monkeypatch):
@@ -72,9 +66,9 @@ def test_read_is_map_of_read(corpora, kind, long_runs, monkeypatch):
         for count in (1, 2, 7):
             for _ in range(6):
                 rows = random.integers(0, len(source), count)
-                same(shift.read(source, rows), ShiftTargets().map(source.read(rows)))
+                assert_same(shift.read(source, rows), ShiftTargets().map(source.read(rows)))
         with_fill = np.array([0, FILL_ROW, len(source) - 1])
-        same(shift.read(source, with_fill), ShiftTargets().map(source.read(with_fill)))
+        assert_same(shift.read(source, with_fill), ShiftTargets().map(source.read(with_fill)))
         assert shift.read(source, np.empty(0, np.int64))["inputs"].shape == (0, LENGTH)
 
 
@@ -106,4 +100,4 @@ def test_batches_that_are_held_stay_as_they_are(corpora):
     for each in rows:
         shift.read(source, each[::-1])
     for batch, copy in zip(held, copies, strict=True):
-        same(batch, copy)
+        assert_same(batch, copy)

@@ -7,6 +7,7 @@ import pickle
 import grain
 import numpy as np
 import pytest
+from batches import assert_same
 from mixed_corpora import LENGTH, mixture_config, write_sources
 
 import grain_sft
@@ -31,13 +32,6 @@ def folder(tmp_path_factory):
 
 def load(folder, host=Host(0, 1), **sampler):
     return grain_sft.load(mixture_config(folder, **sampler), host=host)
-
-
-def assert_same(one, other):
-    assert one.keys() == other.keys()
-    for key in one:
-        assert one[key].dtype == other[key].dtype
-        np.testing.assert_array_equal(one[key], other[key], err_msg=key)
 
 
 def test_each_sources_rows_come_in_its_own_order(folder):
