@@ -7,6 +7,9 @@ import json
 from pathlib import Path
 
 import numpy as np
+import pytest
+
+import grain_sft
 
 EOS = 2
 
@@ -133,6 +136,14 @@ def write_openchat(root: Path, docs, *, split="train", sources=False, columns=No
     if sources:
         write_sources(root / f"openchat.{split}.sources.bin", docs)
     return root
+
+
+def error_of(path, **options):
+    """What is said where a corpus, its documents or its sources are refused."""
+    with pytest.raises(grain_sft.GrainSftError) as error:
+        corpus = grain_sft.open_corpus(path, **options)
+        _ = corpus.documents, corpus.sources
+    return str(error.value)
 
 
 def assert_documents(corpus, docs, *, sources=False):

@@ -9,16 +9,9 @@ import pickle
 
 import numpy as np
 import pytest
-from sft_files import EOS, assert_documents, documents, joined, write_episodes, write_olmo, write_sources
+from sft_files import EOS, assert_documents, documents, error_of, joined, write_episodes, write_olmo, write_sources
 
 import grain_sft
-
-
-def error_of(path, **options):
-    with pytest.raises(grain_sft.GrainSftError) as error:
-        corpus = grain_sft.open_corpus(path, **options)
-        _ = corpus.documents, corpus.sources
-    return str(error.value)
 
 
 @pytest.mark.parametrize("dtype", ["uint16", "uint32", "uint64"])

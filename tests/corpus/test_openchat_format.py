@@ -10,7 +10,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from sft_files import EOS, assert_documents, documents, joined, openchat_columns, write_openchat, write_sources
+from sft_files import (
+    EOS,
+    assert_documents,
+    documents,
+    error_of,
+    joined,
+    openchat_columns,
+    write_openchat,
+    write_sources,
+)
 
 import grain_sft
 
@@ -22,13 +31,6 @@ def cache(tmp_path_factory, monkeypatch):
     folder = tmp_path_factory.mktemp("cache")
     monkeypatch.setenv("GRAIN_SFT_CACHE_DIR", str(folder))
     return folder / "openchat"
-
-
-def error_of(path, **options):
-    with pytest.raises(grain_sft.GrainSftError) as error:
-        corpus = grain_sft.open_corpus(path, **options)
-        _ = corpus.documents, corpus.sources
-    return str(error.value)
 
 
 def test_both_splits_are_read_by_each_of_their_names(tmp_path, cache):

@@ -7,16 +7,9 @@ import os
 
 import numpy as np
 import pytest
-from sft_files import EOS, assert_documents, documents, joined, write_primer
+from sft_files import EOS, assert_documents, documents, error_of, joined, write_primer
 
 import grain_sft
-
-
-def error_of(path, **options):
-    with pytest.raises(grain_sft.GrainSftError) as error:
-        corpus = grain_sft.open_corpus(path, **options)
-        _ = corpus.documents, corpus.sources
-    return str(error.value)
 
 
 @pytest.mark.parametrize("meta", [True, False])
