@@ -135,6 +135,17 @@ def test_counters_are_what_was_handed_out(folder, threads):
     assert counted("next_step") == len(steps)
 
 
+def test_a_batch_that_a_transform_made_no_dict_is_counted_as_a_batch(folder):
+    class Pair(grain.transforms.Map):
+        def map(self, element):
+            return element["inputs"], element["targets"]
+
+    counts = Counts("wait_seconds_count", "rows_total")
+    with closing(make(folder, Pair()).iter(threads=0)) as batches:
+        assert isinstance(next(batches), tuple)
+    assert counts() == {"wait_seconds_count": 1, "rows_total": 0}
+
+
 def test_a_server_of_metrics_serves_ours_and_grains(folder):
     next(make(folder).iter(threads=0))
     port = metrics.start_server(0)

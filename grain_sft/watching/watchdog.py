@@ -15,8 +15,6 @@ import time
 import weakref
 from typing import NamedTuple, Protocol
 
-import numpy as np
-import numpy.typing as npt
 from absl import logging
 
 from grain_sft import metrics, workers
@@ -95,22 +93,22 @@ class Watch:
         if not self.watched:
             _watchdog.add(self)
 
-    def end(self, batch: dict[str, npt.NDArray[np.generic]] | None) -> None:
+    def end(self, batch: object) -> None:
         """It came; None: it failed."""
         self._ended = time.perf_counter()
         seconds, self._since = self._ended - self._since, 0.0
         if self._next_warning > self.settings.stall:
             self._next_warning = self.settings.stall
             logging.warning("Step %d %s after %.1f s.", self._step, "failed" if batch is None else "came", seconds)
-        if not batch:
+        if batch is None:
             return
-        array = next(iter(batch.values()))
+        rows, tokens = _size(batch)
         self._steps += 1
-        self._tokens += array.size
+        self._tokens += tokens
         self._waited += seconds
         if seconds > self._longest:
             self._longest = seconds
-        metrics.handed_out(seconds, len(array), array.size, self._step + 1)
+        metrics.handed_out(seconds, rows, tokens, self._step + 1)
 
     def pause(self) -> float:
         """Seconds until this is to be looked at again."""
@@ -270,6 +268,13 @@ def watch_worker() -> None:
     if settings.stall and not _worker and workers.in_worker():
         _worker.append(WorkerWatch(settings))
         _watchdog.add(_worker[0])
+
+
+def _size(batch: object) -> tuple[int, int]:
+    """Rows and tokens of a batch, going by its first array; of what a transform made of it that is no dict of arrays, 0."""
+    array = next(iter(batch.values()), None) if isinstance(batch, dict) else None
+    shape = getattr(array, "shape", ())
+    return (shape[0], getattr(array, "size", 0)) if shape else (0, 0)
 
 
 def _doubled(warning: float, seconds: float) -> float:
