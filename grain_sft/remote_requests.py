@@ -252,6 +252,6 @@ def _said(error: BaseException) -> str:
         return "no answer in time"
     if isinstance(error, _ShortBodyError):
         return str(error)
-    code = getattr(error, "code", None) or getattr(error, "status", None)
+    code = getattr(error, "status", None) or getattr(error, "code", None)
     text = " ".join(str(error).split())[:200]
     return f"{type(error).__name__}: {text or code or 'no more is known'}"
