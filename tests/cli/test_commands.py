@@ -85,6 +85,7 @@ def test_every_command_explains_itself(command, capsys):
     assert "default" in capsys.readouterr().out
 
 
+@pytest.mark.heavy
 def test_bench_reports_every_loader_beside_its_limit(tmp_path, capsys):
     out = tmp_path / "figures.json"
     small = ["--files", "2", "--tokens", "200000", "--seconds", "0.01", "--repeats", "1", "--sequence-length", "1024"]
@@ -101,6 +102,7 @@ def test_bench_reports_every_loader_beside_its_limit(tmp_path, capsys):
     assert first["mb"] < 300 and again["mb"] < 300
 
 
+@pytest.mark.heavy
 def test_bench_measures_preparing_beside_bare_sentencepiece(tmp_path, capsys):
     out = tmp_path / "figures.json"
     arguments = ["--only", "prepare", "--conversations", "200", "--json", str(out), "--dir", str(tmp_path)]

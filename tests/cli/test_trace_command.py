@@ -167,6 +167,7 @@ def test_a_process_of_trace_imports_no_jax_and_ends_with_its_reader(config):
     assert done.stdout.strip() == "False Host(index=0, count=1) grain_sft.layout"
 
 
+@pytest.mark.heavy
 def test_the_benchmark_traces_a_small_run(tmp_path):
     figures = bench.measure(tmp_path, 20_000)
     assert len(bench.report(figures)) == len(figures) == 7
