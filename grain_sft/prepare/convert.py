@@ -86,13 +86,7 @@ def convert(
         return {**found, "already": True}
     with target.claim(identity, overwrite=overwrite):
         plan = _plan(target, request, described, splits)
-        FORMATS[format].check(plan)
-        tasks = [task for split in plan.splits for task in FORMATS[format].tasks(plan, split)]
-        for number, task in enumerate(tasks):
-            if progress is not None:
-                progress("Writing", number, len(tasks))
-            FORMATS[format].write(plan, task)
-        FORMATS[format].finish(plan)
+        _write_splits(plan, format, progress)
         for name, data in tokenizer_files.items():
             files.write_bytes(plan.path("tokenizer", name), data)
         manifest = {
@@ -108,6 +102,20 @@ def convert(
         plan.write_json(MANIFEST, manifest)
         target.publish()
     return manifest
+
+
+def _write_splits(plan: Plan, format: str, progress: Progress | None) -> None:
+    """Write the documents of all splits."""
+    writer = FORMATS[format]
+    writer.check(plan)
+    tasks = [task for split in plan.splits for task in writer.tasks(plan, split)]
+    for number, task in enumerate(tasks):
+        if progress is not None:
+            progress("Writing", number, len(tasks))
+        writer.write(plan, task)
+    writer.finish(plan)
+    if progress is not None:
+        progress("Writing", len(tasks), len(tasks))
 
 
 class _Documents:
