@@ -13,9 +13,6 @@ import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import numpy.typing as npt
-
 from grain_sft.errors import MissingExtraError
 
 if TYPE_CHECKING:
@@ -145,10 +142,10 @@ def filtered(rows: int) -> None:
         _metrics.filtered_rows.inc(rows)
 
 
-def read_local(sizes: Sequence[int] | npt.NDArray[np.int64]) -> None:
-    """Pieces of so many bytes are read from local files."""
+def read_local(size: int) -> None:
+    """So many bytes of rows are read from local files."""
     if _metrics is not None:
-        _metrics.local_bytes.inc(int(sizes.sum()) if isinstance(sizes, np.ndarray) else sum(sizes))
+        _metrics.local_bytes.inc(size)
 
 
 def read_remote(size: int) -> None:

@@ -87,7 +87,10 @@ class _LocalFile:
     def look(self) -> None:
         """See, after it was read from, that the file has the size that was indexed and, where it was written to since it
         was last looked at, both ends too."""
-        found, stamp, other = self._state(self.stamp)
+        try:
+            found, stamp, other = self._state(self.stamp)
+        except OSError as error:
+            raise CorpusFileError(f"{self.shard.path}: can't be looked at after a read ({error.strerror}).") from error
         if found != self.shard.size:
             raise CorpusFileError(
                 f"{self.shard.path}: the file has {found} bytes, expected {self.shard.size}: it was "
@@ -185,12 +188,11 @@ class ShardReader:
           CorpusFileError: the file is missing, unreadable, or not the one that was indexed.
         """
         if not self._remote:  # which counts its own
-            metrics.read_local(sizes)
-        if len(sizes) >= _MANY_PIECES and not (self._scattered or self._remote):
             total = int(sizes.sum()) if isinstance(sizes, np.ndarray) else sum(sizes)
-            if total <= len(sizes) * _SMALL_PIECE:
+            metrics.read_local(total)
+            if len(sizes) >= _MANY_PIECES and total <= len(sizes) * _SMALL_PIECE and not self._scattered:
                 of_shard, at, to, size_of = (np.asarray(each, np.int64) for each in (shards, starts, places, sizes))
-                if self._copy(of_shard, at, to, size_of, total, out):
+                if self._copy(of_shard, at, to, size_of, out):
                     return
         opened, itemsize, preadv = self._open, self._itemsize, os.preadv
         columns = (shards, starts, places, sizes)
@@ -213,7 +215,7 @@ class ShardReader:
             if still_open is not None:
                 still_open.look()
 
-    def _copy(self, shards: Ints, starts: Ints, places: Ints, sizes: Ints, total: int, out: memoryview) -> bool:
+    def _copy(self, shards: Ints, starts: Ints, places: Ints, sizes: Ints, out: memoryview) -> bool:
         """Copy pieces from maps of their files, where that is the faster way, and possible."""
         if self._left_to_read:
             self._left_to_read -= 1

@@ -55,7 +55,7 @@ class RemoteShards:
             self._read_cached(self._cache, mine, new, out)
         local = [piece for piece in pieces if piece[0] not in self._shards]
         metrics.read_remote(sum(piece[3] for piece in mine))
-        metrics.read_local([piece[3] for piece in local])
+        metrics.read_local(sum(piece[3] for piece in local))
         return local
 
     def _offset(self, shard: int, start: int) -> int:
