@@ -50,7 +50,7 @@ class PipelineIterator(grain.DatasetIterator[Element]):
             num_threads=threads, prefetch_buffer_size=max(prefetch, threads) if threads else 0
         )
         self._workers = grain.MultiprocessingOptions(num_workers=worker_count, per_worker_buffer_size=max(1, prefetch))
-        self._step = self._inner_start = _checked(pipeline, start_step)
+        self._step = self._inner_start = checked_step(pipeline, start_step)
         self._watch = watchdog.Watch(self)
         self._closed = False
 
@@ -143,7 +143,7 @@ class PipelineIterator(grain.DatasetIterator[Element]):
                 f"the state is of another pipeline.\n  state:    {state[_PIPELINE]}\n  pipeline: {expected}\n"
                 "Give the run its old data, or start at a step of your choice with pipeline.iter(start_step=...)."
             )
-        step = _checked(self._pipeline, state[_STEP])
+        step = checked_step(self._pipeline, state[_STEP])
         with self._lock:
             self._stop()
             self._step = step
@@ -246,7 +246,7 @@ class _StepSampler:
     """Steps from `start` on, one after the other."""
 
     def __init__(self, pipeline: Pipeline, start: int) -> None:
-        self._start = _checked(pipeline, start)
+        self._start = checked_step(pipeline, start)
         self._length = len(pipeline) - self._start
         self._shard_options = grain.sharding.NoSharding()  # where grain.DataLoader looks for it
 
@@ -311,7 +311,13 @@ def _make(pipeline: Pipeline, step: int) -> Element:
         making.end(begun, done)
 
 
-def _checked(pipeline: Pipeline, step: object) -> int:
+def checked_step(pipeline: Pipeline, step: object) -> int:
+    """A step that a run may go on at, the one after the last included.
+
+    Raises:
+      RowIndexError: there is no such step.
+      SamplerError: from there on, the hosts don't divide the batch of some step of a schedule.
+    """
     number = as_integer("step", step, 0, RowIndexError)
     if number > len(pipeline):
         raise RowIndexError(f"step={number}: expected 0 to {len(pipeline)}, which is the end.")

@@ -23,8 +23,9 @@ import numpy.typing as npt
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 
 from grain_sft.arguments import as_integer
-from grain_sft.errors import PipelineError, RowIndexError
+from grain_sft.errors import PipelineError
 from grain_sft.integrations.checkpoint import data_state, resume_step
+from grain_sft.iteration import checked_step
 from grain_sft.pipeline import Pipeline
 from grain_sft.sources import Element
 
@@ -145,7 +146,7 @@ class GlobalBatches(grain.DatasetIterator[GlobalBatch]):
         self._threads = as_integer("threads", threads, 1, PipelineError)
         self._allow_other_data, self._prepare = allow_other_data, prepare
         self._ways = {rows: self._way_of(rows) for rows in set(pipeline.sampler.batch_sizes.sizes)}
-        self._step = _checked(pipeline, start_step)
+        self._step = checked_step(pipeline, start_step)
         self._lock = threading.RLock()
         self._pool: concurrent.futures.ThreadPoolExecutor | None = None
         self._begun: collections.deque[concurrent.futures.Future[GlobalBatch]] = collections.deque()
@@ -234,7 +235,7 @@ class GlobalBatches(grain.DatasetIterator[GlobalBatch]):
         Raises:
           RowIndexError: a step that is not there.
         """
-        step = _checked(self.pipeline, step)
+        step = checked_step(self.pipeline, step)
         with self._lock:
             if step != self._step:
                 self._forget()
@@ -363,10 +364,3 @@ def _global_array(
     if shards:
         return jax.make_array_from_single_device_arrays(shape, sharding, shards)
     return jax.make_array_from_single_device_arrays(shape, sharding, shards, dtype=dtype)  # no device of this process
-
-
-def _checked(pipeline: Pipeline, step: object) -> int:
-    number = as_integer("step", step, 0, RowIndexError)
-    if number > len(pipeline):
-        raise RowIndexError(f"step={number}: expected 0 to {len(pipeline)}, which is the end.")
-    return number
