@@ -21,7 +21,7 @@ import numpy.typing as npt
 from grain_sft import files
 from grain_sft.bench import stages
 from grain_sft.bench.advice import Choice, Setting, accelerators, choose, reason
-from grain_sft.bench.throughput import seconds_a_batch
+from grain_sft.bench.throughput import seconds_a_batch, seconds_waited
 from grain_sft.iteration import PREFETCH, PipelineIterator
 from grain_sft.pipeline import Pipeline
 from grain_sft.sampling import Sampler
@@ -183,10 +183,7 @@ def _beside(batches: PipelineIterator, step_seconds: float, seconds: float) -> l
     waits: list[float] = []
     begin = time.perf_counter()
     while len(waits) < 3 or time.perf_counter() - begin < seconds:
-        time.sleep(step_seconds)
-        asked = time.perf_counter()
-        next(batches)
-        waits.append(time.perf_counter() - asked)
+        waits.append(seconds_waited(batches.__next__, step_seconds))
     return waits
 
 

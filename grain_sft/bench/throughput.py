@@ -73,10 +73,7 @@ def waits(paths: list[str], length: int, batch: int, step_seconds: float = 0.01,
     batches = Pipeline(source, sampler, [NgramFilter(), ShiftTargets()]).iter()
     times = []
     for _ in range(steps):
-        time.sleep(step_seconds)  # an accelerator at work
-        begin = time.perf_counter()
-        next(batches)
-        times.append(time.perf_counter() - begin)
+        times.append(seconds_waited(batches.__next__, step_seconds))
     batches.close()
     wait = statistics.median(times)
     print(
@@ -107,6 +104,14 @@ def seconds_a_batch(next_batch: Next, seconds: float) -> float:
         count += 1
         elapsed = time.perf_counter() - begin
     return elapsed / count
+
+
+def seconds_waited(next_batch: Next, step_seconds: float) -> float:
+    """How long a trainer waits for its batch after an accelerator has worked for `step_seconds`."""
+    time.sleep(step_seconds)
+    asked = time.perf_counter()
+    next_batch()
+    return time.perf_counter() - asked
 
 
 def _loaders(paths: list[str], length: int, batch: int) -> dict[str, Next]:
