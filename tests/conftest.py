@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +23,20 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 
 WriteTokens = Callable[..., Path]
+
+
+@pytest.fixture
+def listen() -> Iterator[Callable[[logging.Logger, logging.Handler], None]]:
+    """`listen(logger, handler)`: until the test ends, `handler` gets what `logger` says, from INFO on."""
+    with contextlib.ExitStack() as undone:
+
+        def begin(logger: logging.Logger, handler: logging.Handler) -> None:
+            undone.callback(logger.setLevel, logger.level)
+            undone.callback(logger.removeHandler, handler)
+            logger.addHandler(handler)
+            logger.setLevel(logging.INFO)
+
+        yield begin
 
 
 @pytest.fixture

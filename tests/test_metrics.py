@@ -93,14 +93,10 @@ class Logged(logging.Handler):
 
 
 @pytest.fixture
-def log():
-    handler, logger = Logged(), logging.getLogger("absl")
-    before = logger.level
-    logger.addHandler(handler)
-    logger.setLevel(logging.INFO)
-    yield handler
-    logger.setLevel(before)
-    logger.removeHandler(handler)
+def log(listen):
+    handler = Logged()
+    listen(logging.getLogger("absl"), handler)
+    return handler
 
 
 class Holds(grain.transforms.Map):

@@ -57,15 +57,10 @@ def bucket(client, folder):
 
 
 @pytest.fixture
-def requests():
+def requests(listen):
     handler = Requests()
-    logger = emulator.logger
-    level = logger.level
-    logger.addHandler(handler)
-    logger.setLevel(logging.INFO)
-    yield handler
-    logger.removeHandler(handler)
-    logger.setLevel(level)
+    listen(emulator.logger, handler)
+    return handler
 
 
 def source(corpus):
