@@ -13,6 +13,8 @@ def as_integer(name: str, value: object, least: int, error: type[GrainSftError])
     Raises:
       `error`: it is no integer, or is below `least`.
     """
+    if type(value) is int and value >= least:
+        return value
     try:
         if isinstance(value, bool):
             raise TypeError

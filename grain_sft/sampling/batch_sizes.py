@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from bisect import bisect_right
 from collections.abc import Iterable
 
@@ -46,6 +47,11 @@ class BatchSizes:
     def at(self, step: int) -> int:
         """Rows of `step`."""
         return self.sizes[0] if len(self.sizes) == 1 else self.sizes[bisect_right(self.steps, step) - 1]
+
+    def alike(self, step: int) -> int:
+        """So many steps from `step` on have the same size; `sys.maxsize` where all do."""
+        following = bisect_right(self.steps, step)
+        return self.steps[following] - step if following < len(self.steps) else sys.maxsize
 
     def before(self, step: int) -> int:
         """Rows of all steps before `step`."""

@@ -20,6 +20,9 @@ from grain_sft.sampling.host import Host
 
 Ints = npt.NDArray[np.int64]
 
+_STEPS_AT_ONCE = 64
+_ROWS_AT_ONCE = 1 << 11
+
 
 class Batches(abc.ABC):
     """Global batches whose size is a function of the step, and one host's part of them.
@@ -47,6 +50,8 @@ class Batches(abc.ABC):
         self.global_batch_size = self.batch_sizes.sizes[0]
         if all(size % host.count for size in self.batch_sizes.sizes):
             check_divided(self.global_batch_size, host.count)
+        self._at_once: tuple[int, list[Ints | None]] = (0, [])  # a step, and the rows of steps from it on
+        self._last_step = -1
         self._blocks = blocks  # hosts read blocks of streams of their own; else stripes of the step
         self._offsets = functools.lru_cache(maxsize=8)(self._offsets_of)
         self._shard_options = grain.sharding.NoSharding()  # where grain.DataLoader looks for it
@@ -76,8 +81,31 @@ class Batches(abc.ABC):
           RowIndexError: a negative step, or one after the last.
           SamplerError: the hosts don't divide the batch of this step, of a schedule.
         """
+        first, ahead = self._at_once
+        if type(step) is int and 0 <= step - first < len(ahead):
+            rows, ahead[step - first] = ahead[step - first], None  # each is handed out once: it can be written to
+            if rows is not None:
+                return rows
         step = self._checked_step(step)
-        return self._rows(step, self._offsets(self.batch_sizes.at(step)))
+        size = self.batch_sizes.at(step)
+        offsets = self._offsets(size)
+        last, self._last_step = self._last_step, step
+        if abs(step - last) == 1:  # one step after the other, as a rule: some at once are computed faster
+            count = min(_STEPS_AT_ONCE, _ROWS_AT_ONCE // max(1, len(offsets)), self._steps_alike(step, size))
+            if count > 1:
+                apart = len(offsets) if self._blocks else size
+                several = (offsets + apart * np.arange(count)[:, np.newaxis]).reshape(-1)
+                made: list[Ints | None] = list(self._rows(step, several).reshape(count, -1))
+                found, made[0] = made[0], None
+                self._at_once = step, made
+                assert found is not None
+                return found
+        return self._rows(step, offsets)
+
+    def _steps_alike(self, step: int, size: int) -> int:
+        """So many steps from `step` on, at least, have rows one after the other in the stream, each `size` of all hosts."""
+        count = self.batch_sizes.alike(step)
+        return count if self.num_steps is None else min(count, self.num_steps - step)
 
     def rows_at(self, step: int, places: Ints) -> Ints:
         """Some of `rows(step)`, without computing the others: int64 [len(places)].

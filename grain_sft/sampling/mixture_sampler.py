@@ -21,7 +21,7 @@ _LAST_BATCH = ("drop", "fill")
 
 
 class MixtureSampler(Batches):
-    """Rows of every step of a mixture, as a pure function of (mixture, step, host): nothing is remembered between calls.
+    """Rows of every step of a mixture, as a pure function of (mixture, step, host).
 
     The mixture is one stream of rows; step k is the next `global_batch_size` of them, and host h of H reads rows h, h + H,
     h + 2H, ... of the step. Rows are numbered through all sources, as `MixtureSource` numbers them. Every source has epochs

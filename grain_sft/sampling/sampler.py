@@ -24,7 +24,7 @@ Rows = npt.NDArray[np.int64]
 
 
 class IndexSampler(Batches):
-    """Rows of every step, as a pure function of (seed, step, host): nothing is remembered between calls.
+    """Rows of every step, as a pure function of (seed, step, host).
 
     Host h of H reads rows h, h + H, h + 2H, ... of the global batch, which does not depend on the hosts. An epoch is
     `num_instances // global_batch_size` steps of an order's permutation, and the next epoch has the next; they roll
@@ -160,6 +160,10 @@ class IndexSampler(Batches):
         real = places < self.num_instances
         rows[real] = self._rows_at(epoch, places[real])
         return rows
+
+    def _steps_alike(self, step: int, size: int) -> int:
+        count = super()._steps_alike(step, size)
+        return count if self.runs_on else min(count, (self.num_instances - self._epochs.begin(step)[1]) // size)
 
     def epoch(self, step: int) -> int:
         """The epoch, from 0, in which `step` begins."""

@@ -179,6 +179,16 @@ def test_where_a_document_of_a_mixture_was_seen(folder):
         find_document(pipeline, 10_000)
 
 
+@pytest.mark.parametrize("changes", [{}, {"schedule": [{"step": 9, "global_batch_size": 24}]}])
+def test_steps_in_a_row_are_what_each_step_is_by_itself(folder, changes):
+    for host in (Host(0, 1), Host(2, 3)):
+        sampler = load(folder, host, **changes).sampler
+        for step in range(2, 170):
+            rows = sampler.rows(step)
+            np.testing.assert_array_equal(rows, pickle.loads(pickle.dumps(sampler)).rows(step), err_msg=f"step {step}")
+            rows[:] = -9
+
+
 @pytest.mark.parametrize("when_dry", ["stop", "renormalize"])
 @pytest.mark.parametrize("last_batch", ["drop", "fill"])
 def test_sources_that_run_dry(folder, when_dry, last_batch):

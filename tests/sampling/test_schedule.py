@@ -165,3 +165,28 @@ def test_batch_sizes_count_rows_both_ways(first, changes):
     rows = np.arange(int(counts.sum()))
     assert sizes.steps_of(rows).tolist() == steps.repeat(counts).tolist()
     assert [sizes.step_of(row) for row in rows.tolist()] == steps.repeat(counts).tolist()
+
+
+@settings(max_examples=examples(60), deadline=None)
+@given(run=runs(), order=st.sampled_from(["shuffle", "olmo", "random", "maxtext", "sequential"]), data=st.data())
+def test_steps_in_a_row_are_what_each_step_is_by_itself(run, order, data):
+    if order in ("maxtext", "random") and run["last_batch"] == "fill":
+        run["last_batch"] = "drop"
+    hosts = data.draw(st.sampled_from([1, 2, 4]))
+    run["schedule"] = [(step, 4 * size) for step, size in run["schedule"]]
+    run |= {"global_batch_size": 4 * run["global_batch_size"], "num_instances": 97 * run["num_instances"]}
+    epochs = data.draw(st.sampled_from([None, 1, 3]))
+
+    def make():
+        host = Host(hosts - 1, hosts)
+        return IndexSampler(**run, seed=3, order=order, host=host, epochs=None if order == "maxtext" else epochs)
+
+    one, begin = make(), data.draw(st.integers(0, 40))
+    end = begin + 150 if one.num_steps is None else min(begin + 150, one.num_steps)
+    for step in range(begin, end):
+        rows = one.rows(step)
+        np.testing.assert_array_equal(rows, make().rows(step), err_msg=f"step {step}")
+        rows[:] = -9  # whoever gets rows may write to them
+    for step in (begin, begin + 3, begin + 2):
+        if step < end:
+            np.testing.assert_array_equal(one.rows(step), make().rows(step))
