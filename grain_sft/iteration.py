@@ -51,36 +51,42 @@ class PipelineIterator(grain.DatasetIterator[Element]):
         )
         self._workers = grain.MultiprocessingOptions(num_workers=worker_count, per_worker_buffer_size=max(1, prefetch))
         self._step = self._inner_start = checked_step(pipeline, start_step)
+        self._end = len(pipeline)
         self._watch = watchdog.Watch(self)
         self._closed = False
 
     def __next__(self) -> Element:
         with self._lock:
+            step, watch = self._step, self._watch
             if self._closed:
                 raise PipelineError("the iterator was closed. Make another with pipeline.iter(start_step=...).")
-            if self._step >= len(self._pipeline):
+            if step >= self._end:
                 self._stop()
                 raise StopIteration
             batch: Element | None = None
-            self._watch.begin(self._step)
+            since = watch.begin(step)
             try:
-                batch = self._take()
+                batch = self._make(step, since) if self._direct else self._take()
             finally:
-                self._watch.end(batch)
-            self._step += 1
+                watch.end(batch)
+            self._step = step + 1
             return batch
 
+    def _make(self, step: int, since: float) -> Element:
+        """The batch of `step`, made here and now."""
+        batch = making.make(self._pipeline, step, since)
+        if self._pipeline.audit is not None:
+            self._pipeline.audit.handed_out(self._pipeline, step)
+        return batch
+
     def _take(self) -> Element:
-        """The batch of the next step."""
-        if self._direct:
-            batch = _make(self._pipeline, self._step)
-            self._write_audit()
-            return batch
+        """The batch of the next step, made ahead."""
         self.start_prefetch()
         assert self._inner is not None
         try:
-            batch = next(self._inner)
-            self._write_audit()
+            batch: Element = next(self._inner)
+            if self._pipeline.audit is not None:
+                self._pipeline.audit.handed_out(self._pipeline, self._step)
             return batch
         except BaseException as error:  # what was made ahead is no longer in step
             self._stop()
@@ -97,11 +103,6 @@ class PipelineIterator(grain.DatasetIterator[Element]):
         if not self._workers.num_workers or inner is None:
             return places.of_makers(self._pipeline)
         return places.of_workers(workers.processes(inner), self._step - self._inner_start)
-
-    def _write_audit(self) -> None:
-        """Say in the audit log, if there is one, that the batch of the next step is handed out."""
-        if self._pipeline.audit is not None:
-            self._pipeline.audit.handed_out(self._pipeline, self._step)
 
     @property
     def next_step(self) -> int:
@@ -197,7 +198,7 @@ class Steps(grain.MapDataset[Element]):
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
             return self.slice(index)
-        return _make(self._pipeline, self._start + index % self._length)
+        return making.make(self._pipeline, self._start + index % self._length)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -232,7 +233,7 @@ class _StepSource(grain.sources.RandomAccessDataSource[Element]):
         return len(self._pipeline)
 
     def __getitem__(self, step: int) -> Element:
-        return _make(self._pipeline, step)
+        return making.make(self._pipeline, step)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -298,17 +299,6 @@ class _BatchIterator(grain.DataLoaderIterator):
             if workers.was_ended(error):
                 raise PipelineError(f"a worker process was ended from outside ({error}) Was memory short?") from error
             raise
-
-
-def _make(pipeline: Pipeline, step: int) -> Element:
-    """The batch of `step`; while it is made, that is known."""
-    begun, done = making.begin(step, pipeline), False
-    try:
-        batch = pipeline[step]
-        done = True
-        return batch
-    finally:
-        making.end(begun, done)
 
 
 def checked_step(pipeline: Pipeline, step: object) -> int:

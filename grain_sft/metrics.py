@@ -3,21 +3,27 @@
 They stand in prometheus_client's own registry, beside Grain's metrics, and whoever serves those serves these: Grain's
 server, `prometheus_client.start_http_server`, or `start_server` here. Grain's wrappers are not used: they export only the
 names that Grain lists, and drop all others without a word. Without prometheus_client nothing is counted.
+
+What happens with every batch is written down, and counted when someone looks: a dozen calls of prometheus_client take longer
+than a small batch's copies. Where other processes look ($PROMETHEUS_MULTIPROC_DIR), it is counted at once.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import threading
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from grain_sft.errors import MissingExtraError
 
 if TYPE_CHECKING:
-    from prometheus_client import Counter, Gauge, Histogram
+    from prometheus_client import Counter, Gauge, Histogram, Metric
 
+_WRITTEN_DOWN = 1 << 10  # batches, at most
 _SECONDS = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
 _FOLDER_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
 
@@ -58,9 +64,27 @@ def _buckets(metric: Any) -> Sequence[Any]:
 def _registered() -> _Metrics | None:
     """The metrics, made and registered; None without prometheus_client."""
     try:
-        from prometheus_client import Counter, Gauge, Histogram  # which Grain has imported, where it is installed
+        import prometheus_client  # which Grain has imported, where it is installed
     except ImportError:
         return None
+
+    class Counter(prometheus_client.Counter):
+        """Up to date when it is looked at; so the others."""
+
+        def collect(self) -> Iterable[Metric]:
+            count()
+            return super().collect()
+
+    class Gauge(prometheus_client.Gauge):
+        def collect(self) -> Iterable[Metric]:
+            count()
+            return super().collect()
+
+    class Histogram(prometheus_client.Histogram):
+        def collect(self) -> Iterable[Metric]:
+            count()
+            return super().collect()
+
     read = Counter("grain_sft_read_bytes", "Bytes of rows that were read, by where their files are.", ["store"])
     return _Metrics(
         wait=Histogram("grain_sft_wait_seconds", "How long next() took, of each batch handed out.", buckets=_SECONDS),
@@ -85,9 +109,50 @@ def _registered() -> _Metrics | None:
 
 
 _metrics = _registered()
+_at_once = _FOLDER_VARIABLE in os.environ
 
-if _metrics is not None:
-    os.register_at_fork(after_in_child=_metrics.renew_locks)
+_made: deque[float] = deque()  # what is written down: seconds of each batch
+_handed_out: deque[tuple[float, int, int, int]] = deque()  # the arguments of `handed_out`
+_read: deque[int] = deque()  # bytes
+_counting = [threading.Lock()]
+
+
+def count() -> None:
+    """Count what was written down since this was called last."""
+    with _counting[0]:
+        made, handed, read = _taken(_made), _taken(_handed_out), _taken(_read)
+        if _metrics is None:
+            return
+        for seconds in made:
+            _metrics.make.observe(seconds)
+        for seconds, *_ in handed:
+            _metrics.wait.observe(seconds)
+        if handed:
+            _metrics.rows.inc(sum(rows for _, rows, _, _ in handed))
+            _metrics.tokens.inc(sum(tokens for _, _, tokens, _ in handed))
+            _metrics.next_step.set(handed[-1][3])
+        _metrics.local_bytes.inc(sum(read))
+
+
+def _taken(written: deque[Any]) -> list[Any]:
+    """What is in `written`, which others add to and take from meanwhile."""
+    found = []
+    with contextlib.suppress(IndexError):
+        while True:
+            found.append(written.popleft())
+    return found
+
+
+def _forked() -> None:
+    """This is a new process: what was written down is the other's."""
+    _counting[0] = threading.Lock()
+    for written in (_made, _handed_out, _read):
+        written.clear()
+    if _metrics is not None:
+        _metrics.renew_locks()
+
+
+os.register_at_fork(after_in_child=_forked)
 
 
 def start_server(port: int = 9431, address: str = "127.0.0.1") -> int:
@@ -123,17 +188,16 @@ def start_server(port: int = 9431, address: str = "127.0.0.1") -> int:
 
 def handed_out(seconds: float, rows: int, tokens: int, next_step: int) -> None:
     """A batch was handed out after `seconds` of waiting."""
-    if _metrics is not None:
-        _metrics.wait.observe(seconds)
-        _metrics.rows.inc(rows)
-        _metrics.tokens.inc(tokens)
-        _metrics.next_step.set(next_step)
+    _handed_out.append((seconds, rows, tokens, next_step))
+    if _at_once or len(_handed_out) > _WRITTEN_DOWN:
+        count()
 
 
 def made(seconds: float) -> None:
     """A batch was made, here and now."""
-    if _metrics is not None:
-        _metrics.make.observe(seconds)
+    _made.append(seconds)
+    if _at_once or len(_made) > _WRITTEN_DOWN:
+        count()
 
 
 def filtered(rows: int) -> None:
@@ -144,8 +208,9 @@ def filtered(rows: int) -> None:
 
 def read_local(size: int) -> None:
     """So many bytes of rows are read from local files."""
-    if _metrics is not None:
-        _metrics.local_bytes.inc(size)
+    _read.append(size)
+    if _at_once or len(_read) > _WRITTEN_DOWN:
+        count()
 
 
 def read_remote(size: int) -> None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections import deque
 from typing import TYPE_CHECKING, NamedTuple
 
 from grain_sft import metrics
 
 if TYPE_CHECKING:
     from grain_sft.pipeline import Pipeline
+    from grain_sft.sources import Element
 
 
 class Making(NamedTuple):
@@ -22,29 +24,29 @@ class Making(NamedTuple):
     pipeline: Pipeline
 
 
-Begun = tuple[int, int, float, "Pipeline"]
-"""The fields of a `Making`, which take longer to name than to note."""
-
-_now: dict[int, Begun] = {}  # by thread
-_done: list[float] = [0.0, 0.0]
-"""Batches that were made, and their seconds in all. No lock: of two that end at once one may get lost."""
+_now: dict[int, tuple[int, int, float, Pipeline]] = {}
+"""By thread, the fields of a `Making`, which takes longer to make than to note."""
+_seconds: deque[float] = deque(maxlen=256)
+"""What each of the last batches that were made took."""
 
 
-def begin(step: int, pipeline: Pipeline) -> Begun:
-    """This thread begins to make the batch of `step`."""
+def make(pipeline: Pipeline, step: int, since: float | None = None) -> Element:
+    """The batch of `step`; while it is made, by this thread, that is known.
+
+    Args:
+      since: when it was begun; None: now.
+    """
     thread = threading.get_ident()
-    begun = _now[thread] = (thread, step, time.perf_counter(), pipeline)
-    return begun
-
-
-def end(begun: Begun, done: bool) -> None:
-    """It is made, or failed."""
-    _now.pop(begun[0], None)
-    if done:
-        seconds = time.perf_counter() - begun[2]
-        _done[0] += 1
-        _done[1] += seconds
-        metrics.made(seconds)
+    since = since or time.perf_counter()
+    _now[thread] = thread, step, since, pipeline
+    try:
+        batch = pipeline[step]
+    finally:
+        _now.pop(thread, None)
+    seconds = time.perf_counter() - since
+    _seconds.append(seconds)
+    metrics.made(seconds)
+    return batch
 
 
 def now() -> list[Making]:
@@ -53,8 +55,9 @@ def now() -> list[Making]:
 
 
 def mean_seconds() -> float | None:
-    """Of the batches that were made in this process; None: none was."""
-    return _done[1] / _done[0] if _done[0] else None
+    """Of the last batches that were made in this process; None: none was."""
+    seconds = list(_seconds)
+    return sum(seconds) / len(seconds) if seconds else None
 
 
 os.register_at_fork(after_in_child=_now.clear)

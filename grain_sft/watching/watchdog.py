@@ -13,7 +13,8 @@ import sys
 import threading
 import time
 import weakref
-from typing import NamedTuple, Protocol
+from collections import deque
+from typing import Any, NamedTuple, Protocol
 
 from absl import logging
 
@@ -27,6 +28,7 @@ SUMMARY_VARIABLE = "GRAIN_SFT_LOG_EVERY"
 
 _LOOKS = 8  # within the time that is called a stall
 _LONGEST_PAUSE = 1.0  # seconds
+_WRITTEN_DOWN = 1 << 10  # batches, until they are counted
 
 
 class Settings(NamedTuple):
@@ -62,6 +64,7 @@ class _Totals(NamedTuple):
     tokens: int = 0
     waited: float = 0.0
     elsewhere: float = 0.0
+    ended: float = 0.0  # when the last batch came; 0: none did
 
 
 class Watch:
@@ -78,37 +81,34 @@ class Watch:
         self.open = True
         self._owner = weakref.ref(owner)
         self._since = 0.0  # 0: nobody waits
-        self._ended = 0.0
-        self._step = self._steps = self._tokens = 0
-        self._waited = self._elsewhere = self._longest = 0.0
+        self._step = 0
+        self._came: deque[tuple[float, float, int]] = deque()  # of each batch, since it was counted: begin, end, tokens
+        self._counted, self._counting = _Totals(0.0, 0), threading.Lock()
+        self._longest = 0.0
         self._next_warning = self.settings.stall
         self._last_summary: _Totals | None = None
 
-    def begin(self, step: int) -> None:
-        """The batch of `step` is waited for from now on."""
+    def begin(self, step: int) -> float:
+        """The batch of `step` is waited for from now on. Returns the time, on `time.perf_counter`'s clock."""
         now = time.perf_counter()
-        if self._ended:
-            self._elsewhere += now - self._ended
         self._step, self._since = step, now
         if not self.watched:
             _watchdog.add(self)
+        return now
 
     def end(self, batch: object) -> None:
         """It came; None: it failed."""
-        self._ended = time.perf_counter()
-        seconds, self._since = self._ended - self._since, 0.0
+        now, since = time.perf_counter(), self._since
+        self._since = 0.0
         if self._next_warning > self.settings.stall:
             self._next_warning = self.settings.stall
-            logging.warning("Step %d %s after %.1f s.", self._step, "failed" if batch is None else "came", seconds)
-        if batch is None:
-            return
-        rows, tokens = _size(batch)
-        self._steps += 1
-        self._tokens += tokens
-        self._waited += seconds
-        if seconds > self._longest:
-            self._longest = seconds
-        metrics.handed_out(seconds, rows, tokens, self._step + 1)
+            logging.warning("Step %d %s after %.1f s.", self._step, "failed" if batch is None else "came", now - since)
+        if batch is not None:
+            rows, tokens = _size(batch)
+            metrics.handed_out(now - since, rows, tokens, self._step + 1)
+            self._came.append((since, now, tokens))
+            if len(self._came) > _WRITTEN_DOWN:
+                self._count()
 
     def pause(self) -> float:
         """Seconds until this is to be looked at again."""
@@ -125,15 +125,25 @@ class Watch:
             if last is None:
                 self._last_summary = _Totals(now, self._step)
             elif now - last.at >= self.settings.summary:
-                self._last_summary = self._totals(now)
+                self._last_summary = self._count()
                 self._summarise(last, self._last_summary)
 
     def forked(self) -> None:
         """This is a new process, in which nobody waits."""
+        self._counting = threading.Lock()
         self._since, self.watched = 0.0, not any(self.settings)
 
-    def _totals(self, now: float) -> _Totals:
-        return _Totals(now, self._step, self._steps, self._tokens, self._waited, self._elsewhere)
+    def _count(self) -> _Totals:
+        """Count the batches that came since this was called last."""
+        with self._counting:
+            _, _, steps, tokens, waited, elsewhere, ended = self._counted
+            while self._came:
+                since, end, size = self._came.popleft()
+                steps, tokens, waited = steps + 1, tokens + size, waited + end - since
+                elsewhere += since - ended if ended else 0.0
+                self._longest, ended = max(self._longest, end - since), end
+            self._counted = _Totals(time.perf_counter(), self._step, steps, tokens, waited, elsewhere, ended)
+            return self._counted
 
     def _warn(self, seconds: float) -> None:
         owner = self._owner()
@@ -145,8 +155,9 @@ class Watch:
         mean = making.mean_seconds()
         if mean is not None:
             lines.append(f"before, a batch took {_short(mean)} to make on average")
-        if self._steps:
-            lines.append(f"before, the training loop took {_short(self._elsewhere / self._steps)} a step")
+        counted = self._count()
+        if counted.steps:
+            lines.append(f"before, the training loop took {_short(counted.elsewhere / counted.steps)} a step")
         logging.warning("Step %d: no batch after %.1f s.\n%s", step, seconds, _indented(lines))
 
     def _summarise(self, last: _Totals, now: _Totals) -> None:
@@ -270,11 +281,13 @@ def watch_worker() -> None:
         _watchdog.add(_worker[0])
 
 
-def _size(batch: object) -> tuple[int, int]:
+def _size(batch: Any) -> tuple[int, int]:
     """Rows and tokens of a batch, going by its first array; of what a transform made of it that is no dict of arrays, 0."""
-    array = next(iter(batch.values()), None) if isinstance(batch, dict) else None
-    shape = getattr(array, "shape", ())
-    return (shape[0], getattr(array, "size", 0)) if shape else (0, 0)
+    try:
+        array = next(iter(batch.values()))
+        return array.shape[0], array.size
+    except (AttributeError, TypeError, IndexError, StopIteration):
+        return 0, 0
 
 
 def _doubled(warning: float, seconds: float) -> float:
