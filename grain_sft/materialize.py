@@ -29,7 +29,7 @@ from grain_sft.layout.report import plan_places
 from grain_sft.sources import Element, NpyDataSource
 from grain_sft.transforms import ShiftTargets
 
-SHARD_BYTES = 1 << 30  # of tokens
+SHARD_BYTES = 1 << 30  # of rows
 _CHUNK_TOKENS = 1 << 20  # read and written at once
 _STATE, _LOCK = "identity.json", "writing.lock"
 
@@ -51,7 +51,7 @@ def materialize(
     Args:
       layout: of any algorithm; the rows of all its epochs.
       output: new, empty, or the same rows; local, or a URL.
-      shard_bytes: of tokens, at most, in a file; at least a row.
+      shard_bytes: of rows, at most, in a file; at least a row.
       progress: called with what is done, rows written, and rows there are.
 
     Returns:
@@ -102,7 +102,7 @@ class _Job:
 
     @property
     def rows_per_shard(self) -> int:
-        return max(1, self.shard_bytes // (self.layout.sequence_length * self.corpus.dtype.itemsize))
+        return max(1, self.shard_bytes // self.row.itemsize)
 
     @property
     def loss(self) -> str:
@@ -115,12 +115,16 @@ class _Job:
         """What is written beside tokens and loss: in the smallest types that hold a position, and a row's segments."""
         segments = np.min_scalar_type(self.layout.statistics["max_segments"]).name
         positions = np.min_scalar_type(self.layout.sequence_length - 1).name
-        return ReadyRows(self.layout.sequence_length, (), positions, segments, self.made_of)
+        return ReadyRows(self.layout.sequence_length, positions, segments, self.made_of)
+
+    @property
+    def row(self) -> np.dtype[Any]:
+        return self.rows.dtype(self.corpus.dtype)
 
     @property
     def bytes_a_row(self) -> int:
         loss = {"": 0, "bool": 1, "float32": 4}[self.loss]
-        return self.layout.sequence_length * (self.corpus.dtype.itemsize + loss) + self.rows.places_dtype.itemsize
+        return self.row.itemsize + self.layout.sequence_length * loss
 
     def shards(self) -> list[range]:
         """Rows of each shard."""
@@ -195,11 +199,11 @@ def _write_shard(
         out = {kind: stack.enter_context(files.atomic_write(paths[kind], "wb")) for kind in kinds}
         for begin in range(rows.start, rows.stop, step):
             element = source.read(range(begin, min(begin + step, rows.stop)))
-            places = np.empty(len(element["tokens"]), job.rows.places_dtype)
-            places["positions"], places["segment_ids"] = element["positions"], element["segment_ids"]
-            places["target_segment_ids"] = shift.map(element)["targets_segmentation"]
-            out["tokens"].write(element["tokens"].tobytes())
-            out["places"].write(places.tobytes())
+            made = np.zeros(len(element["tokens"]), job.row)
+            for name in ("tokens", "positions", "segment_ids"):
+                made[name] = element[name]
+            made["target_segment_ids"] = shift.map(element)["targets_segmentation"]
+            out["rows"].write(made.tobytes())
             out["documents"].write(_documents(element, begin - rows.start).astype("<u8").tobytes())
             if job.loss:
                 loss = element["loss_weights" if job.loss == "float32" else "loss_mask"]

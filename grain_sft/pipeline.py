@@ -69,6 +69,9 @@ class Pipeline:
                     "no Batch, and every row of every step is kept, so it takes no Filter."
                 )
         self.source, self.sampler, self.transforms = source, sampler, tuple(transforms)
+        self._read, self._rest = source.read, self.transforms
+        if transforms and type(transforms[0]) is ShiftTargets and isinstance(source, NpyDataSource):
+            self._read, self._rest = functools.partial(transforms[0].read, source), self.transforms[1:]
         self.audit = None if audit is None else _audit_log(audit)
 
     def __getitem__(self, step: int) -> Element:
@@ -95,12 +98,8 @@ class Pipeline:
 
     def _batch(self, rows: npt.NDArray[np.int64]) -> Element:
         """Rows of the source, through the transforms."""
-        transforms = self.transforms
-        if transforms and type(transforms[0]) is ShiftTargets and isinstance(self.source, NpyDataSource):
-            element, transforms = transforms[0].read(self.source, rows), transforms[1:]
-        else:
-            element = self.source.read(rows)
-        for transform in transforms:
+        element = self._read(rows)
+        for transform in self._rest:
             element = transform.map(element)
         return element
 

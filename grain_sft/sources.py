@@ -10,13 +10,14 @@ import numpy as np
 import numpy.typing as npt
 
 from grain_sft import workers
-from grain_sft.arrays import Arrays
+from grain_sft.arrays import Arrays, Stack
 from grain_sft.corpus.loss_reader import LossReader
 from grain_sft.corpus.reader import ShardReader
-from grain_sft.corpus.rows import RowReader
+from grain_sft.corpus.rows import ReadyArrays, RowReader
 from grain_sft.errors import LayoutError
 from grain_sft.layout import FILL_ROW, Layout, MaterializedLayout, Pieces, WindowLayout
 from grain_sft.layout.span import checked_record, checked_rows
+from grain_sft.long_segments import LongSegments
 
 workers.default_grain_flags()  # so that worker processes of any grain.DataLoader over an NpyDataSource start
 
@@ -37,18 +38,19 @@ class ReadRows(NamedTuple):
       loss: bool, or float32 weights; None: every token that is no padding takes loss, or as `target_segment_ids` says.
       lasts: int64 [segments], places of every segment's last token in the rows one after the other.
       held: bool, tokens that are no padding, where that is at hand.
-      target_segment_ids: int32, what `ShiftTargets` makes of all this, where it was written out; then `lasts` is None.
-      fits_int32: every token is known to.
+      target_segment_ids: int32, what `ShiftTargets` makes of all this, where that is known; then `lasts` is None.
+      inputs, targets: int32, what `ShiftTargets` makes of the tokens, where that is known.
     """
 
     tokens: npt.NDArray[Any]
+    loss: npt.NDArray[Any] | None
     segment_ids: npt.NDArray[np.int32]
     positions: npt.NDArray[np.int32]
-    loss: npt.NDArray[Any] | None
-    lasts: npt.NDArray[np.int64] | None
-    held: npt.NDArray[np.bool_] | None = None
     target_segment_ids: npt.NDArray[np.int32] | None = None
-    fits_int32: bool = False
+    inputs: npt.NDArray[np.int32] | None = None
+    targets: npt.NDArray[np.int32] | None = None
+    lasts: npt.NDArray[np.int64] | None = None
+    held: npt.NDArray[np.bool_] | None = None
 
 
 class NpyDataSource(grain.sources.RandomAccessDataSource[Element]):
@@ -86,10 +88,11 @@ class NpyDataSource(grain.sources.RandomAccessDataSource[Element]):
         self._ready = RowReader(corpus, max_open_files) if isinstance(layout, MaterializedLayout) else None
         self._loss = LossReader(corpus.shards, max_open_files, remote=corpus.remote) if corpus.has_loss else None
         self._arrays = Arrays()
-        self._long_runs = (
-            not isinstance(layout, (WindowLayout, MaterializedLayout))
-            and layout.sequence_length >= _LONG_RUN * layout.mean_segments
-        )
+        long_runs = layout.sequence_length >= _LONG_RUN * layout.mean_segments and corpus.dtype.itemsize <= 4
+        if isinstance(layout, (WindowLayout, MaterializedLayout)) or not long_runs:
+            self._long = None
+        else:
+            self._long = LongSegments(layout, self._reader)
         self._constants: dict[int, ReadRows] = {}
         self._numbers: npt.NDArray[np.int32] | None = None
         self._pad = corpus.padding_token_id
@@ -132,74 +135,80 @@ class NpyDataSource(grain.sources.RandomAccessDataSource[Element]):
         rows, filled = checked_rows(indices, self.layout)
         return None if filled else self._read(rows, shifted=True)
 
+    def read_shifted(self, indices: Sequence[int] | npt.NDArray[np.integer]) -> ReadyArrays | None:
+        """What `ShiftTargets` makes of the same rows, where it is at hand once they are read: where they were written out, or
+        are read row by row. Else None: use `read_rows`.
+
+        Raises: as `read`.
+        """
+        ready, long = self._ready, self._long
+        if ready is None and (long is None or self._loss is not None):
+            return None
+        rows, filled = checked_rows(indices, self.layout)
+        if filled:
+            return None
+        if ready is not None:
+            return ready.read(rows, self._arrays, only_weights=True)
+        assert long is not None
+        read = long.read(rows, self._arrays, shifted=True)
+        return (*read[:5], None) if read.fit else None
+
     def _read(self, rows: npt.NDArray[np.int64], shifted: bool = False) -> ReadRows:
         if self._ready is not None:
-            tokens, positions, segments, targets, loss = self._ready.read(rows, self._arrays, only_weights=shifted)
-            return ReadRows(tokens, segments, positions, loss, None, None, targets, self._ready.fits_int32)
-        shape = (len(rows), self.layout.sequence_length)
-        tokens = self._arrays.empty(shape, self.layout.corpus.dtype, 1)
-        if self._long_runs and len(rows):
-            return self._read_spans(rows, tokens)
-        pieces = self.layout.pieces(rows)
+            inputs, targets, positions, segments, target_segments, loss = self._ready.read(
+                rows, self._arrays, only_weights=shifted
+            )
+            dtype = self.layout.corpus.dtype
+            tokens = inputs.view(dtype) if dtype.itemsize == 4 else inputs.astype(dtype)
+            return ReadRows(tokens, loss, segments, positions, target_segments, inputs, targets)
+        if self._long is not None:
+            return self._read_long(self._long, rows, shifted)
+        return self._read_pieces(rows, shifted)
+
+    def _read_pieces(self, rows: npt.NDArray[np.int64], shifted: bool) -> ReadRows:
+        """Rows of any layout, their pieces copied all at once."""
+        shape, dtype = (len(rows), self.layout.sequence_length), self.layout.corpus.dtype
+        pieces, wide = self.layout.pieces(rows), dtype.itemsize == 4
+        stack, (inputs, targets, *more) = self._arrays.stack(2 if pieces.segment is None else 4, shape, _itself)
+        tokens = inputs.view(dtype) if wide else self._arrays.empty(shape, dtype, 1)
         if pieces.segment is None:
             read = self._constants.get(len(rows)) or self._whole_rows(shape)
         else:
-            read = self._segments(pieces, tokens)
-        self._gather(pieces, tokens)
+            read = self._segments(pieces, tokens, more[0])
+        self._gather(pieces, stack.first if wide else tokens.reshape(-1).data.cast("B"))
         loss = None if self._loss is None else self._gather_loss(self._loss, pieces, shape)
-        return read._replace(tokens=tokens, loss=loss)
-
-    def _read_spans(self, rows: npt.NDArray[np.int64], tokens: npt.NDArray[Any]) -> ReadRows:
-        """Rows of few long segments, span by span: the same as by pieces, which are faster where there are many."""
-        length, itemsize, counting = tokens.shape[1], tokens.itemsize, self._counting(tokens.shape[1])
-        segments, positions = (self._arrays.empty(tokens.shape, np.int32, 1) for _ in range(2))
-        flat_segments, flat_positions, flat_tokens = segments.reshape(-1), positions.reshape(-1), tokens.reshape(-1)
-        shards: list[int] = []
-        starts: list[int] = []
-        places: list[int] = []
-        counts: list[int] = []
-        lasts: list[int] = []
-        place = 0
-        for row in rows.tolist():
-            row_end = place + length
-            segment, document, position = 0, None, 0
-            for shard, start, stop, of_document in self.layout.ranges(row):
-                count = stop - start
-                if of_document == document:
-                    position += counts[-1]
-                    lasts.pop()
-                else:
-                    segment, position, document = segment + 1, 0, of_document
-                shards.append(shard)
-                starts.append(start)
-                places.append(place)
-                counts.append(count)
-                flat_segments[place : place + count] = segment
-                flat_positions[place : place + count] = counting[position : position + count]
-                place += count
-                lasts.append(place - 1)
-            for array, padding in ((flat_tokens, self._pad), (flat_segments, 0), (flat_positions, 0)):
-                array[place:row_end] = padding
-            place = row_end
-        self._reader.gather(
-            shards,
-            starts,
-            [at * itemsize for at in places],
-            [count * itemsize for count in counts],
-            flat_tokens.data.cast("B"),
+        target_segments = None
+        if shifted and more and loss is None:
+            target_segments = more[1]
+            target_segments[...] = read.segment_ids
+            target_segments.reshape(-1)[read.lasts] = 0
+        known = shifted and _shift(tokens, inputs, targets)
+        return ReadRows(
+            tokens,
+            loss,
+            read.segment_ids,
+            read.positions,
+            target_segments,
+            inputs if known else None,
+            targets if known else None,
+            read.lasts,
+            read.held,
         )
-        loss = None
-        if self._loss is not None:
-            of_shard, begin, at, size = (np.array(column, np.int64) for column in (shards, starts, places, counts))
-            loss = self._loss.gather(of_shard, begin, at, size, tokens.size).reshape(tokens.shape)
-        return ReadRows(tokens, segments, positions, loss, np.array(lasts, np.int64))
 
-    def _gather(self, pieces: Pieces, tokens: npt.NDArray[np.unsignedinteger]) -> None:
-        """Copy every piece to its place in `tokens` [rows, L]."""
-        places = (pieces.row * tokens.shape[1] + pieces.column) * tokens.itemsize
-        sizes = pieces.length * tokens.itemsize
-        out = tokens.reshape(-1).data.cast("B")
-        self._reader.gather(pieces.shard, pieces.start, places, sizes, out)
+    def _read_long(self, reader: LongSegments, rows: npt.NDArray[np.int64], shifted: bool) -> ReadRows:
+        """Rows of few long segments: the same as by pieces, which are faster where there are many."""
+        read = reader.read(rows, self._arrays, shifted=shifted)
+        inputs, dtype = read.inputs, self.layout.corpus.dtype
+        tokens = inputs.view(dtype) if dtype.itemsize == 4 else inputs.astype(dtype)
+        loss = None if self._loss is None else self._gather_loss(self._loss, read.pieces, inputs.shape)
+        found = ReadRows(tokens, loss, read.segment_ids, read.positions, lasts=read.lasts)
+        return found._replace(inputs=inputs, targets=read.targets) if shifted and read.fit else found
+
+    def _gather(self, pieces: Pieces, out: memoryview) -> None:
+        """Copy every piece to its place in the bytes of tokens [rows, L]."""
+        length, size = self.layout.sequence_length, self.layout.corpus.dtype.itemsize
+        places = (pieces.row * length + pieces.column) * size
+        self._reader.gather(pieces.shard, pieces.start, places, pieces.length * size, out)
 
     @staticmethod
     def _gather_loss(reader: LossReader, pieces: Pieces, shape: tuple[int, int]) -> npt.NDArray[Any]:
@@ -207,7 +216,7 @@ class NpyDataSource(grain.sources.RandomAccessDataSource[Element]):
         places = pieces.row * shape[1] + pieces.column
         return reader.gather(pieces.shard, pieces.start, places, pieces.length, shape[0] * shape[1]).reshape(shape)
 
-    def _segments(self, pieces: Pieces, tokens: npt.NDArray[Any]) -> ReadRows:
+    def _segments(self, pieces: Pieces, tokens: npt.NDArray[Any], positions: npt.NDArray[np.int32]) -> ReadRows:
         """Segments and positions of rows that hold documents; pads `tokens` where there is none."""
         count, length = tokens.shape
         assert pieces.segment is not None and pieces.position is not None
@@ -218,7 +227,6 @@ class NpyDataSource(grain.sources.RandomAccessDataSource[Element]):
         borders[1:-1] = (pieces.segment[1:] != pieces.segment[:-1]) | (row[1:] != row[:-1])
         last_of_row = row.searchsorted(np.arange(count), side="right") - 1
         used = ends[last_of_row]
-        positions = self._arrays.empty(tokens.shape, np.int32)
         runs = pieces.length.copy()
         runs[last_of_row] += np.arange(1, count + 1) * length - used  # the padding after it
         segments = pieces.segment.astype(np.int32).repeat(runs).reshape(tokens.shape)
@@ -229,7 +237,7 @@ class NpyDataSource(grain.sources.RandomAccessDataSource[Element]):
             tokens[number, rest] = self._pad
             segments[number, rest] = 0
             positions[number, rest] = 0
-        return ReadRows(tokens, segments, positions, None, ends[borders[1:]] - 1)
+        return ReadRows(tokens, None, segments, positions, lasts=ends[borders[1:]] - 1)
 
     def _counting(self, size: int) -> npt.NDArray[np.int32]:
         """0, 1, 2, ...: kept, since a fresh array of some hundred KB costs more than what is computed from it."""
@@ -248,7 +256,9 @@ class NpyDataSource(grain.sources.RandomAccessDataSource[Element]):
         if len(self._constants) >= _BATCH_SIZES_KEPT:
             self._constants.clear()
         lasts = np.arange(1, shape[0] + 1) * shape[1] - 1
-        return self._constants.setdefault(shape[0], ReadRows(segments, segments, positions, None, lasts, held))
+        return self._constants.setdefault(
+            shape[0], ReadRows(segments, None, segments, positions, lasts=lasts, held=held)
+        )
 
     def __getstate__(self) -> dict[str, Any]:
         return {"layout": self.layout, "max_open_files": self._max_open_files}
@@ -260,6 +270,23 @@ class NpyDataSource(grain.sources.RandomAccessDataSource[Element]):
     def __repr__(self) -> str:
         """What decides its values and nothing else: Grain compares this when it restores an iterator."""
         return f"NpyDataSource(layout={self.layout!r}, corpus={self.layout.corpus.fingerprint!r}, padding={self._pad})"
+
+
+def _shift(tokens: npt.NDArray[Any], inputs: npt.NDArray[np.int32], targets: npt.NDArray[np.int32]) -> bool:
+    """Make inputs and targets of tokens; False: int32 can't hold them. Those of 4 bytes are in `inputs` already."""
+    if tokens.itemsize > 4:
+        return False
+    if tokens.itemsize < 4:
+        inputs[...] = tokens
+    elif inputs.size and np.minimum.reduce(inputs, axis=None) < 0:
+        return False
+    targets[:, :-1] = inputs[:, 1:]
+    targets[:, -1] = 0
+    return True
+
+
+def _itself(stack: Stack) -> Stack:
+    return stack
 
 
 def _element(read: ReadRows) -> Element:

@@ -16,6 +16,7 @@ from grain_sft.cli.main import main
 from grain_sft.corpus.learning_rate import supervised_ratio
 from grain_sft.errors import CorpusError, CorpusFileError, LayoutError
 from grain_sft.layout import FILL_ROW, MaterializedLayout
+from grain_sft.long_segments import LongSegments
 from grain_sft.materialize import materialize
 
 LENGTH = 64
@@ -101,6 +102,46 @@ def test_the_written_corpus_is_one_of_the_segments_as_documents(tmp_path, layout
     np.testing.assert_array_equal(
         NpyDataSource(WindowLayout(corpus, LENGTH)).read([1, 5])["tokens"], NpyDataSource(layout).read([1, 5])["tokens"]
     )
+
+
+def test_tokens_of_written_rows_are_read_as_those_of_any_corpus(tmp_path, layout):
+    materialize(layout, tmp_path / "rows", shard_bytes=1 << 10)
+    corpus = grain_sft.open_corpus(tmp_path / "rows")
+    rows = NpyDataSource(layout).read(range(len(layout)))
+    tokens, loss = rows["tokens"].reshape(-1), rows["loss_mask"].reshape(-1)
+    random = np.random.default_rng(0)
+    for start in (0, 1, LENGTH - 1, LENGTH, *random.integers(0, len(tokens), 30).tolist()):
+        for count in (0, 1, 7, LENGTH, 5 * LENGTH + 3):
+            count = min(count, len(tokens) - start)
+            found = corpus.read(start, start + count)
+            np.testing.assert_array_equal(found[0], tokens[start : start + count])
+            np.testing.assert_array_equal(found[1], loss[start : start + count])
+    windows = NpyDataSource(WindowLayout(corpus, 96))  # a window begins in one row and ends in the next
+    for row in range(len(windows)):
+        (span,) = windows.layout.spans(row)
+        begin = span.start + sum(each.num_tokens for each in corpus.shards[: span.shard])
+        np.testing.assert_array_equal(windows[row]["tokens"], tokens[begin : begin + 96])
+    again = PackedLayout(corpus, 200, long_documents="fragment")
+    for lengths in (1, 1 << 30):  # row by row, and all pieces at once
+        source = NpyDataSource(again)
+        source._long = LongSegments(again, source._reader) if lengths == 1 else None
+        for row in range(0, len(again), 3):
+            expected = np.concatenate([corpus.document(span.document).tokens for span in again.spans(row)])
+            np.testing.assert_array_equal(source[row]["tokens"][: len(expected)], expected)
+
+
+@pytest.mark.parametrize("kind", ["masks", "uint16", "weights"])
+def test_rows_in_a_bucket_are_those_of_a_folder(tmp_path, client, kind):
+    expected = NpyDataSource(PackedLayout(make(tmp_path, kind), LENGTH))
+    for where in (tmp_path / "rows", f"gs://bucket/{kind}-rows"):
+        materialize(expected.layout, where, shard_bytes=1 << 10)
+    here, there = (grain_sft.open_corpus(where) for where in (tmp_path / "rows", f"gs://bucket/{kind}-rows"))
+    assert here.fingerprint == there.fingerprint
+    found = NpyDataSource(MaterializedLayout(there))
+    same_rows(found, expected)
+    rows = np.arange(len(expected))[::-3]
+    assert_same(ShiftTargets().read(found, rows), ShiftTargets().read(expected, rows))
+    np.testing.assert_array_equal(there.read(40, 140)[0], here.read(40, 140)[0])
 
 
 def test_pieces_say_what_the_fast_way_reads(tmp_path, layout, monkeypatch):
@@ -214,7 +255,7 @@ def test_an_output_that_holds_something_else_is_left_alone(tmp_path, layout):
         grain_sft.open_corpus(tmp_path / "rows").save(tmp_path / "index.json")
 
 
-@pytest.mark.parametrize("name", ["tokens_0001.bin", "places_0001.bin", "loss_0001.bin", "documents_0001.idx"])
+@pytest.mark.parametrize("name", ["rows_0001.bin", "loss_0001.bin", "documents_0001.idx"])
 def test_files_that_are_missing_cut_short_or_replaced_are_errors(tmp_path, layout, name):
     materialize(layout, tmp_path / "rows", shard_bytes=1 << 10)
     path = tmp_path / "rows" / name

@@ -13,6 +13,7 @@ from sft_files import documents, write_episodes, write_olmo
 import grain_sft
 from grain_sft import NpyDataSource, PackedLayout, PaddedLayout, ShiftTargets, WindowLayout, sources
 from grain_sft.layout import FILL_ROW, MaterializedLayout
+from grain_sft.long_segments import LongSegments
 from grain_sft.materialize import materialize
 
 LENGTH = 48
@@ -62,7 +63,7 @@ def test_read_is_map_of_read(corpora, kind, long_runs, monkeypatch):
     for name, layout in layouts(folder, found[kind], kind).items():
         source, shift = NpyDataSource(layout), ShiftTargets()
         if name not in ("windows", "materialized"):
-            assert source._long_runs is long_runs
+            assert (source._long is not None) is long_runs
         for count in (1, 2, 7):
             for _ in range(6):
                 rows = random.integers(0, len(source), count)
@@ -81,13 +82,9 @@ def test_span_by_span_is_piece_by_piece(corpora, data):
     layout = layouts(folder, found[kind], kind)[name]
     rows = np.array(data.draw(st.lists(st.integers(0, len(layout) - 1), min_size=1, max_size=9)))
     by_span, by_piece = NpyDataSource(layout), NpyDataSource(layout)
-    by_span._long_runs, by_piece._long_runs = True, False
-    one, other = by_span.read_rows(rows), by_piece.read_rows(rows)
-    for key, array in one._asdict().items():
-        expected = getattr(other, key)
-        assert (array is None) == (expected is None), key
-        if array is not None:
-            np.testing.assert_array_equal(array, expected, err_msg=key)
+    by_span._long, by_piece._long = LongSegments(layout, by_span._reader), None
+    assert_same(by_span.read(rows), by_piece.read(rows))
+    assert_same(ShiftTargets().read(by_span, rows), ShiftTargets().read(by_piece, rows))
 
 
 def test_batches_that_are_held_stay_as_they_are(corpora):

@@ -122,6 +122,9 @@ class _Ready:
     def __init__(self, read: ReadRows) -> None:
         self._read = read
 
+    def read_shifted(self, rows: object) -> None:
+        return None
+
     def read_rows(self, rows: object) -> ReadRows:
         return self._read
 
@@ -136,6 +139,6 @@ def _pieces(pipeline: Pipeline) -> Callable[[Rows], Any] | None:
     source = pipeline.source
     if isinstance(source, MixtureSource) or isinstance(source.layout, MaterializedLayout):
         return None
-    if source._long_runs:  # then it goes by the ranges of one row after the other
+    if source._long is not None:  # then it goes by the ranges of one row after the other
         return lambda rows: [source.layout.ranges(row) for row in rows.tolist()]
     return source.layout.pieces

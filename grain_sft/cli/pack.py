@@ -67,7 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FOLDER",
         help="write the rows of --algorithm there, as a corpus for layout kind materialized; local or gs://",
     )
-    parser.add_argument("--shard-bytes", type=at_least(1), default=1 << 30, help="of tokens, a file (default: 1 GiB)")
+    parser.add_argument("--shard-bytes", type=at_least(1), default=1 << 30, help="of rows, a file (default: 1 GiB)")
     parser.add_argument("--json", metavar="FILE", help="also write the figures to this file")
     parser.set_defaults(parser=parser)
 

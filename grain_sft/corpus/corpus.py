@@ -80,9 +80,8 @@ class Corpus:
 
     def files(self) -> list[StoredFile]:
         """All files: of tokens, what stands beside them, and where documents come from."""
-        places = () if self.rows is None else self.rows.places
         beside = [file for shard in self.shards for file in (shard.loss, shard.boundaries)]
-        return [file for file in (*self.shards, *beside, *places, self.sources_file) if file is not None]
+        return [file for file in (*self.shards, *beside, self.sources_file) if file is not None]
 
     @functools.cached_property
     def num_documents(self) -> int | None:
@@ -193,9 +192,7 @@ class Corpus:
                 digest.update(f"\0boundaries\0{file.kind}\0{file.continues}\0{file.size}\0{file.digest}".encode())
         if self.rows is not None:
             digest.update(f"\0rows\0{self.rows.sequence_length}\0{self.rows.made_of}".encode())
-            kinds = f"{self.rows.positions_dtype}\0{self.rows.segments_dtype}"
-            for places in self.rows.places:
-                digest.update(f"\0{kinds}\0{places.size}\0{places.digest}".encode())
+            digest.update(f"\0{self.rows.positions_dtype}\0{self.rows.segments_dtype}".encode())
         return f"sha256:{digest.hexdigest()}"
 
     def save(

@@ -43,16 +43,25 @@ Ints = npt.NDArray[np.int64]
 _Stamp = tuple[int, int, int]
 
 
+Buffers = tuple[memoryview, ...]
+"""Memory that is read into, one after the other, as `os.preadv` takes it."""
+
+
+At = tuple[list["LocalFile"], list[int], list[int]]
+"""Places in local files: what keeps the files open, which of them is to be looked at once it was read; and for each place
+what the file is open as, and the byte in it."""
+
+
 def _stamp(status: os.stat_result) -> _Stamp:
     """What changes where a file is replaced or written to: device, inode and time of the last change."""
     return status.st_dev, status.st_ino, status.st_mtime_ns
 
 
-class _LocalFile:
+class LocalFile:
     """An open file that closes itself when the last reader lets go of it."""
 
     def __init__(self, shard: StoredFile, verified: _Stamp | None, scattered: bool) -> None:
-        self.shard = shard
+        self.shard, self.data_offset = shard, shard.data_offset
         self.fd = -1
         try:
             self.fd = os.open(shard.path, os.O_RDONLY | os.O_CLOEXEC)
@@ -88,6 +97,11 @@ class _LocalFile:
         """See, after it was read from, that the file has the size that was indexed and, where it was written to since it
         was last looked at, both ends too."""
         try:
+            status = os.fstat(self.fd)
+            if status.st_mtime_ns == self.stamp[2] and status.st_size == self.shard.size:
+                if self._map is not None:
+                    self._let_go(self._map)
+                return
             found, stamp, other = self._state(self.stamp)
         except OSError as error:
             raise CorpusFileError(f"{self.shard.path}: can't be looked at after a read ({error.strerror}).") from error
@@ -99,11 +113,14 @@ class _LocalFile:
         if other:
             raise CorpusFileError(replaced(self.shard))
         self.stamp = stamp
+
+    def _let_go(self, of: mmap.mmap) -> None:
+        """From time to time, let go of the pages that were touched. They stay in the page cache; without, all of the file
+        would become resident."""
         self._gathers += 1
-        if self._map is not None and not self._gathers % _LET_GO:
-            # What was touched stays in the page cache; without, all of the file would become resident.
+        if not self._gathers % _LET_GO:
             with contextlib.suppress(OSError):
-                self._map.madvise(mmap.MADV_DONTNEED)
+                of.madvise(mmap.MADV_DONTNEED)
 
     def _state(self, known: _Stamp | None) -> tuple[int, _Stamp, bool]:
         """Bytes, stamp, and whether the ends are others than those that were indexed, which is looked at where the stamp
@@ -147,6 +164,10 @@ class ShardReader:
       max_open_files: None means 1024, or a quarter of the process's limit (`ulimit -n`) where that is less.
       scattered: what is read is far apart, and once: the system reads nothing ahead, and nothing is mapped.
       remote: how remote files are read; None: as the environment says.
+      whole_rows: a value is a row with all that is in it.
+
+    Attributes:
+      plain: no file is remote, and nothing is between its values.
     """
 
     def __init__(
@@ -157,6 +178,7 @@ class ShardReader:
         *,
         scattered: bool = False,
         remote: RemoteOptions | None = None,
+        whole_rows: bool = False,
     ) -> None:
         if max_open_files is None:
             soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
@@ -164,10 +186,13 @@ class ShardReader:
             max_open_files = max(1, min(DEFAULT_MAX_OPEN_FILES, quarter))
         self._shards = shards
         self._remote = RemoteShards(shards, itemsize, remote)
+        rows = {None if whole_rows else getattr(shard, "row", None) for shard in shards}
+        self._row: tuple[int, int] | None = rows.pop() if len(rows) == 1 else None
+        self.plain = not self._remote and self._row is None
         self._itemsize = itemsize
         self._scattered = scattered
         self._max_open_files = max(1, max_open_files)
-        self._open: dict[int, _LocalFile] = {}  # in the order in which they were opened
+        self._open: dict[int, LocalFile] = {}  # in the order in which they were opened
         self._verified: dict[int, _Stamp] = {}
         self._lock = threading.Lock()
         renew_lock(self)
@@ -187,6 +212,8 @@ class ShardReader:
         Raises:
           CorpusFileError: the file is missing, unreadable, or not the one that was indexed.
         """
+        if self._row is not None:
+            shards, starts, places, sizes = self._by_row(self._row, shards, starts, places, sizes)
         if not self._remote:  # which counts its own
             total = int(sizes.sum()) if isinstance(sizes, np.ndarray) else sum(sizes)
             metrics.read_local(total)
@@ -194,15 +221,39 @@ class ShardReader:
                 of_shard, at, to, size_of = (np.asarray(each, np.int64) for each in (shards, starts, places, sizes))
                 if self._copy(of_shard, at, to, size_of, out):
                     return
-        opened, itemsize, preadv = self._open, self._itemsize, os.preadv
         columns = (shards, starts, places, sizes)
         listed = [each.tolist() if isinstance(each, np.ndarray) else each for each in columns]
         pieces: Iterable[Piece] = zip(*listed, strict=True)
         if self._remote:
             pieces = self._remote.gather(list(pieces), out)
+        self.fill(pieces, out)
+        self.look(set(listed[0]))
+
+    def _by_row(self, row: tuple[int, int], *pieces: Sequence[int] | Ints) -> tuple[Ints, Ints, Ints, Ints]:
+        """The same pieces, cut where rows end; each begins at a place in its file, in values."""
+        shards, starts, places, sizes = (np.asarray(each, np.int64) for each in pieces)
+        length, apart = row
+        stops = starts + sizes // self._itemsize
+        first = starts // length
+        counts = np.maximum(1, -(-stops // length) - first)
+        piece = np.arange(len(starts)).repeat(counts)
+        of_row = first[piece] + np.arange(len(piece)) - (counts.cumsum() - counts)[piece]
+        begins = np.maximum(starts[piece], of_row * length)
+        ends = np.minimum(stops[piece], (of_row + 1) * length)
+        in_file = of_row * apart + begins - of_row * length
+        to = places[piece] + (begins - starts[piece]) * self._itemsize
+        return shards[piece], in_file, to, (ends - begins) * self._itemsize
+
+    def fill(self, pieces: Iterable[Piece], out: memoryview) -> None:
+        """Fill `out` with pieces of plain files, which are to be looked at before what was read is used.
+
+        Raises:
+          CorpusFileError: a file is missing, unreadable, not the one that was indexed, or ends before a piece does.
+        """
+        opened, itemsize, preadv = self._open, self._itemsize, os.preadv
         for shard, start, place, size in pieces:
             file = opened.get(shard) or self._open_file(shard)
-            offset = file.shard.data_offset + start * itemsize
+            offset = file.data_offset + start * itemsize
             piece = out[place : place + size]
             try:
                 done = preadv(file.fd, (piece,), offset)
@@ -210,10 +261,46 @@ class ShardReader:
                 done = 0  # read_rest says what it is
             if done != size:
                 file.read_rest(offset, piece, done)
-        for shard in set(listed[0]):
-            still_open = opened.get(shard)
-            if still_open is not None:
-                still_open.look()
+
+    def at(self, shards: Ints | None, starts: Ints) -> At:
+        """Where value `starts[i]` of the plain shard `shards[i]` (without `shards`, of the first) is, for each i.
+
+        Raises:
+          CorpusFileError: a file is missing, unreadable, or not the one that was indexed.
+        """
+        opened, size, listed = self._open, self._itemsize, starts.tolist()
+        if shards is None:
+            file = opened.get(0) or self._open_file(0)
+            begin = file.data_offset
+            return [file], [file.fd] * len(listed), [begin + start * size for start in listed]
+        files = [opened.get(shard) or self._open_file(shard) for shard in shards.tolist()]
+        offsets = [file.data_offset + start * size for file, start in zip(files, listed, strict=True)]
+        return files, [file.fd for file in files], offsets
+
+    def read_again(self, shards: Ints | None, offsets: Sequence[int], out: Sequence[Buffers]) -> None:
+        """Fill buffers of `out` with a value from each of `offsets` on, bit by bit: a read at once got less than that, or
+        failed.
+
+        Raises:
+          CorpusFileError: a file is unreadable, or ends too early.
+        """
+        of = [0] * len(offsets) if shards is None else shards.tolist()
+        for shard, offset, buffers in zip(of, offsets, out, strict=False):
+            file = self._open.get(shard) or self._open_file(shard)
+            for view in buffers:
+                file.read_rest(offset, view, 0)
+                offset += len(view)
+
+    def look(self, shards: Iterable[int]) -> None:
+        """See that these, of which pieces were read, are as they were when they were indexed.
+
+        Raises:
+          CorpusFileError: one is not.
+        """
+        for shard in shards:
+            file = self._open.get(shard)
+            if file is not None:
+                file.look()
 
     def _copy(self, shards: Ints, starts: Ints, places: Ints, sizes: Ints, out: memoryview) -> bool:
         """Copy pieces from maps of their files, where that is the faster way, and possible."""
@@ -251,7 +338,7 @@ class ShardReader:
             file.look()
         return done
 
-    def _mapped(self, shard: int) -> _LocalFile:
+    def _mapped(self, shard: int) -> LocalFile:
         file = self._open.get(shard) or self._open_file(shard)
         if not file.address:
             with self._lock:
@@ -259,7 +346,7 @@ class ShardReader:
                 file.map()
         return file
 
-    def _open_file(self, shard: int) -> _LocalFile:
+    def _open_file(self, shard: int) -> LocalFile:
         """Open a shard in place of the one that has been open longest."""
         with self._lock:
             found = self._open.get(shard)
@@ -267,12 +354,12 @@ class ShardReader:
                 return found
             self._make_room(1)
             entry = self._shards[shard]
-            opened = _LocalFile(entry, self._verified.get(shard), self._scattered)
+            opened = LocalFile(entry, self._verified.get(shard), self._scattered)
             self._verified[shard] = opened.stamp
             self._open[shard] = opened
             return opened
 
-    def _make_room(self, descriptors: int, keep: _LocalFile | None = None) -> None:
+    def _make_room(self, descriptors: int, keep: LocalFile | None = None) -> None:
         """Let go of the files that have been open longest, until so many more descriptors may be opened."""
         held = len(self._open) + sum(1 for file in self._open.values() if file.address)
         for shard, file in list(self._open.items()):

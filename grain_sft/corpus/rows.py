@@ -1,27 +1,35 @@
 """Ready rows: what a corpus has beside tokens and loss where its tokens are laid out as rows, and reading them.
 
-A row is a few contiguous pieces, read as pieces of rows are (see `reader`), and widened from there.
+In a file a row's tokens are followed by what belongs to them, so that a row is one read; it is widened from there.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from itertools import repeat
+from operator import setitem
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from grain_sft.arrays import Arrays
-from grain_sft.corpus.reader import ShardReader
+from grain_sft import metrics
+from grain_sft.arrays import Arrays, Stack
+from grain_sft.corpus.reader import Buffers, ShardReader
 from grain_sft.corpus.remote_options import RemoteOptions
-from grain_sft.corpus.stored import Stored, StoredFile
+from grain_sft.corpus.stored import StoredFile
 from grain_sft.errors import CorpusError
 
 if TYPE_CHECKING:
     from grain_sft.corpus.corpus import Corpus
 
 Ints = npt.NDArray[np.int64]
+
+_BLOCK_TOKENS = 1 << 15  # worked on at once, in whole rows
+_ALIGNMENT = 8  # bytes, of rows in a file
+_ALL = repeat(...)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,32 +38,60 @@ class ReadyRows:
 
     Attributes:
       sequence_length: of every row. A shard holds whole rows.
-      places: a file a shard: for each row its positions, its segment ids, and the segment ids of its targets, 0 where no
-        loss is taken; [sequence_length] each.
       positions_dtype, segments_dtype: "uint8", "uint16" or "uint32".
       made_of: what the rows were made of, in words: corpus, layout and their fingerprints.
     """
 
     sequence_length: int
-    places: tuple[Stored, ...]
     positions_dtype: str
     segments_dtype: str
     made_of: str
 
-    @property
-    def places_dtype(self) -> np.dtype[Any]:
-        """Of a row in `places`."""
-        length = self.sequence_length
-        names = (
-            ("positions", self.positions_dtype),
-            ("segment_ids", self.segments_dtype),
-            ("target_segment_ids", self.segments_dtype),
+    def dtype(self, tokens: npt.DTypeLike) -> np.dtype[Any]:
+        """Of a row in a shard: its tokens, positions, segment ids, and the segment ids of its targets, 0 where no loss is
+        taken; [sequence_length] each."""
+        planes = {
+            "tokens": tokens,
+            "positions": self.positions_dtype,
+            "segment_ids": self.segments_dtype,
+            "target_segment_ids": self.segments_dtype,
+        }
+        formats = [(np.dtype(dtype).newbyteorder("<"), (self.sequence_length,)) for dtype in planes.values()]
+        packed = np.dtype(
+            list(zip(planes, [base for base, _ in formats], [shape for _, shape in formats], strict=True))
         )
-        return np.dtype([(name, np.dtype(dtype).newbyteorder("<"), (length,)) for name, dtype in names])
+        offsets = [packed.fields[name][1] for name in planes]  # type: ignore[index]
+        size = -(-packed.itemsize // _ALIGNMENT) * _ALIGNMENT
+        return np.dtype({"names": list(planes), "formats": formats, "offsets": offsets, "itemsize": size})
+
+
+_Int32 = npt.NDArray[np.int32]
+ReadyArrays = tuple[_Int32, _Int32, _Int32, _Int32, _Int32, npt.NDArray[Any] | None]
+"""Arrays [rows, L] of ready rows: tokens, targets (the tokens one place further on, 0 at the end of a row), positions, segment
+ids, and segment ids of targets, int32; and loss, bool or float32, None where it was not asked for or every token takes it."""
+
+
+class _Block(NamedTuple):
+    """Some rows of a batch.
+
+    Attributes:
+      rows: which these are.
+      size: bytes, of all of them in their files.
+      buffers: what each of them is read into.
+      to, found: arrays, views of the batch's, and what is copied to each then.
+    """
+
+    rows: slice
+    size: int
+    buffers: list[Buffers]
+    to: list[npt.NDArray[Any]]
+    found: list[npt.NDArray[Any]]
 
 
 class RowReader:
     """Reads rows of a corpus that has them ready. Safe in threads.
+
+    Some rows at a time are read and made arrays of: what was read is in the processor's cache then.
 
     Args:
       corpus: one with `rows`.
@@ -64,52 +100,100 @@ class RowReader:
 
     def __init__(self, corpus: Corpus, max_open_files: int | None = None) -> None:
         assert corpus.rows is not None
-        length, shards = corpus.rows.sequence_length, corpus.shards
+        shards, length = corpus.shards, corpus.rows.sequence_length
         losses = [shard.loss for shard in shards if shard.loss is not None]
-        self._length, self._dtype = length, corpus.dtype
+        self._length, self._wide = length, corpus.dtype.itemsize == 4
         self._begins: Ints = np.cumsum([0] + [shard.num_tokens // length for shard in shards])[:-1]
-        rows = corpus.rows
-        self.fits_int32 = corpus.dtype.itemsize == 4  # tokens that don't are not written out
-        self._tokens = _Rows(shards, np.dtype([("tokens", corpus.dtype, (length,))]), max_open_files, corpus.remote)
-        self._places = _Rows(rows.places, rows.places_dtype, max_open_files, corpus.remote)
-        self._weighted = corpus.has_weights
-        dtype: np.dtype[Any] = np.dtype([("loss", np.float32 if self._weighted else np.uint8, (length,))])
-        self._losses = losses
-        self._loss = _Rows(losses, dtype, max_open_files, corpus.remote) if losses else None
+        self._losses, self._weighted = losses, corpus.has_weights
+        self._rows = _Rows(shards, corpus.rows.dtype(corpus.dtype), max_open_files, corpus.remote)
+        loss: np.dtype[Any] = np.dtype([("loss", np.float32 if self._weighted else np.uint8, (length,))])
+        self._loss = _Rows(losses, loss, max_open_files, corpus.remote) if losses else None
 
-    def read(self, rows: Ints, arrays: Arrays, *, only_weights: bool = False) -> tuple[Any, ...]:
-        """Rows `rows`, each in range: tokens, positions, segment ids, target segment ids and loss, arrays [rows, L] made
-        by `arrays`; no loss (None) where the corpus has none, and with `only_weights` where it is a mask, which the
-        target segment ids hold already. Tokens are read last: they are what is copied from next.
+    def read(self, rows: Ints, arrays: Arrays, *, only_weights: bool = False) -> ReadyArrays:
+        """Rows `rows`, each in range, in int32 arrays [rows, L] made by `arrays`.
+
+        Args:
+          only_weights: no loss where it is a mask, which the segment ids of targets hold already.
 
         Raises:
           CorpusFileError: a file is missing, unreadable, or not the one that was indexed.
           CorpusError: a weight that is no finite number.
         """
-        shards, at = [0] * len(rows), rows
+        shards, count = None, len(rows)
         if len(self._begins) > 1:
-            shard = self._begins.searchsorted(rows, side="right") - 1
-            shards, at = shard.tolist(), rows - self._begins[shard]
-        places = self._places.take(shards, at, arrays, np.int32)
+            shards = self._begins.searchsorted(rows, side="right") - 1
+            rows = rows - self._begins[shards]
+        blocks, (tokens, targets, segments, positions, target_segments) = arrays.stack(
+            5, (count, self._length), self._blocks
+        )
+        reader = self._rows
+        if reader.plain:
+            files, fds, offsets = reader.at(shards, rows)
+            for here, size, buffers, to, found in blocks:
+                try:
+                    done = sum(map(os.preadv, fds[here], buffers, offsets[here]))
+                except OSError:
+                    done = 0
+                if done != size:
+                    reader.read_again(None if shards is None else shards[here], offsets[here], buffers)
+                for _ in map(setitem, to, _ALL, found):
+                    pass
+            for file in files if shards is None else set(files):
+                file.look()
+            metrics.read_local(count * reader.dtype.itemsize)
+        else:
+            memory = reader.fetch(shards, rows)
+            for here, _, buffers, to, found in blocks:
+                _fill(buffers, memory[here])
+                for _ in map(setitem, to, _ALL, found):
+                    pass
+        targets[:, -1] = 0
         loss = None
         if self._loss is not None and (self._weighted or not only_weights):
-            (loss,) = self._loss.take(shards, at, arrays)
-            if not self._weighted:
-                loss = loss != 0
-            elif not np.isfinite(loss).all():
-                row = int(np.flatnonzero(~np.isfinite(loss).all(axis=1))[0])
-                raise CorpusError(
-                    f"{self._losses[shards[row]].path}: a weight of row {at[row]} is no finite number. Write the rows again."
-                )
-        return *self._tokens.take(shards, at, arrays), *places, loss
+            loss = self._read_loss(self._loss, shards, rows)
+        return tokens, targets, positions, segments, target_segments, loss
+
+    def _blocks(self, stack: Stack) -> list[_Block]:
+        """How the rows of a batch are read and copied to the arrays of `stack`, in the order in which `read` has them."""
+        tokens, targets, segments, positions, target_segments = stack.arrays
+        count, length = tokens.shape
+        size = max(1, min(count, _BLOCK_TOKENS // length))
+        row = self._rows.dtype
+        memory = Arrays().empty((size, row.itemsize), np.uint8, 1)
+        planes = _planes(memory, row)
+        beside = _bytes_of_rows(memory[:, planes[0].nbytes // size :]) if self._wide else _bytes_of_rows(memory)
+        blocks = []
+        for begin in range(0, count, size):
+            here = slice(begin, min(begin + size, count))
+            first, *found = [plane[: here.stop - begin] for plane in planes]
+            to = [targets[here, :-1], positions[here], segments[here], target_segments[here]]
+            found = [tokens[here, 1:], *found]
+            if self._wide:
+                buffers: list[Buffers] = list(zip(stack.rows[here], beside, strict=False))
+            else:
+                buffers = [(each,) for each in beside]
+                to, found = [tokens[here], *to], [first, *found]
+            blocks.append(_Block(here, (here.stop - begin) * row.itemsize, buffers, to, found))
+        return blocks
+
+    def _read_loss(self, reader: _Rows, shards: Ints | None, rows: Ints) -> npt.NDArray[Any]:
+        (loss,) = _planes(reader.fetch(shards, rows), reader.dtype)
+        if not self._weighted:
+            taken: npt.NDArray[np.bool_] = loss != 0
+            return taken
+        if not np.isfinite(loss).all():
+            row = int(np.flatnonzero(~np.isfinite(loss).all(axis=1))[0])
+            path = self._losses[0 if shards is None else shards[row]].path
+            raise CorpusError(f"{path}: a weight of row {rows[row]} is no finite number. Write the rows again.")
+        return loss
 
 
 class _Rows(ShardReader):
-    """Reads rows of several planes each.
+    """Reads whole rows.
 
     Args:
       files: arrays [rows] of `dtype`.
-      dtype: structured; each of its fields is a plane of the same shape.
+      dtype: structured.
     """
 
     def __init__(
@@ -119,23 +203,33 @@ class _Rows(ShardReader):
         max_open_files: int | None,
         remote: RemoteOptions | None,
     ) -> None:
-        super().__init__(files, dtype.itemsize, max_open_files, remote=remote)
-        self._row_bytes = dtype.itemsize
-        self._planes: list[tuple[np.dtype[Any], slice]] = []
-        for plane, begin, *_ in (dtype.fields or {}).values():
-            self._planes.append((plane.base, slice(begin, begin + plane.itemsize)))
+        super().__init__(files, dtype.itemsize, max_open_files, remote=remote, whole_rows=True)
+        self.dtype = dtype
 
-    def take(self, shards: list[int], rows: Ints, arrays: Arrays, dtype: type | None = None) -> list[npt.NDArray[Any]]:
-        """Row `rows[i]` of shard `shards[i]` for each i: an array [rows, L] of each plane, made by `arrays`; as `dtype`,
-        to which they are widened as they are copied."""
-        size = self._row_bytes
-        found = arrays.empty((len(rows), size), np.uint8, 1)
-        places = list(range(0, len(rows) * size, size))
-        self.gather(shards, rows.tolist(), places, [size] * len(rows), found.reshape(-1).data)
-        planes = [found[:, columns].view(plane) for plane, columns in self._planes]
-        if dtype is None:
-            return planes
-        out = [arrays.empty(plane.shape, dtype, 1) for plane in planes]
-        for array, plane in zip(out, planes, strict=True):
-            array[...] = plane
-        return out
+    def fetch(self, shards: Ints | None, rows: Ints) -> npt.NDArray[np.uint8]:
+        """Row `rows[i]` of shard `shards[i]` (without `shards`, of the first) for each i: uint8 [rows, bytes]."""
+        size, count = self.dtype.itemsize, len(rows)
+        memory: npt.NDArray[np.uint8] = np.empty((count, size), np.uint8)
+        places = list(range(0, count * size, size))
+        of_shard = [0] * count if shards is None else shards.tolist()
+        self.gather(of_shard, rows.tolist(), places, [size] * count, memory.reshape(-1).data)
+        return memory
+
+
+def _fill(buffers: list[Buffers], rows: npt.NDArray[np.uint8]) -> None:
+    """Fill buffers of each row with the row's bytes."""
+    for of_row, row in zip(buffers, rows, strict=False):
+        begin = 0
+        for view in of_row:
+            view[:] = row[begin : begin + len(view)].data
+            begin += len(view)
+
+
+def _bytes_of_rows(array: npt.NDArray[Any]) -> list[memoryview]:
+    return [row.data.cast("B") for row in array]
+
+
+def _planes(memory: npt.NDArray[np.uint8], dtype: np.dtype[Any]) -> list[npt.NDArray[Any]]:
+    """Of rows as they stand in memory, uint8 [rows, bytes], an array of each field."""
+    fields = (dtype.fields or {}).values()
+    return [memory[:, begin : begin + plane.itemsize].view(plane.base) for plane, begin, *_ in fields]

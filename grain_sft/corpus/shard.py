@@ -35,6 +35,8 @@ class Shard:
       digest: hash of the first and the last 4 KiB of tokens.
       loss: the file that says which of these tokens take loss; None: all do.
       boundaries: the file that says where documents begin and end; None: they end at each EOS.
+      row: where tokens stand in rows, each with something else after it: tokens of a row, and how many would fit from where
+        one begins to where the next one does; None: nothing is between tokens.
     """
 
     path: str
@@ -45,6 +47,7 @@ class Shard:
     digest: str
     loss: LossFile | None = None
     boundaries: BoundaryFile | None = None
+    row: tuple[int, int] | None = None
 
 
 def token_dtype(name: object, where: str) -> np.dtype[np.unsignedinteger]:

@@ -37,10 +37,11 @@ class MaterializedLayout:
             as_integer("sequence_length", sequence_length, 1, LayoutError) != self.sequence_length
         ):
             raise LayoutError(f"sequence_length={sequence_length}: the rows were written with {self.sequence_length}.")
+        self._count = corpus.num_tokens // self.sequence_length
         self._places = ShardPlaces(corpus)
 
     def __len__(self) -> int:
-        return self.corpus.num_tokens // self.sequence_length
+        return self._count
 
     @property
     def mean_segments(self) -> float:

@@ -163,14 +163,15 @@ class PackedLayout:
         self._places = ShardPlaces(self.corpus)
         self._ends: Ints = np.cumsum([len(plan.ends) for plan in self.plans])
         self._begins: Ints = np.append(0, self._ends)
-        if not self._ends[-1]:
+        self._count = int(self._ends[-1])
+        if not self._count:
             raise LayoutError(
                 f"{self.recipe.algorithm} leaves no row: {self.plans[0].counts['documents']} documents don't fill one batch "
                 f"of {self.recipe.batch_rows} rows of {self.sequence_length} tokens."
             )
 
     def __len__(self) -> int:
-        return int(self._ends[-1])
+        return self._count
 
     @property
     def mean_segments(self) -> float:

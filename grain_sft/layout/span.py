@@ -61,6 +61,9 @@ class Pieces(NamedTuple):
     position: npt.NDArray[np.int64] | None = None  # of the piece's first token in its segment
 
 
+_INT64 = np.dtype(np.int64)
+
+
 def checked_rows(
     indices: Sequence[int] | npt.NDArray[np.integer], layout: Layout
 ) -> tuple[npt.NDArray[np.int64], bool]:
@@ -70,15 +73,18 @@ def checked_rows(
       RowIndexError: one that is no integer, or no row of `layout`.
     """
     rows: npt.NDArray[np.int64] | None
-    if isinstance(indices, np.ndarray) and indices.dtype == np.int64 and indices.ndim == 1:
-        rows, listed = np.asarray(indices, np.int64), indices.tolist()
+    if type(indices) is np.ndarray and indices.dtype is _INT64 and indices.ndim == 1:
+        listed = indices.tolist()
+        rows = np.asarray(indices, np.int64)
+        if listed and min(listed) >= 0 and max(listed) < len(layout):
+            return rows, False
     else:
         try:
             listed = [operator.index(row) for row in indices]
         except TypeError as error:
             raise RowIndexError(f"rows {indices!r} of {layout!r}: expected integers, one after the other.") from error
         rows = None
-    lowest, highest = min(listed, default=0), max(listed, default=0)
+    lowest, highest = (min(listed), max(listed)) if listed else (0, 0)
     if lowest < FILL_ROW or highest >= len(layout):
         wrong = lowest if lowest < FILL_ROW else highest
         raise RowIndexError(f"row {wrong} of {layout!r}: expected 0 to {len(layout) - 1}.")

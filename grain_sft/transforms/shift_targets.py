@@ -52,18 +52,23 @@ class ShiftTargets(grain.transforms.Map):
           TransformError: a token id that int32 can't hold.
           RowIndexError, CorpusFileError: as `source.read`.
         """
+        ready = source.read_shifted(rows)
+        if ready is not None:
+            return _batch(*ready)
         read = source.read_rows(rows)
         if read is None:
             return self.map(source.read(rows))
-        tokens = read.tokens.view(np.int32) if read.fits_int32 else _as_int32(read.tokens)
-        targets = self._targets(tokens)  # at once, while the tokens are at hand
-        segmentation = read.target_segment_ids
-        if segmentation is None and read.loss is None and read.held is not None:
-            segmentation = self._kept_or_made(read.segment_ids, read.held)
-        elif segmentation is None:
-            segmentation = self._segmentation_of(read)
-        weights = None if read.loss is None or read.loss.dtype == np.bool_ else read.loss
-        return _batch(tokens, targets, read.positions, read.segment_ids, segmentation, weights)
+        tokens, loss, segments, positions, segmentation, inputs, targets, *_, held = read
+        if inputs is None or targets is None:
+            inputs = _as_int32(tokens)
+            targets = self._targets(inputs)
+        if segmentation is None:
+            if loss is None and held is not None:
+                segmentation = self._kept_or_made(segments, held)
+            else:
+                segmentation = self._segmentation_of(read)
+        weights = None if loss is None or loss.dtype == np.bool_ else loss
+        return _batch(inputs, targets, positions, segments, segmentation, weights)
 
     def _targets(self, tokens: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
         targets = self._arrays.empty(tokens.shape, np.int32)

@@ -40,11 +40,10 @@ def check_written_rows(report: Report, corpus: Corpus) -> None:
                 if len(wrong):
                     row = int(wanted[wrong[0]])
                     shard = int(np.searchsorted(per_shard, row, side="right"))
-                    assert corpus.rows is not None
                     sentence = (
                         f"{name} of {len(wrong):,} rows from here on are not what their documents and their loss make."
                     )
-                    report.wrong("rows", corpus.rows.places[shard].path, sentence, f"row {row}")
+                    report.wrong("rows", corpus.shards[shard].path, sentence, f"row {row}")
                     return
         report.figures["rows"] = rows
     except GrainSftError as error:

@@ -104,21 +104,29 @@ def _short(path: str) -> str:
 def _landmarks() -> Mapping[CodeType, Callable[[Variables], str]]:
     """By function, what to say of a thread in it, given its variables."""
     from grain_sft import remote_requests
-    from grain_sft.corpus.reader import ShardReader, _LocalFile
+    from grain_sft.corpus.reader import LocalFile, ShardReader
+    from grain_sft.corpus.rows import RowReader
     from grain_sft.corpus.shard_cache import ShardCache
     from grain_sft.pipeline import Pipeline
 
     return {
-        _LocalFile.__init__.__code__: lambda v: f"opening {v['shard'].path}",
-        _LocalFile.look.__code__: lambda v: f"looking whether {v['self'].shard.path} has changed",
-        _LocalFile.read_rest.__code__: lambda v: f"reading {v['self'].shard.path} at byte {v['offset'] + v['done']}",
-        ShardReader.gather.__code__: lambda v: f"reading {v['file'].shard.path} at byte {v['offset']}",
+        LocalFile.__init__.__code__: lambda v: f"opening {v['shard'].path}",
+        LocalFile.look.__code__: lambda v: f"looking whether {v['self'].shard.path} has changed",
+        LocalFile.read_rest.__code__: lambda v: f"reading {v['self'].shard.path} at byte {v['offset'] + v['done']}",
+        ShardReader.fill.__code__: lambda v: f"reading {v['file'].shard.path} at byte {v['offset']}",
+        RowReader.read.__code__: _reading_rows,
         ShardReader._copy.__code__: _copying,
         ShardCache._fill.__code__: _filling,
         ShardCache.read.__code__: _waiting_for_block,
         remote_requests._each.__code__: lambda v: f"asking for {len(v['jobs'])} parts of remote files",
         Pipeline._batch.__code__: lambda v: f"in the transform {type(v['transform']).__name__}",
     }
+
+
+def _reading_rows(v: Variables) -> str:
+    files, offsets = v["files"], v["offsets"]
+    others = f" or one of {len(offsets) - 1} other rows" if offsets[1:] else ""
+    return f"reading {files[0].shard.path} at byte {offsets[0]}{others}"
 
 
 def _copying(v: Variables) -> str:

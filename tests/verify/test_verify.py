@@ -459,14 +459,14 @@ def test_a_batch_that_is_not_aligned_is_found_out(config, key, change, sentence)
 def test_rows_whose_planes_do_not_fit_are_found_out(tmp_path, layout, plane):
     materialize(layout, tmp_path / "rows")
     assert check(tmp_path / "rows").sound
-    path = tmp_path / "rows" / "places_0000.bin"
-    row = 3 * LENGTH
-    at = 40 * row + plane * LENGTH + 1
+    path = tmp_path / "rows" / "rows_0000.bin"
+    row = path.stat().st_size // len(layout)
+    at = 40 * row + (layout.corpus.dtype.itemsize + plane) * LENGTH + 1
     assert 4096 < at < path.stat().st_size - 4096, "not at the ends, which are hashed"
     poke(path, np.uint8, at, 77)
     assert check(tmp_path / "rows", full=False).sound
     report = check(tmp_path / "rows")
-    assert wrongs(report) == [("rows", "places_0000.bin", "row 40")], report.findings
+    assert wrongs(report) == [("rows", "rows_0000.bin", "row 40")], report.findings
 
 
 def test_exit_codes_and_json_are_for_scripts(tmp_path, config, capsys):

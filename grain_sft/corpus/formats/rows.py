@@ -1,9 +1,9 @@
 """Format rows: packed rows written out in order, by `grain-sft pack --materialize`.
 
-`rows.json`, and for every shard NNNN: `tokens_NNNN.bin` (raw tokens, whole rows), `places_NNNN.bin` (for each row its
-positions, its segment ids, and the segment ids of its targets, 0 where no loss is taken: uint8, uint16 or uint32),
-`documents_NNNN.idx` (uint64 pairs of start and length, of every segment) and, where the corpus says which tokens take
-loss, `loss_NNNN.bin` (uint8, or float32 weights).
+`rows.json`, and for every shard NNNN: `rows_NNNN.bin` (for each row its tokens, its positions, its segment ids, and the
+segment ids of its targets, 0 where no loss is taken: uint8, uint16 or uint32; then nothing until a multiple of 8 bytes),
+`documents_NNNN.idx` (uint64 pairs of start and length, of every segment, in tokens) and, where the corpus says which tokens
+take loss, `loss_NNNN.bin` (uint8, or float32 weights).
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from grain_sft.corpus.formats.tree import Tree
 from grain_sft.corpus.loss import scan_loss
 from grain_sft.corpus.rows import ReadyRows
 from grain_sft.corpus.scan import THREADS
-from grain_sft.corpus.shard import Shard, scan_shard, token_dtype
-from grain_sft.corpus.stored import Stored, describe
+from grain_sft.corpus.shard import Shard, token_dtype
+from grain_sft.corpus.stored import describe
 from grain_sft.errors import CorpusError
 
 EXPECTED = "a directory with rows.json, written by grain-sft pack --materialize"
 MANIFEST = "rows.json"
 FORMAT = "grain_sft rows"
-VERSION = 2
+VERSION = 3
 PLACE_DTYPES = ("uint8", "uint16", "uint32")
 LOSS_KINDS = ("", "bool", "float32")
 
@@ -76,23 +76,24 @@ def scan(folder: str, data: Json, options: Options, tree: Tree) -> Corpus:
     if options.dtype not in (None, dtype):
         raise CorpusError(f"{data.path}: says dtype {name}, but dtype={options.dtype} was asked for. Leave it out.")
 
-    ready = ReadyRows(length, (), kinds["positions_dtype"], kinds["segments_dtype"], made_of)
+    ready = ReadyRows(length, kinds["positions_dtype"], kinds["segments_dtype"], made_of)
 
-    def scan_one(number: int) -> tuple[Shard, Stored]:
+    row = ready.dtype(dtype)
+
+    def scan_one(number: int) -> Shard:
         paths = {kind: files.join(folder, file) for kind, file in shard_files(number, loss).items()}
-        shard, _ = scan_shard(paths["tokens"], "", dtype)
-        places = describe(paths["places"])
+        rows = describe(paths["rows"])
         tokens = counts[number] * length
-        _check_size(paths["tokens"], shard.num_tokens * dtype.itemsize, tokens * dtype.itemsize)
-        _check_size(paths["places"], places.size, counts[number] * ready.places_dtype.itemsize)
+        _check_size(paths["rows"], rows.size, counts[number] * row.itemsize)
         found = None if not loss else scan_loss(paths["loss"], loss)
         if found is not None:
             _check_size(paths["loss"], found.size, tokens * (1 if loss == "bool" else 4))
         boundaries = describe_boundaries(paths["documents"], "pairs")
-        return dataclasses.replace(shard, loss=found, boundaries=boundaries), places
+        apart = (length, row.itemsize // dtype.itemsize)
+        return Shard(paths["rows"], tokens, rows.size, 0, "", rows.digest, found, boundaries, apart)
 
     with concurrent.futures.ThreadPoolExecutor(min(THREADS, len(counts))) as pool:
-        scanned = list(pool.map(scan_one, range(len(counts))))
+        shards = tuple(pool.map(scan_one, range(len(counts))))
     origin = Origin(
         eos_token_id=data.count("eos_token_id"),
         pad_token_id=data.count("pad_token_id"),
@@ -101,14 +102,12 @@ def scan(folder: str, data: Json, options: Options, tree: Tree) -> Corpus:
         path=data.path,
     )
     sources = files.join(folder, "sources.bin") if "sources.bin" in tree.names(folder) else ""
-    corpus = corpus_of(tuple(shard for shard, _ in scanned), dtype, options, origin, sources)
-    places = tuple(places for _, places in scanned)
-    return dataclasses.replace(corpus, rows=dataclasses.replace(ready, places=places))
+    return dataclasses.replace(corpus_of(shards, dtype, options, origin, sources), rows=ready)
 
 
 def shard_files(number: int, loss: str) -> dict[str, str]:
     """Names of the files of a shard, by what they hold."""
-    kinds = {"tokens": "bin", "places": "bin", "loss": "bin", "documents": "idx"}
+    kinds = {"rows": "bin", "loss": "bin", "documents": "idx"}
     return {kind: f"{kind}_{number:04d}.{suffix}" for kind, suffix in kinds.items() if kind != "loss" or loss}
 
 
