@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
 
 import numpy as np
@@ -11,7 +12,7 @@ from batches import assert_same
 from sft_files import documents, write_episodes, write_primer, write_sources
 
 import grain_sft
-from grain_sft import Host, IndexSampler, NpyDataSource, PackedLayout, Pipeline, ShiftTargets, WindowLayout
+from grain_sft import Host, IndexSampler, NpyDataSource, PackedLayout, Pipeline, ShiftTargets, WindowLayout, sources
 from grain_sft.cli.main import main
 from grain_sft.corpus.learning_rate import supervised_ratio
 from grain_sft.errors import CorpusError, CorpusFileError, LayoutError
@@ -130,8 +131,29 @@ def test_tokens_of_written_rows_are_read_as_those_of_any_corpus(tmp_path, layout
             np.testing.assert_array_equal(source[row]["tokens"][: len(expected)], expected)
 
 
+def test_a_batch_opens_no_more_files_than_it_may(tmp_path, layout, monkeypatch):
+    materialize(layout, tmp_path / "rows", shard_bytes=1 << 10)
+    written = MaterializedLayout(grain_sft.open_corpus(tmp_path / "rows"))
+    assert len(written.corpus.shards) > 20
+    opened, seen, preadv = set(), [], os.preadv
+
+    def counting(fd, *arguments):
+        links = (f"/proc/self/fd/{each}" for each in os.listdir("/proc/self/fd"))
+        opened.update(each for each in links if os.path.exists(each) and "rows_" in os.readlink(each))
+        seen.append(sum(os.path.exists(each) and "rows_" in os.readlink(each) for each in opened))
+        return preadv(fd, *arguments)
+
+    monkeypatch.setattr(os, "preadv", counting)
+    source, expected = NpyDataSource(written, max_open_files=4), NpyDataSource(layout)
+    rows = np.arange(len(layout))
+    assert_same(ShiftTargets().read(source, rows), ShiftTargets().read(expected, rows))
+    few = rows[: 3 * (len(rows) // len(written.corpus.shards))]
+    assert_same(ShiftTargets().read(source, few), ShiftTargets().read(expected, few))
+    assert 0 < max(seen) <= 2 * 4
+
+
 @pytest.mark.parametrize("kind", ["masks", "uint16", "weights"])
-def test_rows_in_a_bucket_are_those_of_a_folder(tmp_path, client, kind):
+def test_rows_in_a_bucket_are_those_of_a_folder(tmp_path, client, monkeypatch, kind):
     expected = NpyDataSource(PackedLayout(make(tmp_path, kind), LENGTH))
     for where in (tmp_path / "rows", f"gs://bucket/{kind}-rows"):
         materialize(expected.layout, where, shard_bytes=1 << 10)
@@ -142,6 +164,10 @@ def test_rows_in_a_bucket_are_those_of_a_folder(tmp_path, client, kind):
     rows = np.arange(len(expected))[::-3]
     assert_same(ShiftTargets().read(found, rows), ShiftTargets().read(expected, rows))
     np.testing.assert_array_equal(there.read(40, 140)[0], here.read(40, 140)[0])
+    monkeypatch.setattr(sources, "_LONG_RUN", 1)  # row by row
+    again = [NpyDataSource(PackedLayout(corpus, 200)) for corpus in (here, there)]
+    assert all(source._long is not None for source in again)
+    assert_same(ShiftTargets().read(again[0], np.arange(5)), ShiftTargets().read(again[1], np.arange(5)))
 
 
 def test_pieces_say_what_the_fast_way_reads(tmp_path, layout, monkeypatch):

@@ -262,17 +262,22 @@ class ShardReader:
             if done != size:
                 file.read_rest(offset, piece, done)
 
-    def at(self, shards: Ints | None, starts: Ints) -> At:
-        """Where value `starts[i]` of the plain shard `shards[i]` (without `shards`, of the first) is, for each i.
+    def at(self, shards: Ints | None, starts: Ints) -> At | None:
+        """Where value `starts[i]` of shard `shards[i]` (without `shards`, of the first) is, for each i; None where they are
+        not plain, or more than may be open at once.
 
         Raises:
           CorpusFileError: a file is missing, unreadable, or not the one that was indexed.
         """
+        if not self.plain:
+            return None
         opened, size, listed = self._open, self._itemsize, starts.tolist()
         if shards is None:
             file = opened.get(0) or self._open_file(0)
             begin = file.data_offset
             return [file], [file.fd] * len(listed), [begin + start * size for start in listed]
+        if len(shards) > self._max_open_files and len(set(shards.tolist())) > self._max_open_files:
+            return None
         files = [opened.get(shard) or self._open_file(shard) for shard in shards.tolist()]
         offsets = [file.data_offset + start * size for file, start in zip(files, listed, strict=True)]
         return files, [file.fd for file in files], offsets

@@ -127,8 +127,9 @@ class RowReader:
             5, (count, self._length), self._blocks
         )
         reader = self._rows
-        if reader.plain:
-            files, fds, offsets = reader.at(shards, rows)
+        at = reader.at(shards, rows)
+        if at is not None:
+            files, fds, offsets = at
             for here, size, buffers, to, found in blocks:
                 try:
                     done = sum(map(os.preadv, fds[here], buffers, offsets[here]))
