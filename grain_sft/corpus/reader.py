@@ -13,22 +13,20 @@ the disk the next batches are read, and then a copy is tried again.
 
 from __future__ import annotations
 
-import contextlib
-import mmap
 import os
 import resource
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 from grain_sft import metrics
+from grain_sft.corpus.local_file import LocalFile, Stamp
 from grain_sft.corpus.many_pieces import copies
 from grain_sft.corpus.remote import Piece, RemoteShards
 from grain_sft.corpus.remote_options import RemoteOptions
-from grain_sft.corpus.stored import StoredFile, read_digest, replaced, size_change
-from grain_sft.errors import CorpusFileError
+from grain_sft.corpus.stored import StoredFile
 from grain_sft.forks import renew_lock
 
 DEFAULT_MAX_OPEN_FILES = 1024
@@ -36,121 +34,14 @@ DEFAULT_MAX_OPEN_FILES = 1024
 _MANY_PIECES = 8  # of a gather
 _SMALL_PIECE = 1 << 13  # bytes, on average
 _READ_INSTEAD = 1 << 8  # batches, after a copy from a map that waited for the disk
-_LET_GO = 1 << 12  # gathers after which the pages that a map has touched are let go of
-
 
 Ints = npt.NDArray[np.int64]
-_Stamp = tuple[int, int, int]
-
-
 Buffers = tuple[memoryview, ...]
 """Memory that is read into, one after the other, as `os.preadv` takes it."""
 
-
-At = tuple[list["LocalFile"], list[int], list[int]]
+At = tuple[list[LocalFile], list[int], list[int]]
 """Places in local files: what keeps the files open, which of them is to be looked at once it was read; and for each place
 what the file is open as, and the byte in it."""
-
-
-def _stamp(status: os.stat_result) -> _Stamp:
-    """What changes where a file is replaced or written to: device, inode and time of the last change."""
-    return status.st_dev, status.st_ino, status.st_mtime_ns
-
-
-class LocalFile:
-    """An open file that closes itself when the last reader lets go of it."""
-
-    def __init__(self, shard: StoredFile, verified: _Stamp | None, scattered: bool) -> None:
-        self.shard, self.data_offset = shard, shard.data_offset
-        self.fd = -1
-        try:
-            self.fd = os.open(shard.path, os.O_RDONLY | os.O_CLOEXEC)
-            if scattered and hasattr(os, "posix_fadvise"):
-                os.posix_fadvise(self.fd, 0, 0, os.POSIX_FADV_RANDOM)
-            found, self.stamp, other = self._state(verified)
-        except OSError as error:
-            raise CorpusFileError(
-                f"{shard.path}: can't be opened ({error.strerror}). Check the mount, or map the path with path_remap."
-            ) from error
-        if found != shard.size:
-            raise CorpusFileError(size_change(shard, found))
-        if other:
-            raise CorpusFileError(replaced(shard))
-        self.address = 0  # of the first byte, mapped; 0 where it is not
-        self._map: mmap.mmap | None = None
-        self._gathers = 0
-
-    def map(self) -> None:
-        """Map the file, where that is possible. The map holds a second descriptor of it, and lives as long as this does: who
-        copies from it holds this, and no two threads call this at once."""
-        if self._map is not None:
-            return
-        try:
-            self._map = mmap.mmap(self.fd, 0, mmap.MAP_SHARED, mmap.PROT_READ)
-        except (OSError, ValueError):  # a file system that maps nothing, or a file that is empty now
-            return
-        with contextlib.suppress(OSError):  # else a page that has to come from the disk brings megabytes with it
-            self._map.madvise(mmap.MADV_RANDOM)
-        self.address = np.frombuffer(self._map, np.uint8).ctypes.data
-
-    def look(self) -> None:
-        """See, after it was read from, that the file has the size that was indexed and, where it was written to since it
-        was last looked at, both ends too."""
-        try:
-            status = os.fstat(self.fd)
-            if status.st_mtime_ns == self.stamp[2] and status.st_size == self.shard.size:
-                if self._map is not None:
-                    self._let_go(self._map)
-                return
-            found, stamp, other = self._state(self.stamp)
-        except OSError as error:
-            raise CorpusFileError(f"{self.shard.path}: can't be looked at after a read ({error.strerror}).") from error
-        if found != self.shard.size:
-            raise CorpusFileError(
-                f"{self.shard.path}: the file has {found} bytes, expected {self.shard.size}: it was "
-                f"{'cut short' if found < self.shard.size else 'appended to'} while in use."
-            )
-        if other:
-            raise CorpusFileError(replaced(self.shard))
-        self.stamp = stamp
-
-    def _let_go(self, of: mmap.mmap) -> None:
-        """From time to time, let go of the pages that were touched. They stay in the page cache; without, all of the file
-        would become resident."""
-        self._gathers += 1
-        if not self._gathers % _LET_GO:
-            with contextlib.suppress(OSError):
-                of.madvise(mmap.MADV_DONTNEED)
-
-    def _state(self, known: _Stamp | None) -> tuple[int, _Stamp, bool]:
-        """Bytes, stamp, and whether the ends are others than those that were indexed, which is looked at where the stamp
-        is not `known`."""
-        status = os.fstat(self.fd)
-        if _stamp(status) == known:
-            return status.st_size, known, False
-        other = read_digest(self.fd, self.shard) != self.shard.digest
-        status = os.fstat(self.fd)  # again: a file that is cut just now has other ends too
-        return status.st_size, _stamp(status), other
-
-    def read_rest(self, offset: int, out: memoryview, done: int) -> None:
-        """Fill `out` from the file's byte `offset` on, its first `done` bytes being there already."""
-        while done < len(out):
-            try:
-                count = os.preadv(self.fd, (out[done:],), offset + done)
-            except OSError as error:
-                raise CorpusFileError(
-                    f"{self.shard.path}: can't be read at byte {offset + done} ({error.strerror})."
-                ) from error
-            if not count:
-                raise CorpusFileError(
-                    f"{self.shard.path}: the file has {os.fstat(self.fd).st_size} bytes, expected {self.shard.size}: "
-                    "it was cut short while in use."
-                )
-            done += count
-
-    def __del__(self, close: Callable[[int], None] = os.close) -> None:
-        if self.fd >= 0:
-            close(self.fd)
 
 
 class ShardReader:
@@ -193,7 +84,7 @@ class ShardReader:
         self._scattered = scattered
         self._max_open_files = max(1, max_open_files)
         self._open: dict[int, LocalFile] = {}  # in the order in which they were opened
-        self._verified: dict[int, _Stamp] = {}
+        self._verified: dict[int, Stamp] = {}
         self._lock = threading.Lock()
         renew_lock(self)
         self._left_to_read = 0  # batches

@@ -104,7 +104,8 @@ def _short(path: str) -> str:
 def _landmarks() -> Mapping[CodeType, Callable[[Variables], str]]:
     """By function, what to say of a thread in it, given its variables."""
     from grain_sft import remote_requests
-    from grain_sft.corpus.reader import LocalFile, ShardReader
+    from grain_sft.corpus.local_file import LocalFile
+    from grain_sft.corpus.reader import ShardReader
     from grain_sft.corpus.rows import RowReader
     from grain_sft.corpus.shard_cache import ShardCache
     from grain_sft.pipeline import Pipeline
