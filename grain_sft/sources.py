@@ -88,11 +88,7 @@ class NpyDataSource(grain.sources.RandomAccessDataSource[Element]):
         self._ready = RowReader(corpus, max_open_files) if isinstance(layout, MaterializedLayout) else None
         self._loss = LossReader(corpus.shards, max_open_files, remote=corpus.remote) if corpus.has_loss else None
         self._arrays = Arrays()
-        long_runs = layout.sequence_length >= _LONG_RUN * layout.mean_segments and corpus.dtype.itemsize <= 4
-        if isinstance(layout, (WindowLayout, MaterializedLayout)) or not long_runs:
-            self._long = None
-        else:
-            self._long = LongSegments(layout, self._reader)
+        self._long = LongSegments(layout, self._reader) if _has_long_runs(layout) else None
         self._constants: dict[int, ReadRows] = {}
         self._numbers: npt.NDArray[np.int32] | None = None
         self._pad = corpus.padding_token_id
@@ -270,6 +266,13 @@ class NpyDataSource(grain.sources.RandomAccessDataSource[Element]):
     def __repr__(self) -> str:
         """What decides its values and nothing else: Grain compares this when it restores an iterator."""
         return f"NpyDataSource(layout={self.layout!r}, corpus={self.layout.corpus.fingerprint!r}, padding={self._pad})"
+
+
+def _has_long_runs(layout: Layout) -> bool:
+    """Whether rows are read row by row. Written rows are not asked for their segments, which would read all of them."""
+    if isinstance(layout, (WindowLayout, MaterializedLayout)) or layout.corpus.dtype.itemsize > 4:
+        return False
+    return layout.sequence_length >= _LONG_RUN * layout.mean_segments
 
 
 def _shift(tokens: npt.NDArray[Any], inputs: npt.NDArray[np.int32], targets: npt.NDArray[np.int32]) -> bool:

@@ -131,6 +131,15 @@ def test_tokens_of_written_rows_are_read_as_those_of_any_corpus(tmp_path, layout
             np.testing.assert_array_equal(source[row]["tokens"][: len(expected)], expected)
 
 
+def test_reading_written_rows_does_not_ask_where_documents_are(tmp_path, layout):
+    materialize(layout, tmp_path / "rows")
+    source = opened(tmp_path / "rows")
+    ShiftTargets().read(source, np.arange(3))
+    source.read([0])
+    assert "documents" not in vars(source.layout.corpus)
+    assert len(source.layout.corpus.documents.start) and "documents" in vars(source.layout.corpus)
+
+
 def test_a_batch_opens_no_more_files_than_it_may(tmp_path, layout, monkeypatch):
     materialize(layout, tmp_path / "rows", shard_bytes=1 << 10)
     written = MaterializedLayout(grain_sft.open_corpus(tmp_path / "rows"))
