@@ -75,8 +75,7 @@ class PipelineIterator(grain.DatasetIterator[Element]):
     def _make(self, step: int, since: float) -> Element:
         """The batch of `step`, made here and now."""
         batch = making.make(self._pipeline, step, since)
-        if self._pipeline.audit is not None:
-            self._pipeline.audit.handed_out(self._pipeline, step)
+        self._write_audit()
         return batch
 
     def _take(self) -> Element:
@@ -85,8 +84,7 @@ class PipelineIterator(grain.DatasetIterator[Element]):
         assert self._inner is not None
         try:
             batch: Element = next(self._inner)
-            if self._pipeline.audit is not None:
-                self._pipeline.audit.handed_out(self._pipeline, self._step)
+            self._write_audit()
             return batch
         except BaseException as error:  # what was made ahead is no longer in step
             self._stop()
@@ -103,6 +101,11 @@ class PipelineIterator(grain.DatasetIterator[Element]):
         if not self._workers.num_workers or inner is None:
             return places.of_makers(self._pipeline)
         return places.of_workers(workers.processes(inner), self._step - self._inner_start)
+
+    def _write_audit(self) -> None:
+        """Say in the audit log, if there is one, that the batch of the next step is handed out."""
+        if self._pipeline.audit is not None:
+            self._pipeline.audit.handed_out(self._pipeline, self._step)
 
     @property
     def next_step(self) -> int:
