@@ -68,22 +68,22 @@ def _registered() -> _Metrics | None:
     except ImportError:
         return None
 
-    class Counter(prometheus_client.Counter):
-        """Up to date when it is looked at; so the others."""
+    class Counted:
+        """Up to date when it is collected."""
 
         def collect(self) -> Iterable[Metric]:
             count()
-            return super().collect()
+            found: Iterable[Metric] = super().collect()  # type: ignore[misc]
+            return found
 
-    class Gauge(prometheus_client.Gauge):
-        def collect(self) -> Iterable[Metric]:
-            count()
-            return super().collect()
+    class Counter(Counted, prometheus_client.Counter):
+        pass
 
-    class Histogram(prometheus_client.Histogram):
-        def collect(self) -> Iterable[Metric]:
-            count()
-            return super().collect()
+    class Gauge(Counted, prometheus_client.Gauge):
+        pass
+
+    class Histogram(Counted, prometheus_client.Histogram):
+        pass
 
     read = Counter("grain_sft_read_bytes", "Bytes of rows that were read, by where their files are.", ["store"])
     return _Metrics(
