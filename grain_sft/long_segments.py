@@ -91,12 +91,14 @@ class LongSegments:
           CorpusFileError: a file is missing, unreadable, or not the one that was indexed.
         """
         shape, plain, fit = (len(rows), self._length), self._reader.plain, True
-        views, (inputs, targets, segments, positions, target_segments) = arrays.stack(5, shape, self._views)
+        (memory, views), (inputs, targets, segments, positions, target_segments) = arrays.stack(5, shape, self._views)
         ranges = [self._layout.ranges(row) for row in rows.tolist()]
         ends: list[list[int]] = []
         made = LongRows(inputs, targets, positions, segments, target_segments, True, ranges, ends)
         if not plain:
-            self._gather(made.pieces, [row.bytes for row in views])
+            size, pieces = self._dtype.itemsize, made.pieces
+            places = pieces.places(self._length) * size
+            self._reader.gather(pieces.shard, pieces.start, places, pieces.length * size, memory)
         for row, of_row in zip(views, ranges, strict=True):
             lasts = self._fill(row, of_row, plain)
             ends.append(lasts)
@@ -140,23 +142,14 @@ class LongSegments:
             row.tokens[place:], segments[place:], positions[place:] = self._pad, 0, 0
         return lasts
 
-    def _gather(self, pieces: Pieces, rows: list[memoryview]) -> None:
-        """Read the tokens of all rows at once."""
-        size = self._dtype.itemsize
-        of_row = self._length * size
-        memory = memoryview(bytearray(len(rows) * of_row))
-        places = pieces.row * of_row + pieces.column * size
-        self._reader.gather(pieces.shard, pieces.start, places, pieces.length * size, memory)
-        for number, row in enumerate(rows):
-            row[:] = memory[number * of_row : (number + 1) * of_row]
-
-    def _views(self, stack: Stack) -> list[_Row]:
+    def _views(self, stack: Stack) -> tuple[memoryview, list[_Row]]:
+        """The bytes of all tokens, and views of each row."""
         inputs, targets, segments, positions, target_segments = stack.arrays
         tokens = inputs.view(self._dtype) if self._wide else Arrays().empty(inputs.shape, self._dtype)
-        memory = stack.rows if self._wide else [row.data.cast("B") for row in tokens]
-        return [
+        memory, size = tokens.reshape(-1).data.cast("B"), self._length * self._dtype.itemsize
+        return memory, [
             _Row(
-                memory[row],
+                memory[row * size : (row + 1) * size],
                 tokens[row],
                 inputs[row],
                 inputs[row, 1:],

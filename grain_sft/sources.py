@@ -38,7 +38,8 @@ class ReadRows(NamedTuple):
       loss: bool, or float32 weights; None: every token that is no padding takes loss, or as `target_segment_ids` says.
       lasts: int64 [segments], places of every segment's last token in the rows one after the other.
       held: bool, tokens that are no padding, where that is at hand.
-      target_segment_ids: int32, what `ShiftTargets` makes of all this, where that is known; then `lasts` is None.
+      target_segment_ids: int32, what `ShiftTargets` makes of all this, where that is known, as it is wherever both `loss` and
+        `held` are None.
       inputs, targets: int32, what `ShiftTargets` makes of the tokens, where that is known.
     """
 
@@ -197,19 +198,27 @@ class NpyDataSource(grain.sources.RandomAccessDataSource[Element]):
         inputs, dtype = read.inputs, self.layout.corpus.dtype
         tokens = inputs.view(dtype) if dtype.itemsize == 4 else inputs.astype(dtype)
         loss = None if self._loss is None else self._gather_loss(self._loss, read.pieces, inputs.shape)
-        found = ReadRows(tokens, loss, read.segment_ids, read.positions, lasts=read.lasts)
-        return found._replace(inputs=inputs, targets=read.targets) if shifted and read.fit else found
+        known = shifted and read.fit
+        return ReadRows(
+            tokens,
+            loss,
+            read.segment_ids,
+            read.positions,
+            read.target_segment_ids if shifted and loss is None else None,
+            inputs if known else None,
+            read.targets if known else None,
+            read.lasts,
+        )
 
     def _gather(self, pieces: Pieces, out: memoryview) -> None:
         """Copy every piece to its place in the bytes of tokens [rows, L]."""
         length, size = self.layout.sequence_length, self.layout.corpus.dtype.itemsize
-        places = (pieces.row * length + pieces.column) * size
-        self._reader.gather(pieces.shard, pieces.start, places, pieces.length * size, out)
+        self._reader.gather(pieces.shard, pieces.start, pieces.places(length) * size, pieces.length * size, out)
 
     @staticmethod
     def _gather_loss(reader: LossReader, pieces: Pieces, shape: tuple[int, int]) -> npt.NDArray[Any]:
         """What the loss files say of every piece, at its place in [rows, L]."""
-        places = pieces.row * shape[1] + pieces.column
+        places = pieces.places(shape[1])
         return reader.gather(pieces.shard, pieces.start, places, pieces.length, shape[0] * shape[1]).reshape(shape)
 
     def _segments(self, pieces: Pieces, tokens: npt.NDArray[Any], positions: npt.NDArray[np.int32]) -> ReadRows:
@@ -217,7 +226,7 @@ class NpyDataSource(grain.sources.RandomAccessDataSource[Element]):
         count, length = tokens.shape
         assert pieces.segment is not None and pieces.position is not None
         row = pieces.row
-        firsts = pieces.row * length + pieces.column
+        firsts = pieces.places(length)
         ends = firsts + pieces.length
         borders = np.ones(len(row) + 1, np.bool_)  # a segment that goes on in the next piece has no last token there
         borders[1:-1] = (pieces.segment[1:] != pieces.segment[:-1]) | (row[1:] != row[:-1])

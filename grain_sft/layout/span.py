@@ -60,6 +60,10 @@ class Pieces(NamedTuple):
     segment: npt.NDArray[np.int64] | None = None  # number in its row, from 1
     position: npt.NDArray[np.int64] | None = None  # of the piece's first token in its segment
 
+    def places(self, length: int) -> npt.NDArray[np.int64]:
+        """Where each piece begins in the rows, `length` tokens each, one after the other."""
+        return self.row * length + self.column
+
 
 _INT64 = np.dtype(np.int64)
 

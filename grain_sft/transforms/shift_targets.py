@@ -96,15 +96,11 @@ class ShiftTargets(grain.transforms.Map):
         return self._where(taken, segments)
 
     def _segmentation_of(self, read: ReadRows) -> npt.NDArray[np.int32]:
-        """By what is known of the rows: where segments end."""
-        segments = read.segment_ids
-        if read.loss is None:
-            result = self._arrays.empty(segments.shape, np.int32)
-            result[...] = segments
-        else:
-            taken = np.zeros(segments.size, np.bool_)
-            np.not_equal(read.loss.reshape(-1)[1:], 0, out=taken[:-1])
-            result = self._where(taken, segments)
+        """By what is known of the rows: their loss, and where segments end."""
+        segments, taken = read.segment_ids, np.zeros(read.segment_ids.size, np.bool_)
+        assert read.loss is not None
+        np.not_equal(read.loss.reshape(-1)[1:], 0, out=taken[:-1])
+        result = self._where(taken, segments)
         result.reshape(-1)[read.lasts] = 0
         return result
 
