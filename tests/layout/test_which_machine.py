@@ -75,7 +75,8 @@ def test_a_plan_that_olmo_core_left_in_its_work_directory(tmp_path, monkeypatch)
     options = {"source_group_size": PLAN_CASE.group, "paths": [path.name for path in tokens]}
     plan = read_made_plan(GOLDEN_PLAN, corpus, PLAN_CASE.sequence_length, **options)
     equal = [match.ties for match in which_machine(plan, corpus) if match.equal]
-    assert equal == ["numpy:avx2"] if "avx2" in playable() else len(equal) <= 1
+    # OLMo-core made it under AVX2; under AVX-512 it makes the same one of these files (packed_rows.json has both).
+    assert equal == [f"numpy:{sort}" for sort in playable() if sort != "baseline"]
     assert plan.says == ""
     again = read_made_plan(plan_file(tmp_path), corpus, PLAN_CASE.sequence_length)  # as it is kept in our cache
     assert again.says == "read from OLMo-core's work directory"
