@@ -198,7 +198,12 @@ def test_ctrl_c_is_a_sentence_and_the_next_run_goes_on(
     request = request_of(chats, tokenizers)
     command = [sys.executable, "-m", "grain_sft.cli.main", *command_of(request, tmp_path / "out", "--workers", "2")]
     process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background jobs ignore it
     )
     chunks = tmp_path / ".out.grain_sft-work/chunks"
     limit = time.monotonic() + 60
