@@ -6,7 +6,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import grain
 from absl import logging
@@ -52,31 +52,34 @@ class PipelineIterator(grain.DatasetIterator[Element]):
         self._workers = grain.MultiprocessingOptions(num_workers=worker_count, per_worker_buffer_size=max(1, prefetch))
         self._step = self._inner_start = checked_step(pipeline, start_step)
         self._end = len(pipeline)
-        self._watch = watchdog.Watch(self)
+        self._watch = watchdog.Watch(self, pipeline if self._direct else None)
         self._closed = False
 
     def __next__(self) -> Element:
         with self._lock:
             step, watch = self._step, self._watch
-            if self._closed:
-                raise PipelineError("the iterator was closed. Make another with pipeline.iter(start_step=...).")
-            if step >= self._end:
-                self._stop()
-                raise StopIteration
-            batch: Element | None = None
-            since = watch.begin(step)
+            if self._closed or step >= self._end:
+                self._over()
+            watch.begin(step)
             try:
-                batch = self._make(step, since) if self._direct else self._take()
-            finally:
-                watch.end(batch)
+                if self._direct:
+                    batch = self._pipeline[step]
+                    if self._pipeline.audit is not None:
+                        self._write_audit()
+                else:
+                    batch = self._take()
+            except BaseException:
+                watch.failed()
+                raise
+            watch.came(batch)
             self._step = step + 1
             return batch
 
-    def _make(self, step: int, since: float) -> Element:
-        """The batch of `step`, made here and now."""
-        batch = making.make(self._pipeline, step, since)
-        self._write_audit()
-        return batch
+    def _over(self) -> NoReturn:
+        if self._closed:
+            raise PipelineError("the iterator was closed. Make another with pipeline.iter(start_step=...).")
+        self._stop()
+        raise StopIteration
 
     def _take(self) -> Element:
         """The batch of the next step, made ahead."""

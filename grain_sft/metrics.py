@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 import os
 import threading
 from collections import deque
@@ -111,9 +112,14 @@ def _registered() -> _Metrics | None:
 _metrics = _registered()
 _at_once = _FOLDER_VARIABLE in os.environ
 
+Came = tuple[float, float, int, tuple[int, ...], bool]
+"""A batch that was handed out: when it was asked for and when it came, on `time.perf_counter`'s clock, its step, the shape of
+its first array, and whether it was made meanwhile."""
+
 _made: deque[float] = deque()  # what is written down: seconds of each batch
-_handed_out: deque[tuple[float, int, int, int]] = deque()  # the arguments of `handed_out`
+_handed_out: deque[Came] = deque()
 _read: deque[int] = deque()  # bytes
+_recent: deque[float] = deque(maxlen=256)  # seconds that each of the last batches took to be made
 _counting = [threading.Lock()]
 
 
@@ -121,17 +127,27 @@ def count() -> None:
     """Count what was written down since this was called last."""
     with _counting[0]:
         made, handed, read = _taken(_made), _taken(_handed_out), _taken(_read)
+        made += [came - since for since, came, _, _, here in handed if here]
+        _recent.extend(made)
         if _metrics is None:
             return
         for seconds in made:
             _metrics.make.observe(seconds)
-        for seconds, *_ in handed:
-            _metrics.wait.observe(seconds)
+        for since, came, *_ in handed:
+            _metrics.wait.observe(came - since)
         if handed:
-            _metrics.rows.inc(sum(rows for _, rows, _, _ in handed))
-            _metrics.tokens.inc(sum(tokens for _, _, tokens, _ in handed))
-            _metrics.next_step.set(handed[-1][3])
+            shapes = [shape for _, _, _, shape, _ in handed if shape]
+            _metrics.rows.inc(sum(shape[0] for shape in shapes))
+            _metrics.tokens.inc(sum(map(math.prod, shapes)))
+            _metrics.next_step.set(handed[-1][2] + 1)
         _metrics.local_bytes.inc(sum(read))
+
+
+def mean_seconds_to_make() -> float | None:
+    """Of the last batches that were made in this process; None: none was."""
+    count()
+    seconds = list(_recent)
+    return sum(seconds) / len(seconds) if seconds else None
 
 
 def _taken(written: deque[Any]) -> list[Any]:
@@ -146,7 +162,7 @@ def _taken(written: deque[Any]) -> list[Any]:
 def _forked() -> None:
     """This is a new process: what was written down is the other's."""
     _counting[0] = threading.Lock()
-    for written in (_made, _handed_out, _read):
+    for written in (_made, _handed_out, _read, _recent):
         written.clear()
     if _metrics is not None:
         _metrics.renew_locks()
@@ -186,9 +202,9 @@ def start_server(port: int = 9431, address: str = "127.0.0.1") -> int:
     return int(server.server_port)
 
 
-def handed_out(seconds: float, rows: int, tokens: int, next_step: int) -> None:
-    """A batch was handed out after `seconds` of waiting."""
-    _handed_out.append((seconds, rows, tokens, next_step))
+def handed_out(batch: Came) -> None:
+    """A batch was handed out."""
+    _handed_out.append(batch)
     if _at_once or len(_handed_out) > _WRITTEN_DOWN:
         count()
 

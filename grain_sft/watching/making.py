@@ -1,12 +1,12 @@
-"""Which threads of this process make batches now, and how long batches take to make."""
+"""Which threads of this process make batches now."""
 
 from __future__ import annotations
 
 import os
 import threading
 import time
-from collections import deque
-from typing import TYPE_CHECKING, NamedTuple
+import weakref
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from grain_sft import metrics
 
@@ -26,38 +26,49 @@ class Making(NamedTuple):
 
 _now: dict[int, tuple[int, int, float, Pipeline]] = {}
 """By thread, the fields of a `Making`, which takes longer to make than to note."""
-_seconds: deque[float] = deque(maxlen=256)
-"""What each of the last batches that were made took."""
 
 
-def make(pipeline: Pipeline, step: int, since: float | None = None) -> Element:
-    """The batch of `step`; while it is made, by this thread, that is known.
+class Maker(Protocol):
+    """What makes batches and says itself which one it makes: None while it makes none."""
 
-    Args:
-      since: when it was begun; None: now.
-    """
-    thread = threading.get_ident()
-    since = since or time.perf_counter()
+    def making(self) -> Making | None: ...
+
+
+_makers: weakref.WeakSet[Maker] = weakref.WeakSet()
+_adding = [threading.Lock()]
+
+
+def add(maker: Maker) -> None:
+    """From now on, this one is asked too."""
+    with _adding[0]:
+        _makers.add(maker)
+
+
+def make(pipeline: Pipeline, step: int) -> Element:
+    """The batch of `step`; while it is made, by this thread, that is known."""
+    thread, since = threading.get_ident(), time.perf_counter()
     _now[thread] = thread, step, since, pipeline
     try:
         batch = pipeline[step]
     finally:
         _now.pop(thread, None)
-    seconds = time.perf_counter() - since
-    _seconds.append(seconds)
-    metrics.made(seconds)
+    metrics.made(time.perf_counter() - since)
     return batch
 
 
 def now() -> list[Making]:
     """What is being made, the oldest first."""
-    return sorted((Making(*begun) for begun in _now.copy().values()), key=lambda making: making.since)
+    found = [Making(*begun) for begun in _now.copy().values()]
+    with _adding[0]:
+        makers = list(_makers)
+    found += filter(None, [maker.making() for maker in makers])
+    return sorted(found, key=lambda making: making.since)
 
 
-def mean_seconds() -> float | None:
-    """Of the last batches that were made in this process; None: none was."""
-    seconds = list(_seconds)
-    return sum(seconds) / len(seconds) if seconds else None
+def _forked() -> None:
+    """This is a new process: none of the threads that made batches was taken along."""
+    _now.clear()
+    _adding[0] = threading.Lock()
 
 
-os.register_at_fork(after_in_child=_now.clear)
+os.register_at_fork(after_in_child=_forked)

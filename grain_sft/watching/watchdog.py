@@ -11,10 +11,11 @@ import math
 import os
 import sys
 import threading
-import time
 import weakref
 from collections import deque
-from typing import Any, NamedTuple, Protocol
+from threading import get_ident
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from absl import logging
 
@@ -22,6 +23,9 @@ from grain_sft import metrics, workers
 from grain_sft.errors import PipelineError
 from grain_sft.forks import renew_lock
 from grain_sft.watching import making, places
+
+if TYPE_CHECKING:
+    from grain_sft.pipeline import Pipeline
 
 STALL_VARIABLE = "GRAIN_SFT_STALL_SECONDS"
 SUMMARY_VARIABLE = "GRAIN_SFT_LOG_EVERY"
@@ -75,40 +79,59 @@ class Watch:
       watched: whether the watchdog knows of this, or need not.
     """
 
-    def __init__(self, owner: Watched) -> None:
+    def __init__(self, owner: Watched, pipeline: Pipeline | None) -> None:
         self.settings = Settings.from_environment()
         self.watched = not (self.settings.stall or self.settings.summary)
         self.open = True
-        self._owner = weakref.ref(owner)
+        self._owner, self._pipeline, self._here = weakref.ref(owner), pipeline, pipeline is not None
+        self._thread = 0
         self._since = 0.0  # 0: nobody waits
         self._step = 0
-        self._came: deque[tuple[float, float, int]] = deque()  # of each batch, since it was counted: begin, end, tokens
+        self._came: deque[metrics.Came] = deque()  # since it was counted
         self._counted, self._counting = _Totals(0.0, 0), threading.Lock()
         self._longest = 0.0
         self._next_warning = self.settings.stall
+        self._warned = False
         self._last_summary: _Totals | None = None
+        if pipeline is not None:
+            making.add(self)
 
-    def begin(self, step: int) -> float:
-        """The batch of `step` is waited for from now on. Returns the time, on `time.perf_counter`'s clock."""
-        now = time.perf_counter()
-        self._step, self._since = step, now
+    def begin(self, step: int) -> None:
+        """The batch of `step` is waited for from now on."""
+        self._thread, self._step, self._since = get_ident(), step, perf_counter()
         if not self.watched:
             _watchdog.add(self)
-        return now
 
-    def end(self, batch: object) -> None:
-        """It came; None: it failed."""
-        now, since = time.perf_counter(), self._since
+    def came(self, batch: Any) -> None:
+        """It came."""
+        now, since = perf_counter(), self._since
         self._since = 0.0
-        if self._next_warning > self.settings.stall:
-            self._next_warning = self.settings.stall
-            logging.warning("Step %d %s after %.1f s.", self._step, "failed" if batch is None else "came", now - since)
-        if batch is not None:
-            rows, tokens = _size(batch)
-            metrics.handed_out(now - since, rows, tokens, self._step + 1)
-            self._came.append((since, now, tokens))
-            if len(self._came) > _WRITTEN_DOWN:
-                self._count()
+        if self._warned:
+            self._ended("came", now - since)
+        try:
+            shape = next(iter(batch.values())).shape
+        except (AttributeError, TypeError, StopIteration):  # what a transform made of it is no dict of arrays
+            shape = ()
+        came = since, now, self._step, shape, self._here
+        self._came.append(came)
+        metrics.handed_out(came)
+        if len(self._came) > _WRITTEN_DOWN:
+            self._count()
+
+    def failed(self) -> None:
+        """It failed."""
+        seconds, self._since = perf_counter() - self._since, 0.0
+        if self._warned:
+            self._ended("failed", seconds)
+
+    def _ended(self, how: str, seconds: float) -> None:
+        self._next_warning, self._warned = self.settings.stall, False
+        logging.warning("Step %d %s after %.1f s.", self._step, how, seconds)
+
+    def making(self) -> making.Making | None:
+        """The batch that is made here and now, by the thread that waits for it."""
+        thread, step, since = self._thread, self._step, self._since
+        return making.Making(thread, step, since, self._pipeline) if since and self._pipeline is not None else None
 
     def pause(self) -> float:
         """Seconds until this is to be looked at again."""
@@ -117,7 +140,7 @@ class Watch:
 
     def look(self) -> None:
         """Log what there is to be said now."""
-        now, since = time.perf_counter(), self._since
+        now, since = perf_counter(), self._since
         if since and self.settings.stall and now - since >= self._next_warning:
             self._warn(now - since)
         if self.settings.summary:
@@ -138,11 +161,11 @@ class Watch:
         with self._counting:
             _, _, steps, tokens, waited, elsewhere, ended = self._counted
             while self._came:
-                since, end, size = self._came.popleft()
-                steps, tokens, waited = steps + 1, tokens + size, waited + end - since
+                since, end, _, shape, _ = self._came.popleft()
+                steps, tokens, waited = steps + 1, tokens + (math.prod(shape) if shape else 0), waited + end - since
                 elsewhere += since - ended if ended else 0.0
                 self._longest, ended = max(self._longest, end - since), end
-            self._counted = _Totals(time.perf_counter(), self._step, steps, tokens, waited, elsewhere, ended)
+            self._counted = _Totals(perf_counter(), self._step, steps, tokens, waited, elsewhere, ended)
             return self._counted
 
     def _warn(self, seconds: float) -> None:
@@ -151,8 +174,8 @@ class Watch:
         lines = ["nothing makes it"] if owner is None else owner.whereabouts() or ["no thread is making a batch"]
         if not self._since or self._step != step:
             return  # it came meanwhile
-        self._next_warning = _doubled(self._next_warning, seconds)
-        mean = making.mean_seconds()
+        self._next_warning, self._warned = _doubled(self._next_warning, seconds), True
+        mean = metrics.mean_seconds_to_make()
         if mean is not None:
             lines.append(f"before, a batch took {_short(mean)} to make on average")
         counted = self._count()
@@ -192,7 +215,7 @@ class WorkerWatch:
 
     def look(self) -> None:
         """Log what there is to be said now."""
-        now, current = time.perf_counter(), making.now()
+        now, current = perf_counter(), making.now()
         self._next_warning = {each: self._next_warning.get(each, self.settings.stall) for each in current}
         late = [each for each in current if now - each.since >= self._next_warning[each]]
         if not late:
@@ -279,15 +302,6 @@ def watch_worker() -> None:
     if settings.stall and not _worker and workers.in_worker():
         _worker.append(WorkerWatch(settings))
         _watchdog.add(_worker[0])
-
-
-def _size(batch: Any) -> tuple[int, int]:
-    """Rows and tokens of a batch, going by its first array; of what a transform made of it that is no dict of arrays, 0."""
-    try:
-        array = next(iter(batch.values()))
-        return array.shape[0], array.size
-    except (AttributeError, TypeError, IndexError, StopIteration):
-        return 0, 0
 
 
 def _doubled(warning: float, seconds: float) -> float:
