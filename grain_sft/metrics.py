@@ -15,14 +15,18 @@ import dataclasses
 import math
 import os
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
 
 from grain_sft.errors import MissingExtraError
 
 if TYPE_CHECKING:
-    from prometheus_client import Counter, Gauge, Histogram, Metric
+    from prometheus_client import Counter as Count
+    from prometheus_client import Gauge, Metric
 
 _WRITTEN_DOWN = 1 << 10  # batches, at most
 _SECONDS = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
@@ -33,20 +37,20 @@ _FOLDER_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
 class _Metrics:
     """The metrics; what each means stands in its text, which scrapes show too."""
 
-    wait: Histogram
-    make: Histogram
-    rows: Counter
-    tokens: Counter
+    wait: Any  # Histograms
+    make: Any
+    rows: Count
+    tokens: Count
     next_step: Gauge
-    filtered_rows: Counter
-    local_bytes: Counter
-    remote_bytes: Counter
-    requests: Counter
-    retries: Counter
-    received_bytes: Counter
-    cache_hits: Counter
-    cache_misses: Counter
-    cache_fetched_bytes: Counter
+    filtered_rows: Count
+    local_bytes: Count
+    remote_bytes: Count
+    requests: Count
+    retries: Count
+    received_bytes: Count
+    cache_hits: Count
+    cache_misses: Count
+    cache_fetched_bytes: Count
 
     def renew_locks(self) -> None:
         """Give all values new locks: a forked process has none of the threads that held the old ones."""
@@ -77,35 +81,42 @@ def _registered() -> _Metrics | None:
             found: Iterable[Metric] = super().collect()  # type: ignore[misc]
             return found
 
-    class Counter(Counted, prometheus_client.Counter):
+    class Count(Counted, prometheus_client.Counter):
         pass
 
     class Gauge(Counted, prometheus_client.Gauge):
         pass
 
     class Histogram(Counted, prometheus_client.Histogram):
-        pass
+        def observe_all(self, amounts: npt.NDArray[np.float64]) -> None:
+            """`observe` of each. One by one that takes a hundred times as long, and its class has nothing else."""
+            buckets: Any = self._buckets
+            which = np.searchsorted(self._upper_bounds, amounts)
+            for at, count in enumerate(np.bincount(which).tolist()):
+                if count:
+                    buckets[at].inc(count)
+            self._sum.inc(float(amounts.sum()))
 
-    read = Counter("grain_sft_read_bytes", "Bytes of rows that were read, by where their files are.", ["store"])
+    read = Count("grain_sft_read_bytes", "Bytes of rows that were read, by where their files are.", ["store"])
     return _Metrics(
         wait=Histogram("grain_sft_wait_seconds", "How long next() took, of each batch handed out.", buckets=_SECONDS),
         make=Histogram(
             "grain_sft_make_seconds", "How long each batch took to be made, by whichever thread.", buckets=_SECONDS
         ),
-        rows=Counter("grain_sft_rows", "Rows handed out."),
-        tokens=Counter("grain_sft_tokens", "Tokens handed out, padding included."),
+        rows=Count("grain_sft_rows", "Rows handed out."),
+        tokens=Count("grain_sft_tokens", "Tokens handed out, padding included."),
         next_step=Gauge(
             "grain_sft_next_step", "The step whose batch is next handed out.", multiprocess_mode="mostrecent"
         ),
-        filtered_rows=Counter("grain_sft_filtered_rows", "Rows whose loss NgramFilter took off, of batches made."),
+        filtered_rows=Count("grain_sft_filtered_rows", "Rows whose loss NgramFilter took off, of batches made."),
         local_bytes=read.labels("local"),
         remote_bytes=read.labels("remote"),
-        requests=Counter("grain_sft_remote_requests", "Requests for remote files, repeated ones included."),
-        retries=Counter("grain_sft_remote_retries", "Requests that failed and were made again."),
-        received_bytes=Counter("grain_sft_remote_received_bytes", "Bytes of remote files that came over the network."),
-        cache_hits=Counter("grain_sft_shard_cache_hits", "Blocks that the shard cache held when they were wanted."),
-        cache_misses=Counter("grain_sft_shard_cache_misses", "Blocks that it did not hold."),
-        cache_fetched_bytes=Counter("grain_sft_shard_cache_fetched_bytes", "Bytes fetched into the shard cache."),
+        requests=Count("grain_sft_remote_requests", "Requests for remote files, repeated ones included."),
+        retries=Count("grain_sft_remote_retries", "Requests that failed and were made again."),
+        received_bytes=Count("grain_sft_remote_received_bytes", "Bytes of remote files that came over the network."),
+        cache_hits=Count("grain_sft_shard_cache_hits", "Blocks that the shard cache held when they were wanted."),
+        cache_misses=Count("grain_sft_shard_cache_misses", "Blocks that it did not hold."),
+        cache_fetched_bytes=Count("grain_sft_shard_cache_fetched_bytes", "Bytes fetched into the shard cache."),
     )
 
 
@@ -127,19 +138,21 @@ def count() -> None:
     """Count what was written down since this was called last."""
     with _counting[0]:
         made, handed, read = _taken(_made), _taken(_handed_out), _taken(_read)
-        made += [came - since for since, came, _, _, here in handed if here]
-        _recent.extend(made)
+        since, came, steps, shapes, here = zip(*handed, strict=True) if handed else ((), (), (), (), ())
+        waited = np.array(came, np.float64) - np.array(since, np.float64)
+        all_made = np.concatenate([np.array(made, np.float64), waited[np.array(here, np.bool_)]])
+        _recent.extend(all_made.tolist())
         if _metrics is None:
             return
-        for seconds in made:
-            _metrics.make.observe(seconds)
-        for since, came, *_ in handed:
-            _metrics.wait.observe(came - since)
-        if handed:
-            shapes = [shape for _, _, _, shape, _ in handed if shape]
-            _metrics.rows.inc(sum(shape[0] for shape in shapes))
-            _metrics.tokens.inc(sum(map(math.prod, shapes)))
-            _metrics.next_step.set(handed[-1][2] + 1)
+        if len(all_made):
+            _metrics.make.observe_all(all_made)
+        if len(waited):
+            _metrics.wait.observe_all(waited)
+        for shape, times in Counter(filter(None, shapes)).items():
+            _metrics.rows.inc(shape[0] * times)
+            _metrics.tokens.inc(math.prod(shape) * times)
+        if steps:
+            _metrics.next_step.set(steps[-1] + 1)
         _metrics.local_bytes.inc(sum(read))
 
 

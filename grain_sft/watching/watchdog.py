@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import math
+import operator
 import os
 import sys
 import threading
@@ -160,11 +161,14 @@ class Watch:
         """Count the batches that came since this was called last."""
         with self._counting:
             _, _, steps, tokens, waited, elsewhere, ended = self._counted
-            while self._came:
-                since, end, _, shape, _ = self._came.popleft()
-                steps, tokens, waited = steps + 1, tokens + (math.prod(shape) if shape else 0), waited + end - since
-                elsewhere += since - ended if ended else 0.0
-                self._longest, ended = max(self._longest, end - since), end
+            written = [self._came.popleft() for _ in range(len(self._came))]
+            if written:
+                since, came, _, shapes, _ = zip(*written, strict=True)
+                ends = (ended or since[0], *came[:-1])
+                steps, tokens = steps + len(written), tokens + sum(math.prod(shape) for shape in shapes if shape)
+                waits = list(map(operator.sub, came, since))
+                waited, elsewhere = waited + sum(waits), elsewhere + sum(map(operator.sub, since, ends))
+                self._longest, ended = max(self._longest, *waits), came[-1]
             self._counted = _Totals(perf_counter(), self._step, steps, tokens, waited, elsewhere, ended)
             return self._counted
 
