@@ -61,12 +61,14 @@ class Arrays:
         """
         key = (count, shape)
         with self._lock:
-            stack: Stack | None = _unheld(self._buffers.get(key, ()))
-            if stack is None:
+            for stack in self._buffers.get(key, ()):
+                if sys.getrefcount(stack.memory) == stack.unheld:
+                    break
+            else:
                 stack = Stack(count, shape)
                 stack.views = views(stack)
                 self._keep(key, stack)
-            return stack.views, list(stack.arrays)
+            return stack.views, [*map(stack.array, stack.numbers)]
 
     def _keep(self, key: Hashable, made: _Buffer) -> None:
         size = len(made.memory)
@@ -99,6 +101,7 @@ class Stack(_Buffer):
 
     Attributes:
       arrays: int32 [count, rows, L], all of them.
+      array: each by its number, which are `numbers`: less to do than to iterate over `arrays`.
       first: the bytes of the first.
       rows: the bytes of each of its rows.
       views: of it, as its maker needs them.
@@ -109,6 +112,7 @@ class Stack(_Buffer):
         step = -(-rows * row_bytes // _PAGE) * _PAGE + _PAGE // 2
         super().__init__(count * step, 1)
         self.arrays = np.ndarray((count, *shape), np.int32, self.memory, self.begin, (step, row_bytes, 4))
+        self.array, self.numbers = self.arrays.__getitem__, range(count)
         self.first = self.memory.data[self.begin : self.begin + rows * row_bytes]
         self.rows = [self.first[at : at + row_bytes] for at in range(0, rows * row_bytes, row_bytes)]
         self.views: Any = None

@@ -112,10 +112,10 @@ class _Job:
 
     @functools.cached_property
     def rows(self) -> ReadyRows:
-        """What is written beside tokens and loss: in the smallest types that hold a position, and a row's segments."""
-        segments = np.min_scalar_type(self.layout.statistics["max_segments"]).name
-        positions = np.min_scalar_type(self.layout.sequence_length - 1).name
-        return ReadyRows(self.layout.sequence_length, positions, segments, self.made_of)
+        """What is written beside tokens and loss."""
+        layout = self.layout
+        most = layout.statistics["max_segments"]
+        return ReadyRows.of(layout.sequence_length, layout.mean_segments, most, self.corpus.has_loss, self.made_of)
 
     @property
     def row(self) -> np.dtype[Any]:
@@ -173,6 +173,7 @@ def _write(job: _Job, folder: str, stage: str, progress: Progress | None) -> dic
         "dtype": corpus.dtype.name,
         "positions_dtype": job.rows.positions_dtype,
         "segments_dtype": job.rows.segments_dtype,
+        "most_segments": job.rows.most_segments,
         "loss": job.loss or None,
         "eos_token_id": None if corpus.eos_token_id is None else int(corpus.eos_token_id),
         "pad_token_id": job.corpus.padding_token_id,
@@ -200,11 +201,12 @@ def _write_shard(
         for begin in range(rows.start, rows.stop, step):
             element = source.read(range(begin, min(begin + step, rows.stop)))
             made = np.zeros(len(element["tokens"]), job.row)
-            for name in ("tokens", "positions", "segment_ids"):
-                made[name] = element[name]
-            made["target_segment_ids"] = shift.map(element)["targets_segmentation"]
+            documents = _documents(element, begin - rows.start)
+            arrays = {**element, "target_segment_ids": shift.map(element)["targets_segmentation"]}
+            for name in made.dtype.names or ():
+                made[name] = _ends(documents, begin - rows.start, made) if name == "ends" else arrays[name]
             out["rows"].write(made.tobytes())
-            out["documents"].write(_documents(element, begin - rows.start).astype("<u8").tobytes())
+            out["documents"].write(documents.astype("<u8").tobytes())
             if job.loss:
                 loss = element["loss_weights" if job.loss == "float32" else "loss_mask"]
                 out["loss"].write(loss.astype("<f4" if job.loss == "float32" else np.uint8, copy=False).tobytes())
@@ -221,6 +223,18 @@ def _documents(element: Element, first_row: int) -> npt.NDArray[np.int64]:
     starts = np.flatnonzero(border[:, :-1].reshape(-1) & held)
     stops = np.flatnonzero(border[:, 1:].reshape(-1) & held) + 1
     return np.stack([starts + first_row * segments.shape[1], stops - starts], axis=1)
+
+
+def _ends(documents: npt.NDArray[np.int64], first_row: int, rows: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+    """How many segments each of `rows` has, and where each ends in it: int64 [rows, 1 + most of a row]."""
+    length = rows.dtype["tokens"].shape[0]
+    row = documents[:, 0] // length - first_row
+    counts = np.bincount(row, minlength=len(rows))
+    found = np.zeros((len(rows), *rows.dtype["ends"].shape), np.int64)
+    found[:, 0] = counts
+    number = np.arange(len(row)) - (counts.cumsum() - counts)[row]
+    found[row, 1 + number] = documents.sum(axis=1) - (row + first_row) * length
+    return found
 
 
 @contextlib.contextmanager

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from prometheus_client import Counter as Count
     from prometheus_client import Gauge, Metric
 
-_WRITTEN_DOWN = 1 << 10  # batches, at most
+WRITTEN_DOWN = 1 << 10  # batches, at most
 _SECONDS = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
 _FOLDER_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
 
@@ -121,14 +121,14 @@ def _registered() -> _Metrics | None:
 
 
 _metrics = _registered()
-_at_once = _FOLDER_VARIABLE in os.environ
+AT_ONCE = _FOLDER_VARIABLE in os.environ
 
 Came = tuple[float, float, int, tuple[int, ...], bool]
 """A batch that was handed out: when it was asked for and when it came, on `time.perf_counter`'s clock, its step, the shape of
 its first array, and whether it was made meanwhile."""
 
 _made: deque[float] = deque()  # what is written down: seconds of each batch
-_handed_out: deque[Came] = deque()
+handed_out: deque[Came] = deque()  # who adds to it sees that it is counted after `WRITTEN_DOWN` of them
 _read: deque[int] = deque()  # bytes
 _recent: deque[float] = deque(maxlen=256)  # seconds that each of the last batches took to be made
 _counting = [threading.Lock()]
@@ -137,7 +137,7 @@ _counting = [threading.Lock()]
 def count() -> None:
     """Count what was written down since this was called last."""
     with _counting[0]:
-        made, handed, read = _taken(_made), _taken(_handed_out), _taken(_read)
+        made, handed, read = _taken(_made), _taken(handed_out), _taken(_read)
         since, came, steps, shapes, here = zip(*handed, strict=True) if handed else ((), (), (), (), ())
         waited = np.array(came, np.float64) - np.array(since, np.float64)
         all_made = np.concatenate([np.array(made, np.float64), waited[np.array(here, np.bool_)]])
@@ -175,7 +175,7 @@ def _taken(written: deque[Any]) -> list[Any]:
 def _forked() -> None:
     """This is a new process: what was written down is the other's."""
     _counting[0] = threading.Lock()
-    for written in (_made, _handed_out, _read, _recent):
+    for written in (_made, handed_out, _read, _recent):
         written.clear()
     if _metrics is not None:
         _metrics.renew_locks()
@@ -215,17 +215,10 @@ def start_server(port: int = 9431, address: str = "127.0.0.1") -> int:
     return int(server.server_port)
 
 
-def handed_out(batch: Came) -> None:
-    """A batch was handed out."""
-    _handed_out.append(batch)
-    if _at_once or len(_handed_out) > _WRITTEN_DOWN:
-        count()
-
-
 def made(seconds: float) -> None:
     """A batch was made, here and now."""
     _made.append(seconds)
-    if _at_once or len(_made) > _WRITTEN_DOWN:
+    if AT_ONCE or len(_made) > WRITTEN_DOWN:
         count()
 
 
@@ -238,7 +231,7 @@ def filtered(rows: int) -> None:
 def read_local(size: int) -> None:
     """So many bytes of rows are read from local files."""
     _read.append(size)
-    if _at_once or len(_read) > _WRITTEN_DOWN:
+    if AT_ONCE or len(_read) > WRITTEN_DOWN:
         count()
 
 

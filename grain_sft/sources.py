@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 import grain
 import numpy as np
@@ -15,7 +15,7 @@ from grain_sft.corpus.loss_reader import LossReader
 from grain_sft.corpus.reader import ShardReader
 from grain_sft.corpus.rows import ReadyArrays, RowReader
 from grain_sft.errors import LayoutError
-from grain_sft.layout import FILL_ROW, Layout, MaterializedLayout, Pieces, WindowLayout
+from grain_sft.layout import FILL_ROW, Layout, MaterializedLayout, PackedLayout, PaddedLayout, Pieces
 from grain_sft.layout.span import checked_record, checked_rows
 from grain_sft.long_segments import LongSegments
 
@@ -26,7 +26,7 @@ Element = dict[str, npt.NDArray[Any]]
 
 
 _BATCH_SIZES_KEPT = 8
-_LONG_RUN = 1 << 10  # tokens: segments of this mean length and more are filled one by one
+_LONG_SEGMENT = 1 << 10  # tokens: segments of this mean length and more are filled one by one
 
 
 class ReadRows(NamedTuple):
@@ -89,7 +89,8 @@ class NpyDataSource(grain.sources.RandomAccessDataSource[Element]):
         self._ready = RowReader(corpus, max_open_files) if isinstance(layout, MaterializedLayout) else None
         self._loss = LossReader(corpus.shards, max_open_files, remote=corpus.remote) if corpus.has_loss else None
         self._arrays = Arrays()
-        self._long = LongSegments(layout, self._reader) if _has_long_runs(layout) else None
+        self._fit = _all_fit(layout)
+        self._long = LongSegments(layout, self._reader, self._fit) if _has_long_segments(layout) else None
         self._constants: dict[int, ReadRows] = {}
         self._numbers: npt.NDArray[np.int32] | None = None
         self._pad = corpus.padding_token_id
@@ -179,7 +180,7 @@ class NpyDataSource(grain.sources.RandomAccessDataSource[Element]):
             target_segments = more[1]
             target_segments[...] = read.segment_ids
             target_segments.reshape(-1)[read.lasts] = 0
-        known = shifted and _shift(tokens, inputs, targets)
+        known = shifted and _shift(tokens, inputs, targets, self._fit)
         return ReadRows(
             tokens,
             loss,
@@ -277,22 +278,30 @@ class NpyDataSource(grain.sources.RandomAccessDataSource[Element]):
         return f"NpyDataSource(layout={self.layout!r}, corpus={self.layout.corpus.fingerprint!r}, padding={self._pad})"
 
 
-def _has_long_runs(layout: Layout) -> bool:
-    """Whether rows are read row by row. Written rows are not asked for their segments, which would read all of them."""
-    if isinstance(layout, (WindowLayout, MaterializedLayout)) or layout.corpus.dtype.itemsize > 4:
+def _has_long_segments(layout: Layout) -> TypeGuard[PackedLayout | PaddedLayout]:
+    """Whether rows are read row by row."""
+    if not isinstance(layout, (PackedLayout, PaddedLayout)) or layout.corpus.dtype.itemsize > 4:
         return False
-    return layout.sequence_length >= _LONG_RUN * layout.mean_segments
+    return layout.sequence_length >= _LONG_SEGMENT * layout.mean_segments
 
 
-def _shift(tokens: npt.NDArray[Any], inputs: npt.NDArray[np.int32], targets: npt.NDArray[np.int32]) -> bool:
+def _all_fit(layout: Layout) -> bool:
+    """Whether int32 is known to hold every token, because whoever looked for the ends of documents saw all of them."""
+    highest = layout.highest_token if isinstance(layout, (PackedLayout, PaddedLayout)) else None
+    return highest is not None and highest <= np.iinfo(np.int32).max
+
+
+def _shift(
+    tokens: npt.NDArray[Any], inputs: npt.NDArray[np.int32], targets: npt.NDArray[np.int32], all_fit: bool
+) -> bool:
     """Make inputs and targets of tokens; False: int32 can't hold them. Those of 4 bytes are in `inputs` already."""
     if tokens.itemsize > 4:
         return False
     if tokens.itemsize < 4:
         inputs[...] = tokens
-    elif inputs.size and np.minimum.reduce(inputs, axis=None) < 0:
+    elif not all_fit and inputs.size and np.minimum.reduce(inputs, axis=None) < 0:
         return False
-    targets[:, :-1] = inputs[:, 1:]
+    targets.reshape(-1).data[:-1] = inputs.reshape(-1).data[1:]
     targets[:, -1] = 0
     return True
 

@@ -14,6 +14,7 @@ from sft_files import documents, write_episodes, write_primer, write_sources
 import grain_sft
 from grain_sft import Host, IndexSampler, NpyDataSource, PackedLayout, Pipeline, ShiftTargets, WindowLayout, sources
 from grain_sft.cli.main import main
+from grain_sft.corpus import rows as ready_rows
 from grain_sft.corpus.learning_rate import supervised_ratio
 from grain_sft.errors import CorpusError, CorpusFileError, LayoutError
 from grain_sft.layout import FILL_ROW, MaterializedLayout
@@ -83,6 +84,43 @@ def test_written_rows_are_the_packed_rows(tmp_path, kind, options):
         same_rows(pickle.loads(pickle.dumps(found)), expected)
 
 
+@pytest.mark.parametrize("kind", ["masks", "uint16", "weights", "primer", "plain"])
+@pytest.mark.parametrize("epochs", [1, 2])
+def test_rows_that_say_where_their_segments_end_are_the_packed_rows(tmp_path, monkeypatch, kind, epochs):
+    monkeypatch.setattr(ready_rows, "_LONG_SEGMENT", 1)
+    options = {} if epochs == 1 else {"algorithm": "shuffled_best_fit", "epochs": epochs}
+    expected = NpyDataSource(PackedLayout(make(tmp_path, kind), 8 * LENGTH - 1, **options))
+    assert expected.layout.statistics["padding"]
+    for name, shard_bytes in (("one", 1 << 30), ("many", 1 << 13)):
+        manifest = materialize(expected.layout, tmp_path / name, shard_bytes=shard_bytes)
+        assert (
+            manifest["most_segments"] == expected.layout.statistics["max_segments"] and not manifest["positions_dtype"]
+        )
+        assert bool(manifest["segments_dtype"]) == (kind != "plain")
+        found = opened(tmp_path / name)
+        same_rows(found, expected)
+        same_rows(pickle.loads(pickle.dumps(found)), expected)
+        shift = ShiftTargets()
+        for count in (1, 2, 5):
+            rows = np.random.default_rng(count).integers(0, len(expected), count)
+            assert_same(shift.read(found, rows), ShiftTargets().map(expected.read(rows)))
+
+
+def test_segments_that_end_nowhere_in_their_row_are_an_error(tmp_path, monkeypatch):
+    monkeypatch.setattr(ready_rows, "_LONG_SEGMENT", 1)
+    materialize(PackedLayout(make(tmp_path, "plain"), 8 * LENGTH), tmp_path / "rows")
+    source, preadv = opened(tmp_path / "rows"), os.preadv
+
+    def damaged(fd, buffers, offset):
+        done = preadv(fd, buffers, offset)
+        buffers[-1][:8] = (1 << 20).to_bytes(8, "little")
+        return done
+
+    monkeypatch.setattr(os, "preadv", damaged)
+    with pytest.raises(CorpusError, match=r"rows: a row whose segments end nowhere in it.*write the rows again"):
+        ShiftTargets().read(source, np.array([0, 1]))
+
+
 def test_the_written_corpus_is_one_of_the_segments_as_documents(tmp_path, layout):
     materialize(layout, tmp_path / "rows", shard_bytes=1 << 10)
     corpus = grain_sft.open_corpus(tmp_path / "rows", format="rows")
@@ -125,7 +163,7 @@ def test_tokens_of_written_rows_are_read_as_those_of_any_corpus(tmp_path, layout
     again = PackedLayout(corpus, 200, long_documents="fragment")
     for lengths in (1, 1 << 30):  # row by row, and all pieces at once
         source = NpyDataSource(again)
-        source._long = LongSegments(again, source._reader) if lengths == 1 else None
+        source._long = LongSegments(again, source._reader, False) if lengths == 1 else None
         for row in range(0, len(again), 3):
             expected = np.concatenate([corpus.document(span.document).tokens for span in again.spans(row)])
             np.testing.assert_array_equal(source[row]["tokens"][: len(expected)], expected)
@@ -173,7 +211,7 @@ def test_rows_in_a_bucket_are_those_of_a_folder(tmp_path, client, monkeypatch, k
     rows = np.arange(len(expected))[::-3]
     assert_same(ShiftTargets().read(found, rows), ShiftTargets().read(expected, rows))
     np.testing.assert_array_equal(there.read(40, 140)[0], here.read(40, 140)[0])
-    monkeypatch.setattr(sources, "_LONG_RUN", 1)  # row by row
+    monkeypatch.setattr(sources, "_LONG_SEGMENT", 1)  # row by row
     again = [NpyDataSource(PackedLayout(corpus, 200)) for corpus in (here, there)]
     assert all(source._long is not None for source in again)
     assert_same(ShiftTargets().read(again[0], np.arange(5)), ShiftTargets().read(again[1], np.arange(5)))
@@ -319,6 +357,9 @@ def test_files_that_are_missing_cut_short_or_replaced_are_errors(tmp_path, layou
         ("rows_of_shards", ["x"]),
         ("dtype", "int8"),
         ("segments_dtype", "int8"),
+        ("segments_dtype", None),
+        ("most_segments", 3),
+        ("most_segments", -1),
         ("loss", "labels"),
         ("made_of", None),
         ("fingerprint", "sha256:0"),
@@ -333,6 +374,16 @@ def test_a_garbled_manifest_is_an_error_that_names_it(tmp_path, layout, key, val
 
 
 def test_rows_longer_than_uint16_counts(tmp_path):
+    length = (1 << 16) + 1
+    docs = [(np.arange(size, dtype=np.uint32) % 100 + 3, np.ones(size, bool)) for size in (length, 70_000, 100, 7)]
+    expected = NpyDataSource(PackedLayout(grain_sft.open_corpus(write_episodes(tmp_path / "long", docs)), length))
+    written = materialize(expected.layout, tmp_path / "rows")
+    assert (written["positions_dtype"], written["most_segments"]) == ("", 2)
+    same_rows(opened(tmp_path / "rows"), expected)
+
+
+def test_positions_that_uint16_does_not_hold(tmp_path, monkeypatch):
+    monkeypatch.setattr(ready_rows, "_LONG_SEGMENT", 1 << 30)
     length = (1 << 16) + 1
     docs = [(np.arange(size, dtype=np.uint32) % 100 + 3, np.ones(size, bool)) for size in (length, 70_000, 100, 7)]
     expected = NpyDataSource(PackedLayout(grain_sft.open_corpus(write_episodes(tmp_path / "long", docs)), length))

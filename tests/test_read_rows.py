@@ -57,7 +57,7 @@ def layouts(folder, corpus, kind):
 @pytest.mark.parametrize("long_runs", [True, False])
 @pytest.mark.parametrize("kind", KINDS)
 def test_read_is_map_of_read(corpora, kind, long_runs, monkeypatch):
-    monkeypatch.setattr(sources, "_LONG_RUN", 1 if long_runs else 1 << 30)
+    monkeypatch.setattr(sources, "_LONG_SEGMENT", 1 if long_runs else 1 << 30)
     folder, found = corpora
     random = np.random.default_rng(0)
     for name, layout in layouts(folder, found[kind], kind).items():
@@ -82,7 +82,7 @@ def test_span_by_span_is_piece_by_piece(corpora, data):
     layout = layouts(folder, found[kind], kind)[name]
     rows = np.array(data.draw(st.lists(st.integers(0, len(layout) - 1), min_size=1, max_size=9)))
     by_span, by_piece = NpyDataSource(layout), NpyDataSource(layout)
-    by_span._long, by_piece._long = LongSegments(layout, by_span._reader), None
+    by_span._long, by_piece._long = LongSegments(layout, by_span._reader, False), None
     assert_same(by_span.read(rows), by_piece.read(rows))
     assert_same(ShiftTargets().read(by_span, rows), ShiftTargets().read(by_piece, rows))
 

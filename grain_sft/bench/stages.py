@@ -139,6 +139,7 @@ def _pieces(pipeline: Pipeline) -> Callable[[Rows], Any] | None:
     source = pipeline.source
     if isinstance(source, MixtureSource) or isinstance(source.layout, MaterializedLayout):
         return None
-    if source._long is not None:  # then it goes by the ranges of one row after the other
-        return lambda rows: [source.layout.ranges(row) for row in rows.tolist()]
+    if source._long is not None:  # then it goes by one row after the other
+        runs = source._long.layout.runs
+        return lambda rows: list(map(runs, rows.tolist()))
     return source.layout.pieces

@@ -192,7 +192,8 @@ class Corpus:
                 digest.update(f"\0boundaries\0{file.kind}\0{file.continues}\0{file.size}\0{file.digest}".encode())
         if self.rows is not None:
             digest.update(f"\0rows\0{self.rows.sequence_length}\0{self.rows.made_of}".encode())
-            digest.update(f"\0{self.rows.positions_dtype}\0{self.rows.segments_dtype}".encode())
+            kinds = self.rows.positions_dtype, self.rows.segments_dtype, self.rows.most_segments
+            digest.update("".join(f"\0{kind}" for kind in kinds).encode())
         return f"sha256:{digest.hexdigest()}"
 
     def save(

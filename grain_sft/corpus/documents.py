@@ -47,10 +47,12 @@ class Documents:
     Attributes:
       start: int64 [documents], counted in the tokens of all shards, one after the other.
       length: int64 [documents].
+      highest_token: of all tokens, where finding the documents looked at all of them; else None.
     """
 
     start: Ints
     length: Ints
+    highest_token: int | None = None
 
     def __len__(self) -> int:
         return len(self.start)
@@ -239,16 +241,21 @@ def by_eos(corpus: Corpus, bos_token_id: int | None = None) -> Documents:
             "that ends each."
         )
     if corpus.num_tokens * corpus.dtype.itemsize < _KEPT_FROM:
-        return Documents(**_scan_for_eos(corpus, bos_token_id))
-    depends = {"documents": 1, "corpus": corpus.fingerprint, "eos": int(corpus.eos_token_id), "bos": bos_token_id}
+        return _found(_scan_for_eos(corpus, bos_token_id))
+    depends = {"documents": 2, "corpus": corpus.fingerprint, "eos": int(corpus.eos_token_id), "bos": bos_token_id}
     kept = artefact.load_or_make("documents", depends, functools.partial(_scan_for_eos, corpus, bos_token_id))
-    return Documents(kept["start"].view(np.ndarray), kept["length"].view(np.ndarray))
+    return _found({name: array.view(np.ndarray) for name, array in kept.items()})
+
+
+def _found(arrays: dict[str, Ints]) -> Documents:
+    return Documents(arrays["start"], arrays["length"], int(arrays["highest_token"][0]))
 
 
 def _scan_for_eos(corpus: Corpus, bos_token_id: int | None) -> dict[str, Ints]:
     starts, ends = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
-    number, after, waiting = -1, 0, False
+    number, after, waiting, highest = -1, 0, False, 0
     for shard, first, chunk in _chunks(corpus):
+        highest = max(highest, int(chunk.max()))
         found = np.flatnonzero(chunk == corpus.eos_token_id)
         if shard != number:
             number, after, waiting = shard, first, False
@@ -268,7 +275,8 @@ def _scan_for_eos(corpus: Corpus, bos_token_id: int | None) -> dict[str, Ints]:
             ends.append(found)
             after = int(found[-1])
     start = np.concatenate(starts)
-    return {"start": start, "length": np.concatenate(ends) - start}
+    highest = min(highest, np.iinfo(np.int64).max)
+    return {"start": start, "length": np.concatenate(ends) - start, "highest_token": np.array([highest], np.int64)}
 
 
 def _chunks(corpus: Corpus) -> Iterator[tuple[int, int, npt.NDArray[np.unsignedinteger]]]:

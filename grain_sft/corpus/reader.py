@@ -153,6 +153,27 @@ class ShardReader:
             if done != size:
                 file.read_rest(offset, piece, done)
 
+    def fill_in_turn(
+        self, shards: Sequence[int] | None, starts: Sequence[int], stops: Sequence[int], out: memoryview
+    ) -> None:
+        """As `fill`, of pieces that go to `out`, which is of tokens, one after the other, each up to token `stops[i]`; without
+        `shards` all are of the first."""
+        size, place, done = self._itemsize, 0, -1
+        if shards is None:
+            file = self._open.get(0) or self._open_file(0)
+            fd, begin, preadv, done = file.fd, file.data_offset, os.preadv, 0
+            try:
+                for start, stop in zip(starts, stops):  # noqa: B905
+                    done += preadv(fd, (out[place:stop],), begin + start * size)
+                    place = stop
+            except OSError:
+                done = -1
+        if done != place * size:  # there are several files, or something is wrong, and `fill` says what
+            of = [0] * len(starts) if shards is None else shards
+            columns = zip(of, starts, [0, *stops], stops, strict=False)
+            pieces = [(shard, start, place * size, (stop - place) * size) for shard, start, place, stop in columns]
+            self.fill(pieces, out.cast("B"))
+
     def at(self, shards: Ints | None, starts: Ints) -> At | None:
         """Where value `starts[i]` of shard `shards[i]` (without `shards`, of the first) is, for each i; None where they are
         not plain, or more than may be open at once.

@@ -1,6 +1,7 @@
 """Ready rows: what a corpus has beside tokens and loss where its tokens are laid out as rows, and reading them.
 
-In a file a row's tokens are followed by what belongs to them, so that a row is one read; it is widened from there.
+In a file a row's tokens are followed by what belongs to them, so that a row is one read; it is widened from there. What belongs
+to them are arrays of small integers or, where segments are long, the places where they end.
 """
 
 from __future__ import annotations
@@ -8,8 +9,6 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Sequence
-from itertools import repeat
-from operator import setitem
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -21,6 +20,7 @@ from grain_sft.corpus.reader import Buffers, ShardReader
 from grain_sft.corpus.remote_options import RemoteOptions
 from grain_sft.corpus.stored import StoredFile
 from grain_sft.errors import CorpusError
+from grain_sft.segment_rows import ZERO, Counting, SegmentRow
 
 if TYPE_CHECKING:
     from grain_sft.corpus.corpus import Corpus
@@ -29,7 +29,7 @@ Ints = npt.NDArray[np.int64]
 
 _BLOCK_TOKENS = 1 << 15  # worked on at once, in whole rows
 _ALIGNMENT = 8  # bytes, of rows in a file
-_ALL = repeat(...)
+_LONG_SEGMENT = 1 << 10  # tokens: of segments of this mean length and more it is written where they end
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,30 +38,48 @@ class ReadyRows:
 
     Attributes:
       sequence_length: of every row. A shard holds whole rows.
-      positions_dtype, segments_dtype: "uint8", "uint16" or "uint32".
+      positions_dtype: "uint8", "uint16" or "uint32"; "" where rows say where their segments end.
+      segments_dtype: "uint8", "uint16" or "uint32"; "" where rows say where their segments end, and all tokens take loss.
+      most_segments: that a row may have, where rows say where their segments end; else 0.
       made_of: what the rows were made of, in words: corpus, layout and their fingerprints.
     """
 
     sequence_length: int
     positions_dtype: str
     segments_dtype: str
+    most_segments: int
     made_of: str
 
+    @classmethod
+    def of(
+        cls, sequence_length: int, mean_segments: float, most_segments: int, has_loss: bool, made_of: str
+    ) -> ReadyRows:
+        """In the smallest types that hold a position, and a row's segments; of few long segments, by where they end."""
+        segments = np.min_scalar_type(most_segments).name
+        long = sequence_length >= _LONG_SEGMENT * mean_segments and 8 * most_segments <= sequence_length
+        if long:
+            return cls(sequence_length, "", segments if has_loss else "", most_segments, made_of)
+        return cls(sequence_length, np.min_scalar_type(sequence_length - 1).name, segments, 0, made_of)
+
     def dtype(self, tokens: npt.DTypeLike) -> np.dtype[Any]:
-        """Of a row in a shard: its tokens, positions, segment ids, and the segment ids of its targets, 0 where no loss is
-        taken; [sequence_length] each."""
-        planes = {
-            "tokens": tokens,
-            "positions": self.positions_dtype,
-            "segment_ids": self.segments_dtype,
-            "target_segment_ids": self.segments_dtype,
-        }
-        formats = [(np.dtype(dtype).newbyteorder("<"), (self.sequence_length,)) for dtype in planes.values()]
-        packed = np.dtype(
-            list(zip(planes, [base for base, _ in formats], [shape for _, shape in formats], strict=True))
-        )
-        offsets = [packed.fields[name][1] for name in planes]  # type: ignore[index]
-        size = -(-packed.itemsize // _ALIGNMENT) * _ALIGNMENT
+        """Of a row in a shard. [sequence_length] each: its tokens, positions, segment ids, and the segment ids of its targets,
+        0 where no loss is taken. Rows that say where their segments end have that instead of positions and segment ids, int64
+        [1 + most_segments]: how many there are, and the place after each one's last token."""
+        length = self.sequence_length
+        planes: dict[str, tuple[npt.DTypeLike, int]] = {"tokens": (tokens, length)}
+        if self.most_segments:
+            planes["ends"] = np.int64, 1 + self.most_segments
+        else:
+            planes |= {"positions": (self.positions_dtype, length), "segment_ids": (self.segments_dtype, length)}
+        if self.segments_dtype:
+            planes["target_segment_ids"] = self.segments_dtype, length
+        formats = [(np.dtype(dtype).newbyteorder("<"), (count,)) for dtype, count in planes.values()]
+        offsets, size = [], 0
+        for name, dtype in zip(planes, formats, strict=True):
+            begin = -(-size // _ALIGNMENT) * _ALIGNMENT if name == "ends" else size
+            offsets.append(begin)
+            size = begin + np.dtype(dtype).itemsize
+        size = -(-size // _ALIGNMENT) * _ALIGNMENT
         return np.dtype({"names": list(planes), "formats": formats, "offsets": offsets, "itemsize": size})
 
 
@@ -78,14 +96,15 @@ class _Block(NamedTuple):
       rows: which these are.
       size: bytes, of all of them in their files.
       buffers: what each of them is read into.
-      to, found: arrays, views of the batch's, and what is copied to each then.
+      copied: what is copied then, in this order: to a view of the batch's arrays, at a place in it, from another.
+      by_ends: of each row that says where its segments end, that, and views of its arrays.
     """
 
     rows: slice
     size: int
     buffers: list[Buffers]
-    to: list[npt.NDArray[Any]]
-    found: list[npt.NDArray[Any]]
+    copied: list[tuple[Any, Any, Any]]
+    by_ends: list[tuple[memoryview, SegmentRow]]
 
 
 class RowReader:
@@ -101,6 +120,8 @@ class RowReader:
     def __init__(self, corpus: Corpus, max_open_files: int | None = None) -> None:
         assert corpus.rows is not None
         shards, length = corpus.shards, corpus.rows.sequence_length
+        self._counting = Counting(length) if corpus.rows.most_segments else None
+        self._all_take_loss = not corpus.rows.segments_dtype
         losses = [shard.loss for shard in shards if shard.loss is not None]
         self._length, self._wide = length, corpus.dtype.itemsize == 4
         self._begins: Ints = np.cumsum([0] + [shard.num_tokens // length for shard in shards])[:-1]
@@ -117,7 +138,7 @@ class RowReader:
 
         Raises:
           CorpusFileError: a file is missing, unreadable, or not the one that was indexed.
-          CorpusError: a weight that is no finite number.
+          CorpusError: a weight that is no finite number, or segments that end nowhere in their row.
         """
         shards, count = None, len(rows)
         if len(self._begins) > 1:
@@ -130,55 +151,75 @@ class RowReader:
         at = reader.at(shards, rows)
         if at is not None:
             files, fds, offsets = at
-            for here, size, buffers, to, found in blocks:
+            for block in blocks:
+                here, size, buffers, *_ = block
                 try:
                     done = sum(map(os.preadv, fds[here], buffers, offsets[here]))
                 except OSError:
                     done = 0
                 if done != size:
                     reader.read_again(None if shards is None else shards[here], offsets[here], buffers)
-                for _ in map(setitem, to, _ALL, found):
-                    pass
+                self._widen(block)
             for file in files if shards is None else set(files):
                 file.look()
             metrics.read_local(count * reader.dtype.itemsize)
         else:
             memory = reader.fetch(shards, rows)
-            for here, _, buffers, to, found in blocks:
-                _fill(buffers, memory[here])
-                for _ in map(setitem, to, _ALL, found):
-                    pass
-        targets[:, -1] = 0
+            for block in blocks:
+                _fill(block.buffers, memory[block.rows])
+                self._widen(block)
         loss = None
         if self._loss is not None and (self._weighted or not only_weights):
             loss = self._read_loss(self._loss, shards, rows)
         return tokens, targets, positions, segments, target_segments, loss
 
+    def _widen(self, block: _Block) -> None:
+        """Make arrays of what was read."""
+        _, _, _, copied, by_ends = block
+        for array, place, source in copied:
+            array[place] = source
+        try:
+            for table, row in by_ends:
+                ends = table[1 : 1 + table[0]].tolist()
+                row.fill(ends)
+                if self._all_take_loss:
+                    row.take_loss(ends)
+        except (IndexError, ValueError) as error:
+            raise CorpusError(
+                f"{self._rows.folder}: a row whose segments end nowhere in it. It is damaged: write the rows again."
+            ) from error
+
     def _blocks(self, stack: Stack) -> list[_Block]:
         """How the rows of a batch are read and copied to the arrays of `stack`, in the order in which `read` has them."""
         tokens, targets, segments, positions, target_segments = stack.arrays
         count, length = tokens.shape
-        size = max(1, min(count, _BLOCK_TOKENS // length))
+        size = max(1, min(count, (_BLOCK_TOKENS if self._counting is None else 2 * _BLOCK_TOKENS) // length))
         row = self._rows.dtype
         memory = Arrays().empty((size, row.itemsize), np.uint8, 1)
         planes = _planes(memory, row)
-        beside = _bytes_of_rows(memory[:, planes[0].nbytes // size :]) if self._wide else _bytes_of_rows(memory)
+        beside = _bytes_of_rows(memory[:, planes["tokens"].nbytes // size :]) if self._wide else _bytes_of_rows(memory)
+        of_planes = {"positions": positions, "segment_ids": segments, "target_segment_ids": target_segments}
         blocks = []
         for begin in range(0, count, size):
             here = slice(begin, min(begin + size, count))
-            first, *found = [plane[: here.stop - begin] for plane in planes]
-            to = [targets[here, :-1], positions[here], segments[here], target_segments[here]]
-            found = [tokens[here, 1:], *found]
+            found = {name: plane[: here.stop - begin] for name, plane in planes.items()}
+            copied: list[tuple[Any, Any, Any]] = [] if self._wide else [(tokens[here], ..., found["tokens"])]
+            following = tokens[here].reshape(-1).data[1:]  # of the next row at the end of each, but for the last
+            copied.append((targets[here].reshape(-1).data[:-1], slice(None), following))
+            copied.append((targets[here, -1], ..., ZERO))
+            copied += [(array[here], ..., found[name]) for name, array in of_planes.items() if name in found]
+            buffers: list[Buffers] = [(each,) for each in beside]
             if self._wide:
-                buffers: list[Buffers] = list(zip(stack.rows[here], beside, strict=False))
-            else:
-                buffers = [(each,) for each in beside]
-                to, found = [tokens[here], *to], [first, *found]
-            blocks.append(_Block(here, (here.stop - begin) * row.itemsize, buffers, to, found))
+                buffers = list(zip(stack.rows[here], beside, strict=False))
+            by_ends = []
+            if self._counting is not None:
+                rows = (SegmentRow(stack, number, self._counting) for number in range(here.start, here.stop))
+                by_ends = list(zip((table.view(np.int64).data for table in found["ends"]), rows, strict=False))
+            blocks.append(_Block(here, (here.stop - begin) * row.itemsize, buffers, copied, by_ends))
         return blocks
 
     def _read_loss(self, reader: _Rows, shards: Ints | None, rows: Ints) -> npt.NDArray[Any]:
-        (loss,) = _planes(reader.fetch(shards, rows), reader.dtype)
+        loss = _planes(reader.fetch(shards, rows), reader.dtype)["loss"]
         if not self._weighted:
             taken: npt.NDArray[np.bool_] = loss != 0
             return taken
@@ -206,6 +247,7 @@ class _Rows(ShardReader):
     ) -> None:
         super().__init__(files, dtype.itemsize, max_open_files, remote=remote, whole_rows=True)
         self.dtype = dtype
+        self.folder = files[0].path.rpartition("/")[0]
 
     def fetch(self, shards: Ints | None, rows: Ints) -> npt.NDArray[np.uint8]:
         """Row `rows[i]` of shard `shards[i]` (without `shards`, of the first) for each i: uint8 [rows, bytes]."""
@@ -230,7 +272,7 @@ def _bytes_of_rows(array: npt.NDArray[Any]) -> list[memoryview]:
     return [row.data.cast("B") for row in array]
 
 
-def _planes(memory: npt.NDArray[np.uint8], dtype: np.dtype[Any]) -> list[npt.NDArray[Any]]:
+def _planes(memory: npt.NDArray[np.uint8], dtype: np.dtype[Any]) -> dict[str, npt.NDArray[Any]]:
     """Of rows as they stand in memory, uint8 [rows, bytes], an array of each field."""
-    fields = (dtype.fields or {}).values()
-    return [memory[:, begin : begin + plane.itemsize].view(plane.base) for plane, begin, *_ in fields]
+    fields = (dtype.fields or {}).items()
+    return {name: memory[:, begin : begin + plane.itemsize].view(plane.base) for name, (plane, begin, *_) in fields}

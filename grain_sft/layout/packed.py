@@ -18,7 +18,7 @@ from grain_sft.layout.olmo_plan import OlmoPlan, find_plan, from_boundaries, rea
 from grain_sft.layout.packing import ALGORITHMS, BY_EPOCH, TIES
 from grain_sft.layout.plan import Ints, Plan, Recipe, load_plan
 from grain_sft.layout.row_pieces import ShardPlaces
-from grain_sft.layout.span import Pieces, Range, Span, spans_of
+from grain_sft.layout.span import Pieces, Range, Runs, Span, spans_of
 
 _LONG_DOCUMENTS = ("truncate", "fragment")
 
@@ -174,6 +174,12 @@ class PackedLayout:
         return self._count
 
     @property
+    def highest_token(self) -> int | None:
+        """Of the corpus, where the plans know it."""
+        known = [plan.highest_token for plan in self.plans]
+        return None if None in known else max(known)  # type: ignore[type-var]
+
+    @property
     def mean_segments(self) -> float:
         """Segments a row, on average."""
         return float(sum(int(plan.ends[-1]) for plan in self.plans if len(plan.ends))) / len(self)
@@ -210,12 +216,14 @@ class PackedLayout:
 
     def ranges(self, row: int) -> list[Range]:
         """The same, of a row in range."""
-        plan, local = self._plan_of(row)
-        first, last = plan.ends.item(local - 1) if local else 0, plan.ends.item(local)
-        documents, starts, lengths = (
-            column[first:last].tolist() for column in (plan.document, plan.start, plan.length)
-        )
-        return self._places.ranges(documents, starts, lengths)
+        plan, segments = self._segments_of(row)
+        documents, starts, lengths = plan.document[segments], plan.start[segments], plan.length[segments]
+        return self._places.ranges(documents.tolist(), starts.tolist(), lengths.tolist())
+
+    def runs(self, row: int) -> Runs:
+        """The same, as it is read."""
+        plan, segments = self._segments_of(row)
+        return self._places.runs(plan.start[segments].tolist(), plan.length[segments].tolist())
 
     def pieces(self, rows: Ints) -> Pieces:
         """The documents of `rows` (int64 [rows])."""
@@ -249,11 +257,13 @@ class PackedLayout:
         before = length.cumsum() - length
         return row, before - before[firsts][row], plan.start[piece], length, within + 1
 
-    def _plan_of(self, row: int) -> tuple[Plan, int]:
-        if len(self.plans) == 1:
-            return self.plans[0], row
-        epoch, local = self.epochs_of(np.array(row))
-        return self.plans[int(epoch)], int(local)
+    def _segments_of(self, row: int) -> tuple[Plan, slice]:
+        """The plan that a row is of, and its segments there."""
+        plan = self.plans[0]
+        if len(self.plans) > 1:
+            epoch, local = self.epochs_of(np.array(row))
+            plan, row = self.plans[int(epoch)], int(local)
+        return plan, slice(plan.ends.item(row - 1) if row else 0, plan.ends.item(row))
 
     def __getstate__(self) -> dict[str, object]:
         return {

@@ -8,7 +8,7 @@ from grain_sft.arguments import as_integer
 from grain_sft.corpus import Corpus
 from grain_sft.errors import LayoutError
 from grain_sft.layout.row_pieces import Ints, ShardPlaces
-from grain_sft.layout.span import Pieces, Range, Span, spans_of
+from grain_sft.layout.span import Pieces, Range, Runs, Span, spans_of
 
 
 class PaddedLayout:
@@ -23,6 +23,7 @@ class PaddedLayout:
     Attributes:
       dropped: documents that are left out.
       cut_tokens: tokens of longer documents that no row holds.
+      highest_token: of the corpus, where that is known.
 
     Raises:
       LayoutError: arguments that don't fit, or no document is left.
@@ -37,6 +38,7 @@ class PaddedLayout:
         self.keep = keep
         self.min_tokens = as_integer("min_tokens", min_tokens, 1, LayoutError)
         start, length = corpus.documents
+        self.highest_token = corpus.documents.highest_token
         self._document: Ints = np.flatnonzero(length >= self.min_tokens)
         if not len(self._document):
             raise LayoutError(
@@ -74,6 +76,10 @@ class PaddedLayout:
         """The same, of a row in range."""
         columns = self._document, self._start, self._length
         return self._places.ranges(*([int(column[row])] for column in columns))
+
+    def runs(self, row: int) -> Runs:
+        """The same, as it is read."""
+        return self._places.runs([self._start.item(row)], [self._length.item(row)])
 
     def pieces(self, rows: Ints) -> Pieces:
         """The documents of `rows` (int64 [rows])."""

@@ -72,6 +72,7 @@ class Plan:
       ends: int64 [rows], pieces up to and with each row.
       counts: "documents" there are, "dropped_documents" and "dropped_tokens" that no row holds, "cut_documents" and
         "cut_tokens" of documents that were truncated.
+      highest_token: of the corpus, where that is known.
     """
 
     start: Ints
@@ -79,6 +80,7 @@ class Plan:
     document: Ints
     ends: Ints
     counts: dict[str, int]
+    highest_token: int | None = None
 
 
 COUNTS = ("documents", "dropped_documents", "dropped_tokens", "cut_documents", "cut_tokens")
@@ -95,7 +97,9 @@ def load_plan(corpus: Corpus, recipe: Recipe, folder: str | Path | None = None, 
     arrays = artefact.load_or_make("plans", recipe.depends(corpus), make, folder)
     arrays = {name: array.view(np.ndarray) for name, array in arrays.items()}  # np.memmap is slow to index
     counts = dict(zip(COUNTS, arrays["counts"].tolist(), strict=True))
-    return Plan(arrays["start"], arrays["length"], arrays["document"], arrays["ends"], counts)
+    highest = arrays.get("highest_token")  # earlier versions kept none
+    known = None if highest is None or not len(highest) else int(highest[0])
+    return Plan(arrays["start"], arrays["length"], arrays["document"], arrays["ends"], counts, known)
 
 
 def make_plan(corpus: Corpus, recipe: Recipe) -> dict[str, npt.NDArray[Any]]:
@@ -134,6 +138,7 @@ def columns(documents: Documents, document: Ints, start: Ints, length: Ints, end
         "document": document,
         "ends": ends,
         "counts": np.array(counts, np.int64),
+        "highest_token": np.array([] if documents.highest_token is None else [documents.highest_token], np.int64),
     }
 
 

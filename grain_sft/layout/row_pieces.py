@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
+from itertools import accumulate
 
 import numpy as np
 import numpy.typing as npt
 
 from grain_sft.corpus import Corpus
-from grain_sft.layout.span import Pieces, Range
+from grain_sft.layout.span import Pieces, Range, Runs
 
 Ints = npt.NDArray[np.int64]
 
@@ -43,6 +44,19 @@ class ShardPlaces:
                 ranges.append((shard, start - begin, end - begin, document))
                 start = end
         return ranges
+
+    def runs(self, starts: list[int], lengths: list[int]) -> Runs:
+        """What the segments of one row are read from, and where they end in it.
+
+        Args:
+          starts, lengths: of each, in the corpus's tokens.
+        """
+        ends = list(accumulate(lengths))
+        if len(self._borders) == 2:
+            return Runs(None, starts, ends, ends)
+        parts = self.ranges(ends, starts, lengths)
+        counts = (stop - start for _, start, stop, _ in parts)
+        return Runs([part[0] for part in parts], [part[1] for part in parts], list(accumulate(counts)), ends)
 
     def pieces(self, row: Ints, column: Ints, start: Ints, length: Ints, segment: Ints) -> Pieces:
         """The pieces of segments, row after row; one that goes on in the next shard is two.

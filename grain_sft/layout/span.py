@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import operator
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -45,6 +45,22 @@ Range = tuple[int, int, int, int | None]
 """A span as a plain tuple: shard, start, stop, document."""
 
 
+class Runs(NamedTuple):
+    """One row as it is read: runs of tokens, each of which lies in a shard in one piece.
+
+    Attributes:
+      shards: of each run; None: all are of the first, and the only one.
+      starts: the first token of each in its shard.
+      stops: where each ends in the row.
+      ends: where each segment ends in the row. One that goes on in the next shard is of several runs.
+    """
+
+    shards: list[int] | None
+    starts: list[int]
+    stops: list[int]
+    ends: list[int]
+
+
 class Pieces(NamedTuple):
     """The spans of many rows as columns, int64 [pieces]: what a reader copies where. Row after row, each from its first
     column on without gaps; what is left of a row is padding.
@@ -76,10 +92,9 @@ def checked_rows(
     Raises:
       RowIndexError: one that is no integer, or no row of `layout`.
     """
-    rows: npt.NDArray[np.int64] | None
+    rows: Any
     if type(indices) is np.ndarray and indices.dtype is _INT64 and indices.ndim == 1:
-        listed = indices.tolist()
-        rows = np.asarray(indices, np.int64)
+        rows, listed = indices, indices.tolist()
         if listed and min(listed) >= 0 and max(listed) < len(layout):
             return rows, False
     else:

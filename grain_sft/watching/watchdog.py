@@ -33,7 +33,6 @@ SUMMARY_VARIABLE = "GRAIN_SFT_LOG_EVERY"
 
 _LOOKS = 8  # within the time that is called a stall
 _LONGEST_PAUSE = 1.0  # seconds
-_WRITTEN_DOWN = 1 << 10  # batches, until they are counted
 
 
 class Settings(NamedTuple):
@@ -89,6 +88,7 @@ class Watch:
         self._since = 0.0  # 0: nobody waits
         self._step = 0
         self._came: deque[metrics.Came] = deque()  # since it was counted
+        self._most = 0 if metrics.AT_ONCE else metrics.WRITTEN_DOWN
         self._counted, self._counting = _Totals(0.0, 0), threading.Lock()
         self._longest = 0.0
         self._next_warning = self.settings.stall
@@ -115,9 +115,10 @@ class Watch:
             shape = ()
         came = since, now, self._step, shape, self._here
         self._came.append(came)
-        metrics.handed_out(came)
-        if len(self._came) > _WRITTEN_DOWN:
+        metrics.handed_out.append(came)
+        if len(self._came) > self._most:
             self._count()
+            metrics.count()
 
     def failed(self) -> None:
         """It failed."""

@@ -1,7 +1,9 @@
 """Format rows: packed rows written out in order, by `grain-sft pack --materialize`.
 
 `rows.json`, and for every shard NNNN: `rows_NNNN.bin` (for each row its tokens, its positions, its segment ids, and the
-segment ids of its targets, 0 where no loss is taken: uint8, uint16 or uint32; then nothing until a multiple of 8 bytes),
+segment ids of its targets, 0 where no loss is taken: uint8, uint16 or uint32; then nothing until a multiple of 8 bytes; where
+rows.json says `most_segments`, a row has instead of positions and segment ids how many segments it holds and where each ends,
+uint64, and segment ids of its targets only where not every token takes loss),
 `documents_NNNN.idx` (uint64 pairs of start and length, of every segment, in tokens) and, where the corpus says which tokens
 take loss, `loss_NNNN.bin` (uint8, or float32 weights).
 """
@@ -28,7 +30,7 @@ from grain_sft.errors import CorpusError
 EXPECTED = "a directory with rows.json, written by grain-sft pack --materialize"
 MANIFEST = "rows.json"
 FORMAT = "grain_sft rows"
-VERSION = 3
+VERSION = 4
 PLACE_DTYPES = ("uint8", "uint16", "uint32")
 LOSS_KINDS = ("", "bool", "float32")
 
@@ -69,15 +71,15 @@ def scan(folder: str, data: Json, options: Options, tree: Tree) -> Corpus:
     if not length or not name or not counts or not made_of or loss not in LOSS_KINDS:
         raise CorpusError(f"{data.path}: lacks or garbles a field. It was edited or damaged: write the rows again.")
     kinds = {key: data.text(key) or "" for key in ("positions_dtype", "segments_dtype")}
+    most_segments = data.count("most_segments") or 0
     for key, kind in kinds.items():
-        if kind not in PLACE_DTYPES:
+        if kind not in PLACE_DTYPES and not (most_segments and not kind):
             raise CorpusError(f"{data.path}: {key} is {kind!r}; expected one of {', '.join(PLACE_DTYPES)}.")
     dtype = token_dtype(name, data.path)
     if options.dtype not in (None, dtype):
         raise CorpusError(f"{data.path}: says dtype {name}, but dtype={options.dtype} was asked for. Leave it out.")
 
-    ready = ReadyRows(length, kinds["positions_dtype"], kinds["segments_dtype"], made_of)
-
+    ready = ReadyRows(length, kinds["positions_dtype"], kinds["segments_dtype"], most_segments, made_of)
     row = ready.dtype(dtype)
 
     def scan_one(number: int) -> Shard:
