@@ -101,9 +101,8 @@ class LongSegments:
                 row.inputs[...] = tokens
             if check and np.minimum.reduce(row.inputs) < 0:
                 fit = False
-            row.fill(ends)
+            row.fill(ends, shifted)
             if shifted:
-                row.take_loss(ends)
                 row.shift()
         if plain:
             reader.look({shard for shards, *_ in runs for shard in shards or (0,)})

@@ -45,36 +45,34 @@ class SegmentRow:
 
     def __init__(self, stack: Stack, row: int, counting: Counting) -> None:
         inputs, targets, segments, positions, target_segments = (array[row] for array in stack.arrays)
-        self.inputs, self._counting, self._length = inputs, counting, len(inputs)
-        self._following, self._targets, self._last_target = inputs[1:].data, targets[:-1].data, targets.data[-1:]
-        self._segments, self._positions, self._target_segments = segments, positions, target_segments.data
-        self._segments_data, self._positions_data = segments.data, positions.data
+        self.inputs, self._counting = inputs, counting
+        self._shifted = targets[:-1].data, inputs[1:].data, targets.data[-1:]
+        self._views = len(inputs), segments, segments.data, positions, positions.data, target_segments.data
 
-    def fill(self, ends: list[int]) -> None:
+    def fill(self, ends: list[int], take_loss: bool) -> None:
         """Fill positions and segment ids; from the last end on there is padding.
 
         Args:
           ends: the place after each segment's last token, in order.
+          take_loss: fill segment ids of targets too; every token takes loss.
         """
-        segments, positions = self._segments, self._positions_data
+        length, segments, segments_data, positions, positions_data, target_segments = self._views
         counting, numbers, begin = self._counting.positions, self._counting.numbers, 0
         if len(numbers) < len(ends):
             numbers = self._counting.more(len(ends))
         for end, number in zip(ends, numbers):  # noqa: B905
             segments[begin:end] = number
-            positions[begin:end] = counting[: end - begin]
+            positions_data[begin:end] = counting[: end - begin]
             begin = end
-        if begin < self._length:
-            self._segments[begin:] = self._positions[begin:] = ZERO
+        if begin < length:
+            segments[begin:] = positions[begin:] = ZERO
+        if take_loss:
+            target_segments[:] = segments_data
+            for end in ends:
+                target_segments[end - 1] = 0
 
     def shift(self) -> None:
         """Fill targets from the tokens."""
-        self._targets[:] = self._following
-        self._last_target[0] = 0
-
-    def take_loss(self, ends: list[int]) -> None:
-        """Fill segment ids of targets from segment ids, with `ends` as in `fill`: every token takes loss."""
-        target_segments = self._target_segments
-        target_segments[:] = self._segments_data
-        for end in ends:
-            target_segments[end - 1] = 0
+        targets, following, last = self._shifted
+        targets[:] = following
+        last[0] = 0

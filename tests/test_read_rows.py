@@ -12,6 +12,7 @@ from sft_files import documents, write_episodes, write_olmo
 
 import grain_sft
 from grain_sft import NpyDataSource, PackedLayout, PaddedLayout, ShiftTargets, WindowLayout, sources
+from grain_sft.errors import TransformError
 from grain_sft.layout import FILL_ROW, MaterializedLayout
 from grain_sft.long_segments import LongSegments
 from grain_sft.materialize import materialize
@@ -98,3 +99,26 @@ def test_batches_that_are_held_stay_as_they_are(corpora):
         shift.read(source, each[::-1])
     for batch, copy in zip(held, copies, strict=True):
         assert_same(batch, copy)
+
+
+@pytest.mark.parametrize("highest", [(1 << 31) - 1, 1 << 31])
+@pytest.mark.parametrize("mean", [20, 3000])
+def test_a_token_that_int32_does_not_hold_is_an_error_whether_it_was_seen_before_or_not(
+    tmp_path, monkeypatch, highest, mean
+):
+    monkeypatch.setenv("GRAIN_SFT_CACHE_DIR", str(tmp_path / "cache"))
+    random = np.random.default_rng(0)
+    tokens = random.integers(3, 100, 60_000).astype(np.uint32)
+    tokens[random.integers(0, len(tokens), len(tokens) // mean)] = 2
+    tokens[np.flatnonzero(tokens == 2)[3] - 1] = highest
+    tokens.tofile(tmp_path / "0.npy")
+    corpus = grain_sft.open_corpus(tmp_path / "0.npy", dtype="uint32", eos_token_id=2)
+    for _ in range(2):  # the second time from the cache
+        source = NpyDataSource(PackedLayout(corpus, 4096))
+        assert source.layout.highest_token == highest and (source._long is None) == (mean == 20)
+        rows = np.arange(len(source))
+        if highest >> 31:
+            with pytest.raises(TransformError, match="above 2147483647"):
+                ShiftTargets().read(source, rows)
+        else:
+            assert (ShiftTargets().read(source, rows)["inputs"] == highest).sum() == 1

@@ -180,10 +180,7 @@ class RowReader:
             array[place] = source
         try:
             for table, row in by_ends:
-                ends = table[1 : 1 + table[0]].tolist()
-                row.fill(ends)
-                if self._all_take_loss:
-                    row.take_loss(ends)
+                row.fill(table[1 : 1 + table[0]].tolist(), self._all_take_loss)
         except (IndexError, ValueError) as error:
             raise CorpusError(
                 f"{self._rows.folder}: a row whose segments end nowhere in it. It is damaged: write the rows again."
