@@ -100,6 +100,7 @@ def test_rows_that_say_where_their_segments_end_are_the_packed_rows(tmp_path, mo
         found = opened(tmp_path / name)
         same_rows(found, expected)
         same_rows(pickle.loads(pickle.dumps(found)), expected)
+        same_rows(NpyDataSource(found.layout, max_open_files=1), expected)  # of several files, none is read at once
         shift = ShiftTargets()
         for count in (1, 2, 5):
             rows = np.random.default_rng(count).integers(0, len(expected), count)

@@ -131,6 +131,24 @@ def test_counters_are_what_was_handed_out(folder, threads):
     assert counted("next_step") == len(steps)
 
 
+@pytest.mark.parametrize("threads", [0, 2])
+def test_what_is_written_down_until_it_is_counted_is_bounded(folder, threads, monkeypatch):
+    monkeypatch.setattr(metrics, "WRITTEN_DOWN", 5)
+    pipeline, counts = make(folder), Counts("wait_seconds_count", "rows_total", "make_seconds_count")
+    for _ in range(4):  # of many short iterators, nobody asking
+        with closing(pipeline.iter(threads=threads)) as batches:
+            for _ in zip(range(3), batches, strict=False):
+                assert len(metrics.handed_out) <= 5
+    with closing(pipeline.iter(threads=threads)) as batches:  # of a long one, while somebody asks again and again
+        for _ in batches:
+            metrics.count()
+            assert len(batches._watch._came) <= 5
+    steps = 4 * 3 + ROWS // BATCH
+    found = counts()
+    assert found["wait_seconds_count"] == steps and found["rows_total"] == steps * BATCH
+    assert found["make_seconds_count"] >= steps
+
+
 def test_a_batch_that_a_transform_made_no_dict_is_counted_as_a_batch(folder):
     class Pair(grain.transforms.Map):
         def map(self, element):

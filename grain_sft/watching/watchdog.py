@@ -116,7 +116,7 @@ class Watch:
         came = since, now, self._step, shape, self._here
         self._came.append(came)
         metrics.handed_out.append(came)
-        if len(self._came) > self._most:
+        if len(self._came) > self._most or len(metrics.handed_out) > self._most:  # others count, and add, too
             self._count()
             metrics.count()
 
