@@ -197,14 +197,15 @@ def test_ctrl_c_is_a_sentence_and_the_next_run_goes_on(
     chats += [write_chats(tmp_path / f"in/more-{number}.jsonl", 2500) for number in range(3)]
     request = request_of(chats, tokenizers)
     command = [sys.executable, "-m", "grain_sft.cli.main", *command_of(request, tmp_path / "out", "--workers", "2")]
-    process = subprocess.Popen(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background jobs ignore it
-    )
+    before = signal.signal(
+        signal.SIGINT, signal.default_int_handler
+    )  # a shell's background jobs ignore it, and theirs do
+    try:
+        process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+        )
+    finally:
+        signal.signal(signal.SIGINT, before)
     chunks = tmp_path / ".out.grain_sft-work/chunks"
     limit = time.monotonic() + 60
     while not list(chunks.glob("unit-*.chunk")) and process.poll() is None and time.monotonic() < limit:
