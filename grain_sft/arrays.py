@@ -61,10 +61,8 @@ class Arrays:
         """
         key = (count, shape)
         with self._lock:
-            for stack in self._buffers.get(key, ()):
-                if sys.getrefcount(stack.memory) == stack.unheld:
-                    break
-            else:
+            stack: Stack | None = _unheld(self._buffers.get(key, ()))
+            if stack is None:
                 stack = Stack(count, shape)
                 stack.views = views(stack)
                 self._keep(key, stack)

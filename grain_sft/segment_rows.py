@@ -12,10 +12,16 @@ import numpy.typing as npt
 
 from grain_sft.arrays import Stack
 
+LONG = 1 << 10  # tokens, of segments on average
 ARRAYS = 5
 """Those of a `Stack` that `SegmentRow` is of: inputs, targets, segment ids, positions, segment ids of targets."""
 
 ZERO = np.array(0, np.int32)
+
+
+def are_long(sequence_length: int, mean_segments: float) -> bool:
+    """Whether rows of so many segments on average are faster made segment by segment."""
+    return sequence_length >= LONG * mean_segments
 
 
 class Counting:

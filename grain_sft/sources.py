@@ -18,6 +18,7 @@ from grain_sft.errors import LayoutError
 from grain_sft.layout import FILL_ROW, Layout, MaterializedLayout, PackedLayout, PaddedLayout, Pieces
 from grain_sft.layout.span import checked_record, checked_rows
 from grain_sft.long_segments import LongSegments
+from grain_sft.segment_rows import are_long
 
 workers.default_grain_flags()  # so that worker processes of any grain.DataLoader over an NpyDataSource start
 
@@ -26,7 +27,6 @@ Element = dict[str, npt.NDArray[Any]]
 
 
 _BATCH_SIZES_KEPT = 8
-_LONG_SEGMENT = 1 << 10  # tokens: segments of this mean length and more are filled one by one
 
 
 class ReadRows(NamedTuple):
@@ -282,7 +282,7 @@ def _has_long_segments(layout: Layout) -> TypeGuard[PackedLayout | PaddedLayout]
     """Whether rows are read row by row."""
     if not isinstance(layout, (PackedLayout, PaddedLayout)) or layout.corpus.dtype.itemsize > 4:
         return False
-    return layout.sequence_length >= _LONG_SEGMENT * layout.mean_segments
+    return are_long(layout.sequence_length, layout.mean_segments)
 
 
 def _all_fit(layout: Layout) -> bool:

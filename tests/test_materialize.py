@@ -12,9 +12,17 @@ from batches import assert_same
 from sft_files import documents, write_episodes, write_primer, write_sources
 
 import grain_sft
-from grain_sft import Host, IndexSampler, NpyDataSource, PackedLayout, Pipeline, ShiftTargets, WindowLayout, sources
+from grain_sft import (
+    Host,
+    IndexSampler,
+    NpyDataSource,
+    PackedLayout,
+    Pipeline,
+    ShiftTargets,
+    WindowLayout,
+    segment_rows,
+)
 from grain_sft.cli.main import main
-from grain_sft.corpus import rows as ready_rows
 from grain_sft.corpus.learning_rate import supervised_ratio
 from grain_sft.errors import CorpusError, CorpusFileError, LayoutError
 from grain_sft.layout import FILL_ROW, MaterializedLayout
@@ -87,7 +95,7 @@ def test_written_rows_are_the_packed_rows(tmp_path, kind, options):
 @pytest.mark.parametrize("kind", ["masks", "uint16", "weights", "primer", "plain"])
 @pytest.mark.parametrize("epochs", [1, 2])
 def test_rows_that_say_where_their_segments_end_are_the_packed_rows(tmp_path, monkeypatch, kind, epochs):
-    monkeypatch.setattr(ready_rows, "_LONG_SEGMENT", 1)
+    monkeypatch.setattr(segment_rows, "LONG", 1)
     options = {} if epochs == 1 else {"algorithm": "shuffled_best_fit", "epochs": epochs}
     expected = NpyDataSource(PackedLayout(make(tmp_path, kind), 8 * LENGTH - 1, **options))
     assert expected.layout.statistics["padding"]
@@ -108,7 +116,7 @@ def test_rows_that_say_where_their_segments_end_are_the_packed_rows(tmp_path, mo
 
 
 def test_segments_that_end_nowhere_in_their_row_are_an_error(tmp_path, monkeypatch):
-    monkeypatch.setattr(ready_rows, "_LONG_SEGMENT", 1)
+    monkeypatch.setattr(segment_rows, "LONG", 1)
     materialize(PackedLayout(make(tmp_path, "plain"), 8 * LENGTH), tmp_path / "rows")
     source, preadv = opened(tmp_path / "rows"), os.preadv
 
@@ -212,7 +220,7 @@ def test_rows_in_a_bucket_are_those_of_a_folder(tmp_path, client, monkeypatch, k
     rows = np.arange(len(expected))[::-3]
     assert_same(ShiftTargets().read(found, rows), ShiftTargets().read(expected, rows))
     np.testing.assert_array_equal(there.read(40, 140)[0], here.read(40, 140)[0])
-    monkeypatch.setattr(sources, "_LONG_SEGMENT", 1)  # row by row
+    monkeypatch.setattr(segment_rows, "LONG", 1)  # row by row
     again = [NpyDataSource(PackedLayout(corpus, 200)) for corpus in (here, there)]
     assert all(source._long is not None for source in again)
     assert_same(ShiftTargets().read(again[0], np.arange(5)), ShiftTargets().read(again[1], np.arange(5)))
@@ -384,7 +392,7 @@ def test_rows_longer_than_uint16_counts(tmp_path):
 
 
 def test_positions_that_uint16_does_not_hold(tmp_path, monkeypatch):
-    monkeypatch.setattr(ready_rows, "_LONG_SEGMENT", 1 << 30)
+    monkeypatch.setattr(segment_rows, "LONG", 1 << 30)
     length = (1 << 16) + 1
     docs = [(np.arange(size, dtype=np.uint32) % 100 + 3, np.ones(size, bool)) for size in (length, 70_000, 100, 7)]
     expected = NpyDataSource(PackedLayout(grain_sft.open_corpus(write_episodes(tmp_path / "long", docs)), length))

@@ -20,7 +20,7 @@ from grain_sft.corpus.reader import Buffers, ShardReader
 from grain_sft.corpus.remote_options import RemoteOptions
 from grain_sft.corpus.stored import StoredFile
 from grain_sft.errors import CorpusError
-from grain_sft.segment_rows import ZERO, Counting, SegmentRow
+from grain_sft.segment_rows import ARRAYS, ZERO, Counting, SegmentRow, are_long
 
 if TYPE_CHECKING:
     from grain_sft.corpus.corpus import Corpus
@@ -29,7 +29,6 @@ Ints = npt.NDArray[np.int64]
 
 _BLOCK_TOKENS = 1 << 15  # worked on at once, in whole rows
 _ALIGNMENT = 8  # bytes, of rows in a file
-_LONG_SEGMENT = 1 << 10  # tokens: of segments of this mean length and more it is written where they end
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,8 +55,7 @@ class ReadyRows:
     ) -> ReadyRows:
         """In the smallest types that hold a position, and a row's segments; of few long segments, by where they end."""
         segments = np.min_scalar_type(most_segments).name
-        long = sequence_length >= _LONG_SEGMENT * mean_segments and 8 * most_segments <= sequence_length
-        if long:
+        if are_long(sequence_length, mean_segments) and 8 * most_segments <= sequence_length:
             return cls(sequence_length, "", segments if has_loss else "", most_segments, made_of)
         return cls(sequence_length, np.min_scalar_type(sequence_length - 1).name, segments, 0, made_of)
 
@@ -76,11 +74,14 @@ class ReadyRows:
         formats = [(np.dtype(dtype).newbyteorder("<"), (count,)) for dtype, count in planes.values()]
         offsets, size = [], 0
         for name, dtype in zip(planes, formats, strict=True):
-            begin = -(-size // _ALIGNMENT) * _ALIGNMENT if name == "ends" else size
+            begin = _aligned(size) if name == "ends" else size
             offsets.append(begin)
             size = begin + np.dtype(dtype).itemsize
-        size = -(-size // _ALIGNMENT) * _ALIGNMENT
-        return np.dtype({"names": list(planes), "formats": formats, "offsets": offsets, "itemsize": size})
+        return np.dtype({"names": list(planes), "formats": formats, "offsets": offsets, "itemsize": _aligned(size)})
+
+
+def _aligned(size: int) -> int:
+    return -(-size // _ALIGNMENT) * _ALIGNMENT
 
 
 _Int32 = npt.NDArray[np.int32]
@@ -145,7 +146,7 @@ class RowReader:
             shards = self._begins.searchsorted(rows, side="right") - 1
             rows = rows - self._begins[shards]
         blocks, (tokens, targets, segments, positions, target_segments) = arrays.stack(
-            5, (count, self._length), self._blocks
+            ARRAYS, (count, self._length), self._blocks
         )
         reader = self._rows
         at = reader.at(shards, rows)

@@ -197,9 +197,7 @@ def test_ctrl_c_is_a_sentence_and_the_next_run_goes_on(
     chats += [write_chats(tmp_path / f"in/more-{number}.jsonl", 2500) for number in range(3)]
     request = request_of(chats, tokenizers)
     command = [sys.executable, "-m", "grain_sft.cli.main", *command_of(request, tmp_path / "out", "--workers", "2")]
-    before = signal.signal(
-        signal.SIGINT, signal.default_int_handler
-    )  # a shell's background jobs ignore it, and theirs do
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
     try:
         process = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True

@@ -3,7 +3,7 @@
 `rows.json`, and for every shard NNNN: `rows_NNNN.bin` (for each row its tokens, its positions, its segment ids, and the
 segment ids of its targets, 0 where no loss is taken: uint8, uint16 or uint32; then nothing until a multiple of 8 bytes; where
 rows.json says `most_segments`, a row has instead of positions and segment ids how many segments it holds and where each ends,
-uint64, and segment ids of its targets only where not every token takes loss),
+int64, and segment ids of its targets only where not every token takes loss),
 `documents_NNNN.idx` (uint64 pairs of start and length, of every segment, in tokens) and, where the corpus says which tokens
 take loss, `loss_NNNN.bin` (uint8, or float32 weights).
 """
