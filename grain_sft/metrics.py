@@ -12,15 +12,14 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import math
+import operator
 import os
 import threading
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from grain_sft.errors import MissingExtraError
 
@@ -88,14 +87,14 @@ def _registered() -> _Metrics | None:
         pass
 
     class Histogram(Counted, prometheus_client.Histogram):
-        def observe_all(self, amounts: npt.NDArray[np.float64]) -> None:
+        def observe_all(self, amounts: Sequence[float]) -> None:
             """`observe` of each. One by one that takes a hundred times as long, and its class has nothing else."""
             buckets: Any = self._buckets
             which = np.searchsorted(self._upper_bounds, amounts)
             for at, count in enumerate(np.bincount(which).tolist()):
                 if count:
                     buckets[at].inc(count)
-            self._sum.inc(float(amounts.sum()))
+            self._sum.inc(sum(amounts))
 
     read = Count("grain_sft_read_bytes", "Bytes of rows that were read, by where their files are.", ["store"])
     return _Metrics(
@@ -123,12 +122,46 @@ def _registered() -> _Metrics | None:
 _metrics = _registered()
 AT_ONCE = _FOLDER_VARIABLE in os.environ
 
-Came = tuple[float, float, int, tuple[int, ...], bool]
-"""A batch that was handed out: when it was asked for and when it came, on `time.perf_counter`'s clock, its step, the shape of
-its first array, and whether it was made meanwhile."""
+
+class Totals(NamedTuple):
+    """Of an iterator, so far; seconds between its batches are the loop's."""
+
+    steps: int = 0
+    tokens: int = 0
+    waited: float = 0.0
+    elsewhere: float = 0.0
+    ended: float = 0.0  # when the last batch came; 0: none did
+
+
+class Tally:
+    """What an iterator handed out, as far as it is counted.
+
+    Attributes:
+      here: whether `next` makes batches itself.
+      totals: replaced as a whole.
+      longest: wait, in seconds, since somebody set this to 0.
+    """
+
+    def __init__(self, here: bool) -> None:
+        self.here, self.totals, self.longest = here, Totals(), 0.0
+
+    def add(self, since: Sequence[float], came: Sequence[float], tokens: Sequence[int]) -> list[float]:
+        """Count batches that were asked for and came then, in turn; returns how long each was waited for."""
+        steps, so_far, waited, elsewhere, ended = self.totals
+        waits = [*map(operator.sub, came, since)]
+        ends = (ended or since[0], *came[:-1])
+        elsewhere += sum(map(operator.sub, since, ends))
+        self.totals = Totals(steps + len(waits), so_far + sum(tokens), waited + sum(waits), elsewhere, came[-1])
+        self.longest = max(self.longest, *waits)
+        return waits
+
 
 _made: deque[float] = deque()  # what is written down: seconds of each batch
-handed_out: deque[Came] = deque()  # who adds to it sees that it is counted after `WRITTEN_DOWN` of them
+handed_out: deque[Any] = deque()
+"""Of each batch that was handed out `HANDED_OUT` things, one after the other: when it was asked for and when it came, on
+`time.perf_counter`'s clock, its step, rows and tokens, and its iterator's tally. Who adds them, at once, sees that they are
+counted after `WRITTEN_DOWN` of them. (A tuple each would be garbage that Python's collector has to walk over.)"""
+HANDED_OUT = 6
 _read: deque[int] = deque()  # bytes
 _recent: deque[float] = deque(maxlen=256)  # seconds that each of the last batches took to be made
 _counting = [threading.Lock()]
@@ -138,19 +171,22 @@ def count() -> None:
     """Count what was written down since this was called last."""
     with _counting[0]:
         made, handed, read = _taken(_made), _taken(handed_out), _taken(_read)
-        since, came, steps, shapes, here = zip(*handed, strict=True) if handed else ((), (), (), (), ())
-        waited = np.array(came, np.float64) - np.array(since, np.float64)
-        all_made = np.concatenate([np.array(made, np.float64), waited[np.array(here, np.bool_)]])
-        _recent.extend(all_made.tolist())
+        since, came, steps, rows, tokens, tallies = (handed[field::HANDED_OUT] for field in range(HANDED_OUT))
+        batches: dict[Tally, list[int]] = {}
+        for number, tally in enumerate(tallies):
+            batches.setdefault(tally, []).append(number)
+        waited: list[float] = []
+        for tally, numbers in batches.items():
+            waits = tally.add(*([field[number] for number in numbers] for field in (since, came, tokens)))
+            waited += waits
+            made += waits if tally.here else ()
+        _recent.extend(made)
         if _metrics is None:
             return
-        if len(all_made):
-            _metrics.make.observe_all(all_made)
-        if len(waited):
-            _metrics.wait.observe_all(waited)
-        for shape, times in Counter(filter(None, shapes)).items():
-            _metrics.rows.inc(shape[0] * times)
-            _metrics.tokens.inc(math.prod(shape) * times)
+        _metrics.make.observe_all(made)
+        _metrics.wait.observe_all(waited)
+        _metrics.rows.inc(sum(rows))
+        _metrics.tokens.inc(sum(tokens))
         if steps:
             _metrics.next_step.set(steps[-1] + 1)
         _metrics.local_bytes.inc(sum(read))

@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import atexit
 import math
-import operator
 import os
 import sys
 import threading
 import weakref
-from collections import deque
 from threading import get_ident
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -59,16 +57,12 @@ class Watched(Protocol):
         """What makes the batch that is waited for, a line each."""
 
 
-class _Totals(NamedTuple):
-    """Of an iterator, so far; seconds between its batches are the loop's."""
+class _Summary(NamedTuple):
+    """When one was logged, at which step, and what was counted by then."""
 
     at: float
     step: int
-    steps: int = 0
-    tokens: int = 0
-    waited: float = 0.0
-    elsewhere: float = 0.0
-    ended: float = 0.0  # when the last batch came; 0: none did
+    totals: metrics.Totals
 
 
 class Watch:
@@ -83,17 +77,15 @@ class Watch:
         self.settings = Settings.from_environment()
         self.watched = not (self.settings.stall or self.settings.summary)
         self.open = True
-        self._owner, self._pipeline, self._here = weakref.ref(owner), pipeline, pipeline is not None
+        self._owner, self._pipeline = weakref.ref(owner), pipeline
         self._thread = 0
         self._since = 0.0  # 0: nobody waits
         self._step = 0
-        self._came: deque[metrics.Came] = deque()  # since it was counted
-        self._most = 0 if metrics.AT_ONCE else metrics.WRITTEN_DOWN
-        self._counted, self._counting = _Totals(0.0, 0), threading.Lock()
-        self._longest = 0.0
+        self._tally = metrics.Tally(here=pipeline is not None)
+        self._most = 0 if metrics.AT_ONCE else metrics.WRITTEN_DOWN * metrics.HANDED_OUT
         self._next_warning = self.settings.stall
         self._warned = False
-        self._last_summary: _Totals | None = None
+        self._last_summary: _Summary | None = None
         if pipeline is not None:
             making.add(self)
 
@@ -110,14 +102,12 @@ class Watch:
         if self._warned:
             self._ended("came", now - since)
         try:
-            shape = next(iter(batch.values())).shape
+            first = next(iter(batch.values()))
+            rows, tokens = len(first), first.size
         except (AttributeError, TypeError, StopIteration):  # what a transform made of it is no dict of arrays
-            shape = ()
-        came = since, now, self._step, shape, self._here
-        self._came.append(came)
-        metrics.handed_out.append(came)
-        if len(self._came) > self._most or len(metrics.handed_out) > self._most:  # others count, and add, too
-            self._count()
+            rows = tokens = 0
+        metrics.handed_out.extend((since, now, self._step, rows, tokens, self._tally))
+        if len(metrics.handed_out) > self._most:
             metrics.count()
 
     def failed(self) -> None:
@@ -148,30 +138,19 @@ class Watch:
         if self.settings.summary:
             last = self._last_summary
             if last is None:
-                self._last_summary = _Totals(now, self._step)
+                self._last_summary = _Summary(now, self._step, self._totals())
             elif now - last.at >= self.settings.summary:
-                self._last_summary = self._count()
+                self._last_summary = _Summary(now, self._step, self._totals())
                 self._summarise(last, self._last_summary)
 
     def forked(self) -> None:
         """This is a new process, in which nobody waits."""
-        self._counting = threading.Lock()
         self._since, self.watched = 0.0, not any(self.settings)
 
-    def _count(self) -> _Totals:
-        """Count the batches that came since this was called last."""
-        with self._counting:
-            _, _, steps, tokens, waited, elsewhere, ended = self._counted
-            written = [self._came.popleft() for _ in range(len(self._came))]
-            if written:
-                since, came, _, shapes, _ = zip(*written, strict=True)
-                ends = (ended or since[0], *came[:-1])
-                steps, tokens = steps + len(written), tokens + sum(math.prod(shape) for shape in shapes if shape)
-                waits = list(map(operator.sub, came, since))
-                waited, elsewhere = waited + sum(waits), elsewhere + sum(map(operator.sub, since, ends))
-                self._longest, ended = max(self._longest, *waits), came[-1]
-            self._counted = _Totals(perf_counter(), self._step, steps, tokens, waited, elsewhere, ended)
-            return self._counted
+    def _totals(self) -> metrics.Totals:
+        """Of all batches that came."""
+        metrics.count()
+        return self._tally.totals
 
     def _warn(self, seconds: float) -> None:
         owner = self._owner()
@@ -183,26 +162,27 @@ class Watch:
         mean = metrics.mean_seconds_to_make()
         if mean is not None:
             lines.append(f"before, a batch took {_short(mean)} to make on average")
-        counted = self._count()
+        counted = self._totals()
         if counted.steps:
             lines.append(f"before, the training loop took {_short(counted.elsewhere / counted.steps)} a step")
         logging.warning("Step %d: no batch after %.1f s.\n%s", step, seconds, _indented(lines))
 
-    def _summarise(self, last: _Totals, now: _Totals) -> None:
-        steps, seconds = now.steps - last.steps, now.at - last.at
+    def _summarise(self, last: _Summary, now: _Summary) -> None:
+        begun, ended = last.totals, now.totals
+        steps, seconds = ended.steps - begun.steps, now.at - last.at
         if not steps:
             logging.info("No step in %.0f s; the last one asked for is %d.", seconds, now.step)
             return
-        longest, self._longest = self._longest, 0.0
+        longest, self._tally.longest = self._tally.longest, 0.0
         logging.info(
             "Steps %d to %d: %.0f tokens/s, %.2f steps/s; waited %s a step, %s at most; the training loop took %s a step.",
             now.step - steps + (0 if self._since else 1),
             now.step - (1 if self._since else 0),
-            (now.tokens - last.tokens) / seconds,
+            (ended.tokens - begun.tokens) / seconds,
             steps / seconds,
-            _short((now.waited - last.waited) / steps),
+            _short((ended.waited - begun.waited) / steps),
             _short(longest),
-            _short((now.elsewhere - last.elsewhere) / steps),
+            _short((ended.elsewhere - begun.elsewhere) / steps),
         )
 
 
