@@ -10,7 +10,6 @@ than a small batch's copies. Where other processes look ($PROMETHEUS_MULTIPROC_D
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import operator
 import os
@@ -156,13 +155,13 @@ class Tally:
         return waits
 
 
-_made: deque[float] = deque()  # what is written down: seconds of each batch
-handed_out: deque[Any] = deque()
+_made: list[float] = []  # what is written down: seconds of each batch
+handed_out: list[Any] = []
 """Of each batch that was handed out `HANDED_OUT` things, one after the other: when it was asked for and when it came, on
 `time.perf_counter`'s clock, its step, rows and tokens, and its iterator's tally. Who adds them, at once, sees that they are
 counted after `WRITTEN_DOWN` of them. (A tuple each would be garbage that Python's collector has to walk over.)"""
 HANDED_OUT = 6
-_read: deque[int] = deque()  # bytes
+_read: list[int] = []  # bytes
 _recent: deque[float] = deque(maxlen=256)  # seconds that each of the last batches took to be made
 _counting = [threading.Lock()]
 
@@ -172,12 +171,9 @@ def count() -> None:
     with _counting[0]:
         made, handed, read = _taken(_made), _taken(handed_out), _taken(_read)
         since, came, steps, rows, tokens, tallies = (handed[field::HANDED_OUT] for field in range(HANDED_OUT))
-        batches: dict[Tally, list[int]] = {}
-        for number, tally in enumerate(tallies):
-            batches.setdefault(tally, []).append(number)
         waited: list[float] = []
-        for tally, numbers in batches.items():
-            waits = tally.add(*([field[number] for number in numbers] for field in (since, came, tokens)))
+        for tally, of_tally in _by_tally(tallies, [since, came, tokens]):
+            waits = tally.add(*of_tally)
             waited += waits
             made += waits if tally.here else ()
         _recent.extend(made)
@@ -192,6 +188,18 @@ def count() -> None:
         _metrics.local_bytes.inc(sum(read))
 
 
+def _by_tally(tallies: list[Tally], columns: list[list[Any]]) -> Iterable[tuple[Tally, list[list[Any]]]]:
+    """Of each tally, what `columns` have in its places."""
+    if len(set(tallies)) == 1:  # as a rule
+        yield tallies[0], columns
+        return
+    places: dict[Tally, list[int]] = {}
+    for place, tally in enumerate(tallies):
+        places.setdefault(tally, []).append(place)
+    for tally, of_tally in places.items():
+        yield tally, [[column[place] for place in of_tally] for column in columns]
+
+
 def mean_seconds_to_make() -> float | None:
     """Of the last batches that were made in this process; None: none was."""
     count()
@@ -199,12 +207,10 @@ def mean_seconds_to_make() -> float | None:
     return sum(seconds) / len(seconds) if seconds else None
 
 
-def _taken(written: deque[Any]) -> list[Any]:
-    """What is in `written`, which others add to and take from meanwhile."""
-    found = []
-    with contextlib.suppress(IndexError):
-        while True:
-            found.append(written.popleft())
+def _taken(written: list[Any]) -> list[Any]:
+    """What is in `written`, which others add to meanwhile."""
+    found = written[:]
+    del written[: len(found)]
     return found
 
 
