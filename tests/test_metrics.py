@@ -1,6 +1,7 @@
 """Metrics and the watchdog: what is counted is what was handed out, and a stall says where it is while it lasts."""
 
 import fcntl
+import gc
 import http.server
 import logging
 import os
@@ -147,6 +148,61 @@ def test_what_is_written_down_until_it_is_counted_is_bounded(folder, threads, mo
     found = counts()
     assert found["wait_seconds_count"] == steps and found["rows_total"] == steps * BATCH
     assert found["make_seconds_count"] >= steps
+
+
+def test_each_batch_is_counted_once_where_threads_hand_out_and_count_at_once(folder, monkeypatch):
+    monkeypatch.setattr(metrics, "WRITTEN_DOWN", 3)
+    counts = Counts("wait_seconds_count", "make_seconds_count", "rows_total", "tokens_total")
+    pipeline, rounds, threads, over = make(folder), 20, 4, threading.Event()
+
+    def hand_out():
+        for _ in range(rounds):
+            with closing(pipeline.iter(threads=0)) as batches:
+                for _ in batches:
+                    pass
+
+    def keep_counting():
+        while not over.is_set():
+            metrics.count()
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        counting = threading.Thread(target=keep_counting)
+        making = [threading.Thread(target=hand_out) for _ in range(threads)]
+        for thread in [counting, *making]:
+            thread.start()
+        for thread in making:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+        over.set()
+        counting.join()
+    times = rounds * threads
+    assert counts() == {
+        "wait_seconds_count": times * ROWS // BATCH,
+        "make_seconds_count": times * ROWS // BATCH,
+        "rows_total": times * ROWS,
+        "tokens_total": times * ROWS * LENGTH,
+    }
+
+
+def test_a_batch_leaves_nothing_that_the_garbage_collector_walks_over(folder):
+    steps = 600  # fewer than are written down before they are counted
+    source, sampler = make(folder).source, IndexSampler(ROWS, global_batch_size=BATCH, seed=3)
+    with closing(Pipeline(source, sampler, [ShiftTargets()]).iter(threads=0)) as iterator:
+        for _ in range(steps):
+            next(iterator)
+        gc.collect()
+        gc.disable()
+        try:
+            before = len(gc.get_objects())
+            for _ in range(steps):
+                next(iterator)
+            left = len(gc.get_objects()) - before
+        finally:
+            gc.enable()
+    assert left < steps / 4, f"{left} objects after {steps} batches"
 
 
 def test_a_batch_that_a_transform_made_no_dict_is_counted_as_a_batch(folder):
