@@ -262,13 +262,15 @@ def test_a_stall_is_said_again_after_twice_as_long_and_beside_what_was_usual(fol
 def test_a_shard_that_does_not_open_is_named(folder, log):
     """A FIFO in its place, as a file system that hangs: opening it waits until somebody writes."""
     pipeline = make(folder)
-    shard = folder / "0.npy"
+    shard, pipe = folder / "0.npy", folder / "pipe"
+    os.mkfifo(pipe)
     shard.unlink()
-    os.mkfifo(shard)
+    os.link(pipe, shard)
 
     def let_go():
         log.wait(f"opening {re.escape(str(shard))} ")
-        os.close(os.open(shard, os.O_WRONLY))
+        shard.unlink()  # else the other thread, which tries next, would wait for ever
+        os.close(os.open(pipe, os.O_WRONLY))
 
     threading.Thread(target=let_go).start()
     with pytest.raises(CorpusFileError), closing(pipeline.iter()) as batches:
