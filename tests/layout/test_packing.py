@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import itertools
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -17,8 +19,13 @@ LENGTHS = st.lists(st.integers(1, CAPACITY), min_size=1, max_size=120)
 SEGMENTS = st.one_of(st.none(), st.integers(1, 6))
 
 
-def pack(name: str, lengths: list[int], **options) -> Rows:
-    return ALGORITHMS[name](np.array(lengths, np.int64), CAPACITY, PackOptions(**options))
+BEST_FIT = importlib.import_module("grain_sft.layout.packing.best_fit_decreasing")
+WAYS = {"one by one": 10**9, "many at once": 0}
+"""How many documents of a length there have to be for best fit to place them together."""
+
+
+def pack(name: str, lengths: list[int], capacity: int = CAPACITY, **options) -> Rows:
+    return ALGORITHMS[name](np.array(lengths, np.int64), capacity, PackOptions(**options))
 
 
 def documents_of(rows: Rows) -> list[list[int]]:
@@ -26,7 +33,7 @@ def documents_of(rows: Rows) -> list[list[int]]:
     return [rows.document[first:end].tolist() for first, end in zip(firsts, rows.ends.tolist(), strict=True)]
 
 
-def plain_fit(lengths: list[int], most: int | None, *, best: bool) -> list[list[int]]:
+def plain_fit(lengths: list[int], most: int | None, capacity: int = CAPACITY, *, best: bool) -> list[list[int]]:
     """One document after the other, longest first: to the smallest space that suffices, of these to the one that is so
     small for longest; or to the first."""
     rows: list[list[int]] = []
@@ -41,7 +48,7 @@ def plain_fit(lengths: list[int], most: int | None, *, best: bool) -> list[list[
         else:
             row = len(rows)
             rows.append([])
-            space.append(CAPACITY)
+            space.append(capacity)
             since.append(0)
         rows[row].append(document)
         space[row] -= length
@@ -49,14 +56,32 @@ def plain_fit(lengths: list[int], most: int | None, *, best: bool) -> list[list[
     return rows
 
 
+@pytest.mark.parametrize("way", WAYS)
 @settings(max_examples=examples(150), deadline=None)
-@given(lengths=LENGTHS, most=SEGMENTS)
-@example(lengths=[1] * 100, most=None)
-@example(lengths=[1] * 100, most=3)
-@example(lengths=[CAPACITY] * 10, most=1)
-def test_best_fit_decreasing_is_that_of_one_document_after_the_other(lengths, most):
-    found = documents_of(pack("best_fit_decreasing", lengths, max_segments=most))
-    assert found == plain_fit(lengths, most, best=True)
+@given(lengths=LENGTHS, most=SEGMENTS, scale=st.sampled_from((1, 64, 67)))
+@example(lengths=[1] * 100, most=None, scale=1)
+@example(lengths=[1] * 100, most=3, scale=1)
+@example(lengths=[CAPACITY] * 10, most=1, scale=64)
+def test_best_fit_decreasing_is_that_of_one_document_after_the_other(way, lengths, most, scale):
+    """Also where spaces lie far apart, or at 64 tokens each."""
+    scaled, capacity = [length * scale for length in lengths], CAPACITY * scale
+    with mock.patch.object(BEST_FIT, "_MANY", WAYS[way]):
+        found = documents_of(pack("best_fit_decreasing", scaled, capacity, max_segments=most))
+    assert found == plain_fit(scaled, most, capacity, best=True)
+
+
+@pytest.mark.parametrize("most", [None, 3])
+@pytest.mark.parametrize("kind", ["few of each length", "many of each length"])
+def test_best_fit_decreasing_is_the_same_whichever_way_is_taken(kind, most):
+    capacity, count = (32_768, 20_000) if kind == "few of each length" else (700, 20_000)
+    lengths = np.random.default_rng(0).lognormal(np.log(capacity / 6), 1, count).astype(np.int64).clip(1, capacity)
+    found = []
+    for way in (*WAYS.values(), BEST_FIT._MANY):
+        with mock.patch.object(BEST_FIT, "_MANY", way):
+            found.append(pack("best_fit_decreasing", lengths, capacity, max_segments=most))
+    for rows in found[1:]:
+        for column, other in zip(rows, found[0], strict=True):
+            np.testing.assert_array_equal(column, other)
 
 
 @settings(max_examples=examples(150), deadline=None)

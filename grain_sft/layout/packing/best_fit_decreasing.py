@@ -1,8 +1,8 @@
 """Best-fit decreasing, as OLMo-core's `InstancePacker` does it (src/olmo_core/data/utils.py; arXiv:2404.10830).
 
 Documents, longest first, each go to the row with the smallest space that suffices; among rows of equal space to the one
-that reached that space first; else a new row is opened. Documents of one length that go to rows of one space go there
-together, so that the work is per length and space, not per document.
+that reached that space first; else a new row is opened. Where many documents have the same length, those that go to rows of
+one space go there together, so that the work is per length and space, not per document.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ import numpy.typing as npt
 from grain_sft.layout.packing.rows import Ints, PackOptions, Rows, longest_first, rows_of, runs
 
 Bins = npt.NDArray[np.int64]
+
+_MANY = 10  # documents of a length, on average, from which on they are faster placed together
 
 
 def best_fit_decreasing(lengths: Ints, capacity: int, options: PackOptions) -> Rows:
@@ -28,10 +30,58 @@ def assign(lengths: Ints, capacity: int, max_segments: int | None = None) -> tup
     Args:
       lengths: int64 [documents], longest first, each from 1 to `capacity`.
     """
+    if len(lengths) < _MANY * (1 + np.count_nonzero(np.diff(lengths))):
+        return _one_by_one(lengths, capacity, max_segments)
     packer = _Packer(len(lengths), capacity, max_segments)
     for length, first, end in runs(lengths):
         packer.place(length, first, end)
     return packer.bins, packer.opened
+
+
+def _one_by_one(lengths: Ints, capacity: int, max_segments: int | None) -> tuple[Bins, int]:
+    """`assign` by a plain loop. Rows of equal space stand in a list that is linked through the rows, so that a row is taken
+    and put away in a step; which spaces some row has is kept in words of 64 bits, and which words have a bit, in one number."""
+    most = len(lengths) if max_segments is None else max_segments
+    first, last = [-1] * (capacity + 1), [-1] * (capacity + 1)  # rows, of each space
+    after: list[int] = []  # of each row, the next of the same space
+    held: list[int] = []  # documents of each row
+    words, used = [0] * ((capacity >> 6) + 1), 0
+    bins: list[int] = []
+    for length in lengths.tolist():
+        space, at = 0, length >> 6
+        word = words[at] >> (length & 63)
+        if word:
+            space = length + (word & -word).bit_length() - 1
+        elif above := used >> (at + 1):
+            at += (above & -above).bit_length()
+            word = words[at]
+            space = (at << 6) + (word & -word).bit_length() - 1
+        if space:
+            row = first[space]
+            first[space] = after[row]
+            if after[row] < 0:
+                at = space >> 6
+                words[at] ^= 1 << (space & 63)
+                if not words[at]:
+                    used ^= 1 << at
+        else:
+            space, row = capacity, len(held)
+            after.append(-1)
+            held.append(0)
+        bins.append(row)
+        held[row] += 1
+        space -= length
+        if space and held[row] < most:
+            after[row] = -1
+            if first[space] < 0:
+                first[space] = row
+                at = space >> 6
+                words[at] |= 1 << (space & 63)
+                used |= 1 << at
+            else:
+                after[last[space]] = row
+            last[space] = row
+    return np.array(bins, np.int64), len(held)
 
 
 class _Packer:
