@@ -227,9 +227,14 @@ def look_at(figures: dict) -> None:
         assert of_bare
         for row in of_bare:
             assert row["tokens"] / row["s"] > 0.6 * row["bare_tokens"] / row["bare_s"]
+    if "plans" in figures:
+        ours = figures["plans"]["PackedLayout, one of all files"]
+        assert ours["seconds"] < 10 and ours["peak_mb"] < 2000
+        if (peer := figures["plans"].get("OLMo-core InstancePacker, of all files")) is not None:
+            assert ours["seconds"] < peer["seconds"] / 4
     if "recommended" in figures:
         assert figures["stages"] and {"threads", "prefetch", "worker_count"} <= figures["recommended"].keys()
-    assert figures.keys() & {"throughput", "orders", "prepare", "recommended"}
+    assert figures.keys() & {"throughput", "orders", "plans", "prepare", "recommended"}
 
 
 @pytest.mark.heavy

@@ -2,26 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
-from grain_sft.errors import PipelineError, StorageError
-from grain_sft.files import CACHE_DIR_VARIABLE
+from grain_sft.bench import own_process
+from grain_sft.errors import StorageError
 
 SHUFFLE_ROWS = 724_000_000  # rows of 8192 tokens in the OLMo-3 pretraining mix
 FILES = 950
-
-_COMMON = """
-import json, sys, time
-def memory():
-    with open("/proc/self/status") as file:
-        fields = dict(line.split(":", 1) for line in file)
-    return {key: int(fields[name].split()[0]) / 1e3 for key, name in (("mb", "VmRSS"), ("peak_mb", "VmHWM"))}
-"""
 
 _NUMPY = """
 import numpy as np
@@ -68,16 +56,16 @@ def measure(folder: Path, rows: int) -> dict[str, dict[str, float]]:
     figures = {}
     with tempfile.TemporaryDirectory(dir=folder) as cache:
         name = f"{rows:,} rows"
-        figures[f"numpy's own shuffle, {name}"] = _run(_NUMPY, str(rows), cache)
-        figures[f"order olmo, first time, {name}"] = _run(_EXACT, str(rows), cache)
-        figures[f"order olmo, next time, {name}"] = _run(_EXACT, str(rows), cache)
+        figures[f"numpy's own shuffle, {name}"] = own_process.run(_NUMPY, str(rows), cache)
+        figures[f"order olmo, first time, {name}"] = own_process.run(_EXACT, str(rows), cache)
+        figures[f"order olmo, next time, {name}"] = own_process.run(_EXACT, str(rows), cache)
         figures[f"order shuffle, first batch, {SHUFFLE_ROWS:,} rows"] = first_batch(Path(cache))
     return figures
 
 
 def first_batch(folder: Path) -> dict[str, float]:
     """A process that reads batches of 724 M rows, which `folder` gets as sparse files: its seconds and memory."""
-    return _run(_SHUFFLE, _sparse_index(folder), str(folder))
+    return own_process.run(_SHUFFLE, _sparse_index(folder), str(folder))
 
 
 def report(figures: dict[str, dict[str, float]]) -> dict[str, dict[str, float]]:
@@ -87,17 +75,6 @@ def report(figures: dict[str, dict[str, float]]) -> dict[str, dict[str, float]]:
         print(f"{name:54}{row['seconds']:9.2f}{row['mb']:14.0f}{row['peak_mb']:13.0f}")
         if "step_0_ms" in row:
             print(f"  a step at 0 and at 10,000,000: {row['step_0_ms']:.3f} and {row['step_10m_ms']:.3f} ms")
-    return figures
-
-
-def _run(program: str, argument: str, cache: str) -> dict[str, float]:
-    environment = {**os.environ, CACHE_DIR_VARIABLE: cache}
-    command = [sys.executable, "-c", _COMMON + program, argument]
-    result = subprocess.run(command, capture_output=True, text=True, env=environment)
-    if result.returncode:
-        reason = result.stderr.strip().rpartition("\n")[2]
-        raise PipelineError(f"a process of the benchmark ended with status {result.returncode}: {reason}")
-    figures: dict[str, float] = json.loads(result.stdout)
     return figures
 
 

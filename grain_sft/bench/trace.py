@@ -41,7 +41,7 @@ def measure(folder: Path, documents: int) -> dict[str, Run]:
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder) as temporary:
         place = Path(temporary)
-        config = make_corpus(place, documents)
+        config = make_corpus(place, made_up_lengths(documents))
         scale = documents / DOCUMENTS
         first, last = (max(1, int(step * scale)) for step in STEPS)
         steps = f"{first}:{max(last, first + 1)}"
@@ -69,11 +69,11 @@ def report(figures: dict[str, Run]) -> dict[str, dict[str, float]]:
     return {name: run._asdict() for name, run in figures.items()}
 
 
-def make_corpus(folder: Path, documents: int) -> str:
-    """The corpus and the config of its run; returns the path of the config."""
+def make_corpus(folder: Path, lengths: Ints) -> str:
+    """A corpus of documents of these lengths in `folder`/data, and the config of its run; returns the path of the config."""
     data = folder / "data"
     data.mkdir()
-    ends = np.cumsum(made_up_lengths(documents))
+    ends = np.cumsum(lengths)
     total = int(ends[-1])
     for number, begin in enumerate(range(0, total, PART_TOKENS)):
         stop = min(begin + PART_TOKENS, total)

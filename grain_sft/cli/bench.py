@@ -15,7 +15,7 @@ from grain_sft.files import atomic_write
 _OF_MADE_UP = (
     *("dir", "files", "tokens", "sequence_length", "batch_size", "startup_files", "no_startup", "no_orders"),
     *("order_rows", "no_packed", "no_prepare", "conversations", "no_trace", "documents", "only", "no_together"),
-    "together_tokens",
+    *("together_tokens", "no_plans", "plan_documents"),
 )
 _OF_CONFIG = ("host", "tokens_per_second", "step_ms", "max_workers")
 
@@ -71,6 +71,10 @@ def _add_made_up_arguments(parser: argparse._ArgumentGroup) -> None:
         "--order-rows", type=at_least(1), default=100_000_000, help="rows of the exact order (default: 100 M)"
     )
     parser.add_argument("--no-packed", action="store_true", help="leave out packed rows")
+    parser.add_argument("--no-plans", action="store_true", help="leave out plans of many documents")
+    parser.add_argument(
+        "--plan-documents", type=at_least(10), default=2_270_000, help="that they are of (default: 2,270,000)"
+    )
     parser.add_argument("--no-prepare", action="store_true", help="leave out the preparation of conversations")
     parser.add_argument(
         "--conversations", type=at_least(10), default=100_000, help="to prepare, of some 200 tokens (default: 100,000)"
@@ -83,7 +87,9 @@ def _add_made_up_arguments(parser: argparse._ArgumentGroup) -> None:
         help="to trace, of some 10,000 tokens, as sparse files (default: 100,000; OLMo-3's run: 2,268,468)",
     )
     parser.add_argument(
-        "--only", choices=("windows", "packed", "prepare", "trace", "together"), help="measure this and nothing else"
+        "--only",
+        choices=("windows", "packed", "plans", "prepare", "trace", "together"),
+        help="measure this and nothing else",
     )
     parser.add_argument("--no-together", action="store_true", help="leave out eight processes that start together")
     parser.add_argument(
@@ -127,7 +133,7 @@ def _of_config(options: argparse.Namespace) -> dict[str, object]:
 
 def _made_up(options: argparse.Namespace) -> dict[str, object]:
     """What the pipeline does with corpora that are made for it."""
-    from grain_sft.bench import packed, preparing, together, trace
+    from grain_sft.bench import packed, plans, preparing, together, trace
 
     options.seconds = options.seconds or 2.0
     with tempfile.TemporaryDirectory(prefix="grain_sft_bench_") as temporary:
@@ -137,6 +143,8 @@ def _made_up(options: argparse.Namespace) -> dict[str, object]:
             _windows(options, folder, figures)
         if options.only == "packed" or (options.only is None and not options.no_packed):
             figures["packed"] = packed.report(packed.measure(folder, options.seconds, options.repeats))
+        if options.only == "plans" or (options.only is None and not options.no_plans):
+            figures["plans"] = plans.report(plans.measure(folder, options.plan_documents))
         if options.only == "prepare" or (options.only is None and not options.no_prepare):
             figures["prepare"] = preparing.report(preparing.measure(folder, options.conversations))
         if options.only == "trace" or (options.only is None and not options.no_trace):
