@@ -42,6 +42,12 @@ def test_index_writes_maxtexts_index(mix, tmp_path):
     assert json.loads(out.read_text())["total_instances"] == 12
 
 
+def test_the_package_runs_as_a_module():
+    for module in ("grain_sft", "grain_sft.cli.main"):
+        done = subprocess.run([sys.executable, "-m", module, "--version"], capture_output=True, text=True)
+        assert (done.returncode, done.stdout.strip()) == (0, f"grain_sft {grain_sft.__version__}"), done.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -1,0 +1,10 @@
+"""`python -m grain_sft COMMAND ...`: the command line, where `grain-sft` is not on the path."""
+
+from __future__ import annotations
+
+import sys
+
+from grain_sft.cli.main import main
+
+if __name__ == "__main__":  # worker processes import this file too
+    sys.exit(main())
