@@ -205,15 +205,36 @@ def test_a_batch_leaves_nothing_that_the_garbage_collector_walks_over(folder):
     assert left < steps / 4, f"{left} objects after {steps} batches"
 
 
-def test_a_batch_that_a_transform_made_no_dict_is_counted_as_a_batch(folder):
-    class Pair(grain.transforms.Map):
-        def map(self, element):
-            return element["inputs"], element["targets"]
+class Tensor:
+    """An array of another library: its size is asked for by calling it."""
 
-    counts = Counts("wait_seconds_count", "rows_total")
-    with closing(make(folder, Pair()).iter(threads=0)) as batches:
-        assert isinstance(next(batches), tuple)
-    assert counts() == {"wait_seconds_count": 1, "rows_total": 0}
+    def __init__(self, array):
+        self.shape = array.shape
+
+    def size(self):
+        return self.shape
+
+
+@pytest.mark.parametrize(
+    ("made", "rows"),
+    [
+        (lambda batch: (batch["inputs"], batch["targets"]), 0),
+        (lambda batch: {}, 0),
+        (lambda batch: {"loss": np.float32(1.0)}, 0),
+        (lambda batch: {"step": 3}, 0),
+        (lambda batch: {"inputs": Tensor(batch["inputs"])}, BATCH),
+    ],
+    ids=["a pair", "nothing", "a number", "an int", "another library's"],
+)
+def test_whatever_a_transform_makes_of_a_batch_is_counted_as_one(folder, made, rows):
+    class Made(grain.transforms.Map):
+        def map(self, element):
+            return made(element)
+
+    counts = Counts("wait_seconds_count", "rows_total", "tokens_total")
+    with closing(make(folder, Made()).iter(threads=0)) as batches:
+        next(batches)
+    assert counts() == {"wait_seconds_count": 1, "rows_total": rows, "tokens_total": rows * LENGTH}
 
 
 def test_a_server_of_metrics_serves_ours_and_grains(folder):

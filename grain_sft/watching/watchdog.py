@@ -102,9 +102,14 @@ class Watch:
         if self._warned:
             self._ended("came", now - since)
         try:
-            first = next(iter(batch.values()))
-            rows, tokens = len(first), first.size
-        except (AttributeError, TypeError, StopIteration):  # what a transform made of it is no dict of arrays
+            shape = next(iter(batch.values())).shape
+            rows, tokens = shape[0], math.prod(shape)
+        except (
+            AttributeError,
+            IndexError,
+            TypeError,
+            StopIteration,
+        ):  # what a transform made of it is no dict of arrays
             rows = tokens = 0
         metrics.handed_out.extend((since, now, self._step, rows, tokens, self._tally))
         if len(metrics.handed_out) > self._most:
