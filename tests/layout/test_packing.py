@@ -62,12 +62,21 @@ def plain_fit(lengths: list[int], most: int | None, capacity: int = CAPACITY, *,
 @example(lengths=[1] * 100, most=None, scale=1)
 @example(lengths=[1] * 100, most=3, scale=1)
 @example(lengths=[CAPACITY] * 10, most=1, scale=64)
+@example(lengths=[5, 4, 4, 3, 2, 1], most=2, scale=1)  # less than a row holds, but too many documents
 def test_best_fit_decreasing_is_that_of_one_document_after_the_other(way, lengths, most, scale):
     """Also where spaces lie far apart, or at 64 tokens each."""
     scaled, capacity = [length * scale for length in lengths], CAPACITY * scale
-    with mock.patch.object(BEST_FIT, "_MANY", WAYS[way]):
+    with mock.patch.multiple(BEST_FIT, _MANY=WAYS[way], _SPACES=10**9):
         found = documents_of(pack("best_fit_decreasing", scaled, capacity, max_segments=most))
     assert found == plain_fit(scaled, most, capacity, best=True)
+
+
+@pytest.mark.parametrize("capacity", [2**22, 2**22 + 1, 2**31 - 1])
+def test_rows_may_be_of_any_length(capacity):
+    lengths = np.random.default_rng(0).integers(1, 2**20, 40).tolist()
+    for most in (None, 3):
+        found = documents_of(pack("best_fit_decreasing", lengths, capacity, max_segments=most))
+        assert found == plain_fit(lengths, most, capacity, best=True)
 
 
 @pytest.mark.parametrize("most", [None, 3])

@@ -15,6 +15,8 @@ from grain_sft.layout.packing.rows import Ints, PackOptions, Rows, longest_first
 Bins = npt.NDArray[np.int64]
 
 _MANY = 10  # documents of a length, on average, from which on they are faster placed together
+_LONGEST = 1 << 22  # tokens of a row, for which lists of as many spaces are made
+_SPACES = 64  # of a list, for each document, at most
 
 
 def best_fit_decreasing(lengths: Ints, capacity: int, options: PackOptions) -> Rows:
@@ -30,7 +32,9 @@ def assign(lengths: Ints, capacity: int, max_segments: int | None = None) -> tup
     Args:
       lengths: int64 [documents], longest first, each from 1 to `capacity`.
     """
-    if len(lengths) < _MANY * (1 + np.count_nonzero(np.diff(lengths))):
+    capacity = min(capacity, int(lengths.sum()))  # if that is less, all fits into one row, and spaces differ as before
+    few = len(lengths) < _MANY * (1 + np.count_nonzero(np.diff(lengths)))
+    if few and capacity <= min(_LONGEST, _SPACES * len(lengths)):
         return _one_by_one(lengths, capacity, max_segments)
     packer = _Packer(len(lengths), capacity, max_segments)
     for length, first, end in runs(lengths):
