@@ -23,7 +23,7 @@ from grain_sft.corpus.formats import Options, Tree
 from grain_sft.corpus.formats import rows as format_rows
 from grain_sft.corpus.formats.metadata import Json
 from grain_sft.corpus.rows import ReadyRows
-from grain_sft.errors import LayoutError, StorageError
+from grain_sft.errors import CorpusError, LayoutError, StorageError
 from grain_sft.layout.packed import PackedLayout
 from grain_sft.layout.report import plan_places
 from grain_sft.sources import Element, NpyDataSource
@@ -62,6 +62,10 @@ def materialize(
       StorageError: no space, or no permission, or another process is writing there.
       CorpusError, CorpusFileError: from reading the corpus.
     """
+    if not isinstance(layout, PackedLayout):
+        raise LayoutError(f"{layout!r}: only a PackedLayout's rows can be written out.")
+    if not os.fspath(output):
+        raise LayoutError("an empty path: give the folder that the rows are to be written to.")
     job = _Job(layout, as_integer("shard_bytes", shard_bytes, 1, LayoutError))
     folder = files.absolute(files.normalize(output)).rstrip("/")
     done = _finished(folder, job.key)
@@ -97,7 +101,7 @@ class _Job:
 
     @property
     def key(self) -> str:
-        stated = json.dumps([format_rows.VERSION, self.made_of, self.rows_per_shard])
+        stated = json.dumps([format_rows.VERSION, self.made_of, self.rows_per_shard, self.corpus.padding_token_id])
         return f"sha256:{hashlib.sha256(stated.encode()).hexdigest()}"
 
     @property
@@ -137,6 +141,8 @@ class _Job:
         if files.exists(state):
             found = Json.load(state)
             if found.get("key") == self.key:
+                if not files.is_remote(stage):
+                    _remove(stage, lambda name: name.endswith(".tmp"))  # of whom was killed
                 return
             if files.is_remote(stage):
                 raise LayoutError(
@@ -144,10 +150,13 @@ class _Job:
                     "give another folder."
                 )
         if not files.is_remote(stage):
-            for name in os.listdir(stage):
-                if name != _LOCK:
-                    os.unlink(os.path.join(stage, name))
+            _remove(stage, lambda name: name != _LOCK)
         files.write_bytes(state, json.dumps({"key": self.key, "made_of": self.made_of}, indent=2).encode())
+
+
+def _remove(stage: str, is_wanted: Callable[[str], bool]) -> None:
+    for name in filter(is_wanted, os.listdir(stage)):
+        os.unlink(os.path.join(stage, name))
 
 
 def _write(job: _Job, folder: str, stage: str, progress: Progress | None) -> dict[str, Any]:
@@ -160,9 +169,10 @@ def _write(job: _Job, folder: str, stage: str, progress: Progress | None) -> dic
         if progress is not None:
             progress("rows", rows.stop, len(job.layout))
     corpus = job.corpus
-    if corpus.sources is not None:
+    sources = job.layout.sources
+    if sources is not None:
         documents = np.concatenate([plan.document for plan in job.layout.plans])
-        files.write_bytes(files.join(stage, "sources.bin"), corpus.sources[documents].astype("<i8").tobytes())
+        files.write_bytes(files.join(stage, "sources.bin"), sources[documents].astype("<i8").tobytes())
     manifest = {
         "format": format_rows.FORMAT,
         "version": format_rows.VERSION,
@@ -264,6 +274,7 @@ def _finished(folder: str, key: str) -> dict[str, Any] | None:
     if files.exists(manifest):
         found = Json.load(manifest)
         if found.get("key") == key:
+            _check_whole(folder)
             return dict(found.entries())
         raise LayoutError(
             f"{folder}: holds other rows ({found.get('made_of')}). Give another folder, or remove this one yourself."
@@ -273,6 +284,16 @@ def _finished(folder: str, key: str) -> dict[str, Any] | None:
     if not os.path.isdir(folder) or os.listdir(folder):
         raise LayoutError(f"{folder}: is there, and is no empty folder. Give one that is new or empty.")
     return None
+
+
+def _check_whole(folder: str) -> None:
+    """See that the files of finished rows are there and the ones that were written."""
+    try:
+        format_rows.read(folder, Options(), Tree())
+    except (CorpusError, OSError) as error:
+        raise LayoutError(
+            f"{folder}: holds these rows, but they are damaged ({error}) Remove the folder, and write them again."
+        ) from error
 
 
 def _check_space(stage: str, job: _Job) -> None:

@@ -2,7 +2,8 @@
 
 They stand in prometheus_client's own registry, beside Grain's metrics, and whoever serves those serves these: Grain's
 server, `prometheus_client.start_http_server`, or `start_server` here. Grain's wrappers are not used: they export only the
-names that Grain lists, and drop all others without a word. Without prometheus_client nothing is counted.
+names that Grain lists, and drop all others without a word. Without prometheus_client there are only the totals that the
+watchdog logs.
 
 What happens with every batch is written down, and counted when someone looks: a dozen calls of prometheus_client take longer
 than a small batch's copies. Where other processes look ($PROMETHEUS_MULTIPROC_DIR), it is counted at once.

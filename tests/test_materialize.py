@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import gzip
 import json
 import os
 import pickle
@@ -17,6 +19,7 @@ from grain_sft import (
     IndexSampler,
     NpyDataSource,
     PackedLayout,
+    PaddedLayout,
     Pipeline,
     ShiftTargets,
     WindowLayout,
@@ -28,6 +31,9 @@ from grain_sft.errors import CorpusError, CorpusFileError, LayoutError
 from grain_sft.layout import FILL_ROW, MaterializedLayout
 from grain_sft.long_segments import LongSegments
 from grain_sft.materialize import materialize
+from grain_sft.trace import trace
+from grain_sft.trace.documents import numbers_in
+from grain_sft.trace.text import documents_of_record
 
 LENGTH = 64
 
@@ -115,14 +121,15 @@ def test_rows_that_say_where_their_segments_end_are_the_packed_rows(tmp_path, mo
             assert_same(shift.read(found, rows), ShiftTargets().map(expected.read(rows)))
 
 
-def test_segments_that_end_nowhere_in_their_row_are_an_error(tmp_path, monkeypatch):
+@pytest.mark.parametrize("count", [1 << 20, -1, -(1 << 62)])
+def test_segments_that_end_nowhere_in_their_row_are_an_error(tmp_path, monkeypatch, count):
     monkeypatch.setattr(segment_rows, "LONG", 1)
     materialize(PackedLayout(make(tmp_path, "plain"), 8 * LENGTH), tmp_path / "rows")
     source, preadv = opened(tmp_path / "rows"), os.preadv
 
     def damaged(fd, buffers, offset):
         done = preadv(fd, buffers, offset)
-        buffers[-1][:8] = (1 << 20).to_bytes(8, "little")
+        buffers[-1][:8] = count.to_bytes(8, "little", signed=True)
         return done
 
     monkeypatch.setattr(os, "preadv", damaged)
@@ -247,6 +254,30 @@ def test_sources_of_documents_are_written_too(tmp_path):
     np.testing.assert_array_equal(corpus.sources, layout.corpus.sources[numbers])
 
 
+def test_documents_found_by_eos_alone_come_from_where_their_first_token_does(tmp_path):
+    """The first document was cut, so that the one after it begins before an EOS; the third holds one."""
+    folder = tmp_path / "chats"
+    folder.mkdir()
+    np.array([5, 6, 7, 8, 8, 0, 9, 0, 4, 0], np.uint16).tofile(folder / "token_ids_part_0000.npy")
+    np.ones(10, np.bool_).tofile(folder / "labels_mask_part_0000.npy")
+    with gzip.open(folder / "token_ids_part_0000.csv.gz", "wt") as file:
+        file.write("0,3\n3,6\n6,10\n")
+    np.array([[0, 10], [0, 20], [0, 30]], "<i8").tofile(folder / "sources.bin")
+    corpus = grain_sft.open_corpus(folder, format="olmo", dtype="uint16", eos_token_id=0)
+    layout = PackedLayout(corpus, 6, algorithm="concat_then_split", boundaries="eos")
+    expected = [([5, 6, 7, 8, 8, 0], 10), ([9, 0], 30), ([4, 0], 30)]
+    materialize(layout, tmp_path / "rows")
+    rows = grain_sft.open_corpus(tmp_path / "rows")
+    assert [(each.tokens.tolist(), each.source[1]) for each in rows.iter_documents()] == expected
+    sampler = IndexSampler(len(layout), global_batch_size=1, seed=0, order="sequential", epochs=1)
+    found = trace(Pipeline(NpyDataSource(layout), sampler, [ShiftTargets()]), range(len(layout)))
+    assert found.record.tolist() == [record for _, record in expected]
+    numbers = [numbers_in(layout, documents_of_record(corpus, record)).tolist() for record in ("10", "20", "30", "40")]
+    assert numbers == [[0], [0], [1, 2], []]
+    same = PackedLayout(corpus, 6, boundaries="auto")
+    assert same.other_documents is None and same.sources.tolist() == corpus.sources.tolist()
+
+
 def test_a_pipeline_over_written_rows_gives_the_same_batches_in_workers_too(tmp_path, layout):
     materialize(layout, tmp_path / "rows")
 
@@ -283,10 +314,13 @@ def test_what_was_cut_off_is_not_there_and_goes_on_where_it_was(tmp_path, layout
     with pytest.raises(KeyboardInterrupt):
         materialize(layout, tmp_path / "rows", shard_bytes=1 << 10)
     assert not (tmp_path / "rows").exists()
+    (stage,) = [path for path in tmp_path.iterdir() if path.name not in ("cache", "chats", "whole")]
+    (stage / ".rows_0003.bin.17.0123abcd.tmp").write_bytes(b"what a killed process left there")
     again = materialize(layout, tmp_path / "rows", shard_bytes=1 << 10)
     assert again == whole and len(calls) == 4 + len(whole["rows_of_shards"]) - 3
     for path in (tmp_path / "whole").iterdir():
         assert (tmp_path / "rows" / path.name).read_bytes() == path.read_bytes()
+    assert len(os.listdir(tmp_path / "rows")) == len(os.listdir(tmp_path / "whole"))
     assert {path.name for path in tmp_path.iterdir()} == {"cache", "chats", "whole", "rows"}
     assert (
         materialize(layout, tmp_path / "rows", shard_bytes=1 << 10) == whole
@@ -321,6 +355,42 @@ def test_unfinished_rows_that_do_not_say_what_they_are_are_begun_anew(tmp_path, 
         (stage / path.name).write_bytes(path.read_bytes())
     materialize(layout, tmp_path / "rows", shard_bytes=1 << 10)
     same_rows(opened(tmp_path / "rows"), NpyDataSource(layout))
+
+
+@pytest.mark.parametrize("name", ["rows_0000.bin", "documents_0000.idx", "loss_0000.bin"])
+def test_finished_rows_that_are_damaged_are_not_taken_for_whole(tmp_path, layout, name):
+    materialize(layout, tmp_path / "rows")
+    path = tmp_path / "rows" / name
+    path.write_bytes(path.read_bytes()[:-8])
+    with pytest.raises(LayoutError, match=r"rows: holds these rows, but they are damaged.*Remove the folder"):
+        materialize(layout, tmp_path / "rows")
+    path.unlink()
+    with pytest.raises(LayoutError, match=r"Remove the folder, and write them again"):
+        materialize(layout, tmp_path / "rows")
+
+
+def test_rows_with_another_padding_are_other_rows(tmp_path, layout):
+    materialize(layout, tmp_path / "rows")
+    other = dataclasses.replace(layout.corpus, pad_token_id=layout.corpus.padding_token_id + 1)
+    with pytest.raises(LayoutError, match="holds other rows"):
+        materialize(PackedLayout(other, LENGTH), tmp_path / "rows")
+
+
+def test_replaced_rows_are_noticed_whether_or_not_the_eos_is_given(tmp_path, layout):
+    materialize(layout, tmp_path / "rows", shard_bytes=1 << 12)
+    eos = json.loads((tmp_path / "rows" / "rows.json").read_text())["eos_token_id"]
+    first, second = (tmp_path / "rows" / f"rows_000{number}.bin" for number in (0, 1))
+    held = first.read_bytes()
+    first.write_bytes(second.read_bytes())
+    second.write_bytes(held)
+    for options in ({}, {"eos_token_id": eos}):
+        with pytest.raises(CorpusError, match="A file was replaced"):
+            grain_sft.open_corpus(tmp_path / "rows", **options)
+
+
+def test_only_packed_rows_are_written_out(tmp_path, layout):
+    with pytest.raises(LayoutError, match=r"PaddedLayout\(.*only a PackedLayout's rows can be written out"):
+        materialize(PaddedLayout(layout.corpus, LENGTH), tmp_path / "rows")
 
 
 def test_an_output_that_holds_something_else_is_left_alone(tmp_path, layout):

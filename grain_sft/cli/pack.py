@@ -74,7 +74,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Pack, print, write."""
-    if options.materialize and options.algorithm is None:
+    if options.materialize is not None and options.algorithm is None:
         options.parser.error("--materialize needs --algorithm: the rows of one are written.")
     if options.which_machine and (options.algorithm or options.compare):
         options.parser.error(
@@ -92,10 +92,10 @@ def run(options: argparse.Namespace) -> int:
     if options.compare or options.algorithm is None:
         figures["algorithms"] = _compare(corpus, options)
     figures["learning_rate"] = _learning_rate(corpus, options)
-    if options.materialize:
+    if options.materialize is not None:
         figures["materialized"] = _materialize(layout, options)
     _write(figures, options)
-    return 0
+    return 1 if all("error" in each for each in figures.get("algorithms", ({},))) else 0
 
 
 def _write(figures: dict[str, Any], options: argparse.Namespace) -> None:

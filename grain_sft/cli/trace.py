@@ -13,7 +13,7 @@ from grain_sft.errors import CorpusError, RowIndexError
 from grain_sft.pipeline import Pipeline
 from grain_sft.sampling import Host
 from grain_sft.trace import Trace, checkpoint_table, find_document, iter_trace, steps_between, summarize
-from grain_sft.trace.documents import corpora_of, number_of_document
+from grain_sft.trace.documents import layouts_of, number_of_document, numbers_in
 from grain_sft.trace.write import SUFFIXES, WRITERS, Columns, Labels, Writer, open_writer
 
 _EVERY = 1000
@@ -105,8 +105,9 @@ def _documents(pipeline: Pipeline, options: argparse.Namespace) -> tuple[list[in
 
     found: list[int] = []
     problem: CorpusError | None = None
-    parts = corpora_of(layout)
-    for first, corpus in parts:
+    parts = layouts_of(layout)
+    for first, part in parts:
+        corpus = part.corpus
         try:
             if options.record is not None:
                 some = text.documents_of_record(corpus, options.record)
@@ -118,7 +119,7 @@ def _documents(pipeline: Pipeline, options: argparse.Namespace) -> tuple[list[in
                 raise
             problem = error
         else:
-            found += (some + first).tolist()
+            found += (numbers_in(part, some) + first).tolist()
     if problem is not None and not found:
         raise problem
     return found, f"record {options.record}" if options.record is not None else f"text {options.find!r}"

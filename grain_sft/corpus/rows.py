@@ -181,7 +181,10 @@ class RowReader:
             array[place] = source
         try:
             for table, row in by_ends:
-                row.fill(table[1 : 1 + table[0]].tolist(), self._all_take_loss)
+                ends = table[1 : 1 + table[0]].tolist()
+                if len(ends) != table[0]:
+                    raise IndexError
+                row.fill(ends, self._all_take_loss)
         except (IndexError, ValueError) as error:
             raise CorpusError(
                 f"{self._rows.folder}: a row whose segments end nowhere in it. It is damaged: write the rows again."

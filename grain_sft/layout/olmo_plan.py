@@ -154,6 +154,8 @@ def _read(plan: OlmoPlan, length: int, group: int) -> list[npt.NDArray[np.uint64
         except OSError as error:
             raise StorageError(f"{path}: can't be read ({error.strerror or error}).") from error
         width = 8 if name == _NAMES[2] else 16
+        if len(data) == 1:  # which OLMo-core writes where there is nothing to write
+            data = b""
         if len(data) % width:
             raise LayoutError(
                 f"{path}: {len(data)} bytes is no multiple of {width}. It was cut short; delete the plan."

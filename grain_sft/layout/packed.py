@@ -13,10 +13,11 @@ import numpy as np
 from grain_sft import files
 from grain_sft.arguments import as_integer
 from grain_sft.corpus import Corpus
+from grain_sft.corpus.documents import Documents
 from grain_sft.errors import LayoutError
 from grain_sft.layout.olmo_plan import OlmoPlan, find_plan, from_boundaries, read_plan
 from grain_sft.layout.packing import ALGORITHMS, BY_EPOCH, TIES
-from grain_sft.layout.plan import Ints, Plan, Recipe, load_plan
+from grain_sft.layout.plan import Ints, Plan, Recipe, load_plan, packed_documents
 from grain_sft.layout.row_pieces import ShardPlaces
 from grain_sft.layout.span import Pieces, Range, Runs, Span, spans_of
 
@@ -199,6 +200,27 @@ class PackedLayout:
             for name, count in plan.counts.items():
                 found[name] = found.get(name, 0) + count
         return found
+
+    @functools.cached_property
+    def other_documents(self) -> Documents | None:
+        """What is packed, where that is found another way than the corpus's own documents; None where it is those."""
+        if self.recipe.boundaries == "auto" and self.recipe.bos_token_id is None:
+            return None
+        found, own = (
+            packed_documents(self.corpus, self.recipe.boundaries, self.recipe.bos_token_id),
+            self.corpus.documents,
+        )
+        same = np.array_equal(found.start, own.start) and np.array_equal(found.length, own.length)
+        return None if same else found
+
+    @functools.cached_property
+    def sources(self) -> Ints | None:
+        """`Corpus.sources` of the documents that are packed. Where these are others than the corpus's own, each has the source
+        of the one that its first token is in, or that ends before it."""
+        sources, found = self.corpus.sources, self.other_documents
+        if sources is None or found is None:
+            return sources
+        return sources[np.maximum(self.corpus.documents.start.searchsorted(found.start, side="right") - 1, 0)]
 
     def epochs_of(self, rows: Ints) -> tuple[Ints, Ints]:
         """For each of `rows` (int64) the epoch that it was packed for, a number of `plans`, and its own number in that;

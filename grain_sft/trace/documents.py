@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from grain_sft.corpus import Corpus
 from grain_sft.errors import RowIndexError
 from grain_sft.layout import Layout, MaterializedLayout, PackedLayout, PaddedLayout, Pieces, WindowLayout
 from grain_sft.mixture import MixtureLayout
@@ -50,13 +49,25 @@ def number_of_document(layout: Layout, source: str, number: int) -> int:
     return first_document(layout, len(layout.parts)) + sum(map(num_documents, others)) + number
 
 
-def corpora_of(layout: Layout) -> list[tuple[int, Corpus]]:
-    """The corpora whose documents a trace numbers, each with the number of its first: one, or of a mixture those of all
-    sources that follow documents."""
+def layouts_of(layout: Layout) -> list[tuple[int, Layout]]:
+    """The layouts of whose corpora a trace numbers the documents, each with the number of its first: one, or of a mixture those
+    of all sources that follow documents."""
     if not isinstance(layout, MixtureLayout):
-        return [(0, layout.corpus)]
+        return [(0, layout)]
     following = [number for number, part in enumerate(layout.parts) if isinstance(part, FOLLOWING)]
-    return [(first_document(layout, number), layout.parts[number].corpus) for number in following]
+    return [(first_document(layout, number), layout.parts[number]) for number in following]
+
+
+def numbers_in(layout: Layout, documents: Ints) -> Ints:
+    """The numbers, ascending, of those documents of a layout, as it finds them, that hold a token of `documents`, which are
+    those of its corpus."""
+    found = layout.other_documents if isinstance(layout, PackedLayout) else None
+    if found is None:
+        return documents
+    start, length = layout.corpus.documents.start[documents], layout.corpus.documents.length[documents]
+    first = (found.start + found.length).searchsorted(start, side="right")
+    count = np.maximum(found.start.searchsorted(start + length, side="left") - first, 0)
+    return np.unique(first.repeat(count) + np.arange(int(count.sum())) - (count.cumsum() - count).repeat(count))
 
 
 def num_documents(layout: Layout) -> int:

@@ -8,7 +8,7 @@ import numpy.typing as npt
 from grain_sft.corpus import Corpus
 from grain_sft.corpus.stored import read_whole
 from grain_sft.errors import CorpusError
-from grain_sft.layout import Layout
+from grain_sft.layout import Layout, PackedLayout
 from grain_sft.mixture import MixtureLayout
 from grain_sft.trace.documents import FOLLOWING, first_document
 
@@ -25,6 +25,8 @@ class Sources:
     def __init__(self, layout: Layout) -> None:
         corpus = layout.corpus
         self._table: Ints | None = source_table(corpus) if isinstance(layout, FOLLOWING) else None
+        if self._table is not None and isinstance(layout, PackedLayout) and layout.other_documents is not None:
+            self._table = layout.sources
         if self._table is not None:
             count = max(len(corpus.source_names), int(self._table[:, 0].max(initial=-1)) + 1)
             self.names = (*corpus.source_names, *("" for _ in range(count - len(corpus.source_names))))

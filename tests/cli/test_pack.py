@@ -106,6 +106,17 @@ def test_an_algorithm_that_leaves_no_row_stays_in_the_table(chats, tmp_path, cap
     assert list(errors) == ["multipack"] and "multipack leaves no row" in capsys.readouterr().out
 
 
+def test_a_comparison_in_which_every_algorithm_fails_is_a_failure(chats, capsys):
+    assert main(["pack", str(chats), "--sequence-length", str(2**31)]) == 1
+    assert capsys.readouterr().out.count("expected less than 2**31") == len(ALGORITHMS)
+
+
+def test_an_empty_name_of_a_folder_is_a_mistake(chats, capsys):
+    words = ["--sequence-length", str(LENGTH), "--algorithm", "multipack", "--materialize", ""]
+    assert main(["pack", str(chats), *words]) == 1
+    assert "an empty path: give the folder" in capsys.readouterr().err
+
+
 def test_the_learning_rate_is_printed_for_a_batch(chats, tmp_path, capsys):
     corpus = grain_sft.open_corpus(chats)
     arguments = [chats, "--sequence-length", LENGTH, "--algorithm", "best_fit_decreasing"]

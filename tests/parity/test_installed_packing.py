@@ -84,3 +84,24 @@ def test_a_plan_of_boundary_files_is_read_back(tmp_path, group):
     settings = {"source_group_size": group, "use_array_if_local": False, "cache_dir": tmp_path / "cache"}
     layout = PackedLayout.from_olmo_core(corpus, 64, tmp_path / "work", paths=paths, **settings)
     assert_equal_rows(layout, dataset, False)
+
+
+def test_a_plan_with_a_group_that_has_no_document_is_read_back(tmp_path):
+    """The second file holds no EOS. OLMo-core writes its empty arrays as files of one byte."""
+    pytest.importorskip("olmo_core.data")
+    from olmo_core.data import NumpyPackedFSLDataset
+
+    paths = [str(tmp_path / name) for name in ("a.npy", "b.npy")]
+    for path, tokens in zip(paths, ([5, 6, EOS, 7, EOS], [5, 6, 7, 8]), strict=True):
+        np.array(tokens, np.uint16).tofile(path)
+    dataset = NumpyPackedFSLDataset(
+        *paths, sequence_length=8, pad_token_id=PAD, eos_token_id=EOS, vocab_size=100, dtype=np.uint16
+    )
+    dataset.work_dir = tmp_path / "work"
+    dataset.prepare()
+    assert 1 in {path.stat().st_size for path in (tmp_path / "work" / "dataset-common").iterdir()}
+    corpus = open_corpus(paths, dtype="uint16", eos_token_id=EOS)
+    layout = PackedLayout.from_olmo_core(corpus, 8, tmp_path / "work", cache_dir=tmp_path)
+    assert len(layout) == len(dataset) == 1
+    row = NpyDataSource(layout)[0]
+    assert row["tokens"][row["segment_ids"] > 0].tolist() == dataset[0]["input_ids"].tolist()[:5]

@@ -50,7 +50,7 @@ def read(folder: str, options: Options, tree: Tree) -> Corpus:
         )
     corpus = scan(folder, data, options, tree)
     stated = data.text("fingerprint")
-    if options.eos_token_id is None and stated != corpus.fingerprint:
+    if options.eos_token_id in (None, data.count("eos_token_id")) and stated != corpus.fingerprint:
         raise CorpusError(
             f"{folder}: its files are not those that {MANIFEST} was written with (their fingerprint is "
             f"{corpus.fingerprint}, it says {stated}). A file was replaced: copy the folder again, or write the rows again."
