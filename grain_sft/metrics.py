@@ -12,16 +12,16 @@ than a small batch's copies. Where other processes look ($PROMETHEUS_MULTIPROC_D
 from __future__ import annotations
 
 import dataclasses
-import operator
 import os
 import threading
 from collections import deque
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from grain_sft.errors import MissingExtraError
+from grain_sft.watching.tally import by_tally
 
 if TYPE_CHECKING:
     from prometheus_client import Counter as Count
@@ -127,40 +127,6 @@ def _registered() -> _Metrics | None:
 _metrics = _registered()
 AT_ONCE = _FOLDER_VARIABLE in os.environ
 
-
-class Totals(NamedTuple):
-    """Of an iterator, so far; seconds between its batches are the loop's."""
-
-    steps: int = 0
-    tokens: int = 0
-    waited: float = 0.0
-    elsewhere: float = 0.0
-    ended: float = 0.0  # when the last batch came; 0: none did
-
-
-class Tally:
-    """What an iterator handed out, as far as it is counted.
-
-    Attributes:
-      here: whether `next` makes batches itself.
-      totals: replaced as a whole.
-      longest: wait, in seconds, since somebody set this to 0.
-    """
-
-    def __init__(self, here: bool) -> None:
-        self.here, self.totals, self.longest = here, Totals(), 0.0
-
-    def add(self, since: Sequence[float], came: Sequence[float], tokens: Sequence[int]) -> list[float]:
-        """Count batches that were asked for and came then, in turn; returns how long each was waited for."""
-        steps, so_far, waited, elsewhere, ended = self.totals
-        waits = [*map(operator.sub, came, since)]
-        ends = (ended or since[0], *came[:-1])
-        elsewhere += sum(map(operator.sub, since, ends))
-        self.totals = Totals(steps + len(waits), so_far + sum(tokens), waited + sum(waits), elsewhere, came[-1])
-        self.longest = max(self.longest, *waits)
-        return waits
-
-
 _made: list[float] = []  # what is written down: seconds of each batch
 handed_out: list[Any] = []
 """Of each batch that was handed out `HANDED_OUT` things, one after the other: when it was asked for and when it came, on
@@ -178,7 +144,7 @@ def count() -> None:
         made, handed, read = _taken(_made), _taken(handed_out), _taken(_read)
         since, came, steps, rows, tokens, tallies = (handed[field::HANDED_OUT] for field in range(HANDED_OUT))
         waited: list[float] = []
-        for tally, of_tally in _by_tally(tallies, [since, came, tokens]):
+        for tally, of_tally in by_tally(tallies, [since, came, tokens]):
             waits = tally.add(*of_tally)
             waited += waits
             made += waits if tally.here else ()
@@ -193,18 +159,6 @@ def count() -> None:
             _metrics.next_step.set(steps[-1] + 1)
         if read:
             _metrics.local_bytes.inc(sum(read))
-
-
-def _by_tally(tallies: list[Tally], columns: list[list[Any]]) -> Iterable[tuple[Tally, list[list[Any]]]]:
-    """Of each tally, what `columns` have in its places."""
-    if len(set(tallies)) == 1:  # as a rule
-        yield tallies[0], columns
-        return
-    places: dict[Tally, list[int]] = {}
-    for place, tally in enumerate(tallies):
-        places.setdefault(tally, []).append(place)
-    for tally, of_tally in places.items():
-        yield tally, [[column[place] for place in of_tally] for column in columns]
 
 
 def mean_seconds_to_make() -> float | None:

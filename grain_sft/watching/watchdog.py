@@ -22,6 +22,7 @@ from grain_sft import metrics, workers
 from grain_sft.errors import PipelineError
 from grain_sft.forks import renew_lock
 from grain_sft.watching import making, places
+from grain_sft.watching.tally import Tally, Totals
 
 if TYPE_CHECKING:
     from grain_sft.pipeline import Pipeline
@@ -62,7 +63,7 @@ class _Summary(NamedTuple):
 
     at: float
     step: int
-    totals: metrics.Totals
+    totals: Totals
 
 
 class Watch:
@@ -81,7 +82,7 @@ class Watch:
         self._thread = 0
         self._since = 0.0  # 0: nobody waits
         self._step = 0
-        self._tally = metrics.Tally(here=pipeline is not None)
+        self._tally = Tally(here=pipeline is not None)
         self._most = 0 if metrics.AT_ONCE else metrics.WRITTEN_DOWN * metrics.HANDED_OUT
         self._next_warning = self.settings.stall
         self._warned = False
@@ -152,7 +153,7 @@ class Watch:
         """This is a new process, in which nobody waits."""
         self._since, self.watched = 0.0, not any(self.settings)
 
-    def _totals(self) -> metrics.Totals:
+    def _totals(self) -> Totals:
         """Of all batches that came."""
         metrics.count()
         return self._tally.totals
