@@ -1,8 +1,8 @@
 """Plans of many documents: ours, and what OLMo-core's packer takes for the same documents where it is installed; each in a
 process of its own, on one core.
 
-The documents have log-normal lengths, those of OLMo-3 Think SFT by their number and median; their tokens are holes of sparse
-files, in parts of 1 GiB with the boundaries that open-instruct writes beside them.
+There are about as many documents as in OLMo-3 Think SFT, of log-normal lengths; their tokens are holes of sparse files, in
+parts of 1 GiB with the boundaries that open-instruct writes beside them.
 """
 
 from __future__ import annotations

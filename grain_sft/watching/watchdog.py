@@ -105,12 +105,8 @@ class Watch:
         try:
             shape = next(iter(batch.values())).shape
             rows, tokens = shape[0], math.prod(shape)
-        except (
-            AttributeError,
-            IndexError,
-            TypeError,
-            StopIteration,
-        ):  # what a transform made of it is no dict of arrays
+        except (AttributeError, IndexError, TypeError, StopIteration):
+            # what a transform made of it is no dict of arrays
             rows = tokens = 0
         metrics.handed_out.extend((since, now, self._step, rows, tokens, self._tally))
         if len(metrics.handed_out) > self._most:
@@ -143,11 +139,10 @@ class Watch:
             self._warn(now - since)
         if self.settings.summary:
             last = self._last_summary
-            if last is None:
+            if last is None or now - last.at >= self.settings.summary:
                 self._last_summary = _Summary(now, self._step, self._totals())
-            elif now - last.at >= self.settings.summary:
-                self._last_summary = _Summary(now, self._step, self._totals())
-                self._summarise(last, self._last_summary)
+                if last is not None:
+                    self._summarise(last, self._last_summary)
 
     def forked(self) -> None:
         """This is a new process, in which nobody waits."""
