@@ -60,8 +60,14 @@ class MissingExtraError(GrainSftError, ImportError):
 
     @classmethod
     def of(cls, feature: str, package: str, extra: str) -> MissingExtraError:
-        """The error of a feature that needs `package`, which the extra `extra` installs."""
-        return cls(f"{feature} needs {package}, which is not installed: pip install 'grain_sft[{extra}]'")
+        """Return the error for a feature that needs `package`, which the extra `extra` installs."""
+        command = install_command(extra)
+        return cls(f"{feature} needs {package}, which is not installed. Run `{command}` in the checkout of grain_sft.")
+
+
+def install_command(extra: str) -> str:
+    """Return the command that installs `extra`, for the folder of the checkout: the package is not on an index."""
+    return f"pip install '.[{extra}]'"
 
 
 def shortened(text: str, most: int = 80) -> str:

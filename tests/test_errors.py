@@ -17,9 +17,9 @@ def test_every_error_pickles_with_its_message(kind):
 
 
 def test_a_missing_extra_names_the_extra_and_pickles():
-    error = pickle.loads(pickle.dumps(errors.MissingExtraError.of("a.yaml: reading YAML", "PyYAML", "yaml")))
+    error = pickle.loads(pickle.dumps(errors.MissingExtraError.of("a.parquet: reading Parquet", "pyarrow", "parquet")))
     assert isinstance(error, ImportError)
-    assert "pip install 'grain_sft[yaml]'" in str(error)
+    assert "Run `pip install '.[parquet]'` in the checkout of grain_sft." in str(error)
 
 
 @pytest.mark.parametrize("make", [lambda: Host("0", 2), lambda: Host(0.5, 2), lambda: NgramFilter(max_period=5.7)])

@@ -249,7 +249,7 @@ def test_a_server_of_metrics_serves_ours_and_grains(folder):
 
 def test_without_prometheus_client_a_server_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
-    with pytest.raises(MissingExtraError, match=r"grain_sft\[metrics\]"):
+    with pytest.raises(MissingExtraError, match=r"pip install '\.\[metrics\]'"):
         metrics.start_server(0)
 
 

@@ -22,6 +22,7 @@ PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PROJECT = PYPROJECT["project"]
 EXTRAS = PROJECT["optional-dependencies"]
 PYTHONS = ("3.11", "3.12", "3.13")
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
 # --- metadata ---
@@ -32,8 +33,8 @@ def test_there_is_one_version():
     assert PROJECT["dynamic"] == ["version"]
     assert grain_sft.__version__ in (ROOT / PYPROJECT["tool"]["hatch"]["version"]["path"]).read_text()
     assert importlib.metadata.version("grain_sft") == grain_sft.__version__
-    newest = re.search(r"^## (\S+)", (ROOT / "docs/changelog.md").read_text(), flags=re.MULTILINE)
-    assert newest is not None and newest[1] == grain_sft.__version__
+    headings = re.findall(r"^## (\S+)", (ROOT / "docs/changelog.md").read_text(), flags=re.MULTILINE)
+    assert next(each for each in headings if each != "Unreleased") == grain_sft.__version__
 
 
 def test_metadata_names_what_there_is():
@@ -69,19 +70,29 @@ def test_the_citation_file_says_the_same():
 def test_extras_that_errors_and_pages_name_are_there():
     for path in sorted((ROOT / "grain_sft").rglob("*.py")):
         text = path.read_text()
-        for extra in [*missing_extras(text), *re.findall(r"grain_sft\[([a-z0-9]+)\]|extra [`'](\w+)[`']", text)]:
-            names = {extra} if isinstance(extra, str) else set(extra) - {""}
-            assert names <= EXTRAS.keys() | {"extra"}, f"{path}: {extra}"
-    for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
-        for names in re.findall(r"grain_sft\[([a-z0-9,]+)\]|pip install (?:-e )?'\.\[([a-z0-9,]+)\]", page.read_text()):
-            assert set("".join(names).split(",")) <= EXTRAS.keys(), page
+        for extra in [*missing_extras(text), *re.findall(r"extra [`'](\w+)[`']", text)]:
+            assert extra in EXTRAS.keys() | {"extra"}, f"{path}: {extra}"
+    for page in PAGES:
+        for names in re.findall(r"pip install (?:-e )?'\.\[([a-z0-9,]+)\]", page.read_text()):
+            assert set(names.split(",")) <= EXTRAS.keys(), page
+
+
+def test_no_hint_installs_from_an_index_which_does_not_have_the_package():
+    """`pip install 'grain_sft[x]'` finds nothing; `pip install '.[x]'` works in a checkout."""
+    for path in [*PAGES, *(ROOT / "grain_sft").rglob("*.py"), *(ROOT / "tests").rglob("*.py")]:
+        assert path == Path(__file__) or not re.search(r"(?:grain_sft|grain-sft)\[[a-z{]", path.read_text()), path
+
+
+def test_the_core_reads_yaml():
+    assert "pyyaml>=6" in PROJECT["dependencies"] and EXTRAS["yaml"] == []
 
 
 def missing_extras(text: str) -> list[str]:
-    """The extras that calls of MissingExtraError.of name."""
+    """Return the extras that calls of MissingExtraError.of and install_command name."""
     calls = (node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call))
-    named = [call.args for call in calls if ast.unparse(call.func) == "MissingExtraError.of"]
-    return [ast.literal_eval(arguments[2]) for arguments in named]
+    places = {"MissingExtraError.of": 2, "install_command": 0}
+    named = [(call, places[ast.unparse(call.func)]) for call in calls if ast.unparse(call.func) in places]
+    return [str(ast.literal_eval(call.args[at])) for call, at in named if not isinstance(call.args[at], ast.Name)]
 
 
 def test_the_readme_lists_every_extra():

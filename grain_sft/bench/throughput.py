@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from grain_sft.corpus import open_corpus
-from grain_sft.errors import StorageError
+from grain_sft.errors import StorageError, install_command
 from grain_sft.layout import WindowLayout
 from grain_sft.pipeline import Pipeline
 from grain_sft.sampling import IndexSampler
@@ -169,7 +169,8 @@ def _maxtext(corpus_index: Any, length: int, batch: int) -> dict[str, Next]:
     try:
         from maxtext.input_pipeline import olmo_data, olmo_data_grain
     except ImportError:
-        print("MaxText is not installed here: its loader is left out (pip install maxtext, Python 3.12).")
+        command = install_command("maxtext")
+        print(f"MaxText is not installed: its loader is left out. To include it, run `{command}` in Python 3.12.")
         return {}
     with tempfile.TemporaryDirectory() as folder:
         path = str(Path(folder) / "index.json")

@@ -33,7 +33,7 @@ def load(config: Config, *, host: Host | None = None) -> Pipeline:
     """The pipeline that a config states.
 
     Args:
-      config: path of a .json file or, with the extra `yaml`, of a .yaml file; or the same as a dict. Relative paths of
+      config: path of a .yaml or .json file, or the same as a dict. Relative paths of
         token files start at the folder of the config that states them or, if nothing is there, at the working
         directory; `inherits: other` too. What a config states goes before what it inherits. A trainer's `GPTConfig`,
         as the episode-indexed loader reads it, is taken as it is (`grain_sft.config.gpt_config`).

@@ -10,9 +10,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from grain_sft import files
 from grain_sft.config.schema import SECTIONS
-from grain_sft.errors import ConfigError, MissingExtraError
+from grain_sft.errors import ConfigError
 
 INHERITS = "inherits"
 DATASET_DIR = "dataset_dir"
@@ -27,10 +29,6 @@ def read(path: str, inheriting: tuple[str, ...]) -> dict[str, Any]:
         raise ConfigError(f"{path}: inherits itself, by way of {' and '.join(inheriting)}.")
     text = files.read_text(path)
     if Path(path).suffix in (".yaml", ".yml"):
-        try:
-            import yaml
-        except ImportError as error:
-            raise MissingExtraError.of(f"{path}: reading YAML", "PyYAML", "yaml") from error
         try:
             stated = yaml.safe_load(text)
             twice = _twice_in_yaml(yaml.compose(text, Loader=yaml.SafeLoader))

@@ -167,7 +167,7 @@ def test_files_beside_it_that_dont_fit_are_named(tmp_path):
 def test_without_pyarrow_the_extra_is_named(tmp_path, monkeypatch):
     write_openchat(tmp_path, documents(5))
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    assert "needs pyarrow, which is not installed: pip install 'grain_sft[parquet]'" in error_of(tmp_path)
+    assert "needs pyarrow, which is not installed. Run `pip install '.[parquet]'`" in error_of(tmp_path)
 
 
 def test_a_cache_that_cant_be_written_is_named(tmp_path, monkeypatch):

@@ -22,7 +22,7 @@ pytestmark = [
     pytest.mark.maxtext,
     pytest.mark.skipif(
         importlib.util.find_spec("maxtext") is None,
-        reason="maxtext is not installed: pip install 'grain_sft[maxtext]', Python 3.12 (docs/maxtext.md)",
+        reason="maxtext is not installed: pip install '.[maxtext]', Python 3.12 (docs/maxtext.md)",
     ),
 ]
 

@@ -235,7 +235,7 @@ def test_without_beam_the_extra_is_named(chats: Path, tmp_path: Path, monkeypatc
     monkeypatch.setitem(sys.modules, "apache_beam", None)
     with pytest.raises(MissingExtraError) as error:
         beam.prepare(request_of(chats), tmp_path / "out")
-    assert "pip install 'grain_sft[beam]'" in str(error.value)
+    assert "pip install '.[beam]'" in str(error.value)
     monkeypatch.undo()
     if importlib.util.find_spec("google.cloud.dataflow") is None:
         with pytest.raises(MissingExtraError, match=r"apache-beam\[gcp\]"):

@@ -276,7 +276,7 @@ def test_without_matplotlib_the_extra_is_named(run, tmp_path, monkeypatch, capsy
 
     monkeypatch.setattr(importlib, "import_module", without)
     assert main(["report", str(run), "--output", str(tmp_path / "x.html")]) == 1
-    assert "pip install 'grain_sft[report]'" in capsys.readouterr().err
+    assert "pip install '.[report]'" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
 
 
