@@ -90,8 +90,6 @@ def print_summary(manifest: Mapping[str, Any], output: str) -> None:
 def split_folders(manifest: Mapping[str, Any], output: str) -> dict[str, str]:
     """Where each split is."""
     splits = list(manifest["splits"])
-    if manifest["format"] == "olmo":
-        return {split: files.join(output, split) if len(splits) > 1 else output for split in splits}
     if manifest["format"] == "openchat":
         names = {"train": "train", "val": "eval"}
         return {split: files.join(output, f"openchat.{names[split]}.parquet") for split in splits}

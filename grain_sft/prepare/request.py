@@ -13,7 +13,7 @@ from grain_sft.arguments import as_integer
 from grain_sft.errors import PrepareError, shortened
 from grain_sft.prepare.strict_json import SURROGATE
 
-VERSION = 1
+VERSION = 2
 """Of the rules by which documents, orders and files are made; a new one makes other bytes."""
 
 GIB = 1 << 30

@@ -95,17 +95,18 @@ def test_olmo(tmp_path: Path, part_bytes: int, size: int) -> None:
     boundaries = list(zip([0, *ends], ends, strict=False))
     per_part = part_bytes // 2
     parts = range(0, len(tokens), per_part)
-    assert len(list(tmp_path.glob("token_ids_part_*.npy"))) == len(parts)
+    folder = tmp_path / "train"
+    assert len(list(folder.glob("token_ids_part_*.npy"))) == len(parts)
     for number, start in enumerate(parts):
         stop = min(start + per_part, len(tokens))
-        assert (np.fromfile(tmp_path / f"token_ids_part_{number:04d}.npy", "<u2") == tokens[start:stop]).all()
-        assert (np.fromfile(tmp_path / f"labels_mask_part_{number:04d}.npy", bool) == mask[start:stop]).all()
+        assert (np.fromfile(folder / f"token_ids_part_{number:04d}.npy", "<u2") == tokens[start:stop]).all()
+        assert (np.fromfile(folder / f"labels_mask_part_{number:04d}.npy", bool) == mask[start:stop]).all()
         inside = [(max(a, start) - start, min(b, stop) - start) for a, b in boundaries if b > start and a < stop]
-        text = gzip.decompress((tmp_path / f"token_ids_part_{number:04d}.csv.gz").read_bytes()).decode()
+        text = gzip.decompress((folder / f"token_ids_part_{number:04d}.csv.gz").read_bytes()).decode()
         assert text == "".join(f"{a},{b}\n" for a, b in inside)
-    statistics = json.loads((tmp_path / "dataset_statistics.json").read_text())["overall_statistics"]
+    statistics = json.loads((folder / "dataset_statistics.json").read_text())["overall_statistics"]
     assert statistics["total_tokens"] == len(tokens) and statistics["trainable_tokens"] == mask.sum()
-    assert np.fromfile(tmp_path / "sources.bin", "<i8").reshape(-1, 2).tolist() == [[3, i + 1] for i in order]
+    assert np.fromfile(folder / "sources.bin", "<i8").reshape(-1, 2).tolist() == [[3, i + 1] for i in order]
 
 
 def test_olmo_with_validation_is_two_folders(tmp_path: Path) -> None:
@@ -114,6 +115,19 @@ def test_olmo_with_validation_is_two_folders(tmp_path: Path) -> None:
     for split, ids in plan.splits.items():
         found = np.fromfile(tmp_path / split / "token_ids_part_0000.npy", "<u2")
         assert (found == np.concatenate([docs[i][0] for i in ids])).all()
+
+
+@pytest.mark.parametrize("format", ["olmo", "episodes", "primer", "openchat"])
+def test_training_documents_have_the_same_paths_with_and_without_validation(tmp_path: Path, format: str) -> None:
+    if format == "openchat":
+        pytest.importorskip("pyarrow")
+    paths = {}
+    for held_out in (0, 4):
+        folder = tmp_path / str(held_out)
+        written(folder, format, documents(weighted=False), val=held_out)
+        paths[held_out] = {path.relative_to(folder).as_posix() for path in folder.rglob("*")}
+    assert paths[0] < paths[4]
+    assert all("val" in path or "eval" in path for path in paths[4] - paths[0])
 
 
 @pytest.mark.parametrize("weighted", [False, True])

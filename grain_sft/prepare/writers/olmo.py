@@ -1,5 +1,6 @@
 """Format olmo: what OLMo-core reads, as open-instruct's `convert_sft_data_for_olmocore.py` makes it.
 
+Each split has a folder, `train` and, where documents are held out, `val`:
 `token_ids_part_NNNN.npy` (raw, the smallest unsigned dtype that holds the vocabulary), `labels_mask_part_NNNN.npy` (raw
 bool), `token_ids_part_NNNN.csv.gz` (`start,end` of each document, relative to the part). Parts cut through documents.
 """
@@ -60,7 +61,7 @@ def _documents_at(plan: Plan, split: str, cuts: list[int]) -> list[tuple[int, in
 
 def write(plan: Plan, task: Task) -> None:
     """One part: its mask and boundaries, and its tokens last."""
-    stem = plan.path(*_folder(plan, task.split))
+    stem = plan.path(task.split)
     tokens_path = files.join(stem, f"token_ids_part_{task.number:04d}.npy")
     if files.exists(tokens_path):
         return  # a part that an earlier run has finished
@@ -90,7 +91,7 @@ def write(plan: Plan, task: Task) -> None:
 def finish(plan: Plan) -> None:
     """Sources and statistics of every split."""
     for split in plan.splits:
-        plan.write_sources(split, *_folder(plan, split), "sources.bin")
+        plan.write_sources(split, split, "sources.bin")
         _statistics(plan, split)
 
 
@@ -117,20 +118,15 @@ def _statistics(plan: Plan, split: str) -> None:
         "seed": plan.request.seed,
         "datasets": [dataclasses.asdict(dataset) for dataset in plan.request.datasets],
     }
-    folder = _folder(plan, split)
     # where a document ends without EOS at the end of a part, the boundary files don't say whether it goes on
     continued = [task.number for task in tasks(plan, split) if task.skip]
     plan.write_json(
-        "/".join([*folder, "dataset_statistics.json"]),
+        f"{split}/dataset_statistics.json",
         {"configuration": configuration, "overall_statistics": overall, "continued_parts": continued},
     )
     lines = [f"{name}: {value}" for name, value in {**configuration, **overall}.items() if name != "datasets"]
-    with files.atomic_write(plan.path(*folder, "dataset_statistics.txt")) as file:
+    with files.atomic_write(plan.path(split, "dataset_statistics.txt")) as file:
         file.write("\n".join(lines) + "\n")
-
-
-def _folder(plan: Plan, split: str) -> list[str]:
-    return [split] if "val" in plan.splits else []
 
 
 FORMAT = Format(splits.by_datasets_shuffle, check, tasks, write, finish)
