@@ -15,6 +15,7 @@ from typing import IO, Any
 
 from grain_sft import remote_files
 from grain_sft.errors import CorpusFileError, GrainSftError, RemoteTimeoutError, StorageError
+from grain_sft.regular_files import read_regular
 
 CACHE_DIR_VARIABLE = "GRAIN_SFT_CACHE_DIR"
 
@@ -69,7 +70,9 @@ def read_bytes(path: str) -> bytes:
         with remote(path):
             return remote_files.read(path)
     try:
-        return Path(path).read_bytes()
+        return read_regular(path)
+    except GrainSftError:
+        raise
     except FileNotFoundError as error:
         raise CorpusFileError(f"{path}: no such file.") from error
     except (OSError, ValueError) as error:  # ValueError: no file can have that name
@@ -84,13 +87,9 @@ def read_range(path: str, start: int, stop: int) -> bytes:
         with remote(path):
             return remote_files.read(path, start, stop)
     try:
-        with open(path, "rb", buffering=0) as file:
-            file.seek(start)
-            parts = []
-            while start < stop and (part := file.read(stop - start)):
-                parts.append(part)
-                start += len(part)
-            return b"".join(parts)
+        return read_regular(path, start, stop)
+    except GrainSftError:
+        raise
     except (OSError, ValueError) as error:
         raise CorpusFileError(f"{path}: can't be read at byte {start} ({error}).") from error
 

@@ -18,6 +18,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from grain_sft.regular_files import pread
+
 CHECKED_BYTES = 1 << 15
 PART = ".part"
 
@@ -65,14 +67,14 @@ class Block:
         Raises:
           DamagedBlockError: it is not what was written.
         """
-        if os.pread(fd, _HEADER, 0) != self._header():
+        if pread(fd, _HEADER, 0) != self._header():
             raise DamagedBlockError("its beginning is of no such block")
         base = _HEADER + 4 * _checks(self.size)
         for start, place, size in wanted:
             first, last = start // CHECKED_BYTES, -(-(start + size) // CHECKED_BYTES)
             begin, end = first * CHECKED_BYTES, min(self.size, last * CHECKED_BYTES)
-            expected = np.frombuffer(os.pread(fd, 4 * (last - first), _HEADER + 4 * first), "<u4")
-            data = memoryview(os.pread(fd, end - begin, base + begin))
+            expected = np.frombuffer(pread(fd, 4 * (last - first), _HEADER + 4 * first), "<u4")
+            data = memoryview(pread(fd, end - begin, base + begin))
             if len(data) != end - begin or len(expected) != last - first or expected.tolist() != _sums(data):
                 raise DamagedBlockError(f"bytes {begin} to {end} are not those that were written")
             out[place : place + size] = data[start - begin : start - begin + size]

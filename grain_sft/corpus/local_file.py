@@ -10,7 +10,8 @@ from collections.abc import Callable
 import numpy as np
 
 from grain_sft.corpus.stored import StoredFile, read_digest, replaced, size_change
-from grain_sft.errors import CorpusFileError
+from grain_sft.errors import CorpusFileError, GrainSftError
+from grain_sft.regular_files import open_regular
 
 _LET_GO = 1 << 12  # gathers after which the pages that a map has touched are let go of
 
@@ -29,10 +30,12 @@ class LocalFile:
         self.shard, self.data_offset = shard, shard.data_offset
         self.fd = -1
         try:
-            self.fd = os.open(shard.path, os.O_RDONLY | os.O_CLOEXEC)
+            self.fd = open_regular(shard.path)
             if scattered and hasattr(os, "posix_fadvise"):
                 os.posix_fadvise(self.fd, 0, 0, os.POSIX_FADV_RANDOM)
             found, self.stamp, other = self._state(verified)
+        except GrainSftError:
+            raise
         except OSError as error:
             raise CorpusFileError(
                 f"{shard.path}: can't be opened ({error.strerror}). Check the mount, or map the path with path_remap."

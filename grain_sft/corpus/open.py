@@ -18,7 +18,8 @@ from grain_sft.corpus.root import Root
 from grain_sft.corpus.scan import scan_shards
 from grain_sft.corpus.shard import token_dtype
 from grain_sft.corpus.stored import MAGIC
-from grain_sft.errors import CorpusError, CorpusFileError
+from grain_sft.errors import CorpusError, CorpusFileError, GrainSftError
+from grain_sft.regular_files import read_regular
 
 FORMATS = ("auto", "files", "mix", "index", *formats.FORMATS)
 
@@ -177,8 +178,9 @@ def _tell(path: str) -> str:
     if os.path.isdir(path):
         return "files"
     try:
-        with open(path, "rb") as file:
-            head = file.read(512)
+        head = read_regular(path, 0, 512)
+    except GrainSftError:
+        raise
     except (OSError, ValueError) as error:  # ValueError: no file can have that name
         raise CorpusFileError(
             f"{path}: can't be opened ({error}). Expected a mix file, an index, a directory, a glob or a token file."

@@ -21,6 +21,7 @@ from grain_sft.corpus.cache_space import BLOCKS, Space
 from grain_sft.corpus.cached_block import PART, Block, DamagedBlockError, Wanted, claim
 from grain_sft.corpus.remote_options import CacheOptions
 from grain_sft.errors import CorpusFileError
+from grain_sft.regular_files import open_regular
 from grain_sft.remote_files import Limits, Range
 
 _BATCH_BYTES = 64 << 20  # fetched at once, and so held in memory
@@ -116,7 +117,7 @@ class ShardCache:
         """Copy what is wanted of a block from its file; False where there is none, or a damaged one."""
         path = job.block.path(self._folder)
         try:
-            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            fd = open_regular(path)
         except OSError:
             return False
         try:

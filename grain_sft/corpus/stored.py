@@ -11,7 +11,8 @@ import struct
 from typing import Protocol
 
 from grain_sft import files
-from grain_sft.errors import CorpusError, CorpusFileError
+from grain_sft.errors import CorpusError, CorpusFileError, GrainSftError
+from grain_sft.regular_files import open_regular, pread
 
 MAGIC = b"\x93NUMPY"
 DIGEST_BYTES = 4096  # hashed at each end of a file's data
@@ -82,8 +83,8 @@ def read_whole(stored: StoredFile) -> bytes:
 def read_digest(fd: int, stored: StoredFile) -> str:
     """The digest of the open local file `fd`, to be compared with `stored.digest`."""
     tail_start = max(stored.data_offset, stored.size - DIGEST_BYTES)
-    head = os.pread(fd, DIGEST_BYTES, stored.data_offset)
-    return digest_of(head, os.pread(fd, DIGEST_BYTES, tail_start))
+    head = pread(fd, DIGEST_BYTES, stored.data_offset)
+    return digest_of(head, pread(fd, DIGEST_BYTES, tail_start))
 
 
 def digest_of(head: bytes, tail: bytes) -> str:
@@ -116,8 +117,13 @@ def size_and_head(path: str) -> tuple[int, bytes]:
             size = int(client.info(path)["size"])
         return size, files.read_range(path, 0, min(size, want))
     try:
-        with open(path, "rb") as file:
-            return os.fstat(file.fileno()).st_size, file.read(want)
+        fd = open_regular(path)
+        try:
+            return os.fstat(fd).st_size, pread(fd, want, 0)
+        finally:
+            os.close(fd)
+    except GrainSftError:
+        raise
     except (FileNotFoundError, NotADirectoryError) as error:
         raise CorpusFileError(
             f"{path}: no such file. Check the path, or map it to where the data are with path_remap."

@@ -1,0 +1,94 @@
+"""Local files that are opened without waiting, and read to their true end.
+
+Opening a FIFO waits for a writer, and reading a device may never end. Where a file is expected, each of them is an error.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+
+from grain_sft.errors import CorpusFileError
+
+_KINDS = {
+    stat.S_IFDIR: "a directory",
+    stat.S_IFIFO: "a FIFO",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
+
+
+def open_regular(path: str | os.PathLike[str]) -> int:
+    """Return a read-only file descriptor of the regular file `path`, which the caller closes.
+
+    Raises:
+      OSError: the file is missing or can't be opened.
+      CorpusFileError: `path` is a directory, a FIFO, a socket or a device.
+    """
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except BlockingIOError:  # another program holds a lease of the file, and has to be asked for it
+        check_regular(path)
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        check_regular(path)
+        raise
+    try:
+        _check_mode(path, os.fstat(fd).st_mode)
+        os.set_blocking(fd, True)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def check_regular(path: str | os.PathLike[str]) -> None:
+    """Check that `path` is a regular file, or missing, without opening it.
+
+    Raises:
+      CorpusFileError: `path` is a directory, a FIFO, a socket or a device.
+    """
+    try:
+        mode = os.stat(path).st_mode
+    except (OSError, ValueError):
+        return
+    _check_mode(path, mode)
+
+
+def read_regular(path: str | os.PathLike[str], start: int = 0, stop: int | None = None) -> bytes:
+    """Return the bytes `start` to `stop` of the regular file `path`, fewer at its end; without `stop`, all from `start`.
+
+    Raises: as `open_regular`.
+    """
+    fd = open_regular(path)
+    try:
+        if stop is None:
+            stop = os.fstat(fd).st_size
+        return pread(fd, max(0, stop - start), start)
+    finally:
+        os.close(fd)
+
+
+def pread(fd: int, count: int, offset: int) -> bytes:
+    """Return `count` bytes of an open file from `offset` on, fewer only at its end; `os.pread` may stop earlier.
+
+    Raises:
+      OSError: the file can't be read.
+    """
+    data = os.pread(fd, count, offset)
+    if len(data) == count:
+        return data
+    parts = [data]
+    while parts[-1] and (count := count - len(parts[-1])):
+        offset += len(parts[-1])
+        parts.append(os.pread(fd, count, offset))
+    return b"".join(parts)
+
+
+def _check_mode(path: str | os.PathLike[str], mode: int) -> None:
+    if not stat.S_ISREG(mode):
+        kind = _KINDS.get(stat.S_IFMT(mode), "not a file")
+        raise CorpusFileError(
+            f"{os.fspath(path)}: can't be read, since it is {kind}; expected a regular file. Give the path of one."
+        )
