@@ -15,7 +15,8 @@ from sft_files import EOS, documents, write_olmo
 
 import grain_sft
 from grain_sft import PackedLayout, PaddedLayout
-from grain_sft.config.schema import LAYOUT_OPTIONS, LAYOUTS
+from grain_sft.config.keys import LAYOUT_OPTIONS
+from grain_sft.config.schema import LAYOUTS
 from grain_sft.errors import ConfigError, CorpusError, CorpusFileError, LayoutError, SamplerError, TransformError
 from grain_sft.sampling import Host
 

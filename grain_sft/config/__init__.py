@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import inspect
 import os
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -13,6 +12,7 @@ import grain
 from grain_sft import files
 from grain_sft.config import gpt_config
 from grain_sft.config.corpora import make_corpus
+from grain_sft.config.keys import TRANSFORM_OPTIONS
 from grain_sft.config.kinds import check_keys, check_kind
 from grain_sft.config.mixture import load_mixture
 from grain_sft.config.reading import inherit, read
@@ -154,8 +154,8 @@ def _transform(item: object, where: str) -> grain.transforms.Map:
     if not isinstance(name, str) or not isinstance(options, Mapping):
         raise ConfigError(f"{where}: transforms: {item!r}; expected a name, or one name with its options.")
     check_keys({name: None}, TRANSFORMS, f"{where}: transforms")
-    make = TRANSFORMS[name]
-    check_keys(options, tuple(inspect.signature(make).parameters), f"{where}: transforms.{name}")
+    known = TRANSFORM_OPTIONS[name]
+    check_keys(options, known, f"{where}: transforms.{name}")
     for key, value in options.items():
-        check_kind(value, int, f"{where}: transforms.{name}.{key}")
-    return make(**options)
+        check_kind(value, known[key].kind, f"{where}: transforms.{name}.{key}")
+    return TRANSFORMS[name](**options)

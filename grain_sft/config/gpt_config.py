@@ -19,35 +19,10 @@ from typing import Any
 
 from absl import logging
 
-from grain_sft.config.kinds import Kind, check_kind
+from grain_sft.config.keys import GPT_CONFIG, REQUIRED, SECTIONS, TOP
+from grain_sft.config.kinds import check_kind
 from grain_sft.config.reading import DATASET_DIR, overlay
-from grain_sft.config.schema import COUNT_OR_NONE, OTHERS, SECTIONS
 from grain_sft.errors import ConfigError
-
-KEYS: dict[str, Kind] = {
-    DATASET_DIR: str,
-    "batch_size": int,
-    "block_size": int,
-    "use_loss_mask": bool,
-    "batch_sampling_mode": ("epoch", "random"),
-    "epoch_seed": int,
-    "epoch_shuffle": bool,
-    "epoch_drop_last": bool,
-    "pad_token_id": COUNT_OR_NONE,
-    "episode_min_tokens": int,
-}
-"""Keys that are taken, and what each takes."""
-
-DEFAULTS: dict[str, Any] = {
-    "use_loss_mask": False,
-    "batch_sampling_mode": "epoch",
-    "epoch_seed": 1337,
-    "epoch_shuffle": True,
-    "epoch_drop_last": True,
-    "pad_token_id": None,
-    "episode_min_tokens": 2,
-}
-"""Of the loader's documentation."""
 
 TRAINERS = (
     *("vocab_size", "dataset_mode", "eos_token_id", "micro_batch_size", "eval_seed", "data_seed"),
@@ -61,7 +36,7 @@ _NEAR = 0.8  # of difflib: from here on a key that is not ours is taken for a mi
 def is_gpt_config(stated: Mapping[str, Any]) -> bool:
     """Whether it has keys of a GPTConfig, and no layout of its own kind."""
     layout = stated.get("layout")
-    return any(key in stated for key in KEYS) and not (isinstance(layout, Mapping) and "kind" in layout)
+    return any(key in stated for key in GPT_CONFIG) and not (isinstance(layout, Mapping) and "kind" in layout)
 
 
 def sections_of(stated: Mapping[str, Any], where: str) -> dict[str, Any]:
@@ -70,20 +45,21 @@ def sections_of(stated: Mapping[str, Any], where: str) -> dict[str, Any]:
     Raises:
       ConfigError: a key that is needed, a value of the wrong kind, or a key that is nearly one of ours.
     """
-    ours = (*SECTIONS, *OTHERS)
+    ours = (*SECTIONS, *TOP)
     sections = {key: value for key, value in stated.items() if key in ours}
-    _check_others([key for key in stated if key not in ours and key not in KEYS], where)
-    for key, kind in KEYS.items():
+    _check_others([key for key in stated if key not in ours and key not in GPT_CONFIG], where)
+    for key, known in GPT_CONFIG.items():
         if key in stated:
-            check_kind(stated[key], kind, f"{where}: {key}")
-        elif key not in DEFAULTS and not _is_stated(key, sections):
+            check_kind(stated[key], known.kind, f"{where}: {key}")
+        elif known.default == REQUIRED and not _is_stated(key, sections):
             hint = ""
             if key == DATASET_DIR:
                 hint = f' The trainer takes it as an option; here it is {{"inherits": "{where}", "{key}": "data/chat_sft"}}.'
             raise ConfigError(f"{where}: a GPTConfig lacks the key {key!r}.{hint}")
     if stated.get("block_size", 1) < 1:
         raise ConfigError(f"{where}: block_size is {stated['block_size']}; expected 1 or more.")
-    return overlay(_meant({**DEFAULTS, **stated}), sections)
+    defaults = {key: known.default for key, known in GPT_CONFIG.items() if known.default != REQUIRED}
+    return overlay(_meant({**defaults, **stated}), sections)
 
 
 def _meant(keys: Mapping[str, Any]) -> dict[str, Any]:
@@ -122,7 +98,7 @@ def _is_stated(key: str, sections: Mapping[str, Any]) -> bool:
 
 def _check_others(others: list[Any], where: str) -> None:
     """Refuse keys that look like misspelt ones of ours; the rest is the trainer's."""
-    known = (*KEYS, *SECTIONS, *OTHERS)
+    known = (*GPT_CONFIG, *SECTIONS, *TOP)
     for key in others:
         near = difflib.get_close_matches(str(key), known, n=1, cutoff=_NEAR)
         if near and key not in TRAINERS:

@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 
 from grain_sft import files
-from grain_sft.config.schema import SECTIONS
+from grain_sft.config.keys import SECTIONS
 from grain_sft.errors import ConfigError
 
 INHERITS = "inherits"

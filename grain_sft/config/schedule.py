@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from grain_sft.config.keys import SCHEDULE
 from grain_sft.config.kinds import check_keys, check_kind
 from grain_sft.errors import ConfigError
 
@@ -23,11 +24,8 @@ def check_schedule(entries: object, where: str, *, names: Iterable[str] | None, 
     Raises:
       ConfigError: for the first that is wrong.
     """
-    known = {
-        "step": int,
-        **({key: int for key in SIZES} if sizes else {}),
-        **({} if names is None else {"weights": dict}),
-    }
+    left_out = (*(() if sizes else SIZES), *(("weights",) if names is None else ()))
+    known = {name: key for name, key in SCHEDULE.items() if name not in left_out}
     last = 0
     if not isinstance(entries, list) or not entries:
         raise ConfigError(f"{where} is {entries!r}; expected a list of entries with {', '.join(known)}.")
@@ -37,7 +35,7 @@ def check_schedule(entries: object, where: str, *, names: Iterable[str] | None, 
             raise ConfigError(f"{at} is {entry!r}; expected an entry with {', '.join(known)}.")
         check_keys(entry, known, at)
         for key, value in entry.items():
-            check_kind(value, known[key], f"{at}.{key}")
+            check_kind(value, known[key].kind, f"{at}.{key}")
         if entry.get("step", 0) <= last:
             raise ConfigError(
                 f"{at}.step is {entry.get('step')}; expected a step from {last + 1} on: entries stand by step, and what holds "

@@ -1,4 +1,4 @@
-"""What a config may say: the keys of every section, and what each takes."""
+"""Checks of a whole config against the tables of keys (`keys.py`), and the classes that its names stand for."""
 
 from __future__ import annotations
 
@@ -7,16 +7,12 @@ from typing import Any
 
 import grain
 
-from grain_sft.config.kinds import Kind, check_keys, check_kind
+from grain_sft.config.keys import CORPUS, LAYOUT_OPTIONS, SAMPLER, SECTIONS, SOURCE, SOURCE_SAMPLER, TOP
+from grain_sft.config.kinds import check_keys, check_kind
 from grain_sft.config.schedule import check_schedule
-from grain_sft.corpus.open import FORMATS
 from grain_sft.corpus.remote_options import RemoteOptions
 from grain_sft.errors import ConfigError, CorpusError, StorageError
 from grain_sft.layout import Layout, MaterializedLayout, PackedLayout, PaddedLayout, WindowLayout
-from grain_sft.layout.packing import ALGORITHMS, TIES
-from grain_sft.sampling.orders import ORDERS
-from grain_sft.sampling.proportions import WHEN_DRY
-from grain_sft.sampling.sampler import LAST_BATCH
 from grain_sft.transforms import DropLastPosition, NgramFilter, ShiftTargets, TrimToMultiple
 
 LAYOUTS: dict[str, Callable[..., Layout]] = {
@@ -32,64 +28,9 @@ TRANSFORMS: dict[str, Callable[..., grain.transforms.Map]] = {
     "drop_last_position": DropLastPosition,
 }
 
-_PATH: Kind = (str, list)
-COUNT_OR_NONE: Kind = (int, type(None))
-LAYOUT_OPTIONS: dict[str, dict[str, Kind]] = {
-    "windows": {},
-    "padded": {"keep": ("last", "first"), "min_tokens": int},
-    "packed": {
-        "algorithm": tuple(ALGORITHMS),
-        "long_documents": ("truncate", "fragment"),
-        "source_group_size": int,
-        "ties": TIES,
-        "max_segments": COUNT_OR_NONE,
-        "boundaries": ("auto", "eos"),
-        "bos_token_id": COUNT_OR_NONE,
-        "seed": int,
-        "epochs": int,
-        "batch_rows": int,
-    },
-    "materialized": {},
-}
-"""Keys that a layout of each kind takes beside `kind` and `sequence_length`."""
 
-SECTIONS: dict[str, dict[str, Kind]] = {
-    "corpus": {
-        "path": _PATH,
-        "mixture": dict,
-        "format": FORMATS,
-        "dtype": str,
-        "eos_token_id": int,
-        "path_remap": dict,
-        "tokenizer": str,
-        "remote": dict,
-        "root": str,
-        "pad_token_id": COUNT_OR_NONE,
-        "use_loss_mask": bool,
-    },
-    "layout": {
-        "kind": tuple(LAYOUTS),
-        "sequence_length": int,
-        **{key: kind for options in LAYOUT_OPTIONS.values() for key, kind in options.items()},
-    },
-    "sampler": {
-        "order": tuple(ORDERS),
-        "seed": int,
-        "global_batch_size": int,
-        "global_batch_tokens": int,
-        "epochs": int,
-        "shuffle": bool,
-        "last_batch": LAST_BATCH,
-        "schedule": list,
-        "when_dry": WHEN_DRY,
-    },
-}
-"""Keys of each section, and what each takes: types, or the words that it may be."""
-
-OTHERS: dict[str, Kind] = {"transforms": list, "audit": str}
-"""Keys beside the sections."""
-
-REQUIRED: dict[str, tuple[str, ...]] = {"corpus": (), "layout": ("kind", "sequence_length"), "sampler": ("seed",)}
+_STATED: dict[str, tuple[str, ...]] = {"corpus": (), "layout": ("kind", "sequence_length"), "sampler": ("seed",)}
+"""Keys that each section has to state; where one of two will do, the checks below say it."""
 
 
 def validate(config: Mapping[str, Any], where: str) -> None:
@@ -98,17 +39,17 @@ def validate(config: Mapping[str, Any], where: str) -> None:
     Raises:
       ConfigError: for the first that is wrong.
     """
-    check_keys(config, (*SECTIONS, *OTHERS), where)
+    check_keys(config, (*SECTIONS, *TOP), where)
     for section, keys in SECTIONS.items():
         stated = config.get(section)
         if not isinstance(stated, Mapping):
             raise ConfigError(f"{where}: {section} is {stated!r}; expected a section with {', '.join(keys)}.")
         check_keys(stated, keys, f"{where}: {section}")
-        for key in REQUIRED[section]:
+        for key in _STATED[section]:
             if key not in stated:
                 raise ConfigError(f"{where}: {section} lacks the key {key!r}.")
         for key, value in stated.items():
-            check_kind(value, keys[key], f"{where}: {section}.{key}")
+            check_kind(value, keys[key].kind, f"{where}: {section}.{key}")
     corpus, layout = config["corpus"], config["layout"]
     _check_layout(layout, f"{where}: layout")
     if "mixture" in corpus:
@@ -125,9 +66,9 @@ def validate(config: Mapping[str, Any], where: str) -> None:
             f"{where}: sampler.global_batch_tokens is {tokens}, less than one row of layout.sequence_length={length}."
         )
     _check_sampler(config, where)
-    for key, expected in OTHERS.items():
-        if key in config:
-            check_kind(config[key], expected, f"{where}: {key}")
+    for name, known in TOP.items():
+        if name in config:
+            check_kind(config[name], known.kind, f"{where}: {name}")
 
 
 def _check_paths(corpus: Mapping[str, Any], where: str) -> None:
@@ -164,16 +105,6 @@ def _check_sampler(config: Mapping[str, Any], where: str) -> None:
         check_schedule(sampler["schedule"], f"{where}: sampler.schedule", names=mixture, sizes=True, length=length)
 
 
-_OF_SOURCES: dict[str, Kind] = {
-    "weight": (int, float, str),
-    "layout": dict,
-    "sampler": dict,
-    "when_dry": WHEN_DRY,
-    "schedule": list,
-}
-_SAMPLER_OF_SOURCES = ("order", "seed", "shuffle", "epochs")
-
-
 def check_mixture(corpus: Mapping[str, Any], layout: Mapping[str, Any], where: str) -> None:
     """Check the sources of a mixture, and of those that are mixtures too."""
     if "path" in corpus:
@@ -187,10 +118,10 @@ def check_mixture(corpus: Mapping[str, Any], layout: Mapping[str, Any], where: s
             raise ConfigError(f"{where}: {name!r}: expected a name without '/'.")
         if not isinstance(stated, Mapping):
             raise ConfigError(f"{at} is {stated!r}; expected a section with weight and path.")
-        known = {**SECTIONS["corpus"], **_OF_SOURCES}
+        known = {**CORPUS, **SOURCE}
         check_keys(stated, known, at)
         for key, value in stated.items():
-            check_kind(value, known[key], f"{at}.{key}")
+            check_kind(value, known[key].kind, f"{at}.{key}")
         if "weight" not in stated:
             raise ConfigError(f"{at} lacks the key 'weight'.")
         _check_source(stated, layout, at)
@@ -201,7 +132,7 @@ def _check_source(stated: Mapping[str, Any], layout: Mapping[str, Any], at: str)
     own = stated.get("layout", {})
     check_keys(own, SECTIONS["layout"], f"{at}.layout")
     for key, value in own.items():
-        check_kind(value, SECTIONS["layout"][key], f"{at}.layout.{key}")
+        check_kind(value, SECTIONS["layout"][key].kind, f"{at}.layout.{key}")
     if "mixture" in stated:
         for key in ("layout", "sampler"):
             if key in stated:
@@ -219,9 +150,9 @@ def _check_source(stated: Mapping[str, Any], layout: Mapping[str, Any], at: str)
         own = {**layout, **own}
     _check_layout(own, f"{at}.layout")
     sampler = stated.get("sampler", {})
-    check_keys(sampler, _SAMPLER_OF_SOURCES, f"{at}.sampler")
+    check_keys(sampler, SOURCE_SAMPLER, f"{at}.sampler")
     for key, value in sampler.items():
-        check_kind(value, SECTIONS["sampler"][key], f"{at}.sampler.{key}")
+        check_kind(value, SAMPLER[key].kind, f"{at}.sampler.{key}")
 
 
 def _check_layout(layout: Mapping[str, Any], where: str) -> None:

@@ -9,8 +9,8 @@ from typing import Any
 
 from grain_sft import artefact, files
 from grain_sft.config import gpt_config, load
+from grain_sft.config.keys import SECTIONS
 from grain_sft.config.reading import INHERITS
-from grain_sft.config.schema import SECTIONS
 from grain_sft.corpus import Corpus, open_corpus
 from grain_sft.errors import CorpusError, GrainSftError
 from grain_sft.mixture.layout import MixtureLayout
