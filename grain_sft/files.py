@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import glob as local_glob
 import os
 import re
-import secrets
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from grain_sft import remote_files
+from grain_sft import remote_files, temporary
 from grain_sft.errors import CorpusFileError, GrainSftError, RemoteTimeoutError, StorageError
 from grain_sft.regular_files import read_regular
 
@@ -195,7 +193,8 @@ def read_text(path: str) -> str:
 
 @contextlib.contextmanager
 def atomic_write(path: str | os.PathLike[str], mode: str = "w") -> Iterator[IO[Any]]:
-    """Open a file that appears under `path` whole, synced to disk, or not at all.
+    """Open a file that appears under `path` whole, synced to disk, or not at all. What killed processes left in its folder
+    is removed.
 
     A remote file is written to a temporary local one, and sent when that is complete.
 
@@ -208,16 +207,15 @@ def atomic_write(path: str | os.PathLike[str], mode: str = "w") -> Iterator[IO[A
         return
     target = Path(path)
     encoding = None if "b" in mode else "utf-8"
-    temporary = ""
+    made, lock = "", None
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        temporary = os.path.join(target.parent, f".{target.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
-        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        made, fd, lock = temporary.create(target)
         with os.fdopen(fd, mode, encoding=encoding) as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
-        os.replace(temporary, target)
+        os.replace(made, target)
         with contextlib.suppress(OSError):  # some network file systems can't; the file itself is synced
             sync_folder(target.parent)
     except GrainSftError:  # of the caller's own making; some are OSErrors
@@ -226,8 +224,10 @@ def atomic_write(path: str | os.PathLike[str], mode: str = "w") -> Iterator[IO[A
         raise StorageError(f"{target}: can't be written ({error.strerror or error}).") from error
     finally:
         with contextlib.suppress(OSError):
-            if temporary:
-                os.unlink(temporary)
+            if made:
+                os.unlink(made)
+        if lock is not None:
+            lock.release()
 
 
 @contextlib.contextmanager
@@ -271,16 +271,16 @@ def locked(target: Path) -> Iterator[None]:
             f"Point ${CACHE_DIR_VARIABLE} to a folder on a local disk that can be written to."
         ) from error
     try:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX)
-        except OSError as error:
-            raise StorageError(
-                f"{target.parent}: is on a file system without locks ({error.strerror}), which keep many processes from "
-                f"making the same file. Point ${CACHE_DIR_VARIABLE} to a folder on a local disk."
-            ) from error
+        lock = temporary.HeldLock(fd)
+    except OSError as error:
+        raise StorageError(
+            f"{target.parent}: is on a file system without locks ({error.strerror}), which keep many processes from "
+            f"making the same file. Point ${CACHE_DIR_VARIABLE} to a folder on a local disk."
+        ) from error
+    try:
         yield
     finally:
-        os.close(fd)
+        lock.release()
 
 
 def cache_dir() -> Path:

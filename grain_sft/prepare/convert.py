@@ -83,6 +83,7 @@ def convert(
     target = Target(output)
     found = target.finished(identity, overwrite=overwrite)
     if found is not None:
+        target.discard()
         return {**found, "already": True}
     with target.claim(identity, overwrite=overwrite):
         plan = _plan(target, request, described, splits)

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import fcntl
 import itertools
 import os
 import threading
@@ -23,6 +22,7 @@ from typing import TYPE_CHECKING
 
 from grain_sft import files
 from grain_sft.errors import PipelineError, StorageError
+from grain_sft.temporary import HeldLock
 from grain_sft.trace.audit_events import Events
 from grain_sft.trace.audit_line import FIRST_CHAIN, Fields, json_line, lines_of, seal_of, sealed, text_line
 
@@ -145,12 +145,15 @@ class _LogFile:
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             fd = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            lock = None
             try:
                 with contextlib.suppress(OSError):  # a file system without locks: then one process at a time must do
-                    fcntl.flock(fd, fcntl.LOCK_EX)
+                    lock = HeldLock(os.dup(fd))
                 self._append(fd)
             finally:
                 os.close(fd)
+                if lock is not None:
+                    lock.release()
         except OSError as error:
             raise self._unwritable(error) from error
         self._waiting.clear()

@@ -99,9 +99,10 @@ def documents_of(layout: Layout, rows: Ints, pieces: Pieces) -> Ints:
         found = np.empty(len(pieces.row), np.int64)
         for number in np.unique(epoch).tolist():
             plan = layout.plans[number]
-            first = np.where(local > 0, plan.ends[local - 1], 0)
             here = np.flatnonzero(epoch[pieces.row] == number)
-            found[here] = plan.document[first[pieces.row[here]] + pieces.segment[here] - 1]
+            row = local[pieces.row[here]]  # of this epoch's plan: those of others count rows of their own
+            first = np.where(row > 0, plan.ends[row - 1], 0)
+            found[here] = plan.document[first + pieces.segment[here] - 1]
         return found
     if isinstance(layout, PaddedLayout):
         return layout.documents[rows][pieces.row]

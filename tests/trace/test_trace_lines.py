@@ -186,6 +186,26 @@ def test_documents_and_their_sources(layouts):
     assert (windows.document == -1).all() and (windows.record == -1).all()
 
 
+@pytest.mark.parametrize("algorithm", BY_EPOCH)
+def test_epochs_that_are_packed_to_different_numbers_of_rows(tmp_path, algorithm):
+    """A trace over the border of epochs, of which the later has fewer rows, then more."""
+    write_olmo(tmp_path / "parts", documents(150, longest=25, seed=3))
+    corpus = open_corpus(tmp_path / "parts", dtype="uint16", eos_token_id=2)
+    layout = PackedLayout(corpus, LENGTH, algorithm=algorithm, seed=1, epochs=12, batch_rows=2, cache_dir=tmp_path)
+    counts = [len(plan.ends) for plan in layout.plans]
+    assert min(np.diff(counts)) < 0 < max(np.diff(counts))
+    pipeline = pipeline_of(layout, "sequential", epochs=1, batch=2)
+    found = trace(pipeline, range(pipeline.sampler.num_steps))
+    lines = zip(found.instance, found.document, found.shard, found.start, found.stop, strict=True)
+    expected = [
+        (row, span.document, span.shard, span.start, span.stop)
+        for row in range(pipeline.sampler.num_steps * 2)
+        for span in layout.spans(row)
+    ]
+    assert [tuple(map(int, line)) for line in lines] == expected
+    assert np.bincount(found.epoch[np.unique(found.instance, return_index=True)[1]]).tolist()[:-1] == counts[:-1]
+
+
 def test_labels_of_a_mix_are_sources(tmp_path, write_tokens):
     for name in ("a", "b", "c"):
         write_tokens(f"{name}.npy", np.arange(200))

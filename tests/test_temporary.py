@@ -1,0 +1,158 @@
+"""Files in the making that a killed process left, and locks while a forked child lives."""
+
+from __future__ import annotations
+
+import fcntl
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from grain_sft import files, temporary
+
+KILLED = (
+    "import os, signal, sys\n"
+    "from grain_sft import files\n"
+    "with files.atomic_write(sys.argv[1]) as file:\n"
+    "    file.write('half')\n"
+    "    file.flush()\n"
+    "    os.kill(os.getpid(), signal.SIGKILL)\n"
+)
+
+
+@pytest.fixture(autouse=True)
+def another_process(monkeypatch):
+    """As in a process that has cleaned nothing yet."""
+    monkeypatch.setattr(temporary, "_cleaned", set())
+
+
+def left(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir() if path.name.endswith(".tmp"))
+
+
+def test_what_a_killed_writer_left_is_removed_by_the_next_that_writes_there(tmp_path):
+    result = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path / "index.json")])
+    assert result.returncode == -signal.SIGKILL and len(left(tmp_path)) == 1
+    with files.atomic_write(tmp_path / "tokenizer.model") as file:
+        file.write("whole")
+    assert left(tmp_path) == [] and [path.name for path in tmp_path.iterdir()] == ["tokenizer.model"]
+
+
+def test_what_somebody_still_writes_is_left_alone(tmp_path, monkeypatch):
+    with files.atomic_write(tmp_path / "first") as first:
+        monkeypatch.setattr(temporary, "_cleaned", set())
+        with files.atomic_write(tmp_path / "second") as second:
+            second.write("2")
+        first.write("1")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["first", "second"]
+
+
+def test_files_that_only_look_alike_are_left_alone(tmp_path):
+    names = [".a.tmp", "a.00000000-1.01234567.tmp", ".vimrc.tmp", ".a.17.0123abcd.tmp", ".a.0000000x-1.01234567.tmp"]
+    for name in names:
+        (tmp_path / name).write_text("mine")
+    os.mkfifo(tmp_path / f".pipe.{temporary._host()}-1.01234567.tmp")
+    files.write_bytes(str(tmp_path / "out"), b"x")
+    assert set(names) <= {path.name for path in tmp_path.iterdir()}
+
+
+def test_files_of_other_hosts_are_removed_after_a_day(tmp_path):
+    new, old = (tmp_path / f".a.{host}-7.01234567.tmp" for host in ("00000000", "00000001"))
+    for path in (new, old):
+        path.write_text("half")
+    os.utime(old, (time.time() - 90_000, time.time() - 90_000))
+    files.write_bytes(str(tmp_path / "out"), b"x")
+    assert left(tmp_path) == [new.name]
+
+
+def test_a_file_whose_name_is_as_long_as_can_be_is_written(tmp_path):
+    files.write_bytes(str(tmp_path / ("ü" * 127)), b"x")
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_a_taken_file_is_made_again(tmp_path, monkeypatch):
+    """A cleaner that comes between a file's making and its locking."""
+    lock = temporary.HeldLock
+    taken = []
+
+    def late(fd, **options):
+        if not taken:
+            (path,) = tmp_path.iterdir()
+            taken.append(path.name)
+            path.unlink()
+        return lock(fd, **options)
+
+    monkeypatch.setattr(temporary, "HeldLock", late)
+    files.write_bytes(str(tmp_path / "out"), b"x")
+    assert taken and [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def is_free(path: Path) -> bool:
+    fd = os.open(path, os.O_RDWR)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return True
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(fd)
+
+
+def test_a_lock_is_free_when_its_holder_is_done_though_a_forked_child_lives(tmp_path):
+    target = tmp_path / "plan.arrays"
+    done = multiprocessing.get_context("fork").Event()
+    with files.locked(target):
+        child = multiprocessing.get_context("fork").Process(target=done.wait, args=(60,))
+        child.start()
+        assert not is_free(tmp_path / "plan.lock")
+    try:
+        assert is_free(tmp_path / "plan.lock")
+    finally:
+        done.set()
+        child.join()
+
+
+def test_a_lock_is_free_when_its_holder_is_killed_though_a_forked_child_lives(tmp_path):
+    program = (
+        "import os, signal, sys, time\n"
+        "from pathlib import Path\n"
+        "from grain_sft import files\n"
+        "with files.locked(Path(sys.argv[1])):\n"
+        "    read, write = os.pipe()\n"
+        "    child = os.fork()\n"
+        "    if not child:\n"
+        "        os.write(write, b'x')\n"
+        "        time.sleep(60)\n"
+        "        os._exit(0)\n"
+        "    os.read(read, 1)\n"
+        "    print(child, flush=True)\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path / "plan.arrays")], stdout=subprocess.PIPE, text=True
+    )
+    child = int(result.stdout)
+    try:
+        os.kill(child, 0)  # it lives
+        assert is_free(tmp_path / "plan.lock")
+    finally:
+        os.kill(child, signal.SIGKILL)
+
+
+def test_a_forked_child_frees_no_lock_of_its_parent(tmp_path):
+    target = tmp_path / "plan.arrays"
+    with files.locked(target):
+        child = os.fork()
+        if not child:
+            try:
+                for lock in list(temporary._held):
+                    lock.release()
+            finally:
+                os._exit(0)
+        os.waitpid(child, 0)
+        assert not is_free(tmp_path / "plan.lock")
