@@ -27,7 +27,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "factor with a point (0.5, 3.0) or a number of records (5000)",
     )
     parser.add_argument("--template", required=True, choices=list(TEMPLATES), help="how a conversation becomes tokens")
-    parser.add_argument("--tokenizer", required=True, help="a SentencePiece model, a tokenizer.json, or a directory")
+    parser.add_argument(
+        "--tokenizer", required=True, help="a SentencePiece model, tokenizer.json, tiktoken file or directory"
+    )
     parser.add_argument("--format", choices=list(FORMATS), help="of the corpus (default: the template's own)")
     parser.add_argument("-o", "--output", required=True, help="a folder that is new or empty; local or gs://")
     parser.add_argument("--schema", choices=["auto", *SCHEMAS], default="auto", help="of the records (default: auto)")

@@ -41,7 +41,7 @@ class Request:
     Attributes:
       datasets: the inputs, in order.
       template: name in `templates.TEMPLATES`.
-      tokenizer: path of a SentencePiece model, a `tokenizer.json`, or a directory.
+      tokenizer: path of a SentencePiece model, a `tokenizer.json`, a tiktoken file, or a directory.
       format: name in `writers.FORMATS`.
       schema: of the records: "auto", or a name in `schema.SCHEMAS`.
       seed: of the split and the shuffle.

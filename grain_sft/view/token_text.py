@@ -11,6 +11,7 @@ from typing import Any
 import sentencepiece
 
 from grain_sft.prepare.tokenizers import HuggingFaceTokenizer, SentencePieceTokenizer, Tokenizer
+from grain_sft.prepare.tokenizers.sentencepiece_model import FILE
 from grain_sft.view.visible import visible
 
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
@@ -83,7 +84,7 @@ def shown_texts(numbers: list[int], texts: TokenTexts) -> list[str]:
 
 
 def _of_sentencepiece(tokenizer: SentencePieceTokenizer) -> Callable[[int], str | None]:
-    (model,) = tokenizer.files().values()
+    model = tokenizer.files()[FILE]
     processor: Any = sentencepiece.SentencePieceProcessor(model_proto=model)
 
     def piece(number: int) -> str | None:

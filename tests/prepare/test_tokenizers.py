@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import base64
 import cProfile
 import hashlib
+import json
 import pickle
+import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -17,23 +21,27 @@ from tokenizer_makers import (
     metaspace_json,
     save_huggingface,
     save_sentencepiece,
+    save_tiktoken,
     sentencepiece_model,
+    tiktoken_ranks,
 )
 
-from grain_sft.errors import CorpusError, CorpusFileError
+from grain_sft.errors import CorpusError, CorpusFileError, MissingExtraError
 from grain_sft.prepare.special_text import special_text_of
 from grain_sft.prepare.tokenizers import Tokenizer, load_tokenizer
 
 CHATML = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<pad>")
 
 
-@pytest.fixture(params=["user_defined", "control", "gpt2", "llama3", "first", "always", "never"])
+@pytest.fixture(params=["user_defined", "control", "gpt2", "llama3", "first", "always", "never", "tiktoken"])
 def tokenizer(request: pytest.FixtureRequest, tmp_path: Path) -> Tokenizer:
     """Every kind, with the special tokens of primer."""
     kind = request.param
     if kind in ("user_defined", "control"):
         other = "control" if kind == "user_defined" else "user_defined"
         return load_tokenizer(save_sentencepiece(tmp_path, **{kind: PRIMER_TOKENS, other: ()}))
+    if kind == "tiktoken":
+        return load_tokenizer(save_tiktoken(tmp_path, ("<|endoftext|>", *PRIMER_TOKENS), eos="<|endoftext|>"))
     if kind in ("gpt2", "llama3"):
         content = byte_level_json(("<|endoftext|>", *PRIMER_TOKENS), style=kind)
         return load_tokenizer(save_huggingface(tmp_path / "hf", content, eos="<|endoftext|>"))
@@ -226,6 +234,146 @@ def test_broken_hugging_face_files_are_named(tmp_path):
         path.write_text(content)
         with pytest.raises(CorpusError, match=r"tokenizer\.json"):
             load_tokenizer(path)
+
+
+@pytest.mark.parametrize("name", ["tokenizer.llama2", "tokenizer.gemma3", "x.bin", "spm", "tokenizer.json"])
+def test_a_sentencepiece_model_is_recognized_under_any_name(tmp_path, name):
+    path = tmp_path / name
+    path.write_bytes(sentencepiece_model())
+    expected = load_tokenizer(save_sentencepiece(tmp_path)).description()
+    assert load_tokenizer(path).description() == expected
+    (tmp_path / "folder").mkdir()
+    path.rename(tmp_path / "folder" / "tokenizer.llama2")
+    assert load_tokenizer(tmp_path / "folder").description() == expected
+
+
+def test_a_tokenizer_json_is_recognized_under_any_name(tmp_path):
+    path = tmp_path / "my.tokenizer"
+    path.write_text(byte_level_json(CHATML), encoding="utf-8")
+    tokenizer = load_tokenizer(path)
+    assert tokenizer.kind == "huggingface" and list(tokenizer.files()) == ["tokenizer.json"]
+
+
+@pytest.mark.parametrize("name", ["tokenizer.model", "llama.tiktoken", "tokenizer.json"])
+def test_a_tiktoken_file_is_recognized_under_any_name(tmp_path, name):
+    tokenizer = load_tokenizer(save_tiktoken(tmp_path, CHATML, name=name, eos="<|im_end|>"))
+    assert tokenizer.kind == "tiktoken" and tokenizer.eos_token_id == tokenizer.token_id("<|im_end|>")
+
+
+def test_a_lone_directory_of_tokenizer_json_and_template_has_both(tmp_path):
+    (tmp_path / "tokenizer.json").write_text(byte_level_json(CHATML), encoding="utf-8")
+    (tmp_path / "chat_template.jinja").write_text("{{ messages }}", encoding="utf-8")
+    for path in (tmp_path, tmp_path / "tokenizer.json"):
+        tokenizer = load_tokenizer(path)
+        assert tokenizer.chat_template == "{{ messages }}" and len(tokenizer.files()) == 2
+
+
+@pytest.mark.parametrize("save", [save_sentencepiece, save_tiktoken])
+def test_the_chat_template_of_a_directory_belongs_to_its_tokenizer(tmp_path, save):
+    bare = load_tokenizer(save(tmp_path))
+    (tmp_path / "chat_template.jinja").write_text("{{ messages }}é", encoding="utf-8")
+    found = load_tokenizer(tmp_path)
+    assert (bare.chat_template, found.chat_template) == (None, "{{ messages }}é")
+    assert bare.sha256 != found.sha256 and "chat_template.jinja" in found.files()
+    assert pickle.loads(pickle.dumps(found)).chat_template == found.chat_template
+
+
+def test_llama_3_is_recognized_by_its_ranks(tmp_path):
+    """A file of as many ranks, with two of Llama 3's at their places."""
+    lines = {rank: (b"%06x" % rank) for rank in range(256, 128_000)}
+    lines |= {rank: bytes([rank]) for rank in range(256)} | {279: b" the", 9906: b"Hello"}
+    path = tmp_path / "tokenizer.model"
+    encoded = b"".join(b"%s %d\n" % (base64.b64encode(lines[rank]), rank) for rank in range(128_000))
+    path.write_bytes(encoded)
+    tokenizer = load_tokenizer(path)
+    assert tokenizer.vocab_size == 128_256
+    names = {"<|begin_of_text|>": 128_000, "<|start_header_id|>": 128_006, "<|eot_id|>": 128_009}
+    assert {name: tokenizer.token_id(name) for name in names} == names
+    assert (tokenizer.bos_token_id, tokenizer.eos_token_id) == (128_000, 128_001)
+    path.write_bytes(encoded.replace(base64.b64encode(b"Hello") + b" 9906", base64.b64encode(b"Hallo") + b" 9906"))
+    with pytest.raises(CorpusError, match=r"split pattern.*tokenizer\.model\.json"):
+        load_tokenizer(path)
+
+
+@pytest.mark.parametrize(
+    ("change", "part"),
+    [
+        ({"pattern": None}, "'pattern'"),
+        ({"pattern": "("}, "can't load"),
+        ({"special_tokens": {"<a>": 5}}, "used twice or is a rank"),
+        ({"special_tokens": {"<a>": "b"}}, "spellings and ids"),
+        ({"eos_token": "<z>"}, "'<z>' is not in special_tokens"),
+        ({"patern": "x"}, "unknown key 'patern'"),
+    ],
+)
+def test_a_wrong_sidecar_of_tiktoken_is_named(tmp_path, change, part):
+    path = save_tiktoken(tmp_path, CHATML)
+    sidecar = tmp_path / f"{path.name}.json"
+    sidecar.write_text(json.dumps({**json.loads(sidecar.read_text()), **change}))
+    with pytest.raises(CorpusError, match=re.escape(part)):
+        load_tokenizer(path)
+    path.write_bytes(tiktoken_ranks()[:200])
+    with pytest.raises(CorpusError, match=r"single bytes|expected base64"):
+        load_tokenizer(path)
+
+
+def test_tiktoken_that_is_not_installed_is_an_extra(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "tiktoken", None)
+    with pytest.raises(MissingExtraError, match=r"grain_sft\[tiktoken\]"):
+        load_tokenizer(save_tiktoken(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("content", "part"),
+    [
+        (b"", "an empty file"),
+        (b"version https://git-lfs.github.com/spec/v1\n", "Git LFS"),
+        (b"\x1f\x8b\x08rest", "compressed"),
+        (b"PK\x03\x04rest", "ZIP"),
+        (b"<!doctype html><html>", "HTML"),
+        (b'{"tokenizer_class": "X"}', "tokenizer_config.json"),
+        (b'{"model_type": "llama"}', "config.json of a model"),
+        (b'{"a": 0, "b": 1}', "vocab.json"),
+        (b"{}", "JSON without"),
+        (b"#version: 0.2\na b\n", "merges"),
+        (b"just some words\n", "another kind"),
+    ],
+)
+def test_what_is_not_a_tokenizer_is_named_by_what_it_seems_to_be(tmp_path, content, part):
+    path = tmp_path / "tokenizer.model"
+    path.write_bytes(content)
+    with pytest.raises(CorpusError, match=re.escape(part)):
+        load_tokenizer(path)
+
+
+def test_user_defined_pieces_are_text_and_control_tokens_are_not(tmp_path):
+    """Gemma's pieces: HTML tags are ordinary text, the tags of turns are control tokens."""
+    tokenizer = load_tokenizer(
+        save_sentencepiece(tmp_path, user_defined=("<h1>", "<table>", "[BOX]", "<start_of_turn>", "<|x|>"))
+    )
+    assert set(tokenizer.special_tokens) == {"<s>", "</s>", "<pad>", "<start_of_turn>", "<|x|>"}
+    bare = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "tokenizer.model"))
+    assert tokenizer.encode(["a <h1>b<table>[BOX]"]) == [bare.encode("a <h1>b<table>[BOX]")]
+    assert not set(tokenizer.encode(["<start_of_turn> <|x|>"])[0]) & set(tokenizer.special_tokens.values())
+
+
+@pytest.mark.parametrize("kind", ["identity", "nmt_nfkc", "tiktoken"])
+def test_token_spans_cover_the_text_in_order(tmp_path, kind):
+    """Without normalization tokens cut the text; with it each still begins where the one before ended, or later."""
+    if kind == "tiktoken":
+        tokenizer = load_tokenizer(save_tiktoken(tmp_path))
+    else:
+        tokenizer = load_tokenizer(save_sentencepiece(tmp_path, normalization=kind))
+    for text in [*SENTENCES, *ODD_TEXTS]:
+        (ids,) = tokenizer.encode([text])
+        starts, stops = tokenizer.token_spans(text, ids)
+        assert len(starts) == len(stops) == len(ids)
+        assert (starts <= stops).all() and (starts[1:] >= starts[:-1]).all()
+        if kind != "nmt_nfkc" and text:
+            covered = set().union(*(range(a, b) for a, b in zip(starts, stops, strict=True)))
+            assert covered == set(range(len(text)))
+            for number, a, b in zip(ids, starts, stops, strict=True):
+                assert tokenizer.decode([number]).strip() in (text[a:b].strip(), "\ufffd") or b - a == 1
 
 
 def test_where_there_is_none_the_error_says_what_was_expected(tmp_path):

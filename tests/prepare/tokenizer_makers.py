@@ -54,17 +54,19 @@ def sentencepiece_model(
     control: tuple[str, ...] = (),
     user_defined: tuple[str, ...] = PRIMER_TOKENS,
     pad: bool = True,
+    normalization: str = "identity",
+    model_type: str = "bpe",
 ) -> bytes:
     """A BPE model with byte fallback, so that it encodes anything and gives it back."""
     model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter([line for text in corpus() for line in text.splitlines() if line]),
         model_writer=model,
-        model_type="bpe",
+        model_type=model_type,
         vocab_size=vocab_size,
         byte_fallback=True,
         character_coverage=1.0,
-        normalization_rule_name="identity",
+        normalization_rule_name=normalization,
         remove_extra_whitespaces=False,
         split_by_unicode_script=False,
         allow_whitespace_only_pieces=True,
@@ -171,3 +173,41 @@ def save_huggingface(
         json.dumps({key: value for key, value in config.items() if value is not None}), encoding="utf-8"
     )
     return folder
+
+
+TIKTOKEN_PATTERN = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|"
+    r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+
+@functools.cache
+def tiktoken_ranks() -> bytes:
+    """A small tiktoken file: the byte-level BPE of `byte_level_json`, its merges as ranks."""
+    import base64
+
+    from tokenizers import Tokenizer, decoders
+
+    decode = decoders.ByteLevel().decode
+    vocabulary = Tokenizer.from_str(byte_level_json((), style="llama3")).get_vocab()
+    singles = [bytes([byte]) for byte in range(256)]
+    merged = [decode([piece]).encode() for piece, _ in sorted(vocabulary.items(), key=lambda entry: entry[1])]
+    tokens = [*singles, *(token for token in merged if len(token) > 1 and "\ufffd" not in token.decode())]
+    return b"".join(b"%s %d\n" % (base64.b64encode(token), rank) for rank, token in enumerate(dict.fromkeys(tokens)))
+
+
+def save_tiktoken(
+    folder: Path, special: tuple[str, ...] = (), *, name: str = "tokenizer.tiktoken", **named: str
+) -> Path:
+    """A tiktoken file with its sidecar; `named` gives bos, eos and pad."""
+    folder.mkdir(parents=True, exist_ok=True)
+    ranks = tiktoken_ranks()
+    start = ranks.count(b"\n")
+    settings = {
+        "pattern": TIKTOKEN_PATTERN,
+        "special_tokens": {text: start + place for place, text in enumerate(special)},
+        **{f"{key}_token": text for key, text in named.items()},
+    }
+    (folder / name).write_bytes(ranks)
+    (folder / f"{name}.json").write_text(json.dumps(settings), encoding="utf-8")
+    return folder / name

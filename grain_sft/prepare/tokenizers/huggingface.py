@@ -6,7 +6,6 @@ import contextlib
 import functools
 import importlib
 import os
-import re
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -15,14 +14,13 @@ from typing import Any
 from grain_sft import files
 from grain_sft.errors import CorpusError, CorpusFileError, MissingExtraError
 from grain_sft.prepare.tokenizers.huggingface_json import exact_json, plain_json, renamed
-from grain_sft.prepare.tokenizers.tokenizer import describe, hash_files
+from grain_sft.prepare.tokenizers.tokenizer import CHAT_TEMPLATE, MARKER, describe, hash_files
 
 _NAMES = (
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "config.json"),
-    *("chat_template.jinja", "chat_template.json", "vocab.json", "merges.txt", "vocab.txt"),
+    *(CHAT_TEMPLATE, "chat_template.json", "vocab.json", "merges.txt", "vocab.txt"),
 )
 _MORE_TEMPLATES = "additional_chat_templates"
-_MARKER = re.compile(r"<\|.+\|>|</?myPT_\w+>", re.DOTALL)
 _EOS = ("<|endoftext|>", "</s>", "<eos>", "<|end_of_text|>", "<|im_end|>")
 _PAD = ("<pad>", "<|pad|>", "[PAD]", "<|padding|>")
 
@@ -52,13 +50,16 @@ class HuggingFaceTokenizer:
         self.special_tokens: Mapping[str, int] = {
             text: number
             for number, text in sorted(added.items())
-            if text and (number in declared or _MARKER.fullmatch(text))
+            if text and (number in declared or MARKER.fullmatch(text))
         }
         self.vocab_size = max(loaded.get_vocab().values(), default=-1) + 1
         self.eos_token_id = _id_or_none(loaded.eos_token_id, self._guess(_EOS))
         self.pad_token_id = _id_or_none(loaded.pad_token_id, self._guess(_PAD))
         self.bos_token_id = _id_or_none(loaded.bos_token_id, None)
         self.empty_ids: Sequence[int] = tuple(int(number) for number in loaded("")["input_ids"])
+        self.template_variables: Mapping[str, Any] = {
+            name: str(value) if isinstance(value, str) else value for name, value in loaded.special_tokens_map.items()
+        }
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self._contents, self._where)
@@ -72,9 +73,13 @@ class HuggingFaceTokenizer:
         transformers = _import("transformers", self._where)
         with _folder_of(self._contents) as folder:
             try:
-                if len(self._contents) == 1:
-                    name = next(iter(self._contents))
-                    loaded = transformers.PreTrainedTokenizerFast(tokenizer_file=os.path.join(folder, name))
+                if self._lone:
+                    loaded = transformers.PreTrainedTokenizerFast(
+                        tokenizer_file=os.path.join(folder, "tokenizer.json"),
+                        chat_template=self._contents[CHAT_TEMPLATE].decode()
+                        if CHAT_TEMPLATE in self._contents
+                        else None,
+                    )
                 else:
                     loaded = transformers.AutoTokenizer.from_pretrained(
                         folder, local_files_only=True, trust_remote_code=False, use_fast=True
@@ -88,6 +93,21 @@ class HuggingFaceTokenizer:
                 "Convert it: AutoTokenizer.from_pretrained(...).save_pretrained(...)."
             )
         return loaded
+
+    @functools.cached_property
+    def chat_template(self) -> str | None:
+        """The template that transformers chooses; None where the tokenizer has none.
+
+        Raises:
+          CorpusError: it has several, and none of them is the default.
+        """
+        loaded = self.transformers_tokenizer
+        if not getattr(loaded, "chat_template", None):
+            return None
+        try:
+            return str(loaded.get_chat_template())
+        except ValueError as error:
+            raise CorpusError(f"{self._where}: {error} Give one with --chat-template.") from error
 
     @functools.cached_property
     def exact(self) -> Any:
@@ -134,7 +154,12 @@ class HuggingFaceTokenizer:
     def _guess(self, names: Sequence[str]) -> int | None:
         """Of a lone tokenizer.json, which doesn't say: the one special token with such a name."""
         found = [self.special_tokens[name] for name in names if name in self.special_tokens]
-        return found[0] if len(found) == 1 and len(self._contents) == 1 else None
+        return found[0] if len(found) == 1 and self._lone else None
+
+    @property
+    def _lone(self) -> bool:
+        """Whether no file says which special token is which."""
+        return self._contents.keys() <= {"tokenizer.json", CHAT_TEMPLATE}
 
     def _serialized(self) -> str:
         return str(self.transformers_tokenizer.backend_tokenizer.to_str())
@@ -158,7 +183,7 @@ def read_folder(folder: str) -> dict[str, bytes]:
             f"{folder}: no such directory. Tokenizers are read from local or gs:// files, not by name."
         )
     found = {}
-    for name in _list(folder):
+    for name in list_folder(folder):
         top, _, rest = name.partition("/")
         if (
             name in _NAMES
@@ -169,7 +194,7 @@ def read_folder(folder: str) -> dict[str, bytes]:
     return found
 
 
-def _list(folder: str) -> list[str]:
+def list_folder(folder: str) -> list[str]:
     """Names in a folder and in its folder of templates, sorted."""
     if files.is_remote(folder):
         with files.remote(folder) as client:

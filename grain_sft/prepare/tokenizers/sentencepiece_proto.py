@@ -27,6 +27,18 @@ class Piece:
     type_at: int
 
 
+def begins_model(data: bytes) -> bool:
+    """Whether a file begins as SentencePiece models do: with a piece that has a text and a score."""
+    try:
+        field, wire, start, stop = next(_fields(data, 0, len(data)))
+        if (field, wire) != (1, _BYTES):
+            return False
+        inner = {number: kind for number, kind, _, _ in _fields(data, start, stop)}
+    except (ValueError, IndexError, StopIteration):
+        return False
+    return inner.get(1) == _BYTES and inner.get(2, _FIXED32) == _FIXED32 and inner.keys() <= {1, 2, 3}
+
+
 def typed_pieces(model: bytes) -> Iterator[tuple[int, Piece]]:
     """(id, piece) of each piece that says its type, in order.
 
