@@ -125,10 +125,13 @@ def test_without_transforms_targets_are_shifted_and_nothing_else_is_done(config)
 @pytest.mark.parametrize(
     ("item", "expected"),
     [
-        ("ngram_filter", "NgramFilter(max_period=13, min_period=1, max_count=32)"),
-        ({"ngram_filter": None}, "NgramFilter(max_period=13, min_period=1, max_count=32)"),
-        ({"ngram_filter": {}}, "NgramFilter(max_period=13, min_period=1, max_count=32)"),
-        ({"ngram_filter": {"min_period": 2, "max_count": 9}}, "NgramFilter(max_period=13, min_period=2, max_count=9)"),
+        ("ngram_filter", "NgramFilter(max_period=13, min_period=1, max_count=32, count_padding=False)"),
+        ({"ngram_filter": None}, "NgramFilter(max_period=13, min_period=1, max_count=32, count_padding=False)"),
+        ({"ngram_filter": {}}, "NgramFilter(max_period=13, min_period=1, max_count=32, count_padding=False)"),
+        (
+            {"ngram_filter": {"min_period": 2, "max_count": 9}},
+            "NgramFilter(max_period=13, min_period=2, max_count=9, count_padding=False)",
+        ),
         ({"shift_targets": {}}, "ShiftTargets()"),
     ],
 )
@@ -434,6 +437,7 @@ def test_a_word_that_is_not_one_of_those_is_an_error_that_lists_them(config, tmp
             "transforms.ngram_filter: unknown key 'maxperiod'. The nearest that there",
         ),
         ([{"ngram_filter": {"max_period": "5"}}], "transforms.ngram_filter.max_period is '5'; expected int"),
+        ([{"ngram_filter": {"count_padding": 1}}], "transforms.ngram_filter.count_padding is 1; expected bool"),
         ([{"ngram_filter": {"max_period": True}}], "transforms.ngram_filter.max_period is True; expected int"),
         ([{"shift_targets": {"by": 1}}], "transforms.shift_targets: unknown key 'by'. It takes none."),
     ],

@@ -211,6 +211,7 @@ TRANSFORM_OPTIONS: Mapping[str, Table] = {
         "max_period": Key(int, 13, "Length in tokens of the longest n-grams that are counted."),
         "min_period": Key(int, 1, "Length in tokens of the shortest."),
         "max_count": Key(int, 32, "Repeats, one after the other, from which on a row takes no loss."),
+        "count_padding": Key(bool, False, "Padding counts like any other token, as in OLMo-core's packed rows."),
     },
     "shift_targets": {},
     "trim_to_multiple": {

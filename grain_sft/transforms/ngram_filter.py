@@ -1,4 +1,4 @@
-"""NgramFilter: rows that repeat themselves too often take no loss; OLMo-core's verdict.
+"""NgramFilter: rows that repeat themselves too often take no loss.
 
 The rule: allenai/OLMo-core, `find_periodic_sequences` and `InstanceFilterConfig` (src/olmo_core/data/).
 """
@@ -17,7 +17,7 @@ from grain_sft.errors import TransformError
 from grain_sft.sources import Element
 from grain_sft.transforms.element import require_keys
 
-_PROBES = 8  # neighbours looked at before a suspect is examined in full
+_PROBES = 8  # neighbours that are compared before a run is measured
 
 Tokens = npt.NDArray[np.integer]
 Indices = npt.NDArray[np.intp]
@@ -26,20 +26,32 @@ Indices = npt.NDArray[np.intp]
 class NgramFilter(grain.transforms.Map):
     """Takes the loss off rows in which some n-gram repeats too often. Takes and returns the source's dict.
 
-    A row of L tokens fails if for a period p, `min_period <= p <= min(max_period, L // 3)`, some n-gram of p tokens
-    stands `max_count` times or more in immediate succession, a partial last repeat not counted: that is, if `r`
-    consecutive pairs `tokens[i] == tokens[i - p]` are equal and `(r + p) // p >= max_count`. OLMo-core can't see fewer
-    than 3 repeats, so a smaller `max_count` acts as 3.
+    A row fails if some n-gram of p tokens, `min_period <= p <= max_period`, occurs `max_count` times or more in immediate
+    succession. A partial last repeat does not count: the row fails if `r` consecutive pairs `tokens[i] == tokens[i - p]`
+    are equal and `(r + p) // p >= max_count`. OLMo-core can't see fewer than 3 repeats, so a smaller `max_count` acts as 3.
 
-    It costs little because a failing row holds a run of at least `p * (max_count - 1)` equal pairs. One pair in so
-    many is compared; only where that one is equal, and its neighbours to one side are too, the run is measured.
+    Padding does not count: the verdict is on the tokens whose segment id is not 0. `count_padding=True` counts it like any
+    other token.
+
+    Parity with OLMo-core 3.0.0's `instance_mask`, by layout:
+      windows: `NumpyFSLDataset`. There is no padding.
+      padded: `NumpyPaddedFSLDataset` with the default, for `keep="first"`. It cuts a document to L tokens, validates it,
+        then pads it.
+      packed: `NumpyPackedFSLDataset` with `count_padding=True`. It validates a row after it pads it, so a row that ends in
+        `max_count` padding tokens takes no loss. The default gives the verdict on the row's documents alone.
+
+    It costs little because a failing row holds a run of at least `p * (max_count - 1)` equal pairs. One pair in that many
+    is compared. Only where that one is equal, and its neighbours to one side are too, the run is measured.
 
     Args:
-      max_period, min_period: lengths in tokens of the n-grams looked for.
-      max_count: so many repeats fail a row.
+      max_period, min_period: lengths, in tokens, of the n-grams that are counted.
+      max_count: number of repeats that fails a row.
+      count_padding: whether padding counts like any other token.
     """
 
-    def __init__(self, max_period: int = 13, min_period: int = 1, max_count: int = 32) -> None:
+    def __init__(
+        self, max_period: int = 13, min_period: int = 1, max_count: int = 32, *, count_padding: bool = False
+    ) -> None:
         self.max_period = as_integer("NgramFilter: max_period", max_period, 1, TransformError)
         self.min_period = as_integer("NgramFilter: min_period", min_period, 1, TransformError)
         self.max_count = as_integer("NgramFilter: max_count", max_count, 1, TransformError)
@@ -47,60 +59,59 @@ class NgramFilter(grain.transforms.Map):
             raise TransformError(
                 f"NgramFilter(min_period={min_period}, max_period={max_period}): expected 1 <= min_period <= max_period."
             )
+        if not isinstance(count_padding, bool):
+            raise TransformError(f"NgramFilter: count_padding={count_padding!r}: expected True or False.")
+        self.count_padding = count_padding
 
     def map(self, element: Element) -> Element:
-        """`element`, its `loss_mask` all False in rows that fail. Nothing is copied where none does."""
+        """Return `element` with its `loss_mask` all False in rows that fail. Nothing is copied where none does."""
         require_keys(self, element, ("tokens", "loss_mask"))
         tokens = element["tokens"]
-        failing = self._failing(tokens.reshape(-1, tokens.shape[-1]))
+        failing = self._failing(tokens, element.get("segment_ids"))
         if failing is None:
             return element
         metrics.filtered(int(np.count_nonzero(failing)))
         loss_mask = element["loss_mask"] & ~failing.reshape(*tokens.shape[:-1], 1)
         return {**element, "loss_mask": loss_mask}
 
-    def fails(self, tokens: Tokens) -> npt.NDArray[np.bool_]:
-        """Whether each row fails: bool [] for tokens [L], bool [rows] for tokens [rows, L]."""
-        failing = self._failing(tokens.reshape(-1, tokens.shape[-1]))
+    def fails(self, tokens: Tokens, segment_ids: Tokens | None = None) -> npt.NDArray[np.bool_]:
+        """Return whether each row fails: bool [] for tokens [L], bool [rows] for tokens [rows, L].
+
+        Args:
+          tokens: integers, [L] or [rows, L].
+          segment_ids: integers of the same shape, 0 for padding; None for rows without padding.
+        """
+        failing = self._failing(tokens, segment_ids)
         return np.zeros(tokens.shape[:-1], np.bool_) if failing is None else failing.reshape(tokens.shape[:-1])
 
-    def _failing(self, rows: Tokens) -> npt.NDArray[np.bool_] | None:
-        """Which rows fail: bool [rows]; None where none does."""
+    def _failing(self, tokens: Tokens, segment_ids: Tokens | None) -> npt.NDArray[np.bool_] | None:
+        """Return which rows fail, bool [rows]; None where none does."""
+        rows, segments = tokens.reshape(-1, tokens.shape[-1]), None
+        if segment_ids is not None and not self.count_padding:
+            segments = segment_ids.reshape(rows.shape)
         repeats = max(self.max_count, 3)
         later, earlier, period = _samples(rows.shape[1], self.min_period, self.max_period, repeats)
         equal = rows.take(later, axis=1) == rows.take(earlier, axis=1)
         if not equal.any():
             return None
         row, sample = np.nonzero(equal)
+        if segments is not None and not segments[:, -1].all():  # padding ends these rows: rule out its pairs at once
+            held = (segments[row, later[sample]] != 0) & (segments[row, earlier[sample]] != 0)
+            row, sample = row[held], sample[held]
+            if not len(row):
+                return None
         verdict = np.zeros(len(rows), np.bool_)
-        self._examine(rows, row, later[sample], period[sample], repeats, verdict)
+        for suspect, p in _suspects(rows, row, later[sample], period[sample], repeats):
+            if not verdict[suspect]:
+                of_row = None if segments is None else segments[suspect]
+                verdict[suspect] = _has_run(rows[suspect], of_row, p, p * (repeats - 1))
         return verdict if verdict.any() else None
 
-    @staticmethod
-    def _examine(
-        rows: Tokens, row: Indices, at: Indices, period: Indices, repeats: int, verdict: npt.NDArray[np.bool_]
-    ) -> None:
-        """Set `verdict` for rows in which an equal pair (row, at, at - period) belongs to a long enough run."""
-        probes = min(_PROBES, (int(period.min()) * (repeats - 1) - 1) // 2)
-        for count in (1, probes):  # most suspects fall at their first neighbours
-            keep = np.zeros(len(row), np.bool_)
-            steps = np.arange(1, count + 1)
-            for side in (steps, -steps):  # a run reaches at least half its length to one side of any place in it
-                later = at[:, np.newaxis] + side
-                earlier = later - period[:, np.newaxis]
-                inside = (earlier >= 0) & (later < rows.shape[1])
-                pairs = rows[row[:, np.newaxis], np.where(inside, later, 0)]
-                keep |= (inside & (pairs == rows[row[:, np.newaxis], np.where(inside, earlier, 0)])).all(axis=1)
-            row, at, period = row[keep], at[keep], period[keep]
-            if not len(row):
-                return
-        for suspect, p in sorted(set(zip(row.tolist(), period.tolist(), strict=True))):
-            if not verdict[suspect]:
-                tokens = rows[suspect]
-                verdict[suspect] = _longest_run(tokens[p:] == tokens[:-p]) >= p * (repeats - 1)
-
     def __repr__(self) -> str:
-        return f"NgramFilter(max_period={self.max_period}, min_period={self.min_period}, max_count={self.max_count})"
+        return (
+            f"NgramFilter(max_period={self.max_period}, min_period={self.min_period}, max_count={self.max_count}, "
+            f"count_padding={self.count_padding})"
+        )
 
 
 @functools.lru_cache(maxsize=16)
@@ -114,8 +125,37 @@ def _samples(length: int, min_period: int, max_period: int, repeats: int) -> tup
     return later, later - period, period
 
 
+def _suspects(rows: Tokens, row: Indices, at: Indices, period: Indices, repeats: int) -> list[tuple[int, int]]:
+    """Return the rows, with the period, in which an equal pair (row, at, at - period) may belong to a long enough run."""
+    probes = min(_PROBES, (int(period.min()) * (repeats - 1) - 1) // 2)
+    for count in (1, probes):  # most pairs are ruled out by their first neighbours
+        keep = np.zeros(len(row), np.bool_)
+        steps = np.arange(1, count + 1)
+        for side in (steps, -steps):  # a run reaches at least half its length to one side of any place in it
+            later = at[:, np.newaxis] + side
+            earlier = later - period[:, np.newaxis]
+            inside = (earlier >= 0) & (later < rows.shape[1])
+            pairs = rows[row[:, np.newaxis], np.where(inside, later, 0)]
+            keep |= (inside & (pairs == rows[row[:, np.newaxis], np.where(inside, earlier, 0)])).all(axis=1)
+        row, at, period = row[keep], at[keep], period[keep]
+        if not len(row):
+            break
+    return sorted(set(zip(row.tolist(), period.tolist(), strict=True)))
+
+
+def _has_run(tokens: Tokens, segments: Tokens | None, period: int, length: int) -> bool:
+    """Return whether `length` consecutive tokens equal those `period` before them; padding equals nothing."""
+    equal = tokens[period:] == tokens[:-period]
+    if _longest_run(equal) < length:
+        return False
+    if segments is None:
+        return True
+    held = segments != 0
+    return _longest_run(equal & held[period:] & held[:-period]) >= length
+
+
 def _longest_run(flags: npt.NDArray[np.bool_]) -> int:
-    """Length of the longest run of True."""
+    """Return the length of the longest run of True."""
     breaks = np.flatnonzero(~flags)
     edges = np.concatenate(([-1], breaks, [len(flags)]))
     return int(np.diff(edges).max()) - 1

@@ -84,7 +84,7 @@ def filtered(pipeline: Pipeline, steps: list[int], texts: TokenTexts) -> dict[st
         rows = pipeline.sampler.rows(step)
         rows = rows[rows != FILL_ROW]
         element = pipeline.source.read(rows)
-        failing = np.flatnonzero(chosen.fails(element["tokens"]))
+        failing = np.flatnonzero(chosen.fails(element["tokens"], element["segment_ids"]))
         counts["rows"] += len(rows)
         counts["rejected"] += len(failing)
         for at in failing.tolist():

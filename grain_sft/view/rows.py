@@ -197,9 +197,10 @@ def _notes(batch: Element, row: int, segments: npt.NDArray[np.int64], pieces: Se
 
 
 def _failing(pipeline: Pipeline, batch: Element) -> npt.NDArray[np.bool_] | None:
-    """Which rows of the batch the pipeline's filter rejects; None without a filter. Padding at their ends is of the row."""
+    """Return which rows of the batch the pipeline's filter rejects; None without a filter."""
     tokens = batch["inputs"] if "inputs" in batch else batch.get("tokens")
+    segments = batch["inputs_segmentation"] if "inputs" in batch else batch.get("segment_ids")
     for transform in pipeline.transforms:
         if isinstance(transform, NgramFilter) and tokens is not None:
-            return transform.fails(tokens)
+            return transform.fails(tokens, segments)
     return None

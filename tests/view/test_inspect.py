@@ -138,7 +138,7 @@ def test_rows_that_the_filter_rejects_say_so(config):
     flagged = 0
     for step in range(4):
         for view in view_rows(pipeline, step):
-            (rejects,) = pipeline.transforms[0].fails(view.tokens[np.newaxis])
+            (rejects,) = pipeline.transforms[0].fails(view.tokens[np.newaxis], view.segments[np.newaxis])
             assert rejects == any("NgramFilter" in note for note in view.notes)
             assert not (rejects and view.loss.any())
             flagged += rejects

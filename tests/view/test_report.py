@@ -28,7 +28,9 @@ PICTURES = ["lengths", "packing", "left_out", "sources", "mixture", "throughput"
 def written(run, tmp_path_factory):
     """The folder of a report of the config, with the filter; and that config."""
     folder = tmp_path_factory.mktemp("report")
-    sections = json.loads(run.read_text()) | {"transforms": ["ngram_filter", "shift_targets"]}
+    sections = json.loads(run.read_text()) | {
+        "transforms": [{"ngram_filter": {"count_padding": True}}, "shift_targets"]
+    }
     sections["layout"]["sequence_length"] = LENGTH
     config = folder / "run & <b>.json"
     config.write_text(json.dumps(sections))
@@ -138,7 +140,7 @@ def test_rejected_rows_and_their_examples_are_real(report, pipeline):
     steps = report["sources"]["steps"]
     rows = np.concatenate([pipeline.sampler.rows(step) for step in steps])
     element = pipeline.source.read(rows)
-    fails = NgramFilter().fails(element["tokens"])
+    fails = NgramFilter(count_padding=True).fails(element["tokens"])
     assert (found["used"], found["rows"], found["rejected"]) == (True, len(rows), fails.sum())
     assert 0 < found["rejected_for_padding"] < found["rejected"]
     taken = sum(int((pipeline[step]["targets_segmentation"] != 0).any(axis=1).sum()) for step in steps)

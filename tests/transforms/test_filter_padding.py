@@ -1,0 +1,122 @@
+"""NgramFilter and padding: OLMo-core's verdicts on padded and on packed rows."""
+
+import dataclasses
+import hashlib
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from filter_corpora import EOS, FILES, PACKED_FILES, PAD, SEQUENCE_LENGTH, documents_of, write_files
+
+import grain_sft
+from grain_sft import (
+    GrainSftError,
+    Host,
+    IndexSampler,
+    NgramFilter,
+    NpyDataSource,
+    PackedLayout,
+    PaddedLayout,
+    Pipeline,
+    ShiftTargets,
+    open_corpus,
+)
+
+GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "olmo_filter_padding.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    paths = write_files(tmp_path_factory.mktemp("documents"))
+    found = open_corpus([str(path) for path in paths], dtype="uint16", eos_token_id=EOS)
+    return dataclasses.replace(found, pad_token_id=PAD)
+
+
+@pytest.fixture(scope="module")
+def sources(corpus, tmp_path_factory):
+    cache = tmp_path_factory.mktemp("plans")
+    some = dataclasses.replace(corpus, shards=corpus.shards[:PACKED_FILES])
+    packed = PackedLayout(some, SEQUENCE_LENGTH, cache_dir=cache)
+    return {
+        "padded": NpyDataSource(PaddedLayout(corpus, SEQUENCE_LENGTH, keep="first", min_tokens=1)),
+        "packed": NpyDataSource(packed),
+    }
+
+
+def passes(filter, source):
+    """Which rows keep loss, taken row by row and as batches: both must agree."""
+    batch = filter.map(source.read(range(len(source))))
+    single = [filter.map(source[row])["loss_mask"].any() for row in range(0, len(source), 7)]
+    kept = batch["loss_mask"].any(axis=1)
+    assert kept[::7].tolist() == single
+    return kept
+
+
+@pytest.mark.parametrize(("kind", "count_padding"), [("padded", False), ("packed", True)])
+def test_verdicts_on_rows_with_padding_are_those_of_olmo_core(sources, kind, count_padding):
+    golden, source = GOLDEN[kind], sources[kind]
+    tokens = source.read(range(len(source)))["tokens"]
+    assert hashlib.sha256(tokens.astype("<u2").tobytes()).hexdigest()[:16] == golden["tokens"]
+    kept = passes(NgramFilter(count_padding=count_padding), source)
+    np.testing.assert_array_equal(kept, np.array(list(golden["passes"])) == "1")
+
+
+def test_the_golden_rows_are_many_of_every_length_and_of_both_verdicts():
+    lengths = {min(len(document), SEQUENCE_LENGTH) for file in range(FILES) for document in documents_of(file)}
+    assert lengths == set(range(1, SEQUENCE_LENGTH + 1))
+    for kind, rows in (("padded", 2000), ("packed", 1000)):
+        assert GOLDEN[kind]["rows"] >= rows
+        assert 0.2 < GOLDEN[kind]["passes"].count("1") / GOLDEN[kind]["rows"] < 0.8
+
+
+def test_padding_of_packed_rows_does_not_count_by_default(sources):
+    source = sources["packed"]
+    batch = source.read(range(len(source)))
+    held = (batch["segment_ids"] != 0).sum(axis=1)
+    alone = [NgramFilter().fails(row[:length]) for row, length in zip(batch["tokens"], held, strict=True)]
+    kept = passes(NgramFilter(), source)
+    np.testing.assert_array_equal(kept, ~np.array(alone))
+    assert (kept & ~passes(NgramFilter(count_padding=True), source)).sum() > 50
+
+
+@pytest.mark.parametrize("place", ["left", "middle", "right"])
+def test_padding_anywhere_in_a_row_repeats_nothing(place):
+    tokens, segments = np.arange(1, 601, dtype=np.uint32), np.ones(600, np.int32)
+    at = {"left": 0, "middle": 200, "right": 560}[place]
+    tokens[at : at + 40], segments[at : at + 40] = 0, 0
+    assert not NgramFilter().fails(tokens, segments) and NgramFilter(count_padding=True).fails(tokens, segments)
+    tokens[300:332] = 9  # repeats of the row's own tokens still fail it
+    assert NgramFilter().fails(tokens, segments)
+
+
+def test_a_pipeline_of_padded_rows_keeps_its_loss(corpus, sources):
+    source = sources["padded"]
+    sampler = IndexSampler(len(source), global_batch_size=len(source), seed=0, order="sequential", host=Host(0, 1))
+    batch = Pipeline(source, sampler, [NgramFilter(), ShiftTargets()])[0]
+    kept = (batch["targets_segmentation"] != 0).any(axis=1)
+    longer = np.array([len(document) > 1 for file in range(FILES) for document in documents_of(file)])
+    np.testing.assert_array_equal(kept, (np.array(list(GOLDEN["padded"]["passes"])) == "1") & longer)
+
+
+@pytest.mark.parametrize("counts", [False, True])
+def test_a_config_says_whether_padding_counts(corpus, counts, tmp_path, monkeypatch):
+    monkeypatch.setenv("GRAIN_SFT_CACHE_DIR", str(tmp_path))
+    paths = [shard.path for shard in corpus.shards]
+    pipeline = grain_sft.load(
+        {
+            "corpus": {"path": paths, "dtype": "uint16", "eos_token_id": EOS, "pad_token_id": PAD},
+            "layout": {"kind": "packed", "sequence_length": SEQUENCE_LENGTH},
+            "sampler": {"seed": 0, "global_batch_size": 4},
+            "transforms": [{"ngram_filter": {"count_padding": counts}}, "shift_targets"],
+        },
+        host=Host(0, 1),
+    )
+    assert pipeline.transforms[0].count_padding is counts
+    assert f"count_padding={counts}" in pipeline.receipt.parts["transforms"]
+
+
+@pytest.mark.parametrize("value", [1, None, "yes"])
+def test_count_padding_is_a_bool(value):
+    with pytest.raises(GrainSftError, match="count_padding"):
+        NgramFilter(count_padding=value)
