@@ -230,6 +230,35 @@ def atomic_write(path: str | os.PathLike[str], mode: str = "w") -> Iterator[IO[A
             lock.release()
 
 
+def check_writable(path: str, *, folder: bool = False) -> None:
+    """Refuse a path that can't be written, before long work whose result goes there. Nothing is left behind.
+
+    Args:
+      path: Local path or URL.
+      folder: Whether `path` is a folder of results, not a file.
+
+    Raises:
+      StorageError: It can't be written: the message names the folder and the reason.
+    """
+    if is_remote(path):
+        probe = f"{path.rstrip('/')}.grain_sft-probe"
+        write_bytes(probe, b"")
+        with contextlib.suppress(GrainSftError), remote(probe) as client:  # a role may create and not delete
+            client.rm([probe])
+        return
+    if not folder and os.path.isdir(path):
+        raise StorageError(f"{path}: is a folder; expected the name of a file. Give a file in it.")
+    place = os.path.abspath(path if folder else os.path.dirname(os.path.abspath(path)))
+    while not os.path.lexists(place):
+        place = os.path.dirname(place)
+    try:
+        with tempfile.TemporaryFile(dir=place):
+            pass
+    except OSError as error:
+        reason = error.strerror if os.path.isdir(place) else "it is not a folder"
+        raise StorageError(f"{path}: can't be written: {place}: {reason}. Give an output in another folder.") from error
+
+
 @contextlib.contextmanager
 def _spooled(path: str, mode: str) -> Iterator[IO[Any]]:
     """A temporary local file whose content becomes the remote file `path`."""

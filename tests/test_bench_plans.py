@@ -13,7 +13,7 @@ from grain_sft.layout.packing import ALGORITHMS, PackOptions
 
 
 def test_plans_of_one_corpus_are_measured_each_way(tmp_path, capsys):
-    words = ["bench", "--only", "plans", "--plan-documents", "20000", "--dir", str(tmp_path / "here"), "--json"]
+    words = ["bench", "--only", "plans", "--plan-documents", "20000", "--dir", str(tmp_path / "here"), "--output"]
     assert main([*words, str(tmp_path / "figures.json")]) == 0
     figures = json.loads((tmp_path / "figures.json").read_text())["plans"]
     peer = {plans.OLMO} if importlib.util.find_spec("olmo_core") else set()

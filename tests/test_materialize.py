@@ -472,7 +472,7 @@ def test_positions_that_uint16_does_not_hold(tmp_path, monkeypatch):
 
 def test_pack_materializes(tmp_path, layout, capsys):
     arguments = ["pack", str(tmp_path / "chats"), "--sequence-length", str(LENGTH)]
-    out = ["--materialize", str(tmp_path / "rows"), "--json", str(tmp_path / "figures.json")]
+    out = ["--materialize", str(tmp_path / "rows"), "--output", str(tmp_path / "figures.json")]
     assert main([*arguments, "--algorithm", "best_fit_decreasing", *out]) == 0
     figures = json.loads((tmp_path / "figures.json").read_text())
     assert f"rows written  {tmp_path / 'rows'}" in capsys.readouterr().out

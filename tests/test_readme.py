@@ -196,7 +196,7 @@ def test_a_long_command_shows_what_is_claimed(folder, command):
     """Figures have room for a machine that others use too."""
     assert main(arguments(SHORT_COMMANDS[0])) == 0
     name, *words = arguments(command)
-    extra = ["--json", "figures.json"] if name == "bench" else []
+    extra = ["--output", "figures.json"] if name == "bench" else []
     program = [sys.executable, "-m", "grain_sft.cli.main", name, *words, *extra]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
     result = subprocess.run(program, env=environment, capture_output=True, text=True, timeout=1500)

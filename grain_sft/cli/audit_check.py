@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 
+from grain_sft.cli.progress import elapsed
 from grain_sft.cli.types import at_least
 
 
@@ -20,8 +21,9 @@ def run(options: argparse.Namespace) -> int:
     from grain_sft.sampling import Host
     from grain_sft.trace.audit_check import check_audit
 
-    pipeline = load(options.config, host=Host(0, 1))
-    checked = check_audit(options.log, pipeline)
+    with elapsed("Checking the log"):
+        pipeline = load(options.config, host=Host(0, 1))
+        checked = check_audit(options.log, pipeline)
     for note in checked.notes:
         print(f"{options.log}: {note}")
     for finding in checked.findings[: options.most]:

@@ -4,13 +4,13 @@ and beside MaxText's loader."""
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import tempfile
 from pathlib import Path
 
+from grain_sft.cli.figures import add_figures_arguments, figures_output, write_figures
+from grain_sft.cli.progress import elapsed
 from grain_sft.cli.types import at_least, host_of, positive
-from grain_sft.files import atomic_write
 
 _OF_MADE_UP = (
     *("dir", "files", "tokens", "sequence_length", "batch_size", "startup_files", "no_startup", "no_orders"),
@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--repeats", type=at_least(1), default=3, help="measurements of each loader, in turn (default: 3)"
     )
-    parser.add_argument("--json", help="also write the figures to this file")
+    add_figures_arguments(parser)
     _add_config_arguments(parser.add_argument_group("of a config"))
     _add_made_up_arguments(parser.add_argument_group("of made-up corpora, without CONFIG"))
 
@@ -103,12 +103,11 @@ def run(options: argparse.Namespace) -> int:
         if getattr(options, name) != options.parser.get_default(name):
             fits = "only with CONFIG" if options.config is None else "only without CONFIG, for made-up corpora"
             options.parser.error(f"argument --{name.replace('_', '-')}: {fits}")
-    if options.json and options.config and os.path.abspath(options.json) == os.path.abspath(options.config):
-        options.parser.error("argument --json: CONFIG would be written over")
-    figures = _made_up(options) if options.config is None else _of_config(options)
-    if options.json:
-        with atomic_write(options.json) as file:
-            json.dump(figures, file, indent=2)
+    if options.output and options.config and os.path.abspath(options.output) == os.path.abspath(options.config):
+        options.parser.error("argument -o/--output: CONFIG would be written over")
+    with figures_output(options):
+        figures = _made_up(options) if options.config is None else _of_config(options)
+    write_figures(figures, options)
     return 0
 
 
@@ -125,7 +124,8 @@ def _of_config(options: argparse.Namespace) -> dict[str, object]:
         max_workers=options.max_workers,
         tokens_per_second=options.tokens_per_second,
     )
-    figures = of_config.measure(load(options.config, host=options.host or Host(0, 1)), plan)
+    with elapsed("Measuring"):
+        figures = of_config.measure(load(options.config, host=options.host or Host(0, 1)), plan)
     for line in of_config_report.lines(figures, os.path.basename(options.config)):
         print(line)
     return {"config": options.config, **figures}
@@ -142,16 +142,26 @@ def _made_up(options: argparse.Namespace) -> dict[str, object]:
         if options.only in (None, "windows"):
             _windows(options, folder, figures)
         if options.only == "packed" or (options.only is None and not options.no_packed):
-            figures["packed"] = packed.report(packed.measure(folder, options.seconds, options.repeats))
+            with elapsed("Measuring packed rows"):
+                of_packed = packed.measure(folder, options.seconds, options.repeats)
+            figures["packed"] = packed.report(of_packed)
         if options.only == "plans" or (options.only is None and not options.no_plans):
-            figures["plans"] = plans.report(plans.measure(folder, options.plan_documents))
+            with elapsed("Measuring plans"):
+                of_plans = plans.measure(folder, options.plan_documents)
+            figures["plans"] = plans.report(of_plans)
         if options.only == "prepare" or (options.only is None and not options.no_prepare):
-            figures["prepare"] = preparing.report(preparing.measure(folder, options.conversations))
+            with elapsed("Measuring the preparation of conversations"):
+                of_preparing = preparing.measure(folder, options.conversations)
+            figures["prepare"] = preparing.report(of_preparing)
         if options.only == "trace" or (options.only is None and not options.no_trace):
-            figures["trace"] = trace.report(trace.measure(folder, options.documents))
+            with elapsed("Measuring traces"):
+                of_trace = trace.measure(folder, options.documents)
+            figures["trace"] = trace.report(of_trace)
         if options.only == "together" or (options.only is None and not options.no_together):
             folder.mkdir(parents=True, exist_ok=True)
-            figures["together"] = together.report(together.measure(folder, options.together_tokens))
+            with elapsed("Measuring eight processes"):
+                of_together = together.measure(folder, options.together_tokens)
+            figures["together"] = together.report(of_together)
     return figures
 
 
@@ -159,12 +169,17 @@ def _windows(options: argparse.Namespace, folder: Path, figures: dict[str, objec
     """Throughput, start-up and orders."""
     from grain_sft.bench import orders, startup, throughput
 
-    paths = throughput.make_tokens(folder, options.files, options.tokens)
-    rows = throughput.measure(paths, options.sequence_length, options.batch_size, options.seconds, options.repeats)
+    with elapsed("Measuring windows"):
+        paths = throughput.make_tokens(folder, options.files, options.tokens)
+        rows = throughput.measure(paths, options.sequence_length, options.batch_size, options.seconds, options.repeats)
     figures["throughput"] = throughput.report(rows, options.sequence_length * options.batch_size)
     figures["wait_s"] = throughput.waits(paths, options.sequence_length, options.batch_size)
     if not options.no_startup:
-        figures["startup"] = startup.report(startup.measure(folder, options.startup_files, options.repeats))
+        with elapsed("Measuring the start"):
+            of_startup = startup.measure(folder, options.startup_files, options.repeats)
+        figures["startup"] = startup.report(of_startup)
     if not options.no_orders:
         folder.mkdir(parents=True, exist_ok=True)
-        figures["orders"] = orders.report(orders.measure(folder, options.order_rows))
+        with elapsed("Measuring orders"):
+            of_orders = orders.measure(folder, options.order_rows)
+        figures["orders"] = orders.report(of_orders)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import collections
 
+from grain_sft.cli.opening import add_tokenizer_name
+from grain_sft.cli.output import check_output
 from grain_sft.cli.types import at_least, pair
 from grain_sft.corpus import Corpus, open_corpus
 from grain_sft.corpus.shard import TOKEN_DTYPES
@@ -17,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-o", "--output", help="the index to write (JSON); without it the corpus is only described")
     parser.add_argument("--dtype", choices=TOKEN_DTYPES, help="of headerless arrays (default: uint32, if it looks so)")
     parser.add_argument("--eos-token-id", type=at_least(0), help="the token that ends a document")
-    parser.add_argument("--tokenizer", help="its name; fills {TOKENIZER} in a mix's paths")
+    add_tokenizer_name(parser)
     parser.add_argument(
         "--path-remap",
         action="append",
@@ -37,12 +39,13 @@ def run(options: argparse.Namespace) -> int:
     """Scan, describe, write."""
     if options.maxtext and not (options.output and options.sequence_length):
         options.parser.error("--maxtext needs --output and --sequence-length: MaxText's index is made for one length.")
+    check_output(options.output)
     corpus = open_corpus(
         options.where[0] if len(options.where) == 1 else options.where,
         dtype=options.dtype,
         eos_token_id=options.eos_token_id,
         path_remap=dict(options.path_remap),
-        tokenizer=options.tokenizer,
+        tokenizer=options.tokenizer_name,
     )
     _describe(corpus)
     if options.sequence_length is not None:

@@ -8,6 +8,8 @@ import shutil
 import sys
 from typing import TYPE_CHECKING
 
+from grain_sft.cli.output import check_output
+from grain_sft.cli.progress import elapsed
 from grain_sft.cli.types import at_least, host_of
 from grain_sft.config import load
 from grain_sft.files import atomic_write
@@ -45,11 +47,14 @@ def run(options: argparse.Namespace) -> int:
     from grain_sft.view.rows import view_rows
     from grain_sft.view.terminal import row_lines
 
-    pipeline = load(options.config, host=options.host or Host(0, 1))
+    check_output(options.html)
+    with elapsed("Opening"):
+        pipeline = load(options.config, host=options.host or Host(0, 1))
     texts = texts_of(pipeline, options.tokenizer)
     if options.html:
         rows = None if options.row is None else [options.row]
-        page = inspect_page(pipeline, options.step, texts, rows=rows, title=os.path.basename(options.config))
+        with elapsed("Drawing"):
+            page = inspect_page(pipeline, options.step, texts, rows=rows, title=os.path.basename(options.config))
         with atomic_write(options.html) as file:
             file.write(page)
         print(f"{options.html}: step {options.step}, {len(page.encode()) / 1e6:.1f} MB; open it in a browser")

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import os
 import sys
 from collections.abc import Sequence
 from typing import Any
 
+from grain_sft.cli.parser import Parser
 from grain_sft.errors import GrainSftError
 from grain_sft.version import __version__
 
 COMMANDS = {
     "demo": "train a small model on this machine's own text, kill it, resume it, and compare",
     "prepare": "make a corpus of conversations",
-    "build-sft-primer": "make a primer SFT cache of a JSONL file",
-    "prepare-chat-sft": "make an episode-indexed dataset of chats",
-    "prepare-tool-sft": "make an episode-indexed dataset of chats with tool calls",
     "convert": "rewrite an SFT corpus in another format",
     "train-tokenizer": "train a SentencePiece model on conversations",
     "pack": "pack documents into rows and compare algorithms",
@@ -29,6 +26,9 @@ COMMANDS = {
     "verify": "look whether a corpus, a plan or a config is sound",
     "index": "scan token files and write an index",
     "bench": "measure what a config, or a made-up corpus, delivers beside the limit of the machine",
+    "build-sft-primer": "make a primer SFT cache of a JSONL file; an older tool's name for prepare",
+    "prepare-chat-sft": "make an episode-indexed dataset of chats; an older tool's name for prepare",
+    "prepare-tool-sft": "make an episode-indexed dataset of chats with tool calls; an older tool's name for prepare",
 }
 
 WITHOUT_JAX = ("trace", "inspect", "report", "receipt", "verify")
@@ -42,9 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
       The exit status: 0, 1 for a failure, 130 for Ctrl-C. Wrong arguments raise SystemExit(2), as argparse does.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
-    parser = argparse.ArgumentParser(
-        prog="grain-sft", description="Input pipeline for language models on JAX and Grain."
-    )
+    parser = Parser(prog="grain-sft", description="Input pipeline for language models on JAX and Grain.")
     parser.add_argument("--version", action="version", version=f"grain_sft {__version__}")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     named = next((word for word in arguments if word in COMMANDS), None)
@@ -57,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options, unknown = parser.parse_known_args(arguments)
     options.unknown = [word for word in unknown if word != "--"]
     if options.unknown and getattr(options, "runner", None) is None:  # else they are Beam's
-        parser.error(f"unrecognized arguments: {' '.join(options.unknown)}")
+        subparsers.choices[options.command].error(f"unrecognized arguments: {' '.join(options.unknown)}")
     module = _module(options.command)
     try:
         status: int = module.run(options)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import sys
+from collections.abc import Sequence
 from typing import Any
 
 from grain_sft.cli.types import at_least, pair
@@ -15,7 +17,7 @@ def add_corpus_arguments(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--format", choices=FORMATS, default="auto", help="(default: auto)")
     group.add_argument("--dtype", choices=TOKEN_DTYPES, help="of headerless arrays")
     group.add_argument("--eos-token-id", type=at_least(0), help="the token that ends a document")
-    group.add_argument("--tokenizer", help="its name; fills {TOKENIZER} in a mix's paths")
+    add_tokenizer_name(group)
     group.add_argument("--path-remap", action="append", type=pair, default=[], metavar="FROM=TO")
 
 
@@ -25,6 +27,24 @@ def corpus_options(options: argparse.Namespace) -> dict[str, Any]:
         "format": options.format,
         "dtype": options.dtype,
         "eos_token_id": options.eos_token_id,
-        "tokenizer": options.tokenizer,
+        "tokenizer": options.tokenizer_name,
         "path_remap": dict(options.path_remap),
     }
+
+
+def add_tokenizer_name(group: argparse._ActionsContainer) -> None:
+    """Declare `--tokenizer-name`, and `--tokenizer`, its spelling in version 0.1.0."""
+    group.add_argument("--tokenizer-name", metavar="NAME", help="fills {TOKENIZER} in a mix's paths")
+    group.add_argument("--tokenizer", action=_OldName, dest="tokenizer_name", help=argparse.SUPPRESS)
+
+
+class _OldName(argparse.Action):
+    def __call__(
+        self, parser: object, namespace: argparse.Namespace, values: str | Sequence[Any] | None, option: object = None
+    ) -> None:
+        print(
+            f"warning: --tokenizer {values} is taken as --tokenizer-name {values}. In other commands --tokenizer is a file "
+            "or directory that is opened. Write --tokenizer-name.",
+            file=sys.stderr,
+        )
+        setattr(namespace, self.dest, values)

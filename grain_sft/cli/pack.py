@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import time
 from typing import Any
 
 import numpy as np
 
+from grain_sft.cli.figures import add_figures_arguments, figures_output, write_figures
 from grain_sft.cli.opening import add_corpus_arguments, corpus_options
+from grain_sft.cli.output import check_output
 from grain_sft.cli.progress import progress_bar
 from grain_sft.cli.types import at_least, pair
 from grain_sft.corpus import Corpus, open_corpus
 from grain_sft.corpus.learning_rate import automatic_learning_rate, supervised_ratio
-from grain_sft.files import atomic_write
 from grain_sft.layout.packed import PackedLayout
 from grain_sft.layout.packing import ALGORITHMS, BY_EPOCH, TIES
 from grain_sft.layout.report import compare_algorithms, packing_report, plan_places
@@ -68,7 +68,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="write the rows of --algorithm there, as a corpus for layout kind materialized; local or gs://",
     )
     parser.add_argument("--shard-bytes", type=at_least(1), default=1 << 30, help="of rows, a file (default: 1 GiB)")
-    parser.add_argument("--json", metavar="FILE", help="also write the figures to this file")
+    add_figures_arguments(parser)
     parser.set_defaults(parser=parser)
 
 
@@ -80,13 +80,23 @@ def run(options: argparse.Namespace) -> int:
         options.parser.error(
             "--which-machine takes no --algorithm and no --compare: a plan is of the one that made it."
         )
+    check_output(options.materialize, folder=True)
+    with figures_output(options):
+        figures = _figures(options)
+    write_figures(figures, options)
+    if options.which_machine:
+        return 0 if any(match["equal"] for match in figures["which_machine"]["variants"]) else 1
+    return 1 if all("error" in each for each in figures.get("algorithms", ({},))) else 0
+
+
+def _figures(options: argparse.Namespace) -> dict[str, Any]:
+    """Pack and print."""
     where = options.corpus[0] if len(options.corpus) == 1 else options.corpus
     corpus = open_corpus(where, **corpus_options(options))
     figures: dict[str, Any] = {"corpus": _corpus(corpus)}
     if options.which_machine:
         figures["which_machine"] = _which_machine(corpus, options)
-        _write(figures, options)
-        return 0 if any(match["equal"] for match in figures["which_machine"]["variants"]) else 1
+        return figures
     if options.algorithm is not None:
         figures["packing"], layout = _one(corpus, options)
     if options.compare or options.algorithm is None:
@@ -94,15 +104,7 @@ def run(options: argparse.Namespace) -> int:
     figures["learning_rate"] = _learning_rate(corpus, options)
     if options.materialize is not None:
         figures["materialized"] = _materialize(layout, options)
-    _write(figures, options)
-    return 1 if all("error" in each for each in figures.get("algorithms", ({},))) else 0
-
-
-def _write(figures: dict[str, Any], options: argparse.Namespace) -> None:
-    if options.json:
-        with atomic_write(options.json) as file:
-            json.dump(figures, file, indent=2)
-            file.write("\n")
+    return figures
 
 
 def _corpus(corpus: Corpus) -> dict[str, Any]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-EVERY = 10.0  # seconds between lines of progress where there is no terminal
+EVERY = 5.0  # seconds between lines of progress where there is no terminal
 
 
 @contextlib.contextmanager
@@ -35,6 +36,36 @@ def progress_bar() -> Iterator[Callable[[str, int, int], None]]:
                 yield show
             return
     yield _Lines()
+
+
+@contextlib.contextmanager
+def elapsed(what: str) -> Iterator[Callable[[str], None]]:
+    """Show on stderr how long a step has taken whose end is not known: a line on a terminal that is rewritten each second,
+    else a new line every `EVERY` seconds. Nothing is left on the terminal.
+
+    Args:
+      what: Name of the step.
+
+    Yields:
+      A function that renames the step.
+    """
+    names, ended, begin = [what], threading.Event(), time.monotonic()
+    terminal = sys.stderr.isatty()
+    before, after = ("\r\x1b[K", "") if terminal else ("", "\n")
+
+    def show() -> None:
+        while not ended.wait(1.0 if terminal else EVERY):
+            print(f"{before}{names[-1]}: {time.monotonic() - begin:.0f} s", end=after, file=sys.stderr, flush=True)
+        if terminal:
+            print(before, end="", file=sys.stderr, flush=True)
+
+    thread = threading.Thread(target=show, name="elapsed", daemon=True)
+    thread.start()
+    try:
+        yield names.append
+    finally:
+        ended.set()
+        thread.join()
 
 
 class _Lines:

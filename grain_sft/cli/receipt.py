@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 
+from grain_sft.cli.progress import elapsed
 from grain_sft.cli.types import host_of
 from grain_sft.config import load
 from grain_sft.sampling import Host
@@ -25,7 +26,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Print it."""
-    receipt = load(options.config, host=options.host).receipt
+    with elapsed("Opening"):
+        receipt = load(options.config, host=options.host).receipt
     if options.json:
         print(json.dumps(receipt.as_dict(), indent=2))
         return 0

@@ -8,6 +8,8 @@ import math
 import os
 
 from grain_sft.cli.inspect import texts_of
+from grain_sft.cli.output import check_output
+from grain_sft.cli.progress import elapsed
 from grain_sft.cli.types import at_least
 from grain_sft.config import load
 from grain_sft.errors import ConfigError
@@ -19,6 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     parser.add_argument("config", help="path of a .yaml or .json config")
     parser.add_argument(
+        "-o",
         "--output",
         default="report.html",
         metavar="FILE",
@@ -41,14 +44,19 @@ def run(options: argparse.Namespace) -> int:
     base = os.path.splitext(options.output)[0]
     if os.path.abspath(options.config) in (os.path.abspath(f"{base}.json"), os.path.abspath(options.output)):
         raise ConfigError(f"--output {options.output}: {options.config} would be written over. Give another name.")
-    pipeline = load(options.config, host=Host(0, 1))
+    for path in (options.output, f"{base}.json"):
+        check_output(path)
+    with elapsed("Opening"):
+        pipeline = load(options.config, host=Host(0, 1))
     texts = texts_of(pipeline, options.tokenizer)
     name = os.path.basename(options.config)
-    report = make_report(pipeline, texts, name=name, steps=options.steps, seconds=options.seconds)
-    pictures = Pictures(report)
-    written: dict[str, str | bytes] = {f"{base}.json": json.dumps(report, indent=2) + "\n"}
-    written |= {f"{base}.{name}.png": pictures.png(name) for name in pictures}
-    written[options.output] = report_page(report, pictures)
+    with elapsed("Sampling steps"):
+        report = make_report(pipeline, texts, name=name, steps=options.steps, seconds=options.seconds)
+    with elapsed("Drawing"):
+        pictures = Pictures(report)
+        written: dict[str, str | bytes] = {f"{base}.json": json.dumps(report, indent=2) + "\n"}
+        written |= {f"{base}.{name}.png": pictures.png(name) for name in pictures}
+        written[options.output] = report_page(report, pictures)
     for path, content in written.items():
         with atomic_write(path, "wb" if isinstance(content, bytes) else "w") as file:
             file.write(content)

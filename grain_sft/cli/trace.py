@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 from collections.abc import Iterator
 from typing import Any
 
+from grain_sft.cli.output import check_output
+from grain_sft.cli.progress import elapsed
 from grain_sft.cli.types import at_least, host_of
 from grain_sft.config import load
 from grain_sft.errors import CorpusError, RowIndexError
@@ -56,12 +59,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--no-trainable", action="store_true", help="don't count tokens that take loss, so read no loss files"
     )
     parser.add_argument("--format", choices=list(WRITERS), help="(default: as --output is named, or a table)")
-    parser.add_argument("--output", metavar="FILE", help="(default: standard output)")
+    parser.add_argument("-o", "--output", metavar="FILE", help="(default: standard output)")
 
 
 def run(options: argparse.Namespace) -> int:
     """Trace and write."""
-    pipeline = load(options.config, host=options.host or Host(0, 1))
+    check_output(options.output)
+    with elapsed("Opening"):
+        pipeline = load(options.config, host=options.host or Host(0, 1))
     suffix = os.path.splitext(options.output or "")[1]
     kind = options.format or SUFFIXES.get(suffix, "table")
     if options.checkpoints is not None:
@@ -70,8 +75,11 @@ def run(options: argparse.Namespace) -> int:
         with open_writer(kind, options.output, pipeline.receipt, f"every {options.checkpoints} steps") as writer:
             writer.write(names | table)
         return 0
-    about, parts = _asked(pipeline, options)
-    with open_writer(kind, options.output, pipeline.receipt, about) as writer:
+    with elapsed("Searching"):
+        about, parts = _asked(pipeline, options)
+    quiet = options.output or options.summary  # else the lines themselves show how far it is
+    shown = elapsed("Tracing") if quiet else contextlib.nullcontext()
+    with shown, open_writer(kind, options.output, pipeline.receipt, about) as writer:
         if options.summary:
             _write_summary(writer, parts, kind)
         else:

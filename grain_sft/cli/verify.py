@@ -8,6 +8,7 @@ import time
 from typing import Any
 
 from grain_sft.cli.opening import add_corpus_arguments, corpus_options
+from grain_sft.cli.progress import elapsed
 from grain_sft.cli.types import at_least, host_of
 from grain_sft.sampling import Host
 from grain_sft.verify import KINDS, Report, verify
@@ -43,16 +44,17 @@ def run(options: argparse.Namespace) -> int:
     if options.refuse_duplicates and not options.full:
         options.parser.error("--refuse-duplicates needs --full: duplicates are found by reading everything.")
     begin = time.perf_counter()
-    report = verify(
-        options.where,
-        full=options.full,
-        what=options.what,
-        vocab_size=options.vocab_size,
-        corpus=options.corpus,
-        receipt=options.receipt,
-        host=options.host,
-        options=corpus_options(options) | {"root": options.root},
-    )
+    with elapsed("Verifying"):
+        report = verify(
+            options.where,
+            full=options.full,
+            what=options.what,
+            vocab_size=options.vocab_size,
+            corpus=options.corpus,
+            receipt=options.receipt,
+            host=options.host,
+            options=corpus_options(options) | {"root": options.root},
+        )
     if options.refuse_duplicates:
         for finding in [each for each in report.findings if each.check == "duplicates"]:
             report.findings.remove(finding)

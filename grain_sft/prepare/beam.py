@@ -57,9 +57,10 @@ def prepare(
     """
     beam = _beam()
     options = _options(beam, pipeline_args)
+    target = Target(output)
+    target.check_writable()
     entries = inputs.list_inputs([dataset.paths for dataset in request.datasets])
     units = inputs.plan_units(entries)
-    target = Target(output)
     with target.locked():
         target.remove_temporary()
         run = Run(request, target.output, overwrite, f"beam-{secrets.token_hex(8)}")

@@ -59,6 +59,8 @@ def convert(
     """
     if format not in FORMATS:
         raise PrepareError(f"format {format!r}: expected one of {', '.join(FORMATS)}.")
+    target = Target(output)
+    target.check_writable()
     where = files.normalize(corpus)
     splits = {name: _Documents(found) for name, found in _open(where).items()}
     described, tokenizer_files = _tokenizer(where, tokenizer, splits)
@@ -80,7 +82,6 @@ def convert(
         "inputs": known if isinstance(known := source.get("inputs"), list) else [{"path": where}],
         "tokenizer": described,
     }
-    target = Target(output)
     found = target.finished(identity, overwrite=overwrite)
     if found is not None:
         target.discard()

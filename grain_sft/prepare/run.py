@@ -57,9 +57,10 @@ def prepare(
     report = progress or (lambda what, done, total: None)
     if workers is not None:
         as_integer("workers", workers, 1, PrepareError)
+    target = Target(output)
+    target.check_writable()
     entries = inputs.list_inputs([dataset.paths for dataset in request.datasets])
     units = inputs.plan_units(entries)
-    target = Target(output)
     job = Job.of(request, target, entries, units, _scan(entries, units, report))
     found = target.finished(job.identity(), overwrite=overwrite)
     if found is not None:

@@ -53,6 +53,15 @@ class Target:
         """What the unfinished work is of."""
         return files.join(self.work, "identity.json")
 
+    def check_writable(self) -> None:
+        """Refuse an output that can't be written, before the work; a finished corpus need not be.
+
+        Raises:
+          StorageError: it can't be written.
+        """
+        if not files.exists(files.join(self.output, MANIFEST)):
+            files.check_writable(self.output, folder=True)
+
     def finished(self, identity: Mapping[str, Any], *, overwrite: bool) -> dict[str, Any] | None:
         """The manifest of the finished corpus, if it is the one that `identity` describes.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Iterable, Iterator, Sequence
 
 import sentencepiece
@@ -12,6 +13,7 @@ from grain_sft.prepare import inputs
 from grain_sft.prepare.schema import read_record
 
 CHAT_TOKENS = ("<|sys|>", "<|usr|>", "<|asst|>", "<|eot|>")
+MIN_VOCAB = 300  # pieces; 256 of them are bytes
 MAX_LINES = 2_000_000  # more teach a vocabulary nothing new
 MAX_LINE = 4000  # bytes; SentencePiece leaves out lines of more than 4192
 
@@ -28,9 +30,10 @@ def train_tokenizer(
       PrepareError: too little text for such a vocabulary.
     """
     model = io.BytesIO()
+    raised: list[BaseException] = []
     try:
         sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=iter(lines),
+            sentence_iterator=_watched(lines, raised),
             model_writer=model,
             model_type=model_type,
             vocab_size=vocab_size,
@@ -49,8 +52,42 @@ def train_tokenizer(
             minloglevel=2,
         )
     except RuntimeError as error:
-        raise PrepareError(f"SentencePiece can't make {vocab_size} pieces of this text: {error}") from error
+        if raised:
+            raise raised[0] from None
+        raise PrepareError(_reason(str(error), vocab_size)) from error
+    if raised:
+        raise raised[0]
     return model.getvalue()
+
+
+def _watched(lines: Iterable[str], raised: list[BaseException]) -> Iterator[str]:
+    """The lines; what ends them early is kept, since SentencePiece reports it as an internal error of its own."""
+    try:
+        yield from lines
+    except GeneratorExit:
+        raise
+    except BaseException as error:
+        raised.append(error)
+        raise
+
+
+def _reason(internal: str, vocab_size: int) -> str:
+    """A sentence in place of SentencePiece's internal error."""
+    if found := re.search(r"to a value <= (\d+)", internal):
+        most = int(found[1])
+        smaller = f", or --vocab-size {most}" if most >= MIN_VOCAB else ""
+        return (
+            f"the texts are too few for {vocab_size:,} pieces. Expected at most {most:,} for this much text. "
+            f"Give more text{smaller}."
+        )
+    if found := re.search(r"required_chars\. \d+ vs (\d+)", internal):
+        return (
+            f"the texts have more different characters than {vocab_size:,} pieces can hold. "
+            f"Expected at least {int(found[1]):,}. Give --vocab-size {found[1]} or more."
+        )
+    if "sentences_.empty()" in internal:
+        return "the inputs hold no text to train on. Expected messages with text. Check the inputs and --schema."
+    return f"SentencePiece can't make {vocab_size:,} pieces of this text: {internal}"
 
 
 def conversation_lines(paths: Sequence[str], schema: str = "auto", special_tokens: Sequence[str] = ()) -> Iterator[str]:

@@ -36,7 +36,7 @@ def bench(tmp_path, capsys):
         path, out = tmp_path / "config.json", tmp_path / "figures.json"
         path.write_text(json.dumps(config))
         options = [*QUICK, "--max-workers", str(workers), *arguments]
-        assert main(["bench", str(path), *options, "--json", str(out)]) == 0
+        assert main(["bench", str(path), *options, "--output", str(out)]) == 0
         return json.loads(out.read_text()), capsys.readouterr().out
 
     return measured
@@ -215,7 +215,7 @@ def test_the_fewest_threads_that_no_step_waits_for_are_advised(rows, slowest_ms,
         (["config.json", "--host", "2/2"], "argument --host"),
         (["config.json", "--tokens-per-second", "0"], "argument --tokens-per-second"),
         (["config.json", "--max-workers", "-1"], "argument --max-workers"),
-        (["config.json", "--json", "./config.json"], "argument --json: CONFIG would be written over"),
+        (["config.json", "--output", "./config.json"], "argument -o/--output: CONFIG would be written over"),
     ],
 )
 def test_wrong_arguments_are_status_2(arguments, message, capsys):

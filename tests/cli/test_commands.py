@@ -24,7 +24,7 @@ def mix(tmp_path):
 
 def test_index_describes_a_mix_and_writes_its_index(mix, tmp_path, capsys):
     out = tmp_path / "index.json"
-    arguments = ["index", str(mix), "--dtype", "uint16", "--tokenizer", "tok", "--sequence-length", "128"]
+    arguments = ["index", str(mix), "--dtype", "uint16", "--tokenizer-name", "tok", "--sequence-length", "128"]
     assert main([*arguments, "-o", str(out), "--eos-token-id", "7"]) == 0
     printed = capsys.readouterr().out
     for said in ("shards       3", "tokens       1,643 uint16", "rows         12 of 128", "web", "code", "92.21%"):
@@ -97,7 +97,7 @@ def test_bench_reports_every_loader_beside_its_limit(tmp_path, capsys):
     small = ["--files", "2", "--tokens", "200000", "--seconds", "0.01", "--repeats", "1", "--sequence-length", "1024"]
     scale = ["--order-rows", "300000", "--startup-files", "8"]
     only = ["--only", "windows"]
-    assert main(["bench", *only, *small, *scale, "--json", str(out), "--dir", str(tmp_path / "data")]) == 0
+    assert main(["bench", *only, *small, *scale, "--output", str(out), "--dir", str(tmp_path / "data")]) == 0
     figures = json.loads(out.read_text())
     assert {"limit: numpy, one array", "limit: numpy, five arrays", "source.read, tokens only"} < set(
         figures["throughput"]
@@ -111,7 +111,7 @@ def test_bench_reports_every_loader_beside_its_limit(tmp_path, capsys):
 @pytest.mark.heavy
 def test_bench_measures_preparing_beside_bare_sentencepiece(tmp_path, capsys):
     out = tmp_path / "figures.json"
-    arguments = ["--only", "prepare", "--conversations", "200", "--json", str(out), "--dir", str(tmp_path)]
+    arguments = ["--only", "prepare", "--conversations", "200", "--output", str(out), "--dir", str(tmp_path)]
     assert main(["bench", *arguments]) == 0
     rows = json.loads(out.read_text())["prepare"]
     speed = rows["200 conversations, speed"]
@@ -125,7 +125,18 @@ def test_bench_measures_packed_rows_beside_grain(tmp_path, capsys, monkeypatch):
     small = [profile._replace(documents=profile.documents // 20) for profile in packed.PROFILES]
     monkeypatch.setattr(packed, "PROFILES", tuple(small))
     out = tmp_path / "figures.json"
-    arguments = ["--only", "packed", "--seconds", "0.01", "--repeats", "1", "--json", str(out), "--dir", str(tmp_path)]
+    arguments = [
+        "--only",
+        "packed",
+        "--seconds",
+        "0.01",
+        "--repeats",
+        "1",
+        "--output",
+        str(out),
+        "--dir",
+        str(tmp_path),
+    ]
     assert main(["bench", *arguments]) == 0
     for rows in json.loads(out.read_text())["packed"].values():
         assert rows[packed.LIMIT]["of_limit"] == 1 and rows[packed.GRAIN]["times_grain"] == 1

@@ -23,7 +23,7 @@ def chats(tmp_path, monkeypatch):
 
 def figures(arguments, tmp_path):
     out = tmp_path / "figures.json"
-    assert main(["pack", *map(str, arguments), "--json", str(out)]) == 0
+    assert main(["pack", *map(str, arguments), "--output", str(out)]) == 0
     return json.loads(out.read_text())
 
 

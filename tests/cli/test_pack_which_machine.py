@@ -29,12 +29,12 @@ def pack(*words) -> int:
 
 def test_a_plan_is_described_with_its_receipt_and_told_its_machine(chats, tmp_path, capsys):
     out = tmp_path / "figures.json"
-    assert pack(chats, "--algorithm", "best_fit_decreasing", "--ties", "numpy:baseline", "--json", out) == 0
+    assert pack(chats, "--algorithm", "best_fit_decreasing", "--ties", "numpy:baseline", "--output", out) == 0
     layout = grain_sft.PackedLayout(grain_sft.open_corpus(chats), 64, ties="numpy:baseline")
     found = json.loads(out.read_text())["packing"]
     assert found["receipt"] == layout_receipt(layout)
     assert f"receipt       {layout_receipt(layout)}, " in capsys.readouterr().out
-    assert pack(chats, "--which-machine", found["plans"][0]["path"], "--json", out) == 0
+    assert pack(chats, "--which-machine", found["plans"][0]["path"], "--output", out) == 0
     printed = capsys.readouterr().out
     assert f"numpy:baseline equal, all {len(layout):,} rows" in printed
     assert f"says of itself: ties='numpy:baseline', numpy {np.__version__}, baseline" in printed
