@@ -1,13 +1,14 @@
 """grain_sft: a step number goes in, this host's batch for a TPU comes out, and nothing else decides it."""
 
-import importlib
-import importlib.util
-from typing import TYPE_CHECKING, Any
+from __future__ import annotations
 
 from grain_sft.errors import GrainSftError
 from grain_sft.version import __version__
 
+TYPE_CHECKING = False  # importing `typing` takes longer than all else here
 if TYPE_CHECKING:
+    from typing import Any
+
     from grain_sft.config import load
     from grain_sft.corpus import Corpus, open_corpus
     from grain_sft.layout import PackedLayout, PaddedLayout, Span, WindowLayout
@@ -48,6 +49,9 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     """What is exposed here comes from its module when it is first asked for: Grain and JAX take a second or two to
     import, and most commands need neither."""
+    import importlib
+    import importlib.util
+
     for module, names in _PLACES.items():
         if name in names:
             found = getattr(importlib.import_module(f"grain_sft.{module}"), name)

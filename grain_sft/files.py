@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import glob as local_glob
 import os
@@ -211,6 +212,7 @@ def atomic_write(path: str | os.PathLike[str], mode: str = "w") -> Iterator[IO[A
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         made, fd, lock = temporary.create(target)
+        _unfinished.add(made)
         with os.fdopen(fd, mode, encoding=encoding) as file:
             yield file
             file.flush()
@@ -226,8 +228,23 @@ def atomic_write(path: str | os.PathLike[str], mode: str = "w") -> Iterator[IO[A
         with contextlib.suppress(OSError):
             if made:
                 os.unlink(made)
+        _unfinished.discard(made)
         if lock is not None:
             lock.release()
+
+
+_unfinished: set[str] = set()
+"""Temporary files of `atomic_write`, for a process that ends in the middle of it (Ctrl-C in native code)."""
+
+
+@atexit.register
+def _remove_unfinished() -> None:
+    for path in _unfinished.copy():
+        with contextlib.suppress(OSError):
+            os.unlink(path)
+
+
+os.register_at_fork(after_in_child=_unfinished.clear)
 
 
 def check_writable(path: str, *, folder: bool = False) -> None:

@@ -1,10 +1,13 @@
-"""Forks: locks that a forked process finds open, whichever thread of its parent held them."""
+"""Forks: locks that a forked process finds open, whichever thread of its parent held them, and signals that it ignores."""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import threading
 import weakref
+from collections.abc import Iterator
 from typing import Protocol
 
 
@@ -32,3 +35,16 @@ def _renew() -> None:
 
 
 os.register_at_fork(after_in_child=_renew)
+
+
+@contextlib.contextmanager
+def without_interrupts() -> Iterator[None]:
+    """Start processes that do not get Ctrl-C: it is for the process that starts them, which ends them or goes on.
+
+    A process inherits the signals that the thread which starts it blocks, also over exec.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

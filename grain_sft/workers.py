@@ -8,9 +8,12 @@ import os
 import sys
 import threading
 from collections.abc import Iterator
+from multiprocessing import resource_tracker
 from typing import Any
 
 from absl import flags
+
+from grain_sft.forks import without_interrupts
 
 _lock = threading.Lock()
 _watching: set[int] = set()  # processes that wait for their parent's end: this one, or none
@@ -22,10 +25,13 @@ _IN_WORKER = ("grain._src.python.dataset.transformations.process_prefetch", "_is
 def start(iterator: Any) -> None:
     """Start all worker processes of a Grain iterator here and now; Grain would start each when it is first read from.
 
+    They do not get Ctrl-C: the process that reads from them handles it, and may go on.
+
     Args:
       iterator: of a dataset that ends in `mp_prefetch`, or of a `grain.DataLoader`.
     """
-    with _startable():
+    resource_tracker.ensure_running()  # unblocks signals in this thread when it starts
+    with _startable(), without_interrupts():
         iterator.get_state()  # makes Grain create the iterators that own the processes
         _start_tree(getattr(iterator, "_iterator", iterator))
 

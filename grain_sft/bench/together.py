@@ -12,6 +12,7 @@ import numpy as np
 
 from grain_sft.corpus import open_corpus
 from grain_sft.errors import PipelineError
+from grain_sft.forks import without_interrupts
 
 PROCESSES = 8
 
@@ -75,7 +76,8 @@ def _run(index: str, cache: str, count: int) -> list[tuple[float, float, int]]:
     """Wall and CPU seconds and the batch of each of `count` processes that begin when all have imported."""
     environment = {**os.environ, "GRAIN_SFT_CACHE_DIR": cache}
     command = [sys.executable, "-c", _PROGRAM, index]
-    processes = [subprocess.Popen(command, env=environment, stdin=-1, stdout=-1, text=True) for _ in range(count)]
+    with without_interrupts():
+        processes = [subprocess.Popen(command, env=environment, stdin=-1, stdout=-1, text=True) for _ in range(count)]
     for process in processes:
         assert process.stdout is not None
         process.stdout.readline()

@@ -1,16 +1,18 @@
-"""`grain-sft COMMAND ...`: each command is a module of this package with `add_arguments` and `run`."""
+"""`grain-sft COMMAND ...`: each command is a module of this package with `add_arguments` and `run`.
+
+What this module needs is imported inside its functions: Ctrl-C is handled from the first milliseconds on.
+"""
 
 from __future__ import annotations
 
-import importlib
-import os
 import sys
-from collections.abc import Sequence
-from typing import Any
 
-from grain_sft.cli.parser import Parser
-from grain_sft.errors import GrainSftError
-from grain_sft.version import __version__
+from grain_sft.cli.interrupts import STATUS, Guard
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any
 
 COMMANDS = {
     "demo": "train a small model on this machine's own text, kill it, resume it, and compare",
@@ -38,15 +40,33 @@ WITHOUT_JAX = ("trace", "inspect", "report", "receipt", "verify")
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line `argv`.
 
+    Args:
+      argv: arguments after the name of the program. None means those of this process, which then ends on Ctrl-C
+        (`grain_sft.cli.interrupts`).
+
     Returns:
       The exit status: 0, 1 for a failure, 130 for Ctrl-C. Wrong arguments raise SystemExit(2), as argparse does.
     """
-    arguments = list(sys.argv[1:] if argv is None else argv)
+    if argv is not None:
+        return _run(list(argv), own_process=False)
+    arguments = sys.argv[1:]
+    command = next((word for word in arguments if word in COMMANDS), None)
+    guard = Guard("grain-sft" if command is None else f"grain-sft {command}")
+    return guard.run(lambda: _run(arguments, own_process=True))
+
+
+def _run(arguments: list[str], *, own_process: bool) -> int:
+    import os
+
+    from grain_sft.cli.parser import Parser
+    from grain_sft.errors import GrainSftError
+    from grain_sft.version import __version__
+
     parser = Parser(prog="grain-sft", description="Input pipeline for language models on JAX and Grain.")
     parser.add_argument("--version", action="version", version=f"grain_sft {__version__}")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     named = next((word for word in arguments if word in COMMANDS), None)
-    if argv is None and named in WITHOUT_JAX:
+    if own_process and named in WITHOUT_JAX:
         _import_grain_without_jax()
     for name, summary in COMMANDS.items():
         subparser = subparsers.add_parser(name, help=summary, description=summary[0].upper() + summary[1:] + ".")
@@ -66,8 +86,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except KeyboardInterrupt:
+        if own_process:  # the guard's part
+            raise
         print(f"\ngrain-sft {options.command}: interrupted.", file=sys.stderr)
-        return 130
+        return STATUS
     except (OSError, MemoryError) as error:
         print(f"grain-sft {options.command}: {type(error).__name__}: {error}", file=sys.stderr)
     return 1
@@ -76,6 +98,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _import_grain_without_jax() -> None:
     """Import Grain as it is where JAX is not installed, which takes a third of the time: for a process of our own that
     reads no batch."""
+    import importlib
+
     from absl import logging
 
     verbosity = logging.get_verbosity()
@@ -89,6 +113,8 @@ def _import_grain_without_jax() -> None:
 
 
 def _module(command: str) -> Any:
+    import importlib
+
     return importlib.import_module(f"grain_sft.cli.{command.replace('-', '_')}")
 
 

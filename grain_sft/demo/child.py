@@ -17,6 +17,7 @@ from grain_sft.demo import log
 from grain_sft.demo.log import Record
 from grain_sft.demo.train import RunOptions
 from grain_sft.errors import GrainSftError
+from grain_sft.forks import without_interrupts
 
 _LAST_LINES = 20  # of stderr, kept for a message
 _ENVIRONMENT = {
@@ -35,15 +36,16 @@ class Child:
 
     def __init__(self, name: str, options: RunOptions) -> None:
         self.name = name
-        self._process = subprocess.Popen(
-            [*_python(), "-m", "grain_sft.demo.train", *options.to_arguments()],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env={**os.environ, **_ENVIRONMENT},
-            encoding="utf-8",
-            errors="replace",
-        )
+        with without_interrupts():
+            self._process = subprocess.Popen(
+                [*_python(), "-m", "grain_sft.demo.train", *options.to_arguments()],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                env={**os.environ, **_ENVIRONMENT},
+                encoding="utf-8",
+                errors="replace",
+            )
         self._stderr: collections.deque[str] = collections.deque(maxlen=_LAST_LINES)
         self._reader = threading.Thread(target=self._drain, daemon=True)
         self._reader.start()

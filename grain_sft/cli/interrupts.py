@@ -1,0 +1,164 @@
+"""Ctrl-C in a process that runs one command.
+
+Within two seconds the process is gone, with one line on stderr and exit status 130, whatever it was doing:
+
+- The handler raises KeyboardInterrupt in the main thread, so that `with` and `finally` remove what is half written. During an
+  import it waits: an exception inside the initialization of an extension module can crash the interpreter.
+- A thread, which the C handler wakes, ends the process where the main thread is not done after `UNWIND` seconds: in native
+  code, in an import, or while it waits for other threads.
+- Both end with `os._exit`, after child processes were killed and `atexit` functions, which remove temporary folders, ran.
+
+This module is imported before everything else, so it imports next to nothing.
+"""
+
+from __future__ import annotations
+
+import _thread
+import atexit
+import os
+import signal
+import sys
+import time
+
+TYPE_CHECKING = False  # importing `typing` takes longer than all else here
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import FrameType
+
+UNWIND = 0.7  # seconds that the main thread gets to clean up
+LEAVE = 0.5  # seconds for child processes and `atexit` functions
+STATUS = 130
+
+_AGAIN = 0.02  # seconds between attempts to interrupt an import
+
+
+class Guard:
+    """The response of this process to Ctrl-C.
+
+    Args:
+      name: name of the program, for the line on stderr.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._interrupted = False
+        self._raised = False
+        self._finished = False
+        self._announcing, self._leaving = _thread.allocate_lock(), _thread.allocate_lock()
+
+    def run(self, command: Callable[[], int]) -> int:
+        """Return the exit status of `command`; on Ctrl-C end the process instead."""
+        try:
+            self._install()
+            status = command()
+        except KeyboardInterrupt:
+            self._interrupted = True
+            self.leave()
+            raise
+        except BaseException:
+            self._finish()
+            raise
+        self._finish()
+        return status
+
+    def leave(self) -> None:
+        """End the process with status 130."""
+        self._announce()
+        if self._leaving.acquire(False):
+            _kill_children()
+            atexit._run_exitfuncs()
+            os._exit(STATUS)
+        time.sleep(2 * LEAVE)  # another thread is at it
+
+    def _install(self) -> None:
+        if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+            return  # ignored, as in a shell's background jobs
+        read, write = os.pipe()
+        os.set_blocking(write, False)
+        try:
+            signal.set_wakeup_fd(write, warn_on_full_buffer=False)
+            signal.signal(signal.SIGINT, self._handle)
+            _thread.start_new_thread(self._watch, (read,))
+        except ValueError:  # not the main thread, which signals are for
+            os.close(write)
+
+    def _finish(self) -> None:
+        """Nothing is left but the end of the interpreter, which takes a while."""
+        self._finished = True
+        if self._interrupted:
+            self.leave()
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        self._interrupted = True
+        if self._finished:
+            self._announce()
+            os._exit(STATUS)
+        if self._raised or _importing(frame):
+            return
+        self._raised = True
+        self._announce()
+        raise KeyboardInterrupt
+
+    def _watch(self, read: int) -> None:
+        while signal.SIGINT not in os.read(read, 1):
+            pass
+        self._interrupted = True
+        self._announce()
+        deadline = time.monotonic() + UNWIND
+        while time.monotonic() < deadline:
+            time.sleep(_AGAIN)
+            if not self._raised:
+                _thread.interrupt_main(signal.SIGINT)
+        _thread.start_new_thread(self.leave, ())
+        time.sleep(LEAVE)
+        os._exit(STATUS)
+
+    def _announce(self) -> None:
+        """Write the one line, and nothing else from then on: neither tracebacks nor the warnings of libraries."""
+        if not self._announcing.acquire(False):
+            return
+        try:
+            start = "\x1b[?25h\n" if os.isatty(2) else ""  # a progress bar has hidden the cursor
+            os.write(2, f"{start}{self.name}: interrupted.\n".encode())
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+        except OSError:  # stderr is closed
+            pass
+
+
+def _importing(frame: FrameType | None) -> bool:
+    """Return whether a module is being imported in `frame` or in one that called it."""
+    while frame is not None:
+        if frame.f_code.co_filename == "<frozen importlib._bootstrap>":
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _kill_children() -> None:
+    """End all processes that this one started, and those that they started.
+
+    The resource tracker of multiprocessing stays: it frees what killed processes shared, and ends with this process.
+    """
+    tracker = getattr(sys.modules.get("multiprocessing.resource_tracker"), "_resource_tracker", None)
+    spared = {os.getpid(), getattr(tracker, "_pid", None)}
+    parents: dict[int, int] = {}
+    for name in os.listdir("/proc") if os.path.isdir("/proc") else ():
+        if name.isdigit():
+            try:
+                with open(f"/proc/{name}/stat", "rb") as file:
+                    parents[int(name)] = int(file.read().rpartition(b")")[2].split()[1])
+            except OSError:  # it has ended
+                pass
+    for pid in parents:
+        ancestor: int | None = parents[pid]
+        while ancestor and ancestor != os.getpid():
+            ancestor = parents.get(ancestor)
+        if ancestor and pid not in spared:
+            _kill(pid)
+
+
+def _kill(pid: int) -> None:
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except OSError:
+        return  # it has ended
