@@ -94,10 +94,11 @@ class _Job:
     def corpus(self) -> Corpus:
         return self.layout.corpus
 
-    @property
+    @functools.cached_property
     def made_of(self) -> str:
+        """The content of corpus and plans. Reads all files, unless this machine remembers their hashes."""
         plans = ", ".join(plan["fingerprint"] for plan in plan_places(self.layout))
-        return f"{self.layout!r} of corpus {self.corpus.fingerprint}, plans {plans}"
+        return f"{self.layout!r} of corpus {self.corpus.content_hash()}, plans {plans}"
 
     @property
     def key(self) -> str:

@@ -2,7 +2,8 @@
 
 Two people with the same receipt have the same batches. The other way round it holds for the same token files: hosts,
 paths, threads, caches, and the machine that made a plan are not in it, nor is a seed where nothing is drawn; rows count as
-they are, however they were packed. The files themselves are in it as in `Corpus.fingerprint`, by their sizes and ends.
+they are, however they were packed. Files are in it by their sizes and ends, as in `Corpus.ends_fingerprint`; where documents
+are found by EOS, which reads all tokens, also by the hash of every token.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from grain_sft.sampling import Host, IndexSampler, MixtureSampler, Sampler
 if TYPE_CHECKING:
     from grain_sft.pipeline import Pipeline
 
-VERSION = 1
+VERSION = 2
 """Of what is hashed, and how; in every code."""
 
 _DIGITS = 16  # hexadecimal, of a code
@@ -44,7 +45,7 @@ class Receipt:
 
     @property
     def code(self) -> str:
-        """All parts as one short hash, such as "gs1-3f9a0c61d2b47e55"."""
+        """All parts as one short hash, such as "gs2-3f9a0c61d2b47e55"."""
         return f"gs{VERSION}-{_hash(json.dumps(self.parts))}"
 
     def as_dict(self) -> dict[str, Any]:
@@ -65,7 +66,8 @@ class Receipt:
 
 
 def receipt_of(pipeline: Pipeline) -> Receipt:
-    """The receipt of a pipeline; the same on all hosts. Reads no token; hashes a plan at the speed of memory.
+    """The receipt of a pipeline; the same on all hosts. Hashes a plan at the speed of memory; reads tokens only where they
+    are what documents were found in.
 
     Raises:
       CorpusFileError, CorpusError: as the layout does, when it has to find documents.
@@ -84,7 +86,7 @@ def receipt_of(pipeline: Pipeline) -> Receipt:
 
 
 def layout_receipt(layout: Layout) -> str:
-    """A short hash of a layout's rows, corpus included, such as "rows1-3f9a0c61d2b47e55": what a plan decides."""
+    """A short hash of a layout's rows, corpus included, such as "rows2-3f9a0c61d2b47e55": what a plan decides."""
     return f"rows{VERSION}-{_hash(json.dumps(_parts_of(layout)))}"
 
 
@@ -96,10 +98,16 @@ def _parts_of(layout: Layout) -> dict[str, str]:
             for key, text in _parts_of(part).items()
         }
     corpus = layout.corpus
-    return {
-        "corpus": f"{corpus.num_tokens} {corpus.dtype.name} tokens in {len(corpus.shards)} shards, {corpus.fingerprint}",
-        "layout": _rows(layout),
-    }
+    stated = f"{corpus.num_tokens} {corpus.dtype.name} tokens in {len(corpus.shards)} shards, {corpus.ends_fingerprint}"
+    tokens = _tokens(layout)
+    return {"corpus": stated if tokens is None else f"{stated}, {tokens}", "layout": _rows(layout)}
+
+
+def _tokens(layout: Layout) -> str | None:
+    """Hash of every token, where the layout follows documents that its corpus finds by EOS alone."""
+    if isinstance(layout, PackedLayout):
+        return layout.tokens_content
+    return layout.corpus.documents.tokens if isinstance(layout, PaddedLayout) else None
 
 
 def _rows(layout: Layout) -> str:

@@ -94,7 +94,7 @@ def test_every_key_that_changes_batches_changes_the_receipt(config):
     codes = {name: receipt(config, **change).code for name, change in CHANGES.items()}
     codes["as it is"] = receipt(config).code
     assert len(set(codes.values())) == len(codes), codes
-    assert all(code.startswith("gs1-") and len(code) == 20 for code in codes.values())
+    assert all(code.startswith("gs2-") and len(code) == 20 for code in codes.values())
 
 
 CHANGES_NOTHING = {"path", "format", "path_remap", "root", "remote", "tokenizer", "audit"}
@@ -187,7 +187,7 @@ def test_a_plan_counts_by_what_it_holds(tmp_path):
         layout_receipt(PaddedLayout(no_ties, length, keep=keep)) for length in (64, 32) for keep in ("last", "first")
     ]
     assert kept[0] == kept[1] and len(set(kept)) == 3
-    assert kept[0].startswith("rows1-")
+    assert kept[0].startswith("rows2-")
 
 
 def test_layouts_that_pack_anew_each_epoch_count_all_epochs(tmp_path):
@@ -228,10 +228,10 @@ def test_the_receipt_of_a_known_run_stays_what_it_is(tmp_path):
     layout = grain_sft.WindowLayout(open_corpus(tmp_path / "tokens.npy", eos_token_id=1), 32)
     source = NpyDataSource(layout)
     pipeline = Pipeline(source, IndexSampler(20, global_batch_size=4, seed=1), [grain_sft.ShiftTargets()])
-    assert pipeline.receipt.code == "gs1-967e4313f3a33511"
+    assert pipeline.receipt.code == "gs2-d29a09bb31c128fc"
     assert (
         layout_receipt(PackedLayout(open_corpus(tmp_path / "tokens.npy", eos_token_id=99), 128))
-        == "rows1-859da4716cc09096"
+        == "rows2-859da4716cc09096"
     )
 
 

@@ -69,7 +69,7 @@ def _describe(corpus: Corpus) -> None:
         tokens[shard.label] += shard.num_tokens
     print(f"shards       {len(corpus.shards):,}")
     print(f"tokens       {corpus.num_tokens:,} {corpus.dtype.name}")
-    print(f"fingerprint  {corpus.fingerprint}")
+    print(f"fingerprint  {corpus.ends_fingerprint}")
     if any(shards):
         for label, count in tokens.most_common():
             share = count / max(1, corpus.num_tokens)

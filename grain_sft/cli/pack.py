@@ -115,12 +115,12 @@ def _corpus(corpus: Corpus) -> dict[str, Any]:
     _line("corpus", f"{documents:,} documents, {corpus.num_tokens:,} tokens, in {len(corpus.shards):,} files")
     if held != corpus.num_tokens:
         _line("", f"{corpus.num_tokens - held:,} tokens are in no document")
-    _line("", f"{corpus.fingerprint} (documents found in {seconds:.2f} s)")
+    _line("", f"{corpus.ends_fingerprint} (documents found in {seconds:.2f} s)")
     return {
         "documents": documents,
         "tokens": corpus.num_tokens,
         "tokens_in_documents": held,
-        "fingerprint": corpus.fingerprint,
+        "fingerprint": corpus.ends_fingerprint,
         "seconds": seconds,
     }
 

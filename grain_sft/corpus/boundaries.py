@@ -31,7 +31,6 @@ class BoundaryFile:
       size: bytes of the file.
       digest: hash of its first and last 4 KiB.
       continues: whether the shard's first document began in the shard before; None: not known.
-      version: version of a remote file; None: not known.
     """
 
     path: str
@@ -39,7 +38,6 @@ class BoundaryFile:
     size: int
     digest: str
     continues: bool | None = None
-    version: str | None = dataclasses.field(default=None, compare=False)
 
     @property
     def data_offset(self) -> int:
@@ -54,7 +52,7 @@ def describe_boundaries(path: str, kind: str, continues: bool | None = None) -> 
       CorpusFileError: missing or unreadable.
     """
     stored = describe(path)
-    return BoundaryFile(path, kind, stored.size, stored.digest, continues, stored.version)
+    return BoundaryFile(path, kind, stored.size, stored.digest, continues)
 
 
 def read_boundaries(file: BoundaryFile, num_tokens: int) -> tuple[Ints, Ints]:
@@ -64,15 +62,19 @@ def read_boundaries(file: BoundaryFile, num_tokens: int) -> tuple[Ints, Ints]:
       CorpusFileError: the file is missing, or not the one that was described.
       CorpusError: it is damaged, or says what can't be of a shard of so many tokens.
     """
-    return READERS[file.kind](file, num_tokens)
+    return parse_boundaries(file, read_whole(file), num_tokens)
 
 
-def _read_csv(file: BoundaryFile, num_tokens: int) -> tuple[Ints, Ints]:
+def parse_boundaries(file: BoundaryFile, data: bytes, num_tokens: int) -> tuple[Ints, Ints]:
+    """As `read_boundaries`, from the bytes of the file."""
+    return READERS[file.kind](file, data, num_tokens)
+
+
+def _read_csv(file: BoundaryFile, data: bytes, num_tokens: int) -> tuple[Ints, Ints]:
     """Lines `start,end`, ascending; gaps are allowed. Memory is bounded by the documents, which can't be more than
     tokens, whatever the file unpacks to."""
     starts, ends = [], []
     line, before = 1, 0
-    data = read_whole(file)
     if not data:
         raise CorpusError(f"{file.path}: is empty; expected gzipped lines 'start,end'. It was cut short.")
     stream = gzip.GzipFile(fileobj=io.BytesIO(data))
@@ -142,9 +144,8 @@ def _check_order(path: str, line: int, numbers: Ints, before: int, num_tokens: i
         raise CorpusError(f"{path}:{line + at}: {found}, but {why}. The file is damaged, or of another part.")
 
 
-def _read_pairs(file: BoundaryFile, num_tokens: int) -> tuple[Ints, Ints]:
+def _read_pairs(file: BoundaryFile, data: bytes, num_tokens: int) -> tuple[Ints, Ints]:
     """uint64 pairs (start, length), in any order, with or without gaps."""
-    data = read_whole(file)
     if len(data) % 16:
         raise CorpusError(
             f"{file.path}: {len(data)} bytes is no multiple of 16, the size of a pair (start, length). It was cut short."
@@ -161,9 +162,9 @@ def _read_pairs(file: BoundaryFile, num_tokens: int) -> tuple[Ints, Ints]:
     return start.astype(np.int64), length.astype(np.int64)
 
 
-def _read_starts(file: BoundaryFile, num_tokens: int) -> tuple[Ints, Ints]:
+def _read_starts(file: BoundaryFile, data: bytes, num_tokens: int) -> tuple[Ints, Ints]:
     """int64 starts, ascending from 0, in a .npy file or raw; a last one that is the number of tokens is the end."""
-    data, offset = read_whole(file), 0
+    offset = 0
     if data.startswith(MAGIC):
         descr, shape, offset = npy_header(file.path, data, len(data))
         if descr != "<i8" or len(shape) != 1 or shape[0] != (len(data) - offset) / 8:
@@ -195,7 +196,7 @@ def _short(text: bytes) -> str:
     return repr(shortened(text.decode("latin1")))
 
 
-READERS: dict[str, Callable[[BoundaryFile, int], tuple[Ints, Ints]]] = {
+READERS: dict[str, Callable[[BoundaryFile, bytes, int], tuple[Ints, Ints]]] = {
     "csv": _read_csv,
     "pairs": _read_pairs,
     "starts": _read_starts,

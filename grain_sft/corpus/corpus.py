@@ -13,15 +13,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from grain_sft.corpus import content
+from grain_sft.corpus.document_keys import content_of_corpus
 from grain_sft.corpus.documents import (
     Document,
     Documents,
     as_uint32,
-    count_token,
     find_documents,
     iterate,
     read_sources,
 )
+from grain_sft.corpus.eos_scan import count_token
 from grain_sft.corpus.ranges import RangeReader
 from grain_sft.corpus.remote_options import RemoteOptions
 from grain_sft.corpus.rows import ReadyRows
@@ -174,11 +176,11 @@ class Corpus:
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        """Hash of all that decides the rows: dtype, EOS id, and of each shard in order its length and its ends.
+        """Hash of lengths and ends: dtype, EOS id, and of each shard in order its length and its first and last 4 KiB of
+        tokens. It opens a corpus of any size at once, and is not a hash of its content: see `content_hash`.
 
-        Paths are left out: the same files under another folder, or in a bucket, have the same fingerprint. A shard
-        whose first 4 KiB, last 4 KiB and length stay as they were is taken to be unchanged. Loss and boundary files
-        are in it in the same way, where there are any.
+        Paths are left out: the same files under another folder, or in a bucket, have the same fingerprint. A shard whose
+        middle alone changed has it too. Loss and boundary files are in it in the same way, where there are any.
         """
         digest = hashlib.sha256(
             f"grain_sft corpus {FINGERPRINT_VERSION}\0{self.dtype.name}\0{self.eos_token_id}".encode()
@@ -195,6 +197,22 @@ class Corpus:
             kinds = self.rows.positions_dtype, self.rows.segments_dtype, self.rows.most_segments
             digest.update("".join(f"\0{kind}" for kind in kinds).encode())
         return f"sha256:{digest.hexdigest()}"
+
+    @property
+    def ends_fingerprint(self) -> str:
+        """`fingerprint` by a name that says what it is of, such as "ends-sha256:3f9a…": what receipts and commands print."""
+        return f"ends-{self.fingerprint}"
+
+    def content_hash(self) -> str:
+        """Hash of every byte of all files, in order, with dtype, EOS id and lengths, such as "content-sha256:3f9a…".
+
+        Reads all files, some 1 GB/s a core, unless this machine remembers what they hold.
+
+        Raises:
+          CorpusFileError: a file is missing or unreadable.
+        """
+        of_files = [file for shard in self.shards for file in (shard, shard.loss, shard.boundaries) if file is not None]
+        return content_of_corpus(self, content.hashes_of(of_files))
 
     def save(
         self,
@@ -227,5 +245,5 @@ class Corpus:
     def __repr__(self) -> str:
         return (
             f"Corpus(shards={len(self.shards)}, num_tokens={self.num_tokens}, dtype={self.dtype.name}, "
-            f"eos_token_id={self.eos_token_id}, fingerprint={self.fingerprint!r})"
+            f"eos_token_id={self.eos_token_id}, ends_fingerprint={self.ends_fingerprint!r})"
         )

@@ -10,18 +10,19 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from grain_sft import artefact
-from grain_sft.corpus.boundaries import read_boundaries
+from grain_sft import artefact, hashing
+from grain_sft.corpus import content, eos_scan
+from grain_sft.corpus.boundaries import parse_boundaries
+from grain_sft.corpus.document_keys import content_of_boundaries, content_of_tokens, hash_of_tokens, hashed_of
 from grain_sft.corpus.reader import ShardReader
 from grain_sft.corpus.stored import Stored, read_whole
-from grain_sft.errors import CorpusError
+from grain_sft.errors import CorpusError, CorpusFileError
 
 if TYPE_CHECKING:
     from grain_sft.corpus.corpus import Corpus
 
 Ints = npt.NDArray[np.int64]
 
-_SCAN_BYTES = 1 << 22
 _KEPT_FROM = 1 << 23  # bytes of tokens: what is less is scanned in a millisecond
 _BLOCK_TOKENS = 1 << 20  # read at once when documents are iterated
 
@@ -48,11 +49,15 @@ class Documents:
       start: int64 [documents], counted in the tokens of all shards, one after the other.
       length: int64 [documents].
       highest_token: of all tokens, where finding the documents looked at all of them; else None.
+      content: hash of all bytes that decide where these documents are: of the boundary files, or of every token.
+      tokens: hash of every token, where finding the documents looked at all of them; else None.
     """
 
     start: Ints
     length: Ints
     highest_token: int | None = None
+    content: str = ""
+    tokens: str | None = None
 
     def __len__(self) -> int:
         return len(self.start)
@@ -75,7 +80,7 @@ def find_documents(corpus: Corpus) -> Documents:
         raise CorpusError(
             f"{corpus.shards[with_files.index(False)].path}: has no document boundaries, but others have."
         )
-    parts = _parts(corpus)
+    parts, hashes = _parts(corpus)
     joined = _continued(corpus, parts) if len(parts) > 1 else []
     for number in joined:
         before = number - 1
@@ -83,7 +88,7 @@ def find_documents(corpus: Corpus) -> Documents:
             before -= 1
         parts[before][1][-1] += parts[number][1][0]
         parts[number] = (parts[number][0][1:], parts[number][1][1:])
-    return _one_after_the_other(parts)
+    return Documents(*_one_after_the_other(parts), content=content_of_boundaries(corpus, hashes))
 
 
 def part_by_part(corpus: Corpus) -> Documents:
@@ -91,23 +96,27 @@ def part_by_part(corpus: Corpus) -> Documents:
 
     Raises: as `find_documents`.
     """
-    return _one_after_the_other(_parts(corpus))
+    return Documents(*_one_after_the_other(_parts(corpus)[0]))
 
 
-def _parts(corpus: Corpus) -> list[tuple[Ints, Ints]]:
-    """(start, length) of the documents of each boundary file, counted in the tokens of all shards."""
+def _parts(corpus: Corpus) -> tuple[list[tuple[Ints, Ints]], list[str]]:
+    """(start, length) of the documents of each boundary file, counted in the tokens of all shards; and the hash of each
+    file's bytes."""
     parts: list[tuple[Ints, Ints]] = []
+    hashes = []
     first = 0
     for shard in corpus.shards:
         assert shard.boundaries is not None
-        start, length = read_boundaries(shard.boundaries, shard.num_tokens)
+        data = read_whole(shard.boundaries)
+        hashes.append(hashing.of_bytes(data))
+        start, length = parse_boundaries(shard.boundaries, data, shard.num_tokens)
         parts.append((start + first, length))
         first += shard.num_tokens
-    return parts
+    return parts, hashes
 
 
-def _one_after_the_other(parts: list[tuple[Ints, Ints]]) -> Documents:
-    return Documents(np.concatenate([start for start, _ in parts]), np.concatenate([length for _, length in parts]))
+def _one_after_the_other(parts: list[tuple[Ints, Ints]]) -> tuple[Ints, Ints]:
+    return np.concatenate([start for start, _ in parts]), np.concatenate([length for _, length in parts])
 
 
 def _continued(corpus: Corpus, parts: list[tuple[Ints, Ints]]) -> list[int]:
@@ -219,11 +228,6 @@ def as_uint32(tokens: npt.NDArray[Any]) -> npt.NDArray[np.uint32]:
     return tokens.astype(np.uint32, copy=False)
 
 
-def count_token(corpus: Corpus, token: int) -> int:
-    """How often `token` occurs in the corpus."""
-    return sum(int(np.count_nonzero(chunk == token)) for _, _, chunk in _chunks(corpus))
-
-
 def by_eos(corpus: Corpus, bos_token_id: int | None = None) -> Documents:
     """A document ends at each EOS, EOS included; tokens after a shard's last EOS are no document. What was found in a
     corpus of some MB and more is kept, as plans are: in the folder `documents` of the cache.
@@ -240,54 +244,55 @@ def by_eos(corpus: Corpus, bos_token_id: int | None = None) -> Documents:
             f"{corpus.shards[0].path}: where documents end is not known: no boundary files. Give eos_token_id, the token "
             "that ends each."
         )
+    made: dict[str, Ints] = {}
+
+    def scan() -> list[str]:
+        arrays, hashes = eos_scan.scan(corpus, bos_token_id)
+        made.update(arrays)
+        return hashes
+
     if corpus.num_tokens * corpus.dtype.itemsize < _KEPT_FROM:
-        return _found(_scan_for_eos(corpus, bos_token_id))
-    depends = {"documents": 2, "corpus": corpus.fingerprint, "eos": int(corpus.eos_token_id), "bos": bos_token_id}
-    kept = artefact.load_or_make("documents", depends, functools.partial(_scan_for_eos, corpus, bos_token_id))
-    return _found({name: array.view(np.ndarray) for name, array in kept.items()})
+        return _found(corpus, made, scan(), bos_token_id)
+    hashes = content.hashes_of(corpus.shards, scan, of=hashed_of(corpus))
+    depends = {"documents": 3, "content": content_of_tokens(corpus, hashes, bos_token_id)}
+
+    def make() -> dict[str, Ints]:
+        if not made and scan() != hashes:
+            raise CorpusFileError(
+                f"{corpus.shards[0].path}, or another file of its corpus, was written to while its documents were looked "
+                "for. Wait until the files are complete, then open the corpus again."
+            )
+        return made
+
+    check = functools.partial(_check_documents, corpus)
+    kept = artefact.load_or_make("documents", depends, make, check=check)
+    return _found(corpus, {name: array.view(np.ndarray) for name, array in kept.items()}, hashes, bos_token_id)
 
 
-def _found(arrays: dict[str, Ints]) -> Documents:
-    return Documents(arrays["start"], arrays["length"], int(arrays["highest_token"][0]))
+def _found(corpus: Corpus, arrays: dict[str, Ints], hashes: list[str], bos_token_id: int | None) -> Documents:
+    return Documents(
+        arrays["start"],
+        arrays["length"],
+        int(arrays["highest_token"][0]),
+        content_of_tokens(corpus, hashes, bos_token_id),
+        hash_of_tokens(corpus, hashes),
+    )
 
 
-def _scan_for_eos(corpus: Corpus, bos_token_id: int | None) -> dict[str, Ints]:
-    starts, ends = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
-    number, after, waiting, highest = -1, 0, False, 0
-    for shard, first, chunk in _chunks(corpus):
-        highest = max(highest, int(chunk.max()))
-        found = np.flatnonzero(chunk == corpus.eos_token_id)
-        if shard != number:
-            number, after, waiting = shard, first, False
-            last = first + corpus.shards[shard].num_tokens
-        if bos_token_id is not None:
-            inside = found[found < len(chunk) - 1]
-            kept = inside[chunk[inside + 1] == bos_token_id]
-            at_end = len(found) > len(inside)
-            if waiting and chunk[0] == bos_token_id:  # the chunk before ended in an EOS
-                kept = np.append(np.int64(-1), kept)
-            if at_end and first + len(chunk) == last:
-                kept = np.append(kept, found[-1])
-            found, waiting = kept, at_end
-        if len(found):
-            found = found + (first + 1)
-            starts.append(np.concatenate([[after], found[:-1]]))
-            ends.append(found)
-            after = int(found[-1])
-    start = np.concatenate(starts)
-    highest = min(highest, np.iinfo(np.int64).max)
-    return {"start": start, "length": np.concatenate(ends) - start, "highest_token": np.array([highest], np.int64)}
+def _check_documents(corpus: Corpus, arrays: artefact.Arrays) -> None:
+    """Check that the arrays can be what a scan gives.
 
-
-def _chunks(corpus: Corpus) -> Iterator[tuple[int, int, npt.NDArray[np.unsignedinteger]]]:
-    """(shard, first token counted through the corpus, tokens) of all tokens, in one buffer."""
-    reader = ShardReader(corpus.shards, corpus.dtype.itemsize, 1, remote=corpus.remote)
-    per_chunk = _SCAN_BYTES // corpus.dtype.itemsize
-    buffer: npt.NDArray[np.unsignedinteger] = np.empty(per_chunk, corpus.dtype)
-    before = 0
-    for number, shard in enumerate(corpus.shards):
-        for start in range(0, shard.num_tokens, per_chunk):
-            chunk = buffer[: min(per_chunk, shard.num_tokens - start)]
-            reader.gather([number], [start], [0], [chunk.nbytes], memoryview(chunk.data).cast("B"))
-            yield number, before + start, chunk
-        before += shard.num_tokens
+    Raises:
+      ValueError: they can't.
+    """
+    start, length, highest = (arrays.get(name) for name in ("start", "length", "highest_token"))
+    if start is None or length is None or highest is None or start.ndim != 1 or start.shape != length.shape:
+        raise ValueError("it lacks an array")
+    if any(array.dtype != np.int64 for array in (start, length, highest)) or highest.shape != (1,):
+        raise ValueError("its arrays are not int64 [documents]")
+    most = corpus.num_tokens
+    if len(start) and (start.min() < 0 or length.min() < 1 or start.max() >= most or length.max() > most):
+        raise ValueError("a document lies outside the corpus")
+    stop = start + length
+    if (start[1:] < stop[:-1]).any() or (len(stop) and stop[-1] > most):
+        raise ValueError("its documents overlap or lie outside the corpus")

@@ -12,9 +12,12 @@ import numpy.typing as npt
 
 from grain_sft import artefact
 from grain_sft.arguments import as_integer
+from grain_sft.corpus import content
 from grain_sft.corpus.corpus import Corpus
+from grain_sft.corpus.document_finder import DocumentFinder
+from grain_sft.corpus.documents import Documents
 from grain_sft.corpus.loss_reader import LossReader
-from grain_sft.errors import CorpusError
+from grain_sft.errors import CorpusError, CorpusFileError
 
 BASE = 3e-4
 """Llama's learning rate, at a batch of `BASE_TOKENS`."""
@@ -53,17 +56,37 @@ def supervised_ratio(corpus: Corpus) -> float:
       CorpusError: documents that can't be found, or no token in them.
       CorpusFileError: a loss file is missing, or not the one that was indexed.
     """
-    depends = {"version": 1, "corpus": corpus.fingerprint}
-    counted = artefact.load_or_make("supervised", depends, lambda: {"counts": _count(corpus)})
-    supervised, tokens = counted["counts"].tolist()
+    losses = [shard.loss for shard in corpus.shards if shard.loss is not None]
+    of_shards = [[number, shard.num_tokens] for number, shard in enumerate(corpus.shards) if shard.loss is not None]
+    hashes = content.hashes_of(losses)
+    kinds = [file.kind for file in losses]
+    documents = DocumentFinder(corpus)
+    depends = {"version": 2, "documents": documents.content, "shards": of_shards, "kinds": kinds, "losses": hashes}
+
+    def count() -> dict[str, npt.NDArray[np.int64]]:
+        found = _count(corpus, documents.documents)
+        if content.hashes_of(losses) != hashes:
+            raise CorpusFileError(
+                f"{losses[0].path}, or another file beside it, was written to while it was read. Wait until the files are "
+                "complete, then open the corpus again."
+            )
+        return {"counts": found}
+
+    supervised, tokens = artefact.load_or_make("supervised", depends, count, check=_check)["counts"].tolist()
     if not tokens:
         raise CorpusError(f"{corpus.shards[0].path}: its documents hold no token, so no share of them takes loss.")
     return float(supervised / tokens)
 
 
-def _count(corpus: Corpus) -> npt.NDArray[np.int64]:
+def _check(arrays: artefact.Arrays) -> None:
+    counts = arrays.get("counts")
+    if counts is None or counts.dtype != np.int64 or counts.shape != (2,) or not 0 <= counts[0] <= counts[1]:
+        raise ValueError("it does not hold the two counts")
+
+
+def _count(corpus: Corpus, documents: Documents) -> npt.NDArray[np.int64]:
     """(tokens that take loss, tokens) of all documents, which may overlap or leave gaps."""
-    start, length = corpus.documents
+    start, length = documents
     start, length = start[length > 0], length[length > 0]
     if not corpus.has_loss:
         return np.array([(length - 1).sum(), length.sum()], np.int64)

@@ -152,7 +152,7 @@ def _describe(folder: DemoFolder, data: Data, prepared: Prepared) -> None:
     _say(f"tokens  {corpus.num_tokens:,}, {corpus.dtype.name}, of a vocabulary of {VOCAB_SIZE}")
     rows = f"{len(layout):,} of {SEQUENCE_LENGTH} tokens"
     _say(f"rows    {rows}: {data.describe(layout)}; a step reads {GLOBAL_BATCH_SIZE}")
-    _say(f"corpus  {corpus.fingerprint[:19]}, {'as an earlier demo left it' if prepared.reused else 'made now'}")
+    _say(f"corpus  {corpus.ends_fingerprint[:24]}, {'as an earlier demo left it' if prepared.reused else 'made now'}")
 
 
 def _report(plan: Plan, logs: Mapping[str, Sequence[Record]], comparisons: Sequence[Comparison]) -> None:

@@ -54,6 +54,10 @@ class PackedLayout:
     Raises:
       LayoutError: arguments that don't fit, nothing to pack, or ties of a CPU that can't be played here.
       CorpusError, CorpusFileError: the documents can't be found.
+
+    Attributes:
+      documents_content: hash of all content that decides where the documents are; see `Documents.content`.
+      tokens_content: hash of every token, where documents are found by EOS alone.
     """
 
     def __init__(
@@ -157,10 +161,14 @@ class PackedLayout:
 
     def _load(self) -> None:
         olmo = None if self._olmo is None else functools.partial(read_plan, self._olmo, self.corpus, self.recipe)
+        documents = self.recipe.finder(self.corpus)
         self.plans = [
-            load_plan(self.corpus, dataclasses.replace(self.recipe, epoch=epoch), self._folder, olmo)
+            load_plan(
+                self.corpus, dataclasses.replace(self.recipe, epoch=epoch), self._folder, olmo, documents=documents
+            )
             for epoch in range(self.epochs)
         ]
+        self.documents_content, self.tokens_content = documents.content, documents.tokens
         self._places = ShardPlaces(self.corpus)
         self._ends: Ints = np.cumsum([len(plan.ends) for plan in self.plans])
         self._begins: Ints = np.append(0, self._ends)

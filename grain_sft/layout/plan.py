@@ -13,14 +13,15 @@ import numpy.typing as npt
 
 from grain_sft import artefact
 from grain_sft.corpus import Corpus
-from grain_sft.corpus.documents import Documents, by_eos
+from grain_sft.corpus.document_finder import DocumentFinder
+from grain_sft.corpus.documents import Documents
 from grain_sft.errors import LayoutError
 from grain_sft.layout.other_cpu import argsort_of, sort_of
 from grain_sft.layout.packing import ALGORITHMS, BY_EPOCH, PackOptions, Rows
 from grain_sft.layout.packing.numpy_sort import numpy_sort
 
-VERSION = 2
-"""Of the algorithms; a new one makes other plans."""
+VERSION = 3
+"""Of the algorithms and of what plans are found by; a new one makes other plans."""
 
 Ints = npt.NDArray[np.int64]
 Make = Callable[[], dict[str, npt.NDArray[Any]]]
@@ -46,12 +47,18 @@ class Recipe:
     epoch: int = 0
     plan: str | None = None
 
-    def depends(self, corpus: Corpus) -> dict[str, Any]:
-        """As JSON, with the corpus; of seeds and CPUs only what the algorithm asks for."""
+    def depends(self, corpus: Corpus, *, documents: DocumentFinder | None = None) -> dict[str, Any]:
+        """As JSON, with the hash of all content that decides the documents; of seeds and CPUs only what the algorithm asks
+        for."""
         fields = dataclasses.asdict(self)
         if self.algorithm not in BY_EPOCH:
             fields["seed"] = fields["epoch"] = 0
-        return {"plan": VERSION, "corpus": corpus.fingerprint, "recipe": fields, "numpy": self.made_by}
+        documents = documents or self.finder(corpus)
+        return {"plan": VERSION, "documents": documents.content, "recipe": fields, "numpy": self.made_by}
+
+    def finder(self, corpus: Corpus) -> DocumentFinder:
+        """What finds the documents that are packed."""
+        return DocumentFinder(corpus, self.boundaries, self.bos_token_id)
 
     @property
     def made_by(self) -> dict[str, str] | None:
@@ -83,28 +90,71 @@ class Plan:
     highest_token: int | None = None
 
 
+_DTYPES = {"start": "i8", "length": "u4", "document": "i8", "ends": "i8", "counts": "i8", "highest_token": "i8"}
 COUNTS = ("documents", "dropped_documents", "dropped_tokens", "cut_documents", "cut_tokens")
 
 
-def load_plan(corpus: Corpus, recipe: Recipe, folder: str | Path | None = None, make: Make | None = None) -> Plan:
+def load_plan(
+    corpus: Corpus,
+    recipe: Recipe,
+    folder: str | Path | None = None,
+    make: Make | None = None,
+    *,
+    documents: DocumentFinder | None = None,
+) -> Plan:
     """The plan of a recipe: from the cache, or made (by `make`; None: by `make_plan`) and kept there.
+
+    Args:
+      documents: finds those that are packed; None: a new one does.
 
     Raises:
       LayoutError: nothing can be packed.
       CorpusError, CorpusFileError: the documents can't be found.
     """
-    make = make or functools.partial(make_plan, corpus, recipe)
-    arrays = artefact.load_or_make("plans", recipe.depends(corpus), make, folder)
+    documents = documents or recipe.finder(corpus)
+    make = make or functools.partial(make_plan, corpus, recipe, documents=documents)
+    depends = recipe.depends(corpus, documents=documents)
+    check = functools.partial(check_columns, corpus.num_tokens, recipe.sequence_length)
+    arrays = artefact.load_or_make("plans", depends, make, folder, check=check)
     arrays = {name: array.view(np.ndarray) for name, array in arrays.items()}  # np.memmap is slow to index
     counts = dict(zip(COUNTS, arrays["counts"].tolist(), strict=True))
-    highest = arrays.get("highest_token")  # earlier versions kept none
-    known = None if highest is None or not len(highest) else int(highest[0])
-    return Plan(arrays["start"], arrays["length"], arrays["document"], arrays["ends"], counts, known)
+    highest = int(arrays["highest_token"][0]) if len(arrays["highest_token"]) else None
+    return Plan(arrays["start"], arrays["length"], arrays["document"], arrays["ends"], counts, highest)
 
 
-def make_plan(corpus: Corpus, recipe: Recipe) -> dict[str, npt.NDArray[Any]]:
+def make_plan(
+    corpus: Corpus, recipe: Recipe, *, documents: DocumentFinder | None = None
+) -> dict[str, npt.NDArray[Any]]:
     """The arrays of a plan, and its counts."""
-    documents = packed_documents(corpus, recipe.boundaries, recipe.bos_token_id)
+    return _packed(corpus, recipe, (documents or recipe.finder(corpus)).documents)
+
+
+def check_columns(num_tokens: int, sequence_length: int, arrays: artefact.Arrays) -> None:
+    """Check that every row of a plan can be read: its pieces lie in the corpus and fit into the row.
+
+    Raises:
+      ValueError: one can't.
+    """
+    for name, dtype in _DTYPES.items():
+        if name not in arrays or arrays[name].dtype != dtype or arrays[name].ndim != 1:
+            raise ValueError(f"it lacks {name}, or has it in another type than {dtype} [n]")
+    start, length, document, ends, counts = (arrays[name] for name in list(_DTYPES)[:5])
+    if not len(start) == len(length) == len(document) or len(counts) != len(COUNTS):
+        raise ValueError("its columns are of different lengths")
+    pieces = np.diff(ends, prepend=0)
+    if (ends[-1] if len(ends) else 0) != len(start) or (pieces < 1).any():
+        raise ValueError("its rows do not end where its pieces do")
+    if not len(start):
+        return
+    if start.min() < 0 or length.min() < 1 or (start > num_tokens - length.astype(np.int64)).any():
+        raise ValueError("a piece lies outside the corpus")
+    if np.add.reduceat(length, ends - pieces, dtype=np.int64).max() > sequence_length:
+        raise ValueError(f"a row holds more than {sequence_length} tokens")
+    if document.min() < 0 or document.max() >= counts[0]:
+        raise ValueError("a piece is of a document that is not there")
+
+
+def _packed(corpus: Corpus, recipe: Recipe, documents: Documents) -> dict[str, npt.NDArray[Any]]:
     document, start, length = _fit(documents, recipe)
     shard_ends = np.cumsum([shard.num_tokens for shard in corpus.shards])
     group = np.searchsorted(shard_ends, start, side="right") // recipe.source_group_size
@@ -144,9 +194,7 @@ def columns(documents: Documents, document: Ints, start: Ints, length: Ints, end
 
 def packed_documents(corpus: Corpus, boundaries: str, bos_token_id: int | None) -> Documents:
     """The documents that are packed: the corpus's own, or by its EOS tokens alone."""
-    if boundaries == "eos" or bos_token_id is not None:
-        return by_eos(corpus, bos_token_id)
-    return corpus.documents
+    return DocumentFinder(corpus, boundaries, bos_token_id).documents
 
 
 def _fit(documents: Documents, recipe: Recipe) -> tuple[Ints, Ints, Ints]:

@@ -82,7 +82,8 @@ def compare_algorithms(
 def plan_places(layout: PackedLayout, folder: str | Path | None = None) -> list[dict[str, str]]:
     """Fingerprint and path of the plan of each epoch, kept in the cache `folder`; None: where plans are kept."""
     recipes = [dataclasses.replace(layout.recipe, epoch=epoch) for epoch in range(layout.epochs)]
-    depends = [recipe.depends(layout.corpus) for recipe in recipes]
+    documents = layout.recipe.finder(layout.corpus)
+    depends = [recipe.depends(layout.corpus, documents=documents) for recipe in recipes]
     return [
         {"fingerprint": artefact.fingerprint(each), "path": str(artefact.place("plans", each, folder))}
         for each in depends

@@ -16,7 +16,7 @@ from grain_sft.corpus import Corpus
 from grain_sft.errors import LayoutError
 from grain_sft.layout.packed import PackedLayout
 from grain_sft.layout.packing import TIES
-from grain_sft.layout.plan import VERSION, Recipe, make_plan
+from grain_sft.layout.plan import VERSION, Recipe, check_columns, make_plan
 
 Arrays = Mapping[str, npt.NDArray[Any]]
 
@@ -96,15 +96,21 @@ def read_made_plan(
         raise LayoutError(
             f"{where}: a plan of version {depends.get('plan')}; expected {VERSION}, which makes other plans."
         )
-    if depends.get("corpus") != corpus.fingerprint:
-        raise LayoutError(f"{where}: a plan of the corpus {depends.get('corpus')}; expected {corpus.fingerprint}.")
+    try:
+        recipe = Recipe(**stated | {"plan": None})
+        documents = recipe.finder(corpus).content
+        check_columns(corpus.num_tokens, recipe.sequence_length, found)
+    except (TypeError, ValueError) as error:
+        raise LayoutError(f"{where}: is damaged ({error}). Delete it; it will be made again.") from error
+    if depends.get("documents") != documents:
+        raise LayoutError(f"{where}: a plan of the documents {depends.get('documents')}; expected {documents}.")
     if stated["sequence_length"] != sequence_length:
         raise LayoutError(f"{where}: has rows of {stated['sequence_length']} tokens; expected {sequence_length}.")
     numpy = depends.get("numpy")
     says = f"ties={stated['ties']!r}" + (f", numpy {numpy['version']}, {numpy['sort']}" if numpy else "")
-    if stated["plan"]:
+    if stated.get("plan"):
         says = "read from OLMo-core's work directory"
-    return MadePlan(found, Recipe(**stated | {"plan": None}), says)
+    return MadePlan(found, recipe, says)
 
 
 def which_machine(plan: MadePlan, corpus: Corpus) -> list[Match]:

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from grain_sft.corpus import Corpus
+from grain_sft.corpus.content import PREFIX
 from grain_sft.corpus.documents import Documents
 from grain_sft.errors import CorpusError
 
@@ -62,6 +63,11 @@ class MixtureCorpus(Corpus):
         """Hash of the fingerprints of all corpora."""
         joined = "\0".join(["grain_sft mixture", *(part.fingerprint for part in self.parts)])
         return f"sha256:{hashlib.sha256(joined.encode()).hexdigest()}"
+
+    def content_hash(self) -> str:
+        """Hash of the content of all corpora."""
+        joined = "\0".join(["grain_sft mixture", *(part.content_hash() for part in self.parts)])
+        return f"{PREFIX}{hashlib.sha256(joined.encode()).hexdigest()}"
 
     def __repr__(self) -> str:
         return f"MixtureCorpus({list(self.parts)!r})"

@@ -75,9 +75,9 @@ def convert(
         val_frac=_share(splits),
         source=str(source.get("request", {}).get("source") or ""),
     )
-    fingerprints = {name: part.corpus.fingerprint for name, part in splits.items()}
+    contents = {name: part.corpus.content_hash() for name, part in splits.items()}
     identity = {
-        "key": hash_of([request.as_dict(), fingerprints, described]),
+        "key": hash_of([request.as_dict(), contents, described]),
         "request": request.as_dict(),
         "inputs": known if isinstance(known := source.get("inputs"), list) else [{"path": where}],
         "tokenizer": described,

@@ -1,7 +1,9 @@
 """Exact permutations of up to billions of rows, made once per machine and shared by all its processes.
 
-Below `IN_MEMORY_ROWS` a permutation is made where it is needed. Above, it is a .npy file in the cache folder, made in a
-process of its own (so that no training process ever holds it), under a lock, and memory-mapped by whoever needs it.
+Below `IN_MEMORY_ROWS` a permutation is made where it is needed. Above, it is a file of the cache folder (see `artefact`),
+made in a process of its own (so that no training process ever holds it), under a lock, and memory-mapped by whoever needs it.
+The file says which permutation it is, and has a hash of this and of its rows, which is compared whenever a process opens it:
+1.4 s for 724,000,000 rows on two cores, where making them takes a minute.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import os
 import socket
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +23,11 @@ import numpy as np
 import numpy.typing as npt
 from absl import logging
 
-from grain_sft import files
+from grain_sft import artefact, files
 from grain_sft.errors import StorageError
 from grain_sft.sampling import permute
 
-_SAMPLED = 8  # places looked at when an order is opened; each maps up to 2 MB
+_VERSION = 1
 
 IN_MEMORY_ROWS = 1 << 21
 """Permutations of fewer rows take tens of milliseconds and are kept in memory."""
@@ -47,16 +50,18 @@ def load_permutation(
             raise StorageError(f"cache_dir={folder!r}: orders are mapped; expected a folder on a local disk.")
     if num_rows < IN_MEMORY_ROWS:
         return permute.PERMUTATIONS[kind](num_rows, seed, epoch)
-    target = Path(folder or files.cache_dir() / "orders") / f"{kind}-{num_rows}-{seed}-{epoch}.npy"
-    found = _open(target, num_rows)
+    depends = {"orders": _VERSION, "order": kind, "rows": num_rows, "seed": seed, "epoch": epoch}
+    name = f"{kind}-{num_rows}-{seed}-{epoch}{artefact.SUFFIX}"
+    target = Path(folder or files.cache_dir() / "orders") / name
+    found = _open(target, depends, num_rows)
     if found is not None:
         return found
     with files.locked(target):
-        found = _open(target, num_rows)  # another process may have made it meanwhile
+        found = _open(target, depends, num_rows)  # another process may have made it meanwhile
         if found is not None:
             return found
-        _build(kind, num_rows, seed, epoch, target)
-        found = _open(target, num_rows)
+        _build(kind, num_rows, seed, epoch, target, depends)
+        found = _open(target, depends, num_rows)
     if found is None:
         raise StorageError(f"{target}: was written and can't be opened. Is another program clearing the folder?")
     return found
@@ -71,29 +76,19 @@ def release(rows: npt.NDArray[Any]) -> None:
         rows._mmap.madvise(mmap.MADV_DONTNEED)  # type: ignore[attr-defined]
 
 
-def _open(target: Path, num_rows: int) -> npt.NDArray[Any] | None:
-    """The mapped permutation; None where there is none or a damaged one."""
-    try:
-        found: npt.NDArray[Any] = np.load(target, mmap_mode="r", allow_pickle=False)
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError, EOFError) as error:
-        logging.warning("%s: not a usable order (%s); making it again.", target, error)
-        return None
-    if found.shape != (num_rows,) or found.dtype != permute.row_dtype(num_rows):
-        logging.warning(
-            "%s: holds %s %s, expected %d rows; making it again.", target, found.dtype, found.shape, num_rows
-        )
-        return None
-    sample = np.array(found[:: max(1, num_rows // _SAMPLED)])
-    release(found)
-    if len(np.unique(sample)) < len(sample) or int(sample.max()) >= num_rows:
-        logging.warning("%s: holds no permutation of %d rows; making it again.", target, num_rows)
-        return None
-    return found
+def _open(target: Path, depends: Mapping[str, Any], num_rows: int) -> npt.NDArray[Any] | None:
+    """The mapped permutation; None where there is none, a damaged one, or another."""
+
+    def check(arrays: artefact.Arrays) -> None:
+        rows = arrays.get("rows")
+        if rows is None or rows.shape != (num_rows,) or rows.dtype != permute.row_dtype(num_rows):
+            raise ValueError(f"it does not hold {num_rows} rows")
+
+    found = artefact.open_cached(target, depends, check)
+    return None if found is None else found["rows"]
 
 
-def _build(kind: str, num_rows: int, seed: int, epoch: int, target: Path) -> None:
+def _build(kind: str, num_rows: int, seed: int, epoch: int, target: Path, depends: Mapping[str, Any]) -> None:
     host = f"{target.name}.{socket.gethostname()}"
     for stale in target.parent.glob(f"{glob.escape(host)}.*.tmp"):  # of a builder that was killed; we hold the lock
         with contextlib.suppress(OSError):
@@ -110,8 +105,10 @@ def _build(kind: str, num_rows: int, seed: int, epoch: int, target: Path) -> Non
     arguments = [kind, str(num_rows), str(seed), str(epoch), str(temporary), str(target)]
     command = [sys.executable, "-P", permute.__file__, *arguments]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    frame = artefact.frame(depends, {"rows": (permute.row_dtype(num_rows), (num_rows,))})
+    lines = f"{frame.header.hex()}\n{frame.start.hex()}\n"
     try:
-        result = subprocess.run(command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+        result = subprocess.run(command, env=environment, input=lines, capture_output=True, text=True)
     except OSError as error:
         raise StorageError(f"{target}: no process could be started to make it ({error}).") from error
     finally:

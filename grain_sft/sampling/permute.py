@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+_BLOCK = 1 << 22  # bytes that are hashed together, as in hashing.py
+
 
 def row_dtype(num_rows: int) -> np.dtype[Any]:
     """uint32 where it holds every row number, as in OLMo-core; else uint64."""
@@ -56,10 +58,21 @@ PERMUTATIONS = {"olmo": olmo, "maxtext": maxtext, "episode": episode, "openchat"
 
 
 def main(kind: str, num_rows: str, seed: str, epoch: str, temporary: str, target: str) -> None:
-    """Write a permutation as a .npy file: to `temporary`, synced, then renamed to `target`."""
+    """Write a permutation as a file of arrays: to `temporary`, synced, then renamed to `target`.
+
+    Standard input has two lines, the frame of such a file in hexadecimal digits: its header with zeros for the checksum, and
+    the bytes that are hashed before the blocks. `hashing.py` and `artefact.py` say what the checksum is of; neither is
+    imported, since with them comes more than numpy.
+    """
+    header, start = (bytes.fromhex(line) for line in sys.stdin.read().split())
     rows = PERMUTATIONS[kind](int(num_rows), int(seed), int(epoch))
+    data = rows.view(np.uint8).data
+    blocks = (hashlib.sha256(data[at : at + _BLOCK]).digest() for at in range(0, len(data), _BLOCK))
+    checksum = hashlib.sha256(start + b"".join(blocks)).hexdigest()
     with open(temporary, "wb") as file:
-        np.save(file, rows, allow_pickle=False)
+        file.write(header.replace(b"0" * 64, checksum.encode(), 1))
+        file.write(data)
+        file.write(b"\0" * (-len(data) % 64))
         file.flush()
         os.fsync(file.fileno())
     os.replace(temporary, target)

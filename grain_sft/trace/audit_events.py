@@ -101,7 +101,7 @@ class Events:
             "sequence_length": pipeline.source.layout.sequence_length,
             "global_batch_size": sampler.global_batch_size,
             "hosts": hosts,
-            "corpus": pipeline.source.layout.corpus.fingerprint,
+            "corpus": pipeline.source.layout.corpus.ends_fingerprint,
             "layout": self._layout_receipt,
             "receipt_parts": pipeline.receipt.parts,
             "receipt": pipeline.receipt.code,

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from grain_sft import artefact
 from grain_sft.corpus import Corpus
+from grain_sft.corpus.document_finder import DocumentFinder
 from grain_sft.errors import GrainSftError
 from grain_sft.layout.plan import COUNTS, columns, packed_documents
 from grain_sft.verify.finding import Report
@@ -42,11 +43,21 @@ def check_plan_file(report: Report, path: str, corpus: Corpus | None) -> None:
         report.note(
             "plan", path, "the corpus was not given (--corpus), so documents were not compared with the plan's."
         )
-    elif depends.get("corpus") != corpus.fingerprint:
-        sentence = f"is a plan of the corpus {depends.get('corpus')}, but the corpus given is {corpus.fingerprint}."
-        report.wrong("plan", path, sentence)
+    elif not _is_of(report, path, recipe, depends.get("documents"), corpus):
         return
     check_plan(report, path, arrays, recipe, corpus)
+
+
+def _is_of(report: Report, path: str, recipe: Mapping[str, Any], stated: object, corpus: Corpus) -> bool:
+    """Whether a plan is of this corpus's documents; reports where it is not."""
+    try:
+        content = DocumentFinder(corpus, str(recipe.get("boundaries", "auto")), recipe.get("bos_token_id")).content
+    except GrainSftError as error:
+        report.wrong("boundaries", corpus.shards[0].path, str(error))
+        return False
+    if stated != content:
+        report.wrong("plan", path, f"is a plan of the documents {stated}, but those of the corpus given are {content}.")
+    return bool(stated == content)
 
 
 def check_plan(report: Report, where: str, arrays: Arrays, recipe: Mapping[str, Any], corpus: Corpus | None) -> None:

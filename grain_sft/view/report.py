@@ -39,7 +39,7 @@ def make_report(
         "corpus": {
             "tokens": source.layout.corpus.num_tokens,
             "shards": len(source.layout.corpus.shards),
-            "fingerprint": source.layout.corpus.fingerprint,
+            "fingerprint": source.layout.corpus.ends_fingerprint,
         },
         "run": {
             "rows": len(source),

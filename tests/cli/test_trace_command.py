@@ -58,7 +58,7 @@ def run(capsys, *arguments):
 
 def read_csv(text):
     head, *lines = text.splitlines()
-    assert head.startswith("# gs1-")
+    assert head.startswith("# gs2-")
     return head, [
         {name: value if name in ("file", "source") else int(value) for name, value in line.items()}
         for line in csv.DictReader(lines)

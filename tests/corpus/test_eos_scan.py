@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from grain_sft import open_corpus
-from grain_sft.corpus import documents
+from grain_sft.corpus import content, documents, eos_scan
 
 EOS, BOS = 1, 2
 
@@ -39,7 +39,7 @@ def plainly(files: list[list[int]], bos: int | None) -> list[tuple[int, int]]:
 )
 def test_blocks_change_nothing(files, bos, block):
     with tempfile.TemporaryDirectory() as temp, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(documents, "_SCAN_BYTES", 2 * block)
+        patch.setattr(eos_scan, "_SCAN_BYTES", 2 * block)
         paths = [Path(temp) / f"{number}.npy" for number in range(len(files))]
         for path, tokens in zip(paths, files, strict=True):
             np.array(tokens, np.uint16).tofile(path)
@@ -47,12 +47,19 @@ def test_blocks_change_nothing(files, bos, block):
         assert list(zip(start.tolist(), length.tolist(), strict=True)) == plainly(files, bos)
 
 
-def test_a_scan_is_kept_and_found_again(tmp_path, monkeypatch):
+@pytest.fixture
+def remembered(monkeypatch):
+    """Hashes of small files, and of files that were just written, are remembered too."""
+    monkeypatch.setattr(content, "_REMEMBERED_FROM", 0)
+    monkeypatch.setattr(content, "_SETTLED", -1)
+
+
+def test_a_scan_is_kept_and_found_again(tmp_path, monkeypatch, remembered):
     monkeypatch.setattr(documents, "_KEPT_FROM", 0)
     monkeypatch.setenv("GRAIN_SFT_CACHE_DIR", str(tmp_path / "cache"))
     scans = []
-    scan = documents._scan_for_eos
-    monkeypatch.setattr(documents, "_scan_for_eos", lambda *given: scans.append(given) or scan(*given))
+    scan = eos_scan.scan
+    monkeypatch.setattr(eos_scan, "scan", lambda *given: scans.append(given) or scan(*given))
     path, tokens = tmp_path / "0.npy", np.random.default_rng(0).integers(0, 5, 10_000).astype(np.uint16)
     tokens.tofile(path)
 
@@ -71,13 +78,13 @@ def test_a_scan_is_kept_and_found_again(tmp_path, monkeypatch):
     assert found() == found() and len(scans) == 5
 
 
-def test_a_large_corpus_is_scanned_once(tmp_path, monkeypatch):
+def test_a_large_corpus_is_scanned_once(tmp_path, monkeypatch, remembered):
     monkeypatch.setenv("GRAIN_SFT_CACHE_DIR", str(tmp_path / "cache"))
     tokens = np.random.default_rng(0).integers(0, 500, (documents._KEPT_FROM >> 2) + 1).astype(np.uint32)
     tokens.tofile(tmp_path / "0.npy")
     first = open_corpus(tmp_path / "0.npy", dtype="uint32", eos_token_id=EOS).documents
     assert len(list((tmp_path / "cache" / "documents").glob("*.arrays"))) == 1
-    monkeypatch.setattr(documents, "_chunks", None)
+    monkeypatch.setattr(eos_scan, "_chunks", None)
     again = open_corpus(tmp_path / "0.npy", dtype="uint32", eos_token_id=EOS).documents
     np.testing.assert_array_equal(again.start, first.start)
     np.testing.assert_array_equal(again.length, first.length)

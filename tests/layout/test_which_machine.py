@@ -118,7 +118,7 @@ def test_a_plan_of_something_else_is_a_sentence(tmp_path):
     (tmp_path / "other").mkdir()
     tokens, _ = write_case(dataclasses.replace(CASE, seed=99), tmp_path / "other")
     other = open_corpus([str(path) for path in tokens], dtype=CASE.dtype, eos_token_id=EOS)
-    with pytest.raises(LayoutError, match=r"a plan of the corpus sha256:.*expected sha256:"):
+    with pytest.raises(LayoutError, match=r"a plan of the documents content-sha256:.*expected content-sha256:"):
         read_made_plan(path, other, length)
     with pytest.raises(StorageError, match="can't be opened"):
         read_made_plan(tmp_path / "none", layout.corpus, length)

@@ -11,7 +11,7 @@ from concurrent.futures import ProcessPoolExecutor
 import numpy as np
 import pytest
 
-from grain_sft import IndexSampler
+from grain_sft import IndexSampler, artefact
 from grain_sft.errors import StorageError
 from grain_sft.sampling import permutations, permute
 
@@ -27,7 +27,7 @@ def test_an_order_on_disk_is_the_one_made_in_memory(tmp_path):
     found = permutations.load_permutation("olmo", ROWS, 3, 1, tmp_path)
     assert isinstance(found, np.memmap)
     np.testing.assert_array_equal(found, permute.olmo(ROWS, 3, 1))
-    assert [path.suffix for path in sorted(tmp_path.iterdir())] == [".lock", ".npy"]
+    assert [path.suffix for path in sorted(tmp_path.iterdir())] == [".arrays", ".lock"]
 
 
 def test_many_processes_that_start_at_once_make_it_once(tmp_path):
@@ -35,7 +35,7 @@ def test_many_processes_that_start_at_once_make_it_once(tmp_path):
         results = list(pool.map(digest_of_an_order, [tmp_path] * 8))
     assert {digest for digest, _, _ in results} == {hashlib.sha256(permute.olmo(ROWS, 3, 1).tobytes()).hexdigest()}
     assert {kind for _, kind, _ in results} == {"memmap"}
-    (made,) = tmp_path.glob("*.npy")
+    (made,) = tmp_path.glob("*.arrays")
     before = made.stat().st_mtime_ns
     digest_of_an_order(tmp_path)
     assert made.stat().st_mtime_ns == before
@@ -43,22 +43,61 @@ def test_many_processes_that_start_at_once_make_it_once(tmp_path):
 
 
 def test_a_builder_that_was_killed_leaves_no_order_and_its_remains_are_removed(tmp_path):
-    remains = tmp_path / f"olmo-{ROWS}-3-1.npy.{socket.gethostname()}.4711.tmp"
+    remains = tmp_path / f"olmo-{ROWS}-3-1.arrays.{socket.gethostname()}.4711.tmp"
     remains.write_bytes(b"half")
     permutations.load_permutation("olmo", ROWS, 3, 1, tmp_path)
     assert not remains.exists()
 
 
+def other(kind="olmo", rows=ROWS, seed=3, epoch=1, values=None):
+    """An order's file under a checksum that is right."""
+    depends = {"orders": permutations._VERSION, "order": kind, "rows": rows, "seed": seed, "epoch": epoch}
+    return depends, {"rows": permute.olmo(ROWS, seed, epoch) if values is None else values}
+
+
 def test_a_damaged_order_is_made_again(tmp_path):
-    made = tmp_path / f"olmo-{ROWS}-3-1.npy"
-    for damage in (b"", b"\x93NUMPY\x01\x00", b"no header at all" * 10):
-        made.write_bytes(damage)
-        assert len(permutations.load_permutation("olmo", ROWS, 3, 1, tmp_path)) == ROWS
+    """Also where 100,000 rows of it are zeros, or it is the order of another seed."""
+    made, expected = tmp_path / f"olmo-{ROWS}-3-1.arrays", permute.olmo(ROWS, 3, 1)
+    permutations.load_permutation("olmo", ROWS, 3, 1, tmp_path)
     whole = made.read_bytes()
-    np.save(made, np.zeros(ROWS, np.uint32))
-    assert permutations.load_permutation("olmo", ROWS, 3, 1, tmp_path)[0] == permute.olmo(ROWS, 3, 1)[0]
-    made.write_bytes(whole[:-4])
-    np.testing.assert_array_equal(permutations.load_permutation("olmo", ROWS, 3, 1, tmp_path), permute.olmo(ROWS, 3, 1))
+    middle = len(whole) // 2
+    damages = {
+        "nothing": b"",
+        "a header": whole[:16],
+        "another kind": b"no header at all" * 10,
+        "cut": whole[:-64],
+        "zeros": whole[:middle] + bytes(400_000) + whole[middle + 400_000 :],
+        "a flipped bit": whole[:middle] + bytes([whole[middle] ^ 1]) + whole[middle + 1 :],
+    }
+    for name, damage in damages.items():
+        made.write_bytes(damage)
+        np.testing.assert_array_equal(permutations.load_permutation("olmo", ROWS, 3, 1, tmp_path), expected, name)
+        assert made.read_bytes() == whole
+    written = (
+        other(seed=4),
+        other(epoch=0),
+        other("maxtext"),
+        other(values=np.zeros(ROWS)),
+        other(values=expected[:-1]),
+    )
+    for depends, arrays in written:
+        artefact.save(made, depends, arrays)
+        np.testing.assert_array_equal(permutations.load_permutation("olmo", ROWS, 3, 1, tmp_path), expected)
+        assert made.read_bytes() == whole
+    artefact.save(made, *other())
+    assert made.read_bytes() == whole  # so what the maker writes is what `artefact` would
+
+
+def test_two_orders_that_were_swapped_are_made_again(tmp_path):
+    paths = [tmp_path / f"olmo-{ROWS}-3-{epoch}.arrays" for epoch in (0, 1)]
+    for epoch in (0, 1):
+        permutations.load_permutation("olmo", ROWS, 3, epoch, tmp_path)
+    one, two = (path.read_bytes() for path in paths)
+    paths[0].write_bytes(two)
+    paths[1].write_bytes(one)
+    for epoch in (0, 1):
+        found = permutations.load_permutation("olmo", ROWS, 3, epoch, tmp_path)
+        np.testing.assert_array_equal(found, permute.olmo(ROWS, 3, epoch))
 
 
 def test_a_folder_that_is_a_file_is_named(tmp_path):
@@ -84,7 +123,7 @@ def test_a_disk_that_fills_up_leaves_nothing_behind(tmp_path):
     result = subprocess.run([sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True)
     assert "could not be made" in result.stdout, result.stderr
     assert str(tmp_path) in result.stdout
-    assert not list(tmp_path.glob("*.npy*"))
+    assert not list(tmp_path.glob("*.arrays*"))
 
 
 def test_the_sampler_keeps_orders_where_it_is_told_to(tmp_path, monkeypatch):
@@ -93,7 +132,7 @@ def test_the_sampler_keeps_orders_where_it_is_told_to(tmp_path, monkeypatch):
     np.testing.assert_array_equal(
         IndexSampler(ROWS, order="olmo", cache_dir=tmp_path / "a", **options).rows(0), expected
     )
-    assert list((tmp_path / "a").glob("olmo-*.npy"))
+    assert list((tmp_path / "a").glob("olmo-*.arrays"))
     monkeypatch.setenv("GRAIN_SFT_CACHE_DIR", str(tmp_path / "b"))
     np.testing.assert_array_equal(IndexSampler(ROWS, order="olmo", **options).rows(0), expected)
-    assert list((tmp_path / "b" / "orders").glob("olmo-*.npy"))
+    assert list((tmp_path / "b" / "orders").glob("olmo-*.arrays"))

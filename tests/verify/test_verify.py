@@ -309,7 +309,7 @@ def test_a_plan_of_another_corpus_is_named(tmp_path, layout):
     path = plan_places(layout)[0]["path"]
     other = write("episodes", tmp_path)
     report = verify(path, corpus=other, options={"eos_token_id": EOS})
-    assert "is a plan of the corpus sha256:" in sentences(report) and not report.sound
+    assert "is a plan of the documents content-sha256:" in sentences(report) and not report.sound
     report = verify(path, corpus=tmp_path / "nothing")
     assert wrongs(report)[0][0] == "files"
 
@@ -424,13 +424,13 @@ def test_a_config_that_does_not_load_is_a_finding(config):
 
 
 def test_a_config_over_a_damaged_plan_in_the_cache_is_found_out(config):
-    """A plan whose checksum is right and whose rows point behind the last token."""
+    """A plan whose checksum is right, whose rows can be read, and hold other tokens than a document's."""
     path = config()
     layout = grain_sft.load(path, host=Host(0, 1)).source.layout
     place = Path(plan_places(layout)[0]["path"])
     whole, depends = artefact.open_file(place)
     arrays = {name: np.array(array) for name, array in whole.items()}
-    arrays["start"][0] = layout.corpus.num_tokens - 1
+    arrays["start"][0] += 1
     artefact.save(place, depends, arrays)
     report = check(path)
     assert not report.sound and {"plan", "layout"} & {each.check for each in report.findings if each.wrong}

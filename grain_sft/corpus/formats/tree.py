@@ -25,7 +25,7 @@ class Tree:
 
 def _list(folder: str) -> list[str]:
     if files.is_remote(folder):
-        if any(part.endswith(_FILES) for part in folder.split("/")):
+        if folder.endswith(_FILES):
             return []
         try:
             with files.remote(folder) as client:

@@ -1,0 +1,164 @@
+"""What a machine's cache holds never decides a row: other corpora, older ones, damaged files, files of other names."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from caches import EOS, LENGTH, keep_everything, layouts_of, used, write, write_plain
+
+from grain_sft import PackedLayout, open_corpus
+from grain_sft.corpus import content
+from grain_sft.layout.report import plan_places
+from grain_sft.materialize import materialize
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    keep_everything(monkeypatch, tmp_path / "cache")
+    return tmp_path / "cache"
+
+
+@pytest.mark.parametrize("count", [4, pytest.param(24, marks=pytest.mark.heavy)])
+def test_rows_are_the_same_with_an_empty_cache_and_one_full_of_every_other_corpus(tmp_path, cache, monkeypatch, count):
+    """24 corpora of equal sizes and ends are 552 pairs of a corpus and another one in the cache."""
+    folders = [tmp_path / str(number) for number in range(count)]
+    expected = []
+    for number, folder in enumerate(folders):
+        write(folder, number)
+        monkeypatch.setenv("GRAIN_SFT_CACHE_DIR", str(tmp_path / "empty" / str(number)))
+        expected.append(used(folder, orders=False))
+    assert len({open_corpus(folder / "plain", dtype="uint16", eos_token_id=EOS).fingerprint for folder in folders}) == 1
+    assert len({open_corpus(folder / "episodes").fingerprint for folder in folders}) == 1
+    for name in expected[0]:
+        assert len({each[name] for each in expected}) == count, name
+    monkeypatch.setenv("GRAIN_SFT_CACHE_DIR", str(cache))
+    for _ in range(2):  # the cache is full of the corpora before, then of all
+        for folder, rows in zip(folders, expected, strict=True):
+            assert used(folder, orders=False) == rows
+    shutil.copytree(folders[0], tmp_path / "copy")
+    before = {path for path in cache.rglob("*.arrays") if path.parent.name != "content"}
+    assert used(tmp_path / "copy", orders=False) == expected[0]
+    assert {path for path in cache.rglob("*.arrays") if path.parent.name != "content"} == before
+
+
+def test_a_file_that_is_rewritten_in_place_has_rows_of_its_own(tmp_path, cache, monkeypatch):
+    """Also where its size, its ends and the time of its last change stay as they were."""
+    monkeypatch.setattr(content, "_SETTLED", 0.02)
+    rows = []
+    for number in range(4):
+        write_plain(tmp_path / str(number), number)
+        target = tmp_path / "corpus.npy"
+        target.write_bytes((tmp_path / str(number) / "0.npy").read_bytes())
+        os.utime(target, ns=(10**18, 10**18))
+        time.sleep(0.1)
+        corpus = open_corpus(target, dtype="uint16", eos_token_id=EOS)
+        layouts = [
+            PackedLayout(corpus, LENGTH),
+            PackedLayout(open_corpus(target, dtype="uint16", eos_token_id=EOS), LENGTH),
+        ]
+        monkeypatch.setenv("GRAIN_SFT_CACHE_DIR", str(tmp_path / "empty" / str(number)))
+        layouts.append(PackedLayout(open_corpus(target, dtype="uint16", eos_token_id=EOS), LENGTH))
+        monkeypatch.setenv("GRAIN_SFT_CACHE_DIR", str(cache))
+        found = [[layout.spans(row) for row in range(len(layout))] for layout in layouts]
+        assert found[0] == found[1] == found[2]
+        rows.append(str(found[0]))
+    assert len(set(rows)) == 4
+
+
+def test_a_file_that_was_written_just_now_is_hashed_again(tmp_path, monkeypatch):
+    """Times may not change when a file is written to twice within a tick of the clock."""
+    monkeypatch.setattr(content, "_REMEMBERED_FROM", 0)
+    monkeypatch.setenv("GRAIN_SFT_CACHE_DIR", str(tmp_path / "cache"))
+    write_plain(tmp_path / "corpus", 0)
+    corpus = open_corpus(tmp_path / "corpus", dtype="uint16", eos_token_id=EOS)
+    first = corpus.content_hash()
+    assert not list(tmp_path.rglob("*.arrays"))
+    status = os.stat(corpus.shards[0].path)
+    monkeypatch.setattr(time, "time", lambda: max(status.st_mtime, status.st_ctime) + 60)
+    assert corpus.content_hash() == first
+    assert len(list(tmp_path.rglob("*.arrays"))) == 1
+    monkeypatch.setattr(content, "read_hashes", None)
+    assert corpus.content_hash() == first
+
+
+def test_a_corpus_that_changes_after_it_was_scanned_leaves_no_plan_under_the_name_of_its_new_content(tmp_path, cache):
+    for number in range(2):
+        write_plain(tmp_path / str(number), number)
+    target = tmp_path / "corpus.npy"
+    shutil.copy(tmp_path / "0" / "0.npy", target)
+    old = open_corpus(target, dtype="uint16", eos_token_id=EOS)
+    assert len(old.documents)
+    time.sleep(0.05)
+    target.write_bytes((tmp_path / "1" / "0.npy").read_bytes())
+    PackedLayout(old, LENGTH)  # of the documents as they were
+    shutil.copy(tmp_path / "1" / "0.npy", tmp_path / "new.npy")
+    new = PackedLayout(open_corpus(tmp_path / "new.npy", dtype="uint16", eos_token_id=EOS), LENGTH)
+    tokens = np.fromfile(tmp_path / "new.npy", "<u2")
+    assert new.statistics["documents"] == np.count_nonzero(tokens == EOS)
+
+
+def test_written_rows_are_not_taken_for_those_of_a_corpus_of_equal_ends(tmp_path, cache):
+    from grain_sft.errors import LayoutError
+
+    for number in range(2):
+        write(tmp_path / str(number), number)
+    layouts = [dict(layouts_of(tmp_path / str(number)))["files"] for number in range(2)]
+    materialize(layouts[0], tmp_path / "rows")
+    with pytest.raises(LayoutError, match="holds other rows"):
+        materialize(layouts[1], tmp_path / "rows")
+
+
+DAMAGES = ("flipped", "cut", "zeroed", "empty", "swapped", "replaced by an older one", "a pipe")
+
+
+def damage(path: Path, kind: str, random: np.random.Generator) -> None:
+    """Damage one file of the cache."""
+    data = bytearray(path.read_bytes())
+    at = int(random.integers(len(data) or 1))
+    if kind == "flipped" and data:
+        data[at] ^= 1 << int(random.integers(8))
+    elif kind == "cut":
+        del data[at:]
+    elif kind == "zeroed":
+        data[at : at + 4096] = bytes(len(data[at : at + 4096]))
+    elif kind == "empty":
+        data.clear()
+    elif kind == "replaced by an older one":
+        data[:8] = b"GSFTART1"
+    if kind == "a pipe":
+        path.unlink()
+        os.mkfifo(path)
+    elif kind == "swapped":
+        others = sorted(other for other in path.parent.iterdir() if other != path and other.suffix == path.suffix)
+        other = others[int(random.integers(len(others)))] if others else path
+        swapped = other.read_bytes() if other.is_file() else b""
+        other.write_bytes(data)
+        path.write_bytes(swapped)
+    else:
+        path.write_bytes(data)
+
+
+@pytest.mark.parametrize("turns", [1, pytest.param(12, marks=pytest.mark.heavy)])
+def test_damaged_files_of_every_kind_give_equal_rows(tmp_path, cache, turns):
+    write(tmp_path / "one", 0)
+    write(tmp_path / "two", 1)
+    expected = {name: used(tmp_path / name) for name in ("one", "two")}
+    kinds = {path.parent.name for path in cache.rglob("*") if path.is_file()}
+    assert kinds == {"content", "documents", "plans", "supervised", "orders"}
+    random = np.random.default_rng(5)
+    tried = 0
+    for turn in range(turns):
+        for kind in DAMAGES:
+            for path in sorted(cache.rglob("*.arrays")):  # all at once: a run meets them together
+                if path.is_file():
+                    damage(path, kind, random)
+                    tried += 1
+            for name, rows in expected.items() if turns > 1 else [("one", expected["one"])]:
+                assert used(tmp_path / name) == rows, (kind, turn)
+    print(f"{tried} damaged files")
+    assert plan_places(dict(layouts_of(tmp_path / "one"))["eos"])
