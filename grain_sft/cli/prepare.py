@@ -8,9 +8,9 @@ from collections.abc import Sequence
 
 from grain_sft import files
 from grain_sft.cli import preparing
-from grain_sft.cli.types import at_least, share
+from grain_sft.cli.types import add_schema_argument, at_least, share
 from grain_sft.errors import PrepareError
-from grain_sft.prepare import FORMATS, SCHEMAS, TEMPLATES, Dataset, Request, dry_run
+from grain_sft.prepare import FORMATS, TEMPLATES, Dataset, Request, dry_run
 
 DEFAULT_FORMATS = {"primer": "primer", "openchat": "openchat", "episode": "episodes", "episode_tool": "episodes"}
 
@@ -23,8 +23,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "inputs",
         nargs="+",
         metavar="INPUT [AMOUNT]",
-        help="JSONL or Parquet files, globs or directories, local or gs://; after each may stand how much of it: a "
-        "factor with a point (0.5, 3.0) or a number of records (5000)",
+        help="JSONL, JSON arrays or Parquet, also .gz and .zst; files, globs or directories, local or gs://. After each may "
+        "follow how much of it: a factor with a point (0.5, 3.0) or a number of records (5000)",
     )
     parser.add_argument(
         "--template",
@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--format", choices=list(FORMATS), help="of the corpus (default: the template's own)")
     parser.add_argument("-o", "--output", required=True, help="a folder that is new or empty; local or gs://")
-    parser.add_argument("--schema", choices=["auto", *SCHEMAS], default="auto", help="of the records (default: auto)")
+    add_schema_argument(parser)
     parser.add_argument("--val-frac", type=share, default=0.0, help="share of the records for validation (default: 0)")
     parser.add_argument("--seed", type=at_least(0), default=42, help="of split and shuffle (default: 42)")
     parser.add_argument(

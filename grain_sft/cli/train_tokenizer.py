@@ -8,21 +8,20 @@ from collections.abc import Callable, Iterable, Iterator
 from grain_sft import files
 from grain_sft.cli.output import check_output
 from grain_sft.cli.progress import elapsed
-from grain_sft.cli.types import at_least
-from grain_sft.prepare import SCHEMAS
+from grain_sft.cli.types import add_schema_argument, at_least
 from grain_sft.prepare.training import CHAT_TOKENS, MIN_VOCAB, conversation_lines, train_tokenizer
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
-    parser.add_argument("inputs", nargs="+", metavar="INPUT", help="JSONL or Parquet files of conversations")
+    parser.add_argument("inputs", nargs="+", metavar="INPUT", help="files of conversations or texts, as for prepare")
     parser.add_argument("-o", "--output", required=True, help="the model's file")
     parser.add_argument("--vocab-size", type=at_least(MIN_VOCAB), default=16_000, help="(default: 16,000)")
     parser.add_argument("--model-type", choices=("bpe", "unigram"), default="bpe", help="(default: bpe)")
     parser.add_argument(
         "--special-tokens", nargs="*", default=list(CHAT_TOKENS), help=f"(default: {' '.join(CHAT_TOKENS)})"
     )
-    parser.add_argument("--schema", choices=["auto", *SCHEMAS], default="auto", help="of the records (default: auto)")
+    add_schema_argument(parser)
 
 
 def run(options: argparse.Namespace) -> int:

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from grain_sft.errors import SamplerError
+from grain_sft.errors import PrepareError, SamplerError
 
 if TYPE_CHECKING:
     from grain_sft.sampling import Host
@@ -45,6 +45,31 @@ def pair(text: str) -> tuple[str, str]:
     if not found or not old:
         raise argparse.ArgumentTypeError(f"{text!r}: expected FROM=TO.")
     return old, new
+
+
+def add_schema_argument(parser: argparse.ArgumentParser) -> None:
+    """Declare `--schema`."""
+    from grain_sft.prepare import SCHEMAS
+
+    parser.add_argument(
+        "--schema",
+        type=_schema,
+        default="auto",
+        metavar="NAME[:KEY=KEY,...]",
+        help=f"of the records: {', '.join(SCHEMAS)}; after a colon, keys that have other names in the file, as in "
+        "prompt_completion:prompt=question,completion=answer (default: auto, by the keys of each record)",
+    )
+
+
+def _schema(text: str) -> str:
+    """A schema's name, and a mapping of its keys."""
+    from grain_sft.prepare.schema import check_schema
+
+    try:
+        check_schema(text)
+    except PrepareError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+    return text
 
 
 def share(text: str) -> float:

@@ -6,6 +6,9 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+DOCUMENT = "document"
+"""The role of a plain document, which is its record's only message."""
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Message:

@@ -1,47 +1,80 @@
 """Inputs: files of conversations, cut into units that can be read in any order and on any machine.
 
 A JSONL file is cut every few MiB; a line belongs to the unit in which its first byte is. A Parquet file is cut at its
-row groups. Where the cuts are depends on the files alone, and no output depends on the cuts.
+row groups, a compressed file and a JSON array between records. Where the cuts are depends on the files alone, and no
+output depends on the cuts.
 """
 
 from __future__ import annotations
 
+import concurrent.futures
 import dataclasses
 import glob
 import hashlib
 import itertools
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from grain_sft import files
-from grain_sft.errors import CorpusFileError, MissingExtraError, PrepareError, RecordError
+from grain_sft.errors import CorpusFileError, RecordError
+from grain_sft.prepare import parquet_file, unpacked
 from grain_sft.prepare.request import check_name
+from grain_sft.prepare.unpacked import Stretch
 
 BLOCK = 1 << 20  # bytes
 MAX_BLOCKS = 8  # of a unit
 MANY_BLOCKS = 1024  # an input of more gets units of more than one block
 MAX_LINE = 1 << 28  # bytes; a longer record is a mistake
 
-_SUFFIXES = (".jsonl", ".ndjson", ".json", ".parquet")
-_COMPRESSED = (".gz", ".zst", ".bz2", ".xz")
+SCAN_THREADS = 8
+_JSON = (".jsonl", ".ndjson", ".json")
+_COMPRESSED = (".gz", ".zst")
+_SUFFIXES = (*_JSON, ".parquet", *(name + packed for name in _JSON for packed in _COMPRESSED))
 
 
 @dataclasses.dataclass(frozen=True)
 class Input:
-    """One file: its dataset's number, path, bytes, kind ("jsonl" or "parquet"), and row groups of a Parquet file."""
+    """One file.
+
+    Attributes:
+      dataset: Number of its dataset.
+      path: Where it is.
+      size: Its bytes.
+      kind: "jsonl", "array" or "parquet".
+      row_groups: Rows of each row group of a Parquet file.
+      compression: "gzip", "zstd" or "".
+      stretches: Of a compressed file or an array.
+    """
 
     dataset: int
     path: str
     size: int
     kind: str
-    row_groups: tuple[int, ...] = ()  # rows of each
+    row_groups: tuple[int, ...] = ()
+    compression: str = ""
+    stretches: tuple[Stretch, ...] = ()
+
+    @classmethod
+    def of(cls, fields: Mapping[str, Any]) -> Input:
+        """The input that `dataclasses.asdict` and JSON made fields of."""
+        stretches = tuple(Stretch(**stretch) for stretch in fields["stretches"])
+        return cls(**{**fields, "row_groups": tuple(fields["row_groups"]), "stretches": stretches})
+
+    @property
+    def parts(self) -> tuple[int, ...] | None:
+        """The records of each part that can only be read whole; None for lines that can be cut anywhere."""
+        if self.kind == "parquet":
+            return self.row_groups
+        if self.kind == "array" or self.compression:
+            return tuple(stretch.records for stretch in self.stretches)
+        return None
 
 
 @dataclasses.dataclass(frozen=True)
 class Unit:
-    """Consecutive records of one input: bytes `start` to `stop` of JSONL, or row groups `start` to `stop`."""
+    """Consecutive records of one input: bytes `start` to `stop` of JSONL, or parts `start` to `stop`."""
 
     number: int
     input: int
@@ -57,18 +90,37 @@ class Scan:
     digest: str
 
 
-def list_inputs(datasets: Sequence[Sequence[str]]) -> list[Input]:
+def list_inputs(
+    datasets: Sequence[Sequence[str]], progress: Callable[[str, int, int], None] | None = None
+) -> list[Input]:
     """The files of every dataset, which are paths, globs and directories, local or remote, in that order.
 
+    What a file is, is told by its first bytes. A compressed file and an array are read to find where they can be cut.
+
+    Args:
+      datasets: Paths of each dataset.
+      progress: Called with what is done, the files done, and their number.
+
     Raises:
-      CorpusFileError: a path that names no file.
-      PrepareError: a file of a kind that can't be read.
+      CorpusFileError: A path that names no file, or a damaged file.
+      PrepareError: A file of a kind that can't be read.
     """
+    names = [
+        (number, name)
+        for number, paths in enumerate(datasets)
+        for path in paths
+        for name in _expand(files.normalize(path))
+    ]
     found = []
-    for number, paths in enumerate(datasets):
-        for path in paths:
-            for name in _expand(files.normalize(path)):
-                found.append(_describe(number, name))
+    with concurrent.futures.ThreadPoolExecutor(SCAN_THREADS) as pool:
+        futures = [pool.submit(_describe, number, name) for number, name in names]
+        try:
+            for future in futures:
+                found.append(future.result())
+                if progress is not None:
+                    progress("Opening the inputs", len(found), len(names))
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
     return found
 
 
@@ -76,22 +128,28 @@ def plan_units(inputs: Sequence[Input]) -> list[Unit]:
     """The units of all inputs, in order."""
     units: list[Unit] = []
     for number, entry in enumerate(inputs):
-        if entry.kind == "parquet":
-            cuts = range(len(entry.row_groups) + 1)
+        parts = entry.parts
+        if parts is not None:
+            cuts = range(len(parts) + 1)
         else:
             blocks = -(-entry.size // BLOCK)
             step = BLOCK * max(1, min(MAX_BLOCKS, -(-blocks // MANY_BLOCKS)))
             cuts = range(0, entry.size + step, step)
         for start, stop in itertools.pairwise(cuts):
-            stop = stop if entry.kind == "parquet" else min(stop, entry.size)
+            stop = stop if parts is not None else min(stop, entry.size)
             units.append(Unit(len(units), number, start, stop))
     return units
 
 
 def scan_unit(entry: Input, unit: Unit) -> Scan:
     """Count the records that begin in a unit, and hash it."""
-    if entry.kind == "parquet":
-        return Scan(sum(entry.row_groups[unit.start : unit.stop]), _hash_part(entry, unit))
+    if entry.parts is not None:
+        records = sum(entry.parts[unit.start : unit.stop])
+        if entry.kind == "parquet":
+            return Scan(
+                records, parquet_file.hash_part(entry.path, entry.size, len(entry.row_groups), unit.start, unit.stop)
+            )
+        return Scan(records, entry.stretches[unit.start].digest)
     before = min(1, unit.start)
     data = files.read_range(entry.path, unit.start - before, unit.stop)
     if len(data) != unit.stop - unit.start + before:
@@ -109,7 +167,9 @@ def digests(units: Sequence[Unit], scans: Sequence[Scan], inputs: Sequence[Input
 
 
 def read_records(entry: Input, unit: Unit, first: int) -> Iterator[tuple[int, bytes | dict[str, Any]]]:
-    """(line or row number from 1, line without its end or row) of each record of a unit; blank lines are left out.
+    """(number from 1, record) of each record of a unit: a line without its end, an array's element or a row.
+
+    Numbers are of lines, elements or rows. Blank lines are left out.
 
     Args:
       first: number of the unit's first record.
@@ -119,9 +179,16 @@ def read_records(entry: Input, unit: Unit, first: int) -> Iterator[tuple[int, by
       RecordError: a line of more than 256 MiB.
     """
     if entry.kind == "parquet":
-        yield from enumerate(_parquet_rows(entry, unit), first)
+        yield from enumerate(parquet_file.rows(entry.path, unit.start, unit.stop), first)
         return
-    data = _lines_of(entry, unit)
+    if entry.parts is None:
+        data = _lines_of(entry, unit)
+    else:
+        stretch = entry.stretches[unit.start]
+        data = unpacked.read_stretch(entry.path, entry.size, entry.compression, stretch)
+    if entry.kind == "array":
+        yield from enumerate(unpacked.elements(data), first)
+        return
     number, position = first, 0
     if not unit.start and data.startswith(b"\xef\xbb\xbf"):
         position = 3
@@ -183,74 +250,29 @@ def _expand(path: str) -> list[str]:
         within = files.glob(path.rstrip("/") + "/*") if folder else []
         found = [name for name in within if name.endswith(_SUFFIXES)] if folder else [path]
     elif os.path.isdir(path):
-        found = sorted(str(name) for name in Path(path).iterdir() if name.is_file() and name.suffix in _SUFFIXES)
+        found = sorted(str(name) for name in Path(path).iterdir() if name.is_file() and name.name.endswith(_SUFFIXES))
     else:
         found = [path]
     if not found:
         raise CorpusFileError(
-            f"{path}: names no file. Expected .jsonl or .parquet files, a glob or a directory of them."
+            f"{path}: names no file. Expected .jsonl, .json or .parquet files, a glob or a directory of them."
         )
     return found
 
 
 def _describe(dataset: int, path: str) -> Input:
     check_name("input", path)
-    if path.endswith(_COMPRESSED):
-        raise PrepareError(
-            f"{path}: is compressed, and can't be read from the middle. Decompress it first (gunzip -k, zstd -d, ...)."
-        )
     size = files.size(path)
     if not files.is_remote(path) and not os.path.isfile(path):
         raise CorpusFileError(f"{path}: is no regular file.")
-    if path.endswith(".parquet"):
-        return Input(dataset, path, size, "parquet", _row_groups(path))
-    return Input(dataset, path, size, "jsonl")
-
-
-def _parquet(path: str) -> Any:
-    try:
-        from pyarrow import parquet
-    except ImportError as error:
-        raise MissingExtraError.of(f"{path}: reading Parquet", "pyarrow", "parquet") from error
-    try:
-        if files.is_remote(path):
-            return parquet.ParquetFile(files.filesystem(path).open(path, "rb"))
-        return parquet.ParquetFile(path)
-    except (OSError, ValueError) as error:
-        raise CorpusFileError(f"{path}: can't be read as Parquet ({error}).") from error
-
-
-def _row_groups(path: str) -> tuple[int, ...]:
-    metadata = _parquet(path).metadata
-    return tuple(metadata.row_group(number).num_rows for number in range(metadata.num_row_groups))
-
-
-def _hash_part(entry: Input, unit: Unit) -> str:
-    """Hash of a Parquet file's bytes: each of its units has an equal share, which need not be that of its rows."""
-    parts = max(1, len(entry.row_groups))
-    start, stop = (entry.size * place // parts for place in (unit.start, unit.stop))
-    whole = hashlib.sha256()
-    for position in range(start, stop, BLOCK):
-        whole.update(files.read_range(entry.path, position, min(position + BLOCK, stop)))
-    return whole.hexdigest()
-
-
-def _parquet_rows(entry: Input, unit: Unit) -> Iterator[dict[str, Any]]:
-    table = _parquet(entry.path)
-    for group in range(unit.start, unit.stop):
-        try:
-            batches = table.iter_batches(batch_size=1024, row_groups=[group])
-            for batch in batches:
-                for row in batch.to_pylist():
-                    yield _without_none(row)
-        except (OSError, ValueError) as error:
-            raise CorpusFileError(f"{entry.path}: row group {group} can't be read ({error}).") from error
-
-
-def _without_none(value: Any) -> Any:
-    """A row as JSON would have it: Parquet has every key of a struct in every row, None where it is not there."""
-    if isinstance(value, dict):
-        return {key: _without_none(item) for key, item in value.items() if item is not None}
-    if isinstance(value, list):
-        return [_without_none(item) for item in value]
-    return value
+    head = files.read_range(path, 0, min(size, 16))
+    if head.startswith(b"PAR1") or path.endswith(".parquet"):
+        return Input(dataset, path, size, "parquet", parquet_file.row_groups(path))
+    if not size and path.endswith(_COMPRESSED):
+        raise CorpusFileError(f"{path}: is empty, so it is not a compressed file. Copy it again.")
+    compression = unpacked.compression_of(path, head)
+    kind = unpacked.kind_of(path, size, compression)
+    found: tuple[Stretch, ...] = ()
+    if compression or kind == "array":
+        found = tuple(unpacked.stretches(path, size, compression, kind, MAX_BLOCKS * BLOCK))
+    return Input(dataset, path, size, kind, compression=compression, stretches=found)

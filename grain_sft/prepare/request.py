@@ -11,6 +11,7 @@ from typing import Any
 
 from grain_sft.arguments import as_integer
 from grain_sft.errors import PrepareError, shortened
+from grain_sft.prepare.schema_mapping import parse_schema
 from grain_sft.prepare.strict_json import SURROGATE
 
 VERSION = 2
@@ -43,7 +44,8 @@ class Request:
       template: name in `templates.TEMPLATES`.
       tokenizer: path of a SentencePiece model, a `tokenizer.json`, a tiktoken file, or a directory.
       format: name in `writers.FORMATS`.
-      schema: of the records: "auto", or a name in `schema.SCHEMAS`.
+      schema: of the records: "auto", or a name in `schema.SCHEMAS`, with the file's own names of its keys
+        ("prompt_completion:prompt=question,completion=answer").
       seed: of the split and the shuffle.
       shuffle: whether documents are shuffled; None: as the format's own tool does.
       val_frac: share of the records that go to the validation split.
@@ -98,6 +100,7 @@ class Request:
         _one_of("keep", self.keep, (None, "first", "last"))
         _one_of("on_error", self.on_error, ("stop", "skip"))
         _one_of("special_text", self.special_text, ("error", "encode"))
+        parse_schema(self.schema)
         for dataset in self.datasets:
             parse_amount(dataset.amount)
 

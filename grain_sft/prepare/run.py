@@ -59,7 +59,7 @@ def prepare(
         as_integer("workers", workers, 1, PrepareError)
     target = Target(output)
     target.check_writable()
-    entries = inputs.list_inputs([dataset.paths for dataset in request.datasets])
+    entries = inputs.list_inputs([dataset.paths for dataset in request.datasets], report)
     units = inputs.plan_units(entries)
     job = Job.of(request, target, entries, units, _scan(entries, units, report))
     found = target.finished(job.identity(), overwrite=overwrite)
@@ -107,9 +107,8 @@ def _scan(entries: Sequence[Input], units: Sequence[Unit], report: Progress) -> 
 
 
 def _cost(entries: Sequence[Input], unit: Unit) -> int:
-    """Bytes of a unit; of a Parquet file, its share."""
+    """Bytes of a unit; its share of a file that is not cut by bytes."""
     entry = entries[unit.input]
-    if entry.kind == "jsonl":
+    if entry.parts is None:
         return unit.stop - unit.start
-    rows = sum(entry.row_groups[unit.start : unit.stop])
-    return entry.size * rows // max(1, sum(entry.row_groups))
+    return entry.size * sum(entry.parts[unit.start : unit.stop]) // max(1, sum(entry.parts))

@@ -31,7 +31,7 @@ def save_listing(folder: str, entries: Sequence[Input], units: Sequence[Unit]) -
 def load_listing(folder: str) -> tuple[tuple[Input, ...], tuple[Unit, ...]]:
     """What `save_listing` kept."""
     fields = _read(folder, _LISTING)
-    inputs = tuple(Input(**{**values, "row_groups": tuple(values["row_groups"])}) for values in fields["inputs"])
+    inputs = tuple(Input.of(values) for values in fields["inputs"])
     return inputs, _units(fields["units"])
 
 

@@ -10,7 +10,6 @@ import numpy as np
 from grain_sft.errors import RecordError
 from grain_sft.prepare import inputs
 from grain_sft.prepare.request import Request
-from grain_sft.prepare.schema import read_record
 from grain_sft.prepare.templates import Rendered
 from grain_sft.prepare.tokenizers import Tokenizer
 from grain_sft.prepare.work import Renderer, Work
@@ -33,7 +32,7 @@ def dry_run(request: Request, records: int) -> str:
     first: Rendered | None = None
     for entry, line, raw in itertools.islice(inputs.all_records(entries), records):
         try:
-            conversation = read_record(raw, renderer.schema)
+            conversation = renderer.read(raw)
             [result] = renderer.render([conversation])
             if isinstance(result, RecordError):
                 raise result

@@ -81,8 +81,7 @@ class Renderer:
             chat_template=request.chat_template,
             system_prompt=request.system_prompt,
         )
-        schemas = self._template.schemas
-        self.schema = schemas[0] if request.schema == "auto" and len(schemas) == 1 else request.schema
+        self._messages = "messages" if self._template.schemas == ("messages",) else "chat"
         self._keep = request.keep or self._template.truncation
 
     def chunk(self, unit: Unit, first: int) -> bytes:
@@ -99,7 +98,7 @@ class Renderer:
         batch: list[tuple[int, Any, Conversation]] = []
         for line, raw in read_records(self._work.inputs[unit.input], unit, first):
             try:
-                conversation = read_record(raw, self.schema)
+                conversation = self.read(raw)
             except RecordError as error:
                 self._flush(batch, unit, made)  # an earlier record may be bad too, and comes first
                 self._reject(unit, line, raw, error, made)
@@ -109,6 +108,14 @@ class Renderer:
                 self._flush(batch, unit, made)
         self._flush(batch, unit, made)
         return made.encode(np.dtype(np.float32 if self._template.weighted else np.bool_))
+
+    def read(self, raw: object) -> Conversation:
+        """The conversation of a record as the inputs give it.
+
+        Raises:
+          RecordError: It is not JSON, or not of the request's schema.
+        """
+        return read_record(raw, self._work.request.schema, messages=self._messages)
 
     def render(self, conversations: Sequence[Conversation]) -> list[Rendered | RecordError]:
         """Documents of the conversations, uncut."""

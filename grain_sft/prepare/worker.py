@@ -30,7 +30,7 @@ def decode_work(line: str) -> tuple[Work, str]:
     fields: dict[str, Any] = json.loads(line)
     request = fields["request"]
     datasets = tuple(Dataset(tuple(entry["paths"]), entry["amount"]) for entry in request["datasets"])
-    inputs = tuple(Input(**{**entry, "row_groups": tuple(entry["row_groups"])}) for entry in fields["inputs"])
+    inputs = tuple(Input.of(entry) for entry in fields["inputs"])
     return Work(Request(**{**request, "datasets": datasets}), inputs, fields["key"]), fields["chunks"]
 
 

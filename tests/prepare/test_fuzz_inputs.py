@@ -492,7 +492,8 @@ def plain_row(number: int) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("row", "said"),
     [
-        ({"text": "hi"}, "the record's keys are 'text'; expected 'messages'"),
+        ({"text": "hi"}, "the record is a plain document"),
+        ({"texts": "hi"}, "the record's keys are 'texts'; expected 'messages'"),
         ({"messages": None, "x": 1}, "the record's keys are 'x'; expected 'messages'"),
         ({"messages": []}, "messages: is empty"),
         ({"messages": [None]}, "messages[0]: null"),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import bz2
 import json
+import lzma
 import random
 from pathlib import Path
 
@@ -84,8 +86,15 @@ def test_what_cannot_be_read_is_a_sentence(tmp_path: Path, monkeypatch: pytest.M
     with pytest.raises(CorpusFileError, match="names no file"):
         inputs.list_inputs([[str(tmp_path / "*.jsonl")]])
     (tmp_path / "a.jsonl.gz").write_bytes(b"")
-    with pytest.raises(PrepareError, match="is compressed"):
+    with pytest.raises(CorpusFileError, match="is empty, so it is not a compressed file"):
         inputs.list_inputs([[str(tmp_path / "a.jsonl.gz")]])
+    for name, data, command in (
+        ("a.bz2", bz2.compress(b"{}"), "bunzip2 -k"),
+        ("a.xz", lzma.compress(b"{}"), "unxz -k"),
+    ):
+        (tmp_path / name).write_bytes(data)
+        with pytest.raises(PrepareError, match=f"Decompress it: {command} {tmp_path}/{name}"):
+            inputs.list_inputs([[str(tmp_path / name)]])
     monkeypatch.setattr(inputs, "MAX_LINE", 10)
     (tmp_path / "long.jsonl").write_bytes(b"1\n" + b"x" * 50)
     with pytest.raises(RecordError, match=r"long.jsonl:2: a line of 50 bytes"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import subprocess
@@ -25,7 +26,7 @@ if not model.exists():
     words = [f"word {number} of the question, and the answer" for number in range(300)]
     model.write_bytes(train_tokenizer(words, 350, CHAT_TOKENS))
 request = Request(
-    (Dataset((str(folder / "a.jsonl"),), "2.5"), Dataset((str(folder / "b.jsonl"),), "0.5")), "primer", str(model), format,
+    (Dataset((str(folder / "a.*"),), "2.5"), Dataset((str(folder / "b.*"),), "0.5")), "primer", str(model), format,
     val_frac=0.1, max_length=60, part_bytes=50_000, shard_tokens=40_000, on_error="skip",
 )
 
@@ -69,31 +70,37 @@ print(f"{kills} killed, {unfinished} of them before the end, {longest:.2f} s")
 
 
 def write_chats(path: Path, count: int) -> None:
-    with path.open("w") as file:
-        for number in range(count):
-            if number % 97 == 5:
-                file.write("{broken\n")
-                continue
+    """Lines; an array where the name ends in .json; compressed where it ends in .gz."""
+    lines = []
+    for number in range(count):
+        if number % 97 == 5:
+            lines.append('{"broken"}')
+        else:
             messages = []
             for turn in range(1 + number % 3):
                 messages.append({"role": "user", "content": f"question {number} word {turn}"})
                 messages.append({"role": "assistant", "content": f"the answer, word {number} " * (number % 5)})
-            file.write(json.dumps({"messages": messages}) + "\n")
+            lines.append(json.dumps({"messages": messages}))
+    text = "[" + ",\n".join(lines) + "]" if path.suffix == ".json" else "".join(f"{line}\n" for line in lines)
+    path.write_bytes(gzip.compress(text.encode()) if path.suffix == ".gz" else text.encode())
 
 
 @pytest.mark.parametrize(
-    ("format", "workers"),
+    ("format", "workers", "names"),
     [
-        ("olmo", 2),
-        ("openchat", 1),
-        *(pytest.param(format, 1, marks=pytest.mark.heavy) for format in ("olmo", "episodes", "primer")),
+        ("olmo", 2, ("a.jsonl", "b.jsonl")),
+        ("openchat", 1, ("a.jsonl.gz", "b.json")),
+        *(
+            pytest.param(format, 1, ("a.jsonl", "b.jsonl"), marks=pytest.mark.heavy)
+            for format in ("olmo", "episodes", "primer")
+        ),
     ],
 )
-def test_killed_and_started_again(tmp_path: Path, format: str, workers: int) -> None:
+def test_killed_and_started_again(tmp_path: Path, format: str, workers: int, names: tuple[str, str]) -> None:
     if format == "openchat":
         pytest.importorskip("pyarrow")
-    write_chats(tmp_path / "a.jsonl", 8000)
-    write_chats(tmp_path / "b.jsonl", 3000)
+    for name, count in zip(names, (8000, 3000), strict=True):
+        write_chats(tmp_path / name, count)
     command = [sys.executable, "-c", _PROGRAM, str(tmp_path), format, str(workers), str(KILLS if workers == 1 else 2)]
     result = subprocess.run(command, capture_output=True, text=True, timeout=900)
     assert result.returncode == 0, result.stderr[-3000:]

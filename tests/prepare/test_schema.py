@@ -45,7 +45,7 @@ def test_messages_are_read_in_order(schema):
     [
         ({}, ["messages: is missing"]),
         ({"mesages": []}, ["key 'mesages'", "Did you mean 'messages'?"]),
-        ({"messages": CHAT, "id": 3}, ["key 'id'"]),
+        ({"messages": CHAT, "tools": [{"name": "f"}]}, ["key 'tools'", "--schema chat"]),
         ({"messages": {}}, ["messages: an object; expected a list"]),
         ({"messages": []}, ["messages: is empty"]),
         ({"messages": [*CHAT, "x"]}, ["messages[3]: a string ('x'); expected an object"]),
@@ -101,7 +101,7 @@ def test_chats_keep_further_keys_for_the_templates():
         ({"messages": CHAT, "sytem": "x"}, ["unknown key 'sytem'", "'system'"]),
         ({"messages": CHAT, "tools": "f"}, ["tools: a string"]),
         ({"messages": CHAT, "items": CHAT}, ["'messages' and 'items'", "--schema"]),
-        ({"text": "x"}, ["keys are 'text'", "expected 'messages', 'items'"]),
+        ({"texts": ["x"]}, ["keys are 'texts'", "expected 'messages', 'conversations' (ShareGPT)", "'text'?"]),
         ({"prompt": "x"}, ["keys are 'prompt'"]),
         ({"prompt": 3, "completion": ""}, ["the record.prompt: the number 3"]),
         ({"prompt": [], "completion": ""}, ["prompt: is empty"]),
@@ -167,8 +167,8 @@ def test_prompts_are_of_the_user_and_completions_of_the_assistant():
 
 
 def test_an_unknown_schema_is_named():
-    with pytest.raises(PrepareError, match="'alpaca'"):
-        parse_record({}, "alpaca")
+    with pytest.raises(PrepareError, match="'vicuna'"):
+        parse_record({}, "vicuna")
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from grain_sft.prepare.conversation import Conversation
 from grain_sft.prepare.templates.chat import HF, OLMO
 from grain_sft.prepare.templates.episode import EPISODE, EPISODE_TOOL
 from grain_sft.prepare.templates.openchat import OPENCHAT
+from grain_sft.prepare.templates.plain import TEXT
 from grain_sft.prepare.templates.primer import PRIMER
 from grain_sft.prepare.templates.template import Rendered, Result, Template, TemplateOptions
 from grain_sft.prepare.tokenizers.tokenizer import Tokenizer
@@ -16,7 +17,7 @@ from grain_sft.prepare.tokenizers.tokenizer import Tokenizer
 __all__ = ["TEMPLATES", "Rendered", "Result", "Template", "TemplateOptions", "render"]
 
 TEMPLATES: Mapping[str, Template] = {
-    template.name: template for template in (PRIMER, OPENCHAT, EPISODE, EPISODE_TOOL, OLMO, HF)
+    template.name: template for template in (PRIMER, OPENCHAT, EPISODE, EPISODE_TOOL, OLMO, HF, TEXT)
 }
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from grain_sft.errors import RecordError
-from grain_sft.prepare.conversation import Conversation
+from grain_sft.prepare.conversation import DOCUMENT, Conversation
 from grain_sft.prepare.special_text import SpecialText
 from grain_sft.prepare.strict_json import strings
 from grain_sft.prepare.tokenizers.tokenizer import Tokenizer
@@ -88,6 +88,8 @@ def check_conversation(
       RecordError: a role that the template doesn't know, two system texts, or special text.
     """
     for index, message in enumerate(conversation.messages):
+        if (message.role == DOCUMENT) != (DOCUMENT in roles):
+            raise RecordError(_other_kind(conversation, template))
         if message.role not in roles:
             raise RecordError(
                 f"messages[{index}].role: {message.role!r}; template {template} expects one of {', '.join(roles)}."
@@ -105,6 +107,17 @@ def check_conversation(
                 special.check(text, where)
         if conversation.tools:
             check_strings(conversation.tools, "tools", special)
+
+
+def _other_kind(conversation: Conversation, template: str) -> str:
+    if conversation.messages[0].role == DOCUMENT:
+        return (
+            f"the record is a plain document, which template {template} can't render: it would have no turns. "
+            "Give --template text for files of documents."
+        )
+    return (
+        f"the record is a conversation; template {template} renders plain documents. Give a chat template, such as hf."
+    )
 
 
 def takes_loss(conversation: Conversation, index: int, *, by: tuple[str, ...] = ("assistant",)) -> bool:

@@ -1,0 +1,288 @@
+"""Files that can't be cut just anywhere: compressed ones, and JSON arrays.
+
+One pass over a file finds stretches of whole records, some MiB each. A stretch of an array is read by itself. A stretch of
+a compressed file is reached by decompressing what comes before it, so a process goes through such a file forward, once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import re
+import shlex
+import threading
+import zlib
+from collections.abc import Iterator
+from typing import Any
+
+from grain_sft import files
+from grain_sft.errors import CorpusFileError, MissingExtraError, PrepareError, RecordError
+
+BLOCK = 1 << 20  # bytes of a read
+MAX_RECORD = 1 << 28  # bytes; a longer record is a mistake
+
+_MAGIC = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
+_OTHERS = {b"BZh": "bunzip2 -k", b"\xfd7zXZ\x00": "unxz -k", b"PK\x03\x04": "unzip"}
+_STEPS = {"gzip": 1 << 15, "zstd": 1 << 12}  # compressed bytes at once; they become 128 MiB at most
+_SPACE = b" \t\r\n"
+_BOM = b"\xef\xbb\xbf"
+
+_TOKEN = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"|["\[\]{},]', re.DOTALL)
+"""A whole string, a bracket, a comma, or the quote of a string that is not whole."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Stretch:
+    """Consecutive records: decompressed bytes `start` to `stop`, their number, and their SHA-256."""
+
+    start: int
+    stop: int
+    records: int
+    digest: str
+
+
+def compression_of(path: str, head: bytes) -> str:
+    """Return "gzip", "zstd" or "", by a file's first bytes.
+
+    Raises:
+      PrepareError: It is compressed in another way.
+    """
+    for magic, command in _OTHERS.items():
+        if head.startswith(magic):
+            raise PrepareError(
+                f"{path}: is compressed in a way that is not read. Expected plain, .gz or .zst files. "
+                f"Decompress it: {command} {shlex.quote(path)}"
+            )
+    return next((name for magic, name in _MAGIC.items() if head.startswith(magic)), "")
+
+
+def kind_of(path: str, size: int, compression: str) -> str:
+    """Return "array" or "jsonl", by the first character that is not blank.
+
+    Raises:
+      CorpusFileError: The file can't be read.
+      PrepareError: It is a compressed Parquet file.
+    """
+    head = b""
+    for data in _decompressed(path, size, compression):
+        head = (head + data).removeprefix(_BOM).lstrip(_SPACE)
+        if len(head) >= 4:
+            break
+    if head.startswith(b"PAR1"):
+        raise PrepareError(f"{path}: is a compressed Parquet file, which can't be read from the middle. Decompress it.")
+    return "array" if head.startswith(b"[") else "jsonl"
+
+
+def stretches(path: str, size: int, compression: str, kind: str, least: int) -> list[Stretch]:
+    """Return the stretches of a file, each of at least `least` bytes but the last.
+
+    Raises:
+      CorpusFileError: The file is damaged, or has no end.
+      RecordError: A record of more than 256 MiB.
+    """
+    data = _decompressed(path, size, compression)
+    return list(_of_array(path, data, least) if kind == "array" else _of_lines(path, data, least))
+
+
+def read_stretch(path: str, size: int, compression: str, stretch: Stretch) -> bytes:
+    """Return the bytes of a stretch.
+
+    Raises:
+      CorpusFileError: The file can't be read, or changed since its stretches were found.
+    """
+    if compression:
+        data = _forward(path, size, compression).read(stretch.start, stretch.stop)
+    else:
+        data = files.read_range(path, stretch.start, stretch.stop)
+    if hashlib.sha256(data).hexdigest() != stretch.digest:
+        raise CorpusFileError(f"{path}: changed while it was read. Start again.")
+    return data
+
+
+def elements(data: bytes) -> Iterator[bytes]:
+    """Yield the elements of a stretch of an array, as they are written there."""
+    depth = start = 0
+    for found in _TOKEN.finditer(data):
+        token = data[found.start()]
+        if token in b"[{":
+            depth += 1
+        elif token in b"]}":
+            depth = max(0, depth - 1)
+        elif token == ord(",") and not depth:
+            yield data[start : found.start()].strip(_SPACE)
+            start = found.end()
+    yield data[start:].strip(_SPACE)
+
+
+def _of_lines(path: str, pieces: Iterator[bytes], least: int) -> Iterator[Stretch]:
+    at, number, held = 0, 1, 0
+    parts: list[bytes] = []
+    for piece in pieces:
+        end = piece.rfind(b"\n") + 1
+        if held + end >= least and end:
+            data = b"".join([*parts, piece[:end]])
+            stretch = Stretch(at, at + len(data), data.count(b"\n"), hashlib.sha256(data).hexdigest())
+            yield stretch
+            at, number, parts, held = stretch.stop, number + stretch.records, [], 0
+            piece = piece[end:]
+        parts.append(piece)
+        held += len(piece)
+        if held > MAX_RECORD + least:
+            lines = b"".join(parts)
+            number += lines.count(b"\n")
+            raise RecordError(f"{path}:{number}: a line of more than {MAX_RECORD} bytes; expected at most that.")
+    data = b"".join(parts)
+    if data:
+        records = data.count(b"\n") + (not data.endswith(b"\n"))
+        yield Stretch(at, at + len(data), records, hashlib.sha256(data).hexdigest())
+
+
+def _of_array(path: str, pieces: Iterator[bytes], least: int) -> Iterator[Stretch]:
+    """Each stretch begins after a comma or the first bracket, and ends before a comma or the last one."""
+    data, at = _opened(pieces)
+    depth = scanned = records = total = due = 0
+    for piece in pieces:
+        data += piece
+        if piece and len(data) < due:
+            continue
+        cut = due = 0
+        for found in _TOKEN.finditer(data, scanned):
+            token = data[found.start()]
+            scanned = found.end()
+            if token == ord('"') and scanned - found.start() == 1:
+                scanned = found.start()
+                due = 2 * len(data) - scanned  # so that a long string is not read from its beginning for each piece
+                break
+            if token in b"[{":
+                depth += 1
+            elif token in b"]}" and depth:
+                depth -= 1
+            elif token == ord("]"):
+                if total or data[cut : found.start()].strip(_SPACE):
+                    yield _stretch(data, cut, found.start(), at, records + 1)
+                _check_end(path, data[found.end() :], pieces, at + found.end())
+                return
+            elif token == ord(",") and not depth:
+                records, total = records + 1, total + 1
+                if found.start() - cut >= least:
+                    yield _stretch(data, cut, found.start(), at, records)
+                    cut, records = found.end(), 0
+        data, at, scanned, due = data[cut:], at + cut, scanned - cut, due - cut
+        if len(data) > MAX_RECORD + least:
+            raise RecordError(f"{path}:{total + 1}: a record of more than {MAX_RECORD} bytes; expected at most that.")
+    raise CorpusFileError(f"{path}: is an array without its closing bracket after {total} records. Is it cut short?")
+
+
+def _opened(pieces: Iterator[bytes]) -> tuple[bytes, int]:
+    """What follows the first bracket in the first pieces, and its offset."""
+    data = b""
+    for piece in pieces:
+        data += piece
+        start = data.find(b"[") + 1
+        if start:
+            return data[start:], start
+    raise AssertionError
+
+
+def _stretch(data: bytes, start: int, stop: int, at: int, records: int) -> Stretch:
+    return Stretch(at + start, at + stop, records, hashlib.sha256(memoryview(data)[start:stop]).hexdigest())
+
+
+def _check_end(path: str, rest: bytes, pieces: Iterator[bytes], at: int) -> None:
+    while not (rest := rest.strip(_SPACE)):
+        more = next(pieces, None)
+        if more is None:
+            return
+        rest = more
+    name = shlex.quote(path)
+    raise CorpusFileError(
+        f"{path}: text follows the end of the array, at byte {at}. Expected one array in a file. If each line is a list of "
+        f"messages, make records of them: jq -c '{{messages: .}}' {name} > {name}.jsonl"
+    )
+
+
+def _decompressed(path: str, size: int, compression: str) -> Iterator[bytes]:
+    """The bytes of a file in pieces, and at last an empty one."""
+    decoder: Any = None
+    parts: list[bytes] = []
+    for position in range(0, size, BLOCK):
+        data = files.read_range(path, position, min(position + BLOCK, size))
+        if len(data) < min(BLOCK, size - position):
+            raise CorpusFileError(f"{path}: was cut short while it was read (expected {size} bytes).")
+        if not compression:
+            yield data
+            continue
+        at = 0
+        while at < len(data):
+            if decoder is None:
+                at += len(data) - at - len(data[at:].lstrip(b"\0"))  # gzip pads with zeros
+                if at == len(data):
+                    break
+                decoder = _decoder(path, compression)
+            some = data[at : at + _STEPS[compression]]
+            try:
+                unpacked = decoder.decompress(some)
+            except Exception as error:  # zlib.error, zstandard.ZstdError
+                raise CorpusFileError(
+                    f"{path}: is damaged near byte {position + at} ({compression}: {error})."
+                ) from error
+            at += len(some)
+            parts.append(unpacked)
+            if sum(map(len, parts)) >= BLOCK:
+                yield b"".join(parts)
+                parts = []
+            if decoder.eof:
+                at -= len(decoder.unused_data)
+                decoder = None
+    if decoder is not None:
+        raise CorpusFileError(f"{path}: ends in the middle of its {compression} data. Is it cut short? Copy it again.")
+    if parts:
+        yield b"".join(parts)
+    yield b""
+
+
+def _decoder(path: str, compression: str) -> Any:
+    if compression == "gzip":
+        return zlib.decompressobj(zlib.MAX_WBITS | 16)
+    try:
+        import zstandard
+    except ImportError as error:
+        raise MissingExtraError.of(f"{path}: reading .zst files", "zstandard", "zstd") from error
+    return zstandard.ZstdDecompressor().decompressobj()
+
+
+class _Forward:
+    """A compressed file that is read from its beginning to its end; a step back begins anew."""
+
+    def __init__(self, path: str, size: int, compression: str) -> None:
+        self.name = (path, size, compression)
+        self._at, self._rest = 0, b""
+        self._pieces = _decompressed(*self.name)
+
+    def read(self, start: int, stop: int) -> bytes:
+        """The decompressed bytes `start` to `stop`; fewer at the end."""
+        if start < self._at:
+            self._at, self._rest, self._pieces = 0, b"", _decompressed(*self.name)
+        parts = []
+        while self._at < stop:
+            if not self._rest:
+                self._rest = next(self._pieces, b"")
+                if not self._rest:
+                    break
+            skipped = min(max(0, start - self._at), len(self._rest))
+            part = self._rest[skipped : max(skipped, stop - self._at)]
+            self._rest = self._rest[skipped + len(part) :]
+            self._at += skipped + len(part)
+            parts.append(part)
+        return b"".join(parts)
+
+
+_open = threading.local()
+
+
+def _forward(path: str, size: int, compression: str) -> _Forward:
+    """The file that this thread reads: where it is in it, or anew."""
+    found: _Forward | None = getattr(_open, "file", None)
+    if found is None or found.name != (path, size, compression):
+        found = _open.file = _Forward(path, size, compression)
+    return found

@@ -1,0 +1,217 @@
+"""Every shape of records in every kind of file: the same documents, with loss where it belongs."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zstandard
+from template_rules import SPECIAL, in_one, primer, spelled
+
+from grain_sft.corpus import open_corpus
+from grain_sft.errors import RecordError
+from grain_sft.prepare import Dataset, Request, dry_run, inputs, load_tokenizer, prepare, train_tokenizer
+from grain_sft.prepare.training import conversation_lines
+
+Turns = list[tuple[str, str]]
+Record = dict[str, Any]
+
+
+def lines(records: list[Record]) -> bytes:
+    return "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records).encode()
+
+
+def array(records: list[Record]) -> bytes:
+    return json.dumps(records, indent=1).encode()
+
+
+def parquet(records: list[Record]) -> bytes:
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    sink = arrow.BufferOutputStream()
+    parquet.write_table(arrow.Table.from_pylist(records), sink, row_group_size=7)
+    return bytes(sink.getvalue())
+
+
+KINDS: dict[str, Callable[[list[Record]], bytes]] = {
+    "jsonl": lines,
+    "json": array,
+    "parquet": parquet,
+    "jsonl.gz": lambda records: gzip.compress(lines(records)),
+    "json.gz": lambda records: gzip.compress(array(records)),
+    "jsonl.zst": lambda records: zstandard.compress(lines(records)),
+    "json.zst": lambda records: zstandard.compress(array(records)),
+}
+NAMES = {"system": "system", "user": "human", "assistant": "gpt"}
+SHAPES: dict[str, Callable[[Turns], Record | None]] = {
+    "messages": lambda turns: {"messages": [{"role": role, "content": text} for role, text in turns], "id": "x"},
+    "sharegpt": lambda turns: {"conversations": [{"from": NAMES[role], "value": text} for role, text in turns]},
+    "alpaca": lambda turns: (
+        {"instruction": turns[0][1], "input": "", "output": turns[1][1], "id": 3} if is_pair(turns) else None
+    ),
+    "prompt and completion": lambda turns: (
+        {"prompt": turns[0][1], "completion": turns[1][1], "source": "web"} if is_pair(turns) else None
+    ),
+    "prompt and completion as messages": lambda turns: {
+        "prompt": [{"role": role, "content": text} for role, text in turns[:-1]],
+        "completion": [{"role": role, "content": text} for role, text in turns[-1:]],
+    },
+    "text": lambda turns: {"text": turns[-1][1] or "x", "url": "y"},
+}
+"""From a conversation to a record; None where the shape can't hold it."""
+
+
+def is_pair(turns: Turns) -> bool:
+    return [role for role, _ in turns] == ["user", "assistant"]
+
+
+def talks(draw: random.Random, count: int) -> list[Turns]:
+    """Conversations with hard texts; the assistant speaks last."""
+    letters = 'the answer, word "\\\n\t{}[]é\u4e2d\U0001f600<|'
+    found: list[Turns] = []
+    for _ in range(count):
+        system = [("system", text_of(draw, letters))] if draw.random() < 0.2 else []
+        pairs = 1 if draw.random() < 0.6 else draw.randrange(2, 4)
+        turns = [(role, text_of(draw, letters)) for _ in range(pairs) for role in ("user", "assistant")]
+        found.append([*system, *turns])
+    return found
+
+
+def text_of(draw: random.Random, letters: str) -> str:
+    return "".join(draw.choices(letters, k=draw.choice([0, 1, 10, 40, 200])))
+
+
+@pytest.fixture(scope="module")
+def spm(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("spm") / "spm.model"
+    path.write_bytes(train_tokenizer([f"the question and the answer, word {n}" for n in range(100)], 450, SPECIAL))
+    return path
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GRAIN_SFT_CACHE_DIR", str(tmp_path / ".cache"))
+
+
+def request_of(spm: Path, *paths: Path, template: str = "primer", **options: Any) -> Request:
+    return Request((Dataset(tuple(map(str, paths))),), template, str(spm), options.pop("format", "olmo"), **options)
+
+
+def check_documents(out: Path, spm: Path, shape: str, held: list[Turns]) -> int:
+    """Every document spells its own conversation, with loss on what the assistant says last or ever."""
+    tokenizer, seen = load_tokenizer(str(spm)), set()
+    for document in open_corpus(out).iter_documents():
+        number = document.source[1]
+        turns = held[number - 1]
+        if shape == "text":
+            text = SHAPES[shape](turns)["text"]  # type: ignore[index]
+            assert spelled(tokenizer, document.tokens, document.loss) == in_one([(text, 1), ("</s>", 1)])
+        else:
+            messages: list[Record] = [{"role": role, "content": text} for role, text in turns]
+            if shape == "prompt and completion as messages":
+                for message in messages[:-1]:
+                    message["weight"] = 0
+            assert spelled(tokenizer, document.tokens, document.loss) == in_one(primer({"messages": messages}))
+        seen.add(number)
+    assert seen == set(range(1, len(held) + 1))
+    return len(seen)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("count", [pytest.param(25, id="few"), pytest.param(500, id="many", marks=pytest.mark.heavy)])
+def test_every_shape_in_every_kind_of_file_gives_its_documents(
+    shape: str, count: int, spm: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inputs, "BLOCK", 300)  # several units of each file
+    draw = random.Random(shape)
+    checked = 0
+    for kind, write in KINDS.items():
+        held = [turns for turns in talks(draw, count) if SHAPES[shape](turns) is not None]
+        path = tmp_path / f"a.{kind}"
+        path.write_bytes(write([SHAPES[shape](turns) for turns in held]))  # type: ignore[misc]
+        out = tmp_path / f"out-{kind}"
+        template = "text" if shape == "text" else "primer"
+        prepare(request_of(spm, path, template=template), out, workers=1)
+        checked += check_documents(out, spm, shape, held)
+        assert f"{len(held):,} of the first {len(held):,} records" in dry_run(
+            request_of(spm, path, template=template), 999
+        )
+        assert list(conversation_lines([str(path)]))
+    print(f"{checked} documents of shape {shape}")
+
+
+def test_shapes_may_differ_from_record_to_record_and_from_file_to_file(spm: Path, tmp_path: Path) -> None:
+    draw = random.Random(5)
+    held = [turns for turns in talks(draw, 200) if is_pair(turns)]
+    chats = [shape for shape in SHAPES if shape not in ("text", "prompt and completion as messages")]
+    records = [SHAPES[draw.choice(chats)](turns) for turns in held]
+    (tmp_path / "mixed.jsonl").write_bytes(lines(records))  # type: ignore[arg-type]
+    prepare(request_of(spm, tmp_path / "mixed.jsonl"), tmp_path / "one", workers=1)
+    assert check_documents(tmp_path / "one", spm, "messages", held) == len(held)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_bad_record_has_its_file_and_number_in_every_kind_of_file(kind: str, spm: Path, tmp_path: Path) -> None:
+    records: list[Record] = [SHAPES["messages"]([("user", f"{n}"), ("assistant", "a")]) for n in range(20)]  # type: ignore[misc]
+    records[11]["messages"][0]["role"] = "robot"
+    path = tmp_path / f"a.{kind}"
+    path.write_bytes(KINDS[kind](records))
+    with pytest.raises(RecordError) as error:
+        prepare(request_of(spm, path), tmp_path / "out", workers=1)
+    assert str(error.value).startswith(f"{path}:12: messages[0].role: 'robot'")
+    manifest = prepare(request_of(spm, path, on_error="skip"), tmp_path / "out", workers=1)
+    assert (manifest["rejected"], manifest["splits"]["train"]["documents"]) == (1, 19)
+    assert json.loads(Path(f"{tmp_path}/out.rejected.jsonl").read_text())["line"] == 12
+
+
+def digests(folder: Path) -> dict[str, str]:
+    found = sorted(path for path in folder.rglob("*") if path.is_file())
+    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in found}
+
+
+class StopError(Exception):
+    pass
+
+
+def test_processes_stops_and_beam_make_the_same_bytes_of_every_kind_of_file(
+    spm: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inputs, "BLOCK", 500)
+    draw = random.Random(11)
+    paths = []
+    for kind, write in KINDS.items():
+        records = [SHAPES[draw.choice(["messages", "sharegpt"])](turns) for turns in talks(draw, 40)]
+        if kind == "parquet":
+            records = [SHAPES["messages"](turns) for turns in talks(draw, 40)]
+        paths.append(tmp_path / f"{len(paths)}.{kind}")
+        paths[-1].write_bytes(write(records))  # type: ignore[arg-type]
+    request = request_of(spm, *paths, val_frac=0.2, format="episodes")
+    expected = prepare(request, tmp_path / "one", workers=1)
+    assert prepare(request, tmp_path / "two", workers=2) == expected
+    stops = 0
+    while not (tmp_path / "stopped").exists():
+        left = draw.randrange(1, 12)
+
+        def progress(what: str, done: int, total: int) -> None:
+            nonlocal left
+            left -= what == "Rendering"
+            if not left:
+                raise StopError
+
+        try:
+            prepare(request, tmp_path / "stopped", workers=1, progress=progress)
+        except StopError:
+            stops += 1
+    assert stops > 5
+    made = [digests(tmp_path / name) for name in ("one", "two", "stopped")]
+    if pytest.importorskip("apache_beam"):
+        from grain_sft.prepare import beam
+
+        assert beam.prepare(request, tmp_path / "beam") == expected
+        made.append(digests(tmp_path / "beam"))
+    assert all(each == made[0] for each in made)
