@@ -11,6 +11,10 @@ class CorpusError(GrainSftError, ValueError):
     """Token files, a mix or an index whose content is not what it should be."""
 
 
+class WrongTypeError(GrainSftError, TypeError):
+    """An argument of a type that is not expected."""
+
+
 class CorpusFileError(GrainSftError, OSError):
     """A token file, mix or index that is missing, unreadable, or not the one that was indexed."""
 

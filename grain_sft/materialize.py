@@ -188,6 +188,7 @@ def _write(job: _Job, folder: str, stage: str, progress: Progress | None) -> dic
         "loss": job.loss or None,
         "eos_token_id": None if corpus.eos_token_id is None else int(corpus.eos_token_id),
         "pad_token_id": job.corpus.padding_token_id,
+        "tokenizer": corpus.tokenizer,
         "tokenizer_sha256": corpus.tokenizer_sha256,
         "source_names": list(corpus.source_names),
         "rows_of_shards": [len(rows) for rows in shards],

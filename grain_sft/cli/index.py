@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import collections
 
-from grain_sft.cli.opening import add_tokenizer_name
+from grain_sft.cli.opening import add_mask_arguments, add_tokenizer_name
 from grain_sft.cli.output import check_output
 from grain_sft.cli.types import at_least, pair
 from grain_sft.corpus import Corpus, open_corpus
@@ -28,6 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FROM=TO",
         help="replace the prefix FROM, or the placeholder {FROM}, in paths; may be given again",
     )
+    add_mask_arguments(parser)
     parser.add_argument("--sequence-length", type=at_least(1), help="count the rows of so many tokens")
     parser.add_argument(
         "--maxtext", action="store_true", help="write MaxText's olmo_grain index (with -o and --sequence-length)"
@@ -46,6 +47,8 @@ def run(options: argparse.Namespace) -> int:
         eos_token_id=options.eos_token_id,
         path_remap=dict(options.path_remap),
         tokenizer=options.tokenizer_name,
+        label_mask_paths=options.label_mask_paths,
+        use_loss_mask=options.use_loss_mask,
     )
     _describe(corpus)
     if options.sequence_length is not None:
@@ -70,6 +73,9 @@ def _describe(corpus: Corpus) -> None:
     print(f"shards       {len(corpus.shards):,}")
     print(f"tokens       {corpus.num_tokens:,} {corpus.dtype.name}")
     print(f"fingerprint  {corpus.ends_fingerprint}")
+    masks = sum(shard.loss is not None for shard in corpus.shards)
+    if masks or corpus.ignores_loss:
+        print(f"loss masks   {f'{masks:,}' if masks else 'ignored'}")
     if any(shards):
         for label, count in tokens.most_common():
             share = count / max(1, corpus.num_tokens)

@@ -19,6 +19,22 @@ def add_corpus_arguments(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--eos-token-id", type=at_least(0), help="the token that ends a document")
     add_tokenizer_name(group)
     group.add_argument("--path-remap", action="append", type=pair, default=[], metavar="FROM=TO")
+    add_mask_arguments(group)
+
+
+def add_mask_arguments(group: argparse._ActionsContainer) -> None:
+    """Declare which loss masks are used."""
+    group.add_argument(
+        "--label-mask-paths",
+        nargs="+",
+        metavar="FILE",
+        help="label masks, one for each token file in order; files or globs (default: those beside the token files)",
+    )
+    group.add_argument(
+        "--use-loss-mask",
+        action=argparse.BooleanOptionalAction,
+        help="refuse a corpus without loss masks, or ignore them (default: use them where they are)",
+    )
 
 
 def corpus_options(options: argparse.Namespace) -> dict[str, Any]:
@@ -29,12 +45,18 @@ def corpus_options(options: argparse.Namespace) -> dict[str, Any]:
         "eos_token_id": options.eos_token_id,
         "tokenizer": options.tokenizer_name,
         "path_remap": dict(options.path_remap),
+        "label_mask_paths": options.label_mask_paths,
+        "use_loss_mask": options.use_loss_mask,
     }
 
 
 def add_tokenizer_name(group: argparse._ActionsContainer) -> None:
     """Declare `--tokenizer-name`, and `--tokenizer`, its spelling in version 0.1.0."""
-    group.add_argument("--tokenizer-name", metavar="NAME", help="fills {TOKENIZER} in a mix's paths")
+    group.add_argument(
+        "--tokenizer-name",
+        metavar="NAME",
+        help="fills {TOKENIZER} in a mix's paths; a corpus that was made with another tokenizer, by name or file, is refused",
+    )
     group.add_argument("--tokenizer", action=_OldName, dest="tokenizer_name", help=argparse.SUPPRESS)
 
 

@@ -18,7 +18,7 @@ from grain_sft.config.mixture import load_mixture
 from grain_sft.config.reading import inherit, read
 from grain_sft.config.schedule import sizes_of
 from grain_sft.config.schema import LAYOUTS, TRANSFORMS, validate
-from grain_sft.errors import ConfigError, GrainSftError
+from grain_sft.errors import ConfigError, GrainSftError, WrongTypeError, shortened
 from grain_sft.layout.packing import BY_EPOCH
 from grain_sft.pipeline import Pipeline
 from grain_sft.sampling import Host, IndexSampler
@@ -74,6 +74,11 @@ def stated(config: Config) -> tuple[str, dict[str, Any]]:
     if isinstance(config, Mapping):
         where, sections = "config", inherit("config", os.getcwd(), dict(config), ())
     else:
+        if not isinstance(config, str | os.PathLike):
+            raise WrongTypeError(
+                f"load: config is {shortened(repr(config))} ({type(config).__name__}); expected the path of a config, or a "
+                "mapping."
+            )
         where = files.normalize(config)
         where = where if files.is_remote(where) else os.path.abspath(where)
         sections = read(where, ())

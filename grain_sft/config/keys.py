@@ -81,7 +81,12 @@ CORPUS: Table = {
     "path_remap": Key(
         dict, {}, 'Replacements in the paths of a mix or an index: `{prefix: replacement}` or `{"{NAME}": text}`.'
     ),
-    "tokenizer": Key(str, None, "Name of the tokenizer. It also fills `{TOKENIZER}` in the paths of a mix."),
+    "tokenizer": Key(
+        str,
+        None,
+        "Name or path of the tokenizer. A corpus that was made with another one is refused. It also fills `{TOKENIZER}` in the "
+        "paths of a mix.",
+    ),
     "remote": Key(
         dict,
         None,
@@ -94,7 +99,18 @@ CORPUS: Table = {
         "Id of the token that fills rows; `null` is the token that ends a document. A corpus that states none is filled "
         "with its EOS token, or with 0.",
     ),
-    "use_loss_mask": Key(bool, True, "Whether the loss masks of the corpus are used. `false`: every token takes loss."),
+    "label_mask_paths": Key(
+        (str, list),
+        None,
+        "Label masks (a byte a token, 0 or 1), one for each token file in order: a glob, or a list of files and globs. Without "
+        "it, the masks that are beside the token files. A relative path starts where that of `path` does.",
+    ),
+    "use_loss_mask": Key(
+        bool,
+        None,
+        "`false`: ignore loss masks and weights, so that every token takes loss. `true`: refuse a corpus without them. Without "
+        "it, masks are used where they are.",
+    ),
 }
 
 REMOTE: Table = {

@@ -137,9 +137,10 @@ def overlay(base: Mapping[str, Any], top: Mapping[str, Any]) -> dict[str, Any]:
 def _located(corpus: Mapping[str, Any], folder: str) -> dict[str, Any]:
     """A section with its token paths, and those of the sources of a mixture, as `_locate` finds them."""
     found = dict(corpus)
-    if "path" in corpus:
-        path = corpus["path"]
-        found["path"] = [_locate(item, folder) for item in path] if isinstance(path, list) else _locate(path, folder)
+    for key in ("path", "label_mask_paths"):
+        if key in corpus:
+            path = corpus[key]
+            found[key] = [_locate(item, folder) for item in path] if isinstance(path, list) else _locate(path, folder)
     if "root" in corpus:
         found["root"] = _locate(corpus["root"], folder)
     mixture = corpus.get("mixture")

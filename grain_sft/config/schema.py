@@ -72,9 +72,11 @@ def validate(config: Mapping[str, Any], where: str) -> None:
 
 
 def _check_paths(corpus: Mapping[str, Any], where: str) -> None:
-    paths, remap = corpus.get("path"), corpus.get("path_remap", {})
-    for path in paths if isinstance(paths, list) else ():
-        check_kind(path, str, f"{where}.path: an item")
+    remap = corpus.get("path_remap", {})
+    for key in ("path", "label_mask_paths"):
+        paths = corpus.get(key)
+        for path in paths if isinstance(paths, list) else ():
+            check_kind(path, str, f"{where}.{key}: an item")
     for text in (*remap, *remap.values()):
         check_kind(text, str, f"{where}.path_remap: a prefix or its replacement")
     if "remote" in corpus:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import gzip
 import io
+import re
 import zlib
 from collections.abc import Callable
 
@@ -17,7 +18,8 @@ from grain_sft.errors import CorpusError, shortened
 Ints = npt.NDArray[np.int64]
 
 _BLOCK = 1 << 22  # bytes of lines parsed at once
-_LONGEST_LINE = 256
+_LONGEST_LINE = 1 << 16  # with the names and paths of documents that Dolma's tokenizer writes
+_MORE_COLUMNS = re.compile(rb"^(\d+,\d+),[^\n]*", re.MULTILINE)
 _DIGITS = 18  # of a number that int64 surely holds
 
 
@@ -27,7 +29,8 @@ class BoundaryFile:
 
     Attributes:
       path: local path, or URL.
-      kind: "csv" (gzipped lines `start,end`), "pairs" (uint64 pairs of start and length) or "starts" (int64 starts).
+      kind: "csv" (gzipped lines `start,end`; more columns are ignored), "pairs" (uint64 pairs of start and length) or
+        "starts" (int64 starts).
       size: bytes of the file.
       digest: hash of its first and last 4 KiB.
       continues: whether the shard's first document began in the shard before; None: not known.
@@ -71,8 +74,10 @@ def parse_boundaries(file: BoundaryFile, data: bytes, num_tokens: int) -> tuple[
 
 
 def _read_csv(file: BoundaryFile, data: bytes, num_tokens: int) -> tuple[Ints, Ints]:
-    """Lines `start,end`, ascending; gaps are allowed. Memory is bounded by the documents, which can't be more than
-    tokens, whatever the file unpacks to."""
+    """Lines `start,end`, ascending, with or without gaps; more columns are ignored, as OLMo-core ignores them.
+
+    Memory is bounded by the documents, which can't be more than tokens, whatever the file unpacks to.
+    """
     starts, ends = [], []
     line, before = 1, 0
     if not data:
@@ -109,17 +114,19 @@ def _read_csv(file: BoundaryFile, data: bytes, num_tokens: int) -> tuple[Ints, I
 
 def _parse(path: str, line: int, lines: bytes) -> Ints:
     """int64 [lines, 2] of whole lines; all at once: some 20 ns a byte."""
-    lines = lines.replace(b"\r\n", b"\n")
+    whole = lines = lines.replace(b"\r\n", b"\n")
+    if lines.count(b",", 0, lines.index(b"\n")) > 1:  # start,end,id,src,loc
+        lines = _MORE_COLUMNS.sub(rb"\1", lines)
     data = np.frombuffer(lines, np.uint8)
     separators = np.flatnonzero((data < 48) | (data > 57))
     widths = np.diff(separators, prepend=-1) - 1
     kinds = data[separators]
     right = len(kinds) % 2 == 0 and (kinds[0::2] == ord(",")).all() and (kinds[1::2] == ord("\n")).all()
     if not right or widths.min() < 1 or widths.max() > _DIGITS:
-        for number, text in enumerate(lines.split(b"\n")[:-1], line):
+        for number, (text, shown) in enumerate(zip(lines.split(b"\n")[:-1], whole.split(b"\n"), strict=False), line):
             fields = text.split(b",")
             if len(fields) != 2 or not all(field.isdigit() and len(field) <= _DIGITS for field in fields):
-                raise CorpusError(f"{path}:{number}: expected 'start,end' in digits, found {_short(text)}.")
+                raise CorpusError(f"{path}:{number}: expected 'start,end' in digits, found {_short(shown)}.")
     values = np.zeros(len(separators), np.int64)
     for digit in range(int(widths.max())):  # from the last on
         has = widths > digit

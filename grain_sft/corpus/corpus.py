@@ -43,13 +43,14 @@ class Corpus:
       shards: the files, in the order that rows follow.
       dtype: of the tokens on disk: uint8, uint16, uint32 or uint64.
       eos_token_id: the token that ends a document, where it is known.
-      tokenizer: name of the tokenizer, where it is known. Decides nothing.
+      tokenizer: name of the tokenizer, where it is known. Decides no row.
       tokenizer_sha256: hash of the tokenizer's file, where the corpus says it.
       pad_token_id: for padding, where the corpus says it.
       sources_file: where each document comes from, as int64 pairs; see `sources`.
       source_names: of the inputs that `sources` counts.
       rows: where the tokens are laid out as rows (`grain-sft pack --materialize`), what these have beside.
       remote: how remote files are read; None: as the environment says. Decides no value.
+      ignores_loss: loss files exist, and `use_loss_mask=False` says that every token takes loss all the same.
 
     Raises:
       CorpusError: an `eos_token_id` or `pad_token_id` that `dtype` can't hold.
@@ -65,6 +66,7 @@ class Corpus:
     source_names: tuple[str, ...] = ()
     rows: ReadyRows | None = None
     remote: RemoteOptions | None = dataclasses.field(default=None, compare=False)
+    ignores_loss: bool = dataclasses.field(default=False, compare=False)
 
     def __post_init__(self) -> None:
         highest = np.iinfo(self.dtype).max

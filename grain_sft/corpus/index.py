@@ -17,6 +17,8 @@ from grain_sft.arguments import as_integer
 from grain_sft.corpus import maxtext_index
 from grain_sft.corpus.boundaries import READERS, BoundaryFile
 from grain_sft.corpus.corpus import Corpus
+from grain_sft.corpus.formats import Options
+from grain_sft.corpus.indexed_loss import indexed_loss
 from grain_sft.corpus.loss import KINDS, LossFile
 from grain_sft.corpus.maxtext_index import checked_text
 from grain_sft.corpus.scan import THREADS
@@ -59,16 +61,13 @@ def save(
         file.write("\n")
 
 
-def load(
-    path: str,
-    text: str,
-    *,
-    dtype: object,
-    eos_token_id: int | None,
-    tokenizer: str | None,
-    remap: Callable[[str], str],
-) -> Corpus:
-    """The corpus of the index `text`, read from `path`; files that are missing or of another size are an error."""
+def load(path: str, text: str, options: Options, remap: Callable[[str], str]) -> Corpus:
+    """Return the corpus of the index `text`, read from `path`.
+
+    Raises:
+      CorpusFileError: a file is missing or of another size.
+      CorpusError: a malformed index, or one of other ids or dtypes than `options` ask for.
+    """
     try:
         data = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -77,9 +76,9 @@ def load(
         raise CorpusError(f"{path}: expected a JSON object, found a {type(data).__name__}.")
     try:
         if data.get("format") == FORMAT:
-            corpus = _from_json(path, data, remap)
+            corpus = indexed_loss(path, data, _from_json(path, data, remap), options)
         elif "format_version" in data and "files" in data:
-            corpus = maxtext_index.from_json(path, data, remap)
+            corpus = maxtext_index.from_json(path, data, remap, options)
         else:
             raise CorpusError(
                 f"{path}: neither a grain_sft index nor MaxText's (no key 'format' or 'format_version'). "
@@ -89,16 +88,17 @@ def load(
         raise
     except (KeyError, TypeError, AttributeError, OverflowError, ValueError) as error:
         raise CorpusError(f"{path}: the index lacks or garbles a field ({error!r}). Build it again.") from error
-    if dtype is not None and token_dtype(dtype, path) != corpus.dtype:
-        raise CorpusError(f"{path}: the index is of {corpus.dtype.name} tokens, but dtype={dtype} was asked for.")
-    if eos_token_id is not None and corpus.eos_token_id not in (None, eos_token_id):
+    if options.dtype is not None and options.dtype != corpus.dtype:
         raise CorpusError(
-            f"{path}: the index has eos_token_id {corpus.eos_token_id}, but {eos_token_id} was asked for."
+            f"{path}: the index is of {corpus.dtype.name} tokens, but dtype={options.dtype} was asked for."
         )
+    eos = options.eos_token_id
+    if eos is not None and corpus.eos_token_id not in (None, eos):
+        raise CorpusError(f"{path}: the index has eos_token_id {corpus.eos_token_id}, but {eos} was asked for.")
     return dataclasses.replace(
         corpus,
-        eos_token_id=corpus.eos_token_id if eos_token_id is None else eos_token_id,
-        tokenizer=tokenizer or corpus.tokenizer,
+        eos_token_id=corpus.eos_token_id if eos is None else eos,
+        tokenizer=corpus.tokenizer or options.tokenizer,
     )
 
 
@@ -130,6 +130,7 @@ def _to_json(corpus: Corpus, folder: str) -> dict[str, Any]:
         "eos_token_id": None if corpus.eos_token_id is None else int(corpus.eos_token_id),
         "tokenizer": corpus.tokenizer,
         "num_tokens": corpus.num_tokens,
+        "use_loss_mask": True if corpus.has_loss else False if corpus.ignores_loss else None,
         **{key: value for key, value in beside.items() if value is not None},
         "shards": [entry(shard) for shard in corpus.shards],
     }

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -12,7 +13,7 @@ from absl import logging
 
 from grain_sft import files
 from grain_sft.corpus.corpus import Corpus
-from grain_sft.corpus.scan import scan_shards
+from grain_sft.corpus.formats import Options, Tree, corpus_of_files
 from grain_sft.corpus.shard import token_dtype
 from grain_sft.errors import CorpusError, CorpusFileError
 
@@ -24,7 +25,7 @@ def to_json(corpus: Corpus, sequence_length: int, tokenizer: str) -> dict[str, A
     if corpus.has_loss:
         raise CorpusError(
             "format='maxtext': MaxText's index has no place for loss masks: all tokens would take loss. Save the index as "
-            "'grain_sft'."
+            "'grain_sft', or open the corpus with use_loss_mask=False."
         )
     entries: list[dict[str, Any]] = []
     rows = 0
@@ -65,8 +66,11 @@ def maxtext_fingerprint(sequence_length: int, dtype: str, tokenizer: str, entrie
     return "sha256:" + hashlib.sha256("".join(f"{field}\0" for field in fields).encode()).hexdigest()
 
 
-def from_json(path: str, data: Mapping[str, Any], remap: Callable[[str], str]) -> Corpus:
-    """The corpus of MaxText's index, its files scanned and compared with it."""
+def from_json(path: str, data: Mapping[str, Any], remap: Callable[[str], str], options: Options) -> Corpus:
+    """Return the corpus of MaxText's index, its files scanned and compared with it.
+
+    The index can't name sidecars, so they are looked for beside its files.
+    """
     if data["format_version"] != MAXTEXT_VERSION:
         raise CorpusError(
             f"{path}: MaxText index of format version {data['format_version']!r}; version {MAXTEXT_VERSION!r} can be read."
@@ -83,7 +87,9 @@ def from_json(path: str, data: Mapping[str, Any], remap: Callable[[str], str]) -
         raise CorpusError(f"{path}: the index lists no file.")
     dtype: np.dtype[np.unsignedinteger] = token_dtype(data["dtype"], path)
     sources = [(files.absolute(remap(entry["path"])), checked_text(entry["label"], path, "label")) for entry in entries]
-    corpus = scan_shards(sources, dtype, tokenizer=tokenizer)
+    corpus = corpus_of_files(sources, dataclasses.replace(options, dtype=dtype), Tree())
+    if len(corpus.shards) != len(entries):
+        raise CorpusError(f"{path}: lists files that hold no tokens, such as label masks. Build the index again.")
     for shard, entry in zip(corpus.shards, entries, strict=True):
         if shard.num_tokens != entry["n_tokens"]:
             verb = "shrank" if shard.num_tokens < entry["n_tokens"] else "grew"
@@ -91,7 +97,7 @@ def from_json(path: str, data: Mapping[str, Any], remap: Callable[[str], str]) -
                 f"{shard.path}: the file {verb} since it was indexed: {shard.num_tokens} tokens, "
                 f"MaxText's index {path} says {entry['n_tokens']}. Restore it, or build the index again."
             )
-    return corpus
+    return dataclasses.replace(corpus, tokenizer=tokenizer or corpus.tokenizer)
 
 
 def checked_text(value: object, where: str, key: str) -> str:

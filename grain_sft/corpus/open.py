@@ -1,31 +1,30 @@
-"""`open_corpus`: from whatever names token files to a Corpus."""
+"""`open_corpus`: a Corpus from a path, a glob, a list of files, a mix or an index."""
 
 from __future__ import annotations
 
 import dataclasses
 import glob
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from grain_sft import files
 from grain_sft.corpus import formats, index
 from grain_sft.corpus.corpus import Corpus
+from grain_sft.corpus.made_with import check_tokenizer
 from grain_sft.corpus.mix import parse_mix, remap_path, resolve_relative
 from grain_sft.corpus.remote_options import RemoteOptions
 from grain_sft.corpus.root import Root
-from grain_sft.corpus.scan import scan_shards
 from grain_sft.corpus.shard import token_dtype
 from grain_sft.corpus.stored import MAGIC
-from grain_sft.errors import CorpusError, CorpusFileError, GrainSftError
+from grain_sft.errors import CorpusError, CorpusFileError, GrainSftError, WrongTypeError, shortened
 from grain_sft.regular_files import read_regular
 
 FORMATS = ("auto", "files", "mix", "index", *formats.FORMATS)
 
 _TOKEN_SUFFIXES = (".npy", ".bin", ".parquet")
 _LIST_SUFFIXES = (".txt", ".csv", ".mix", ".json")
-_MASK_PREFIX = "labels_mask"
 
 
 def open_corpus(
@@ -38,8 +37,14 @@ def open_corpus(
     tokenizer: str | None = None,
     remote: RemoteOptions | Mapping[str, Any] | None = None,
     root: str | os.PathLike[str] | None = None,
+    label_mask_paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None = None,
+    use_loss_mask: bool | None = None,
 ) -> Corpus:
-    """The token files that `where` names, in order: scanned, or as an index remembers them.
+    """Open the token files that `where` names, in order: scanned, or as an index remembers them.
+
+    Sidecar files are found by their names, however the token files are named: label masks and loss weights (OLMo-core's
+    `labels_mask_part_NNNN.npy` beside `token_ids_part_NNNN.npy`, and those of the other formats) and document boundaries
+    (`NAME.csv.gz` beside `NAME.npy`). A glob, directory or list that matches sidecars too reads them as sidecars.
 
     Args:
       where: one of
@@ -61,35 +66,31 @@ def open_corpus(
       eos_token_id: the token that ends a document; None: an SFT corpus's own, where it says it.
       path_remap: {prefix: replacement}, the longest prefix wins; and {"{NAME}": text} to fill a placeholder anywhere
         in a path, such as the `{TOKENIZER}` of OLMo's mixes.
-      tokenizer: name of the tokenizer; the same as `path_remap={"{TOKENIZER}": tokenizer}`, and kept in the corpus.
+      tokenizer: name or path of the tokenizer; the same as `path_remap={"{TOKENIZER}": tokenizer}`, and kept in the corpus.
+        A corpus that was made with another tokenizer is refused: by its hash where this is the path of a tokenizer, else
+        by its name.
       remote: how rows of remote files are read (see docs/cloud.md): {"seconds": 120, "requests": 64, "cache": {"folder":
         ..., "max_bytes": "200GiB", "unit": "4MiB"}}, or RemoteOptions; what is not given is as the environment says.
       root: a folder, local or a URL, that all files have to lie in, for a mix or an index that others have written; links
         are followed. None: they may lie anywhere, as the absolute paths of OLMo's mixes do.
+      label_mask_paths: label masks (a byte a token, 0 or 1): a glob, or a list of files and globs, one file for each token
+        file in order, as in OLMo-core's `NumpyDatasetConfig`. None: the masks that are found beside the token files.
+      use_loss_mask: False: ignore loss masks and weights, so that every token takes loss. True: refuse a corpus without.
+        None: use them where they are, or as a saved index remembers.
 
     Raises:
       CorpusFileError: a file is missing, unreadable, or not the one that was indexed.
-      CorpusError: a malformed mix, index or token file, files of different dtypes, or one outside of `root`.
+      CorpusError: a malformed mix, index or token file, files of different dtypes, masks for some files only or of another
+        length than their tokens, another tokenizer than the corpus was made with, or a file outside of `root`.
+      WrongTypeError: an argument of another type.
     """
+    _check_types(where, format, path_remap, tokenizer, remote, root, use_loss_mask)
     options = None if remote is None else RemoteOptions.of(remote)
     bound = None if root is None else Root(root)
-    corpus = _open(where, format, dtype, eos_token_id, path_remap, tokenizer, bound)
-    if bound is not None:
-        bound.check_corpus(corpus)
-    return corpus if options is None else dataclasses.replace(corpus, remote=options)
-
-
-def _open(
-    where: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
-    format: str,
-    dtype: object,
-    eos_token_id: int | None,
-    path_remap: Mapping[str, str] | None,
-    tokenizer: str | None,
-    root: Root | None,
-) -> Corpus:
     if format not in FORMATS:
         raise CorpusError(f"format={format!r}: expected one of {', '.join(FORMATS)}.")
+    if label_mask_paths is not None and use_loss_mask is False:
+        raise CorpusError("label_mask_paths are given, but use_loss_mask=False ignores them. Leave one of the two out.")
     remaps = {files.normalize(key): files.normalize(value) for key, value in (path_remap or {}).items()}
     if tokenizer is not None:
         remaps.setdefault("{TOKENIZER}", tokenizer)
@@ -97,7 +98,96 @@ def _open(
     def remap(path: str) -> str:
         return files.normalize(remap_path(path, remaps))
 
-    options = formats.Options(None if dtype is None else token_dtype(dtype, "dtype"), eos_token_id, tokenizer)
+    formats_options = formats.Options(
+        None if dtype is None else token_dtype(dtype, "dtype"),
+        eos_token_id,
+        tokenizer,
+        use_loss_mask,
+        None if label_mask_paths is None else _expand_masks(label_mask_paths, remap),
+    )
+    corpus = _open(where, format, formats_options, remap, bound)
+    if bound is not None:
+        bound.check_corpus(corpus)
+    if use_loss_mask and not corpus.has_loss:
+        raise CorpusError(
+            f"{corpus.shards[0].path}: use_loss_mask=True, but no loss mask is beside this file. Name the masks with "
+            "label_mask_paths, or leave use_loss_mask out."
+        )
+    if tokenizer is not None:
+        check_tokenizer(corpus, tokenizer)
+    return corpus if options is None else dataclasses.replace(corpus, remote=options)
+
+
+def _check_types(
+    where: object,
+    format: object,
+    path_remap: object,
+    tokenizer: object,
+    remote: object,
+    root: object,
+    use_loss_mask: object,
+) -> None:
+    """Refuse arguments of other types, which would fail somewhere with a message about something else."""
+    _paths("where", where)
+    for name, value, kind, expected in (
+        ("format", format, str, "a string"),
+        ("path_remap", path_remap, Mapping | None, "a mapping of prefixes to their replacements"),
+        ("tokenizer", tokenizer, str | None, "a string"),
+        ("remote", remote, RemoteOptions | Mapping | None, "RemoteOptions or a mapping"),
+        ("root", root, str | os.PathLike | None, "a path"),
+        ("use_loss_mask", use_loss_mask, bool | None, "True or False"),
+    ):
+        if not isinstance(value, kind):
+            raise WrongTypeError(f"open_corpus: {name} is {_shown(value)}; expected {expected}.")
+    for key, text in path_remap.items() if isinstance(path_remap, Mapping) else ():
+        if not isinstance(key, str | os.PathLike) or not isinstance(text, str | os.PathLike):
+            raise WrongTypeError(
+                f"open_corpus: path_remap has {_shown(key)}: {_shown(text)}; expected strings or paths."
+            )
+
+
+def _paths(name: str, value: object) -> list[str | os.PathLike[str]]:
+    """The paths of an argument that is one path or a list of paths.
+
+    Raises:
+      WrongTypeError: it is neither.
+    """
+    if isinstance(value, str | os.PathLike):
+        items: list[Any] = [value]
+    elif isinstance(value, Mapping | bytes | bytearray) or not isinstance(value, Iterable):
+        raise WrongTypeError(f"open_corpus: {name} is {_shown(value)}; expected a path or a list of paths.")
+    else:
+        items = list(value)
+    for item in items:
+        if not isinstance(item, str | os.PathLike):
+            raise WrongTypeError(f"open_corpus: {name} holds {_shown(item)}; expected paths.")
+    return items
+
+
+def _shown(value: object) -> str:
+    return f"{shortened(repr(value))} ({type(value).__name__})"
+
+
+def _expand_masks(
+    paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]], remap: Callable[[str], str]
+) -> tuple[str, ...]:
+    found: list[str] = []
+    for item in _paths("label_mask_paths", paths):
+        path = remap(files.normalize(item))
+        matches = files.glob(path) if _is_glob(path) else [path]
+        if not matches:
+            raise CorpusFileError(f"{path}: label_mask_paths: the glob matches no file.")
+        found += map(files.absolute, matches)
+    return tuple(found)
+
+
+def _open(
+    where: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    format: str,
+    options: formats.Options,
+    remap: Callable[[str], str],
+    root: Root | None,
+) -> Corpus:
     if isinstance(where, str | os.PathLike):
         return _open_path(files.normalize(where), format, options, remap, root)
     items = list(where)
@@ -118,14 +208,7 @@ def _open_path(
             return found
     kind = _tell(path) if format == "auto" else format
     if kind == "index":
-        return index.load(
-            path,
-            files.read_text(path),
-            dtype=options.dtype,
-            eos_token_id=options.eos_token_id,
-            tokenizer=options.tokenizer,
-            remap=remap,
-        )
+        return index.load(path, files.read_text(path), options, remap)
     if kind == "mix":
         entries = parse_mix(path, files.read_text(path))
         paths = resolve_relative(path, [remap(entry) for entry, _ in entries])
@@ -142,7 +225,7 @@ def _scan(sources: list[tuple[str, str]], options: formats.Options, root: Root |
     sources = [(files.absolute(path), label) for path, label in sources]
     if root is not None:  # before one of them is looked into
         root.check(path for path, _ in sources)
-    return scan_shards(sources, options.dtype, eos_token_id=options.eos_token_id, tokenizer=options.tokenizer)
+    return formats.corpus_of_files(sources, options, formats.Tree())
 
 
 def _open_format(kind: str, path: str, options: formats.Options) -> Corpus | None:
@@ -163,6 +246,8 @@ def _check_list(items: Sequence[str | os.PathLike[str]]) -> None:
     if not items:
         raise CorpusError("an empty list of files: a corpus has at least one.")
     for item in items:
+        if formats.is_metadata(os.fspath(item)):
+            continue
         if os.fspath(item).endswith(_LIST_SUFFIXES) and os.path.isfile(item):
             raise CorpusError(f"{item}: a mix or an index, in a list of files. Open it by itself.")
 
@@ -212,11 +297,4 @@ def _expand(path: str) -> list[str]:
         return [path]
     if not found:
         raise CorpusFileError(f"{path}: holds no .npy file. Give a glob, if its token files have another suffix.")
-    masked = [file for file in found if os.path.basename(file).startswith(_MASK_PREFIX)]
-    if masked:
-        raise CorpusError(
-            f"{path}: holds label masks ({os.path.relpath(masked[0], path)}), so loss is not taken on all of its tokens. "
-            "An SFT corpus is opened by itself, as the path of its own folder; its tokens alone, loss taken on all of "
-            "them, are the glob token_ids_part_*.npy."
-        )
     return found

@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from grain_sft import files
 from grain_sft.corpus import Corpus, open_corpus
+from grain_sft.corpus.made_with import check_tokenizer
 from grain_sft.errors import CorpusError, PrepareError
 from grain_sft.prepare.request import GIB, Dataset, Request, hash_of
 from grain_sft.prepare.run import Progress
@@ -68,7 +69,7 @@ def convert(
     request = Request(
         (Dataset((where,)),),
         "convert",
-        tokenizer or "",
+        tokenizer or splits["train"].corpus.tokenizer or "",
         format,
         part_bytes=part_bytes,
         shard_tokens=shard_tokens,
@@ -87,7 +88,8 @@ def convert(
         target.discard()
         return {**found, "already": True}
     with target.claim(identity, overwrite=overwrite):
-        plan = _plan(target, request, described, splits)
+        names = [str(entry.get("path")) for entry in identity["inputs"] if isinstance(entry, dict)]
+        plan = _plan(target, request, described, splits, names)
         _write_splits(plan, format, progress)
         for name, data in tokenizer_files.items():
             files.write_bytes(plan.path("tokenizer", name), data)
@@ -178,7 +180,13 @@ class _Both:
             yield from self._parts[part].sources(ids - (int(self._ends[part]) - len(self._parts[part].lengths)))
 
 
-def _plan(target: Target, request: Request, described: Mapping[str, Any], splits: Mapping[str, _Documents]) -> Plan:
+def _plan(
+    target: Target,
+    request: Request,
+    described: Mapping[str, Any],
+    splits: Mapping[str, _Documents],
+    source_names: Sequence[str],
+) -> Plan:
     both = _Both(list(splits.values()))
     ids, before = {}, 0
     for name, part in splits.items():
@@ -194,7 +202,7 @@ def _plan(target: Target, request: Request, described: Mapping[str, Any], splits
             starts = np.cumsum(block.lengths) - block.lengths
             both.first_weights = both.first_weights or bool(block.loss[starts[block.lengths > 0]].any())
         statistics[name] = SplitStatistics(len(chosen), tokens, trainable)
-    return Plan(target.stage, request, described, both, ids, statistics, binary)
+    return Plan(target.stage, request, described, both, ids, statistics, binary, source_names)
 
 
 def _open(where: str) -> dict[str, Corpus]:
@@ -236,6 +244,9 @@ def _tokenizer(
 ) -> tuple[dict[str, Any], dict[str, bytes]]:
     """The tokenizer's description and files: of the one given, of the corpus's own, or what the tokens say."""
     folder = files.join(where, "tokenizer")
+    if given is not None:
+        for part in splits.values():
+            check_tokenizer(part.corpus, given)
     if given is None and files.exists(folder):
         given = folder
     if given is not None:

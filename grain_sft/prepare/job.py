@@ -114,6 +114,7 @@ class Job:
             splits=splits,
             statistics={name: self._count(table, ids) for name, ids in splits.items()},
             binary=all(header.binary for header in table.headers),
+            source_names=[entry.path for entry in self.work.inputs],
         )
         for name, ids in splits.items():
             if not len(ids):

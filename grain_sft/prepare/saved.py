@@ -96,6 +96,7 @@ def load_plan(folder: str, job: Job) -> Plan:
         splits={split: _array(folder, split, "<i8") for split in fields["statistics"]},
         statistics={split: SplitStatistics(**counts) for split, counts in fields["statistics"].items()},
         binary=fields["binary"],
+        source_names=[entry.path for entry in job.work.inputs],
     )
 
 

@@ -175,7 +175,8 @@ def lines(path, text):
         ("0,5\n5,101\n", ":2: 5,101, but the part has 100 tokens"),
         ("0,5\n5,99999999999999999999\n", ":2: expected"),
         ("", "lists no document, but the part has 100 tokens"),
-        ("1" * 1000, ":1: expected 'start,end', found"),
+        ("1" * 1000, ":1: expected 'start,end' in digits, found"),
+        ("1" * 70_000, ":1: expected 'start,end', found"),
     ],
 )
 def test_a_wrong_line_of_boundaries_is_named(tmp_path, text, expected):

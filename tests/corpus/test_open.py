@@ -122,15 +122,13 @@ def test_an_empty_list_is_an_error():
         grain_sft.open_corpus([])
 
 
-def test_a_directory_above_or_a_list_with_label_masks_is_not_taken_for_plain_tokens(tmp_path, write_tokens):
+def test_a_directory_above_or_a_list_with_label_masks_is_opened_with_them(tmp_path, write_tokens):
     write_tokens("sub/token_ids_part_0.npy", [1, 2])
     write_tokens("sub/labels_mask_part_0.npy", [1, 0], "bool")
-    for where in (tmp_path, [tmp_path / "sub"]):
-        with pytest.raises(grain_sft.GrainSftError, match=r"label masks \((sub/)?labels_mask_part_0.npy\)") as error:
-            grain_sft.open_corpus(where)
-        assert "glob token_ids_part_*.npy" in str(error.value)
-    assert grain_sft.open_corpus(f"{tmp_path}/sub/token_ids_part_*.npy").num_tokens == 2
-    assert grain_sft.open_corpus(tmp_path / "sub").has_loss
+    whole = grain_sft.open_corpus(tmp_path / "sub")
+    assert whole.has_loss
+    for where in (tmp_path, [tmp_path / "sub"], f"{tmp_path}/sub/*.npy", f"{tmp_path}/sub/token_ids_part_*.npy"):
+        assert grain_sft.open_corpus(where) == whole
 
 
 def test_an_unknown_format_is_an_error_that_lists_the_known(tmp_path):

@@ -1,4 +1,4 @@
-"""Tokens with a loss file beside them: their width, told from the two files' sizes, and their shards."""
+"""Token files and the sidecars of each: loss and document boundaries, scanned in parallel."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from grain_sft.corpus.boundaries import describe_boundaries
 from grain_sft.corpus.loss import LossFile, check_labels, scan_loss
-from grain_sft.corpus.scan import THREADS
+from grain_sft.corpus.scan import THREADS, with_progress
 from grain_sft.corpus.shard import TOKEN_DTYPES, Shard, check_plausible, scan_shard
 from grain_sft.corpus.stored import MAGIC, size_and_head
 from grain_sft.errors import CorpusError
@@ -20,56 +20,95 @@ Dtype = np.dtype[np.unsignedinteger]
 
 
 class Part(NamedTuple):
-    """The files of one shard: tokens, their loss and its kind, document boundaries ("": none) and their kind."""
+    """The files of one shard: tokens, their loss and its kind, document boundaries and their kind ("": none).
+
+    `continues` and `label` are those of `BoundaryFile` and `Shard`.
+    """
 
     tokens: str
-    loss: str
-    kind: str
-    boundaries: str
-    boundaries_kind: str
+    loss: str = ""
+    kind: str = "bool"
+    boundaries: str = ""
+    boundaries_kind: str = "csv"
     continues: bool | None = None
+    label: str = ""
 
 
 def scan_parts(
-    parts: Sequence[Part], dtype: Dtype | None, allowed: Sequence[str] = TOKEN_DTYPES
+    parts: Sequence[Part], dtype: Dtype | None, allowed: Sequence[str] = TOKEN_DTYPES, *, use_loss: bool = True
 ) -> tuple[tuple[Shard, ...], Dtype]:
-    """Shards of `parts`, scanned in parallel, and the dtype of their tokens.
+    """Return the shards of `parts`, scanned in parallel, and the dtype of their tokens.
 
     Args:
-      parts: in order.
-      dtype: of the tokens; None: told by the sizes of tokens and loss files.
-      allowed: names of dtypes that the format has.
+      parts: at least one, in order; a part may occur more than once.
+      dtype: of the tokens. None: the width that fits the loss files; without loss files, that of each file's header, or
+        uint32 if the file looks like it.
+      allowed: names of the dtypes that the format has.
+      use_loss: whether shards keep their loss files. If not, and `dtype` is given, loss files are not opened.
 
     Raises:
       CorpusFileError: a file is missing or unreadable.
-      CorpusError: files of lengths that don't fit, or values that such files don't hold.
+      CorpusError: files of lengths or dtypes that don't fit, or values that such files don't hold.
     """
-    with concurrent.futures.ThreadPoolExecutor(min(THREADS, len(parts))) as pool:
-        losses = list(pool.map(lambda part: scan_loss(part.loss, part.kind), parts))
-        for part, loss in zip(parts, losses, strict=True):
-            dtype = dtype or _width(part.tokens, loss, allowed)
-        chosen = dtype or np.dtype(allowed[-1])  # only empty files
-        if chosen.name not in allowed:
+    plain = [part._replace(label="", continues=None) for part in parts]
+    if not use_loss and dtype is not None:
+        plain = [part._replace(loss="") for part in plain]
+    unique = list(dict.fromkeys(plain))  # a mix may list a file more than once
+    with concurrent.futures.ThreadPoolExecutor(min(THREADS, len(unique))) as pool:
+        try:
+            losses = list(pool.map(lambda part: scan_loss(part.loss, part.kind) if part.loss else None, unique))
+            for part, loss in zip(unique, losses, strict=True):
+                if dtype is None and loss is not None:
+                    dtype = _width(part.tokens, loss, allowed)
+            if dtype is None and len(allowed) < len(TOKEN_DTYPES):
+                dtype = np.dtype(allowed[-1])  # only empty files
+            if dtype is not None and dtype.name not in allowed:
+                raise CorpusError(
+                    f"{parts[0].tokens}: dtype={dtype.name}; the tokens of this format are {' or '.join(allowed)}."
+                )
+            results = pool.map(lambda part, loss: _scan(part, loss, dtype), unique, losses)
+            scans = dict(zip(unique, with_progress(results, len(unique)), strict=True))
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+    first_path, first_dtype = unique[0].tokens, scans[unique[0]][1]
+    shards = []
+    for part, key in zip(parts, plain, strict=True):
+        shard, found = scans[key]
+        if found != first_dtype:
             raise CorpusError(
-                f"{parts[0].tokens}: dtype={chosen.name}; the tokens of this format are {' or '.join(allowed)}."
+                f"{part.tokens}: its tokens are {found.name}, but those of {first_path} are {first_dtype.name}. "
+                "All files of a corpus have one dtype: convert one of them, or open them as two corpora."
             )
-        shards = tuple(pool.map(lambda part, loss: _scan(part, loss, chosen), parts, losses))
-    return shards, chosen
+        boundaries = shard.boundaries
+        if boundaries is not None:
+            boundaries = dataclasses.replace(boundaries, continues=part.continues)
+        loss = shard.loss if use_loss else None
+        shards.append(dataclasses.replace(shard, loss=loss, boundaries=boundaries, label=part.label))
+    return tuple(shards), first_dtype
 
 
-def _scan(part: Part, loss: LossFile, dtype: Dtype) -> Shard:
-    shard, _ = scan_shard(part.tokens, "", dtype)
+def _scan(part: Part, loss: LossFile | None, dtype: Dtype | None) -> tuple[Shard, Dtype]:
+    shard, dtype = scan_shard(part.tokens, "", dtype)
+    if loss is not None:
+        check_loss(shard, loss, dtype)
+    boundaries = describe_boundaries(part.boundaries, part.boundaries_kind) if part.boundaries else None
+    return dataclasses.replace(shard, loss=loss, boundaries=boundaries), dtype
+
+
+def check_loss(shard: Shard, loss: LossFile, dtype: Dtype) -> None:
+    """Check that a loss file has a value for each token, and that labels at its ends are the tokens.
+
+    Raises:
+      CorpusError: it has more or fewer, or other labels.
+    """
     if shard.num_tokens != loss.count:
         raise CorpusError(
-            f"{part.loss}: {loss.count} values for {shard.num_tokens} {dtype.name} tokens in {part.tokens}; expected one "
+            f"{loss.path}: {loss.count} values for {shard.num_tokens} {dtype.name} tokens in {shard.path}; expected one "
             "for each. A file was cut short or is of another corpus, or dtype is another."
         )
-    if part.kind == "labels":
-        check_labels(loss, part.tokens, shard.data_offset, shard.num_tokens, dtype)
-    boundaries = None
-    if part.boundaries:
-        boundaries = describe_boundaries(part.boundaries, part.boundaries_kind, part.continues)
-    return dataclasses.replace(shard, loss=loss, boundaries=boundaries)
+    if loss.kind == "labels":
+        check_labels(loss, shard.path, shard.data_offset, shard.num_tokens, dtype)
 
 
 def _width(tokens: str, loss: LossFile, allowed: Sequence[str]) -> Dtype | None:

@@ -1,16 +1,23 @@
-"""What stands beside a corpus about it: our prepare.json, and the metadata files of the formats."""
+"""Metadata of a corpus: corpus.json of a split, prepare.json of the whole, and reading such files."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Iterable, Sequence
 from typing import Any
+
+from absl import logging
 
 from grain_sft import files
 from grain_sft.corpus.formats.tree import Tree
 from grain_sft.errors import CorpusError, shortened
 
 PREPARE = "prepare.json"
+SPLIT = "corpus.json"
+"""In each split's folder, so that a split that is copied alone keeps its tokenizer and ids."""
+SPLIT_FORMAT = "grain_sft corpus"
+SPLIT_VERSION = 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,16 +27,24 @@ class Origin:
     Attributes:
       eos_token_id: the token that ends a document, as the format says, or else the tokenizer's.
       pad_token_id: of the tokenizer.
+      tokenizer: name of the tokenizer: the path or name that was given when the corpus was made.
       tokenizer_sha256: hash of the tokenizer.
       source_names: paths of the inputs.
-      path: of prepare.json; "" where there is none.
+      path: of corpus.json or prepare.json; "" where there is none.
     """
 
     eos_token_id: int | None = None
     pad_token_id: int | None = None
+    tokenizer: str | None = None
     tokenizer_sha256: str | None = None
     source_names: tuple[str, ...] = ()
     path: str = ""
+
+    def filled(self, **values: Any) -> Origin:
+        """Return a copy that has `values` where this has none."""
+        return dataclasses.replace(
+            self, **{name: value for name, value in values.items() if getattr(self, name) is None}
+        )
 
 
 class Json:
@@ -94,15 +109,76 @@ class Json:
         return value
 
 
-def read_origin(root: str, tree: Tree) -> Origin:
-    """What the prepare.json of `root` says; nothing where there is none.
+def read_origin(folders: Iterable[str], tree: Tree) -> Origin:
+    """Return what the first corpus.json or prepare.json in `folders` says; nothing where there is none.
+
+    Args:
+      folders: the split's folder, then that of the corpus.
 
     Raises:
       CorpusError: keys of the wrong type.
     """
-    if PREPARE not in tree.names(root):
-        return Origin()
-    data = Json.load(files.join(root, PREPARE))
+    for folder in folders:
+        names = tree.names(folder)
+        if SPLIT in names:
+            data = Json.load(files.join(folder, SPLIT))
+            if data.get("format") == SPLIT_FORMAT:  # another tool may have a file of that name
+                return origin_of(data)
+        if PREPARE in names:
+            return _prepared(Json.load(files.join(folder, PREPARE)))
+    return Origin()
+
+
+def origin_of(data: Json) -> Origin:
+    """Return the origin that a split's metadata state.
+
+    Raises:
+      CorpusError: keys of the wrong type, or metadata of a later version.
+    """
+    if data.get("version") != SPLIT_VERSION:
+        raise CorpusError(
+            f"{data.path}: version {data.get('version')!r}; this grain_sft reads version {SPLIT_VERSION}. Update grain_sft."
+        )
+    names = data.items("source_names")
+    if not all(isinstance(name, str) for name in names):
+        raise CorpusError(f"{data.path}: source_names is {shortened(repr(names))}; expected a list of strings.")
+    return Origin(
+        eos_token_id=data.count("eos_token_id"),
+        pad_token_id=data.count("pad_token_id"),
+        tokenizer=data.text("tokenizer"),
+        tokenizer_sha256=data.text("tokenizer_sha256"),
+        source_names=tuple(names),
+        path=data.path,
+    )
+
+
+def split_metadata(
+    *,
+    format: str,
+    split: str,
+    eos_token_id: int | None,
+    pad_token_id: int | None,
+    tokenizer: str | None,
+    tokenizer_sha256: str | None,
+    vocab_size: int | None,
+    source_names: Sequence[str],
+) -> dict[str, Any]:
+    """Return the content of a split's corpus.json."""
+    return {
+        "format": SPLIT_FORMAT,
+        "version": SPLIT_VERSION,
+        "corpus_format": format,
+        "split": split,
+        "eos_token_id": eos_token_id,
+        "pad_token_id": pad_token_id,
+        "tokenizer": tokenizer,
+        "tokenizer_sha256": tokenizer_sha256,
+        "vocab_size": vocab_size,
+        "source_names": list(source_names),
+    }
+
+
+def _prepared(data: Json) -> Origin:
     tokenizer = data.object("tokenizer")
     names = []
     for number, entry in enumerate(data.items("inputs")):
@@ -114,7 +190,26 @@ def read_origin(root: str, tree: Tree) -> Origin:
     return Origin(
         eos_token_id=tokenizer.count("eos_token_id"),
         pad_token_id=tokenizer.count("pad_token_id"),
+        tokenizer=data.object("request").text("tokenizer") or None,
         tokenizer_sha256=tokenizer.text("sha256"),
         source_names=tuple(names),
         path=data.path,
     )
+
+
+def warn_unknown(folder: str, lacks: str, origin: Origin, eos_token_id: int | None) -> None:
+    """Warn where a split was copied without the metadata that its format keeps in the folder above.
+
+    Args:
+      folder: of the split.
+      lacks: names of the files that would hold the ids.
+      origin: what was found.
+      eos_token_id: what the caller gave.
+    """
+    if origin.eos_token_id is None and origin.tokenizer_sha256 is None and eos_token_id is None:
+        logging.warning(
+            "%s: lacks %s, so its tokenizer, its padding id and the id of the token that ends a document are not known; "
+            "rows are padded with token 0. Copy one of these files from the corpus, or give eos_token_id.",
+            folder,
+            lacks,
+        )

@@ -6,12 +6,15 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 from grain_sft import files
 from grain_sft.corpus.corpus import Corpus
-from grain_sft.corpus.formats.aligned import Part, scan_parts
-from grain_sft.corpus.formats.metadata import Json, read_origin
-from grain_sft.corpus.formats.options import Options, corpus_of
+from grain_sft.corpus.formats import plain
+from grain_sft.corpus.formats.aligned import Part
+from grain_sft.corpus.formats.metadata import Json, Origin, read_origin
+from grain_sft.corpus.formats.options import Options
+from grain_sft.corpus.formats.splits import Split, corpus_of_split
 from grain_sft.corpus.formats.tokenizer import eos_of_folder
 from grain_sft.corpus.formats.tree import Tree
 from grain_sft.corpus.shard import token_dtype
@@ -21,11 +24,13 @@ EXPECTED = "a directory with token_ids_part_NNNN.npy and labels_mask_part_NNNN.n
 
 _TOKENS = re.compile(r"token_ids_part_(\d+)\.npy")
 _MASKS = re.compile(r"labels_mask_part_(\d+)\.npy")
+_ANY_TOKENS = re.compile(r"token_ids(.*)\.npy")
+_ANY_MASK = re.compile(r"labels_mask(.*)\.npy")
 _STATISTICS = "dataset_statistics.json"
 
 
 def find(path: str, tree: Tree) -> str | None:
-    """The folder of the parts."""
+    """Return the folder of the parts."""
     for folder in (path, files.join(path, "train")):
         if any(_MASKS.fullmatch(name) for name in tree.names(folder)):
             return folder
@@ -33,28 +38,83 @@ def find(path: str, tree: Tree) -> str | None:
 
 
 def read(folder: str, options: Options, tree: Tree) -> Corpus:
-    """The parts, in the order of their numbers."""
+    """Return the corpus of the parts, in the order of their numbers."""
+    _check_whole(folder, tree.names(folder), options)
+    found = split(folder, tree)
+    parts = [part(path, tree) for path in found.files]
+    if found.continued is not None:
+        parts = [each._replace(continues=each.tokens in found.continued) for each in parts]
+    return corpus_of_split(found, parts, options)
+
+
+def owner(path: str, tree: Tree) -> str | None:
+    """Return the token file that `path` belongs to: itself, or that of a label mask."""
+    name = files.name_of(path)
+    if mask := _ANY_MASK.fullmatch(name):
+        return files.join(files.parent(path), f"token_ids{mask[1]}.npy")
+    return path if _ANY_TOKENS.fullmatch(name) else None
+
+
+def part(path: str, tree: Tree) -> Part:
+    """Return a token file with its label mask and its boundaries, where it has them."""
+    tokens = _ANY_TOKENS.fullmatch(files.name_of(path))
+    assert tokens is not None
+    masks = tree.beside(path, f"labels_mask{tokens[1]}.npy")
+    mask = files.join(files.parent(path), masks[0]) if masks else ""
+    return Part(path, mask, boundaries=plain.boundaries_of(path, tree))
+
+
+def home(path: str) -> str:
+    """Return the folder of the parts."""
+    return files.parent(path)
+
+
+def split(folder: str, tree: Tree) -> Split:
+    """Return the parts of a folder, and what its metadata say."""
     names = tree.names(folder)
     root = files.parent(folder) if files.name_of(folder) in ("train", "val") else folder
-    origin = read_origin(root, tree)
-    if not origin.path and root != folder:
-        origin = read_origin(folder, tree)
-    if origin.eos_token_id is None:
-        for place in dict.fromkeys((folder, root)):
-            origin = origin if origin.eos_token_id is not None else eos_of_folder(place, tree, origin)
     statistics = Json.load(files.join(folder, _STATISTICS)) if _STATISTICS in names else Json("", {})
-    stated = statistics.object("configuration").text("token_dtype")
-    dtype = options.dtype or (None if stated is None else token_dtype(stated, statistics.path))
-    shards, dtype = scan_parts(_parts(folder, names, _continued(statistics)), dtype)
-    sources = files.join(folder, "sources.bin") if "sources.bin" in names else ""
-    return corpus_of(shards, dtype, options, origin, sources)
+    configuration = statistics.object("configuration")
+    origin = read_origin(dict.fromkeys((folder, root)), tree)
+    if not origin.path:
+        origin = _stated(configuration)
+    for place in dict.fromkeys((folder, root)):
+        origin = origin if origin.eos_token_id is not None else eos_of_folder(place, tree, origin)
+    stated = configuration.text("token_dtype")
+    numbers = _numbered(folder, names, _TOKENS)
+    paths = {number: files.join(folder, numbers[number]) for number in sorted(numbers)}
+    continued = _continued(statistics)
+    return Split(
+        files=tuple(paths.values()),
+        origin=origin,
+        dtype=None if stated is None else token_dtype(stated, statistics.path),
+        sources=files.join(folder, "sources.bin") if "sources.bin" in names else "",
+        continued=None if continued is None else frozenset(paths[each] for each in continued if each in paths),
+    )
 
 
-def _parts(folder: str, names: frozenset[str], continues: frozenset[int] | None) -> list[Part]:
+def _stated(configuration: Json) -> Origin:
+    """What the statistics of a split say that was copied without prepare.json. Those of other tools have other keys."""
+
+    def value(key: str, kind: type) -> Any:
+        found = configuration.get(key)
+        return found if type(found) is kind else None
+
+    return Origin(
+        eos_token_id=value("eos_token_id", int),
+        pad_token_id=value("pad_token_id", int),
+        tokenizer=value("tokenizer", str),
+        tokenizer_sha256=value("tokenizer_sha256", str),
+    )
+
+
+def _check_whole(folder: str, names: frozenset[str], options: Options) -> None:
+    """Refuse a folder that lacks a part, or a sidecar that other parts have."""
     tokens, masks = _numbered(folder, names, _TOKENS), _numbered(folder, names, _MASKS)
     wanted = range(max([*tokens, *masks]) + 1)
+    needed = [(tokens, "token_ids")] + ([(masks, "labels_mask")] if options.masks is None else [])
     for number in wanted:
-        for found, stem in ((tokens, "token_ids"), (masks, "labels_mask")):
+        for found, stem in needed:
             if number not in found:
                 raise CorpusError(
                     f"{folder}: lacks {stem}_part_{number:04d}.npy, but part {max([*tokens, *masks])} is there: the corpus "
@@ -64,17 +124,6 @@ def _parts(folder: str, names: frozenset[str], continues: frozenset[int] | None)
     missing = [name for name in boundaries if name not in names]
     if missing and len(missing) < len(boundaries):
         raise CorpusError(f"{folder}: lacks {missing[0]}, but other parts have such a file: the corpus is not whole.")
-    return [
-        Part(
-            files.join(folder, tokens[number]),
-            files.join(folder, masks[number]),
-            "bool",
-            "" if missing else files.join(folder, boundaries[number]),
-            "csv",
-            None if continues is None else number in continues,
-        )
-        for number in wanted
-    ]
 
 
 def _numbered(folder: str, names: frozenset[str], pattern: re.Pattern[str]) -> dict[int, str]:
@@ -89,7 +138,7 @@ def _numbered(folder: str, names: frozenset[str], pattern: re.Pattern[str]) -> d
 
 
 def _continued(statistics: Json) -> frozenset[int] | None:
-    """The parts whose first document began in the part before, where that is said."""
+    """Numbers of the parts whose first document began in the part before, where that is said."""
     if statistics.get("continued_parts") is None:
         return None
     numbers = statistics.items("continued_parts")

@@ -13,9 +13,10 @@ import numpy as np
 from grain_sft import files
 from grain_sft.corpus.corpus import Corpus
 from grain_sft.corpus.formats import unpack
-from grain_sft.corpus.formats.aligned import Part, scan_parts
-from grain_sft.corpus.formats.metadata import read_origin
-from grain_sft.corpus.formats.options import Options, corpus_of
+from grain_sft.corpus.formats.aligned import Part
+from grain_sft.corpus.formats.metadata import Json, Origin, origin_of, read_origin
+from grain_sft.corpus.formats.options import Options
+from grain_sft.corpus.formats.splits import Split, corpus_of_split
 from grain_sft.corpus.formats.tree import Tree
 from grain_sft.corpus.stored import describe
 from grain_sft.errors import CorpusError
@@ -49,7 +50,7 @@ def _of_split(folder: str, split: str, tree: Tree) -> str | None:
 
 
 def read(path: str, options: Options, tree: Tree) -> Corpus:
-    """The rows of the file, as one shard of tokens."""
+    """Return the corpus of the file's rows, as one shard of tokens."""
     if options.dtype is not None and options.dtype != np.uint32:
         raise CorpusError(f"{path}: dtype={options.dtype.name}; tokens of the format openchat are read as uint32.")
     stem, names = path.removesuffix(_SUFFIX), tree.names(files.parent(path))
@@ -57,9 +58,23 @@ def read(path: str, options: Options, tree: Tree) -> Corpus:
     key = hashlib.sha256("\0".join([path, *map(_stamp, filter(None, (path, first_weights)))]).encode()).hexdigest()[:32]
     folder = unpack.unpacked(path, first_weights, str(files.cache_dir() / "openchat" / key))
     tokens, weights, documents = (os.path.join(folder, name) for name in unpack.NAMES)
-    shards, dtype = scan_parts([Part(tokens, weights, "float32", documents, "pairs")], np.dtype(np.uint32), ("uint32",))
-    sources = f"{stem}.sources.bin" if f"{files.name_of(stem)}.sources.bin" in names else ""
-    return corpus_of(shards, dtype, options, read_origin(files.parent(path), tree), sources)
+    split = Split(
+        files=(tokens,),
+        origin=_origin(path, folder, tree),
+        dtype=np.dtype(np.uint32),
+        dtypes=("uint32",),
+        sources=f"{stem}.sources.bin" if f"{files.name_of(stem)}.sources.bin" in names else "",
+    )
+    return corpus_of_split(split, [Part(tokens, weights, "float32", documents, "pairs")], options)
+
+
+def _origin(path: str, folder: str, tree: Tree) -> Origin:
+    """What prepare.json says, or the file itself, which may have been copied to where that of another corpus is."""
+    beside, stated = read_origin((files.parent(path),), tree), unpack.metadata(folder)
+    if stated is None:
+        return beside
+    own = origin_of(Json(path, stated))
+    return beside if beside.path and beside.tokenizer_sha256 == own.tokenizer_sha256 else own
 
 
 def _stamp(path: str) -> str:

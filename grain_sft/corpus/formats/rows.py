@@ -43,6 +43,12 @@ def find(path: str, tree: Tree) -> str | None:
 def read(folder: str, options: Options, tree: Tree) -> Corpus:
     """The shards, by number."""
     data = Json.load(files.join(folder, MANIFEST))
+    if options.use_loss_mask is False or options.masks is not None:
+        name = "use_loss_mask=False" if options.masks is None else "label_mask_paths"
+        raise CorpusError(
+            f"{folder}: {name}, but rows that `grain-sft pack --materialize` wrote hold their masks. Write the rows again from "
+            "a corpus that was opened so."
+        )
     if data.get("format") != FORMAT or data.get("version") != VERSION:
         raise CorpusError(
             f"{data.path}: says format {data.get('format')!r}, version {data.get('version')!r}; expected {FORMAT!r}, version "
@@ -99,6 +105,7 @@ def scan(folder: str, data: Json, options: Options, tree: Tree) -> Corpus:
     origin = Origin(
         eos_token_id=data.count("eos_token_id"),
         pad_token_id=data.count("pad_token_id"),
+        tokenizer=data.text("tokenizer"),
         tokenizer_sha256=data.text("tokenizer_sha256"),
         source_names=tuple(str(each) for each in data.items("source_names")),
         path=data.path,

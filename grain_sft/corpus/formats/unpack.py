@@ -25,7 +25,10 @@ from grain_sft.errors import CorpusError, CorpusFileError, GrainSftError, Missin
 NAMES = ("tokens.bin", "weights.bin", "documents.idx")
 """uint32, float32, and uint64 pairs of start and length."""
 
-_VERSION = 1
+METADATA_KEY = "grain_sft"
+"""In the metadata of the file's schema: what corpus.json says of a split in other formats, as JSON."""
+
+_VERSION = 2
 _DONE = "unpacked.json"
 _ROWS = 1024  # decoded at once
 _BUFFER = 1 << 20  # bytes of a column that are read at once
@@ -75,7 +78,7 @@ def unpacked(path: str, first_weights: str, folder: str) -> str:
             )
         sizes = {name: os.path.getsize(os.path.join(temporary, name)) for name in NAMES}
         with files.atomic_write(os.path.join(temporary, _DONE)) as done:
-            json.dump({"version": _VERSION, "path": path, "sizes": sizes}, done)
+            json.dump({"version": _VERSION, "path": path, "sizes": sizes, "metadata": _stated(path)}, done)
         _publish(temporary, folder)
     except GrainSftError:
         raise
@@ -86,6 +89,23 @@ def unpacked(path: str, first_weights: str, folder: str) -> str:
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return folder
+
+
+def metadata(folder: str) -> dict[str, Any] | None:
+    """Return what `grain-sft prepare` says of the corpus in the file that was unpacked into `folder`; None of a file that
+    another tool wrote."""
+    found: dict[str, Any] | None = json.loads(Path(folder, _DONE).read_bytes())["metadata"]
+    return found
+
+
+def _stated(path: str) -> dict[str, Any] | None:
+    with _opened(path) as (_, file):
+        raw = (file.schema_arrow.metadata or {}).get(METADATA_KEY.encode())
+    try:
+        found = None if raw is None else json.loads(raw)
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) else None
 
 
 def _is_whole(folder: str) -> bool:
@@ -193,21 +213,27 @@ def _refuse(path: str, rows: _Rows, wrong: npt.NDArray[np.bool_], what: str) -> 
         raise CorpusError(f"{path}: row {rows.first + row}: {what}. The file is damaged, or not OpenChat's.")
 
 
-def _read_rows(path: str) -> Iterator[_Rows]:
-    """All rows, some at a time, their columns checked for being there and for their types."""
+@contextlib.contextmanager
+def _opened(path: str) -> Iterator[tuple[Any, Any]]:
+    """pyarrow, and the file as it opens it."""
     try:
         import pyarrow
         from pyarrow import parquet
     except ImportError as error:
         raise MissingExtraError.of(f"{path}: reading Parquet", "pyarrow", "parquet") from error
+    with contextlib.ExitStack() as stack:
+        if files.is_remote(path):
+            source: Any = stack.enter_context(stack.enter_context(files.remote(path)).open(path, "rb"))
+        else:
+            source = stack.enter_context(pyarrow.OSFile(path))
+        yield pyarrow, parquet.ParquetFile(source, buffer_size=_BUFFER, page_checksum_verification=True)
+
+
+def _read_rows(path: str) -> Iterator[_Rows]:
+    """All rows, some at a time, their columns checked for being there and for their types."""
     first = 1
     try:
-        with contextlib.ExitStack() as stack:
-            if files.is_remote(path):
-                source: Any = stack.enter_context(stack.enter_context(files.remote(path)).open(path, "rb"))
-            else:
-                source = stack.enter_context(pyarrow.OSFile(path))
-            file = parquet.ParquetFile(source, buffer_size=_BUFFER, page_checksum_verification=True)
+        with _opened(path) as (pyarrow, file):
             names = file.schema_arrow.names
             for name in _COLUMNS:
                 if names.count(name) != 1:

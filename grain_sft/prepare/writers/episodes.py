@@ -74,6 +74,9 @@ def finish(plan: Plan) -> None:
         plan.write_sources(split, split, "sources.bin")
     tool = plan.request.template == "episode_tool"
     special: dict[str, int] = dict(plan.tokenizer.get("special_tokens", {}))
+    eos = special.get("<myPT_eot>", special.get("<|eot|>", plan.tokenizer.get("eos_token_id")))
+    for split in plan.splits:
+        plan.write_metadata(split, split, eos_token_id=eos)
     metadata: dict[str, Any] = {
         "schema": "episode_indexed_sft_v1",
         "has_loss_mask": True,
@@ -92,7 +95,7 @@ def finish(plan: Plan) -> None:
         "tokenizer_sha256": plan.tokenizer["sha256"],
         "vocab_size": plan.tokenizer["vocab_size"],
         "token_dtype": TOKEN_DTYPE.name,
-        "eot_token_id": special.get("<myPT_eot>", special.get("<|eot|>", plan.tokenizer.get("eos_token_id"))),
+        "eot_token_id": eos,
         "pad_token_id": plan.tokenizer.get("pad_token_id"),
         "tokens_per_shard": plan.request.shard_tokens,
         "val_split": plan.request.val_frac,

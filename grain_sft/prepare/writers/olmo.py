@@ -89,9 +89,10 @@ def write(plan: Plan, task: Task) -> None:
 
 
 def finish(plan: Plan) -> None:
-    """Sources and statistics of every split."""
+    """Write sources, metadata and statistics of every split."""
     for split in plan.splits:
         plan.write_sources(split, split, "sources.bin")
+        plan.write_metadata(split, split, eos_token_id=plan.tokenizer.get("eos_token_id"))
         _statistics(plan, split)
 
 

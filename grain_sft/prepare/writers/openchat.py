@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from grain_sft import files
+from grain_sft.corpus.formats.unpack import METADATA_KEY
 from grain_sft.errors import MissingExtraError
 from grain_sft.prepare import splits
 from grain_sft.prepare.store import Block
@@ -49,7 +50,12 @@ def write(plan: Plan, task: Task) -> None:
         "nz_shifted_loss_weights": arrow.list_(arrow.float32()),
     }
     metadata = {"model_type": plan.request.source or plan.request.template}
-    schema = arrow.schema(list(fields.items()), metadata={"metadata_json": json.dumps(metadata)})
+    travels = plan.metadata(task.split, plan.tokenizer.get("eos_token_id"))
+    name = files.name_of(plan.request.tokenizer) if plan.request.tokenizer else None
+    travels |= {"tokenizer": name, "source_names": []}  # paths are in prepare.json
+    schema = arrow.schema(
+        list(fields.items()), metadata={"metadata_json": json.dumps(metadata), METADATA_KEY: json.dumps(travels)}
+    )
     with files.atomic_write(path, "wb") as file, parquet.ParquetWriter(file, schema) as writer:
         for block in plan.blocks(task):
             writer.write_table(_table(arrow, schema, block))

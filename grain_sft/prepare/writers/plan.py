@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from grain_sft import files
+from grain_sft.corpus.formats.metadata import SPLIT, split_metadata
 from grain_sft.errors import PrepareError
 from grain_sft.prepare.request import Request
 from grain_sft.prepare.splits import Rule, Splits
@@ -59,6 +60,7 @@ class Plan:
       splits: the order of each split.
       statistics: of each split.
       binary: whether every weight is 0 or 1.
+      source_names: paths of the inputs that `sources` counts.
     """
 
     folder: str
@@ -68,6 +70,7 @@ class Plan:
     splits: Splits
     statistics: Mapping[str, SplitStatistics]
     binary: bool
+    source_names: Sequence[str] = ()
 
     def path(self, *names: str) -> str:
         """A path below the folder."""
@@ -81,6 +84,29 @@ class Plan:
         """Write a JSON file."""
         with files.atomic_write(self.path(name)) as file:
             file.write(json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+
+    def write_metadata(self, split: str, *names: str, eos_token_id: int | None) -> None:
+        """Write corpus.json into a split's folder: what the split needs where it is copied alone.
+
+        Args:
+          split: "train" or "val".
+          names: the split's folder, below that of the corpus.
+          eos_token_id: of the token that ends a document, in the meaning of the format.
+        """
+        self.write_json("/".join([*names, SPLIT]), self.metadata(split, eos_token_id))
+
+    def metadata(self, split: str, eos_token_id: int | None) -> dict[str, Any]:
+        """Return the metadata of a split that travel with it."""
+        return split_metadata(
+            format=self.request.format,
+            split=split,
+            eos_token_id=eos_token_id,
+            pad_token_id=self.tokenizer.get("pad_token_id"),
+            tokenizer=self.request.tokenizer or None,
+            tokenizer_sha256=self.tokenizer.get("sha256"),
+            vocab_size=self.tokenizer.get("vocab_size"),
+            source_names=self.source_names,
+        )
 
     def write_sources(self, split: str, *names: str) -> None:
         """Write the file of a split's sources: int64 little-endian pairs (input, line)."""

@@ -59,6 +59,9 @@ def write(plan: Plan, task: Task) -> None:
 def finish(plan: Plan) -> None:
     """Sources, links and meta.json."""
     described: dict[str, Any] = {}
+    special = plan.tokenizer.get("special_tokens", {})
+    eot = special.get(SPECIAL_TOKENS["eot"])
+    eos = plan.tokenizer.get("eos_token_id") if eot is None else eot
     for split in ("train", "val"):
         counts = plan.statistics.get(split)
         if split not in plan.splits or counts is None:
@@ -68,6 +71,7 @@ def finish(plan: Plan) -> None:
             continue
         plan.write_sources(split, f"{split}_sources.bin")
         _link(plan, split)
+        plan.write_metadata(split, split, eos_token_id=eos)
         described[split] = {
             "num_examples": counts.documents,
             "num_tokens": counts.tokens,
@@ -75,7 +79,6 @@ def finish(plan: Plan) -> None:
             "num_shards": 1,
             "shard_size": counts.tokens,
         }
-    special = plan.tokenizer.get("special_tokens", {})
     plan.write_json(
         "meta.json",
         {

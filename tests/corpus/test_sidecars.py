@@ -1,0 +1,302 @@
+"""Sidecar files are found however the token files are named, and are never read as tokens."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import json
+import logging
+import shutil
+
+import numpy as np
+import pytest
+from sft_files import (
+    EOS,
+    assert_documents,
+    documents,
+    joined,
+    write_episodes,
+    write_olmo,
+    write_openchat,
+    write_primer,
+)
+
+import grain_sft
+from grain_sft.config.corpora import make_corpus
+from grain_sft.errors import WrongTypeError
+
+
+@pytest.fixture
+def parts(tmp_path):
+    """A raw corpus of OLMo-core, in three parts that cut through documents."""
+    return write_olmo(tmp_path / "sft", documents(), part_tokens=240, sources=True)
+
+
+def tokens_of(folder):
+    return sorted(folder.glob("token_ids_part_*.npy"))
+
+
+def masks_of(folder):
+    return sorted(folder.glob("labels_mask_part_*.npy"))
+
+
+def refused(match, *arguments, **options):
+    with pytest.raises(grain_sft.GrainSftError, match=match) as error:
+        grain_sft.open_corpus(*arguments, **options)
+    return str(error.value)
+
+
+def ways(folder, tmp_path):
+    """Every way of naming the parts, by name."""
+    mix = tmp_path / "mix.txt"
+    mix.write_text("".join(f"label,{path}\n" for path in tokens_of(folder)))
+    index, masked, everything = tmp_path / "index.json", tmp_path / "masked.json", tmp_path / "all.json"
+    grain_sft.open_corpus(folder, eos_token_id=EOS).save(index)
+    grain_sft.open_corpus([str(path) for path in tokens_of(folder)], eos_token_id=EOS).save(masked)
+    grain_sft.open_corpus(tokens_of(folder), eos_token_id=EOS, use_loss_mask=False).save(
+        everything, format="maxtext", sequence_length=8, tokenizer="mine"
+    )
+    return {
+        "directory": folder,
+        "glob": f"{folder}/token_ids_part_*.npy",
+        "glob of all": f"{folder}/*.npy",
+        "glob of everything": f"{folder}/*",
+        "two globs": [f"{folder}/token_ids_part_*[01].npy", f"{folder}/token_ids_part_*[2-9].npy"],
+        "list": [str(path) for path in tokens_of(folder)],
+        "list of paths with masks": [*masks_of(folder), *tokens_of(folder)],
+        "directory above": folder.parent,
+        "mix": mix,
+        "index": index,
+        "index of a list": masked,
+        "MaxText's index": everything,
+    }
+
+
+@pytest.mark.parametrize("dtype", [None, "uint16"])
+def test_masks_and_boundaries_are_found_however_the_parts_are_named(parts, tmp_path, dtype):
+    docs = documents()
+    whole = grain_sft.open_corpus(parts, eos_token_id=EOS)
+    for name, where in ways(parts, tmp_path).items():
+        corpus = grain_sft.open_corpus(where, dtype=dtype, eos_token_id=EOS)
+        assert corpus.fingerprint == whole.fingerprint, name
+        assert_documents(corpus, docs, sources=corpus.sources is not None)
+        assert corpus.sources is not None or name == "MaxText's index" or name == "mix", name
+        config = {"path": [str(each) for each in where] if isinstance(where, list) else str(where), "eos_token_id": EOS}
+        assert make_corpus(config, "config").fingerprint == whole.fingerprint, name
+
+
+@pytest.mark.parametrize(
+    ("write", "pattern"),
+    [
+        (write_episodes, "train/shard_*/tokens.bin"),
+        (write_episodes, "train/shard_*/*.bin"),
+        (write_episodes, "train/shard_*/*"),
+        (write_primer, "train_input_ids.bin"),
+        (write_primer, "train_*.bin"),
+        (write_primer, "*"),
+    ],
+)
+def test_sidecars_of_other_formats_are_found_for_listed_files(tmp_path, write, pattern):
+    docs = documents()
+    root = write(tmp_path / "x", docs, **({"shards": 3} if write is write_episodes else {"sources": True}))
+    for path in root.glob("train/shard_*/"):
+        (path / "segment_ids.bin").write_bytes(b"\0" * 7)
+    whole = grain_sft.open_corpus(root)
+    for where in (f"{root}/{pattern}", [f"{root}/{pattern}"], sorted(root.glob(pattern))):
+        corpus = grain_sft.open_corpus(where)
+        assert corpus == whole
+        assert_documents(corpus, docs, sources=corpus.sources is not None)
+
+
+def test_a_mask_without_its_tokens_among_the_files_is_named(parts):
+    message = refused("belongs to the token file", [masks_of(parts)[0], tokens_of(parts)[1]], dtype="uint16")
+    assert str(masks_of(parts)[0]) in message and str(tokens_of(parts)[0]) in message
+    refused("belongs to the token file", masks_of(parts)[1], dtype="uint8")
+    refused("belongs to the token file", f"{parts}/labels_mask*.npy", dtype="uint8")
+
+
+@pytest.mark.parametrize("name", ["notes.json", "notes.txt", "data.parquet", "more.jsonl.gz"])
+def test_files_that_hold_no_tokens_by_their_names_are_refused(parts, name):
+    (parts / name).write_bytes(b"12345678")
+    refused(f"{name}: (is not a file of tokens|a Parquet file)", f"{parts}/*", dtype="uint8")
+
+
+def test_parts_with_and_without_masks_are_refused_with_both_names(parts, tmp_path):
+    first, second = tokens_of(parts)[:2]
+    masks_of(parts)[1].unlink()
+    for where in ([first, second], [second, first], f"{parts}/token_ids_part_*.npy"):
+        message = refused("has no loss mask, but", where)
+        assert str(second) in message and str(masks_of(parts)[0]) in message and "use_loss_mask=False" in message
+    assert not grain_sft.open_corpus([first, second], dtype="uint16", use_loss_mask=False).has_loss
+
+
+def test_a_mask_of_another_length_is_refused_with_both_files_and_lengths(parts):
+    mask, tokens = masks_of(parts)[1], tokens_of(parts)[1]
+    mask.write_bytes(mask.read_bytes()[:-1])
+    message = refused("239 values for 240 uint16 tokens", f"{parts}/token*.npy")
+    assert str(mask) in message and str(tokens) in message
+    moved = [*masks_of(parts)[:1], *masks_of(parts)[2:], mask]
+    message = refused("values for 240 uint16 tokens", tokens_of(parts), dtype="uint16", label_mask_paths=moved)
+    assert grain_sft.open_corpus(tokens_of(parts), dtype="uint16", use_loss_mask=False).ignores_loss
+
+
+def test_a_part_is_joined_only_with_the_part_that_is_before_it(parts):
+    whole = documents()
+    first, second, *rest = tokens_of(parts)
+    corpus = grain_sft.open_corpus([second, first], eos_token_id=EOS)
+    tokens, loss = corpus.read(0, corpus.num_tokens)
+    expected = joined(whole)
+    np.testing.assert_array_equal(tokens, np.concatenate([expected[0][240:480], expected[0][:240]]))
+    np.testing.assert_array_equal(loss, np.concatenate([expected[1][240:480], expected[1][:240]]))
+    together = grain_sft.open_corpus([first, second], eos_token_id=EOS)
+    assert together.num_documents == corpus.num_documents - 1  # the one that the parts cut through
+    assert corpus.sources is None and len(rest) == 1
+
+
+def test_explicit_masks_are_taken_in_the_order_of_the_files(parts, tmp_path):
+    away = tmp_path / "masks"
+    away.mkdir()
+    for number, mask in enumerate(masks_of(parts)):
+        (away / f"m{number}.bin").write_bytes(bytes(1 - byte for byte in mask.read_bytes()))
+        if number:
+            mask.unlink()
+    expected = ~joined(documents())[1]
+    index = tmp_path / "index.json"
+    for where in (f"{parts}/token_ids_part_*.npy", tokens_of(parts), parts, f"{parts}/*.npy", index):
+        for masks in (f"{away}/*.bin", [f"{away}/m0.bin", f"{away}/m[12].bin"], sorted(away.iterdir())):
+            corpus = grain_sft.open_corpus(where, eos_token_id=EOS, label_mask_paths=masks)
+            np.testing.assert_array_equal(corpus.read(0, corpus.num_tokens)[1], expected)
+        if not index.exists():
+            corpus.save(index)
+    keys = {"path": str(tmp_path / "sft/token_ids_*"), "dtype": "uint16", "label_mask_paths": f"{away}/*.bin"}
+    np.testing.assert_array_equal(make_corpus(keys, "config").read(0, corpus.num_tokens)[1], expected)
+    message = refused("2 label masks for 3 token files", tokens_of(parts), label_mask_paths=f"{away}/m[01].bin")
+    assert str(tokens_of(parts)[2]) in message
+    refused("matches no file", tokens_of(parts), label_mask_paths=f"{away}/none*")
+    refused("use_loss_mask=False ignores them", parts, label_mask_paths=f"{away}/*", use_loss_mask=False)
+
+
+def test_a_saved_index_remembers_whether_masks_are_ignored(parts, tmp_path):
+    index = tmp_path / "index.json"
+    for where in (parts, tokens_of(parts)):
+        grain_sft.open_corpus(where, eos_token_id=EOS, use_loss_mask=False).save(index)
+        assert json.loads(index.read_text())["use_loss_mask"] is False
+        ignoring = grain_sft.open_corpus(index)
+        assert ignoring.ignores_loss and not ignoring.has_loss
+        again = grain_sft.open_corpus(index, use_loss_mask=True)
+        assert again.fingerprint == grain_sft.open_corpus(parts, eos_token_id=EOS).fingerprint
+        grain_sft.open_corpus(where, eos_token_id=EOS).save(index)
+        assert grain_sft.open_corpus(index).has_loss
+        assert grain_sft.open_corpus(index, use_loss_mask=False).ignores_loss
+
+
+def test_an_index_that_did_not_look_for_masks_is_refused(parts, tmp_path):
+    """Version 0.1.0 wrote such indexes of listed files."""
+    index = tmp_path / "index.json"
+    grain_sft.open_corpus(tokens_of(parts), eos_token_id=EOS, use_loss_mask=False).save(index)
+    data = json.loads(index.read_text())
+    del data["use_loss_mask"]
+    index.write_text(json.dumps(data))
+    message = refused("without its loss mask", index)
+    assert str(masks_of(parts)[0]) in message and "use_loss_mask=False" in message
+    assert not grain_sft.open_corpus(index, use_loss_mask=False).has_loss
+    for mask in masks_of(parts):
+        mask.unlink()
+    assert not grain_sft.open_corpus(index).has_loss
+    refused("use_loss_mask=True, but no loss mask", index, use_loss_mask=True)
+    refused("use_loss_mask=True, but no loss mask", tokens_of(parts), dtype="uint16", use_loss_mask=True)
+
+
+def test_a_maxtext_index_is_not_written_of_masked_tokens(parts, tmp_path):
+    corpus = grain_sft.open_corpus(tokens_of(parts))
+    with pytest.raises(grain_sft.GrainSftError, match=r"no place for loss masks.*use_loss_mask=False"):
+        corpus.save(tmp_path / "index.json", format="maxtext", sequence_length=8)
+
+
+def test_dolmas_boundaries_of_five_columns_are_read_beside_any_tokens(tmp_path):
+    """start, end, id, src, loc, as Python's csv writes them; ids may hold anything but a line break."""
+    docs = documents()
+    for number, some in enumerate((docs[:25], docs[25:])):
+        np.concatenate([tokens for tokens, _ in some]).astype("<u2").tofile(tmp_path / f"web-{number:05d}.npy")
+        with gzip.open(tmp_path / f"web-{number:05d}.csv.gz", "wt", newline="") as file:
+            start = 0
+            for at, (tokens, _) in enumerate(some):
+                name = ["plain", "with, comma", 'with "quotes"', "ünïcode", "long" * 500][at % 5]
+                csv.writer(file).writerow([start, start + len(tokens), name, f"s3://b/{at}.jsonl.gz", at])
+                start += len(tokens)
+    every = [(tokens, np.ones(len(tokens), np.bool_)) for tokens, _ in docs]
+    for where in (tmp_path, f"{tmp_path}/*.npy", sorted(tmp_path.glob("*.npy")), f"{tmp_path}/*"):
+        assert_documents(grain_sft.open_corpus(where, dtype="uint16"), every)
+    assert_documents(grain_sft.open_corpus(tmp_path, dtype="uint16", eos_token_id=EOS), every)
+    (tmp_path / "web-00000.csv.gz").write_bytes(gzip.compress(b"0,5,a,b,0\nfive,9,a,b,1\n"))
+    with pytest.raises(grain_sft.GrainSftError, match=r"csv.gz:2: expected 'start,end' .*, found 'five,9,a,b,1'"):
+        _ = grain_sft.open_corpus(tmp_path, dtype="uint16").documents
+
+
+def test_parts_of_two_tokenizers_are_not_one_corpus(tmp_path):
+    for name, sha in (("a", "1" * 64), ("b", "2" * 64), ("c", "1" * 64)):
+        folder = write_olmo(tmp_path / name, documents())
+        (folder / "prepare.json").write_text(json.dumps({"tokenizer": {"sha256": sha, "eos_token_id": EOS}}))
+    message = refused("tokenizer_sha256 is", f"{tmp_path}/[ab]/token_ids*.npy")
+    assert "1" * 64 in message and "2" * 64 in message and f"{tmp_path}/a" in message and f"{tmp_path}/b" in message
+    corpus = grain_sft.open_corpus(f"{tmp_path}/[ac]/token_ids*.npy")
+    assert (corpus.tokenizer_sha256, corpus.eos_token_id, corpus.num_documents) == ("1" * 64, EOS, 80)
+
+
+@pytest.mark.parametrize("write", [write_olmo, write_episodes, write_primer, write_openchat])
+def test_masks_of_every_format_can_be_ignored(tmp_path, write, caplog):
+    root = write(tmp_path / "x", documents())
+    corpus = grain_sft.open_corpus(root, use_loss_mask=False, eos_token_id=EOS)
+    assert corpus.ignores_loss and corpus.read(0, 10)[1] is None
+    assert grain_sft.open_corpus(root, eos_token_id=EOS, use_loss_mask=True).has_loss
+
+
+def test_a_split_without_metadata_says_so_where_its_format_has_them(tmp_path, caplog):
+    write_episodes(tmp_path / "e", documents())
+    write_olmo(tmp_path / "o", documents())
+    shutil.copytree(tmp_path / "e" / "train", tmp_path / "alone")
+    with caplog.at_level(logging.WARNING, logger="absl"):
+        for path in (tmp_path / "e", tmp_path / "o"):
+            grain_sft.open_corpus(path)
+        assert not caplog.records  # raw corpora of OLMo-core have no metadata
+        grain_sft.open_corpus(tmp_path / "alone", eos_token_id=EOS)
+        assert not caplog.records
+        assert grain_sft.open_corpus(tmp_path / "alone").eos_token_id is None
+    (record,) = caplog.records
+    assert "alone: lacks corpus.json and" in record.getMessage() and "give eos_token_id" in record.getMessage()
+
+
+@pytest.mark.parametrize("where", [5, None, 1.5, b"a.npy", {"a": 1}, [5], ["a.npy", None], object()])
+def test_arguments_of_other_types_get_a_sentence(where):
+    with pytest.raises(WrongTypeError, match=r"open_corpus: where (is|holds) .*expected (a path|paths)"):
+        grain_sft.open_corpus(where)
+    with pytest.raises(TypeError):  # it is one, too
+        grain_sft.open_corpus(where)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("format", 5),
+        ("path_remap", ["a"]),
+        ("path_remap", {"a": 5}),
+        ("tokenizer", 5),
+        ("root", 5),
+        ("use_loss_mask", "no"),
+        ("use_loss_mask", 1),
+        ("label_mask_paths", 5),
+        ("label_mask_paths", [5]),
+        ("eos_token_id", "2"),
+        ("remote", 5),
+        ("dtype", 5),
+    ],
+)
+def test_options_of_other_types_get_a_sentence(tmp_path, name, value):
+    write_olmo(tmp_path, documents())
+    with pytest.raises(grain_sft.GrainSftError, match=name):
+        grain_sft.open_corpus(tmp_path, **{name: value})
+
+
+def test_a_config_of_another_type_gets_a_sentence():
+    with pytest.raises(WrongTypeError, match=r"load: config is 5 \(int\); expected the path of a config, or a mapping"):
+        grain_sft.load(5)
