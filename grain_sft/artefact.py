@@ -136,7 +136,7 @@ def _fetch(url: str, target: Path) -> bool:
         if not files.is_file(url):
             return False
         with files.atomic_write(target, "wb") as file, files.remote(url):
-            remote_files.download(url, files.size(url), file)
+            remote_files.download(url, file)
         return True
     except CorpusFileError as error:
         logging.warning("%s Making it on this machine.", error)

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from grain_sft import remote_files, temporary
-from grain_sft.errors import CorpusFileError, GrainSftError, RemoteTimeoutError, StorageError
+from grain_sft import remote_bodies, remote_files, temporary
+from grain_sft.errors import CorpusFileError, GrainSftError, StorageError
 from grain_sft.regular_files import read_regular
 
 CACHE_DIR_VARIABLE = "GRAIN_SFT_CACHE_DIR"
@@ -53,21 +53,15 @@ def remote(path: str) -> Iterator[Any]:
         yield filesystem(path)
     except GrainSftError:
         raise
-    except FileNotFoundError as error:
-        raise CorpusFileError(
-            f"{path}: no such file. Check the path, or map it to where the data are with path_remap."
-        ) from error
-    except remote_files.RequestFailedError as error:
-        raise RemoteTimeoutError(f"{path}: can't be read: {error}.") from error
     except Exception as error:  # clients raise their own kinds, such as gcsfs.retry.HttpError
-        raise CorpusFileError(f"{path}: can't be read ({type(error).__name__}: {error}).") from error
+        raise remote_files.failure(path, error) from error
 
 
-def read_bytes(path: str) -> bytes:
-    """The whole of a small file, local or remote."""
+def read_bytes(path: str, *, version: str | None = None) -> bytes:
+    """The whole of a small file, local or remote; `version` as in `read_range`."""
     if is_remote(path):
         with remote(path):
-            return remote_files.read(path)
+            return remote_files.read(path, version=version)
     try:
         return read_regular(path)
     except GrainSftError:
@@ -78,13 +72,17 @@ def read_bytes(path: str) -> bytes:
         raise CorpusFileError(f"{path}: can't be read ({error}).") from error
 
 
-def read_range(path: str, start: int, stop: int) -> bytes:
-    """Bytes `start` to `stop` of a file, local or remote; fewer at its end."""
+def read_range(path: str, start: int, stop: int, *, version: str | None = None) -> bytes:
+    """Bytes `start` to `stop` of a file, local or remote; fewer at its end.
+
+    Args:
+      version: version of a remote file, as `size_and_version` returns it. Another version is an error.
+    """
     if stop <= start:
         return b""
     if is_remote(path):
         with remote(path):
-            return remote_files.read(path, start, stop)
+            return remote_files.read(path, start, stop, version=version)
     try:
         return read_regular(path, start, stop)
     except GrainSftError:
@@ -95,11 +93,17 @@ def read_range(path: str, start: int, stop: int) -> bytes:
 
 def size(path: str) -> int:
     """Bytes of a file, local or remote."""
+    return size_and_version(path)[0]
+
+
+def size_and_version(path: str) -> tuple[int, str | None]:
+    """Bytes of a file, local or remote, and the version of a remote one, where its file system tells versions apart."""
     if is_remote(path):
         with remote(path) as client:
-            return int(client.info(path)["size"])
+            info = client.info(path)
+            return remote_files.size_of(path, info), remote_bodies.version_of(info)
     try:
-        return os.stat(path).st_size
+        return os.stat(path).st_size, None
     except FileNotFoundError as error:
         raise CorpusFileError(f"{path}: no such file.") from error
     except (OSError, ValueError) as error:

@@ -14,9 +14,11 @@ import itertools
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import IO, Any, NamedTuple, TypeVar
+from typing import IO, Any, TypeVar
 
-from grain_sft.errors import CorpusFileError, GrainSftError, MissingExtraError, StorageError
+from grain_sft import google_credentials
+from grain_sft.errors import CorpusFileError, GrainSftError, MissingExtraError, RemoteTimeoutError, StorageError
+from grain_sft.remote_bodies import Range, RefusedBodyError, ReplacedError, WrongBodyError, version_of
 
 SECONDS_VARIABLE = "GRAIN_SFT_REMOTE_SECONDS"
 REQUESTS_VARIABLE = "GRAIN_SFT_REMOTE_REQUESTS"
@@ -61,23 +63,24 @@ class Limits:
         return cls(_number(SECONDS_VARIABLE, DEFAULT_SECONDS, float), _number(REQUESTS_VARIABLE, DEFAULT_REQUESTS, int))
 
 
-class Range(NamedTuple):
-    """Bytes `start` to `stop` of the file at URL `path`. `least` of them have to come (None: all), unless the file ends
-    before. `generation`: of the object in Google Cloud Storage; another one is no such file."""
-
-    path: str
-    start: int
-    stop: int
-    least: int | None = None
-    generation: str | None = None
-
-
 class RequestFailedError(Exception):
-    """A request that was made again and again, until its time was up."""
+    """A request that was made again and again, until its time was up.
 
-    def __init__(self, attempts: int, seconds: float, limit: float, last: str) -> None:
+    Args:
+      unreached: server that has never answered this process; "" where it has.
+    """
+
+    def __init__(self, attempts: int, seconds: float, limit: float, last: str, unreached: str = "") -> None:
+        requests = (
+            f"{attempts} request{'s' if attempts > 1 else ''} failed within {seconds:.1f} s, the last with {last}"
+        )
+        if unreached:
+            super().__init__(
+                f"the network does not reach {unreached}: {requests}. Check the network, its name servers and its firewall"
+            )
+            return
         super().__init__(
-            f"{attempts} request{'s' if attempts > 1 else ''} failed within {seconds:.1f} s, the last with {last}. "
+            f"{requests}. "
             f"Check the network, the bucket's region and its quota; a longer time than {limit:g} s is given with "
             f"${SECONDS_VARIABLE}"
         )
@@ -95,21 +98,46 @@ def filesystem(path: str) -> Any:
     """
     import fsspec
 
-    from grain_sft.remote_requests import asked_once
+    from grain_sft.gcs_client import asked_once
 
     protocol = path.split("://", 1)[0]
     try:
         kind = fsspec.get_filesystem_class(protocol)
+        if protocol in ("http", "https"):
+            return fsspec.filesystem(
+                protocol, use_listings_cache=False, client_kwargs=_session("client_kwargs", protocol)
+            )
         if protocol not in ("gs", "gcs"):
             return fsspec.filesystem(protocol, use_listings_cache=False)
+        options = google_credentials.options(_configured("gs", "gcs"))
         emulator = os.environ.get("STORAGE_EMULATOR_HOST")  # gcsfs looks there once
-        return asked_once(kind)(use_listings_cache=False, **({"endpoint_url": emulator} if emulator else {}))
+        if emulator:
+            options["endpoint_url"] = emulator
+        return asked_once(kind)(
+            use_listings_cache=False, session_kwargs=_session("session_kwargs", "gs", "gcs"), **options
+        )
     except ImportError as error:
         if protocol in ("s3", "s3a"):
             raise MissingExtraError.of(f"{path}: reading it", "s3fs", "s3") from error
         raise MissingExtraError(f"{path}: reading it needs another package: {error}") from error
     except ValueError as error:
         raise CorpusFileError(f"{path}: fsspec knows no file system for {protocol}:// ({error}).") from error
+
+
+def _configured(*protocols: str) -> dict[str, Any]:
+    """Options of a file system in fsspec's own configuration, such as $FSSPEC_GS."""
+    from fsspec.config import conf
+
+    return {key: value for protocol in protocols for key, value in conf.get(protocol, {}).items()}
+
+
+def _session(key: str, *protocols: str) -> dict[str, Any]:
+    """Options of an aiohttp session whose responses are checked, with those that the user configured."""
+    from grain_sft.checked_response import SESSION, CheckedResponse
+
+    given = dict(_configured(*protocols).get(key, {}))
+    headers = {**given.get("headers", {}), **SESSION["headers"]}
+    return {**given, "headers": headers, "response_class": CheckedResponse}
 
 
 def fetch(ranges: Sequence[Range], limits: Limits | None = None) -> list[bytes | Exception]:
@@ -143,29 +171,23 @@ def fetch_exactly(ranges: Sequence[Range], limits: Limits | None = None) -> list
     """All bytes of each range.
 
     Raises:
-      CorpusFileError: a file is missing, has fewer bytes, or kept failing until its time was up.
+      CorpusFileError: a file is missing, was replaced, has fewer bytes, or kept failing until its time was up.
     """
     bodies = []
     for wanted, body in zip(ranges, fetch(ranges, limits), strict=True):
-        path, start, stop, _, generation = wanted
+        path, start, stop, _, version = wanted
         if isinstance(body, bytes) and len(body) == stop - start:
             bodies.append(body)
             continue
-        if isinstance(body, GrainSftError):
-            raise body
-        if isinstance(body, FileNotFoundError):
-            if generation is not None:
-                raise CorpusFileError(gone(path, f"generation {generation}")) from body
-            raise CorpusFileError(
-                f"{path}: no such file. Check the path, or map it to where the data are with path_remap."
-            ) from body
+        if isinstance(body, (GrainSftError, FileNotFoundError)):
+            raise failure(path, body) from body
         info = infos([path], limits)[0]
         if isinstance(info, Exception):
-            raise CorpusFileError(f"{path}: can't be read ({type(info).__name__}: {info}).") from info
+            raise failure(path, info) from info
+        if isinstance(body, ReplacedError) and int(info["size"]) >= stop:
+            raise CorpusFileError(gone(path, version)) from body
         if isinstance(body, Exception) and int(info["size"]) >= stop:
-            raise CorpusFileError(
-                f"{path}: bytes {start} to {stop} can't be read ({type(body).__name__}: {body})."
-            ) from body
+            raise failure(path, body, f"bytes {start} to {stop} ") from body
         raise CorpusFileError(
             f"{path}: asked for {stop - start} bytes at byte {start}, but the file has {info['size']}: "
             "it was cut short while in use."
@@ -173,7 +195,27 @@ def fetch_exactly(ranges: Sequence[Range], limits: Limits | None = None) -> list
     return bodies
 
 
-def gone(path: str, version: str) -> str:
+def failure(path: str, error: Exception, part: str = "") -> GrainSftError:
+    """The sentence for what a client raised when it was asked for a file, or a part of it."""
+    if isinstance(error, GrainSftError):
+        return error
+    if isinstance(error, FileNotFoundError):
+        return CorpusFileError(
+            f"{path}: no such file. Check the path, or map it to where the data are with path_remap."
+        )
+    if isinstance(error, ReplacedError):
+        return CorpusFileError(gone(path, None))
+    if isinstance(error, RequestFailedError):
+        return RemoteTimeoutError(f"{path}: {part}can't be read: {error}.")
+    if isinstance(error, (RefusedBodyError, WrongBodyError)):
+        return CorpusFileError(f"{path}: {part}can't be read: {error}.")
+    text = f"{type(error).__name__}: {error}"
+    if google_credentials.refused(path, error, _configured("gs", "gcs")):
+        return CorpusFileError(f"{path}: {part}can't be read: {google_credentials.MISSING} ({text}).")
+    return CorpusFileError(f"{path}: {part}can't be read ({text}).")
+
+
+def gone(path: str, version: str | None) -> str:
     """The sentence for a file that is no longer the version that was opened."""
     return (
         f"{path}: the file that was opened ({version or 'of another version'}) is gone: it was replaced or deleted while "
@@ -181,35 +223,57 @@ def gone(path: str, version: str) -> str:
     )
 
 
-def read(path: str, start: int | None = None, stop: int | None = None) -> bytes:
-    """The whole of a file, or bytes `start` to `stop` of it: fewer at its end.
+def read(path: str, start: int | None = None, stop: int | None = None, *, version: str | None = None) -> bytes:
+    """The whole of a file as it is now, or bytes `start` to `stop` of it: fewer at its end.
+
+    Args:
+      version: of the file; another one is an error. None: any, but one.
 
     Raises: as its client does, or CorpusFileError when it kept failing.
     """
-    if start is not None and stop is not None:
-        found = fetch([Range(path, start, stop)])[0]
-        if isinstance(found, Exception):
-            raise found
-        return found
-    from grain_sft import remote_requests
+    limits = Limits.from_environment()
+    for last in (False, False, True):
+        if start is None or stop is None:
+            (info,) = infos([path], limits)
+            if isinstance(info, Exception):
+                raise info
+            wanted = Range(path, 0, size_of(path, info), version=version or version_of(info))
+        else:
+            wanted = Range(path, start, stop, version=version)
+        (body,) = fetch([wanted], limits)
+        if isinstance(body, bytes):
+            return body
+        if last or version is not None or not isinstance(body, ReplacedError):  # else: replaced between two requests
+            raise body
+    raise AssertionError
 
-    (body,) = remote_requests.whole([path], Limits.from_environment())
-    if isinstance(body, Exception):
-        raise body
-    return body
 
+def size_of(path: str, info: Mapping[str, Any]) -> int:
+    """Bytes of a file that its file system described.
 
-def download(path: str, size: int, file: IO[bytes]) -> None:
-    """Append the `size` bytes of a remote file to an open one, some at a time.
-
-    Raises: as its client does, or CorpusFileError when it kept failing or has fewer bytes.
+    Raises:
+      FileNotFoundError: `path` is a folder.
+      CorpusFileError: the file system doesn't know.
     """
+    if info.get("type") == "directory":
+        raise FileNotFoundError(path)
+    if info.get("size") is None:
+        raise CorpusFileError(f"{path}: its server doesn't state its size. Copy the file to one that does.")
+    return int(info["size"])
+
+
+def download(path: str, file: IO[bytes]) -> None:
+    """Append a remote file, of one version, to an open one, some at a time.
+
+    Raises: as its client does, or CorpusFileError when it kept failing or was replaced meanwhile.
+    """
+    (info,) = infos([path])
+    if isinstance(info, Exception):
+        raise info
+    size, version = size_of(path, info), version_of(info)
     for start in range(0, size, _AT_ONCE_IN_MEMORY):
         stop = min(size, start + _AT_ONCE_IN_MEMORY)
-        data = read(path, start, stop)
-        if len(data) != stop - start:
-            raise CorpusFileError(f"{path}: has no {size} bytes any more: it was replaced meanwhile. Try again.")
-        file.write(data)
+        file.write(fetch_exactly([Range(path, start, stop, version=version)])[0])
 
 
 def infos(paths: Sequence[str], limits: Limits | None = None) -> list[Mapping[str, Any] | Exception]:
@@ -221,11 +285,6 @@ def infos(paths: Sequence[str], limits: Limits | None = None) -> list[Mapping[st
     from grain_sft import remote_requests
 
     return remote_requests.infos(paths, limits or Limits.from_environment())
-
-
-def pins_generations(path: str) -> bool:
-    """Whether bytes of one generation of a file can be asked for."""
-    return path.split("://", 1)[0] in ("gs", "gcs")
 
 
 def _parts(whole: Range) -> list[Range]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import http
 import logging
 import os
 import sys
@@ -52,6 +53,22 @@ def write_tokens(tmp_path: Path) -> WriteTokens:
     return write
 
 
+def honour_generations(download):
+    """The emulator's handler of downloads, with what the real service does about generations of objects."""
+
+    def serve(request, response, storage, *args, **kwargs):
+        wanted = request.query.get("generation", [None])[0]
+        with contextlib.suppress(Exception):  # no such object, says `download`
+            found = storage.get_file_obj(request.params["bucket_name"], request.params["object_id"])["generation"]
+            if wanted not in (None, found):
+                response.status = http.HTTPStatus.NOT_FOUND
+                return
+            response["x-goog-generation"] = found
+        download(request, response, storage, *args, **kwargs)
+
+    return serve
+
+
 @pytest.fixture(scope="module")
 def client():
     """The gcsfs client of an emulator that holds nothing but the bucket `bucket`."""
@@ -61,13 +78,16 @@ def client():
         patch.setenv("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")  # its client asks Google's servers first
         import gcsfs.core
 
+        for _, handlers in emulator.HANDLERS:
+            if handlers.get("GET") is emulator.objects.download:
+                patch.setitem(handlers, "GET", honour_generations(emulator.objects.download))
         server = emulator.create_server("127.0.0.1", 0, in_memory=True, default_bucket="bucket")
         server.start()
         try:
-            http = server._api._httpd
-            http.socket.listen(128)  # 32 threads scan
-            http.handle_error = lambda request, address: None  # a client that hangs up early
-            patch.setenv("STORAGE_EMULATOR_HOST", f"http://127.0.0.1:{http.server_address[1]}")
+            daemon = server._api._httpd
+            daemon.socket.listen(128)  # 32 threads scan
+            daemon.handle_error = lambda request, address: None  # a client that hangs up early
+            patch.setenv("STORAGE_EMULATOR_HOST", f"http://127.0.0.1:{daemon.server_address[1]}")
             before = fsspec.get_filesystem_class("gs")
             fsspec.register_implementation("gs", gcsfs.core.GCSFileSystem, clobber=True)
             gcsfs.core.GCSFileSystem.clear_instance_cache()

@@ -34,6 +34,7 @@ class BoundaryFile:
       size: bytes of the file.
       digest: hash of its first and last 4 KiB.
       continues: whether the shard's first document began in the shard before; None: not known.
+      version: version of a remote file; None: not known.
     """
 
     path: str
@@ -41,6 +42,7 @@ class BoundaryFile:
     size: int
     digest: str
     continues: bool | None = None
+    version: str | None = dataclasses.field(default=None, compare=False)
 
     @property
     def data_offset(self) -> int:
@@ -55,7 +57,7 @@ def describe_boundaries(path: str, kind: str, continues: bool | None = None) -> 
       CorpusFileError: missing or unreadable.
     """
     stored = describe(path)
-    return BoundaryFile(path, kind, stored.size, stored.digest, continues)
+    return BoundaryFile(path, kind, stored.size, stored.digest, continues, stored.version)
 
 
 def read_boundaries(file: BoundaryFile, num_tokens: int) -> tuple[Ints, Ints]:

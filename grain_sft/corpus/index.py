@@ -21,6 +21,7 @@ from grain_sft.corpus.formats import Options
 from grain_sft.corpus.indexed_loss import indexed_loss
 from grain_sft.corpus.loss import KINDS, LossFile
 from grain_sft.corpus.maxtext_index import checked_text
+from grain_sft.corpus.remote import pinned
 from grain_sft.corpus.scan import THREADS
 from grain_sft.corpus.shard import Shard, token_dtype
 from grain_sft.corpus.stored import Stored, StoredFile, size_change
@@ -174,7 +175,7 @@ def _from_json(path: str, data: Mapping[str, Any], remap: Callable[[str], str]) 
             f"({corpus.fingerprint}). It was edited or damaged: build it again with `grain-sft index`."
         )
     _check_sizes(path, corpus)
-    return corpus
+    return pinned(corpus)
 
 
 def _shard(index: str, where: str, entry: Mapping[str, Any], remap: Callable[[str], str]) -> Shard:
@@ -205,9 +206,12 @@ def _kind(entry: Mapping[str, Any], known: Mapping[str, object], where: str) -> 
 
 
 def _stored(index: str, where: str, entry: Mapping[str, Any], remap: Callable[[str], str]) -> dict[str, Any]:
-    """The fields that every file has."""
+    """The fields that every file has. The version is that of the file where it was indexed, not of a copy elsewhere."""
+    stated = checked_text(entry["path"], where, "path")
+    path = _locate(index, stated, remap)
     return {
-        "path": _locate(index, checked_text(entry["path"], where, "path"), remap),
+        "path": path,
+        "version": _optional_text(entry.get("version"), where, "version") if path == stated else None,
         "size": _count(entry["size"], where, "size"),
         "data_offset": _count(entry["data_offset"], where, "data_offset"),
         "digest": checked_text(entry["digest"], where, "digest"),

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from grain_sft import files
-from grain_sft.corpus.stored import DIGEST_BYTES, MAGIC, digest_of, npy_header, size_and_head
+from grain_sft.corpus.stored import DIGEST_BYTES, MAGIC, digest_of, npy_header, read_head
 from grain_sft.errors import CorpusError
 
 IGNORED = -100
@@ -33,6 +33,7 @@ class LossFile:
       size: bytes of the whole file.
       data_offset: bytes before the first value.
       digest: hash of the first and the last 4 KiB of values.
+      version: version of a remote file; None: not known.
     """
 
     path: str
@@ -40,6 +41,7 @@ class LossFile:
     size: int
     data_offset: int
     digest: str
+    version: str | None = dataclasses.field(default=None, compare=False)
 
     @property
     def count(self) -> int:
@@ -54,10 +56,10 @@ def scan_loss(path: str, kind: str) -> LossFile:
       CorpusFileError: missing or unreadable.
       CorpusError: not a whole number of values, or values that such a file can't hold.
     """
-    size, head = size_and_head(path)
+    size, head, version = read_head(path)
     dtype, offset = KINDS[kind], 0
     if head.startswith(MAGIC):
-        descr, shape, offset = npy_header(path, head, size)
+        descr, shape, offset = npy_header(path, head, size, version)
         if descr not in _HEADERS[kind] or len(shape) != 1:
             raise CorpusError(
                 f"{path}: its .npy header says dtype {descr!r} and shape {shape}; expected {_HEADERS[kind][0]!r} "
@@ -69,12 +71,12 @@ def scan_loss(path: str, kind: str) -> LossFile:
         raise CorpusError(
             f"{path}: {size} bytes is no multiple of {dtype.itemsize}, the size of a {dtype.name}. It was cut short."
         )
-    first = files.read_range(path, offset, offset + DIGEST_BYTES) if offset else head[:DIGEST_BYTES]
+    first = files.read_range(path, offset, offset + DIGEST_BYTES, version=version) if offset else head[:DIGEST_BYTES]
     tail_start = max(offset, size - DIGEST_BYTES)
-    last = files.read_range(path, tail_start, size)
+    last = files.read_range(path, tail_start, size, version=version)
     _check_values(path, kind, first)
     _check_values(path, kind, last)
-    return LossFile(path, kind, size, offset, digest_of(first, last))
+    return LossFile(path, kind, size, offset, digest_of(first, last), version)
 
 
 def _check_values(path: str, kind: str, data: bytes) -> None:
@@ -103,7 +105,7 @@ def check_labels(
     for first in dict.fromkeys((0, num_tokens - count)):
         width = KINDS[loss.kind].itemsize
         begin = loss.data_offset + first * width
-        labels = np.frombuffer(files.read_range(loss.path, begin, begin + count * width), "<i4")
+        labels = np.frombuffer(files.read_range(loss.path, begin, begin + count * width, version=loss.version), "<i4")
         begin = tokens_offset + first * dtype.itemsize
         tokens = np.frombuffer(files.read_range(tokens_path, begin, begin + count * dtype.itemsize), dtype)
         if len(labels) != len(tokens):

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from grain_sft import files, metrics, remote_files
 from grain_sft.corpus.remote_options import RemoteOptions
-from grain_sft.corpus.shard_cache import CachedFile, ShardCache, version_told
+from grain_sft.corpus.shard_cache import CachedFile, ShardCache
 from grain_sft.corpus.shard_cache import Piece as CachePiece
 from grain_sft.corpus.stored import DIGEST_BYTES, StoredFile, digest_of, replaced, size_change
 from grain_sft.errors import CorpusFileError
-from grain_sft.remote_files import Limits, Range
+from grain_sft.remote_bodies import Range, version_of
+from grain_sft.remote_files import Limits
+
+if TYPE_CHECKING:
+    from grain_sft.corpus.corpus import Corpus
 
 Piece = tuple[int, int, int, int]
 """Shard, first token, place of its first byte in the output, bytes."""
@@ -36,6 +41,7 @@ class RemoteShards:
         self._limits = options.limits
         self._cache = None if options.cache is None else ShardCache(options.cache, options.limits)
         self._verified: set[int] = set()
+        self._versions: dict[int, str | None] = {}  # of the shards that have been read
         self._files: dict[int, CachedFile] = {}
 
     def __len__(self) -> int:
@@ -62,12 +68,15 @@ class RemoteShards:
         return self._shards[shard].data_offset + start * self._itemsize
 
     def _read(self, pieces: Sequence[Piece], new: list[int], out: memoryview) -> None:
-        verify([self._shards[number] for number in new], self._limits)
+        shards = [self._shards[number] for number in new]
+        versions = [file.version for file in identify(shards, self._limits)]
+        verify(shards, versions, self._limits)
+        self._versions |= dict(zip(new, versions, strict=True))
         self._verified |= set(new)
         ranges = []
         for shard, start, _, size in pieces:
             offset = self._offset(shard, start)
-            ranges.append(Range(self._shards[shard].path, offset, offset + size))
+            ranges.append(Range(self._shards[shard].path, offset, offset + size, version=self._versions[shard]))
         bodies = remote_files.fetch_exactly(ranges, self._limits)
         for (_, _, place, size), body in zip(pieces, bodies, strict=True):
             out[place : place + size] = body
@@ -86,18 +95,19 @@ class RemoteShards:
         )
 
 
-def verify(shards: Sequence[StoredFile], limits: Limits) -> None:
-    """Check that the files of `shards` have the size and the ends that were indexed.
+def verify(shards: Sequence[StoredFile], versions: Sequence[str | None], limits: Limits) -> None:
+    """Check that these versions of the files of `shards` have the size and the ends that were indexed.
 
     Raises:
       CorpusFileError: one has not, or can't be read.
     """
     ranges = []
-    for shard in shards:
-        ranges.append(Range(shard.path, shard.data_offset, min(shard.size, shard.data_offset + DIGEST_BYTES)))
-    for shard in shards:  # up to one byte more than there should be
+    for shard, version in zip(shards, versions, strict=True):
+        stop = min(shard.size, shard.data_offset + DIGEST_BYTES)
+        ranges.append(Range(shard.path, shard.data_offset, stop, version=version))
+    for shard, version in zip(shards, versions, strict=True):  # up to one byte more than there should be
         tail = max(shard.data_offset, shard.size - DIGEST_BYTES)
-        ranges.append(Range(shard.path, tail, shard.size + 1, least=shard.size - tail))
+        ranges.append(Range(shard.path, tail, shard.size + 1, shard.size - tail, version))
     found = remote_files.fetch(ranges, limits)
     for shard, head, tail_found in zip(shards, found, found[len(shards) :], strict=False):
         ends = [end for end in (head, tail_found) if isinstance(end, bytes)]
@@ -106,28 +116,54 @@ def verify(shards: Sequence[StoredFile], limits: Limits) -> None:
         (now,) = infos_of([shard], limits)
         if int(now["size"]) != shard.size:
             raise CorpusFileError(size_change(shard, int(now["size"])))
-        both = [r._replace(stop=min(r.stop, shard.size)) for r in ranges if r.path == shard.path]
-        remote_files.fetch_exactly(both, limits)  # says what is wrong, if it is not the content
+        if shard.version in (None, version_of(now)):
+            both = [r._replace(stop=min(r.stop, shard.size), least=None) for r in ranges if r.path == shard.path]
+            remote_files.fetch_exactly(both, limits)  # says what is wrong, if it is not the content
         raise CorpusFileError(replaced(shard))
 
 
 def identify(shards: Sequence[StoredFile], limits: Limits) -> list[CachedFile]:
-    """The versions of files that are there now.
+    """The versions of files that were indexed; where the index has none, those that are there now.
 
     Raises:
-      CorpusFileError: missing, unreadable, or of another size than was indexed.
+      CorpusFileError: one without a version is missing, unreadable, or of another size than was indexed.
     """
+    unknown = [shard for shard in shards if shard.version is None]
+    now = dict(zip((shard.path for shard in unknown), infos_of(unknown, limits), strict=True)) if unknown else {}
     identified = []
-    for shard, info in zip(shards, infos_of(shards, limits), strict=True):
-        if int(info["size"]) != shard.size:
-            raise CorpusFileError(size_change(shard, int(info["size"])))
-        told = version_told(info)
-        fields = (shard.path, shard.size, shard.data_offset, shard.digest, told)
-        version = hashlib.blake2b("\0".join(map(str, fields)).encode(), digest_size=16).hexdigest()
-        pinned = remote_files.pins_generations(shard.path) and info.get("generation") is not None
-        generation = str(info["generation"]) if pinned else None
-        identified.append(CachedFile(shard.path, shard.size, version, told, generation))
+    for shard in shards:
+        version = shard.version
+        if version is None:
+            info = now[shard.path]
+            if int(info["size"]) != shard.size:
+                raise CorpusFileError(size_change(shard, int(info["size"])))
+            version = version_of(info)
+        fields = (shard.path, shard.size, shard.data_offset, shard.digest, version or "")
+        key = hashlib.blake2b("\0".join(map(str, fields)).encode(), digest_size=16).hexdigest()
+        identified.append(CachedFile(shard.path, shard.size, key, version))
     return identified
+
+
+def pinned(corpus: Corpus) -> Corpus:
+    """`corpus` with the versions of its remote files as they are now, where it has none.
+
+    Raises:
+      CorpusFileError: one is missing, unreadable, or of another size than was indexed.
+    """
+    unknown = {file.path: file for file in corpus.files() if files.is_remote(file.path) and file.version is None}
+    if not unknown:
+        return corpus
+    limits = Limits.from_environment() if corpus.remote is None else corpus.remote.limits
+    found = {file.path: file.version for file in identify(list(unknown.values()), limits)}
+
+    def pin(file: Any) -> Any:
+        return file if file is None or file.path not in found else dataclasses.replace(file, version=found[file.path])
+
+    shards = tuple(
+        dataclasses.replace(pin(shard), loss=pin(shard.loss), boundaries=pin(shard.boundaries))
+        for shard in corpus.shards
+    )
+    return dataclasses.replace(corpus, shards=shards, sources_file=pin(corpus.sources_file))
 
 
 def verify_cached(found: Sequence[tuple[CachedFile, StoredFile]], cache: ShardCache) -> None:

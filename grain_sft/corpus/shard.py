@@ -13,7 +13,7 @@ import numpy.typing as npt
 from grain_sft import files
 from grain_sft.corpus.boundaries import BoundaryFile
 from grain_sft.corpus.loss import LossFile
-from grain_sft.corpus.stored import DIGEST_BYTES, MAGIC, digest_of, npy_header, size_and_head
+from grain_sft.corpus.stored import DIGEST_BYTES, MAGIC, digest_of, npy_header, read_head
 from grain_sft.errors import CorpusError
 
 TOKEN_DTYPES = ("uint8", "uint16", "uint32", "uint64")
@@ -37,6 +37,7 @@ class Shard:
       boundaries: the file that says where documents begin and end; None: they end at each EOS.
       row: where tokens stand in rows, each with something else after it: tokens of a row, and how many would fit from where
         one begins to where the next one does; None: nothing is between tokens.
+      version: version of a remote file, which is the only one that is read; None: not known.
     """
 
     path: str
@@ -48,6 +49,7 @@ class Shard:
     loss: LossFile | None = None
     boundaries: BoundaryFile | None = None
     row: tuple[int, int] | None = None
+    version: str | None = dataclasses.field(default=None, compare=False)
 
 
 def token_dtype(name: object, where: str) -> np.dtype[np.unsignedinteger]:
@@ -78,9 +80,9 @@ def scan_shard(
       CorpusFileError: missing or unreadable.
       CorpusError: what it holds is not a one-dimensional array of unsigned integers, or not one of `dtype`.
     """
-    size, head = size_and_head(path)
+    size, head, version = read_head(path)
     if head.startswith(MAGIC):
-        header_dtype, num_tokens, offset = _npy_array(path, head, size)
+        header_dtype, num_tokens, offset = _npy_array(path, head, size, version)
         if dtype is not None and header_dtype != dtype:
             raise CorpusError(
                 f"{path}: its .npy header says {header_dtype.name}, but dtype={dtype.name} was asked for. "
@@ -101,15 +103,15 @@ def scan_shard(
             check_plausible(path, head, dtype)
     first = head[offset : offset + DIGEST_BYTES]
     if len(first) < min(DIGEST_BYTES, size - offset):  # an unusually long header
-        first = files.read_range(path, offset, offset + DIGEST_BYTES)
+        first = files.read_range(path, offset, offset + DIGEST_BYTES, version=version)
     tail_start = max(offset, size - DIGEST_BYTES)
-    digest = digest_of(first, files.read_range(path, tail_start, size))
-    return Shard(path, num_tokens, size, offset, label, digest), dtype
+    digest = digest_of(first, files.read_range(path, tail_start, size, version=version))
+    return Shard(path, num_tokens, size, offset, label, digest, version=version), dtype
 
 
-def _npy_array(path: str, head: bytes, size: int) -> tuple[np.dtype[np.unsignedinteger], int, int]:
+def _npy_array(path: str, head: bytes, size: int, version: str | None) -> tuple[np.dtype[np.unsignedinteger], int, int]:
     """(dtype, tokens, bytes before the data) of a .npy file."""
-    descr, shape, offset = npy_header(path, head, size)
+    descr, shape, offset = npy_header(path, head, size, version)
     dtype = token_dtype(descr, path)
     if len(shape) != 1 or not isinstance(shape[0], int) or shape[0] < 0:
         raise CorpusError(

@@ -20,9 +20,9 @@ from grain_sft import metrics, remote_files
 from grain_sft.corpus.cache_space import BLOCKS, Space
 from grain_sft.corpus.cached_block import PART, Block, DamagedBlockError, Wanted, claim
 from grain_sft.corpus.remote_options import CacheOptions
-from grain_sft.errors import CorpusFileError
 from grain_sft.regular_files import open_regular
-from grain_sft.remote_files import Limits, Range
+from grain_sft.remote_bodies import Range
+from grain_sft.remote_files import Limits
 
 _BATCH_BYTES = 64 << 20  # fetched at once, and so held in memory
 _BATCH_BLOCKS = 64  # made at once, each with an open file
@@ -37,15 +37,14 @@ class CachedFile(NamedTuple):
     Attributes:
       path: its URL.
       size: its bytes.
-      version: hash of its URL, size, digest and what its file system says of the version.
-      told: what the file system says of the version; with `generation`, bytes of no other one are ever sent.
+      key: hash of its URL, size, digest and version.
+      version: version of the file, where its file system has any; bytes of no other one are kept.
     """
 
     path: str
     size: int
-    version: str
-    told: str
-    generation: str | None
+    key: str
+    version: str | None
 
 
 class Piece(NamedTuple):
@@ -107,7 +106,7 @@ class ShardCache:
         for file, offset, place, size in pieces:
             unit = self._unit or max(1, file.size)
             for start in range(offset // unit * unit, offset + size, unit):
-                block = Block(file.version, start, min(file.size, start + unit))
+                block = Block(file.key, start, min(file.size, start + unit))
                 job = jobs.setdefault(block, _Job(block, file, []))
                 first, last = max(offset, start), min(offset + size, start + unit)
                 job.wanted.append(Wanted(first - start, place + first - offset, last - first))
@@ -196,7 +195,7 @@ class ShardCache:
         for job, fd in jobs:
             for start in range(job.block.start, job.block.stop, remote_files.PART_BYTES):
                 stop = min(job.block.stop, start + remote_files.PART_BYTES)
-                parts.append((job, fd, Range(job.file.path, start, stop, generation=job.file.generation)))
+                parts.append((job, fd, Range(job.file.path, start, stop, version=job.file.version)))
         failed: list[_Job] = []
         for group in _batches(parts, lambda part: part[2].stop - part[2].start):
             bodies = remote_files.fetch_exactly([wanted for _, _, wanted in group], self._limits)
@@ -207,8 +206,6 @@ class ShardCache:
                 except OSError as error:
                     self._warn(error)
                     failed.append(job)
-        loose = {job.file for job, _ in jobs if job.file.generation is None}
-        check_versions(list(loose), self._limits)
         return failed
 
     def _straight(self, jobs: Sequence[_Job], out: memoryview) -> None:
@@ -217,7 +214,7 @@ class ShardCache:
         for job in jobs:
             for start, place, size in job.wanted:
                 begin = job.block.start + start
-                ranges.append(Range(job.file.path, begin, begin + size, generation=job.file.generation))
+                ranges.append(Range(job.file.path, begin, begin + size, version=job.file.version))
                 places.append(place)
         if not ranges:
             return
@@ -240,25 +237,6 @@ class ShardCache:
                 self._folder,
                 getattr(error, "strerror", None) or error,
             )
-
-
-def check_versions(files: Sequence[CachedFile], limits: Limits) -> None:
-    """Check that the files are still of the versions that were opened.
-
-    Raises:
-      CorpusFileError: one was replaced or is gone.
-    """
-    for file, found in zip(files, remote_files.infos([file.path for file in files], limits), strict=True):
-        if isinstance(found, Exception) or version_told(found) != file.told:
-            raise CorpusFileError(remote_files.gone(file.path, file.told))
-
-
-def version_told(info: object) -> str:
-    """What a file system says of a file's version, of all that it says of it: a generation, an entity tag, a time."""
-    for key in ("generation", "ETag", "etag", "version_id", "mtime", "LastModified", "last_modified", "created"):
-        if isinstance(info, dict) and info.get(key) is not None:
-            return f"{key} {info[key]}"
-    return ""
 
 
 def _size_of(job: _Job) -> int:

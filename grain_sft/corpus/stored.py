@@ -8,7 +8,7 @@ import hashlib
 import io
 import os
 import struct
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from grain_sft import files
 from grain_sft.errors import CorpusError, CorpusFileError, GrainSftError
@@ -43,6 +43,11 @@ class StoredFile(Protocol):
         """Of its data's first and last bytes; see `digest_of`."""
         ...
 
+    @property
+    def version(self) -> str | None:
+        """Version of a remote file, such as "generation 1712"; None where it is local, or its store has no versions."""
+        ...
+
 
 @dataclasses.dataclass(frozen=True)
 class Stored:
@@ -52,6 +57,15 @@ class Stored:
     size: int
     digest: str
     data_offset: int = 0
+    version: str | None = dataclasses.field(default=None, compare=False)
+
+
+class Head(NamedTuple):
+    """Size of a file, its first bytes, and the version of a remote one."""
+
+    size: int
+    data: bytes
+    version: str | None
 
 
 def describe(path: str) -> Stored:
@@ -60,9 +74,9 @@ def describe(path: str) -> Stored:
     Raises:
       CorpusFileError: missing or unreadable.
     """
-    size, head = size_and_head(path)
-    tail = files.read_range(path, max(0, size - DIGEST_BYTES), size)
-    return Stored(path, size, digest_of(head[:DIGEST_BYTES], tail))
+    size, head, version = read_head(path)
+    tail = files.read_range(path, max(0, size - DIGEST_BYTES), size, version=version)
+    return Stored(path, size, digest_of(head[:DIGEST_BYTES], tail), version=version)
 
 
 def read_whole(stored: StoredFile) -> bytes:
@@ -71,7 +85,7 @@ def read_whole(stored: StoredFile) -> bytes:
     Raises:
       CorpusFileError: it is missing, unreadable, or another one.
     """
-    data = files.read_bytes(stored.path)
+    data = files.read_bytes(stored.path, version=stored.version)
     if len(data) != stored.size:
         raise CorpusFileError(size_change(stored, len(data)))
     tail = max(stored.data_offset, stored.size - DIGEST_BYTES)
@@ -109,17 +123,20 @@ def replaced(stored: StoredFile) -> str:
     )
 
 
-def size_and_head(path: str) -> tuple[int, bytes]:
-    """Bytes of the file, and its first bytes: all that a header and a digest need."""
+def read_head(path: str) -> Head:
+    """Return the size, the version and the first bytes of a file: all that a header and a digest need.
+
+    Raises:
+      CorpusFileError: the file is missing or unreadable.
+    """
     want = DIGEST_BYTES + 128
     if files.is_remote(path):
-        with files.remote(path) as client:
-            size = int(client.info(path)["size"])
-        return size, files.read_range(path, 0, min(size, want))
+        size, version = files.size_and_version(path)
+        return Head(size, files.read_range(path, 0, min(size, want), version=version), version)
     try:
         fd = open_regular(path)
         try:
-            return os.fstat(fd).st_size, pread(fd, want, 0)
+            return Head(os.fstat(fd).st_size, pread(fd, want, 0), None)
         finally:
             os.close(fd)
     except GrainSftError:
@@ -132,7 +149,7 @@ def size_and_head(path: str) -> tuple[int, bytes]:
         raise CorpusFileError(f"{path}: can't be read ({error}).") from error
 
 
-def npy_header(path: str, head: bytes, size: int) -> tuple[object, tuple[object, ...], int]:
+def npy_header(path: str, head: bytes, size: int, version: str | None = None) -> tuple[object, tuple[object, ...], int]:
     """(dtype as it is written there, shape, bytes before the data) of a .npy file, format version 1, 2 or 3.
 
     Raises:
@@ -140,10 +157,10 @@ def npy_header(path: str, head: bytes, size: int) -> tuple[object, tuple[object,
     """
     stream = io.BytesIO(head)
     stream.seek(len(MAGIC))
-    version = list(stream.read(2))
-    if version not in ([1, 0], [2, 0], [3, 0]):
-        raise CorpusError(f"{path}: .npy format version {version}; versions [1, 0], [2, 0] and [3, 0] can be read.")
-    length_format = "<H" if version[0] == 1 else "<I"
+    written = list(stream.read(2))
+    if written not in ([1, 0], [2, 0], [3, 0]):
+        raise CorpusError(f"{path}: .npy format version {written}; versions [1, 0], [2, 0] and [3, 0] can be read.")
+    length_format = "<H" if written[0] == 1 else "<I"
     field = stream.read(struct.calcsize(length_format))
     if len(field) < struct.calcsize(length_format):
         raise CorpusError(f"{path}: the .npy header breaks off after {size} bytes.")
@@ -154,9 +171,11 @@ def npy_header(path: str, head: bytes, size: int) -> tuple[object, tuple[object,
             f"{path}: the .npy header claims {length} bytes, but the file has {size} and a header of a token array "
             f"at most {_HEADER_LIMIT}. The file is damaged."
         )
-    text = stream.read(length) if offset <= len(head) else files.read_range(path, stream.tell(), offset)
+    text = (
+        stream.read(length) if offset <= len(head) else files.read_range(path, stream.tell(), offset, version=version)
+    )
     try:
-        header = ast.literal_eval(text.decode("utf-8" if version[0] == 3 else "latin1"))
+        header = ast.literal_eval(text.decode("utf-8" if written[0] == 3 else "latin1"))
         descr, shape = header["descr"], tuple(header["shape"])
         header["fortran_order"]  # has to be there, and is all one in 1-D
     except (ValueError, SyntaxError, TypeError, KeyError, RecursionError, MemoryError) as error:

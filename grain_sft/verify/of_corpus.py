@@ -12,7 +12,7 @@ from grain_sft import files
 from grain_sft.corpus import Corpus
 from grain_sft.corpus.formats.metadata import Json
 from grain_sft.corpus.scan import THREADS
-from grain_sft.corpus.stored import DIGEST_BYTES, StoredFile, digest_of, replaced, size_and_head, size_change
+from grain_sft.corpus.stored import DIGEST_BYTES, StoredFile, digest_of, read_head, replaced, size_change
 from grain_sft.errors import GrainSftError
 from grain_sft.verify.beside import manifest_of, vocabulary_size
 from grain_sft.verify.documents import ScannedDocuments, find_duplicates, scan_documents
@@ -73,11 +73,11 @@ def _check_files(report: Report, corpus: Corpus) -> bool:
 
     def look(file: StoredFile) -> str:
         try:
-            size, _ = size_and_head(file.path)
+            size, _, version = read_head(file.path)
             if size != file.size:
                 return size_change(file, size)
-            head = files.read_range(file.path, file.data_offset, file.data_offset + DIGEST_BYTES)
-            tail = files.read_range(file.path, max(file.data_offset, size - DIGEST_BYTES), size)
+            head = files.read_range(file.path, file.data_offset, file.data_offset + DIGEST_BYTES, version=version)
+            tail = files.read_range(file.path, max(file.data_offset, size - DIGEST_BYTES), size, version=version)
             return "" if digest_of(head, tail) == file.digest else replaced(file)
         except GrainSftError as error:
             return str(error)

@@ -13,7 +13,7 @@ from grain_sft.corpus.boundaries import describe_boundaries
 from grain_sft.corpus.loss import LossFile, check_labels, scan_loss
 from grain_sft.corpus.scan import THREADS, with_progress
 from grain_sft.corpus.shard import TOKEN_DTYPES, Shard, check_plausible, scan_shard
-from grain_sft.corpus.stored import MAGIC, size_and_head
+from grain_sft.corpus.stored import MAGIC, read_head
 from grain_sft.errors import CorpusError
 
 Dtype = np.dtype[np.unsignedinteger]
@@ -113,7 +113,7 @@ def check_loss(shard: Shard, loss: LossFile, dtype: Dtype) -> None:
 
 def _width(tokens: str, loss: LossFile, allowed: Sequence[str]) -> Dtype | None:
     """The dtype whose size fits a value of loss for each token; None where both files are empty."""
-    size, head = size_and_head(tokens)
+    size, head, _ = read_head(tokens)
     if head.startswith(MAGIC):
         return scan_shard(tokens, "", None)[1]
     if not size and not loss.count:

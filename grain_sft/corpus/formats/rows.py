@@ -98,7 +98,7 @@ def scan(folder: str, data: Json, options: Options, tree: Tree) -> Corpus:
             _check_size(paths["loss"], found.size, tokens * (1 if loss == "bool" else 4))
         boundaries = describe_boundaries(paths["documents"], "pairs")
         apart = (length, row.itemsize // dtype.itemsize)
-        return Shard(paths["rows"], tokens, rows.size, 0, "", rows.digest, found, boundaries, apart)
+        return Shard(paths["rows"], tokens, rows.size, 0, "", rows.digest, found, boundaries, apart, rows.version)
 
     with concurrent.futures.ThreadPoolExecutor(min(THREADS, len(counts))) as pool:
         shards = tuple(pool.map(scan_one, range(len(counts))))

@@ -38,7 +38,7 @@ class Tree:
 
 def _list(folder: str) -> list[str]:
     if files.is_remote(folder):
-        if folder.endswith(_FILES):
+        if any(part.endswith(_FILES) for part in folder.split("/")):
             return []
         try:
             with files.remote(folder) as client:
