@@ -44,7 +44,7 @@ class PipelineIterator(grain.DatasetIterator[Element]):
         threads = as_integer("threads", threads, 0, PipelineError)
         prefetch = as_integer("prefetch", prefetch, 0, PipelineError)
         worker_count = as_integer("worker_count", worker_count, 0, PipelineError)
-        self._pipeline = pipeline
+        self._pipeline, self._first_steps = pipeline, pipeline.first_steps
         self._direct = not threads and not worker_count
         self._read_options = grain.ReadOptions(
             num_threads=threads, prefetch_buffer_size=max(prefetch, threads) if threads else 0
@@ -64,6 +64,8 @@ class PipelineIterator(grain.DatasetIterator[Element]):
             try:
                 if self._direct:
                     batch = self._pipeline[step]
+                    if self._first_steps.left:
+                        self._first_steps.check(self._pipeline, step, batch)
                     if self._pipeline.audit is not None:
                         self._write_audit()
                 else:
@@ -87,6 +89,8 @@ class PipelineIterator(grain.DatasetIterator[Element]):
         assert self._inner is not None
         try:
             batch: Element = next(self._inner)
+            if self._first_steps.left:
+                self._first_steps.check(self._pipeline, self._step, batch)
             self._write_audit()
             return batch
         except BaseException as error:  # what was made ahead is no longer in step

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from grain_sft.errors import PipelineError
+from grain_sft.first_steps import FirstSteps
 from grain_sft.iteration import PREFETCH, READ_THREADS, PipelineIterator, Steps, make_data_loader
 from grain_sft.mixture import MixtureSource
 from grain_sft.receipt import Receipt, receipt_of
@@ -73,6 +74,7 @@ class Pipeline:
         if transforms and type(transforms[0]) is ShiftTargets and isinstance(source, NpyDataSource):
             self._read, self._rest = functools.partial(transforms[0].read, source), self.transforms[1:]
         self.audit = None if audit is None else _audit_log(audit)
+        self.first_steps = FirstSteps()
 
     def __getitem__(self, step: int) -> Element:
         """This host's batch of `step`.

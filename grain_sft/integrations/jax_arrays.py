@@ -213,6 +213,8 @@ class GlobalBatches(grain.DatasetIterator[GlobalBatch]):
         """The batch of `step`, on its way to this process's devices."""
         way = self._way(step)
         batch = self.pipeline.read(step, way.reads)
+        if self.pipeline.first_steps.left:
+            self.pipeline.first_steps.check(self.pipeline, step, batch)
         expected = (len(way.reads), self.pipeline.source.layout.sequence_length)
         for key, array in batch.items():
             if array.shape != expected:

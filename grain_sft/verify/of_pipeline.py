@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from grain_sft.errors import GrainSftError
+from grain_sft.first_steps import takes_loss, why_no_loss
 from grain_sft.layout import FILL_ROW, Layout, PackedLayout
 from grain_sft.mixture.layout import MixtureLayout
 from grain_sft.pipeline import Pipeline
@@ -18,6 +19,7 @@ from grain_sft.transforms import TrimToMultiple
 from grain_sft.verify.finding import Report
 from grain_sft.verify.of_plan import check_plan
 
+_FIRST_STEPS = 8  # of which one must take loss
 _BLOCK_ROWS = 1 << 12
 _MOST_ROWS = 1 << 28  # of an epoch, a byte of memory each
 
@@ -38,6 +40,7 @@ def check_pipeline(report: Report, pipeline: Pipeline, where: str, vocab_size: i
     check_layout(report, layout, where)
     _check_sampler(report, pipeline, where)
     _check_batches(report, pipeline, where, vocab_size)
+    _check_loss(report, pipeline, where)
 
 
 def check_layout(report: Report, layout: Layout, where: str) -> None:
@@ -131,6 +134,18 @@ def _check_batches(report: Report, pipeline: Pipeline, where: str, vocab_size: i
         if sentence:
             report.wrong("batches", where, sentence, f"step {step}")
     report.figures["batch"] = {key: [list(shape), dtype] for key, (shape, dtype) in (shapes or {}).items()}
+
+
+def _check_loss(report: Report, pipeline: Pipeline, where: str) -> None:
+    """Check that a target of the first steps takes loss."""
+    if any(finding.check == "batches" and finding.wrong for finding in report.findings):
+        return  # they can't be made, or hold anything
+    steps = range(min(_FIRST_STEPS, len(pipeline)))
+    for step in steps:
+        if takes_loss(pipeline[step]) is not False:
+            return
+    reason = why_no_loss(pipeline, steps)
+    report.wrong("loss", where, f"no target takes loss in the first {len(steps)} steps: {reason}")
 
 
 def wrong_in_batch(batch: Element, vocab_size: int | None) -> str:
