@@ -4,7 +4,24 @@ from __future__ import annotations
 
 import operator
 
-from grain_sft.errors import GrainSftError
+from grain_sft.errors import GrainSftError, LayoutError
+
+MOST_TOKENS = 2**31 - 1
+"""Tokens a row: positions in it are int32."""
+
+
+def as_sequence_length(value: object) -> int:
+    """Return `value` as the number of tokens in a row.
+
+    Raises:
+      LayoutError: it is not an integer from 1 to `MOST_TOKENS`.
+    """
+    length = as_integer("sequence_length", value, 1, LayoutError)
+    if length > MOST_TOKENS:
+        raise LayoutError(
+            f"sequence_length={length}: expected at most {MOST_TOKENS}, since positions in a row are int32. Give a smaller one."
+        )
+    return length
 
 
 def as_integer(name: str, value: object, least: int, error: type[GrainSftError]) -> int:

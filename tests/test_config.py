@@ -143,7 +143,7 @@ def test_a_transform_is_a_name_or_a_name_with_options(config, tmp_path, item, ex
 
 def test_a_batch_may_be_given_in_tokens(config):
     del config["sampler"]["global_batch_size"]
-    for tokens, rows in ((6 * LENGTH, 6), (LENGTH, 1), (6 * LENGTH + 1, 6)):
+    for tokens, rows in ((6 * LENGTH, 6), (LENGTH, 1)):
         sampler = {**config["sampler"], "global_batch_tokens": tokens}
         assert grain_sft.load({**config, "sampler": sampler}, host=HOST).sampler.global_batch_size == rows
 
@@ -158,6 +158,16 @@ def test_a_batch_may_be_given_in_tokens(config):
             "global_batch_tokens is 7, less than one row of layout.sequence_length=8",
         ),
         ({"global_batch_tokens": -8}, "global_batch_tokens is -8, less than one row"),
+        (
+            {"global_batch_tokens": 6 * LENGTH + 1},
+            "global_batch_tokens is 49, which is 6 rows of layout.sequence_length=8 and 1 tokens. Expected whole rows. Give 48 "
+            "or 56.",
+        ),
+        (
+            {"global_batch_size": 6, "schedule": [{"step": 3, "global_batch_tokens": 17}]},
+            "schedule[0].global_batch_tokens is 17, which is 2 rows of layout.sequence_length=8 and 1 tokens. Expected whole "
+            "rows. Give 16 or 24.",
+        ),
         ({"global_batch_size": 0}, "global_batch_size=0: expected an integer, 1 or more"),
     ],
 )
@@ -210,6 +220,16 @@ def test_inheriting_in_a_circle_is_an_error(config, tmp_path):
     for given in (tmp_path / "self.yaml", tmp_path / "one.yaml", {"inherits": str(tmp_path / "two.yaml")}):
         message = error_of(given)
         assert "inherits itself, by way of" in message and str(tmp_path) in message
+
+
+def test_inheriting_through_thousands_of_configs_is_an_error(config, tmp_path):
+    count = 3000
+    write(tmp_path / "0.json", config)
+    for number in range(1, count):
+        write(tmp_path / f"{number}.json", {"inherits": f"{number - 1}.json"})
+    message = error_of(tmp_path / f"{count - 1}.json")
+    assert "is inherited through 100 configs" in message and "Join some of them." in message
+    assert grain_sft.load(tmp_path / "99.json", host=HOST).sampler.seed == config["sampler"]["seed"]
 
 
 @pytest.mark.parametrize("parent", [5, ["base.yaml"], True])

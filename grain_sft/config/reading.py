@@ -20,6 +20,8 @@ INHERITS = "inherits"
 DATASET_DIR = "dataset_dir"
 """Of a trainer's GPTConfig: `corpus.path`."""
 
+_MOST_INHERITED = 100
+
 _JSON_PARTS = re.compile(r'("(?:[^"\\]|\\.)*")(\s*:)?|[{}\[\]]')
 
 
@@ -27,6 +29,11 @@ def read(path: str, inheriting: tuple[str, ...]) -> dict[str, Any]:
     """The config file `path` with what it inherits, not yet validated."""
     if path in inheriting:
         raise ConfigError(f"{path}: inherits itself, by way of {' and '.join(inheriting)}.")
+    if len(inheriting) >= _MOST_INHERITED:
+        raise ConfigError(
+            f"{path}: is inherited through {len(inheriting)} configs, from {inheriting[0]} on. Expected fewer than "
+            f"{_MOST_INHERITED}. Join some of them."
+        )
     text = files.read_text(path)
     if Path(path).suffix in (".yaml", ".yml"):
         try:

@@ -46,12 +46,28 @@ def check_schedule(entries: object, where: str, *, names: Iterable[str] | None, 
             raise ConfigError(
                 f"{at}: give what changes at step {last}: {', '.join(list(known)[1:])}; of the sizes, one."
             )
-        if entry.get("global_batch_tokens", length) < length:
-            raise ConfigError(
-                f"{at}.global_batch_tokens is {entry['global_batch_tokens']}, less than one row of {length}."
-            )
+        if "global_batch_tokens" in entry:
+            check_batch_tokens(entry["global_batch_tokens"], length, f"{at}.global_batch_tokens")
         if "weights" in entry and names is not None:
             check_weights(entry["weights"], names, f"{at}.weights")
+
+
+def check_batch_tokens(tokens: int, length: int, where: str) -> None:
+    """Check that a batch given in tokens is whole rows of `length` tokens, as OLMo-core does.
+
+    Raises:
+      ConfigError: with the two nearest numbers of tokens that are.
+    """
+    if length < 1 or tokens < length:
+        raise ConfigError(
+            f"{where} is {tokens}, less than one row of layout.sequence_length={length}. Give {length} or more."
+        )
+    rows, over = divmod(tokens, length)
+    if over:
+        raise ConfigError(
+            f"{where} is {tokens}, which is {rows} rows of layout.sequence_length={length} and {over} tokens. Expected whole "
+            f"rows. Give {rows * length} or {(rows + 1) * length}."
+        )
 
 
 def check_weights(weights: Mapping[Any, Any], names: Iterable[str], where: str) -> None:

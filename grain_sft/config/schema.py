@@ -9,7 +9,7 @@ import grain
 
 from grain_sft.config.keys import CORPUS, LAYOUT_OPTIONS, SAMPLER, SECTIONS, SOURCE, SOURCE_SAMPLER, TOP
 from grain_sft.config.kinds import check_keys, check_kind
-from grain_sft.config.schedule import check_schedule
+from grain_sft.config.schedule import check_batch_tokens, check_schedule
 from grain_sft.corpus.remote_options import RemoteOptions
 from grain_sft.errors import ConfigError, CorpusError, StorageError
 from grain_sft.layout import Layout, MaterializedLayout, PackedLayout, PaddedLayout, WindowLayout
@@ -61,10 +61,8 @@ def validate(config: Mapping[str, Any], where: str) -> None:
     if ("global_batch_size" in sampler) == ("global_batch_tokens" in sampler):
         raise ConfigError(f"{where}: sampler: give one of global_batch_size (in rows) and global_batch_tokens.")
     tokens, length = sampler.get("global_batch_tokens"), config["layout"]["sequence_length"]
-    if tokens is not None and (length < 1 or tokens < length):
-        raise ConfigError(
-            f"{where}: sampler.global_batch_tokens is {tokens}, less than one row of layout.sequence_length={length}."
-        )
+    if tokens is not None:
+        check_batch_tokens(tokens, length, f"{where}: sampler.global_batch_tokens")
     _check_sampler(config, where)
     for name, known in TOP.items():
         if name in config:

@@ -86,7 +86,7 @@ def _check_values(path: str, kind: str, data: bytes) -> None:
     if kind == "bool":
         wrong, expected = values > 1, "0 or 1"
     elif kind == "float32":
-        wrong, expected = ~np.isfinite(values), "a finite weight"
+        wrong, expected = ~np.isfinite(values) | (values < 0), "a finite weight, 0 or more"
     else:
         return
     if wrong.any():

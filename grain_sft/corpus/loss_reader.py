@@ -51,7 +51,7 @@ class LossReader:
 
         Raises:
           CorpusFileError: a file is missing, unreadable, or not the one that was indexed.
-          CorpusError: a weight that is no finite number.
+          CorpusError: a weight that is negative or not finite.
         """
         if self._uniform:
             return self._sets[0].gather(shard, start, place, length, count)
@@ -94,11 +94,12 @@ class _LossSet:
         if self._kind != "float32":
             taken: npt.NDArray[np.bool_] = raw != (IGNORED if self._kind == "labels" else 0)
             return taken
-        if not np.isfinite(raw).all():
-            at = int(np.flatnonzero(~np.isfinite(raw))[0])
+        if raw.size and not (raw.min() >= 0 and raw.max() < np.inf):  # both are false for NaN
+            at = int(np.flatnonzero(~(raw >= 0) | (raw == np.inf))[0])
             piece = int(np.flatnonzero((place <= at) & (at < place + length))[0])
             token = int(start[piece] + at - place[piece])
             raise CorpusError(
-                f"{self._files[numbers[piece]].path}: the weight of token {token} is {raw[at]}; expected a finite number."
+                f"{self._files[numbers[piece]].path}: the weight of token {token} is {raw[at]}; expected a finite number, 0 or "
+                "more. Prepare the corpus again."
             )
         return raw

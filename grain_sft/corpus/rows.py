@@ -139,7 +139,7 @@ class RowReader:
 
         Raises:
           CorpusFileError: a file is missing, unreadable, or not the one that was indexed.
-          CorpusError: a weight that is no finite number, or segments that end nowhere in their row.
+          CorpusError: a weight that is negative or not finite, or segments that end nowhere in their row.
         """
         shards, count = None, len(rows)
         if len(self._begins) > 1:
@@ -224,10 +224,10 @@ class RowReader:
         if not self._weighted:
             taken: npt.NDArray[np.bool_] = loss != 0
             return taken
-        if not np.isfinite(loss).all():
-            row = int(np.flatnonzero(~np.isfinite(loss).all(axis=1))[0])
+        if loss.size and not (loss.min() >= 0 and loss.max() < np.inf):  # both are false for NaN
+            row = int(np.flatnonzero((~np.isfinite(loss) | (loss < 0)).any(axis=1))[0])
             path = self._losses[0 if shards is None else shards[row]].path
-            raise CorpusError(f"{path}: a weight of row {rows[row]} is no finite number. Write the rows again.")
+            raise CorpusError(f"{path}: a weight of row {rows[row]} is negative or not finite. Write the rows again.")
         return loss
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from grain_sft.arguments import as_integer
+from grain_sft.arguments import as_sequence_length
 from grain_sft.corpus import Corpus
 from grain_sft.errors import LayoutError
 from grain_sft.layout.row_pieces import Ints, ShardPlaces
@@ -33,9 +33,7 @@ class MaterializedLayout:
             )
         self.corpus = corpus
         self.sequence_length = corpus.rows.sequence_length
-        if sequence_length is not None and (
-            as_integer("sequence_length", sequence_length, 1, LayoutError) != self.sequence_length
-        ):
+        if sequence_length is not None and (as_sequence_length(sequence_length) != self.sequence_length):
             raise LayoutError(f"sequence_length={sequence_length}: the rows were written with {self.sequence_length}.")
         self._count = corpus.num_tokens // self.sequence_length
         self._places = ShardPlaces(corpus)

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from grain_sft import files
-from grain_sft.arguments import as_integer
+from grain_sft.arguments import as_integer, as_sequence_length
 from grain_sft.corpus import Corpus
 from grain_sft.corpus.documents import Documents
 from grain_sft.errors import LayoutError
@@ -78,7 +78,7 @@ class PackedLayout:
         cache_dir: str | os.PathLike[str] | None = None,
     ) -> None:
         self.corpus = corpus
-        self.sequence_length = as_integer("sequence_length", sequence_length, 1, LayoutError)
+        self.sequence_length = as_sequence_length(sequence_length)
         if self.sequence_length >= 1 << 31:
             raise LayoutError(f"sequence_length={sequence_length}: positions are int32, so expected less than 2**31.")
         _choice("algorithm", algorithm, tuple(ALGORITHMS))
@@ -144,7 +144,7 @@ class PackedLayout:
         given = [shard.path for shard in corpus.shards] if paths is None else [os.fspath(path) for path in paths]
         layout = cls.__new__(cls)
         layout.corpus = corpus
-        layout.sequence_length = as_integer("sequence_length", sequence_length, 1, LayoutError)
+        layout.sequence_length = as_sequence_length(sequence_length)
         layout.epochs = 1
         recipe = Recipe(
             sequence_length=layout.sequence_length,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from grain_sft.arguments import as_integer
+from grain_sft.arguments import as_integer, as_sequence_length
 from grain_sft.corpus import Corpus
 from grain_sft.errors import LayoutError
 from grain_sft.layout.row_pieces import Ints, ShardPlaces
@@ -32,7 +32,7 @@ class PaddedLayout:
 
     def __init__(self, corpus: Corpus, sequence_length: int, *, keep: str = "last", min_tokens: int = 2) -> None:
         self.corpus = corpus
-        self.sequence_length = as_integer("sequence_length", sequence_length, 1, LayoutError)
+        self.sequence_length = as_sequence_length(sequence_length)
         if keep not in ("last", "first"):
             raise LayoutError(f"keep={keep!r}: expected 'last' or 'first'.")
         self.keep = keep

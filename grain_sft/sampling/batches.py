@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from grain_sft.arguments import as_integer
-from grain_sft.errors import RowIndexError, SamplerError
+from grain_sft.errors import GrainSftError, RowIndexError, SamplerError
 from grain_sft.layout import FILL_ROW, FillKey
 from grain_sft.sampling.batch_sizes import BatchSizes, check_divided
 from grain_sft.sampling.host import Host
@@ -92,15 +92,21 @@ class Batches(abc.ABC):
         last, self._last_step = self._last_step, step
         if abs(step - last) == 1:  # one step after the other, as a rule: some at once are computed faster
             count = min(_STEPS_AT_ONCE, _ROWS_AT_ONCE // max(1, len(offsets)), self._steps_alike(step, size))
-            if count > 1:
-                apart = len(offsets) if self._blocks else size
-                several = (offsets + apart * np.arange(count)[:, np.newaxis]).reshape(-1)
-                made: list[Ints | None] = list(self._rows(step, several).reshape(count, -1))
-                found, made[0] = made[0], None
-                self._at_once = step, made
-                assert found is not None
+            if count > 1 and (found := self._rows_at_once(step, offsets, size, count)) is not None:
                 return found
         return self._rows(step, offsets)
+
+    def _rows_at_once(self, step: int, offsets: Ints, size: int, count: int) -> Ints | None:
+        """Return the rows of `step` and keep those of the `count` - 1 steps after it; None where these can't be computed."""
+        apart = len(offsets) if self._blocks else size
+        several = (offsets + apart * np.arange(count)[:, np.newaxis]).reshape(-1)
+        try:
+            made: list[Ints | None] = list(self._rows(step, several).reshape(count, -1))
+        except GrainSftError:  # of a later epoch, which nobody asked for yet
+            return None
+        found, made[0] = made[0], None
+        self._at_once = step, made
+        return found
 
     def _steps_alike(self, step: int, size: int) -> int:
         """So many steps from `step` on, at least, have rows one after the other in the stream, each `size` of all hosts."""

@@ -3,8 +3,9 @@
 Rows go down a tree of two-way splits; of the first t rows that reach a node, its left branch gets t times its share,
 rounded. So each row is found by a few divisions, at any number of rows, without a table. It costs precision: a branch is
 up to half a row from its part of what its node got, and inherits its part of what the node is off by. `bound` is what that
-comes to: at most one row for up to four sources, whatever their weights; for eight, 1.2 or less.
-`PeriodTable` never exceeds one row, so it is taken where it fits.
+comes to: at most 1 row for up to 4 sources, whatever their weights; 1.2 for up to 10; less than 2 for any number. By brute
+force, 4,600 sets of weights for 2 to 24 sources came to 1.26 rows at most (`tests/sampling/test_proportions.py`).
+`PeriodTable` stays below one row, so it is taken where it fits.
 """
 
 from __future__ import annotations

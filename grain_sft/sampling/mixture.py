@@ -60,9 +60,9 @@ class SourceOrder:
 class Mixture:
     """Sources and their weights: how often each gives a row.
 
-    Weights are exact as written (0.7 is 7/10) and divided by their sum. After any number of rows no source is a whole row
-    from its share; see `Proportions`. A source may be a mixture: it has its share as a whole, and divides the rows that it
-    gives among its own, to within a row of these.
+    Weights are exact as written (0.7 is 7/10) and divided by their sum. After any number of rows each source is less than one
+    row from its share, or for five and more weights of many digits less than two; see `Proportions`. A source may be a
+    mixture: it has its share as a whole, and divides the rows that it gives among its own, with the same bounds.
 
     Attributes:
       sources: by name, the weight and the rows of each. Rows are numbered through all sources in this order.

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from grain_sft.errors import SamplerError
+from grain_sft.errors import RowIndexError, SamplerError
 from grain_sft.layout import FILL_ROW
 from grain_sft.sampling.batches import Batches, Ints
 from grain_sft.sampling.epochs import EpochSpan
@@ -18,6 +18,7 @@ from grain_sft.sampling.host import Host
 from grain_sft.sampling.mixture import Leaf, Mixture, Stream
 
 _LAST_BATCH = ("drop", "fill")
+_MOST_ROWS = 1 << 62  # of the stream: places in it are int64
 
 
 class MixtureSampler(Batches):
@@ -73,9 +74,23 @@ class MixtureSampler(Batches):
         )
 
     @property
+    def most_rows_off(self) -> float | None:
+        """Rows that an outermost source may be away from its share, after any number of rows; None where weights change."""
+        return self.stream.proportions.bound
+
+    @property
     def leaves(self) -> list[Leaf]:
         """The sources that are no mixtures."""
         return self.stream.leaves
+
+    def _checked_step(self, step: int) -> int:
+        step = super()._checked_step(step)
+        if self.batch_sizes.before(step + 1) > _MOST_ROWS:
+            raise RowIndexError(
+                f"step={step}: expected a step below {self.batch_sizes.step_of(_MOST_ROWS)}. A mixture counts its rows up to "
+                "2^62. Give a smaller step."
+            )
+        return step
 
     def _rows(self, step: int, offsets: Ints) -> Ints:
         places = offsets + self.batch_sizes.before(step)

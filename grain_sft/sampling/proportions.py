@@ -36,8 +36,9 @@ class _Phase(NamedTuple):
 class Proportions:
     """Sources of rows by number, each with its share: a pure function of the row, at constant time.
 
-    With constant weights no source is a whole row from its share after any number of rows (`PeriodTable`; `HalvingTree`
-    says how far it may be for weights like 0.123456789, whose common denominator is more than 4 million).
+    With constant weights whose common denominator is at most `TABLE_ROWS` (4,194,304), each source is less than one row from
+    its share after any number of rows (`PeriodTable`). For other weights, such as 0.123456789, `bound` is how far it may be:
+    at most 1 row for up to 4 sources, 1.2 for up to 10, and less than 2 for any number (`HalvingTree`).
 
     Weights may change at some rows. What comes before a change does not depend on it. After it, what was owed to each
     source stays owed, so that its rows follow its cumulative share on: within one row with up to three sources. With more,

@@ -18,7 +18,7 @@ _BLOCK_TOKENS = 1 << 20
 
 
 def check_loss_values(report: Report, corpus: Corpus) -> None:
-    """Check every value: 0 or 1; a finite weight; or the token itself or -100. The first of a file that is not, is said."""
+    """Check each value: 0 or 1; a finite weight, 0 or more; or the token itself or -100. Report a file's first wrong one."""
     for shard in corpus.shards:
         if shard.loss is None:
             continue
@@ -44,7 +44,7 @@ def _wrong(
         wrong = values > 1  # type: ignore[operator]
         return wrong, "0 or 1"
     if kind == "float32":
-        return ~np.isfinite(values), "a finite weight"
+        return ~np.isfinite(values) | (values < 0), "a finite weight, 0 or more"  # type: ignore[operator]
     return (values != IGNORED) & (values != tokens.astype(np.int64)), f"the token itself or {IGNORED}, not shifted"
 
 

@@ -104,7 +104,11 @@ def changed(columns, name, row, value):
         ("nz_input_ids", "negative", "row 12: nz_input_ids holds a token id"),
         ("nz_position_ids", "reversed", "row 12: nz_position_ids don't count from 0"),
         ("nz_shifted_loss_weights", "ones", "row 12: the last of nz_shifted_loss_weights is not 0"),
-        ("nz_shifted_loss_weights", "nan", "row 12: nz_shifted_loss_weights holds a weight that is no finite number"),
+        (
+            "nz_shifted_loss_weights",
+            "nan",
+            "row 12: nz_shifted_loss_weights holds a weight that is negative or not finite",
+        ),
         ("nz_shifted_label_ids", "other", "row 12: a label of nz_shifted_label_ids takes loss, but is not the token"),
         ("nz_input_ids", None, "column nz_input_ids has no value in some of the rows from 8 on"),
     ],
@@ -152,7 +156,7 @@ def test_files_beside_it_that_dont_fit_are_named(tmp_path):
     path.write_bytes(bytes(19))
     assert "is no multiple of 4" in error_of(tmp_path)
     path.write_bytes(np.full(5, np.inf, "f4").tobytes())
-    assert "weight 0 is no finite number" in error_of(tmp_path)
+    assert "weight 0 is inf" in error_of(tmp_path)
     path.unlink()
     write_sources(tmp_path / "openchat.train.sources.bin", docs * 2)
     assert "160 bytes; expected 80" in error_of(tmp_path)

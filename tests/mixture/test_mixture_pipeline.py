@@ -13,7 +13,7 @@ from mixed_corpora import LENGTH, mixture_config, write_sources
 import grain_sft
 from grain_sft import Host, IndexSampler, NpyDataSource, Pipeline, WindowLayout
 from grain_sft.cli.main import main
-from grain_sft.errors import ConfigError, GrainSftError, LayoutError, PipelineError, SamplerError
+from grain_sft.errors import ConfigError, GrainSftError, LayoutError, PipelineError, RowIndexError, SamplerError
 from grain_sft.layout import FILL_ROW
 from grain_sft.mixture import MixtureSource
 from grain_sft.sampling import Mixture, MixtureSampler, SourceOrder
@@ -311,7 +311,7 @@ def test_the_table_of_checkpoints_counts_epochs_for_each_source(folder):
         ("sampler.schedule", [{"step": 5}], "give what changes at step 5"),
         ("sampler.schedule", [{"step": 5, "global_batch": 4}], "nearest that there is: 'global_batch_size'"),
         ("sampler.schedule", [{"step": 5, "weights": {"chta": 4}}], "nearest that there is: 'chat'"),
-        ("sampler.schedule", [{"step": 5, "global_batch_tokens": 4}], "less than one row of 16"),
+        ("sampler.schedule", [{"step": 5, "global_batch_tokens": 4}], "less than one row of layout.sequence_length=16"),
     ],
 )
 def test_what_is_wrong_with_a_mixture_is_said(folder, place, value, message):
@@ -356,6 +356,20 @@ def test_a_step_far_away_makes_no_larger_table():
         assert np.bincount(sampler.rows(step) // 1000, minlength=3).tolist() == [2, 14, 4]
         assert sampler.stream.table_rows == 10
     assert len(pickle.dumps(sampler)) < 1500
+
+
+def test_a_step_too_far_for_a_mixture_is_a_sentence(folder):
+    config = mixture_config(folder)
+    for source in config["corpus"]["mixture"].values():
+        source["sampler"] = {"order": "sequential"}  # others end before
+    pipeline = grain_sft.load(config, host=Host(0, 1))
+    last = (1 << 62) // pipeline.sampler.global_batch_size - 1
+    assert len(pipeline.sampler.rows(last)) == pipeline.sampler.global_batch_size and pipeline[last]
+    for step in (last + 1, 1 << 62, (1 << 63) - 2, 1 << 70):
+        with pytest.raises(RowIndexError, match=f"step={step}: expected a step below {last + 1}"):
+            pipeline[step]
+    with pytest.raises(RowIndexError, match=r"A mixture counts its rows up to 2\^62"):
+        next(pipeline.iter(start_step=1 << 62))
 
 
 def test_the_command_line_traces_a_mixture(folder, tmp_path, capsys):

@@ -127,6 +127,48 @@ def test_by_formula_no_source_exceeds_the_bound_that_is_stated(count):
         assert float(max(furthest([(0, shares(*weights))], sources))) <= tree.bound
 
 
+def long_weights(random, count):
+    """Weights of many digits: even ones, ones of a few orders of magnitude, and a geometric series."""
+    kinds = (
+        random.random(count) + 0.01,
+        random.random(count) ** 6 + 1e-6,
+        2.0 ** -np.arange(count) * random.uniform(0.8, 1.2, count),
+    )
+    weights = kinds[int(random.integers(3))]
+    return tuple(np.maximum(1, weights / weights.sum() * 10**12).astype(np.int64).tolist())
+
+
+def assert_the_bound_holds(tries, seed):
+    """The furthest that a source of a long period is from its share, by brute force; returns it and the largest bound."""
+    random, found, bounds = np.random.default_rng(seed), 0.0, 0.0
+    rows = 2000
+    for number in range(tries):
+        count = 2 + number % 23
+        weights = long_weights(random, count)
+        mixed = constant(*weights)
+        assert mixed.table_rows == 0
+        sources, _ = mixed.choose(np.arange(rows))
+        given = (sources[:, None] == np.arange(count)).cumsum(axis=0)
+        owed = np.arange(1, rows + 1)[:, None] * np.array(weights) - given * sum(weights)  # exact: below 2^63
+        worst = float(np.abs(owed).max() / sum(weights))
+        assert worst <= mixed.bound < 2
+        assert mixed.bound <= (1 if count <= 4 else 1.2 if count <= 10 else 2)
+        found, bounds = max(found, worst), max(bounds, mixed.bound)
+    return found, bounds
+
+
+def test_by_formula_up_to_24_sources_keep_within_the_stated_bound():
+    found, _ = assert_the_bound_holds(69, seed=0)
+    assert found > 1  # the promise of one row is for tables only
+
+
+@pytest.mark.heavy
+def test_by_formula_many_weights_of_up_to_24_sources_keep_within_the_stated_bound():
+    found, bound = assert_the_bound_holds(4600, seed=1)
+    assert found > 1  # the promise of one row is for tables only
+    print(f"furthest {found:.3f} rows, largest bound {bound:.3f}")
+
+
 def test_a_late_row_costs_what_the_first_costs():
     """Counted, not timed: the same table answers, and no other is made."""
     mixed = constant(0.1, 0.7, 0.2)

@@ -293,6 +293,18 @@ def test_order_episode_takes_the_seeds_of_random_state():
         last.rows(2)
 
 
+@pytest.mark.parametrize("last_batch", ["drop", "fill", "run_on"])
+def test_reading_ahead_never_fails_for_an_epoch_that_nobody_asked_for(last_batch):
+    """The last three epochs that RandomState has seeds for, each step after the other."""
+    rows, batch, seed = 10, 5, (1 << 32) - 3
+    in_turn = sampler(rows, batch, "episode", seed=seed, last_batch=last_batch)
+    single = sampler(rows, batch, "episode", seed=seed, last_batch=last_batch)
+    for step in range(3 * rows // batch):
+        np.testing.assert_array_equal(in_turn.rows(step), single.rows_at(step, np.arange(batch)))
+    with pytest.raises(SamplerError, match="seed=4294967293, epoch 3"):
+        in_turn.rows(3 * rows // batch)
+
+
 def test_shuffle_false_reads_rows_as_they_are_numbered():
     assert sampler(20, 4, "olmo", Host(1, 2), shuffle=False).rows(2).tolist() == [9, 11]
     assert sampler(20, 4, "maxtext", Host(1, 2), shuffle=False).rows(2).tolist() == [14, 15]

@@ -102,6 +102,13 @@ def test_an_id_beyond_the_vocabulary_is_found_where_it_is(tmp_path, kind):
     [
         ("olmo", "labels_mask_part_0001.npy", np.uint8, 2, "holds 2; expected 0 or 1"),
         ("episodes", "train/shard_00001/mask_weighted.bin", np.float32, np.nan, "expected a finite weight"),
+        (
+            "episodes",
+            "train/shard_00001/mask_weighted.bin",
+            np.float32,
+            -0.5,
+            "holds -0.5; expected a finite weight, 0 or",
+        ),
         ("primer", "train_labels.bin", np.int32, 5, "holds 5; expected the token itself or -100, not shifted"),
     ],
 )

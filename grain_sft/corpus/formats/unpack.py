@@ -136,8 +136,10 @@ def _first_weights(path: str) -> npt.NDArray[np.float32] | None:
     if len(data) % 4:
         raise CorpusError(f"{path}: {len(data)} bytes is no multiple of 4, the size of a float32. It was cut short.")
     weights: npt.NDArray[np.float32] = np.frombuffer(data, "<f4")
-    if not np.isfinite(weights).all():
-        raise CorpusError(f"{path}: weight {int(np.flatnonzero(~np.isfinite(weights))[0])} is no finite number.")
+    wrong = ~np.isfinite(weights) | (weights < 0)
+    if wrong.any():
+        at = int(np.flatnonzero(wrong)[0])
+        raise CorpusError(f"{path}: weight {at} is {weights[at]}; expected a finite number, 0 or more.")
     return weights
 
 
@@ -166,7 +168,12 @@ def _unshifted(path: str, rows: _Rows, starts: Ints, length: Ints) -> npt.NDArra
     ids, labels = rows.values["nz_input_ids"], rows.values["nz_shifted_label_ids"]
     shifted = rows.values["nz_shifted_loss_weights"].astype(np.float32)
     lasts = (starts + length - 1)[length > 0]
-    _refuse(path, rows, ~np.isfinite(shifted), "nz_shifted_loss_weights holds a weight that is no finite number")
+    _refuse(
+        path,
+        rows,
+        ~np.isfinite(shifted) | (shifted < 0),
+        "nz_shifted_loss_weights holds a weight that is negative or not finite",
+    )
     at_end = np.zeros(len(shifted), np.bool_)
     at_end[lasts] = shifted[lasts] != 0
     _refuse(path, rows, at_end, "the last of nz_shifted_loss_weights is not 0, though no token follows it")
