@@ -26,7 +26,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="JSONL, JSON arrays or Parquet, also .gz and .zst; files, globs or directories, local or gs://. After each may "
         "follow how much of it: a factor with a point (0.5, 3.0) or a number of records (5000)",
     )
-    parser.add_argument("--template", required=True, choices=list(TEMPLATES), help="how a conversation becomes tokens")
+    parser.add_argument(
+        "--template",
+        required=True,
+        type=_template,
+        metavar="TEMPLATE",
+        help=f"how a conversation becomes tokens: {', '.join(TEMPLATES)}, or a file with a Jinja chat template",
+    )
     parser.add_argument(
         "--tokenizer", required=True, help="a SentencePiece model, tokenizer.json, tiktoken file or directory"
     )
@@ -66,11 +72,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Prepare, or try the first records."""
+    template, chat_template = options.template, options.chat_template
+    if template not in TEMPLATES:
+        if chat_template is not None:
+            raise PrepareError(f"--template {template} and --chat-template {chat_template}: expected one template.")
+        template, chat_template = "hf", template
     request = Request(
         datasets=tuple(datasets_of(options.inputs)),
-        template=options.template,
+        template=template,
         tokenizer=options.tokenizer,
-        format=options.format or DEFAULT_FORMATS.get(options.template, "olmo"),
+        format=options.format or DEFAULT_FORMATS.get(template, "olmo"),
         schema=options.schema,
         seed=options.seed,
         shuffle=options.shuffle,
@@ -81,7 +92,7 @@ def run(options: argparse.Namespace) -> int:
         special_text=options.special_text,
         seq_level_weight=options.seq_level_weight,
         condition=options.condition,
-        chat_template=None if options.chat_template is None else files.read_text(options.chat_template),
+        chat_template=None if chat_template is None else files.read_text(chat_template),
         system_prompt=options.system_prompt,
         part_bytes=options.part_bytes,
         shard_tokens=options.tokens_per_shard,
@@ -91,6 +102,15 @@ def run(options: argparse.Namespace) -> int:
         print(dry_run(request, options.dry_run))
         return 0
     return preparing.run_request(request, options.output, options)
+
+
+def _template(word: str) -> str:
+    """A template's name, or the path of a Jinja file."""
+    if word in TEMPLATES or word.endswith((".jinja", ".j2", ".txt")) or files.is_file(word):
+        return word
+    raise argparse.ArgumentTypeError(
+        f"{word!r} is neither a template nor a file. Give one of {', '.join(TEMPLATES)}, or a Jinja file."
+    )
 
 
 def datasets_of(words: Sequence[str]) -> list[Dataset]:

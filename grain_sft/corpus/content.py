@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from grain_sft import artefact, files, hashing, remote_files
+from grain_sft import artefact, files, hashing, remote_bodies, remote_files
 from grain_sft.corpus.stored import StoredFile, size_change
 from grain_sft.errors import CorpusFileError
 
@@ -112,7 +112,7 @@ def _read_remote(file: StoredFile) -> str:
     blocks: list[bytes] = []
     for start in range(file.data_offset, file.size, _AT_ONCE):
         ranges = [
-            remote_files.Range(file.path, at, min(at + hashing.BLOCK, file.size))
+            remote_bodies.Range(file.path, at, min(at + hashing.BLOCK, file.size))
             for at in range(start, min(start + _AT_ONCE, file.size), hashing.BLOCK)
         ]
         blocks += map(hashing.of_block, remote_files.fetch_exactly(ranges))

@@ -361,7 +361,7 @@ def test_after_an_error_of_the_request_nothing_is_in_the_way(
     chats[6].write_text(good)
     with pytest.raises(PrepareError, match="no document is left"):
         prepare(dataclasses.replace(request, max_length=2, keep="first", format="olmo"), tmp_path / "out", workers=1)
-    with pytest.raises(PrepareError, match="needs a tokenizer of Hugging Face"):
+    with pytest.raises(PrepareError, match="has no chat template"):
         prepare(dataclasses.replace(request, template="hf"), tmp_path / "out", workers=1)
     prepare(request, tmp_path / "out", workers=1)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in", "out"]

@@ -400,8 +400,11 @@ def test_what_is_missing_is_named(tmp_path):
         rendered(plain, record, name="hf")
     with pytest.raises(PrepareError, match=r"<\|im_start\|>, <\|im_end\|>"):
         rendered(plain, record, name="olmo")
-    with pytest.raises(PrepareError, match="Hugging Face"):
-        rendered(load_tokenizer(save_sentencepiece(tmp_path)), record, name="hf")
+    bare = load_tokenizer(save_sentencepiece(tmp_path))
+    with pytest.raises(PrepareError, match=r"no chat template.*--chat-template"):
+        rendered(bare, record, name="hf")
+    with pytest.raises(PrepareError, match=r"<\|im_start\|>, <\|im_end\|>"):
+        rendered(bare, record, name="olmo")
     with pytest.raises(PrepareError, match="Jinja"):
         rendered(plain, record, name="hf", chat_template="{% for x in %}")
 

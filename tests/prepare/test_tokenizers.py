@@ -319,7 +319,7 @@ def test_a_wrong_sidecar_of_tiktoken_is_named(tmp_path, change, part):
 
 def test_tiktoken_that_is_not_installed_is_an_extra(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "tiktoken", None)
-    with pytest.raises(MissingExtraError, match=r"grain_sft\[tiktoken\]"):
+    with pytest.raises(MissingExtraError, match=r"\[tiktoken\]"):
         load_tokenizer(save_tiktoken(tmp_path))
 
 

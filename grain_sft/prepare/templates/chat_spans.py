@@ -1,8 +1,9 @@
 """Where in a rendered chat the assistant speaks.
 
 Contents are never searched for: a user may quote the assistant. Instead a chat is rendered with markers for contents,
-which shows the text around every turn; that text must be what stands around the turn in the chat itself. Most chats
-are nothing but their contents between the texts that chats of their roles have, so these are kept.
+which shows the text around every turn. That text must be around the turn in the chat itself, too. Most chats are their
+contents between the texts that chats of their roles have, so these are kept. Markers are made of characters that occur
+neither in the chat nor in its template.
 """
 
 from __future__ import annotations
@@ -14,72 +15,85 @@ from typing import Any
 
 from grain_sft.errors import RecordError
 from grain_sft.prepare.templates.chat_template import REASONING, ChatTemplate, Messages, Spans
+from grain_sft.prepare.templates.marks import Marks
 
-_MARKER = re.compile("\ue000([0-9]+)\ue001")
 _THINK, _THINK_END = "<think>", "</think>"
-_KEPT = 1000  # sequences of roles
+_THINK_BEFORE = re.compile(rf"{_THINK}\s*\Z")
+KEPT = 1000  # sequences of roles
+
+
+def around_contents(chat: ChatTemplate, roles: tuple[str, ...]) -> list[str] | None:
+    """The text around contents in any chat of these roles, rendered once for all of them; None where the template does
+    not render each content once, in order."""
+    if roles not in chat.around_roles:
+        if len(chat.around_roles) >= KEPT:
+            chat.around_roles.clear()
+        marks = Marks(chat.source)
+        marked = [{"role": role, "content": marks.mark(place)} for place, role in enumerate(roles)]
+        chat.around_roles[roles] = _split(chat, marked, None, range(len(roles)), marks)
+    return chat.around_roles[roles]
+
+
+def content_spans(chat: ChatTemplate, messages: Messages, tools: Sequence[Any] | None, text: str) -> Spans | None:
+    """Where the content of every message is, if all else in the text is the same in any chat of these roles."""
+    if tools or any(message.keys() - {"role", "content"} for message in messages):
+        return None
+    around = around_contents(chat, tuple(message["role"] for message in messages))
+    places = range(len(messages))
+    return None if around is None else _filled(around, messages, places, places, text)
 
 
 def find_turns(
-    chat: ChatTemplate, messages: Messages, tools: Sequence[Any] | None, turns: Sequence[int]
-) -> tuple[str, Spans]:
-    """The text of a chat, and the (start, stop) of what the assistant says in each of `turns`, with its end of turn.
+    chat: ChatTemplate,
+    messages: Messages,
+    tools: Sequence[Any] | None,
+    turns: Sequence[int],
+    text: str,
+    contents: Spans | None,
+) -> Spans:
+    """The (start, stop) of what the assistant says in each of `turns`, without its end of turn.
 
     Args:
       turns: places of the assistant's messages in `messages`, in order.
+      text: the rendered chat.
+      contents: what `content_spans` found in it.
 
     Raises:
-      RecordError: the template can't render them, or what it makes of a turn can't be determined.
+      RecordError: what the template makes of a turn can't be determined.
     """
-    text = chat.render(messages, tools)
-    spans = _by_roles(chat, messages, tools, turns, text)
+    if contents is not None:
+        return [contents[turn] for turn in turns]
+    marks = Marks(messages, tools, chat.source)
+    spans = _by_turns(chat, messages, tools, turns, text, marks)
     if spans is None:
-        spans = _by_turns(chat, messages, tools, turns, text)
-    if spans is None:
-        spans = [span for turn in turns if (span := _one(chat, messages, tools, turn, text)) is not None]
-    return text, [(start, chat.end_of_turn(text, stop)) for start, stop in spans]
-
-
-def _by_roles(
-    chat: ChatTemplate, messages: Messages, tools: Sequence[Any] | None, turns: Sequence[int], text: str
-) -> Spans | None:
-    """Spans by the text around contents in any chat of these roles, rendered once for all of them; None where this chat
-    is more than its contents, or is rendered otherwise."""
-    if tools or any(message.keys() - {"role", "content"} for message in messages):
-        return None
-    roles = tuple(message["role"] for message in messages)
-    if roles not in chat.around_roles:
-        if len(chat.around_roles) >= _KEPT:
-            chat.around_roles.clear()
-        marked = [{"role": role, "content": _mark(place)} for place, role in enumerate(roles)]
-        chat.around_roles[roles] = _split(chat, marked, None, range(len(roles)))
-    around = chat.around_roles[roles]
-    return None if around is None else _filled(around, messages, range(len(messages)), turns, text)
+        spans = [span for turn in turns if (span := _one(chat, messages, tools, turn, text, marks)) is not None]
+    return spans
 
 
 def _by_turns(
-    chat: ChatTemplate, messages: Messages, tools: Sequence[Any] | None, turns: Sequence[int], text: str
+    chat: ChatTemplate,
+    messages: Messages,
+    tools: Sequence[Any] | None,
+    turns: Sequence[int],
+    text: str,
+    marks: Marks,
 ) -> Spans | None:
     """Spans by one more rendering of this chat; None where turns are more than their contents, or are changed."""
     if any(messages[turn].keys() - {"role", "content"} for turn in turns):
         return None
     marked = list(messages)
     for turn in turns:
-        marked[turn] = {**messages[turn], "content": _mark(turn)}
-    around = _split(chat, marked, tools, turns)
+        marked[turn] = {**messages[turn], "content": marks.mark(turn)}
+    around = _split(chat, marked, tools, turns, marks)
     return None if around is None else _filled(around, messages, turns, turns, text)
 
 
-def _mark(place: int) -> str:
-    return f"\ue000{place}\ue001"
-
-
 def _split(
-    chat: ChatTemplate, marked: Messages, tools: Sequence[Any] | None, places: Sequence[int]
+    chat: ChatTemplate, marked: Messages, tools: Sequence[Any] | None, places: Sequence[int], marks: Marks
 ) -> list[str] | None:
     """The texts around the marked contents; None if not each of them is there once, in order."""
     try:
-        parts = _MARKER.split(chat.render(marked, tools))
+        parts = marks.pattern.split(chat.render(marked, tools))
     except RecordError:
         return None
     return parts[::2] if parts[1::2] == [str(place) for place in places] else None
@@ -100,7 +114,7 @@ def _filled(
 
 
 def _one(
-    chat: ChatTemplate, messages: Messages, tools: Sequence[Any] | None, turn: int, text: str
+    chat: ChatTemplate, messages: Messages, tools: Sequence[Any] | None, turn: int, text: str, marks: Marks
 ) -> tuple[int, int] | None:
     """Span of one turn by the text around it; None for a turn that the template leaves out.
 
@@ -110,9 +124,9 @@ def _one(
     before, after = list(messages[:turn]), list(messages[turn + 1 :])
     starts: list[int] = []
     stops: list[int] = []
-    for replacement in _replacements(messages[turn]):
+    for replacement in _replacements(messages[turn], marks):
         rendered = _try(chat, [*before, replacement, *after], tools)
-        if rendered is None or (around := _around(rendered)) is None:
+        if rendered is None or (around := _around(rendered, marks)) is None:
             continue
         prefix, suffix = around
         if text.startswith(prefix):
@@ -129,33 +143,34 @@ def _one(
     if not messages[turn].get("content") and _try(chat, [*before, *after], tools) == text:
         return None
     raise RecordError(
-        f"messages[{turn}]: what the chat template makes of this message can't be told from the text around it, so there "
-        "is no saying which tokens take loss. Mark the turns in the template with {% generation %}."
+        f"messages[{turn}]: what the chat template makes of this message does not show in the text around it, so which "
+        "tokens take loss is unknown. Mark the turns in the template with {% generation %}."
     )
 
 
-def _replacements(message: Any) -> list[dict[str, Any]]:
-    """Messages whose content shows where it stands: a plain one, and one that thinks, if this one does."""
-    plain = {"role": message["role"], "content": "\ue0000\ue001"}
+def _replacements(message: Any, marks: Marks) -> list[dict[str, Any]]:
+    """Messages whose content shows where it is: a plain one, and one that thinks, if this one does."""
+    plain = {"role": message["role"], "content": marks.mark(0)}
     content = message.get("content")
     if isinstance(content, str) and _THINK_END in content:
-        thought = f"{_THINK}\n\ue0001\ue001\n{_THINK_END}\n\n\ue0000\ue001"
+        thought = f"{_THINK}\n{marks.mark(1)}\n{_THINK_END}\n\n{marks.mark(0)}"
         return [plain, {**plain, "content": thought}]
     reasoning = [key for key in REASONING if message.get(key)]
     if reasoning:
-        return [plain, {**plain, **dict.fromkeys(reasoning, "\ue0001\ue001")}]
+        return [plain, {**plain, **dict.fromkeys(reasoning, marks.mark(1))}]
     return [plain]
 
 
-def _around(rendered: str) -> tuple[str, str] | None:
-    """What stands before and after the marked content, whose thoughts are part of it."""
-    found = {match.group(1): match for match in _MARKER.finditer(rendered)}
-    count = sum(1 for _ in _MARKER.finditer(rendered))
+def _around(rendered: str, marks: Marks) -> tuple[str, str] | None:
+    """The text before and after the marked content, whose thoughts are part of it."""
+    found = {match.group(1): match for match in marks.pattern.finditer(rendered)}
+    count = sum(1 for _ in marks.pattern.finditer(rendered))
     if "0" not in found or count != len(found):
         return None
     start = found["0"].start()
     if "1" in found:
-        start = max(0, rendered.rfind(_THINK, 0, found["1"].start()))
+        tag = _THINK_BEFORE.search(rendered[: found["1"].start()])
+        start = tag.start() if tag else found["1"].start()
     return rendered[:start], rendered[found["0"].end() :]
 
 

@@ -1,15 +1,16 @@
-"""ChatTemplate: a Jinja chat template as transformers renders it, and what ends a turn in it."""
+"""A Jinja chat template, rendered as transformers renders it, and what ends a turn in it."""
 
 from __future__ import annotations
 
 import functools
-import importlib
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from grain_sft.errors import PrepareError, RecordError
-from grain_sft.prepare.tokenizers.huggingface import HuggingFaceTokenizer
+from grain_sft.errors import RecordError
+from grain_sft.prepare.templates import jinja
+from grain_sft.prepare.templates.marks import unused_characters
+from grain_sft.prepare.tokenizers.tokenizer import Tokenizer
 
 Messages = Sequence[Mapping[str, Any]]
 Spans = list[tuple[int, int]]
@@ -18,51 +19,60 @@ REASONING = ("reasoning_content", "thinking", "reasoning")
 """Keys of a message under which templates look for what the assistant thought."""
 
 _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
+_MARKUP = re.compile(r"<\|[^|<>\s]+\|>|</?[A-Za-z_]\w*>|\[/?[A-Z_]+\]")
+"""What templates write around turns. A tokenizer that lacks such a token has it as ordinary text."""
+
 _OTHER_ENDS = ("<|eom_id|>",)  # of a turn that calls a tool, in Llama 3
 
 
 class ChatTemplate:
     """A chat template with a tokenizer's special tokens.
 
-    It is compiled by transformers, so in a sandbox and with the same functions, except for today's date: a template that
+    It runs in a sandbox with the functions that transformers gives to templates, except for today's date: a template that
     can do without it takes its own fallback, and one that can't is an error.
 
     Attributes:
+      source: the template's text.
       prompts: it can ask the assistant for its turn.
       marks_turns: it says itself what the assistant generates.
-      around_roles: what `chat_spans` remembers of it.
+      around_roles: the text around contents in any chat of these roles; kept by `chat_spans`.
+      controls_of_roles: the control tokens in that text; kept by `chat_source`.
     """
 
-    def __init__(self, tokenizer: HuggingFaceTokenizer, text: str) -> None:
+    def __init__(self, tokenizer: Tokenizer, text: str) -> None:
         """Compiles the template.
 
         Raises:
-          PrepareError: it is no Jinja template.
+          PrepareError: it is not a Jinja template.
+          MissingExtraError: jinja2 is not installed.
         """
+        self.source = text
         self.around_roles: dict[tuple[str, ...], list[str] | None] = {}
-        self._jinja: Any = importlib.import_module("jinja2")
-        self._utils: Any = importlib.import_module("transformers.utils.chat_template_utils")
-        compiler = getattr(self._utils, "_compile_jinja_template", None)  # of a tokenizer, before transformers 4.45
-        compile_text = compiler or tokenizer.transformers_tokenizer._compile_jinja_template
-        try:
-            self._compiled = compile_text(text)
-        except self._jinja.TemplateError as error:
-            raise PrepareError(
-                f"the chat template is no valid Jinja template: {error} (line {error.lineno})."
-            ) from error
-        names = tokenizer.transformers_tokenizer.special_tokens_map
+        self.controls_of_roles: dict[tuple[str, ...], Any] = {}
+        self._compiled = jinja.compile_template(text)
         self._variables = {
-            **{name: str(value) if isinstance(value, str) else value for name, value in names.items()},
+            **tokenizer.template_variables,
             "documents": None,
-            "strftime_now": self._jinja.Undefined(name="strftime_now"),
+            "strftime_now": jinja.undefined("strftime_now"),
         }
         self.prompts = "add_generation_prompt" in text
         self.marks_turns = _GENERATION.search(text) is not None
         eos = self._variables.get("eos_token")
-        specials = {*tokenizer.special_tokens, *([eos] if isinstance(eos, str) else [])}
+        specials = {*tokenizer.special_tokens, *_MARKUP.findall(text), *([eos] if isinstance(eos, str) else [])}
         longest_first = sorted(specials, key=lambda special: (-len(special), special))
         self._special_next = re.compile(rf"\s*({'|'.join(map(re.escape, longest_first)) or '(?!)'})")
         self._eos = eos
+
+    @functools.cached_property
+    def names(self) -> frozenset[str]:
+        """The names under which the template looks for values."""
+        return jinja.words_of(self.source)[0]
+
+    @functools.cached_property
+    def compared(self) -> re.Pattern[str]:
+        """The words that the template compares texts with."""
+        words = sorted(jinja.words_of(self.source)[1], key=lambda word: (-len(word), word))
+        return re.compile("|".join(map(re.escape, words)) or "(?!)")
 
     def render(self, messages: Messages, tools: Sequence[Any] | None = None, *, prompt: bool = False) -> str:
         """The text of a conversation; with `prompt`, followed by what asks the assistant for its turn.
@@ -84,7 +94,7 @@ class ChatTemplate:
         blocks: list[str] = []
         spans: Spans = []
         try:
-            with self._compiled.environment.activate_tracker(blocks, spans):
+            with self._compiled.environment.track_generation(blocks, spans):
                 for block in self._compiled.generate(messages=messages, **self._arguments(tools, False)):
                     blocks.append(block)
         except Exception as error:
@@ -111,7 +121,7 @@ class ChatTemplate:
         EOS; what follows a last turn; and what follows one in the middle, if it is not the start of the next: that is,
         if it also ends the user's turns.
         """
-        user, other, assistant = "\ue000u\ue001", "\ue000v\ue001", "\ue000a\ue001"
+        user, other, assistant = list(unused_characters(3, self.source))
         first = [{"role": "user", "content": user}, {"role": "assistant", "content": assistant}]
         more = [{"role": "user", "content": other}, {"role": "assistant", "content": other}]
         ends = {*_OTHER_ENDS, *([self._eos] if isinstance(self._eos, str) else [])}
@@ -144,10 +154,15 @@ class ChatTemplate:
             )
         return RecordError(f"messages: the chat template can't render them: {reason}.")
 
-    def plain_data(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Messages as this version of transformers hands them to templates: reasoning under every name that it has."""
-        alias = getattr(self._utils, "_alias_reasoning_fields", None)
-        if alias is None or not any(key in message for message in messages for key in REASONING):
-            return messages
-        aliased: list[dict[str, Any]] = alias(messages)
-        return aliased
+
+def with_reasoning(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Messages with what the assistant thought under the two names that templates read, as transformers gives them."""
+    if not any(key in message for message in messages for key in REASONING):
+        return messages
+    found = []
+    for message in messages:
+        thought = next((message[key] for key in REASONING if message.get(key) is not None), None)
+        if thought is not None:
+            message = {"thinking": thought, **message, "reasoning_content": thought}
+        found.append(message)
+    return found

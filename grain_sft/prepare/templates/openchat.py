@@ -13,7 +13,7 @@ import numpy as np
 from grain_sft.errors import PrepareError, RecordError
 from grain_sft.prepare.conversation import Conversation, Message
 from grain_sft.prepare.special_text import special_text_of
-from grain_sft.prepare.templates.pieces import Piece, render_pieces
+from grain_sft.prepare.templates.pieces import Piece, check_no_control, render_pieces
 from grain_sft.prepare.templates.template import Result, Template, TemplateOptions, check_conversation
 from grain_sft.prepare.tokenizers.tokenizer import Tokenizer
 
@@ -46,7 +46,9 @@ def _render(conversations: Sequence[Conversation], tokenizer: Tokenizer, options
                 raise RecordError("messages: a message of the system after the first; OpenChat has one system text.")
             prefix = f"{condition} {_PREFIXES[message.role]}".strip()
             if prefix not in prefixes:
-                prefixes[prefix] = tokenizer.encode([prefix])[0]
+                (ids,) = tokenizer.encode([prefix])
+                check_no_control(prefix, ids, tokenizer.control_ids)
+                prefixes[prefix] = ids
             weight = _WEIGHTS[message.role] if message.weight is None else message.weight
             pieces += [(prefixes[prefix], 0.0), (message.content, weight), (eot, weight)]
         return pieces

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from grain_sft.errors import RecordError
 from grain_sft.prepare.conversation import Conversation
+from grain_sft.prepare.strict_json import shown
 from grain_sft.prepare.templates.template import Rendered, Result
 from grain_sft.prepare.tokenizers.tokenizer import Tokenizer
 
@@ -43,14 +44,36 @@ def render_pieces(
         plans.append(planned)
         texts += [value for value, _ in planned if type(value) is str]
     encoded = iter(tokenizer.encode(texts))
-    return [
-        planned if isinstance(planned, RecordError) else _assemble(planned, encoded, loss_dtype, weigh)
-        for planned in plans
-    ]
+    is_control = np.zeros(tokenizer.vocab_size, np.bool_)
+    is_control[list(tokenizer.control_ids)] = True
+    results: list[Result] = []
+    for plan_or_error in plans:
+        if isinstance(plan_or_error, RecordError):
+            results.append(plan_or_error)
+            continue
+        try:
+            results.append(_assemble(plan_or_error, encoded, loss_dtype, weigh, is_control))
+        except RecordError as error:
+            results.append(error)
+    return results
+
+
+def check_no_control(text: str, ids: Sequence[int], control_ids: frozenset[int]) -> None:
+    """Refuse the ids of a text if a control token is among them.
+
+    Raises:
+      RecordError: one is.
+    """
+    if not control_ids.isdisjoint(ids):
+        raise RecordError(f"messages: the text {shown(text)} becomes a special token of this tokenizer. Change it.")
 
 
 def _assemble(
-    planned: list[Piece], encoded: Iterator[list[int]], loss_dtype: npt.DTypeLike, weigh: Weigh | None
+    planned: list[Piece],
+    encoded: Iterator[list[int]],
+    loss_dtype: npt.DTypeLike,
+    weigh: Weigh | None,
+    is_control: npt.NDArray[np.bool_],
 ) -> Rendered:
     ids: list[list[int]] = [next(encoded) if isinstance(value, str) else value for value, _ in planned]
     tokens: list[int] = []
@@ -60,4 +83,10 @@ def _assemble(
     if weigh is not None:
         weights = weigh(ids, weights)
     loss = np.repeat(np.array(weights, loss_dtype), [len(part) for part in ids])
-    return Rendered(np.array(tokens, np.uint32), loss)
+    made = np.array(tokens, np.uint32)
+    given = sum(bool(is_control[number]) for value, _ in planned if not isinstance(value, str) for number in value)
+    if np.count_nonzero(is_control[made]) != given:
+        for (value, _), part in zip(planned, ids, strict=True):
+            if isinstance(value, str):
+                check_no_control(value, part, frozenset(np.flatnonzero(is_control).tolist()))
+    return Rendered(made, loss)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+import json
 import os
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -52,6 +53,9 @@ class HuggingFaceTokenizer:
             for number, text in sorted(added.items())
             if text and (number in declared or MARKER.fullmatch(text))
         }
+        model = json.loads(self._serialized())["model"]
+        unknown = {self.special_tokens.get(name) for name in (model.get("unk_token"), loaded.unk_token) if name}
+        self.control_ids = frozenset(self.special_tokens.values()) - unknown - {model.get("unk_id")}
         self.vocab_size = max(loaded.get_vocab().values(), default=-1) + 1
         self.eos_token_id = _id_or_none(loaded.eos_token_id, self._guess(_EOS))
         self.pad_token_id = _id_or_none(loaded.pad_token_id, self._guess(_PAD))

@@ -39,6 +39,7 @@ def plain_json(serialized: str, special: Collection[str]) -> str:
         if token["content"] in special:
             token["content"] = renamed(token["content"])
             token["normalized"] = False
+            token["single_word"] = False
     model = content["model"]
     vocabulary = model.get("vocab")
     if isinstance(vocabulary, dict):

@@ -57,6 +57,7 @@ class SentencePieceTokenizer:
         except (ValueError, RuntimeError, IndexError) as error:
             raise CorpusError(f"{where}: is no SentencePiece model ({error}).") from error
         self.special_tokens: Mapping[str, int] = dict(special)
+        self.control_ids = frozenset(self.special_tokens.values())
         self._special_texts = {number: text for text, number in special}
         self.vocab_size = int(processor.get_piece_size())
         self.eos_token_id = _id_or_none(processor.eos_id())

@@ -71,6 +71,7 @@ class TiktokenTokenizer:
         self._ranks = _parse_ranks(ranks, where)
         settings = self._settings(sidecar)
         self.special_tokens: Mapping[str, int] = settings["special_tokens"]
+        self.control_ids = frozenset(self.special_tokens.values())
         self._pattern: str = settings["pattern"]
         self.vocab_size = max([*self._ranks.values(), *self.special_tokens.values()]) + 1
         named = {name: settings.get(name) for name in ("bos_token", "eos_token", "pad_token")}

@@ -28,6 +28,7 @@ class Tokenizer(Protocol):
       eos_token_id, pad_token_id, bos_token_id: None where it has none.
       sha256: of all that decides ids: the model file, or a directory's files.
       special_tokens: id of every token that has a meaning to a model beyond its spelling.
+      control_ids: ids of the special tokens that no text becomes: all but the one for unknown characters.
       empty_ids: what an empty text becomes where the tokenizer adds tokens of its own: its BOS, or nothing.
       template_variables: what chat templates know of it: `bos_token`, `eos_token`, ... and their spellings.
     """
@@ -39,12 +40,16 @@ class Tokenizer(Protocol):
     bos_token_id: int | None
     sha256: str
     special_tokens: Mapping[str, int]
+    control_ids: frozenset[int]
     empty_ids: Sequence[int]
     template_variables: Mapping[str, Any]
 
     @property
     def chat_template(self) -> str | None:
         """Its own Jinja template; None where it has none."""
+
+    def __hash__(self) -> int:
+        """By identity: what is kept of a tokenizer is kept of the object."""
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Ids of each text as ordinary text: what spells a special token never becomes that token."""

@@ -1,0 +1,187 @@
+"""The control tokens of a rendered chat: those that the same chat has with harmless texts.
+
+For that it must be known which characters the template wrote itself and which come from the chat's texts. Most chats
+are contents between text that all chats of their roles share. Any other is rendered once more with every character of
+its texts exchanged for one that occurs nowhere in it: translated back, that must be the chat itself.
+"""
+
+from __future__ import annotations
+
+import bisect
+import dataclasses
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from grain_sft.errors import RecordError
+from grain_sft.prepare.special_text import SpecialText
+from grain_sft.prepare.strict_json import strings
+from grain_sft.prepare.templates.chat_spans import KEPT, around_contents
+from grain_sft.prepare.templates.chat_template import ChatTemplate, Messages, Spans
+from grain_sft.prepare.templates.marks import unused_characters
+
+Control = tuple[int, int, int]
+"""Id, start and stop of a control token in a text."""
+
+Find = Callable[[str], list[Control]]
+
+_STAND_IN = "\U00020000"  # a letter in place of a text
+_LETTERS, _OTHERS = range(0x20001, 0x2A6D0), range(0x100000, 0x10FFFE)
+_EXCHANGED = re.compile("[\U00020001-\U0002a6df\U00100000-\U0010fffd]+")
+_ESCAPED = frozenset('"\\\x7f') | {chr(code) for code in range(32)}  # in JSON they look otherwise
+
+
+@dataclasses.dataclass(frozen=True)
+class Expected:
+    """The control tokens that a rendered chat must have.
+
+    Attributes:
+      ids: in order.
+      spans: where they are in the chat; None where the template changes texts, so that only the ids are known.
+    """
+
+    ids: list[int]
+    spans: Spans | None
+
+
+def expected_controls(
+    chat: ChatTemplate,
+    messages: Messages,
+    tools: Sequence[Any] | None,
+    text: str,
+    contents: Spans | None,
+    find: Find,
+    special: SpecialText,
+) -> Expected:
+    """Return the control tokens of a chat with harmless texts.
+
+    Args:
+      text: the rendered chat.
+      contents: span of every message's content, where all else is the same in any chat of these roles.
+      find: finds the control tokens of a text.
+      special: the spellings of control tokens.
+
+    Raises:
+      RecordError: the template decides by the chat's texts which control tokens it writes.
+    """
+    if contents is not None:
+        return _of_roles(chat, tuple(message["role"] for message in messages), contents, find)
+    exchange = _exchange(messages, tools, chat.source, text)
+    back = str.maketrans({after: before for before, after in exchange.items()})
+    plain = _Exchange(chat, str.maketrans(exchange), None).render(messages, tools)
+    if plain is None:
+        raise RecordError("messages: the chat template renders them only with these texts, so its own text is unknown.")
+    found = _of_literals(plain, find)
+    if plain.translate(back) == text:
+        return found
+    careful = _Exchange(chat, str.maketrans(exchange), special).render(messages, tools)
+    if careful is not None and careful.translate(back) == text:
+        again = _of_literals(careful, find)
+        if again.ids == found.ids:
+            return again
+    return Expected(found.ids, None)
+
+
+def _of_roles(chat: ChatTemplate, roles: tuple[str, ...], contents: Spans, find: Find) -> Expected:
+    """The control tokens between contents; kept for all chats of these roles."""
+    kept = chat.controls_of_roles.get(roles)
+    if kept is None:
+        around = around_contents(chat, roles) or []
+        starts = [0]
+        for before in around[:-1]:
+            starts.append(starts[-1] + len(before) + len(_STAND_IN))
+        kept = []
+        for number, start, stop in find(_STAND_IN.join(around)):
+            part = bisect.bisect_right(starts, start) - 1
+            kept.append((number, part, start - starts[part], stop - starts[part]))
+        if len(chat.controls_of_roles) >= KEPT:
+            chat.controls_of_roles.clear()
+        chat.controls_of_roles[roles] = kept
+    begins = [0, *(stop for _, stop in contents)]
+    return Expected(
+        [number for number, _, _, _ in kept],
+        [(begins[part] + start, begins[part] + stop) for _, part, start, stop in kept],
+    )
+
+
+def _of_literals(exchanged: str, find: Find) -> Expected:
+    """The control tokens of a chat whose texts were exchanged. One letter replaces each run of exchanged characters,
+    which keeps the chat short."""
+    starts, places, length, stop = [0], [0], 0, 0
+    parts: list[str] = []
+    for match in _EXCHANGED.finditer(exchanged):
+        part = exchanged[stop : match.start()] + _STAND_IN
+        parts.append(part)
+        length, stop = length + len(part), match.end()
+        starts.append(length)
+        places.append(stop)
+    controls = find("".join([*parts, exchanged[stop:]]))
+    spans = []
+    for _, first, last in controls:
+        part_number = bisect.bisect_right(starts, first) - 1
+        moved = places[part_number] - starts[part_number]
+        spans.append((first + moved, last + moved))
+    return Expected([number for number, _, _ in controls], spans)
+
+
+def _exchange(messages: Messages, tools: Sequence[Any] | None, source: str, text: str) -> dict[str, str]:
+    """The character that replaces each character of the chat's texts: a letter or digit for such, another for others.
+
+    Raises:
+      RecordError: there are too many different ones.
+    """
+    values = [messages, tools]
+    used = {each for _, string in strings(values) for each in string if not each.isspace() and each not in _ESCAPED}
+    letters = sorted(each for each in used if each.isalnum())
+    others = sorted(used - set(letters))
+    return {
+        **dict(zip(letters, unused_characters(len(letters), values, source, text, codes=_LETTERS), strict=True)),
+        **dict(zip(others, unused_characters(len(others), values, source, text, codes=_OTHERS), strict=True)),
+    }
+
+
+class _Exchange:
+    """Renders chats whose texts are exchanged.
+
+    Args:
+      table: from characters to those that replace them.
+      special: where given, the words that the template compares texts with stay, unless they touch the spelling of a
+        control token.
+    """
+
+    def __init__(self, chat: ChatTemplate, table: Mapping[int, str], special: SpecialText | None) -> None:
+        self._chat = chat
+        self._table = table
+        self._special = special
+
+    def render(self, messages: Messages, tools: Sequence[Any] | None) -> str | None:
+        """The text of the chat; None where the template can't render it so."""
+        changed = [
+            {key: value if key == "role" else self._value(value) for key, value in message.items()}
+            for message in messages
+        ]
+        try:
+            return self._chat.render(changed, None if tools is None else self._value(tools))
+        except RecordError:
+            return None
+
+    def _value(self, value: Any) -> Any:
+        if isinstance(value, str):
+            return self._text(value)
+        if isinstance(value, dict):
+            names = self._chat.names
+            return {key if key in names else self._text(key): self._value(entry) for key, entry in value.items()}
+        return [self._value(entry) for entry in value] if isinstance(value, list | tuple) else value
+
+    def _text(self, text: str) -> str:
+        if self._special is None or not self._chat.compared.search(text):
+            return text.translate(self._table)
+        spelled = [match.span() for match in self._special.pattern.finditer(text)]
+        parts: list[str] = []
+        stop = 0
+        for match in self._chat.compared.finditer(text):
+            if any(first < match.end() and match.start() < last for first, last in spelled):
+                continue
+            parts += [text[stop : match.start()].translate(self._table), match.group()]
+            stop = match.end()
+        return "".join([*parts, text[stop:].translate(self._table)])

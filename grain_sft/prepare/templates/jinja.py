@@ -1,0 +1,137 @@
+"""The Jinja environment of chat templates: sandboxed, with the functions that transformers gives to templates.
+
+It is the package's own, so that templates render alike with every kind of tokenizer and every version of transformers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from grain_sft.errors import MissingExtraError, PrepareError
+
+
+def compile_template(text: str) -> Any:
+    """Compile a chat template.
+
+    Raises:
+      PrepareError: the text is not a Jinja template.
+      MissingExtraError: jinja2 is not installed.
+    """
+    jinja2, environment = _import(), _environment()
+    try:
+        return environment.from_string(text)
+    except jinja2.TemplateError as error:
+        line = getattr(error, "lineno", None)
+        raise PrepareError(f"the chat template is not a valid Jinja template: {error} (line {line}).") from error
+
+
+def words_of(text: str) -> tuple[frozenset[str], frozenset[str]]:
+    """Return the names under which a template looks for values, and the words that it compares texts with.
+
+    Args:
+      text: a template that compiles.
+    """
+    nodes = importlib.import_module("jinja2.nodes")
+    tree = _environment().parse(text)
+    constants = {node.value for node in tree.find_all(nodes.Const) if isinstance(node.value, str)}
+    names = {node.attr for node in tree.find_all(nodes.Getattr)} | constants
+    compared = {
+        inner.value
+        for node in tree.find_all((nodes.Compare, nodes.Call, nodes.Filter, nodes.Test))
+        for inner in node.find_all(nodes.Const)
+        if isinstance(inner.value, str) and inner.value.strip()
+    }
+    return frozenset(names), frozenset(compared)
+
+
+def undefined(name: str) -> Any:
+    """What a template finds under a name that has no value."""
+    return _import().Undefined(name=name)
+
+
+def _import() -> Any:
+    try:
+        return importlib.import_module("jinja2")
+    except ImportError as error:
+        raise MissingExtraError.of("a chat template", "jinja2", "chat") from error
+
+
+@functools.cache
+def _environment() -> Any:
+    jinja2 = _import()
+    sandbox = importlib.import_module("jinja2.sandbox")
+    importlib.import_module("jinja2.ext")
+
+    class Generation(jinja2.ext.Extension):  # type: ignore[name-defined]
+        """The tag {% generation %}, which marks what the assistant generates."""
+
+        tags = frozenset({"generation"})
+
+        def __init__(self, environment: Any) -> None:
+            super().__init__(environment)
+            environment.extend(track_generation=self.track)
+            self._blocks: list[str] | None = None
+            self._spans: list[tuple[int, int]] = []
+
+        def parse(self, parser: Any) -> Any:
+            line = next(parser.stream).lineno
+            body = parser.parse_statements(["name:endgeneration"], drop_needle=True)
+            return jinja2.nodes.CallBlock(self.call_method("_generated"), [], [], body).set_lineno(line)
+
+        def _generated(self, caller: Any) -> str:
+            text = str(caller())
+            if self._blocks is not None:
+                start = sum(map(len, self._blocks))
+                self._spans.append((start, start + len(text)))
+            return text
+
+        @contextlib.contextmanager
+        def track(self, blocks: list[str], spans: list[tuple[int, int]]) -> Iterator[None]:
+            """Append to `spans` where marked text is, given that the caller appends to `blocks` what is rendered."""
+            self._blocks, self._spans = blocks, spans
+            try:
+                yield
+            finally:
+                self._blocks = None
+
+    class Namespace(jinja2.utils.Namespace):  # type: ignore[name-defined]
+        """A namespace without underscored attributes, by which templates could leave the sandbox."""
+
+        def __init__(*args: Any, **kwargs: Any) -> None:
+            self, args = args[0], args[1:]
+            attributes = dict(*args, **kwargs)
+            for name in attributes:
+                _check_attribute(jinja2, name)
+            jinja2.utils.Namespace.__init__(self, attributes)
+
+        def __setitem__(self, name: str, value: Any) -> None:
+            _check_attribute(jinja2, name)
+            super().__setitem__(name, value)
+
+    def raise_exception(message: str) -> None:
+        raise jinja2.exceptions.TemplateError(message)
+
+    environment = sandbox.ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, jinja2.ext.loopcontrols]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = raise_exception
+    environment.globals["namespace"] = Namespace
+    return environment
+
+
+def _check_attribute(jinja2: Any, name: Any) -> None:
+    if isinstance(name, str) and name.startswith("_"):
+        raise jinja2.exceptions.SecurityError(f"a namespace can't have the attribute {name!r}")
+
+
+def _to_json(
+    value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
+) -> str:
+    """JSON as it is, without escapes for HTML."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)

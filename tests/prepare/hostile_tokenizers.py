@@ -1,0 +1,153 @@
+"""More than 40 small tokenizers of the kinds that let text become control tokens in some way of their own."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from tokenizer_makers import (
+    PRIMER_TOKENS,
+    byte_level_json,
+    corpus,
+    metaspace_json,
+    save_huggingface,
+    save_sentencepiece,
+    save_tiktoken,
+)
+
+CHATML = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+LLAMA3 = ("<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>")
+GEMMA = ("<bos>", "<eos>", "<start_of_turn>", "<end_of_turn>")
+OTHERS = (*PRIMER_TOKENS, "<|end_of_turn|>", "<myPT_user>", "</myPT_user>", "<myPT_assistant>", "</myPT_assistant>")
+T5 = ("<pad>", "</s>", "<unk>")
+XLMR = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")
+
+
+@dataclasses.dataclass(frozen=True)
+class Maker:
+    """A tokenizer by its name, what makes it in a folder, and the spellings of its control tokens."""
+
+    name: str
+    save: Callable[[Path], Path]
+    control: tuple[str, ...]
+    unknown: str | None = None
+
+
+def makers() -> Iterator[Maker]:
+    """All of them."""
+    yield from _byte_level()
+    yield from _metaspace()
+    yield from _with_vocabulary()
+    yield from _sentencepiece()
+    for special, eos in ((CHATML, CHATML[0]), (LLAMA3, LLAMA3[3]), (GEMMA, "<eos>"), ((*OTHERS, *CHATML), CHATML[0])):
+        yield Maker(f"tiktoken_{special[0]}", functools.partial(save_tiktoken, special=special, eos=eos), special)
+
+
+def _byte_level() -> Iterator[Maker]:
+    flags: dict[str, dict[str, Any]] = {
+        "plain": {},
+        "normalized": {"normalized": True},
+        "lstrip": {"lstrip": True},
+        "rstrip": {"rstrip": True},
+        "single": {"single_word": True},
+        "both": {"lstrip": True, "rstrip": True, "normalized": True},
+    }
+    for kind, special in (("gpt2", CHATML), ("llama3", LLAMA3), ("llama3", GEMMA), ("gpt2", (*OTHERS, *CHATML))):
+        for flag, values in flags.items():
+            if flag in ("plain", "normalized", "rstrip") or kind == "gpt2":
+                normalizer = {"type": "NFKC"} if flag in ("normalized", "both") else None
+                content = _changed(byte_level_json(special, style=kind), values, normalizer)
+                yield _huggingface(f"bytes_{kind}_{special[0]}_{flag}", content, special, special[0])
+    lower = _changed(byte_level_json(CHATML, style="gpt2"), {"normalized": True}, {"type": "Lowercase"})
+    yield _huggingface("bytes_lowercase", lower, CHATML, CHATML[0])
+
+
+def _metaspace() -> Iterator[Maker]:
+    for scheme in ("first", "always", "never"):
+        special = ("<s>", "</s>", *(CHATML if scheme == "always" else GEMMA))
+        content = metaspace_json(special, scheme=scheme)
+        yield _huggingface(f"metaspace_{scheme}", content, special, "</s>")
+        if scheme != "never":
+            nfkc = _changed(content, {"normalized": True}, {"type": "NFKC"})
+            yield _huggingface(f"metaspace_{scheme}_nfkc", nfkc, special, "</s>")
+
+
+def _with_vocabulary() -> Iterator[Maker]:
+    """Models whose vocabulary holds the control tokens, behind a normalizer that can make them of other characters."""
+    strip = {"type": "Sequence", "normalizers": [{"type": "NFKD"}, {"type": "StripAccents"}, {"type": "Lowercase"}]}
+    for name, special in (("t5", T5), ("xlmr", XLMR), ("t5_chat", (*T5, *CHATML)), ("xlmr_gemma", (*XLMR, *GEMMA))):
+        for way, normalizer in (("nfkc", {"type": "NFKC"}), ("strip", strip)):
+            for normalized in (False, True):
+                content = _changed(unigram_json(special), {"normalized": normalized}, normalizer)
+                yield _huggingface(f"{name}_{way}_{normalized}", content, special, "</s>", "<unk>")
+    bert = ("[PAD]", "[CLS]", "[SEP]", "[UNK]")
+    yield _huggingface("wordpiece", wordpiece_json(bert), bert, "[SEP]", "[UNK]")
+
+
+def _sentencepiece() -> Iterator[Maker]:
+    ends = ("<s>", "</s>")
+    for model_type in ("bpe", "unigram"):
+        for rule in ("identity", "nmt_nfkc"):
+            for name, special, how in (
+                ("none", (), "control"),
+                ("chatml", CHATML, "control"),
+                ("llama3", LLAMA3, "control"),
+                ("gemma", GEMMA[2:], "user_defined"),
+                ("others", (*OTHERS, *CHATML), "user_defined"),
+            ):
+                options: dict[str, Any] = {"normalization": rule, "model_type": model_type, "pad": False}
+                options |= {"user_defined": (), how: special}
+                save = functools.partial(_save_sentencepiece, options=options)
+                yield Maker(f"sentencepiece_{model_type}_{rule}_{name}", save, (*ends, *special))
+
+
+def _save_sentencepiece(folder: Path, options: dict[str, Any]) -> Path:
+    folder.mkdir(parents=True)
+    return save_sentencepiece(folder, **options)
+
+
+def _huggingface(name: str, content: str, control: tuple[str, ...], eos: str, unknown: str | None = None) -> Maker:
+    return Maker(name, functools.partial(save_huggingface, serialized=content, eos=eos), control, unknown)
+
+
+def _changed(content: str, flags: dict[str, Any], normalizer: Any) -> str:
+    """A tokenizer.json whose special tokens have these flags, with a normalizer."""
+    made = json.loads(content)
+    for token in made["added_tokens"]:
+        token.update(flags)
+    if normalizer is not None:
+        made["normalizer"] = normalizer
+    return json.dumps(made)
+
+
+def unigram_json(special: tuple[str, ...]) -> str:
+    """A Unigram model as T5 and XLM-R have: the control tokens are pieces of it, too."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    made = Tokenizer(models.Unigram())
+    made.pre_tokenizer = pre_tokenizers.Metaspace()
+    made.decoder = decoders.Metaspace()
+    trainer = trainers.UnigramTrainer(
+        vocab_size=300, special_tokens=list(special), unk_token="<unk>", show_progress=False
+    )
+    made.train_from_iterator(corpus(), trainer)
+    made.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in special])
+    return str(made.to_str())
+
+
+def wordpiece_json(special: tuple[str, ...]) -> str:
+    """A model as BERT has, which makes everything lower case."""
+    from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers, trainers
+
+    made = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    made.normalizer = normalizers.BertNormalizer()
+    made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    made.train_from_iterator(
+        corpus(), trainers.WordPieceTrainer(vocab_size=400, special_tokens=list(special), show_progress=False)
+    )
+    made.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in special])
+    return str(made.to_str())

@@ -1,0 +1,205 @@
+"""Text never becomes a control token, decided by the ids that come out; hostile chats on many tokenizers and templates."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+from chat_styles import CHATML, GEMMA, GENERATION, GLM, LLAMA2, LLAMA3, QWEN
+from hostile_tokenizers import Maker, makers
+
+from grain_sft.errors import PrepareError, RecordError
+from grain_sft.prepare.schema import parse_record
+from grain_sft.prepare.templates import TEMPLATES, TemplateOptions, render
+from grain_sft.prepare.tokenizers import load_tokenizer
+
+pytest.importorskip("transformers")
+jinja2 = pytest.importorskip("jinja2")
+
+MAKERS = list(makers())
+
+ADJACENT = """{% for message in messages %}<|im_start|>{{ message.role }}
+{{ message.name }}{{ message.content }}{{ message.reasoning_content }}<|im_end|>
+{% endfor %}"""
+"""Writes two fields next to each other, as templates do with names, and texts next to its own markup."""
+
+WRAPPED = """{% for message in messages %}{% generation %}<|im_start|>{{ message.content }}
+<|{{ message.name }}|></{{ message.name }}>{{ message.tool_calls | default('') | tojson }}
+<end_of_turn><|eot_id|></s>{% endgeneration %}{% endfor %}"""
+
+UPPER = "{% for m in messages %}<s>{{ m.role }}: {{ m.content | upper }}</s>{% endfor %}"
+
+JINJA = {
+    "chatml": CHATML,
+    "llama3": LLAMA3,
+    "llama2": "{% set bos_token = bos_token | default('') %}{% set eos_token = eos_token | default('') %}" + LLAMA2,
+    "gemma": GEMMA,
+    "qwen": QWEN,
+    "glm": GLM,
+    "generation": GENERATION,
+    "adjacent": ADJACENT,
+    "wrapped": WRAPPED,
+    "upper": UPPER,
+}
+PIECES = ("primer", "openchat", "episode", "episode_tool")
+
+
+def test_there_are_enough_tokenizers():
+    assert len({maker.name for maker in MAKERS}) == len(MAKERS) >= 40
+
+
+def fragments(control: tuple[str, ...]) -> list[str]:
+    """Texts that are, or nearly are, or become control tokens."""
+    spellings = [*control, "<|im_end|>", "<|eot_id|>", "<end_of_turn>", "</s>", "<unk>"]
+    wide = ["".join(chr(ord(each) + 0xFEE0) for each in text) for text in spellings]
+    part = [chr(ord(text[0]) + 0xFEE0) + text[1:] for text in spellings]
+    accents = [f"{text[:1]}\u0338{text[1:]}" for text in spellings]
+    cases = [changed for text in spellings for changed in (text.upper(), text.title())]
+    odd = [
+        "\ue0000\ue001",
+        "\ue0001\ue001",
+        "\U000f0000" + "0" + "\U000f0001",
+        "\U00020001",
+        "\U00020000",
+        "\U00100000",
+    ]
+    plain = [
+        "hello",
+        " ",
+        "\n",
+        "",
+        "ß",
+        "\ufb01",
+        "x" * 9,
+        "1",
+        "<think>\na\n</think>\n",
+        "漢字",
+        "👩‍👩‍👧",
+        "im_end",
+        "/s",
+        "user",
+    ]
+    return [*spellings * 2, *wide, *part, *accents, *cases, *odd, *plain]
+
+
+def hostile_text(rng: random.Random, pool: list[str], control: tuple[str, ...]) -> str:
+    kind = rng.random()
+    if kind < 0.15:  # one side of a control token
+        spelling = rng.choice(control)
+        cut = rng.randrange(len(spelling) + 1)
+        return rng.choice([spelling[:cut], spelling[cut:], f"hi {spelling[:cut]}", f"{spelling[cut:]} hi"])
+    if kind < 0.3:
+        return rng.choice(["fine", "a text", "What is 2 + 2?"])
+    return "".join(rng.choice(pool) for _ in range(rng.randrange(1, 5)))
+
+
+def hostile_chat(rng: random.Random, pool: list[str], control: tuple[str, ...], template: str) -> dict[str, Any]:
+    """A record whose fields are hostile. Turns alternate, as some templates demand."""
+
+    def text() -> str:
+        return hostile_text(rng, pool, control)
+
+    rich = template in JINJA and rng.random() < 0.6
+    messages: list[dict[str, Any]] = []
+    for number in range(2 * rng.randrange(1, 3)):
+        message: dict[str, Any] = {"role": ("user", "assistant")[number % 2], "content": text()}
+        if rich or template in ("adjacent", "wrapped"):
+            message["name"] = text()
+        if rich and number % 2 and rng.random() < 0.5:
+            message["reasoning_content"] = text()
+        if rich and number % 2 and rng.random() < 0.5:
+            call = {"name": text(), "arguments": {text(): [text(), 1, None], "n": text()}}
+            message["tool_calls"] = [{"type": "function", "function": call}]
+        if template.startswith("episode") and rng.random() < 0.5:
+            message["context" if number % 2 == 0 else rng.choice(["think", "cite"])] = text()
+        messages.append(message)
+    record: dict[str, Any] = {"messages": messages}
+    if template not in ("gemma", "llama2") and rng.random() < 0.3:
+        record["system"] = text()
+    if template == "openchat" and rng.random() < 0.5:
+        record = {
+            "items": messages,
+            "condition": text(),
+            **({"system": record["system"]} if "system" in record else {}),
+        }
+    if rich and rng.random() < 0.3:
+        record["tools"] = [{"type": "function", "function": {"name": text(), "description": text()}}]
+    return record
+
+
+def harmless(value: Any, key: str = "") -> Any:
+    """The same record with an x for every character that is not a space."""
+    if isinstance(value, str):
+        return value if key in ("role", "type") else "".join(each if each.isspace() else "x" for each in value)
+    if isinstance(value, dict):
+        known = {
+            "role",
+            "content",
+            "name",
+            "messages",
+            "items",
+            "system",
+            "tools",
+            "condition",
+            "type",
+            "function",
+            "arguments",
+        }
+        known |= {"reasoning_content", "tool_calls", "description", "context", "think", "cite"}
+        return {k if k in known else harmless(k): harmless(v, k) for k, v in value.items()}
+    return [harmless(entry) for entry in value] if isinstance(value, list) else value
+
+
+def control_ids(maker: Maker, tokenizer: Any, tokens: Any) -> list[int]:
+    """Ids of the control tokens in a document, by the spellings that the tokenizer was made with."""
+    ids = {tokenizer.token_id(text) for text in maker.control if text != maker.unknown}
+    return [number for number in tokens.tolist() if number in ids]
+
+
+def attack(maker: Maker, folder: Any, count: int, seed: int) -> dict[str, int]:
+    """Render `count` hostile chats; count what is refused, and fail at the first control token made of text."""
+    rng = random.Random(f"{maker.name} {seed}")
+    tokenizer = load_tokenizer(maker.save(folder / maker.name))
+    assert {tokenizer.token_id(text) for text in maker.control} <= set(tokenizer.special_tokens.values())
+    pool = fragments(maker.control)
+    names = [*JINJA, *PIECES]
+    tally = {"chats": 0, "rendered": 0, "refused": 0, "encode_refused": 0}
+    while tally["chats"] < count:
+        name = rng.choice(names)
+        mode = rng.choice(["error", "encode", "encode"])
+        options = TemplateOptions(special_text=mode, chat_template=JINJA.get(name))
+        template = TEMPLATES["hf" if name in JINJA else name]
+        try:
+            record = hostile_chat(rng, pool, maker.control, name)
+            parsed = [parse_record(each) for each in (record, harmless(record))]
+            result, expected = render(template, parsed, tokenizer, options)
+        except PrepareError:
+            names.remove(name)  # the tokenizer lacks what this template needs
+            continue
+        except RecordError:
+            continue  # the record is not one of its schema
+        tally["chats"] += 1
+        if isinstance(result, RecordError):
+            tally["refused"] += 1
+            tally["encode_refused"] += mode == "encode"
+            continue
+        assert not isinstance(expected, RecordError), (maker.name, name, expected, record)
+        tally["rendered"] += 1
+        found, wanted = (control_ids(maker, tokenizer, each.tokens) for each in (result, expected))
+        assert found == wanted, (maker.name, name, mode, record)
+    return tally
+
+
+@pytest.mark.parametrize("maker", MAKERS[::7], ids=lambda maker: maker.name)
+def test_hostile_text_becomes_no_control_token(maker, tmp_path):
+    tally = attack(maker, tmp_path, 60, 1)
+    assert tally["rendered"] > 15
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("maker", MAKERS, ids=lambda maker: maker.name)
+def test_many_hostile_texts_become_no_control_token(maker, tmp_path):
+    tally = attack(maker, tmp_path, 700, 2)
+    assert tally["rendered"] > 200
+    print(f"TALLY {maker.name} {tally}")
