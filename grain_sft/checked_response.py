@@ -8,8 +8,8 @@ import aiohttp
 
 from grain_sft.remote_bodies import RefusedBodyError, WrongBodyError, answer, check_encoding, check_range
 
-LARGEST_ANSWER = 64 << 20
-"""Bytes of an answer that is no part of a file, such as a page of a listing."""
+_LARGEST_LISTING, _LARGEST_ANSWER = 16 << 20, 1 << 20
+"""Bytes of an answer that is not a part of a file: a page of a listing, or the description of a file."""
 
 SESSION = {"headers": {"Accept-Encoding": "identity"}}
 """Options of a session: a body that a server unpacks on the way has another size than its file."""
@@ -29,7 +29,7 @@ class CheckedResponse(aiohttp.ClientResponse):
             return self._body
         parts, size = [], 0
         try:
-            limit = self._checked() if self.status in (200, 206) else LARGEST_ANSWER
+            limit = self._checked() if self.status in (200, 206) else _LARGEST_ANSWER
             while part := await self.content.readany():
                 size += len(part)
                 if size > limit:
@@ -45,7 +45,8 @@ class CheckedResponse(aiohttp.ClientResponse):
         """Check the headers of an answer; return the bytes that its body may have."""
         asked = re.fullmatch(r"bytes=(\d+)-(\d+)", self.request_info.headers.get("Range", ""))
         if asked is None:
-            return LARGEST_ANSWER
+            one = self.url.path.startswith("/storage/v1/") and self.url.query.get("maxResults", "1") == "1"
+            return _LARGEST_ANSWER if one and not self.url.path.endswith("/o") else _LARGEST_LISTING
         for header in ("Content-Encoding", "x-goog-stored-content-encoding"):
             check_encoding(self.headers.get(header))
         start, stop = int(asked.group(1)), int(asked.group(2)) + 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import http.client
 import http.server
+import itertools
 import json
 import os
 import random
@@ -13,6 +14,7 @@ import socket
 import struct
 import threading
 import time
+import zlib
 
 
 class Proxy:
@@ -25,6 +27,9 @@ class Proxy:
       slow, delay: how many are answered `delay` late.
       latency: of every answer.
       silent: none is answered at all.
+      body: what is wrong with the bodies of objects, a key of WRONG_BODIES; of `share` of them.
+      before: called with the number of each request for an object, from 1, before it is answered.
+      endless: answers about objects and listings have no end.
       remember: what the emulator, which serves one request after the other, answered once is not asked for again.
     """
 
@@ -43,7 +48,8 @@ class Proxy:
     def heal(self) -> None:
         """Fail no more, and count from zero."""
         self.refused = self.cut = self.reset = self.slow = self.delay = self.latency = 0.0
-        self.silent = self.remember = False
+        self.silent = self.remember = self.endless = False
+        self.body, self.share, self.before = "", 1.0, None
         self.answers = {}
         self.random = random.Random(0)
         self.clear()
@@ -103,6 +109,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         time.sleep(proxy.pause())
         with proxy.lock:
             proxy.at_once -= 1
+            if media and proxy.before:
+                proxy.before(proxy.requests["media"])
         self.answer(body, media)
 
     def answer(self, body, media):
@@ -115,6 +123,9 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             return
         if fault == "refused":
             self.send(503 if proxy.random.random() < 0.5 else 429, b'{"error": {"message": "Try later"}}')
+            return
+        if proxy.endless and self.command == "GET" and not media:
+            self.stream(200, {"Content-Type": "application/json"}, itertools.repeat(b" " * (1 << 20)))
             return
         key = self.command, self.path, self.headers.get("Range")
         status, headers, data = proxy.answers.get(key) or self.ask(self.command, self.path, body)
@@ -129,7 +140,32 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         if media and status < 300 and fault != "cut":
             with proxy.lock:
                 proxy.sent[self.path.split("?")[0], self.headers.get("Range")] += 1
-        self.send(status, data, headers, cut=fault == "cut")
+        with proxy.lock:
+            wrong = media and status < 300 and proxy.body and proxy.random.random() < proxy.share
+            proxy.failures[proxy.body] += bool(wrong)
+        if wrong:
+            WRONG_BODIES[proxy.body](self, status, dict(headers), data)
+        else:
+            self.send(status, data, headers, cut=fault == "cut")
+
+    def stream(self, status, headers, parts):
+        """Send a body without an end that is known before."""
+        self.send_response_only(status)
+        for key, value in {**headers, "Connection": "close"}.items():
+            if key.lower() not in ("content-length", "transfer-encoding"):
+                self.send_header(key, value)
+        self.end_headers()
+        self.close_connection = True
+        try:
+            for part in parts:
+                self.wfile.write(part)
+                self.wfile.flush()
+                with self.proxy.lock:
+                    self.proxy.requests["streamed"] += len(part)
+                if self.proxy.stopping.is_set():
+                    return
+        except OSError:  # the client has hung up
+            return
 
     def ask(self, method, path, body):
         connection = http.client.HTTPConnection(self.proxy.target, timeout=60)
@@ -160,6 +196,57 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self.close_connection = True
 
     do_GET = do_HEAD = do_POST = do_PUT = do_DELETE = do_PATCH = forward  # noqa: N815
+
+
+def moved(handler, status, headers, data):
+    """Other bytes of the object, under a true Content-Range."""
+    headers["Content-Range"] = re.sub(r"\d+-\d+", lambda found: _plus(found.group(), 4), headers["Content-Range"])
+    handler.send(status, data[4:] + bytes(4), headers)
+
+
+def _plus(span, count):
+    return "-".join(str(int(number) + count) for number in span.split("-"))
+
+
+def whole(handler, status, headers, data):
+    """All of the object, and 200, as of a server without ranged reads."""
+    size = int(headers.pop("Content-Range", "/0").split("/")[1])
+    handler.send(200, bytes(handler.proxy.random.randbytes(size + 100)), headers)
+
+
+def slowly(data):
+    for byte in data * 1000:
+        time.sleep(0.05)
+        yield bytes([byte])
+
+
+def bomb():
+    """Two GiB of zeros, compressed, in 2 MiB."""
+    packer = zlib.compressobj(9, zlib.DEFLATED, 31)
+    block = bytes(1 << 24)
+    yield packer.compress(block) + packer.flush(zlib.Z_FULL_FLUSH)
+    again = packer.compress(block) + packer.flush(zlib.Z_FULL_FLUSH)
+    yield from itertools.repeat(again, 127)
+
+
+WRONG_BODIES = {
+    "twice": lambda handler, status, headers, data: handler.send(status, data + data, headers),
+    "moved": moved,
+    "whole": whole,
+    "endless": lambda handler, status, headers, data: handler.stream(status, headers, itertools.repeat(bytes(1 << 20))),
+    "trickling": lambda handler, status, headers, data: handler.stream(status, headers, slowly(data or b"x")),
+    "compressed": lambda handler, status, headers, data: handler.stream(
+        status, {**headers, "Content-Encoding": "gzip"}, bomb()
+    ),
+    "unpacked": lambda handler, status, headers, data: handler.send(
+        status, data, {**headers, "x-goog-stored-content-encoding": "gzip"}
+    ),
+    "of another version": lambda handler, status, headers, data: handler.send(
+        status, bytes(len(data)), {**headers, "x-goog-generation": "1"}
+    ),
+    "cut": lambda handler, status, headers, data: handler.send(status, data, headers, cut=True),
+}
+"""What may be wrong with the body of an object."""
 
 
 def media_bytes(proxy):

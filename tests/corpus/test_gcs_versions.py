@@ -1,0 +1,292 @@
+"""Objects that are replaced, cut, sent twice or without end while they are read: the right bytes, or an error in time."""
+
+from __future__ import annotations
+
+import http.client
+import itertools
+import json
+import os
+import pickle
+import time
+import urllib.parse
+
+import numpy as np
+import pytest
+import sft_files
+from failing_proxy import WRONG_BODIES, Proxy
+
+import grain_sft
+from grain_sft import files
+from grain_sft.corpus import Corpus
+
+pytest.importorskip("gcp_storage_emulator.server")
+
+URL = "gs://bucket/versions/"
+LENGTH = 512
+TOKENS = 40 * LENGTH
+SECONDS = 1
+
+
+def tokens(version, shard):
+    """Tokens of a shard; versions differ in the middle only."""
+    made = np.arange(TOKENS, dtype=np.uint32) + shard
+    made[1024:-1024] += 1000 * version
+    return made
+
+
+def put(name, data):
+    """Write an object, past the proxy."""
+    target = urllib.parse.urlparse(os.environ["GRAIN_SFT_TEST_EMULATOR"]).netloc
+    connection = http.client.HTTPConnection(target, timeout=60)
+    path = f"/upload/storage/v1/b/bucket/o?uploadType=media&name={urllib.parse.quote(f'versions/{name}', safe='')}"
+    connection.request("POST", path, data, {"Content-Type": "application/octet-stream"})
+    assert connection.getresponse().status == 200
+    connection.close()
+
+
+def put_all(version, folder):
+    """Write every object that the places read."""
+    for shard in range(2):
+        put(f"t/{shard}.npy", tokens(version, shard).tobytes())
+    lines = [f"a,{URL}t/{(number + version) % 2}.npy" for number in range(400)]
+    put("mix.txt", "\n".join(lines).encode())
+    put("config.yaml", CONFIG.replace("seed: 0", f"seed: {version}").encode())
+    sft = folder / f"sft{version}"
+    if not sft.exists():
+        docs = sft_files.documents(1500, seed=3, high=1000)
+        changed = [(each, ~loss if version else loss) for each, loss in docs]
+        sft_files.write_olmo(sft, changed, part_tokens=12_000, sources=True)
+    for path in sorted(sft.iterdir()):
+        put(f"sft/{path.name}", path.read_bytes())
+
+
+CONFIG = f"""
+corpus: {{path: "{URL}t/*.npy", dtype: uint32}}
+layout: {{kind: windows, sequence_length: {LENGTH}}}
+sampler: {{global_batch_size: 4, seed: 0}}
+"""
+
+
+@pytest.fixture(scope="module")
+def made(client, tmp_path_factory):
+    """The objects, in their first version, and a proxy before them."""
+    folder = tmp_path_factory.mktemp("made")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("GRAIN_SFT_TEST_EMULATOR", os.environ["STORAGE_EMULATOR_HOST"])
+        put_all(0, folder)
+        proxy = Proxy(os.environ["STORAGE_EMULATOR_HOST"])
+        patch.setenv("STORAGE_EMULATOR_HOST", proxy.address)
+        grain_sft.open_corpus(f"{URL}t/*.npy", dtype="uint32").save(folder / "index.json")
+        put("index.json", (folder / "index.json").read_bytes())
+        yield proxy, folder
+        proxy.close()
+
+
+@pytest.fixture
+def proxy(made):
+    made[0].heal()
+    yield made[0]
+    made[0].heal()
+
+
+@pytest.fixture
+def place(made, tmp_path):
+    """`place(name)`: a function that reads there; what was opened before, and by whom, is part of the name."""
+    numbers = itertools.count()
+
+    def opened(what, **options):
+        corpus = grain_sft.open_corpus(f"{URL}{what}", **options)
+        return lambda: pickle.loads(pickle.dumps(corpus))  # of another process, which has read nothing
+
+    def cache():
+        return {
+            "seconds": 3 * SECONDS,
+            "cache": {"folder": tmp_path / str(next(numbers)), "max_bytes": "64MiB", "unit": "32KiB"},
+        }
+
+    def read(corpus: Corpus):
+        found, loss = corpus.read(0, corpus.num_tokens)
+        return found.tobytes(), None if loss is None else loss.tobytes()
+
+    def make(name):
+        if name == "tokens":
+            again = opened("t/*.npy", dtype="uint32")
+            return lambda: read(again())
+        if name == "tokens by the cache":
+            corpus = grain_sft.open_corpus(f"{URL}t/*.npy", dtype="uint32", remote=cache())
+            return lambda: read(corpus)
+        if name == "masks":
+            again = opened("sft/")
+            return lambda: read(again())[1]
+        if name == "boundaries":
+            again = opened("sft/")
+            return lambda: [each.tobytes() for each in again().documents]
+        if name == "sources":
+            again = opened("sft/")
+            again().documents  # noqa: B018
+            return lambda: again().sources.tobytes()
+        if name == "mix":
+            return lambda: [shard.path for shard in grain_sft.open_corpus(f"{URL}mix.txt", dtype="uint32").shards]
+        if name == "index":
+            return lambda: grain_sft.open_corpus(f"{URL}index.json").fingerprint
+        if name == "metadata":
+            return lambda: grain_sft.open_corpus(f"{URL}sft/").fingerprint
+        if name == "config":
+            return lambda: grain_sft.load(f"{URL}config.yaml")[0]["inputs"].tobytes()
+        if name == "text":
+            return lambda: files.read_text(f"{URL}mix.txt")
+        raise AssertionError(name)
+
+    return make
+
+
+PLACES = [
+    "tokens",
+    "tokens by the cache",
+    "masks",
+    "boundaries",
+    "sources",
+    "mix",
+    "index",
+    "metadata",
+    "config",
+    "text",
+]
+
+
+def peak():
+    """The most memory that this process had, in MiB, since it was last forgotten."""
+    with open("/proc/self/status") as file:
+        return int(next(line for line in file if line.startswith("VmHWM")).split()[1]) / 1024
+
+
+def forget_peak():
+    with open("/proc/self/clear_refs", "w") as file:
+        file.write("5")
+
+
+def outcome(read):
+    try:
+        return read()
+    except grain_sft.GrainSftError as error:
+        assert URL.removeprefix("gs://").rstrip("/") in str(error), error
+        return error
+
+
+def check_wrong_bodies(proxy, place, monkeypatch, name, wrong):
+    read = place(name)
+    expected = read()
+    read = place(name)
+    monkeypatch.setenv("GRAIN_SFT_REMOTE_SECONDS", str(SECONDS))
+    forget_peak()
+    before, begin = peak(), time.monotonic()
+    proxy.body = wrong
+    found = outcome(read)
+    seconds, memory = time.monotonic() - begin, peak() - before
+    assert isinstance(found, Exception) and proxy.failures[wrong], found
+    proxy.share = 0.2
+    for _ in range(2):
+        found = outcome(read)
+        assert isinstance(found, Exception) or found == expected
+    proxy.heal()
+    monkeypatch.delenv("GRAIN_SFT_REMOTE_SECONDS")
+    assert place(name)() == expected
+    return seconds, memory
+
+
+SAMPLE = list(zip(sorted(WRONG_BODIES), itertools.cycle(PLACES), strict=False))
+
+
+@pytest.mark.parametrize(("wrong", "name"), SAMPLE)
+def test_a_wrong_body_is_an_error_or_asked_for_again(proxy, place, monkeypatch, name, wrong):
+    _, memory = check_wrong_bodies(proxy, place, monkeypatch, name, wrong)
+    assert memory < 300
+
+
+@pytest.mark.heavy
+def test_wrong_bodies_of_all_kinds_in_all_places(proxy, place, monkeypatch, capsys):
+    slowest, largest, tried = 0.0, 0.0, 0
+    for wrong, name in itertools.product(WRONG_BODIES, PLACES):
+        seconds, memory = check_wrong_bodies(proxy, place, monkeypatch, name, wrong)
+        slowest, largest, tried = max(slowest, seconds), max(largest, memory), tried + 1
+    with capsys.disabled():
+        print(
+            f"\n{tried} places and wrong bodies: at most {slowest:.1f} s of {SECONDS} s and {largest:.0f} MiB", end=""
+        )
+    assert largest < 300
+
+
+def check_replaced(proxy, place, folder, name, request):
+    """Replace every object before request `request` for one is answered; returns what was read."""
+    read = place(name)
+
+    def before(number):
+        if number == request:
+            put_all(1, folder)
+
+    proxy.clear()
+    proxy.before = before
+    found = outcome(read)
+    proxy.before = None
+    put_all(1, folder)
+    return found
+
+
+OPENED_BEFORE = PLACES[:5]
+"""Places that read what was opened before: never another version."""
+
+
+def check_replacement(proxy, place, folder, name, request, record=None):
+    put_all(0, folder)
+    old = place(name)()
+    put_all(1, folder)
+    new = outcome(lambda: place(name)())
+    put_all(0, folder)
+    found = check_replaced(proxy, place, folder, name, request)
+    put_all(0, folder)
+    assert isinstance(found, Exception) or found == old or (name not in OPENED_BEFORE and found == new), (name, request)
+    return "an error" if isinstance(found, Exception) else "old" if found == old else "new"
+
+
+@pytest.mark.parametrize("name", ["tokens", "tokens by the cache", "masks", "text"])
+def test_objects_that_are_replaced_during_a_read_are_never_mixed(proxy, made, place, name):
+    check_replacement(proxy, place, made[1], name, 2)
+
+
+@pytest.mark.heavy
+def test_objects_that_are_replaced_at_any_request_are_never_mixed(proxy, made, place, capsys):
+    counts = {}
+    for name in PLACES:
+        for request in range(1, 13):
+            found = check_replacement(proxy, place, made[1], name, request)
+            counts[found] = counts.get(found, 0) + 1
+    with capsys.disabled():
+        print(f"\nreplaced during {sum(counts.values())} reads: {counts}", end="")
+
+
+def test_an_index_remembers_versions_and_an_old_one_gets_them_when_it_is_opened(proxy, made, tmp_path):
+    put_all(0, made[1])
+    grain_sft.open_corpus(f"{URL}t/*.npy", dtype="uint32").save(tmp_path / "index.json")
+    stated = json.loads((tmp_path / "index.json").read_text())
+    assert all(shard["version"].startswith("generation ") for shard in stated["shards"])
+    for shard in stated["shards"]:
+        del shard["version"]
+    (tmp_path / "old.json").write_text(json.dumps(stated))
+    old, new = (
+        pickle.loads(pickle.dumps(grain_sft.open_corpus(tmp_path / name))) for name in ("old.json", "index.json")
+    )
+    assert old == new and old.shards[0].version == new.shards[0].version
+    put_all(1, made[1])
+    for corpus in (old, new):
+        with pytest.raises(grain_sft.GrainSftError, match=r"t/0.npy: .*replaced"):
+            corpus.read(0, TOKENS)
+    put_all(0, made[1])
+
+
+def test_endless_answers_about_objects_end_too(proxy, made, monkeypatch):
+    monkeypatch.setenv("GRAIN_SFT_REMOTE_SECONDS", str(SECONDS))
+    proxy.endless = True
+    forget_peak()
+    before = peak()
+    assert isinstance(outcome(lambda: files.size(f"{URL}mix.txt")), Exception)
+    assert proxy.requests["streamed"] and peak() - before < 300
