@@ -5,10 +5,16 @@ Opening a FIFO waits for a writer, and reading a device may never end. Where a f
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
 import os
 import stat
+from collections.abc import Iterator
 
-from grain_sft.errors import CorpusFileError
+from grain_sft.errors import CorpusError, CorpusFileError
+
+_root: contextvars.ContextVar[tuple[str, str] | None] = contextvars.ContextVar("grain_sft_root", default=None)
+"""Folder that files which are opened now have to lie in, and the one path that need not."""
 
 _KINDS = {
     stat.S_IFDIR: "a directory",
@@ -19,12 +25,40 @@ _KINDS = {
 }
 
 
+@contextlib.contextmanager
+def inside(root: str | None, but: str = "") -> Iterator[None]:
+    """Have `open_regular` refuse files outside of the folder `root`, in this thread. None: no new bound.
+
+    Args:
+      root: real path of the folder, with a slash at its end.
+      but: path that the caller of the package gave, which need not lie there.
+    """
+    if root is None:
+        yield
+        return
+    token = _root.set((root, but))
+    try:
+        yield
+    finally:
+        _root.reset(token)
+
+
+def outside(path: str, real: str, root: str) -> CorpusError:
+    """The error for a file outside of the folder `root`, which is at `real`."""
+    at = "" if real == path else f" (it is {real})"
+    return CorpusError(
+        f"{path}: lies outside of {root}{at}, which was given as the root of all files. Fix the mix, the index or the "
+        "link that leads there, or give a root that holds it."
+    )
+
+
 def open_regular(path: str | os.PathLike[str]) -> int:
     """Return a read-only file descriptor of the regular file `path`, which the caller closes.
 
     Raises:
       OSError: the file is missing or can't be opened.
       CorpusFileError: `path` is a directory, a FIFO, a socket or a device.
+      CorpusError: the file is outside of the folder of `inside`.
     """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -36,6 +70,7 @@ def open_regular(path: str | os.PathLike[str]) -> int:
         raise
     try:
         _check_mode(path, os.fstat(fd).st_mode)
+        _check_root(fd, path)
         os.set_blocking(fd, True)
     except BaseException:
         os.close(fd)
@@ -92,3 +127,13 @@ def _check_mode(path: str | os.PathLike[str], mode: int) -> None:
         raise CorpusFileError(
             f"{os.fspath(path)}: can't be read, since it is {kind}; expected a regular file. Give the path of one."
         )
+
+
+def _check_root(fd: int, path: str | os.PathLike[str]) -> None:
+    """Check where an open file really is: its name may lead elsewhere since it was checked."""
+    bound = _root.get()
+    if bound is None or os.fspath(path) == bound[1]:
+        return
+    real = os.readlink(f"/proc/self/fd/{fd}") if os.path.exists("/proc/self/fd") else os.path.realpath(path)
+    if not real.startswith(bound[0]):
+        raise outside(os.fspath(path), real, bound[0])

@@ -35,6 +35,7 @@ class BoundaryFile:
       digest: hash of its first and last 4 KiB.
       continues: whether the shard's first document began in the shard before; None: not known.
       version: version of a remote file; None: not known.
+      root: folder that the file has to lie in whenever it is opened; None: it may lie anywhere. Not saved.
     """
 
     path: str
@@ -43,6 +44,7 @@ class BoundaryFile:
     digest: str
     continues: bool | None = None
     version: str | None = dataclasses.field(default=None, compare=False)
+    root: str | None = dataclasses.field(default=None, compare=False, repr=False)
 
     @property
     def data_offset(self) -> int:

@@ -111,7 +111,7 @@ def _to_json(corpus: Corpus, folder: str) -> dict[str, Any]:
         return os.path.relpath(absolute, folder) if absolute.startswith(folder.rstrip("/") + "/") else absolute
 
     def entry(file: Shard | LossFile | BoundaryFile | Stored) -> dict[str, Any]:
-        fields = {key: value for key, value in vars(file).items() if value is not None}
+        fields = {key: value for key, value in vars(file).items() if value is not None and key != "root"}
         for key in ("loss", "boundaries"):
             if key in fields:
                 fields[key] = entry(fields[key])

@@ -11,7 +11,7 @@ import numpy as np
 
 from grain_sft.corpus.stored import StoredFile, read_digest, replaced, size_change
 from grain_sft.errors import CorpusFileError, GrainSftError
-from grain_sft.regular_files import open_regular
+from grain_sft.regular_files import inside, open_regular
 
 _LET_GO = 1 << 12  # gathers after which the pages that a map has touched are let go of
 
@@ -30,7 +30,8 @@ class LocalFile:
         self.shard, self.data_offset = shard, shard.data_offset
         self.fd = -1
         try:
-            self.fd = open_regular(shard.path)
+            with inside(shard.root):
+                self.fd = open_regular(shard.path)
             if scattered and hasattr(os, "posix_fadvise"):
                 os.posix_fadvise(self.fd, 0, 0, os.POSIX_FADV_RANDOM)
             found, self.stamp, other = self._state(verified)

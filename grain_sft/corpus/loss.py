@@ -34,6 +34,7 @@ class LossFile:
       data_offset: bytes before the first value.
       digest: hash of the first and the last 4 KiB of values.
       version: version of a remote file; None: not known.
+      root: folder that the file has to lie in whenever it is opened; None: it may lie anywhere. Not saved.
     """
 
     path: str
@@ -42,6 +43,7 @@ class LossFile:
     data_offset: int
     digest: str
     version: str | None = dataclasses.field(default=None, compare=False)
+    root: str | None = dataclasses.field(default=None, compare=False, repr=False)
 
     @property
     def count(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import glob
 import os
@@ -105,9 +106,10 @@ def open_corpus(
         use_loss_mask,
         None if label_mask_paths is None else _expand_masks(label_mask_paths, remap),
     )
-    corpus = _open(where, format, formats_options, remap, bound)
+    with contextlib.nullcontext() if bound is None else bound.opening(where):
+        corpus = _open(where, format, formats_options, remap, bound)
     if bound is not None:
-        bound.check_corpus(corpus)
+        corpus = bound.bound(corpus)
     if use_loss_mask and not corpus.has_loss:
         raise CorpusError(
             f"{corpus.shards[0].path}: use_loss_mask=True, but no loss mask is beside this file. Name the masks with "

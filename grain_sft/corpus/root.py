@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import os
 from collections.abc import Iterable
+from typing import Any
 
 from grain_sft import files
 from grain_sft.corpus.corpus import Corpus
-from grain_sft.errors import CorpusError
+from grain_sft.regular_files import inside, outside
 
 
 class Root:
@@ -32,12 +35,28 @@ class Root:
             remote = files.is_remote(path)
             real = path if remote else os.path.realpath(path)
             if remote != self._remote or not real.startswith(self._folder) or (remote and ".." in path.split("/")):
-                at = "" if real == path else f" (it is {real})"
-                raise CorpusError(
-                    f"{path}: lies outside of {self._folder}{at}, which was given as the root of all files. Mend the mix or "
-                    "the index that names it, or give a root that holds it."
-                )
+                raise outside(path, real, self._folder)
 
-    def check_corpus(self, corpus: Corpus) -> None:
-        """The same, of all files of a corpus."""
+    def opening(self, given: object) -> contextlib.AbstractContextManager[None]:
+        """Have files that are opened meanwhile lie in the root; but `given`, which the caller named, may lie elsewhere."""
+        but = files.normalize(given) if isinstance(given, str | os.PathLike) else ""
+        return inside(None if self._remote else self._folder, but)
+
+    def bound(self, corpus: Corpus) -> Corpus:
+        """Return `corpus` with files that have to lie in the root whenever they are opened.
+
+        Raises:
+          CorpusError: one lies outside now.
+        """
         self.check(file.path for file in corpus.files())
+        if self._remote:
+            return corpus
+
+        def bind(file: Any) -> Any:
+            return None if file is None else dataclasses.replace(file, root=self._folder)
+
+        shards = tuple(
+            dataclasses.replace(bind(shard), loss=bind(shard.loss), boundaries=bind(shard.boundaries))
+            for shard in corpus.shards
+        )
+        return dataclasses.replace(corpus, shards=shards, sources_file=bind(corpus.sources_file))

@@ -38,6 +38,7 @@ class Shard:
       row: where tokens stand in rows, each with something else after it: tokens of a row, and how many would fit from where
         one begins to where the next one does; None: nothing is between tokens.
       version: version of a remote file, which is the only one that is read; None: not known.
+      root: folder that the file has to lie in whenever it is opened; None: it may lie anywhere. Not saved.
     """
 
     path: str
@@ -50,6 +51,7 @@ class Shard:
     boundaries: BoundaryFile | None = None
     row: tuple[int, int] | None = None
     version: str | None = dataclasses.field(default=None, compare=False)
+    root: str | None = dataclasses.field(default=None, compare=False, repr=False)
 
 
 def token_dtype(name: object, where: str) -> np.dtype[np.unsignedinteger]:

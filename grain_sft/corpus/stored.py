@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 
 from grain_sft import files
 from grain_sft.errors import CorpusError, CorpusFileError, GrainSftError
-from grain_sft.regular_files import open_regular, pread
+from grain_sft.regular_files import inside, open_regular, pread
 
 MAGIC = b"\x93NUMPY"
 DIGEST_BYTES = 4096  # hashed at each end of a file's data
@@ -48,6 +48,11 @@ class StoredFile(Protocol):
         """Version of a remote file, such as "generation 1712"; None where it is local, or its store has no versions."""
         ...
 
+    @property
+    def root(self) -> str | None:
+        """Folder that the file has to lie in whenever it is opened; None: it may lie anywhere."""
+        ...
+
 
 @dataclasses.dataclass(frozen=True)
 class Stored:
@@ -58,6 +63,7 @@ class Stored:
     digest: str
     data_offset: int = 0
     version: str | None = dataclasses.field(default=None, compare=False)
+    root: str | None = dataclasses.field(default=None, compare=False, repr=False)
 
 
 class Head(NamedTuple):
@@ -85,7 +91,8 @@ def read_whole(stored: StoredFile) -> bytes:
     Raises:
       CorpusFileError: it is missing, unreadable, or another one.
     """
-    data = files.read_bytes(stored.path, version=stored.version)
+    with inside(stored.root):
+        data = files.read_bytes(stored.path, version=stored.version)
     if len(data) != stored.size:
         raise CorpusFileError(size_change(stored, len(data)))
     tail = max(stored.data_offset, stored.size - DIGEST_BYTES)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import ast
 import json
 import os
+import pickle
 from pathlib import Path
 
 import numpy as np
 import pytest
+from sft_files import documents, write_olmo
 
 import grain_sft
 from grain_sft.errors import CorpusError, RecordError
@@ -208,3 +210,41 @@ def test_a_link_out_of_a_folder_of_token_files_is_refused_too(folders):
     assert len(grain_sft.open_corpus(data).shards) == 2
     with pytest.raises(CorpusError, match=r"b\.npy: lies outside"):
         grain_sft.open_corpus(data, root=data)
+
+
+@pytest.mark.parametrize(
+    "name", ["dataset_statistics.json", "token_ids_part_0000.csv.gz", "labels_mask_part_0000.npy", "sources.bin"]
+)
+def test_a_link_out_of_an_sft_corpus_is_refused_too(tmp_path, name):
+    folder, secret = tmp_path / "data", tmp_path / "secret"
+    secret.mkdir()
+    write_olmo(folder, documents(), part_tokens=10_000, sources=True)
+    (folder / "dataset_statistics.json").write_text("{}")
+    assert grain_sft.open_corpus(folder, root=folder).documents
+    (folder / name).rename(secret / name)
+    (folder / name).symlink_to(secret / name)
+    assert grain_sft.open_corpus(folder).documents
+    with pytest.raises(CorpusError, match=rf"{name}: lies outside of .*data/ \(it is .*secret/{name}\)"):
+        grain_sft.open_corpus(folder, root=folder)
+
+
+@pytest.mark.parametrize("kind", ["token_ids", "labels_mask", "boundaries", "sources"])
+def test_a_file_that_becomes_a_link_out_of_the_root_is_refused_when_it_is_opened(tmp_path, kind):
+    folder, secret = tmp_path / "data", tmp_path / "secret"
+    secret.mkdir()
+    write_olmo(folder, documents(), part_tokens=10_000, sources=True)
+    names = {"boundaries": "token_ids_part_0000.csv.gz", "sources": "sources.bin"}
+    path = folder / names.get(kind, f"{kind}_part_0000.npy")
+    bound, free = (pickle.loads(pickle.dumps(grain_sft.open_corpus(folder, root=root))) for root in (folder, None))
+    assert bound == free
+    path.rename(secret / path.name)
+    path.symlink_to(secret / path.name)
+
+    def read(corpus):
+        return corpus.read(0, 10), corpus.documents, corpus.sources
+
+    read(free)
+    with pytest.raises(CorpusError, match=rf"{path.name}: lies outside"):
+        read(bound)
+    free.save(folder / "index.json")
+    assert '"root"' not in (folder / "index.json").read_text()
