@@ -9,7 +9,6 @@ write could leave its times as they are.
 from __future__ import annotations
 
 import os
-import stat
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -17,9 +16,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from grain_sft import artefact, files, hashing, remote_bodies, remote_files
+from grain_sft import artefact, files, hashing, remote_files
 from grain_sft.corpus.stored import StoredFile, size_change
 from grain_sft.errors import CorpusFileError
+from grain_sft.regular_files import inside, open_regular
+from grain_sft.remote_bodies import Range
 
 PREFIX = "content-sha256:"
 """Of every hash of content that is shown, so that none is taken for a fingerprint of a file's ends."""
@@ -92,10 +93,11 @@ def read_hashes(stored: Sequence[StoredFile]) -> list[str]:
 
 def _read_local(file: StoredFile) -> str:
     try:
-        fd = os.open(file.path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        with inside(file.root):
+            fd = open_regular(file.path)
         try:
             status = os.fstat(fd)
-            if status.st_size != file.size or not stat.S_ISREG(status.st_mode):
+            if status.st_size != file.size:
                 raise CorpusFileError(size_change(file, status.st_size))
             return hashing.joined(hashing.blocks_of([(fd, file.data_offset, file.size)]))
         finally:
@@ -112,7 +114,7 @@ def _read_remote(file: StoredFile) -> str:
     blocks: list[bytes] = []
     for start in range(file.data_offset, file.size, _AT_ONCE):
         ranges = [
-            remote_bodies.Range(file.path, at, min(at + hashing.BLOCK, file.size))
+            Range(file.path, at, min(at + hashing.BLOCK, file.size), version=file.version)
             for at in range(start, min(start + _AT_ONCE, file.size), hashing.BLOCK)
         ]
         blocks += map(hashing.of_block, remote_files.fetch_exactly(ranges))
@@ -124,13 +126,13 @@ def _depends(stored: Sequence[StoredFile], of: str) -> Mapping[str, Any] | None:
     if sum(file.size for file in stored) < _REMEMBERED_FROM:
         return None
     stamps: Stamps = []
-    remote = [file.path for file in stored if files.is_remote(file.path)]
+    remote = [file.path for file in stored if files.is_remote(file.path) and file.version is None]
     infos = dict(zip(remote, remote_files.infos(remote), strict=True)) if remote else {}
     now = time.time()
     for file in stored:
-        if file.path in infos:
-            version = _version(infos[file.path], file.size)
-            if not version:
+        if files.is_remote(file.path):
+            version = _version(infos[file.path], file.size) if file.version is None else file.version
+            if version.partition(" ")[0] not in _VERSIONS:
                 return None
             stamps.append([file.path, version, file.size, file.data_offset])
             continue
