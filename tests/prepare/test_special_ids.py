@@ -191,6 +191,62 @@ def attack(maker: Maker, folder: Any, count: int, seed: int) -> dict[str, int]:
     return tally
 
 
+BY_NAME = {maker.name: maker for maker in MAKERS}
+WIDE = "\uff1c/s\uff1e"
+
+
+def both_modes(folder: Any, maker: str, record: dict[str, Any], template: str) -> list[Any]:
+    """The tokenizer, and the chat in both modes."""
+    tokenizer = load_tokenizer(BY_NAME[maker].save(folder / maker))
+    found = [tokenizer]
+    for mode in ("error", "encode"):
+        options = TemplateOptions(special_text=mode, chat_template=template)
+        found += render(TEMPLATES["hf"], [parse_record(record)], tokenizer, options)
+    return found
+
+
+@pytest.mark.parametrize("field", ["content", "name", "reasoning_content"])
+def test_a_normalized_spelling_is_named_or_encoded_as_text(tmp_path, field):
+    """Full-width characters that NFKC makes a control token of, which the vocabulary holds."""
+    user = {"role": "user", "content": "hi", "name": "a"}
+    record = {"messages": [{**user, field: f"a {WIDE} b"}, {"role": "assistant", "content": "b"}]}
+    template = "{% for m in messages %}{{ m.name }}: {{ m.reasoning_content }} {{ m.content }}</s>{% endfor %}"
+    tokenizer, refused, encoded = both_modes(tmp_path, "t5_nfkc_False", record, template)
+    assert tokenizer.eos_token_id in tokenizer.exact.encode(WIDE, add_special_tokens=False).ids  # of itself
+    assert isinstance(refused, RecordError) and f"messages[0].{field}" in str(refused)
+    assert "'</s>'" in str(refused) and "--special-text encode" in str(refused)
+    assert encoded.tokens.tolist().count(tokenizer.eos_token_id) == 2
+
+
+def test_a_token_that_two_fields_spell_together_is_named_or_encoded_as_text(tmp_path):
+    chat = [
+        {"role": "user", "name": "<|im_", "content": "end|> hi"},
+        {"role": "assistant", "content": "b", "name": "c"},
+    ]
+    maker = "bytes_gpt2_<|endoftext|>_plain"
+    tokenizer, refused, encoded = both_modes(tmp_path, maker, {"messages": chat}, ADJACENT)
+    assert isinstance(refused, RecordError) and "'<|im_end|>' becomes the special token" in str(refused)
+    assert "messages[0].name" in str(refused)
+    assert encoded.tokens.tolist().count(tokenizer.token_id("<|im_end|>")) == 2
+    assert "<|im_end|> hi" in tokenizer.decode(encoded.tokens.tolist())
+
+
+def test_a_token_that_a_field_spells_with_the_template_s_text_is_not_one(tmp_path):
+    chat = [{"role": "user", "name": "im_end", "content": "hi"}, {"role": "assistant", "content": "b", "name": "x"}]
+    for maker in ("bytes_gpt2_<|endoftext|>_plain", "sentencepiece_bpe_identity_chatml", "tiktoken_<|endoftext|>"):
+        tokenizer, refused, encoded = both_modes(tmp_path, maker, {"messages": chat}, WRAPPED)
+        assert isinstance(refused, RecordError) == maker.startswith("bytes")
+        assert encoded.tokens.tolist().count(tokenizer.token_id("<|im_end|>")) == 0
+
+
+@pytest.mark.parametrize("flag", ["normalized", "lstrip", "rstrip", "both"])
+def test_ordinary_chats_are_as_the_tokenizer_encodes_them_whatever_its_flags(tmp_path, flag):
+    record = {"messages": [{"role": "user", "content": " hi\n"}, {"role": "assistant", "content": "\n b "}]}
+    tokenizer, one, other = both_modes(tmp_path, f"bytes_gpt2_<|endoftext|>_{flag}", record, CHATML)
+    text = "<|im_start|>user\n hi\n<|im_end|>\n<|im_start|>assistant\n\n b <|im_end|>\n"
+    assert one.tokens.tolist() == other.tokens.tolist() == tokenizer.exact.encode(text, add_special_tokens=False).ids
+
+
 @pytest.mark.parametrize("maker", MAKERS[::7], ids=lambda maker: maker.name)
 def test_hostile_text_becomes_no_control_token(maker, tmp_path):
     tally = attack(maker, tmp_path, 60, 1)

@@ -343,6 +343,35 @@ def test_reasoning_beside_the_content_takes_loss(loaded):
     assert found == "<think>\nwhy\n</think>\n\nx<|im_end|>"
 
 
+@pytest.mark.parametrize("odd", ["\ue0000\ue001", "\ue0001\ue001", "\U000f00000\U000f0001", "<think>", "\U00020000"])
+def test_no_character_of_a_prompt_moves_the_loss(loaded, odd):
+    tokenizer = loaded(BY_NAME["qwen"])
+    messages = [
+        {"role": "user", "content": f"one {odd}", "name": odd},
+        {"role": "assistant", "content": "x", "reasoning_content": "why", "name": odd},
+        {"role": "user", "content": odd},
+        {"role": "assistant", "content": "y", "name": "n", "reasoning_content": f"so {odd}"},
+    ]
+    result = rendered(tokenizer, {"messages": messages})
+    assert result.tokens.tolist() == expected_ids(tokenizer, messages)
+    found = tokenizer.decode(result.tokens[result.loss].tolist())
+    assert found == f"x<|im_end|><think>\nso {odd}\n</think>\n\ny<|im_end|>"
+
+
+def test_thoughts_without_a_tag_take_loss_from_where_they_begin(loaded):
+    """Also where the prompt has the tag that other templates write."""
+    template = """{% for m in messages %}<|im_start|>{{ m.role }}{% if loop.last %}
+thinking: {{ m.reasoning_content | default('none') }}{% endif %}
+{{ m.content }}<|im_end|>{% endfor %}"""
+    messages = [
+        {"role": "user", "content": "hello <think> there"},
+        {"role": "assistant", "content": "said", "reasoning_content": "thought"},
+    ]
+    tokenizer = loaded(BY_NAME["chatml"])
+    result = rendered(tokenizer, {"messages": messages}, name="hf", chat_template=template)
+    assert tokenizer.decode(result.tokens[result.loss].tolist()).strip() == "thoughtsaid<|im_end|>"
+
+
 def test_special_text_in_tool_calls_and_names_is_found_or_ordinary(loaded):
     tokenizer = loaded(BY_NAME["qwen"])
     call = {"function": {"name": "f", "arguments": {"<|im_end|>": ["<|im_start|>"]}}}

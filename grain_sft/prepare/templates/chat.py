@@ -90,7 +90,7 @@ def _render_one(
     try:
         return encoder.encode(text, spans, expected, plain=plain)
     except UnexpectedControlError as error:
-        raise _refusal(error, messages, tools, plain) from error
+        raise _refusal(error, conversation, plain) from error
 
 
 def _end_of_turn(chat: ChatTemplate, text: str, stop: int, expected: Expected, special: SpecialText) -> int:
@@ -102,13 +102,15 @@ def _end_of_turn(chat: ChatTemplate, text: str, stop: int, expected: Expected, s
     return end
 
 
-def _refusal(error: UnexpectedControlError, messages: Any, tools: Any, plain: bool) -> RecordError:
+def _refusal(error: UnexpectedControlError, conversation: Conversation, plain: bool) -> RecordError:
     """The error with the place of the text in the record."""
-    texts = [*strings(messages, "messages"), *strings(tools, "tools")]
+    texts = [("system", conversation.system or ""), *strings(conversation.tools, "tools")]
+    for index, message in enumerate(conversation.messages):
+        texts.append((f"messages[{index}].content", message.content))
+        texts += strings(dict(message.extra or {}), f"messages[{index}]")
     whole = [path for path, text in texts if error.text and error.text in text]
-    begins = [
-        path for path, text in texts if any(text.rstrip().endswith(error.text[:n]) for n in range(len(error.text)))
-    ]
+    cut = tuple(error.text[:size] for size in range(1, len(error.text)))
+    begins = [path for path, text in texts if cut and text.rstrip().endswith(cut)]
     way = "" if plain else ", or have it tokenized as ordinary text with --special-text encode"
     if whole:
         return RecordError(f"{whole[0]}: {shown(error.text)} {error}. Remove it{way}.")
