@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import dataclasses
+import functools
 import glob
 import hashlib
 import itertools
@@ -29,6 +30,7 @@ MANY_BLOCKS = 1024  # an input of more gets units of more than one block
 MAX_LINE = 1 << 28  # bytes; a longer record is a mistake
 
 SCAN_THREADS = 8
+PAUSE = 0.2  # seconds between two looks at how far they are
 _JSON = (".jsonl", ".ndjson", ".json")
 _COMPRESSED = (".gz", ".zst")
 _SUFFIXES = (*_JSON, ".parquet", *(name + packed for name in _JSON for packed in _COMPRESSED))
@@ -99,7 +101,7 @@ def list_inputs(
 
     Args:
       datasets: Paths of each dataset.
-      progress: Called with what is done, the files done, and their number.
+      progress: Called now and then with what is done, the bytes read, and those of all files.
 
     Raises:
       CorpusFileError: A path that names no file, or a damaged file.
@@ -111,17 +113,22 @@ def list_inputs(
         for path in paths
         for name in _expand(files.normalize(path))
     ]
-    found = []
     with concurrent.futures.ThreadPoolExecutor(SCAN_THREADS) as pool:
-        futures = [pool.submit(_describe, number, name) for number, name in names]
+        read = [0] * len(names)  # bytes of each file
+        sizes = list(pool.map(lambda named: _size(named[1]), names))
+        futures = [
+            pool.submit(_describe, dataset, name, sizes[place], functools.partial(read.__setitem__, place))
+            for place, (dataset, name) in enumerate(names)
+        ]
         try:
             for future in futures:
-                found.append(future.result())
-                if progress is not None:
-                    progress("Opening the inputs", len(found), len(names))
+                while not concurrent.futures.wait([future], PAUSE).done:
+                    if progress is not None:
+                        progress("Opening the inputs", sum(read), sum(sizes))
+                future.result()
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
-    return found
+    return [future.result() for future in futures]
 
 
 def plan_units(inputs: Sequence[Input]) -> list[Unit]:
@@ -260,11 +267,16 @@ def _expand(path: str) -> list[str]:
     return found
 
 
-def _describe(dataset: int, path: str) -> Input:
+def _size(path: str) -> int:
     check_name("input", path)
     size = files.size(path)
     if not files.is_remote(path) and not os.path.isfile(path):
-        raise CorpusFileError(f"{path}: is no regular file.")
+        raise CorpusFileError(f"{path}: is not a regular file. Expected a file that can be read more than once.")
+    return size
+
+
+def _describe(dataset: int, path: str, size: int, read: Callable[[int], None]) -> Input:
+    """What a file is; calls `read` with the bytes read so far."""
     head = files.read_range(path, 0, min(size, 16))
     if head.startswith(b"PAR1") or path.endswith(".parquet"):
         return Input(dataset, path, size, "parquet", parquet_file.row_groups(path))
@@ -274,5 +286,6 @@ def _describe(dataset: int, path: str) -> Input:
     kind = unpacked.kind_of(path, size, compression)
     found: tuple[Stretch, ...] = ()
     if compression or kind == "array":
-        found = tuple(unpacked.stretches(path, size, compression, kind, MAX_BLOCKS * BLOCK))
+        found = tuple(unpacked.stretches(path, size, compression, kind, MAX_BLOCKS * BLOCK, read))
+    read(size)
     return Input(dataset, path, size, kind, compression=compression, stretches=found)

@@ -233,10 +233,14 @@ JSON = st.recursive(
         st.lists(inner, max_size=3)
         | st.dictionaries(
             st.sampled_from(
-                ["messages", "role", "content", "items", "prompt", "completion", "name", "weight", "system"]
+                [
+                    *("messages", "role", "content", "items", "prompt", "completion", "name", "weight", "system"),
+                    *("conversations", "from", "value", "instruction", "input", "output", "history", "text", "tools"),
+                    *("question", "answer", "dialog"),
+                ]
             )
             | st.text(max_size=3),
-            inner | st.sampled_from(["user", "assistant", "toolresult", "assistant_toolcall"]),
+            inner | st.sampled_from(["user", "assistant", "human", "gpt", "toolresult", "assistant_toolcall"]),
             max_size=4,
         )
     ),
@@ -245,7 +249,7 @@ JSON = st.recursive(
 
 
 @settings(max_examples=examples(500), deadline=None)
-@given(JSON, st.sampled_from(["auto", *SCHEMAS]))
+@given(JSON, st.sampled_from(["auto", *SCHEMAS, "sharegpt:conversations=messages,from=role", "text:text=role"]))
 def test_any_value_is_a_conversation_or_a_record_error(value, schema):
     try:
         found = parse_record(value, schema)

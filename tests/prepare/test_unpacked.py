@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import random
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -217,6 +218,33 @@ def test_a_process_goes_through_a_compressed_file_once(tmp_path: Path, monkeypat
     monkeypatch.setattr(unpacked.files, "read_range", lambda *place: reads.append(place) or read_range(*place))
     assert sum(len(list(inputs.read_records(entry, unit, 1))) for unit in units) == 5000
     assert len(reads) == len(set(reads)) == -(-entry.size // unpacked.BLOCK)
+
+
+@pytest.mark.parametrize("compression", ["gzip", "zstd", ""])
+def test_opening_a_file_that_is_read_for_it_shows_progress(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compression: str
+) -> None:
+    """Until it has been shown, no further byte is read."""
+    monkeypatch.setattr(inputs, "PAUSE", 0.001)
+    monkeypatch.setattr(unpacked, "BLOCK", 100)
+    path = tmp_path / "a"
+    parts = [b"[0", *(b"," + json.dumps(n * 7919).encode() for n in range(400)), b"]"]
+    path.write_bytes(b"".join(COMPRESS[compression](part) for part in parts))
+    shown = threading.Event()
+    read_range = unpacked.files.read_range
+
+    def read(path: str, start: int, stop: int) -> bytes:
+        assert start < 1000 or shown.wait(60)
+        return read_range(path, start, stop)
+
+    def progress(what: str, done: int, total: int) -> None:
+        assert what == "Opening the inputs" and total == path.stat().st_size
+        if 0 < done < total:
+            shown.set()
+
+    monkeypatch.setattr(unpacked.files, "read_range", read)
+    inputs.list_inputs([[str(path)]], progress)
+    assert shown.is_set()
 
 
 def test_a_long_string_is_scanned_a_few_times_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
