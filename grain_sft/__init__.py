@@ -27,6 +27,27 @@ _PLACES = {
     "transforms": ("NgramFilter", "ShiftTargets"),
 }
 
+_PACKAGES = (
+    "config",
+    "corpus",
+    "errors",
+    "integrations",
+    "layout",
+    "materialize",
+    "metrics",
+    "mixture",
+    "pipeline",
+    "prepare",
+    "receipt",
+    "sampling",
+    "sources",
+    "trace",
+    "transforms",
+    "verify",
+    "view",
+)
+"""What the documentation imports from beside the names of `__all__`."""
+
 __all__ = [
     "Corpus",
     "GrainSftError",
@@ -63,4 +84,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    """Return the public names and the public packages."""
+    return sorted((*__all__, *_PACKAGES))

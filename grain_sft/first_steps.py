@@ -44,6 +44,13 @@ class FirstSteps:
 
     def check(self, pipeline: Pipeline, step: int, batch: Any) -> None:
         """Check the batch of `step`. Call this only while `left` is not 0."""
+        if not pipeline.transforms and self.left == NUM_CHECKED:
+            keys = ", ".join(batch) if isinstance(batch, dict) else "those of its source"
+            logging.warning(
+                "This pipeline has no transforms: its batches have the keys %s. For inputs and targets give it "
+                "[ShiftTargets()].",
+                keys,
+            )
         if takes_loss(batch) is not False:
             self.left = 0
             return
@@ -51,7 +58,7 @@ class FirstSteps:
             if not self.left:
                 return
             self._steps.append(step)
-            self.left = max(0, min(self.left, len(pipeline) - step) - 1)
+            self.left = max(0, min(self.left, pipeline.end_step - step) - 1)
             if self.left:
                 return
         reason = why_no_loss(pipeline, self._steps)

@@ -51,7 +51,7 @@ class PipelineIterator(grain.DatasetIterator[Element]):
         )
         self._workers = grain.MultiprocessingOptions(num_workers=worker_count, per_worker_buffer_size=max(1, prefetch))
         self._step = self._inner_start = checked_step(pipeline, start_step)
-        self._end = len(pipeline)
+        self._end = pipeline.end_step
         self._watch = watchdog.Watch(self, pipeline if self._direct else None)
         self._closed = False
 
@@ -122,7 +122,7 @@ class PipelineIterator(grain.DatasetIterator[Element]):
     def start_prefetch(self) -> None:
         """Begin to make batches, so that the first is ready when it is asked for."""
         with self._lock:
-            if self._inner is not None or self._direct or self._closed or self._step >= len(self._pipeline):
+            if self._inner is not None or self._direct or self._closed or self._step >= self._pipeline.end_step:
                 return
             if not self._workers.num_workers:
                 inner = Steps(self._pipeline, 0).to_iter_dataset(self._read_options).__iter__()
@@ -200,7 +200,7 @@ class Steps(grain.MapDataset[Element]):
     def __init__(self, pipeline: Pipeline, start: int) -> None:
         super().__init__()
         self._pipeline, self._start = pipeline, start
-        self._length = len(pipeline) - start
+        self._length = pipeline.end_step - start
 
     def __len__(self) -> int:
         return self._length
@@ -240,7 +240,7 @@ class _StepSource(grain.sources.RandomAccessDataSource[Element]):
         self._pipeline = pipeline
 
     def __len__(self) -> int:
-        return len(self._pipeline)
+        return self._pipeline.end_step
 
     def __getitem__(self, step: int) -> Element:
         return making.make(self._pipeline, step)
@@ -258,7 +258,7 @@ class _StepSampler:
 
     def __init__(self, pipeline: Pipeline, start: int) -> None:
         self._start = checked_step(pipeline, start)
-        self._length = len(pipeline) - self._start
+        self._length = pipeline.end_step - self._start
         self._shard_options = grain.sharding.NoSharding()  # where grain.DataLoader looks for it
 
     def __len__(self) -> int:
@@ -319,7 +319,7 @@ def checked_step(pipeline: Pipeline, step: object) -> int:
       SamplerError: from there on, the hosts don't divide the batch of some step of a schedule.
     """
     number = as_integer("step", step, 0, RowIndexError)
-    if number > len(pipeline):
-        raise RowIndexError(f"step={number}: expected 0 to {len(pipeline)}, which is the end.")
+    if number > pipeline.end_step:
+        raise RowIndexError(f"step={number}: expected 0 to {pipeline.end_step}, which is the end.")
     pipeline.sampler.check_from(number)  # a run should not end where a schedule has a batch that its hosts can't divide
     return number

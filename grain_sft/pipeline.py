@@ -13,8 +13,9 @@ import grain
 import numpy as np
 import numpy.typing as npt
 
-from grain_sft.errors import PipelineError
+from grain_sft.errors import PipelineError, WrongTypeError
 from grain_sft.first_steps import FirstSteps
+from grain_sft.html_table import html_facts
 from grain_sft.iteration import PREFETCH, READ_THREADS, PipelineIterator, Steps, make_data_loader
 from grain_sft.mixture import MixtureSource
 from grain_sft.receipt import Receipt, receipt_of
@@ -64,6 +65,10 @@ class Pipeline:
         if isinstance(source, MixtureSource):
             _check_mixture(source, sampler)
         for transform in transforms:
+            if isinstance(transform, type) and issubclass(transform, grain.transforms.Map):
+                raise PipelineError(
+                    f"transform {transform.__name__} is a class. Expected an object of it. Write {transform.__name__}()."
+                )
             if not isinstance(transform, grain.transforms.Map):
                 raise PipelineError(
                     f"transform {transform!r} is no grain.transforms.Map. A pipeline reads whole batches, so it takes "
@@ -105,9 +110,31 @@ class Pipeline:
             element = transform.map(element)
         return element
 
-    def __len__(self) -> int:
-        """Steps there are: `sys.maxsize` where they never end."""
+    @property
+    def num_steps(self) -> int | None:
+        """Number of steps; None for a run that never ends."""
+        return self.sampler.num_steps
+
+    @property
+    def end_step(self) -> int:
+        """The step after the last; `sys.maxsize` for a run that never ends."""
         return sys.maxsize if self.sampler.num_steps is None else self.sampler.num_steps
+
+    def __len__(self) -> int:
+        """Return the number of steps.
+
+        Raises:
+          WrongTypeError: the run never ends. It is a TypeError, so that progress bars count without a total.
+        """
+        if self.sampler.num_steps is None:
+            raise WrongTypeError(
+                "this pipeline never ends, so it has no length. Read pipeline.num_steps, which is None then, or give the "
+                "sampler epochs=1."
+            )
+        return self.sampler.num_steps
+
+    def __bool__(self) -> bool:
+        return True
 
     def __iter__(self) -> PipelineIterator:
         return self.iter()
@@ -152,6 +179,28 @@ class Pipeline:
         """
         return make_data_loader(self, worker_count, start_step)
 
+    def show(
+        self,
+        step: int = 0,
+        *,
+        rows: int | Sequence[int] = 1,
+        tokenizer: str | os.PathLike[str] | None = None,
+    ) -> None:
+        """Print rows of this host's batch of `step`, token by token: documents, segments and loss.
+
+        Args:
+          step: from 0.
+          rows: number of rows from the first on, or the numbers of rows in the host's batch.
+          tokenizer: path of the tokenizer that gives the tokens' text; None means the one beside the corpus. Without one,
+            ids are printed.
+
+        Raises:
+          RowIndexError: a step or a row that does not exist.
+        """
+        from grain_sft.view.show import show  # whose package reads pipelines
+
+        show(self, step, rows, tokenizer)
+
     @property
     def data_key(self) -> str:
         """What decides the global batches, whichever host this is. A transform without a `__repr__` of its own stands
@@ -164,9 +213,26 @@ class Pipeline:
         """A short hash of all that decides the global batches, with its parts. The first time, a plan is hashed."""
         return receipt_of(self)
 
+    def _repr_html_(self) -> str:
+        return html_facts("Pipeline", _facts(self))
+
     def __repr__(self) -> str:
         """What decides this host's batches and nothing else: Grain compares this when it restores a DataLoader."""
         return f"{self.data_key}[{self.sampler.host!r}]"
+
+
+def _facts(pipeline: Pipeline) -> dict[str, object]:
+    """What a notebook shows of a pipeline."""
+    source, sampler = pipeline.source, pipeline.sampler
+    hosts = f", host {sampler.host.index} of {sampler.host.count}" if sampler.host.count > 1 else ""
+    return {
+        "batch": f"{sampler.global_batch_size:,} rows of {source.layout.sequence_length:,} tokens{hosts}",
+        "steps": "no end" if sampler.num_steps is None else sampler.num_steps,
+        "layout": f"{type(source.layout).__name__}, {len(source):,} rows",
+        "order": getattr(sampler, "order", "mixture of " + ", ".join(getattr(source, "sources", ()))),
+        "transforms": ", ".join(map(described, pipeline.transforms)) or "none: the keys are the source's",
+        "receipt": vars(pipeline).get("receipt"),  # once it was asked for: a plan is hashed for it
+    }
 
 
 def _check_mixture(source: MixtureSource, sampler: Sampler) -> None:

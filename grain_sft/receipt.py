@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from grain_sft.html_table import html_facts
 from grain_sft.layout import Layout, PackedLayout, PaddedLayout
 from grain_sft.mixture.layout import MixtureLayout
 from grain_sft.sampling import Host, IndexSampler, MixtureSampler, Sampler
@@ -63,6 +64,9 @@ class Receipt:
 
     def __str__(self) -> str:
         return self.code
+
+    def _repr_html_(self) -> str:
+        return html_facts(f"Receipt {self.code}", self.parts)
 
 
 def receipt_of(pipeline: Pipeline) -> Receipt:

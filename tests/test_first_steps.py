@@ -133,7 +133,7 @@ def test_a_run_of_fewer_steps_warns_at_its_last(tmp_path, warnings):
     assert "(steps 0, 1)" in sentence
 
 
-@pytest.mark.parametrize("transforms", [["shift_targets"], ["ngram_filter", "shift_targets"], []])
+@pytest.mark.parametrize("transforms", [["shift_targets"], ["ngram_filter", "shift_targets"]])
 def test_a_sound_run_warns_of_nothing(transforms, tmp_path, warnings):
     path = write_config(sound, tmp_path, transforms=transforms)
     pipeline = grain_sft.load(path, host=Host(0, 1))
@@ -142,6 +142,15 @@ def test_a_sound_run_warns_of_nothing(transforms, tmp_path, warnings):
     assert pipeline.first_steps.left == 0  # one batch is checked, not each
     iterator.close()
     assert not warnings and verify(path).sound
+
+
+def test_a_pipeline_without_transforms_says_once_which_keys_it_gives(tmp_path, warnings):
+    pipeline = grain_sft.load(write_config(sound, tmp_path, transforms=[]), host=Host(0, 1))
+    iterator = pipeline.iter()
+    assert "inputs" not in next(iterator) and "inputs" not in next(iterator)
+    iterator.close()
+    (sentence,) = warnings
+    assert "keys tokens, loss_mask, segment_ids, positions" in sentence and "[ShiftTargets()]" in sentence
 
 
 def test_the_check_changes_no_batch(tmp_path, warnings):

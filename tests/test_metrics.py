@@ -421,6 +421,21 @@ def test_a_summary_is_logged_from_time_to_time(folder, log, monkeypatch):
     assert log.find(pattern)
 
 
+def test_a_summary_is_seen_though_absl_hides_info(folder, monkeypatch):
+    from absl import logging as absl_logging
+
+    shown = []
+    monkeypatch.setenv("GRAIN_SFT_LOG_EVERY", "0.2")
+    monkeypatch.setattr(absl_logging, "level_info", lambda: False)  # as it is unless a program raises the verbosity
+    monkeypatch.setattr(absl_logging, "warning", lambda text, *values: shown.append(text % values))
+    with closing(make(folder).iter(threads=0)) as batches:
+        end = time.monotonic() + 10
+        while not any("tokens/s" in line for line in shown) and time.monotonic() < end:
+            time.sleep(0.05)
+            next(batches, None)
+    assert any("tokens/s" in line for line in shown), shown
+
+
 @pytest.mark.parametrize("text", ["soon", "-1", "nan", "inf"])
 def test_a_variable_that_is_no_time_is_an_error(folder, monkeypatch, text):
     monkeypatch.setenv("GRAIN_SFT_STALL_SECONDS", text)

@@ -117,7 +117,7 @@ class _Run:
 
     def __init__(self, pipeline: Pipeline) -> None:
         schedule = pipeline.sampler.batch_sizes.schedule
-        self.steps = min(len(pipeline), schedule[0][0] if schedule else sys.maxsize)
+        self.steps = min(pipeline.end_step, schedule[0][0] if schedule else sys.maxsize)
         self.pipeline = copy.copy(pipeline)
         self.pipeline.audit = None
         sampler: Any = _FirstSteps(pipeline.sampler, self.steps)

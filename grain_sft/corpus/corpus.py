@@ -30,6 +30,7 @@ from grain_sft.corpus.rows import ReadyRows
 from grain_sft.corpus.shard import Shard
 from grain_sft.corpus.stored import Stored, StoredFile
 from grain_sft.errors import CorpusError, RowIndexError
+from grain_sft.html_table import html_facts
 
 FINGERPRINT_VERSION = 1
 
@@ -81,6 +82,21 @@ class Corpus:
     def num_tokens(self) -> int:
         """Tokens in all shards."""
         return sum(shard.num_tokens for shard in self.shards)
+
+    def _repr_html_(self) -> str:
+        loss = {shard.loss.kind for shard in self.shards if shard.loss is not None}
+        facts = {
+            "tokens": self.num_tokens,
+            "dtype": self.dtype.name,
+            "shards": len(self.shards),
+            "first shard": self.shards[0].path if self.shards else None,
+            "documents": vars(self).get("num_documents"),  # once they were counted: that may read all tokens
+            "loss": " and ".join(sorted(loss)) or "on all tokens",
+            "EOS id": self.eos_token_id,
+            "padding id": self.padding_token_id,
+            "tokenizer": self.tokenizer,
+        }
+        return html_facts(type(self).__name__, facts)
 
     def files(self) -> list[StoredFile]:
         """All files: of tokens, what stands beside them, and where documents come from."""

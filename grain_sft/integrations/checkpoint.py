@@ -65,8 +65,10 @@ def resume_step(state: Mapping[str, Any], pipeline: Pipeline, *, allow_other_dat
             + "\n  ".join(found)
             + "\nGive the run its old data, or allow_other_data=True to go on at that step with this data."
         )
-    if not 0 <= step <= len(pipeline):
-        raise RowIndexError(f"the checkpoint's next step is {step}: expected 0 to {len(pipeline)}, which is the end.")
+    if not 0 <= step <= pipeline.end_step:
+        raise RowIndexError(
+            f"the checkpoint's next step is {step}: expected 0 to {pipeline.end_step}, which is the end."
+        )
     return step
 
 

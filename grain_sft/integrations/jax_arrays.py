@@ -178,7 +178,7 @@ class GlobalBatches(grain.DatasetIterator[GlobalBatch]):
         with self._lock:
             if self._closed:
                 raise PipelineError("the iterator was closed. Make another.")
-            if self._step >= len(self.pipeline):
+            if self._step >= self.pipeline.end_step:
                 self._forget()
                 raise StopIteration
             try:
@@ -205,7 +205,7 @@ class GlobalBatches(grain.DatasetIterator[GlobalBatch]):
                 return
             if self._pool is None:
                 self._pool = concurrent.futures.ThreadPoolExecutor(self._threads, "grain_sft-global-batches")
-            last = min(self._step + self._ahead, len(self.pipeline))
+            last = min(self._step + self._ahead, self.pipeline.end_step)
             for step in range(self._step + len(self._begun), last):
                 self._begun.append(self._pool.submit(self._put, step))
 

@@ -137,7 +137,7 @@ def make_eval_iterator(
     where = _required(options.eval_config, "eval_config", "the config of the data to evaluate on (or eval_interval=-1)")
     pipeline = load_evaluation(where)
     checks.check_batches(config, pipeline, where, training=False)
-    if len(pipeline) == sys.maxsize and config.eval_steps <= 0:
+    if pipeline.num_steps is None and config.eval_steps <= 0:
         raise ConfigError(f"{where}: these data never end, and MaxText's eval_steps is {config.eval_steps}. Set it.")
     return _batches(config, mesh, process_indices, pipeline, where, options, training=False)
 

@@ -77,18 +77,18 @@ def check_batches(config: Any, pipeline: Pipeline, where: str, *, training: bool
             f"{where}: rows hold several documents, but MaxText's packing is false, with which some of its attention kernels "
             "look across documents. Set packing=True."
         )
-    keys = pipeline.read(0, np.zeros(0, np.int64)) if len(pipeline) else dict.fromkeys(KEYS)
+    keys = pipeline.read(0, np.zeros(0, np.int64)) if pipeline.end_step else dict.fromkeys(KEYS)
     missing = [key for key in KEYS if key not in keys]
     if missing:
         raise PipelineError(
             f"{where}: batches lack {', '.join(missing)}, which MaxText needs: the last of the transforms should be "
             "shift_targets."
         )
-    if training and len(pipeline) < config.steps:
+    if training and pipeline.end_step < config.steps:
         logging.warning(
             "%s: the data end after %d steps, and so will the training; MaxText's steps is %d.",
             where,
-            len(pipeline),
+            pipeline.end_step,
             config.steps,
         )
 
@@ -109,7 +109,7 @@ def _check_rows(config: Any, pipeline: Pipeline, where: str, training: bool) -> 
 
 def has_weights(pipeline: Pipeline) -> bool:
     """Whether batches have weights of targets, which MaxText's loss does not know."""
-    return bool(len(pipeline)) and _WEIGHTS in pipeline.read(0, np.zeros(0, np.int64))
+    return pipeline.end_step > 0 and _WEIGHTS in pipeline.read(0, np.zeros(0, np.int64))
 
 
 def check_weights(pipeline: Pipeline, where: str, ignore: bool) -> None:

@@ -7,6 +7,7 @@ import numpy as np
 from grain_sft.arguments import as_sequence_length
 from grain_sft.corpus import Corpus
 from grain_sft.errors import LayoutError
+from grain_sft.layout.html import html_layout
 from grain_sft.layout.row_pieces import Ints, ShardPlaces
 from grain_sft.layout.span import Pieces, Range, Span, spans_of
 
@@ -71,6 +72,9 @@ class MaterializedLayout:
         start = starts[begins[row] + within]
         column = start - rows[row] * self.sequence_length
         return self._places.pieces(row, column, start, lengths[begins[row] + within], within + 1)
+
+    def _repr_html_(self) -> str:
+        return html_layout(self)
 
     def __repr__(self) -> str:
         return f"MaterializedLayout(sequence_length={self.sequence_length}, rows={len(self)})"

@@ -15,6 +15,7 @@ from grain_sft.arguments import as_integer, as_sequence_length
 from grain_sft.corpus import Corpus
 from grain_sft.corpus.documents import Documents
 from grain_sft.errors import LayoutError
+from grain_sft.layout.html import html_layout
 from grain_sft.layout.olmo_plan import OlmoPlan, find_plan, from_boundaries, read_plan
 from grain_sft.layout.packing import ALGORITHMS, BY_EPOCH, TIES
 from grain_sft.layout.plan import Ints, Plan, Recipe, load_plan, packed_documents
@@ -303,6 +304,9 @@ class PackedLayout:
     def __setstate__(self, state: dict[str, object]) -> None:
         vars(self).update(state)
         self._load()
+
+    def _repr_html_(self) -> str:
+        return html_layout(self)
 
     def __repr__(self) -> str:
         """What decides the rows and nothing else: Grain compares this when it restores an iterator."""

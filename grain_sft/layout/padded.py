@@ -7,6 +7,7 @@ import numpy as np
 from grain_sft.arguments import as_integer, as_sequence_length
 from grain_sft.corpus import Corpus
 from grain_sft.errors import LayoutError
+from grain_sft.layout.html import html_layout
 from grain_sft.layout.row_pieces import Ints, ShardPlaces
 from grain_sft.layout.span import Pieces, Range, Runs, Span, spans_of
 
@@ -85,6 +86,9 @@ class PaddedLayout:
         """The documents of `rows` (int64 [rows])."""
         first = np.zeros(len(rows), np.int64)
         return self._places.pieces(np.arange(len(rows)), first, self._start[rows], self._length[rows], first + 1)
+
+    def _repr_html_(self) -> str:
+        return html_layout(self)
 
     def __repr__(self) -> str:
         return (

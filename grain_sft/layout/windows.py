@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from grain_sft.corpus import Corpus
 from grain_sft.errors import LayoutError
+from grain_sft.layout.html import html_layout
 from grain_sft.layout.span import Pieces, Range, Span, spans_of
 
 
@@ -68,6 +69,9 @@ class WindowLayout:
         at, column, length = _columns(len(rows), self.sequence_length)
         shard = self._ends.searchsorted(rows, side="right")
         return Pieces(at, column, shard, (rows - self._starts[shard]) * self.sequence_length, length)
+
+    def _repr_html_(self) -> str:
+        return html_layout(self)
 
     def __repr__(self) -> str:
         return f"WindowLayout(sequence_length={self.sequence_length}, rows={len(self)})"

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from grain_sft.errors import LayoutError
 from grain_sft.layout import Layout, Pieces, Span
+from grain_sft.layout.html import html_layout
 from grain_sft.layout.span import Range, spans_of
 from grain_sft.mixture.corpus import MixtureCorpus
 
@@ -93,6 +94,9 @@ class MixtureLayout:
         joined = [np.concatenate(columns) for columns in zip(*found, strict=True)]
         order = np.argsort(joined[0], kind="stable")
         return Pieces(*(column[order] for column in joined))
+
+    def _repr_html_(self) -> str:
+        return html_layout(self)
 
     def __repr__(self) -> str:
         parts = ", ".join(f"{name!r}: {part!r}" for name, part in zip(self.names, self.parts, strict=True))

@@ -93,7 +93,7 @@ class AuditLog:
         assert self._events is not None
         self._pending, self._next = -1, step + 1
         following = next(self._events.following(step + 1), None)
-        self._quiet_until = len(pipeline) if following is None else following.step
+        self._quiet_until = pipeline.end_step if following is None else following.step
 
     def _entries(self, pipeline: Pipeline, step: int) -> list[Fields]:
         found: list[Fields] = []

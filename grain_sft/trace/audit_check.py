@@ -173,7 +173,7 @@ class _Run:
     def __init__(self, pipeline: Pipeline, checked: Checked) -> None:
         self._pipeline, self._checked = pipeline, checked
         self._events = Events(pipeline)
-        self._steps = len(pipeline)
+        self._steps = pipeline.end_step
         self._upcoming: Iterator[Event] = iter(())
         self._next: Event | None = None
         self._since: int | None = 0  # step at which batches began; None: the line that says it was changed

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from grain_sft.arguments import as_integer
-from grain_sft.errors import RowIndexError, SamplerError
+from grain_sft.errors import MissingExtraError, RowIndexError, SamplerError
+from grain_sft.html_table import html_columns
 from grain_sft.layout import FILL_ROW, Layout
 from grain_sft.pipeline import Pipeline
 from grain_sft.sampling import Host, IndexSampler, MixtureSampler, Sampler
@@ -18,6 +19,9 @@ from grain_sft.sampling.spots import Spots, spots_in_mixture, spots_of_instances
 from grain_sft.trace.documents import documents_of, epochs_of, follows_documents, rows_of_documents
 from grain_sft.trace.sources import sources_of
 from grain_sft.trace.trainable import TrainableTokens
+
+if TYPE_CHECKING:
+    import pandas
 
 Ints = npt.NDArray[np.int64]
 
@@ -80,11 +84,40 @@ class Trace:
         """Some of the lines, bool [lines]."""
         return self._with({name: column[lines] for name, column in self.columns().items()})
 
+    def to_pandas(self) -> pandas.DataFrame:
+        """Return the lines as a `pandas.DataFrame`: the columns, with the names of sources and the paths of files.
+
+        Raises:
+          MissingExtraError: pandas is not installed.
+        """
+        try:
+            import pandas
+        except ImportError as error:
+            raise MissingExtraError.of("Trace.to_pandas", "pandas", "pandas") from error
+        frame = pandas.DataFrame(self.columns())
+        frame.insert(frame.columns.get_loc("shard") + 1, "path", _named(self.paths, self.shard))
+        frame["source"] = _named(self.source_names, self.source)
+        return frame
+
+    def _repr_html_(self) -> str:
+        shown = {name: column[:_SHOWN].tolist() for name, column in self.columns().items()}
+        shown["source"] = _named(self.source_names, self.source[:_SHOWN])
+        more = f", the first {_SHOWN}" if len(self) > _SHOWN else ""
+        return html_columns(f"Trace of {self.receipt}: {len(self):,} lines{more}", shown)
+
     def _with(self, columns: dict[str, Any]) -> Trace:
         return dataclasses.replace(self, **columns)
 
 
 COLUMNS = tuple(field.name for field in dataclasses.fields(Trace))[:13]
+
+_SHOWN = 10  # lines in a notebook
+
+
+def _named(names: Sequence[str], numbers: Ints) -> list[str | None]:
+    """Return the name of each number; None for -1."""
+    return [None if number < 0 else names[number] for number in numbers.tolist()]
+
 
 _NOTHING = (-1, -1, 0, 0, -1, -1, -1, 0)
 """Of a row of nothing but padding: the columns from `segment` on."""

@@ -140,7 +140,7 @@ def _check_loss(report: Report, pipeline: Pipeline, where: str) -> None:
     """Check that a target of the first steps takes loss."""
     if any(finding.check == "batches" and finding.wrong for finding in report.findings):
         return  # they can't be made, or hold anything
-    steps = range(min(_FIRST_STEPS, len(pipeline)))
+    steps = range(min(_FIRST_STEPS, pipeline.end_step))
     for step in steps:
         if takes_loss(pipeline[step]) is not False:
             return

@@ -35,7 +35,7 @@ def inspect_page(
     room = max(1, MOST_TOKENS // (3 * pipeline.source.layout.sequence_length))
     steps = []
     for number in (step - 1, step, step + 1):
-        if 0 <= number < len(pipeline) or number == step:
+        if 0 <= number < pipeline.end_step or number == step:
             count = len(pipeline.sampler.rows(number))  # not the same in all steps of a schedule
             chosen = range(min(count, room)) if rows is None else [row for row in rows if row < count or number == step]
             steps.append((number, count, view_rows(pipeline, number, chosen)))

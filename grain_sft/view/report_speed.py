@@ -24,7 +24,7 @@ def throughput(pipeline: Pipeline, seconds: float) -> dict[str, Any]:
     """
     first = pipeline[0]
     size = sum(array.nbytes for array in first.values())
-    count = max(1, min(16, len(pipeline), _BYTES // size))
+    count = max(1, min(16, pipeline.end_step, _BYTES // size))
     ready = [pipeline[step] for step in range(count)]
     copied = itertools.cycle(ready)
     loaders: dict[str, Next] = {

@@ -172,10 +172,10 @@ class Watch:
         begun, ended = last.totals, now.totals
         steps, seconds = ended.steps - begun.steps, now.at - last.at
         if not steps:
-            logging.info("No step in %.0f s; the last one asked for is %d.", seconds, now.step)
+            _log("No step in %.0f s; the last one asked for is %d.", seconds, now.step)
             return
         longest, self._tally.longest = self._tally.longest, 0.0
-        logging.info(
+        _log(
             "Steps %d to %d: %.0f tokens/s, %.2f steps/s; waited %s a step, %s at most; the training loop took %s a step.",
             now.step - steps + (0 if self._since else 1),
             now.step - (1 if self._since else 0),
@@ -288,6 +288,11 @@ def watch_worker() -> None:
     if settings.stall and not _worker and workers.in_worker():
         _worker.append(WorkerWatch(settings))
         _watchdog.add(_worker[0])
+
+
+def _log(text: str, *values: Any) -> None:
+    """Log what was asked for by $GRAIN_SFT_LOG_EVERY: absl hides INFO unless its verbosity is raised."""
+    (logging.info if logging.level_info() else logging.warning)(text, *values)
 
 
 def _doubled(warning: float, seconds: float) -> float:

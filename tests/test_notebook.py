@@ -1,0 +1,178 @@
+"""What a notebook shows: tables, rows of a step, lengths, names."""
+
+import importlib
+import operator
+import sys
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+from sft_files import EOS, documents, write_olmo
+
+import grain_sft
+from grain_sft import (
+    Host,
+    IndexSampler,
+    NpyDataSource,
+    PackedLayout,
+    PaddedLayout,
+    Pipeline,
+    ShiftTargets,
+    WindowLayout,
+)
+from grain_sft.errors import GrainSftError, MissingExtraError, PipelineError, RowIndexError
+from grain_sft.html_table import html_columns, html_facts
+from grain_sft.trace import trace
+
+
+@pytest.fixture(scope="module")
+def pipeline(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("notebook")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("GRAIN_SFT_CACHE_DIR", str(folder / "cache"))
+        write_olmo(folder / "<corpus>", documents(200), part_tokens=10**9, sources=True)
+        config = {
+            "corpus": {"path": str(folder / "<corpus>"), "dtype": "uint16", "eos_token_id": EOS},
+            "layout": {"kind": "packed", "sequence_length": 64},
+            "sampler": {"seed": 0, "global_batch_size": 4},
+        }
+        yield grain_sft.load(config, host=Host(0, 1))
+
+
+class Page(HTMLParser):
+    """Checks that tags close, and collects the text."""
+
+    def __init__(self, html):
+        super().__init__()
+        self.open, self.text = [], ""
+        self.feed(html)
+        assert not self.open
+
+    def handle_starttag(self, tag, attributes):
+        self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.text += data + " "
+
+
+def test_each_object_has_a_short_table(pipeline):
+    layout = pipeline.source.layout
+    lines = trace(pipeline, range(3))
+    shown = {
+        "corpus": (layout.corpus, f"{layout.corpus.num_tokens:,}"),
+        "packed": (layout, f"{len(layout):,}"),
+        "padded": (PaddedLayout(layout.corpus, 64), "PaddedLayout"),
+        "windows": (WindowLayout(layout.corpus, 64), "WindowLayout"),
+        "pipeline": (pipeline, "4 rows of 64 tokens"),
+        "receipt": (pipeline.receipt, pipeline.receipt.code),
+        "trace": (lines, f"{len(lines):,} lines, the first 10"),
+    }
+    for name, (thing, expected) in shown.items():
+        html = thing._repr_html_()
+        assert expected in Page(html).text, name
+        assert len(html) < 5000 and "<corpus>" not in html
+
+
+def test_tables_escape_what_they_show_and_cut_it():
+    html = html_facts("<a>", {"<b>": "<c>" * 100, "left out": None, "count": 12345})
+    assert "left out" not in html and "12,345" in html and len(html) < 1000
+    assert "<a>" in Page(html).text and "<b>" in Page(html).text
+    assert Page(html_columns("t", {"x": [1, 2], "y": ["<", "&"]})).text.split() == ["t", "x", "y", "1", "<", "2", "&"]
+
+
+def test_show_prints_rows_of_a_step(pipeline, capsys):
+    pipeline.show(2)
+    one = capsys.readouterr().out
+    assert "step 2, epoch 0, row 0" in one and "row 1," not in one and "take loss" in one
+    assert "ids are shown" in one  # there is no tokenizer
+    pipeline.show(2, rows=3)
+    assert "row 2," in capsys.readouterr().out
+    pipeline.show(rows=[3])
+    assert "step 0, epoch 0, row 3" in capsys.readouterr().out
+    pipeline.show(rows=1000)
+    assert "row 3," in capsys.readouterr().out
+    for wrong in ({"rows": [4]}, {"step": -1}):
+        with pytest.raises(RowIndexError):
+            pipeline.show(**wrong)
+    with pytest.raises(PipelineError, match="rows=0"):
+        pipeline.show(rows=0)
+
+
+def test_a_trace_is_a_data_frame(pipeline):
+    pandas = pytest.importorskip("pandas")
+    lines = trace(pipeline, range(3))
+    frame = lines.to_pandas()
+    assert isinstance(frame, pandas.DataFrame) and len(frame) == len(lines)
+    for name, column in lines.columns().items():
+        if name != "source":
+            np.testing.assert_array_equal(frame[name], column)
+    assert frame["source"].tolist() == [lines.source_names[number] for number in lines.source]
+    assert frame["path"].tolist() == [lines.paths[number] for number in lines.shard]
+    assert frame.groupby("step")["trainable"].sum().tolist() == [
+        int((pipeline[step]["targets_segmentation"] != 0).sum()) for step in range(3)
+    ]
+
+
+def test_without_pandas_the_error_names_the_extra(pipeline, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(MissingExtraError, match=r"Trace.to_pandas needs pandas, .*\[pandas\]"):
+        trace(pipeline, range(1)).to_pandas()
+
+
+def finite(pipeline, epochs):
+    source = pipeline.source
+    sampler = IndexSampler(len(source), global_batch_size=4, seed=0, epochs=epochs)
+    return Pipeline(source, sampler, [ShiftTargets()])
+
+
+def test_a_length_is_exact_or_there_is_none(pipeline):
+    two = finite(pipeline, 2)
+    assert len(two) == two.num_steps == two.end_step == 2 * (len(pipeline.source) // 4)
+    assert operator.length_hint(two) == len(two) == len(list(two.iter()))
+    assert pipeline.num_steps is None and pipeline.end_step == sys.maxsize
+    with pytest.raises(TypeError, match="never ends, so it has no length") as found:
+        len(pipeline)
+    assert isinstance(found.value, GrainSftError)
+    assert pipeline and two
+    assert len(pipeline.dataset()) == sys.maxsize  # Grain's data sets need one
+
+
+def test_tqdm_counts_without_a_total_where_there_is_none(pipeline, monkeypatch):
+    tqdm = pytest.importorskip("tqdm")
+    for thing, total in ((pipeline, None), (finite(pipeline, 1), len(pipeline.source) // 4)):
+        with tqdm.tqdm(thing, file=open("/dev/null", "w")) as bar:
+            assert bar.total == total
+
+
+def test_names_are_public_names_and_public_packages():
+    names = dir(grain_sft)
+    assert set(grain_sft.__all__) <= set(names)
+    for name in names:
+        assert getattr(grain_sft, name) is not None
+        if name not in grain_sft.__all__:
+            assert importlib.import_module(f"grain_sft.{name}").__doc__
+    assert not {"Any", "TYPE_CHECKING", "importlib", "annotations", "_PLACES", "bench", "cli", "demo", "files"} & set(
+        names
+    )
+
+
+def test_a_class_instead_of_a_transform_gets_the_call_to_write(pipeline):
+    with pytest.raises(PipelineError, match=r"transform ShiftTargets is a class. .* Write ShiftTargets\(\)\."):
+        Pipeline(pipeline.source, pipeline.sampler, [ShiftTargets])
+
+
+def test_layouts_of_other_kinds_have_a_table_too(pipeline, tmp_path):
+    from grain_sft.layout import MaterializedLayout
+    from grain_sft.materialize import materialize
+    from grain_sft.mixture import MixtureLayout
+
+    layout = pipeline.source.layout
+    assert isinstance(layout, PackedLayout)
+    materialize(layout, str(tmp_path / "rows"))
+    written = MaterializedLayout(grain_sft.open_corpus(tmp_path / "rows"))
+    for each in (written, MixtureLayout({"a": layout, "b": layout})):
+        assert type(each).__name__ in Page(each._repr_html_()).text
+    assert NpyDataSource(written) is not None
