@@ -8,6 +8,7 @@ from typing import Any
 
 from grain_sft import files
 from grain_sft.errors import CorpusFileError, MissingExtraError
+from grain_sft.remote_reader import open_remote
 
 _BLOCK = 1 << 20  # bytes
 
@@ -58,7 +59,7 @@ def _open(path: str) -> Any:
         raise MissingExtraError.of(f"{path}: reading Parquet", "pyarrow", "parquet") from error
     try:
         if files.is_remote(path):
-            return parquet.ParquetFile(files.filesystem(path).open(path, "rb"))
+            return parquet.ParquetFile(open_remote(path))
         return parquet.ParquetFile(path)
     except (OSError, ValueError) as error:
         raise CorpusFileError(f"{path}: can't be read as Parquet ({error}).") from error

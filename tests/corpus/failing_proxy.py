@@ -215,7 +215,7 @@ def whole(handler, status, headers, data):
 
 
 def slowly(data):
-    for byte in data * 1000:
+    for byte in itertools.cycle(data):
         time.sleep(0.05)
         yield bytes([byte])
 

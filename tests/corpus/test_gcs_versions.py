@@ -16,8 +16,9 @@ import sft_files
 from failing_proxy import WRONG_BODIES, Proxy
 
 import grain_sft
-from grain_sft import files
+from grain_sft import artefact, files
 from grain_sft.corpus import Corpus
+from grain_sft.remote_reader import open_remote
 
 pytest.importorskip("gcp_storage_emulator.server")
 
@@ -281,6 +282,41 @@ def test_an_index_remembers_versions_and_an_old_one_gets_them_when_it_is_opened(
         with pytest.raises(grain_sft.GrainSftError, match=r"t/0.npy: .*replaced"):
             corpus.read(0, TOKENS)
     put_all(0, made[1])
+
+
+def test_an_open_remote_file_is_of_one_version(proxy, made):
+    put_all(0, made[1])
+    data = tokens(0, 1).tobytes()
+    generator = np.random.default_rng(0)
+    with open_remote(f"{URL}t/1.npy") as file:
+        for start, count in generator.integers(0, len(data), (20, 2)).tolist():
+            file.seek(start)
+            assert file.read(count) == data[start : start + count]
+        assert file.seek(0, 2) == len(data) and not file.read(1)
+        put_all(1, made[1])
+        file.seek(4096)
+        with pytest.raises(grain_sft.GrainSftError, match=r"t/1.npy: .* is gone: it was replaced"):
+            file.read()
+    put_all(0, made[1])
+
+
+def test_a_plan_in_a_bucket_is_copied_whole_or_made_again(proxy, made, monkeypatch, tmp_path):
+    for name, value in (("GRAIN_SFT_CACHE_DIR", f"{URL}plans"), ("XDG_CACHE_HOME", str(tmp_path / "first"))):
+        monkeypatch.setenv(name, value)
+    arrays = {"rows": np.arange(100_000)}
+    artefact.load_or_make("things", {"of": "this"}, lambda: arrays)
+    monkeypatch.setenv("GRAIN_SFT_REMOTE_SECONDS", str(SECONDS))
+    for wrong in sorted({*WRONG_BODIES} - {"cut", "moved", "twice"}):
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / wrong))
+        proxy.body, made_again = wrong, []
+        forget_peak()
+        before = peak()
+        found = artefact.load_or_make(
+            "things", {"of": "this"}, lambda made_again=made_again: made_again.append(1) or arrays
+        )
+        np.testing.assert_array_equal(found["rows"], arrays["rows"])
+        assert made_again and peak() - before < 300
+    proxy.heal()
 
 
 def test_endless_answers_about_objects_end_too(proxy, made, monkeypatch):

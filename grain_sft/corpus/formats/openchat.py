@@ -18,7 +18,7 @@ from grain_sft.corpus.formats.metadata import Json, Origin, origin_of, read_orig
 from grain_sft.corpus.formats.options import Options
 from grain_sft.corpus.formats.splits import Split, corpus_of_split
 from grain_sft.corpus.formats.tree import Tree
-from grain_sft.corpus.stored import describe
+from grain_sft.corpus.stored import Stored, describe
 from grain_sft.errors import CorpusError
 
 EXPECTED = "a .parquet file, a directory with one *.train.parquet, or the path before .train.parquet"
@@ -55,8 +55,9 @@ def read(path: str, options: Options, tree: Tree) -> Corpus:
         raise CorpusError(f"{path}: dtype={options.dtype.name}; tokens of the format openchat are read as uint32.")
     stem, names = path.removesuffix(_SUFFIX), tree.names(files.parent(path))
     first_weights = f"{stem}.first_weights.bin" if f"{files.name_of(stem)}.first_weights.bin" in names else ""
-    key = hashlib.sha256("\0".join([path, *map(_stamp, filter(None, (path, first_weights)))]).encode()).hexdigest()[:32]
-    folder = unpack.unpacked(path, first_weights, str(files.cache_dir() / "openchat" / key))
+    stored = [describe(each) for each in (path, first_weights) if each]
+    key = hashlib.sha256("\0".join([path, *map(_stamp, stored)]).encode()).hexdigest()[:32]
+    folder = unpack.unpacked(path, first_weights, str(files.cache_dir() / "openchat" / key), stored[0].version)
     tokens, weights, documents = (os.path.join(folder, name) for name in unpack.NAMES)
     split = Split(
         files=(tokens,),
@@ -77,10 +78,7 @@ def _origin(path: str, folder: str, tree: Tree) -> Origin:
     return beside if beside.path and beside.tokenizer_sha256 == own.tokenizer_sha256 else own
 
 
-def _stamp(path: str) -> str:
+def _stamp(stored: Stored) -> str:
     """What changes when a file does."""
-    stored = describe(path)
-    if files.is_remote(path):
-        with files.remote(path) as client:
-            return f"{stored.size}:{stored.digest}:{client.ukey(path)}"
-    return f"{stored.size}:{stored.digest}:{os.stat(path).st_mtime_ns}"
+    changed = stored.version if files.is_remote(stored.path) else os.stat(stored.path).st_mtime_ns
+    return f"{stored.size}:{stored.digest}:{changed}"

@@ -21,6 +21,7 @@ import numpy.typing as npt
 from grain_sft import files
 from grain_sft.corpus.stored import describe, read_whole
 from grain_sft.errors import CorpusError, CorpusFileError, GrainSftError, MissingExtraError, StorageError, shortened
+from grain_sft.remote_reader import open_remote
 
 NAMES = ("tokens.bin", "weights.bin", "documents.idx")
 """uint32, float32, and uint64 pairs of start and length."""
@@ -47,13 +48,14 @@ class _Rows(NamedTuple):
     values: dict[str, npt.NDArray[Any]]
 
 
-def unpacked(path: str, first_weights: str, folder: str) -> str:
+def unpacked(path: str, first_weights: str, folder: str, version: str | None = None) -> str:
     """`folder`, after the Parquet file `path` was unpacked into it, if that had not been done.
 
     Args:
       path: local path, or URL.
       first_weights: file of the weights of first tokens; "": they have none.
       folder: appears whole or not at all.
+      version: version of a remote file.
 
     Raises:
       MissingExtraError: pyarrow is not installed.
@@ -68,7 +70,7 @@ def unpacked(path: str, first_weights: str, folder: str) -> str:
         weights = _first_weights(first_weights)
         with contextlib.ExitStack() as stack:
             out = [stack.enter_context(open(os.path.join(temporary, name), "wb")) for name in NAMES]
-            documents = _unpack(path, weights, out)
+            documents = _unpack(path, version, weights, out)
             for file in out:
                 file.flush()
                 os.fsync(file.fileno())
@@ -78,7 +80,7 @@ def unpacked(path: str, first_weights: str, folder: str) -> str:
             )
         sizes = {name: os.path.getsize(os.path.join(temporary, name)) for name in NAMES}
         with files.atomic_write(os.path.join(temporary, _DONE)) as done:
-            json.dump({"version": _VERSION, "path": path, "sizes": sizes, "metadata": _stated(path)}, done)
+            json.dump({"version": _VERSION, "path": path, "sizes": sizes, "metadata": _stated(path, version)}, done)
         _publish(temporary, folder)
     except GrainSftError:
         raise
@@ -98,8 +100,8 @@ def metadata(folder: str) -> dict[str, Any] | None:
     return found
 
 
-def _stated(path: str) -> dict[str, Any] | None:
-    with _opened(path) as (_, file):
+def _stated(path: str, version: str | None) -> dict[str, Any] | None:
+    with _opened(path, version) as (_, file):
         raw = (file.schema_arrow.metadata or {}).get(METADATA_KEY.encode())
     try:
         found = None if raw is None else json.loads(raw)
@@ -143,10 +145,12 @@ def _first_weights(path: str) -> npt.NDArray[np.float32] | None:
     return weights
 
 
-def _unpack(path: str, first_weights: npt.NDArray[np.float32] | None, out: Sequence[IO[bytes]]) -> int:
+def _unpack(
+    path: str, version: str | None, first_weights: npt.NDArray[np.float32] | None, out: Sequence[IO[bytes]]
+) -> int:
     """Write tokens, weights and documents of all rows; returns the number of documents."""
     tokens = documents = 0
-    for rows in _read_rows(path):
+    for rows in _read_rows(path, version):
         _check(path, rows)
         length = rows.values["seqlens"].astype(np.int64)
         starts = np.cumsum(length) - length
@@ -221,7 +225,7 @@ def _refuse(path: str, rows: _Rows, wrong: npt.NDArray[np.bool_], what: str) -> 
 
 
 @contextlib.contextmanager
-def _opened(path: str) -> Iterator[tuple[Any, Any]]:
+def _opened(path: str, version: str | None) -> Iterator[tuple[Any, Any]]:
     """pyarrow, and the file as it opens it."""
     try:
         import pyarrow
@@ -230,17 +234,17 @@ def _opened(path: str) -> Iterator[tuple[Any, Any]]:
         raise MissingExtraError.of(f"{path}: reading Parquet", "pyarrow", "parquet") from error
     with contextlib.ExitStack() as stack:
         if files.is_remote(path):
-            source: Any = stack.enter_context(stack.enter_context(files.remote(path)).open(path, "rb"))
+            source: Any = stack.enter_context(open_remote(path, version))
         else:
             source = stack.enter_context(pyarrow.OSFile(path))
         yield pyarrow, parquet.ParquetFile(source, buffer_size=_BUFFER, page_checksum_verification=True)
 
 
-def _read_rows(path: str) -> Iterator[_Rows]:
+def _read_rows(path: str, version: str | None) -> Iterator[_Rows]:
     """All rows, some at a time, their columns checked for being there and for their types."""
     first = 1
     try:
-        with _opened(path) as (pyarrow, file):
+        with _opened(path, version) as (pyarrow, file):
             names = file.schema_arrow.names
             for name in _COLUMNS:
                 if names.count(name) != 1:
