@@ -1,263 +1,103 @@
-"""What the README says runs as it is written there: its code, and the commands that its claims name.
-
-A claim is a row of the README's table. Commands of pytest name tests that every default run contains; short commands of
-grain-sft run here, on a small corpus; long ones run behind the marker heavy, and their figures are looked at.
-"""
+"""The README runs as it is written: its programs in an empty folder, and what it names exists."""
 
 from __future__ import annotations
 
-import argparse
-import importlib
-import importlib.util
-import json
 import os
 import re
-import shlex
+import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
-from typing import NamedTuple
 
-import numpy as np
+import doc_pages as pages
 import pytest
+from page_folders import Folders, first_lost
 
-import grain_sft
-from grain_sft.cli.main import COMMANDS, main
-
-ROOT = Path(__file__).parents[1]
-README = (ROOT / "README.md").read_text()
-
-LONG = ("bench", "demo", "report")
-WITH_MAXTEXT = "pytest -m maxtext tests/integrations"
-STANDS_FOR = {"MIX": "mix.txt", "CORPUS": "data/sft/train", "CONFIG": "sft.yaml", "LOG": "logs/audit.log", "K": "3"}
-SFT = """
-corpus: {path: data/sft/train}
-layout: {kind: packed, sequence_length: 128}
-sampler: {seed: 7, global_batch_size: 1}
-transforms: [shift_targets]
-audit: logs/audit
-"""
+PAGE = "../README.md"
+README = pages.read(PAGE)
+ROOT = pages.DOCS.parent
 
 
-class Claim(NamedTuple):
-    """A row of the table: what is said, and what stands in backticks in the cell beside it."""
-
-    text: str
-    commands: list[str]
-
-
-def claims() -> list[Claim]:
-    rows = re.findall(r"^\| ([^|\s].*?) \| (.+) \|$", README, flags=re.MULTILINE)
-    return [Claim(text, re.findall(r"`([^`]+)`", shown)) for text, shown in rows]
+@pytest.fixture(scope="module")
+def printed(tmp_path_factory):
+    """What each block printed, in a folder that was empty."""
+    return Folders(tmp_path_factory.mktemp("readme")).run(PAGE)
 
 
-def commands(program: str) -> list[str]:
-    """The commands of the table and of the bash blocks that begin with `program`, each once."""
-    blocks = "\n".join(re.findall(r"```bash\n(.*?)```", README, flags=re.DOTALL)).splitlines()
-    named = [*blocks, *(command for claim in claims() for command in claim.commands)]
-    return list(dict.fromkeys(command for command in named if command.startswith(f"{program} ")))
+def test_the_programs_and_commands_run_as_pasted_and_print_what_is_shown(printed):
+    for block, output in printed:
+        lost = first_lost(block, output)
+        assert lost is None, f"README.md:{block.line} shows {lost!r}, but printed\n{output}"
+    assert [block.file_name for block, _ in printed if block.file_name] == ["make_data.py", "sft.yaml", "train.py"]
 
 
-SHORT_COMMANDS = [command for command in commands("grain-sft") if shlex.split(command)[1] not in LONG]
-LONG_COMMANDS = [command for command in commands("grain-sft") if shlex.split(command)[1] in LONG]
+def test_the_loss_goes_down(printed):
+    (output,) = (output for block, output in printed if block.text.startswith("python train.py 20 | tee"))
+    losses = [float(loss) for loss in re.findall(r"loss ([\d.]+)", output)]
+    assert len(losses) == 3 and losses[0] > losses[1] > losses[2] + 1
 
 
-def arguments(command: str) -> list[str]:
-    """Of grain-sft, with what the README's words in capitals stand for."""
-    return [STANDS_FOR.get(word, word) for word in shlex.split(command)[1:]]
+def test_only_what_installs_or_needs_maxtext_is_not_run():
+    reasons = [block.why_not for block in pages.blocks(PAGE) if block.why_not]
+    assert len(reasons) == 4 and sum(reason == "installs the package" for reason in reasons) == 3
 
 
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The working directory of the commands: chats and a tokenizer, a mix, and a config."""
-    monkeypatch.setenv("GRAIN_SFT_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.chdir(tmp_path)
-    with open("chats.jsonl", "w") as file:
-        for number in range(120):
-            turns = [
-                {"role": "user", "content": f"What is {number} and {number % 7}?"},
-                {"role": "assistant", "content": f"It is {number + number % 7}."},
-            ]
-            file.write(json.dumps({"messages": turns}) + "\n")
-    np.random.default_rng(0).integers(0, 100_278, 5000, np.uint32).tofile("web.npy")
-    Path("mix.txt").write_text("web,web.npy\n")
-    Path("sft.yaml").write_text(SFT)
-    assert main(["train-tokenizer", "chats.jsonl", "--output", "spm.model", "--vocab-size", "300"]) == 0
-    return tmp_path
+def test_it_opens_with_one_sentence_an_installation_and_a_program():
+    first = pages.blocks(PAGE)[:3]
+    assert [block.language for block in first] == ["bash", "python", "bash"]
+    assert first[0].text.startswith("python -m pip install '.[") and first[0].line < 12
 
 
-# --- its code ---
+def test_the_two_commands_are_a_demo_and_the_tests():
+    """Continuous integration runs the lines that begin with "pip install", each in a fresh environment."""
+    assert re.findall(r"^pip install .*$", README, flags=re.MULTILINE) == [
+        "pip install '.[progress]' && grain-sft demo",
+        "pip install -e '.[test]' && pytest",
+    ]
 
 
-def test_the_code_of_the_readme_runs(tmp_path):
-    (code,) = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
-    tokens = tmp_path / "data" / "allenai" / "dolma3-tokenizer"
-    tokens.mkdir(parents=True)
-    np.random.default_rng(0).integers(0, 100_278, 2048 * 20 + 5, np.uint32).tofile(tokens / "0.npy")
-    (tmp_path / "data" / "mix.txt").write_text("web,{TOKENIZER}/0.npy\n")
-    result = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=120)
-    assert result.returncode == 0, result.stderr
-    assert result.stdout.splitlines()[0] == f"1000 (8, 2048) {8 * 2047} targets"
-    assert (tmp_path / "data" / "index.json").exists()
+def test_the_first_page_of_the_documentation_includes_its_program():
+    include = next(block for block in pages.blocks("index.md") if block.language == "{include}")
+    start, end = re.findall(r'^:(?:start-after|end-before): "(.*)"$', include.text, flags=re.MULTILINE)
+    included = README.partition(start)[2].partition(end)[0]
+    assert README.count(start) == README.count(end) == 1
+    assert "# make_data.py" in included and "maxtext" in included and "the same losses" in included
 
 
-def test_the_readme_names_what_there_is():
-    for path in re.findall(r"\]\(([^)]+)\)", README) + re.findall(r"configs/\w+\.\w+", README):
+def test_it_names_what_exists():
+    for path in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", README) + re.findall(r"configs/\w+\.\w+", README):
         assert (ROOT / path).exists(), path
 
 
-# --- what its claims name ---
-
-
-def test_every_claim_names_its_commands():
-    assert len(claims()) == README.count("\n| ") - 1  # but for the table's head
-    for claim in claims():
-        assert claim.commands, claim.text
-        for command in claim.commands:
-            program, *words = shlex.split(command)
-            assert program == "pytest" or (program == "grain-sft" and words[0] in COMMANDS), command
-
-
-def test_the_tests_that_claims_name_are_in_the_default_run(request):
-    """Each command finds a test among those that this run collected; else (few files were asked for) in a new collection."""
-    collected = [item.nodeid for item in request.session.items]
-    selections = [Selection.of(command) for command in commands("pytest") if command != WITH_MAXTEXT]
-    assert len(selections) >= 15
-    missing = [selection for selection in selections if not selection.names_one_of(collected)]
-    if missing:
-        paths = sorted({path for selection in missing for path in selection.paths})
-        command = [sys.executable, "-m", "pytest", "-n0", "--collect-only", "-q", *paths]
-        result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-        assert result.returncode == 0, result.stdout[-3000:] + result.stderr
-        collected = result.stdout.splitlines()
-        missing = [selection for selection in missing if not selection.names_one_of(collected)]
-    assert not missing, f"no test of the default run is collected by {missing}"
-
-
-class Selection(NamedTuple):
-    """What a command of pytest selects: tests below each of `paths` with one of `words` in the names that -k looks at."""
-
-    paths: list[str]
-    words: list[str]
-
-    @classmethod
-    def of(cls, command: str) -> Selection:
-        parser = argparse.ArgumentParser(exit_on_error=False)
-        parser.add_argument("paths", nargs="+")
-        parser.add_argument("-k", default="")
-        given = parser.parse_args(shlex.split(command)[1:])  # any other option might select what no default run has
-        assert all((ROOT / path).exists() and path.startswith("tests/") for path in given.paths), command
-        return cls(given.paths, re.split(" or ", given.k))
-
-    def names_one_of(self, node_ids: list[str]) -> bool:
-        """Whether, for every path, and for every word, one of `node_ids` is selected."""
-        below = [[node for node in node_ids if re.match(rf"{re.escape(path)}(/|::)", node)] for path in self.paths]
-        names = [node.partition("::")[2].lower() for nodes in below for node in nodes]
-        return all(below) and all(any(word.lower() in name for name in names) for word in self.words)
-
-
-# --- its commands ---
-
-
-def test_the_short_commands_run(folder, capsys):
-    assert SHORT_COMMANDS[0].startswith("grain-sft prepare")  # makes the corpus of the others
-    printed = {}
-    for command in SHORT_COMMANDS:
-        if "LOG" in command:
-            for _ in zip(range(40), grain_sft.load("sft.yaml").iter(), strict=False):
-                pass
-        capsys.readouterr()
-        assert main(arguments(command)) == 0, command
-        printed[shlex.split(command)[1]] = capsys.readouterr().out
-    assert "train           114 examples" in printed["prepare"]
-    assert "best_fit_decreasing" in printed["pack"]
-    assert len(printed["trace"].splitlines()) > 6_000  # a document or more in each step
-    assert grain_sft.load("sft.yaml").receipt.code in printed["receipt"]
-    assert printed["audit-check"].startswith("confirmed: ")
-    assert "<html" in (folder / "page.html").read_text()
-    assert "sound" in printed["verify"]
-    with open("web.npy", "ab") as file:
-        file.write(bytes(4))
-    with pytest.raises(grain_sft.GrainSftError, match=r"web\.npy"):  # changed since it was indexed
-        grain_sft.open_corpus("index.json")
-
-
-@pytest.mark.parametrize("command", LONG_COMMANDS)
-def test_long_commands_are_spelled_right(command):
-    name, *words = arguments(command)
-    parser = argparse.ArgumentParser()
-    importlib.import_module(f"grain_sft.cli.{name}").add_arguments(parser)
-    parser.parse_args(words)
+def test_the_table_has_at_most_ten_rows_with_a_figure_each_and_evidence_for_each():
+    rows = re.findall(r"^\| ([^|]+?) \| ([^|]+?) \|$", README, flags=re.MULTILINE)[1:]
+    evidence = re.findall(r"^\| ([^|]+?) \| [^|]+? \| ([^|]+?) \| [^|]+? \|$", pages.read("evidence.md"), re.MULTILINE)
+    assert 5 <= len(rows) <= 10
+    for claim, figure in rows:
+        assert re.search(r"\d", figure), claim
+        assert (re.sub(r"\(docs/", "(", claim), figure) in evidence, claim
 
 
 @pytest.mark.heavy
-@pytest.mark.parametrize("command", LONG_COMMANDS)
-def test_a_long_command_shows_what_is_claimed(folder, command):
-    """Figures have room for a machine that others use too."""
-    assert main(arguments(SHORT_COMMANDS[0])) == 0
-    name, *words = arguments(command)
-    extra = ["--output", "figures.json"] if name == "bench" else []
-    program = [sys.executable, "-m", "grain_sft.cli.main", name, *words, *extra]
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
-    result = subprocess.run(program, env=environment, capture_output=True, text=True, timeout=1500)
-    assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-3000:]
-    if name == "demo":
-        assert result.stdout.count("EQUAL: ") == 2
-    elif name == "report":
-        assert (folder / "report.html").stat().st_size and (folder / "report.json").stat().st_size
-    else:
-        look_at(json.loads(Path("figures.json").read_text()))
-
-
-def look_at(figures: dict) -> None:
-    """The README's figures, where the benchmark took them."""
-    if "throughput" in figures:
-        speeds = figures["throughput"]
-        filtered = speeds["filter on, one thread"]
-        assert filtered["of_limit"] > 0.35
-        if (peer := speeds.get("MaxText olmo_grain, filter on")) is not None:
-            assert filtered["mtok_per_s"] > 25 * peer["mtok_per_s"]
-    if "orders" in figures:
-        orders = figures["orders"]
-        assert orders["order shuffle, first batch, 724,000,000 rows"]["peak_mb"] < 1000
-        first, again = (orders[f"order olmo, {which} time, 100,000,000 rows"]["seconds"] for which in ("first", "next"))
-        assert again < first / 5
-    if "prepare" in figures:
-        of_bare = [row for row in figures["prepare"].values() if "bare_s" in row]
-        assert of_bare
-        for row in of_bare:
-            assert row["tokens"] / row["s"] > 0.6 * row["bare_tokens"] / row["bare_s"]
-    if "plans" in figures:
-        ours = figures["plans"]["PackedLayout, one of all files"]
-        assert ours["seconds"] < 10 and ours["peak_mb"] < 2000
-        if (peer := figures["plans"].get("OLMo-core InstancePacker, of all files")) is not None:
-            assert ours["seconds"] < peer["seconds"] / 4
-    if "recommended" in figures:
-        assert figures["stages"] and {"threads", "prefetch", "worker_count"} <= figures["recommended"].keys()
-    assert figures.keys() & {"throughput", "orders", "plans", "prepare", "recommended"}
-
-
-@pytest.mark.heavy
-def test_two_million_documents_are_packed_in_some_seconds(folder, capsys, monkeypatch):
-    (command,) = (command for command in SHORT_COMMANDS if command.startswith("grain-sft pack"))
-    lengths = np.random.default_rng(0).integers(4, 60, 2_000_000)
-    tokens = np.full(lengths.sum(), 5, np.uint16)
-    tokens[np.cumsum(lengths) - 1] = 1
-    tokens.tofile("tokens.npy")
-    grain_sft.open_corpus("tokens.npy", dtype="uint16", eos_token_id=1).save("two_million.json")
-    monkeypatch.setitem(STANDS_FOR, "CORPUS", "two_million.json")
-    assert main(arguments(command)) == 0
-    printed = capsys.readouterr().out
-    assert "2,000,000 documents" in printed
-    seconds = re.findall(r"^best_fit_decreasing .* ([\d.]+)$", printed, flags=re.MULTILINE)
-    assert len(seconds) == 1 and float(seconds[0]) < 30
-
-
-@pytest.mark.heavy
-def test_the_claims_about_maxtext_are_shown():
-    if importlib.util.find_spec("maxtext") is None:
-        pytest.skip("MaxText is not installed here (the extra maxtext)")
-    assert WITH_MAXTEXT in commands("pytest")
-    command = [sys.executable, "-m", *WITH_MAXTEXT.split(), "-n0"]
-    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert result.returncode == 0, result.stdout[-3000:]
+def test_a_fresh_environment_gets_to_its_first_batch_by_copying(tmp_path):
+    """Needs a package index. Prints the seconds: an installation of 100 s of CPU time, and the first batch 15 s later."""
+    clone, work, begin = tmp_path / "clone", tmp_path / "work", time.monotonic()
+    shutil.copytree(ROOT, clone, ignore=shutil.ignore_patterns(".git", ".venv", "*_cache", "__pycache__"))
+    work.mkdir()
+    subprocess.run([sys.executable, "-m", "venv", str(tmp_path / "venv")], check=True)
+    environment = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "VIRTUAL_ENV")}
+    environment["PATH"] = f"{tmp_path / 'venv' / 'bin'}{os.pathsep}{environment['PATH']}"
+    install, *blocks = pages.blocks(PAGE)
+    subprocess.run(["bash", "-ec", install.text], cwd=clone, env=environment, check=True)
+    print(f"installed after {time.monotonic() - begin:.0f} s")
+    for block in blocks:
+        if block.runs and block.file_name is not None:
+            Path(work / block.file_name).write_text(block.text)
+        elif block.runs:
+            result = subprocess.run(
+                ["bash", "-ec", block.text], cwd=work, env=environment, capture_output=True, text=True
+            )
+            lost = first_lost(block, result.stdout.replace(str(work), "/home/you/run"))
+            assert result.returncode == 0 and lost is None, f"{lost}\n{result.stdout}{result.stderr}"
+            print(f"{block.text.splitlines()[-1]}: done after {time.monotonic() - begin:.0f} s")

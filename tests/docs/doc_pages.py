@@ -11,9 +11,12 @@ PAGES = sorted(path.name for path in DOCS.glob("*.md"))
 
 RUN = ("bash", "python")
 NOT_RUN = re.compile(r"<!-- not run: (.+) -->")
+VARIES = re.compile(r"<!-- varies: (.+) -->")
 RUNS_AFTER = re.compile(r"<!-- runs after: (\S+\.md) -->")
 
-_FENCE = re.compile(r"(```+)(\S*)\s*")
+_NEAR = 4  # lines between the end of a block and the text of its output
+
+_FENCE = re.compile(r"(```+)(\S*)(?: .*|\s*)")
 _FILE_NAME = re.compile(r"# (\S+\.(?:py|yaml|jsonl?))\n")
 
 
@@ -26,6 +29,8 @@ class Block(NamedTuple):
       line: number of its first line in the page.
       why_not: the reason that a comment right before it gives for not running it; "" where there is none.
       shows: the text that the page shows as its output, in the block right after it; None where it shows none.
+      varies: what differs from run to run in that text, as a comment right before it lists: words of the text, or
+        "numbers", "seconds", or "last" for the last word of each line.
     """
 
     language: str
@@ -33,6 +38,7 @@ class Block(NamedTuple):
     line: int
     why_not: str
     shows: str | None = None
+    varies: tuple[str, ...] = ()
 
     @property
     def file_name(self) -> str | None:
@@ -63,22 +69,25 @@ def blocks(page: str) -> list[Block]:
       ValueError: a block that does not end.
     """
     found: list[Block] = []
-    fence, language, begin, why_not, inside, comment = "", "", 0, "", [], ""
+    fence, language, begin, inside = "", "", 0, []
+    comments = {NOT_RUN: "", VARIES: ""}  # right before the next block
     for number, line in enumerate(read(page).splitlines(), 1):
         match = _FENCE.fullmatch(line)
         if fence:
-            if line.strip() == fence:
-                found.append(Block(language, "".join(f"{each}\n" for each in inside), begin, why_not))
-                before = found[-2] if len(found) > 1 else None
-                if language == "text" and before is not None and before.runs and begin - before.end <= 3:
-                    found[-2] = before._replace(shows=found[-1].text)
-                fence = ""
-            else:
+            if line.strip() != fence:
                 inside.append(line)
+                continue
+            found.append(Block(language, "".join(f"{each}\n" for each in inside), begin, comments[NOT_RUN]))
+            before = found[-2] if len(found) > 1 else None
+            if language == "text" and before is not None and before.runs and begin - before.end <= _NEAR:
+                found[-2] = before._replace(shows=found[-1].text, varies=tuple(comments[VARIES].split()))
+            fence = ""
         elif match:
-            fence, language, begin, why_not, inside = match[1], match[2], number + 1, comment, []
-        said = NOT_RUN.fullmatch(line)
-        comment = said[1] if said else (comment if not line else "")
+            fence, language, begin, inside = match[1], match[2], number + 1, []
+            continue
+        for comment in comments:
+            stated = comment.fullmatch(line)
+            comments[comment] = stated[1] if stated else (comments[comment] if not line else "")
     if fence:
         raise ValueError(f"{page}:{begin - 1}: the block does not end.")
     return found

@@ -1,0 +1,125 @@
+"""Folders in which the blocks of pages are run, and what the blocks print there."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import doc_pages as pages
+
+SECONDS = 900  # a page; a hang ends here, however busy the machine is
+YOUR_FOLDER, YOUR_CACHE = "/home/you/run", "~/.cache/grain_sft"
+"""What pages write for the working directory and for the cache."""
+
+_NUMBER = re.compile(r"0x[0-9a-f.]+p[+-]\d+|-?\d[\d,.]*(?:e[+-]?\d+)?")
+_KINDS = {"numbers": _NUMBER.pattern, "seconds": r"\d[\d.]*(?= s\b)", "last": r"\S+$"}
+"""What `varies` may name besides words: all numbers, numbers of seconds, the last word of each line."""
+
+
+class Folders:
+    """The folder of each page, as its blocks left it; each page is run once."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._cache = root / "cache"
+        self._printed: dict[str, list[tuple[pages.Block, str]]] = {}
+
+    def run(self, page: str) -> list[tuple[pages.Block, str]]:
+        """Run the blocks of `page`, after those of the page that it follows; return each with what it printed.
+
+        Raises:
+          AssertionError: a block failed.
+        """
+        if page not in self._printed:
+            folder = self._folder(page)
+            before = pages.runs_after(page)
+            if before is None:
+                folder.mkdir()
+            else:
+                self.run(before)
+                shutil.copytree(self._folder(before), folder, symlinks=True)
+            chosen = [block for block in pages.blocks(page) if block.runs]
+            self._printed[page] = list(zip(chosen, self._run(page, chosen), strict=True))
+        return self._printed[page]
+
+    def _folder(self, page: str) -> Path:
+        return self._root / Path(page).stem
+
+    def _run(self, page: str, chosen: list[pages.Block]) -> list[str]:
+        folder = self._folder(page)
+        listed, outputs = folder.with_suffix(".json"), folder.with_suffix(".outputs.json")
+        listed.write_text(
+            json.dumps([{**block._asdict(), "file_name": block.file_name, "page": page} for block in chosen])
+        )
+        environment = os.environ | {
+            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+            "PYTHONPATH": os.pathsep.join([str(pages.DOCS.parent), os.environ.get("PYTHONPATH", "")]),
+            "GRAIN_SFT_CACHE_DIR": str(self._cache),
+            "JAX_PLATFORMS": "cpu",
+            "JAX_COMPILATION_CACHE_DIR": str(self._root / "jax"),
+            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.5",
+        }
+        result = subprocess.run(
+            [sys.executable, str(Path(__file__).with_name("run_page.py")), str(listed), str(outputs)],
+            cwd=folder,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=SECONDS,
+        )
+        assert result.returncode == 0, f"{page}\n{result.stdout[-3000:]}\n{result.stderr[-3000:]}"
+        return [self._as_yours(folder, printed) for printed in json.loads(outputs.read_text())]
+
+    def _as_yours(self, folder: Path, printed: str) -> str:
+        """Return `printed` with the reader's folders in place of those of this run."""
+        for path, yours in (self._cache, YOUR_CACHE), (folder, YOUR_FOLDER):
+            printed = printed.replace(str(path), yours)
+        return printed
+
+
+def first_lost(block: pages.Block, printed: str) -> str | None:
+    """Return the first line of `block.shows` that `printed` lacks, or has before an earlier one; None if there is none.
+
+    Lines are equal but for the width of spaces and for what `block.varies` lists.
+    """
+    lines = iter([line for line in map(_spaced, printed.splitlines()) if line])
+    for shown in filter(str.strip, (block.shows or "").splitlines()):
+        pattern = _pattern(_spaced(shown), block.varies)
+        if not any(pattern.fullmatch(line) for line in lines):
+            return shown
+    return None
+
+
+def updated(block: pages.Block, printed: str) -> str:
+    """Return `block.shows` with each line as `printed` has it; a line that `printed` has no like of stays as it is."""
+    lines, found = printed.splitlines(), []
+    for shown in (block.shows or "").splitlines():
+        exact = [number for number, line in enumerate(lines) if _spaced(line) == _spaced(shown)]
+        alike = [number for number, line in enumerate(lines) if _rough(line) == _rough(shown)]
+        number = next(iter(exact or alike), None) if shown.strip() else None
+        found.append(shown if number is None else lines[number].rstrip())
+        lines = lines if number is None else lines[number + 1 :]
+    return "".join(f"{line}\n" for line in found)
+
+
+def _pattern(line: str, varies: tuple[str, ...]) -> re.Pattern[str]:
+    """Return what matches `line`, with anything in place of what varies."""
+    if not varies:
+        return re.compile(re.escape(line))
+    varying = re.compile("|".join(_KINDS.get(each, re.escape(each)) for each in varies))
+    fixed = [re.escape(part) for part in varying.split(line)]
+    return re.compile(r"\S+".join(fixed))
+
+
+def _spaced(line: str) -> str:
+    return " ".join(line.split())
+
+
+def _rough(line: str) -> str:
+    """Return `line` without numbers and hashes."""
+    return _spaced(_NUMBER.sub("#", re.sub(r"[0-9a-f]{16,}", "#", line)))

@@ -1,0 +1,34 @@
+"""Writes the outputs of today into pages: `python tests/docs/update_outputs.py [PAGE ...]`, all pages by default.
+
+Each page is run, and each line of an output that it shows is replaced by the line that was printed in its place. Lines
+without one are printed here, to be changed by hand.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from pathlib import Path
+
+import doc_pages as pages
+from page_folders import Folders, first_lost, updated
+
+
+def main(names: list[str]) -> None:
+    with tempfile.TemporaryDirectory() as root:
+        folders = Folders(Path(root))
+        for page in names:
+            ran = folders.run(page)
+            text = pages.read(page)
+            for block, printed in ran:
+                if block.shows is None or first_lost(block, printed) is None:
+                    continue
+                new = updated(block, printed)
+                text = text.replace(block.shows, new, 1)
+                if (lost := first_lost(block._replace(shows=new), printed)) is not None:
+                    print(f"{page}:{block.line} shows {lost!r}, but printed\n{printed}")
+            (pages.DOCS / page).write_text(text)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:] or ["../README.md", *pages.PAGES])
