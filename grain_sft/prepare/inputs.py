@@ -76,12 +76,17 @@ class Input:
 
 @dataclasses.dataclass(frozen=True)
 class Unit:
-    """Consecutive records of one input: bytes `start` to `stop` of JSONL, or parts `start` to `stop`."""
+    """Consecutive records of one input: bytes `start` to `stop` of JSONL, or parts `start` to `stop`.
+
+    Attributes:
+      digest: SHA-256 of the bytes when they were scanned; "" before.
+    """
 
     number: int
     input: int
     start: int
     stop: int
+    digest: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -229,6 +234,8 @@ def _lines_of(entry: Input, unit: Unit) -> bytes:
     """The bytes of the lines that begin in a unit: from its first line's start to its last line's end."""
     before = min(1, unit.start)
     data = files.read_range(entry.path, unit.start - before, unit.stop)
+    if unit.digest and hashlib.sha256(memoryview(data)[before:]).hexdigest() != unit.digest:
+        raise CorpusFileError(f"{entry.path}: changed while it was read. Start again.")
     start = 0
     if before:
         start = data.find(b"\n", 0, len(data) - 1) + 1

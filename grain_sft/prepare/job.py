@@ -70,7 +70,8 @@ class Job:
         paths = [entry.path for entry in entries]
         key = hash_of([request.as_dict(), paths, hashes, work.tokenizer.sha256])
         work = dataclasses.replace(work, key=key)
-        return cls(work, target, tuple(units), tuple(firsts), tuple(hashes), tuple(records))
+        scanned = tuple(dataclasses.replace(unit, digest=scan.digest) for unit, scan in zip(units, scans, strict=True))
+        return cls(work, target, scanned, tuple(firsts), tuple(hashes), tuple(records))
 
     @property
     def format(self) -> Format:

@@ -67,7 +67,7 @@ def prepare(
         target.discard()
         return {**found, "already": True}
     with target.claim(job.identity(), overwrite=overwrite):
-        todo = [unit for unit in units if job.chunks.header(unit.number) is None]
+        todo = [unit for unit in job.units if job.chunks.header(unit.number) is None]
         total = sum(_cost(entries, unit) for unit in units)
         done = total - sum(_cost(entries, unit) for unit in todo)
         report("Rendering", done, total)

@@ -104,11 +104,11 @@ def _header(row: Sequence[int]) -> dict[str, Any]:
     return {name: value != 0 if _NUMBERS[name] == "bool" else value for name, value in zip(_NUMBERS, row, strict=True)}
 
 
-def _rows(units: Sequence[Unit]) -> list[tuple[int, ...]]:
+def _rows(units: Sequence[Unit]) -> list[tuple[Any, ...]]:
     return [dataclasses.astuple(unit) for unit in units]
 
 
-def _units(rows: Sequence[Sequence[int]]) -> tuple[Unit, ...]:
+def _units(rows: Sequence[Sequence[Any]]) -> tuple[Unit, ...]:
     return tuple(Unit(*row) for row in rows)
 
 

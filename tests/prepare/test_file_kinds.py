@@ -15,7 +15,7 @@ import zstandard
 from template_rules import SPECIAL, in_one, primer, spelled
 
 from grain_sft.corpus import open_corpus
-from grain_sft.errors import RecordError
+from grain_sft.errors import CorpusFileError, RecordError
 from grain_sft.prepare import Dataset, Request, dry_run, inputs, load_tokenizer, prepare, train_tokenizer
 from grain_sft.prepare.training import conversation_lines
 
@@ -167,6 +167,47 @@ def test_a_bad_record_has_its_file_and_number_in_every_kind_of_file(kind: str, s
     manifest = prepare(request_of(spm, path, on_error="skip"), tmp_path / "out", workers=1)
     assert (manifest["rejected"], manifest["splits"]["train"]["documents"]) == (1, 19)
     assert json.loads(Path(f"{tmp_path}/out.rejected.jsonl").read_text())["line"] == 12
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "parquet"])
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_file_that_changes_after_it_was_scanned_is_an_error(
+    kind: str, workers: int, spm: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the corpus would hold records that its manifest's hashes are not of."""
+    monkeypatch.setattr(inputs, "BLOCK", 300)
+    before, after = (
+        KINDS[kind]([SHAPES["messages"]([("user", f"{n}"), ("assistant", answer)]) for n in range(20)])  # type: ignore[misc]
+        for answer in "ab"
+    )
+    path = tmp_path / f"a.{kind}"
+    path.write_bytes(before)
+
+    def progress(what: str, done: int, total: int) -> None:
+        if what == "Rendering" and not done:
+            path.write_bytes(after)
+
+    with pytest.raises(CorpusFileError, match=r"changed while it was read|ends in the middle of its zstd data"):
+        prepare(request_of(spm, path), tmp_path / "out", workers=workers, progress=progress)
+    assert not (tmp_path / "out").exists()
+
+
+def test_files_of_every_kind_are_read_from_a_bucket(client: Any, spm: Path, tmp_path: Path) -> None:
+    draw = random.Random(13)
+    (tmp_path / "in").mkdir()
+    for kind, write in KINDS.items():
+        data = write([SHAPES["messages"](turns) for turns in talks(draw, 30)])  # type: ignore[misc]
+        (tmp_path / f"in/a.{kind}").write_bytes(data)
+        client.pipe_file(f"bucket/kinds/a.{kind}", data)
+    here = prepare(request_of(spm, tmp_path / "in"), tmp_path / "here", workers=1)
+    request = Request((Dataset(("gs://bucket/kinds",)),), "primer", str(spm), "olmo")
+    there = prepare(request, "gs://bucket/made-of-kinds", workers=1)
+    assert there["splits"] == here["splits"] and here["splits"]["train"]["documents"] == 30 * len(KINDS)
+    for name in ("token_ids_part_0000.npy", "labels_mask_part_0000.npy", "sources.bin"):
+        assert client.cat_file(f"bucket/made-of-kinds/train/{name}") == (tmp_path / "here/train" / name).read_bytes()
+    left = [path for path in client.find("bucket/") if "grain_sft" in path]
+    assert not left, left
+    client.rm(client.find("bucket/"))
 
 
 def digests(folder: Path) -> dict[str, str]:
