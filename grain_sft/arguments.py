@@ -19,7 +19,7 @@ def as_sequence_length(value: object) -> int:
     length = as_integer("sequence_length", value, 1, LayoutError)
     if length > MOST_TOKENS:
         raise LayoutError(
-            f"sequence_length={length}: expected at most {MOST_TOKENS}, since positions in a row are int32. Give a smaller one."
+            f"sequence_length={length}: positions are int32, so expected less than 2**31. Give a smaller one."
         )
     return length
 

@@ -21,8 +21,10 @@ import numpy.typing as npt
 from grain_sft import files
 from grain_sft.bench import stages
 from grain_sft.bench.advice import Choice, Setting, accelerators, choose, reason
+from grain_sft.bench.limit import LIMIT
 from grain_sft.bench.throughput import seconds_a_batch, seconds_waited
 from grain_sft.iteration import PREFETCH, PipelineIterator
+from grain_sft.layout.report import padding_share
 from grain_sft.pipeline import Pipeline
 from grain_sft.sampling import Sampler
 from grain_sft.sources import Element
@@ -67,7 +69,7 @@ def measure(pipeline: Pipeline, plan: Plan) -> dict[str, Any]:
     batches = stages.sample(run.pipeline, run.steps, plan.seconds * _STAGES)
     tokens = statistics.fmean(map(stages.tokens, batches))
     timed = _stage_times(run.pipeline, batches, plan)
-    per_limit, whole = timed[stages.LIMIT], timed[stages.WHOLE]
+    per_limit, whole = timed[LIMIT], timed[stages.WHOLE]
 
     def row(seconds: float) -> dict[str, float]:
         return {"ms_per_batch": seconds * 1e3, "mtok_per_s": tokens / seconds / 1e6, "of_limit": per_limit / seconds}
@@ -260,7 +262,7 @@ def _batch(batches: list[Element], tokens: float) -> dict[str, Any]:
     return {
         "rows": len(next(iter(batches[0].values()))),
         "tokens": tokens,
-        "not_padding": statistics.fmean(known) / tokens if known else None,
+        "padding_share": padding_share(statistics.fmean(known), tokens) if known else None,
         "bytes": stages.nbytes(batches[0]),
         "arrays": len({id(array) for array in batches[0].values()}),
     }

@@ -38,7 +38,7 @@ def lines(figures: Mapping[str, Any], name: str) -> Iterator[str]:
 
 def _head(figures: Mapping[str, Any], name: str) -> Iterator[str]:
     layout, batch, host, first = (figures[key] for key in ("layout", "batch", "host", "first_reading"))
-    held = "" if batch["not_padding"] is None else f", {batch['not_padding']:.1%} of them no padding"
+    held = "" if batch["padding_share"] is None else f", padding {batch['padding_share']:.3%}"
     sizes = f"{batch['rows']:,} rows, {batch['tokens']:,.0f} tokens{held}"
     read = f"{first['ms_per_batch']:.3f} ms a batch, {first['mtok_per_s']:.1f} Mtok/s; the slowest {first['slowest_ms']:.3f} ms"
     yield f"config         {name}: {layout['rows']:,} rows of {layout['sequence_length']:,} tokens, {layout['kind']}"

@@ -1,12 +1,11 @@
 """Packed rows: ours, beside Grain's own packing and beside a plain copy of rows that lie packed in memory; in turn, in one
 process, one thread.
 
-The limit copies a batch of ready rows from one int32 array into five fresh ones.
+The limit is `grain_sft.bench.limit`.
 """
 
 from __future__ import annotations
 
-import itertools
 import statistics
 import tempfile
 from collections.abc import Iterator
@@ -17,6 +16,7 @@ import grain
 import numpy as np
 import numpy.typing as npt
 
+from grain_sft.bench.limit import LIMIT, limit
 from grain_sft.bench.throughput import SEED, Next, seconds_a_batch
 from grain_sft.corpus import Corpus, open_corpus
 from grain_sft.layout import MaterializedLayout, PackedLayout
@@ -26,7 +26,6 @@ from grain_sft.sampling import IndexSampler
 from grain_sft.sources import NpyDataSource
 from grain_sft.transforms import ShiftTargets
 
-LIMIT = "limit: numpy, contiguous rows, five arrays"
 OURS = "PackedLayout, ShiftTargets"
 WRITTEN = "the same rows written out (materialized)"
 GRAIN = "grain BestFitPackIterDataset, 64 bins"
@@ -108,20 +107,10 @@ def _loaders(profile: Profile, folder: Path) -> dict[str, Next]:
     materialize(layout, folder / f"{profile.name}-rows")
     written = NpyDataSource(MaterializedLayout(open_corpus(folder / f"{profile.name}-rows")))
     sampler = IndexSampler(len(source), global_batch_size=profile.batch, seed=SEED)
-    rows = itertools.cycle([sampler.rows(step) for step in range(min(2000, sampler.steps_per_epoch))])
-    packed = source.read(np.arange(len(source)))["tokens"].view(np.int32)
-
-    def limit() -> list[npt.NDArray[np.int32]]:
-        chosen = next(rows).tolist()
-        arrays = [np.empty((len(chosen), profile.sequence_length), np.int32) for _ in range(5)]
-        for array in arrays:
-            for at, row in enumerate(chosen):
-                array[at] = packed[row]
-        return arrays
-
+    ours = Pipeline(source, sampler, [ShiftTargets()])
     return {
-        LIMIT: limit,
-        OURS: Pipeline(source, sampler, [ShiftTargets()]).iter(threads=0).__next__,
+        LIMIT: limit(ours[0]),
+        OURS: ours.iter(threads=0).__next__,
         WRITTEN: Pipeline(written, sampler, [ShiftTargets()]).iter(threads=0).__next__,
         GRAIN: _grain(profile, corpus, lengths).__next__,
     }

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from grain_sft.bench.limit import LIMIT, limit
 from grain_sft.bench.throughput import Next
 from grain_sft.layout import FILL_ROW, MaterializedLayout
 from grain_sft.mixture import MixtureSource
@@ -19,7 +20,6 @@ from grain_sft.transforms import ShiftTargets
 
 Rows = npt.NDArray[np.int64]
 
-LIMIT = "limit: numpy, contiguous rows"
 ROW_NUMBERS = "row numbers"
 READING = "reading"
 PIECES = "  of it, where rows lie"
@@ -62,27 +62,6 @@ def stages(pipeline: Pipeline, batches: list[Element]) -> dict[str, Next]:
         given = [_applied(transform)(each) for each in given]
     made[WHOLE] = _in_turn(steps, pipeline.__getitem__)
     return made
-
-
-def limit(batch: Element) -> Next:
-    """Copies contiguous rows from memory into as many arrays as the batch has, of their shapes and dtypes. An array that
-    stands under two keys is one. The memory of these arrays is used again: the system hands out fresh memory so slowly
-    that it would be the limit instead."""
-    arrays = list({id(array): array for array in batch.values()}.values())
-    count, longest = len(arrays[0]), max(array[0].nbytes for array in arrays)
-    ready = np.ones((max(count, min(4096, _BYTES // longest)), longest), np.uint8)
-    sources = [ready[:, : array[0].nbytes].view(array.dtype) for array in arrays]
-    copies = [np.empty(array.shape, array.dtype) for array in arrays]
-    starts = itertools.cycle(range(0, len(ready) - count + 1, count))
-
-    def copy() -> list[npt.NDArray[Any]]:
-        start = next(starts)
-        for source, to in zip(sources, copies, strict=True):
-            for row in range(count):
-                to[row] = source[start + row]
-        return copies
-
-    return copy
 
 
 def nbytes(batch: Element) -> int:

@@ -18,7 +18,7 @@ from grain_sft.corpus import Corpus, open_corpus
 from grain_sft.corpus.learning_rate import automatic_learning_rate, supervised_ratio
 from grain_sft.layout.packed import PackedLayout
 from grain_sft.layout.packing import ALGORITHMS, BY_EPOCH, TIES
-from grain_sft.layout.report import compare_algorithms, packing_report, plan_places
+from grain_sft.layout.report import algorithm_title, compare_algorithms, packing_report, plan_places
 from grain_sft.layout.which_machine import read_made_plan, which_machine
 from grain_sft.materialize import materialize
 from grain_sft.receipt import layout_receipt
@@ -134,7 +134,7 @@ def _one(corpus: Corpus, options: argparse.Namespace) -> tuple[dict[str, Any], P
     found["receipt"] = layout_receipt(layout)
     segments = found["segments_a_row"]
     epochs = f" in {layout.epochs} epochs" if layout.epochs > 1 else ""
-    _line("algorithm", f"{options.algorithm}{epochs}, planned or read from the cache in {seconds:.2f} s")
+    _line("algorithm", f"{algorithm_title(found)}{epochs}, planned or read from the cache in {seconds:.2f} s")
     _line("rows", f"{found['rows']:,} of {layout.sequence_length:,} tokens")
     _line("padding", f"{found['padding']:,} tokens, {found['padding_share']:.3%}")
     _line("truncated", f"{found['truncated_documents']:,} documents by {found['truncated_tokens']:,} tokens")
@@ -188,7 +188,7 @@ def _compare(corpus: Corpus, options: argparse.Namespace) -> list[dict[str, Any]
     print(f"\n{'':22}" + "".join(f"{word:>{width}}" for word, width in zip(head, widths, strict=True)))
     found = []
     for figures in compare_algorithms(corpus, options.sequence_length, _of_algorithm(options)):
-        name = figures["algorithm"]
+        name = algorithm_title(figures)
         found.append(figures)
         if "error" in figures:
             print(f"{name:22}  {figures['error']}")
@@ -206,7 +206,10 @@ def _compare(corpus: Corpus, options: argparse.Namespace) -> list[dict[str, Any]
             f"{figures['seconds']:.2f}",
         )
         print(f"{name:22}" + "".join(f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=True)))
-    print("truncated, dropped: tokens; split: documents in several pieces; seconds: to make, write and check a plan\n")
+    print("truncated, dropped: tokens; split: documents in several pieces; seconds: to make, write and check a plan")
+    print(
+        "multipack x N: for batches of N rows, --batch-rows; a config's is its global batch, and more rows pad less\n"
+    )
     return found
 
 

@@ -80,8 +80,6 @@ class PackedLayout:
     ) -> None:
         self.corpus = corpus
         self.sequence_length = as_sequence_length(sequence_length)
-        if self.sequence_length >= 1 << 31:
-            raise LayoutError(f"sequence_length={sequence_length}: positions are int32, so expected less than 2**31.")
         _choice("algorithm", algorithm, tuple(ALGORITHMS))
         _choice("long_documents", long_documents, _LONG_DOCUMENTS)
         _choice("ties", ties, TIES)

@@ -22,7 +22,8 @@ def packing_report(layout: PackedLayout) -> dict[str, Any]:
     """Figures of all epochs of a layout together, ready for JSON.
 
     Returns:
-      algorithm, epochs, sequence_length; rows; tokens held; padding (tokens) and padding_share; documents;
+      algorithm, epochs, sequence_length; batch_rows, of multipack, else None; rows; tokens held;
+      padding (tokens) and padding_share; documents;
       truncated_documents and truncated_tokens; dropped_documents and dropped_tokens; split_documents, of which rows hold
       several pieces; segments_a_row: mean, median and max.
     """
@@ -33,10 +34,11 @@ def packing_report(layout: PackedLayout) -> dict[str, Any]:
         "algorithm": layout.recipe.algorithm,
         "sequence_length": layout.sequence_length,
         "epochs": layout.epochs,
+        "batch_rows": layout.recipe.batch_rows if layout.recipe.algorithm == "multipack" else None,
         "rows": found["rows"],
         "tokens": found["tokens"],
         "padding": found["padding"],
-        "padding_share": found["padding"] / (found["rows"] * layout.sequence_length),
+        "padding_share": padding_share(found["tokens"], found["rows"] * layout.sequence_length),
         "documents": found["documents"],
         "truncated_documents": found["cut_documents"],
         "truncated_tokens": found["cut_tokens"],
@@ -49,6 +51,17 @@ def packing_report(layout: PackedLayout) -> dict[str, Any]:
             "max": int(segments.max()),
         },
     }
+
+
+def padding_share(num_tokens: float, num_positions: float) -> float:
+    """Return the share of the positions of rows that hold padding: of whole epochs here, of some batches in `bench`."""
+    return 1 - num_tokens / num_positions
+
+
+def algorithm_title(figures: Mapping[str, Any]) -> str:
+    """Return the algorithm of a `packing_report` with what its padding depends on beside the corpus."""
+    rows = figures.get("batch_rows")
+    return str(figures["algorithm"]) if rows is None else f"{figures['algorithm']} x {rows:,}"
 
 
 def compare_algorithms(

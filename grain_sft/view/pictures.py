@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from grain_sft.errors import MissingExtraError
+from grain_sft.layout.report import algorithm_title
 
 Report = Mapping[str, Any]
 
@@ -123,7 +124,7 @@ def _lengths(figure: Any, report: Report) -> None:
 
 def _packing(figure: Any, report: Report) -> None:
     found = [each for each in report["packing"]["algorithms"] if "error" not in each]
-    names = [each["algorithm"] + (" ◂" if each["algorithm"] == report["packing"]["used"] else "") for each in found]
+    names = [algorithm_title(each) + (" ◂" if each["algorithm"] == report["packing"]["used"] else "") for each in found]
     left, right = figure.subplots(1, 2, sharey=True)
     full = [100 * (1 - each["padding_share"]) for each in found]
     _bars(left, names, full, [f"{each:.3f}%" for each in full], COLOURS[0])

@@ -6,6 +6,7 @@ import html
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from grain_sft.layout.report import algorithm_title
 from grain_sft.view.page import make_page, part
 from grain_sft.view.pictures import Pictures, top_sources
 from grain_sft.view.visible import visible_line
@@ -94,7 +95,7 @@ def _packing(found: Report) -> str:
         shares = (f"{each['padding_share']:.4%}", f"{1 - each['padding_share']:.4%}")
         cut = (each["truncated_tokens"], each["dropped_tokens"], each["split_documents"])
         counts = (round(segments["mean"], 2), segments["median"], segments["max"])
-        lines.append((each["algorithm"], each["rows"], *shares, *cut, *counts, round(each["seconds"], 2)))
+        lines.append((algorithm_title(each), each["rows"], *shares, *cut, *counts, round(each["seconds"], 2)))
     used = "" if found["used"] is None else f" This config packs by {found['used']}."
     said = f"Truncated and dropped in tokens, split in documents, segments a row. One epoch of each, packed anew here.{used}"
     return _note(found["sampled"]) + _note(said) + _table("packing-table", head, lines, used=found["used"])

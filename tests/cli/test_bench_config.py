@@ -11,6 +11,7 @@ from sft_files import documents, write_olmo
 
 from grain_sft.bench import advice, stages
 from grain_sft.bench.advice import Choice, Setting
+from grain_sft.bench.limit import LIMIT
 from grain_sft.cli.main import main
 from grain_sft.config import load
 from grain_sft.materialize import materialize
@@ -20,7 +21,7 @@ sys.path.append(str(Path(__file__).parents[1] / "mixture"))  # mixed_corpora.py 
 from mixed_corpora import mixture_config, write_sources
 
 QUICK = ("--seconds", "0.02", "--repeats", "1", "--step-ms", "1", "--step-ms", "2")
-ALWAYS = {stages.LIMIT, stages.ROW_NUMBERS, stages.READING, stages.WHOLE}
+ALWAYS = {LIMIT, stages.ROW_NUMBERS, stages.READING, stages.WHOLE}
 
 
 @pytest.fixture(autouse=True)
@@ -88,7 +89,7 @@ def test_windows_with_a_filter(bench, tmp_path):
     config = windows(tmp_path)
     figures, printed = bench({**config, "audit": str(tmp_path / "audit")})
     check(figures, printed)
-    assert figures["batch"] == {"rows": 8, "tokens": 256, "not_padding": 1, "bytes": 4 * 5 * 256, "arrays": 5}
+    assert figures["batch"] == {"rows": 8, "tokens": 256, "padding_share": 0, "bytes": 4 * 5 * 256, "arrays": 5}
     names = [row["name"] for row in figures["stages"]]
     assert names[3:] == [stages.PIECES, "NgramFilter", "ShiftTargets", stages.WHOLE]
     assert [row["tokens_per_second"] for row in figures["accelerators"]] == list(advice.RATES)
@@ -99,7 +100,7 @@ def test_packed_rows_of_one_host_of_two(bench, tmp_path):
     figures, printed = bench(packed(tmp_path), "--host", "1/2", "--tokens-per-second", "700")
     check(figures, printed)
     assert (figures["host"], figures["batch"]["rows"]) == ({"index": 1, "count": 2}, 2)
-    assert 0.5 < figures["batch"]["not_padding"] < 1
+    assert 0 < figures["batch"]["padding_share"] < 0.5
     assert [row["tokens_per_second"] for row in figures["accelerators"]] == [700]
     assert "on 2 such hosts" in printed
 
@@ -131,7 +132,7 @@ def test_rows_of_few_long_documents(bench, tmp_path):
     layout = {"kind": "packed", "sequence_length": 2048}
     figures, printed = bench({"corpus": corpus, "layout": layout, "sampler": {"seed": 1, "global_batch_size": 2}})
     check(figures, printed)
-    assert figures["batch"]["not_padding"] == 1500 / 2048
+    assert figures["batch"]["padding_share"] == 1 - 1500 / 2048
 
 
 def test_a_bucket_is_tried_with_more_threads_than_cores(bench, client, tmp_path):

@@ -12,7 +12,7 @@ import pytest
 from grain_sft import Host, PackedLayout, load
 from grain_sft.cli.main import main
 from grain_sft.layout.packing import ALGORITHMS
-from grain_sft.layout.report import packing_report
+from grain_sft.layout.report import algorithm_title, packing_report
 from grain_sft.transforms import NgramFilter
 from grain_sft.view import report_corpus, report_steps
 from grain_sft.view.report import make_report
@@ -294,7 +294,7 @@ def check_tables(tables, report):
     ]
     assert tables["length-bins"][1:] == bins
     for line, each in zip(tables["packing-table"][1:], report["packing"]["algorithms"], strict=True):
-        assert line[0] == each["algorithm"] and line[1] == f"{each['rows']:,}"
+        assert line[0] == algorithm_title(each) and line[1] == f"{each['rows']:,}"
         assert line[2] == f"{each['padding_share']:.4%}" and line[4] == f"{each['truncated_tokens']:,}"
     columns = report["sources"]["columns"]
     assert [line[0] for line in tables["sources-table"][1:]] == columns["source"]

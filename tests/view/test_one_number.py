@@ -1,0 +1,67 @@
+"""`pack`, `report` and `bench` say one number for one thing."""
+
+import json
+
+import numpy as np
+import pytest
+from sft_files import EOS, documents, write_olmo
+
+import grain_sft
+from grain_sft import Host
+from grain_sft.bench import limit as limits
+from grain_sft.bench import of_config, packed, stages, throughput
+from grain_sft.cli.main import main
+from grain_sft.layout.report import algorithm_title, padding_share
+from grain_sft.view import report_corpus, report_speed
+
+LENGTH, ROWS = 64, 8
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    monkeypatch.setenv("GRAIN_SFT_CACHE_DIR", str(tmp_path / "cache"))
+    write_olmo(tmp_path / "chats", documents(400, longest=60), part_tokens=10**9)
+    config = {
+        "corpus": {"path": str(tmp_path / "chats"), "dtype": "uint16", "eos_token_id": EOS},
+        "layout": {"kind": "packed", "sequence_length": LENGTH, "algorithm": "multipack", "seed": 3, "epochs": 1},
+        "sampler": {"order": "sequential", "seed": 3, "epochs": 1, "global_batch_size": ROWS},
+    }
+    return config, tmp_path
+
+
+def test_padding_is_the_same_in_pack_in_the_report_and_in_the_batches(run, capsys):
+    config, folder = run
+    pipeline = grain_sft.load(config, host=Host(0, 1))
+    command = ["pack", str(folder / "chats"), "--dtype", "uint16", "--eos-token-id", EOS, "--sequence-length", LENGTH]
+    command += ["--compare", "--batch-rows", ROWS, "--seed", 3, "--output", folder / "pack.json"]
+    assert main([str(word) for word in command]) == 0
+    packed_figures = json.loads((folder / "pack.json").read_text())["algorithms"]
+    shares = {each["algorithm"]: each["padding_share"] for each in packed_figures}
+    reported = report_corpus.packing(pipeline)["algorithms"]
+    assert {each["algorithm"]: each["padding_share"] for each in reported} == shares
+    batches = list(pipeline.iter())
+    held = sum(int(np.count_nonzero(batch["inputs_segmentation"])) for batch in batches)
+    assert padding_share(held, sum(batch["inputs"].size for batch in batches)) == shares["multipack"]
+    measured = of_config._batch(batches, ROWS * LENGTH)
+    assert measured["padding_share"] == pytest.approx(shares["multipack"])
+    assert f"multipack x {ROWS}" in capsys.readouterr().out  # multipack's depends on the batch, so that is said
+    assert algorithm_title(reported[0]) == reported[0]["algorithm"]
+
+
+def test_there_is_one_limit():
+    for module in (stages, throughput, packed, report_speed):
+        assert module.limit is limits.limit and module.LIMIT == limits.LIMIT
+
+
+def test_the_limit_copies_arrays_of_the_batch_each_once():
+    shared = np.zeros((3, 8), np.int32)
+    batch = {"inputs": np.ones((3, 8), np.int32), "a": shared, "b": shared, "weights": np.zeros((3, 8), np.float32)}
+    copies = limits.limit(batch)()
+    assert [(array.shape, array.dtype.name) for array in copies] == [((3, 8), "int32")] * 2 + [((3, 8), "float32")]
+
+
+def test_the_report_measures_that_limit(run):
+    config, _ = run
+    pipeline = grain_sft.load(config, host=Host(0, 1))
+    figures = report_speed.throughput(pipeline, 0.01)
+    assert figures["rows"][0]["name"] == limits.LIMIT and figures["rows"][0]["of_limit"] == 1
