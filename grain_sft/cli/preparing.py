@@ -76,15 +76,26 @@ def print_summary(manifest: Mapping[str, Any], output: str) -> None:
     if manifest["rejected"]:
         print(f"rejected {manifest['rejected']:,}: see {output.rstrip('/')}.rejected.jsonl")
     if manifest["format"] == "olmo":
-        for key, what in (("without_final_eos", "don't end with"), ("with_inner_eos", "have, before their end,")):
-            if manifest.get(key):
-                print(
-                    f"note     {manifest[key]:,} documents {what} the EOS token, by which OLMo-core finds where documents "
-                    "end unless told use_array_if_local=False; this project goes by the .csv.gz files."
-                )
+        _print_exceptions(manifest)
     print(f"output {output}")
     for split, folder in split_folders(manifest, output).items():
         print(f"  {split:<5} {folder}")
+
+
+def _print_exceptions(manifest: Mapping[str, Any]) -> None:
+    """Print how many documents OLMo-core would not find by their EOS token.
+
+    Only where they are few, such as documents that were cut: a template that ends documents with another token than the
+    tokenizer's EOS, or ends each message with it, is no fault of the documents.
+    """
+    documents = sum(counts["documents"] for counts in manifest["splits"].values())
+    for key, what in (("without_final_eos", "don't end with"), ("with_inner_eos", "have, before their end,")):
+        count = manifest.get(key) or 0
+        if 0 < 2 * count < documents:
+            print(
+                f"note     {count:,} of {documents:,} documents {what} the EOS token. In local files OLMo-core finds "
+                "documents by it, unless told use_array_if_local=False; this project reads the .csv.gz files."
+            )
 
 
 def split_folders(manifest: Mapping[str, Any], output: str) -> dict[str, str]:
