@@ -96,11 +96,7 @@ def load(path: str, text: str, options: Options, remap: Callable[[str], str]) ->
     eos = options.eos_token_id
     if eos is not None and corpus.eos_token_id not in (None, eos):
         raise CorpusError(f"{path}: the index has eos_token_id {corpus.eos_token_id}, but {eos} was asked for.")
-    return dataclasses.replace(
-        corpus,
-        eos_token_id=corpus.eos_token_id if eos is None else eos,
-        tokenizer=corpus.tokenizer or options.tokenizer,
-    )
+    return dataclasses.replace(corpus, eos_token_id=corpus.eos_token_id if eos is None else eos)
 
 
 def _to_json(corpus: Corpus, folder: str) -> dict[str, Any]:

@@ -117,6 +117,7 @@ def open_corpus(
         )
     if tokenizer is not None:
         check_tokenizer(corpus, tokenizer)
+        corpus = dataclasses.replace(corpus, tokenizer=corpus.tokenizer or tokenizer)
     return corpus if options is None else dataclasses.replace(corpus, remote=options)
 
 

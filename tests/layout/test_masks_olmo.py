@@ -77,7 +77,7 @@ def named(
     return {
         "directory": (sft, options),
         "directory above": (folder, options),
-        "two globs": ([f"{sft}/token_ids_part_*[0-2].npy", f"{sft}/token_ids_part_*[3-9].npy"], options),
+        "two globs": ([f"{sft}/token_ids_part_*{each}.npy" for each in ("0", "[1-9]")][: len(tokens)], options),
         "glob of all": (f"{sft}/*.npy", options | {"dtype": case.dtype}),
         "glob of everything": (f"{sft}/*", options),
         "list": (listed, options),

@@ -54,7 +54,7 @@ def corpus_of(
         shards=shards,
         dtype=dtype,
         eos_token_id=origin.eos_token_id if options.eos_token_id is None else options.eos_token_id,
-        tokenizer=origin.tokenizer or options.tokenizer,
+        tokenizer=origin.tokenizer,
         tokenizer_sha256=origin.tokenizer_sha256,
         pad_token_id=origin.pad_token_id,
         sources_file=describe(sources) if sources else None,

@@ -1,0 +1,212 @@
+"""What a corpus needs travels with each of its splits, and another tokenizer than its own is refused."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import grain_sft
+from grain_sft.cli.main import main
+from grain_sft.errors import CorpusError
+from grain_sft.prepare import Dataset, Request, convert, prepare
+from grain_sft.prepare.training import CHAT_TOKENS, train_tokenizer
+
+pytest.importorskip("pyarrow")
+
+FORMATS = ("olmo", "episodes", "primer", "openchat")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Chats, two tokenizers, and the chats in each format."""
+    path = tmp_path_factory.mktemp("travels")
+    texts = [f"what is {number} plus {number + 1}, please? it is {2 * number + 1}." for number in range(60)]
+    lines = [
+        {"messages": [{"role": "user", "content": text[:25]}, {"role": "assistant", "content": text[25:]}]}
+        for text in texts
+    ]
+    (path / "chats.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    for name, size in (("spm.model", 300), ("other.model", 310)):
+        (path / name).write_bytes(train_tokenizer(texts, size, CHAT_TOKENS))
+    for form in FORMATS:
+        request = Request(
+            (Dataset((str(path / "chats.jsonl"),)),), "primer", str(path / "spm.model"), form, val_frac=0.2
+        )
+        prepare(request, path / form, workers=1)
+    return path
+
+
+def known(corpus: grain_sft.Corpus) -> dict[str, Any]:
+    names = ("eos_token_id", "pad_token_id", "tokenizer_sha256")
+    return {name: getattr(corpus, name) for name in names}
+
+
+def copied(folder: Path, form: str, split: str, to: Path) -> Path:
+    """A split, copied alone; links as files."""
+    if form == "openchat":
+        name = f"openchat.{'eval' if split == 'val' else 'train'}.parquet"
+        to.mkdir()
+        shutil.copy(folder / form / name, to / name)
+        return to / name
+    shutil.copytree(folder / form / split, to / "alone")
+    return to / "alone"
+
+
+def opened(folder: Path, form: str, split: str) -> grain_sft.Corpus:
+    path = folder / form / split
+    return grain_sft.open_corpus(
+        folder / form / "openchat.eval.parquet" if form == "openchat" and split == "val" else path
+    )
+
+
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("split", ["train", "val"])
+def test_a_split_that_is_copied_alone_keeps_tokenizer_and_ids(folder, tmp_path, form, split, caplog):
+    whole, alone = opened(folder, form, split), grain_sft.open_corpus(copied(folder, form, split, tmp_path / "x"))
+    assert known(alone) == known(whole) and None not in (alone.eos_token_id, alone.tokenizer_sha256)
+    assert alone.tokenizer == (str(folder / "spm.model") if form != "openchat" else "spm.model")
+    assert whole.tokenizer == str(folder / "spm.model")
+    assert alone.fingerprint == whole.fingerprint and not caplog.records
+    if form != "openchat":
+        assert alone.source_names == whole.source_names == (str(folder / "chats.jsonl"),)
+    for one, other in zip(alone.iter_documents(), whole.iter_documents(), strict=True):
+        np.testing.assert_array_equal(one.tokens, other.tokens)
+        np.testing.assert_array_equal(one.loss, other.loss)
+
+
+@pytest.mark.parametrize("form", ["olmo", "episodes"])
+def test_the_metadata_of_the_split_are_read_before_those_of_the_folder_above(folder, tmp_path, form):
+    """A split that was copied into another corpus's folder is still its own."""
+    shutil.copytree(folder / form / "train", tmp_path / "train")
+    (tmp_path / "prepare.json").write_text(json.dumps({"tokenizer": {"eos_token_id": 9, "sha256": "of another"}}))
+    assert known(grain_sft.open_corpus(tmp_path)) == known(grain_sft.open_corpus(folder / form))
+
+
+def test_a_split_of_version_0_1_0_keeps_what_its_statistics_say(folder, tmp_path):
+    shutil.copytree(folder / "olmo" / "train", tmp_path / "train")
+    (tmp_path / "train" / "corpus.json").unlink()
+    assert known(grain_sft.open_corpus(tmp_path / "train")) == known(grain_sft.open_corpus(folder / "olmo"))
+
+
+def test_converted_corpora_carry_their_metadata_too(folder, tmp_path):
+    convert(folder / "olmo", tmp_path / "out", "episodes")
+    shutil.copytree(tmp_path / "out" / "val", tmp_path / "alone")
+    alone = grain_sft.open_corpus(tmp_path / "alone")
+    assert alone.tokenizer_sha256 == grain_sft.open_corpus(folder / "olmo").tokenizer_sha256
+    assert (alone.tokenizer, alone.source_names) == (str(folder / "spm.model"), (str(folder / "chats.jsonl"),))
+    with pytest.raises(CorpusError, match="was made with the tokenizer"):
+        convert(folder / "olmo", tmp_path / "other", "episodes", tokenizer=str(folder / "other.model"))
+
+
+def test_damaged_metadata_of_a_split_are_named(folder, tmp_path):
+    shutil.copytree(folder / "olmo" / "train", tmp_path / "train")
+    path = tmp_path / "train" / "corpus.json"
+    stated = json.loads(path.read_text())
+    for change, expected in (
+        ({"version": 2}, "version 2; this grain_sft reads version 1"),
+        ({"eos_token_id": "x"}, "eos_token_id is 'x'; expected an integer"),
+        ({"source_names": [1]}, "source_names is"),
+    ):
+        path.write_text(json.dumps({**stated, **change}))
+        with pytest.raises(CorpusError, match=expected):
+            grain_sft.open_corpus(tmp_path / "train")
+    path.write_text('{"format": "of another tool"}')
+    assert grain_sft.open_corpus(tmp_path / "train").tokenizer_sha256 == stated["tokenizer_sha256"]
+
+
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("way", ["open", "config", "index"])
+def test_another_tokenizer_than_the_corpus_was_made_with_is_refused(folder, tmp_path, form, way):
+    corpus = grain_sft.open_corpus(folder / form)
+    where = str(folder / form)
+    if way == "index":
+        where = str(tmp_path / "index.json")
+        corpus.save(where)
+
+    def open_with(tokenizer: str) -> grain_sft.Corpus:
+        if way != "config":
+            return grain_sft.open_corpus(where, tokenizer=tokenizer)
+        config = {
+            "corpus": {"path": where, "tokenizer": tokenizer},
+            "layout": {"kind": "padded", "sequence_length": 64},
+            "sampler": {"seed": 0, "global_batch_size": 4},
+        }
+        found: grain_sft.Corpus = grain_sft.load(config, host=grain_sft.Host(0, 1)).source.layout.corpus
+        return found
+
+    shutil.copy(folder / "spm.model", tmp_path / "renamed.model")
+    for right in (folder / "spm.model", folder / form / "tokenizer", tmp_path / "renamed.model", "spm.model"):
+        assert open_with(str(right)).fingerprint == corpus.fingerprint
+    for wrong in (str(folder / "other.model"), "gpt2", "org/spm.model"):
+        with pytest.raises(CorpusError, match="the corpus was made with the tokenizer") as error:
+            open_with(wrong)
+        assert wrong in str(error.value) and "spm.model" in str(error.value)
+
+
+def test_a_tokenizer_beside_the_config_is_compared_by_its_hash(folder, tmp_path):
+    (tmp_path / "c").mkdir()
+    shutil.copy(folder / "other.model", tmp_path / "c" / "spm.model")
+    config = {
+        "corpus": {"path": str(folder / "olmo"), "tokenizer": "spm.model"},
+        "layout": {"kind": "padded", "sequence_length": 64},
+        "sampler": {"seed": 0, "global_batch_size": 4},
+    }
+    (tmp_path / "c" / "run.json").write_text(json.dumps(config))
+    with pytest.raises(CorpusError, match="the corpus was made with the tokenizer"):
+        grain_sft.load(tmp_path / "c" / "run.json", host=grain_sft.Host(0, 1))
+
+
+def test_a_name_that_cant_be_compared_is_refused(tmp_path, folder):
+    shutil.copytree(folder / "episodes", tmp_path / "seed")
+    for path in ("prepare.json", "train/corpus.json", "tokenizer"):
+        target = tmp_path / "seed" / path
+        shutil.rmtree(target) if target.is_dir() else target.unlink()
+    assert grain_sft.open_corpus(tmp_path / "seed").tokenizer is None
+    with pytest.raises(CorpusError, match=r"records the hash of its tokenizer .* but not its name"):
+        grain_sft.open_corpus(tmp_path / "seed", tokenizer="gpt2")
+    grain_sft.open_corpus(tmp_path / "seed", tokenizer=str(folder / "spm.model"))
+    with pytest.raises(CorpusError, match="the corpus was made with the tokenizer sha256"):
+        grain_sft.open_corpus(tmp_path / "seed", tokenizer=str(folder / "other.model"))
+
+
+def test_commands_refuse_another_tokenizer(folder, tmp_path, capsys):
+    config = {
+        "corpus": {"path": str(folder / "olmo")},
+        "layout": {"kind": "padded", "sequence_length": 64},
+        "sampler": {"seed": 0, "global_batch_size": 4},
+    }
+    run = tmp_path / "run.json"
+    run.write_text(json.dumps(config))
+    corpus, other = str(folder / "olmo"), str(folder / "other.model")
+    for arguments in (
+        ["verify", corpus, "--tokenizer-name", "anything"],
+        ["verify", corpus, "--tokenizer-name", other],
+        ["index", corpus, "--tokenizer-name", "anything"],
+        ["inspect", str(run), "--step", "0", "--tokenizer", other],
+        ["trace", str(run), "--find", "please", "--tokenizer", other],
+        ["report", str(run), "--seconds", "0", "--output", str(tmp_path / "r.html"), "--tokenizer", other],
+    ):
+        assert main(arguments) == 1, arguments
+        printed = capsys.readouterr()
+        assert "made with" in printed.out + printed.err, arguments
+    assert main(["verify", corpus, "--tokenizer-name", str(folder / "spm.model")]) == 0
+    run.write_text(json.dumps({**config, "corpus": {**config["corpus"], "tokenizer": "anything"}}))
+    assert main(["verify", str(run)]) == 1
+    assert "made with the tokenizer" in capsys.readouterr().out
+
+
+def test_only_few_documents_that_olmo_core_would_not_find_are_noted(capsys):
+    """A template that ends all documents with a token of its own is no fault of the documents."""
+    from grain_sft.cli.preparing import print_summary
+
+    counts = {"documents": 100, "tokens": 5, "trainable_tokens": 1, "truncated": 0}
+    manifest = {"format": "olmo", "splits": {"train": counts}, "dropped": {}, "rejected": 0}
+    for number, noted in ((0, False), (1, True), (49, True), (50, False), (100, False), (None, False)):
+        for key in ("without_final_eos", "with_inner_eos"):
+            print_summary({**manifest, key: number}, "out")
+            assert (f"note     {number} of 100 documents" in capsys.readouterr().out) is noted
