@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import operator
+import os
+from collections.abc import Iterable, Mapping
+from typing import Any
 
-from grain_sft.errors import GrainSftError, LayoutError
+from grain_sft.errors import GrainSftError, LayoutError, WrongTypeError, shortened
 
 MOST_TOKENS = 2**31 - 1
 """Tokens a row: positions in it are int32."""
@@ -41,3 +44,35 @@ def as_integer(name: str, value: object, least: int, error: type[GrainSftError])
     if number < least:
         raise error(f"{name}={value!r}: expected an integer, {least} or more.")
     return number
+
+
+def check_type(name: str, value: object, kind: Any, expected: str) -> None:
+    """Refuse an argument of another type.
+
+    Args:
+      kind: a type, or a union of types.
+      expected: what an argument of these types is, for the message.
+
+    Raises:
+      WrongTypeError: it is not a `kind`.
+    """
+    if not isinstance(value, kind):
+        raise WrongTypeError(f"{name} is {shortened(repr(value))} ({type(value).__name__}); expected {expected}.")
+
+
+def as_paths(name: str, value: object) -> list[str | os.PathLike[str]]:
+    """Return the paths of an argument that is one path or a list of paths.
+
+    Raises:
+      WrongTypeError: it is neither.
+    """
+    if isinstance(value, str | os.PathLike):
+        return [value]
+    if isinstance(value, Mapping | bytes | bytearray) or not isinstance(value, Iterable):
+        raise WrongTypeError(
+            f"{name} is {shortened(repr(value))} ({type(value).__name__}); expected a path or a list of paths."
+        )
+    items = list(value)
+    for item in items:
+        check_type(f"{name}: an item", item, str | os.PathLike, "a path")
+    return items

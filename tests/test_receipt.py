@@ -97,7 +97,7 @@ def test_every_key_that_changes_batches_changes_the_receipt(config):
     assert all(code.startswith("gs2-") and len(code) == 20 for code in codes.values())
 
 
-CHANGES_NOTHING = {"path", "format", "path_remap", "root", "remote", "tokenizer", "audit"}
+CHANGES_NOTHING = {"path", "label_mask_paths", "format", "path_remap", "root", "remote", "tokenizer", "audit"}
 ELSEWHERE = {"dtype", "ties"}  # tested below: of another file, and as far as rows differ
 OF_MIXTURES = {"mixture", "when_dry"}  # tested in mixture/
 

@@ -6,11 +6,12 @@ import contextlib
 import dataclasses
 import glob
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from grain_sft import files
+from grain_sft.arguments import as_paths, check_type
 from grain_sft.corpus import formats, index
 from grain_sft.corpus.corpus import Corpus
 from grain_sft.corpus.made_with import check_tokenizer
@@ -19,7 +20,7 @@ from grain_sft.corpus.remote_options import RemoteOptions
 from grain_sft.corpus.root import Root
 from grain_sft.corpus.shard import token_dtype
 from grain_sft.corpus.stored import MAGIC
-from grain_sft.errors import CorpusError, CorpusFileError, GrainSftError, WrongTypeError, shortened
+from grain_sft.errors import CorpusError, CorpusFileError, GrainSftError
 from grain_sft.regular_files import read_regular
 
 FORMATS = ("auto", "files", "mix", "index", *formats.FORMATS)
@@ -131,7 +132,7 @@ def _check_types(
     use_loss_mask: object,
 ) -> None:
     """Refuse arguments of other types, which would fail somewhere with a message about something else."""
-    _paths("where", where)
+    as_paths("where", where)
     for name, value, kind, expected in (
         ("format", format, str, "a string"),
         ("path_remap", path_remap, Mapping | None, "a mapping of prefixes to their replacements"),
@@ -140,42 +141,17 @@ def _check_types(
         ("root", root, str | os.PathLike | None, "a path"),
         ("use_loss_mask", use_loss_mask, bool | None, "True or False"),
     ):
-        if not isinstance(value, kind):
-            raise WrongTypeError(f"open_corpus: {name} is {_shown(value)}; expected {expected}.")
+        check_type(name, value, kind, expected)
     for key, text in path_remap.items() if isinstance(path_remap, Mapping) else ():
-        if not isinstance(key, str | os.PathLike) or not isinstance(text, str | os.PathLike):
-            raise WrongTypeError(
-                f"open_corpus: path_remap has {_shown(key)}: {_shown(text)}; expected strings or paths."
-            )
-
-
-def _paths(name: str, value: object) -> list[str | os.PathLike[str]]:
-    """The paths of an argument that is one path or a list of paths.
-
-    Raises:
-      WrongTypeError: it is neither.
-    """
-    if isinstance(value, str | os.PathLike):
-        items: list[Any] = [value]
-    elif isinstance(value, Mapping | bytes | bytearray) or not isinstance(value, Iterable):
-        raise WrongTypeError(f"open_corpus: {name} is {_shown(value)}; expected a path or a list of paths.")
-    else:
-        items = list(value)
-    for item in items:
-        if not isinstance(item, str | os.PathLike):
-            raise WrongTypeError(f"open_corpus: {name} holds {_shown(item)}; expected paths.")
-    return items
-
-
-def _shown(value: object) -> str:
-    return f"{shortened(repr(value))} ({type(value).__name__})"
+        for each in (key, text):
+            check_type("path_remap: a prefix or its replacement", each, str | os.PathLike, "a string or a path")
 
 
 def _expand_masks(
     paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]], remap: Callable[[str], str]
 ) -> tuple[str, ...]:
     found: list[str] = []
-    for item in _paths("label_mask_paths", paths):
+    for item in as_paths("label_mask_paths", paths):
         path = remap(files.normalize(item))
         matches = files.glob(path) if _is_glob(path) else [path]
         if not matches:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 
@@ -126,3 +127,19 @@ def test_a_remote_loss_file_that_changes_after_opening_is_named(client, folder, 
 def test_the_index_of_a_corpus_with_loss_is_not_written_for_maxtext(folder, tmp_path):
     with pytest.raises(grain_sft.GrainSftError, match="no place for loss masks"):
         grain_sft.open_corpus(folder / "primer").save(tmp_path / "x.json", format="maxtext", sequence_length=8)
+
+
+@pytest.mark.parametrize("lists", [True, False])
+def test_sidecars_in_a_bucket_are_found_for_listed_files(folder, bucket, lists, monkeypatch):
+    """Also where names can be read but folders can't be listed."""
+    local = {name: grain_sft.open_corpus(folder / name) for name in ("olmo", "episodes", "primer")}
+    if not lists:
+        monkeypatch.setattr("grain_sft.corpus.formats.tree._list", lambda folder: [])
+    patterns = {"olmo": "train/token_ids*.npy", "episodes": "train/*/tokens.bin", "primer": "train_input_ids.bin"}
+    for name, pattern in patterns.items():
+        parts = sorted(str(path.relative_to(folder / name)) for path in (folder / name).glob(pattern))
+        corpus = grain_sft.open_corpus([f"{bucket}/{name}/{part}" for part in parts], eos_token_id=EOS)
+        assert corpus.fingerprint == dataclasses.replace(local[name], eos_token_id=EOS).fingerprint, name
+    for pattern in ("*.npy", "*"):
+        corpus = grain_sft.open_corpus(f"{bucket}/olmo/train/{pattern}", eos_token_id=EOS)
+        assert corpus.fingerprint == local["olmo"].fingerprint

@@ -146,11 +146,14 @@ def _with_continuations(listed: Sequence[_Listed]) -> list[Part]:
     before = ""
     for part, split in listed:
         at = places[id(split)].get(part.tokens, -1)
-        continues: bool | None = False
-        if part.boundaries_kind != "csv":
-            continues = None
-        elif split.files and (not before or (at > 0 and split.files[at - 1] == before)):
-            continues = None if split.continued is None else part.tokens in split.continued
+        follows = not before or (split.files[at - 1] == before if at > 0 else False)
+        if before and at < 0:  # the folder can't be listed, or the file has no number: EOS tokens say
+            follows = files.parent(before) == files.parent(part.tokens)
+        continues = part.continues
+        if part.boundaries_kind == "csv" and continues is not False:
+            continues = False
+            if follows:
+                continues = None if split.continued is None else part.tokens in split.continued
         found.append(part._replace(continues=continues))
         before = part.tokens
     return found

@@ -17,7 +17,7 @@ def owner(path: str, tree: Tree) -> str | None:
 
 def part(path: str, tree: Tree) -> Part:
     """Return a token file with its boundaries, where it has them."""
-    return Part(path, boundaries=boundaries_of(path, tree))
+    return Part(path, boundaries=boundaries_of(path, tree), continues=False)
 
 
 def boundaries_of(path: str, tree: Tree) -> str:
