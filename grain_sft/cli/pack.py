@@ -236,7 +236,7 @@ def _materialize(layout: PackedLayout, options: argparse.Namespace) -> dict[str,
         written = materialize(layout, options.materialize, shard_bytes=options.shard_bytes, progress=progress)
     seconds = time.perf_counter() - begin
     _line("rows written", f"{options.materialize}, {len(written['rows_of_shards']):,} shards, in {seconds:.1f} s")
-    _line("", written["fingerprint"])
+    _line("", f"ends-{written['fingerprint']}")
     return written | {"seconds": seconds}
 
 

@@ -96,18 +96,19 @@ def read_made_plan(
         raise LayoutError(
             f"{where}: a plan of version {depends.get('plan')}; expected {VERSION}, which makes other plans."
         )
+    numpy = depends.get("numpy")
     try:
         recipe = Recipe(**stated | {"plan": None})
+        of_numpy = f", numpy {numpy['version']}, {numpy['sort']}" if numpy else ""
         documents = recipe.finder(corpus).content
         check_columns(corpus.num_tokens, recipe.sequence_length, found)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, KeyError, AttributeError) as error:
         raise LayoutError(f"{where}: is damaged ({error}). Delete it; it will be made again.") from error
     if depends.get("documents") != documents:
         raise LayoutError(f"{where}: a plan of the documents {depends.get('documents')}; expected {documents}.")
     if stated["sequence_length"] != sequence_length:
         raise LayoutError(f"{where}: has rows of {stated['sequence_length']} tokens; expected {sequence_length}.")
-    numpy = depends.get("numpy")
-    says = f"ties={stated['ties']!r}" + (f", numpy {numpy['version']}, {numpy['sort']}" if numpy else "")
+    says = f"ties={recipe.ties!r}{of_numpy}"
     if stated.get("plan"):
         says = "read from OLMo-core's work directory"
     return MadePlan(found, recipe, says)

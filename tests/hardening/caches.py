@@ -67,10 +67,41 @@ def write_episodes(folder: Path, number: int) -> None:
     (folder / "dataset_metadata.json").write_text(json.dumps(stated))
 
 
+def write_openchat(folder: Path, number: int) -> None:
+    """A Parquet file whose tokens differ from those of others in the middle only."""
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    folder.mkdir(parents=True)
+    common, own = np.random.default_rng(4), np.random.default_rng([5, number])
+    rows = [common.integers(3, 900, 20) for _ in range(300)]
+    for row in rows[100:200]:
+        row[:] = own.integers(3, 900, 20)
+    labels = [np.append(row[1:], -100) for row in rows]
+    lists, floats = pa.list_(pa.int32()), pa.list_(pa.float32())
+    columns = {
+        "total_length": pa.array([20] * len(rows), pa.int32()),
+        "num_seqs": pa.array([1.0] * len(rows), pa.float32()),
+        "seqlens": pa.array([[20]] * len(rows), lists),
+        "nz_input_ids": pa.array(rows, lists),
+        "nz_position_ids": pa.array([np.arange(20)] * len(rows), lists),
+        "nz_shifted_label_ids": pa.array(labels, lists),
+        "nz_shifted_loss_weights": pa.array([[1.0] * 19 + [0.0]] * len(rows), floats),
+    }
+    parquet.write_table(
+        pa.table(columns),
+        folder / "openchat.train.parquet",
+        compression="none",
+        use_dictionary=False,
+        write_statistics=False,
+    )
+
+
 def write(folder: Path, number: int) -> None:
-    """Corpus `number`, in both formats."""
+    """Corpus `number`, in each format."""
     write_plain(folder / "plain", number)
     write_episodes(folder / "episodes", number)
+    write_openchat(folder / "openchat", number)
 
 
 def layouts_of(folder: Path) -> Iterator[tuple[str, PackedLayout | PaddedLayout]]:
@@ -83,6 +114,7 @@ def layouts_of(folder: Path) -> Iterator[tuple[str, PackedLayout | PaddedLayout]
     yield "eos, anew", PackedLayout(plain, LENGTH, algorithm="multipack", epochs=2, seed=4)
     yield "files", PackedLayout(episodes, LENGTH, algorithm="first_fit_decreasing")
     yield "files, padded", PaddedLayout(episodes, LENGTH)
+    yield "openchat", PaddedLayout(open_corpus(folder / "openchat"), LENGTH)
 
 
 def used(folder: Path, orders: bool = True) -> dict[str, str]:

@@ -152,3 +152,31 @@ def test_its_own_options_are_taken_from_a_plan_of_ours(tmp_path):
         plan = read_made_plan(plan_file(tmp_path / algorithm), corpus, case.sequence_length)
         assert plan.recipe.algorithm == algorithm and plan.recipe.bos_token_id == BOS
         assert which_machine(plan, corpus)[0].equal
+
+
+@pytest.mark.parametrize(
+    ("part", "change"),
+    [
+        ("depends", lambda depends: depends.update(numpy=1.5)),
+        ("depends", lambda depends: depends.update(numpy={"version": "2"})),
+        ("depends", lambda depends: depends["recipe"].update(sequence_length="long")),
+        ("depends", lambda depends: depends["recipe"].update(more=1)),
+        ("depends", lambda depends: depends["recipe"].pop("sequence_length")),
+        ("arrays", lambda arrays: arrays["start"].__setitem__(3, 1 << 62)),
+        ("arrays", lambda arrays: arrays["ends"].__setitem__(3, -7)),
+        ("arrays", lambda arrays: arrays.update(length=arrays["length"].reshape(1, -1))),
+        ("arrays", lambda arrays: arrays.pop("document")),
+    ],
+)
+def test_a_plan_that_was_edited_under_a_right_checksum_is_a_sentence_and_made_again(tmp_path, part, change):
+    layout = layout_of(CASE, tmp_path, "stable", write_case(CASE, tmp_path))
+    path, length = plan_file(tmp_path), CASE.sequence_length
+    expected = [layout.spans(row) for row in range(len(layout))]
+    whole, depends = artefact.open_file(path)
+    arrays = {name: np.array(array) for name, array in whole.items()}
+    change(depends if part == "depends" else arrays)
+    artefact.save(path, depends, arrays)
+    with pytest.raises(LayoutError, match=r"damaged \(.*\)\. Delete it"):
+        read_made_plan(path, layout.corpus, length)
+    again = PackedLayout(layout.corpus, length, cache_dir=path.parent.parent)
+    assert [again.spans(row) for row in range(len(again))] == expected

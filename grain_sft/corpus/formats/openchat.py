@@ -5,20 +5,18 @@ Rows of a Parquet file can't be read at random, so each file is unpacked once, b
 
 from __future__ import annotations
 
-import hashlib
 import os
 
 import numpy as np
 
 from grain_sft import files
 from grain_sft.corpus.corpus import Corpus
-from grain_sft.corpus.formats import unpack
+from grain_sft.corpus.formats import unpacked
 from grain_sft.corpus.formats.aligned import Part
 from grain_sft.corpus.formats.metadata import Json, Origin, origin_of, read_origin
 from grain_sft.corpus.formats.options import Options
 from grain_sft.corpus.formats.splits import Split, corpus_of_split
 from grain_sft.corpus.formats.tree import Tree
-from grain_sft.corpus.stored import Stored, describe
 from grain_sft.errors import CorpusError
 
 EXPECTED = "a .parquet file, a directory with one *.train.parquet, or the path before .train.parquet"
@@ -55,10 +53,8 @@ def read(path: str, options: Options, tree: Tree) -> Corpus:
         raise CorpusError(f"{path}: dtype={options.dtype.name}; tokens of the format openchat are read as uint32.")
     stem, names = path.removesuffix(_SUFFIX), tree.names(files.parent(path))
     first_weights = f"{stem}.first_weights.bin" if f"{files.name_of(stem)}.first_weights.bin" in names else ""
-    stored = [describe(each) for each in (path, first_weights) if each]
-    key = hashlib.sha256("\0".join([path, *map(_stamp, stored)]).encode()).hexdigest()[:32]
-    folder = unpack.unpacked(path, first_weights, str(files.cache_dir() / "openchat" / key), stored[0].version)
-    tokens, weights, documents = (os.path.join(folder, name) for name in unpack.NAMES)
+    folder = unpacked.unpacked(path, first_weights, str(files.cache_dir() / "openchat"))
+    tokens, weights, documents = (os.path.join(folder, name) for name in unpacked.NAMES)
     split = Split(
         files=(tokens,),
         origin=_origin(path, folder, tree),
@@ -71,14 +67,8 @@ def read(path: str, options: Options, tree: Tree) -> Corpus:
 
 def _origin(path: str, folder: str, tree: Tree) -> Origin:
     """What prepare.json says, or the file itself, which may have been copied to where that of another corpus is."""
-    beside, stated = read_origin((files.parent(path),), tree), unpack.metadata(folder)
+    beside, stated = read_origin((files.parent(path),), tree), unpacked.metadata(folder)
     if stated is None:
         return beside
     own = origin_of(Json(path, stated))
     return beside if beside.path and beside.tokenizer_sha256 == own.tokenizer_sha256 else own
-
-
-def _stamp(stored: Stored) -> str:
-    """What changes when a file does."""
-    changed = stored.version if files.is_remote(stored.path) else os.stat(stored.path).st_mtime_ns
-    return f"{stored.size}:{stored.digest}:{changed}"

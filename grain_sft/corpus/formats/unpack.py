@@ -8,11 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import secrets
-import shutil
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 import numpy as np
@@ -20,17 +16,12 @@ import numpy.typing as npt
 
 from grain_sft import files
 from grain_sft.corpus.stored import describe, read_whole
-from grain_sft.errors import CorpusError, CorpusFileError, GrainSftError, MissingExtraError, StorageError, shortened
+from grain_sft.errors import CorpusError, CorpusFileError, GrainSftError, MissingExtraError, shortened
 from grain_sft.remote_reader import open_remote
-
-NAMES = ("tokens.bin", "weights.bin", "documents.idx")
-"""uint32, float32, and uint64 pairs of start and length."""
 
 METADATA_KEY = "grain_sft"
 """In the metadata of the file's schema: what corpus.json says of a split in other formats, as JSON."""
 
-_VERSION = 2
-_DONE = "unpacked.json"
 _ROWS = 1024  # decoded at once
 _BUFFER = 1 << 20  # bytes of a column that are read at once
 _LISTS = ("seqlens", "nz_input_ids", "nz_position_ids", "nz_shifted_label_ids", "nz_shifted_loss_weights")
@@ -48,59 +39,8 @@ class _Rows(NamedTuple):
     values: dict[str, npt.NDArray[Any]]
 
 
-def unpacked(path: str, first_weights: str, folder: str, version: str | None = None) -> str:
-    """`folder`, after the Parquet file `path` was unpacked into it, if that had not been done.
-
-    Args:
-      path: local path, or URL.
-      first_weights: file of the weights of first tokens; "": they have none.
-      folder: appears whole or not at all.
-      version: version of a remote file.
-
-    Raises:
-      MissingExtraError: pyarrow is not installed.
-      CorpusFileError, CorpusError: `path` can't be read, or does not hold what OpenChat writes.
-      StorageError: the folder can't be written.
-    """
-    if _is_whole(folder):
-        return folder
-    temporary = f"{folder}.{os.getpid()}.{secrets.token_hex(4)}.tmp"
-    try:
-        os.makedirs(temporary)
-        weights = _first_weights(first_weights)
-        with contextlib.ExitStack() as stack:
-            out = [stack.enter_context(open(os.path.join(temporary, name), "wb")) for name in NAMES]
-            documents = _unpack(path, version, weights, out)
-            for file in out:
-                file.flush()
-                os.fsync(file.fileno())
-        if weights is not None and len(weights) != documents:
-            raise CorpusError(
-                f"{first_weights}: {len(weights)} weights, but {path} holds {documents} documents; expected one for each."
-            )
-        sizes = {name: os.path.getsize(os.path.join(temporary, name)) for name in NAMES}
-        with files.atomic_write(os.path.join(temporary, _DONE)) as done:
-            json.dump({"version": _VERSION, "path": path, "sizes": sizes, "metadata": _stated(path, version)}, done)
-        _publish(temporary, folder)
-    except GrainSftError:
-        raise
-    except OSError as error:
-        raise StorageError(
-            f"{folder}: can't be written ({error.strerror or error}). Set {files.CACHE_DIR_VARIABLE} to a folder with room."
-        ) from error
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-    return folder
-
-
-def metadata(folder: str) -> dict[str, Any] | None:
-    """Return what `grain-sft prepare` says of the corpus in the file that was unpacked into `folder`; None of a file that
-    another tool wrote."""
-    found: dict[str, Any] | None = json.loads(Path(folder, _DONE).read_bytes())["metadata"]
-    return found
-
-
-def _stated(path: str, version: str | None) -> dict[str, Any] | None:
+def stated_metadata(path: str, version: str | None) -> dict[str, Any] | None:
+    """What `grain-sft prepare` says of the corpus in the file; None of a file that another tool wrote."""
     with _opened(path, version) as (_, file):
         raw = (file.schema_arrow.metadata or {}).get(METADATA_KEY.encode())
     try:
@@ -110,28 +50,12 @@ def _stated(path: str, version: str | None) -> dict[str, Any] | None:
     return found if isinstance(found, dict) else None
 
 
-def _is_whole(folder: str) -> bool:
-    try:
-        done = json.loads(Path(folder, _DONE).read_bytes())
-        return done["version"] == _VERSION and all(
-            os.path.getsize(os.path.join(folder, name)) == done["sizes"][name] for name in NAMES
-        )
-    except (OSError, ValueError, KeyError, TypeError):
-        return False
+def read_first_weights(path: str) -> npt.NDArray[np.float32] | None:
+    """The weights of first tokens, float32 [documents]; None without a path.
 
-
-def _publish(temporary: str, folder: str) -> None:
-    """Give the folder its name; one that is damaged makes room, one that another process made meanwhile stays."""
-    if os.path.lexists(folder) and not _is_whole(folder):
-        shutil.rmtree(folder, ignore_errors=True)
-    try:
-        os.replace(temporary, folder)
-    except OSError:
-        if not _is_whole(folder):
-            raise
-
-
-def _first_weights(path: str) -> npt.NDArray[np.float32] | None:
+    Raises:
+      CorpusFileError, CorpusError: not a file of finite weights.
+    """
     if not path:
         return None
     data = read_whole(describe(path))
@@ -145,7 +69,7 @@ def _first_weights(path: str) -> npt.NDArray[np.float32] | None:
     return weights
 
 
-def _unpack(
+def unpack(
     path: str, version: str | None, first_weights: npt.NDArray[np.float32] | None, out: Sequence[IO[bytes]]
 ) -> int:
     """Write tokens, weights and documents of all rows; returns the number of documents."""
