@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import sys
-import threading
+import functools
 import weakref
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, NoReturn
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 import grain
 from absl import logging
-from grain.experimental import set_next_index
 
 from grain_sft import workers
 from grain_sft.arguments import as_integer
+from grain_sft.delivery import StepIterator
 from grain_sft.errors import PipelineError, RowIndexError
+from grain_sft.read_ahead import ReadAhead
 from grain_sft.sources import Element
 from grain_sft.watching import making, places, watchdog
 
@@ -28,116 +28,119 @@ _STEP = "next_step"
 _PIPELINE = "pipeline"
 
 
-class PipelineIterator(grain.DatasetIterator[Element]):
+class PipelineIterator(StepIterator[Element]):
     """Batches of a pipeline from some step on. Made by `Pipeline.iter`.
 
     Its state is the next step, whatever the threads and workers; `set_state` goes to another. A state is refused by
     the iterator of a pipeline with other data. A step that failed is tried again by the next `next`.
     """
 
-    def __init__(self, pipeline: Pipeline, start_step: int, threads: int, prefetch: int, worker_count: int) -> None:
-        super().__init__()
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        start_step: int = 0,
+        threads: int = READ_THREADS,
+        prefetch: int = PREFETCH,
+        worker_count: int = 0,
+    ) -> None:
         self._closed = True  # until there is something to close
-        self._lock = threading.RLock()  # several threads may take batches from one iterator: each step goes to one
-        self._inner: grain.DatasetIterator[Element] | None = None
-        self._at_exit: weakref.finalize[..., PipelineIterator] | None = None
         threads = as_integer("threads", threads, 0, PipelineError)
         prefetch = as_integer("prefetch", prefetch, 0, PipelineError)
         worker_count = as_integer("worker_count", worker_count, 0, PipelineError)
         self._pipeline, self._first_steps = pipeline, pipeline.first_steps
         self._direct = not threads and not worker_count
+        self._threads, self._prefetch = threads, max(prefetch, threads)
         self._read_options = grain.ReadOptions(
-            num_threads=threads, prefetch_buffer_size=max(prefetch, threads) if threads else 0
+            num_threads=threads, prefetch_buffer_size=self._prefetch if threads else 0
         )
         self._workers = grain.MultiprocessingOptions(num_workers=worker_count, per_worker_buffer_size=max(1, prefetch))
-        self._step = self._inner_start = checked_step(pipeline, start_step)
-        self._end = pipeline.end_step
+        self._from_workers: workers.InOrder | None = None
+        start = checked_step(pipeline, start_step)
         self._watch = watchdog.Watch(self, pipeline if self._direct else None)
-        self._closed = False
+        super().__init__(start, pipeline.end_step)
 
-    def __next__(self) -> Element:
-        with self._lock:
-            step, watch = self._step, self._watch
-            if self._closed or step >= self._end:
-                self._over()
-            watch.begin(step)
-            try:
-                if self._direct:
-                    batch = self._pipeline[step]
-                    if self._first_steps.left:
-                        self._first_steps.check(self._pipeline, step, batch)
-                    if self._pipeline.audit is not None:
-                        self._write_audit()
-                else:
-                    batch = self._take()
-            except BaseException:
-                watch.failed()
-                raise
-            watch.came(batch)
-            self._step = step + 1
-            return batch
-
-    def _over(self) -> NoReturn:
-        if self._closed:
-            raise PipelineError("the iterator was closed. Make another with pipeline.iter(start_step=...).")
-        self._stop()
-        raise StopIteration
-
-    def _take(self) -> Element:
-        """The batch of the next step, made ahead."""
-        self.start_prefetch()
-        assert self._inner is not None
+    def _make(self, step: int) -> Element:
+        watch = self._watch
+        watch.begin(step)
         try:
-            batch: Element = next(self._inner)
+            batch = self._pipeline[step] if self._direct else self._take(step)
             if self._first_steps.left:
-                self._first_steps.check(self._pipeline, self._step, batch)
-            self._write_audit()
-            return batch
-        except BaseException as error:  # what was made ahead is no longer in step
-            self._stop()
-            if workers.was_ended(error):
-                raise PipelineError(
-                    f"a worker process was ended from outside while step {self._step} was awaited ({error}) Was memory "
-                    "short? The next next() starts new workers and makes this step again."
-                ) from error
+                self._first_steps.check(self._pipeline, step, batch)
+        except BaseException:
+            watch.failed()
             raise
+        watch.came(batch)
+        return batch
+
+    def _take(self, step: int) -> Element:
+        """Return the batch of `step`, made ahead."""
+        self._read_ahead(step)
+        assert self._ahead is not None
+        slot = self._ahead.get(step)
+        if slot.error is None:
+            assert slot.value is not None
+            return slot.value
+        error = slot.error
+        self._stop()
+        if workers.was_ended(error):
+            raise PipelineError(
+                f"a worker process was ended from outside while step {step} was awaited ({error}) Was memory "
+                "short? The next next() starts new workers and makes this step again."
+            ) from error
+        raise error
 
     def whereabouts(self) -> list[str]:
         """What makes the batch that is waited for, and where it is: a line each."""
-        inner = self._inner
-        if not self._workers.num_workers or inner is None:
+        source = self._from_workers
+        if source is None or source.iterator is None:
             return places.of_makers(self._pipeline)
-        return places.of_workers(workers.processes(inner), self._step - self._inner_start)
+        return places.of_workers(workers.processes(source.iterator), self.next_step - source.start)
 
-    def _write_audit(self) -> None:
-        """Say in the audit log, if there is one, that the batch of the next step is handed out."""
+    def _record(self, step: int, delivery: object) -> None:
         if self._pipeline.audit is not None:
-            self._pipeline.audit.handed_out(self._pipeline, self._step)
-
-    @property
-    def next_step(self) -> int:
-        """The step whose batch `next` returns."""
-        return self._step
+            self._pipeline.audit.handed_out(self._pipeline, step, delivery)
 
     def start_prefetch(self) -> None:
         """Begin to make batches, so that the first is ready when it is asked for."""
         with self._lock:
-            if self._inner is not None or self._direct or self._closed or self._step >= self._pipeline.end_step:
+            step, waiting = self._position
+            if self._direct or self._closed or waiting or step >= self._end:
                 return
+            self._read_ahead(step)
+            source = self._from_workers
+        if source is not None:
+            with source.started:  # no other process starts while workers do
+                pass
+
+    def _read_ahead(self, step: int) -> None:
+        """Have batches from `step` on made, unless they are."""
+        if self._ahead is None:
             if not self._workers.num_workers:
-                inner = Steps(self._pipeline, 0).to_iter_dataset(self._read_options).__iter__()
-                set_next_index(inner, self._step)
-                inner.start_prefetch()
+                self._ahead = ReadAhead(
+                    functools.partial(making.make, self._pipeline),
+                    start=step,
+                    end=self._end,
+                    ahead=self._prefetch,
+                    threads=self._threads,
+                    name="grain_sft-read",
+                )
             else:
-                steps = Steps(self._pipeline, self._step).to_iter_dataset(self._read_options)
-                inner = steps.mp_prefetch(self._workers).__iter__()
-                workers.start(inner)
-                self._at_exit = weakref.finalize(self, workers.stop, inner)  # also when the interpreter exits
-            self._inner, self._inner_start = inner, self._step
+                steps = Steps(self._pipeline, step).to_iter_dataset(self._read_options).mp_prefetch(self._workers)
+                source = self._from_workers = workers.InOrder(steps, step)
+                self._ahead = ReadAhead(
+                    source.next,
+                    start=step,
+                    end=self._end,
+                    ahead=1,
+                    threads=1,
+                    name="grain_sft-take",
+                    close=source.close,
+                )
+        self._ahead.advance(step)
 
     def get_state(self) -> dict[str, Any]:
         """JSON-ready: the next step, and what the batches depend on but for the host."""
-        return {_STEP: self._step, _PIPELINE: self._pipeline.data_key}
+        return {_STEP: self.next_step, _PIPELINE: self._pipeline.data_key}
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Go to the step of `state`.
@@ -154,44 +157,22 @@ class PipelineIterator(grain.DatasetIterator[Element]):
                 f"the state is of another pipeline.\n  state:    {state[_PIPELINE]}\n  pipeline: {expected}\n"
                 "Give the run its old data, or start at a step of your choice with pipeline.iter(start_step=...)."
             )
-        step = checked_step(self._pipeline, state[_STEP])
-        with self._lock:
-            self._stop()
-            self._step = step
+        self._go_to(checked_step(self._pipeline, state[_STEP]))
 
     def close(self) -> None:
         """Stop threads and workers. `next` raises afterwards."""
-        with self._lock:
-            if not self._closed:
-                self._closed = True
-                self._watch.open = False
-                self._stop()
-
-    def _stop(
-        self,
-        ends: Callable[[], bool] = sys.is_finalizing,
-        close_workers: Callable[[grain.DatasetIterator[Element]], None] = workers.close,
-    ) -> None:
-        """Called also while the interpreter ends: the names of this module may be gone, and no thread starts any more.
-        Worker processes were stopped before that (see `start_prefetch`)."""
-        inner, self._inner = self._inner, None
-        if inner is None:
-            return
-        if not self._workers.num_workers:
-            inner.close()
-        elif not ends():
-            close_workers(inner)
-            if self._at_exit is not None:
-                self._at_exit.detach()
+        if not self._closed:
+            self._watch.open = False
+        super().close()
 
     def _get_next_index(self) -> int:
-        return self._step
+        return self.next_step
 
     def _set_next_index(self, index: int) -> None:
         self.set_state({_STEP: index})
 
     def __str__(self) -> str:
-        return f"PipelineIterator(next_step={self._step})"
+        return f"PipelineIterator(next_step={self.next_step})"
 
 
 class Steps(grain.MapDataset[Element]):
@@ -304,6 +285,7 @@ class _BatchIterator(grain.DataLoaderIterator):
         except StopIteration:
             raise
         except BaseException as error:
+            self._failure = "an exception"  # first of all: another may arrive
             self._failure = str(error) or type(error).__name__
             workers.close(self._iterator)  # the other workers end too
             if workers.was_ended(error):

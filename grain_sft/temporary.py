@@ -42,12 +42,12 @@ class HeldLock:
 
     def __init__(self, fd: int, *, wait: bool = True) -> None:
         self.fd = fd
+        _held.add(self)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BaseException:
-            os.close(fd)
+            self.release()
             raise
-        _held.add(self)
 
     def release(self) -> None:
         """Free the lock, also where children that were not forked by Python hold the file open, and close the file."""
@@ -55,9 +55,14 @@ class HeldLock:
             return
         _held.discard(self)
         fd, self.fd = self.fd, -1
-        with contextlib.suppress(OSError):
-            fcntl.flock(fd, fcntl.LOCK_UN)
-        os.close(fd)
+        try:
+            with contextlib.suppress(OSError):
+                fcntl.flock(fd, fcntl.LOCK_UN)
+        finally:
+            os.close(fd)
+
+    def __del__(self) -> None:  # an exception, as Ctrl-C, arrived before anybody had this object
+        self.release()
 
 
 _held: weakref.WeakSet[HeldLock] = weakref.WeakSet()

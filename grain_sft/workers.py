@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import multiprocessing
 import os
 import sys
 import threading
-from collections.abc import Iterator
+import weakref
+from collections.abc import Callable, Iterator
 from multiprocessing import resource_tracker
 from typing import Any
 
@@ -36,6 +38,51 @@ def start(iterator: Any) -> None:
         _start_tree(getattr(iterator, "_iterator", iterator))
 
 
+class InOrder:
+    """Elements of a dataset that ends in `mp_prefetch`, one after the other, taken by one thread.
+
+    That thread also starts the workers: no exception reaches it, as Ctrl-C reaches the main thread.
+
+    Args:
+      dataset: Grain's.
+      start: step of the first element.
+
+    Attributes:
+      iterator: Grain's, None before the workers are started.
+      started: lock that can be acquired when the workers are started, or failed to.
+    """
+
+    def __init__(self, dataset: Any, start: int) -> None:
+        self._dataset, self.start = dataset, start
+        self._at_exit: weakref.finalize[..., InOrder] | None = None
+        self._closed = False
+        self.iterator: Any = None
+        self.started = threading.Lock()
+        self.started.acquire()
+
+    def next(self, step: int) -> Any:
+        """Return the element of `step`, the one after that of the last call."""
+        if self.iterator is None:
+            try:
+                iterator = self._dataset.__iter__()
+                self._at_exit = weakref.finalize(self, stop, iterator)  # also when the interpreter exits
+                start(iterator)
+                self.iterator = iterator
+            finally:
+                self.started.release()
+            if self._closed:  # meanwhile
+                self.close()
+        return next(self.iterator)
+
+    def close(self, ends: Callable[[], bool] = sys.is_finalizing) -> None:
+        """End the workers. When the interpreter ends, they are stopped before this is called."""
+        self._closed = True
+        if self.iterator is not None and not ends():
+            close(self.iterator)
+            if self._at_exit is not None:
+                self._at_exit.detach()
+
+
 def stop(iterator: Any) -> None:
     """Close a Grain iterator whose workers `start` started, and let go of what it reads from.
 
@@ -50,13 +97,24 @@ def stop(iterator: Any) -> None:
 def close(iterator: Any) -> None:
     """Close a Grain iterator. A worker that was killed while it held a lock that Grain waits for without end is waited for
     some seconds; what is not closed then ends with this process."""
-    thread = threading.Thread(target=iterator.close, name="grain_sft-close", daemon=True)
+    closed = threading.Lock()
+    closed.acquire()
+
+    def run() -> None:
+        try:
+            iterator.close()
+        finally:
+            closed.release()
+
+    thread = threading.Thread(target=run, name="grain_sft-close", daemon=True)
     try:
-        thread.start()
+        _thread.start_new_thread(
+            thread.start, ()
+        )  # an exception that arrives inside `start` would keep the thread waiting
     except RuntimeError:  # the interpreter ends, and starts no threads any more
         iterator.close()
         return
-    thread.join(_CLOSES_IN)
+    closed.acquire(timeout=_CLOSES_IN)
 
 
 def end_with_parent() -> None:

@@ -297,7 +297,7 @@ def test_a_shard_that_does_not_open_is_named(folder, log):
     with pytest.raises(CorpusFileError), closing(pipeline.iter()) as batches:
         next(batches)
     assert log.find(
-        r"grain-prefetch_\d: making step 0 for .* opening .*0\.npy \(grain_sft/corpus/local_file\.py:\d+ in __init__\)"
+        r"grain_sft-read_\d: making step 0 for .* opening .*0\.npy \(grain_sft/corpus/local_file\.py:\d+ in __init__\)"
     )
     assert log.find(r"Step 0 failed after")
 

@@ -16,13 +16,11 @@ import json
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-import grain
-
 from grain_sft import files
 from grain_sft.arguments import as_integer
 from grain_sft.errors import MissingExtraError, PipelineError, RowIndexError
+from grain_sft.iteration import PipelineIterator
 from grain_sft.pipeline import Pipeline
-from grain_sft.sources import Element
 
 _STEP, _PARTS = "next_step", "parts"
 
@@ -72,7 +70,7 @@ def resume_step(state: Mapping[str, Any], pipeline: Pipeline, *, allow_other_dat
     return step
 
 
-class CheckedIterator(grain.DatasetIterator[Element]):
+class CheckedIterator(PipelineIterator):
     """`pipeline.iter(...)` with a state that carries the receipt: `set_state` refuses one of other data.
 
     Args:
@@ -85,37 +83,19 @@ class CheckedIterator(grain.DatasetIterator[Element]):
     def __init__(
         self, pipeline: Pipeline, start_step: int = 0, *, allow_other_data: bool = False, **options: int
     ) -> None:
-        super().__init__()
-        self._pipeline, self._allow_other_data = pipeline, allow_other_data
-        self._inner = pipeline.iter(start_step, **options)
-
-    def __next__(self) -> Element:
-        return next(self._inner)
-
-    @property
-    def next_step(self) -> int:
-        """The step whose batch `next` returns."""
-        return self._inner.next_step
-
-    def start_prefetch(self) -> None:
-        """Begin to make batches."""
-        self._inner.start_prefetch()
+        self._allow_other_data = allow_other_data
+        super().__init__(pipeline, start_step, **options)
 
     def get_state(self) -> dict[str, Any]:
         """As `data_state`."""
-        return data_state(self._pipeline, self._inner.next_step)
+        return data_state(self._pipeline, self.next_step)
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Go on at the step of `state`.
 
         Raises: as `resume_step`; then nothing is changed.
         """
-        step = resume_step(state, self._pipeline, allow_other_data=self._allow_other_data)
-        self._inner.set_state({_STEP: step})
-
-    def close(self) -> None:
-        """Stop threads and workers."""
-        self._inner.close()
+        self._go_to(resume_step(state, self._pipeline, allow_other_data=self._allow_other_data))
 
     def __str__(self) -> str:
         return f"CheckedIterator(next_step={self.next_step})"

@@ -8,25 +8,23 @@ divides the model, or the sequence), each of these processes reads them.
 
 from __future__ import annotations
 
-import collections
-import concurrent.futures
 import dataclasses
 import functools
-import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import grain
 import jax
 import numpy as np
 import numpy.typing as npt
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 
 from grain_sft.arguments import as_integer
+from grain_sft.delivery import StepIterator
 from grain_sft.errors import PipelineError
 from grain_sft.integrations.checkpoint import data_state, resume_step
 from grain_sft.iteration import checked_step
 from grain_sft.pipeline import Pipeline
+from grain_sft.read_ahead import ReadAhead
 from grain_sft.sources import Element
 
 AHEAD = 2  # batches whose transfer to the devices has begun before they are asked for
@@ -92,7 +90,7 @@ def process_rows(sharding: Sharding, shape: tuple[int, int], process: int | None
     return ProcessRows(shape, np.flatnonzero(held), indices, first)
 
 
-class GlobalBatches(grain.DatasetIterator[GlobalBatch]):
+class GlobalBatches(StepIterator[GlobalBatch]):
     """Iterator of a pipeline's batches as global arrays; every process makes one, and takes from it in step.
 
     The transfer of the next batches to the devices begins before they are asked for, in threads, so that a training step
@@ -132,7 +130,6 @@ class GlobalBatches(grain.DatasetIterator[GlobalBatch]):
         allow_other_data: bool = False,
         prepare: Callable[[int, Element], Element] | None = None,
     ) -> None:
-        super().__init__()
         self._closed = True  # until it is complete
         if pipeline.sampler.host.count != 1:
             raise PipelineError(
@@ -142,15 +139,11 @@ class GlobalBatches(grain.DatasetIterator[GlobalBatch]):
         self.pipeline, self.sharding = pipeline, sharding
         self._num_rows = None if num_rows is None else as_integer("num_rows", num_rows, 1, PipelineError)
         self._loaders = None if loaders is None else tuple(loaders)
-        self._ahead = as_integer("ahead", ahead, 0, PipelineError)
+        self._prefetch = as_integer("ahead", ahead, 0, PipelineError)
         self._threads = as_integer("threads", threads, 1, PipelineError)
         self._allow_other_data, self._prepare = allow_other_data, prepare
         self._ways = {rows: self._way_of(rows) for rows in set(pipeline.sampler.batch_sizes.sizes)}
-        self._step = checked_step(pipeline, start_step)
-        self._lock = threading.RLock()
-        self._pool: concurrent.futures.ThreadPoolExecutor | None = None
-        self._begun: collections.deque[concurrent.futures.Future[GlobalBatch]] = collections.deque()
-        self._closed = False
+        super().__init__(checked_step(pipeline, start_step), pipeline.end_step)
 
     def _way_of(self, batch_rows: int) -> _Directly | _ByLoaders:
         """How batches of so many rows get to the devices."""
@@ -169,45 +162,44 @@ class GlobalBatches(grain.DatasetIterator[GlobalBatch]):
         """Rows of the global batch of `step` that this process reads: int64 [n]."""
         return self._way(step).reads
 
-    @property
-    def next_step(self) -> int:
-        """The step whose batch `next` returns."""
-        return self._step
+    def _make(self, step: int) -> GlobalBatch:
+        if not self._prefetch:
+            batch = self._put(step)
+        else:
+            self._read_ahead(step)
+            assert self._ahead is not None
+            slot = self._ahead.get(step)
+            if slot.error is not None:
+                error = slot.error
+                self._stop()  # the next `next` tries this step again
+                raise error
+            assert slot.value is not None
+            batch = slot.value
+        return self._way(step).finish(batch)
 
-    def __next__(self) -> GlobalBatch:
-        with self._lock:
-            if self._closed:
-                raise PipelineError("the iterator was closed. Make another.")
-            if self._step >= self.pipeline.end_step:
-                self._forget()
-                raise StopIteration
-            try:
-                batch = self._taken()
-                if self.pipeline.audit is not None and self._way(self._step).writer == jax.process_index():
-                    self.pipeline.audit.handed_out(self.pipeline, self._step)
-            except BaseException:  # what was begun is no longer in step
-                self._forget()
-                raise
-            self._step += 1
-            self.start_prefetch()
-            return batch
-
-    def _taken(self) -> GlobalBatch:
-        """The batch of the next step."""
-        self.start_prefetch()
-        batch = self._begun.popleft().result() if self._ahead else self._put(self._step)
-        return self._way(self._step).finish(batch)
+    def _record(self, step: int, delivery: object) -> None:
+        if self.pipeline.audit is not None and self._way(step).writer == jax.process_index():
+            self.pipeline.audit.handed_out(self.pipeline, step, delivery)
 
     def start_prefetch(self) -> None:
         """Begin to read batches and to transfer them."""
         with self._lock:
-            if self._closed or not self._ahead:
-                return
-            if self._pool is None:
-                self._pool = concurrent.futures.ThreadPoolExecutor(self._threads, "grain_sft-global-batches")
-            last = min(self._step + self._ahead, self.pipeline.end_step)
-            for step in range(self._step + len(self._begun), last):
-                self._begun.append(self._pool.submit(self._put, step))
+            step, waiting = self._position
+            if not self._closed and self._prefetch and not waiting and step < self._end:
+                self._read_ahead(step)
+
+    def _read_ahead(self, step: int) -> None:
+        """Have batches from `step` on read and transferred, unless they are."""
+        if self._ahead is None:
+            self._ahead = ReadAhead(
+                self._put,
+                start=step,
+                end=self._end,
+                ahead=self._prefetch,
+                threads=self._threads,
+                name="grain_sft-global-batches",
+            )
+        self._ahead.advance(step)
 
     def _put(self, step: int) -> GlobalBatch:
         """The batch of `step`, on its way to this process's devices."""
@@ -239,13 +231,12 @@ class GlobalBatches(grain.DatasetIterator[GlobalBatch]):
         """
         step = checked_step(self.pipeline, step)
         with self._lock:
-            if step != self._step:
-                self._forget()
-                self._step = step
+            if step != self.next_step:
+                self._go_to(step)
 
     def get_state(self) -> dict[str, Any]:
         """The next step and the receipt, JSON-ready: the same on all processes."""
-        return data_state(self.pipeline, self._step)
+        return data_state(self.pipeline, self.next_step)
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Go on at the step of `state`.
@@ -256,27 +247,8 @@ class GlobalBatches(grain.DatasetIterator[GlobalBatch]):
         """
         self.seek(resume_step(state, self.pipeline, allow_other_data=self._allow_other_data))
 
-    def _forget(self) -> None:
-        """Drop what was begun."""
-        for future in self._begun:
-            future.cancel()
-        self._begun.clear()
-
-    def close(self) -> None:
-        """Stop the threads. `next` raises afterwards."""
-        if self._closed:
-            return
-        with self._lock:
-            self._closed = True
-            self._forget()
-            if self._pool is not None:
-                self._pool.shutdown(wait=False)
-
-    def __del__(self) -> None:
-        self.close()
-
     def __str__(self) -> str:
-        return f"GlobalBatches(next_step={self._step}, sharding={self.sharding})"
+        return f"GlobalBatches(next_step={self.next_step}, sharding={self.sharding})"
 
 
 class _Directly:

@@ -83,11 +83,16 @@ class MaxTextBatches(GlobalBatches):
 
     failure: Exception | None = None
 
-    def __next__(self) -> GlobalBatch:
+    def _make(self, step: int) -> GlobalBatch:
         try:
-            return super().__next__()
-        except StopIteration:
+            return super()._make(step)
+        except Exception as error:
+            self.failure = error
             raise
+
+    def _record(self, step: int, delivery: object) -> None:
+        try:
+            super()._record(step, delivery)
         except Exception as error:
             self.failure = error
             raise

@@ -36,6 +36,11 @@ def check_trainer(config: Any) -> None:
             "MaxText's enable_rampup_batch_size is true: it cuts one batch into several steps, so that a checkpoint's step "
             "no longer says which batch comes next. Set it to false."
         )
+    if getattr(config, "reuse_example_batch", 0):
+        raise ConfigError(
+            f"MaxText's reuse_example_batch is {config.reuse_example_batch}: it trains on the first batch in every step. "
+            "Set it to 0."
+        )
     if getattr(config, "training_objective", "causal_lm") == "block_diffusion":
         raise ConfigError("MaxText's training_objective is block_diffusion, whose masks grain_sft does not make.")
     if 0 < config.expansion_factor_real_data < 1:
@@ -54,7 +59,8 @@ def check_batches(config: Any, pipeline: Pipeline, where: str, *, training: bool
       training: whether this is the data of training or of evaluation.
 
     Raises:
-      ConfigError: rows, sequence length or vocabulary differ; segments that MaxText was told are not there.
+      ConfigError: rows, sequence length or vocabulary differ; segments that MaxText was told are not there; training data that
+        end before MaxText's steps.
       PipelineError: a transform is missing.
     """
     _check_rows(config, pipeline, where, training)
@@ -85,11 +91,9 @@ def check_batches(config: Any, pipeline: Pipeline, where: str, *, training: bool
             "shift_targets."
         )
     if training and pipeline.end_step < config.steps:
-        logging.warning(
-            "%s: the data end after %d steps, and so will the training; MaxText's steps is %d.",
-            where,
-            pipeline.end_step,
-            config.steps,
+        raise ConfigError(
+            f"{where}: the data end after {pipeline.end_step} steps, but MaxText's steps is {config.steps}, and it writes no "
+            f"final checkpoint where the data end first. Set steps={pipeline.end_step}, or a larger sampler.epochs."
         )
 
 

@@ -54,10 +54,12 @@ class AuditLog:
         self._files = [_LogFile(Path(self.path), _FORMATS[named[0]])] if named else []
         if not named:
             self._files = [_LogFile(Path(self.path + ending), line) for ending, line in _FORMATS.items()]
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._next = -1  # step whose batch is handed out next, if all goes on as it went
         self._quiet_until = -1  # from `_next` up to this step, nothing is written
         self._pending = -1  # step whose entries are made, and not all written
+        self._waiting: list[list[bytes]] = [[] for _ in self._files]  # these entries, of each file
+        self._delivered: object = None  # last delivery that was recorded
         self._since = 0
         self._events: Events | None = None
 
@@ -66,36 +68,42 @@ class AuditLog:
         """Of the files that are written."""
         return [str(file.path) for file in self._files]
 
-    def handed_out(self, pipeline: Pipeline, step: int) -> None:
+    def handed_out(self, pipeline: Pipeline, step: int, delivery: object = None) -> None:
         """Write what there is to say of the batch of `step`, which the trainer gets now.
+
+        An exception may arrive at any moment in here, as Ctrl-C does: what changes is changed by one assignment.
 
         Args:
           pipeline: the same each time.
+          delivery: object that stands for this delivery: a second call with it records nothing. None: each call is one.
 
         Raises:
           StorageError: it can't be written. Called again with the same step, what is missing is written.
         """
         with self._lock:
+            if delivery is not None and delivery is self._delivered:
+                return
             if step == self._next and step < self._quiet_until:
-                self._next += 1
+                self._next, self._delivered = step + 1, delivery
             elif not pipeline.sampler.host.index:
-                self._write(pipeline, step)
+                self._write(pipeline, step, delivery)
 
-    def _write(self, pipeline: Pipeline, step: int) -> None:
+    def _write(self, pipeline: Pipeline, step: int, delivery: object) -> None:
         if step != self._pending:
-            entries = self._entries(pipeline, step)
+            entries, events, since = self._entries(pipeline, step)
             time = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-            for file in self._files:
-                file.add(time, entries)
-            self._pending = step
-        for file in self._files:
-            file.write()
+            waiting = [
+                [*before, *file.lines(time, entries)] for file, before in zip(self._files, self._waiting, strict=True)
+            ]
+            self._waiting, self._events, self._since, self._pending = waiting, events, since, step
+        for file, lines in zip(self._files, self._waiting, strict=True):
+            file.write(lines)
         assert self._events is not None
-        self._pending, self._next = -1, step + 1
         following = next(self._events.following(step + 1), None)
-        self._quiet_until = pipeline.end_step if following is None else following.step
+        quiet_until = pipeline.end_step if following is None else following.step
+        self._pending, self._next, self._quiet_until, self._delivered = -1, step + 1, quiet_until, delivery
 
-    def _entries(self, pipeline: Pipeline, step: int) -> list[Fields]:
+    def _entries(self, pipeline: Pipeline, step: int) -> tuple[list[Fields], Events, int]:
         found: list[Fields] = []
         events, since = self._events, self._since
         there = [file.has_entries() for file in self._files]
@@ -110,20 +118,18 @@ class AuditLog:
                 found.append(events.resume(step))
         for event in itertools.takewhile(lambda event: event.step == step, events.following(step)):
             found.append(events.entry(event, since))
-        self._events, self._since = events, since
-        return found
+        return found, events, since
 
     def __reduce__(self) -> tuple[type[AuditLog], tuple[str]]:
         return type(self), (self.path,)  # a worker's copy: it hands out nothing, and so writes nothing
 
 
 class _LogFile:
-    """One file of a log, and the entries that are to be added to it."""
+    """One file of a log."""
 
     def __init__(self, path: Path, line: Callable[[str, Fields], bytes]) -> None:
         self.path = path
         self._line = line
-        self._waiting: list[bytes] = []
 
     def has_entries(self) -> bool:
         """Whether something was written before."""
@@ -134,13 +140,14 @@ class _LogFile:
         except OSError as error:
             raise self._unwritable(error) from error
 
-    def add(self, time: str, entries: Sequence[Fields]) -> None:
-        """Have entries written by the next `write`."""
-        self._waiting += [self._line(time, fields) for fields in entries]
+    def lines(self, time: str, entries: Sequence[Fields]) -> list[bytes]:
+        """Entries as this file has them, without their seals."""
+        return [self._line(time, fields) for fields in entries]
 
-    def write(self) -> None:
-        """Append what waits, whole lines at once, synced to disk; nothing of it where that fails."""
-        if not self._waiting:
+    def write(self, waiting: list[bytes]) -> None:
+        """Append lines, whole and all at once, synced to disk, and take them out of `waiting`; or neither, where something is
+        raised."""
+        if not waiting:
             return
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -149,20 +156,19 @@ class _LogFile:
             try:
                 with contextlib.suppress(OSError):  # a file system without locks: then one process at a time must do
                     lock = HeldLock(os.dup(fd))
-                self._append(fd)
+                self._append(fd, waiting)
             finally:
                 os.close(fd)
                 if lock is not None:
                     lock.release()
         except OSError as error:
             raise self._unwritable(error) from error
-        self._waiting.clear()
 
-    def _append(self, fd: int) -> None:
+    def _append(self, fd: int, waiting: list[bytes]) -> None:
         size = os.fstat(fd).st_size
         before, entry, chain = _end_of(fd, size)
         data = b"\n" if size and os.pread(fd, 1, size - 1) != b"\n" else b""  # the end of a line half written
-        for body in self._waiting:
+        for body in waiting:
             entry += 1
             line, chain = sealed(body, entry, before, chain)
             data, before = data + line + b"\n", b""
@@ -171,12 +177,14 @@ class _LogFile:
             if written < len(data):
                 raise OSError(f"{written} of {len(data)} bytes written; is the disk full?")
             os.fsync(fd)
-        except OSError:
-            with contextlib.suppress(OSError):
-                os.ftruncate(fd, size)
+            if not size:
+                files.sync_folder(self.path.parent)
+            waiting.clear()
+        except BaseException:  # also Ctrl-C
+            if waiting:
+                with contextlib.suppress(OSError):
+                    os.ftruncate(fd, size)
             raise
-        if not size:
-            files.sync_folder(self.path.parent)
 
     def _unwritable(self, error: OSError) -> StorageError:
         return StorageError(

@@ -6,9 +6,12 @@ thread is there from the first `next` of an iterator until the last iterator is 
 
 from __future__ import annotations
 
+import _thread
 import atexit
+import contextlib
 import math
 import os
+import queue
 import sys
 import threading
 import weakref
@@ -222,31 +225,33 @@ class _Watchdog:
         self._watches: weakref.WeakSet[Watch | WorkerWatch] = weakref.WeakSet()
         self._lock = threading.Lock()
         renew_lock(self)
-        self._wake = threading.Event()
+        # neither Event nor Thread.start: they hang when an exception, as Ctrl-C, arrives inside them
+        self._wake: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._over = False
 
     def add(self, watch: Watch | WorkerWatch) -> None:
         """Look at this one too."""
         with self._lock:
-            watch.watched = True
             if self._over or sys.is_finalizing():  # a thread that starts now would hang
+                watch.watched = True
                 return
             self._watches.add(watch)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="grain_sft-watchdog", daemon=True)
                 try:
-                    self._thread.start()
+                    _thread.start_new_thread(self._thread.start, ())
                 except RuntimeError:  # the interpreter ends, or the process may have no more threads
                     self._thread = None
-            self._wake.set()
+            self._wake.put(None)
+            watch.watched = True
 
     def end(self) -> None:
         """The interpreter is about to end."""
         self._over = True
-        self._wake.set()
+        self._wake.put(None)
         thread = self._thread
-        if thread is not None:
+        if thread is not None and thread.ident is not None:
             thread.join(1.0)
 
     def forked(self) -> None:
@@ -254,7 +259,7 @@ class _Watchdog:
         for watch in list(self._watches):
             watch.forked()
         self._watches = weakref.WeakSet()
-        self._thread, self._wake = None, threading.Event()
+        self._thread, self._wake = None, queue.SimpleQueue()
 
     def _run(self) -> None:
         while True:
@@ -271,8 +276,8 @@ class _Watchdog:
                     self._over = True
             pause = min(watch.pause() for watch in watches)
             del watches, watch
-            self._wake.wait(pause)
-            self._wake.clear()
+            with contextlib.suppress(queue.Empty):
+                self._wake.get(timeout=pause)
 
 
 _watchdog = _Watchdog()

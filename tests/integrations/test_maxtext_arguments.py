@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import types
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from sft_files import documents, write_episodes
 from grain_sft import GrainSftError, Host, load
 from grain_sft.integrations import maxtext
 from grain_sft.integrations.maxtext import Options, main, split
-from grain_sft.integrations.maxtext_checks import KEYS, check_weights, prepare
+from grain_sft.integrations.maxtext_checks import KEYS, check_batches, check_trainer, check_weights, prepare
 
 
 @pytest.fixture(autouse=True)
@@ -103,3 +104,36 @@ def test_a_token_beyond_the_vocabulary_is_named_with_its_place(config):
     )
     with pytest.raises(GrainSftError, match=message):
         prepare(largest, "here", lambda step: rows)(0, batch)
+
+
+def maxtext_config(**changed):
+    """What the checks read of MaxText's config, for the pipeline of `config`."""
+    values = {
+        "dataset_type": "olmo_grain",
+        "enable_rampup_batch_size": False,
+        "reuse_example_batch": 0,
+        "expansion_factor_real_data": -1.0,
+        "global_batch_size_to_train_on": 4,
+        "max_target_length": 8,
+        "vocab_size": 64,
+        "packing": True,
+        "steps": 2,
+    }
+    return types.SimpleNamespace(**values | changed)
+
+
+def test_a_batch_that_is_trained_on_in_every_step_is_refused():
+    check_trainer(maxtext_config())
+    with pytest.raises(GrainSftError, match=r"reuse_example_batch is 1: .* Set it to 0\."):
+        check_trainer(maxtext_config(reuse_example_batch=1))
+
+
+def test_data_that_end_before_the_last_step_are_refused(config):
+    stated = json.loads(config.read_text())
+    stated["sampler"]["epochs"] = 1
+    stated["transforms"] = ["shift_targets"]
+    finite = load(stated | {"corpus": {"path": str(config.parent / "a.npy"), "dtype": "uint32"}}, host=Host(0, 1))
+    assert len(finite) == 2
+    check_batches(maxtext_config(), finite, "here", training=True)
+    with pytest.raises(GrainSftError, match=r"here: the data end after 2 steps, .* steps is 3, .* Set steps=2"):
+        check_batches(maxtext_config(steps=3), finite, "here", training=True)

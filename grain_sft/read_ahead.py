@@ -1,0 +1,146 @@
+"""Results of consecutive steps, made by threads before they are asked for."""
+
+from __future__ import annotations
+
+import _thread
+import atexit
+import contextlib
+import queue
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
+
+T = TypeVar("T")
+
+_ENDS_IN = 5.0  # seconds that threads get to finish a step when the interpreter ends
+
+
+class Slot(Generic[T]):
+    """Result of one step: `value` or `error`, when it is `ready`, which is when `done` can be acquired."""
+
+    __slots__ = ("claimed", "done", "error", "ready", "value")
+
+    def __init__(self) -> None:
+        self.claimed, self.done = threading.Lock(), threading.Lock()
+        self.done.acquire()
+        self.ready = False
+        self.value: T | None = None
+        self.error: BaseException | None = None
+
+
+class ReadAhead(Generic[T]):
+    """`make(step)` of consecutive steps, called by threads up to `ahead` steps before `get` asks for them.
+
+    An exception that is raised in the caller's thread at any moment, as Ctrl-C is, loses nothing and blocks nobody: the caller
+    waits for locks of C only, and a result stays until `advance` drops it. A `threading.Condition` stays locked for good when
+    an exception arrives while it is entered. `Future`, `Event`, `Queue` and `Thread.start` are built on it, so the futures of
+    an executor, and Grain's prefetching, do not survive Ctrl-C.
+
+    Callers take turns: their lock is held around each method.
+
+    Args:
+      make: function of a step. With one thread, it is called in the order of the steps.
+      start: first step.
+      end: step after the last.
+      ahead: steps that are made before they are asked for, at least 1.
+      threads: number of threads, which start with the first `advance`.
+      name: prefix of the names of the threads.
+      close: called by `close`, from any thread.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[int], T],
+        *,
+        start: int,
+        end: int,
+        ahead: int,
+        threads: int,
+        name: str,
+        close: Callable[[], None] | None = None,
+    ) -> None:
+        self._make, self._close = make, close
+        self._next, self._end, self._ahead = start, end, ahead
+        self._slots: dict[int, Slot[T]] = {}
+        self._wanted: queue.SimpleQueue[int | None] = queue.SimpleQueue()
+        self._threads = [
+            threading.Thread(target=self._work, name=f"{name}_{number}", daemon=True) for number in range(threads)
+        ]
+        self._starting, self._started = threading.Lock(), False
+        _open.add(self)
+
+    def get(self, step: int) -> Slot[T]:
+        """Return the result of `step`, which is not before the one of the last `advance`, when it is made."""
+        self.advance(step)
+        slot = self._slots[step]
+        if not slot.ready:
+            with slot.done:
+                pass
+        return slot
+
+    def advance(self, step: int) -> None:
+        """Drop results before `step`, and have those from `step` on made."""
+        for before in [each for each in self._slots if each < step]:
+            del self._slots[before]
+        for wanted in range(self._next, min(step + self._ahead, self._end)):
+            if wanted not in self._slots:
+                self._slots[wanted] = Slot()
+            self._wanted.put(wanted)  # twice, if an exception arrives here: the slot is claimed once
+            self._next = wanted + 1
+        if not self._started:
+            _thread.start_new_thread(self._start, ())
+
+    def close(self) -> None:
+        """Have the threads end after the steps that they are making."""
+        self._wanted.put(None)
+        self._slots = {}
+        if self._close is not None:
+            self._close()
+
+    def join(self, deadline: float) -> None:
+        """Wait for the threads, until `deadline` on the monotonic clock."""
+        for thread in self._threads:
+            if thread.ident is not None:
+                thread.join(max(0.0, deadline - time.monotonic()))
+
+    def _start(self) -> None:
+        """In a thread of its own, which no exception reaches. May be called again."""
+        if not self._starting.acquire(blocking=False):
+            return
+        started = 0
+        with contextlib.suppress(RuntimeError):  # the system allows no more threads
+            for thread in self._threads:
+                thread.start()
+                started += 1
+        self._started = True
+        if not started:
+            self._work()
+
+    def _work(self) -> None:
+        while (step := self._wanted.get()) is not None:
+            slot = self._slots.get(step)
+            if slot is None or not slot.claimed.acquire(blocking=False):
+                continue
+            try:
+                slot.value = self._make(step)
+            except BaseException as error:
+                slot.error = error
+            slot.ready = True
+            slot.done.release()
+            del slot  # a batch that was taken is not kept while this waits
+        self._wanted.put(None)  # for the other threads
+
+
+_open: weakref.WeakSet[ReadAhead[Any]] = weakref.WeakSet()
+
+
+@atexit.register
+def _end() -> None:
+    """End all threads before the interpreter does, which would stop them in the middle of native code."""
+    deadline, readers = time.monotonic() + _ENDS_IN, list(_open)
+    for reader in readers:
+        reader.close()
+    for reader in readers:
+        reader.join(deadline)

@@ -1,0 +1,289 @@
+"""Exceptions at any moment inside `next`: the step that was not delivered comes next, each step comes once, nothing hangs.
+
+    pytest -n0 -m heavy -s tests/test_exceptions_inside_next.py
+
+raises `GRAIN_SFT_EXCEPTIONS` (5,000) in all. Values are taken by `list.extend`, so that a batch that `next` returned is kept
+although the signal handler raises directly after it.
+"""
+
+from __future__ import annotations
+
+import collections
+import ctypes
+import dis
+import functools
+import itertools
+import json
+import os
+import random
+import signal
+import sys
+import threading
+import time
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+import grain_sft
+from grain_sft import IndexSampler, NpyDataSource, Pipeline, ShiftTargets, WindowLayout, open_corpus
+from grain_sft.errors import PipelineError
+from grain_sft.integrations.jax_arrays import GlobalBatches
+
+COUNT = int(os.environ.get("GRAIN_SFT_EXCEPTIONS", "5000"))
+LENGTH, ROWS = 16, 4
+PACKAGE = os.path.dirname(grain_sft.__file__)
+
+
+class Raised(BaseException):
+    """What a handler raises."""
+
+
+@pytest.fixture(autouse=True)
+def alarm():
+    """No test of these may hang."""
+
+    def hangs(number, frame):
+        raise TimeoutError("hangs")
+
+    before = signal.signal(signal.SIGALRM, hangs)
+    signal.alarm(400)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
+
+
+@pytest.fixture
+def pipeline(tmp_path):
+    """Token k of the corpus is k, so that a batch tells its rows; an audit log of epochs of 50 steps."""
+    np.arange(50 * ROWS * LENGTH, dtype=np.uint32).tofile(tmp_path / "a.npy")
+    source = NpyDataSource(WindowLayout(open_corpus(tmp_path / "a.npy", dtype="uint32"), LENGTH))
+    sampler = IndexSampler(len(source), global_batch_size=ROWS, seed=1)
+    return Pipeline(source, sampler, [ShiftTargets()], audit=tmp_path / "audit")
+
+
+def global_batches(pipeline, **options):
+    mesh = Mesh(np.array(jax.devices()[:1]), ("data",))
+    return GlobalBatches(pipeline, NamedSharding(mesh, PartitionSpec("data")), **options)
+
+
+KINDS = {
+    **{f"{threads} threads": lambda p, threads=threads: p.iter(threads=threads, prefetch=3) for threads in range(5)},
+    "1 worker": lambda p: p.iter(worker_count=1, prefetch=2),
+    "2 workers": lambda p: p.iter(worker_count=2, prefetch=2),
+    "global batches": global_batches,
+    "global batches, not ahead": lambda p: global_batches(p, ahead=0),
+}
+HERE = ["0 threads", "2 threads", "global batches", "global batches, not ahead"]
+
+
+def check_steps(pipeline, batches, start=0):
+    """Each batch is the one of its step, from `start` on."""
+    for step, batch in enumerate(batches, start):
+        rows = pipeline.sampler.rows(step)
+        expected = np.asarray(rows)[:, None] * LENGTH + np.arange(LENGTH)
+        np.testing.assert_array_equal(np.asarray(batch["inputs"]), expected, err_msg=f"step {step}")
+
+
+def check_log(pipeline, steps):
+    """The audit log has each epoch's begin and end once, and no resumption."""
+    with open(pipeline.audit.path + ".jsonl") as file:
+        entries = [json.loads(line) for line in file]
+    found = collections.Counter(entry["action"] for entry in entries)
+    assert found["dataset_load"] == 1 and not found["resume"], found
+    assert found["epoch_start"] == -(-steps // 50) and found["epoch_complete"] == steps // 50, found
+
+
+@functools.cache
+def checks(code):
+    """Offsets of the instructions of `code` before which CPython looks for signals: after calls, and where loops go back."""
+    instructions = list(dis.get_instructions(code))
+    after = [
+        one.offset for before, one in itertools.pairwise(instructions) if before.opname.startswith(("CALL", "RESUME"))
+    ]
+    return {*after, *(one.offset for one in instructions if one.opname == "JUMP_BACKWARD")}
+
+
+def raise_at(point):
+    """A trace function that raises the `point`-th time that CPython looks for signals in one of our own frames, and a list that
+    is not empty when it has."""
+    passed = itertools.count()
+    reached = []
+
+    def trace(frame, event, argument):
+        if not frame.f_code.co_filename.startswith(PACKAGE):
+            return None
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        if event == "opcode" and frame.f_lasti in checks(frame.f_code) and next(passed) == point:
+            reached.append((frame.f_code.co_name, frame.f_lineno))
+            sys.settrace(None)
+            raise Raised
+        return trace
+
+    return trace, reached
+
+
+@pytest.mark.parametrize("name", HERE)
+def test_an_exception_at_each_check_for_signals_loses_and_repeats_nothing(pipeline, name):
+    """Of our own frames in the thread that calls `next`."""
+    iterator = KINDS[name](pipeline)
+    taken, point = [], 0
+    while True:
+        trace, reached = raise_at(point)
+        step = len(taken)
+        sys.settrace(trace)
+        try:
+            taken.extend(itertools.islice(iterator, 1))
+        except Raised:
+            pass
+        finally:
+            sys.settrace(None)
+        assert iterator.next_step == len(taken), (point, reached)
+        assert iterator.get_state()["next_step"] == len(taken)
+        if not reached:
+            assert len(taken) == step + 1
+            break
+        point += 1
+    taken.extend(itertools.islice(iterator, 3))
+    iterator.close()
+    assert point > 10
+    check_steps(pipeline, taken)
+    check_log(pipeline, len(taken))
+
+
+def interrupt(iterator, count, seed, longest=0.002):
+    """What `count` exceptions of a signal handler inside `next` leave: the batches in order, and how many arrived."""
+    draw = random.Random(seed)
+    taken, raised = [], 0
+    inside = [False]
+
+    def handler(number, frame):
+        if inside[0]:
+            raise Raised
+
+    before = signal.signal(signal.SIGUSR1, handler)
+    main = threading.main_thread().ident
+    delays: collections.deque[float] = collections.deque()
+    stop = threading.Event()
+
+    def send():
+        while not stop.is_set():
+            if delays:
+                time.sleep(delays.popleft())
+                signal.pthread_kill(main, signal.SIGUSR1)
+            else:
+                time.sleep(0.0001)
+
+    sender = threading.Thread(target=send)
+    sender.start()
+    try:
+        while raised < count:
+            delays.append(draw.uniform(0, longest) ** 2 / longest)
+            try:
+                inside[0] = True
+                taken.extend(itertools.islice(iterator, draw.randrange(1, 12)))
+                inside[0] = False
+            except Raised:
+                inside[0] = False
+                raised += 1
+                assert iterator.next_step == len(taken)
+    finally:
+        inside[0] = False
+        stop.set()
+        sender.join()
+        signal.signal(signal.SIGUSR1, before)
+    taken.extend(itertools.islice(iterator, 5))
+    return taken
+
+
+def check_interrupted(pipeline, name, count):
+    iterator = KINDS[name](pipeline)
+    taken = interrupt(iterator, count, name)
+    iterator.close()
+    check_steps(pipeline, taken)
+    check_log(pipeline, len(taken))
+    return len(taken)
+
+
+@pytest.mark.parametrize("name", ["0 threads", "4 threads", "global batches"])
+def test_signal_handlers_that_raise_lose_and_repeat_nothing(pipeline, name):
+    check_interrupted(pipeline, name, 20)
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("name", KINDS)
+def test_thousands_of_exceptions(pipeline, name):
+    count = -(-COUNT // len(KINDS))
+    steps = check_interrupted(pipeline, name, count)
+    print(f"\n{name}: {count} exceptions, {steps} steps, each delivered once")
+
+
+def test_exceptions_that_another_thread_sets_lose_nothing(pipeline):
+    """`PyThreadState_SetAsyncExc`, in two threads that take from one iterator: each step goes to one."""
+    iterator = pipeline.iter(threads=2, prefetch=3)
+    taken: list[list] = [[], []]
+    ended = [False, False]
+
+    def take(number):
+        while len(taken[0]) + len(taken[1]) < 400:
+            try:
+                while len(taken[0]) + len(taken[1]) < 400:
+                    taken[number].extend(itertools.islice(iterator, 1))
+            except Raised:
+                continue
+        ended[number] = True
+
+    def guarded(number):
+        while not ended[number]:
+            try:
+                take(number)
+            except Raised:
+                continue
+
+    threads = [threading.Thread(target=guarded, args=(number,)) for number in range(2)]
+    for thread in threads:
+        thread.start()
+    draw = random.Random(0)
+    while any(thread.is_alive() for thread in threads):
+        time.sleep(draw.uniform(0, 0.002))
+        thread = draw.choice(threads)
+        if thread.is_alive() and not all(ended):
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), ctypes.py_object(Raised))
+    iterator.close()
+    firsts = collections.Counter(np.asarray(batch["inputs"])[0, 0].item() for batch in taken[0] + taken[1])
+    total = len(taken[0]) + len(taken[1])
+    expected = collections.Counter(int(pipeline.sampler.rows(step)[0]) * LENGTH for step in range(total))
+    assert firsts == expected
+
+
+@pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.heavy)])
+def test_a_data_loader_stops_for_good_with_a_sentence(pipeline, workers):
+    without_log = Pipeline(pipeline.source, pipeline.sampler, pipeline.transforms)
+    iterator = iter(without_log.data_loader(worker_count=workers))
+    taken = []
+    with pytest.raises(Raised):
+        interrupt(CountedTaker(iterator, taken), 1, workers)
+    check_steps(pipeline, taken)
+    for _ in range(2):
+        with pytest.raises(PipelineError, match="would be left out now"):
+            next(iterator)
+
+
+class CountedTaker:
+    """A data loader's iterator for `interrupt`, which ends with the first exception."""
+
+    def __init__(self, iterator, taken):
+        self._iterator, self._taken = iterator, taken
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        before = len(self._taken)
+        self._taken.extend(itertools.islice(self._iterator, 1))
+        return self._taken[before]
+
+    @property
+    def next_step(self):
+        raise Raised  # ends the run
