@@ -90,7 +90,7 @@ def want(folder: str, barrier) -> None:
         time.sleep(0.5)
         return arrays()
 
-    barrier.wait(60)
+    barrier.wait(300)
     check(artefact.load_or_make("things", DEPENDS, make, Path(folder)))
     Path(folder, f"had-by-{os.getpid()}").touch()
 
@@ -102,7 +102,7 @@ def test_six_processes_that_want_it_at_once_make_it_once(tmp_path):
     for process in processes:
         process.start()
     for process in processes:
-        process.join(120)
+        process.join(400)
     assert [process.exitcode for process in processes] == [0] * 6
     assert len(list(tmp_path.glob("had-by-*"))) == 6
     assert len(list(tmp_path.glob("made-by-*"))) == 1
@@ -116,7 +116,7 @@ def die(folder: str) -> None:
 def test_a_maker_that_dies_leaves_nothing_and_the_next_makes_it(tmp_path):
     process = multiprocessing.get_context("spawn").Process(target=die, args=(str(tmp_path),))
     process.start()
-    process.join(60)
+    process.join(400)
     assert process.exitcode == 3
     assert not list((tmp_path / "things").glob("*.arrays"))
     maker = Maker()

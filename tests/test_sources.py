@@ -253,7 +253,7 @@ def test_a_source_in_use_is_read_by_a_spawned_process_as_well(make):
     source = source_of(corpus)
     source.read([0, 7])
     with multiprocessing.get_context("spawn").Pool(1) as pool:
-        found = pool.apply_async(read_tokens, (source, [7, 0, FILL_ROW])).get(timeout=60)
+        found = pool.apply_async(read_tokens, (source, [7, 0, FILL_ROW])).get(timeout=300)
     np.testing.assert_array_equal(found, [rows[7], rows[0], np.zeros(LENGTH)])
 
 

@@ -313,7 +313,7 @@ def test_a_maker_that_is_stopped_is_not_waited_for_without_end(proxy, tmp_path):
     )
     begin = time.monotonic()
     check(grain_sft.NpyDataSource(grain_sft.WindowLayout(corpus, LENGTH)), [0, 1])
-    assert time.monotonic() - begin < 4
+    assert time.monotonic() - begin < 40  # the holder sleeps for 60
     holder.kill()
     holder.wait()
 

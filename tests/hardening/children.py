@@ -17,6 +17,9 @@ BATCH = 4
 PROGRAM = """
 import os, sys, time
 import numpy as np
+sys.modules["jax"] = None  # Grain imports JAX where it is installed, which takes two thirds of the start
+import grain
+del sys.modules["jax"]
 from grain_sft import IndexSampler, NpyDataSource, Pipeline, ShiftTargets, WindowLayout, open_corpus
 
 def make(folder, **options):
@@ -51,7 +54,7 @@ def start(program: str, *arguments: object, **options) -> subprocess.Popen[str]:
     )
 
 
-def run(program: str, *arguments: object, timeout: float = 100, **options) -> str:
+def run(program: str, *arguments: object, timeout: float = 400, **options) -> str:
     """What such a child prints; it has to end well."""
     child = start(program, *arguments, **options)
     try:
@@ -64,8 +67,8 @@ def run(program: str, *arguments: object, timeout: float = 100, **options) -> st
     return out
 
 
-def wait_until(condition, seconds: float) -> bool:
-    """Whether `condition()` holds within so many seconds."""
+def wait_until(condition, seconds: float = 300) -> bool:
+    """Return whether `condition()` holds within `seconds`, which only a machine that hangs needs."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         if condition():

@@ -153,7 +153,7 @@ def test_the_next_batches_begin_before_they_are_asked_for(pipeline, ahead, begun
     batches = GlobalBatches(watched, sharding(), ahead=ahead, threads=1)
     next(batches)
     next(batches)
-    assert counting.enough.wait(60)
+    assert counting.enough.wait(300)
     assert counting.left == 0
 
 

@@ -23,7 +23,7 @@ from grain_sft.prepare.training import train_tokenizer
 
 GOOD = b'{"messages": [{"role": "user", "content": "hi %d"}, {"role": "assistant", "content": "yes \xc3\xa4"}]}'
 MUTANTS = 2400  # lines of each template
-PATIENCE = 20.0  # seconds for one bad line; they take milliseconds
+PATIENCE = 120.0  # seconds for one bad line; they take milliseconds
 
 
 def chat(user: bytes = b'"hi"', more: bytes = b"", role: bytes = b'"user"') -> bytes:

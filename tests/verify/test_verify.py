@@ -290,7 +290,7 @@ def test_a_full_check_takes_bounded_memory(tmp_path):
     )
     np.full(100, EOS, np.uint32).tofile(tmp_path / "small.npy")
     command = [sys.executable, "-c", program, str(tmp_path / "small.npy"), str(tmp_path / "a.npy")]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    result = subprocess.run(command, capture_output=True, text=True, timeout=400)
     assert result.stdout == "1 20000000\n", result.stderr
 
 
@@ -479,7 +479,7 @@ def test_rows_whose_planes_do_not_fit_are_found_out(tmp_path, layout, plane):
 def test_exit_codes_and_json_are_for_scripts(tmp_path, config, capsys):
     root = write("primer", tmp_path)
     command = [sys.executable, "-m", "grain_sft.cli.main", "verify"]
-    result = subprocess.run([*command, str(root), "--json"], capture_output=True, text=True, timeout=60)
+    result = subprocess.run([*command, str(root), "--json"], capture_output=True, text=True, timeout=400)
     found = json.loads(result.stdout)
     assert result.returncode == 0 and found["sound"] and found["figures"]["documents"] == 300
     poke(root / "train_idx.npy", np.uint8, 140, 9)
