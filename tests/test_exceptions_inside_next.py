@@ -124,9 +124,11 @@ def raise_at(point):
     return trace, reached
 
 
+@pytest.mark.parametrize("stride", [9, pytest.param(1, marks=pytest.mark.heavy)])
 @pytest.mark.parametrize("name", HERE)
-def test_an_exception_at_each_check_for_signals_loses_and_repeats_nothing(pipeline, name):
-    """Of our own frames in the thread that calls `next`."""
+def test_an_exception_at_any_check_for_signals_loses_and_repeats_nothing(pipeline, name, stride):
+    """Of our own frames in the thread that calls `next`: at some of the checks, drawn, or at all."""
+    draw = random.Random(name)
     iterator = KINDS[name](pipeline)
     taken, point = [], 0
     while True:
@@ -144,7 +146,7 @@ def test_an_exception_at_each_check_for_signals_loses_and_repeats_nothing(pipeli
         if not reached:
             assert len(taken) == step + 1
             break
-        point += 1
+        point += draw.randint(1, 2 * stride - 1)
     taken.extend(itertools.islice(iterator, 3))
     iterator.close()
     assert point > 10

@@ -256,7 +256,7 @@ def test_without_prometheus_client_a_server_says_what_to_install(monkeypatch):
 
 @pytest.mark.parametrize("threads", [0, 2])
 def test_a_transform_that_hangs_is_named_while_it_hangs(folder, log, threads):
-    names = r"Step 0: no batch after \d+\.\d s\.\n  .*: making step 0 for .* in the transform Holds \(.*metrics.py:\d+ in wait\)"
+    names = r"Step 0: no batch after [\d.]+ s\.\n  .*: making step 0 for .* in the transform Holds \(.*metrics.py:\d+ in wait\)"
     with closing(make(folder, Holds(log, names)).iter(threads=threads)) as batches:
         next(batches)
         assert log.find(names)

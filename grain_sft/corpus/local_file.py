@@ -26,9 +26,10 @@ def _stamp(status: os.stat_result) -> Stamp:
 class LocalFile:
     """An open file that closes itself when the last reader lets go of it."""
 
+    fd = -1  # also where an exception, as Ctrl-C, arrives before `__init__` begins
+
     def __init__(self, shard: StoredFile, verified: Stamp | None, scattered: bool) -> None:
         self.shard, self.data_offset = shard, shard.data_offset
-        self.fd = -1
         try:
             with inside(shard.root):
                 self.fd = open_regular(shard.path)

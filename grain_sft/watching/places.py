@@ -90,7 +90,8 @@ def _own(frame: FrameType) -> FrameType:
     at: FrameType | None = frame
     while at is not None:
         name = at.f_code.co_filename
-        if name.startswith(_PACKAGE) or not (name.startswith(_LIBRARIES) or name.startswith("<frozen")):
+        library = name.startswith((*_LIBRARIES, "<frozen")) or "/site-packages/" in name
+        if name.startswith(_PACKAGE) or not library:
             return at
         at = at.f_back
     return frame
