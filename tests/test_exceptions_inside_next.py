@@ -12,6 +12,7 @@ import collections
 import ctypes
 import dis
 import functools
+import gc
 import itertools
 import json
 import os
@@ -257,6 +258,20 @@ def test_exceptions_that_another_thread_sets_lose_nothing(pipeline):
     total = len(taken[0]) + len(taken[1])
     expected = collections.Counter(int(pipeline.sampler.rows(step)[0]) * LENGTH for step in range(total))
     assert firsts == expected
+
+
+@pytest.mark.parametrize("name", ["2 threads", "global batches"])
+def test_threads_end_with_an_iterator_that_nobody_holds(pipeline, name):
+    before = set(threading.enumerate())
+    iterator = KINDS[name](pipeline)
+    next(iterator)
+    mine = {thread for thread in set(threading.enumerate()) - before if "watchdog" not in thread.name}
+    assert mine
+    del iterator
+    gc.collect()
+    for thread in mine:
+        thread.join(100)
+        assert not thread.is_alive()
 
 
 @pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.heavy)])

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -191,8 +192,9 @@ class GlobalBatches(StepIterator[GlobalBatch]):
     def _read_ahead(self, step: int) -> None:
         """Have batches from `step` on read and transferred, unless they are."""
         if self._ahead is None:
+            this = weakref.proxy(self)  # threads that wait for work keep no iterator that nobody holds
             self._ahead = ReadAhead(
-                self._put,
+                lambda step: this._put(step),
                 start=step,
                 end=self._end,
                 ahead=self._prefetch,
