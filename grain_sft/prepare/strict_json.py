@@ -35,9 +35,11 @@ def parse_json(line: bytes) -> object:
     try:
         value = _DECODER.decode(text.removeprefix(_BOM))
     except json.JSONDecodeError as error:
+        cut = error.pos >= len(error.doc.rstrip())
+        hint = " Are records written over several lines? `jq -c . FILE > FILE.jsonl` puts each on one." if cut else ""
         raise RecordError(
             f"not valid JSON at column {error.pos + 1}: {error.msg[0].lower()}{error.msg[1:]}, found "
-            f"{_near(error.doc, error.pos)}. Expected one whole JSON object in a line."
+            f"{_near(error.doc, error.pos)}. Expected one whole JSON object in a line.{hint}"
         ) from error
     except RecursionError as error:
         raise RecordError(_too_deep()) from error

@@ -5,6 +5,9 @@ from __future__ import annotations
 import gzip
 import json
 import random
+import shlex
+import shutil
+import subprocess
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +18,7 @@ import zstandard
 
 from grain_sft.errors import CorpusFileError, RecordError
 from grain_sft.prepare import inputs, unpacked
+from grain_sft.prepare.strict_json import parse_json
 
 COMPRESS: dict[str, Callable[[bytes], bytes]] = {
     "": lambda data: data,
@@ -140,6 +144,24 @@ def test_a_damaged_array_is_a_sentence(tmp_path: Path, compression: str, data: b
     with pytest.raises(CorpusFileError) as error:
         read_all(path)
     assert str(error.value).startswith(f"{path}: ") and said.replace("PATH", str(path)) in str(error.value)
+
+
+@pytest.mark.skipif(shutil.which("jq") is None, reason="jq is not installed")
+def test_the_commands_that_errors_name_make_files_that_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "a b.jsonl"
+    turns = [{"role": "user", "content": "x"}]
+    path.write_text(f"{json.dumps(turns)}\n" * 3)
+    with pytest.raises(CorpusFileError) as error:
+        read_all(path)
+    command = str(error.value).rpartition("make records of them: ")[2]
+    subprocess.run(["bash", "-c", command], check=True)
+    assert [json.loads(raw) for _, raw in read_all(Path(f"{path}.jsonl"))] == [{"messages": turns}] * 3
+    path.write_text(json.dumps({"messages": turns}, indent=2) * 2)
+    with pytest.raises(RecordError) as error:
+        parse_json(read_all(path)[0][1])
+    command = str(error.value).split("`")[1].replace("FILE", shlex.quote(str(path)))
+    subprocess.run(["bash", "-c", command], check=True)
+    assert [json.loads(raw) for _, raw in read_all(Path(f"{path}.jsonl"))] == [{"messages": turns}] * 2
 
 
 def test_a_bad_element_is_a_record_of_its_own(tmp_path: Path) -> None:
