@@ -10,7 +10,7 @@ from typing import Any
 
 import sentencepiece
 
-from grain_sft.prepare.tokenizers import HuggingFaceTokenizer, SentencePieceTokenizer, Tokenizer
+from grain_sft.prepare.tokenizers import HuggingFaceTokenizer, SentencePieceTokenizer, TiktokenTokenizer, Tokenizer
 from grain_sft.prepare.tokenizers.sentencepiece_model import FILE
 from grain_sft.view.visible import visible
 
@@ -32,6 +32,8 @@ class TokenTexts:
             self._piece = _of_sentencepiece(tokenizer)
         elif isinstance(tokenizer, HuggingFaceTokenizer):
             self._piece = _of_huggingface(tokenizer)
+        elif isinstance(tokenizer, TiktokenTokenizer):
+            self._piece = _of_tiktoken(tokenizer)
         elif tokenizer is None:
             self._piece = lambda number: None
         else:
@@ -94,6 +96,14 @@ def _of_sentencepiece(tokenizer: SentencePieceTokenizer) -> Callable[[int], str 
         if processor.is_byte(number):
             return _of_bytes(bytes.fromhex(text[3:5]))
         return text if processor.is_unknown(number) else text.replace(_SPACE, " ")
+
+    return piece
+
+
+def _of_tiktoken(tokenizer: TiktokenTokenizer) -> Callable[[int], str | None]:
+    def piece(number: int) -> str | None:
+        data = tokenizer.token_bytes(number)
+        return None if data is None else _of_bytes(data)
 
     return piece
 

@@ -209,7 +209,7 @@ def compare(kind: Kind, name: str, chats: list[list[dict[str, str]]]) -> int:
 @pytest.mark.parametrize("name", RULES)
 @pytest.mark.parametrize("kind", KINDS)
 def test_masks_equal_an_independent_decode(kind, name, tmp_path):
-    assert compare(Kind(kind, tmp_path), name, conversations(60, 0)) == 60
+    assert compare(Kind(kind, tmp_path), name, conversations(24, 0)) == 24
 
 
 @pytest.mark.heavy

@@ -42,7 +42,7 @@ JINJA = {
     "wrapped": WRAPPED,
     "upper": UPPER,
 }
-PIECES = ("primer", "openchat", "episode", "episode_tool")
+OTHERS = ("primer", "openchat", "episode", "episode_tool", "olmo", "text")
 
 
 def test_there_are_enough_tokenizers():
@@ -114,6 +114,8 @@ def hostile_chat(rng: random.Random, pool: list[str], control: tuple[str, ...], 
         if template.startswith("episode") and rng.random() < 0.5:
             message["context" if number % 2 == 0 else rng.choice(["think", "cite"])] = text()
         messages.append(message)
+    if template == "text":
+        return {"text": text()}
     record: dict[str, Any] = {"messages": messages}
     if template not in ("gemma", "llama2") and rng.random() < 0.3:
         record["system"] = text()
@@ -146,7 +148,7 @@ def harmless(value: Any, key: str = "") -> Any:
             "function",
             "arguments",
         }
-        known |= {"reasoning_content", "tool_calls", "description", "context", "think", "cite"}
+        known |= {"reasoning_content", "tool_calls", "description", "context", "think", "cite", "text"}
         return {k if k in known else harmless(k): harmless(v, k) for k, v in value.items()}
     return [harmless(entry) for entry in value] if isinstance(value, list) else value
 
@@ -163,7 +165,7 @@ def attack(maker: Maker, folder: Any, count: int, seed: int) -> dict[str, int]:
     tokenizer = load_tokenizer(maker.save(folder / maker.name))
     assert {tokenizer.token_id(text) for text in maker.control} <= set(tokenizer.special_tokens.values())
     pool = fragments(maker.control)
-    names = [*JINJA, *PIECES]
+    names = [*JINJA, *OTHERS]
     tally = {"chats": 0, "rendered": 0, "refused": 0, "encode_refused": 0}
     while tally["chats"] < count:
         name = rng.choice(names)
@@ -191,6 +193,7 @@ def attack(maker: Maker, folder: Any, count: int, seed: int) -> dict[str, int]:
     return tally
 
 
+CONTROL_TOKENS = ("<|im_start|>", "<|im_end|>")
 BY_NAME = {maker.name: maker for maker in MAKERS}
 WIDE = "\uff1c/s\uff1e"
 
@@ -239,6 +242,22 @@ def test_a_token_that_a_field_spells_with_the_template_s_text_is_not_one(tmp_pat
         assert encoded.tokens.tolist().count(tokenizer.token_id("<|im_end|>")) == 0
 
 
+KEYS = """{% for m in messages %}{% set words = {'im_end': 1, 'IM_END': 1} %}{{ '<|im_start|>' + m.role + m.content }}\
+{% generation %}{{ m | tojson }}{% if m.tool_calls %}{% for key in m.tool_calls[0].function.arguments %}\
+{{ '<|' + key + '|>' }}{% endfor %}{% endif %}{% endgeneration %}{{ words['im_end'] }}<|im_end|>{% endfor %}"""
+
+
+@pytest.mark.parametrize("maker", ["bytes_gpt2_<|endoftext|>_plain", "bytes_lowercase", "tiktoken_<|endoftext|>"])
+@pytest.mark.parametrize("key", ["<|im_start|>", "im_end", "IM_END", "name"])
+def test_a_key_is_no_control_token_although_the_template_has_that_word(tmp_path, maker, key):
+    call = {"type": "function", "function": {"name": "f", "arguments": {key: 1}}}
+    chat = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b", "tool_calls": [call], key: "c"}]
+    for name, template, counts in (("keys", KEYS, [2, 2]), ("qwen", QWEN, [3, 3])):
+        tokenizer, _, encoded = both_modes(tmp_path / name, maker, {"messages": chat}, template)
+        tokens = encoded.tokens.tolist()
+        assert [tokens.count(tokenizer.token_id(text)) for text in CONTROL_TOKENS] == counts
+
+
 @pytest.mark.parametrize("flag", ["normalized", "lstrip", "rstrip", "both"])
 def test_ordinary_chats_are_as_the_tokenizer_encodes_them_whatever_its_flags(tmp_path, flag):
     record = {"messages": [{"role": "user", "content": " hi\n"}, {"role": "assistant", "content": "\n b "}]}
@@ -247,10 +266,10 @@ def test_ordinary_chats_are_as_the_tokenizer_encodes_them_whatever_its_flags(tmp
     assert one.tokens.tolist() == other.tokens.tolist() == tokenizer.exact.encode(text, add_special_tokens=False).ids
 
 
-@pytest.mark.parametrize("maker", MAKERS[::7], ids=lambda maker: maker.name)
+@pytest.mark.parametrize("maker", MAKERS[::11], ids=lambda maker: maker.name)
 def test_hostile_text_becomes_no_control_token(maker, tmp_path):
-    tally = attack(maker, tmp_path, 60, 1)
-    assert tally["rendered"] > 15
+    tally = attack(maker, tmp_path, 40, 1)
+    assert tally["rendered"] > 10
 
 
 @pytest.mark.heavy

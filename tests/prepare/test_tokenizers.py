@@ -26,7 +26,7 @@ from tokenizer_makers import (
     tiktoken_ranks,
 )
 
-from grain_sft.errors import CorpusError, CorpusFileError, MissingExtraError
+from grain_sft.errors import CorpusError, CorpusFileError, MissingExtraError, RecordError
 from grain_sft.prepare.special_text import special_text_of
 from grain_sft.prepare.tokenizers import Tokenizer, load_tokenizer
 
@@ -315,6 +315,11 @@ def test_a_wrong_sidecar_of_tiktoken_is_named(tmp_path, change, part):
     path.write_bytes(tiktoken_ranks()[:200])
     with pytest.raises(CorpusError, match=r"single bytes|expected base64"):
         load_tokenizer(path)
+
+
+def test_a_text_that_tiktoken_can_not_split_is_a_sentence(tmp_path):
+    with pytest.raises(RecordError, match="1,500,000 characters"):
+        load_tokenizer(save_tiktoken(tmp_path)).encode(["fine", " " * 1_500_000])
 
 
 def test_tiktoken_that_is_not_installed_is_an_extra(tmp_path, monkeypatch):

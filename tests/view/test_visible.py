@@ -13,6 +13,7 @@ from tokenizer_makers import (
     metaspace_json,
     save_huggingface,
     save_sentencepiece,
+    save_tiktoken,
 )
 
 from grain_sft.prepare.tokenizers import load_tokenizer
@@ -54,11 +55,13 @@ def test_wide_characters_take_two_columns_and_marks_none():
     assert (columns("abc"), columns("日本"), columns("e\u0301"), columns("◌\u0301")) == (3, 4, 1, 1)
 
 
-@pytest.fixture(params=["sentencepiece", "gpt2", "llama3", "first", "never"])
+@pytest.fixture(params=["sentencepiece", "gpt2", "llama3", "first", "never", "tiktoken"])
 def tokenizer(request, tmp_path):
     kind = request.param
     if kind == "sentencepiece":
         return load_tokenizer(save_sentencepiece(tmp_path))
+    if kind == "tiktoken":
+        return load_tokenizer(save_tiktoken(tmp_path, PRIMER_TOKENS))
     if kind in ("gpt2", "llama3"):
         content = byte_level_json(("<|endoftext|>", *PRIMER_TOKENS), style=kind)
         return load_tokenizer(save_huggingface(tmp_path / "hf", content, eos="<|endoftext|>"))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import bisect
 import dataclasses
+import functools
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -68,13 +69,14 @@ def expected_controls(
         return _of_roles(chat, tuple(message["role"] for message in messages), contents, find)
     exchange = _exchange(messages, tools, chat.source, text)
     back = str.maketrans({after: before for before, after in exchange.items()})
-    plain = _Exchange(chat, str.maketrans(exchange), None).render(messages, tools)
+    names = _kept_names(chat.names, special)
+    plain = _Exchange(chat, names, str.maketrans(exchange), None).render(messages, tools)
     if plain is None:
         raise RecordError("messages: the chat template renders them only with these texts, so its own text is unknown.")
     found = _of_literals(plain, find)
     if plain.translate(back) == text:
         return found
-    careful = _Exchange(chat, str.maketrans(exchange), special).render(messages, tools)
+    careful = _Exchange(chat, names, str.maketrans(exchange), special).render(messages, tools)
     if careful is not None and careful.translate(back) == text:
         again = _of_literals(careful, find)
         if again.ids == found.ids:
@@ -140,24 +142,49 @@ def _exchange(messages: Messages, tools: Sequence[Any] | None, source: str, text
     }
 
 
+@functools.lru_cache(maxsize=16)
+def _kept_names(names: frozenset[str], special: SpecialText) -> frozenset[str]:
+    """The names that can be no part of a control token, and `content`, without which there is no chat."""
+    spellings = [spelling.lower() for spelling in special.spellings]
+    return frozenset(
+        name
+        for name in names
+        if name == "content"
+        or (name.isascii() and name.isidentifier() and not any(_touches(name.lower(), each) for each in spellings))
+    )
+
+
+def _touches(name: str, spelling: str) -> bool:
+    """Whether a name can be written so that it is a part of a spelling."""
+    return (
+        name in spelling
+        or any(spelling.startswith(name[start:]) for start in range(len(name)))
+        or any(spelling.endswith(name[:stop]) for stop in range(1, len(name)))
+    )
+
+
 class _Exchange:
     """Renders chats whose texts are exchanged.
 
     Args:
+      names: keys that stay, for the template looks for them.
       table: from characters to those that replace them.
       special: where given, the words that the template compares texts with stay, unless they touch the spelling of a
         control token.
     """
 
-    def __init__(self, chat: ChatTemplate, table: Mapping[int, str], special: SpecialText | None) -> None:
+    def __init__(
+        self, chat: ChatTemplate, names: frozenset[str], table: Mapping[int, str], special: SpecialText | None
+    ) -> None:
         self._chat = chat
+        self._names = names
         self._table = table
         self._special = special
 
     def render(self, messages: Messages, tools: Sequence[Any] | None) -> str | None:
         """The text of the chat; None where the template can't render it so."""
         changed = [
-            {key: value if key == "role" else self._value(value) for key, value in message.items()}
+            {"role": message["role"], **self._value({key: message[key] for key in message if key != "role"})}
             for message in messages
         ]
         try:
@@ -169,7 +196,7 @@ class _Exchange:
         if isinstance(value, str):
             return self._text(value)
         if isinstance(value, dict):
-            names = self._chat.names
+            names = self._names
             return {key if key in names else self._text(key): self._value(entry) for key, entry in value.items()}
         return [self._value(entry) for entry in value] if isinstance(value, list | tuple) else value
 

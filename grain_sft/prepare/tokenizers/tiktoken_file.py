@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from grain_sft.errors import CorpusError, MissingExtraError
+from grain_sft.errors import CorpusError, MissingExtraError, RecordError
 from grain_sft.prepare.tokenizers.tokenizer import CHAT_TEMPLATE, Offsets, character_spans, describe, hash_files
 
 FILE = "tokenizer.tiktoken"
@@ -90,9 +90,24 @@ class TiktokenTokenizer:
         return f"TiktokenTokenizer({self._where!r}, vocab_size={self.vocab_size}, sha256={self.sha256[:12]!r})"
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        """Ids of each text; see `Tokenizer`."""
-        encode = self._encoding.encode_ordinary
-        return [encode(text) for text in texts]
+        """Ids of each text; see `Tokenizer`.
+
+        Raises:
+          RecordError: the split pattern can't split a text, such as a million spaces in a row.
+        """
+        return [self._encode(text) for text in texts]
+
+    def _encode(self, text: str) -> list[int]:
+        try:
+            ids: list[int] = self._encoding.encode_ordinary(text)
+        except BaseException as error:  # tiktoken panics, which is not an Exception
+            if type(error).__name__ != "PanicException":
+                raise
+            raise RecordError(
+                f"messages: tiktoken can't split a text of {len(text):,} characters ({error}). Break up its longest run of "
+                "spaces or letters."
+            ) from error
+        return ids
 
     def token_spans(self, text: str, ids: Sequence[int]) -> tuple[Offsets, Offsets]:
         """Return where each token of a text begins and ends, in characters of the text.
@@ -101,7 +116,15 @@ class TiktokenTokenizer:
           text: a text.
           ids: its tokens, as `encode` gives them.
         """
-        return character_spans(text, self._token_bytes[np.asarray(ids, np.int64)])
+        return character_spans(text, self._lengths[np.asarray(ids, np.int64)])
+
+    def token_bytes(self, number: int) -> bytes | None:
+        """Return the bytes of a token; None for an id that is not a rank of the file."""
+        return self._tokens.get(number)
+
+    @functools.cached_property
+    def _tokens(self) -> dict[int, bytes]:
+        return {rank: token for token, rank in self._ranks.items()}
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of ids; see `Tokenizer`."""
@@ -136,7 +159,7 @@ class TiktokenTokenizer:
             raise CorpusError(f"{self._where}: tiktoken can't load this tokenizer ({error}).") from error
 
     @functools.cached_property
-    def _token_bytes(self) -> Offsets:
+    def _lengths(self) -> Offsets:
         """int64 [vocab_size], bytes of each token."""
         lengths = np.zeros(self.vocab_size, np.int64)
         for token, rank in self._ranks.items():
