@@ -26,6 +26,7 @@ from grain_sft.corpus.documents import Documents, part_by_part
 from grain_sft.corpus.shard import Shard
 from grain_sft.errors import LayoutError, StorageError
 from grain_sft.layout.plan import Ints, Recipe, columns, packed_documents
+from grain_sft.regular_files import read_regular
 
 _NAMES = ("document-indices", "instance-offsets", "documents-by-instance")
 
@@ -150,7 +151,7 @@ def _read(plan: OlmoPlan, length: int, group: int) -> list[npt.NDArray[np.uint64
     for name in _NAMES:
         path = plan.folder / f"{name}-{length}-{plan.hashes[group]}.npy"
         try:
-            data = path.read_bytes()
+            data = read_regular(path)
         except OSError as error:
             raise StorageError(f"{path}: can't be read ({error.strerror or error}).") from error
         width = 8 if name == _NAMES[2] else 16

@@ -86,6 +86,26 @@ def test_an_object_that_was_replaced_or_is_missing_is_named(proxy, tmp_path, cac
         grain_sft.open_corpus("s3://bucket/none.npy")
 
 
+@pytest.mark.parametrize("cached", [False, True])
+def test_an_object_that_is_replaced_while_in_use_is_never_mixed(proxy, tmp_path, cached):
+    import fsspec
+
+    client = fsspec.filesystem("s3")
+    client.pipe_file("bucket/used/0.npy", tokens(0).tobytes())
+    cache = {"folder": tmp_path, "max_bytes": "1MiB", "unit": "64KiB"} if cached else None
+    corpus = grain_sft.open_corpus("s3://bucket/used/0.npy", remote={"cache": cache})
+    old = corpus.read(0, 1024)[0]
+    other = tokens(0)
+    other[1024:-1024] += 1
+    client.pipe_file("bucket/used/0.npy", other.tobytes())
+    for _ in range(2):
+        with pytest.raises(grain_sft.GrainSftError, match=r"s3://bucket/used/0.npy: .* is gone: it was replaced"):
+            corpus.read(20_000, 30_000)
+    if cached:
+        np.testing.assert_array_equal(corpus.read(0, 1024)[0], old)
+    assert grain_sft.open_corpus("s3://bucket/used/0.npy").read(20_000, 20_001)[0] == other[20_000]
+
+
 def test_where_all_fail_the_object_is_named(proxy):
     corpus = grain_sft.open_corpus("s3://bucket/data/", remote={"seconds": 2})
     proxy.refused = 1.0
