@@ -190,6 +190,8 @@ def interrupt(iterator, count, seed, longest=0.002):
             except Raised:
                 inside[0] = False
                 raised += 1
+                if raised == 20:  # before that, workers are about to start
+                    taken.extend(itertools.islice(iterator, 1))
                 assert iterator.next_step == len(taken)
     finally:
         inside[0] = False
