@@ -25,6 +25,7 @@ from sft_files import EOS, documents, write_episodes, write_olmo, write_openchat
 
 import grain_sft
 from grain_sft import artefact
+from grain_sft.corpus.formats.metadata import split_metadata
 from grain_sft.errors import GrainSftError
 from grain_sft.layout import MaterializedLayout, PackedLayout
 from grain_sft.layout.report import plan_places
@@ -234,7 +235,18 @@ def make_whole(folder: Path) -> dict[str, Kind]:
         (whole / name / "prepare.json").write_text(json.dumps(manifest))
     corpus = grain_sft.open_corpus(whole / "olmo")
     corpus.save(whole / "index.json")
-    files = grain_sft.open_corpus(sorted((whole / "olmo").glob("token_ids*.npy")), dtype="uint16", eos_token_id=EOS)
+    stated = split_metadata(
+        format="olmo",
+        split="train",
+        eos_token_id=EOS,
+        pad_token_id=0,
+        tokenizer="t",
+        tokenizer_sha256="abc",
+        vocab_size=1000,
+        source_names="abc",
+    )
+    (whole / "olmo" / "corpus.json").write_text(json.dumps(stated))
+    files = grain_sft.open_corpus(sorted((whole / "olmo").glob("token_ids*.npy")), use_loss_mask=False)
     files.save(whole / "maxtext.json", format="maxtext", sequence_length=4, tokenizer="t")
     layout = PackedLayout(corpus, 64)
     shutil.copy(plan_places(layout)[0]["path"], whole / "plan.arrays")
