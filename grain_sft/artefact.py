@@ -255,7 +255,7 @@ def open_cached(
 
 
 def _start(depends: Any, described: Any) -> bytes:
-    """What is hashed before the arrays: what they depend on, and what is said of each."""
+    """The bytes that are hashed before the arrays: the hash of what they depend on, and of the description of each."""
     return hashlib.sha256(json.dumps([depends, described], sort_keys=True).encode()).digest()
 
 

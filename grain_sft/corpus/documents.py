@@ -48,9 +48,9 @@ class Documents:
     Attributes:
       start: int64 [documents], counted in the tokens of all shards, one after the other.
       length: int64 [documents].
-      highest_token: of all tokens, where finding the documents looked at all of them; else None.
+      highest_token: of all tokens, where finding the documents read all of them; else None.
       content: hash of all bytes that decide where these documents are: of the boundary files, or of every token.
-      tokens: hash of every token, where finding the documents looked at all of them; else None.
+      tokens: hash of every token, where finding the documents read all of them; else None.
     """
 
     start: Ints

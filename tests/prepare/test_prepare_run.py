@@ -667,7 +667,11 @@ def test_converting_again_changed_and_on_a_full_disk(
     assert not (tmp_path / "out").exists()
     assert main(command) == 0
     first, before = capsys.readouterr().out, stamps(tmp_path)
+    left = tmp_path / ".out.grain_sft-work"  # of a run that was killed after it had named the output
+    left.mkdir()
+    (left / "lock").touch()
     assert main(command) == 0
+    assert not left.exists()
     assert capsys.readouterr().out == f"{tmp_path}/out is complete: nothing to do.\n{first}"
     assert stamps(tmp_path) == before
     prepare(dataclasses.replace(request, seed=7), tmp_path / "made", workers=1, overwrite=True)
