@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-
-from grain_sft.cli.main import main
+from grain_sft.cli.main import console
 
 if __name__ == "__main__":  # worker processes import this file too
-    sys.exit(main())
+    console()

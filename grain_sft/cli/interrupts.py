@@ -7,6 +7,8 @@ Within two seconds the process is gone, with one line on stderr and exit status 
 - A thread, which the C handler wakes, ends the process where the main thread is not done after `UNWIND` seconds: in native
   code, in an import, or while it waits for other threads.
 - Both end with `os._exit`, after child processes were killed and `atexit` functions, which remove temporary folders, ran.
+- A command that is done ends with `os._exit` too, after all other `atexit` functions: while the interpreter takes itself down,
+  it has the system's own response to SIGINT back.
 
 This module is imported before everything else, so it imports next to nothing.
 """
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
     from types import FrameType
 
 UNWIND = 0.7  # seconds that the main thread gets to clean up
-LEAVE = 0.5  # seconds for child processes and `atexit` functions
+LEAVE = 0.7  # seconds for child processes and `atexit` functions
 STATUS = 130
 
 _AGAIN = 0.02  # seconds between attempts to interrupt an import
@@ -37,13 +39,16 @@ class Guard:
 
     Args:
       name: name of the program, for the line on stderr.
+      ends_process: whether the process ends after the command, with its exit status.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, *, ends_process: bool = False) -> None:
         self.name = name
+        self._ends_process = ends_process
         self._interrupted = False
         self._raised = False
         self._finished = False
+        self._status, self._pid = 0, os.getpid()
         self._announcing, self._leaving = _thread.allocate_lock(), _thread.allocate_lock()
 
     def run(self, command: Callable[[], int]) -> int:
@@ -55,14 +60,15 @@ class Guard:
             self._interrupted = True
             self.leave()
             raise
-        except BaseException:
-            self._finish()
+        except BaseException as error:
+            self._finish(error.code if isinstance(error, SystemExit) else 1)
             raise
-        self._finish()
+        self._finish(status)
         return status
 
     def leave(self) -> None:
         """End the process with status 130."""
+        self._status = STATUS
         self._announce()
         if self._leaving.acquire(False):
             _kill_children()
@@ -78,21 +84,37 @@ class Guard:
         try:
             signal.set_wakeup_fd(write, warn_on_full_buffer=False)
             signal.signal(signal.SIGINT, self._handle)
+            if self._ends_process:
+                atexit.register(self._end)  # the first to be registered is the last to run
             _thread.start_new_thread(self._watch, (read,))
         except ValueError:  # not the main thread, which signals are for
             os.close(write)
 
-    def _finish(self) -> None:
-        """Nothing is left but the end of the interpreter, which takes a while."""
+    def _finish(self, status: object) -> None:
+        """Only the end of the interpreter is left, which takes a while. `status`: as `sys.exit` takes it."""
+        self._status = status if isinstance(status, int) else int(status is not None)
         self._finished = True
         if self._interrupted:
             self.leave()
 
+    def _end(self) -> None:
+        """End the process with its status."""
+        if os.getpid() != self._pid:  # a forked child
+            return
+        for stream in (sys.stdout, sys.stderr):
+            try:
+                stream.flush()
+            except (AttributeError, OSError, ValueError):  # it is None, full or closed
+                self._status = self._status or 120  # as the interpreter ends in that case
+        os._exit(self._status)
+
     def _handle(self, number: int, frame: FrameType | None) -> None:
         self._interrupted = True
-        if self._finished:
+        if self._finished:  # the `atexit` functions go on, at most until the deadline
+            self._status = STATUS
             self._announce()
-            os._exit(STATUS)
+            _kill_children()
+            return
         if self._raised or _importing(frame):
             return
         self._raised = True

@@ -47,11 +47,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
       The exit status: 0, 1 for a failure, 130 for Ctrl-C. Wrong arguments raise SystemExit(2), as argparse does.
     """
-    if argv is not None:
-        return _run(list(argv), own_process=False)
+    return _guarded(ends_process=False) if argv is None else _run(list(argv), own_process=False)
+
+
+def console() -> None:
+    """Run the command line of this process, and end the process with its exit status: the entry point `grain-sft`."""
+    sys.exit(_guarded(ends_process=True))
+
+
+def _guarded(*, ends_process: bool) -> int:
     arguments = sys.argv[1:]
     command = next((word for word in arguments if word in COMMANDS), None)
-    guard = Guard("grain-sft" if command is None else f"grain-sft {command}")
+    guard = Guard("grain-sft" if command is None else f"grain-sft {command}", ends_process=ends_process)
     return guard.run(lambda: _run(arguments, own_process=True))
 
 
@@ -119,4 +126,4 @@ def _module(command: str) -> Any:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    console()
