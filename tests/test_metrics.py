@@ -503,7 +503,12 @@ for _ in range(3):
 if not os.fork():
     mine = pipeline.iter(start_step=1, threads=0)
     next(mine)
-    os._exit("grain_sft-watchdog" not in {thread.name for thread in threading.enumerate()})
+    end = time.monotonic() + 100
+    while "grain_sft-watchdog" not in {thread.name for thread in threading.enumerate()}:
+        if time.monotonic() > end:
+            os._exit(1)
+        time.sleep(0.01)
+    os._exit(0)
 print(os.waitstatus_to_exitcode(os.wait()[1]))
 """
     lines, said, seconds = script(folder, program, GRAIN_SFT_STALL_SECONDS="30", PYTHONWARNINGS="ignore")

@@ -502,7 +502,8 @@ def test_a_script_that_leaves_an_iterator_with_threads_open_ends_quietly(source)
 import grain_sft
 corpus = grain_sft.open_corpus({folder!r})
 source = grain_sft.NpyDataSource(grain_sft.WindowLayout(corpus, 16))
-pipeline = grain_sft.Pipeline(source, grain_sft.IndexSampler(len(source), global_batch_size=2, seed=1))
+sampler = grain_sft.IndexSampler(len(source), global_batch_size=2, seed=1)
+pipeline = grain_sft.Pipeline(source, sampler, [grain_sft.ShiftTargets()])
 left = [pipeline.iter(start_step=step) for step in range(3)]
 for batches in left:
     next(batches)

@@ -142,7 +142,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
                 proxy.sent[self.path.split("?")[0], self.headers.get("Range")] += 1
         with proxy.lock:
             wrong = media and status < 300 and proxy.body and proxy.random.random() < proxy.share
-            proxy.failures[proxy.body] += bool(wrong)
+            if wrong:
+                proxy.failures[proxy.body] += 1
         if wrong:
             WRONG_BODIES[proxy.body](self, status, dict(headers), data)
         else:

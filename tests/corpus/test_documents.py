@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 
 import grain_sft
-from grain_sft.corpus import documents
+from grain_sft.corpus import eos_scan
 
 EOS = 3
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "uint16", "uint32", "uint64"])
 def test_documents_are_eos_tokens_over_all_chunks_and_shards(write_tokens, monkeypatch, dtype):
-    monkeypatch.setattr(documents, "_SCAN_BYTES", 256)
+    monkeypatch.setattr(eos_scan, "_SCAN_BYTES", 256)
     random = np.random.default_rng(1)
     arrays = [random.integers(0, 8, count) for count in (1000, 0, 1, 64, 65, 129)]
     arrays.append(np.full(200, EOS))  # at both sides of every border
@@ -25,7 +25,7 @@ def test_documents_are_eos_tokens_over_all_chunks_and_shards(write_tokens, monke
 
 
 def test_a_file_longer_than_a_chunk_is_counted_whole(write_tokens):
-    tokens = np.zeros((documents._SCAN_BYTES >> 1) + 5, np.uint16)
+    tokens = np.zeros((eos_scan._SCAN_BYTES >> 1) + 5, np.uint16)
     tokens[[0, -5, -6, -4, -1]] = EOS
     np.save(write_tokens("a.npy", []), tokens)
     (corpus,) = (grain_sft.open_corpus(write_tokens("raw.npy", tokens, "uint16"), dtype="uint16", eos_token_id=EOS),)

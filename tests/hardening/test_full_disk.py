@@ -180,6 +180,7 @@ def test_a_shard_that_may_not_be_read_is_named(data, open_folder):
     path = folder / "token_ids_part_0001.npy"
     path.chmod(0o000)
     program = (
+        "import concurrent.futures.thread\n"  # Python's own files may be out of reach below
         "os.setuid(65534)\n"
         "from grain_sft.errors import CorpusFileError\n"
         "try:\n    open_corpus(sys.argv[1])\nexcept CorpusFileError as error:\n    print(error)\n"
