@@ -28,7 +28,19 @@ class MixtureCorpus(Corpus):
 
     @classmethod
     def of(cls, parts: tuple[Corpus, ...]) -> MixtureCorpus:
-        """Of some corpora."""
+        """Return the mixture of some corpora.
+
+        Raises:
+          CorpusError: two of them were made with different tokenizers.
+        """
+        made_with = {part.tokenizer_sha256: part for part in reversed(parts) if part.tokenizer_sha256 is not None}
+        if len(made_with) > 1:
+            second, first = list(made_with.values())[-2:]
+            raise CorpusError(
+                f"{second.shards[0].path}: the corpus was made with the tokenizer {second.tokenizer!r} (sha256 "
+                f"{second.tokenizer_sha256}), but {first.shards[0].path} was made with {first.tokenizer!r} (sha256 "
+                f"{first.tokenizer_sha256}). The sources of a mixture have one tokenizer. Prepare one of them again."
+            )
         dtype: np.dtype[Any] = np.result_type(*(part.dtype for part in parts))
         return cls(tuple(shard for part in parts for shard in part.shards), dtype, parts=parts)
 

@@ -1,6 +1,7 @@
 """Mixtures as pipelines: each source's rows in its own order, whoever asks, from whichever step, over whatever schedule."""
 
 import copy
+import dataclasses
 import json
 import pickle
 
@@ -13,7 +14,15 @@ from mixed_corpora import LENGTH, mixture_config, write_sources
 import grain_sft
 from grain_sft import Host, IndexSampler, NpyDataSource, Pipeline, WindowLayout
 from grain_sft.cli.main import main
-from grain_sft.errors import ConfigError, GrainSftError, LayoutError, PipelineError, RowIndexError, SamplerError
+from grain_sft.errors import (
+    ConfigError,
+    CorpusError,
+    GrainSftError,
+    LayoutError,
+    PipelineError,
+    RowIndexError,
+    SamplerError,
+)
 from grain_sft.layout import FILL_ROW
 from grain_sft.mixture import MixtureSource
 from grain_sft.sampling import Mixture, MixtureSampler, SourceOrder
@@ -410,3 +419,17 @@ def test_weights_changed_at_step_500_change_nothing_before_it_and_keep_to_cumula
         assert np.abs(10 * np.cumsum(plain // 5000 == source) - before * number).max() <= 7.5
         share = np.minimum(number, 32_000) * before + np.maximum(number - 32_000, 0) * after
         assert np.abs(10 * np.cumsum(changed // 5000 == source) - share).max() <= 10
+
+
+def test_sources_of_two_tokenizers_are_not_one_mixture(folder):
+    corpus = grain_sft.open_corpus(folder / "chat", eos_token_id=2)
+    made_with = {name: dataclasses.replace(corpus, tokenizer=name, tokenizer_sha256=name * 64) for name in "ab"}
+
+    def mixture(*corpora):
+        layouts = {str(number): WindowLayout(each, LENGTH) for number, each in enumerate(corpora)}
+        return MixtureSource({name: NpyDataSource(layout) for name, layout in layouts.items()})
+
+    mixture(corpus, made_with["a"], made_with["a"])
+    with pytest.raises(CorpusError, match="one tokenizer") as error:
+        mixture(made_with["a"], corpus, made_with["b"])
+    assert "a" * 64 in str(error.value) and "b" * 64 in str(error.value)
