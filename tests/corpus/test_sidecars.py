@@ -6,6 +6,7 @@ import csv
 import gzip
 import json
 import logging
+import os
 import shutil
 
 import numpy as np
@@ -300,3 +301,18 @@ def test_options_of_other_types_get_a_sentence(tmp_path, name, value):
 def test_a_config_of_another_type_gets_a_sentence():
     with pytest.raises(WrongTypeError, match=r"load: config is 5 \(int\); expected the path of a config, or a mapping"):
         grain_sft.load(5)
+
+
+def test_masks_are_found_in_a_folder_that_cant_be_listed(parts, monkeypatch):
+    whole = grain_sft.open_corpus(parts, eos_token_id=EOS)
+    listdir = os.listdir
+
+    def refuse(path):
+        if str(path) == str(parts):
+            raise PermissionError(13, "Permission denied", str(path))
+        return listdir(path)
+
+    paths = tokens_of(parts)
+    monkeypatch.setattr(os, "listdir", refuse)
+    corpus = grain_sft.open_corpus(paths, dtype="uint16", eos_token_id=EOS)
+    assert [shard.loss for shard in corpus.shards] == [shard.loss for shard in whole.shards]

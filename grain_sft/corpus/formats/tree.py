@@ -25,11 +25,11 @@ class Tree:
     def beside(self, path: str, *candidates: str) -> list[str]:
         """Those of `candidates`, names of files, that are in the folder of the file `path`.
 
-        Asks for each where a remote folder can't be listed: a file that is not seen would not be read.
+        Asks for each where the folder can't be listed: a file that is not seen would not be read.
         """
         folder = files.parent(path)
         names = self.names(folder)
-        if not files.is_remote(path) or files.name_of(path) in names:
+        if files.name_of(path) in names:
             return [name for name in candidates if name in names]
         if not files.exists(path):
             return []  # whoever opens it next says so
