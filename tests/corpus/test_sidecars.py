@@ -316,3 +316,14 @@ def test_masks_are_found_in_a_folder_that_cant_be_listed(parts, monkeypatch):
     monkeypatch.setattr(os, "listdir", refuse)
     corpus = grain_sft.open_corpus(paths, dtype="uint16", eos_token_id=EOS)
     assert [shard.loss for shard in corpus.shards] == [shard.loss for shard in whole.shards]
+
+
+def test_masks_of_other_names_than_their_tokens_are_not_ignored(parts):
+    for path in masks_of(parts):
+        path.rename(path.with_name(path.name.replace("part_00", "part_")))
+    masks = [str(path) for path in masks_of(parts)]
+    for where in (parts, f"{parts}/token_ids_part_*.npy", parts / "token_ids_part_0001.npy"):
+        message = refused("has no label mask of its name", where, dtype="uint16")
+        assert "labels_mask_part_00.npy" in message and "label_mask_paths" in message
+        assert not grain_sft.open_corpus(where, dtype="uint16", use_loss_mask=False).has_loss
+    assert grain_sft.open_corpus(tokens_of(parts), dtype="uint16", label_mask_paths=masks).has_loss

@@ -88,6 +88,7 @@ def corpus_of_files(sources: Sequence[tuple[str, str]], options: Options, tree: 
     _check_sidecars(sidecars, {each.part.tokens for each in listed})
     if not listed:
         raise CorpusError(f"{sources[0][0]}: holds no tokens, and no other file is named. Name the token files.")
+    olmo.check_masks([each.part for each in listed], options, tree)
     return corpus_of_split(_joined(listed, options), _with_continuations(listed), options)
 
 

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Any
 
 from grain_sft import files
@@ -42,6 +43,7 @@ def read(folder: str, options: Options, tree: Tree) -> Corpus:
     _check_whole(folder, tree.names(folder), options)
     found = split(folder, tree)
     parts = [part(path, tree) for path in found.files]
+    check_masks(parts, options, tree)
     if found.continued is not None:
         parts = [each._replace(continues=each.tokens in found.continued) for each in parts]
     return corpus_of_split(found, parts, options)
@@ -62,6 +64,26 @@ def part(path: str, tree: Tree) -> Part:
     masks = tree.beside(path, f"labels_mask{tokens[1]}.npy")
     mask = files.join(files.parent(path), masks[0]) if masks else ""
     return Part(path, mask, boundaries=plain.boundaries_of(path, tree))
+
+
+def check_masks(parts: Sequence[Part], options: Options, tree: Tree) -> None:
+    """Refuse parts that all lack a label mask, in a folder with label masks of other names or other parts.
+
+    Raises:
+      CorpusError: there is such a part, and neither `label_mask_paths` nor `use_loss_mask=False` is given.
+    """
+    if options.use_loss_mask is False or options.masks is not None or any(each.loss for each in parts):
+        return
+    for each in parts:
+        if not _ANY_TOKENS.fullmatch(files.name_of(each.tokens)):
+            continue
+        masks = sorted(name for name in tree.names(files.parent(each.tokens)) if _ANY_MASK.fullmatch(name))
+        if masks:
+            raise CorpusError(
+                f"{each.tokens}: has no label mask of its name, but its folder holds {masks[0]}. Without a mask, all of its "
+                "tokens would take loss. Rename the mask, name it with label_mask_paths, or ignore the masks with "
+                "use_loss_mask=False."
+            )
 
 
 def home(path: str) -> str:
