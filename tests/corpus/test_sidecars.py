@@ -327,3 +327,19 @@ def test_masks_of_other_names_than_their_tokens_are_not_ignored(parts):
         assert "labels_mask_part_00.npy" in message and "label_mask_paths" in message
         assert not grain_sft.open_corpus(where, dtype="uint16", use_loss_mask=False).has_loss
     assert grain_sft.open_corpus(tokens_of(parts), dtype="uint16", label_mask_paths=masks).has_loss
+
+
+@pytest.mark.parametrize("name", ["{}", "renamed_{}", "{}.bin"])
+def test_sidecars_are_found_for_links_to_tokens(parts, tmp_path, name):
+    whole = grain_sft.open_corpus(parts, eos_token_id=EOS)
+    links = tmp_path / "links"
+    links.mkdir()
+    for path in tokens_of(parts):
+        (links / name.format(path.name)).symlink_to(path)
+    ways = [sorted(links.iterdir()), f"{links}/*"] + ([] if name.endswith(".bin") else [links])
+    for where in ways:
+        corpus = grain_sft.open_corpus(where, eos_token_id=EOS)
+        assert [shard.loss for shard in corpus.shards] == [shard.loss for shard in whole.shards]
+        assert corpus.fingerprint == whole.fingerprint and corpus.num_documents == whole.num_documents
+    with pytest.raises(grain_sft.GrainSftError, match="root"):
+        grain_sft.open_corpus(links / name.format("token_ids_part_0000.npy"), root=links)

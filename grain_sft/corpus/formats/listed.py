@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import dataclasses
+import os
 import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol, TypeVar
@@ -77,7 +78,8 @@ def corpus_of_files(sources: Sequence[tuple[str, str]], options: Options, tree: 
         if is_metadata(path):
             continue
         _refuse_others(path, tree)
-        form, owner = next((form, owner) for form in _FORMATS if (owner := form.owner(path, tree)) is not None)
+        path = _followed(path, tree)
+        form, owner = _owner(path, tree)
         if owner != path:
             sidecars[path] = owner
             continue
@@ -102,6 +104,27 @@ def find_loss(path: str, tree: Tree) -> tuple[str, str]:
     form = next((form for form in _FORMATS if form is not plain and form.owner(path, tree) == path), None)
     found = None if form is None else form.part(path, tree)
     return (found.loss, found.kind) if found is not None and found.loss else ("", "")
+
+
+def _owner(path: str, tree: Tree) -> tuple[_Format, str]:
+    """The format of a file, and the token file that it belongs to."""
+    return next((form, owner) for form in _FORMATS if (owner := form.owner(path, tree)) is not None)
+
+
+def _followed(path: str, tree: Tree) -> str:
+    """What the link `path` leads to, where that file has sidecars and the link has none; else `path`."""
+    if files.is_remote(path) or not os.path.islink(path):
+        return path
+    target = os.path.realpath(path)
+    return target if _has_sidecars(target, tree) and not _has_sidecars(path, tree) else path
+
+
+def _has_sidecars(path: str, tree: Tree) -> bool:
+    form, owner = _owner(path, tree)
+    if owner != path:
+        return False
+    found = form.part(path, tree)
+    return bool(found.loss or found.boundaries)
 
 
 def _list_folders(paths: Sequence[str], tree: Tree) -> None:
