@@ -57,7 +57,7 @@ def open_corpus(
         - any other directory: every .npy file below it, sorted by path;
         - a glob: its matches, sorted;
         - one .npy or .bin file;
-        - a list of files, globs and directories, in that order.
+        - a list of files, globs and directories (a prepared SFT corpus is its training split here, too), in that order.
         Local paths, or URLs that fsspec knows (`gs://`).
       format: "auto" tells these apart; "files", "mix", "index", or a format of SFT corpora insists. These are "olmo"
         (OLMo-core's parts with label masks), "episodes" (episode-indexed shards), "primer" and "openchat"; "rows" is
@@ -173,7 +173,7 @@ def _open(
     if format not in ("auto", "files"):
         raise CorpusError(f"format={format!r} takes one path, not a list of {len(items)}.")
     _check_list(items)
-    return _scan([(found, "") for item in items for found in _expand(remap(files.normalize(item)))], options, root)
+    return _scan([(found, "") for item in items for found in _expand_item(remap(files.normalize(item)))], options, root)
 
 
 def _open_path(
@@ -257,6 +257,15 @@ def _tell(path: str) -> str:
 def _is_glob(path: str) -> bool:
     """Whether `path` is a pattern; a local file whose own name has brackets is none."""
     return glob.has_magic(path) and (files.is_remote(path) or not os.path.exists(path))
+
+
+def _expand_item(path: str) -> list[str]:
+    """The token files that one path of a list stands for: of a prepared SFT corpus its training split, as by itself."""
+    if not _is_glob(path) and not path.endswith(_TOKEN_SUFFIXES):
+        found = formats.split_files(files.absolute(path), formats.Tree())
+        if found:
+            return found
+    return _expand(path)
 
 
 def _expand(path: str) -> list[str]:

@@ -343,3 +343,17 @@ def test_sidecars_are_found_for_links_to_tokens(parts, tmp_path, name):
         assert corpus.fingerprint == whole.fingerprint and corpus.num_documents == whole.num_documents
     with pytest.raises(grain_sft.GrainSftError, match="root"):
         grain_sft.open_corpus(links / name.format("token_ids_part_0000.npy"), root=links)
+
+
+@pytest.mark.parametrize("write", [write_olmo, write_episodes, write_primer])
+def test_a_listed_corpus_is_its_training_split(tmp_path, write):
+    if write is write_olmo:
+        write_olmo(tmp_path / "x" / "train", documents(), part_tokens=240)
+        write_olmo(tmp_path / "x" / "val", documents(7, seed=1))
+    else:
+        write(tmp_path / "x", documents())
+        write(tmp_path / "x", documents(7, seed=1), split="val")
+    whole = grain_sft.open_corpus(tmp_path / "x", eos_token_id=EOS)
+    listed = grain_sft.open_corpus([tmp_path / "x"], eos_token_id=EOS)
+    assert listed.shards == whole.shards
+    assert grain_sft.open_corpus([tmp_path / "x", tmp_path / "x"], eos_token_id=EOS).num_tokens == 2 * whole.num_tokens

@@ -99,6 +99,15 @@ def is_metadata(path: str) -> bool:
     return _METADATA.fullmatch(files.name_of(path)) is not None
 
 
+def split_files(path: str, tree: Tree) -> list[str]:
+    """Return the token files, in order, of the split that a prepared SFT corpus's path stands for; [] for other paths."""
+    for form in (olmo, episodes, primer):
+        found = form.find(path, tree)
+        if found is not None:
+            return list(form.split(found, tree).files)
+    return []
+
+
 def find_loss(path: str, tree: Tree) -> tuple[str, str]:
     """Return the loss file that belongs to a token file by its name, and its kind; ("", "") where there is none."""
     form = next((form for form in _FORMATS if form is not plain and form.owner(path, tree) == path), None)
