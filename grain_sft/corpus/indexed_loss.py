@@ -10,7 +10,7 @@ from typing import Any
 from grain_sft.corpus.corpus import Corpus
 from grain_sft.corpus.formats import Options, Tree, find_loss
 from grain_sft.corpus.formats.aligned import check_loss
-from grain_sft.corpus.formats.splits import check_mask_count
+from grain_sft.corpus.formats.splits import check_mask_count, check_mask_order
 from grain_sft.corpus.loss import scan_loss
 from grain_sft.corpus.scan import THREADS
 from grain_sft.corpus.shard import Shard
@@ -35,7 +35,9 @@ def indexed_loss(path: str, data: Mapping[str, Any], corpus: Corpus, options: Op
     wanted = stated if options.use_loss_mask is None else options.use_loss_mask
     if options.masks is not None:
         check_mask_count([shard.path for shard in corpus.shards], options.masks)
-        return _with_files(corpus, [(mask, "bool") for mask in options.masks])
+        masked = _with_files(corpus, [(mask, "bool") for mask in options.masks])
+        check_mask_order([shard.path for shard in corpus.shards], options.masks)
+        return masked
     if wanted is False:
         shards = tuple(dataclasses.replace(shard, loss=None) for shard in corpus.shards)
         ignores = stated is False or corpus.has_loss

@@ -357,3 +357,19 @@ def test_a_listed_corpus_is_its_training_split(tmp_path, write):
     listed = grain_sft.open_corpus([tmp_path / "x"], eos_token_id=EOS)
     assert listed.shards == whole.shards
     assert grain_sft.open_corpus([tmp_path / "x", tmp_path / "x"], eos_token_id=EOS).num_tokens == 2 * whole.num_tokens
+
+
+def test_explicit_masks_in_another_order_than_their_tokens_are_refused(tmp_path):
+    folder = tmp_path / "sft"
+    folder.mkdir()
+    for number in range(12):
+        np.full(8, number + 3, "uint16").tofile(folder / f"token_ids_part_{number}.npy")
+        np.full(8, number % 2, "uint8").tofile(folder / f"labels_mask_part_{number}.npy")
+    pattern = f"{folder}/labels_mask_part_*.npy"
+    message = refused("numbers in their names differ", folder, dtype="uint16", label_mask_paths=pattern)
+    assert f"{folder}/labels_mask_part_10.npy" in message and f"{folder}/token_ids_part_2.npy" in message
+    grain_sft.open_corpus(folder, dtype="uint16").save(tmp_path / "index.json")
+    refused("numbers in their names differ", tmp_path / "index.json", label_mask_paths=pattern)
+    tokens = f"{folder}/token_ids_part_*.npy"
+    corpus = grain_sft.open_corpus(tokens, dtype="uint16", label_mask_paths=pattern)
+    assert corpus.shards == grain_sft.open_corpus(tokens, dtype="uint16").shards

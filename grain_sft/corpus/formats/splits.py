@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Sequence
 
 import numpy as np
 
+from grain_sft import files
 from grain_sft.corpus.corpus import Corpus
 from grain_sft.corpus.formats.aligned import Part, scan_parts
 from grain_sft.corpus.formats.metadata import Origin
@@ -52,6 +54,8 @@ def corpus_of_split(split: Split, parts: Sequence[Part], options: Options) -> Co
     if uses_loss:
         _check_masks(parts)
     shards, dtype = scan_parts(parts, options.dtype or split.dtype, split.dtypes, use_loss=uses_loss)
+    if options.masks is not None:
+        check_mask_order([part.tokens for part in parts], options.masks)
     ignores_loss = not uses_loss and any(part.loss for part in parts)
     return corpus_of(shards, dtype, options, split.origin, split.sources, ignores_loss=ignores_loss)
 
@@ -80,6 +84,30 @@ def check_mask_count(tokens: Sequence[str], masks: Sequence[str]) -> None:
             f"label_mask_paths: {len(masks)} label masks for {len(tokens)} token files; expected one for each, in the order "
             f"of the token files. The first without a counterpart is {more[min(len(masks), len(tokens))]}."
         )
+
+
+def check_mask_order(tokens: Sequence[str], masks: Sequence[str]) -> None:
+    """Check that masks whose names have the numbers of the token files have them in the same order.
+
+    Raises:
+      CorpusError: the numbers are the same, in another order.
+    """
+    numbers = [[_last_number(path) for path in paths] for paths in (tokens, masks)]
+    if numbers[0] == numbers[1] or sorted(numbers[0]) != sorted(numbers[1]):
+        return
+    token, mask = next(
+        (token, mask) for token, mask, one, other in zip(tokens, masks, *numbers, strict=True) if one != other
+    )
+    raise CorpusError(
+        f"label_mask_paths: {mask} is in the place of the label mask of {token}, and the numbers in their names differ. "
+        "Globs are sorted as text, and directories by number. Name the masks in the order of the token files."
+    )
+
+
+def _last_number(path: str) -> int:
+    """The last number in a file's name; -1 without one."""
+    found = re.findall(r"\d+", files.name_of(path))
+    return int(found[-1][:18]) if found else -1
 
 
 def _check_masks(parts: Sequence[Part]) -> None:
