@@ -54,7 +54,7 @@ def open_corpus(
           at the working directory, if the first file is there and not beside the mix);
         - a saved index (`Corpus.save`, `grain-sft index`, or MaxText's `olmo_grain` index): name ends in .json;
         - a prepared SFT corpus (below): its training split, or the split whose folder is given;
-        - any other directory: every .npy file below it, sorted by path;
+        - any other directory: every .npy file below it, sorted by path, without the validation splits of prepared corpora;
         - a glob: its matches, sorted;
         - one .npy or .bin file;
         - a list of files, globs and directories (a prepared SFT corpus is its training split here, too), in that order.
@@ -285,4 +285,4 @@ def _expand(path: str) -> list[str]:
         return [path]
     if not found:
         raise CorpusFileError(f"{path}: holds no .npy file. Give a glob, if its token files have another suffix.")
-    return found
+    return formats.without_validation(found)

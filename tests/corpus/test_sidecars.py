@@ -373,3 +373,17 @@ def test_explicit_masks_in_another_order_than_their_tokens_are_refused(tmp_path)
     tokens = f"{folder}/token_ids_part_*.npy"
     corpus = grain_sft.open_corpus(tokens, dtype="uint16", label_mask_paths=pattern)
     assert corpus.shards == grain_sft.open_corpus(tokens, dtype="uint16").shards
+
+
+def test_a_directory_above_prepared_corpora_is_their_training_splits(tmp_path):
+    for number, name in enumerate("ab"):
+        write_olmo(tmp_path / name / "train", documents(seed=number))
+        write_olmo(tmp_path / name / "val", documents(7, seed=number + 2))
+    training = grain_sft.open_corpus(f"{tmp_path}/*/train/*.npy", eos_token_id=EOS)
+    for where in (tmp_path, [tmp_path], [tmp_path / "a", tmp_path / "b"]):
+        assert grain_sft.open_corpus(where, eos_token_id=EOS).shards == training.shards
+    shutil.rmtree(tmp_path / "b" / "train")
+    only_val = [path for path in sorted(tmp_path.rglob("token_ids_part_*.npy")) if "a/val" not in str(path)]
+    assert [shard.path for shard in grain_sft.open_corpus(tmp_path, eos_token_id=EOS).shards] == list(
+        map(str, only_val)
+    )

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from grain_sft.corpus.corpus import Corpus
 from grain_sft.corpus.formats import episodes, olmo, openchat, primer, rows
 from grain_sft.corpus.formats.listed import corpus_of_files, find_loss, is_metadata, split_files
+from grain_sft.corpus.formats.olmo import without_validation
 from grain_sft.corpus.formats.options import Options
 from grain_sft.corpus.formats.tree import Tree
 
@@ -34,4 +35,14 @@ FORMATS: dict[str, Format] = {
     "rows": Format(rows.find, rows.read, rows.EXPECTED),
 }
 
-__all__ = ["FORMATS", "Format", "Options", "Tree", "corpus_of_files", "find_loss", "is_metadata", "split_files"]
+__all__ = [
+    "FORMATS",
+    "Format",
+    "Options",
+    "Tree",
+    "corpus_of_files",
+    "find_loss",
+    "is_metadata",
+    "split_files",
+    "without_validation",
+]

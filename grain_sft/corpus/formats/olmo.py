@@ -66,6 +66,17 @@ def part(path: str, tree: Tree) -> Part:
     return Part(path, mask, boundaries=plain.boundaries_of(path, tree))
 
 
+def without_validation(paths: Sequence[str]) -> list[str]:
+    """Return `paths` without the files of each val/ with parts beside a train/ with parts."""
+    folders = {files.parent(path) for path in paths if _TOKENS.fullmatch(files.name_of(path))}
+    validation = {
+        folder
+        for folder in folders
+        if files.name_of(folder) == "val" and files.join(files.parent(folder), "train") in folders
+    }
+    return [path for path in paths if files.parent(path) not in validation]
+
+
 def check_masks(parts: Sequence[Part], options: Options, tree: Tree) -> None:
     """Refuse parts that all lack a label mask, in a folder with label masks of other names or other parts.
 
