@@ -387,3 +387,19 @@ def test_a_directory_above_prepared_corpora_is_their_training_splits(tmp_path):
     assert [shard.path for shard in grain_sft.open_corpus(tmp_path, eos_token_id=EOS).shards] == list(
         map(str, only_val)
     )
+
+
+@pytest.mark.parametrize("name", ["corpus.json", "dataset_statistics.json"])
+def test_a_masked_corpus_that_was_copied_without_its_masks_is_refused(parts, tmp_path, name):
+    alone = tmp_path / "alone"
+    alone.mkdir()
+    for path in tokens_of(parts):
+        shutil.copy(path, alone)
+    for where in (alone, f"{alone}/token_ids*"):
+        assert not grain_sft.open_corpus(where, dtype="uint16").has_loss  # raw tokens of other tools have no masks
+    metadata = {"format": "grain_sft corpus", "version": 1, "corpus_format": "olmo"}
+    (alone / name).write_text(json.dumps(metadata if name == "corpus.json" else {"configuration": {}}))
+    for where in (alone, f"{alone}/token_ids*", tokens_of(alone)):
+        message = refused("has no label mask", where, dtype="uint16")
+        assert f"{alone / name} is of a corpus with label masks" in message
+        assert not grain_sft.open_corpus(where, dtype="uint16", use_loss_mask=False).has_loss

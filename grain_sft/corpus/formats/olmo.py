@@ -13,7 +13,7 @@ from grain_sft import files
 from grain_sft.corpus.corpus import Corpus
 from grain_sft.corpus.formats import plain
 from grain_sft.corpus.formats.aligned import Part
-from grain_sft.corpus.formats.metadata import Json, Origin, read_origin
+from grain_sft.corpus.formats.metadata import SPLIT, SPLIT_FORMAT, Json, Origin, read_origin
 from grain_sft.corpus.formats.options import Options
 from grain_sft.corpus.formats.splits import Split, corpus_of_split
 from grain_sft.corpus.formats.tokenizer import eos_of_folder
@@ -66,6 +66,18 @@ def part(path: str, tree: Tree) -> Part:
     return Part(path, mask, boundaries=plain.boundaries_of(path, tree))
 
 
+def _metadata_of_masked(folder: str, tree: Tree) -> str:
+    """The metadata in a folder whose writer writes a label mask for every part; "" where there are none."""
+    names = tree.names(folder)
+    if _STATISTICS in names:
+        return files.join(folder, _STATISTICS)
+    path = files.join(folder, SPLIT)
+    if SPLIT not in names:
+        return ""
+    data = Json.load(path)
+    return path if (data.get("format"), data.get("corpus_format")) == (SPLIT_FORMAT, "olmo") else ""
+
+
 def without_validation(paths: Sequence[str]) -> list[str]:
     """Return `paths` without the files of each val/ with parts beside a train/ with parts."""
     folders = {files.parent(path) for path in paths if _TOKENS.fullmatch(files.name_of(path))}
@@ -78,7 +90,8 @@ def without_validation(paths: Sequence[str]) -> list[str]:
 
 
 def check_masks(parts: Sequence[Part], options: Options, tree: Tree) -> None:
-    """Refuse parts that all lack a label mask, in a folder with label masks of other names or other parts.
+    """Refuse parts that all lack a label mask, in a folder with label masks of other names or other parts, or with the
+    metadata of a corpus that has them.
 
     Raises:
       CorpusError: there is such a part, and neither `label_mask_paths` nor `use_loss_mask=False` is given.
@@ -88,7 +101,15 @@ def check_masks(parts: Sequence[Part], options: Options, tree: Tree) -> None:
     for each in parts:
         if not _ANY_TOKENS.fullmatch(files.name_of(each.tokens)):
             continue
-        masks = sorted(name for name in tree.names(files.parent(each.tokens)) if _ANY_MASK.fullmatch(name))
+        folder = files.parent(each.tokens)
+        masks = sorted(name for name in tree.names(folder) if _ANY_MASK.fullmatch(name))
+        metadata = _metadata_of_masked(folder, tree)
+        if metadata and not masks:
+            raise CorpusError(
+                f"{each.tokens}: has no label mask, but {metadata} is of a corpus with label masks. Without them, all of its "
+                "tokens would take loss. Copy the masks, name them with label_mask_paths, or ignore them with "
+                "use_loss_mask=False."
+            )
         if masks:
             raise CorpusError(
                 f"{each.tokens}: has no label mask of its name, but its folder holds {masks[0]}. Without a mask, all of its "
