@@ -214,7 +214,7 @@ def test_without_a_tokenizer_ids_are_shown(weighted, capsys):
     [
         (["--step", "100000"], "expected 0 to"),
         (["--step", "0", "--row", "4"], "row 4 of step 0: expected 0 to 3"),
-        (["--step", "0", "--tokenizer", "nowhere"], "nowhere: no such directory"),
+        (["--step", "0", "--tokenizer", "nowhere"], "nowhere: no such file"),
         (["--step", "0", "--host", "0/3"], "3 hosts"),
     ],
 )

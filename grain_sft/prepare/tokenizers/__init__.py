@@ -76,12 +76,13 @@ def _is_folder(where: str) -> bool:
     """Whether a path is a directory.
 
     Raises:
-      CorpusFileError: a local path that does not exist and does not look like a file's.
+      CorpusFileError: a local path does not exist.
     """
     if files.is_remote(where):
         return not files.is_file(where)
-    if not os.path.lexists(where) and not os.path.splitext(where)[1]:
+    if not os.path.lexists(where):
         raise CorpusFileError(
-            f"{where}: no such directory or file. Tokenizers are read from local or gs:// files, not by name."
+            f"{where}: no such file, and no such directory. Expected a local or gs:// path. If it is a name on Hugging "
+            f"Face, download the tokenizer first, as with `hf download NAME --local-dir FOLDER`, and give the folder."
         )
     return os.path.isdir(where)
