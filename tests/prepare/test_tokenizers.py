@@ -8,6 +8,7 @@ import hashlib
 import json
 import pickle
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -384,7 +385,17 @@ def test_token_spans_cover_the_text_in_order(tmp_path, kind):
 def test_where_there_is_none_the_error_says_what_was_expected(tmp_path):
     with pytest.raises(CorpusFileError, match=r"expected a SentencePiece \.model"):
         load_tokenizer(tmp_path)
-    with pytest.raises(CorpusFileError, match="no such directory"):
-        load_tokenizer("allenai/OLMo-2-1124-7B")
+    for name in ("gpt2", "allenai/OLMo-2-1124-7B", "meta-llama/Llama-3.1-8B"):
+        with pytest.raises(CorpusFileError, match=r"no such directory.*hf download NAME --local-dir FOLDER"):
+            load_tokenizer(name)
     with pytest.raises(CorpusFileError, match="no such file"):
         load_tokenizer(tmp_path / "absent.model")
+
+
+def test_a_tokenizer_of_hugging_face_prints_no_advice(tmp_path):
+    folder = save_huggingface(tmp_path, byte_level_json(CHATML))
+    code = f"import os; from grain_sft.prepare.tokenizers import load_tokenizer; load_tokenizer({str(folder)!r}); " + (
+        "assert 'TRANSFORMERS_NO_ADVISORY_WARNINGS' not in os.environ"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert result.returncode == 0 and "PyTorch" not in result.stderr, result.stderr

@@ -21,6 +21,7 @@ _NAMES = (
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "config.json"),
     *(CHAT_TEMPLATE, "chat_template.json", "vocab.json", "merges.txt", "vocab.txt"),
 )
+_ADVICE = "TRANSFORMERS_NO_ADVISORY_WARNINGS"
 _MORE_TEMPLATES = "additional_chat_templates"
 _EOS = ("<|endoftext|>", "</s>", "<eos>", "<|end_of_text|>", "<|im_end|>")
 _PAD = ("<pad>", "<|pad|>", "[PAD]", "<|padding|>")
@@ -225,9 +226,24 @@ def _folder_of(contents: Mapping[str, bytes]) -> Iterator[str]:
 def _import(package: str, where: str) -> Any:
     try:
         importlib.import_module("jinja2")
-        return importlib.import_module(package)
+        with _no_advice():
+            return importlib.import_module(package)
     except ImportError as error:
         raise MissingExtraError.of(f"{where}: a tokenizer of Hugging Face", "transformers", "hf") from error
+
+
+@contextlib.contextmanager
+def _no_advice() -> Iterator[None]:
+    """Keep transformers from advising to install PyTorch, which tokenizers do not need."""
+    before = os.environ.get(_ADVICE)
+    os.environ[_ADVICE] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[_ADVICE]
+        else:
+            os.environ[_ADVICE] = before
 
 
 def _id_or_none(number: Any, otherwise: int | None) -> int | None:
