@@ -44,7 +44,7 @@ def check_tokenizer(report: Report, corpus: Corpus, where: str) -> int | None:
         try:
             tokenizer = load_tokenizer(path)
         except MissingExtraError as error:
-            report.note("vocabulary", path, f"the tokenizer was not looked at: {error}")
+            report.note("vocabulary", path, f"the tokenizer was not checked: {error}")
             return None
         except GrainSftError as error:
             report.wrong("vocabulary", path, str(error))

@@ -103,7 +103,7 @@ def _has_documents(report: Report, corpus: Corpus) -> bool:
     by_files = any(shard.boundaries is not None for shard in corpus.shards)
     if not by_files and corpus.eos_token_id is None:
         path = corpus.shards[0].path
-        report.note("boundaries", path, "no boundary files and no eos_token_id: documents were not looked at.")
+        report.note("boundaries", path, "no boundary files and no eos_token_id: documents were not checked.")
         return False
     if not by_files and not report.full:
         return False
@@ -266,27 +266,27 @@ def _check_eos(
     place = corpus.shards[0].boundaries or corpus.shards[0]
     if len(shifted) * 2 > len(numbers):
         sentence = (
-            f"{len(shifted):,} of {len(numbers):,} documents that were looked at begin with the EOS token {eos} and don't end "
+            f"{len(shifted):,} of {len(numbers):,} documents checked begin with the EOS token {eos} and don't end "
             f"with it; the first is document {shifted[0]}. The boundaries are shifted by a token."
         )
         report.wrong("boundaries", place.path, sentence, f"document {shifted[0]}")
     elif len(unended) * 2 > len(numbers) and (ending := _other_ending(corpus, last)) is not None:
         sentence = (
-            f"{len(unended):,} of {len(numbers):,} documents that were looked at end with the token {ending}, not with the EOS "
-            f"token {eos}: whoever goes by EOS, as OLMo-core does in local files, does not find them."
+            f"{len(unended):,} of {len(numbers):,} documents checked end with the token {ending}, not with the EOS "
+            f"token {eos}. A reader that splits at EOS, as OLMo-core does in local files, does not find their ends."
         )
         report.note("boundaries", place.path, sentence)
     elif len(unended) * 2 > len(numbers):
         sentence = (
-            f"{len(unended):,} of {len(numbers):,} documents that were looked at don't end with the EOS token {eos}; the first "
+            f"{len(unended):,} of {len(numbers):,} documents checked don't end with the EOS token {eos}; the first "
             f"is document {unended[0]}, which ends with {last[last != eos][0]}. The boundaries are of other tokens, or "
             "eos_token_id is wrong."
         )
         report.wrong("boundaries", place.path, sentence, f"document {unended[0]}")
     elif len(unended):
         sentence = (
-            f"{len(unended):,} of {len(numbers):,} documents that were looked at don't end with the EOS token {eos}, as those "
-            f"do that were cut; the first is document {unended[0]}."
+            f"{len(unended):,} of {len(numbers):,} documents checked don't end with the EOS token {eos}; the first "
+            f"is document {unended[0]}. Documents that were cut don't."
         )
         report.note("boundaries", place.path, sentence)
 

@@ -36,12 +36,12 @@ def verify(
     host: Host | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> Report:
-    """Look whether a corpus, a plan or a config is sound.
+    """Check that a corpus, a plan or a config is sound.
 
     Args:
       where: what `open_corpus` takes; or the file of a plan, as `grain-sft pack` names it; or a config.
       full: read everything, in bounded memory; else sizes, headers, boundaries and the ends of files.
-      what: "corpus", "plan" or "config"; None: told by its name and its first bytes.
+      what: "corpus", "plan" or "config"; None: inferred from its name and its first bytes.
       vocab_size: ids are below this; None: as what stands beside the corpus says.
       corpus: of a plan, what it is of.
       receipt: of a config, what its receipt is expected to be.
@@ -70,7 +70,15 @@ def verify(
         opened = _opened(report, lambda: open_corpus(path, **given), path)
         if opened is not None:
             check_corpus(report, opened, path, vocab_size)
+            _note_other_split(report, path)
     return report
+
+
+def _note_other_split(report: Report, path: str) -> None:
+    """Note that opening a folder opens its training split alone."""
+    if not files.is_remote(path) and all(os.path.isdir(os.path.join(path, split)) for split in ("train", "val")):
+        other = os.path.join(path, "val")
+        report.note("files", path, f"only the training split was checked. Check the other: grain-sft verify {other}")
 
 
 def _opened(report: Report, open_it: Callable[[], Corpus], path: str) -> Corpus | None:

@@ -79,6 +79,14 @@ def test_a_sound_corpus_is_sound(tmp_path, kind, full):
     assert ("duplicate_documents" in report.figures) == full
 
 
+def test_a_folder_of_two_splits_says_which_was_checked(tmp_path):
+    for split in ("train", "val"):
+        write_olmo(tmp_path / "sft" / split, documents(20))
+    (finding,) = (each for each in check(tmp_path / "sft").findings if "training split" in each.message)
+    assert not finding.wrong and finding.message.endswith(f"grain-sft verify {tmp_path / 'sft' / 'val'}")
+    assert not any("split" in each.message for each in check(tmp_path / "sft" / "train").findings)
+
+
 @pytest.mark.parametrize("kind", ["olmo", "episodes", "primer"])
 def test_an_id_beyond_the_vocabulary_is_found_where_it_is(tmp_path, kind):
     root = write(kind, tmp_path)
