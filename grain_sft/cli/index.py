@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="replace the prefix FROM, or the placeholder {FROM}, in paths; may be given again",
     )
     add_mask_arguments(parser)
-    parser.add_argument("--sequence-length", type=at_least(1), help="count the rows of so many tokens")
+    parser.add_argument("--sequence-length", type=at_least(1), help="tokens of a row; counts the rows")
     parser.add_argument(
         "--maxtext", action="store_true", help="write MaxText's olmo_grain index (with -o and --sequence-length)"
     )

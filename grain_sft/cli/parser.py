@@ -11,8 +11,12 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Print the error and leave with status 2."""
-        required = [action for action in self._actions if action.required or not action.option_strings]
+        groups = [group for group in self._mutually_exclusive_groups if group.required]
+        alternatives = [action for group in groups for action in group._group_actions]
+        required = [
+            action for action in self._actions if action.required or not action.option_strings or action in alternatives
+        ]
         usage = self._get_formatter()
-        usage.add_usage(None, [action for action in required if action.help is not argparse.SUPPRESS], [], "")
+        usage.add_usage(None, [action for action in required if action.help is not argparse.SUPPRESS], groups, "")
         line = " ".join(usage.format_help().split())
         self.exit(2, f"{self.prog}: error: {message}\nusage: {line} [options]\n{self.prog} --help lists all options.\n")

@@ -20,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=host_of,
         default=Host(0, 1),
         metavar="h/H",
-        help="as one of so many hosts; only with order maxtext does their number matter (default: 0/1)",
+        help="host h of H; only order maxtext depends on the number of hosts (default: 0/1)",
     )
 
 

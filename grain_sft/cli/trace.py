@@ -49,10 +49,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=at_least(1),
         const=_EVERY,
         metavar="EVERY",
-        help=f"a table of where the run is after so many steps each (default: {_EVERY}); epochs count from 0",
+        help=f"a table of where the run is after each EVERY steps (default: {_EVERY}); epochs count from 0",
     )
     parser.add_argument("--host", type=host_of, metavar="h/H", help="only rows of host h of H (default: all of one)")
-    parser.add_argument("--epochs", type=at_least(1), help="search so many (default: all, or 1 where they never end)")
+    parser.add_argument("--epochs", type=at_least(1), help="epochs to search (default: all, or 1 where they never end)")
     parser.add_argument("--tokenizer", metavar="PATH", help="of --find (default: the folder 'tokenizer' of the corpus)")
     parser.add_argument("--summary", action="store_true", help="tokens and documents by source instead of lines")
     parser.add_argument(
@@ -159,7 +159,7 @@ def _steps(pipeline: Pipeline, text: str) -> range:
     if end is None:
         raise RowIndexError(f"--steps {text}: the run never ends; say where to: A:B.")
     if begin < 0 or end < begin:
-        raise RowIndexError(f"--steps {text}: expected A:B, steps A to B - 1, or one step.")
+        raise RowIndexError(f"--steps {text}: expected A:B with A up to B, which are steps A to B - 1, or one step.")
     return range(begin, end)
 
 

@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     depth.add_argument("--full", action="store_true", help="read everything, in bounded memory")
     parser.add_argument(
-        "--as", dest="what", choices=KINDS, help="what it is (default: told by its name and first bytes)"
+        "--as", dest="what", choices=KINDS, help="what it is (default: inferred from its name and first bytes)"
     )
     parser.add_argument("--vocab-size", type=at_least(1), help="ids are below this (default: as the tokenizer says)")
     parser.add_argument("--corpus", help="of a plan: what it is of")

@@ -28,6 +28,10 @@ from grain_sft.corpus.stored import Stored, StoredFile, size_change
 from grain_sft.errors import CorpusError, CorpusFileError, GrainSftError
 
 FORMAT = "grain_sft index"
+_EXPECTED = (
+    "Expected token files, or an index that `grain-sft index` wrote. If these are chats or texts, make a corpus of them "
+    "with `grain-sft prepare`."
+)
 VERSION = 1
 
 
@@ -72,9 +76,9 @@ def load(path: str, text: str, options: Options, remap: Callable[[str], str]) ->
     try:
         data = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise CorpusError(f"{path}: not JSON ({error}). An index is made by `grain-sft index`.") from error
+        raise CorpusError(f"{path}: not JSON ({error}). {_EXPECTED}") from error
     if not isinstance(data, dict):
-        raise CorpusError(f"{path}: expected a JSON object, found a {type(data).__name__}.")
+        raise CorpusError(f"{path}: expected a JSON object, found a {type(data).__name__}. {_EXPECTED}")
     try:
         if data.get("format") == FORMAT:
             corpus = indexed_loss(path, data, _from_json(path, data, remap), options)

@@ -96,6 +96,23 @@ def test_wrong_arguments_print_the_error_and_two_lines_of_usage(
     )
 
 
+def test_the_usage_of_an_error_lists_required_alternatives(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["trace", "sft.yaml"])
+    usage = capsys.readouterr().err.splitlines()[1]
+    assert usage.startswith("usage: grain-sft trace (--steps A:B | ") and usage.endswith(") config [options]")
+
+
+def test_chats_in_place_of_a_corpus_are_an_error_that_names_prepare(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record = '{"messages": []}'
+    for name, text in (("chats.jsonl", f"{record}\n{record}\n"), ("chats.json", f"[{record}]")):
+        (tmp_path / name).write_text(text)
+        assert main(["index", str(tmp_path / name)]) == 1
+        assert "make a corpus of them with `grain-sft prepare`" in capsys.readouterr().err
+
+
 def test_an_unknown_option_is_an_error_of_its_command(tokens: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["index", str(tokens / "mix.txt"), "--no-such-option"])
