@@ -58,10 +58,10 @@ def dry_run(request: Request, records: int) -> str:
 
 
 def _pieces(rendered: Rendered, tokenizer: Tokenizer) -> Iterator[str]:
-    """The document's text, cut where loss begins and ends."""
+    """The document's text, cut where loss begins and ends, with ⏎ for a newline as in `grain-sft inspect`."""
     borders = np.flatnonzero(np.diff(rendered.loss != 0)) + 1
     for part in np.split(np.arange(len(rendered.tokens)), borders)[:40]:
         text = tokenizer.decode(rendered.tokens[part].tolist())
         mark = "|" if rendered.loss[part[0]] else "."
         shown = text if len(text) <= 400 else f"{text[:200]} ... {text[-200:]}"
-        yield from (f"{mark} {line}" for line in shown.split("\n"))
+        yield from (f"{mark} {line}" for line in shown.replace("\n", "⏎\n").removesuffix("\n").split("\n"))

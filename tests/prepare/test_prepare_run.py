@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 import json
 import os
+import re
 import resource
 import shutil
 import signal
@@ -734,6 +735,7 @@ def test_a_dry_run_shows_text_and_writes_nothing(
         assert f"rejected   1\n  {chats[0]}:2: not valid JSON" in printed
         assert "| the answer 0.0 " in printed and "the question 0.0 " in printed
         assert "longer than 20 tokens" in printed
+        assert not re.search(r"^[|.] ?$", printed, re.MULTILINE)  # a newline alone is shown as ⏎
     assert stamps(tmp_path) == before
 
 
