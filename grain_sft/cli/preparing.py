@@ -94,7 +94,7 @@ def _print_exceptions(manifest: Mapping[str, Any]) -> None:
         if 0 < 2 * count < documents:
             print(
                 f"note     {count:,} of {documents:,} documents {what} the EOS token. In local files OLMo-core finds "
-                "documents by it, unless told use_array_if_local=False; this project reads the .csv.gz files."
+                "documents by it, unless use_array_if_local=False is set; this project reads the .csv.gz files."
             )
 
 
