@@ -28,7 +28,10 @@ class Tree:
         Asks for each where the folder can't be listed: a file that is not seen would not be read.
         """
         folder = files.parent(path)
-        names = self.names(folder)
+        try:
+            names = self.names(folder)
+        except RemoteTimeoutError as error:
+            raise RemoteTimeoutError(f"{path}: the folder of its sidecar files can't be listed. {error}") from error
         if files.name_of(path) in names:
             return [name for name in candidates if name in names]
         if not files.exists(path):
