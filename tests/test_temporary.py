@@ -133,10 +133,11 @@ def test_a_lock_is_free_when_its_holder_is_killed_though_a_forked_child_lives(tm
         "    print(child, flush=True)\n"
         "    os.kill(os.getpid(), signal.SIGKILL)\n"
     )
-    result = subprocess.run(
-        [sys.executable, "-c", program, str(tmp_path / "plan.arrays")], stdout=subprocess.PIPE, text=True
-    )
-    child = int(result.stdout)
+    command = [sys.executable, "-c", program, str(tmp_path / "plan.arrays")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:  # the child keeps the pipe open, too
+        line = process.stdout.readline()
+        process.stdout.close()
+    child = int(line)
     try:
         os.kill(child, 0)  # it lives
         assert is_free(tmp_path / "plan.lock")
