@@ -84,6 +84,8 @@ class Guard:
         try:
             signal.set_wakeup_fd(write, warn_on_full_buffer=False)
             signal.signal(signal.SIGINT, self._handle)
+            # the tracker frees what killed processes shared, and would warn of that
+            sys.warnoptions.append("ignore:resource_tracker")
             if self._ends_process:
                 atexit.register(self._end)  # the first to be registered is the last to run
             _thread.start_new_thread(self._watch, (read,))
