@@ -1,0 +1,265 @@
+"""Runs whose batches must never change: each shipped config, layout, order, mixture and template, from corpora made of seeds.
+
+`python tests/batch_digests.py` writes `tests/golden/batch_digests.json`. Write it again only for a change of batches that
+the changelog announces.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+TESTS = Path(__file__).parent
+sys.path[:0] = [str(TESTS / each) for each in (".", "corpus", "mixture", "prepare")]
+
+import hard_chats  # noqa: E402
+from episode_corpora import write_dataset  # noqa: E402
+from mixed_corpora import mixture_config, write_sources  # noqa: E402
+from sft_files import documents, write_episodes, write_olmo, write_openchat, write_primer  # noqa: E402
+from template_rules import SPECIAL  # noqa: E402
+from tokenizer_makers import byte_level_json, save_huggingface  # noqa: E402
+
+import grain_sft  # noqa: E402
+from grain_sft import Host, IndexSampler  # noqa: E402
+
+GOLDEN = TESTS / "golden" / "batch_digests.json"
+CONFIGS = TESTS.parent / "configs"
+HOSTS = (Host(0, 1), Host(1, 2))
+STEPS = (0, 1, 2, 7, 40)
+Config = dict[str, Any]
+
+
+def digest_of_batches(config: Config) -> str:
+    """Return the digest of the batches of `STEPS` on the hosts of `HOSTS`."""
+    digest = hashlib.sha256()
+    for host in HOSTS:
+        pipeline = grain_sft.load(config, host=host)
+        for step in STEPS:
+            if step < pipeline.end_step:
+                for key, array in sorted(pipeline[step].items()):
+                    digest.update(f"{host.index} {step} {key} {array.dtype} {array.shape}".encode())
+                    digest.update(np.ascontiguousarray(array))
+    return digest.hexdigest()[:16]
+
+
+def chats(count: int, longest: int, *, seed: int, high: int = 1000) -> list[Any]:
+    """Return documents with loss masks, [(tokens, loss)]."""
+    return documents(count, seed, high=high, longest=longest)
+
+
+def shipped(folder: Path) -> Iterator[tuple[str, Config]]:
+    """Yield every file of `configs/` with a corpus of its format and, where its rows are long, with shorter ones."""
+    np.arange(700 * 512, dtype=np.uint32).tofile(folder / "tokens.npy")
+    (folder / "mix.txt").write_text("label,tokens.npy\n")
+    olmo = {"path": str(write_olmo(folder / "sft", chats(3000, 300, seed=1), dtype="uint32", part_tokens=90_000))}
+    episodes = str(write_dataset(folder / "episodes", weighted=True))
+    primer = [
+        {"path": str(write_primer(folder / f"primer{number}", chats(300, 400, seed=number)))} for number in range(3)
+    ]
+    openchat = {"path": str(write_openchat(folder / "openchat", chats(400, 300, seed=9)))}
+    mix = {"path": str(folder / "mix.txt"), "dtype": "uint32"}
+    short, small = {"sequence_length": 512}, {"global_batch_tokens": 512 * 32}
+    sections: dict[str, Config] = {
+        "eval_8192.yaml": {"corpus": mix, "layout": short, "sampler": small},
+        "pretrain_8192.yaml": {"corpus": mix, "layout": short, "sampler": small},
+        "pretrain_8192_olmo_order.yaml": {"corpus": mix, "layout": short, "sampler": small},
+        "sft_packed_32768.yaml": {"corpus": olmo, "layout": short, "sampler": small},
+        "olmo3_7b_think_sft.yaml": {"corpus": olmo, "layout": short, "sampler": small},
+        "olmo3_32b_think_sft.yaml": {"corpus": olmo, "layout": short, "sampler": small},
+        "episodes.yaml": {"corpus": {"path": episodes}},
+        "episodes_gpt_config.json": {"dataset_dir": episodes},
+        "primer.yaml": {"corpus": primer[0]},
+        "primer_packed.yaml": {"corpus": primer[0]},
+        "primer_mixture.yaml": {
+            "corpus": {"mixture": dict(zip(("primer", "oasst1", "dolly15k"), primer, strict=True))}
+        },
+        "openchat.yaml": {"corpus": openchat, "layout": {"sequence_length": 900}},
+        "sft_with_pretraining.yaml": {"corpus": {"mixture": {"chat": olmo, "web": mix}}, "layout": short},
+    }
+    assert sections.keys() == {path.name for path in CONFIGS.iterdir()}
+    for name, stated in sections.items():
+        yield f"configs/{name}", {"inherits": str(CONFIGS / name), **stated}
+
+
+def layouts(folder: Path) -> Iterator[tuple[str, Config]]:
+    """Yield every layout, packing algorithm and option of theirs, over several formats."""
+    paths = {
+        "olmo": write_olmo(folder / "olmo", chats(400, 60, seed=2), sources=True),
+        "episodes": write_episodes(folder / "weights", documents(300, 3, high=90_000, weights=True), shards=3, gap=2),
+        "openchat": write_openchat(folder / "columns", chats(300, 40, seed=4), first_weights=True),
+    }
+    corpora: dict[str, Config] = {name: {"path": str(path)} for name, path in paths.items()}
+    corpora["olmo"] |= {"dtype": "uint16", "eos_token_id": 2}
+    corpora["openchat"] |= {"eos_token_id": 2}
+    variants: dict[str, Config] = {
+        "windows": {"kind": "windows"},
+        "padded": {"kind": "padded"},
+        "padded first": {"kind": "padded", "keep": "first", "min_tokens": 9},
+    }
+    for algorithm in ("best_fit_decreasing", "first_fit_decreasing", "multipack", "shuffled_best_fit"):
+        anew = algorithm in ("multipack", "shuffled_best_fit")
+        variants[algorithm] = {"kind": "packed", "algorithm": algorithm, **({"seed": 5, "epochs": 3} if anew else {})}
+    best = {"kind": "packed", "algorithm": "best_fit_decreasing"}
+    variants["concat_then_split"] = {"kind": "packed", "algorithm": "concat_then_split", "long_documents": "fragment"}
+    variants["fragments"] = {**best, "long_documents": "fragment"}
+    variants["few segments"] = {**best, "max_segments": 3}
+    variants["ends at EOS"] = {**best, "boundaries": "eos", "source_group_size": 3}
+    for sort in ("avx512", "avx2", "baseline"):
+        variants[f"ties {sort}"] = {**best, "ties": f"numpy:{sort}"}
+    for name, corpus in corpora.items():
+        for variant, layout in variants.items():
+            for transforms in (["shift_targets"], ["ngram_filter", "shift_targets"]):
+                yield (
+                    f"layout/{name}/{variant}/{transforms[0]}",
+                    {
+                        "corpus": corpus,
+                        "layout": {"sequence_length": 48, **layout},
+                        "sampler": {"seed": 3, "global_batch_size": 8, **own_order(layout)},
+                        "transforms": transforms,
+                    },
+                )
+
+
+def materialized(folder: Path) -> Iterator[tuple[str, Config]]:
+    """Yield rows that were written out: of chats with masks and of episodes with weights."""
+    from grain_sft.materialize import materialize
+
+    masks = write_olmo(folder / "olmo", chats(300, 60, seed=2), sources=True)
+    weights = write_episodes(folder / "weights", documents(300, 3, high=90_000, weights=True), shards=3, gap=2)
+    opened = {"olmo": {"dtype": "uint16", "eos_token_id": 2}, "weights": {}}
+    for path in (masks, weights):
+        layout = grain_sft.PackedLayout(grain_sft.open_corpus(path, **opened[path.name]), 48)
+        materialize(layout, folder / f"{path.name}-rows")
+        yield (
+            f"materialized/{path.name}",
+            {
+                "corpus": {"path": str(folder / f"{path.name}-rows")},
+                "layout": {"kind": "materialized", "sequence_length": 48},
+                "sampler": {"seed": 3, "global_batch_size": 8},
+            },
+        )
+
+
+def own_order(layout: Config) -> Config:
+    """Return the keys of the sampler that a layout which packs each epoch anew requires."""
+    return {"order": "sequential", "shuffle": False, "epochs": 1} if "epochs" in layout else {}
+
+
+def orders(folder: Path) -> Iterator[tuple[str, Config]]:
+    """Yield every order with each way to end an epoch, and schedules."""
+    np.random.default_rng(1).integers(3, 250, 101 * 16).astype(np.uint16).tofile(folder / "rows.npy")
+    base = {
+        "corpus": {"path": str(folder / "rows.npy"), "dtype": "uint16"},
+        "layout": {"kind": "windows", "sequence_length": 16},
+        "transforms": ["shift_targets", "drop_last_position"],
+    }
+    schedule = [{"step": 2, "global_batch_size": 12}, {"step": 7, "global_batch_size": 20}]
+    for order in ("shuffle", "olmo", "maxtext", "episode", "openchat", "random", "sequential"):
+        for last in ("drop", "fill", "run_on"):
+            if last == "fill" and order in ("maxtext", "random"):
+                continue
+            for name, more in {"": {}, " schedule": {"schedule": schedule}, " unshuffled": {"shuffle": False}}.items():
+                sampler = {"order": order, "seed": 11, "global_batch_size": 6, "last_batch": last, **more}
+                yield f"order/{order}/{last}{name}", {**base, "sampler": sampler}
+
+
+def mixtures(folder: Path) -> Iterator[tuple[str, Config]]:
+    """Yield mixtures: exhausted sources, schedules of weights and sizes, mixtures of mixtures."""
+    write_sources(folder)
+    yield "mixture/plain", mixture_config(folder)
+    weights = [{"step": 3, "weights": {"chat": 0.1, "web": 0.5}}, {"step": 5, "global_batch_size": 24}]
+    yield "mixture/schedule", mixture_config(folder, schedule=weights)
+    for exhausted in ("repeat", "stop", "renormalize"):
+        config = mixture_config(folder, when_dry=exhausted)
+        if exhausted != "repeat":
+            config["corpus"]["mixture"]["web"]["sampler"] = {"epochs": 1}
+        yield f"mixture/{exhausted}", config
+    nested = mixture_config(folder)
+    outer = nested["corpus"]["mixture"]
+    inner = {name: outer.pop(name) for name in ("talks", "web")}
+    outer["rest"] = {"weight": 0.3, "mixture": inner}
+    yield "mixture/nested", nested
+
+
+def tokenized(folder: Path) -> Iterator[tuple[str, str]]:
+    """Yield the digest of every file of tokens and loss that each template writes in each format that takes it."""
+    from grain_sft.prepare import FORMATS, TEMPLATES, Dataset, Request, prepare
+
+    template = "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
+    save_huggingface(folder / "hf", byte_level_json(SPECIAL), eos="<|endoftext|>", chat_template=template)
+    texts = [{"text": str(each)} for each in hard_chats.TEXTS]
+    files = {
+        "texts": texts,
+        "chats": hard_chats.chats(),
+        "openchat": hard_chats.openchat_chats(),
+        "tools": hard_chats.tool_chats(),
+    }
+    for name, records in files.items():
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(each) + "\n" for each in records))
+    for name in TEMPLATES:
+        chosen = {"openchat": "openchat", "episode_tool": "tools", "text": "texts"}.get(name, "chats")
+        inputs = (Dataset((str(folder / f"{chosen}.jsonl"),)),)
+        for format in FORMATS:
+            out = folder / f"{name}-{format}"
+            digest = hashlib.sha256()
+            try:
+                prepare(Request(inputs, name, str(folder / "hf"), format, val_frac=0.2), out, workers=1)
+            except grain_sft.GrainSftError as error:
+                yield f"template/{name}/{format}", type(error).__name__
+                continue
+            for path in sorted(out.rglob("*")):
+                if path.suffix in (".npy", ".bin", ".idx"):
+                    digest.update(f"{path.relative_to(out)} ".encode() + path.read_bytes())
+            yield f"template/{name}/{format}", digest.hexdigest()[:16]
+
+
+def rows_of_orders() -> Iterator[tuple[str, str]]:
+    """Yield digests of rows that large orders give, without any data."""
+    for order in ("shuffle", "olmo", "episode", "openchat", "maxtext", "random"):
+        digest = hashlib.sha256()
+        for host in (Host(0, 1), Host(5, 8)):
+            rows = 3_000_001 if order == "shuffle" else 100_003
+            sampler = IndexSampler(rows, global_batch_size=64, seed=7, order=order, host=host)
+            for step in (0, 1, 99, 5000, 123_456):
+                digest.update(sampler.rows(step).astype("<i8"))
+        yield f"rows/{order}", digest.hexdigest()[:16]
+
+
+def all_digests(folder: Path) -> dict[str, str]:
+    """Return the digest of every run by name."""
+    found: dict[str, str] = {}
+    parts: tuple[Callable[[Path], Iterator[tuple[str, Config]]], ...] = (
+        shipped,
+        layouts,
+        materialized,
+        orders,
+        mixtures,
+    )
+    for part in parts:
+        place = folder / part.__name__
+        place.mkdir()
+        for name, config in part(place):
+            try:
+                found[name] = digest_of_batches(config)
+            except grain_sft.GrainSftError as error:
+                found[name] = type(error).__name__
+    place = folder / "tokenized"
+    place.mkdir()
+    found.update(tokenized(place))
+    found.update(rows_of_orders())
+    return found
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as made:
+        digests = all_digests(Path(made))
+    GOLDEN.write_text(json.dumps(digests, indent=1) + "\n")
+    refused = sorted(name for name, digest in digests.items() if digest.endswith("Error"))
+    print(f"{len(digests)} digests, {len(refused)} of them refusals:", *refused, sep="\n  ")
