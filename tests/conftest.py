@@ -23,6 +23,34 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
         print(f"\nfailed: {report.nodeid}", file=sys.__stderr__, flush=True)
 
 
+LONG_FILES = (
+    "test_code_blocks.py",
+    "test_demo.py",
+    "test_pipeline.py",
+    "test_beam.py",
+    "test_interrupt.py",
+    "test_processes_killed.py",
+    "test_pipeline_packed.py",
+    "test_shard_cache.py",
+    "test_permutations.py",
+    "test_readme.py",
+    "test_materialize.py",
+    "test_packed_olmo.py",
+    "test_full_disk.py",
+    "test_model.py",
+    "test_soak.py",
+    "test_jax_arrays.py",
+)
+"""Files of 20 seconds and more, the longest first. A worker takes whole files, in this order, so that none ends long after the
+others."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the tests of `LONG_FILES` first. pytest-xdist's own order, by the number of tests, puts long files of few last."""
+    ranks = {name: rank for rank, name in enumerate(LONG_FILES)}
+    items.sort(key=lambda item: ranks.get(item.path.name, len(ranks)))
+
+
 WriteTokens = Callable[..., Path]
 
 
