@@ -41,7 +41,9 @@ def test_iterators_datasets_and_loaders_give_the_batches_of_the_steps(source):
         assert_same(one, other)
 
 
-@pytest.mark.parametrize("source", ["padded", "shuffled_best_fit"], indirect=True)
+@pytest.mark.parametrize(
+    "source", [pytest.param("padded", marks=pytest.mark.heavy), "shuffled_best_fit"], indirect=True
+)
 def test_worker_processes_change_nothing(source):
     batches = pipeline(source)
     for way in (batches.iter(worker_count=2), batches.data_loader(worker_count=2)):

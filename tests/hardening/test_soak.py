@@ -13,7 +13,7 @@ from pathlib import Path
 
 from children import ROOT
 
-SECONDS = float(os.environ.get("GRAIN_SFT_SOAK", "4"))
+SECONDS = float(os.environ.get("GRAIN_SFT_SOAK", "2"))
 """An hour: 3600."""
 
 GROWTH = 32  # MB of memory that come and go: what is read ahead, and what is awaiting collection

@@ -27,7 +27,7 @@ if not model.exists():
     model.write_bytes(train_tokenizer(words, 350, CHAT_TOKENS))
 request = Request(
     (Dataset((str(folder / "a.*"),), "2.5"), Dataset((str(folder / "b.*"),), "0.5")), "primer", str(model), format,
-    val_frac=0.1, max_length=60, part_bytes=50_000, shard_tokens=40_000, on_error="skip",
+    val_frac=0.1, max_length=60, part_bytes=20_000, shard_tokens=15_000, on_error="skip",
 )
 
 def run(out):
@@ -99,7 +99,7 @@ def write_chats(path: Path, count: int) -> None:
 def test_killed_and_started_again(tmp_path: Path, format: str, workers: int, names: tuple[str, str]) -> None:
     if format == "openchat":
         pytest.importorskip("pyarrow")
-    for name, count in zip(names, (8000, 3000), strict=True):
+    for name, count in zip(names, (3000, 1200), strict=True):
         write_chats(tmp_path / name, count)
     command = [sys.executable, "-c", _PROGRAM, str(tmp_path), format, str(workers), str(KILLS if workers == 1 else 2)]
     result = subprocess.run(command, capture_output=True, text=True, timeout=900)
