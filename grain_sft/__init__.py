@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from grain_sft import deprecated
 from grain_sft.errors import GrainSftError
 from grain_sft.version import __version__
+
+deprecated.install()
 
 TYPE_CHECKING = False  # importing `typing` takes longer than all else here
 if TYPE_CHECKING:
@@ -14,7 +17,7 @@ if TYPE_CHECKING:
     from grain_sft.layout import PackedLayout, PaddedLayout, Span, WindowLayout
     from grain_sft.pipeline import Pipeline
     from grain_sft.sampling import Host, IndexSampler
-    from grain_sft.sources import NpyDataSource
+    from grain_sft.source import NpyDataSource
     from grain_sft.transforms import NgramFilter, ShiftTargets
 
 _PLACES = {
@@ -23,7 +26,7 @@ _PLACES = {
     "layout": ("PackedLayout", "PaddedLayout", "Span", "WindowLayout"),
     "pipeline": ("Pipeline",),
     "sampling": ("Host", "IndexSampler"),
-    "sources": ("NpyDataSource",),
+    "source": ("NpyDataSource",),
     "transforms": ("NgramFilter", "ShiftTargets"),
 }
 
@@ -33,15 +36,14 @@ _PACKAGES = (
     "errors",
     "integrations",
     "layout",
-    "materialize",
-    "metrics",
-    "mixture",
+    "observers",
     "pipeline",
     "prepare",
-    "receipt",
+    "provenance",
+    "replay",
     "sampling",
-    "sources",
-    "trace",
+    "source",
+    "storage",
     "transforms",
     "verify",
     "view",

@@ -129,7 +129,7 @@ def layouts(folder: Path) -> Iterator[tuple[str, Config]]:
 
 def materialized(folder: Path) -> Iterator[tuple[str, Config]]:
     """Yield rows that were written out: of chats with masks and of episodes with weights."""
-    from grain_sft.materialize import materialize
+    from grain_sft.prepare.materialize import materialize
 
     masks = write_olmo(folder / "olmo", chats(300, 60, seed=2), sources=True)
     weights = write_episodes(folder / "weights", documents(300, 3, high=90_000, weights=True), shards=3, gap=2)

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from grain_sft import files
+from grain_sft.storage import files
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:

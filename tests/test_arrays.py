@@ -9,8 +9,8 @@ import threading
 import numpy as np
 import pytest
 
-from grain_sft import arrays
-from grain_sft.arrays import Arrays
+from grain_sft.source import arrays
+from grain_sft.source.arrays import Arrays
 
 SHAPE = (2, 5000)
 

@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 from absl import logging
 
-from grain_sft import PackedLayout, artefact, open_corpus
+from grain_sft import PackedLayout, open_corpus
 from grain_sft.errors import StorageError
+from grain_sft.storage import artifact as artefact
 
 DEPENDS = {"of": "this", "number": 3, "list": [1, None, 2.5]}
 

@@ -12,7 +12,9 @@ import numpy as np
 import pytest
 from failing_proxy import Proxy, media_bytes
 
-from grain_sft import PackedLayout, artefact, files, open_corpus
+from grain_sft import PackedLayout, open_corpus
+from grain_sft.storage import artifact as artefact
+from grain_sft.storage import files
 
 DEPENDS = {"of": "this"}
 ARRAYS = {"ints": np.arange(1000), "flags": np.arange(7) % 2 == 0}

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 import grain_sft
-from grain_sft import files
 from grain_sft.errors import CorpusFileError, StorageError
+from grain_sft.storage import files
 
 
 def listing(folder):

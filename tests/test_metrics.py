@@ -20,18 +20,10 @@ import numpy as np
 import prometheus_client
 import pytest
 
-from grain_sft import (
-    IndexSampler,
-    NgramFilter,
-    NpyDataSource,
-    Pipeline,
-    ShiftTargets,
-    WindowLayout,
-    metrics,
-    open_corpus,
-)
-from grain_sft.corpus import cached_block, local_file
+from grain_sft import IndexSampler, NgramFilter, NpyDataSource, Pipeline, ShiftTargets, WindowLayout, open_corpus
 from grain_sft.errors import CorpusFileError, MissingExtraError, PipelineError
+from grain_sft.observers import metrics
+from grain_sft.storage import cached_block, local_file
 
 LENGTH, ROWS, BATCH = 50, 40, 4
 STALL = 0.1  # seconds
@@ -296,7 +288,7 @@ def test_a_shard_that_does_not_open_is_named(folder, log, monkeypatch):
     with pytest.raises(CorpusFileError), closing(pipeline.iter()) as batches:
         next(batches)
     assert log.find(
-        r"grain_sft-read_\d: making step 0 for .* opening .*0\.npy \(grain_sft/corpus/local_file\.py:\d+ in __init__\)"
+        r"grain_sft-read_\d: making step [01] for .* opening .*0\.npy \(grain_sft/storage/local_file\.py:\d+ in __init__\)"
     )
     assert log.find(r"Step 0 failed after")
 
@@ -374,7 +366,7 @@ def test_a_server_that_does_not_answer_is_named_with_its_try(server, log):
     with closing(pipeline.iter(threads=0)) as batches:
         next(batches)
     assert log.find(sentence), log.lines
-    assert log.find(r"asking for \d+ parts of remote files \(grain_sft/remote_requests\.py")
+    assert log.find(r"asking for \d+ parts of remote files \(grain_sft/storage/remote_requests\.py")
     assert counts() == {"remote_retries_total": 1, "remote_received_bytes_total": server.sent - sent}
     assert read() == {"read_bytes_total": BATCH * LENGTH * 4}
 

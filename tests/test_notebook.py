@@ -22,7 +22,7 @@ from grain_sft import (
 )
 from grain_sft.errors import GrainSftError, MissingExtraError, PipelineError, RowIndexError
 from grain_sft.html_table import html_columns, html_facts
-from grain_sft.trace import trace
+from grain_sft.provenance import trace
 
 
 @pytest.fixture(scope="module")
@@ -166,8 +166,8 @@ def test_a_class_instead_of_a_transform_gets_the_call_to_write(pipeline):
 
 def test_layouts_of_other_kinds_have_a_table_too(pipeline, tmp_path):
     from grain_sft.layout import MaterializedLayout
-    from grain_sft.materialize import materialize
-    from grain_sft.mixture import MixtureLayout
+    from grain_sft.layout.mixture import MixtureLayout
+    from grain_sft.prepare.materialize import materialize
 
     layout = pipeline.source.layout
     assert isinstance(layout, PackedLayout)

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import grain_sft
-from grain_sft import files, regular_files
-from grain_sft.corpus.reader import ShardReader
+from grain_sft.storage import files, regular_files
+from grain_sft.storage.shard_reader import ShardReader
 
 
 def within_a_minute(function):

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 import grain_sft
-from grain_sft.corpus import reader
 from grain_sft.layout import FILL_ROW, FillKey
+from grain_sft.storage import shard_reader as reader
 
 DTYPES = ("uint8", "uint16", "uint32", "uint64")
 LENGTH = 16

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from grain_sft import files, temporary
+from grain_sft.storage import files, temporary
 
 KILLED = (
     "import os, signal, sys\n"
-    "from grain_sft import files\n"
+    "from grain_sft.storage import files\n"
     "with files.atomic_write(sys.argv[1]) as file:\n"
     "    file.write('half')\n"
     "    file.flush()\n"
@@ -121,7 +121,7 @@ def test_a_lock_is_free_when_its_holder_is_killed_though_a_forked_child_lives(tm
     program = (
         "import os, signal, sys, time\n"
         "from pathlib import Path\n"
-        "from grain_sft import files\n"
+        "from grain_sft.storage import files\n"
         "with files.locked(Path(sys.argv[1])):\n"
         "    read, write = os.pipe()\n"
         "    child = os.fork()\n"

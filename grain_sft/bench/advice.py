@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from grain_sft.iteration import PREFETCH
+from grain_sft.pipeline.iterator import PREFETCH
 
 FELT = 0.02  # of a step: a median wait up to this is nothing that a trainer feels
 LEAST_MS = 0.5  # nor is this: what a thread that slept takes to get going again, where others use the machine too

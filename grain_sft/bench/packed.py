@@ -20,10 +20,10 @@ from grain_sft.bench.limit import LIMIT, limit
 from grain_sft.bench.throughput import SEED, Next, seconds_a_batch
 from grain_sft.corpus import Corpus, open_corpus
 from grain_sft.layout import MaterializedLayout, PackedLayout
-from grain_sft.materialize import materialize
 from grain_sft.pipeline import Pipeline
+from grain_sft.prepare.materialize import materialize
 from grain_sft.sampling import IndexSampler
-from grain_sft.sources import NpyDataSource
+from grain_sft.source.npy import NpyDataSource
 from grain_sft.transforms import ShiftTargets
 
 OURS = "PackedLayout, ShiftTargets"

@@ -13,9 +13,9 @@ import numpy.typing as npt
 from grain_sft.bench.limit import LIMIT, limit
 from grain_sft.bench.throughput import Next
 from grain_sft.layout import FILL_ROW, MaterializedLayout
-from grain_sft.mixture import MixtureSource
 from grain_sft.pipeline import Pipeline
-from grain_sft.sources import Element, ReadRows
+from grain_sft.source.mixture import MixtureSource
+from grain_sft.source.npy import Element, ReadRows
 from grain_sft.transforms import ShiftTargets
 
 Rows = npt.NDArray[np.int64]

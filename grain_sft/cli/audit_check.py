@@ -18,8 +18,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Confirm the log (status 0), or say which of its lines say what is not so (status 1)."""
     from grain_sft.config import load
+    from grain_sft.provenance.audit_check import check_audit
     from grain_sft.sampling import Host
-    from grain_sft.trace.audit_check import check_audit
 
     with elapsed("Checking the log"):
         pipeline = load(options.config, host=Host(0, 1))

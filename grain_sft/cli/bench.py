@@ -113,7 +113,8 @@ def run(options: argparse.Namespace) -> int:
 
 def _of_config(options: argparse.Namespace) -> dict[str, object]:
     """What a config delivers."""
-    from grain_sft.bench import of_config, of_config_report
+    from grain_sft.bench import config_bench as of_config
+    from grain_sft.bench import config_report as of_config_report
     from grain_sft.config import load
     from grain_sft.sampling import Host
 
@@ -133,7 +134,8 @@ def _of_config(options: argparse.Namespace) -> dict[str, object]:
 
 def _made_up(options: argparse.Namespace) -> dict[str, object]:
     """What the pipeline does with corpora that are made for it."""
-    from grain_sft.bench import packed, plans, preparing, together, trace
+    from grain_sft.bench import packed, plans, together, trace
+    from grain_sft.bench import prepare as preparing
 
     options.seconds = options.seconds or 2.0
     with tempfile.TemporaryDirectory(prefix="grain_sft_bench_") as temporary:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 
-from grain_sft import files
 from grain_sft.cli import preparing
 from grain_sft.cli.types import at_least, share
 from grain_sft.prepare import Dataset, Request
+from grain_sft.storage import files
 
 NAME = "primer"
 

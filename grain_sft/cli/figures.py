@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from grain_sft.cli.output import check_output
-from grain_sft.files import atomic_write
+from grain_sft.storage.files import atomic_write
 
 
 def add_figures_arguments(parser: argparse.ArgumentParser) -> None:

@@ -12,8 +12,8 @@ from grain_sft.cli.output import check_output
 from grain_sft.cli.progress import elapsed
 from grain_sft.cli.types import at_least, host_of
 from grain_sft.config import load
-from grain_sft.files import atomic_write
 from grain_sft.sampling import Host
+from grain_sft.storage.files import atomic_write
 
 if TYPE_CHECKING:
     from grain_sft.pipeline import Pipeline
@@ -70,7 +70,7 @@ def run(options: argparse.Namespace) -> int:
 
 def texts_of(pipeline: Pipeline, path: str | None) -> TokenTexts:
     """The texts of the corpus's tokens; none, with a line on stderr, where no tokenizer is given or beside it."""
-    from grain_sft.trace.text import find_tokenizer, tokenizer_of
+    from grain_sft.provenance.text import find_tokenizer, tokenizer_of
     from grain_sft.view.token_text import TokenTexts
 
     corpus = pipeline.source.layout.corpus

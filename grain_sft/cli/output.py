@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from grain_sft import files
+from grain_sft.storage import files
 
 
 def check_output(path: str | None, *, folder: bool = False) -> None:

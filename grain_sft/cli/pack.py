@@ -15,13 +15,13 @@ from grain_sft.cli.output import check_output
 from grain_sft.cli.progress import progress_bar
 from grain_sft.cli.types import at_least, pair
 from grain_sft.corpus import Corpus, open_corpus
-from grain_sft.corpus.learning_rate import automatic_learning_rate, supervised_ratio
 from grain_sft.layout.packed import PackedLayout
 from grain_sft.layout.packing import ALGORITHMS, BY_EPOCH, TIES
 from grain_sft.layout.report import algorithm_title, compare_algorithms, packing_report, plan_places
-from grain_sft.layout.which_machine import read_made_plan, which_machine
-from grain_sft.materialize import materialize
-from grain_sft.receipt import layout_receipt
+from grain_sft.pipeline.receipt import layout_receipt
+from grain_sft.prepare.materialize import materialize
+from grain_sft.replay.learning_rate import automatic_learning_rate, supervised_ratio
+from grain_sft.replay.which_machine import read_made_plan, which_machine
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

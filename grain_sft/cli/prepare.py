@@ -6,11 +6,11 @@ import argparse
 import re
 from collections.abc import Sequence
 
-from grain_sft import files
 from grain_sft.cli import preparing
 from grain_sft.cli.types import add_schema_argument, at_least, share
 from grain_sft.errors import PrepareError
 from grain_sft.prepare import FORMATS, TEMPLATES, Dataset, Request, dry_run
+from grain_sft.storage import files
 
 DEFAULT_FORMATS = {"primer": "primer", "openchat": "openchat", "episode": "episodes", "episode_tool": "episodes"}
 

@@ -8,12 +8,12 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from grain_sft import files
 from grain_sft.cli.progress import progress_bar
 from grain_sft.cli.types import at_least
 from grain_sft.errors import PrepareError
 from grain_sft.prepare import Request, prepare
 from grain_sft.prepare.training import CHAT_TOKENS, conversation_lines, train_tokenizer
+from grain_sft.storage import files
 
 TOKENIZER_VARIABLE = "GRAIN_SFT_TOKENIZER"
 TOKENIZER_PLACES = ("artifacts/tokenizer/v2/spm.model", "data/tokenizer.model", "tokenizer.model", "tokenizer")

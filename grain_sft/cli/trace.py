@@ -14,10 +14,10 @@ from grain_sft.cli.types import at_least, host_of
 from grain_sft.config import load
 from grain_sft.errors import CorpusError, RowIndexError
 from grain_sft.pipeline import Pipeline
+from grain_sft.provenance import Trace, checkpoint_table, find_document, iter_trace, steps_between, summarize
+from grain_sft.provenance.documents import layouts_of, number_of_document, numbers_in
+from grain_sft.provenance.write import SUFFIXES, WRITERS, Columns, Labels, Writer, open_writer
 from grain_sft.sampling import Host
-from grain_sft.trace import Trace, checkpoint_table, find_document, iter_trace, steps_between, summarize
-from grain_sft.trace.documents import layouts_of, number_of_document, numbers_in
-from grain_sft.trace.write import SUFFIXES, WRITERS, Columns, Labels, Writer, open_writer
 
 _EVERY = 1000
 
@@ -109,7 +109,7 @@ def _documents(pipeline: Pipeline, options: argparse.Namespace) -> tuple[list[in
         numbers = [number_of_document(layout, name, number) for name, number in options.document]
         said = ", ".join(f"{name}:{number}" if name else str(number) for name, number in options.document)
         return numbers, f"document {said}"
-    from grain_sft.trace import text  # with it come tokenizers
+    from grain_sft.provenance import text  # with it come tokenizers
 
     found: list[int] = []
     problem: CorpusError | None = None

@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Iterable, Iterator
 
-from grain_sft import files
 from grain_sft.cli.output import check_output
 from grain_sft.cli.progress import elapsed
 from grain_sft.cli.types import add_schema_argument, at_least
 from grain_sft.prepare.training import CHAT_TOKENS, MIN_VOCAB, conversation_lines, train_tokenizer
+from grain_sft.storage import files
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -9,7 +9,6 @@ from typing import Any
 
 import grain
 
-from grain_sft import files
 from grain_sft.config import gpt_config
 from grain_sft.config.corpora import make_corpus
 from grain_sft.config.keys import TRANSFORM_OPTIONS
@@ -22,7 +21,8 @@ from grain_sft.errors import ConfigError, GrainSftError, WrongTypeError, shorten
 from grain_sft.layout.packing import BY_EPOCH
 from grain_sft.pipeline import Pipeline
 from grain_sft.sampling import Host, IndexSampler
-from grain_sft.sources import NpyDataSource
+from grain_sft.source.npy import NpyDataSource
+from grain_sft.storage import files
 
 __all__ = ["load", "stated"]
 

@@ -12,7 +12,7 @@ from typing import Any, Final
 from grain_sft.config.kinds import Kind
 from grain_sft.corpus.open import FORMATS
 from grain_sft.layout.packing import ALGORITHMS, TIES
-from grain_sft.sampling.orders import ORDERS
+from grain_sft.sampling.orders_table import ORDERS
 from grain_sft.sampling.proportions import WHEN_DRY
 from grain_sft.sampling.sampler import LAST_BATCH
 

@@ -12,9 +12,9 @@ from typing import Any
 
 import yaml
 
-from grain_sft import files
 from grain_sft.config.keys import SECTIONS
 from grain_sft.errors import ConfigError
+from grain_sft.storage import files
 
 INHERITS = "inherits"
 DATASET_DIR = "dataset_dir"

@@ -10,9 +10,9 @@ import grain
 from grain_sft.config.keys import CORPUS, LAYOUT_OPTIONS, SAMPLER, SECTIONS, SOURCE, SOURCE_SAMPLER, TOP
 from grain_sft.config.kinds import check_keys, check_kind
 from grain_sft.config.schedule import check_batch_tokens, check_schedule
-from grain_sft.corpus.remote_options import RemoteOptions
 from grain_sft.errors import ConfigError, CorpusError, StorageError
 from grain_sft.layout import Layout, MaterializedLayout, PackedLayout, PaddedLayout, WindowLayout
+from grain_sft.storage.remote_options import RemoteOptions
 from grain_sft.transforms import DropLastPosition, NgramFilter, ShiftTargets, TrimToMultiple
 
 LAYOUTS: dict[str, Callable[..., Layout]] = {

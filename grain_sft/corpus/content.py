@@ -16,11 +16,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from grain_sft import artefact, files, hashing, remote_files
-from grain_sft.corpus.stored import StoredFile, size_change
 from grain_sft.errors import CorpusFileError
-from grain_sft.regular_files import inside, open_regular
-from grain_sft.remote_bodies import Range
+from grain_sft.storage import artifact as artefact
+from grain_sft.storage import files, hashing, remote_files
+from grain_sft.storage.file_stamp import StoredFile, size_change
+from grain_sft.storage.regular_files import inside, open_regular
+from grain_sft.storage.remote_bodies import Range
 
 PREFIX = "content-sha256:"
 """Of every hash of content that is shown, so that none is taken for a fingerprint of a file's ends."""

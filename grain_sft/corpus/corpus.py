@@ -15,22 +15,15 @@ import numpy.typing as npt
 
 from grain_sft.corpus import content
 from grain_sft.corpus.document_keys import content_of_corpus
-from grain_sft.corpus.documents import (
-    Document,
-    Documents,
-    as_uint32,
-    find_documents,
-    iterate,
-    read_sources,
-)
+from grain_sft.corpus.documents import Document, Documents, as_uint32, find_documents, iterate, read_sources
 from grain_sft.corpus.eos_scan import count_token
 from grain_sft.corpus.ranges import RangeReader
-from grain_sft.corpus.remote_options import RemoteOptions
-from grain_sft.corpus.rows import ReadyRows
+from grain_sft.corpus.row_format import RowFormat
 from grain_sft.corpus.shard import Shard
-from grain_sft.corpus.stored import Stored, StoredFile
 from grain_sft.errors import CorpusError, RowIndexError
 from grain_sft.html_table import html_facts
+from grain_sft.storage.file_stamp import Stored, StoredFile
+from grain_sft.storage.remote_options import RemoteOptions
 
 FINGERPRINT_VERSION = 1
 
@@ -65,7 +58,7 @@ class Corpus:
     pad_token_id: int | None = None
     sources_file: Stored | None = None
     source_names: tuple[str, ...] = ()
-    rows: ReadyRows | None = None
+    rows: RowFormat | None = None
     remote: RemoteOptions | None = dataclasses.field(default=None, compare=False)
     ignores_loss: bool = dataclasses.field(default=False, compare=False)
 

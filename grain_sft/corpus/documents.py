@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from grain_sft import artefact, hashing
 from grain_sft.corpus import content, eos_scan
 from grain_sft.corpus.boundaries import parse_boundaries
 from grain_sft.corpus.document_keys import content_of_boundaries, content_of_tokens, hash_of_tokens, hashed_of
-from grain_sft.corpus.reader import ShardReader
-from grain_sft.corpus.stored import Stored, read_whole
 from grain_sft.errors import CorpusError, CorpusFileError
+from grain_sft.storage import artifact as artefact
+from grain_sft.storage import hashing
+from grain_sft.storage.file_stamp import Stored, read_whole
+from grain_sft.storage.shard_reader import ShardReader
 
 if TYPE_CHECKING:
     from grain_sft.corpus.corpus import Corpus

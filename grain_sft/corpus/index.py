@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from grain_sft import files
 from grain_sft.arguments import as_integer
 from grain_sft.corpus import maxtext_index
 from grain_sft.corpus.boundaries import READERS, BoundaryFile
@@ -21,11 +20,12 @@ from grain_sft.corpus.formats import Options
 from grain_sft.corpus.indexed_loss import indexed_loss
 from grain_sft.corpus.loss import KINDS, LossFile
 from grain_sft.corpus.maxtext_index import checked_text
-from grain_sft.corpus.remote import pinned
 from grain_sft.corpus.scan import THREADS
 from grain_sft.corpus.shard import Shard, token_dtype
-from grain_sft.corpus.stored import Stored, StoredFile, size_change
 from grain_sft.errors import CorpusError, CorpusFileError, GrainSftError
+from grain_sft.storage import files
+from grain_sft.storage.file_stamp import Stored, StoredFile, size_change
+from grain_sft.storage.remote_shards import pinned
 
 FORMAT = "grain_sft index"
 _EXPECTED = (

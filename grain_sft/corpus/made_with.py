@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from grain_sft import files
 from grain_sft.corpus.corpus import Corpus
 from grain_sft.errors import CorpusError, MissingExtraError
+from grain_sft.storage import files
 
 
 def check_tokenizer(corpus: Corpus, given: str) -> None:

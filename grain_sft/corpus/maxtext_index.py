@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 from absl import logging
 
-from grain_sft import files
 from grain_sft.corpus.corpus import Corpus
 from grain_sft.corpus.formats import Options, Tree, corpus_of_files
 from grain_sft.corpus.shard import token_dtype
 from grain_sft.errors import CorpusError, CorpusFileError
+from grain_sft.storage import files
 
 MAXTEXT_VERSION = "1"
 

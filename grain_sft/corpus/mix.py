@@ -9,8 +9,8 @@ import os
 import re
 from collections.abc import Mapping
 
-from grain_sft import files
 from grain_sft.errors import CorpusError, shortened
+from grain_sft.storage import files
 
 _PLACEHOLDER = re.compile(r"\{[A-Za-z_][A-Za-z0-9_]*\}")
 

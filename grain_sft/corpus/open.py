@@ -10,18 +10,18 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from grain_sft import files
 from grain_sft.arguments import as_paths, check_type
 from grain_sft.corpus import formats, index
+from grain_sft.corpus.allowed_root import Root
 from grain_sft.corpus.corpus import Corpus
 from grain_sft.corpus.made_with import check_tokenizer
 from grain_sft.corpus.mix import parse_mix, remap_path, resolve_relative
-from grain_sft.corpus.remote_options import RemoteOptions
-from grain_sft.corpus.root import Root
 from grain_sft.corpus.shard import token_dtype
-from grain_sft.corpus.stored import MAGIC
 from grain_sft.errors import CorpusError, CorpusFileError, GrainSftError
-from grain_sft.regular_files import read_regular
+from grain_sft.storage import files
+from grain_sft.storage.file_stamp import MAGIC
+from grain_sft.storage.regular_files import read_regular
+from grain_sft.storage.remote_options import RemoteOptions
 
 FORMATS = ("auto", "files", "mix", "index", *formats.FORMATS)
 

@@ -11,8 +11,8 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from grain_sft import files
 from grain_sft.errors import GrainSftError, StorageError
+from grain_sft.storage import files
 
 SPACE_NEEDED = 60  # MB: six checkpoints of 8 MB, and the tokens
 

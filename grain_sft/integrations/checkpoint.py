@@ -16,11 +16,11 @@ import json
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from grain_sft import files
 from grain_sft.arguments import as_integer
 from grain_sft.errors import MissingExtraError, PipelineError, RowIndexError
-from grain_sft.iteration import PipelineIterator
 from grain_sft.pipeline import Pipeline
+from grain_sft.pipeline.iterator import PipelineIterator
+from grain_sft.storage import files
 
 _STEP, _PARTS = "next_step", "parts"
 

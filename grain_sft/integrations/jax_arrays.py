@@ -20,13 +20,13 @@ import numpy.typing as npt
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 
 from grain_sft.arguments import as_integer
-from grain_sft.delivery import StepIterator
 from grain_sft.errors import PipelineError
 from grain_sft.integrations.checkpoint import data_state, resume_step
-from grain_sft.iteration import checked_step
 from grain_sft.pipeline import Pipeline
-from grain_sft.read_ahead import ReadAhead
-from grain_sft.sources import Element
+from grain_sft.pipeline.delivery import StepIterator
+from grain_sft.pipeline.iterator import checked_step
+from grain_sft.pipeline.read_ahead import ReadAhead
+from grain_sft.source.npy import Element
 
 AHEAD = 2  # batches whose transfer to the devices has begun before they are asked for
 THREADS = 2

@@ -25,7 +25,7 @@ from grain_sft.integrations.checkpoint import RunRecord
 from grain_sft.integrations.jax_arrays import GlobalBatch, GlobalBatches, process_rows
 from grain_sft.pipeline import Pipeline
 from grain_sft.sampling import Host
-from grain_sft.sampling.orders import WITHOUT_EPOCHS
+from grain_sft.sampling.orders_table import WITHOUT_EPOCHS
 
 RECORD = "grain_sft_data.json"
 """Of which data a run had; in base_output_directory/run_name, beside the folder of checkpoints."""

@@ -10,9 +10,9 @@ from absl import logging
 
 from grain_sft.errors import ConfigError, PipelineError, TransformError
 from grain_sft.layout import PaddedLayout, WindowLayout
-from grain_sft.mixture import MixtureLayout
+from grain_sft.layout.mixture import MixtureLayout
 from grain_sft.pipeline import Pipeline
-from grain_sft.sources import Element
+from grain_sft.source.npy import Element
 
 KEYS = ("inputs", "targets", "inputs_position", "targets_position", "inputs_segmentation", "targets_segmentation")
 """Of MaxText's batches, int32 [rows, L]."""

@@ -20,13 +20,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from grain_sft import files
 from grain_sft.corpus import Corpus
 from grain_sft.corpus.documents import Documents, part_by_part
 from grain_sft.corpus.shard import Shard
 from grain_sft.errors import LayoutError, StorageError
 from grain_sft.layout.plan import Ints, Recipe, columns, packed_documents
-from grain_sft.regular_files import read_regular
+from grain_sft.storage import files
+from grain_sft.storage.regular_files import read_regular
 
 _NAMES = ("document-indices", "instance-offsets", "documents-by-instance")
 

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import numpy as np
 
-from grain_sft import files
 from grain_sft.arguments import as_integer, as_sequence_length
 from grain_sft.corpus import Corpus
 from grain_sft.corpus.documents import Documents
@@ -21,6 +20,7 @@ from grain_sft.layout.packing import ALGORITHMS, BY_EPOCH, TIES
 from grain_sft.layout.plan import Ints, Plan, Recipe, load_plan, packed_documents
 from grain_sft.layout.row_pieces import ShardPlaces
 from grain_sft.layout.span import Pieces, Range, Runs, Span, spans_of
+from grain_sft.storage import files
 
 _LONG_DOCUMENTS = ("truncate", "fragment")
 

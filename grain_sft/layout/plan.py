@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from grain_sft import artefact
 from grain_sft.corpus import Corpus
 from grain_sft.corpus.document_finder import DocumentFinder
 from grain_sft.corpus.documents import Documents
 from grain_sft.errors import LayoutError
-from grain_sft.layout.other_cpu import argsort_of, sort_of
 from grain_sft.layout.packing import ALGORITHMS, BY_EPOCH, PackOptions, Rows
+from grain_sft.layout.packing.numpy_emulation import argsort_of, sort_of
 from grain_sft.layout.packing.numpy_sort import numpy_sort
+from grain_sft.storage import artifact as artefact
 
 VERSION = 3
 """Of the algorithms and of what plans are found by; a new one makes other plans."""

@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from grain_sft import artefact
 from grain_sft.corpus import Corpus
 from grain_sft.errors import LayoutError
 from grain_sft.layout.packed import PackedLayout
 from grain_sft.layout.packing import ALGORITHMS
+from grain_sft.storage import artifact as artefact
 
 
 def packing_report(layout: PackedLayout) -> dict[str, Any]:

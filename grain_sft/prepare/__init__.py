@@ -2,6 +2,7 @@
 
 from grain_sft.prepare.conversation import Conversation, Message
 from grain_sft.prepare.convert import convert
+from grain_sft.prepare.dry_run import dry_run
 from grain_sft.prepare.request import Dataset, Request
 from grain_sft.prepare.run import prepare
 from grain_sft.prepare.schema import SCHEMAS, parse_json, parse_record
@@ -9,7 +10,6 @@ from grain_sft.prepare.templates import TEMPLATES, Rendered, Template, TemplateO
 from grain_sft.prepare.templates.primer import render_chat_sft
 from grain_sft.prepare.tokenizers import Tokenizer, load_tokenizer
 from grain_sft.prepare.training import train_tokenizer
-from grain_sft.prepare.trial import dry_run
 from grain_sft.prepare.writers import FORMATS
 
 __all__ = [

@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
-from grain_sft import files
 from grain_sft.errors import GrainSftError
 from grain_sft.prepare import inputs
 from grain_sft.prepare.inputs import Input, Scan, Unit
@@ -24,6 +23,7 @@ from grain_sft.prepare.saved import load_job, load_listing, load_plan, save_job,
 from grain_sft.prepare.target import Target
 from grain_sft.prepare.work import Renderer
 from grain_sft.prepare.writers import Plan, Task
+from grain_sft.storage import files
 
 PAUSES = (1.0, 4.0)  # seconds before storage that failed is tried again
 

@@ -9,9 +9,9 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from grain_sft import files
 from grain_sft.errors import StorageError
 from grain_sft.prepare import chunk
+from grain_sft.storage import files
 
 REMOTE_THREADS = 16
 REMOTE_FILES = 8  # whole chunks that are in memory

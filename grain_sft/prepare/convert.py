@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from grain_sft import files
 from grain_sft.corpus import Corpus, open_corpus
 from grain_sft.corpus.made_with import check_tokenizer
 from grain_sft.errors import CorpusError, PrepareError
@@ -22,6 +21,7 @@ from grain_sft.prepare.store import Block, Ids, in_blocks
 from grain_sft.prepare.target import MANIFEST, Target
 from grain_sft.prepare.tokenizers import Tokenizer, load_tokenizer
 from grain_sft.prepare.writers import FORMATS, Plan, SplitStatistics
+from grain_sft.storage import files
 
 VALIDATION = (
     ("val/token_ids_part_*.npy", "val"),

@@ -18,11 +18,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from grain_sft import files
 from grain_sft.errors import CorpusFileError, RecordError
 from grain_sft.prepare import parquet_file, unpacked
 from grain_sft.prepare.request import check_name
 from grain_sft.prepare.unpacked import Stretch
+from grain_sft.storage import files
 
 BLOCK = 1 << 20  # bytes
 MAX_BLOCKS = 8  # of a unit

@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 
-from grain_sft import files
 from grain_sft.errors import PrepareError
 from grain_sft.prepare import chunk, inputs
 from grain_sft.prepare.chunks import Chunks
@@ -25,6 +24,7 @@ from grain_sft.prepare.store import Documents, Ids, Table
 from grain_sft.prepare.target import MANIFEST, Target
 from grain_sft.prepare.work import Renderer, Work
 from grain_sft.prepare.writers import FORMATS, Format, Plan, SplitStatistics
+from grain_sft.storage import files
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import Any
 
 from grain_sft.errors import RecordError
 from grain_sft.prepare.conversation import Message
-from grain_sft.prepare.record_words import found, kind, suggestion
+from grain_sft.prepare.error_text import found, kind, suggestion
 from grain_sft.prepare.strict_json import MAX_DEPTH, check_text, shown, strings
 
 Record = dict[str, Any]

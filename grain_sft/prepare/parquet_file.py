@@ -6,9 +6,9 @@ import hashlib
 from collections.abc import Iterator
 from typing import Any
 
-from grain_sft import files
 from grain_sft.errors import CorpusFileError, MissingExtraError
-from grain_sft.remote_reader import open_remote
+from grain_sft.storage import files
+from grain_sft.storage.remote_reader import open_remote
 
 _BLOCK = 1 << 20  # bytes
 

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from grain_sft import files
 from grain_sft.prepare.chunk import Header
 from grain_sft.prepare.inputs import Input, Unit
 from grain_sft.prepare.job import Job
@@ -18,6 +17,7 @@ from grain_sft.prepare.store import Documents, Table
 from grain_sft.prepare.target import Target
 from grain_sft.prepare.worker import decode_work, encode_work
 from grain_sft.prepare.writers import Plan, SplitStatistics
+from grain_sft.storage import files
 
 _LISTING, _JOB, _PLAN = "inputs.json", "job.json", "plan.json"
 _NUMBERS = {field.name: field.type for field in dataclasses.fields(Header) if field.type in ("int", "bool")}

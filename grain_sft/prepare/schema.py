@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Mapping
 
 from grain_sft.errors import PrepareError, RecordError
 from grain_sft.prepare.conversation import DOCUMENT, Conversation, Message
+from grain_sft.prepare.error_text import kind, listed, suggestion
 from grain_sft.prepare.messages import (
     Record,
     check_json,
@@ -21,7 +22,6 @@ from grain_sft.prepare.messages import (
     text_of,
     weight_of,
 )
-from grain_sft.prepare.record_words import kind, listed, suggestion
 from grain_sft.prepare.schema_mapping import command_for, parse_schema, renamed
 from grain_sft.prepare.strict_json import parse_json, shown
 

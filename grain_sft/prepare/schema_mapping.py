@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from grain_sft.errors import PrepareError
-from grain_sft.prepare.record_words import listed
+from grain_sft.prepare.error_text import listed
 
 Record = dict[str, Any]
 

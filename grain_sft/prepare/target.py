@@ -12,9 +12,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from grain_sft import files
 from grain_sft.errors import PrepareError, StorageError
 from grain_sft.prepare.request import check_name, differences
+from grain_sft.storage import files
 
 MANIFEST = "prepare.json"
 """Written last: a folder that has one is a finished corpus."""

@@ -15,8 +15,8 @@ import zlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from grain_sft import files
 from grain_sft.errors import CorpusFileError, MissingExtraError, PrepareError, RecordError
+from grain_sft.storage import files
 
 BLOCK = 1 << 20  # bytes of a read
 MAX_RECORD = 1 << 28  # bytes; a longer record is a mistake

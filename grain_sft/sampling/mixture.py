@@ -13,7 +13,7 @@ import numpy.typing as npt
 from grain_sft.arguments import as_integer
 from grain_sft.errors import SamplerError
 from grain_sft.sampling.batch_sizes import checked_entries
-from grain_sft.sampling.orders import Order, make_order
+from grain_sft.sampling.orders_table import Order, make_order
 from grain_sft.sampling.proportions import WHEN_DRY, Proportions, as_shares
 
 Ints = npt.NDArray[np.int64]

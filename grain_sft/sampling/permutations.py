@@ -23,9 +23,10 @@ import numpy as np
 import numpy.typing as npt
 from absl import logging
 
-from grain_sft import artefact, files
 from grain_sft.errors import StorageError
 from grain_sft.sampling import permute
+from grain_sft.storage import artifact as artefact
+from grain_sft.storage import files
 
 _VERSION = 1
 

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from grain_sft.errors import SamplerError
-from grain_sft.sampling.chairman import PeriodTable
+from grain_sft.sampling.balanced_schedule import PeriodTable
 from grain_sft.sampling.halving import HalvingTree
 
 Ints = npt.NDArray[np.int64]

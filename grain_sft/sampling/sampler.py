@@ -16,7 +16,7 @@ from grain_sft.layout import FILL_ROW
 from grain_sft.sampling.batches import Batches
 from grain_sft.sampling.epochs import EndingEpochs, Epochs, EpochSpan, RunningEpochs
 from grain_sft.sampling.host import Host
-from grain_sft.sampling.orders import WITHOUT_EPOCHS, make_order
+from grain_sft.sampling.orders_table import WITHOUT_EPOCHS, make_order
 
 LAST_BATCH = ("drop", "fill", "run_on")
 
@@ -33,7 +33,7 @@ class IndexSampler(Batches):
 
     Orders:
       shuffle: keyed by seed and epoch, at constant memory and time for any number of rows (its limits are in
-        `grain_sft.sampling.orders.shuffle`).
+        `grain_sft.sampling.orders_table.shuffle`).
       olmo: OLMo-core's, batch by batch. Made once per machine above 2 M rows, and mapped: 4 bytes a row on disk.
       maxtext: MaxText's `olmo_grain` sampler: host h owns the h-th contiguous block of the permutation, and its stream
         runs on across epochs, so a batch may straddle two. The one order that depends on the number of hosts.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from grain_sft.errors import TransformError
-from grain_sft.sources import Element
+from grain_sft.source.npy import Element
 
 
 def require_keys(transform: object, element: Element, keys: tuple[str, ...]) -> None:

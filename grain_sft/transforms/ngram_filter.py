@@ -11,10 +11,10 @@ import grain
 import numpy as np
 import numpy.typing as npt
 
-from grain_sft import metrics
 from grain_sft.arguments import as_integer
 from grain_sft.errors import TransformError
-from grain_sft.sources import Element
+from grain_sft.observers import metrics
+from grain_sft.source.npy import Element
 from grain_sft.transforms.element import require_keys
 
 _PROBES = 8  # neighbours that are compared before a run is measured

@@ -7,18 +7,19 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from grain_sft import artefact, files
 from grain_sft.config import gpt_config, load
 from grain_sft.config.keys import SECTIONS
 from grain_sft.config.reading import INHERITS
 from grain_sft.corpus import Corpus, open_corpus
 from grain_sft.errors import CorpusError, GrainSftError
-from grain_sft.mixture.layout import MixtureLayout
+from grain_sft.layout.mixture import MixtureLayout
 from grain_sft.sampling import Host
+from grain_sft.storage import artifact as artefact
+from grain_sft.storage import files
+from grain_sft.verify.check_corpus import check_corpus
+from grain_sft.verify.check_pipeline import check_pipeline
+from grain_sft.verify.check_plan import check_plan_file
 from grain_sft.verify.finding import Report
-from grain_sft.verify.of_corpus import check_corpus
-from grain_sft.verify.of_pipeline import check_pipeline
-from grain_sft.verify.of_plan import check_plan_file
 
 KINDS = ("corpus", "plan", "config")
 

@@ -9,16 +9,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from grain_sft import files
 from grain_sft.corpus import Corpus
 from grain_sft.corpus.formats.metadata import PREPARE
 from grain_sft.errors import GrainSftError
 from grain_sft.layout import Layout, PackedLayout, PaddedLayout, WindowLayout
+from grain_sft.layout.mixture import MixtureLayout
 from grain_sft.layout.packing import ALGORITHMS
 from grain_sft.layout.report import compare_algorithms, packing_report
-from grain_sft.mixture import MixtureLayout
 from grain_sft.pipeline import Pipeline
 from grain_sft.sampling.mixture_sampler import MixtureSampler
+from grain_sft.storage import files
 
 MOST_SCANNED = 1 << 28
 """Tokens in which documents are looked for by EOS, where nothing else needs to know them."""

@@ -12,8 +12,8 @@ import numpy.typing as npt
 from grain_sft.errors import GrainSftError
 from grain_sft.layout import FILL_ROW, Layout
 from grain_sft.pipeline import Pipeline
-from grain_sft.trace import summarize, trace
-from grain_sft.trace.documents import FOLLOWING
+from grain_sft.provenance import summarize, trace
+from grain_sft.provenance.documents import FOLLOWING
 from grain_sft.transforms import NgramFilter
 from grain_sft.view.report_corpus import parts_of
 from grain_sft.view.token_text import TokenTexts

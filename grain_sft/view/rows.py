@@ -12,8 +12,8 @@ import numpy.typing as npt
 
 from grain_sft.errors import PipelineError, RowIndexError
 from grain_sft.pipeline import Pipeline
-from grain_sft.sources import Element
-from grain_sft.trace import Trace, trace
+from grain_sft.provenance import Trace, trace
+from grain_sft.source.npy import Element
 from grain_sft.transforms import NgramFilter
 from grain_sft.view.visible import visible_line
 

@@ -11,7 +11,7 @@ from grain_sft.arguments import as_integer
 from grain_sft.corpus import Corpus
 from grain_sft.errors import MissingExtraError, PipelineError
 from grain_sft.pipeline import Pipeline
-from grain_sft.trace.text import find_tokenizer, tokenizer_of
+from grain_sft.provenance.text import find_tokenizer, tokenizer_of
 from grain_sft.view.rows import view_rows
 from grain_sft.view.terminal import row_lines
 from grain_sft.view.token_text import TokenTexts

@@ -14,7 +14,7 @@ from grain_sft.bench.advice import Choice, Setting
 from grain_sft.bench.limit import LIMIT
 from grain_sft.cli.main import main
 from grain_sft.config import load
-from grain_sft.materialize import materialize
+from grain_sft.prepare.materialize import materialize
 from grain_sft.sampling import Host
 
 sys.path.append(str(Path(__file__).parents[1] / "mixture"))  # mixed_corpora.py is for these tests too

@@ -13,13 +13,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from grain_sft import files
 from grain_sft.cli import main as command_line
 from grain_sft.cli import progress
 from grain_sft.cli.main import COMMANDS, main
 from grain_sft.cli.parser import Parser
 from grain_sft.errors import PrepareError, RecordError
 from grain_sft.prepare.training import train_tokenizer
+from grain_sft.storage import files
 
 
 @pytest.fixture

@@ -9,8 +9,8 @@ from sft_files import EOS, documents, write_episodes, write_olmo
 
 import grain_sft
 from grain_sft.cli.main import main
-from grain_sft.corpus.learning_rate import automatic_learning_rate, supervised_ratio
 from grain_sft.layout.packing import ALGORITHMS
+from grain_sft.replay.learning_rate import automatic_learning_rate, supervised_ratio
 
 LENGTH = 64
 

@@ -13,7 +13,7 @@ import grain_sft
 from grain_sft import Host
 from grain_sft.bench import trace as bench
 from grain_sft.cli.main import main
-from grain_sft.trace import checkpoint_table, find_document, summarize, trace
+from grain_sft.provenance import checkpoint_table, find_document, summarize, trace
 
 COLUMNS = ["step", "epoch", "row", "host", "instance", "segment", "shard", "file", "start", "stop", "document"]
 COLUMNS += ["source", "record", "trainable"]

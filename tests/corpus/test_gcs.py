@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import grain_sft
-from grain_sft import files
+from grain_sft.storage import files
 
 emulator = pytest.importorskip("gcp_storage_emulator.server")
 

@@ -13,7 +13,7 @@ import pytest
 from failing_proxy import Proxy
 
 import grain_sft
-from grain_sft import files, remote_files
+from grain_sft.storage import files, remote_files
 
 pytest.importorskip("gcp_storage_emulator.server")
 

@@ -14,8 +14,8 @@ import time
 import pytest
 
 import grain_sft
-from grain_sft import gcs_client, google_credentials, remote_requests
 from grain_sft.cli.main import main
+from grain_sft.storage import gcs_client, google_credentials, remote_requests
 
 fsspec = pytest.importorskip("fsspec")
 gcsfs = pytest.importorskip("gcsfs")

@@ -7,8 +7,8 @@ import pytest
 from sft_files import EOS, documents, joined, write_episodes, write_olmo, write_openchat, write_primer
 
 import grain_sft
-from grain_sft.corpus.learning_rate import automatic_learning_rate, supervised_ratio
 from grain_sft.errors import CorpusError
+from grain_sft.replay.learning_rate import automatic_learning_rate, supervised_ratio
 
 WEIGHTS = ([0, 1, 1, 1], [1], [1, 0, 0.5, 0, 0.25])
 THREE = [(np.full(len(weights), 9, np.uint32), np.array(weights, np.float32)) for weights in WEIGHTS]
@@ -80,7 +80,7 @@ def test_documents_in_any_order_that_overlap_are_counted_as_they_are(tmp_path):
 def test_chunks_that_end_in_documents_change_nothing(tmp_path, monkeypatch):
     corpus = grain_sft.open_corpus(write_olmo(tmp_path / "olmo", documents(60)), eos_token_id=EOS)
     for chunk in (1, 7, 64):
-        monkeypatch.setattr("grain_sft.corpus.learning_rate._CHUNK", chunk)
+        monkeypatch.setattr("grain_sft.replay.learning_rate._CHUNK", chunk)
         monkeypatch.setenv("GRAIN_SFT_CACHE_DIR", str(tmp_path / f"cache{chunk}"))
         assert supervised_ratio(corpus) == expected_ratio(documents(60))
 

@@ -10,10 +10,10 @@ import threading
 import numpy as np
 import pytest
 
-from grain_sft.corpus import many_pieces
-from grain_sft.corpus.reader import ShardReader
-from grain_sft.corpus.stored import describe
 from grain_sft.errors import CorpusFileError
+from grain_sft.storage import vectored_copy as many_pieces
+from grain_sft.storage.file_stamp import describe
+from grain_sft.storage.shard_reader import ShardReader
 
 PAGE = mmap.PAGESIZE
 

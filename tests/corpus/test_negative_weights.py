@@ -7,7 +7,7 @@ from sft_files import documents, write_episodes
 from grain_sft import NpyDataSource, PackedLayout, PaddedLayout, open_corpus
 from grain_sft.errors import CorpusError
 from grain_sft.layout import MaterializedLayout
-from grain_sft.materialize import materialize
+from grain_sft.prepare.materialize import materialize
 
 BAD = [-0.25, -np.inf, np.inf, np.nan]
 

@@ -9,7 +9,7 @@ import pytest
 from failing_proxy import Proxy
 
 import grain_sft
-from grain_sft.corpus.reader import ShardReader
+from grain_sft.storage.shard_reader import ShardReader
 
 pytest.importorskip("s3fs")
 pytest.importorskip("moto.server")

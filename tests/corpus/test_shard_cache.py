@@ -18,7 +18,7 @@ from failing_proxy import Proxy, media_bytes
 from sft_files import documents, write_episodes
 
 import grain_sft
-from grain_sft import files
+from grain_sft.storage import files
 
 pytest.importorskip("gcp_storage_emulator.server")
 
@@ -30,7 +30,7 @@ UNIT = 32 << 10
 READER = """
 import sys, numpy as np
 from grain_sft.corpus import open_corpus
-from grain_sft.corpus.reader import ShardReader
+from grain_sft.storage.shard_reader import ShardReader
 url, folder, bound, unit, seed, rows = sys.argv[1:]
 corpus = open_corpus(url, remote={"cache": {"folder": folder, "max_bytes": bound, "unit": unit}})
 reader = ShardReader(corpus.shards, 4, remote=corpus.remote)

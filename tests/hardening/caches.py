@@ -12,7 +12,7 @@ import pytest
 
 from grain_sft import NpyDataSource, PackedLayout, PaddedLayout, open_corpus
 from grain_sft.corpus import content, documents
-from grain_sft.corpus.learning_rate import supervised_ratio
+from grain_sft.replay.learning_rate import supervised_ratio
 from grain_sft.sampling import permutations
 
 TOKENS = 10_000

@@ -24,13 +24,13 @@ import numpy as np
 from sft_files import EOS, documents, write_episodes, write_olmo, write_openchat, write_primer
 
 import grain_sft
-from grain_sft import artefact
 from grain_sft.corpus.formats.metadata import split_metadata
 from grain_sft.errors import GrainSftError
 from grain_sft.layout import MaterializedLayout, PackedLayout
 from grain_sft.layout.report import plan_places
-from grain_sft.materialize import materialize
+from grain_sft.prepare.materialize import materialize
 from grain_sft.sampling import Host
+from grain_sft.storage import artifact as artefact
 from grain_sft.verify import verify
 
 MEMORY = 300 << 20

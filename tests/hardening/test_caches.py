@@ -13,9 +13,9 @@ from caches import EOS, LENGTH, keep_everything, layouts_of, used, write, write_
 
 from grain_sft import PackedLayout, open_corpus
 from grain_sft.corpus import content
-from grain_sft.corpus.stored import describe
 from grain_sft.layout.report import plan_places
-from grain_sft.materialize import materialize
+from grain_sft.prepare.materialize import materialize
+from grain_sft.storage.file_stamp import describe
 
 pytest.importorskip("pyarrow")
 

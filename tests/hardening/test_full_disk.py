@@ -26,7 +26,7 @@ from pathlib import Path
 import grain_sft
 from grain_sft.errors import GrainSftError, StorageError
 from grain_sft.layout import PackedLayout
-from grain_sft.materialize import materialize
+from grain_sft.prepare.materialize import materialize
 from grain_sft.prepare import Dataset, Request, prepare
 
 data, disk, limit, nobody = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])

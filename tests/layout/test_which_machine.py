@@ -11,10 +11,11 @@ import pytest
 from packed_corpora import BOS, EOS, PACKED_CASES, PLAN_CASE, write_case
 from test_packed_olmo import layout_of, playable
 
-from grain_sft import PackedLayout, artefact, open_corpus
+from grain_sft import PackedLayout, open_corpus
 from grain_sft.errors import LayoutError, StorageError
 from grain_sft.layout.plan import make_plan
-from grain_sft.layout.which_machine import VARIANTS, first_difference, read_made_plan, which_machine
+from grain_sft.replay.which_machine import VARIANTS, first_difference, read_made_plan, which_machine
+from grain_sft.storage import artifact as artefact
 
 CASE = next(case for case in PACKED_CASES if case.name == "log-normal, many")
 GOLDEN_PLAN = Path(__file__).parents[1] / "golden" / "olmo_plan"

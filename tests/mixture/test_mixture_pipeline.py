@@ -24,10 +24,10 @@ from grain_sft.errors import (
     SamplerError,
 )
 from grain_sft.layout import FILL_ROW
-from grain_sft.mixture import MixtureSource
+from grain_sft.provenance import checkpoint_table, find_document, summarize, trace
+from grain_sft.provenance.audit_check import check_audit
 from grain_sft.sampling import Mixture, MixtureSampler, SourceOrder
-from grain_sft.trace import checkpoint_table, find_document, summarize, trace
-from grain_sft.trace.audit_check import check_audit
+from grain_sft.source.mixture import MixtureSource
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,6 @@ from pathlib import Path
 import pytest
 
 import grain_sft
-from grain_sft import files
 from grain_sft.cli.main import main
 from grain_sft.errors import MissingExtraError, PrepareError, RecordError
 from grain_sft.prepare import Dataset, Request, inputs, prepare, train_tokenizer
@@ -24,6 +23,7 @@ from grain_sft.prepare.beam_steps import Run
 from grain_sft.prepare.saved import save_listing
 from grain_sft.prepare.target import Target
 from grain_sft.prepare.training import CHAT_TOKENS
+from grain_sft.storage import files
 
 pytest.importorskip("apache_beam")
 from grain_sft.prepare import beam

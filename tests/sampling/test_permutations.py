@@ -11,9 +11,10 @@ from concurrent.futures import ProcessPoolExecutor
 import numpy as np
 import pytest
 
-from grain_sft import IndexSampler, artefact
+from grain_sft import IndexSampler
 from grain_sft.errors import StorageError
 from grain_sft.sampling import permutations, permute
+from grain_sft.storage import artifact as artefact
 
 ROWS = permutations.IN_MEMORY_ROWS
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from grain_sft.errors import SamplerError
 from grain_sft.sampling import proportions
-from grain_sft.sampling.chairman import PeriodTable
+from grain_sft.sampling.balanced_schedule import PeriodTable
 from grain_sft.sampling.halving import HalvingTree
 from grain_sft.sampling.proportions import Proportions, as_shares
 

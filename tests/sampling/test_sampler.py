@@ -14,7 +14,7 @@ from grain_sft import GrainSftError, Host, IndexSampler
 from grain_sft.errors import SamplerError
 from grain_sft.layout import FILL_ROW
 from grain_sft.sampling import permute
-from grain_sft.sampling.orders import ORDERS
+from grain_sft.sampling.orders_table import ORDERS
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 STRIPED = [order for order in ORDERS if order != "maxtext"]

@@ -12,7 +12,7 @@ from grain_sft import Host, IndexSampler
 from grain_sft.errors import SamplerError
 from grain_sft.layout import FILL_ROW
 from grain_sft.sampling.batch_sizes import BatchSizes
-from grain_sft.sampling.spots import spots_of_instances, spots_of_steps
+from grain_sft.sampling.batch_slots import spots_of_instances, spots_of_steps
 
 SIZES = st.sampled_from([1, 2, 3, 4, 6, 8, 12, 16, 24])
 

@@ -16,8 +16,8 @@ from sft_files import documents, write_episodes
 
 from grain_sft import Host, IndexSampler, NpyDataSource, PaddedLayout, Pipeline, ShiftTargets, WindowLayout, open_corpus
 from grain_sft.errors import CorpusError, CorpusFileError, PipelineError, StorageError
-from grain_sft.trace.audit_check import check_audit
-from grain_sft.trace.audit_line import FIRST_CHAIN, lines_of, read_line, seal_of, sealed
+from grain_sft.provenance.audit_check import check_audit
+from grain_sft.provenance.audit_line import FIRST_CHAIN, lines_of, read_line, seal_of, sealed
 
 ENDINGS = (".log", ".jsonl")
 ROWS = 125

@@ -9,7 +9,7 @@ import pytest
 from packed_corpora import EOS, PACKED_CASES, PAD, digest_of_files, olmo_doc_lengths, row_digest, write_case
 
 from grain_sft import Host, IndexSampler, NpyDataSource, PackedLayout, Pipeline, ShiftTargets, open_corpus
-from grain_sft.trace import trace
+from grain_sft.provenance import trace
 
 RUNS = json.loads((Path(__file__).parents[1] / "golden" / "olmo_packed_steps.json").read_text())["runs"]
 DIGITS = 8

@@ -18,9 +18,9 @@ from grain_sft import (
 )
 from grain_sft.errors import RowIndexError, SamplerError
 from grain_sft.layout import MaterializedLayout
-from grain_sft.materialize import materialize
-from grain_sft.sampling.orders import ORDERS
-from grain_sft.trace import find_document, iter_trace, trace
+from grain_sft.prepare.materialize import materialize
+from grain_sft.provenance import find_document, iter_trace, trace
+from grain_sft.sampling.orders_table import ORDERS
 from grain_sft.transforms import TrimToMultiple
 
 LENGTH = 16

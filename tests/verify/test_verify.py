@@ -15,19 +15,19 @@ import pytest
 from sft_files import EOS, documents, write_episodes, write_olmo, write_openchat, write_primer
 
 import grain_sft
-from grain_sft import artefact
 from grain_sft.cli.main import main
 from grain_sft.errors import CorpusError
 from grain_sft.layout import PackedLayout
 from grain_sft.layout.plan import columns
 from grain_sft.layout.report import plan_places
-from grain_sft.materialize import materialize
+from grain_sft.prepare.materialize import materialize
 from grain_sft.sampling import Host
+from grain_sft.storage import artifact as artefact
 from grain_sft.verify import Report, verify
 from grain_sft.verify import documents as documents_module
+from grain_sft.verify.check_pipeline import wrong_in_batch
+from grain_sft.verify.check_plan import check_plan
 from grain_sft.verify.documents import find_duplicates, scan_documents
-from grain_sft.verify.of_pipeline import wrong_in_batch
-from grain_sft.verify.of_plan import check_plan
 
 VOCABULARY = 1000
 LENGTH = 64

@@ -8,8 +8,9 @@ from sft_files import EOS, documents, write_olmo
 
 import grain_sft
 from grain_sft import Host
+from grain_sft.bench import config_bench as of_config
 from grain_sft.bench import limit as limits
-from grain_sft.bench import of_config, packed, stages, throughput
+from grain_sft.bench import packed, stages, throughput
 from grain_sft.cli.main import main
 from grain_sft.layout.report import algorithm_title, padding_share
 from grain_sft.view import report_corpus, report_speed

@@ -13,8 +13,8 @@ from grain_sft.corpus.boundaries import describe_boundaries
 from grain_sft.corpus.loss import LossFile, check_labels, scan_loss
 from grain_sft.corpus.scan import THREADS, with_progress
 from grain_sft.corpus.shard import TOKEN_DTYPES, Shard, check_plausible, scan_shard
-from grain_sft.corpus.stored import MAGIC, read_head
 from grain_sft.errors import CorpusError
+from grain_sft.storage.file_stamp import MAGIC, read_head
 
 Dtype = np.dtype[np.unsignedinteger]
 

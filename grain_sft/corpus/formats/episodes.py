@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 
-from grain_sft import files
 from grain_sft.corpus.corpus import Corpus
 from grain_sft.corpus.formats.aligned import Part
 from grain_sft.corpus.formats.metadata import SPLIT, Json, Origin, read_origin, warn_unknown
@@ -17,6 +16,7 @@ from grain_sft.corpus.formats.splits import Split, corpus_of_split
 from grain_sft.corpus.formats.tree import Tree
 from grain_sft.corpus.shard import token_dtype
 from grain_sft.errors import CorpusError
+from grain_sft.storage import files
 
 EXPECTED = "a directory with train/shard_*/episodes.idx or train/episodes.idx, or its train/ or val/ itself"
 

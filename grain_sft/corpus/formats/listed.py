@@ -9,7 +9,6 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol, TypeVar
 
-from grain_sft import files
 from grain_sft.corpus.corpus import Corpus
 from grain_sft.corpus.formats import episodes, olmo, plain, primer
 from grain_sft.corpus.formats.aligned import Part
@@ -20,6 +19,7 @@ from grain_sft.corpus.formats.tree import Tree
 from grain_sft.corpus.scan import THREADS
 from grain_sft.corpus.shard import TOKEN_DTYPES
 from grain_sft.errors import CorpusError
+from grain_sft.storage import files
 
 _METADATA = re.compile(
     rf"{re.escape(SPLIT)}|{re.escape(PREPARE)}|dataset_statistics\.(json|txt)|dataset_metadata\.json|tokenizer_state\.json"

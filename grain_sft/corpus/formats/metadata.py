@@ -9,9 +9,9 @@ from typing import Any
 
 from absl import logging
 
-from grain_sft import files
 from grain_sft.corpus.formats.tree import Tree
 from grain_sft.errors import CorpusError, shortened
+from grain_sft.storage import files
 
 PREPARE = "prepare.json"
 SPLIT = "corpus.json"

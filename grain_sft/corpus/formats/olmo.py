@@ -9,7 +9,6 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from grain_sft import files
 from grain_sft.corpus.corpus import Corpus
 from grain_sft.corpus.formats import plain
 from grain_sft.corpus.formats.aligned import Part
@@ -20,6 +19,7 @@ from grain_sft.corpus.formats.tokenizer import eos_of_folder
 from grain_sft.corpus.formats.tree import Tree
 from grain_sft.corpus.shard import token_dtype
 from grain_sft.errors import CorpusError
+from grain_sft.storage import files
 
 EXPECTED = "a directory with token_ids_part_NNNN.npy and labels_mask_part_NNNN.npy, or one whose train/ has them"
 

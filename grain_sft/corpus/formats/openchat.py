@@ -9,7 +9,6 @@ import os
 
 import numpy as np
 
-from grain_sft import files
 from grain_sft.corpus.corpus import Corpus
 from grain_sft.corpus.formats import unpacked
 from grain_sft.corpus.formats.aligned import Part
@@ -18,6 +17,7 @@ from grain_sft.corpus.formats.options import Options
 from grain_sft.corpus.formats.splits import Split, corpus_of_split
 from grain_sft.corpus.formats.tree import Tree
 from grain_sft.errors import CorpusError
+from grain_sft.storage import files
 
 EXPECTED = "a .parquet file, a directory with one *.train.parquet, or the path before .train.parquet"
 

@@ -9,8 +9,8 @@ import numpy as np
 from grain_sft.corpus.corpus import Corpus
 from grain_sft.corpus.formats.metadata import Origin
 from grain_sft.corpus.shard import Shard
-from grain_sft.corpus.stored import describe
 from grain_sft.errors import CorpusError
+from grain_sft.storage.file_stamp import describe
 
 Dtype = np.dtype[np.unsignedinteger]
 

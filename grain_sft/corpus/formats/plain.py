@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from grain_sft import files
 from grain_sft.corpus.formats.aligned import Part
 from grain_sft.corpus.formats.splits import Split
 from grain_sft.corpus.formats.tree import Tree
+from grain_sft.storage import files
 
 BOUNDARIES = ".csv.gz"
 

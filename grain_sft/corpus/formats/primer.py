@@ -10,7 +10,6 @@ import dataclasses
 import re
 from collections.abc import Sequence
 
-from grain_sft import files
 from grain_sft.corpus.corpus import Corpus
 from grain_sft.corpus.formats.aligned import Part
 from grain_sft.corpus.formats.metadata import SPLIT, Json, Origin, read_origin, warn_unknown
@@ -18,6 +17,7 @@ from grain_sft.corpus.formats.options import Options
 from grain_sft.corpus.formats.splits import Split, corpus_of_split
 from grain_sft.corpus.formats.tree import Tree
 from grain_sft.errors import CorpusError
+from grain_sft.storage import files
 
 EXPECTED = "a directory with train_input_ids.bin, train_labels.bin and train_idx.npy, or its train/ or val/"
 

@@ -14,18 +14,18 @@ import concurrent.futures
 import dataclasses
 from typing import Any
 
-from grain_sft import files
 from grain_sft.corpus.boundaries import describe_boundaries
 from grain_sft.corpus.corpus import Corpus
 from grain_sft.corpus.formats.metadata import Json, Origin
 from grain_sft.corpus.formats.options import Options, corpus_of
 from grain_sft.corpus.formats.tree import Tree
 from grain_sft.corpus.loss import scan_loss
-from grain_sft.corpus.rows import ReadyRows
+from grain_sft.corpus.row_format import RowFormat
 from grain_sft.corpus.scan import THREADS
 from grain_sft.corpus.shard import Shard, token_dtype
-from grain_sft.corpus.stored import describe
 from grain_sft.errors import CorpusError
+from grain_sft.storage import files
+from grain_sft.storage.file_stamp import describe
 
 EXPECTED = "a directory with rows.json, written by grain-sft pack --materialize"
 MANIFEST = "rows.json"
@@ -85,7 +85,7 @@ def scan(folder: str, data: Json, options: Options, tree: Tree) -> Corpus:
     if options.dtype not in (None, dtype):
         raise CorpusError(f"{data.path}: says dtype {name}, but dtype={options.dtype} was asked for. Leave it out.")
 
-    ready = ReadyRows(length, kinds["positions_dtype"], kinds["segments_dtype"], most_segments, made_of)
+    ready = RowFormat(length, kinds["positions_dtype"], kinds["segments_dtype"], most_segments, made_of)
     row = ready.dtype(dtype)
 
     def scan_one(number: int) -> Shard:

@@ -8,13 +8,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from grain_sft import files
 from grain_sft.corpus.corpus import Corpus
 from grain_sft.corpus.formats.aligned import Part, scan_parts
 from grain_sft.corpus.formats.metadata import Origin
 from grain_sft.corpus.formats.options import Options, corpus_of
 from grain_sft.corpus.shard import TOKEN_DTYPES
 from grain_sft.errors import CorpusError
+from grain_sft.storage import files
 
 Dtype = np.dtype[np.unsignedinteger]
 

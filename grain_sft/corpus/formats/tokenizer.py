@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 
-from grain_sft import files
 from grain_sft.corpus.formats.metadata import Json, Origin
 from grain_sft.corpus.formats.tree import Tree
 from grain_sft.errors import GrainSftError
+from grain_sft.storage import files
 
 
 def eos_of_folder(folder: str, tree: Tree, origin: Origin) -> Origin:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 
-from grain_sft import files
 from grain_sft.errors import CorpusFileError, RemoteTimeoutError
+from grain_sft.storage import files
 
 _FILES = (".npy", ".bin", ".json", ".parquet")  # not worth asking a bucket for what is in them
 

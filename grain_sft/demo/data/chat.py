@@ -12,10 +12,10 @@ from pathlib import Path
 from grain_sft.corpus import open_corpus
 from grain_sft.demo.data.data import VOCAB_SIZE, Data, Made
 from grain_sft.demo.text import Entry, docstrings
-from grain_sft.files import atomic_write, write_bytes
 from grain_sft.layout import Layout, PackedLayout
 from grain_sft.prepare import Dataset, Request, prepare, train_tokenizer
 from grain_sft.prepare.training import CHAT_TOKENS, conversation_lines
+from grain_sft.storage.files import atomic_write, write_bytes
 
 QUESTIONS = {
     "module": "What is the module {} for?",

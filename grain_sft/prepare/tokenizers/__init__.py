@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 
-from grain_sft import files
 from grain_sft.errors import CorpusError, CorpusFileError
 from grain_sft.prepare.tokenizers.huggingface import HuggingFaceTokenizer, list_folder, read_folder
 from grain_sft.prepare.tokenizers.recognize import EXPECTED, HUGGINGFACE, SENTENCEPIECE, TIKTOKEN, recognize
 from grain_sft.prepare.tokenizers.sentencepiece_model import SentencePieceTokenizer
 from grain_sft.prepare.tokenizers.tiktoken_file import TiktokenTokenizer
 from grain_sft.prepare.tokenizers.tokenizer import CHAT_TEMPLATE, Tokenizer
+from grain_sft.storage import files
 
 __all__ = ["HuggingFaceTokenizer", "SentencePieceTokenizer", "TiktokenTokenizer", "Tokenizer", "load_tokenizer"]
 

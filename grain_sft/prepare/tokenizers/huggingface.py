@@ -12,10 +12,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from grain_sft import files
 from grain_sft.errors import CorpusError, CorpusFileError, MissingExtraError
 from grain_sft.prepare.tokenizers.huggingface_json import exact_json, plain_json, renamed
 from grain_sft.prepare.tokenizers.tokenizer import CHAT_TEMPLATE, MARKER, describe, hash_files
+from grain_sft.storage import files
 
 _NAMES = (
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "config.json"),

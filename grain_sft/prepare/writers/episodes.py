@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from grain_sft import files
 from grain_sft.prepare import splits
 from grain_sft.prepare.writers.plan import Format, Plan, SplitStatistics, Task, running_length
+from grain_sft.storage import files
 
 TOKEN_DTYPE = np.dtype("<u4")
 

@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from grain_sft import files
 from grain_sft.prepare import splits
 from grain_sft.prepare.writers.plan import Format, Plan, Task, refuse_weights, running_length
+from grain_sft.storage import files
 
 
 def check(plan: Plan) -> None:

@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from grain_sft import files
-from grain_sft.corpus.formats.unpack import METADATA_KEY
+from grain_sft.corpus.formats.parquet import METADATA_KEY
 from grain_sft.errors import MissingExtraError
 from grain_sft.prepare import splits
 from grain_sft.prepare.store import Block
 from grain_sft.prepare.writers.plan import Format, Plan, Task, whole_split
+from grain_sft.storage import files
 
 PREFIX = "openchat"
 NAMES = {"train": "train", "val": "eval"}

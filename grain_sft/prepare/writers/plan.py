@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from grain_sft import files
 from grain_sft.corpus.formats.metadata import SPLIT, split_metadata
 from grain_sft.errors import PrepareError
 from grain_sft.prepare.request import Request
 from grain_sft.prepare.splits import Rule, Splits
 from grain_sft.prepare.store import Block, Ids, Source
+from grain_sft.storage import files
 
 
 @dataclasses.dataclass(frozen=True)

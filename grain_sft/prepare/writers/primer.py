@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from grain_sft import files
 from grain_sft.errors import PrepareError, StorageError
 from grain_sft.prepare import splits
 from grain_sft.prepare.templates.primer import IGNORED, SPECIAL_TOKENS
 from grain_sft.prepare.writers.plan import Format, Plan, Task, refuse_weights, running_length, whole_split
+from grain_sft.storage import files
 
 SHARD = "shard_00000"
 

@@ -1,0 +1,278 @@
+"""What a config's pipeline delivers on this machine: by stage, as delivered, and beside a training step.
+
+Stages are measured in turn over steps that were read once before. What is delivered is measured over steps that follow one
+another, as in a run, so that a corpus on a slow disk or in a bucket has the figures that its first epoch will have.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import os
+import statistics
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from grain_sft.bench import stages
+from grain_sft.bench.advice import Choice, Setting, accelerators, choose, reason
+from grain_sft.bench.limit import LIMIT
+from grain_sft.bench.throughput import seconds_a_batch, seconds_waited
+from grain_sft.layout.report import padding_share
+from grain_sft.pipeline import Pipeline
+from grain_sft.pipeline.iterator import PREFETCH, PipelineIterator
+from grain_sft.sampling import Sampler
+from grain_sft.source.npy import Element
+from grain_sft.storage import files
+
+SECONDS = 20.0
+STEPS_MS = (10.0, 50.0)
+_MOST_THREADS = 16  # what Grain reads with
+_MOST_WORKERS = 8  # each takes seconds to start
+_REMOTE_THREADS = 4  # in a worker whose files are in a bucket; it does nothing but wait
+
+# of the time: the rest is for worker processes, as far as it goes
+_FIRST, _STAGES, _RATES, _WAITS, _LAST = 0.05, 0.1, 0.2, 0.2, 0.15
+
+
+class Plan(NamedTuple):
+    """How to measure.
+
+    Attributes:
+      seconds: all of it takes about so long, or longer where a batch does.
+      repeats: measurements of each setting, in turn.
+      steps_ms: steps of a training that waits for batches.
+      max_workers: worker processes that are tried; None: as many as there are cores, up to 8.
+      tokens_per_second: of one accelerator.
+    """
+
+    seconds: float = SECONDS
+    repeats: int = 3
+    steps_ms: Sequence[float] = STEPS_MS
+    max_workers: int | None = None
+    tokens_per_second: float | None = None
+
+
+def measure(pipeline: Pipeline, plan: Plan) -> dict[str, Any]:
+    """Everything that `grain-sft bench CONFIG` says, JSON-ready. Nothing is written, no audit log either.
+
+    Raises:
+      RowIndexError, CorpusFileError, TransformError: as the pipeline's batches do.
+    """
+    begin = time.perf_counter()
+    run = _Run(pipeline)
+    first = run.first_reading(plan.seconds * _FIRST)
+    batches = stages.sample(run.pipeline, run.steps, plan.seconds * _STAGES)
+    tokens = statistics.fmean(map(stages.tokens, batches))
+    timed = _stage_times(run.pipeline, batches, plan)
+    per_limit, whole = timed[LIMIT], timed[stages.WHOLE]
+
+    def row(seconds: float) -> dict[str, float]:
+        return {"ms_per_batch": seconds * 1e3, "mtok_per_s": tokens / seconds / 1e6, "of_limit": per_limit / seconds}
+
+    measured, left_out = _settings(run, plan, begin)
+    delivered = [_delivered(setting, figures, row) for setting, figures in measured.items()]
+    choice = choose(delivered, first["slowest_ms"])
+    rounds = _last_rounds(run, choice.setting, plan, begin)
+    recommended = _delivered(choice.setting, rounds, row)
+    host, layout = pipeline.sampler.host, pipeline.source.layout
+    return {
+        "layout": {"kind": type(layout).__name__, "rows": len(layout), "sequence_length": layout.sequence_length},
+        "host": {"index": host.index, "count": host.count},
+        "cores": cores(),
+        "batch": _batch(batches, tokens),
+        "first_reading": {**first, "mtok_per_s": tokens / first["ms_per_batch"] / 1e3},
+        "stages": [{"name": name, **row(seconds), "of_step": seconds / whole} for name, seconds in timed.items()],
+        "delivered": delivered,
+        "left_out": left_out,
+        "rows_read": run.next_step * int(pipeline.sampler.rows(0).size) * host.count / len(layout),
+        "recommended": _recommended(choice, recommended, delivered, stages.nbytes(batches[0])),
+        "accelerators": accelerators(recommended["mtok_per_s"] * 1e6, host.count, plan.tokens_per_second),
+        "seconds": time.perf_counter() - begin,
+    }
+
+
+def cores() -> int:
+    """That this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+class Round(NamedTuple):
+    """Seconds a batch, and the seconds that each step waited, by the ms of the step."""
+
+    seconds_a_batch: float
+    waits: dict[float, list[float]]
+
+
+class _Run:
+    """A pipeline whose batches are taken one after the other by whatever is measured.
+
+    Attributes:
+      pipeline: the same without its audit log, and without an end: the steps of its first batch size, again and again.
+      steps: how many these are.
+      next_step: that nothing was measured with.
+    """
+
+    def __init__(self, pipeline: Pipeline) -> None:
+        schedule = pipeline.sampler.batch_sizes.schedule
+        self.steps = min(pipeline.end_step, schedule[0][0] if schedule else sys.maxsize)
+        self.pipeline = copy.copy(pipeline)
+        self.pipeline.audit = None
+        sampler: Any = _FirstSteps(pipeline.sampler, self.steps)
+        self.pipeline.sampler = sampler
+        self.next_step = 0
+
+    def first_reading(self, seconds: float) -> dict[str, float]:
+        """Batches made one by one when asked: the first, which opens files, apart."""
+        times: list[float] = []
+        while len(times) < 3 or sum(times[1:]) < seconds:
+            begin = time.perf_counter()
+            self.pipeline[self.next_step]
+            times.append(time.perf_counter() - begin)
+            self.next_step += 1
+        first, *others = times
+        figures = {"first_ms": first, "ms_per_batch": statistics.median(others), "slowest_ms": max(others)}
+        return {"steps": len(times)} | {name: value * 1e3 for name, value in figures.items()}
+
+    def round(self, setting: Setting, rate_seconds: float, wait_seconds: float, steps_ms: Sequence[float]) -> Round:
+        """A setting as fast as it goes, then beside each step."""
+        with self._iterator(setting, rate_seconds) as batches:
+            taken = seconds_a_batch(batches.__next__, rate_seconds)
+            waits = {step_ms: _beside(batches, step_ms / 1e3, wait_seconds / len(steps_ms)) for step_ms in steps_ms}
+        return Round(taken, waits)
+
+    @contextlib.contextmanager
+    def _iterator(self, setting: Setting, warm_seconds: float) -> Iterator[PipelineIterator]:
+        """An iterator from the next step on, once what it made at the start is taken."""
+        batches = self.pipeline.iter(self.next_step, **setting._asdict())
+        try:
+            next(batches)
+            until = time.perf_counter() + warm_seconds
+            for _ in range(2 * setting.threads + setting.worker_count * (setting.prefetch + 2)):
+                if time.perf_counter() > until:
+                    break
+                next(batches)
+            yield batches
+        finally:
+            batches.close()
+            ahead = setting.prefetch * max(1, setting.worker_count) + setting.threads
+            self.next_step = batches.next_step + (ahead if setting.threads or setting.worker_count else 0)
+
+
+class _FirstSteps:
+    """The first `count` steps of a sampler, again and again."""
+
+    num_steps = None
+
+    def __init__(self, sampler: Sampler, count: int) -> None:
+        sampler.check_from(0)
+        self._sampler, self._count, self.host = sampler, count, sampler.host
+        self.data_key = f"first {count} steps of {sampler.data_key}"
+
+    def rows(self, step: int) -> npt.NDArray[np.int64]:
+        return self._sampler.rows(step % self._count)
+
+    def check_from(self, step: int) -> None:
+        """All are as the first is."""
+
+
+def _beside(batches: PipelineIterator, step_seconds: float, seconds: float) -> list[float]:
+    """How long each step waits for its batch, where an accelerator then works for `step_seconds`; three steps or more."""
+    waits: list[float] = []
+    begin = time.perf_counter()
+    while len(waits) < 3 or time.perf_counter() - begin < seconds:
+        waits.append(seconds_waited(batches.__next__, step_seconds))
+    return waits
+
+
+def _stage_times(pipeline: Pipeline, batches: list[Element], plan: Plan) -> dict[str, float]:
+    """Median seconds of each stage."""
+    timed = stages.stages(pipeline, batches)
+    seconds = plan.seconds * _STAGES / len(timed) / plan.repeats
+    for stage in timed.values():
+        stage()
+    times: dict[str, list[float]] = {name: [] for name in timed}
+    for _ in range(plan.repeats):
+        for name, stage in timed.items():
+            times[name].append(seconds_a_batch(stage, seconds))
+    return {name: statistics.median(each) for name, each in times.items()}
+
+
+def _settings(run: _Run, plan: Plan, begin: float) -> tuple[dict[Setting, list[Round]], list[str]]:
+    """Settings, fewest resources first, with what was measured of each; and those for which there was no time."""
+    remote = any(files.is_remote(shard.path) for shard in run.pipeline.source.layout.corpus.shards)
+    most = min(_MOST_THREADS, max(2, cores())) if not remote else _MOST_THREADS
+    threads = [Setting(count, PREFETCH, 0) for count in (0, *_doubled(most))]
+    workers = _doubled(min(_MOST_WORKERS, cores()) if plan.max_workers is None else plan.max_workers)
+    turns = len(threads) * plan.repeats
+    windows = plan.seconds * _RATES / turns, plan.seconds * _WAITS / turns
+    measured: dict[Setting, list[Round]] = {}
+    left_out = []
+
+    def late() -> bool:
+        return time.perf_counter() - begin > plan.seconds * (1 - _LAST)
+
+    for number in range(plan.repeats):
+        for setting in threads:
+            if not (late() and (number or setting.threads > 1)):
+                measured.setdefault(setting, []).append(run.round(setting, *windows, plan.steps_ms))
+    left_out += [str(setting) for setting in threads if setting not in measured]
+    for count in workers:
+        setting = Setting(_REMOTE_THREADS if remote else 0, PREFETCH, count)
+        if late():
+            left_out.append(str(setting))
+        else:
+            measured[setting] = [run.round(setting, plan.seconds * 0.05, plan.seconds * 0.05, plan.steps_ms)]
+    return measured, left_out
+
+
+def _last_rounds(run: _Run, setting: Setting, plan: Plan, begin: float) -> list[Round]:
+    """The recommended setting, measured by itself; once where the time is up already."""
+    seconds = plan.seconds * _LAST / 2 / plan.repeats
+    rounds = [run.round(setting, seconds, seconds, plan.steps_ms)]
+    while len(rounds) < plan.repeats and time.perf_counter() - begin < plan.seconds:
+        rounds.append(run.round(setting, seconds, seconds, plan.steps_ms))
+    return rounds
+
+
+def _doubled(most: int) -> list[int]:
+    """1, 2, 4 and so on up to `most`, and `most`."""
+    found = [1 << bit for bit in range(most.bit_length())]
+    return found if not most or found[-1] == most else [*found, most]
+
+
+def _delivered(setting: Setting, rounds: list[Round], row: Any) -> dict[str, Any]:
+    waits = []
+    for step_ms in rounds[0].waits:
+        times = [wait * 1e3 for each in rounds for wait in each.waits[step_ms]]
+        figures = {"median_ms": statistics.median(times), "longest_ms": max(times), "steps": len(times)}
+        waits.append({"step_ms": step_ms, **figures})
+    taken: dict[str, Any] = row(statistics.median(each.seconds_a_batch for each in rounds))
+    return {**setting._asdict(), **taken, "waits": waits}
+
+
+def _batch(batches: list[Element], tokens: float) -> dict[str, Any]:
+    """Sizes of this host's batch; of `batches` that differ in length, the mean."""
+    held = [stages.held(batch) for batch in batches]
+    known = [count for count in held if count is not None]
+    return {
+        "rows": len(next(iter(batches[0].values()))),
+        "tokens": tokens,
+        "padding_share": padding_share(statistics.fmean(known), tokens) if known else None,
+        "bytes": stages.nbytes(batches[0]),
+        "arrays": len({id(array) for array in batches[0].values()}),
+    }
+
+
+def _recommended(choice: Choice, row: dict[str, Any], delivered: list[dict[str, Any]], size: int) -> dict[str, Any]:
+    ahead = choice.setting.prefetch * max(1, choice.setting.worker_count)
+    return {
+        **row,
+        "step_ms": choice.step_ms,
+        "buffer_bytes": size * ahead,
+        "reason": reason(choice, row, delivered),
+    }

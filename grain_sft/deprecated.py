@@ -1,0 +1,68 @@
+"""Names of an earlier version that work for one more, with a warning that gives the new name."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.abc
+import importlib.machinery
+import sys
+import warnings
+from collections.abc import Sequence
+from types import ModuleType
+
+MODULES = {
+    "iteration": "pipeline.iterator",
+    "materialize": "prepare.materialize",
+    "metrics": "observers.metrics",
+    "receipt": "pipeline.receipt",
+    "sources": "source",
+    "trace": "provenance",
+    "trace.audit": "provenance.audit",
+    "trace.audit_check": "provenance.audit_check",
+    "corpus.learning_rate": "replay.learning_rate",
+    "corpus.remote_options": "storage.remote_options",
+}
+"""Modules of `grain_sft` by their former path."""
+
+MIXTURE = {
+    "MixtureCorpus": "corpus.mixture",
+    "MixtureLayout": "layout.mixture",
+    "MixtureSource": "source",
+}
+"""Modules of the names of the former module `grain_sft.mixture`."""
+
+
+class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Imports a module under its former path: the same module object under both."""
+
+    _spec: importlib.machinery.ModuleSpec | None = None
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if fullname.removeprefix("grain_sft.") not in (*MODULES, "mixture"):
+            return None
+        return importlib.machinery.ModuleSpec(fullname, self)
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
+        if spec.name == "grain_sft.mixture":
+            modules = ", ".join(f"grain_sft.{module}" for module in MIXTURE.values())
+            warnings.warn(f"grain_sft.mixture is now in {modules}.", DeprecationWarning, stacklevel=2)
+            mixture = ModuleType(spec.name)
+            for name, place in MIXTURE.items():
+                setattr(mixture, name, getattr(importlib.import_module(f"grain_sft.{place}"), name))
+            self._spec = spec
+            return mixture
+        new = "grain_sft." + MODULES[spec.name.removeprefix("grain_sft.")]
+        warnings.warn(f"{spec.name} is now {new}. Import that.", DeprecationWarning, stacklevel=2)
+        module = importlib.import_module(new)
+        self._spec = module.__spec__  # the import system overwrites it
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        module.__spec__ = self._spec
+
+
+def install() -> None:
+    """Make the former paths of `MODULES` importable."""
+    sys.meta_path.insert(0, _Finder())  # before the finder that would import a second copy

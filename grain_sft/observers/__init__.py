@@ -1,0 +1,1 @@
+"""Observers of a run: metrics, and the watchdog that names what a run waits for."""

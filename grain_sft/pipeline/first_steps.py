@@ -1,0 +1,149 @@
+"""Whether the first steps of a run hold a target that takes loss, and the reason where they hold none."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+from absl import logging
+
+from grain_sft.corpus import Corpus
+from grain_sft.errors import GrainSftError
+from grain_sft.layout import FILL_ROW, Layout
+from grain_sft.layout.mixture import MixtureLayout
+from grain_sft.source.npy import Element
+from grain_sft.storage.forks import renew_lock
+from grain_sft.transforms import NgramFilter
+
+if TYPE_CHECKING:
+    from grain_sft.pipeline.pipeline import Pipeline
+
+NUM_CHECKED = 4
+"""Batches without a target that takes loss after which an iterator warns."""
+
+_MOST_ROWS = 64  # that are read again to find the reason
+
+Ints = npt.NDArray[np.int64]
+
+
+class FirstSteps:
+    """Check of the first batches of a pipeline that are handed out: it warns once where none takes loss.
+
+    Attributes:
+      left: number of batches that are still to be checked. 0 as soon as one batch takes loss.
+    """
+
+    def __init__(self) -> None:
+        self.left = NUM_CHECKED
+        self._steps: list[int] = []
+        self._lock = threading.Lock()
+        renew_lock(self)
+
+    def check(self, pipeline: Pipeline, step: int, batch: Any) -> None:
+        """Check the batch of `step`. Call this only while `left` is not 0."""
+        if not pipeline.transforms and self.left == NUM_CHECKED:
+            keys = ", ".join(batch) if isinstance(batch, dict) else "those of its source"
+            logging.warning(
+                "This pipeline has no transforms: its batches have the keys %s. For inputs and targets give it "
+                "[ShiftTargets()].",
+                keys,
+            )
+        if takes_loss(batch) is not False:
+            self.left = 0
+            return
+        with self._lock:  # several threads may make batches
+            if not self.left:
+                return
+            self._steps.append(step)
+            self.left = max(0, min(self.left, pipeline.end_step - step) - 1)
+            if self.left:
+                return
+        reason = why_no_loss(pipeline, self._steps)
+        listed = ", ".join(map(str, sorted(self._steps)))
+        logging.warning("No target takes loss in the first batches (steps %s): %s", listed, reason)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__()  # type: ignore[misc]
+
+
+def takes_loss(batch: Any) -> bool | None:
+    """Return whether some target of a batch takes loss; None for a batch with keys that do not say it."""
+    if not isinstance(batch, dict):
+        return None
+    if "targets_segmentation" in batch:
+        taken = batch.get("targets_weights", batch["targets_segmentation"])  # weights are 0 where no loss is taken
+    elif "loss_mask" in batch and "segment_ids" in batch:
+        taken = batch["loss_mask"] & (batch["segment_ids"] != 0)
+    else:
+        return None
+    return bool(np.any(taken))
+
+
+def why_no_loss(pipeline: Pipeline, steps: Iterable[int]) -> str:
+    """Return the reason, a sentence, why no target of `steps` takes loss. The rows are read again."""
+    try:
+        rows = np.concatenate([pipeline.sampler.rows(step) for step in steps])
+        rows = rows[rows != FILL_ROW][:_MOST_ROWS]
+        if not len(rows):
+            return "all their rows are filling. Start at an earlier step."
+        element = pipeline.source.read(rows)
+        return _why_none_is_read(pipeline.source.layout, rows, element) or _why_taken_off(pipeline, element)
+    except GrainSftError as error:
+        return f"the reason was not found: {error}"
+
+
+def _why_none_is_read(layout: Layout, rows: Ints, element: Element) -> str:
+    """Return why the rows take no loss as they are read; "" where they do."""
+    loss = element["loss_mask"] & (element["segment_ids"] != 0)
+    if not loss.any():
+        if _is_cut_off(layout, rows):
+            return (
+                f"the documents are longer than sequence_length={layout.sequence_length}, and only tokens that were cut off "
+                "take loss. Give a longer sequence_length, or keep the other end of documents."
+            )
+        return (
+            "the loss mask is 0 for each token of these rows and of their documents: the mask holds only zeros, or the "
+            "documents are prompts without an answer. Prepare the corpus again, or give use_loss_mask: false."
+        )
+    if not (loss & (element["positions"] > 0)).any():
+        longest = int(element["positions"].max()) + 1
+        return (
+            f"only the first token of a document takes loss, and it has no input before it. The longest document here has "
+            f"{longest} token{'s' if longest > 1 else ''}: are the documents too short, or split at the wrong token?"
+        )
+    return ""
+
+
+def _is_cut_off(layout: Layout, rows: Ints) -> bool:
+    """Return whether a document of the rows takes loss outside them."""
+    if isinstance(layout, MixtureLayout):
+        return any(_is_cut_off(layout.parts[number], own) for number, _, own in layout.split(rows))
+    documents = {span.document for row in rows.tolist() for span in layout.spans(row)}
+    return any(_document_takes_loss(layout.corpus, document) for document in documents if document is not None)
+
+
+def _document_takes_loss(corpus: Corpus, document: int) -> bool:
+    start, length = int(corpus.documents.start[document]), int(corpus.documents.length[document])
+    _, loss = corpus.read(start, start + length)
+    return loss is None or bool(np.any(loss != 0))
+
+
+def _why_taken_off(pipeline: Pipeline, element: Element) -> str:
+    """Return which transform takes the loss off all rows of `element`."""
+    count = len(element["tokens"])
+    for transform in pipeline.transforms:
+        element = transform.map(element)
+        if takes_loss(element) is False:
+            if isinstance(transform, NgramFilter):
+                return (
+                    f"{transform!r} took the loss off all {count} rows that were checked: each repeats an n-gram "
+                    f"{transform.max_count} times or more. Give a greater max_count, or take the filter out."
+                )
+            return f"{transform!r} took the loss off all {count} rows that were checked. Check this transform."
+    return "when they are read again some take loss. Does a transform give other values each time?"

@@ -1,0 +1,321 @@
+"""Materialising: packed rows written out in the order of their plan, as a corpus of the format rows."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from grain_sft.arguments import as_integer
+from grain_sft.corpus import Corpus
+from grain_sft.corpus.formats import Options, Tree
+from grain_sft.corpus.formats import rows as format_rows
+from grain_sft.corpus.formats.metadata import Json
+from grain_sft.corpus.row_format import RowFormat
+from grain_sft.errors import CorpusError, LayoutError, StorageError
+from grain_sft.layout.packed import PackedLayout
+from grain_sft.layout.report import plan_places
+from grain_sft.source.npy import Element, NpyDataSource
+from grain_sft.storage import files
+from grain_sft.transforms import ShiftTargets
+
+SHARD_BYTES = 1 << 30  # of rows
+_CHUNK_TOKENS = 1 << 20  # read and written at once
+_STATE, _LOCK = "identity.json", "writing.lock"
+
+Progress = Callable[[str, int, int], None]
+
+
+def materialize(
+    layout: PackedLayout,
+    output: str | os.PathLike[str],
+    *,
+    shard_bytes: int = SHARD_BYTES,
+    progress: Progress | None = None,
+) -> dict[str, Any]:
+    """Write the rows of `layout` to the folder `output`, which `open_corpus` opens for a `MaterializedLayout`.
+
+    The folder appears whole, by one rename; in a bucket its files appear one by one, rows.json last. What was cut off is
+    taken up again where it was, shard by shard, by the same call; a finished folder of the same rows is left as it is.
+
+    Args:
+      layout: of any algorithm; the rows of all its epochs.
+      output: new, empty, or the same rows; local, or a URL.
+      shard_bytes: of rows, at most, in a file; at least a row.
+      progress: called with what is done, rows written, and rows there are.
+
+    Returns:
+      What rows.json says.
+
+    Raises:
+      LayoutError: an output that holds something else.
+      StorageError: no space, or no permission, or another process is writing there.
+      CorpusError, CorpusFileError: from reading the corpus.
+    """
+    if not isinstance(layout, PackedLayout):
+        raise LayoutError(f"{layout!r}: only a PackedLayout's rows can be written out.")
+    if not os.fspath(output):
+        raise LayoutError("an empty path: give the folder that the rows are to be written to.")
+    job = _Job(layout, as_integer("shard_bytes", shard_bytes, 1, LayoutError))
+    folder = files.absolute(files.normalize(output)).rstrip("/")
+    done = _finished(folder, job.key)
+    if done is not None:
+        return done
+    stage = folder if files.is_remote(folder) else _beside(folder)
+    with _locked(stage):
+        done = _finished(folder, job.key)  # another process may have written it meanwhile
+        if done is not None:
+            shutil.rmtree(stage, ignore_errors=True)
+            return done
+        job.claim(stage)
+        if not files.is_remote(stage):
+            _check_space(stage, job)
+        return _write(job, folder, stage, progress)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Job:
+    """Rows that are to be written."""
+
+    layout: PackedLayout
+    shard_bytes: int
+
+    @property
+    def corpus(self) -> Corpus:
+        return self.layout.corpus
+
+    @functools.cached_property
+    def made_of(self) -> str:
+        """The content of corpus and plans. Reads all files, unless this machine remembers their hashes."""
+        plans = ", ".join(plan["fingerprint"] for plan in plan_places(self.layout))
+        return f"{self.layout!r} of corpus {self.corpus.content_hash()}, plans {plans}"
+
+    @property
+    def key(self) -> str:
+        stated = json.dumps([format_rows.VERSION, self.made_of, self.rows_per_shard, self.corpus.padding_token_id])
+        return f"sha256:{hashlib.sha256(stated.encode()).hexdigest()}"
+
+    @property
+    def rows_per_shard(self) -> int:
+        return max(1, self.shard_bytes // self.row.itemsize)
+
+    @property
+    def loss(self) -> str:
+        if not self.corpus.has_loss:
+            return ""
+        return "float32" if self.corpus.has_weights else "bool"
+
+    @functools.cached_property
+    def rows(self) -> RowFormat:
+        """What is written beside tokens and loss."""
+        layout = self.layout
+        most = layout.statistics["max_segments"]
+        return RowFormat.of(layout.sequence_length, layout.mean_segments, most, self.corpus.has_loss, self.made_of)
+
+    @property
+    def row(self) -> np.dtype[Any]:
+        return self.rows.dtype(self.corpus.dtype)
+
+    @property
+    def bytes_a_row(self) -> int:
+        loss = {"": 0, "bool": 1, "float32": 4}[self.loss]
+        return self.row.itemsize + self.layout.sequence_length * loss
+
+    def shards(self) -> list[range]:
+        """Rows of each shard."""
+        rows, most = len(self.layout), self.rows_per_shard
+        return [range(begin, min(begin + most, rows)) for begin in range(0, rows, most)]
+
+    def claim(self, stage: str) -> None:
+        """Say in `stage` what is written there; what unfinished rows of other kinds left there is removed."""
+        state = files.join(stage, _STATE)
+        if files.exists(state):
+            found = Json.load(state)
+            if found.get("key") == self.key:
+                if not files.is_remote(stage):
+                    _remove(stage, lambda name: name.endswith(".tmp"))  # of whom was killed
+                return
+            if files.is_remote(stage):
+                raise LayoutError(
+                    f"{stage}: holds unfinished rows of something else ({found.get('made_of')}). Remove its files yourself, or "
+                    "give another folder."
+                )
+        if not files.is_remote(stage):
+            _remove(stage, lambda name: name != _LOCK)
+        files.write_bytes(state, json.dumps({"key": self.key, "made_of": self.made_of}, indent=2).encode())
+
+
+def _remove(stage: str, is_wanted: Callable[[str], bool]) -> None:
+    for name in filter(is_wanted, os.listdir(stage)):
+        os.unlink(os.path.join(stage, name))
+
+
+def _write(job: _Job, folder: str, stage: str, progress: Progress | None) -> dict[str, Any]:
+    source = NpyDataSource(job.layout)
+    shards = job.shards()
+    for number, rows in enumerate(shards):
+        paths = {kind: files.join(stage, name) for kind, name in format_rows.shard_files(number, job.loss).items()}
+        if not files.exists(paths["documents"]):  # written last
+            _write_shard(job, source, rows, paths, progress)
+        if progress is not None:
+            progress("rows", rows.stop, len(job.layout))
+    corpus = job.corpus
+    sources = job.layout.sources
+    if sources is not None:
+        documents = np.concatenate([plan.document for plan in job.layout.plans])
+        files.write_bytes(files.join(stage, "sources.bin"), sources[documents].astype("<i8").tobytes())
+    manifest = {
+        "format": format_rows.FORMAT,
+        "version": format_rows.VERSION,
+        "key": job.key,
+        "made_of": job.made_of,
+        "sequence_length": job.layout.sequence_length,
+        "rows": len(job.layout),
+        "dtype": corpus.dtype.name,
+        "positions_dtype": job.rows.positions_dtype,
+        "segments_dtype": job.rows.segments_dtype,
+        "most_segments": job.rows.most_segments,
+        "loss": job.loss or None,
+        "eos_token_id": None if corpus.eos_token_id is None else int(corpus.eos_token_id),
+        "pad_token_id": job.corpus.padding_token_id,
+        "tokenizer": corpus.tokenizer,
+        "tokenizer_sha256": corpus.tokenizer_sha256,
+        "source_names": list(corpus.source_names),
+        "rows_of_shards": [len(rows) for rows in shards],
+    }
+    path = files.join(stage, format_rows.MANIFEST)
+    manifest["fingerprint"] = format_rows.scan(stage, Json(path, manifest), Options(), Tree()).fingerprint
+    files.write_bytes(path, (json.dumps(manifest, indent=2) + "\n").encode())
+    if not files.is_remote(folder):
+        _publish(stage, folder)
+    return manifest
+
+
+def _write_shard(
+    job: _Job, source: NpyDataSource, rows: range, paths: Mapping[str, str], progress: Progress | None
+) -> None:
+    """Write the files of one shard; each appears whole, the one of documents last."""
+    shift = ShiftTargets()
+    step = max(1, _CHUNK_TOKENS // job.layout.sequence_length)
+    with contextlib.ExitStack() as stack:
+        kinds = ["documents", *(kind for kind in paths if kind != "documents")]  # the first opened is the last closed
+        out = {kind: stack.enter_context(files.atomic_write(paths[kind], "wb")) for kind in kinds}
+        for begin in range(rows.start, rows.stop, step):
+            element = source.read(range(begin, min(begin + step, rows.stop)))
+            made = np.zeros(len(element["tokens"]), job.row)
+            documents = _documents(element, begin - rows.start)
+            arrays = {**element, "target_segment_ids": shift.map(element)["targets_segmentation"]}
+            for name in made.dtype.names or ():
+                made[name] = _ends(documents, begin - rows.start, made) if name == "ends" else arrays[name]
+            out["rows"].write(made.tobytes())
+            out["documents"].write(documents.astype("<u8").tobytes())
+            if job.loss:
+                loss = element["loss_weights" if job.loss == "float32" else "loss_mask"]
+                out["loss"].write(loss.astype("<f4" if job.loss == "float32" else np.uint8, copy=False).tobytes())
+            if progress is not None:
+                progress("rows", min(begin + step, rows.stop), len(job.layout))
+
+
+def _documents(element: Element, first_row: int) -> npt.NDArray[np.int64]:
+    """(start, length) of every segment, int64 [segments, 2], counted from the shard's first token."""
+    segments = element["segment_ids"]
+    border = np.ones((len(segments), segments.shape[1] + 1), np.bool_)
+    border[:, 1:-1] = segments[:, 1:] != segments[:, :-1]
+    held = segments.reshape(-1) != 0
+    starts = np.flatnonzero(border[:, :-1].reshape(-1) & held)
+    stops = np.flatnonzero(border[:, 1:].reshape(-1) & held) + 1
+    return np.stack([starts + first_row * segments.shape[1], stops - starts], axis=1)
+
+
+def _ends(documents: npt.NDArray[np.int64], first_row: int, rows: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+    """How many segments each of `rows` has, and where each ends in it: int64 [rows, 1 + most of a row]."""
+    length = rows.dtype["tokens"].shape[0]
+    row = documents[:, 0] // length - first_row
+    counts = np.bincount(row, minlength=len(rows))
+    found = np.zeros((len(rows), *rows.dtype["ends"].shape), np.int64)
+    found[:, 0] = counts
+    number = np.arange(len(row)) - (counts.cumsum() - counts)[row]
+    found[row, 1 + number] = documents.sum(axis=1) - (row + first_row) * length
+    return found
+
+
+@contextlib.contextmanager
+def _locked(stage: str) -> Iterator[None]:
+    """Keep other processes of this machine out of a local stage."""
+    if files.is_remote(stage):
+        yield
+        return
+    with files.locked(Path(stage, _LOCK)):
+        yield
+
+
+def _beside(folder: str) -> str:
+    parent, name = os.path.split(folder)
+    if not name:
+        raise LayoutError(f"{folder or '/'}: is the root of the file system. Give a folder in it.")
+    return os.path.join(parent, f".{name}.grain_sft-rows")
+
+
+def _finished(folder: str, key: str) -> dict[str, Any] | None:
+    """What rows.json says, if these rows are there already.
+
+    Raises:
+      LayoutError: something else is there.
+    """
+    manifest = files.join(folder, format_rows.MANIFEST)
+    if files.exists(manifest):
+        found = Json.load(manifest)
+        if found.get("key") == key:
+            _check_whole(folder)
+            return dict(found.entries())
+        raise LayoutError(
+            f"{folder}: holds other rows ({found.get('made_of')}). Give another folder, or remove this one yourself."
+        )
+    if files.is_remote(folder) or not files.exists(folder):
+        return None
+    if not os.path.isdir(folder) or os.listdir(folder):
+        raise LayoutError(f"{folder}: is there, and is no empty folder. Give one that is new or empty.")
+    return None
+
+
+def _check_whole(folder: str) -> None:
+    """See that the files of finished rows are there and the ones that were written."""
+    try:
+        format_rows.read(folder, Options(), Tree())
+    except (CorpusError, OSError) as error:
+        raise LayoutError(
+            f"{folder}: holds these rows, but they are damaged ({error}) Remove the folder, and write them again."
+        ) from error
+
+
+def _check_space(stage: str, job: _Job) -> None:
+    written = sum(file.stat().st_size for file in Path(stage).iterdir())
+    needed = len(job.layout) * job.bytes_a_row - written
+    free = shutil.disk_usage(stage).free
+    if needed > free:
+        raise StorageError(
+            f"{os.path.dirname(stage)}: has {free / 1e9:.1f} GB free, but the rows take {needed / 1e9:.1f} GB more. Give a "
+            "folder on another disk."
+        )
+
+
+def _publish(stage: str, folder: str) -> None:
+    """Give the finished folder its name."""
+    try:
+        os.rename(stage, folder)  # first: rows that don't say what they are would be taken for those of another job
+        for name in (_STATE, _LOCK):
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(os.path.join(folder, name))
+        files.sync_folder(Path(folder).parent)
+    except OSError as error:
+        raise StorageError(f"{folder}: can't be made ({error.strerror}).") from error

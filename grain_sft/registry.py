@@ -1,0 +1,80 @@
+"""Registry: an open table of alternatives, such as orders or layouts, by name."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from collections.abc import Iterator, Mapping
+from typing import Generic, TypeVar
+
+from grain_sft.errors import GrainSftError
+
+Entry = TypeVar("Entry")
+
+
+class Registry(Generic[Entry]):
+    """Entries by name. A name of the form `package.module:Name` is an entry from outside, imported when it is asked for.
+
+    An entry carries all that the package must know of it; nothing else compares names.
+
+    Args:
+      noun: Singular noun for messages, such as "order".
+      error: Class of the errors.
+      entries: Built-in entries by name; a text `package.module:Name` is imported when it is asked for.
+    """
+
+    def __init__(self, noun: str, error: type[GrainSftError], entries: Mapping[str, Entry | str]) -> None:
+        self._noun, self._error = noun, error
+        self._entries: dict[str, Entry | str] = dict(entries)
+
+    def register(self, name: str, entry: Entry) -> Entry:
+        """Add an entry under a name of its own, and return it.
+
+        Every process of a run has to register it, worker processes included: the name `package.module:Name` needs no
+        registration and is the better choice for configs.
+
+        Raises:
+          GrainSftError: the name is taken, or contains a colon.
+        """
+        if ":" in name or name in self._entries:
+            raise self._error(f"{self._noun} {name!r}: expected a name without ':' that is not taken. Choose another.")
+        self._entries[name] = entry
+        return entry
+
+    def __getitem__(self, name: str) -> Entry:
+        """Return the entry of a name.
+
+        Raises:
+          GrainSftError: no entry has this name, or its module cannot be imported.
+        """
+        entry = self._entries.get(name) if isinstance(name, str) else None
+        if entry is None and isinstance(name, str) and ":" in name:
+            entry = name
+        if entry is None:
+            near = difflib.get_close_matches(str(name), list(self._entries), n=1, cutoff=0.5)
+            hint = f" Did you mean {near[0]!r}?" if near else ""
+            raise self._error(
+                f"{self._noun} {name!r}: expected one of {', '.join(self._entries)}, or package.module:Name.{hint}"
+            )
+        if isinstance(entry, str):
+            entry = self._entries[name] = self._imported(entry)
+        return entry
+
+    def _imported(self, name: str) -> Entry:
+        module, _, attribute = name.partition(":")
+        try:
+            entry: Entry = getattr(importlib.import_module(module), attribute)
+        except (ImportError, AttributeError, ValueError) as error:
+            raise self._error(
+                f"{self._noun} {name!r} cannot be imported: {error}. Install its package, or fix the name."
+            ) from error
+        return entry
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._entries
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)

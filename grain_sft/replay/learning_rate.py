@@ -1,0 +1,111 @@
+"""OpenChat's automatic learning rate: from a corpus's share of supervised tokens and the tokens of a batch.
+
+The rule: imoneoi/openchat, `calculate_auto_lr` (ochat/training_deepspeed/train.py).
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import numpy.typing as npt
+
+from grain_sft.arguments import as_integer
+from grain_sft.corpus import content
+from grain_sft.corpus.corpus import Corpus
+from grain_sft.corpus.document_finder import DocumentFinder
+from grain_sft.corpus.documents import Documents
+from grain_sft.corpus.loss_reader import LossReader
+from grain_sft.errors import CorpusError, CorpusFileError
+from grain_sft.storage import artifact as artefact
+
+BASE = 3e-4
+"""Llama's learning rate, at a batch of `BASE_TOKENS`."""
+
+BASE_TOKENS = 4_000_000
+DIVISORS = {"mistral": 6.0, "gemma": 5.5, "openchat_3.6": 5.3}
+"""By what the rate is divided where a model's name contains one of these; the first that does counts."""
+
+_CHUNK = 1 << 22  # tokens
+
+
+def automatic_learning_rate(corpus: Corpus, batch_tokens: int, ranks: int = 1, model_type: str = "") -> float:
+    """3e-4 * sqrt(batch_tokens * ranks * supervised ratio / 4,000,000), divided for some models.
+
+    Args:
+      corpus: trained on.
+      batch_tokens: of one rank, padding included.
+      ranks: data-parallel processes that share a batch.
+      model_type: a name, in any case; one that contains "mistral" divides by 6, "gemma" by 5.5, "openchat_3.6" by 5.3.
+
+    Raises:
+      CorpusError: numbers that are no counts, or a corpus without tokens.
+      CorpusFileError: a loss file is missing, or not the one that was indexed.
+    """
+    tokens = as_integer("batch_tokens", batch_tokens, 1, CorpusError) * as_integer("ranks", ranks, 1, CorpusError)
+    divisor = next((value for name, value in DIVISORS.items() if name in model_type.lower()), 1.0)
+    return BASE / divisor * math.sqrt(tokens * supervised_ratio(corpus) / BASE_TOKENS)
+
+
+def supervised_ratio(corpus: Corpus) -> float:
+    """The share of the documents' tokens that take loss as targets. A document's first token is nobody's target.
+
+    Reads every loss file the first time, and keeps what it found in the cache.
+
+    Raises:
+      CorpusError: documents that can't be found, or no token in them.
+      CorpusFileError: a loss file is missing, or not the one that was indexed.
+    """
+    losses = [shard.loss for shard in corpus.shards if shard.loss is not None]
+    of_shards = [[number, shard.num_tokens] for number, shard in enumerate(corpus.shards) if shard.loss is not None]
+    hashes = content.hashes_of(losses)
+    kinds = [file.kind for file in losses]
+    documents = DocumentFinder(corpus)
+    depends = {"version": 2, "documents": documents.content, "shards": of_shards, "kinds": kinds, "losses": hashes}
+
+    def count() -> dict[str, npt.NDArray[np.int64]]:
+        found = _count(corpus, documents.documents)
+        if content.hashes_of(losses) != hashes:
+            raise CorpusFileError(
+                f"{losses[0].path}, or another file beside it, was written to while it was read. Wait until the files are "
+                "complete, then open the corpus again."
+            )
+        return {"counts": found}
+
+    supervised, tokens = artefact.load_or_make("supervised", depends, count, check=_check)["counts"].tolist()
+    if not tokens:
+        raise CorpusError(f"{corpus.shards[0].path}: its documents hold no token, so no share of them takes loss.")
+    return float(supervised / tokens)
+
+
+def _check(arrays: artefact.Arrays) -> None:
+    counts = arrays.get("counts")
+    if counts is None or counts.dtype != np.int64 or counts.shape != (2,) or not 0 <= counts[0] <= counts[1]:
+        raise ValueError("it does not hold the two counts")
+
+
+def _count(corpus: Corpus, documents: Documents) -> npt.NDArray[np.int64]:
+    """(tokens that take loss, tokens) of all documents, which may overlap or leave gaps."""
+    start, length = documents
+    start, length = start[length > 0], length[length > 0]
+    if not corpus.has_loss:
+        return np.array([(length - 1).sum(), length.sum()], np.int64)
+    begins, ends = np.sort(start + 1), np.sort(start + length)
+    reader = LossReader(corpus.shards, remote=corpus.remote)
+    supervised, before, first = 0, 0, 0  # `before`: supervised tokens before token `first`
+    for number, shard in enumerate(corpus.shards):
+        for at in range(0, shard.num_tokens, _CHUNK):
+            count = min(_CHUNK, shard.num_tokens - at)
+            whole = [np.array([value], np.int64) for value in (number, at, 0, count)]
+            taken = reader.gather(whole[0], whole[1], whole[2], whole[3], count) != 0
+            totals = before + np.append(0, taken.cumsum(dtype=np.int64))
+            supervised += int(totals[_within(ends, first, count) - first].sum())
+            supervised -= int(totals[_within(begins, first, count) - first].sum())
+            before, first = int(totals[-1]), first + count
+    return np.array([supervised, length.sum()], np.int64)
+
+
+def _within(places: npt.NDArray[np.int64], first: int, count: int) -> npt.NDArray[np.int64]:
+    """Those of the sorted `places` that are in (first, first + count]."""
+    begin, end = np.searchsorted(places, (first, first + count), side="right")
+    return places[begin:end]

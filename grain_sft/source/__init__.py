@@ -1,0 +1,6 @@
+"""Source: the arrays of row i, or of rows i, j, k."""
+
+from grain_sft.source.mixture import MixtureSource
+from grain_sft.source.npy import Element, NpyDataSource, ReadRows
+
+__all__ = ["Element", "MixtureSource", "NpyDataSource", "ReadRows"]

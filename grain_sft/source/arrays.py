@@ -1,0 +1,128 @@
+"""Arrays of a batch: from memory that is used again, and placed so that copying into them is not slowed down."""
+
+from __future__ import annotations
+
+import math
+import sys
+import threading
+from collections.abc import Callable, Hashable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from grain_sft.storage.forks import renew_lock
+
+_PAGE = 4096
+_KEPT = 1 << 28  # bytes in all
+
+
+class Arrays:
+    """Makes arrays, each of memory that nobody else holds an array of.
+
+    A fresh array of some hundred KB is as a rule memory that the system hands out page by page, zeroed, while it is being
+    written: that takes up to 10 times as long as the writing. Here memory is used again once the last array of it is gone,
+    views of it included. Safe in threads. What is kept is bounded, and goes with this object.
+
+    Processors tell loads from earlier stores by the low 12 bits of their addresses: where the place that is copied to is a
+    few bytes after the place that is copied from, modulo 4096, each load waits for a store that it has nothing to do with.
+    Such a copy takes up to 8 times as long, and with arrays from malloc it is a matter of luck. So these begin where a page
+    does, or half a page after that.
+    """
+
+    def __init__(self) -> None:
+        self._buffers: dict[Hashable, list[Any]] = {}  # of each kind, of one class
+        self._bytes = 0
+        self._lock = threading.Lock()
+        renew_lock(self)
+
+    def empty(self, shape: tuple[int, ...], dtype: npt.DTypeLike, half: int = 0) -> npt.NDArray[Any]:
+        """An uninitialised array that begins where a page does, or, with `half` 1, half a page after that."""
+        key = (shape, dtype, half)
+        with self._lock:
+            buffer: _Buffer | None = _unheld(self._buffers.get(key, ()))
+            if buffer is None:
+                buffer = _Buffer(math.prod(shape) * np.dtype(dtype).itemsize, half)
+                self._keep(key, buffer)
+            return np.ndarray(shape, dtype, buffer.memory, buffer.begin)
+
+    def stack(
+        self, count: int, shape: tuple[int, int], views: Callable[[Stack], Any]
+    ) -> tuple[Any, list[npt.NDArray[np.int32]]]:
+        """So many uninitialised int32 arrays of one shape, in one memory, which is used again when all are gone; less to do
+        than making each. The first begins half a page after a page does, the second where one does, and so on in turn.
+
+        Args:
+          views: what makes the views of this memory that the caller needs each time. Calls with the same count and shape
+            have the same.
+
+        Returns:
+          What `views` made of this memory when it was new, and the arrays.
+        """
+        key = (count, shape)
+        with self._lock:
+            stack: Stack | None = _unheld(self._buffers.get(key, ()))
+            if stack is None:
+                stack = Stack(count, shape)
+                stack.views = views(stack)
+                self._keep(key, stack)
+            return stack.views, [*map(stack.array, stack.numbers)]
+
+    def _keep(self, key: Hashable, made: _Buffer) -> None:
+        size = len(made.memory)
+        if self._bytes + size > _KEPT:  # what is of other kinds makes room
+            kept = self._buffers.get(key, [])
+            self._buffers, self._bytes = {key: kept}, sum(len(each.memory) for each in kept)
+        made.unheld = _references(made)
+        if self._bytes + size <= _KEPT:
+            self._buffers.setdefault(key, []).append(made)
+            self._bytes += size
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__()  # type: ignore[misc]
+
+
+class _Buffer:
+    """Memory of an array, which begins at `begin` in it; `unheld` is the number of references to it without any array."""
+
+    def __init__(self, size: int, half: int) -> None:
+        self.memory: npt.NDArray[np.uint8] = np.empty(size + 2 * _PAGE, np.uint8)
+        self.begin = -self.memory.__array_interface__["data"][0] % _PAGE + half * (_PAGE // 2)
+        self.unheld = 0
+
+
+class Stack(_Buffer):
+    """Memory of several arrays of int32, one after the other.
+
+    Attributes:
+      arrays: int32 [count, rows, L], all of them.
+      array: each by its number, which are `numbers`: less to do than to iterate over `arrays`.
+      first: the bytes of the first.
+      rows: the bytes of each of its rows.
+      views: of it, as its maker needs them.
+    """
+
+    def __init__(self, count: int, shape: tuple[int, int]) -> None:
+        rows, row_bytes = shape[0], shape[1] * 4
+        step = -(-rows * row_bytes // _PAGE) * _PAGE + _PAGE // 2
+        super().__init__(count * step, 1)
+        self.arrays = np.ndarray((count, *shape), np.int32, self.memory, self.begin, (step, row_bytes, 4))
+        self.array, self.numbers = self.arrays.__getitem__, range(count)
+        self.first = self.memory.data[self.begin : self.begin + rows * row_bytes]
+        self.rows = [self.first[at : at + row_bytes] for at in range(0, rows * row_bytes, row_bytes)]
+        self.views: Any = None
+
+
+def _unheld(buffers: Any) -> Any:
+    """The first whose memory nobody holds."""
+    for buffer in buffers:
+        if sys.getrefcount(buffer.memory) == buffer.unheld:
+            return buffer
+    return None
+
+
+def _references(buffer: _Buffer) -> int:
+    return sys.getrefcount(buffer.memory)

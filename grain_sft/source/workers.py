@@ -1,0 +1,209 @@
+"""Starting Grain's worker processes from anywhere: a plain script, a notebook, a test, or under absl.app."""
+
+from __future__ import annotations
+
+import _thread
+import contextlib
+import multiprocessing
+import os
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from multiprocessing import resource_tracker
+from typing import Any
+
+from absl import flags
+
+from grain_sft.storage.forks import without_interrupts
+
+_lock = threading.Lock()
+_watching: set[int] = set()  # processes that wait for their parent's end: this one, or none
+
+_CLOSES_IN = 10.0  # seconds
+_IN_WORKER = ("grain._src.python.dataset.transformations.process_prefetch", "_is_in_worker_process")
+
+
+def start(iterator: Any) -> None:
+    """Start all worker processes of a Grain iterator here and now; Grain would start each when it is first read from.
+
+    They do not get Ctrl-C: the process that reads from them handles it, and may go on.
+
+    Args:
+      iterator: of a dataset that ends in `mp_prefetch`, or of a `grain.DataLoader`.
+    """
+    resource_tracker.ensure_running()  # unblocks signals in this thread when it starts
+    with _startable(), without_interrupts():
+        iterator.get_state()  # makes Grain create the iterators that own the processes
+        _start_tree(getattr(iterator, "_iterator", iterator))
+
+
+class InOrder:
+    """Elements of a dataset that ends in `mp_prefetch`, one after the other, taken by one thread.
+
+    That thread also starts the workers: no exception reaches it, as Ctrl-C reaches the main thread.
+
+    Args:
+      dataset: Grain's.
+      start: step of the first element.
+
+    Attributes:
+      iterator: Grain's, None before the workers are started.
+      started: lock that can be acquired when the workers are started, or failed to.
+    """
+
+    def __init__(self, dataset: Any, start: int) -> None:
+        self._dataset, self.start = dataset, start
+        self._at_exit: weakref.finalize[..., InOrder] | None = None
+        self._closed = False
+        self.iterator: Any = None
+        self.started = threading.Lock()
+        self.started.acquire()
+
+    def next(self, step: int) -> Any:
+        """Return the element of `step`, the one after that of the last call."""
+        if self.iterator is None:
+            try:
+                iterator = self._dataset.__iter__()
+                self._at_exit = weakref.finalize(self, stop, iterator)  # also when the interpreter exits
+                start(iterator)
+                self.iterator = iterator
+            finally:
+                self.started.release()
+            if self._closed:  # meanwhile
+                self.close()
+        return next(self.iterator)
+
+    def close(self, ends: Callable[[], bool] = sys.is_finalizing) -> None:
+        """End the workers. When the interpreter ends, they are stopped before this is called."""
+        self._closed = True
+        if self.iterator is not None and not ends():
+            close(self.iterator)
+            if self._at_exit is not None:
+                self._at_exit.detach()
+
+
+def stop(iterator: Any) -> None:
+    """Close a Grain iterator whose workers `start` started, and let go of what it reads from.
+
+    Grain's iterators close themselves again when they are collected; at the end of the interpreter, when their modules
+    are gone, each would print a traceback.
+    """
+    iterator = getattr(iterator, "_iterator", iterator)
+    close(iterator)
+    _forget_tree(iterator)
+
+
+def close(iterator: Any) -> None:
+    """Close a Grain iterator. A worker that was killed while it held a lock that Grain waits for without end is waited for
+    some seconds; what is not closed then ends with this process."""
+    closed = threading.Lock()
+    closed.acquire()
+
+    def run() -> None:
+        try:
+            iterator.close()
+        finally:
+            closed.release()
+
+    thread = threading.Thread(target=run, name="grain_sft-close", daemon=True)
+    try:
+        _thread.start_new_thread(
+            thread.start, ()
+        )  # an exception that arrives inside `start` would keep the thread waiting
+    except RuntimeError:  # the interpreter ends, and starts no threads any more
+        iterator.close()
+        return
+    closed.acquire(timeout=_CLOSES_IN)
+
+
+def end_with_parent() -> None:
+    """In a worker process of Grain's, end when the process that started it does, however that went.
+
+    Such a worker waits for room in its queue. Where the process that reads from the queue was ended by a signal, it would
+    wait for ever, with the memory that it shares. Elsewhere, nothing is done.
+    """
+    parent = multiprocessing.parent_process()
+    if parent is None or not in_worker():
+        return
+    with _lock:
+        if os.getpid() in _watching:
+            return
+        _watching.add(os.getpid())
+
+    def wait() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=wait, name="grain_sft-parent", daemon=True).start()
+
+
+def in_worker() -> bool:
+    """Whether this is a worker process of Grain's."""
+    return bool(getattr(sys.modules.get(_IN_WORKER[0]), _IN_WORKER[1], False))
+
+
+def processes(iterator: Any) -> list[Any]:
+    """The worker processes of a Grain iterator, in the order in which they deliver."""
+    found = [getattr(iterator, "_prefetch_process", None)]
+    found = [process for process in found if process is not None]
+    for parent in (*getattr(iterator, "_parents", ()), *getattr(iterator, "_iterators_in_use", ())):
+        if parent is not None:
+            found += processes(parent)
+    return found
+
+
+def was_ended(error: BaseException) -> bool:
+    """Whether this is what Grain raises where a worker process was killed, or died."""
+    return isinstance(error, RuntimeError) and "process was terminated" in str(error)
+
+
+def _forget_tree(iterator: Any) -> None:
+    for parent in getattr(iterator, "_parents", ()):
+        _forget_tree(parent)
+    getattr(iterator, "_iterators_in_use", []).clear()
+
+
+def _start_tree(iterator: Any) -> None:
+    """Start what `iterator` reads from, then itself: processes before the threads that wait for them."""
+    for parent in (*getattr(iterator, "_parents", ()), *getattr(iterator, "_iterators_in_use", ())):
+        if parent is not None:
+            _start_tree(parent)
+    iterator.start_prefetch()
+
+
+@contextlib.contextmanager
+def _startable() -> Iterator[None]:
+    """While this is entered, Grain can start worker processes.
+
+    Grain asks absl for its own flags, which fails where nobody parsed the command line: they get their defaults, and
+    all other flags stay unparsed. And `multiprocessing` makes every worker run the main script again, which fails in
+    a script without an `if __name__ == "__main__"` guard, and at best imports what no worker needs. Grain sends
+    workers what they run by cloudpickle, classes of the main script included, so they can do without it.
+    """
+    with _lock:
+        default_grain_flags()
+        main = sys.modules.get("__main__")
+        hidden: dict[str, Any] = {}
+        for name in ("__spec__", "__file__"):  # where multiprocessing.spawn looks
+            if main is not None and hasattr(main, name):
+                hidden[name] = getattr(main, name)
+        try:
+            if main is not None:
+                main.__spec__ = None
+                if "__file__" in hidden:
+                    del main.__file__
+            yield
+        finally:
+            for name, value in hidden.items():
+                setattr(main, name, value)
+
+
+def default_grain_flags() -> None:
+    """Let Grain read its own flags before, or without, a parsing of the command line, which still may come."""
+    if flags.FLAGS.is_parsed():
+        return
+    for module, defined in flags.FLAGS.flags_by_module_dict().items():
+        if module.split(".")[0] == "grain":
+            for flag in defined:
+                flag.present = max(flag.present, 1)

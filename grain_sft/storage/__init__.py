@@ -1,0 +1,1 @@
+"""Local and remote files: reads, retries, the shard cache, artifacts written whole, locks."""

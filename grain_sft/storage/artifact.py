@@ -1,0 +1,263 @@
+"""Artefact: named arrays that take long to make, made once per machine (or once for all machines that share a bucket),
+checked, and memory-mapped by whoever needs them.
+
+One file: 16 bytes of magic and header length, a JSON header (what the arrays depend on; name, dtype, shape and place of
+each; a hash of all this and of their bytes, see `hashing`), then the arrays, each at a multiple of 64 bytes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import stat
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from absl import logging
+
+from grain_sft.errors import CorpusFileError, StorageError
+from grain_sft.storage import files, hashing, remote_files
+
+Arrays = Mapping[str, npt.NDArray[Any]]
+Check = Callable[[Arrays], None]
+
+MAGIC, SUFFIX = b"GSFTART2", ".arrays"
+"""The first bytes of a file that holds arrays, and the end of its name."""
+
+_OLD_MAGIC = b"GSFTART1"
+_ALIGN = 64
+_NO_CHECKSUM = "0" * 64
+_DAMAGED = (
+    *(ValueError, TypeError, KeyError, AttributeError, OverflowError, MemoryError, RecursionError, SyntaxError),
+    *(EOFError, IndexError),
+)
+"""What a header that is damaged may raise in json and numpy."""
+
+
+class Frame(NamedTuple):
+    """What is in a file of arrays beside these.
+
+    Attributes:
+      header: the bytes before the arrays, with zeros for the checksum.
+      start: the bytes that are hashed before the hashes of the arrays' blocks.
+    """
+
+    header: bytes
+    start: bytes
+
+    def sealed(self, checksum: str) -> bytes:
+        """The header with its checksum."""
+        return self.header.replace(_NO_CHECKSUM.encode(), checksum.encode(), 1)
+
+
+def load_or_make(
+    kind: str,
+    depends: Mapping[str, Any],
+    make: Callable[[], Arrays],
+    folder: str | Path | None = None,
+    *,
+    check: Check | None = None,
+) -> dict[str, npt.NDArray[Any]]:
+    """The arrays that `make` gives, from the cache where they are.
+
+    Args:
+      kind: folder of the cache, below `folder`.
+      depends: JSON; all that the arrays depend on.
+      make: called at most once per machine, under a lock, where the cache has none.
+      folder: of the cache, or its URL in a bucket; None: $GRAIN_SFT_CACHE_DIR, or the user's cache. From a bucket, arrays
+        are copied once per machine to the user's cache; arrays that it has not are made, and sent there.
+      check: raises ValueError for arrays that `make` can't have given, although their checksum is right; they are made
+        again.
+
+    Where the cache can't be written to, the arrays are made in memory, with a warning.
+    """
+    target, shared = place(kind, depends, folder), _shared(kind, depends, folder)
+    found = open_cached(target, depends, check)
+    if found is not None:
+        return found
+    made: dict[str, npt.NDArray[Any]] | None = None
+    making = False
+    try:
+        with files.locked(target):
+            found = open_cached(target, depends, check)  # another process may have made it meanwhile
+            if found is None and shared is not None and _fetch(shared, target):
+                found = open_cached(target, depends, check)
+            if found is not None:
+                return found
+            making = True
+            made = dict(make())
+            save(target, depends, made)
+            if shared is not None:
+                _share(target, shared)
+            return open_file(target)[0]
+    except StorageError as error:
+        if making and made is None:  # not of the cache, but of what the arrays are made from
+            raise
+        logging.warning("%s Working without a cache.", error)
+        return dict(make()) if made is None else made
+
+
+def find(
+    kind: str, depends: Mapping[str, Any], folder: str | Path | None = None, *, check: Check | None = None
+) -> dict[str, npt.NDArray[Any]] | None:
+    """The arrays as `load_or_make` finds them in the cache of this machine; None where they are not there."""
+    return open_cached(place(kind, depends, folder), depends, check)
+
+
+def fingerprint(depends: Mapping[str, Any]) -> str:
+    """Hash of what arrays depend on."""
+    return f"sha256:{hashlib.sha256(json.dumps(depends, sort_keys=True).encode()).hexdigest()}"
+
+
+def place(kind: str, depends: Mapping[str, Any], folder: str | Path | None = None) -> Path:
+    """Where the arrays that depend on `depends` are kept on this machine, or would be; `folder` as in `load_or_make`."""
+    local = None if folder is None or files.is_remote(os.fspath(folder)) else Path(folder)
+    return (local or files.cache_dir()) / kind / _name(depends)
+
+
+def _name(depends: Mapping[str, Any]) -> str:
+    return f"{fingerprint(depends).removeprefix('sha256:')[:32]}{SUFFIX}"
+
+
+def _shared(kind: str, depends: Mapping[str, Any], folder: str | Path | None) -> str | None:
+    """Where a bucket has the arrays, or would have; None where none is asked for."""
+    url = files.cache_url() if folder is None else os.fspath(folder)
+    return files.join(url, kind, _name(depends)) if url is not None and files.is_remote(url) else None
+
+
+def _fetch(url: str, target: Path) -> bool:
+    """Copy arrays from a bucket; False where it has none, or does not answer."""
+    try:
+        if not files.is_file(url):
+            return False
+        with files.atomic_write(target, "wb") as file, files.remote(url):
+            remote_files.download(url, file)
+        return True
+    except CorpusFileError as error:
+        logging.warning("%s Making it on this machine.", error)
+        return False
+
+
+def _share(target: Path, url: str) -> None:
+    try:
+        files.upload(target, url)
+    except (StorageError, CorpusFileError) as error:
+        logging.warning("%s Other machines will make it again.", error)
+
+
+def frame(depends: Mapping[str, Any], shapes: Mapping[str, tuple[np.dtype[Any], tuple[int, ...]]]) -> Frame:
+    """The header of a file whose arrays have these dtypes and shapes; each array is followed by zeros up to a multiple of 64
+    bytes."""
+    described, at = {}, 0
+    for name, (dtype, shape) in shapes.items():
+        described[name] = {"dtype": dtype.str, "shape": list(shape), "at": at}
+        at += _padded(dtype.itemsize * int(np.prod(shape, dtype=np.int64)))
+    header = json.dumps({"depends": depends, "arrays": described, "checksum": _NO_CHECKSUM}).encode()
+    header += b" " * (-(len(header) + 16) % _ALIGN)
+    return Frame(MAGIC + len(header).to_bytes(8, "little") + header, _start(depends, described))
+
+
+def save(path: Path, depends: Mapping[str, Any], arrays: Arrays) -> None:
+    """Write the arrays to `path`, whole or not at all.
+
+    Raises:
+      StorageError: no space, or no permission.
+    """
+    made = frame(depends, {name: (array.dtype, array.shape) for name, array in arrays.items()})
+    flat = [np.ascontiguousarray(array).reshape(-1).view(np.uint8) for array in arrays.values()]
+    with hashing.BlockHasher(1) as hasher:
+        for array in flat:
+            for begin in range(0, len(array), hashing.BLOCK):
+                hasher.add(0, array[begin : begin + hashing.BLOCK].data)
+        checksum = hasher.joined(0, made.start)
+    with files.atomic_write(path, "wb") as file:
+        file.write(made.sealed(checksum))
+        for array in flat:
+            file.write(array.data)
+            file.write(b"\0" * (_padded(array.nbytes) - array.nbytes))
+
+
+def open_file(path: Path) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]:
+    """The arrays of a file, mapped read-only, and what they depend on. Their checksum is compared.
+
+    Raises:
+      StorageError: missing, damaged, or of another kind.
+    """
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe would wait for a writer
+    except OSError as error:
+        raise StorageError(f"{path}: can't be opened ({error.strerror or error}).") from error
+    try:
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode):
+            raise ValueError("it is not a regular file")
+        first = os.pread(fd, 16, 0)
+        if first.startswith(_OLD_MAGIC):
+            raise ValueError("an earlier version wrote it")
+        if len(first) < 16 or not first.startswith(MAGIC):
+            raise ValueError("it is not a file of arrays")
+        size = int.from_bytes(first[8:], "little")
+        if 16 + size > status.st_size:
+            raise ValueError("its header is cut short")
+        header = json.loads(os.pread(fd, size, 16))
+        found, ranges = {}, []
+        with os.fdopen(os.dup(fd), "rb") as file:
+            for name, entry in header["arrays"].items():
+                shape, at = tuple(map(int, entry["shape"])), 16 + size + int(entry["at"])
+                dtype = np.dtype(str(entry["dtype"]))
+                if dtype.kind not in "biuf":
+                    raise ValueError(f"an array of {dtype}")
+                if 0 in shape:
+                    array: npt.NDArray[Any] = np.empty(shape, dtype)
+                elif at < 0:
+                    raise ValueError("an array before the file's first byte")
+                else:
+                    array = np.memmap(file, dtype, "r", at, shape)
+                    ranges.append((fd, at, at + array.nbytes))
+                found[name] = array
+        if hashing.joined(hashing.blocks_of(ranges), _start(header["depends"], header["arrays"])) != header["checksum"]:
+            raise ValueError("its arrays are not those that were written")
+        return found, dict(header["depends"])
+    except OSError as error:
+        raise StorageError(f"{path}: can't be read ({error.strerror or error}).") from error
+    except _DAMAGED as error:
+        raise StorageError(f"{path}: damaged ({error}). Delete it; it will be made again.") from error
+    finally:
+        os.close(fd)
+
+
+def open_cached(
+    target: Path, depends: Mapping[str, Any], check: Check | None = None
+) -> dict[str, npt.NDArray[Any]] | None:
+    """The arrays of a file of the cache; None where there is none, or one of other arrays, which is removed."""
+    if not target.exists():
+        return None
+    try:
+        arrays, found = open_file(target)
+        if found != json.loads(json.dumps(depends)):
+            raise StorageError(f"{target}: depends on other things than its name says; making it again.")
+        if check is not None:
+            check(arrays)
+    except ValueError as error:
+        logging.warning("%s: its checksum is right, but %s; making it again.", target, error)
+    except StorageError as error:
+        logging.warning("%s", error)
+    else:
+        return arrays
+    with contextlib.suppress(OSError):
+        target.unlink()
+    return None
+
+
+def _start(depends: Any, described: Any) -> bytes:
+    """The bytes that are hashed before the arrays: the hash of what they depend on, and of the description of each."""
+    return hashlib.sha256(json.dumps([depends, described], sort_keys=True).encode()).digest()
+
+
+def _padded(size: int) -> int:
+    return -(-size // _ALIGN) * _ALIGN

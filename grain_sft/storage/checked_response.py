@@ -1,0 +1,64 @@
+"""HTTP responses that are read no further than what was asked for. Imported with aiohttp, by the clients that use it."""
+
+from __future__ import annotations
+
+import re
+
+import aiohttp
+
+from grain_sft.storage.remote_bodies import RefusedBodyError, WrongBodyError, answer, check_encoding, check_range
+
+_LARGEST_LISTING, _LARGEST_ANSWER = 16 << 20, 1 << 20
+"""Bytes of an answer that is not a part of a file: a page of a listing, or the description of a file."""
+
+SESSION = {"headers": {"Accept-Encoding": "identity"}}
+"""Options of a session: a body that a server unpacks on the way has another size than its file."""
+
+
+class CheckedResponse(aiohttp.ClientResponse):
+    """A response whose body is bounded, and compared with the range that was asked for."""
+
+    async def read(self) -> bytes:
+        """Return the body.
+
+        Raises:
+          WrongBodyError: the body is of another range, or too long.
+          RefusedBodyError: the body is compressed, or the server has no ranged reads.
+        """
+        if self._body is not None:
+            return self._body
+        parts, size = [], 0
+        try:
+            limit = self._checked() if self.status in (200, 206) else _LARGEST_ANSWER
+            while part := await self.content.readany():
+                size += len(part)
+                if size > limit:
+                    raise WrongBodyError(f"a body of more than the {limit} bytes that it should have")
+                parts.append(part)
+        except BaseException:
+            self.close()
+            raise
+        self._body = b"".join(parts)
+        return self._body
+
+    def _checked(self) -> int:
+        """Check the headers of an answer; return the bytes that its body may have."""
+        asked = re.fullmatch(r"bytes=(\d+)-(\d+)", self.request_info.headers.get("Range", ""))
+        if asked is None:
+            one = self.url.path.startswith("/storage/v1/") and self.url.query.get("maxResults", "1") == "1"
+            return _LARGEST_ANSWER if one and not self.url.path.endswith("/o") else _LARGEST_LISTING
+        for header in ("Content-Encoding", "x-goog-stored-content-encoding"):
+            check_encoding(self.headers.get(header))
+        start, stop = int(asked.group(1)), int(asked.group(2)) + 1
+        if self.status == 206:
+            count, size = check_range(self.headers.get("Content-Range"), start, stop)
+        elif start == 0 and self.content_length is not None and self.content_length <= stop:
+            count = size = self.content_length
+        else:
+            raise RefusedBodyError("its server has no ranged reads. Copy the files to one that has")
+        stated = answer.get()
+        if stated is not None:
+            generation, tag = (self.headers.get(header) for header in ("x-goog-generation", "ETag"))
+            stated.size = size
+            stated.version = f"generation {generation}" if generation else f"ETag {tag}" if tag else None
+        return count

@@ -1,0 +1,190 @@
+"""Stored files: what tells a file of a corpus from another, and reading it where that is still so."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import hashlib
+import io
+import os
+import struct
+from typing import NamedTuple, Protocol
+
+from grain_sft.errors import CorpusError, CorpusFileError, GrainSftError
+from grain_sft.storage import files
+from grain_sft.storage.regular_files import inside, open_regular, pread
+
+MAGIC = b"\x93NUMPY"
+DIGEST_BYTES = 4096  # hashed at each end of a file's data
+
+_HEADER_LIMIT = 1 << 16  # bytes; numpy's own headers of 1-D integer arrays take 128
+
+
+class StoredFile(Protocol):
+    """A file of `size` bytes with its data from byte `data_offset` on; `digest` is of the data's two ends."""
+
+    @property
+    def path(self) -> str:
+        """Of the file, or its URL."""
+        ...
+
+    @property
+    def size(self) -> int:
+        """Bytes of the whole file."""
+        ...
+
+    @property
+    def data_offset(self) -> int:
+        """Bytes before its data, such as a header's."""
+        ...
+
+    @property
+    def digest(self) -> str:
+        """Of its data's first and last bytes; see `digest_of`."""
+        ...
+
+    @property
+    def version(self) -> str | None:
+        """Version of a remote file, such as "generation 1712"; None where it is local, or its store has no versions."""
+        ...
+
+    @property
+    def root(self) -> str | None:
+        """Folder that the file has to lie in whenever it is opened; None: it may lie anywhere."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Stored:
+    """A small file beside the tokens: its path or URL, bytes, and the hash of its first and last 4 KiB."""
+
+    path: str
+    size: int
+    digest: str
+    data_offset: int = 0
+    version: str | None = dataclasses.field(default=None, compare=False)
+    root: str | None = dataclasses.field(default=None, compare=False, repr=False)
+
+
+class Head(NamedTuple):
+    """Size of a file, its first bytes, and the version of a remote one."""
+
+    size: int
+    data: bytes
+    version: str | None
+
+
+def describe(path: str) -> Stored:
+    """Size and ends of a file as it is now.
+
+    Raises:
+      CorpusFileError: missing or unreadable.
+    """
+    size, head, version = read_head(path)
+    tail = files.read_range(path, max(0, size - DIGEST_BYTES), size, version=version)
+    return Stored(path, size, digest_of(head[:DIGEST_BYTES], tail), version=version)
+
+
+def read_whole(stored: StoredFile) -> bytes:
+    """The bytes of the file that was described.
+
+    Raises:
+      CorpusFileError: it is missing, unreadable, or another one.
+    """
+    with inside(stored.root):
+        data = files.read_bytes(stored.path, version=stored.version)
+    if len(data) != stored.size:
+        raise CorpusFileError(size_change(stored, len(data)))
+    tail = max(stored.data_offset, stored.size - DIGEST_BYTES)
+    if digest_of(data[stored.data_offset : stored.data_offset + DIGEST_BYTES], data[tail:]) != stored.digest:
+        raise CorpusFileError(replaced(stored))
+    return data
+
+
+def read_digest(fd: int, stored: StoredFile) -> str:
+    """The digest of the open local file `fd`, to be compared with `stored.digest`."""
+    tail_start = max(stored.data_offset, stored.size - DIGEST_BYTES)
+    head = pread(fd, DIGEST_BYTES, stored.data_offset)
+    return digest_of(head, pread(fd, DIGEST_BYTES, tail_start))
+
+
+def digest_of(head: bytes, tail: bytes) -> str:
+    """The digest of the first and the last `DIGEST_BYTES` of data."""
+    return hashlib.blake2b(head + b"\0" + tail, digest_size=16).hexdigest()
+
+
+def size_change(stored: StoredFile, found: int) -> str:
+    """The sentence for a file of another size than when it was indexed."""
+    verb = "shrank" if found < stored.size else "grew"
+    return (
+        f"{stored.path}: the file {verb} since it was indexed: {found} bytes, expected {stored.size}. "
+        "Restore it, or index the corpus again (and then don't resume an old run on it: its rows move)."
+    )
+
+
+def replaced(stored: StoredFile) -> str:
+    """The sentence for a file of the right size and other content."""
+    return (
+        f"{stored.path}: the file has the size that was indexed, but other content: it was replaced. "
+        "Restore it, or index the corpus again."
+    )
+
+
+def read_head(path: str) -> Head:
+    """Return the size, the version and the first bytes of a file: all that a header and a digest need.
+
+    Raises:
+      CorpusFileError: the file is missing or unreadable.
+    """
+    want = DIGEST_BYTES + 128
+    if files.is_remote(path):
+        size, version = files.size_and_version(path)
+        return Head(size, files.read_range(path, 0, min(size, want), version=version), version)
+    try:
+        fd = open_regular(path)
+        try:
+            return Head(os.fstat(fd).st_size, pread(fd, want, 0), None)
+        finally:
+            os.close(fd)
+    except GrainSftError:
+        raise
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise CorpusFileError(
+            f"{path}: no such file. Check the path, or map it to where the data are with path_remap."
+        ) from error
+    except (OSError, ValueError) as error:  # ValueError: no file can have that name
+        raise CorpusFileError(f"{path}: can't be read ({error}).") from error
+
+
+def npy_header(path: str, head: bytes, size: int, version: str | None = None) -> tuple[object, tuple[object, ...], int]:
+    """(dtype as it is written there, shape, bytes before the data) of a .npy file, format version 1, 2 or 3.
+
+    Raises:
+      CorpusError: damaged, or of a version that numpy does not write.
+    """
+    stream = io.BytesIO(head)
+    stream.seek(len(MAGIC))
+    written = list(stream.read(2))
+    if written not in ([1, 0], [2, 0], [3, 0]):
+        raise CorpusError(f"{path}: .npy format version {written}; versions [1, 0], [2, 0] and [3, 0] can be read.")
+    length_format = "<H" if written[0] == 1 else "<I"
+    field = stream.read(struct.calcsize(length_format))
+    if len(field) < struct.calcsize(length_format):
+        raise CorpusError(f"{path}: the .npy header breaks off after {size} bytes.")
+    length = struct.unpack(length_format, field)[0]
+    offset = stream.tell() + length
+    if length > _HEADER_LIMIT or offset > size:
+        raise CorpusError(
+            f"{path}: the .npy header claims {length} bytes, but the file has {size} and a header of a token array "
+            f"at most {_HEADER_LIMIT}. The file is damaged."
+        )
+    text = (
+        stream.read(length) if offset <= len(head) else files.read_range(path, stream.tell(), offset, version=version)
+    )
+    try:
+        header = ast.literal_eval(text.decode("utf-8" if written[0] == 3 else "latin1"))
+        descr, shape = header["descr"], tuple(header["shape"])
+        header["fortran_order"]  # has to be there, and is all one in 1-D
+    except (ValueError, SyntaxError, TypeError, KeyError, RecursionError, MemoryError) as error:
+        raise CorpusError(f"{path}: the .npy header at byte {len(MAGIC) + 2} can't be parsed ({error}).") from error
+    return descr, shape, offset

@@ -1,0 +1,123 @@
+"""A local file of a corpus, open: checked against the index as it is opened, and looked at after it was read from."""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+from collections.abc import Callable
+
+import numpy as np
+
+from grain_sft.errors import CorpusFileError, GrainSftError
+from grain_sft.storage.file_stamp import StoredFile, read_digest, replaced, size_change
+from grain_sft.storage.regular_files import inside, open_regular
+
+_LET_GO = 1 << 12  # gathers after which the pages that a map has touched are let go of
+
+Stamp = tuple[int, int, int]
+"""What changes where a file is replaced or written to: device, inode and time of the last change."""
+
+
+def _stamp(status: os.stat_result) -> Stamp:
+    return status.st_dev, status.st_ino, status.st_mtime_ns
+
+
+class LocalFile:
+    """An open file that closes itself when the last reader lets go of it."""
+
+    fd = -1  # also where an exception, as Ctrl-C, arrives before `__init__` begins
+
+    def __init__(self, shard: StoredFile, verified: Stamp | None, scattered: bool) -> None:
+        self.shard, self.data_offset = shard, shard.data_offset
+        try:
+            with inside(shard.root):
+                self.fd = open_regular(shard.path)
+            if scattered and hasattr(os, "posix_fadvise"):
+                os.posix_fadvise(self.fd, 0, 0, os.POSIX_FADV_RANDOM)
+            found, self.stamp, other = self._state(verified)
+        except GrainSftError:
+            raise
+        except OSError as error:
+            raise CorpusFileError(
+                f"{shard.path}: can't be opened ({error.strerror}). Check the mount, or map the path with path_remap."
+            ) from error
+        if found != shard.size:
+            raise CorpusFileError(size_change(shard, found))
+        if other:
+            raise CorpusFileError(replaced(shard))
+        self.address = 0  # of the first byte, mapped; 0 where it is not
+        self._map: mmap.mmap | None = None
+        self._gathers = 0
+
+    def map(self) -> None:
+        """Map the file, where that is possible. The map holds a second descriptor of it, and lives as long as this does: who
+        copies from it holds this, and no two threads call this at once."""
+        if self._map is not None:
+            return
+        try:
+            self._map = mmap.mmap(self.fd, 0, mmap.MAP_SHARED, mmap.PROT_READ)
+        except (OSError, ValueError):  # a file system that maps nothing, or a file that is empty now
+            return
+        with contextlib.suppress(OSError):  # else a page that has to come from the disk brings megabytes with it
+            self._map.madvise(mmap.MADV_RANDOM)
+        self.address = np.frombuffer(self._map, np.uint8).ctypes.data
+
+    def look(self) -> None:
+        """See, after it was read from, that the file has the size that was indexed and, where it was written to since it
+        was last looked at, both ends too."""
+        try:
+            status = os.fstat(self.fd)
+            if status.st_mtime_ns == self.stamp[2] and status.st_size == self.shard.size:
+                if self._map is not None:
+                    self._let_go(self._map)
+                return
+            found, stamp, other = self._state(self.stamp)
+        except OSError as error:
+            raise CorpusFileError(f"{self.shard.path}: can't be looked at after a read ({error.strerror}).") from error
+        if found != self.shard.size:
+            raise CorpusFileError(
+                f"{self.shard.path}: the file has {found} bytes, expected {self.shard.size}: it was "
+                f"{'cut short' if found < self.shard.size else 'appended to'} while in use."
+            )
+        if other:
+            raise CorpusFileError(replaced(self.shard))
+        self.stamp = stamp
+
+    def _let_go(self, of: mmap.mmap) -> None:
+        """From time to time, let go of the pages that were touched. They stay in the page cache; without, all of the file
+        would become resident."""
+        self._gathers += 1
+        if not self._gathers % _LET_GO:
+            with contextlib.suppress(OSError):
+                of.madvise(mmap.MADV_DONTNEED)
+
+    def _state(self, known: Stamp | None) -> tuple[int, Stamp, bool]:
+        """Bytes, stamp, and whether the ends are others than those that were indexed, which is looked at where the stamp
+        is not `known`."""
+        status = os.fstat(self.fd)
+        if _stamp(status) == known:
+            return status.st_size, known, False
+        other = read_digest(self.fd, self.shard) != self.shard.digest
+        status = os.fstat(self.fd)  # again: a file that is cut just now has other ends too
+        return status.st_size, _stamp(status), other
+
+    def read_rest(self, offset: int, out: memoryview, done: int) -> None:
+        """Fill `out` from the file's byte `offset` on, its first `done` bytes being there already."""
+        while done < len(out):
+            try:
+                count = os.preadv(self.fd, (out[done:],), offset + done)
+            except OSError as error:
+                raise CorpusFileError(
+                    f"{self.shard.path}: can't be read at byte {offset + done} ({error.strerror})."
+                ) from error
+            if not count:
+                raise CorpusFileError(
+                    f"{self.shard.path}: the file has {os.fstat(self.fd).st_size} bytes, expected {self.shard.size}: "
+                    "it was cut short while in use."
+                )
+            done += count
+
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:
+        if self.fd >= 0:
+            close(self.fd)

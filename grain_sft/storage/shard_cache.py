@@ -1,0 +1,258 @@
+"""Shard cache: what was read of remote files, on the local disk, for all processes of the machine.
+
+It keeps no state but its files, so that it needs no server and survives whatever ends a process. A block is fetched by
+the process that gets the lock of its file; others wait for it, as long as it makes headway. Where the folder can't be
+written to, the disk is full, or all room is taken by blocks in the making, what is wanted is read straight from the
+bucket.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple, TypeVar
+
+from absl import logging
+
+from grain_sft.observers import metrics
+from grain_sft.storage import remote_files
+from grain_sft.storage.cache_space import BLOCKS, Space
+from grain_sft.storage.cached_block import PART, Block, DamagedBlockError, Wanted, claim
+from grain_sft.storage.regular_files import open_regular
+from grain_sft.storage.remote_bodies import Range
+from grain_sft.storage.remote_files import Limits
+from grain_sft.storage.remote_options import CacheOptions
+
+_BATCH_BYTES = 64 << 20  # fetched at once, and so held in memory
+_BATCH_BLOCKS = 64  # made at once, each with an open file
+_POLL, _LONGEST_POLL = 0.002, 0.05  # seconds
+
+T = TypeVar("T")
+
+
+class CachedFile(NamedTuple):
+    """One version of a remote file.
+
+    Attributes:
+      path: its URL.
+      size: its bytes.
+      key: hash of its URL, size, digest and version.
+      version: version of the file, where its file system has any; bytes of no other one are kept.
+    """
+
+    path: str
+    size: int
+    key: str
+    version: str | None
+
+
+class Piece(NamedTuple):
+    """`size` bytes of a file from byte `offset` on, and their place in the output."""
+
+    file: CachedFile
+    offset: int
+    place: int
+    size: int
+
+
+class _Job(NamedTuple):
+    """A block that is wanted, its file, and what of it."""
+
+    block: Block
+    file: CachedFile
+    wanted: list[Wanted]
+
+
+class ShardCache:
+    """Reads remote files by way of a folder. Safe in threads and processes.
+
+    Args:
+      options: the folder, its bound, and what is kept together.
+      limits: of requests.
+    """
+
+    def __init__(self, options: CacheOptions, limits: Limits) -> None:
+        self._folder, self._unit = os.path.join(options.folder, BLOCKS), options.unit
+        self._limits = limits
+        self._space = Space(self._folder, options.max_bytes)
+        self._warned = False
+
+    def read(self, pieces: Sequence[Piece], out: memoryview) -> None:
+        """Fill the places of all pieces in `out`.
+
+        Raises:
+          CorpusFileError: a file is missing, was replaced, or kept failing until its time was up.
+        """
+        jobs = self._jobs(pieces)
+        pending = [job for job in jobs if not self._serve(job, out)]
+        metrics.cache_looked_up(len(jobs) - len(pending), len(pending))
+        pause, since = _POLL, time.monotonic()
+        while pending:
+            held = [job for batch in _batches(pending, _size_of) for job in self._make(batch, out)]
+            if len(held) < len(pending):
+                pause, since = _POLL, time.monotonic()
+            elif time.monotonic() - max(since, *(self._headway(job) for job in held)) > self._limits.seconds:
+                self._straight(held, out)  # their makers are stopped
+                return
+            pending = held
+            if pending:
+                time.sleep(pause)
+                pause = min(_LONGEST_POLL, 2 * pause)
+
+    def _jobs(self, pieces: Sequence[Piece]) -> list[_Job]:
+        """The blocks that hold the pieces."""
+        jobs: dict[Block, _Job] = {}
+        for file, offset, place, size in pieces:
+            unit = self._unit or max(1, file.size)
+            for start in range(offset // unit * unit, offset + size, unit):
+                block = Block(file.key, start, min(file.size, start + unit))
+                job = jobs.setdefault(block, _Job(block, file, []))
+                first, last = max(offset, start), min(offset + size, start + unit)
+                job.wanted.append(Wanted(first - start, place + first - offset, last - first))
+        return list(jobs.values())
+
+    def _serve(self, job: _Job, out: memoryview) -> bool:
+        """Copy what is wanted of a block from its file; False where there is none, or a damaged one."""
+        path = job.block.path(self._folder)
+        try:
+            fd = open_regular(path)
+        except OSError:
+            return False
+        try:
+            job.block.read(fd, job.wanted, out)
+            with contextlib.suppress(OSError):  # of a folder that may only be read
+                os.utime(path)
+            return True
+        except (DamagedBlockError, OSError) as error:
+            logging.warning("%s: damaged (%s); fetching it again.", path, error)
+            with contextlib.suppress(OSError):
+                self._space.remove(path, fd)
+            return False
+        finally:
+            os.close(fd)
+
+    def _make(self, jobs: Sequence[_Job], out: memoryview) -> list[_Job]:
+        """Fetch and keep those of the blocks that nobody else fetches, and copy what is wanted of them; returns the rest."""
+        mine: list[tuple[_Job, int]] = []
+        held: list[_Job] = []
+        straight: list[_Job] = []
+        try:
+            for job in jobs:
+                if self._serve(job, out):  # made meanwhile
+                    continue
+                try:
+                    fd = claim(job.block.path(self._folder))
+                    if fd is None:
+                        held.append(job)
+                    elif self._take(job, fd, out):
+                        mine.append((job, fd))
+                    elif not self._serve(job, out):
+                        straight.append(job)
+                except OSError as error:
+                    self._warn(error)
+                    straight.append(job)
+            failed = self._fill(mine)
+            for job, fd in mine:
+                try:
+                    if job not in failed:
+                        job.block.finish(fd)
+                        self._space.publish(job.block.path(self._folder))
+                        job.block.read(fd, job.wanted, out)
+                        continue
+                except (OSError, DamagedBlockError) as error:
+                    self._warn(error)
+                straight.append(job)
+        finally:
+            for job, fd in mine:
+                with contextlib.suppress(OSError):  # what was finished has no such name
+                    self._space.remove(job.block.path(self._folder) + PART, fd)
+                os.close(fd)
+        self._straight(straight, out)
+        return held
+
+    def _take(self, job: _Job, fd: int, out: memoryview) -> bool:
+        """Whether the claimed file `fd` has room and is to be filled; else it is removed and closed: another process
+        was faster, or there is no room.
+
+        Raises:
+          OSError: the disk is full, or the folder can't be written to.
+        """
+        path = job.block.path(self._folder)
+        taken = False
+        try:
+            taken = not os.path.exists(path) and self._space.reserve(fd, job.block.file_size)
+            return taken
+        finally:
+            if not taken:
+                with contextlib.suppress(OSError):
+                    self._space.remove(path + PART, fd)
+                os.close(fd)
+
+    def _fill(self, jobs: Sequence[tuple[_Job, int]]) -> list[_Job]:
+        """Fetch blocks into their files; returns those that could not be written."""
+        parts = []
+        for job, fd in jobs:
+            for start in range(job.block.start, job.block.stop, remote_files.PART_BYTES):
+                stop = min(job.block.stop, start + remote_files.PART_BYTES)
+                parts.append((job, fd, Range(job.file.path, start, stop, version=job.file.version)))
+        failed: list[_Job] = []
+        for group in _batches(parts, lambda part: part[2].stop - part[2].start):
+            bodies = remote_files.fetch_exactly([wanted for _, _, wanted in group], self._limits)
+            metrics.cache_fetched(sum(map(len, bodies)))
+            for (job, fd, wanted), body in zip(group, bodies, strict=True):
+                try:
+                    job.block.write(fd, wanted.start - job.block.start, body)
+                except OSError as error:
+                    self._warn(error)
+                    failed.append(job)
+        return failed
+
+    def _straight(self, jobs: Sequence[_Job], out: memoryview) -> None:
+        """Read what is wanted from the bucket itself."""
+        ranges, places = [], []
+        for job in jobs:
+            for start, place, size in job.wanted:
+                begin = job.block.start + start
+                ranges.append(Range(job.file.path, begin, begin + size, version=job.file.version))
+                places.append(place)
+        if not ranges:
+            return
+        for place, body in zip(places, remote_files.fetch_exactly(ranges, self._limits), strict=True):
+            out[place : place + len(body)] = body
+
+    def _headway(self, job: _Job) -> float:
+        """When, on the monotonic clock, the block's maker last wrote to its file."""
+        try:
+            age = time.time() - os.stat(job.block.path(self._folder) + PART).st_mtime
+        except OSError:
+            return 0.0
+        return time.monotonic() - max(0.0, age)
+
+    def _warn(self, error: Exception) -> None:
+        if not self._warned:
+            self._warned = True
+            logging.warning(
+                "The shard cache %s can't be written to (%s). What it has is used; the rest is read from the bucket.",
+                self._folder,
+                getattr(error, "strerror", None) or error,
+            )
+
+
+def _size_of(job: _Job) -> int:
+    return job.block.size
+
+
+def _batches(items: Sequence[T], size_of: Callable[[T], int]) -> Iterator[list[T]]:
+    """The items in groups that fit into memory, and whose files may be open at once."""
+    batch: list[T] = []
+    size = 0
+    for item in items:
+        if batch and (size + size_of(item) > _BATCH_BYTES or len(batch) == _BATCH_BLOCKS):
+            yield batch
+            batch, size = [], 0
+        batch.append(item)
+        size += size_of(item)
+    if batch:
+        yield batch

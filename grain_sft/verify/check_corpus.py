@@ -1,0 +1,312 @@
+"""Verifying a corpus: its files, boundaries, ids, loss and documents."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import itertools
+
+import numpy as np
+import numpy.typing as npt
+
+from grain_sft.corpus import Corpus
+from grain_sft.corpus.formats.metadata import Json
+from grain_sft.corpus.scan import THREADS
+from grain_sft.errors import GrainSftError
+from grain_sft.storage import files
+from grain_sft.storage.file_stamp import DIGEST_BYTES, StoredFile, digest_of, read_head, replaced, size_change
+from grain_sft.verify.check_rows import check_written_rows
+from grain_sft.verify.check_sidecars import manifest_of, vocabulary_size
+from grain_sft.verify.documents import ScannedDocuments, find_duplicates, scan_documents
+from grain_sft.verify.finding import Report
+from grain_sft.verify.loss_values import check_loss_values
+
+_NEARLY_ALL = 0.95
+_ENDS_LOOKED_AT = 1000  # documents, of a fast check
+
+
+def check_corpus(report: Report, corpus: Corpus, where: str, vocab_size: int | None) -> int | None:
+    """Check a corpus that could be opened.
+
+    Args:
+      report: takes what is found; says how much is read.
+      where: what was opened, "" where that is no path.
+      vocab_size: ids are below this; None: as what stands beside the corpus says.
+
+    Returns:
+      The size of the vocabulary, where it is known.
+    """
+    report.figures |= {
+        "shards": len(corpus.shards),
+        "tokens": corpus.num_tokens,
+        "fingerprint": corpus.ends_fingerprint,
+    }
+    if not _check_files(report, corpus):
+        return vocab_size
+    manifest = None
+    try:
+        manifest = manifest_of(corpus, where)
+        if vocab_size is None:
+            vocab_size = vocabulary_size(report, corpus, where, manifest)
+    except GrainSftError as error:
+        report.wrong("statistics", where, str(error))
+    _check_special_ids(report, corpus, vocab_size)
+    if report.full:
+        check_loss_values(report, corpus)
+        if corpus.rows is not None:
+            check_written_rows(report, corpus)
+    located = _has_documents(report, corpus)
+    if located and report.full:
+        _check_all_tokens(report, corpus, vocab_size, manifest)
+    else:
+        _check_ends(report, corpus, vocab_size)
+        if located and corpus.shards[0].boundaries is not None:
+            _check_some_documents(report, corpus)
+            _check_statistics(report, corpus, manifest, None)
+    return vocab_size
+
+
+def _check_files(report: Report, corpus: Corpus) -> bool:
+    """Sizes and both ends of every file, against what the corpus was opened with: scanned just now, or as an index
+    remembers them. Returns whether all are right."""
+    distinct = {file.path: file for file in corpus.files()}
+    before = len(report.findings)
+
+    def look(file: StoredFile) -> str:
+        try:
+            size, _, version = read_head(file.path)
+            if size != file.size:
+                return size_change(file, size)
+            head = files.read_range(file.path, file.data_offset, file.data_offset + DIGEST_BYTES, version=version)
+            tail = files.read_range(file.path, max(file.data_offset, size - DIGEST_BYTES), size, version=version)
+            return "" if digest_of(head, tail) == file.digest else replaced(file)
+        except GrainSftError as error:
+            return str(error)
+
+    with concurrent.futures.ThreadPoolExecutor(min(THREADS, len(distinct))) as pool:
+        for path, sentence in zip(distinct, pool.map(look, distinct.values()), strict=True):
+            if sentence:
+                report.wrong("files", path, sentence)
+    report.figures |= {"files": len(distinct), "bytes": sum(file.size for file in distinct.values())}
+    return len(report.findings) == before
+
+
+def _check_special_ids(report: Report, corpus: Corpus, vocab_size: int | None) -> None:
+    for name, number in (("eos_token_id", corpus.eos_token_id), ("pad_token_id", corpus.pad_token_id)):
+        if number is not None and vocab_size is not None and number >= vocab_size:
+            report.wrong(
+                "vocabulary", corpus.shards[0].path, f"{name} is {number}, but the vocabulary has {vocab_size} ids."
+            )
+
+
+def _has_documents(report: Report, corpus: Corpus) -> bool:
+    """Find documents, where that takes no pass over the tokens or everything is read anyway."""
+    by_files = any(shard.boundaries is not None for shard in corpus.shards)
+    if not by_files and corpus.eos_token_id is None:
+        path = corpus.shards[0].path
+        report.note("boundaries", path, "no boundary files and no eos_token_id: documents were not checked.")
+        return False
+    if not by_files and not report.full:
+        return False
+    try:
+        documents, sources = corpus.documents, corpus.sources
+    except GrainSftError as error:
+        path = next((name for name in _paths(corpus) if name in str(error)), corpus.shards[0].path)
+        report.wrong("boundaries", path, str(error))
+        return False
+    held = int(documents.length.sum())
+    report.figures |= {"documents": len(documents), "tokens_in_documents": held}
+    if held < corpus.num_tokens:
+        outside = f"{corpus.num_tokens - held:,} tokens are in no document."
+        report.note("boundaries", corpus.shards[0].path, outside)
+    if sources is not None and corpus.sources_file is not None:
+        names = len(corpus.source_names)
+        wrong = (sources[:, 0] < 0) | (sources[:, 1] < 1) | ((sources[:, 0] >= names) if names else False)
+        for number in np.flatnonzero(wrong).tolist():
+            found = f"comes from input {sources[number, 0]}, line {sources[number, 1]}; there are {names} inputs."
+            report.wrong("boundaries", corpus.sources_file.path, found, f"document {number}")
+    return True
+
+
+def _wrong_file(report: Report, corpus: Corpus, error: GrainSftError) -> None:
+    """What can't be read, by the file that the error names."""
+    report.wrong("files", next((path for path in _paths(corpus) if path in str(error)), ""), str(error))
+
+
+def _paths(corpus: Corpus) -> list[str]:
+    return [file.path for shard in corpus.shards for file in (shard.boundaries, shard.loss, shard) if file is not None]
+
+
+class _Vocabulary:
+    """Checks ids, a block at a time; of each shard the first that is too high is said, and how many there are."""
+
+    def __init__(self, corpus: Corpus, size: int | None) -> None:
+        self._ends = list(itertools.accumulate(shard.num_tokens for shard in corpus.shards))
+        self._corpus, self._size = corpus, size
+        self._first: dict[int, tuple[int, int]] = {}
+        self._count: dict[int, int] = {}
+        self.highest = -1
+
+    def look(self, begin: int, tokens: npt.NDArray[np.unsignedinteger]) -> None:
+        """Look at `tokens`, of which the first is the corpus's token `begin`."""
+        highest = int(tokens.max(initial=0))
+        self.highest = max(self.highest, highest)
+        if self._size is None or highest < self._size:
+            return
+        at = np.flatnonzero(tokens >= self._size)
+        shards = np.searchsorted(self._ends, at + begin, side="right")
+        for shard, first, count in zip(*np.unique(shards, return_index=True, return_counts=True), strict=True):
+            number, place = int(shard), int(at[first])
+            of_shard = begin + place - (self._ends[number - 1] if number else 0)
+            self._first.setdefault(number, (of_shard, int(tokens[place])))
+            self._count[number] = self._count.get(number, 0) + int(count)
+
+    def report(self, report: Report) -> None:
+        """Say what was found."""
+        report.figures["highest_token"] = self.highest
+        for number, (place, token) in self._first.items():
+            more = f", as are {self._count[number] - 1:,} more in this file" if self._count[number] > 1 else ""
+            sentence = (
+                f"is {token}{more}, but the vocabulary has {self._size} ids. The dtype or the tokenizer is another."
+            )
+            report.wrong("vocabulary", self._corpus.shards[number].path, sentence, f"token {place}")
+
+
+def _check_all_tokens(report: Report, corpus: Corpus, vocab_size: int | None, manifest: Json | None) -> None:
+    """Every token and every document, in one pass."""
+    vocabulary = _Vocabulary(corpus, vocab_size)
+    try:
+        scanned = scan_documents(corpus, vocabulary.look)
+    except GrainSftError as error:
+        _wrong_file(report, corpus, error)
+        return
+    vocabulary.report(report)
+    length = corpus.documents.length
+    _check_eos(report, corpus, np.arange(len(length))[length > 0], scanned.first[length > 0], scanned.last[length > 0])
+    _check_statistics(report, corpus, manifest, int(scanned.trainable.sum()))
+    _count_documents(report, corpus, scanned)
+
+
+def _count_documents(report: Report, corpus: Corpus, scanned: ScannedDocuments) -> None:
+    """Duplicates, and documents without loss: counted, since they may be meant."""
+    length = corpus.documents.length
+    found = find_duplicates(scanned.hash, length)
+    silent = int(np.count_nonzero((scanned.trainable == 0) & (length > 0)))
+    report.figures |= {
+        "trainable_tokens": int(scanned.trainable.sum()),
+        "duplicate_documents": found.documents,
+        "duplicate_tokens": found.tokens,
+        "empty_documents": int(np.count_nonzero(length == 0)),
+        "documents_without_loss": silent,
+    }
+    path = corpus.shards[0].path
+    if found.first is not None:
+        sentence = (
+            f"{found.documents:,} documents ({found.tokens:,} tokens) have the tokens of another, in {found.groups:,} groups; "
+            f"the first are documents {found.first[0]} and {found.first[1]}."
+        )
+        report.note("duplicates", path, sentence)
+    if silent:
+        first = int(np.flatnonzero((scanned.trainable == 0) & (length > 0))[0])
+        report.note("loss", path, f"{silent:,} documents take no loss; the first is document {first}.")
+
+
+def _check_ends(report: Report, corpus: Corpus, vocab_size: int | None) -> None:
+    """Ids at both ends of each shard; of a full check, all of them."""
+    vocabulary, begin = _Vocabulary(corpus, vocab_size), 0
+    most = 1 << 20 if report.full else DIGEST_BYTES // corpus.dtype.itemsize
+    try:
+        for shard in corpus.shards:
+            end = begin + shard.num_tokens
+            starts = range(begin, end, most) if report.full else sorted({begin, max(begin, end - most)})
+            for start in starts:
+                vocabulary.look(start, corpus.read(start, min(start + most, end))[0])
+            begin = end
+    except GrainSftError as error:
+        _wrong_file(report, corpus, error)
+        return
+    vocabulary.report(report)
+
+
+def _check_some_documents(report: Report, corpus: Corpus) -> None:
+    """First and last tokens of documents spread over the corpus."""
+    documents = corpus.documents
+    some = np.flatnonzero(documents.length > 0)
+    some = some[np.unique(np.linspace(0, len(some) - 1, _ENDS_LOOKED_AT).astype(np.int64))] if len(some) else some
+    firsts = documents.start[some]
+    lasts = firsts + documents.length[some] - 1
+    try:
+        first, last = ([int(corpus.read(at, at + 1)[0][0]) for at in column.tolist()] for column in (firsts, lasts))
+    except GrainSftError as error:
+        _wrong_file(report, corpus, error)
+        return
+    _check_eos(report, corpus, some, np.array(first, np.int64), np.array(last, np.int64))
+
+
+def _other_ending(corpus: Corpus, last: npt.NDArray[np.int64]) -> int | None:
+    """The token that a template ends nearly all documents with, where files say where they end; None without one."""
+    tokens, counts = np.unique(last, return_counts=True)
+    if corpus.shards[0].boundaries is None or counts.max() < _NEARLY_ALL * len(last):
+        return None
+    return int(tokens[counts.argmax()])
+
+
+def _check_eos(
+    report: Report,
+    corpus: Corpus,
+    numbers: npt.NDArray[np.int64],
+    first: npt.NDArray[np.int64],
+    last: npt.NDArray[np.int64],
+) -> None:
+    """Documents end with EOS, but for those that were cut. Where most don't, boundaries or EOS are wrong."""
+    eos = corpus.eos_token_id
+    if eos is None or not len(numbers):
+        return
+    unended = numbers[last != eos]
+    shifted = numbers[(first == eos) & (last != eos)]
+    place = corpus.shards[0].boundaries or corpus.shards[0]
+    if len(shifted) * 2 > len(numbers):
+        sentence = (
+            f"{len(shifted):,} of {len(numbers):,} documents checked begin with the EOS token {eos} and don't end "
+            f"with it; the first is document {shifted[0]}. The boundaries are shifted by a token."
+        )
+        report.wrong("boundaries", place.path, sentence, f"document {shifted[0]}")
+    elif len(unended) * 2 > len(numbers) and (ending := _other_ending(corpus, last)) is not None:
+        sentence = (
+            f"{len(unended):,} of {len(numbers):,} documents checked end with the token {ending}, not with the EOS "
+            f"token {eos}. A reader that splits at EOS, as OLMo-core does in local files, does not find their ends."
+        )
+        report.note("boundaries", place.path, sentence)
+    elif len(unended) * 2 > len(numbers):
+        sentence = (
+            f"{len(unended):,} of {len(numbers):,} documents checked don't end with the EOS token {eos}; the first "
+            f"is document {unended[0]}, which ends with {last[last != eos][0]}. The boundaries are of other tokens, or "
+            "eos_token_id is wrong."
+        )
+        report.wrong("boundaries", place.path, sentence, f"document {unended[0]}")
+    elif len(unended):
+        sentence = (
+            f"{len(unended):,} of {len(numbers):,} documents checked don't end with the EOS token {eos}; the first "
+            f"is document {unended[0]}. Documents that were cut don't."
+        )
+        report.note("boundaries", place.path, sentence)
+
+
+def _check_statistics(report: Report, corpus: Corpus, manifest: Json | None, trainable: int | None) -> None:
+    """Documents, tokens and trainable tokens are those of a split in prepare.json."""
+    if manifest is None:
+        return
+    found = {"documents": len(corpus.documents), "tokens": int(corpus.documents.length.sum())}
+    if trainable is not None:
+        found["trainable_tokens"] = trainable
+    stated = []
+    try:
+        for split, _ in manifest.object("splits").entries():
+            counts = manifest.object("splits").object(split)
+            stated.append({name: counts.count(name) for name in found})
+    except GrainSftError as error:
+        report.wrong("statistics", manifest.path, str(error))
+        return
+    if stated and all(any(entry[name] not in (None, found[name]) for name in found) for entry in stated):
+        listed = "; or ".join(", ".join(f"{value} {name}" for name, value in entry.items()) for entry in stated)
+        here = ", ".join(f"{value} {name}" for name, value in found.items())
+        report.wrong("statistics", manifest.path, f"says {listed}; the files hold {here}. They are of other documents.")

@@ -1,0 +1,172 @@
+"""Verifying what a config states: its layout, its sampler and batches of it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from grain_sft.errors import GrainSftError
+from grain_sft.layout import FILL_ROW, Layout, PackedLayout
+from grain_sft.layout.mixture import MixtureLayout
+from grain_sft.pipeline import Pipeline
+from grain_sft.pipeline.first_steps import takes_loss, why_no_loss
+from grain_sft.sampling import IndexSampler
+from grain_sft.source.npy import Element
+from grain_sft.transforms import TrimToMultiple
+from grain_sft.verify.check_plan import check_plan
+from grain_sft.verify.finding import Report
+
+_FIRST_STEPS = 8  # of which one must take loss
+_BLOCK_ROWS = 1 << 12
+_MOST_ROWS = 1 << 28  # of an epoch, a byte of memory each
+
+
+def check_pipeline(report: Report, pipeline: Pipeline, where: str, vocab_size: int | None) -> None:
+    """Check layout, sampler, and the first and the last batch."""
+    layout = pipeline.source.layout
+    report.figures |= {"rows": len(layout), "receipt": pipeline.receipt.code}
+    for part in layout.parts if isinstance(layout, MixtureLayout) else (layout,):
+        if not isinstance(part, PackedLayout):
+            continue
+        for plan in part.plans:
+            arrays = {name: getattr(plan, name) for name in ("start", "length", "document", "ends")}
+            arrays["counts"] = np.array(list(plan.counts.values()), np.int64)
+            check_plan(report, where, arrays, dataclasses.asdict(part.recipe), part.corpus)
+    if any(finding.check == "plan" and finding.wrong for finding in report.findings):
+        return  # its rows can't be read
+    check_layout(report, layout, where)
+    _check_sampler(report, pipeline, where)
+    _check_batches(report, pipeline, where, vocab_size)
+    _check_loss(report, pipeline, where)
+
+
+def check_layout(report: Report, layout: Layout, where: str) -> None:
+    """Check that the rows of a layout, or in a fast check its first and last ones, lie in the files and in a row."""
+    count, length = len(layout), layout.sequence_length
+    tokens = np.array([shard.num_tokens for shard in layout.corpus.shards])
+    begins: Sequence[int] = range(0, count, _BLOCK_ROWS)
+    if not report.full:
+        begins = sorted({0, max(0, count - _BLOCK_ROWS)})
+    for begin in begins:
+        rows = np.arange(begin, min(begin + _BLOCK_ROWS, count))
+        try:
+            pieces = layout.pieces(rows)
+        except GrainSftError as error:
+            report.wrong("layout", where, str(error), f"rows {begin} to {begin + len(rows) - 1}")
+            return
+        stop = pieces.start + pieces.length
+        outside = (pieces.shard < 0) | (pieces.shard >= len(tokens)) | (pieces.start < 0) | (pieces.length < 1)
+        outside |= stop > tokens[np.clip(pieces.shard, 0, len(tokens) - 1)]
+        before = np.cumsum(pieces.length) - pieces.length
+        first = np.searchsorted(pieces.row, pieces.row, side="left")
+        column = before - before[first]
+        outside |= (pieces.column != column) | (column + pieces.length > length)
+        if pieces.segment is not None:
+            step = np.diff(pieces.segment, prepend=0)
+            new_row = np.diff(pieces.row, prepend=-1) != 0
+            outside |= np.where(new_row, pieces.segment != 1, (step != 0) & (step != 1))
+        if outside.any():
+            at = int(np.flatnonzero(outside)[0])
+            sentence = (
+                f"a piece of {pieces.length[at]} tokens at column {pieces.column[at]}, from token {pieces.start[at]} of shard "
+                f"{pieces.shard[at]} on, does not fit the file, the row of {length}, or the piece before it."
+            )
+            report.wrong("layout", where, sentence, f"row {begin + int(pieces.row[at])}")
+            return
+
+
+def _check_sampler(report: Report, pipeline: Pipeline, where: str) -> None:
+    """Check that rows exist; in a full check, that no step of the first epoch has one that another had."""
+    sampler, count = pipeline.sampler, len(pipeline.source)
+    steps = _end_steps(pipeline)
+    for step in steps:
+        rows = sampler.rows(step)
+        if ((rows < 0) & (rows != FILL_ROW)).any() or (rows >= count).any():
+            report.wrong("sampler", where, f"reads row {rows.max()}, but there are {count}.", f"step {step}")
+            return
+    once = type(sampler) is IndexSampler and not sampler.runs_on and sampler.host.count == 1
+    if not report.full or not once or count > _MOST_ROWS:
+        return
+    seen = np.zeros(count, np.bool_)
+    step, read = 0, 0
+    while sampler.num_steps is None or step < sampler.num_steps:
+        rows = sampler.rows(step)
+        rows = rows[rows != FILL_ROW]
+        if read + len(rows) > count:
+            break
+        again = np.flatnonzero(seen[rows])
+        if len(again) or len(np.unique(rows)) < len(rows):
+            row = int(rows[again[0]]) if len(again) else int(rows[0])
+            report.wrong("sampler", where, f"reads row {row} a second time in its first epoch.", f"step {step}")
+            return
+        seen[rows] = True
+        step, read = step + 1, read + len(rows)
+        if read == count:
+            break
+    report.figures["rows_of_first_epoch"] = read
+
+
+def _end_steps(pipeline: Pipeline) -> list[int]:
+    """The first step and the last, or where a run never ends the second."""
+    last = pipeline.sampler.num_steps
+    return sorted({0, 1 if last is None else last - 1})
+
+
+def _check_batches(report: Report, pipeline: Pipeline, where: str, vocab_size: int | None) -> None:
+    """Make the first and the last batch and look at their arrays."""
+    shapes: dict[str, tuple[tuple[int, ...], str]] | None = None
+    trims = any(isinstance(transform, TrimToMultiple) for transform in pipeline.transforms)
+    one_shape = not (trims or pipeline.sampler.batch_sizes.schedule)
+    for step in _end_steps(pipeline):
+        try:
+            batch = pipeline[step]
+        except GrainSftError as error:
+            report.wrong("batches", where, str(error), f"step {step}")
+            return
+        here = {key: (array.shape, array.dtype.name) for key, array in batch.items()}
+        if one_shape and shapes and here != shapes:
+            report.wrong("batches", where, f"its arrays are {here}, those of step 0 {shapes}.", f"step {step}")
+        shapes = shapes or here
+        sentence = wrong_in_batch(batch, vocab_size)
+        if sentence:
+            report.wrong("batches", where, sentence, f"step {step}")
+    report.figures["batch"] = {key: [list(shape), dtype] for key, (shape, dtype) in (shapes or {}).items()}
+
+
+def _check_loss(report: Report, pipeline: Pipeline, where: str) -> None:
+    """Check that a target of the first steps takes loss."""
+    if any(finding.check == "batches" and finding.wrong for finding in report.findings):
+        return  # they can't be made, or hold anything
+    steps = range(min(_FIRST_STEPS, pipeline.end_step))
+    for step in steps:
+        if takes_loss(pipeline[step]) is not False:
+            return
+    reason = why_no_loss(pipeline, steps)
+    report.wrong("loss", where, f"no target takes loss in the first {len(steps)} steps: {reason}")
+
+
+def wrong_in_batch(batch: Element, vocab_size: int | None) -> str:
+    """What is wrong in a batch of `ShiftTargets`, as a sentence; "" where nothing is, or it is no such batch."""
+    names = ("inputs", "targets", "inputs_position", "inputs_segmentation", "targets_segmentation")
+    if any(name not in batch for name in names):
+        return ""
+    inputs, targets, positions, segments, taken = (batch[name] for name in names)
+    if len({array.shape for array in batch.values()}) > 1:
+        return f"its arrays are of different shapes: { {key: array.shape for key, array in batch.items()} }."
+    if vocab_size is not None and inputs.size and int(max(inputs.max(), targets.max())) >= vocab_size:
+        return f"holds the token {max(inputs.max(), targets.max())}, but the vocabulary has {vocab_size} ids."
+    inside = (segments[:, 1:] == segments[:, :-1]) & (segments[:, 1:] != 0)
+    wrong: dict[str, npt.NDArray[np.bool_]] = {
+        "a segment does not begin at position 0": np.diff(segments, axis=1, prepend=0) * positions != 0,
+        "a position does not count on in its segment": inside & (positions[:, 1:] != positions[:, :-1] + 1),
+        "a target is not the token that follows": inside & (taken[:, :-1] != 0) & (targets[:, :-1] != inputs[:, 1:]),
+        "a target takes loss in another segment than its input": (taken != 0) & (taken != segments),
+    }
+    for sentence, found in wrong.items():
+        if found.any():
+            row, column = (int(each[0]) for each in np.nonzero(found))
+            return f"{sentence}: row {row} of the batch, column {column}."
+    return ""
