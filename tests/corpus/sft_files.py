@@ -83,7 +83,7 @@ def write_primer(root: Path, docs, *, split="train", meta=True, sources=False):
     tokens, loss = joined(docs)
     lengths = np.array([len(each) for each, _ in docs])
     tokens.astype("<u2").tofile(root / f"{split}_input_ids.bin")
-    np.where(loss, tokens, -100).astype("<i4").tofile(root / f"{split}_labels.bin")
+    np.where(loss, tokens, np.int64(-100)).astype("<i4").tofile(root / f"{split}_labels.bin")
     np.save(root / f"{split}_idx.npy", (np.cumsum(lengths) - lengths).astype("<i8"))
     if sources:
         write_sources(root / f"{split}_sources.bin", docs)
