@@ -125,13 +125,11 @@ def raise_at(point):
     return trace, reached
 
 
-@pytest.mark.parametrize("stride", [9, pytest.param(1, marks=pytest.mark.heavy)])
-@pytest.mark.parametrize("name", HERE)
-def test_an_exception_at_any_check_for_signals_loses_and_repeats_nothing(pipeline, name, stride):
-    """Of our own frames in the thread that calls `next`: at some of the checks, drawn, or at all."""
-    draw = random.Random(name)
-    iterator = KINDS[name](pipeline)
-    taken, point = [], 0
+def raise_at_checks(iterator, taken, stride, draw):
+    """Take one batch; before it, raise at checks for signals of our own frames in this thread, 1 to 2 * `stride` - 1 apart.
+
+    Returns the number of the first check that the call which gave the batch did not reach."""
+    point = 0
     while True:
         trace, reached = raise_at(point)
         step = len(taken)
@@ -146,13 +144,36 @@ def test_an_exception_at_any_check_for_signals_loses_and_repeats_nothing(pipelin
         assert iterator.get_state()["next_step"] == len(taken)
         if not reached:
             assert len(taken) == step + 1
-            break
+            return point
         point += draw.randint(1, 2 * stride - 1)
+
+
+@pytest.mark.parametrize("stride", [9, pytest.param(1, marks=pytest.mark.heavy)])
+@pytest.mark.parametrize("name", HERE)
+def test_an_exception_at_any_check_for_signals_loses_and_repeats_nothing(pipeline, name, stride):
+    """In the first call of `next`, which starts threads and the audit log: at some of the checks, drawn, or at all."""
+    iterator = KINDS[name](pipeline)
+    taken = []
+    assert raise_at_checks(iterator, taken, stride, random.Random(name)) > 10
     taken.extend(itertools.islice(iterator, 3))
     iterator.close()
-    assert point > 10
     check_steps(pipeline, taken)
     check_log(pipeline, len(taken))
+
+
+@pytest.mark.parametrize("name", HERE)
+def test_an_exception_at_any_check_of_a_later_step_loses_and_repeats_nothing(pipeline, name):
+    """At each check of a call of `next`, also those between the arrival of a batch and its delivery.
+
+    The pipeline has no audit log, which would hide those: a call after the log was written passes fewer checks."""
+    without_log = Pipeline(pipeline.source, pipeline.sampler, pipeline.transforms)
+    iterator = KINDS[name](without_log)
+    taken = list(itertools.islice(iterator, 2))
+    for _ in range(3):
+        assert raise_at_checks(iterator, taken, 1, random.Random(name)) > 5
+    taken.extend(itertools.islice(iterator, 3))
+    iterator.close()
+    check_steps(pipeline, taken)
 
 
 def interrupt(iterator, count, seed, longest=0.002):

@@ -358,6 +358,16 @@ def test_no_character_of_a_prompt_moves_the_loss(loaded, odd):
     assert found == f"x<|im_end|><think>\nso {odd}\n</think>\n\ny<|im_end|>"
 
 
+@pytest.mark.parametrize("extra", [{"name": "n"}, {"reasoning_content": "why"}], ids=["name", "reasoning"])
+def test_a_private_use_character_of_a_prompt_does_not_give_the_prompt_loss(loaded, extra):
+    """In version 0.1.0 all of such a chat took loss: the text of the user was the marker of the assistant's second field."""
+    messages = [{"role": "user", "content": "one \ue0001\ue001"}, {"role": "assistant", "content": "x", **extra}]
+    tokenizer = loaded(BY_NAME["chatml"])
+    result = rendered(tokenizer, {"messages": messages}, name="hf")
+    assert result.tokens.tolist() == expected_ids(tokenizer, messages)
+    assert tokenizer.decode(result.tokens[result.loss].tolist()) == "x<|im_end|>"
+
+
 def test_thoughts_without_a_tag_take_loss_from_where_they_begin(loaded):
     """Also where the prompt has the tag that other templates write."""
     template = """{% for m in messages %}<|im_start|>{{ m.role }}{% if loop.last %}
