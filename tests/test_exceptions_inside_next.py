@@ -130,6 +130,7 @@ def raise_at_checks(iterator, taken, stride, draw):
 
     Returns the number of the first check that the call which gave the batch did not reach."""
     point = 0
+    sys._getframe().f_trace_opcodes = True  # else Python 3.12 reports no opcodes to the first trace of a process
     while True:
         trace, reached = raise_at(point)
         step = len(taken)
@@ -184,6 +185,7 @@ def interrupt(iterator, count, seed, longest=0.002):
 
     def handler(number, frame):
         if inside[0]:
+            inside[0] = False
             raise Raised
 
     before = signal.signal(signal.SIGUSR1, handler)

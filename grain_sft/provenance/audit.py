@@ -1,12 +1,12 @@
-"""AuditLog: which data a run was given, written down while it runs.
+"""AuditLog: which data a run was given, written while it runs.
 
-Four kinds of entries: `dataset_load` once per process, when its first batch is handed out (and again in a log that is
-begun anew because the old one was moved away); `resume` where batches go on elsewhere than after the last one;
-`epoch_start` and `epoch_complete` with the first and the last batch of an epoch. Their fields are in `audit_events`, their
-form is in `audit_line`. `grain-sft audit-check` computes all of it again.
+There are four kinds of entries. `dataset_load` is written once per process, with its first batch, and again in a log that
+was moved away. `resume` is written where batches do not follow on the last one. `epoch_start` and `epoch_complete` are
+written with the first and the last batch of an epoch. `audit_events` has their fields and `audit_line` their form;
+`grain-sft audit-check` computes all of it again.
 
-Of all processes host 0 alone writes, and of its threads and workers only what hands a batch to the trainer, so that an
-entry says what the trainer was given, not what was read ahead. Between the borders of epochs nothing is written.
+Only host 0 writes, and of its threads and workers only the one that hands a batch to the trainer. So an entry records what
+the trainer was given, not what was read ahead.
 """
 
 from __future__ import annotations
@@ -16,28 +16,26 @@ import datetime
 import itertools
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from grain_sft.errors import PipelineError, StorageError
 from grain_sft.provenance.audit_events import Events
-from grain_sft.provenance.audit_line import FIRST_CHAIN, Fields, json_line, lines_of, seal_of, sealed, text_line
+from grain_sft.provenance.audit_line import CUT, FORMATS, Fields
 from grain_sft.storage import files
 from grain_sft.storage.temporary import HeldLock
 
 if TYPE_CHECKING:
     from grain_sft.pipeline import Pipeline
 
-_WINDOW = 1 << 16  # bytes at the end of a log that are read first
-
 
 class AuditLog:
     """The audit log of a pipeline's batches.
 
     Args:
-      path: without the endings `.log` and `.jsonl`: both are written; with one of them, that one. A local path. Entries
-        are added to what is there.
+      path: Local path. Without the suffix `.log` or `.jsonl` both files are written, with one of them that file. Entries are
+        appended to existing files.
 
     Raises:
       PipelineError: a remote path.
@@ -47,44 +45,44 @@ class AuditLog:
         self.path = files.absolute(files.normalize(path))
         if files.is_remote(self.path):
             raise PipelineError(
-                f"audit={self.path!r}: expected a local path, for lines can't be added to a file in a bucket. Copy the log "
-                "there when the run has ended."
+                f"audit={self.path!r}: expected a local path, because lines can't be added to a file in a bucket. Copy the "
+                "log there when the run has ended."
             )
-        named = [ending for ending in _FORMATS if self.path.endswith(ending)]
-        self._files = [_LogFile(Path(self.path), _FORMATS[named[0]])] if named else []
-        if not named:
-            self._files = [_LogFile(Path(self.path + ending), line) for ending, line in _FORMATS.items()]
+        suffixes = [suffix for suffix in FORMATS if self.path.endswith(suffix)]
+        paths = {self.path: FORMATS[suffixes[0]]} if suffixes else {self.path + end: FORMATS[end] for end in FORMATS}
+        self._files = [_LogFile(Path(path), line) for path, line in paths.items()]
         self._lock = threading.RLock()
-        self._next = -1  # step whose batch is handed out next, if all goes on as it went
+        self._next = -1  # step delivered next in an uninterrupted run
         self._quiet_until = -1  # from `_next` up to this step, nothing is written
-        self._pending = -1  # step whose entries are made, and not all written
-        self._waiting: list[list[bytes]] = [[] for _ in self._files]  # these entries, of each file
-        self._delivered: object = None  # last delivery that was recorded
+        self._pending = -1  # step whose entries are not all written
+        self._waiting: list[list[tuple[str, Fields]]] = [[] for _ in self._files]  # these entries, for each file
+        self._recorded: object = None  # last delivery
         self._since = 0
         self._events: Events | None = None
 
     @property
     def paths(self) -> list[str]:
-        """Of the files that are written."""
+        """Paths of the files that are written."""
         return [str(file.path) for file in self._files]
 
     def handed_out(self, pipeline: Pipeline, step: int, delivery: object = None) -> None:
-        """Write what there is to say of the batch of `step`, which the trainer gets now.
+        """Write the entries of the batch of `step`, which the trainer gets now.
 
-        An exception may arrive at any moment in here, as Ctrl-C does: what changes is changed by one assignment.
+        An exception may arrive at any moment in here, as Ctrl-C does. So state changes by single assignments.
 
         Args:
-          pipeline: the same each time.
-          delivery: object that stands for this delivery: a second call with it records nothing. None: each call is one.
+          pipeline: Pipeline of the run, the same in each call.
+          step: Step of the batch.
+          delivery: Object that identifies this delivery. A second call with it records nothing. None: each call is one.
 
         Raises:
-          StorageError: it can't be written. Called again with the same step, what is missing is written.
+          StorageError: a file can't be written. A second call for the same step writes what is missing.
         """
         with self._lock:
-            if delivery is not None and delivery is self._delivered:
+            if delivery is not None and delivery is self._recorded:
                 return
             if step == self._next and step < self._quiet_until:
-                self._next, self._delivered = step + 1, delivery
+                self._next, self._recorded = step + 1, delivery
             elif not pipeline.sampler.host.index:
                 self._write(pipeline, step, delivery)
 
@@ -92,23 +90,21 @@ class AuditLog:
         if step != self._pending:
             entries, events, since = self._entries(pipeline, step)
             time = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-            waiting = [
-                [*before, *file.lines(time, entries)] for file, before in zip(self._files, self._waiting, strict=True)
-            ]
+            waiting = [[*before, *((time, fields) for fields in entries)] for before in self._waiting]
             self._waiting, self._events, self._since, self._pending = waiting, events, since, step
         for file, lines in zip(self._files, self._waiting, strict=True):
             file.write(lines)
         assert self._events is not None
         following = next(self._events.following(step + 1), None)
         quiet_until = pipeline.end_step if following is None else following.step
-        self._pending, self._next, self._quiet_until, self._delivered = -1, step + 1, quiet_until, delivery
+        self._pending, self._next, self._quiet_until, self._recorded = -1, step + 1, quiet_until, delivery
 
     def _entries(self, pipeline: Pipeline, step: int) -> tuple[list[Fields], Events, int]:
         found: list[Fields] = []
         events, since = self._events, self._since
-        there = [file.has_entries() for file in self._files]
-        begins = events is None or not all(there)  # also where a file was moved away while the run goes on
-        again = events is not None or any(there)
+        existing = [file.has_entries() for file in self._files]
+        begins = events is None or not all(existing)  # also where a file was moved away during the run
+        again = events is not None or any(existing)
         events = events or Events(pipeline)
         if begins:
             found.append(events.load(pipeline.sampler.host.count))
@@ -121,18 +117,17 @@ class AuditLog:
         return found, events, since
 
     def __reduce__(self) -> tuple[type[AuditLog], tuple[str]]:
-        return type(self), (self.path,)  # a worker's copy: it hands out nothing, and so writes nothing
+        return type(self), (self.path,)  # the copy in a worker process delivers nothing, and so writes nothing
 
 
 class _LogFile:
     """One file of a log."""
 
-    def __init__(self, path: Path, line: Callable[[str, Fields], bytes]) -> None:
+    def __init__(self, path: Path, line: Callable[[str, Fields], str]) -> None:
         self.path = path
         self._line = line
 
     def has_entries(self) -> bool:
-        """Whether something was written before."""
         try:
             return self.path.stat().st_size > 0
         except FileNotFoundError:
@@ -140,13 +135,8 @@ class _LogFile:
         except OSError as error:
             raise self._unwritable(error) from error
 
-    def lines(self, time: str, entries: Sequence[Fields]) -> list[bytes]:
-        """Entries as this file has them, without their seals."""
-        return [self._line(time, fields) for fields in entries]
-
-    def write(self, waiting: list[bytes]) -> None:
-        """Append lines, whole and all at once, synced to disk, and take them out of `waiting`; or neither, where something is
-        raised."""
+    def write(self, waiting: list[tuple[str, Fields]]) -> None:
+        """Append entries, all at once and synced to disk, and take them out of `waiting`; or neither, if this raises."""
         if not waiting:
             return
         try:
@@ -164,14 +154,13 @@ class _LogFile:
         except OSError as error:
             raise self._unwritable(error) from error
 
-    def _append(self, fd: int, waiting: list[bytes]) -> None:
+    def _append(self, fd: int, waiting: list[tuple[str, Fields]]) -> None:
         size = os.fstat(fd).st_size
-        before, entry, chain = _end_of(fd, size)
-        data = b"\n" if size and os.pread(fd, 1, size - 1) != b"\n" else b""  # the end of a line half written
-        for body in waiting:
-            entry += 1
-            line, chain = sealed(body, entry, before, chain)
-            data, before = data + line + b"\n", b""
+        before = os.pread(fd, size, 0)
+        data = CUT + b"\n" if size and not before.endswith(b"\n") else b""
+        first = (before + data).count(b"\n") + 1
+        for number, (time, fields) in enumerate(waiting, first):
+            data += self._line(time, {**fields, "entry": number}).encode() + b"\n"
         try:
             written = os.write(fd, data)
             if written < len(data):
@@ -190,24 +179,3 @@ class _LogFile:
         return StorageError(
             f"{self.path}: the audit log can't be written ({error.strerror or error}). Make room, or give another path."
         )
-
-
-_FORMATS: dict[str, Callable[[str, Fields], bytes]] = {".log": text_line, ".jsonl": json_line}
-
-
-def _end_of(fd: int, size: int) -> tuple[bytes, int, str]:
-    """What follows the last sealed line of a file, as whole lines, and that line's number and chain."""
-    window = _WINDOW
-    while True:
-        start = max(0, size - window)
-        data = os.pread(fd, size - start, start)
-        lines = lines_of(data)
-        after = b""
-        for line in reversed(lines[1:] if start else lines):  # the first may begin before the window
-            seal = seal_of(line)
-            if seal is not None:
-                return after, seal.entry, seal.chain
-            after = line + b"\n" + after
-        if not start:
-            return after, 0, FIRST_CHAIN
-        window *= 4

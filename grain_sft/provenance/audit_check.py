@@ -1,4 +1,4 @@
-"""Checks of an audit log: everything that it says is computed again from the pipeline, and compared."""
+"""Check of an audit log: every field that the pipeline decides is computed again and compared."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from grain_sft.errors import CorpusError
 from grain_sft.provenance.audit_events import COMPLETE, LOAD, RESUME, START, Event, Events
-from grain_sft.provenance.audit_line import FIRST_CHAIN, Fields, Seal, as_text, chain_of, lines_of, read_line, seal_of
+from grain_sft.provenance.audit_line import CUT, Fields, as_text, read_line
 from grain_sft.sampling import Host, IndexSampler, MixtureSampler
 from grain_sft.storage import files
 
@@ -19,15 +19,11 @@ if TYPE_CHECKING:
     from grain_sft.pipeline import Pipeline
 
 _NOT_COMPUTED = ("time", "entry", "chain", "grain_sft")
-_UNKNOWN = frozenset(["since_step"])  # where a line that was changed says it
-_WRONG_IN_A_ROW = 8  # lines whose chains were changed, after which the next is still known to be right
-_HALF = "was being written when its process ended."
-_NO_ENTRY = "is no entry, nor one that was being written when its process ended: it was changed, or added."
 
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """What line `line` of a log (counted from 1) says that is not so."""
+    """Message about line `line` of a log, counted from 1."""
 
     line: int
     message: str
@@ -38,14 +34,14 @@ class Finding:
 
 @dataclasses.dataclass
 class Checked:
-    """What came of a check.
+    """Result of a check.
 
     Attributes:
-      findings: contradictions; none where the log is as the pipeline would have it.
-      notes: what is no contradiction, and worth knowing.
-      entries, loads, resumes: how many there are.
-      epochs: that were complete.
-      receipt: of the pipeline.
+      findings: Contradictions. Empty where the log agrees with the pipeline.
+      notes: Observations that contradict nothing.
+      entries, loads, resumes: Numbers of entries.
+      epochs: Epochs that were complete.
+      receipt: Code of the pipeline's receipt.
     """
 
     findings: list[Finding] = dataclasses.field(default_factory=list)
@@ -58,57 +54,70 @@ class Checked:
 
     @property
     def accepted(self) -> bool:
-        """Whether nothing in the log is other than the pipeline's batches."""
+        """Whether nothing in the log contradicts the pipeline's batches."""
         return not self.findings
 
 
 def check_audit(path: str | os.PathLike[str], pipeline: Pipeline) -> Checked:
-    """Compare an audit log, text or JSONL, with the pipeline whose batches it is said to be of.
+    """Compare an audit log, text or JSONL, with the pipeline of its run.
 
     Args:
-      pipeline: of any host. Where an order depends on how many there are, the log says how many there were.
+      path: Path of the log.
+      pipeline: Pipeline of any host. Where the order depends on the number of hosts, that number is taken from the log.
 
     Raises:
       CorpusFileError: the log can't be read.
-      CorpusError: it is empty.
+      CorpusError: the log is empty.
     """
     data = files.read_bytes(files.normalize(path))
     if not data:
         raise CorpusError(f"{os.fspath(path)}: is empty. A run writes its audit log when it is given its first batch.")
-    pipeline = _of_hosts(pipeline, _hosts(data))
+    lines = data.split(b"\n")
+    lines[-1] += CUT if lines[-1] else b""  # without its newline, it is half written
+    parsed = [_parsed(line) for line in (lines if lines[-1] else lines[:-1])]
+    for number, (fields, following) in enumerate(itertools.pairwise(parsed)):
+        if "chain" in following and "chain" not in fields:  # in an older log, whose whole lines all have one
+            parsed[number] = {}
+    pipeline = _of_hosts(pipeline, parsed)
     checked = Checked(receipt=pipeline.receipt.code)
-    run = _Run(pipeline, checked)
-    for number, line, problem in _lines(data, checked, run):
-        try:
-            fields = read_line(line)
-        except (ValueError, RecursionError) as error:
-            checked.findings.append(Finding(number, f"can't be read: {error}. It was changed, or is of another log."))
+    run, shifts = _Run(pipeline, checked), {0}
+    for number, fields in enumerate(parsed, 1):
+        if not fields:
+            checked.notes.append(Finding(number, "was being written when its process ended."))
+            continue
+        if "unreadable" in fields:
+            checked.findings.append(
+                Finding(number, f"can't be read: {fields['unreadable']}. It was changed, or added.")
+            )
             run.lose()
             continue
-        run.check(number, fields, sound=not problem)
-        if problem:
-            checked.findings.append(Finding(number, problem))
+        if "chain" not in fields:  # an older log counts whole lines only
+            shift = _number(fields.get("entry")) - number
+            if shift not in shifts:
+                expected = (
+                    f"expected {number + min(shifts)}. A line before it is missing, or it was changed, added or moved."
+                )
+                checked.findings.append(Finding(number, f"entry={fields.get('entry')}; {expected}"))
+            shifts = {shift} if shift in shifts else shifts | {shift}
+        run.check(number, fields)
     if not checked.entries and not checked.findings:
-        checked.findings.append(Finding(1, "there is no entry of an audit log in this file."))
-    checked.findings.sort(key=lambda finding: finding.line)
+        checked.findings.append(Finding(1, "the file has no entry of an audit log."))
     return checked
 
 
-def _hosts(data: bytes) -> int:
-    """The hosts of a run, as the first line of its log that has them says; 0 where none does."""
-    for line in lines_of(data):
-        try:
-            fields = read_line(line)
-        except (ValueError, RecursionError):
-            continue
-        if fields["action"] == LOAD:
-            return _number(fields.get("hosts"))
-    return 0
+def _parsed(line: bytes) -> dict[str, str]:
+    """Return the fields of a line; none where it is half written, and `unreadable`, the reason, where it is no entry."""
+    try:
+        return {} if line.endswith(CUT) else read_line(line)
+    except (ValueError, RecursionError) as error:
+        return {"unreadable": str(error)}
 
 
-def _of_hosts(pipeline: Pipeline, count: int) -> Pipeline:
-    """The pipeline with so many hosts, where that makes other batches and there can be so many."""
+def _of_hosts(pipeline: Pipeline, lines: list[dict[str, str]]) -> Pipeline:
+    """Return the pipeline with as many hosts as the log says, where that changes its batches and divides them."""
     sampler = pipeline.sampler
+    stated = (fields.get("hosts") for fields in lines if fields.get("action") == LOAD)
+    count = _number(next(stated, None))
     if (
         isinstance(sampler, MixtureSampler)
         or sampler.order != "maxtext"
@@ -120,55 +129,8 @@ def _of_hosts(pipeline: Pipeline, count: int) -> Pipeline:
     return type(pipeline)(pipeline.source, of_hosts, pipeline.transforms)
 
 
-def _lines(data: bytes, checked: Checked, run: _Run) -> Iterator[tuple[int, bytes, str]]:
-    """(number, line, what is wrong with its place in the chain) of each sealed line."""
-    previous, entries = {FIRST_CHAIN}, {0}  # after a line that was changed: what it says, and what it should have said
-    halves: list[int] = []  # lines without a seal, since the last that has one
-    since = b""
-    lines = lines_of(data)
-    for number, line in enumerate(lines, 1):
-        seal = seal_of(line)
-        if seal is None:
-            halves.append(number)
-            since += line + b"\n"
-            continue
-        body = line[: seal.covered]
-        expected = {chain_of(chain, since + body) for chain in previous}
-        entry = seal.entry - 1 if seal.entry - 1 in entries else max(entries)
-        problem = "" if seal.chain in expected and seal.entry == entry + 1 else _broken(seal, entry)
-        if not problem:
-            checked.notes += [Finding(half, _HALF) for half in halves]
-        elif halves:
-            checked.findings += [Finding(half, _NO_ENTRY) for half in halves]
-            run.lose()
-            added = seal.chain in {chain_of(chain, body) for chain in previous}
-            if added or seal.entry == entry + 1 + len(halves):  # else they were entries before they were changed
-                problem = ""
-        yield number, line, problem
-        previous, entries = {seal.chain}, {seal.entry}
-        if problem:
-            previous |= expected if len(expected) < _WRONG_IN_A_ROW else set()
-            entries.add(entry + 1)
-        halves, since = [], b""
-    for half in halves:
-        cut = half == len(lines) and not data.endswith(b"\n")
-        (checked.notes if cut else checked.findings).append(Finding(half, _HALF if cut else _NO_ENTRY))
-
-
-def _broken(seal: Seal, before: int) -> str:
-    """Why the seal of a line may not fit after the entry `before`."""
-    if seal.entry > before + 1:
-        missing = (
-            f"entry {before + 1} is" if seal.entry == before + 2 else f"entries {before + 1} to {seal.entry - 1} are"
-        )
-        return f"is entry {seal.entry} and follows entry {before}: {missing} missing, or this line was changed."
-    if seal.entry <= before:
-        return f"is entry {seal.entry} and follows entry {before}: it was added or moved, or changed."
-    return f"chain={seal.chain} is not that of what it says and of what was written before: it was changed."
-
-
 class _Run:
-    """How far a run has come, by the lines of its log up to one of them."""
+    """State of a run after some lines of its log."""
 
     def __init__(self, pipeline: Pipeline, checked: Checked) -> None:
         self._pipeline, self._checked = pipeline, checked
@@ -179,25 +141,20 @@ class _Run:
         self._since: int | None = 0  # step at which batches began; None: the line that says it was changed
         self._loaded = self._running = False
         self._lost = False  # after a line that was changed: the next event says where the run is
-        self._reach = -1  # every step below it may have been handed out; -1: nothing was
+        self._reach = -1  # every step below it may have been delivered; -1: none was
         self._number = 0
 
     def lose(self) -> None:
-        """Go on after a line that is known to be wrong, and may have been any."""
+        """Continue after a line that was changed and may have been of any kind."""
         self._loaded = self._running = self._lost = True
         self._since = None
 
-    def check(self, number: int, fields: Mapping[str, str], sound: bool) -> None:
-        """Compare the next line with what a run may say there, and with what it must say.
-
-        Args:
-          sound: whether it is as it was written, by its chain.
-        """
+    def check(self, number: int, fields: Mapping[str, str]) -> None:
+        """Compare the next line with what a run may write there."""
         self._number = number
         self._checked.entries += 1
         action = fields["action"]
         kinds = {LOAD: self._load, RESUME: self._resume, START: self._event, COMPLETE: self._event}
-        before = len(self._checked.findings)
         if action not in kinds:
             self._found(f"action={action}; expected one of {', '.join(kinds)}.")
             self.lose()
@@ -206,8 +163,6 @@ class _Run:
             self._found(f"action={action} before any {LOAD}; expected {LOAD} first.")
             self._loaded = True
         kinds[action](fields)
-        if not sound and action in (LOAD, RESUME) and len(self._checked.findings) > before:
-            self.lose()
 
     def _load(self, fields: Mapping[str, str]) -> None:
         self._checked.loads += 1
@@ -218,66 +173,66 @@ class _Run:
             )
         self._compare(fields, self._events.load(hosts), {"hosts"})
         self._loaded, self._running = True, False
-        if self._reach < 0:  # a log that begins at the beginning says no resume
+        if self._reach < 0:  # a log that begins at step 0 has no resume
             self._go(0)
             self._running = True
 
     def _resume(self, fields: Mapping[str, str]) -> None:
         self._checked.resumes += 1
         step = _number(fields.get("step"))
-        first = self._checked.entries == self._checked.loads + 1
         if not 0 <= step < self._steps:
             self._found(f"step={fields.get('step')}; expected 0 to {self._steps - 1}.")
             self.lose()
             return
-        if first and step:
-            note = f"the log begins at step {step}: it says nothing of those before."
-            self._checked.notes.append(Finding(self._number, note))
+        if step and self._checked.entries == self._checked.loads + 1:
+            message = f"the log begins at step {step}: it says nothing of those before."
+            self._checked.notes.append(Finding(self._number, message))
         elif step > self._reach and not self._lost:
             self._found(
                 f"step={step}, but no line says that steps {self._reach} to {step - 1} were handed out; expected "
                 f"{self._reach} at most."
             )
-        self._compare(fields, self._events.resume(step))
-        self._running, self._lost = True, False
-        self._go(step)
+        self._running = True
+        if self._compare(fields, self._events.resume(step)):
+            self._lost = False
+            self._go(step)
+        else:
+            self.lose()
 
     def _event(self, fields: Mapping[str, str]) -> None:
         if not self._running:
-            self._found(f"action={fields['action']} after {LOAD} in a log that goes on; expected {RESUME} before it.")
+            self._found(f"action={fields['action']} after {LOAD} in a log that continues; expected {RESUME} before it.")
             self._running = True
-        if self._lost:
-            self._find(fields)
-        event = self._next
-        if event is None:
-            self._found(f"action={fields['action']}; expected nothing more of this run after its last step.")
-            return
-        if fields["action"] != event.action:
-            self._found(
-                f"action={fields['action']}; expected {event.action} of epoch {event.epoch}, at step {event.step}."
-            )
-            self._advance()
-            event = self._next
-            if event is None or not _is(event, fields, self._events.lanes[event.lane].name):
-                return  # this line was changed; else one is missing, and this is the next
+        event, named = self._next, self._named(fields)
+        if named is None or named != event:
+            if not self._lost:
+                expected = (
+                    "no more events" if event is None else f"{event.action} of epoch {event.epoch} at step {event.step}"
+                )
+                self._found(f"action={fields['action']} of epoch {fields.get('epoch')}; expected {expected}.")
+            self._lost = named is None or not self._lost
+            if named is None:
+                return
+            self._upcoming = self._events.following(named.step)
+            while self._next != named:
+                self._advance()
         self._compare(
-            fields, self._events.entry(event, self._since or 0), set() if self._since is not None else _UNKNOWN
+            fields, self._events.entry(named, self._since or 0), () if self._since is not None else {"since_step"}
         )
-        if event.action == COMPLETE:
-            self._checked.epochs.add(event.epoch)
+        if named.action == COMPLETE:
+            self._checked.epochs.add(named.epoch)
         self._advance()
 
-    def _find(self, fields: Mapping[str, str]) -> None:
-        """Find the event that a line says, wherever the run is."""
-        step = _number(fields.get("step"))
-        if not 0 <= step < self._steps:
-            return
-        for event in itertools.takewhile(lambda event: event.step == step, self._events.following(step)):
-            if _is(event, fields, self._events.lanes[event.lane].name):
-                self._lost, self._next, self._upcoming = False, None, self._events.following(step)
-                while self._next != event:
-                    self._advance()
-                return
+    def _named(self, fields: Mapping[str, str]) -> Event | None:
+        """Return the event with the action, source and epoch of a line."""
+        for number, lane in enumerate(self._events.lanes):
+            if fields.get("source") == (None if lane.name is None else as_text(lane.name)):
+                epoch = _number(fields.get("epoch"))
+                span = None if epoch < 0 else lane.span(epoch)
+                if span is not None:
+                    step = span.first if fields["action"] == START else span.last
+                    return Event(step, fields["action"], epoch, number)
+        return None
 
     def _go(self, step: int) -> None:
         self._since = step
@@ -288,8 +243,9 @@ class _Run:
         self._next = next(self._upcoming, None)
         self._reach = max(self._reach, self._steps if self._next is None else self._next.step)
 
-    def _compare(self, fields: Mapping[str, str], expected: Fields, unknown: Collection[str] = ()) -> None:
-        """Say which fields are not as expected, but for those that are `unknown`."""
+    def _compare(self, fields: Mapping[str, str], expected: Fields, unknown: Collection[str] = ()) -> bool:
+        """Report the fields that are not as expected, except those of `unknown`. Return whether there are none."""
+        before = len(self._checked.findings)
         for name, value in expected.items():
             if name in (*_NOT_COMPUTED, *unknown):
                 continue
@@ -300,9 +256,10 @@ class _Run:
                 self._found(f"{name}={stated}; expected {computed}.{self._why(name, stated)}")
         for name in fields.keys() - expected.keys() - set(_NOT_COMPUTED):
             self._found(f"{name}={fields[name]}; expected no such field.")
+        return len(self._checked.findings) == before
 
     def _why(self, name: str, stated: str) -> str:
-        """What is another in receipts."""
+        """Return how the receipt of the log differs from the pipeline's."""
         if name != "receipt_parts":
             return ""
         try:
@@ -316,11 +273,5 @@ class _Run:
 
 
 def _number(text: str | None) -> int:
-    """A number from 0 on; -1 for what is none."""
+    """Return a number from 0 on; -1 for any other text."""
     return int(text) if text is not None and text.isascii() and text.isdigit() and len(text) < 19 else -1
-
-
-def _is(event: Event, fields: Mapping[str, str], source: str | None) -> bool:
-    stated = (fields.get("step"), fields["action"], fields.get("epoch"), fields.get("source"))
-    named = None if source is None else as_text(source)
-    return stated == (str(event.step), event.action, str(event.epoch), named)

@@ -17,7 +17,7 @@ from sft_files import documents, write_episodes
 from grain_sft import Host, IndexSampler, NpyDataSource, PaddedLayout, Pipeline, ShiftTargets, WindowLayout, open_corpus
 from grain_sft.errors import CorpusError, CorpusFileError, PipelineError, StorageError
 from grain_sft.provenance.audit_check import check_audit
-from grain_sft.provenance.audit_line import FIRST_CHAIN, lines_of, read_line, seal_of, sealed
+from grain_sft.provenance.audit_line import read_line
 
 ENDINGS = (".log", ".jsonl")
 ROWS = 125
@@ -108,8 +108,7 @@ def test_the_text_has_the_form_of_the_episode_indexed_loader_and_says_what_the_j
             "INFO",
         )
         assert action == f"action={entry['action']}"
-        of_text, of_json = read_line(line.encode()), read_line(json.dumps(entry).encode())
-        assert {**of_text, "chain": ""} == {**of_json, "chain": ""}
+        assert read_line(line.encode()) == read_line(json.dumps(entry).encode())
     rows = make().sampler.rows(0)[:10].tolist()
     assert f'| action=epoch_start | epoch=0 | seed=42 | first_episode_ids="{rows}" |' in text[1]
     assert "| epoch_seed=42 | epoch_shuffle=true |" in text[0]
@@ -195,16 +194,6 @@ def changed(value: str) -> str:
     return value[:-2] + ("x" if value[-2] != "x" else "y") + value[-1]
 
 
-def reseal(lines: list[bytes]) -> bytes:
-    """A log whose seals were made again, as someone would who knows how."""
-    chain, data = FIRST_CHAIN, b""
-    for number, line in enumerate(lines, 1):
-        body = re.sub(rb'( \| entry=\d+ \| chain=\w+|, "entry": \d+, "chain": "\w+"\})$', b"", line)
-        line, chain = sealed(body, number, b"", chain)
-        data += line + b"\n"
-    return data
-
-
 def values_of(line: bytes) -> list[tuple[str, int, int]]:
     """(name, begin, end) of every value of a line of text or JSON."""
     text = line.decode()
@@ -223,6 +212,7 @@ def values_of(line: bytes) -> list[tuple[str, int, int]]:
 
 @pytest.mark.parametrize("ending", ENDINGS)
 def test_a_line_with_any_value_changed_is_refused_and_named(make, tmp_path, ending):
+    """Except the time, the version of grain_sft and the number of hosts, which decide no batch."""
     killed_and_resumed(make)
     path, pipeline = tmp_path / f"audit{ending}", make(audit=None)
     lines = path.read_bytes().splitlines()
@@ -233,58 +223,22 @@ def test_a_line_with_any_value_changed_is_refused_and_named(make, tmp_path, endi
             value = line[begin:end].decode()
             other = line[:begin] + changed(value).encode() + line[end:]
             path.write_bytes(b"\n".join([*lines[: number - 1], other, *lines[number:], b""]))
-            checked = check_audit(path, pipeline)
-            found = {finding.line for finding in checked.findings}
-            assert found == {number}, (name, value, changed(value), checked.findings)
+            found = {finding.line for finding in check_audit(path, pipeline).findings}
+            expected = set() if name in ("time", "grain_sft", "hosts") else {number}
+            assert found == expected or (name in ("epoch", "action") and min(found) == number), (name, value, found)
             tried.add((action, name))
-    assert len(tried) == 20 + 8 + 11 + 12
+    assert len(tried) == 19 + 7 + 10 + 11
 
 
 @pytest.mark.parametrize("ending", ENDINGS)
-def test_what_is_computed_is_refused_also_where_the_chain_was_made_again(make, tmp_path, ending):
-    killed_and_resumed(make)
-    path, pipeline = tmp_path / f"audit{ending}", make(audit=None)
-    lines = path.read_bytes().splitlines()
-    assert reseal(lines) == path.read_bytes()
-    for number, line in enumerate(lines, 1):
-        for name, begin, end in values_of(line):
-            value = line[begin:end].decode()
-            other = line[:begin] + changed(value).encode() + line[end:]
-            if name in ("time", "grain_sft", "entry", "chain", "hosts"):
-                continue  # what only the chain shows, and hosts, which do not change the batches
-            path.write_bytes(reseal([*lines[: number - 1], other, *lines[number:]]))
-            found = check_audit(path, pipeline).findings
-            assert found and found[0].line == number, (number, name, found)
-            if (read_line(line)["action"], name) not in (("resume", "step"), ("dataset_load", "action")):
-                assert name in found[0].message, (number, name, found)
-
-
-@pytest.mark.parametrize("ending", ENDINGS)
-def test_a_byte_changed_anywhere_is_refused_and_its_line_named(make, tmp_path, ending):
-    killed_and_resumed(make)
-    path, pipeline = tmp_path / f"audit{ending}", make(audit=None)
-    data = path.read_bytes()
-    random = np.random.default_rng(3)
-    starts = np.cumsum([0, *(len(line) + 1 for line in lines_of(data))])
-    for at in random.choice(len(data), 200, replace=False).tolist():
-        if data[at] == 0x0A:
-            continue  # two lines become one
-        byte = bytes([random.choice([byte for byte in b'a5" |={\xff' if byte != data[at]])])
-        path.write_bytes(data[:at] + byte + data[at + 1 :])
-        number = int(np.searchsorted(starts, at, side="right"))
-        found = {finding.line for finding in check_audit(path, pipeline).findings}
-        assert found == {number}, (at, data[at : at + 1], byte, found)
-
-
-@pytest.mark.parametrize("ending", ENDINGS)
-def test_lines_that_are_removed_added_or_moved_are_refused(make, tmp_path, ending):
+def test_lines_that_are_removed_added_repeated_or_moved_are_refused(make, tmp_path, ending):
     killed_and_resumed(make)
     path, pipeline = tmp_path / f"audit{ending}", make(audit=None)
     lines = path.read_bytes().splitlines()
 
     def first(changed_lines: list[bytes]) -> int:
         path.write_bytes(b"\n".join([*changed_lines, b""]))
-        return check_audit(path, pipeline).findings[0].line
+        return min(finding.line for finding in check_audit(path, pipeline).findings)
 
     for at in range(len(lines) - 1):
         assert first(lines[:at] + lines[at + 1 :]) == at + 1
@@ -293,45 +247,36 @@ def test_lines_that_are_removed_added_or_moved_are_refused(make, tmp_path, endin
         assert first([*lines[: at + 1], lines[at], *lines[at + 1 :]]) == at + 2
         assert first([*lines[:at], b"# a note", *lines[at:]]) == at + 1
         assert first([*lines[:at], lines[at] + lines[at], *lines[at + 1 :]]) == at + 1
-    path.write_bytes(b"\n".join([*lines[:3], *lines[4:], b""]))
-    messages = [finding.message for finding in check_audit(path, pipeline).findings if finding.line == 4]
-    assert any("entry 4 is missing" in message for message in messages)
 
 
-def test_a_line_half_written_is_closed_and_is_no_contradiction(make, tmp_path):
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_a_log_of_a_version_with_a_chain_of_hashes_is_read(make, tmp_path, ending):
+    """Its entries count whole lines only, and a half line has no mark."""
+    killed_and_resumed(make)
+    path = tmp_path / f"audit{ending}"
+    lines = path.read_bytes().splitlines()
+    end = b', "chain": "9f0c"}' if ending == ".jsonl" else b" | chain=9f0c"
+    lines = [line.removesuffix(b"}") + end for line in lines]
+    path.write_bytes(b"\n".join([*lines[:2], lines[1][:70], *lines[2:], b""]))
+    checked = check_audit(path, make(audit=None))
+    assert checked.accepted and [note.line for note in checked.notes] == [3], checked.findings
+    take(make(), 20, 21, threads=0)
+    assert check_audit(path, make(audit=None)).accepted
+
+
+@pytest.mark.parametrize("cut", [1, 2, 9, 20, 60, 200])
+def test_a_line_half_written_is_marked_and_is_no_contradiction(make, tmp_path, cut):
     take(make(), 0, 10, threads=0)
-    whole = {ending: (tmp_path / f"audit{ending}").read_bytes() for ending in ENDINGS}
-    for cut in (1, 2, 20, 35, 36, 60, 200, 300):
-        for ending in ENDINGS:
-            (tmp_path / f"audit{ending}").write_bytes(whole[ending][:-cut])
-            checked = check_audit(tmp_path / f"audit{ending}", make(audit=None))
-            assert checked.accepted, (cut, checked.findings)
-            assert len(checked.notes) == (cut != 1)
-        take(make(), 7, 13, threads=0)
-        take(make(), 12, 21, threads=0)
-        for ending in ENDINGS:
-            path = tmp_path / f"audit{ending}"
-            checked = check_audit(path, make(audit=None))
-            assert checked.accepted and checked.loads == 3, (cut, checked.findings)
-            assert [note.line for note in checked.notes] == (
-                [] if cut == 1 else [4 if cut < 300 else checked.notes[0].line]
-            )
-            if checked.notes:  # what was left of it is held by the chain, too
-                half = checked.notes[0].line
-                lines = path.read_bytes().splitlines()
-                lines[half - 1] = b"#" + lines[half - 1][1:]
-                path.write_bytes(b"\n".join([*lines, b""]))
-                assert check_audit(path, make(audit=None)).findings[0].line == half
-
-
-def test_an_end_longer_than_what_is_read_first_is_found(make, tmp_path):
-    take(make(), 0, 3, threads=0)
-    for path in (tmp_path / "audit.log", tmp_path / "audit.jsonl"):
-        path.write_bytes(path.read_bytes() + b"x" * 300_000)
-    take(make(), 2, 8, threads=0)
+    for ending in ENDINGS:
+        path = tmp_path / f"audit{ending}"
+        path.write_bytes(path.read_bytes()[:-cut])
+        checked = check_audit(path, make(audit=None))
+        assert checked.accepted and len(checked.notes) == 1, (cut, checked.findings)
+    take(make(), 7, 13, threads=0)
+    take(make(), 12, 21, threads=0)
     for ending in ENDINGS:
         checked = check_audit(tmp_path / f"audit{ending}", make(audit=None))
-        assert checked.accepted and len(checked.notes) == 1
+        assert checked.accepted and checked.loads == 3 and len(checked.notes) == 1, (cut, checked.findings)
 
 
 @pytest.mark.parametrize("options", [{}, {"threads": 2, "prefetch": 50}, {"worker_count": 2, "threads": 0}], ids=str)
@@ -442,14 +387,12 @@ def test_a_log_that_is_moved_away_is_begun_anew(make, tmp_path):
         assert checked.accepted and len(checked.notes) == notes, (name, checked)
 
 
-def test_two_processes_by_mistake_keep_the_chain_whole(make, tmp_path):
+def test_two_processes_by_mistake_number_their_lines_together(make, tmp_path):
     iterators = [make().iter(threads=0) for _ in range(2)]
     for _ in range(21):
         for iterator in iterators:
             next(iterator)
-    lines = (tmp_path / "audit.log").read_bytes().splitlines()
-    assert [seal_of(line).entry for line in lines] == list(range(1, 16))
-    assert reseal(lines) == (tmp_path / "audit.log").read_bytes()
+    assert [entry["entry"] for entry in entries(tmp_path / "audit.jsonl")] == list(range(1, 16))
 
 
 def test_a_run_of_other_data_is_contradicted_and_what_differs_is_said(make, tmp_path):
