@@ -7,10 +7,10 @@ import argparse
 import os
 import tempfile
 from pathlib import Path
+from typing import Any
 
-from grain_sft.cli.figures import add_figures_arguments, figures_output, write_figures
-from grain_sft.cli.progress import elapsed
-from grain_sft.cli.types import at_least, host_of, positive
+from grain_sft.cli.arguments import add_figures, at_least, figures_output, host_of, positive, write_figures
+from grain_sft.progress import elapsed
 
 _OF_MADE_UP = (
     *("dir", "files", "tokens", "sequence_length", "batch_size", "startup_files", "no_startup", "no_orders"),
@@ -34,12 +34,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--repeats", type=at_least(1), default=3, help="measurements of each loader, in turn (default: 3)"
     )
-    add_figures_arguments(parser)
+    add_figures(parser)
     _add_config_arguments(parser.add_argument_group("of a config"))
     _add_made_up_arguments(parser.add_argument_group("of made-up corpora, without CONFIG"))
 
 
-def _add_config_arguments(parser: argparse._ArgumentGroup) -> None:
+def _add_config_arguments(parser: Any) -> None:
     parser.add_argument("--host", type=host_of, metavar="h/H", help="measure as host h of H (default: 0/1, all rows)")
     parser.add_argument(
         "--tokens-per-second", type=positive, metavar="T", help="of one accelerator (default: a table of several)"
@@ -56,7 +56,7 @@ def _add_config_arguments(parser: argparse._ArgumentGroup) -> None:
     )
 
 
-def _add_made_up_arguments(parser: argparse._ArgumentGroup) -> None:
+def _add_made_up_arguments(parser: Any) -> None:
     parser.add_argument("--dir", help="where to put the token files (default: a temporary folder)")
     parser.add_argument("--files", type=at_least(1), default=8, help="token files (default: 8)")
     parser.add_argument("--tokens", type=at_least(1), default=16_000_000, help="tokens a file (default: 16,000,000)")

@@ -142,7 +142,7 @@ class Guard:
         if not self._announcing.acquire(False):
             return
         try:
-            start = "\x1b[?25h\n" if os.isatty(2) else ""  # a progress bar has hidden the cursor
+            start = "\n" if os.isatty(2) else ""  # after a line of progress
             os.write(2, f"{start}{self.name}: interrupted.\n".encode())
             os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
         except OSError:  # stderr is closed
@@ -159,25 +159,20 @@ def _importing(frame: FrameType | None) -> bool:
 
 
 def _kill_children() -> None:
-    """End all processes that this one started, and those that they started.
+    """Kill all processes that this one started, and those that they started.
 
-    The resource tracker of multiprocessing stays: it frees what killed processes shared, and ends with this process.
+    The resource tracker of multiprocessing is spared: it frees what killed processes shared, and ends with this process.
     """
-    tracker = getattr(sys.modules.get("multiprocessing.resource_tracker"), "_resource_tracker", None)
-    spared = {os.getpid(), getattr(tracker, "_pid", None)}
     parents: dict[int, int] = {}
     for name in os.listdir("/proc") if os.path.isdir("/proc") else ():
         if name.isdigit():
-            try:
-                with open(f"/proc/{name}/stat", "rb") as file:
-                    parents[int(name)] = int(file.read().rpartition(b")")[2].split()[1])
-            except OSError:  # it has ended
-                pass
+            fields = _read_proc(name, "stat").rpartition(b")")[2].split()
+            parents[int(name)] = int(fields[1]) if len(fields) > 1 else 0
     for pid in parents:
         ancestor: int | None = parents[pid]
         while ancestor and ancestor != os.getpid():
             ancestor = parents.get(ancestor)
-        if ancestor and pid not in spared:
+        if ancestor and pid != os.getpid() and b"multiprocessing.resource_tracker" not in _read_proc(pid, "cmdline"):
             _kill(pid)
 
 
@@ -186,3 +181,12 @@ def _kill(pid: int) -> None:
         os.kill(pid, signal.SIGKILL)
     except OSError:
         return  # it has ended
+
+
+def _read_proc(pid: int | str, name: str) -> bytes:
+    """Return a file of /proc/PID, or "" in its place where the process has ended."""
+    try:
+        with open(f"/proc/{pid}/{name}", "rb") as file:
+            return file.read()
+    except OSError:
+        return b""

@@ -33,6 +33,9 @@ COMMANDS = {
     "prepare-tool-sft": "make an episode-indexed dataset of chats with tool calls; an older tool's name for prepare",
 }
 
+LEGACY = ("build-sft-primer", "prepare-chat-sft", "prepare-tool-sft")
+"""Commands with the options of older tools, all in the module `legacy`."""
+
 WITHOUT_JAX = ("trace", "inspect", "report", "receipt", "verify")
 """Commands that name their host, and so need no JAX."""
 
@@ -65,7 +68,7 @@ def _guarded(*, ends_process: bool) -> int:
 def _run(arguments: list[str], *, own_process: bool) -> int:
     import os
 
-    from grain_sft.cli.parser import Parser
+    from grain_sft.cli.arguments import Parser
     from grain_sft.errors import GrainSftError
     from grain_sft.version import __version__
 
@@ -78,12 +81,12 @@ def _run(arguments: list[str], *, own_process: bool) -> int:
     for name, summary in COMMANDS.items():
         subparser = subparsers.add_parser(name, help=summary, description=summary[0].upper() + summary[1:] + ".")
         if name == named:
-            _module(name).add_arguments(subparser)
+            module_of(name).add_arguments(subparser)
     options, unknown = parser.parse_known_args(arguments)
     options.unknown = [word for word in unknown if word != "--"]
     if options.unknown and getattr(options, "runner", None) is None:  # else they are Beam's
         subparsers.choices[options.command].error(f"unrecognized arguments: {' '.join(options.unknown)}")
-    module = _module(options.command)
+    module = module_of(options.command)
     try:
         status: int = module.run(options)
         sys.stdout.flush()
@@ -119,10 +122,12 @@ def _import_grain_without_jax() -> None:
         logging.set_verbosity(verbosity)
 
 
-def _module(command: str) -> Any:
+def module_of(command: str) -> Any:
+    """Import and return the module that carries a command out."""
     import importlib
 
-    return importlib.import_module(f"grain_sft.cli.{command.replace('-', '_')}")
+    name = "legacy" if command in LEGACY else command.replace("-", "_")
+    return importlib.import_module(f"grain_sft.cli.{name}")
 
 
 if __name__ == "__main__":

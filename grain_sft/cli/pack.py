@@ -9,30 +9,43 @@ from typing import Any
 
 import numpy as np
 
-from grain_sft.cli.figures import add_figures_arguments, figures_output, write_figures
-from grain_sft.cli.opening import add_corpus_arguments, corpus_options
-from grain_sft.cli.output import check_output
-from grain_sft.cli.progress import progress_bar
-from grain_sft.cli.types import at_least, pair
+from grain_sft.cli.arguments import (
+    add_corpus_options,
+    add_figures,
+    add_format,
+    at_least,
+    check_output,
+    corpus_options,
+    figures_output,
+    pair,
+    write_figures,
+)
 from grain_sft.corpus import Corpus, open_corpus
-from grain_sft.layout.packed import PackedLayout
+from grain_sft.layout import PackedLayout, compare_algorithms, packing_report, plan_places
 from grain_sft.layout.packing import ALGORITHMS, BY_EPOCH, TIES
-from grain_sft.layout.report import algorithm_title, compare_algorithms, packing_report, plan_places
+from grain_sft.layout.report import algorithm_title
 from grain_sft.pipeline.receipt import layout_receipt
 from grain_sft.prepare.materialize import materialize
+from grain_sft.progress import progress_bar
 from grain_sft.replay.learning_rate import automatic_learning_rate, supervised_ratio
 from grain_sft.replay.which_machine import read_made_plan, which_machine
+
+PACKING = (
+    *("long_documents", "source_group_size", "ties", "max_segments", "boundaries", "bos_token_id", "seed", "epochs"),
+    "batch_rows",
+)
+"""Options of `PackedLayout`."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     parser.add_argument("corpus", nargs="+", help="what open_corpus takes: a prepared corpus, a mix, an index, ...")
-    parser.add_argument("--sequence-length", type=at_least(1), required=True, help="tokens a row")
+    parser.add_argument("--sequence-length", type=at_least(1), required=True, help="tokens of a row")
     parser.add_argument("--algorithm", choices=list(ALGORITHMS), help="(default: compare all of them)")
     parser.add_argument(
         "--which-machine",
         metavar="PLAN",
-        help="say which ties made a plan: one of ours, by its file, or one of OLMo-core's, by its work directory",
+        help="find the ties that made a plan: one of ours, by its file, or one of OLMo-core's, by its work directory",
     )
     parser.add_argument(
         "--olmo-path",
@@ -50,16 +63,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     rows.add_argument(
         "--source-group-size", type=at_least(1), default=1, help="files that are packed together (default: 1)"
     )
-    rows.add_argument("--ties", choices=TIES, default="stable", help="of documents of equal length (default: stable)")
-    rows.add_argument("--max-segments", type=at_least(1), help="documents a row at most (default: any number)")
+    rows.add_argument("--ties", choices=TIES, default="stable", help="order of equal lengths (default: stable)")
+    rows.add_argument("--max-segments", type=at_least(1), help="documents of a row, at most (default: any number)")
     rows.add_argument("--boundaries", choices=("auto", "eos"), default="auto", help="(default: auto)")
     rows.add_argument("--bos-token-id", type=at_least(0), help="an EOS ends a document only where this follows")
-    rows.add_argument("--seed", type=at_least(0), default=0, help=f"of {', '.join(BY_EPOCH)} (default: 0)")
-    rows.add_argument("--epochs", type=at_least(1), default=1, help=f"of {', '.join(BY_EPOCH)} (default: 1)")
-    rows.add_argument("--batch-rows", type=at_least(1), default=1, help="rows a global batch: multipack (default: 1)")
-    add_corpus_arguments(parser.add_argument_group("files"))
+    by_epoch = ", ".join(BY_EPOCH)
+    rows.add_argument("--seed", type=at_least(0), default=0, help=f"seed of {by_epoch} (default: 0)")
+    rows.add_argument("--epochs", type=at_least(1), default=1, help=f"epochs of {by_epoch} (default: 1)")
+    rows.add_argument(
+        "--batch-rows", type=at_least(1), default=1, help="multipack: rows of a global batch (default: 1)"
+    )
+    files = parser.add_argument_group("files")
+    add_format(files)
+    add_corpus_options(files)
     rate = parser.add_argument_group("OpenChat's automatic learning rate")
-    rate.add_argument("--batch-tokens", type=at_least(1), help="of one rank, padding included; prints the rate")
+    rate.add_argument("--batch-tokens", type=at_least(1), help="tokens of one rank, padding included; prints the rate")
     rate.add_argument("--ranks", type=at_least(1), default=1, help="data-parallel processes (default: 1)")
     rate.add_argument("--model-type", default="", help="a name such as openchat_v3.2_mistral (default: none)")
     parser.add_argument(
@@ -67,13 +85,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FOLDER",
         help="write the rows of --algorithm there, as a corpus for layout kind materialized; local or gs://",
     )
-    parser.add_argument("--shard-bytes", type=at_least(1), default=1 << 30, help="of rows, a file (default: 1 GiB)")
-    add_figures_arguments(parser)
+    parser.add_argument(
+        "--shard-bytes", type=at_least(1), default=1 << 30, help="size of a file of rows (default: 1 GiB)"
+    )
+    add_figures(parser)
     parser.set_defaults(parser=parser)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Pack, print, write."""
+    """Pack, print, write: status 1 if no algorithm can pack the corpus, or no ties made the plan."""
     if options.materialize is not None and options.algorithm is None:
         options.parser.error("--materialize needs --algorithm: the rows of one are written.")
     if options.which_machine and (options.algorithm or options.compare):
@@ -90,7 +110,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _figures(options: argparse.Namespace) -> dict[str, Any]:
-    """Pack and print."""
+    """Pack and print, and return the figures."""
     where = options.corpus[0] if len(options.corpus) == 1 else options.corpus
     corpus = open_corpus(where, **corpus_options(options))
     figures: dict[str, Any] = {"corpus": _corpus(corpus)}
@@ -126,9 +146,9 @@ def _corpus(corpus: Corpus) -> dict[str, Any]:
 
 
 def _one(corpus: Corpus, options: argparse.Namespace) -> tuple[dict[str, Any], PackedLayout]:
-    """The figures of one algorithm, whose plan is kept."""
+    """Return the figures of one algorithm, and its layout; the plan is kept."""
     begin = time.perf_counter()
-    layout = PackedLayout(corpus, options.sequence_length, algorithm=options.algorithm, **_of_algorithm(options))
+    layout = PackedLayout(corpus, options.sequence_length, algorithm=options.algorithm, **_packing(options))
     seconds = time.perf_counter() - begin
     found = packing_report(layout) | {"plans": plan_places(layout), "seconds": seconds}
     found["receipt"] = layout_receipt(layout)
@@ -149,7 +169,7 @@ def _one(corpus: Corpus, options: argparse.Namespace) -> tuple[dict[str, Any], P
 
 
 def _which_machine(corpus: Corpus, options: argparse.Namespace) -> dict[str, Any]:
-    """The lines of --which-machine."""
+    """Print which ties made a plan, and return it."""
     plan = read_made_plan(
         options.which_machine,
         corpus,
@@ -177,35 +197,34 @@ def _which_machine(corpus: Corpus, options: argparse.Namespace) -> dict[str, Any
 
 
 def _olmo_path(path: str, pairs: list[tuple[str, str]]) -> str:
-    """A path as OLMo-core was given it."""
+    """Return a path as OLMo-core was given it."""
     return next((new + path[len(old) :] for old, new in pairs if path.startswith(old)), path)
 
 
 def _compare(corpus: Corpus, options: argparse.Namespace) -> list[dict[str, Any]]:
-    """A table of all algorithms, one epoch of each, whose plans are not kept."""
+    """Print a table of all algorithms, one epoch of each, whose plans are not kept."""
     head = ("rows", "padding", "truncated", "dropped", "split", "seg. mean", "med.", "max", "seconds")
     widths = (11, 9, 15, 15, 11, 10, 6, 6, 9)
-    print(f"\n{'':22}" + "".join(f"{word:>{width}}" for word, width in zip(head, widths, strict=True)))
+
+    def line(name: str, cells: tuple[str, ...]) -> str:
+        return f"{name:22}" + "".join(f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=True))
+
+    print("\n" + line("", head))
     found = []
-    for figures in compare_algorithms(corpus, options.sequence_length, _of_algorithm(options)):
-        name = algorithm_title(figures)
-        found.append(figures)
-        if "error" in figures:
-            print(f"{name:22}  {figures['error']}")
+    for each in compare_algorithms(corpus, options.sequence_length, _packing(options)):
+        found.append(each)
+        name = algorithm_title(each)
+        if "error" in each:
+            print(f"{name:22}  {each['error']}")
             continue
-        segments = figures["segments_a_row"]
-        cells = (
-            f"{figures['rows']:,}",
-            f"{figures['padding_share']:.3%}",
-            f"{figures['truncated_tokens']:,}",
-            f"{figures['dropped_tokens']:,}",
-            f"{figures['split_documents']:,}",
-            f"{segments['mean']:.2f}",
-            f"{segments['median']:g}",
-            f"{segments['max']:,}",
-            f"{figures['seconds']:.2f}",
+        segments = each["segments_a_row"]
+        counts = (f"{each[key]:,}" for key in ("truncated_tokens", "dropped_tokens", "split_documents"))
+        by_row = (f"{segments['mean']:.2f}", f"{segments['median']:g}", f"{segments['max']:,}")
+        print(
+            line(
+                name, (f"{each['rows']:,}", f"{each['padding_share']:.3%}", *counts, *by_row, f"{each['seconds']:.2f}")
+            )
         )
-        print(f"{name:22}" + "".join(f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=True)))
     print("truncated, dropped: tokens; split: documents in several pieces; seconds: to make, write and check a plan")
     print(
         "multipack x N: for batches of N rows, --batch-rows; a config's is its global batch, and more rows pad less\n"
@@ -221,12 +240,8 @@ def _learning_rate(corpus: Corpus, options: argparse.Namespace) -> dict[str, Any
         rate = automatic_learning_rate(corpus, options.batch_tokens, options.ranks, options.model_type)
         batch = options.batch_tokens * options.ranks
         _line("learning rate", f"{rate:.4e}, OpenChat's for batches of {batch:,} tokens")
-        found |= {
-            "learning_rate": rate,
-            "batch_tokens": options.batch_tokens,
-            "ranks": options.ranks,
-            "model_type": options.model_type,
-        }
+        names = ("batch_tokens", "ranks", "model_type")
+        found |= {"learning_rate": rate, **{name: getattr(options, name) for name in names}}
     return found
 
 
@@ -240,19 +255,8 @@ def _materialize(layout: PackedLayout, options: argparse.Namespace) -> dict[str,
     return written | {"seconds": seconds}
 
 
-def _of_algorithm(options: argparse.Namespace) -> dict[str, Any]:
-    names = (
-        "long_documents",
-        "source_group_size",
-        "ties",
-        "max_segments",
-        "boundaries",
-        "bos_token_id",
-        "seed",
-        "epochs",
-        "batch_rows",
-    )
-    return {name: getattr(options, name) for name in names}
+def _packing(options: argparse.Namespace) -> dict[str, Any]:
+    return {name: getattr(options, name) for name in PACKING}
 
 
 def _line(name: str, text: str) -> None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from grain_sft.cli import preparing
-from grain_sft.cli.types import add_schema_argument, at_least, share
+from grain_sft.cli.arguments import add_schema, at_least, share
 from grain_sft.errors import PrepareError
-from grain_sft.prepare import FORMATS, TEMPLATES, Dataset, Request, dry_run
+from grain_sft.prepare import FORMATS, TEMPLATES, Dataset, Request, dry_run, prepare
+from grain_sft.progress import progress_bar
 from grain_sft.storage import files
 
 DEFAULT_FORMATS = {"primer": "primer", "openchat": "openchat", "episode": "episodes", "episode_tool": "episodes"}
@@ -23,8 +25,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "inputs",
         nargs="+",
         metavar="INPUT [AMOUNT]",
-        help="JSONL, JSON arrays or Parquet, also .gz and .zst; files, globs or directories, local or gs://. After each may "
-        "follow how much of it: a factor with a point (0.5, 3.0) or a number of records (5000)",
+        help="JSONL, JSON arrays or Parquet, also .gz and .zst; files, globs or directories, local or gs://. An amount may "
+        "follow each: a factor with a point (0.5, 3.0) or a number of records (5000)",
     )
     parser.add_argument(
         "--template",
@@ -36,11 +38,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--tokenizer", required=True, help="a SentencePiece model, tokenizer.json, tiktoken file or directory"
     )
-    parser.add_argument("--format", choices=list(FORMATS), help="of the corpus (default: the template's own)")
+    parser.add_argument("--format", choices=list(FORMATS), help="format of the corpus (default: the template's own)")
     parser.add_argument("-o", "--output", required=True, help="a folder that is new or empty; local or gs://")
-    add_schema_argument(parser)
+    add_schema(parser)
     parser.add_argument("--val-frac", type=share, default=0.0, help="share of the records for validation (default: 0)")
-    parser.add_argument("--seed", type=at_least(0), default=42, help="of split and shuffle (default: 42)")
+    parser.add_argument("--seed", type=at_least(0), default=42, help="seed of split and shuffle (default: 42)")
     parser.add_argument(
         "--shuffle", action=argparse.BooleanOptionalAction, default=None, help="(default: as the format's own tool)"
     )
@@ -58,54 +60,61 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--chat-template", metavar="FILE", help="hf, olmo: a Jinja template instead of the tokenizer's")
     parser.add_argument("--system-prompt", help="for conversations without a system message")
     parser.add_argument("--source", default="", help="the corpus's name in its metadata")
-    parser.add_argument(
-        "--part-bytes", type=at_least(8), default=1 << 30, help="olmo: of tokens in a part (default: 1 GiB)"
-    )
-    parser.add_argument(
-        "--tokens-per-shard", type=at_least(1), default=50_000_000, help="episodes: (default: 50,000,000)"
-    )
+    add_size_options(parser)
     parser.add_argument(
         "--dry-run", type=at_least(1), nargs="?", const=100, metavar="N", help="only show the first N (default: 100)"
     )
-    preparing.add_run_arguments(parser)
+    add_run_options(parser)
+
+
+def add_size_options(parser: argparse.ArgumentParser) -> None:
+    """Add the sizes of files in the formats that have parts."""
+    parser.add_argument("--part-bytes", type=at_least(8), default=1 << 30, help="olmo: size of a part (default: 1 GiB)")
+    parser.add_argument(
+        "--tokens-per-shard", type=at_least(1), default=50_000_000, help="episodes: (default: 50,000,000)"
+    )
+
+
+def add_run_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of how a corpus is made, which change nothing in it."""
+    parser.add_argument("--workers", type=at_least(1), help="processes (default: one a core, if there is enough to do)")
+    parser.add_argument("--overwrite", action="store_true", help="begin anew where the output is of another request")
+    parser.add_argument(
+        "--runner",
+        metavar="NAME",
+        help="prepare by an Apache Beam pipeline: DirectRunner, DataflowRunner, FlinkRunner, SparkRunner, ...; Beam's own "
+        "options follow, after all others (--project=... --region=... --temp_location=gs://...). Every worker must reach the "
+        "inputs, the tokenizer and the output, and have grain_sft installed (--sdk_container_image=..., "
+        "--requirements_file=...). The corpus is the same. Needs the extra 'beam'",
+    )
 
 
 def run(options: argparse.Namespace) -> int:
-    """Prepare, or try the first records."""
+    """Prepare the corpus, or show the first records."""
     template, chat_template = options.template, options.chat_template
     if template not in TEMPLATES:
         if chat_template is not None:
             raise PrepareError(f"--template {template} and --chat-template {chat_template}: expected one template.")
         template, chat_template = "hf", template
+    names = (
+        *("tokenizer", "schema", "seed", "shuffle", "val_frac", "max_length", "keep", "on_error", "special_text"),
+        *("seq_level_weight", "condition", "system_prompt", "part_bytes", "source"),
+    )
     request = Request(
         datasets=tuple(datasets_of(options.inputs)),
         template=template,
-        tokenizer=options.tokenizer,
         format=options.format or DEFAULT_FORMATS.get(template, "olmo"),
-        schema=options.schema,
-        seed=options.seed,
-        shuffle=options.shuffle,
-        val_frac=options.val_frac,
-        max_length=options.max_length,
-        keep=options.keep,
-        on_error=options.on_error,
-        special_text=options.special_text,
-        seq_level_weight=options.seq_level_weight,
-        condition=options.condition,
         chat_template=None if chat_template is None else files.read_text(chat_template),
-        system_prompt=options.system_prompt,
-        part_bytes=options.part_bytes,
         shard_tokens=options.tokens_per_shard,
-        source=options.source,
+        **{name: getattr(options, name) for name in names},
     )
     if options.dry_run is not None:
         print(dry_run(request, options.dry_run))
         return 0
-    return preparing.run_request(request, options.output, options)
+    return run_request(request, options.output, options)
 
 
 def _template(word: str) -> str:
-    """A template's name, or the path of a Jinja file."""
     if word in TEMPLATES or word.endswith((".jinja", ".j2", ".txt")) or files.is_file(word):
         return word
     raise argparse.ArgumentTypeError(
@@ -114,21 +123,83 @@ def _template(word: str) -> str:
 
 
 def datasets_of(words: Sequence[str]) -> list[Dataset]:
-    """Inputs, each with the amount that follows it.
+    """Return the inputs, each with the amount that follows it.
 
     Raises:
-      PrepareError: an amount before any input.
+      PrepareError: an amount that follows no input.
     """
     found: list[Dataset] = []
-    expects = False
+    expects_amount = False
     for word in words:
-        if _AMOUNT.fullmatch(word):
-            if not expects:
-                raise PrepareError(
-                    f"{word!r}: an amount follows an input, once. Write ./{word} for a file of that name."
-                )
+        is_amount = _AMOUNT.fullmatch(word) is not None
+        if not is_amount:
+            found.append(Dataset((word,)))
+        elif expects_amount:
             found[-1] = Dataset(found[-1].paths, word)
         else:
-            found.append(Dataset((word,)))
-        expects = not _AMOUNT.fullmatch(word)
+            raise PrepareError(f"{word!r}: an amount follows an input, once. Write ./{word} for a file of that name.")
+        expects_amount = not is_amount
     return found
+
+
+def run_request(request: Request, output: str, options: argparse.Namespace) -> int:
+    """Prepare, showing progress, and print the summary."""
+    if options.runner is not None:
+        manifest = _run_by_beam(request, output, options)
+    else:
+        with progress_bar() as progress:
+            manifest = prepare(request, output, workers=options.workers, overwrite=options.overwrite, progress=progress)
+    print_summary(manifest, output)
+    return 0
+
+
+def _run_by_beam(request: Request, output: str, options: argparse.Namespace) -> dict[str, Any]:
+    from grain_sft.prepare import beam
+
+    if options.workers is not None:
+        raise PrepareError("--workers is of a preparation on this machine. Give the options of Beam's runner instead.")
+    logging.basicConfig(level=logging.WARNING, format="%(message)s")
+    logging.getLogger("apache_beam.runners.dataflow").setLevel(logging.INFO)  # prints the job's page and its state
+    arguments = [f"--runner={options.runner}", *options.unknown]
+    return beam.prepare(request, output, pipeline_args=arguments, overwrite=options.overwrite)
+
+
+def print_summary(manifest: Mapping[str, Any], output: str) -> None:
+    """Print what a corpus holds, and what was cut, dropped and rejected."""
+    if manifest.get("already"):
+        print(f"{output} is complete: nothing to do.")
+    for split, counts in manifest["splits"].items():
+        trainable = f"{counts['trainable_tokens']:>14,} trainable"
+        share = counts["trainable_tokens"] / max(1, counts["tokens"])
+        print(
+            f"{split:<6} {counts['documents']:>12,} examples  {counts['tokens']:>14,} tokens  {trainable} ({share:.1%})"
+        )
+        if counts["truncated"]:
+            lost = f"{counts['cut_trainable_tokens']:>14,} trainable lost"
+            print(f"       {counts['truncated']:>12,} cut       {counts['cut_tokens']:>14,} tokens  {lost}")
+    for reason, count in manifest["dropped"].items():
+        print(f"dropped  {count:,}: {reason}")
+    if manifest["rejected"]:
+        print(f"rejected {manifest['rejected']:,}: see {output.rstrip('/')}.rejected.jsonl")
+    if manifest["format"] == "olmo":
+        _print_exceptions(manifest)
+    print(f"output {output}")
+    for split in manifest["splits"]:
+        name = f"openchat.{'eval' if split == 'val' else split}.parquet" if manifest["format"] == "openchat" else split
+        print(f"  {split:<5} {files.join(output, name)}")
+
+
+def _print_exceptions(manifest: Mapping[str, Any]) -> None:
+    """Print how many documents OLMo-core would not find by their EOS token.
+
+    Only where they are few, such as documents that were cut: a template may end all documents with another token than the
+    tokenizer's EOS, or each message with it.
+    """
+    documents = sum(counts["documents"] for counts in manifest["splits"].values())
+    for key, what in (("without_final_eos", "don't end with"), ("with_inner_eos", "have, before their end,")):
+        count = manifest.get(key) or 0
+        if 0 < 2 * count < documents:
+            print(
+                f"note     {count:,} of {documents:,} documents {what} the EOS token. In local files OLMo-core finds "
+                "documents by it, unless use_array_if_local=False is set; this project reads the .csv.gz files."
+            )

@@ -5,15 +5,15 @@ from __future__ import annotations
 import argparse
 import json
 
-from grain_sft.cli.progress import elapsed
-from grain_sft.cli.types import host_of
+from grain_sft.cli.arguments import add_config, host_of
 from grain_sft.config import load
+from grain_sft.progress import elapsed
 from grain_sft.sampling import Host
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
-    parser.add_argument("config", help="path of a .yaml or .json config")
+    add_config(parser)
     parser.add_argument("--json", action="store_true", help="print as JSON")
     parser.add_argument(
         "--host",
@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print it."""
+    """Print the receipt."""
     with elapsed("Opening"):
         receipt = load(options.config, host=options.host).receipt
     if options.json:

@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
 
-from grain_sft.cli.inspect import texts_of
-from grain_sft.cli.output import check_output
-from grain_sft.cli.progress import elapsed
-from grain_sft.cli.types import at_least
+from grain_sft.cli.arguments import add_config, at_least, check_output, not_negative
+from grain_sft.cli.inspect import add_tokenizer
 from grain_sft.config import load
 from grain_sft.errors import ConfigError
+from grain_sft.progress import elapsed
 from grain_sft.sampling import Host
 from grain_sft.storage.files import atomic_write
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
-    parser.add_argument("config", help="path of a .yaml or .json config")
+    add_config(parser)
     parser.add_argument(
         "-o",
         "--output",
@@ -27,18 +25,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="the page (default: report.html); beside it FILE's name with .json, and a .png of each picture",
     )
-    parser.add_argument("--steps", type=at_least(1), default=64, help="sampled at most (default: 64)")
-    parser.add_argument("--seconds", type=_seconds, default=1.0, help="for each speed; 0 measures none (default: 1)")
+    parser.add_argument("--steps", type=at_least(1), default=64, help="steps that are sampled, at most (default: 64)")
     parser.add_argument(
-        "--tokenizer", metavar="PATH", help="(default: the folder 'tokenizer' of the corpus; else ids are shown)"
+        "--seconds", type=not_negative, default=1.0, help="for each speed; 0 measures none (default: 1)"
     )
+    add_tokenizer(parser)
 
 
 def run(options: argparse.Namespace) -> int:
     """Gather, draw, write."""
+    from grain_sft.bench.measuring import report_speed
     from grain_sft.view.pictures import Pictures, require_matplotlib
     from grain_sft.view.report import make_report
     from grain_sft.view.report_page import report_page
+    from grain_sft.view.token_text import texts_of
 
     require_matplotlib()
     base = os.path.splitext(options.output)[0]
@@ -48,10 +48,13 @@ def run(options: argparse.Namespace) -> int:
         check_output(path)
     with elapsed("Opening"):
         pipeline = load(options.config, host=Host(0, 1))
-    texts = texts_of(pipeline, options.tokenizer)
+    texts = texts_of(pipeline.source.layout.corpus, options.tokenizer)
     name = os.path.basename(options.config)
     with elapsed("Sampling steps"):
-        report = make_report(pipeline, texts, name=name, steps=options.steps, seconds=options.seconds)
+        report = make_report(pipeline, texts, name=name, steps=options.steps)
+    if options.seconds:
+        with elapsed("Measuring"):
+            report["throughput"] = report_speed(pipeline, options.seconds)
     with elapsed("Drawing"):
         pictures = Pictures(report)
         written: dict[str, str | bytes] = {f"{base}.json": json.dumps(report, indent=2) + "\n"}
@@ -62,13 +65,3 @@ def run(options: argparse.Namespace) -> int:
             file.write(content)
         print(path)
     return 0
-
-
-def _seconds(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r}: expected a number, 0 or more.")
-    return value

@@ -8,12 +8,11 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
-from grain_sft.cli.output import check_output
-from grain_sft.cli.progress import elapsed
-from grain_sft.cli.types import at_least, host_of
+from grain_sft.cli.arguments import add_config, at_least, check_output, host_of
 from grain_sft.config import load
 from grain_sft.errors import CorpusError, RowIndexError
 from grain_sft.pipeline import Pipeline
+from grain_sft.progress import elapsed
 from grain_sft.provenance import Trace, checkpoint_table, find_document, iter_trace, steps_between, summarize
 from grain_sft.provenance.documents import layouts_of, number_of_document, numbers_in
 from grain_sft.provenance.write import SUFFIXES, WRITERS, Columns, Labels, Writer, open_writer
@@ -24,7 +23,7 @@ _EVERY = 1000
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
-    parser.add_argument("config", help="path of a .yaml or .json config")
+    add_config(parser)
     asked = parser.add_argument_group("what is asked (one of these)").add_mutually_exclusive_group(required=True)
     asked.add_argument("--steps", metavar="A:B", help="steps A to B - 1, counted from 0; or one step")
     asked.add_argument(

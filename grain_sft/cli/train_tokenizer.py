@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 
-from grain_sft.cli.output import check_output
-from grain_sft.cli.progress import elapsed
-from grain_sft.cli.types import add_schema_argument, at_least
+from grain_sft.cli.arguments import add_schema, at_least, check_output
 from grain_sft.prepare.training import CHAT_TOKENS, MIN_VOCAB, conversation_lines, train_tokenizer
+from grain_sft.progress import elapsed
 from grain_sft.storage import files
 
 
@@ -21,27 +20,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--special-tokens", nargs="*", default=list(CHAT_TOKENS), help=f"(default: {' '.join(CHAT_TOKENS)})"
     )
-    add_schema_argument(parser)
+    add_schema(parser)
 
 
 def run(options: argparse.Namespace) -> int:
     """Train, and write the model."""
     check_output(options.output)
+    special = options.special_tokens
     with elapsed("Reading the texts") as rename:
-        lines = conversation_lines(options.inputs, options.schema, options.special_tokens)
-        model = train_tokenizer(
-            _then(lines, lambda: rename("Training")),
-            options.vocab_size,
-            options.special_tokens,
-            model_type=options.model_type,
-        )
+
+        def lines() -> Iterator[str]:
+            yield from conversation_lines(options.inputs, options.schema, special)
+            rename("Training")
+
+        model = train_tokenizer(lines(), options.vocab_size, special, model_type=options.model_type)
     files.write_bytes(options.output, model)
-    print(f"pieces  {options.vocab_size:,}, of them special: {' '.join(options.special_tokens) or 'none'}")
+    print(f"pieces  {options.vocab_size:,}, of them special: {' '.join(special) or 'none'}")
     print(f"written {options.output}")
     return 0
-
-
-def _then(lines: Iterable[str], call: Callable[[], None]) -> Iterator[str]:
-    """The lines, and a call after the last one."""
-    yield from lines
-    call()

@@ -7,9 +7,8 @@ import json
 import time
 from typing import Any
 
-from grain_sft.cli.opening import add_corpus_arguments, corpus_options
-from grain_sft.cli.progress import elapsed
-from grain_sft.cli.types import at_least, host_of
+from grain_sft.cli.arguments import add_corpus_options, add_format, at_least, corpus_options, host_of
+from grain_sft.progress import elapsed
 from grain_sft.sampling import Host
 from grain_sft.verify import KINDS, Report, verify
 
@@ -25,35 +24,32 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--as", dest="what", choices=KINDS, help="what it is (default: inferred from its name and first bytes)"
     )
-    parser.add_argument("--vocab-size", type=at_least(1), help="ids are below this (default: as the tokenizer says)")
-    parser.add_argument("--corpus", help="of a plan: what it is of")
-    parser.add_argument("--receipt", metavar="CODE", help="of a config: what its receipt is expected to be")
-    parser.add_argument("--host", type=host_of, default=Host(0, 1), metavar="h/H", help="of a config (default: 0/1)")
+    parser.add_argument("--vocab-size", type=at_least(1), help="ids are below this (default: the tokenizer's size)")
+    parser.add_argument("--corpus", help="with a plan: the corpus that it is of")
+    parser.add_argument("--receipt", metavar="CODE", help="with a config: the receipt that it must have")
+    parser.add_argument("--host", type=host_of, default=Host(0, 1), metavar="h/H", help="with a config (default: 0/1)")
     parser.add_argument("--refuse-duplicates", action="store_true", help="documents with equal tokens are an error too")
     parser.add_argument("--json", action="store_true", help="print as JSON")
     files = parser.add_argument_group("files, of a corpus")
-    add_corpus_arguments(files)
+    add_format(files)
+    add_corpus_options(files)
     files.add_argument(
-        "--root", metavar="FOLDER", help="that all files have to lie in, links followed (default: anywhere)"
+        "--root", metavar="FOLDER", help="folder that all files must lie in, links followed (default: anywhere)"
     )
     parser.set_defaults(parser=parser)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Look, print; 0 where it is sound, 1 where something is wrong."""
+    """Check and print: status 0 if it is sound, 1 if something is wrong."""
     if options.refuse_duplicates and not options.full:
         options.parser.error("--refuse-duplicates needs --full: duplicates are found by reading everything.")
     begin = time.perf_counter()
+    names = ("full", "what", "vocab_size", "corpus", "receipt", "host")
     with elapsed("Verifying"):
         report = verify(
             options.where,
-            full=options.full,
-            what=options.what,
-            vocab_size=options.vocab_size,
-            corpus=options.corpus,
-            receipt=options.receipt,
-            host=options.host,
             options=corpus_options(options) | {"root": options.root},
+            **{name: getattr(options, name) for name in names},
         )
     if options.refuse_duplicates:
         for finding in [each for each in report.findings if each.check == "duplicates"]:

@@ -8,12 +8,11 @@ from grain_sft.pipeline import Pipeline
 from grain_sft.sampling import IndexSampler
 from grain_sft.version import __version__
 from grain_sft.view import report_corpus, report_steps
-from grain_sft.view.report_speed import throughput
 from grain_sft.view.token_text import TokenTexts
 
 
 def make_report(
-    pipeline: Pipeline, texts: TokenTexts, *, name: str = "pipeline", steps: int = 64, seconds: float = 1.0
+    pipeline: Pipeline, texts: TokenTexts, *, name: str = "pipeline", steps: int = 64, throughput: Any = None
 ) -> dict[str, Any]:
     """What a run is made of, in bounded time: steps are a sample, and where there is very much of it the corpus too; the
     report says so.
@@ -21,11 +20,11 @@ def make_report(
     Args:
       name: what the pipeline is called.
       steps: sampled at most.
-      seconds: for which each speed is measured; 0 measures none.
+      throughput: Measured speed, as `grain_sft.bench.report_speed` returns it; None: not measured.
 
     Returns:
       name, version, receipt, parts, corpus, run; lengths, packing, left_out (see `report_corpus`); sampled (steps, of how
-      many), sources, filter (see `report_steps`), throughput (see `report_speed`; None where it was not measured).
+      many), sources, filter (see `report_steps`), throughput.
 
     Raises:
       CorpusFileError, CorpusError: files can't be read.
@@ -59,5 +58,5 @@ def make_report(
         },
         "sources": report_steps.sources(pipeline, chosen),
         "filter": report_steps.filtered(pipeline, chosen, texts),
-        "throughput": throughput(pipeline, seconds) if seconds else None,
+        "throughput": throughput,
     }

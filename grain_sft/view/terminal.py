@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -25,6 +27,13 @@ class Cell(NamedTuple):
     special: bool
     position: int
     ends_line: bool
+
+
+def wants_colour() -> bool:
+    """Return whether the output is a terminal or a notebook that is wanted in colour (https://no-color.org)."""
+    if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
+        return False
+    return sys.stdout.isatty() or "ipykernel" in type(sys.stdout).__module__
 
 
 def row_lines(view: RowView, texts: TokenTexts, *, colour: bool, width: int) -> Iterator[str]:

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 import re
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import sentencepiece
 
+from grain_sft.corpus import Corpus
 from grain_sft.prepare.tokenizers import HuggingFaceTokenizer, SentencePieceTokenizer, TiktokenTokenizer, Tokenizer
 from grain_sft.prepare.tokenizers.sentencepiece_model import FILE
+from grain_sft.provenance.text import find_tokenizer, tokenizer_of
 from grain_sft.view.visible import visible
 
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
@@ -51,6 +55,29 @@ class TokenTexts:
     def is_special(self, number: int) -> bool:
         """Whether the token has a meaning beyond its spelling."""
         return number in self._special
+
+
+def texts_of(
+    corpus: Corpus,
+    path: str | os.PathLike[str] | None,
+    say: Callable[[str], None] = lambda line: print(line, file=sys.stderr),
+    argument: str = "--tokenizer",
+) -> TokenTexts:
+    """Return the texts of the corpus's tokens.
+
+    Args:
+      corpus: Corpus whose folder `tokenizer` is used unless a path is given.
+      path: Path of a tokenizer.
+      say: Called with a line, where neither exists and ids have to be shown.
+      argument: What that line asks for.
+
+    Raises:
+      GrainSftError: the tokenizer cannot be loaded, or is another than the corpus was made with.
+    """
+    if path is None and (path := find_tokenizer(corpus)) is None:
+        say(f"No folder 'tokenizer' is beside the corpus: ids are shown. Give {argument}.")
+        return TokenTexts(None)
+    return TokenTexts(tokenizer_of(corpus, os.fspath(path)))
 
 
 def split_characters(texts: Sequence[str | None]) -> Iterator[tuple[int, int, str]]:

@@ -13,10 +13,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from grain_sft.cli import main as command_line
-from grain_sft.cli import progress
-from grain_sft.cli.main import COMMANDS, main
-from grain_sft.cli.parser import Parser
+from grain_sft import progress
+from grain_sft.cli.arguments import Parser
+from grain_sft.cli.main import COMMANDS, main, module_of
 from grain_sft.errors import PrepareError, RecordError
 from grain_sft.prepare.training import train_tokenizer
 from grain_sft.storage import files
@@ -38,7 +37,7 @@ def parsers() -> dict[str, Parser]:
     found = {}
     for name in COMMANDS:
         found[name] = Parser(prog=name)
-        command_line._module(name).add_arguments(found[name])
+        module_of(name).add_arguments(found[name])
     return found
 
 
@@ -224,7 +223,7 @@ def test_what_ends_the_texts_early_is_raised_as_it_is(kind: type[BaseException])
 def test_train_tokenizer_shows_progress(tmp_path: Path) -> None:
     """Through a pipe that never ends, so that the time it takes is ours."""
     program = (
-        "import sys, time; from grain_sft.cli import progress, train_tokenizer; progress.EVERY = 0.01\n"
+        "import sys, time; from grain_sft import progress; from grain_sft.cli import train_tokenizer; progress.EVERY = 0.01\n"
         "train_tokenizer.conversation_lines = lambda *_: (time.sleep(0.02) or 'some words here' for _ in range(10))\n"
         "from grain_sft.cli.main import main\n"
         "sys.exit(main(['train-tokenizer', 'x', '-o', sys.argv[1], '--vocab-size', '300', '--special-tokens']))"

@@ -181,14 +181,6 @@ def test_the_demo_says_what_it_trains_on(finished: Finished) -> None:
     assert re.search(r"rows    [\d,]+ of 256 tokens: \d\.\d conversations in a row, 0\.\d% padding", finished.output)
 
 
-@pytest.mark.heavy
-def test_the_demo_of_plain_text_ends_with_equal_runs(tmp_path: Path) -> None:
-    status, output, errors = demo(tmp_path, "--data", "text")
-    assert (status, errors) == (0, ""), output
-    assert "text    " in output and "windows" in output
-    assert "EQUAL: resumed and uninterrupted, all" in output
-
-
 def test_the_killed_run_left_off_early_and_the_resumed_one_took_up_its_checkpoint(finished: Finished) -> None:
     def steps(name: str) -> list[int]:
         return [each.step for each in log.read(finished.folder.runs / name / "log.jsonl")]
@@ -270,7 +262,6 @@ def test_a_url_is_no_folder(capsys: pytest.CaptureFixture[str]) -> None:
         (["--steps", "8"], "expected an integer"),
         (["--steps", "many"], "expected an integer"),
         (["--seed", "-1"], "expected an integer"),
-        (["--data", "code"], "choose from"),
     ],
 )
 def test_wrong_arguments_are_refused(arguments: list[str], expected: str, capsys: pytest.CaptureFixture[str]) -> None:

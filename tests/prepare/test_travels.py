@@ -202,7 +202,7 @@ def test_commands_refuse_another_tokenizer(folder, tmp_path, capsys):
 
 def test_only_few_documents_that_olmo_core_would_not_find_are_noted(capsys):
     """A template that ends all documents with a token of its own is no fault of the documents."""
-    from grain_sft.cli.preparing import print_summary
+    from grain_sft.cli.prepare import print_summary
 
     counts = {"documents": 100, "tokens": 5, "trainable_tokens": 1, "truncated": 0}
     manifest = {"format": "olmo", "splits": {"train": counts}, "dropped": {}, "rejected": 0}

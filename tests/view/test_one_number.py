@@ -10,10 +10,10 @@ import grain_sft
 from grain_sft import Host
 from grain_sft.bench import config_bench as of_config
 from grain_sft.bench import limit as limits
-from grain_sft.bench import packed, stages, throughput
+from grain_sft.bench import measuring, packed, stages, throughput
 from grain_sft.cli.main import main
 from grain_sft.layout.report import algorithm_title, padding_share
-from grain_sft.view import report_corpus, report_speed
+from grain_sft.view import report_corpus
 
 LENGTH, ROWS = 64, 8
 
@@ -50,7 +50,7 @@ def test_padding_is_the_same_in_pack_in_the_report_and_in_the_batches(run, capsy
 
 
 def test_there_is_one_limit():
-    for module in (stages, throughput, packed, report_speed):
+    for module in (stages, throughput, packed, measuring):
         assert module.limit is limits.limit and module.LIMIT == limits.LIMIT
 
 
@@ -64,5 +64,5 @@ def test_the_limit_copies_arrays_of_the_batch_each_once():
 def test_the_report_measures_that_limit(run):
     config, _ = run
     pipeline = grain_sft.load(config, host=Host(0, 1))
-    figures = report_speed.throughput(pipeline, 0.01)
+    figures = measuring.report_speed(pipeline, 0.01)
     assert figures["rows"][0]["name"] == limits.LIMIT and figures["rows"][0]["of_limit"] == 1

@@ -185,7 +185,7 @@ def test_windows_leave_out_the_ends_of_files(made):
     lines = report_corpus.left_out(pipeline)
     assert lines[0]["what"].startswith("ends of")
     assert lines[0]["tokens"] == sum(shard.num_tokens % 64 for shard in shards) > 0
-    report = make_report(pipeline, TokenTexts(None), steps=3, seconds=0)
+    report = make_report(pipeline, TokenTexts(None), steps=3)
     assert report["throughput"] is None and report["filter"]["used"] is False
     assert report["lengths"]["documents"] == len(pipeline.source.layout.corpus.documents)
 
@@ -234,7 +234,7 @@ def test_very_much_is_sampled_and_said(write_tokens, tmp_path, monkeypatch, conf
     monkeypatch.setattr(report_corpus, "MOST_SCANNED", 4000)
     monkeypatch.setattr(report_corpus, "MOST_PACKED", 60)
     monkeypatch.setattr(report_steps, "MOST_TOKENS", 1000)
-    report = make_report(load(path, host=Host(0, 1)), TokenTexts(None), steps=64, seconds=0)
+    report = make_report(load(path, host=Host(0, 1)), TokenTexts(None), steps=64)
     assert report["lengths"]["documents"] == 4 * 20
     assert report["lengths"]["sampled"].startswith("Of 4 of the 8 files at equal distances, 50.0% of the tokens")
     assert report["packing"]["sampled"].startswith("Of 3 of the 4 files")
@@ -243,7 +243,7 @@ def test_very_much_is_sampled_and_said(write_tokens, tmp_path, monkeypatch, conf
     *tried, multipack = report_corpus.packing(load(path, host=Host(0, 1)))["algorithms"]
     assert len(tried) == len(ALGORITHMS) - 1 and not any("error" in each for each in tried)
     assert multipack["algorithm"] == "multipack" and "Not tried" in multipack["error"]
-    few = make_report(load(config(), host=Host(0, 1)), TokenTexts(None), steps=1, seconds=0)
+    few = make_report(load(config(), host=Host(0, 1)), TokenTexts(None), steps=1)
     assert few["sampled"]["steps"] == 1
 
 

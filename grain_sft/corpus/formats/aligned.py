@@ -11,9 +11,10 @@ import numpy as np
 
 from grain_sft.corpus.boundaries import describe_boundaries
 from grain_sft.corpus.loss import LossFile, check_labels, scan_loss
-from grain_sft.corpus.scan import THREADS, with_progress
+from grain_sft.corpus.scan import THREADS
 from grain_sft.corpus.shard import TOKEN_DTYPES, Shard, check_plausible, scan_shard
 from grain_sft.errors import CorpusError
+from grain_sft.progress import with_progress
 from grain_sft.storage.file_stamp import MAGIC, read_head
 
 Dtype = np.dtype[np.unsignedinteger]
@@ -67,7 +68,7 @@ def scan_parts(
                     f"{parts[0].tokens}: dtype={dtype.name}; the tokens of this format are {' or '.join(allowed)}."
                 )
             results = pool.map(lambda part, loss: _scan(part, loss, dtype), unique, losses)
-            scans = dict(zip(unique, with_progress(results, len(unique)), strict=True))
+            scans = dict(zip(unique, with_progress(results, len(unique), "Scanning files"), strict=True))
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise

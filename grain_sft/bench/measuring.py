@@ -1,4 +1,4 @@
-"""What a report says of speed: the config's batches on this machine, beside the limit."""
+"""The speed of a config's batches on this machine, beside the limit, for `grain-sft report`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from grain_sft.source.npy import Element
 _WARM = 3
 
 
-def throughput(pipeline: Pipeline, seconds: float) -> dict[str, Any]:
+def report_speed(pipeline: Pipeline, seconds: float) -> dict[str, Any]:
     """Return the tokens a second of the limit (as in `grain-sft bench`), of one thread, and of the default threads.
 
     Args:

@@ -1,0 +1,89 @@
+"""How far long work is: a line on a terminal that is rewritten, and a new line now and then elsewhere."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import TypeVar
+
+EVERY = 5.0  # seconds between lines where stderr is not a terminal
+_REWRITTEN_EVERY = 0.2  # seconds, on a terminal
+_BAR = 30  # columns
+
+Progress = Callable[[str, int, int], None]
+"""Called with the name of the work, what is done of it, and what there is in all."""
+T = TypeVar("T")
+
+
+@contextlib.contextmanager
+def progress_bar() -> Iterator[Progress]:
+    """Show on stderr how much of the work is done, and the time that is left."""
+    terminal = sys.stderr.isatty()
+    every = _REWRITTEN_EVERY if terminal else EVERY
+    work, first, began, shown = "", 0, 0.0, 0.0
+
+    def show(what: str, done: int, total: int) -> None:
+        nonlocal work, first, began, shown
+        now = time.monotonic()
+        if what != work:
+            work, first, began, shown = what, done, now, now
+        if now - shown < every:
+            return
+        shown = now
+        part, rate = done / max(1, total), (done - first) / (now - began)
+        left = f", {(total - done) / rate:.0f} s left" if rate else ""
+        bar = f" {'━' * int(part * _BAR):<{_BAR}}" if terminal else ":"
+        _show(f"{what}{bar} {part:.0%}{left}", terminal)
+
+    try:
+        yield show
+    finally:
+        if terminal:
+            _show("", terminal)
+
+
+@contextlib.contextmanager
+def elapsed(what: str) -> Iterator[Callable[[str], None]]:
+    """Show on stderr how long work has taken whose end is not known. Nothing is left on a terminal.
+
+    Args:
+      what: Name of the work.
+
+    Yields:
+      A function that renames the work.
+    """
+    names, ended, began = [what], threading.Event(), time.monotonic()
+    terminal = sys.stderr.isatty()
+
+    def show() -> None:
+        while not ended.wait(1.0 if terminal else EVERY):
+            _show(f"{names[-1]}: {time.monotonic() - began:.0f} s", terminal)
+        if terminal:
+            _show("", terminal)
+
+    thread = threading.Thread(target=show, name="elapsed", daemon=True)
+    thread.start()
+    try:
+        yield names.append
+    finally:
+        ended.set()
+        thread.join()
+
+
+def with_progress(results: Iterable[T], total: int, what: str) -> Iterator[T]:
+    """Yield `results`, and show on a terminal how many of `total` have come."""
+    if not sys.stderr.isatty():
+        yield from results
+        return
+    with progress_bar() as show:
+        for number, result in enumerate(results):
+            show(what, number, total)
+            yield result
+
+
+def _show(line: str, terminal: bool) -> None:
+    before, after = ("\r\x1b[K", "") if terminal else ("", "\n")
+    print(f"{before}{line}", end=after, file=sys.stderr, flush=True)
