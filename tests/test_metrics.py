@@ -125,26 +125,7 @@ def test_counters_are_what_was_handed_out(folder, threads):
     assert counted("next_step") == len(steps)
 
 
-@pytest.mark.parametrize("threads", [0, 2])
-def test_what_is_written_down_until_it_is_counted_is_bounded(folder, threads, monkeypatch):
-    monkeypatch.setattr(metrics, "WRITTEN_DOWN", 5)
-    pipeline, counts = make(folder), Counts("wait_seconds_count", "rows_total", "make_seconds_count")
-    for _ in range(4):  # of many short iterators, nobody asking
-        with closing(pipeline.iter(threads=threads)) as batches:
-            for _ in zip(range(3), batches, strict=False):
-                assert len(metrics.handed_out) <= 5 * metrics.HANDED_OUT
-    with closing(pipeline.iter(threads=threads)) as batches:  # of a long one, while somebody asks again and again
-        for _ in batches:
-            metrics.count()
-            assert not metrics.handed_out
-    steps = 4 * 3 + ROWS // BATCH
-    found = counts()
-    assert found["wait_seconds_count"] == steps and found["rows_total"] == steps * BATCH
-    assert found["make_seconds_count"] >= steps
-
-
-def test_each_batch_is_counted_once_where_threads_hand_out_and_count_at_once(folder, monkeypatch):
-    monkeypatch.setattr(metrics, "WRITTEN_DOWN", 3)
+def test_each_batch_is_counted_once_where_threads_hand_out_and_collect_at_once(folder):
     counts = Counts("wait_seconds_count", "make_seconds_count", "rows_total", "tokens_total")
     pipeline, rounds, threads, over = make(folder), 20, 4, threading.Event()
 
@@ -156,7 +137,7 @@ def test_each_batch_is_counted_once_where_threads_hand_out_and_count_at_once(fol
 
     def keep_counting():
         while not over.is_set():
-            metrics.count()
+            list(prometheus_client.REGISTRY.collect())
 
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-5)
@@ -181,7 +162,7 @@ def test_each_batch_is_counted_once_where_threads_hand_out_and_count_at_once(fol
 
 
 def test_a_batch_leaves_nothing_that_the_garbage_collector_walks_over(folder):
-    steps = 600  # fewer than are written down before they are counted
+    steps = 600
     source, sampler = make(folder).source, IndexSampler(ROWS, global_batch_size=BATCH, seed=3)
     with closing(Pipeline(source, sampler, [ShiftTargets()]).iter(threads=0)) as iterator:
         for _ in range(steps):
@@ -248,7 +229,7 @@ def test_without_prometheus_client_a_server_says_what_to_install(monkeypatch):
 
 @pytest.mark.parametrize("threads", [0, 2])
 def test_a_transform_that_hangs_is_named_while_it_hangs(folder, log, threads):
-    names = r"Step 0: no batch after [\d.]+ s\.\n  .*: making step 0 for .* in the transform Holds \(.*metrics.py:\d+ in wait\)"
+    names = r"Step 0: no batch after [\d.]+ s\.\n  .*: making step 0 for .* in the transform Holds"
     with closing(make(folder, Holds(log, names)).iter(threads=threads)) as batches:
         next(batches)
         assert log.find(names)
@@ -280,16 +261,14 @@ def test_a_shard_that_does_not_open_is_named(folder, log, monkeypatch):
     monkeypatch.setattr(local_file, "open_regular", opened.get)
 
     def let_go():
-        log.wait(f"opening {re.escape(str(folder / '0.npy'))} ")
+        log.wait(f"opening {re.escape(str(folder / '0.npy'))}")
         for _ in range(10):
             opened.put(-1)
 
     threading.Thread(target=let_go).start()
     with pytest.raises(CorpusFileError), closing(pipeline.iter()) as batches:
         next(batches)
-    assert log.find(
-        r"grain_sft-read_\d: making step [01] for .* opening .*0\.npy \(grain_sft/storage/local_file\.py:\d+ in __init__\)"
-    )
+    assert log.find(r"grain_sft-read_\d: making step [01] for .* opening .*0\.npy")
     assert log.find(r"Step 0 failed after")
 
 
@@ -366,7 +345,7 @@ def test_a_server_that_does_not_answer_is_named_with_its_try(server, log):
     with closing(pipeline.iter(threads=0)) as batches:
         next(batches)
     assert log.find(sentence), log.lines
-    assert log.find(r"asking for \d+ parts of remote files \(grain_sft/storage/remote_requests\.py")
+    assert log.find(r"asking for \d+ parts of remote files")
     assert counts() == {"remote_retries_total": 1, "remote_received_bytes_total": server.sent - sent}
     assert read() == {"read_bytes_total": BATCH * LENGTH * 4}
 
@@ -528,5 +507,5 @@ print(registry.get_sample_value("grain_sft_read_bytes_total", {"store": "local"}
     assert lines == ["16.0", "4.0", "True"]
     worker = re.search(r"Step \d: no batch after .* s\.\n  it is to come from worker process (\d+); \1 is ", said)
     assert worker, said
-    names = r"Worker process (\d+): no batch after .* s\.\n  .*: making step 2 for .*: in the transform Sleeper \("
+    names = r"Worker process (\d+): no batch after .* s\.\n  .*: making step 2 for .*: in the transform Sleeper"
     assert re.search(names, said), said

@@ -22,11 +22,11 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 from grain_sft.arguments import as_integer
 from grain_sft.errors import PipelineError
 from grain_sft.integrations.checkpoint import data_state, resume_step
-from grain_sft.pipeline import Pipeline
-from grain_sft.pipeline.delivery import StepIterator
+from grain_sft.pipeline import Delivery, Pipeline, StepIterator
 from grain_sft.pipeline.iterator import checked_step
 from grain_sft.pipeline.read_ahead import ReadAhead
 from grain_sft.source.npy import Element
+from grain_sft.storage import activity
 
 AHEAD = 2  # batches whose transfer to the devices has begun before they are asked for
 THREADS = 2
@@ -144,7 +144,7 @@ class GlobalBatches(StepIterator[GlobalBatch]):
         self._threads = as_integer("threads", threads, 1, PipelineError)
         self._allow_other_data, self._prepare = allow_other_data, prepare
         self._ways = {rows: self._way_of(rows) for rows in set(pipeline.sampler.batch_sizes.sizes)}
-        super().__init__(checked_step(pipeline, start_step), pipeline.end_step)
+        super().__init__(pipeline, checked_step(pipeline, start_step))
 
     def _way_of(self, batch_rows: int) -> _Directly | _ByLoaders:
         """How batches of so many rows get to the devices."""
@@ -178,7 +178,7 @@ class GlobalBatches(StepIterator[GlobalBatch]):
             batch = slot.value
         return self._way(step).finish(batch)
 
-    def _record(self, step: int, delivery: object) -> None:
+    def _record(self, step: int, delivery: Delivery) -> None:
         if self.pipeline.audit is not None and self._way(step).writer == jax.process_index():
             self.pipeline.audit.handed_out(self.pipeline, step, delivery)
 
@@ -206,7 +206,8 @@ class GlobalBatches(StepIterator[GlobalBatch]):
     def _put(self, step: int) -> GlobalBatch:
         """The batch of `step`, on its way to this process's devices."""
         way = self._way(step)
-        batch = self.pipeline.read(step, way.reads)
+        with activity.making_batch(self.pipeline, step):
+            batch = self.pipeline.read(step, way.reads)
         if self.pipeline.first_steps.left:
             self.pipeline.first_steps.check(self.pipeline, step, batch)
         expected = (len(way.reads), self.pipeline.source.layout.sequence_length)

@@ -23,7 +23,7 @@ from grain_sft.errors import ConfigError, GrainSftError, MissingExtraError
 from grain_sft.integrations import maxtext_checks as checks
 from grain_sft.integrations.checkpoint import RunRecord
 from grain_sft.integrations.jax_arrays import GlobalBatch, GlobalBatches, process_rows
-from grain_sft.pipeline import Pipeline
+from grain_sft.pipeline import Delivery, Pipeline
 from grain_sft.sampling import Host
 from grain_sft.sampling.orders_table import WITHOUT_EPOCHS
 
@@ -90,7 +90,7 @@ class MaxTextBatches(GlobalBatches):
             self.failure = error
             raise
 
-    def _record(self, step: int, delivery: object) -> None:
+    def _record(self, step: int, delivery: Delivery) -> None:
         try:
             super()._record(step, delivery)
         except Exception as error:

@@ -1,13 +1,13 @@
-"""Watchdog: says in the log where a run stalls while it stalls, and from time to time how it goes.
+"""Watchdog: names in the log what a run waits for while it waits, and logs from time to time how it goes.
 
-One thread looks at all iterators of the process, about once a second; `next` itself only writes down when it began. The
-thread is there from the first `next` of an iterator until the last iterator is closed or collected.
+One thread checks all open iterators of the process, about once a second. It exists while an iterator is open.
 """
 
 from __future__ import annotations
 
 import _thread
 import atexit
+import collections
 import contextlib
 import math
 import os
@@ -15,230 +15,217 @@ import queue
 import sys
 import threading
 import weakref
-from threading import get_ident
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from absl import logging
 
 from grain_sft.errors import PipelineError
-from grain_sft.observers import in_flight as making
-from grain_sft.observers import metrics
-from grain_sft.observers import stacks as places
-from grain_sft.observers.tally import Tally, Totals
+from grain_sft.pipeline import Delivery, IteratorStats, Observer, Pipeline, StepIterator
 from grain_sft.source import workers
-from grain_sft.storage.forks import renew_lock
-
-if TYPE_CHECKING:
-    from grain_sft.pipeline import Pipeline
+from grain_sft.storage import activity
 
 STALL_VARIABLE = "GRAIN_SFT_STALL_SECONDS"
 SUMMARY_VARIABLE = "GRAIN_SFT_LOG_EVERY"
 
-_LOOKS = 8  # within the time that is called a stall
+_CHECKS = 8  # within the time that is called a stall
 _LONGEST_PAUSE = 1.0  # seconds
+_STATES = {
+    "R": "running",
+    "S": "waiting",
+    "D": "waiting for a disk or network file system",
+    "T": "stopped by a signal",
+    "t": "stopped by a debugger",
+    "Z": "dead",
+}
 
 
 class Settings(NamedTuple):
-    """After how many seconds of waiting a stall is logged, again after twice as many, and so on, and how many seconds
-    lie between two summaries; 0: never."""
+    """Times of the watchdog, in seconds; 0 means never.
+
+    Attributes:
+      stall: Wait after which a stall is logged, and again after twice as long.
+      summary: Time between two summaries.
+    """
 
     stall: float = 30.0
     summary: float = 0.0
 
     @classmethod
     def from_environment(cls) -> Settings:
-        """Of $GRAIN_SFT_STALL_SECONDS and $GRAIN_SFT_LOG_EVERY.
+        """Return the values of $GRAIN_SFT_STALL_SECONDS and $GRAIN_SFT_LOG_EVERY.
 
         Raises:
-          PipelineError: no such number.
+          PipelineError: A value is not a number of seconds.
         """
         return cls(_seconds(STALL_VARIABLE, cls().stall), _seconds(SUMMARY_VARIABLE, cls().summary))
 
 
-class Watched(Protocol):
-    """Something whose `next` is watched."""
+class _Watch:
+    """Waits of one iterator."""
 
-    def whereabouts(self) -> list[str]:
-        """What makes the batch that is waited for, a line each."""
+    def __init__(self, iterator: StepIterator[Any], settings: Settings, dog: Watchdog) -> None:
+        self._iterator, self.stats, self.settings, self._dog = weakref.ref(iterator), iterator.stats, settings, dog
+        self._warned: tuple[int, float] | None = None  # wait that was logged
+        self._next_warning = settings.stall
+        self._summary = _Summary.of(perf_counter(), self.stats)
+
+    def is_open(self) -> bool:
+        return self._iterator() is not None
+
+    def check(self, now: float) -> None:
+        """Log what has to be logged now."""
+        waiting = self.stats.waiting
+        if self._warned is not None and waiting != self._warned:
+            self._warned, self._next_warning = None, self.settings.stall
+        if waiting is not None and self.settings.stall and now - waiting[1] >= self._next_warning:
+            self._warn(waiting, now - waiting[1])
+        if self.settings.summary and now - self._summary.time >= self.settings.summary:
+            self._summary = self._summary.log(now, self.stats)
+
+    def _warn(self, waiting: tuple[int, float], seconds: float) -> None:
+        iterator = self._iterator()
+        if iterator is None:
+            return
+        pids = iterator.worker_pids()
+        if pids is None:
+            lines = activity.describe_makers(iterator.pipeline) or ["no thread is making a batch"]
+        else:
+            states = ", ".join(f"{pid} is {_state(pid)}" for pid in sorted(pids))
+            lines = [f"it is to come from worker process {pids[0]}; {states}" if pids else "no worker process is alive"]
+        if self.stats.waiting != waiting:
+            return  # the batch came meanwhile
+        self._warned, self._next_warning = waiting, _doubled(self._next_warning, seconds)
+        self._dog.stalled.add((id(iterator.pipeline), waiting[0]))
+        recent = list(self._dog.recent)
+        if recent:
+            lines.append(f"before, a batch took {_short(sum(recent) / len(recent))} to make on average")
+        if self.stats.steps:
+            lines.append(f"before, the training loop took {_short(self.stats.elsewhere / self.stats.steps)} a step")
+        logging.warning("Step %d: no batch after %.1f s.\n%s", waiting[0], seconds, _indented(lines))
 
 
 class _Summary(NamedTuple):
-    """When one was logged, at which step, and what was counted by then."""
+    """Statistics of an iterator when the last summary was logged."""
 
-    at: float
-    step: int
-    totals: Totals
+    time: float
+    steps: int
+    tokens: int
+    waited: float
+    elsewhere: float
 
+    @classmethod
+    def of(cls, now: float, stats: IteratorStats) -> _Summary:
+        return cls(now, stats.steps, stats.tokens, stats.waited, stats.elsewhere)
 
-class Watch:
-    """How long an iterator's batches are waited for.
-
-    Attributes:
-      open: whether the iterator still gives batches.
-      watched: whether the watchdog knows of this, or need not.
-    """
-
-    def __init__(self, owner: Watched, pipeline: Pipeline | None) -> None:
-        self.settings = Settings.from_environment()
-        self.watched = not (self.settings.stall or self.settings.summary)
-        self.open = True
-        self._owner, self._pipeline = weakref.ref(owner), pipeline
-        self._thread = 0
-        self._since = 0.0  # 0: nobody waits
-        self._step = 0
-        self._tally = Tally(here=pipeline is not None)
-        self._most = 0 if metrics.AT_ONCE else metrics.WRITTEN_DOWN * metrics.HANDED_OUT
-        self._next_warning = self.settings.stall
-        self._warned = False
-        self._last_summary: _Summary | None = None
-        if pipeline is not None:
-            making.add(self)
-
-    def begin(self, step: int) -> None:
-        """The batch of `step` is waited for from now on."""
-        self._thread, self._step, self._since = get_ident(), step, perf_counter()
-        if not self.watched:
-            _watchdog.add(self)
-
-    def came(self, batch: Any) -> None:
-        """It came."""
-        now, since = perf_counter(), self._since
-        self._since = 0.0
-        if self._warned:
-            self._ended("came", now - since)
-        try:
-            shape = next(iter(batch.values())).shape
-            rows, tokens = shape[0], math.prod(shape)
-        except (AttributeError, IndexError, TypeError, StopIteration):
-            # what a transform made of it is no dict of arrays
-            rows = tokens = 0
-        metrics.handed_out.extend((since, now, self._step, rows, tokens, self._tally))
-        if len(metrics.handed_out) > self._most:
-            metrics.count()
-
-    def failed(self) -> None:
-        """It failed."""
-        seconds, self._since = perf_counter() - self._since, 0.0
-        if self._warned:
-            self._ended("failed", seconds)
-
-    def _ended(self, how: str, seconds: float) -> None:
-        self._next_warning, self._warned = self.settings.stall, False
-        logging.warning("Step %d %s after %.1f s.", self._step, how, seconds)
-
-    def making(self) -> making.Making | None:
-        """The batch that is made here and now, by the thread that waits for it."""
-        thread, step, since = self._thread, self._step, self._since
-        return making.Making(thread, step, since, self._pipeline) if since and self._pipeline is not None else None
-
-    def pause(self) -> float:
-        """Seconds until this is to be looked at again."""
-        shortest = min(seconds for seconds in self.settings if seconds)
-        return min(_LONGEST_PAUSE, shortest / _LOOKS)
-
-    def look(self) -> None:
-        """Log what there is to be said now."""
-        now, since = perf_counter(), self._since
-        if since and self.settings.stall and now - since >= self._next_warning:
-            self._warn(now - since)
-        if self.settings.summary:
-            last = self._last_summary
-            if last is None or now - last.at >= self.settings.summary:
-                self._last_summary = _Summary(now, self._step, self._totals())
-                if last is not None:
-                    self._summarise(last, self._last_summary)
-
-    def forked(self) -> None:
-        """This is a new process, in which nobody waits."""
-        self._since, self.watched = 0.0, not any(self.settings)
-
-    def _totals(self) -> Totals:
-        """Of all batches that came."""
-        metrics.count()
-        return self._tally.totals
-
-    def _warn(self, seconds: float) -> None:
-        owner = self._owner()
-        step = self._step
-        lines = ["nothing makes it"] if owner is None else owner.whereabouts() or ["no thread is making a batch"]
-        if not self._since or self._step != step:
-            return  # it came meanwhile
-        self._next_warning, self._warned = _doubled(self._next_warning, seconds), True
-        mean = metrics.mean_seconds_to_make()
-        if mean is not None:
-            lines.append(f"before, a batch took {_short(mean)} to make on average")
-        counted = self._totals()
-        if counted.steps:
-            lines.append(f"before, the training loop took {_short(counted.elsewhere / counted.steps)} a step")
-        logging.warning("Step %d: no batch after %.1f s.\n%s", step, seconds, _indented(lines))
-
-    def _summarise(self, last: _Summary, now: _Summary) -> None:
-        begun, ended = last.totals, now.totals
-        steps, seconds = ended.steps - begun.steps, now.at - last.at
+    def log(self, now: float, stats: IteratorStats) -> _Summary:
+        """Log what happened since this summary; return the next one."""
+        following = self.of(now, stats)
+        steps, seconds = following.steps - self.steps, now - self.time
+        # absl hides INFO unless its verbosity is raised
+        log = logging.info if logging.level_info() else logging.warning
         if not steps:
-            _log("No step in %.0f s; the last one asked for is %d.", seconds, now.step)
-            return
-        longest, self._tally.longest = self._tally.longest, 0.0
-        _log(
+            log("No step in %.0f s; the next one is %d.", seconds, stats.next_step)
+            return following
+        longest, stats.longest = stats.longest, 0.0
+        log(
             "Steps %d to %d: %.0f tokens/s, %.2f steps/s; waited %s a step, %s at most; the training loop took %s a step.",
-            now.step - steps + (0 if self._since else 1),
-            now.step - (1 if self._since else 0),
-            (ended.tokens - begun.tokens) / seconds,
+            stats.next_step - steps,
+            stats.next_step - 1,
+            (following.tokens - self.tokens) / seconds,
             steps / seconds,
-            _short((ended.waited - begun.waited) / steps),
+            _short((following.waited - self.waited) / steps),
             _short(longest),
-            _short((ended.elsewhere - begun.elsewhere) / steps),
+            _short((following.elsewhere - self.elsewhere) / steps),
         )
+        return following
 
 
-class WorkerWatch:
-    """What the threads of a worker process make, and since when: their stacks are seen from within only. Attributes as
-    those of `Watch`."""
+class _WorkerWatch:
+    """Batches that the threads of this worker process make."""
+
+    stats = None
 
     def __init__(self, settings: Settings) -> None:
-        self.settings, self.watched, self.open = settings, False, True
-        self._next_warning: dict[making.Making, float] = {}
+        self.settings = settings
+        self._next_warning: dict[activity.Making, float] = {}
 
-    def pause(self) -> float:
-        """Seconds until this is to be looked at again."""
-        return min(_LONGEST_PAUSE, self.settings.stall / _LOOKS)
+    def is_open(self) -> bool:
+        return True
 
-    def look(self) -> None:
-        """Log what there is to be said now."""
-        now, current = perf_counter(), making.now()
-        self._next_warning = {each: self._next_warning.get(each, self.settings.stall) for each in current}
-        late = [each for each in current if now - each.since >= self._next_warning[each]]
+    def check(self, now: float) -> None:
+        current = list(activity.making.copy().values())
+        self._next_warning = {entry: self._next_warning.get(entry, self.settings.stall) for entry in current}
+        late = [entry for entry in current if now - entry.since >= self._next_warning[entry]]
         if not late:
             return
-        for each in late:
-            self._next_warning[each] = _doubled(self._next_warning[each], now - each.since)
-        lines, seconds = places.of_makers(None), now - late[0].since
+        for entry in late:
+            self._next_warning[entry] = _doubled(self._next_warning[entry], now - entry.since)
+        seconds, lines = now - min(entry.since for entry in late), activity.describe_makers()
         logging.warning("Worker process %d: no batch after %.1f s.\n%s", os.getpid(), seconds, _indented(lines))
 
-    def forked(self) -> None:
-        """This is a new process."""
 
+class Watchdog(Observer):
+    """Observer that logs stalls and summaries of all iterators of this process.
 
-class _Watchdog:
-    """The thread."""
+    Attributes:
+      recent: Seconds that each of the last batches took to be made.
+      stalled: Pipelines, by id, and steps whose stall was logged and has not ended.
+    """
 
     def __init__(self) -> None:
-        self._watches: weakref.WeakSet[Watch | WorkerWatch] = weakref.WeakSet()
+        self.recent: collections.deque[float] = collections.deque(maxlen=256)
+        self.stalled: set[tuple[int, int]] = set()
+        self._over = False
+        self._begin()
+        atexit.register(self._end)
+        os.register_at_fork(after_in_child=self._begin)
+
+    def _begin(self) -> None:
+        """Begin in a new process, which has no thread of the watchdog's."""
+        self._watches: list[_Watch | _WorkerWatch] = []
+        self._in_worker = False
         self._lock = threading.Lock()
-        renew_lock(self)
         # neither Event nor Thread.start: they hang when an exception, as Ctrl-C, arrives inside them
         self._wake: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
-        self._over = False
 
-    def add(self, watch: Watch | WorkerWatch) -> None:
-        """Look at this one too."""
+    def iterator_opened(self, iterator: StepIterator[Any]) -> None:
+        settings = Settings.from_environment()
+        if any(settings):
+            self._add(_Watch(iterator, settings, self))
+
+    def worker_started(self, pipeline: Pipeline) -> None:
+        settings = Settings.from_environment()
+        if settings.stall and not self._in_worker and workers.in_worker():
+            self._in_worker = True
+            self._add(_WorkerWatch(settings))
+
+    def batch_made(self, pipeline: Pipeline, step: int, seconds: float) -> None:
+        self.recent.append(seconds)
+
+    def batch_handed_out(self, delivery: Delivery) -> None:
+        if self.stalled:
+            self._ended(delivery.pipeline, delivery.step, "came", delivery.seconds)
+
+    def batch_failed(self, iterator: StepIterator[Any], step: int, seconds: float, error: BaseException) -> None:
+        if self.stalled:
+            self._ended(iterator.pipeline, step, "failed", seconds)
+
+    def _ended(self, pipeline: Pipeline, step: int, outcome: str, seconds: float) -> None:
+        if (id(pipeline), step) in self.stalled:
+            self.stalled.discard((id(pipeline), step))
+            logging.warning("Step %d %s after %.1f s.", step, outcome, seconds)
+
+    def iterator_closed(self, iterator: StepIterator[Any]) -> None:
+        with self._lock:
+            self._watches = [watch for watch in self._watches if watch.stats is not iterator.stats]
+
+    def _add(self, watch: _Watch | _WorkerWatch) -> None:
         with self._lock:
             if self._over or sys.is_finalizing():  # a thread that starts now would hang
-                watch.watched = True
                 return
-            self._watches.add(watch)
+            self._watches.append(watch)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="grain_sft-watchdog", daemon=True)
                 try:
@@ -246,71 +233,53 @@ class _Watchdog:
                 except RuntimeError:  # the interpreter ends, or the process may have no more threads
                     self._thread = None
             self._wake.put(None)
-            watch.watched = True
 
-    def end(self) -> None:
-        """The interpreter is about to end."""
+    def _end(self) -> None:
+        """End the thread before the interpreter ends."""
         self._over = True
         self._wake.put(None)
         thread = self._thread
         if thread is not None and thread.ident is not None:
             thread.join(1.0)
 
-    def forked(self) -> None:
-        """This is a new process: the thread was not taken along."""
-        for watch in list(self._watches):
-            watch.forked()
-        self._watches = weakref.WeakSet()
-        self._thread, self._wake = None, queue.SimpleQueue()
-
     def _run(self) -> None:
         while True:
             with self._lock:
-                watches = [watch for watch in self._watches if watch.open]
+                watches = self._watches = [watch for watch in self._watches if watch.is_open()]
                 if self._over or not watches:
                     self._thread = None
                     return
             for watch in watches:
                 try:
-                    watch.look()
+                    watch.check(perf_counter())
                 except Exception as error:  # a run doesn't end because of what watches it
                     logging.warning("The watchdog of stalls failed: %r", error)
                     self._over = True
-            pause = min(watch.pause() for watch in watches)
+            shortest = min(seconds for watch in watches for seconds in watch.settings if seconds)
             del watches, watch
             with contextlib.suppress(queue.Empty):
-                self._wake.get(timeout=pause)
+                self._wake.get(timeout=min(_LONGEST_PAUSE, shortest / _CHECKS))
 
 
-_watchdog = _Watchdog()
-_worker: list[WorkerWatch] = []  # of this process: one at most
-
-atexit.register(_watchdog.end)
-os.register_at_fork(after_in_child=_watchdog.forked)
-
-
-def watch_worker() -> None:
-    """In a worker process of Grain's, have stalls logged; elsewhere, their iterator's watch does it."""
-    settings = Settings.from_environment()
-    if settings.stall and not _worker and workers.in_worker():
-        _worker.append(WorkerWatch(settings))
-        _watchdog.add(_worker[0])
-
-
-def _log(text: str, *values: Any) -> None:
-    """Log what was asked for by $GRAIN_SFT_LOG_EVERY: absl hides INFO unless its verbosity is raised."""
-    (logging.info if logging.level_info() else logging.warning)(text, *values)
+def _state(pid: int) -> str:
+    """Return the system's state of a process."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            letter = file.read().rpartition(")")[2].split()[0]
+    except OSError:
+        return "gone"
+    return _STATES.get(letter, letter)
 
 
 def _doubled(warning: float, seconds: float) -> float:
-    """The next time, doubled from the last one, that is not over yet."""
+    """Return the next of the doubling times that is not over yet."""
     while warning <= seconds:
         warning *= 2
     return warning
 
 
 def _short(seconds: float) -> str:
-    """A time with two digits: "58 µs", "1.2 ms", "3 s"."""
+    """Return a time with two digits: "58 µs", "1.2 ms", "3 s"."""
     for unit, size in (("s", 1.0), ("ms", 1e-3)):
         if seconds >= size:
             return f"{seconds / size:.{1 if seconds < 10 * size else 0}f} {unit}"

@@ -12,10 +12,8 @@ from absl import logging
 
 from grain_sft.arguments import as_integer
 from grain_sft.errors import PipelineError, RowIndexError
-from grain_sft.observers import in_flight as making
-from grain_sft.observers import stacks as places
-from grain_sft.observers import watchdog
 from grain_sft.pipeline.delivery import StepIterator
+from grain_sft.pipeline.observer import Delivery, make_batch, observers_of
 from grain_sft.pipeline.read_ahead import ReadAhead
 from grain_sft.source import workers
 from grain_sft.source.npy import Element
@@ -49,7 +47,7 @@ class PipelineIterator(StepIterator[Element]):
         threads = as_integer("threads", threads, 0, PipelineError)
         prefetch = as_integer("prefetch", prefetch, 0, PipelineError)
         worker_count = as_integer("worker_count", worker_count, 0, PipelineError)
-        self._pipeline, self._first_steps = pipeline, pipeline.first_steps
+        self._first_steps = pipeline.first_steps
         self._direct = not threads and not worker_count
         self._threads, self._prefetch = threads, max(prefetch, threads)
         self._read_options = grain.ReadOptions(
@@ -57,21 +55,12 @@ class PipelineIterator(StepIterator[Element]):
         )
         self._workers = grain.MultiprocessingOptions(num_workers=worker_count, per_worker_buffer_size=max(1, prefetch))
         self._from_workers: workers.InOrder | None = None
-        start = checked_step(pipeline, start_step)
-        self._watch = watchdog.Watch(self, pipeline if self._direct else None)
-        super().__init__(start, pipeline.end_step)
+        super().__init__(pipeline, checked_step(pipeline, start_step))
 
     def _make(self, step: int) -> Element:
-        watch = self._watch
-        watch.begin(step)
-        try:
-            batch = self._pipeline[step] if self._direct else self._take(step)
-            if self._first_steps.left:
-                self._first_steps.check(self._pipeline, step, batch)
-        except BaseException:
-            watch.failed()
-            raise
-        watch.came(batch)
+        batch = make_batch(self.pipeline, step) if self._direct else self._take(step)
+        if self._first_steps.left:
+            self._first_steps.check(self.pipeline, step, batch)
         return batch
 
     def _take(self, step: int) -> Element:
@@ -91,16 +80,17 @@ class PipelineIterator(StepIterator[Element]):
             ) from error
         raise error
 
-    def whereabouts(self) -> list[str]:
-        """What makes the batch that is waited for, and where it is: a line each."""
+    def worker_pids(self) -> list[int] | None:
         source = self._from_workers
         if source is None or source.iterator is None:
-            return places.of_makers(self._pipeline)
-        return places.of_workers(workers.processes(source.iterator), self.next_step - source.start)
+            return None
+        pids = [process.pid for process in workers.processes(source.iterator)]
+        turn = (self.next_step - source.start) % max(1, len(pids))
+        return pids[turn:] + pids[:turn]
 
-    def _record(self, step: int, delivery: object) -> None:
-        if self._pipeline.audit is not None:
-            self._pipeline.audit.handed_out(self._pipeline, step, delivery)
+    def _record(self, step: int, delivery: Delivery) -> None:
+        if self.pipeline.audit is not None:
+            self.pipeline.audit.handed_out(self.pipeline, step, delivery)
 
     def start_prefetch(self) -> None:
         """Begin to make batches, so that the first is ready when it is asked for."""
@@ -119,7 +109,7 @@ class PipelineIterator(StepIterator[Element]):
         if self._ahead is None:
             if not self._workers.num_workers:
                 self._ahead = ReadAhead(
-                    functools.partial(making.make, self._pipeline),
+                    functools.partial(make_batch, self.pipeline),
                     start=step,
                     end=self._end,
                     ahead=self._prefetch,
@@ -127,7 +117,7 @@ class PipelineIterator(StepIterator[Element]):
                     name="grain_sft-read",
                 )
             else:
-                steps = Steps(self._pipeline, step).to_iter_dataset(self._read_options).mp_prefetch(self._workers)
+                steps = Steps(self.pipeline, step).to_iter_dataset(self._read_options).mp_prefetch(self._workers)
                 source = self._from_workers = workers.InOrder(steps, step)
                 self._ahead = ReadAhead(
                     source.next,
@@ -142,7 +132,7 @@ class PipelineIterator(StepIterator[Element]):
 
     def get_state(self) -> dict[str, Any]:
         """JSON-ready: the next step, and what the batches depend on but for the host."""
-        return {_STEP: self.next_step, _PIPELINE: self._pipeline.data_key}
+        return {_STEP: self.next_step, _PIPELINE: self.pipeline.data_key}
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Go to the step of `state`.
@@ -153,19 +143,13 @@ class PipelineIterator(StepIterator[Element]):
         """
         if not isinstance(state, dict) or not isinstance(state.get(_STEP), int):
             raise PipelineError(f"not the state of a grain_sft pipeline: {state!r}; expected a '{_STEP}'.")
-        expected = self._pipeline.data_key
+        expected = self.pipeline.data_key
         if state.get(_PIPELINE, expected) != expected:
             raise PipelineError(
                 f"the state is of another pipeline.\n  state:    {state[_PIPELINE]}\n  pipeline: {expected}\n"
                 "Give the run its old data, or start at a step of your choice with pipeline.iter(start_step=...)."
             )
-        self._go_to(checked_step(self._pipeline, state[_STEP]))
-
-    def close(self) -> None:
-        """Stop threads and workers. `next` raises afterwards."""
-        if not self._closed:
-            self._watch.open = False
-        super().close()
+        self._go_to(checked_step(self.pipeline, state[_STEP]))
 
     def _get_next_index(self) -> int:
         return self.next_step
@@ -191,14 +175,19 @@ class Steps(grain.MapDataset[Element]):
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
             return self.slice(index)
-        return making.make(self._pipeline, self._start + index % self._length)
+        return make_batch(self._pipeline, self._start + index % self._length)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        watchdog.watch_worker()
+        _worker_started(self._pipeline)
 
     def __str__(self) -> str:
         return f"GrainSftSteps(start={self._start})"
+
+
+def _worker_started(pipeline: Pipeline) -> None:
+    for observer in observers_of(pipeline):
+        observer.worker_started(pipeline)
 
 
 def make_data_loader(pipeline: Pipeline, worker_count: int, start_step: int) -> grain.DataLoader:
@@ -226,11 +215,11 @@ class _StepSource(grain.sources.RandomAccessDataSource[Element]):
         return self._pipeline.end_step
 
     def __getitem__(self, step: int) -> Element:
-        return making.make(self._pipeline, step)
+        return make_batch(self._pipeline, step)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        watchdog.watch_worker()
+        _worker_started(self._pipeline)
 
     def __repr__(self) -> str:
         return repr(self._pipeline)

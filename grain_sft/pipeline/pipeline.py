@@ -7,6 +7,7 @@ import os
 import re
 import sys
 from collections.abc import Sequence
+from threading import get_ident
 from typing import TYPE_CHECKING
 
 import grain
@@ -17,10 +18,12 @@ from grain_sft.errors import PipelineError, WrongTypeError
 from grain_sft.html_table import html_facts
 from grain_sft.pipeline.first_steps import FirstSteps
 from grain_sft.pipeline.iterator import PREFETCH, READ_THREADS, PipelineIterator, Steps, make_data_loader
+from grain_sft.pipeline.observer import Observer
 from grain_sft.pipeline.receipt import Receipt, receipt_of
 from grain_sft.sampling import MixtureSampler, Sampler
 from grain_sft.source.mixture import MixtureSource
 from grain_sft.source.npy import Element, NpyDataSource
+from grain_sft.storage import activity
 from grain_sft.transforms import ShiftTargets
 
 if TYPE_CHECKING:
@@ -44,6 +47,7 @@ class Pipeline:
       audit: local path of an audit log of the batches that `iter` hands out, "logs/audit" for logs/audit.log and
         logs/audit.jsonl; see `grain_sft.provenance.audit`. Of all hosts the first writes it. Batches that are taken as
         `pipeline[step]`, or by way of `dataset()` or `data_loader()`, are not in it.
+      observers: `Observer`s that are told of the batches, besides those of the process (metrics and the watchdog).
 
     Raises:
       PipelineError: a sampler for another number of rows, a transform that is no `Map`, or an audit log in a bucket.
@@ -56,6 +60,7 @@ class Pipeline:
         transforms: Sequence[grain.transforms.Map] = (),
         *,
         audit: str | os.PathLike[str] | None = None,
+        observers: Sequence[Observer] = (),
     ) -> None:
         if sampler.num_instances != len(source):
             raise PipelineError(
@@ -78,6 +83,7 @@ class Pipeline:
         self._read, self._rest = source.read, self.transforms
         if transforms and type(transforms[0]) is ShiftTargets and isinstance(source, NpyDataSource):
             self._read, self._rest = functools.partial(transforms[0].read, source), self.transforms[1:]
+        self.observers = tuple(observers)
         self.audit = None if audit is None else _audit_log(audit)
         self.first_steps = FirstSteps()
 
@@ -107,6 +113,7 @@ class Pipeline:
         """Rows of the source, through the transforms."""
         element = self._read(rows)
         for transform in self._rest:
+            activity.doing[get_ident()] = activity.TRANSFORMING, transform
             element = transform.map(element)
         return element
 

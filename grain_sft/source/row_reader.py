@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from threading import get_ident
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from grain_sft.errors import CorpusError
-from grain_sft.observers import metrics
 from grain_sft.source.arrays import Arrays, Stack
 from grain_sft.source.segment_rows import ARRAYS, ZERO, Counting, SegmentRow
+from grain_sft.storage import activity
 from grain_sft.storage.file_stamp import StoredFile
 from grain_sft.storage.remote_options import RemoteOptions
 from grain_sft.storage.shard_reader import Buffers, ShardReader
@@ -97,6 +98,7 @@ class RowReader:
         at = reader.at(shards, rows)
         if at is not None:
             files, fds, offsets = at
+            activity.doing[get_ident()] = activity.READING_ROWS, len(offsets), files[0].shard, offsets[0]
             for block in blocks:
                 here, size, buffers, *_ = block
                 try:
@@ -108,7 +110,7 @@ class RowReader:
                 self._widen(block)
             for file in files if shards is None else set(files):
                 file.look()
-            metrics.read_local(count * reader.dtype.itemsize)
+            activity.count(local_bytes=count * reader.dtype.itemsize)
         else:
             memory = reader.fetch(shards, rows)
             for block in blocks:

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from grain_sft.observers.requests import open_request
+from grain_sft.storage.activity import open_request
 from grain_sft.storage.remote_bodies import WrongBodyError
 from grain_sft.storage.remote_files import Limits
 from grain_sft.storage.remote_requests import reached, retried, server_of

@@ -6,10 +6,12 @@ import contextlib
 import mmap
 import os
 from collections.abc import Callable
+from threading import get_ident
 
 import numpy as np
 
 from grain_sft.errors import CorpusFileError, GrainSftError
+from grain_sft.storage import activity
 from grain_sft.storage.file_stamp import StoredFile, read_digest, replaced, size_change
 from grain_sft.storage.regular_files import inside, open_regular
 
@@ -30,6 +32,7 @@ class LocalFile:
 
     def __init__(self, shard: StoredFile, verified: Stamp | None, scattered: bool) -> None:
         self.shard, self.data_offset = shard, shard.data_offset
+        activity.doing[get_ident()] = activity.OPENING, shard
         try:
             with inside(shard.root):
                 self.fd = open_regular(shard.path)

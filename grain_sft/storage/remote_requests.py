@@ -12,11 +12,12 @@ import random
 import socket
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from threading import get_ident
 from typing import Any, TypeVar
 
 from grain_sft.errors import GrainSftError, RemoteTimeoutError
-from grain_sft.observers import metrics
-from grain_sft.observers.requests import failed, open_request
+from grain_sft.storage import activity
+from grain_sft.storage.activity import open_request, request_failed
 from grain_sft.storage.remote_bodies import (
     Body,
     Range,
@@ -120,6 +121,7 @@ def _each(jobs: Sequence[Job[T]], limits: Limits) -> list[T | Exception]:
     from fsspec import asyn
 
     found: list[T | Exception] = []
+    activity.doing[get_ident()] = activity.REQUESTING, len(jobs)
     for _, group in itertools.groupby(jobs, key=lambda job: job[0].split("://", 1)[0]):
         mine = list(group)
         client = filesystem(mine[0][0])
@@ -163,7 +165,7 @@ async def _body(wanted: Range, seconds: float, client: Any) -> Body:
             size = int((await _stat(client, path))["size"])
             if min(stop, size) - start > len(body.data):
                 raise WrongBodyError(f"a body of {len(body.data)} bytes instead of {count}")
-        metrics.received(len(body.data))
+        activity.count(received_bytes=len(body.data))
         return body
 
     if count <= 0:
@@ -215,7 +217,7 @@ async def retried(
             left = max(0.001, deadline - time.monotonic())
             longest = min(left, min(_FIRST_ATTEMPT, seconds / 4) * 2 ** min(number - 1, 30))
             if asks:
-                metrics.requested()
+                activity.count(requests=1)
             try:
                 found = await asyncio.wait_for(attempt(), longest if bounded else None)
                 reached.add(server)
@@ -233,8 +235,7 @@ async def retried(
             if left < _FIRST_PAUSE:
                 unreached = "" if known or deadline == last_moment else server
                 raise RequestFailedError(number, now - begin, seconds, _said(last), unreached) from last
-            metrics.retried()
-            failed(_said(last))
+            request_failed(_said(last))
             await asyncio.sleep(min(pause, left / 2))
         raise AssertionError
     finally:

@@ -8,8 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from grain_sft.errors import CorpusFileError
-from grain_sft.observers import metrics
-from grain_sft.storage import files, remote_files
+from grain_sft.storage import activity, files, remote_files
 from grain_sft.storage.file_stamp import DIGEST_BYTES, StoredFile, digest_of, replaced, size_change
 from grain_sft.storage.remote_bodies import Range, version_of
 from grain_sft.storage.remote_files import Limits
@@ -61,8 +60,7 @@ class RemoteShards:
         else:
             self._read_cached(self._cache, mine, new, out)
         local = [piece for piece in pieces if piece[0] not in self._shards]
-        metrics.read_remote(sum(piece[3] for piece in mine))
-        metrics.read_local(sum(piece[3] for piece in local))
+        activity.count(remote_bytes=sum(piece[3] for piece in mine), local_bytes=sum(piece[3] for piece in local))
         return local
 
     def _offset(self, shard: int, start: int) -> int:

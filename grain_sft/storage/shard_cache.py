@@ -12,12 +12,12 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
+from threading import get_ident
 from typing import NamedTuple, TypeVar
 
 from absl import logging
 
-from grain_sft.observers import metrics
-from grain_sft.storage import remote_files
+from grain_sft.storage import activity, remote_files
 from grain_sft.storage.cache_space import BLOCKS, Space
 from grain_sft.storage.cached_block import PART, Block, DamagedBlockError, Wanted, claim
 from grain_sft.storage.regular_files import open_regular
@@ -87,7 +87,7 @@ class ShardCache:
         """
         jobs = self._jobs(pieces)
         pending = [job for job in jobs if not self._serve(job, out)]
-        metrics.cache_looked_up(len(jobs) - len(pending), len(pending))
+        activity.count(cache_hits=len(jobs) - len(pending), cache_misses=len(pending))
         pause, since = _POLL, time.monotonic()
         while pending:
             held = [job for batch in _batches(pending, _size_of) for job in self._make(batch, out)]
@@ -98,6 +98,9 @@ class ShardCache:
                 return
             pending = held
             if pending:
+                block, file, _ = pending[0]
+                maker = _Holder(block.path(self._folder) + PART)
+                activity.doing[get_ident()] = activity.AWAITING_BLOCK, block.start, block.stop, file.path, maker
                 time.sleep(pause)
                 pause = min(_LONGEST_POLL, 2 * pause)
 
@@ -199,8 +202,10 @@ class ShardCache:
                 parts.append((job, fd, Range(job.file.path, start, stop, version=job.file.version)))
         failed: list[_Job] = []
         for group in _batches(parts, lambda part: part[2].stop - part[2].start):
+            block, file, _ = group[0][0]
+            activity.doing[get_ident()] = activity.DOWNLOADING, len(group), block.start, block.stop, file.path
             bodies = remote_files.fetch_exactly([wanted for _, _, wanted in group], self._limits)
-            metrics.cache_fetched(sum(map(len, bodies)))
+            activity.count(cache_fetched_bytes=sum(map(len, bodies)))
             for (job, fd, wanted), body in zip(group, bodies, strict=True):
                 try:
                     job.block.write(fd, wanted.start - job.block.start, body)
@@ -238,6 +243,22 @@ class ShardCache:
                 self._folder,
                 getattr(error, "strerror", None) or error,
             )
+
+
+class _Holder(NamedTuple):
+    """The process that holds the lock of a file, as the system names it when this is printed."""
+
+    path: str
+
+    def __str__(self) -> str:
+        try:
+            inode = str(os.stat(self.path).st_ino)
+            with open("/proc/locks") as locks:
+                fields = [line.split() for line in locks]
+        except OSError:
+            return "another process"
+        held = (each for each in fields if "FLOCK" in each and "->" not in each and each[5].rpartition(":")[2] == inode)
+        return next((f"process {each[4]}" for each in held), "another process")
 
 
 def _size_of(job: _Job) -> int:

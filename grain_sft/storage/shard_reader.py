@@ -17,11 +17,12 @@ import os
 import resource
 import threading
 from collections.abc import Iterable, Sequence
+from threading import get_ident
 
 import numpy as np
 import numpy.typing as npt
 
-from grain_sft.observers import metrics
+from grain_sft.storage import activity
 from grain_sft.storage.file_stamp import StoredFile
 from grain_sft.storage.forks import renew_lock
 from grain_sft.storage.local_file import LocalFile, Stamp
@@ -107,7 +108,7 @@ class ShardReader:
             shards, starts, places, sizes = self._by_row(self._row, shards, starts, places, sizes)
         if not self._remote:  # which counts its own
             total = int(sizes.sum()) if isinstance(sizes, np.ndarray) else sum(sizes)
-            metrics.read_local(total)
+            activity.count(local_bytes=total)
             if len(sizes) >= _MANY_PIECES and total <= len(sizes) * _SMALL_PIECE and not self._scattered:
                 of_shard, at, to, size_of = (np.asarray(each, np.int64) for each in (shards, starts, places, sizes))
                 if self._copy(of_shard, at, to, size_of, out):
@@ -141,11 +142,12 @@ class ShardReader:
         Raises:
           CorpusFileError: a file is missing, unreadable, not the one that was indexed, or ends before a piece does.
         """
-        opened, itemsize, preadv = self._open, self._itemsize, os.preadv
+        opened, itemsize, preadv, doing, thread = self._open, self._itemsize, os.preadv, activity.doing, get_ident()
         for shard, start, place, size in pieces:
             file = opened.get(shard) or self._open_file(shard)
             offset = file.data_offset + start * itemsize
             piece = out[place : place + size]
+            doing[thread] = activity.READING, file.shard, offset
             try:
                 done = preadv(file.fd, (piece,), offset)
             except OSError:
@@ -162,6 +164,11 @@ class ShardReader:
         if shards is None:
             file = self._open.get(0) or self._open_file(0)
             fd, begin, preadv, done = file.fd, file.data_offset, os.preadv, 0
+            activity.doing[get_ident()] = (
+                activity.READING,
+                file.shard,
+                begin + starts[0] * size if len(starts) else begin,
+            )
             try:
                 for start, stop in zip(starts, stops):  # noqa: B905
                     done += preadv(fd, (out[place:stop],), begin + start * size)
@@ -214,10 +221,11 @@ class ShardReader:
         Raises:
           CorpusFileError: one is not.
         """
-        for shard in shards:
-            file = self._open.get(shard)
-            if file is not None:
-                file.look()
+        files = [file for file in map(self._open.get, shards) if file is not None]
+        if files:
+            activity.doing[get_ident()] = activity.CHECKING, len(files), files[0].shard
+        for file in files:
+            file.look()
 
     def _copy(self, shards: Ints, starts: Ints, places: Ints, sizes: Ints, out: memoryview) -> bool:
         """Copy pieces from maps of their files, where that is the faster way, and possible."""
@@ -247,6 +255,7 @@ class ShardReader:
             return False  # of what a plan, say, has wrong, a read tells
         if not hasattr(self._thread, "waits"):
             self._thread.waits = _disk_waits()
+        activity.doing[get_ident()] = activity.COPYING, len(sizes), files[0].shard, len(files) - 1
         done = copies(from_start + base, places, ends, out)
         waits = _disk_waits()
         if waits != self._thread.waits:

@@ -13,8 +13,8 @@ import numpy.typing as npt
 
 from grain_sft.arguments import as_integer
 from grain_sft.errors import TransformError
-from grain_sft.observers import metrics
 from grain_sft.source.npy import Element
+from grain_sft.storage import activity
 from grain_sft.transforms.element import require_keys
 
 _PROBES = 8  # neighbours that are compared before a run is measured
@@ -70,7 +70,7 @@ class NgramFilter(grain.transforms.Map):
         failing = self._failing(tokens, element.get("segment_ids"))
         if failing is None:
             return element
-        metrics.filtered(int(np.count_nonzero(failing)))
+        activity.count(filtered_rows=int(np.count_nonzero(failing)))
         loss_mask = element["loss_mask"] & ~failing.reshape(*tokens.shape[:-1], 1)
         return {**element, "loss_mask": loss_mask}
 

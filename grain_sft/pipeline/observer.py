@@ -1,0 +1,135 @@
+"""Observers: what is told of the batches of a pipeline, without deciding anything about them."""
+
+from __future__ import annotations
+
+import functools
+import time
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from grain_sft.errors import PipelineError
+from grain_sft.registry import Registry
+from grain_sft.source.npy import Element
+from grain_sft.storage import activity
+
+if TYPE_CHECKING:
+    from grain_sft.pipeline.delivery import StepIterator
+    from grain_sft.pipeline.pipeline import Pipeline
+
+
+class Delivery(NamedTuple):
+    """One batch that an iterator hands out.
+
+    Attributes:
+      pipeline: Pipeline of the batch.
+      step: Step of the batch.
+      rows: Number of rows of the batch; 0 where a transform made no dict of arrays.
+      tokens: Number of tokens of the batch, padding included.
+      seconds: Time that `next` waited for the batch.
+    """
+
+    pipeline: Pipeline
+    step: int
+    rows: int
+    tokens: int
+    seconds: float
+
+
+class Observer:
+    """Base class of observers. Every method does nothing; a subclass overrides those it needs.
+
+    Methods are called in the thread that makes or takes the batch, so they have to be quick. What one raises ends the run.
+    A pipeline that has observers is pickled with them when it goes to worker processes.
+    """
+
+    def iterator_opened(self, iterator: StepIterator[Any]) -> None:
+        """An iterator was made. Its `stats` are those of an `IteratorStats`."""
+
+    def worker_started(self, pipeline: Pipeline) -> None:
+        """This worker process begins to make batches of `pipeline`."""
+
+    def batch_made(self, pipeline: Pipeline, step: int, seconds: float) -> None:
+        """A thread of this process made the batch of `step`, perhaps ahead of time, in `seconds`."""
+
+    def batch_handed_out(self, delivery: Delivery) -> None:
+        """The trainer gets a batch now. Where an exception interrupts the return, this is called again with the same object."""
+
+    def batch_failed(self, iterator: StepIterator[Any], step: int, seconds: float, error: BaseException) -> None:
+        """The batch of `step` failed after `next` had waited for `seconds`. The next `next` tries it again."""
+
+    def iterator_closed(self, iterator: StepIterator[Any]) -> None:
+        """An iterator was closed. An iterator that is collected instead is not told."""
+
+
+OBSERVERS: Registry[type[Observer]] = Registry(
+    "observer",
+    PipelineError,
+    {"metrics": "grain_sft.observers.metrics:Metrics", "watchdog": "grain_sft.observers.watchdog:Watchdog"},
+)
+
+_STANDING = ("metrics", "watchdog")
+
+
+@functools.cache
+def standing_observers() -> tuple[Observer, ...]:
+    """Return the observers of this process, which are told of all its pipelines."""
+    return tuple(OBSERVERS[name]() for name in _STANDING)
+
+
+def observers_of(pipeline: Pipeline) -> tuple[Observer, ...]:
+    """Return the observers of this process and those of the pipeline."""
+    return (*standing_observers(), *pipeline.observers)
+
+
+def make_batch(pipeline: Pipeline, step: int) -> Element:
+    """Return the batch of `step`; the record of activity and the observers are told."""
+    begin = time.perf_counter()
+    with activity.making_batch(pipeline, step):
+        batch = pipeline[step]
+    seconds = time.perf_counter() - begin
+    for observer in observers_of(pipeline):
+        observer.batch_made(pipeline, step, seconds)
+    return batch
+
+
+class IteratorStats:
+    """What an iterator has handed out.
+
+    Attributes:
+      steps: Number of batches.
+      tokens: Number of tokens, padding included.
+      waited: Seconds inside `next`.
+      elsewhere: Seconds between a batch and the next call of `next`, which are the training loop's.
+      longest: Longest wait, in seconds; the reader may set it to 0.
+      waiting: Step that is waited for, and since when on `time.perf_counter`'s clock; None while nobody waits.
+      next_step: Step after the last one that was waited for.
+    """
+
+    __slots__ = ("_ended", "elsewhere", "longest", "next_step", "steps", "tokens", "waited", "waiting")
+
+    def __init__(self) -> None:
+        self.steps = self.tokens = self.next_step = 0
+        self.waited = self.elsewhere = self.longest = self._ended = 0.0
+        self.waiting: tuple[int, float] | None = None
+
+    def arrived(self, step: int, batch: object, since: float) -> tuple[int, int, float]:
+        """Count a batch that was asked for at `since`; return its rows, its tokens and the seconds of the wait."""
+        now = time.perf_counter()
+        self.waiting = None
+        try:
+            rows, *rest = next(iter(batch.values())).shape  # type: ignore[attr-defined]
+            tokens = rows
+            for size in rest:
+                tokens *= size
+        except (
+            AttributeError,
+            TypeError,
+            ValueError,
+            StopIteration,
+        ):  # of a batch that a transform made something else of
+            rows = tokens = 0
+        seconds = now - since
+        if self._ended:
+            self.elsewhere += since - self._ended
+        self.steps, self.tokens, self.next_step = self.steps + 1, self.tokens + tokens, step + 1
+        self.waited, self.longest, self._ended = self.waited + seconds, max(self.longest, seconds), now
+        return rows, tokens, seconds

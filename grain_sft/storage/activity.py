@@ -1,0 +1,165 @@
+"""Record of what each thread is doing now, and counters of what this process has done.
+
+What reads or makes batches writes here; the watchdog and the metrics read. An operation is recorded by one assignment:
+
+    activity.doing[get_ident()] = activity.READING, shard, offset
+
+The first item is a format text and the others are its values. Nothing is formatted before somebody asks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import itertools
+import os
+import threading
+import time
+from collections.abc import Iterator
+from threading import get_ident
+from typing import NamedTuple
+
+CHOOSING = "choosing the rows of its batch"
+OPENING = "opening {.path}"
+READING = "reading {.path} at byte {}"
+READING_ROWS = "reading {} rows, the first from {.path} at byte {}"
+COPYING = "reading {} pieces of {.path} and {} other files"
+CHECKING = "checking whether {} files have changed, such as {.path}"
+TRANSFORMING = "in the transform {0.__class__.__name__}"
+REQUESTING = "asking for {} parts of remote files"
+DOWNLOADING = "downloading {} blocks into the shard cache, such as bytes {} to {} of {}"
+AWAITING_BLOCK = "waiting for bytes {} to {} of {}, which {} downloads into the shard cache"
+
+_MOST_REQUESTS = 4  # that are named
+
+doing: dict[int, tuple[object, ...]] = {}
+"""Current operation by thread: a format text and its values."""
+
+
+class Making(NamedTuple):
+    """A batch that a thread makes.
+
+    Attributes:
+      step: Step of the batch.
+      since: Time when it began, on `time.perf_counter`'s clock.
+      pipeline: Object whose batch it is.
+    """
+
+    step: int
+    since: float
+    pipeline: object
+
+
+making: dict[int, Making] = {}
+"""Current batch by thread."""
+
+counts: dict[str, int] = dict.fromkeys(
+    (
+        "local_bytes",
+        "remote_bytes",
+        "requests",
+        "retries",
+        "received_bytes",
+        "cache_hits",
+        "cache_misses",
+        "cache_fetched_bytes",
+        "filtered_rows",
+    ),
+    0,
+)
+"""Counters of this process; what each means stands in `grain_sft.observers.metrics`."""
+
+_locks = [threading.Lock()]
+
+
+def count(**amounts: int) -> None:
+    """Add to counters by name."""
+    with _locks[0]:
+        for name, amount in amounts.items():
+            counts[name] += amount
+
+
+@contextlib.contextmanager
+def making_batch(pipeline: object, step: int) -> Iterator[None]:
+    """Record that this thread makes the batch of `step`."""
+    thread = get_ident()
+    making[thread] = Making(step, time.perf_counter(), pipeline)
+    doing[thread] = (CHOOSING,)
+    try:
+        yield
+    finally:
+        making.pop(thread, None)
+        doing.pop(thread, None)
+
+
+def describe(thread: int) -> str:
+    """Return what a thread is doing, as a phrase."""
+    text, *values = doing.get(thread, ("no more is known",))
+    return str(text).format(*values)
+
+
+def describe_makers(pipeline: object = None) -> list[str]:
+    """Return a line for each thread that makes a batch of `pipeline` (None: of any), the oldest first, and one for each remote
+    request without an answer."""
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    found = [(entry.since, thread, entry) for thread, entry in making.copy().items()]
+    lines = [
+        f"{names.get(thread, thread)}: making step {entry.step} for {time.perf_counter() - since:.1f} s: {describe(thread)}"
+        for since, thread, entry in sorted(found, key=lambda each: each[0])
+        if pipeline is None or entry.pipeline is pipeline
+    ]
+    requests = [str(request) for _, request in sorted(_requests.copy().items())]
+    lines += requests[:_MOST_REQUESTS]
+    if len(requests) > _MOST_REQUESTS:
+        lines.append(f"and {len(requests) - _MOST_REQUESTS} more such requests")
+    return lines
+
+
+class _Request:
+    """Bytes that a remote file is asked for until they come."""
+
+    def __init__(self, what: str) -> None:
+        self._what, self._since, self.tries, self.failure = what, time.monotonic(), 1, ""
+
+    def __str__(self) -> str:
+        tries = f", try {self.tries} (the last failed with {self.failure})" if self.failure else ""
+        return f"waiting for {self._what} for {time.monotonic() - self._since:.1f} s{tries}"
+
+
+_numbers = itertools.count()
+_requests: dict[int, _Request] = {}
+_current: contextvars.ContextVar[_Request | None] = contextvars.ContextVar("grain_sft_request", default=None)
+
+
+@contextlib.contextmanager
+def open_request(what: str) -> Iterator[None]:
+    """Record that this task waits for `what`; a request within a request is part of it."""
+    if _current.get() is not None:
+        yield
+        return
+    number, request = next(_numbers), _Request(what)
+    _requests[number] = request
+    token = _current.set(request)
+    try:
+        yield
+    finally:
+        _current.reset(token)
+        _requests.pop(number, None)
+
+
+def request_failed(reason: str) -> None:
+    """Record that the last try of this task's request failed, and that another follows."""
+    count(retries=1)
+    request = _current.get()
+    if request is not None:
+        request.tries, request.failure = request.tries + 1, reason
+
+
+def _forked() -> None:
+    """Forget the threads of the parent process."""
+    for table in (doing, making, _requests):
+        table.clear()
+    _locks[0] = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_forked)
