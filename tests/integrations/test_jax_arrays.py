@@ -235,7 +235,7 @@ def test_an_audit_log_says_what_was_handed_out(folder, tmp_path):
 
 def test_what_a_process_holds_is_a_block_or_not(pipeline):
     held = process_rows(sharding(), (BATCH, LENGTH))
-    assert held.held.tolist() == list(range(BATCH)) and held.host == (0, 1)
+    assert held.rows.tolist() == list(range(BATCH)) and held.host == (0, 1)
     assert process_rows(sharding(), (BATCH, LENGTH), process=1).host is None
 
 

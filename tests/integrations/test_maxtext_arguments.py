@@ -11,7 +11,7 @@ from sft_files import documents, write_episodes
 from grain_sft import GrainSftError, Host, load
 from grain_sft.integrations import maxtext
 from grain_sft.integrations.maxtext import Options, main, split
-from grain_sft.integrations.maxtext_checks import KEYS, check_batches, check_trainer, check_weights, prepare
+from grain_sft.integrations.maxtext.checks import KEYS, check_batches, check_trainer, check_weights, prepare
 
 
 @pytest.fixture(autouse=True)
@@ -45,7 +45,7 @@ def test_our_keys_are_taken_out_of_maxtexts(monkeypatch):
     ("words", "message"),
     [
         ([], "grain_sft_config is not given"),
-        (["grain_sft_confg=a.json"], "The nearest that there is: grain_sft_config."),
+        (["grain_sft_confg=a.json"], "The nearest key is grain_sft_config."),
         (["grain_sft_allow_other_data=yes"], "expected true or false"),
         (["grain_sft_config=nowhere.json"], "nowhere.json: no such file"),
         (["grain_sft_config={config}", "grain_sft_eval_config=nowhere.json"], "nowhere.json: no such file"),

@@ -1,4 +1,4 @@
-"""What a pipeline must be for MaxText's config, checked before a step is run: MaxText itself checks none of it."""
+"""Checks of a pipeline against MaxText's config, before the first step. MaxText itself checks none of them."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from grain_sft.pipeline import Pipeline
 from grain_sft.source.npy import Element
 
 KEYS = ("inputs", "targets", "inputs_position", "targets_position", "inputs_segmentation", "targets_segmentation")
-"""Of MaxText's batches, int32 [rows, L]."""
+"""Keys of MaxText's batches, int32 [rows, L]."""
 
 _WEIGHTS = "targets_weights"
 
 
 def check_trainer(config: Any) -> None:
-    """Refuse what MaxText would do to batches that makes a step no longer a batch.
+    """Refuse options of MaxText under which a step would not be a batch.
 
     Raises:
-      ConfigError: naming the key of MaxText's config.
+      ConfigError: the message names the key of MaxText's config.
     """
     if config.dataset_type != "olmo_grain":
         raise ConfigError(
-            f"MaxText's dataset_type is {config.dataset_type!r}: expected 'olmo_grain', under which the iterators of "
-            "grain_sft stand, and no state of an iterator is looked for in checkpoints. Take the key out."
+            f"MaxText's dataset_type is {config.dataset_type!r}: expected 'olmo_grain', which grain_sft replaces, "
+            "and for which MaxText reads no state of an iterator from checkpoints. Remove the key."
         )
     if config.enable_rampup_batch_size:
         raise ConfigError(
             "MaxText's enable_rampup_batch_size is true: it cuts one batch into several steps, so that a checkpoint's step "
-            "no longer says which batch comes next. Set it to false."
+            "does not say which batch comes next. Set it to false."
         )
     if getattr(config, "reuse_example_batch", 0):
         raise ConfigError(
@@ -42,25 +42,28 @@ def check_trainer(config: Any) -> None:
             "Set it to 0."
         )
     if getattr(config, "training_objective", "causal_lm") == "block_diffusion":
-        raise ConfigError("MaxText's training_objective is block_diffusion, whose masks grain_sft does not make.")
+        raise ConfigError(
+            "MaxText's training_objective is block_diffusion, whose masks grain_sft does not make. Choose another."
+        )
     if 0 < config.expansion_factor_real_data < 1:
         raise ConfigError(
             f"MaxText's expansion_factor_real_data is {config.expansion_factor_real_data}, which is for iterators whose "
-            "states were saved on more hosts. Here any number of hosts goes on where another stopped: set it to -1."
+            "states were saved on more hosts. Here any number of hosts may resume. Set it to -1."
         )
 
 
 def check_batches(config: Any, pipeline: Pipeline, where: str, *, training: bool) -> None:
-    """Refuse batches that are not those of MaxText's config.
+    """Refuse batches that do not fit MaxText's config.
 
     Args:
-      config: MaxText's.
-      where: the config of `pipeline`, for messages.
-      training: whether this is the data of training or of evaluation.
+      config: MaxText's config.
+      pipeline: Pipeline of the batches.
+      where: Path of the config of `pipeline`, for messages.
+      training: Whether these are the data of training or of evaluation.
 
     Raises:
-      ConfigError: rows, sequence length or vocabulary differ; segments that MaxText was told are not there; training data that
-        end before MaxText's steps.
+      ConfigError: rows, sequence length or vocabulary differ, MaxText does not expect segments, or training data end before
+        MaxText's last step.
       PipelineError: a transform is missing.
     """
     _check_rows(config, pipeline, where, training)
@@ -75,7 +78,7 @@ def check_batches(config: Any, pipeline: Pipeline, where: str, *, training: bool
         if token is not None and token >= config.vocab_size:
             raise ConfigError(
                 f"{where}: {name} is {token}, but MaxText's vocab_size is {config.vocab_size}: the tokens are of a larger "
-                "vocabulary. Set vocab_size to the tokenizer's, rounded up as you like."
+                "vocabulary. Set vocab_size to at least the tokenizer's."
             )
     layouts = layout.parts if isinstance(layout, MixtureLayout) else (layout,)
     if not config.packing and not all(isinstance(each, WindowLayout | PaddedLayout) for each in layouts):
@@ -87,8 +90,8 @@ def check_batches(config: Any, pipeline: Pipeline, where: str, *, training: bool
     missing = [key for key in KEYS if key not in keys]
     if missing:
         raise PipelineError(
-            f"{where}: batches lack {', '.join(missing)}, which MaxText needs: the last of the transforms should be "
-            "shift_targets."
+            f"{where}: batches lack {', '.join(missing)}, which MaxText needs. Add the transform shift_targets as "
+            "the last one."
         )
     if training and pipeline.end_step < config.steps:
         raise ConfigError(
@@ -112,33 +115,33 @@ def _check_rows(config: Any, pipeline: Pipeline, where: str, training: bool) -> 
 
 
 def has_weights(pipeline: Pipeline) -> bool:
-    """Whether batches have weights of targets, which MaxText's loss does not know."""
+    """Return whether batches have `targets_weights`, which MaxText's loss does not use."""
     return pipeline.end_step > 0 and _WEIGHTS in pipeline.read(0, np.zeros(0, np.int64))
 
 
 def check_weights(pipeline: Pipeline, where: str, ignore: bool) -> None:
-    """Refuse weights unless they are to be ignored: MaxText trains on every target with a segment alike.
+    """Refuse token weights unless `ignore` is set: MaxText's loss counts every target with a segment once.
 
     Raises:
-      ConfigError: there are weights.
+      ConfigError: the batches have weights.
     """
     if not has_weights(pipeline):
         return
     if not ignore:
         raise ConfigError(
-            f"{where}: the corpus has weights of tokens, but MaxText's loss knows none: it counts each target that takes "
-            "loss once. Give grain_sft_ignore_weights=true to train so (weight 0 is still no loss), or a corpus with masks."
+            f"{where}: the corpus has weights of tokens, but MaxText's loss counts each target that takes loss once. "
+            "Give grain_sft_ignore_weights=true to train so (weight 0 is still no loss), or a corpus with masks."
         )
     logging.warning("%s: weights of tokens are ignored: each target of a weight above 0 counts once.", where)
 
 
 def prepare(vocabulary: int, where: str, rows_of: Callable[[int], Any]) -> Callable[[int, Element], Element]:
-    """Checks tokens against MaxText's vocabulary, and takes the keys that MaxText knows.
+    """Return a function of a step and its batch that checks tokens against MaxText's vocabulary and keeps MaxText's keys.
 
     Args:
       vocabulary: MaxText's vocab_size.
-      where: the config of the pipeline, for messages.
-      rows_of: the rows of a step's global batch that this process reads.
+      where: Path of the config of the pipeline, for messages.
+      rows_of: Function of a step that returns the slots of the global batch that this process reads.
     """
 
     def prepared(step: int, batch: Element) -> Element:

@@ -1,0 +1,198 @@
+"""Iterators that MaxText's trainer takes in place of its own."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from absl import logging
+
+from grain_sft.config import load, stated
+from grain_sft.errors import ConfigError, GrainSftError
+from grain_sft.integrations.checkpoint import RunRecord
+from grain_sft.integrations.jax_arrays import GlobalBatch, GlobalBatches, process_rows
+from grain_sft.integrations.maxtext import checks
+from grain_sft.integrations.maxtext.options import PREFIX, Options
+from grain_sft.pipeline import Delivery, Pipeline
+from grain_sft.sampling import Host
+from grain_sft.sampling.orders_table import WITHOUT_EPOCHS
+
+RECORD = "grain_sft_data.json"
+"""File of `RunRecord` in base_output_directory/run_name, next to the folder of checkpoints."""
+
+TRAINING_CONFIG = "the config of the data to train on"
+
+
+class MaxTextBatches(GlobalBatches):
+    """Global batches for MaxText, which takes any error for the end of the data.
+
+    Attributes:
+      failure: Error that ended the batches; None where there was none.
+    """
+
+    failure: Exception | None = None
+
+    def _make(self, step: int) -> GlobalBatch:
+        try:
+            return super()._make(step)
+        except Exception as error:
+            self.failure = error
+            raise
+
+    def _record(self, step: int, delivery: Delivery) -> None:
+        try:
+            super()._record(step, delivery)
+        except Exception as error:
+            self.failure = error
+            raise
+
+
+def make_train_iterator(
+    config: Any, mesh: Any, process_indices: Sequence[int], *, options: Options | None = None
+) -> MaxTextBatches:
+    """Return the batches of training, from the step after MaxText's latest checkpoint on.
+
+    Args:
+      config: MaxText's config.
+      mesh: Mesh of all devices.
+      process_indices: Processes that load data, this one included.
+      options: Options of grain_sft. None takes them from the environment.
+
+    Raises:
+      GrainSftError: no config, a config that does not fit MaxText's, or a checkpoint of a run on other data.
+    """
+    options = options or Options.from_environment()
+    checks.check_trainer(config)
+    where = options.required("config", TRAINING_CONFIG)
+    pipeline = load(where, host=Host(0, 1))
+    checks.check_batches(config, pipeline, where, training=True)
+    step = first_step(config)
+    batches = _batches(config, mesh, process_indices, pipeline, where, options, training=True)
+    batches.seek(step)
+    record_data(config, batches, step, options, process_indices)
+    logging.info("grain_sft: %s, receipt %s, from step %d on.", where, pipeline.receipt, step)
+    return batches
+
+
+def make_eval_iterator(
+    config: Any, mesh: Any, process_indices: Sequence[int], *, options: Options | None = None
+) -> MaxTextBatches:
+    """Return the batches of evaluation, from the first on; MaxText calls `reset` before each evaluation.
+
+    Args:
+      config, mesh, process_indices, options: As for training. The data end after one epoch, as in `load_evaluation`.
+
+    Raises:
+      GrainSftError: no config, a config that does not fit MaxText's, or one that never ends.
+    """
+    options = options or Options.from_environment()
+    checks.check_trainer(config)
+    where = options.required("eval_config", "the config of the data to evaluate on (or eval_interval=-1)")
+    pipeline = load_evaluation(where)
+    checks.check_batches(config, pipeline, where, training=False)
+    if pipeline.num_steps is None and config.eval_steps <= 0:
+        raise ConfigError(f"{where}: these data never end, and MaxText's eval_steps is {config.eval_steps}. Set it.")
+    return _batches(config, mesh, process_indices, pipeline, where, options, training=False)
+
+
+def load_evaluation(where: str) -> Pipeline:
+    """Return the pipeline of a config, with `epochs: 1` and `last_batch: fill` unless the config has other values.
+
+    Raises:
+      GrainSftError: as `load`.
+    """
+    _, sections = stated(where)
+    sampler = sections["sampler"]
+    endless = sampler.get("order") in WITHOUT_EPOCHS or "mixture" in sections["corpus"]
+    once = {} if endless else {"epochs": 1, "last_batch": "fill"}
+    added = {key: value for key, value in once.items() if key not in sampler}
+    if not added:
+        return load(where, host=Host(0, 1))
+    try:
+        return load({**sections, "sampler": {**sampler, **added}}, host=Host(0, 1))
+    except GrainSftError as error:
+        raise type(error)(f"{where} (with {added} for evaluation): {error}") from error
+
+
+def _batches(
+    config: Any,
+    mesh: Any,
+    process_indices: Sequence[int],
+    pipeline: Pipeline,
+    where: str,
+    options: Options,
+    *,
+    training: bool,
+) -> MaxTextBatches:
+    """Return global arrays with the sharding of MaxText's train step. Where only some processes load, MaxText's placeholders
+    on the others have rows over all devices."""
+    import jax
+    from jax.sharding import NamedSharding, PartitionSpec
+    from maxtext.utils.sharding import get_input_data_sharding
+
+    checks.check_weights(pipeline, where, options.ignore_weights)
+    rows = config.global_batch_size_to_load if training else config.global_batch_size_to_load_eval
+    everyone = len(process_indices) == jax.process_count()
+    if everyone and not config.enable_diloco:
+        rules = config.logical_axis_rules if training else config.logical_axis_rules_for_eval
+        sharding = get_input_data_sharding(config, mesh, rules=rules)
+    else:
+        sharding = NamedSharding(mesh, PartitionSpec(mesh.axis_names))  # type: ignore[no-untyped-call]
+        _check_loaders(sharding, (rows, config.max_target_length), process_indices, pipeline)
+    batches: MaxTextBatches
+    prepare = checks.prepare(config.vocab_size, where, lambda step: batches.rows(step))
+    batches = MaxTextBatches(pipeline, sharding, num_rows=rows, prepare=prepare)
+    return batches
+
+
+def _check_loaders(sharding: Any, shape: tuple[int, int], process_indices: Sequence[int], pipeline: Pipeline) -> None:
+    """Refuse rows of the batch on devices of a process that loads no data."""
+    import jax
+
+    for process in sorted(set(range(jax.process_count())) - set(process_indices)):
+        rows = process_rows(sharding, shape, process).rows
+        if len(rows) and rows[0] < pipeline.sampler.global_batch_size:
+            raise ConfigError(
+                f"row {rows[0]} of the global batch lies on process {process}, but of MaxText only processes "
+                f"{list(process_indices)} load data. Take another expansion_factor_real_data or per_device_batch_size."
+            )
+
+
+def first_step(config: Any) -> int:
+    """Return the step after MaxText's latest whole checkpoint; 0 where there is none."""
+    folder = config.checkpoint_dir if config.enable_checkpointing else None
+    if not folder:
+        return 0
+    import orbax.checkpoint as ocp
+    from etils import epath
+
+    path = epath.Path(folder)
+    steps = ocp.utils.checkpoint_steps(path) if path.exists() else []
+    return max(steps) + 1 if steps else 0
+
+
+def record_data(
+    config: Any, batches: GlobalBatches, step: int, options: Options, process_indices: Sequence[int]
+) -> None:
+    """Check that the steps before `step` were run on these data, and record them next to the checkpoints.
+
+    Raises:
+      PipelineError: the steps were run on other data; the message names what differs.
+    """
+    import jax
+
+    if not config.enable_checkpointing or not config.checkpoint_dir:
+        return
+    folder = os.path.dirname(config.checkpoint_dir.rstrip("/"))
+    record = RunRecord(f"{folder}/{RECORD}")
+    try:
+        record.begin(
+            batches.pipeline,
+            step,
+            allow_other_data=options.allow_other_data,
+            write=jax.process_index() == min(process_indices),
+        )
+    except GrainSftError as error:
+        advice = f"{record.path}: {error}\nOn this command line that is {PREFIX}allow_other_data=true."
+        raise type(error)(advice) from error

@@ -1,0 +1,181 @@
+"""Placement: the rows of a global array that a process reads, and their way to its devices."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import warnings
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import jax
+import numpy as np
+import numpy.typing as npt
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
+
+from grain_sft.errors import PipelineError
+
+GlobalBatch = dict[str, jax.Array]
+"""Global arrays [rows, L] by key, as in a pipeline's batch."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ProcessRows:
+    """What the devices of one process have of an array [rows, length].
+
+    Attributes:
+      shape: Shape of the global array.
+      rows: int64 [n], rows of which the devices have a part, ascending.
+      indices: Part of the array by device.
+      first: Process that has row 0; of several, the first.
+    """
+
+    shape: tuple[int, int]
+    rows: npt.NDArray[np.int64]
+    indices: dict[Any, tuple[slice, slice]]
+    first: int
+
+    @property
+    def host(self) -> tuple[int, int] | None:
+        """`(index, count)` where the rows are the index-th of count equal blocks of the array; else None."""
+        total, rows = self.shape[0], self.rows
+        if not len(rows) or total % len(rows) or rows[0] % len(rows) or rows[-1] - rows[0] + 1 != len(rows):
+            return None
+        return int(rows[0]) // len(rows), total // len(rows)
+
+    @property
+    def held(self) -> npt.NDArray[np.int64]:
+        """Former name of `rows`."""
+        warnings.warn("ProcessRows.held is now ProcessRows.rows.", DeprecationWarning, stacklevel=2)
+        return self.rows
+
+
+def process_rows(sharding: Sharding, shape: tuple[int, int], process: int | None = None) -> ProcessRows:
+    """Return what the devices of a process have of an array of `shape` under `sharding`.
+
+    Args:
+      sharding: Sharding of the global array.
+      shape: [rows, length] of the global array.
+      process: Index of the process. None means this one.
+
+    Raises:
+      PipelineError: the sharding does not divide the array evenly.
+    """
+    process = jax.process_index() if process is None else process
+    parts = {
+        device: (slice(*rows.indices(shape[0])[:2]), slice(*columns.indices(shape[1])[:2]))
+        for device, (rows, columns) in _parts(sharding, shape).items()
+    }
+    indices = {device: part for device, part in parts.items() if device.process_index == process}
+    mine = np.zeros(shape[0], np.bool_)
+    for rows, _ in indices.values():
+        mine[rows] = True
+    first = min(device.process_index for device, (rows, _) in parts.items() if not rows.start)
+    return ProcessRows(shape, np.flatnonzero(mine), indices, first)
+
+
+def _parts(sharding: Sharding, shape: tuple[int, int]) -> dict[Any, Any]:
+    """Return the part of an array by device, in the order of the sharding's devices."""
+    try:
+        return dict(sharding.devices_indices_map(shape))
+    except ValueError as error:
+        raise PipelineError(
+            f"{sharding} can't divide batches of {shape[0]} rows of {shape[1]} tokens: {error}. Take a global batch and a "
+            "sequence length that are multiples of how often the mesh divides them."
+        ) from error
+
+
+class Placement(Protocol):
+    """Way of global batches of one shape to the devices.
+
+    Attributes:
+      reads: int64 [n], rows of the global batch that this process reads.
+      writer: Process whose observers are called.
+    """
+
+    reads: npt.NDArray[np.int64]
+    writer: int
+
+    def put(self, array: npt.NDArray[Any]) -> jax.Array:
+        """Return the global array of what this process read, [len(reads), L]. Called in any thread."""
+        ...
+
+    def finish(self, batch: GlobalBatch) -> GlobalBatch:
+        """Return the batch as the trainer gets it. Called in the trainer's thread."""
+        ...
+
+
+class DirectPlacement:
+    """Placement where every process puts the rows of its own devices there."""
+
+    def __init__(self, sharding: Sharding, shape: tuple[int, int], batch_rows: int) -> None:
+        mine = process_rows(sharding, shape)
+        self._sharding, self._shape, self._indices, self._rows = sharding, shape, mine.indices, mine.rows
+        self.writer, self.reads = mine.first, mine.rows[mine.rows < batch_rows]
+
+    def put(self, array: npt.NDArray[Any]) -> jax.Array:
+        if len(self._rows) > len(self.reads):
+            filled = np.zeros((len(self._rows), *array.shape[1:]), array.dtype)
+            filled[: len(array)] = array
+            array = filled
+        parts = []
+        for (
+            rows,
+            columns,
+        ) in self._indices.values():  # the rows of a device are consecutive also among those of this process
+            first = int(np.searchsorted(self._rows, rows.start))
+            parts.append(array[first : first + rows.stop - rows.start, columns])
+        return _global_array(self._shape, self._sharding, parts, list(self._indices), array.dtype)
+
+    def finish(self, batch: GlobalBatch) -> GlobalBatch:
+        return batch
+
+
+class LoaderPlacement:
+    """Placement where some processes put equally many rows on each of their devices, and a collective spreads them."""
+
+    def __init__(self, sharding: Sharding, shape: tuple[int, int], batch_rows: int, loaders: Sequence[int]) -> None:
+        devices = list(_parts(sharding, shape))  # a computation on both shardings needs this order
+        loading = [number for number, device in enumerate(devices) if device.process_index in set(loaders)]
+        if not loading:
+            raise PipelineError(f"loaders={list(loaders)}: none of these processes has a device of {sharding}.")
+        self.writer = devices[loading[0]].process_index
+        self._each = -(-batch_rows // len(loading))
+        self._shape = (len(devices) * self._each, shape[1])
+        self._sharding = NamedSharding(Mesh(np.array(devices), ("rows",)), PartitionSpec("rows"))  # type: ignore[no-untyped-call]
+        self._devices = [device for device in devices if device.process_index == jax.process_index()]
+        blocks = np.array_split(np.arange(batch_rows), range(self._each, len(loading) * self._each, self._each))
+        self._of_device = {devices[number]: block for number, block in zip(loading, blocks, strict=True)}
+        mine = [self._of_device[device] for device in self._devices if device in self._of_device]
+        self.reads = np.concatenate([np.zeros(0, np.int64), *mine])
+        order = np.zeros(shape[0], np.int32)  # index of each row of the batch among the rows that are put
+        for number, block in zip(loading, blocks, strict=True):
+            order[block] = number * self._each + np.arange(len(block))
+        filling = np.arange(shape[0]) >= batch_rows
+
+        @functools.partial(jax.jit, out_shardings=sharding)
+        def spread(array: jax.Array) -> jax.Array:
+            return jax.numpy.where(filling[:, None], 0, array[order])
+
+        self._spread = spread
+
+    def put(self, array: npt.NDArray[Any]) -> jax.Array:
+        parts, begin = [], 0
+        for device in self._devices:
+            count = len(self._of_device.get(device, ()))
+            part = np.zeros((self._each, *array.shape[1:]), array.dtype)
+            part[:count] = array[begin : begin + count]
+            parts.append(part)
+            begin += count
+        return _global_array(self._shape, self._sharding, parts, self._devices, array.dtype)
+
+    def finish(self, batch: GlobalBatch) -> GlobalBatch:
+        return {key: self._spread(array) for key, array in batch.items()}  # all processes run collectives in one order
+
+
+def _global_array(
+    shape: tuple[int, int], sharding: Sharding, parts: list[npt.NDArray[Any]], devices: list[Any], dtype: np.dtype[Any]
+) -> jax.Array:
+    if parts:
+        return jax.make_array_from_single_device_arrays(shape, sharding, jax.device_put(parts, devices))
+    return jax.make_array_from_single_device_arrays(shape, sharding, [], dtype=dtype)  # no device of this process
