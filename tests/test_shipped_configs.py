@@ -128,6 +128,6 @@ def test_sft_with_pretraining(tmp_path):
     paths = {"chat": {"path": str(tmp_path / "sft")}, "web": {"path": str(tmp_path / "mix.txt")}}
     pipeline = load("sft_with_pretraining.yaml", corpus={"mixture": paths})
     assert pipeline[0]["inputs"].shape == (16, length)
-    chat = len(pipeline.source.layout.parts[0])
+    chat = len(pipeline.source.layout.parts["chat"])
     assert chat == 1000 and 2000 / 0.9 / 32 - 2 < len(pipeline) <= 2000 / 0.9 / 32 + 1
     assert pipeline.sampler.batch_sizes.schedule == ((2000, 64),)

@@ -26,7 +26,7 @@ from grain_sft.layout.report import padding_share
 from grain_sft.pipeline import Pipeline
 from grain_sft.pipeline.iterator import PREFETCH, PipelineIterator
 from grain_sft.sampling import Sampler
-from grain_sft.source.npy import Element
+from grain_sft.source import Element
 from grain_sft.storage import files
 
 SECONDS = 20.0

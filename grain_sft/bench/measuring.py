@@ -8,7 +8,7 @@ from typing import Any
 from grain_sft.bench.limit import LIMIT, limit
 from grain_sft.bench.throughput import Next, seconds_a_batch
 from grain_sft.pipeline import Pipeline
-from grain_sft.source.npy import Element
+from grain_sft.source import Element
 
 _WARM = 3
 

@@ -23,7 +23,7 @@ from grain_sft.layout import MaterializedLayout, PackedLayout
 from grain_sft.pipeline import Pipeline
 from grain_sft.prepare.materialize import materialize
 from grain_sft.sampling import IndexSampler
-from grain_sft.source.npy import NpyDataSource
+from grain_sft.source import NpyDataSource
 from grain_sft.transforms import ShiftTargets
 
 OURS = "PackedLayout, ShiftTargets"

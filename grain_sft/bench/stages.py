@@ -12,10 +12,9 @@ import numpy.typing as npt
 
 from grain_sft.bench.limit import LIMIT, limit
 from grain_sft.bench.throughput import Next
-from grain_sft.layout import FILL_ROW, MaterializedLayout
+from grain_sft.layout import FILL_ROW
 from grain_sft.pipeline import Pipeline
-from grain_sft.source.mixture import MixtureSource
-from grain_sft.source.npy import Element, ReadRows
+from grain_sft.source import Element, MixtureSource, ReadRows
 from grain_sft.transforms import ShiftTargets
 
 Rows = npt.NDArray[np.int64]
@@ -116,7 +115,7 @@ def _applied(transform: Any) -> Callable[[Any], Any]:
 def _pieces(pipeline: Pipeline) -> Callable[[Rows], Any] | None:
     """How the source finds what rows are made of; None where it does not ask the layout."""
     source = pipeline.source
-    if isinstance(source, MixtureSource) or isinstance(source.layout, MaterializedLayout):
+    if isinstance(source, MixtureSource) or source.layout.row_format is not None:
         return None
     if source._long is not None:  # then it goes by one row after the other
         runs = source._long.layout.runs

@@ -23,7 +23,7 @@ from grain_sft.errors import StorageError, install_command
 from grain_sft.layout import WindowLayout
 from grain_sft.pipeline import Pipeline
 from grain_sft.sampling import IndexSampler
-from grain_sft.source.npy import NpyDataSource
+from grain_sft.source import NpyDataSource
 from grain_sft.transforms import NgramFilter, ShiftTargets
 
 VOCABULARY = 100_278  # dolma2's

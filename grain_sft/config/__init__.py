@@ -21,7 +21,7 @@ from grain_sft.errors import ConfigError, GrainSftError, WrongTypeError, shorten
 from grain_sft.layout.packing import BY_EPOCH
 from grain_sft.pipeline import Pipeline
 from grain_sft.sampling import Host, IndexSampler
-from grain_sft.source.npy import NpyDataSource
+from grain_sft.source import NpyDataSource
 from grain_sft.storage import files
 
 __all__ = ["load", "stated"]

@@ -12,8 +12,7 @@ from grain_sft.config.schema import LAYOUTS
 from grain_sft.errors import ConfigError
 from grain_sft.layout.packing import BY_EPOCH
 from grain_sft.sampling import Host, Mixture, MixtureSampler, SourceOrder
-from grain_sft.source.mixture import MixtureSource
-from grain_sft.source.npy import NpyDataSource
+from grain_sft.source import MixtureSource, NpyDataSource
 
 _OF_THE_SOURCE = ("weight", "layout", "sampler", "when_dry", "schedule", "mixture")
 _OF_THE_WHOLE = ("mixture",)

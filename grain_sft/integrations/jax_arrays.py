@@ -31,7 +31,7 @@ from grain_sft.integrations.placement import (
 from grain_sft.pipeline import Delivery, Pipeline, StepIterator
 from grain_sft.pipeline.iterator import checked_step
 from grain_sft.pipeline.read_ahead import ReadAhead
-from grain_sft.source.npy import Element
+from grain_sft.source import Element
 from grain_sft.storage import activity
 
 AHEAD = 2  # batches whose transfer to the devices has begun before they are asked for

@@ -1,23 +1,32 @@
 """Layout: which spans of which documents make row i?"""
 
+from grain_sft.layout.layout import RECEIPT_VERSION, Layout, LeftOut, digest, sources_of
 from grain_sft.layout.materialized import MaterializedLayout
+from grain_sft.layout.mixture import MixtureLayout
 from grain_sft.layout.packed import PackedLayout
 from grain_sft.layout.padded import PaddedLayout
-from grain_sft.layout.report import compare_algorithms, packing_report, plan_places
-from grain_sft.layout.span import FILL_ROW, FillKey, Layout, Pieces, Span
+from grain_sft.layout.pieces import FILL_ROW, FillKey, Pieces, Span
+from grain_sft.layout.report import algorithm_title, compare_algorithms, packing_report, padding_share, plan_places
 from grain_sft.layout.windows import WindowLayout
 
 __all__ = [
     "FILL_ROW",
+    "RECEIPT_VERSION",
     "FillKey",
     "Layout",
+    "LeftOut",
     "MaterializedLayout",
+    "MixtureLayout",
     "PackedLayout",
     "PaddedLayout",
     "Pieces",
     "Span",
     "WindowLayout",
+    "algorithm_title",
     "compare_algorithms",
+    "digest",
     "packing_report",
+    "padding_share",
     "plan_places",
+    "sources_of",
 ]

@@ -7,12 +7,11 @@ import numpy as np
 from grain_sft.arguments import as_sequence_length
 from grain_sft.corpus import Corpus
 from grain_sft.errors import LayoutError
-from grain_sft.layout.html import html_layout
-from grain_sft.layout.row_pieces import Ints, ShardPlaces
-from grain_sft.layout.span import Pieces, Range, Span, spans_of
+from grain_sft.layout.layout import Layout, LeftOut
+from grain_sft.layout.pieces import Ints, Pieces, ShardOffsets
 
 
-class MaterializedLayout:
+class MaterializedLayout(Layout):
     """The rows of a corpus that `grain-sft pack --materialize` wrote, in the order of the packing.
 
     Advantages: the fastest to read; no plan, and no documents to be found, when a run starts. Disadvantages: the rows take
@@ -26,18 +25,21 @@ class MaterializedLayout:
       LayoutError: a corpus without rows, or rows of another length.
     """
 
+    kind = "materialized"
+    follows_documents = True
+
     def __init__(self, corpus: Corpus, sequence_length: int | None = None) -> None:
         if corpus.rows is None:
             raise LayoutError(
                 "a corpus without rows: write them with `grain-sft pack --materialize` and open what that wrote, or take "
                 "PackedLayout."
             )
-        self.corpus = corpus
+        self.corpus, self.row_format = corpus, corpus.rows
         self.sequence_length = corpus.rows.sequence_length
         if sequence_length is not None and (as_sequence_length(sequence_length) != self.sequence_length):
             raise LayoutError(f"sequence_length={sequence_length}: the rows were written with {self.sequence_length}.")
         self._count = corpus.num_tokens // self.sequence_length
-        self._places = ShardPlaces(corpus)
+        self._offsets = ShardOffsets(corpus)
 
     def __len__(self) -> int:
         return self._count
@@ -47,21 +49,6 @@ class MaterializedLayout:
         """Segments a row, on average."""
         return len(self.corpus.documents.start) / len(self)
 
-    def spans(self, row: int) -> list[Span]:
-        """What row `row` holds; documents are the segments of all rows, numbered one after the other.
-
-        Raises:
-          RowIndexError: no such row.
-        """
-        return spans_of(self, row)
-
-    def ranges(self, row: int) -> list[Range]:
-        """The same, of a row in range."""
-        starts, lengths = self.corpus.documents
-        segments = slice(*starts.searchsorted((row * self.sequence_length, (row + 1) * self.sequence_length)).tolist())
-        numbers = range(segments.start, segments.stop)
-        return self._places.ranges(numbers, starts[segments].tolist(), lengths[segments].tolist())
-
     def pieces(self, rows: Ints) -> Pieces:
         """The segments of `rows` (int64 [rows]). Reads where all documents begin, the first time."""
         starts, lengths = self.corpus.documents
@@ -69,12 +56,23 @@ class MaterializedLayout:
         counts = starts.searchsorted((rows + 1) * self.sequence_length) - begins
         row = np.arange(len(rows)).repeat(counts)
         within = np.arange(len(row)) - (counts.cumsum() - counts)[row]
-        start = starts[begins[row] + within]
+        document = begins[row] + within
+        start = starts[document]
         column = start - rows[row] * self.sequence_length
-        return self._places.pieces(row, column, start, lengths[begins[row] + within], within + 1)
+        return self._offsets.pieces(row, column, start, lengths[document], within + 1, document)
 
-    def _repr_html_(self) -> str:
-        return html_layout(self)
+    def rows_of_documents(self, documents: Ints) -> Ints:
+        self._check_documents(documents)
+        return np.unique(self.corpus.documents.start[documents] // self.sequence_length)
+
+    def left_out(self) -> list[LeftOut]:
+        return []
+
+    def _tokens_hash(self) -> str | None:
+        return None
+
+    def _rows_receipt(self) -> str:
+        return repr(self)
 
     def __repr__(self) -> str:
         return f"MaterializedLayout(sequence_length={self.sequence_length}, rows={len(self)})"

@@ -6,98 +6,143 @@ import functools
 from collections.abc import Iterator, Mapping
 
 import numpy as np
-import numpy.typing as npt
 
+from grain_sft.corpus.documents import Documents
 from grain_sft.corpus.mixture import MixtureCorpus
 from grain_sft.errors import LayoutError
-from grain_sft.layout import Layout, Pieces, Span
-from grain_sft.layout.html import html_layout
-from grain_sft.layout.span import Range, spans_of
-
-Ints = npt.NDArray[np.int64]
+from grain_sft.layout.layout import Layout, LeftOut
+from grain_sft.layout.pieces import Ints, Pieces
 
 
-class MixtureLayout:
-    """Rows of several layouts of one sequence length: first all of the first, then all of the second, and so on. Shards
-    are numbered in the same way.
+class MixtureLayout(Layout):
+    """Rows of several layouts of one sequence length: first all rows of the first layout, then all of the second, and so on.
+    Shards are numbered in the same way, and so are the documents of those layouts that follow documents.
 
     Args:
-      parts: by name; a source of a source is "outer/inner".
+      parts: Layouts by the names of their sources; a source of a source is "outer/inner".
 
     Attributes:
-      names, parts: of the layouts.
-      first_rows, first_shards: of each, int64 [parts].
+      parts: Layouts by name.
+      first_rows, first_shards: int64 [parts], number of the first row and of the first shard of each.
 
     Raises:
       LayoutError: no layout, or sequence lengths that differ.
     """
+
+    kind = "mixture"
+    parts: Mapping[str, Layout] = {}
 
     def __init__(self, parts: Mapping[str, Layout]) -> None:
         lengths = {name: part.sequence_length for name, part in parts.items()}
         if len(set(lengths.values())) != 1:
             stated = ", ".join(f"{name}: {length}" for name, length in lengths.items())
             raise LayoutError(f"the sources of a mixture have one sequence length, and these have {stated or 'none'}.")
-        self.names, self.parts = tuple(parts), tuple(parts.values())
-        self.sequence_length = self.parts[0].sequence_length
-        self.corpus = MixtureCorpus.of(tuple(part.corpus for part in self.parts))
-        ends = np.cumsum([len(part) for part in self.parts])
-        shards = np.cumsum([len(part.corpus.shards) for part in self.parts])
-        self.first_rows: Ints = np.append(0, ends[:-1])
+        self.parts, self._layouts = dict(parts), tuple(parts.values())
+        self.sequence_length = self._layouts[0].sequence_length
+        self.corpus = MixtureCorpus.of(tuple(part.corpus for part in self._layouts))
+        self.follows_documents = any(part.follows_documents for part in self._layouts)
+        self._ends: Ints = np.cumsum([len(part) for part in self._layouts])
+        shards = np.cumsum([len(part.corpus.shards) for part in self._layouts])
+        self.first_rows: Ints = np.append(0, self._ends[:-1])
         self.first_shards: Ints = np.append(0, shards[:-1])
-        self._ends: Ints = ends
 
     def __len__(self) -> int:
         return int(self._ends[-1])
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the sources."""
+        return tuple(self.parts)
+
     @functools.cached_property
     def mean_segments(self) -> float:
-        """Segments a row, on average over all rows."""
-        return sum(len(part) * part.mean_segments for part in self.parts) / len(self)
+        """Segments of a row, on average."""
+        return sum(len(part) * part.mean_segments for part in self._layouts) / len(self)
+
+    def first_document(self, part: str) -> int:
+        order = self._by_documents()
+        before = order[: order.index(self.names.index(part))]
+        return sum(self._layouts[number].num_documents for number in before)
+
+    @functools.cached_property
+    def _first_documents(self) -> list[int]:
+        return [self.first_document(name) if part.follows_documents else 0 for name, part in self.parts.items()]
+
+    @property
+    def documents(self) -> Documents | None:
+        """Documents of the parts that follow documents, one part after the other."""
+        if not self.follows_documents:
+            return None
+        before = np.cumsum([0, *(part.corpus.num_tokens for part in self._layouts)])
+        found = [(part.documents, first) for part, first in zip(self._layouts, before, strict=False)]
+        starts = [documents.start + first for documents, first in found if documents is not None]
+        lengths = [documents.length for documents, _ in found if documents is not None]
+        return Documents(np.concatenate(starts), np.concatenate(lengths))
+
+    @property
+    def num_documents(self) -> int:
+        """Number of the documents of all parts."""
+        return sum(part.num_documents for part in self._layouts)
 
     def parts_of(self, rows: Ints) -> Ints:
-        """Which layout each row (int64 [n]) is of."""
+        """Return the number of the part that each of `rows` (int64 [n]) is of."""
         return self._ends.searchsorted(rows, side="right")
 
-    def split(self, rows: Ints) -> Iterator[tuple[int, Ints, Ints]]:
-        """The layouts that some rows (int64 [n]) are of: (number, which of the rows, and their own numbers in it)."""
+    def split(self, rows: Ints) -> Iterator[tuple[str, Ints, Ints]]:
+        part, names = self.parts_of(rows), self.names
+        for number in np.unique(part).tolist():
+            at = np.flatnonzero(part == number)
+            yield names[number], at, rows[at] - self.first_rows[number]
+
+    def pieces(self, rows: Ints) -> Pieces:
+        found: list[tuple[Ints, ...]] = []
         part = self.parts_of(rows)
         for number in np.unique(part).tolist():
             at = np.flatnonzero(part == number)
-            yield number, at, rows[at] - self.first_rows[number]
-
-    def spans(self, row: int) -> list[Span]:
-        """What row `row` holds; documents are numbered in their own corpus.
-
-        Raises:
-          RowIndexError: no such row.
-        """
-        return spans_of(self, row)
-
-    def ranges(self, row: int) -> list[Range]:
-        """The same, of a row in range."""
-        part = int(self._ends.searchsorted(row, side="right"))
-        first = int(self.first_shards[part])
-        found = self.parts[part].ranges(row - int(self.first_rows[part]))
-        return [(shard + first, start, stop, document) for shard, start, stop, document in found]
-
-    def pieces(self, rows: Ints) -> Pieces:
-        """The spans of all `rows` (int64 [rows], each in range)."""
-        found: list[Pieces] = []
-        for number, at, own in self.split(rows):
-            some = self.parts[number].pieces(own)
-            segment = np.ones(len(some.row), np.int64) if some.segment is None else some.segment
-            position = np.zeros(len(some.row), np.int64) if some.position is None else some.position
+            some = self._layouts[number].pieces(rows[at] - self.first_rows[number])
+            count = len(some.row)
+            segment = np.ones(count, np.int64) if some.segment is None else some.segment
+            position = np.zeros(count, np.int64) if some.position is None else some.position
+            document = np.full(count, -1, np.int64)
+            if some.document is not None:
+                document = some.document + self._first_documents[number]
             shard = some.shard + self.first_shards[number]
-            found.append(Pieces(at[some.row], some.column, shard, some.start, some.length, segment, position))
+            found.append((at[some.row], some.column, shard, some.start, some.length, segment, position, document))
         if not found:
-            return self.parts[0].pieces(rows)
+            return self._layouts[0].pieces(rows)
         joined = [np.concatenate(columns) for columns in zip(*found, strict=True)]
         order = np.argsort(joined[0], kind="stable")
         return Pieces(*(column[order] for column in joined))
 
-    def _repr_html_(self) -> str:
-        return html_layout(self)
+    def rows_of_documents(self, documents: Ints) -> Ints:
+        """Return the rows that hold a token of `documents` (int64 [n]): numbers of the documents of all parts that follow
+        documents, then of the other parts. Those are counted, which may read all of their tokens, only if one is asked for.
+        """
+        before, found = 0, [np.zeros(0, np.int64)]
+        for number in self._by_documents():
+            if int(documents.max(initial=-1)) < before:
+                break
+            end = before + self._layouts[number].num_documents
+            own = documents[(documents >= before) & (documents < end)] - before
+            found.append(self._layouts[number].rows_of_documents(own) + self.first_rows[number])
+            before = end
+        if (documents < 0).any() or (documents >= before).any():
+            self._check_documents(documents)
+        return np.unique(np.concatenate(found))
+
+    def left_out(self) -> list[LeftOut]:
+        lines = [(name, line) for name, part in self.parts.items() for line in part.left_out()]
+        return [(f"{name}: {what}", documents, tokens) for name, (what, documents, tokens) in lines]
+
+    @property
+    def receipt(self) -> dict[str, str]:
+        """What decides the rows of each part, by "corpus of NAME" and "layout of NAME"."""
+        return {f"{key} of {name}": text for name, part in self.parts.items() for key, text in part.receipt.items()}
+
+    def _by_documents(self) -> list[int]:
+        """Numbers of the parts that follow documents, then of the others."""
+        return sorted(range(len(self._layouts)), key=lambda number: not self._layouts[number].follows_documents)
 
     def __repr__(self) -> str:
-        parts = ", ".join(f"{name!r}: {part!r}" for name, part in zip(self.names, self.parts, strict=True))
+        parts = ", ".join(f"{name!r}: {part!r}" for name, part in self.parts.items())
         return f"MixtureLayout({{{parts}}})"

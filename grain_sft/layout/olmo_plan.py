@@ -24,7 +24,8 @@ from grain_sft.corpus import Corpus
 from grain_sft.corpus.documents import Documents, part_by_part
 from grain_sft.corpus.shard import Shard
 from grain_sft.errors import LayoutError, StorageError
-from grain_sft.layout.plan import Ints, Recipe, columns, packed_documents
+from grain_sft.layout.pieces import Ints
+from grain_sft.layout.plan import Recipe, columns, packed_documents
 from grain_sft.storage import files
 from grain_sft.storage.regular_files import read_regular
 

@@ -14,18 +14,17 @@ from grain_sft.arguments import as_integer, as_sequence_length
 from grain_sft.corpus import Corpus
 from grain_sft.corpus.documents import Documents
 from grain_sft.errors import LayoutError
-from grain_sft.layout.html import html_layout
+from grain_sft.layout.layout import Layout, LeftOut, hash_of_rows, sources_of
 from grain_sft.layout.olmo_plan import OlmoPlan, find_plan, from_boundaries, read_plan
 from grain_sft.layout.packing import ALGORITHMS, BY_EPOCH, TIES
-from grain_sft.layout.plan import Ints, Plan, Recipe, load_plan, packed_documents
-from grain_sft.layout.row_pieces import ShardPlaces
-from grain_sft.layout.span import Pieces, Range, Runs, Span, spans_of
+from grain_sft.layout.pieces import Ints, Pieces, Runs, ShardOffsets
+from grain_sft.layout.plan import Plan, Recipe, load_plan, packed_documents
 from grain_sft.storage import files
 
 _LONG_DOCUMENTS = ("truncate", "fragment")
 
 
-class PackedLayout:
+class PackedLayout(Layout):
     """Rows that hold several documents, each a segment of its own.
 
     Advantages: little padding, and no document is cut that fits into a row. Disadvantages: a plan has to be made, from the
@@ -60,6 +59,10 @@ class PackedLayout:
       documents_content: hash of all content that decides where the documents are; see `Documents.content`.
       tokens_content: hash of every token, where documents are found by EOS alone.
     """
+
+    kind = "packed"
+    follows_documents = True
+    plans: Sequence[Plan] = ()
 
     def __init__(
         self,
@@ -168,7 +171,7 @@ class PackedLayout:
             for epoch in range(self.epochs)
         ]
         self.documents_content, self.tokens_content = documents.content, documents.tokens
-        self._places = ShardPlaces(self.corpus)
+        self._offsets = ShardOffsets(self.corpus)
         self._ends: Ints = np.cumsum([len(plan.ends) for plan in self.plans])
         self._begins: Ints = np.append(0, self._ends)
         self._count = int(self._ends[-1])
@@ -180,6 +183,11 @@ class PackedLayout:
 
     def __len__(self) -> int:
         return self._count
+
+    @property
+    def packing(self) -> Recipe:  # type: ignore[override]
+        """Options of the packing."""
+        return self.recipe
 
     @property
     def highest_token(self) -> int | None:
@@ -209,56 +217,41 @@ class PackedLayout:
         return found
 
     @functools.cached_property
-    def other_documents(self) -> Documents | None:
-        """What is packed, where that is found another way than the corpus's own documents; None where it is those."""
+    def documents(self) -> Documents:
+        """Documents that are packed: the corpus's own, or those found by the options `boundaries` and `bos_token_id`."""
         if self.recipe.boundaries == "auto" and self.recipe.bos_token_id is None:
-            return None
-        found, own = (
-            packed_documents(self.corpus, self.recipe.boundaries, self.recipe.bos_token_id),
-            self.corpus.documents,
-        )
-        same = np.array_equal(found.start, own.start) and np.array_equal(found.length, own.length)
-        return None if same else found
+            return self.corpus.documents
+        return packed_documents(self.corpus, self.recipe.boundaries, self.recipe.bos_token_id)
+
+    @property
+    def num_documents(self) -> int:
+        """Number of `documents`, without finding them."""
+        return self.plans[0].counts["documents"]
 
     @functools.cached_property
     def sources(self) -> Ints | None:
-        """`Corpus.sources` of the documents that are packed. Where these are others than the corpus's own, each has the source
-        of the one that its first token is in, or that ends before it."""
-        sources, found = self.corpus.sources, self.other_documents
-        if sources is None or found is None:
+        """Input and line of each of `documents`. A document that is not one of the corpus's own has those of the one that its
+        first token is in, or that ends before it."""
+        sources = sources_of(self.corpus)
+        if sources is None or (self.recipe.boundaries == "auto" and self.recipe.bos_token_id is None):
             return sources
-        return sources[np.maximum(self.corpus.documents.start.searchsorted(found.start, side="right") - 1, 0)]
+        found, own = self.documents.start, self.corpus.documents.start
+        assert self.corpus.sources is not None
+        return self.corpus.sources[np.maximum(own.searchsorted(found, side="right") - 1, 0)]
 
-    def epochs_of(self, rows: Ints) -> tuple[Ints, Ints]:
-        """For each of `rows` (int64) the epoch that it was packed for, a number of `plans`, and its own number in that;
-        the row after the last begins an epoch that is not there."""
+    def epoch_of(self, rows: Ints) -> tuple[Ints, Ints]:
         epoch = self._ends.searchsorted(rows, side="right")
         return epoch, rows - self._begins[epoch]
 
-    def spans(self, row: int) -> list[Span]:
-        """What row `row` holds, in the order in which it stands there; a document that goes on in the next shard is two.
-
-        Raises:
-          RowIndexError: no such row.
-        """
-        return spans_of(self, row)
-
-    def ranges(self, row: int) -> list[Range]:
-        """The same, of a row in range."""
-        plan, segments = self._segments_of(row)
-        documents, starts, lengths = plan.document[segments], plan.start[segments], plan.length[segments]
-        return self._places.ranges(documents.tolist(), starts.tolist(), lengths.tolist())
-
     def runs(self, row: int) -> Runs:
-        """The same, as it is read."""
+        """What a row is read from."""
         plan, segments = self._segments_of(row)
-        return self._places.runs(plan.start[segments].tolist(), plan.length[segments].tolist())
+        return self._offsets.runs(plan.start[segments].tolist(), plan.length[segments].tolist())
 
     def pieces(self, rows: Ints) -> Pieces:
-        """The documents of `rows` (int64 [rows])."""
         if len(self.plans) == 1 or not len(rows):
-            return self._pieces(self.plans[0], rows)
-        epoch, local = self.epochs_of(rows)
+            return self._offsets.pieces(*self._segments(self.plans[0], rows))
+        epoch, local = self.epoch_of(rows)
         columns: list[tuple[Ints, ...]] = []
         for number in np.unique(epoch).tolist():
             here = np.flatnonzero(epoch == number)
@@ -266,14 +259,11 @@ class PackedLayout:
             columns.append((here[row], *rest))
         joined = [np.concatenate(column) for column in zip(*columns, strict=True)]
         order = np.argsort(joined[0], kind="stable")
-        return self._places.pieces(*(column[order] for column in joined))
-
-    def _pieces(self, plan: Plan, rows: Ints) -> Pieces:
-        return self._places.pieces(*self._segments(plan, rows))
+        return self._offsets.pieces(*(column[order] for column in joined))
 
     @staticmethod
-    def _segments(plan: Plan, rows: Ints) -> tuple[Ints, Ints, Ints, Ints, Ints]:
-        """(row, column, start, length, segment) of every segment of `rows`, which count from 0 in this plan."""
+    def _segments(plan: Plan, rows: Ints) -> tuple[Ints, Ints, Ints, Ints, Ints, Ints]:
+        """(row, column, start, length, segment, document) of every segment of `rows`, which count from 0 in this plan."""
         ends = plan.ends[rows]
         begins = plan.ends[rows - 1]
         begins[rows == 0] = 0
@@ -284,13 +274,13 @@ class PackedLayout:
         piece = begins[row] + within
         length = plan.length[piece].astype(np.int64)
         before = length.cumsum() - length
-        return row, before - before[firsts][row], plan.start[piece], length, within + 1
+        return row, before - before[firsts][row], plan.start[piece], length, within + 1, plan.document[piece]
 
     def _segments_of(self, row: int) -> tuple[Plan, slice]:
         """The plan that a row is of, and its segments there."""
         plan = self.plans[0]
         if len(self.plans) > 1:
-            epoch, local = self.epochs_of(np.array(row))
+            epoch, local = self.epoch_of(np.array(row))
             plan, row = self.plans[int(epoch)], int(local)
         return plan, slice(plan.ends.item(row - 1) if row else 0, plan.ends.item(row))
 
@@ -303,8 +293,38 @@ class PackedLayout:
         vars(self).update(state)
         self._load()
 
-    def _repr_html_(self) -> str:
-        return html_layout(self)
+    def rows_of_documents(self, documents: Ints) -> Ints:
+        self._check_documents(documents)
+        found = []
+        for plan, before in zip(self.plans, self._begins, strict=False):
+            pieces = np.flatnonzero(np.isin(plan.document, documents))
+            found.append(plan.ends.searchsorted(pieces, side="right") + before)
+        return np.unique(np.concatenate(found))
+
+    def left_out(self) -> list[LeftOut]:
+        found, length = self.statistics, self.sequence_length
+        epochs = f" in {self.epochs} epochs" if self.epochs > 1 else ""
+        lines: list[LeftOut] = [
+            (f"truncated to {length:,} tokens{epochs}", found["cut_documents"], found["cut_tokens"]),
+            (f"dropped{epochs}", found["dropped_documents"], found["dropped_tokens"]),
+            (f"split into several segments{epochs}", self.split_documents, 0),
+            (f"padding of rows{epochs}", None, found["padding"]),
+        ]
+        if self.recipe.boundaries == "auto":
+            lines.append(("in no document", None, self.corpus.num_tokens - int(self.corpus.documents.length.sum())))
+        return lines
+
+    @property
+    def split_documents(self) -> int:
+        """Documents of which rows hold several pieces, counted over all epochs."""
+        return sum(int(np.count_nonzero(np.bincount(plan.document) > 1)) for plan in self.plans)
+
+    def _tokens_hash(self) -> str | None:
+        return self.tokens_content
+
+    def _rows_receipt(self) -> str:
+        columns = ([np.diff(plan.ends, prepend=0), plan.start, plan.length] for plan in self.plans)
+        return hash_of_rows(self, self.kind, columns)
 
     def __repr__(self) -> str:
         """What decides the rows and nothing else: Grain compares this when it restores an iterator."""

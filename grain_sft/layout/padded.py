@@ -7,12 +7,11 @@ import numpy as np
 from grain_sft.arguments import as_integer, as_sequence_length
 from grain_sft.corpus import Corpus
 from grain_sft.errors import LayoutError
-from grain_sft.layout.html import html_layout
-from grain_sft.layout.row_pieces import Ints, ShardPlaces
-from grain_sft.layout.span import Pieces, Range, Runs, Span, spans_of
+from grain_sft.layout.layout import Layout, LeftOut
+from grain_sft.layout.pieces import Ints, Pieces, Runs, ShardOffsets
 
 
-class PaddedLayout:
+class PaddedLayout(Layout):
     """One document a row, in order; the rest of the row is padding.
 
     Args:
@@ -31,6 +30,10 @@ class PaddedLayout:
       CorpusError, CorpusFileError: the documents can't be found.
     """
 
+    kind = "padded"
+    follows_documents = one_segment = True
+    highest_token: int | None = None
+
     def __init__(self, corpus: Corpus, sequence_length: int, *, keep: str = "last", min_tokens: int = 2) -> None:
         self.corpus = corpus
         self.sequence_length = as_sequence_length(sequence_length)
@@ -48,47 +51,35 @@ class PaddedLayout:
         whole = length[self._document]
         self._length = np.minimum(whole, self.sequence_length)
         self._start = start[self._document] + (whole - self._length if keep == "last" else 0)
-        self._places = ShardPlaces(corpus)
+        self._offsets = ShardOffsets(corpus)
         self.dropped = len(length) - len(whole)
         self.cut_tokens = int((whole - self._length).sum())
 
     def __len__(self) -> int:
         return len(self._document)
 
-    @property
-    def documents(self) -> Ints:
-        """Number of the document in every row, int64 [rows]; ascending."""
-        return self._document
-
-    @property
-    def mean_segments(self) -> float:
-        """Segments a row: one."""
-        return 1.0
-
-    def spans(self, row: int) -> list[Span]:
-        """What row `row` holds: its document, in two spans where it goes on in the next shard.
-
-        Raises:
-          RowIndexError: no such row.
-        """
-        return spans_of(self, row)
-
-    def ranges(self, row: int) -> list[Range]:
-        """The same, of a row in range."""
-        columns = self._document, self._start, self._length
-        return self._places.ranges(*([int(column[row])] for column in columns))
-
     def runs(self, row: int) -> Runs:
-        """The same, as it is read."""
-        return self._places.runs([self._start.item(row)], [self._length.item(row)])
+        """What a row is read from."""
+        return self._offsets.runs([self._start.item(row)], [self._length.item(row)])
 
     def pieces(self, rows: Ints) -> Pieces:
-        """The documents of `rows` (int64 [rows])."""
-        first = np.zeros(len(rows), np.int64)
-        return self._places.pieces(np.arange(len(rows)), first, self._start[rows], self._length[rows], first + 1)
+        first, document = np.zeros(len(rows), np.int64), self._document[rows]
+        columns = first, self._start[rows], self._length[rows], first + 1, document
+        return self._offsets.pieces(np.arange(len(rows)), *columns)
 
-    def _repr_html_(self) -> str:
-        return html_layout(self)
+    def rows_of_documents(self, documents: Ints) -> Ints:
+        self._check_documents(documents)
+        return np.flatnonzero(np.isin(self._document, documents))
+
+    def left_out(self) -> list[LeftOut]:
+        whole, held, length = self.corpus.documents.length, int(self._length.sum()), self.sequence_length
+        dropped = int(whole.sum()) - held - self.cut_tokens
+        return [
+            (f"truncated to the {self.keep} {length:,} tokens", int(np.count_nonzero(whole > length)), self.cut_tokens),
+            (f"dropped, shorter than {self.min_tokens} tokens", self.dropped, dropped),
+            ("padding of rows", None, len(self) * length - held),
+            ("in no document", None, self.corpus.num_tokens - int(whole.sum())),
+        ]
 
     def __repr__(self) -> str:
         return (

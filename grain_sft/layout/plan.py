@@ -18,12 +18,12 @@ from grain_sft.errors import LayoutError
 from grain_sft.layout.packing import ALGORITHMS, BY_EPOCH, PackOptions, Rows
 from grain_sft.layout.packing.numpy_emulation import argsort_of, sort_of
 from grain_sft.layout.packing.numpy_sort import numpy_sort
+from grain_sft.layout.pieces import Ints
 from grain_sft.storage import artifact as artefact
 
 VERSION = 3
 """Of the algorithms and of what plans are found by; a new one makes other plans."""
 
-Ints = npt.NDArray[np.int64]
 Make = Callable[[], dict[str, npt.NDArray[Any]]]
 
 

@@ -29,7 +29,6 @@ def packing_report(layout: PackedLayout) -> dict[str, Any]:
     """
     found = layout.statistics
     segments = np.concatenate([np.diff(plan.ends, prepend=0) for plan in layout.plans])
-    split = sum(int(np.count_nonzero(np.bincount(plan.document) > 1)) for plan in layout.plans)
     return {
         "algorithm": layout.recipe.algorithm,
         "sequence_length": layout.sequence_length,
@@ -44,7 +43,7 @@ def packing_report(layout: PackedLayout) -> dict[str, Any]:
         "truncated_tokens": found["cut_tokens"],
         "dropped_documents": found["dropped_documents"],
         "dropped_tokens": found["dropped_tokens"],
-        "split_documents": split,
+        "split_documents": layout.split_documents,
         "segments_a_row": {
             "mean": float(segments.mean()),
             "median": float(np.median(segments)),

@@ -9,11 +9,11 @@ import numpy.typing as npt
 
 from grain_sft.corpus import Corpus
 from grain_sft.errors import LayoutError
-from grain_sft.layout.html import html_layout
-from grain_sft.layout.span import Pieces, Range, Span, spans_of
+from grain_sft.layout.layout import Layout, LeftOut
+from grain_sft.layout.pieces import Ints, Pieces
 
 
-class WindowLayout:
+class WindowLayout(Layout):
     """Non-overlapping windows of `sequence_length` tokens of each shard in turn; a shard's remainder is dropped.
 
     Rows are numbered through all shards in order: shard s holds `num_tokens // sequence_length` of them. Windows cut
@@ -22,6 +22,9 @@ class WindowLayout:
     Raises:
       LayoutError: a sequence length that is no positive integer, or that leaves no row.
     """
+
+    kind = "windows"
+    one_segment = True
 
     def __init__(self, corpus: Corpus, sequence_length: int) -> None:
         if (
@@ -45,33 +48,32 @@ class WindowLayout:
     def __len__(self) -> int:
         return int(self._ends[-1])
 
-    @property
-    def mean_segments(self) -> float:
-        """Segments a row: one."""
-        return 1.0
-
-    def spans(self, row: int) -> list[Span]:
-        """The one span of row `row`.
-
-        Raises:
-          RowIndexError: no such row.
-        """
-        return spans_of(self, row)
-
-    def ranges(self, row: int) -> list[Range]:
-        """The same, of a row in range."""
-        shard = int(self._ends.searchsorted(row, side="right"))
-        start = (row - int(self._starts[shard])) * self.sequence_length
-        return [(shard, start, start + self.sequence_length, None)]
-
     def pieces(self, rows: npt.NDArray[np.int64]) -> Pieces:
         """One piece for each of `rows` (int64 [rows])."""
         at, column, length = _columns(len(rows), self.sequence_length)
         shard = self._ends.searchsorted(rows, side="right")
         return Pieces(at, column, shard, (rows - self._starts[shard]) * self.sequence_length, length)
 
-    def _repr_html_(self) -> str:
-        return html_layout(self)
+    def rows_of_documents(self, documents: Ints) -> Ints:
+        self._check_documents(documents)
+        starts, lengths = (column[documents] for column in self.corpus.documents)
+        length, begin, first = self.sequence_length, 0, 0
+        found = [np.zeros(0, np.int64)]
+        for shard in self.corpus.shards:
+            rows = shard.num_tokens // length
+            low = np.maximum(starts - begin, 0) // length
+            high = np.minimum(-(-(starts + lengths - begin) // length), rows)
+            found += [np.arange(a, b) + first for a, b in zip(low.tolist(), high.tolist(), strict=True) if a < b]
+            begin, first = begin + shard.num_tokens, first + rows
+        return np.unique(np.concatenate(found))
+
+    def left_out(self) -> list[LeftOut]:
+        shards = sum(shard.num_tokens % self.sequence_length != 0 for shard in self.corpus.shards)
+        rest = self.corpus.num_tokens - len(self) * self.sequence_length
+        return [(f"ends of {shards:,} files that fill no row", None, rest)]
+
+    def _rows_receipt(self) -> str:
+        return repr(self)
 
     def __repr__(self) -> str:
         return f"WindowLayout(sequence_length={self.sequence_length}, rows={len(self)})"

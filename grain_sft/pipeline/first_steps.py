@@ -10,11 +10,9 @@ import numpy as np
 import numpy.typing as npt
 from absl import logging
 
-from grain_sft.corpus import Corpus
 from grain_sft.errors import GrainSftError
 from grain_sft.layout import FILL_ROW, Layout
-from grain_sft.layout.mixture import MixtureLayout
-from grain_sft.source.npy import Element
+from grain_sft.source import Element
 from grain_sft.storage.forks import renew_lock
 from grain_sft.transforms import NgramFilter
 
@@ -122,16 +120,17 @@ def _why_none_is_read(layout: Layout, rows: Ints, element: Element) -> str:
 
 def _is_cut_off(layout: Layout, rows: Ints) -> bool:
     """Return whether a document of the rows takes loss outside them."""
-    if isinstance(layout, MixtureLayout):
-        return any(_is_cut_off(layout.parts[number], own) for number, _, own in layout.split(rows))
-    documents = {span.document for row in rows.tolist() for span in layout.spans(row)}
-    return any(_document_takes_loss(layout.corpus, document) for document in documents if document is not None)
-
-
-def _document_takes_loss(corpus: Corpus, document: int) -> bool:
-    start, length = int(corpus.documents.start[document]), int(corpus.documents.length[document])
-    _, loss = corpus.read(start, start + length)
-    return loss is None or bool(np.any(loss != 0))
+    for name, _, own in layout.split(rows):
+        part = layout.parts[name]
+        document, table = part.pieces(own).document, part.documents
+        if document is None or table is None:
+            continue
+        for number in np.unique(document).tolist():
+            start = int(table.start[number])
+            _, loss = part.corpus.read(start, start + int(table.length[number]))
+            if loss is None or np.any(loss != 0):
+                return True
+    return False
 
 
 def _why_taken_off(pipeline: Pipeline, element: Element) -> str:

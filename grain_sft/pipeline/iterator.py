@@ -15,8 +15,7 @@ from grain_sft.errors import PipelineError, RowIndexError
 from grain_sft.pipeline.delivery import StepIterator
 from grain_sft.pipeline.observer import Delivery, make_batch, observers_of
 from grain_sft.pipeline.read_ahead import ReadAhead
-from grain_sft.source import workers
-from grain_sft.source.npy import Element
+from grain_sft.source import Element, workers
 
 if TYPE_CHECKING:
     from grain_sft.pipeline.pipeline import Pipeline

@@ -21,8 +21,7 @@ from grain_sft.pipeline.iterator import PREFETCH, READ_THREADS, PipelineIterator
 from grain_sft.pipeline.observer import Observer
 from grain_sft.pipeline.receipt import Receipt, receipt_of
 from grain_sft.sampling import MixtureSampler, Sampler
-from grain_sft.source.mixture import MixtureSource
-from grain_sft.source.npy import Element, NpyDataSource
+from grain_sft.source import Element, MixtureSource, NpyDataSource
 from grain_sft.storage import activity
 from grain_sft.transforms import ShiftTargets
 

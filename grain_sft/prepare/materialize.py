@@ -23,9 +23,8 @@ from grain_sft.corpus.formats import rows as format_rows
 from grain_sft.corpus.formats.metadata import Json
 from grain_sft.corpus.row_format import RowFormat
 from grain_sft.errors import CorpusError, LayoutError, StorageError
-from grain_sft.layout.packed import PackedLayout
-from grain_sft.layout.report import plan_places
-from grain_sft.source.npy import Element, NpyDataSource
+from grain_sft.layout import PackedLayout, plan_places
+from grain_sft.source import Element, NpyDataSource
 from grain_sft.storage import files
 from grain_sft.transforms import ShiftTargets
 
@@ -62,7 +61,7 @@ def materialize(
       StorageError: no space, or no permission, or another process is writing there.
       CorpusError, CorpusFileError: from reading the corpus.
     """
-    if not isinstance(layout, PackedLayout):
+    if not layout.plans:
         raise LayoutError(f"{layout!r}: only a PackedLayout's rows can be written out.")
     if not os.fspath(output):
         raise LayoutError("an empty path: give the folder that the rows are to be written to.")
@@ -170,7 +169,7 @@ def _write(job: _Job, folder: str, stage: str, progress: Progress | None) -> dic
         if progress is not None:
             progress("rows", rows.stop, len(job.layout))
     corpus = job.corpus
-    sources = job.layout.sources
+    sources = None if corpus.sources is None else job.layout.sources
     if sources is not None:
         documents = np.concatenate([plan.document for plan in job.layout.plans])
         files.write_bytes(files.join(stage, "sources.bin"), sources[documents].astype("<i8").tobytes())

@@ -11,7 +11,6 @@ import heapq
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from grain_sft.layout import PaddedLayout
 from grain_sft.pipeline.receipt import layout_receipt
 from grain_sft.provenance.audit_line import Fields
 from grain_sft.provenance.epoch_streams import Lane, lanes_of
@@ -166,6 +165,6 @@ class Events:
 
 def _episodes(lane: Lane, rows: list[int]) -> list[int | None]:
     """Documents of rows that hold one each, as the corpus numbers them; else the rows themselves."""
-    if not isinstance(lane.layout, PaddedLayout):
+    if not (lane.layout.one_segment and lane.layout.follows_documents):
         return [*rows]
     return [lane.layout.spans(row)[0].document for row in rows]

@@ -10,7 +10,6 @@ import numpy.typing as npt
 
 from grain_sft.arguments import as_integer
 from grain_sft.errors import RowIndexError, SamplerError
-from grain_sft.layout import PackedLayout
 from grain_sft.pipeline import Pipeline
 from grain_sft.sampling import MixtureSampler
 
@@ -112,9 +111,9 @@ def _place(pipeline: Pipeline, step: int) -> tuple[int, int, int]:
     """The epoch in which `step` begins, and whole steps and rows of that epoch (of all hosts) that come before."""
     sampler, layout = pipeline.sampler, pipeline.source.layout
     assert not isinstance(sampler, MixtureSampler)
-    if isinstance(layout, PackedLayout) and layout.epochs > 1:
+    if layout.epochs > 1:
         rows = sampler.batch_sizes.before(step)
-        epoch, into = (int(number) for number in layout.epochs_of(np.array(rows)))
+        epoch, into = (int(number) for number in layout.epoch_of(np.array(rows)))
         begin = rows - into
         first = sampler.batch_sizes.step_of(begin)
         return epoch, step - first - (sampler.batch_sizes.before(first) < begin), into

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from grain_sft.layout import Layout
-from grain_sft.layout.mixture import MixtureLayout
 from grain_sft.sampling import Host, IndexSampler, MixtureSampler
 from grain_sft.sampling.epochs import EpochSpan
 
@@ -75,10 +74,9 @@ class SourceLane:
     """The rows of one source of a mixture."""
 
     def __init__(self, pipeline: Pipeline, sampler: MixtureSampler, number: int) -> None:
-        assert isinstance(pipeline.source.layout, MixtureLayout)
         self._sampler, self._number, self._leaf = sampler, number, sampler.leaves[number]
         self.name: str | None = self._leaf.name
-        self.layout = pipeline.source.layout.parts[number]
+        self.layout = pipeline.source.layout.parts[self._leaf.name]
         self.num_rows = self._leaf.rows.num_instances
 
     def place(self, step: int) -> tuple[int, int]:

@@ -14,8 +14,8 @@ from grain_sft.errors import MissingExtraError, RowIndexError, SamplerError
 from grain_sft.html_table import html_columns
 from grain_sft.layout import FILL_ROW, Layout
 from grain_sft.pipeline import Pipeline
-from grain_sft.provenance.documents import documents_of, epochs_of, follows_documents, rows_of_documents
-from grain_sft.provenance.sources import sources_of
+from grain_sft.provenance.documents import epochs_of, follows_documents
+from grain_sft.provenance.sources import Sources
 from grain_sft.provenance.trainable import TrainableTokens
 from grain_sft.sampling import Host, IndexSampler, MixtureSampler, Sampler
 from grain_sft.sampling.batch_slots import Spots, spots_in_mixture, spots_of_instances, spots_of_steps
@@ -184,7 +184,7 @@ def find_document(
     sampler, hosts = _hosts(pipeline.sampler, host)
     wanted = np.unique(np.atleast_1d(np.asarray(documents, np.int64)))
     layout = pipeline.source.layout
-    instances = rows_of_documents(layout, wanted)
+    instances = layout.rows_of_documents(wanted)
     if isinstance(sampler, MixtureSampler):
         counts = [epochs or leaf.rows.epochs or 1 for leaf in sampler.leaves]
         spots = spots_in_mixture(sampler, instances, counts, hosts)
@@ -199,7 +199,7 @@ class _Lines:
 
     def __init__(self, pipeline: Pipeline, trainable: bool) -> None:
         self._layout: Layout = pipeline.source.layout
-        self._sources = sources_of(self._layout)
+        self._sources = Sources(self._layout)
         self._trainable = TrainableTokens(pipeline) if trainable else None
         self._paths = tuple(shard.path for shard in self._layout.corpus.shards)
         self._receipt = pipeline.receipt.code
@@ -209,7 +209,7 @@ class _Lines:
         real = np.flatnonzero(spots.instance != FILL_ROW)
         rows = spots.instance[real]
         pieces = self._layout.pieces(rows)
-        document = documents_of(self._layout, rows, pieces)
+        document = np.full(len(pieces.row), -1, np.int64) if pieces.document is None else pieces.document
         source, record = self._sources.of(pieces.shard, document)
         segment = np.ones(len(pieces.row), np.int64) if pieces.segment is None else pieces.segment
         held: list[Any] = [segment, pieces.shard, pieces.start, pieces.start + pieces.length, document, source, record]

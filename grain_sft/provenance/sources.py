@@ -5,28 +5,56 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from grain_sft.corpus import Corpus
 from grain_sft.errors import CorpusError
-from grain_sft.layout import Layout, PackedLayout
-from grain_sft.layout.mixture import MixtureLayout
-from grain_sft.provenance.documents import FOLLOWING, first_document
-from grain_sft.storage.file_stamp import read_whole
+from grain_sft.layout import Layout
 
 Ints = npt.NDArray[np.int64]
 
 
 class Sources:
-    """Where documents come from: of the corpus's file of sources, or by the labels that a mix gives its shards.
+    """Sources of the documents of a layout: the inputs in the corpus's file of sources, or the labels that a mix gives its
+    shards. In a mixture the name of each source and, where it has several of its own, theirs behind it.
 
     Attributes:
-      names: of the sources that are counted; one that nothing names is "".
+      names: Names of the sources; "" for one without a name.
     """
 
     def __init__(self, layout: Layout) -> None:
+        self.names: tuple[str, ...] = ()
+        self._parts: list[_PartSources] = []
+        self._offsets: list[tuple[int, int, int]] = []  # first shard, document and name of each part
+        shards = 0
+        for name, part in layout.parts.items():
+            found = _PartSources(part)
+            self._parts.append(found)
+            document = layout.first_document(name) if part.follows_documents else 0
+            self._offsets.append((shards, document, len(self.names)))
+            shards += len(part.corpus.shards)
+            if not name:
+                self.names += found.names
+            elif len(found.names) > 1:
+                self.names += tuple(f"{name}/{each or number}" for number, each in enumerate(found.names))
+            else:
+                self.names += (name,) * len(found.names)
+
+    def of(self, shards: Ints, documents: Ints) -> tuple[Ints, Ints]:
+        """Return the source of each piece, its number in `names`, and its line or row there, from 1; -1 where the corpus does
+        not have it."""
+        source, record = np.zeros(len(shards), np.int64), np.full(len(shards), -1, np.int64)
+        part = np.array([first for first, _, _ in self._offsets]).searchsorted(shards, side="right") - 1
+        for number in np.unique(part).tolist():
+            here, (shard, document, name) = part == number, self._offsets[number]
+            found, record[here] = self._parts[number].of(shards[here] - shard, documents[here] - document)
+            source[here] = found + name
+        return source, record
+
+
+class _PartSources:
+    """Sources of a layout that is not a mixture."""
+
+    def __init__(self, layout: Layout) -> None:
         corpus = layout.corpus
-        self._table: Ints | None = source_table(corpus) if isinstance(layout, FOLLOWING) else None
-        if self._table is not None and isinstance(layout, PackedLayout) and layout.other_documents is not None:
-            self._table = layout.sources
+        self._table = layout.sources
         if self._table is not None:
             count = max(len(corpus.source_names), int(self._table[:, 0].max(initial=-1)) + 1)
             self.names = (*corpus.source_names, *("" for _ in range(count - len(corpus.source_names))))
@@ -36,8 +64,6 @@ class Sources:
         self._labels: Ints = np.array([self.names.index(label) for label in labels], np.int64)
 
     def of(self, shards: Ints, documents: Ints) -> tuple[Ints, Ints]:
-        """(source, record) of each piece: its number in `names`; and the line or row in it, from 1, -1 where the corpus
-        does not say."""
         if self._table is None:
             return self._labels[shards], np.full(len(shards), -1, np.int64)
         if len(documents) and int(documents.max()) >= len(self._table):
@@ -47,47 +73,3 @@ class Sources:
             )
         found = self._table[documents]
         return found[:, 0], found[:, 1]
-
-
-class MixtureSources(Sources):
-    """The sources of a mixture's sources: the name of each, and where it has several of its own, theirs behind it."""
-
-    def __init__(self, layout: Layout) -> None:
-        assert isinstance(layout, MixtureLayout)
-        self._layout = layout
-        self._parts = [Sources(part) for part in layout.parts]
-        self.names: tuple[str, ...] = ()
-        self._first_names = []
-        for name, part in zip(layout.names, self._parts, strict=True):
-            self._first_names.append(len(self.names))
-            several = len(part.names) > 1
-            self.names += tuple(
-                f"{name}/{each or number}" if several else name for number, each in enumerate(part.names)
-            )
-
-    def of(self, shards: Ints, documents: Ints) -> tuple[Ints, Ints]:
-        source, record = np.zeros(len(shards), np.int64), np.full(len(shards), -1, np.int64)
-        part = self._layout.first_shards.searchsorted(shards, side="right") - 1
-        for number in np.unique(part).tolist():
-            here, follows = part == number, isinstance(self._layout.parts[number], FOLLOWING)
-            own = documents[here] - (first_document(self._layout, number) if follows else 0)
-            found, record[here] = self._parts[number].of(shards[here] - self._layout.first_shards[number], own)
-            source[here] = found + self._first_names[number]
-        return source, record
-
-
-def sources_of(layout: Layout) -> Sources:
-    """The sources of a layout's documents."""
-    return MixtureSources(layout) if isinstance(layout, MixtureLayout) else Sources(layout)
-
-
-def source_table(corpus: Corpus) -> Ints | None:
-    """`Corpus.sources`, without looking for the documents."""
-    if corpus.sources_file is None:
-        return None
-    if "sources" in vars(corpus):
-        return corpus.sources
-    data = read_whole(corpus.sources_file)
-    if len(data) % 16:
-        raise CorpusError(f"{corpus.sources_file.path}: {len(data)} bytes is no multiple of 16. It was cut short.")
-    return np.frombuffer(data, "<i8").astype(np.int64, copy=False).reshape(-1, 2)

@@ -9,8 +9,8 @@ import numpy.typing as npt
 
 from grain_sft.corpus import Corpus
 from grain_sft.errors import CorpusError
+from grain_sft.layout import sources_of
 from grain_sft.prepare.tokenizers import Tokenizer, load_tokenizer
-from grain_sft.provenance.sources import source_table
 from grain_sft.storage import files
 
 Ints = npt.NDArray[np.int64]
@@ -53,7 +53,7 @@ def documents_of_record(corpus: Corpus, record: str) -> Ints:
     Raises:
       CorpusError: a corpus that does not know, or no such input.
     """
-    table = source_table(corpus)
+    table = sources_of(corpus)
     if table is None:
         raise CorpusError(
             f"record {record!r}: this corpus does not say where its documents come from. `grain-sft prepare` writes it "

@@ -9,10 +9,9 @@ import grain
 import numpy as np
 import numpy.typing as npt
 
-from grain_sft.layout import FILL_ROW
-from grain_sft.layout.mixture import MixtureLayout
-from grain_sft.layout.span import checked_record, checked_rows
-from grain_sft.source.npy import Element, NpyDataSource
+from grain_sft.layout import FILL_ROW, MixtureLayout
+from grain_sft.source.element import Element, checked_record, checked_rows
+from grain_sft.source.npy import NpyDataSource
 
 _DTYPES: dict[str, npt.DTypeLike] = {
     "loss_mask": np.bool_,
@@ -39,7 +38,7 @@ class MixtureSource(grain.sources.RandomAccessDataSource[Element]):
     def __init__(self, sources: Mapping[str, NpyDataSource]) -> None:
         self.sources = dict(sources)
         self.layout = MixtureLayout({name: source.layout for name, source in self.sources.items()})
-        self._parts = tuple(self.sources.values())
+        self._first = next(iter(self.sources.values()))
         self._keys = ["tokens", "loss_mask", "segment_ids", "positions"]
         if self.layout.corpus.has_weights:
             self._keys.append("loss_weights")
@@ -67,10 +66,10 @@ class MixtureSource(grain.sources.RandomAccessDataSource[Element]):
         batch = {key: np.empty((len(rows), self.layout.sequence_length), self._dtype(key)) for key in self._keys}
         filled = np.flatnonzero(rows == FILL_ROW)
         if len(filled):
-            self._put(batch, filled, self._parts[0].read(np.full(len(filled), FILL_ROW, np.int64)))
+            self._put(batch, filled, self._first.read(np.full(len(filled), FILL_ROW, np.int64)))
         real = np.flatnonzero(rows != FILL_ROW)
-        for number, at, own in self.layout.split(rows[real]):
-            self._put(batch, real[at], self._parts[number].read(own))
+        for name, at, own in self.layout.split(rows[real]):
+            self._put(batch, real[at], self.sources[name].read(own))
         return batch
 
     def _dtype(self, key: str) -> npt.DTypeLike:

@@ -12,19 +12,15 @@ import numpy.typing as npt
 from grain_sft.corpus.loss_reader import LossReader
 from grain_sft.corpus.row_format import are_long
 from grain_sft.errors import LayoutError
-from grain_sft.layout import FILL_ROW, Layout, MaterializedLayout, PackedLayout, PaddedLayout, Pieces
-from grain_sft.layout.span import checked_record, checked_rows
+from grain_sft.layout import FILL_ROW, Layout, PackedLayout, PaddedLayout, Pieces
 from grain_sft.source import workers
 from grain_sft.source.arrays import Arrays, Stack
+from grain_sft.source.element import Element, checked_record, checked_rows
 from grain_sft.source.row_reader import ReadyArrays, RowReader
 from grain_sft.source.segment_reader import LongSegments
 from grain_sft.storage.shard_reader import ShardReader
 
 workers.default_grain_flags()  # so that worker processes of any grain.DataLoader over an NpyDataSource start
-
-Element = dict[str, npt.NDArray[Any]]
-"""What sources give and transforms take: arrays [L] of a row or [rows, L] of a batch."""
-
 
 _BATCH_SIZES_KEPT = 8
 
@@ -86,7 +82,7 @@ class NpyDataSource(grain.sources.RandomAccessDataSource[Element]):
         if hasattr(corpus, "parts"):
             raise LayoutError(f"{layout!r} is of several corpora: read it with MixtureSource({{name: source, ...}}).")
         self._reader = ShardReader(corpus.shards, corpus.dtype.itemsize, max_open_files, remote=corpus.remote)
-        self._ready = RowReader(corpus, max_open_files) if isinstance(layout, MaterializedLayout) else None
+        self._ready = None if layout.row_format is None else RowReader(corpus, max_open_files)
         self._loss = LossReader(corpus.shards, max_open_files, remote=corpus.remote) if corpus.has_loss else None
         self._arrays = Arrays()
         self._fit = _all_fit(layout)
@@ -214,12 +210,12 @@ class NpyDataSource(grain.sources.RandomAccessDataSource[Element]):
     def _gather(self, pieces: Pieces, out: memoryview) -> None:
         """Copy every piece to its place in the bytes of tokens [rows, L]."""
         length, size = self.layout.sequence_length, self.layout.corpus.dtype.itemsize
-        self._reader.gather(pieces.shard, pieces.start, pieces.places(length) * size, pieces.length * size, out)
+        self._reader.gather(pieces.shard, pieces.start, pieces.offsets(length) * size, pieces.length * size, out)
 
     @staticmethod
     def _gather_loss(reader: LossReader, pieces: Pieces, shape: tuple[int, int]) -> npt.NDArray[Any]:
         """What the loss files say of every piece, at its place in [rows, L]."""
-        places = pieces.places(shape[1])
+        places = pieces.offsets(shape[1])
         return reader.gather(pieces.shard, pieces.start, places, pieces.length, shape[0] * shape[1]).reshape(shape)
 
     def _segments(self, pieces: Pieces, tokens: npt.NDArray[Any], positions: npt.NDArray[np.int32]) -> ReadRows:
@@ -227,7 +223,7 @@ class NpyDataSource(grain.sources.RandomAccessDataSource[Element]):
         count, length = tokens.shape
         assert pieces.segment is not None and pieces.position is not None
         row = pieces.row
-        firsts = pieces.places(length)
+        firsts = pieces.offsets(length)
         ends = firsts + pieces.length
         borders = np.ones(len(row) + 1, np.bool_)  # a segment that goes on in the next piece has no last token there
         borders[1:-1] = (pieces.segment[1:] != pieces.segment[:-1]) | (row[1:] != row[:-1])
@@ -287,7 +283,7 @@ def _has_long_segments(layout: Layout) -> TypeGuard[PackedLayout | PaddedLayout]
 
 def _all_fit(layout: Layout) -> bool:
     """Whether int32 is known to hold every token, because whoever looked for the ends of documents saw all of them."""
-    highest = layout.highest_token if isinstance(layout, (PackedLayout, PaddedLayout)) else None
+    highest = layout.highest_token
     return highest is not None and highest <= np.iinfo(np.int32).max
 
 

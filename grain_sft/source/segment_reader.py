@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from grain_sft.layout import PackedLayout, PaddedLayout, Pieces
-from grain_sft.layout.span import Runs
+from grain_sft.layout.pieces import Runs
 from grain_sft.source.arrays import Arrays, Stack
 from grain_sft.source.segment_rows import ARRAYS, Counting, SegmentRow
 from grain_sft.storage.shard_reader import ShardReader
@@ -90,7 +90,7 @@ class LongSegments:
         plain, check = reader.plain, shifted and not self._fit
         if not plain:
             size, pieces = self._dtype.itemsize, made.pieces
-            places = pieces.places(self._length) * size
+            places = pieces.offsets(self._length) * size
             reader.gather(pieces.shard, pieces.start, places, pieces.length * size, memory)
         for (row_memory, tokens, row), (shards, starts, stops, ends) in zip(views, runs, strict=True):
             if plain:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import grain
 import numpy as np
 
-from grain_sft.source.npy import Element
+from grain_sft.source import Element
 from grain_sft.transforms.element import require_keys
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from grain_sft.errors import TransformError
-from grain_sft.source.npy import Element
+from grain_sft.source import Element
 
 
 def require_keys(transform: object, element: Element, keys: tuple[str, ...]) -> None:

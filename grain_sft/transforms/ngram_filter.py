@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from grain_sft.arguments import as_integer
 from grain_sft.errors import TransformError
-from grain_sft.source.npy import Element
+from grain_sft.source import Element
 from grain_sft.storage import activity
 from grain_sft.transforms.element import require_keys
 

@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from grain_sft.errors import TransformError
+from grain_sft.source import Element, NpyDataSource, ReadRows
 from grain_sft.source.arrays import Arrays
-from grain_sft.source.npy import Element, NpyDataSource, ReadRows
 from grain_sft.transforms.element import require_keys
 
 _INT32_MAX = np.iinfo(np.int32).max

@@ -8,7 +8,7 @@ import numpy as np
 from grain_sft.arguments import as_integer
 from grain_sft.errors import TransformError
 from grain_sft.layout import Layout
-from grain_sft.source.npy import Element
+from grain_sft.source import Element
 from grain_sft.transforms.element import require_keys
 
 

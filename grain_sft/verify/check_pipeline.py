@@ -9,12 +9,11 @@ import numpy as np
 import numpy.typing as npt
 
 from grain_sft.errors import GrainSftError
-from grain_sft.layout import FILL_ROW, Layout, PackedLayout
-from grain_sft.layout.mixture import MixtureLayout
+from grain_sft.layout import FILL_ROW, Layout
 from grain_sft.pipeline import Pipeline
 from grain_sft.pipeline.first_steps import takes_loss, why_no_loss
 from grain_sft.sampling import IndexSampler
-from grain_sft.source.npy import Element
+from grain_sft.source import Element
 from grain_sft.transforms import TrimToMultiple
 from grain_sft.verify.check_plan import check_plan
 from grain_sft.verify.finding import Report
@@ -28,13 +27,12 @@ def check_pipeline(report: Report, pipeline: Pipeline, where: str, vocab_size: i
     """Check layout, sampler, and the first and the last batch."""
     layout = pipeline.source.layout
     report.figures |= {"rows": len(layout), "receipt": pipeline.receipt.code}
-    for part in layout.parts if isinstance(layout, MixtureLayout) else (layout,):
-        if not isinstance(part, PackedLayout):
-            continue
+    for part in layout.parts.values():
         for plan in part.plans:
+            assert part.packing is not None
             arrays = {name: getattr(plan, name) for name in ("start", "length", "document", "ends")}
             arrays["counts"] = np.array(list(plan.counts.values()), np.int64)
-            check_plan(report, where, arrays, dataclasses.asdict(part.recipe), part.corpus)
+            check_plan(report, where, arrays, dataclasses.asdict(part.packing), part.corpus)
     if any(finding.check == "plan" and finding.wrong for finding in report.findings):
         return  # its rows can't be read
     check_layout(report, layout, where)

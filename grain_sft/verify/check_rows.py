@@ -8,7 +8,7 @@ import numpy.typing as npt
 from grain_sft.corpus import Corpus
 from grain_sft.errors import GrainSftError
 from grain_sft.layout.materialized import MaterializedLayout
-from grain_sft.source.npy import NpyDataSource
+from grain_sft.source import NpyDataSource
 from grain_sft.transforms import ShiftTargets
 from grain_sft.verify.finding import Report
 

@@ -12,7 +12,6 @@ from grain_sft.config.keys import SECTIONS
 from grain_sft.config.reading import INHERITS
 from grain_sft.corpus import Corpus, open_corpus
 from grain_sft.errors import CorpusError, GrainSftError
-from grain_sft.layout.mixture import MixtureLayout
 from grain_sft.sampling import Host
 from grain_sft.storage import artifact as artefact
 from grain_sft.storage import files
@@ -98,12 +97,11 @@ def _config(report: Report, path: str, vocab_size: int | None, receipt: str | No
         report.wrong("files", path, str(error))
         return
     layout = pipeline.source.layout
-    parts = dict(zip(layout.names, layout.parts, strict=True)) if isinstance(layout, MixtureLayout) else {}
     sizes = []
-    for name, part in (parts or {"": layout}).items():
-        of_part = Report("corpus", name, report.full) if parts else report
+    for name, part in layout.parts.items():
+        of_part = Report("corpus", name, report.full) if name else report
         sizes.append(check_corpus(of_part, part.corpus, "", vocab_size))
-        if parts:
+        if name:
             report.take(of_part)
     if any(finding.check == "files" and finding.wrong for finding in report.findings):
         return

@@ -7,15 +7,12 @@ import json
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from grain_sft.corpus import Corpus
 from grain_sft.corpus.formats.metadata import PREPARE
 from grain_sft.errors import GrainSftError
-from grain_sft.layout import Layout, PackedLayout, PaddedLayout, WindowLayout
-from grain_sft.layout.mixture import MixtureLayout
+from grain_sft.layout import Layout, LeftOut, compare_algorithms
 from grain_sft.layout.packing import ALGORITHMS
-from grain_sft.layout.report import compare_algorithms, packing_report
 from grain_sft.pipeline import Pipeline
 from grain_sft.sampling.mixture_sampler import MixtureSampler
 from grain_sft.storage import files
@@ -41,7 +38,7 @@ def lengths(layout: Layout) -> dict[str, Any]:
     """
     found, said = [], []
     try:
-        for part in parts_of(layout).values():
+        for part in layout.parts.values():
             corpus, sampled = _scanned(part)
             found.append(corpus.documents.length)
             said += [sampled] if sampled else []
@@ -73,16 +70,11 @@ def lengths(layout: Layout) -> dict[str, Any]:
     }
 
 
-def parts_of(layout: Layout) -> dict[str, Layout]:
-    """The layouts of a mixture by name; of another layout itself, without a name."""
-    return dict(zip(layout.names, layout.parts, strict=True)) if isinstance(layout, MixtureLayout) else {"": layout}
-
-
 def _scanned(layout: Layout) -> tuple[Corpus, str | None]:
     """A layout's corpus, or as many of its shards as may be scanned for documents; and then a sentence that says so."""
     corpus = layout.corpus
     known = "documents" in vars(corpus) or any(shard.boundaries is not None for shard in corpus.shards)
-    if known or not isinstance(layout, WindowLayout) or corpus.num_tokens <= MOST_SCANNED:
+    if known or layout.follows_documents or corpus.num_tokens <= MOST_SCANNED:
         return corpus, None
     return _some_shards(corpus, MOST_SCANNED / corpus.num_tokens, "so that not all tokens are read for their EOS")
 
@@ -91,14 +83,14 @@ def packing(pipeline: Pipeline) -> dict[str, Any]:
     """`compare_algorithms` with the config's options: algorithms, and `sampled`, a sentence, where not all documents are
     packed. Or `error`."""
     layout = pipeline.source.layout
-    if isinstance(layout, MixtureLayout):
+    if "" not in layout.parts:
         return {
             "error": "Not compared for a mixture, whose sources are packed by themselves: see `grain-sft pack` of each."
         }
-    used = layout.recipe.algorithm if isinstance(layout, PackedLayout) else None
+    used = None if layout.packing is None else layout.packing.algorithm
     options: dict[str, Any] = {"batch_rows": pipeline.sampler.global_batch_size}
-    if isinstance(layout, PackedLayout):
-        options |= {name: getattr(layout.recipe, name) for name in _OPTIONS}
+    if layout.packing is not None:
+        options |= {name: getattr(layout.packing, name) for name in _OPTIONS}
     try:
         corpus, sampled = _scanned(layout)
         count = len(corpus.documents)
@@ -117,54 +109,16 @@ def packing(pipeline: Pipeline) -> dict[str, Any]:
 def left_out(pipeline: Pipeline) -> list[dict[str, Any]]:
     """What no batch of an epoch holds, or only to fill it: lines of `what`, `documents` and `tokens` (None: not counted)."""
     layout = pipeline.source.layout
-    lines: list[Line] = []
-    for name, part in parts_of(layout).items():
+    lines: list[LeftOut] = []
+    for name, part in layout.parts.items():
         named = f"{name}: " if name else ""
-        found = [*_of_layout(part), *_of_preparation(part.corpus)]
+        found = [*part.left_out(), *_of_preparation(part.corpus)]
         lines += [(f"{named}{what}", documents, tokens) for what, documents, tokens in found]
     lines += _of_sampler(pipeline)
     return [{"what": what, "documents": documents, "tokens": tokens} for what, documents, tokens in lines]
 
 
-Line = tuple[str, int | None, int | None]
-
-
-def _of_layout(layout: Layout) -> list[Line]:
-    corpus, length = layout.corpus, layout.sequence_length
-    if isinstance(layout, WindowLayout):
-        shards = sum(shard.num_tokens % length != 0 for shard in corpus.shards)
-        rest = corpus.num_tokens - len(layout) * length
-        return [(f"ends of {shards:,} files that fill no row", None, rest)]
-    if isinstance(layout, PaddedLayout):
-        held = corpus.documents.length
-        longer = int(np.count_nonzero(held > length))
-        dropped = int(held.sum()) - _held(layout) - layout.cut_tokens
-        return [
-            (f"truncated to the {layout.keep} {length:,} tokens", longer, layout.cut_tokens),
-            (f"dropped, shorter than {layout.min_tokens} tokens", layout.dropped, dropped),
-            ("padding of rows", None, len(layout) * length - _held(layout)),
-            ("in no document", None, corpus.num_tokens - int(held.sum())),
-        ]
-    if isinstance(layout, PackedLayout):
-        found = packing_report(layout)
-        epochs = f" in {layout.epochs} epochs" if layout.epochs > 1 else ""
-        outside = corpus.num_tokens - int(corpus.documents.length.sum()) if layout.recipe.boundaries == "auto" else None
-        return [
-            (f"truncated to {length:,} tokens{epochs}", found["truncated_documents"], found["truncated_tokens"]),
-            (f"dropped{epochs}", found["dropped_documents"], found["dropped_tokens"]),
-            (f"split into several segments{epochs}", found["split_documents"], 0),
-            (f"padding of rows{epochs}", None, found["padding"]),
-            *([] if outside is None else [("in no document", None, outside)]),
-        ]
-    return []
-
-
-def _held(layout: PaddedLayout) -> int:
-    lengths: npt.NDArray[np.int64] = layout.corpus.documents.length[layout.documents]
-    return int(np.minimum(lengths, layout.sequence_length).sum())
-
-
-def _of_sampler(pipeline: Pipeline) -> list[Line]:
+def _of_sampler(pipeline: Pipeline) -> list[LeftOut]:
     sampler, length = pipeline.sampler, pipeline.source.layout.sequence_length
     if isinstance(sampler, MixtureSampler) or sampler.batch_sizes.schedule:
         return []  # epochs of each source, or steps of several sizes, are not told in a line
@@ -176,14 +130,14 @@ def _of_sampler(pipeline: Pipeline) -> list[Line]:
     return [(f"{rest:,} rows of each epoch, other ones each time, that fill no step", None, rest * length)]
 
 
-def _of_preparation(corpus: Corpus) -> list[Line]:
+def _of_preparation(corpus: Corpus) -> list[LeftOut]:
     """What `grain-sft prepare` cut and left out, as its manifest beside the corpus says; nothing without one."""
     path = files.beside(corpus.shards[0].path, PREPARE)
     if path is None:
         return []
     try:
         manifest = json.loads(files.read_bytes(path))
-        found: list[Line] = []
+        found: list[LeftOut] = []
         for split, counts in manifest["splits"].items():
             if counts["truncated"]:
                 found.append((f"preparing: truncated, split {split}", counts["truncated"], counts["cut_tokens"]))

@@ -13,9 +13,7 @@ from grain_sft.errors import GrainSftError
 from grain_sft.layout import FILL_ROW, Layout
 from grain_sft.pipeline import Pipeline
 from grain_sft.provenance import summarize, trace
-from grain_sft.provenance.documents import FOLLOWING
 from grain_sft.transforms import NgramFilter
-from grain_sft.view.report_corpus import parts_of
 from grain_sft.view.token_text import TokenTexts
 from grain_sft.view.visible import visible
 
@@ -56,7 +54,7 @@ def steps_in_all(pipeline: Pipeline) -> int:
 def sources(pipeline: Pipeline, steps: list[int]) -> dict[str, Any]:
     """Tokens of the steps by source, `columns` as `summarize` gives them; and of each step: `steps`, and `tokens` by source
     name, in the order of the columns."""
-    for layout in parts_of(pipeline.source.layout).values():
+    for layout in pipeline.source.layout.parts.values():
         _read_sources(layout)
     parts = [trace(pipeline, range(step, step + 1)) for step in steps]
     columns = summarize(parts)
@@ -124,6 +122,6 @@ def _example(tokens: Ints, chosen: NgramFilter, texts: TokenTexts) -> dict[str, 
 
 def _read_sources(layout: Layout) -> None:
     """Have a corpus keep its file of sources, so that not every trace reads it again."""
-    if isinstance(layout, FOLLOWING) and layout.corpus.sources_file is not None:
+    if layout.follows_documents and layout.corpus.sources_file is not None:
         with contextlib.suppress(GrainSftError):  # the trace says what is wrong
             _ = layout.corpus.sources

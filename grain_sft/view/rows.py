@@ -13,7 +13,7 @@ import numpy.typing as npt
 from grain_sft.errors import PipelineError, RowIndexError
 from grain_sft.pipeline import Pipeline
 from grain_sft.provenance import Trace, trace
-from grain_sft.source.npy import Element
+from grain_sft.source import Element
 from grain_sft.transforms import NgramFilter
 from grain_sft.view.visible import visible_line
 

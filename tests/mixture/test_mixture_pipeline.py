@@ -27,7 +27,7 @@ from grain_sft.layout import FILL_ROW
 from grain_sft.provenance import checkpoint_table, find_document, summarize, trace
 from grain_sft.provenance.audit_check import check_audit
 from grain_sft.sampling import Mixture, MixtureSampler, SourceOrder
-from grain_sft.source.mixture import MixtureSource
+from grain_sft.source import MixtureSource
 
 
 @pytest.fixture(scope="module")
@@ -51,10 +51,10 @@ def test_each_sources_rows_come_in_its_own_order(folder):
     part = layout.parts_of(rows)
     orders = [("olmo", 5), ("episode", 3), ("shuffle", 3)]
     for number, (order, seed) in enumerate(orders):
-        alone = IndexSampler(len(layout.parts[number]), global_batch_size=1, seed=seed, order=order)
+        alone = IndexSampler(len(layout.parts[layout.names[number]]), global_batch_size=1, seed=seed, order=order)
         drawn = rows[part == number] - layout.first_rows[number]
         assert drawn.tolist() == [int(alone.rows(step)[0]) for step in range(len(drawn))]
-        assert len(drawn) > len(layout.parts[number]) or number == 2  # the epochs of two roll over
+        assert len(drawn) > len(layout.parts[layout.names[number]]) or number == 2  # the epochs of two roll over
     for number, tenths in enumerate((7, 2, 1)):
         assert (np.abs(10 * np.cumsum(part == number) - tenths * np.arange(1, len(part) + 1)) < 10).all()
 
@@ -289,7 +289,7 @@ def test_the_table_of_checkpoints_counts_epochs_for_each_source(folder):
     part = pipeline.source.layout.parts_of(rows)
     for place, step in enumerate(table["step"]):
         for number, name in enumerate(("chat", "talks", "web")):
-            size = len(pipeline.source.layout.parts[number])
+            size = len(pipeline.source.layout.parts[name])
             count = int((part[: step * 12] == number).sum())
             assert divmod(count, size) == (table[f"epoch of {name}"][place], table[f"rows into epoch of {name}"][place])
 
@@ -387,7 +387,7 @@ def test_the_command_line_traces_a_mixture(folder, tmp_path, capsys):
     assert main(["trace", str(path), "--steps", "0:5", "--format", "jsonl"]) == 0
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()][1:]
     assert {line["source"].split("/")[0] for line in lines} == {"chat", "talks", "web"}
-    documents = len(grain_sft.load(path, host=Host(0, 1)).source.layout.parts[0].corpus.documents)
+    documents = len(grain_sft.load(path, host=Host(0, 1)).source.layout.parts["chat"].corpus.documents)
     seen = next(line["document"] for line in lines if line["source"] == "talks")
     assert main(["trace", str(path), "--document", f"talks:{seen - documents}", "--format", "jsonl"]) == 0
     found = [json.loads(line) for line in capsys.readouterr().out.splitlines()][1:]

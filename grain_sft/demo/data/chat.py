@@ -12,7 +12,7 @@ from pathlib import Path
 from grain_sft.corpus import open_corpus
 from grain_sft.demo.data.data import VOCAB_SIZE, Data, Made
 from grain_sft.demo.text import Entry, docstrings
-from grain_sft.layout import Layout, PackedLayout
+from grain_sft.layout import Layout
 from grain_sft.prepare import Dataset, Request, prepare, train_tokenizer
 from grain_sft.prepare.training import CHAT_TOKENS, conversation_lines
 from grain_sft.storage.files import atomic_write, write_bytes
@@ -64,7 +64,6 @@ def _make(folder: Path, max_characters: int) -> Made:
 
 
 def _describe(layout: Layout) -> str:
-    assert isinstance(layout, PackedLayout)
     found = layout.statistics
     tokens = found["tokens"] + found["padding"]
     return (

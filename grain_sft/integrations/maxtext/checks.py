@@ -9,10 +9,8 @@ import numpy as np
 from absl import logging
 
 from grain_sft.errors import ConfigError, PipelineError, TransformError
-from grain_sft.layout import PaddedLayout, WindowLayout
-from grain_sft.layout.mixture import MixtureLayout
 from grain_sft.pipeline import Pipeline
-from grain_sft.source.npy import Element
+from grain_sft.source import Element
 
 KEYS = ("inputs", "targets", "inputs_position", "targets_position", "inputs_segmentation", "targets_segmentation")
 """Keys of MaxText's batches, int32 [rows, L]."""
@@ -80,8 +78,7 @@ def check_batches(config: Any, pipeline: Pipeline, where: str, *, training: bool
                 f"{where}: {name} is {token}, but MaxText's vocab_size is {config.vocab_size}: the tokens are of a larger "
                 "vocabulary. Set vocab_size to at least the tokenizer's."
             )
-    layouts = layout.parts if isinstance(layout, MixtureLayout) else (layout,)
-    if not config.packing and not all(isinstance(each, WindowLayout | PaddedLayout) for each in layouts):
+    if not config.packing and not all(part.one_segment for part in layout.parts.values()):
         raise ConfigError(
             f"{where}: rows hold several documents, but MaxText's packing is false, with which some of its attention kernels "
             "look across documents. Set packing=True."

@@ -1,0 +1,256 @@
+"""Layout: which spans of which documents make each row."""
+
+from __future__ import annotations
+
+import hashlib
+import operator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from grain_sft.corpus import Corpus
+from grain_sft.errors import CorpusError, RowIndexError
+from grain_sft.html_table import html_facts
+from grain_sft.layout.pieces import Ints, Pieces, Span
+from grain_sft.storage.file_stamp import read_whole
+
+if TYPE_CHECKING:
+    from grain_sft.corpus.documents import Documents
+    from grain_sft.corpus.row_format import RowFormat
+    from grain_sft.layout.plan import Plan, Recipe
+
+RECEIPT_VERSION = 2
+"""Of what receipts hash, and how; in every code."""
+
+_BLOCK_ROWS = 1 << 16  # whose pieces are hashed, counted or searched together
+
+LeftOut = tuple[str, int | None, int | None]
+"""What rows leave out, in words; its documents and its tokens, None where they are not counted."""
+
+
+class Layout(Protocol):
+    """Which spans of which documents make row i, for every row of one sequence length: a pure function of a corpus and
+    options.
+
+    Inherit from this class: a layout defines `__init__(corpus, sequence_length, **options)`, which sets `corpus` and
+    `sequence_length`, `__len__` and `pieces`. All else has a default, which a layout overrides where it knows better.
+
+    Attributes:
+      corpus: Corpus whose tokens make the rows.
+      sequence_length: Tokens of a row, padding included.
+      kind: Name of the layout in reports; of a class from outside `package.module:Name`.
+      follows_documents: Whether `pieces` names the document of each piece.
+      one_segment: Whether each row is one segment.
+      epochs: Epochs that the rows are of, where each epoch is packed anew; else 1.
+      plans: Packing of each epoch; none where nothing is packed.
+      packing: Options of the packing; None where nothing is packed.
+      row_format: Format of rows that are stored whole, tokens, positions and segments; None where they are made.
+      highest_token: Highest token id of the corpus, where finding its documents read all tokens; else None.
+    """
+
+    corpus: Corpus
+    sequence_length: int
+    follows_documents: bool = False
+    one_segment: bool = False
+    epochs: int = 1
+    packing: Recipe | None = None
+    row_format: RowFormat | None = None
+
+    def __len__(self) -> int:
+        """Return the number of rows."""
+        ...
+
+    def pieces(self, rows: Ints) -> Pieces:
+        """Return the pieces of `rows`.
+
+        Args:
+          rows: int64 [n], row numbers in [0, len(layout)).
+        """
+        ...
+
+    @property
+    def kind(self) -> str:
+        return f"{type(self).__module__}:{type(self).__qualname__}"
+
+    @property
+    def plans(self) -> Sequence[Plan]:
+        return ()
+
+    @property
+    def highest_token(self) -> int | None:
+        return None
+
+    def spans(self, row: int) -> list[Span]:
+        """Return the spans of `row`, in their order in it.
+
+        Raises:
+          RowIndexError: `row` is not in [0, len(layout)).
+        """
+        if not 0 <= row < len(self):
+            raise RowIndexError(f"row {row} of {self!r}: expected 0 to {len(self) - 1}.")
+        found = self.pieces(np.array([operator.index(row)], np.int64))
+        stop, count = found.start + found.length, len(found.row)
+        numbers = [None] * count if found.document is None else [None if d < 0 else d for d in found.document.tolist()]
+        return list(map(Span, found.shard.tolist(), found.start.tolist(), stop.tolist(), numbers))
+
+    @property
+    def mean_segments(self) -> float:
+        """Segments of a row, on average: here of at most 65,536 rows at equal distances."""
+        if self.one_segment:
+            return 1.0
+        found = self.pieces(np.unique(np.linspace(0, len(self) - 1, min(len(self), _BLOCK_ROWS)).astype(np.int64)))
+        if found.segment is None:
+            return 1.0
+        return float(np.count_nonzero(found.position == 0)) / (int(found.row[-1]) + 1)
+
+    @property
+    def documents(self) -> Documents | None:
+        """Documents that the rows are made of, by the numbers in `Pieces.document`; None if the layout does not follow any."""
+        return self.corpus.documents if self.follows_documents else None
+
+    @property
+    def num_documents(self) -> int:
+        """Number of `documents`, or of the documents of the corpus in a layout that does not follow them."""
+        return len(self.documents or self.corpus.documents)
+
+    @property
+    def sources(self) -> Ints | None:
+        """Input and line of each of `documents`, int64 [documents, 2]; None where the corpus does not have them."""
+        return sources_of(self.corpus) if self.follows_documents else None
+
+    def rows_of_documents(self, documents: Ints) -> Ints:
+        """Return the rows that hold a token of `documents`, ascending.
+
+        Args:
+          documents: int64 [n], numbers of `documents`; of the corpus's documents in a layout that does not follow them.
+
+        Raises:
+          RowIndexError: a number that is not a document's.
+          CorpusError, CorpusFileError: the documents cannot be found.
+        """
+        self._check_documents(documents)
+        found = [np.zeros(0, np.int64)]
+        if not self.follows_documents:
+            starts, lengths = (column[np.sort(documents)] for column in self.corpus.documents)
+            ends = starts + lengths
+            begins = np.cumsum([0, *(shard.num_tokens for shard in self.corpus.shards)])
+        for first, pieces in self._blocks():
+            if self.follows_documents:
+                assert pieces.document is not None
+                held = np.isin(pieces.document, documents)
+            else:
+                start = pieces.start + begins[pieces.shard]
+                at = ends.searchsorted(start, side="right")
+                held = np.append(starts, np.iinfo(np.int64).max)[at] < start + pieces.length
+            found.append(pieces.row[held] + first)
+        return np.unique(np.concatenate(found))
+
+    def epoch_of(self, rows: Ints) -> tuple[Ints, Ints]:
+        """Return the epoch, from 0, that each of `rows` (int64 [n]) was packed for, and its number among the rows of that
+        epoch. The row after the last is row 0 of an epoch that does not exist."""
+        return np.zeros(len(rows), np.int64), rows
+
+    @property
+    def parts(self) -> Mapping[str, Layout]:
+        """Layouts of a mixture by the names of its sources; of any other layout itself under the name ""."""
+        return {"": self}
+
+    def split(self, rows: Ints) -> Iterator[tuple[str, Ints, Ints]]:
+        """Yield, for each of `parts` that some of `rows` (int64 [n]) are of: its name, the indices into `rows`, and the
+        numbers of these rows in that part."""
+        yield "", np.arange(len(rows)), rows
+
+    def first_document(self, part: str) -> int:
+        """Return the number that the first document of one of `parts` has in this layout."""
+        return 0
+
+    @property
+    def statistics(self) -> dict[str, int]:
+        """Counts over all rows: rows, tokens, padding (tokens), segments, max_segments (of a row)."""
+        found = {"rows": len(self), "tokens": 0, "padding": 0, "segments": 0, "max_segments": 0}
+        for _, pieces in self._blocks():
+            found["tokens"] += int(pieces.length.sum())
+            firsts = pieces.row if pieces.position is None else pieces.row[pieces.position == 0]
+            found["segments"] += len(firsts)
+            found["max_segments"] = max(found["max_segments"], int(np.bincount(firsts).max(initial=0)))
+        found["padding"] = len(self) * self.sequence_length - found["tokens"]
+        return found
+
+    def left_out(self) -> list[LeftOut]:
+        """Return what no row holds, and the padding of rows."""
+        found = self.statistics
+        return [("padding of rows", None, found["padding"])]
+
+    @property
+    def receipt(self) -> dict[str, str]:
+        """What decides the rows, in words or as hashes, by name: the corpus and the layout."""
+        corpus = self.corpus
+        stated = (
+            f"{corpus.num_tokens} {corpus.dtype.name} tokens in {len(corpus.shards)} shards, {corpus.ends_fingerprint}"
+        )
+        tokens = self._tokens_hash()
+        return {"corpus": stated if tokens is None else f"{stated}, {tokens}", "layout": self._rows_receipt()}
+
+    def _tokens_hash(self) -> str | None:
+        """Hash of every token, where the layout follows documents that its corpus finds by EOS alone."""
+        return self.corpus.documents.tokens if self.follows_documents else None
+
+    def _rows_receipt(self) -> str:
+        """The rows as a hash of their pieces; a layout whose options decide its rows states them instead."""
+        return hash_of_rows(self, self.kind, self._piece_columns())
+
+    def _piece_columns(self) -> Iterator[list[Ints]]:
+        for first, found in self._blocks():
+            segment = np.ones(len(found.row), np.int64) if found.segment is None else found.segment
+            position = np.zeros(len(found.row), np.int64) if found.position is None else found.position
+            yield [found.row + first, found.column, found.shard, found.start, found.length, segment, position]
+
+    def _blocks(self) -> Iterator[tuple[int, Pieces]]:
+        """The pieces of all rows, some rows at a time, with the number of the first of these rows."""
+        for first in range(0, len(self), _BLOCK_ROWS):
+            yield first, self.pieces(np.arange(first, min(first + _BLOCK_ROWS, len(self))))
+
+    def _check_documents(self, documents: Ints) -> None:
+        wrong = documents[(documents < 0) | (documents >= self.num_documents)]
+        if len(wrong):
+            raise RowIndexError(f"document {wrong[0]}: expected 0 to {self.num_documents - 1}, the corpus's documents.")
+
+    def _repr_html_(self) -> str:
+        facts = {
+            "rows": len(self),
+            "tokens a row": self.sequence_length,
+            "segments a row": f"{self.mean_segments:.2f} on average",
+            "corpus": f"{self.corpus.num_tokens:,} tokens in {len(self.corpus.shards):,} shards",
+            "options": repr(self),
+        }
+        return html_facts(type(self).__name__, facts)
+
+
+def digest(text: str, digits: int = 16) -> str:
+    """Return a hash of a receipt's text, in hexadecimal digits."""
+    return hashlib.sha256(f"grain_sft receipt {RECEIPT_VERSION}\0{text}".encode()).hexdigest()[:digits]
+
+
+def hash_of_rows(layout: Layout, name: str, blocks: Iterable[Sequence[npt.NDArray[np.integer]]]) -> str:
+    """Return the rows of a layout in a receipt: their number and length, and a hash of their columns, block by block."""
+    digests: list[hashlib.blake2b] = []  # one a column, so that the size of blocks does not matter
+    for some in blocks:
+        digests = digests or [hashlib.blake2b(digest_size=16) for _ in some]
+        for each, column in zip(digests, some, strict=True):
+            each.update(np.ascontiguousarray(column, "<i8").view(np.uint8).data)
+    joined = digest(" ".join(each.hexdigest() for each in digests), 32)
+    return f"{len(layout)} {name} rows of {layout.sequence_length} tokens, {joined}"
+
+
+def sources_of(corpus: Corpus) -> Ints | None:
+    """Return `corpus.sources`, without finding the documents."""
+    if corpus.sources_file is None:
+        return None
+    if "sources" in vars(corpus):
+        return corpus.sources
+    data = read_whole(corpus.sources_file)
+    if len(data) % 16:
+        raise CorpusError(f"{corpus.sources_file.path}: {len(data)} bytes is no multiple of 16. It was cut short.")
+    return np.frombuffer(data, "<i8").astype(np.int64, copy=False).reshape(-1, 2)

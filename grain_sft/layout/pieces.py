@@ -1,0 +1,147 @@
+"""Pieces: which tokens of which shards make some rows, as columns."""
+
+from __future__ import annotations
+
+import dataclasses
+from bisect import bisect_right
+from itertools import accumulate
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from grain_sft.corpus import Corpus
+
+Ints = npt.NDArray[np.int64]
+
+FILL_ROW = -1
+"""Row number of a row of nothing but padding, without loss. Fills the last batch of an evaluation."""
+
+
+class FillKey(int):
+    """`FILL_ROW` as a record key: Grain takes keys modulo the length of the source, and this one stays as it is."""
+
+    def __mod__(self, other: int) -> int:
+        return self
+
+
+@dataclasses.dataclass(frozen=True)
+class Span:
+    """Consecutive tokens of one shard in one row. The next span of the same row and document continues its segment.
+
+    Attributes:
+      shard: Number of the shard in `corpus.shards`.
+      start, stop: First token, and the one after the last, counted from the shard's first token.
+      document: Number of the document in `layout.documents`; None in a layout that does not follow documents.
+    """
+
+    shard: int
+    start: int
+    stop: int
+    document: int | None
+
+
+class Pieces(NamedTuple):
+    """Spans of many rows as columns, int64 [pieces], row after row. The pieces of a row fill it from column 0 without gaps;
+    the rest of the row is padding.
+
+    Attributes:
+      row: Index into the rows that were asked for.
+      column: Column of the piece's first token in its row.
+      shard: Number of the shard in `corpus.shards`.
+      start: First token of the piece, counted from the shard's first token.
+      length: Tokens of the piece.
+      segment: Number of the segment in its row, from 1; None where each row is one whole segment.
+      position: Position of the piece's first token in its segment; None where each row is one whole segment.
+      document: Number of the document in `layout.documents`, -1 for none; None in a layout that does not follow documents.
+    """
+
+    row: Ints
+    column: Ints
+    shard: Ints
+    start: Ints
+    length: Ints
+    segment: Ints | None = None
+    position: Ints | None = None
+    document: Ints | None = None
+
+    def offsets(self, length: int) -> Ints:
+        """Return the offset of each piece in the flattened rows of `length` tokens each."""
+        return self.row * length + self.column
+
+
+class Runs(NamedTuple):
+    """One row as it is read: runs of tokens, each of which lies in a shard in one piece.
+
+    Attributes:
+      shards: Shard of each run; None where all are of shard 0, the only one.
+      starts: First token of each run in its shard.
+      stops: Column after each run.
+      ends: Column after each segment. A segment that continues in the next shard is several runs.
+    """
+
+    shards: list[int] | None
+    starts: list[int]
+    stops: list[int]
+    ends: list[int]
+
+
+class ShardOffsets:
+    """Offsets of the shards of a corpus in its tokens, counted through all shards."""
+
+    def __init__(self, corpus: Corpus) -> None:
+        counts = np.array([shard.num_tokens for shard in corpus.shards], np.int64)
+        self._ends: Ints = np.cumsum(counts)
+        self._begins = self._ends - counts
+        self._borders = [0, *self._ends.tolist()]
+
+    def runs(self, starts: list[int], lengths: list[int]) -> Runs:
+        """Return the runs of one row.
+
+        Args:
+          starts, lengths: First token of each segment, counted through the corpus, and its tokens.
+        """
+        borders, ends = self._borders, list(accumulate(lengths))
+        if len(borders) == 2:
+            return Runs(None, starts, ends, ends)
+        shards, begins, counts = [], [], []
+        for start, length in zip(starts, lengths, strict=True):
+            stop = start + length
+            while start < stop:
+                shard = bisect_right(borders, start) - 1
+                end = min(stop, borders[shard + 1])
+                shards.append(shard)
+                begins.append(start - borders[shard])
+                counts.append(end - start)
+                start = end
+        return Runs(shards, begins, list(accumulate(counts)), ends)
+
+    def pieces(self, row: Ints, column: Ints, start: Ints, length: Ints, segment: Ints, document: Ints) -> Pieces:
+        """Return the pieces of segments, row after row; a segment that continues in the next shard is two.
+
+        Args:
+          row, column, segment, document: int64 [segments], as in `Pieces`.
+          start, length: int64 [segments], first token, counted through the corpus, and number of tokens.
+        """
+        position = np.zeros(len(start), np.int64)
+        if len(self._ends) == 1:
+            return Pieces(row, column, position, start, length, segment, position, document)
+        shard = self._ends.searchsorted(start, side="right")
+        over = start + length > self._ends[shard]
+        if not over.any():
+            return Pieces(row, column, shard, start - self._begins[shard], length, segment, position, document)
+        while over.any():  # rare: the end of a shard cuts through a document
+            here = self._ends[shard] - start
+            firsts = np.flatnonzero(over) + np.arange(np.count_nonzero(over))
+            row, segment, position, document, start, length, shard, here = (
+                np.repeat(each, 1 + over) for each in (row, segment, position, document, start, length, shard, here)
+            )
+            position[firsts + 1] += here[firsts]
+            start[firsts + 1] += here[firsts]
+            length[firsts + 1] -= here[firsts]
+            length[firsts] = here[firsts]
+            shard = self._ends.searchsorted(start, side="right")
+            over = start + length > self._ends[shard]
+        before = np.cumsum(length) - length
+        column = before - before[np.searchsorted(row, row, side="left")]
+        return Pieces(row, column, shard, start - self._begins[shard], length, segment, position, document)
