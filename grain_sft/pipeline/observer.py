@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from grain_sft.errors import PipelineError
 from grain_sft.registry import Registry
-from grain_sft.source.npy import Element
+from grain_sft.source import Element
 from grain_sft.storage import activity
 
 if TYPE_CHECKING:
