@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.abc
 import importlib.machinery
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import ModuleType
+from typing import Any, TypeVar
+
+Decorated = TypeVar("Decorated")
 
 MODULES = {
     "iteration": "pipeline.iterator",
@@ -21,6 +25,7 @@ MODULES = {
     "trace.audit_check": "provenance.audit_check",
     "corpus.learning_rate": "replay.learning_rate",
     "corpus.remote_options": "storage.remote_options",
+    "sampling.orders_table": "sampling.orders",
 }
 """Modules of `grain_sft` by their former path."""
 
@@ -66,3 +71,29 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 def install() -> None:
     """Make the former paths of `MODULES` importable."""
     sys.meta_path.insert(0, _Finder())  # before the finder that would import a second copy
+
+
+def renamed_arguments(**names: str) -> Callable[[Decorated], Decorated]:
+    """Return a decorator of a function or class that takes keyword arguments under a former name too.
+
+    Args:
+      names: New name by former name.
+    """
+
+    def decorate(decorated: Any) -> Any:
+        function = vars(decorated)["__init__"] if isinstance(decorated, type) else decorated
+
+        @functools.wraps(function)
+        def call(*args: Any, **arguments: Any) -> Any:
+            for former in names.keys() & arguments.keys():
+                new = names[former]
+                warnings.warn(f"{former}= is now {new}=.", DeprecationWarning, stacklevel=2)
+                arguments[new] = arguments.pop(former)
+            return function(*args, **arguments)
+
+        if not isinstance(decorated, type):
+            return call
+        decorated.__init__ = call  # type: ignore[misc]
+        return decorated
+
+    return decorate

@@ -177,7 +177,7 @@ def mixtures(folder: Path) -> Iterator[tuple[str, Config]]:
     weights = [{"step": 3, "weights": {"chat": 0.1, "web": 0.5}}, {"step": 5, "global_batch_size": 24}]
     yield "mixture/schedule", mixture_config(folder, schedule=weights)
     for exhausted in ("repeat", "stop", "renormalize"):
-        config = mixture_config(folder, when_dry=exhausted)
+        config = mixture_config(folder, on_exhausted=exhausted)
         if exhausted != "repeat":
             config["corpus"]["mixture"]["web"]["sampler"] = {"epochs": 1}
         yield f"mixture/{exhausted}", config

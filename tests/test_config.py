@@ -429,8 +429,6 @@ def test_a_value_of_the_wrong_kind_is_an_error(config, tmp_path, place, value, e
     [
         ("layout.kind", "window", "windows"),
         ("layout.kind", 5, "windows"),
-        ("sampler.order", "chance", "shuffle, olmo, maxtext, episode, openchat, random, sequential"),
-        ("sampler.order", ["shuffle"], "shuffle"),
         ("sampler.last_batch", "keep", "drop, fill, run_on"),
         ("corpus.format", "parquet", "auto, files, mix, index"),
     ],

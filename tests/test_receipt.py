@@ -120,7 +120,7 @@ def test_options_that_change_no_batch_may_change_the_receipt(config, tmp_path, n
 
 CHANGES_NOTHING = {"path", "label_mask_paths", "format", "path_remap", "root", "remote", "tokenizer", "audit"}
 ELSEWHERE = {"dtype", "ties"}  # tested below: of another file, and as far as rows differ
-OF_MIXTURES = {"mixture", "when_dry"}  # tested in mixture/
+OF_MIXTURES = {"mixture", "on_exhausted"}  # tested in mixture/
 
 
 def test_every_key_of_a_config_is_tried():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -25,6 +26,8 @@ from grain_sft.source import NpyDataSource
 from grain_sft.storage import files
 
 __all__ = ["load", "stated"]
+
+FORMER_KEYS = {"when_dry": "on_exhausted"}
 
 Config = str | os.PathLike[str] | Mapping[str, Any]
 
@@ -84,8 +87,18 @@ def stated(config: Config) -> tuple[str, dict[str, Any]]:
         sections = read(where, ())
     if gpt_config.is_gpt_config(sections):
         sections = gpt_config.sections_of(sections, where)
+    _rename_former(sections, where)
     validate(sections, where)
     return where, sections
+
+
+def _rename_former(section: Any, where: str) -> None:
+    """Rename keys of an earlier version, in all sections."""
+    for key, value in list(section.items()) if isinstance(section, dict) else ():
+        if key in FORMER_KEYS and FORMER_KEYS[key] not in section:
+            warnings.warn(f"{where}: {key} is now {FORMER_KEYS[key]}.", DeprecationWarning, stacklevel=3)
+            section[FORMER_KEYS[key]] = section.pop(key)
+        _rename_former(value, where)
 
 
 @contextlib.contextmanager

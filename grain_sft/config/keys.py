@@ -7,14 +7,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 from grain_sft.config.kinds import Kind
 from grain_sft.corpus.open import FORMATS
 from grain_sft.layout.packing import ALGORITHMS, TIES
-from grain_sft.sampling.orders_table import ORDERS
-from grain_sft.sampling.proportions import WHEN_DRY
-from grain_sft.sampling.sampler import LAST_BATCH
+from grain_sft.sampling import LastBatch, OnExhausted
 
 REQUIRED: Final = "required"
 """Default of a key that a config has to state."""
@@ -176,7 +174,7 @@ LAYOUT_OPTIONS: Mapping[str, Table] = {
 
 SAMPLER: Table = {
     "order": Key(
-        tuple(ORDERS),
+        str,
         "shuffle",
         "Order of the rows in an epoch. `olmo`, `maxtext`, `episode` and `openchat` replay these systems; `random` draws "
         "with replacement.",
@@ -189,14 +187,14 @@ SAMPLER: Table = {
     "epochs": Key(int, None, "Epochs after which the pipeline ends. Without it, never."),
     "shuffle": Key(bool, True, "`false` reads rows as they are numbered, divided between hosts as `order` does."),
     "last_batch": Key(
-        LAST_BATCH,
+        get_args(LastBatch),
         "drop",
         "At the end of an epoch, rows that do not fill a step: `drop` them, `fill` the step with rows that take no loss, "
         "or let the next epoch `run_on` in it.",
     ),
     "schedule": Key(list, [], "Changes of the batch or of weights at a step. See [schedules](#schedules)."),
-    "when_dry": Key(
-        WHEN_DRY,
+    "on_exhausted": Key(
+        get_args(OnExhausted),
         "repeat",
         "For a mixture, when a source has no rows left: `repeat` it, `stop`, or `renormalize` the other weights.",
     ),
@@ -206,7 +204,9 @@ SOURCE: Table = {
     "weight": Key((int, float, str), REQUIRED, "Share of the rows, relative to the other weights. Exact if a string."),
     "layout": Key(dict, {}, "Keys of `layout` that differ for this source."),
     "sampler": Key(dict, {}, "Keys of `sampler` that differ: `order`, `seed`, `shuffle` and `epochs`."),
-    "when_dry": Key(WHEN_DRY, "repeat", "As `sampler.when_dry`, for a source that is a mixture itself."),
+    "on_exhausted": Key(
+        get_args(OnExhausted), "repeat", "As `sampler.on_exhausted`, for a source that is a mixture itself."
+    ),
     "schedule": Key(list, [], "As `sampler.schedule`, weights only, for a source that is a mixture itself."),
 }
 """Keys that a source of `corpus.mixture` takes besides those of CORPUS."""

@@ -14,7 +14,7 @@ from grain_sft.layout.packing import BY_EPOCH
 from grain_sft.sampling import Host, Mixture, MixtureSampler, SourceOrder
 from grain_sft.source import MixtureSource, NpyDataSource
 
-_OF_THE_SOURCE = ("weight", "layout", "sampler", "when_dry", "schedule", "mixture")
+_OF_THE_SOURCE = ("weight", "layout", "sampler", "on_exhausted", "schedule", "mixture")
 _OF_THE_WHOLE = ("mixture",)
 
 
@@ -36,7 +36,7 @@ def load_mixture(
     orders = {key: sampler[key] for key in ("order", "seed", "shuffle") if key in sampler}
     sources: dict[str, NpyDataSource] = {}
     schedule = sampler.get("schedule", [])
-    stated = {"mixture": corpus["mixture"], "when_dry": sampler.get("when_dry", "repeat"), "schedule": schedule}
+    stated = {"mixture": corpus["mixture"], "on_exhausted": sampler.get("on_exhausted", "repeat"), "schedule": schedule}
     mixture = _Sources(defaults, layout, orders, where, sources).mixture(stated, "")
     return MixtureSource(sources), MixtureSampler(
         mixture,
@@ -66,7 +66,7 @@ class _Sources:
         made = {name: (keys["weight"], self._rows(keys, prefix + name)) for name, keys in stated["mixture"].items()}
         weights = {name: weight for name, (weight, _) in made.items()}
         changes = weights_of(stated.get("schedule", []), weights)
-        return Mixture(made, stated.get("when_dry", "repeat"), tuple(changes))
+        return Mixture(made, stated.get("on_exhausted", "repeat"), tuple(changes))
 
     def _rows(self, keys: Mapping[str, Any], name: str) -> SourceOrder | Mixture:
         if "mixture" in keys:

@@ -87,14 +87,14 @@ def _check_paths(corpus: Mapping[str, Any], where: str) -> None:
 def _check_sampler(config: Mapping[str, Any], where: str) -> None:
     """Check what of a sampler goes with mixtures, and what with one corpus."""
     sampler, mixture = config["sampler"], config["corpus"].get("mixture")
-    if mixture is None and "when_dry" in sampler:
+    if mixture is None and "on_exhausted" in sampler:
         raise ConfigError(
-            f"{where}: sampler.when_dry is for a mixture of corpora; one ends after its epochs. Take it out."
+            f"{where}: sampler.on_exhausted is for a mixture of corpora; one ends after its epochs. Take it out."
         )
     if mixture is not None and "epochs" in sampler:
         raise ConfigError(
             f"{where}: sampler.epochs: the sources of a mixture have epochs of their own. Give them as "
-            "corpus.mixture.NAME.sampler.epochs, and sampler.when_dry."
+            "corpus.mixture.NAME.sampler.epochs, and sampler.on_exhausted."
         )
     if mixture is not None and sampler.get("last_batch") == "run_on":
         raise ConfigError(
@@ -141,7 +141,7 @@ def _check_source(stated: Mapping[str, Any], layout: Mapping[str, Any], at: str)
         if "schedule" in stated:
             check_schedule(stated["schedule"], f"{at}.schedule", names=stated["mixture"], sizes=False, length=1)
         return
-    for key in ("when_dry", "schedule"):
+    for key in ("on_exhausted", "schedule"):
         if key in stated:
             raise ConfigError(f"{at}.{key}: is for a source that is a mixture. Take it out.")
     if "path" not in stated:

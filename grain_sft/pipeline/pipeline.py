@@ -20,7 +20,7 @@ from grain_sft.pipeline.first_steps import FirstSteps
 from grain_sft.pipeline.iterator import PREFETCH, READ_THREADS, PipelineIterator, Steps, make_data_loader
 from grain_sft.pipeline.observer import Observer
 from grain_sft.pipeline.receipt import Receipt, receipt_of
-from grain_sft.sampling import MixtureSampler, Sampler
+from grain_sft.sampling import Sampler
 from grain_sft.source import Element, MixtureSource, NpyDataSource
 from grain_sft.storage import activity
 from grain_sft.transforms import ShiftTargets
@@ -66,8 +66,7 @@ class Pipeline:
                 f"the sampler is for {sampler.num_instances} rows, but the source has {len(source)}: "
                 "make it with IndexSampler(len(source), ...)."
             )
-        if isinstance(source, MixtureSource):
-            _check_mixture(source, sampler)
+        _check_sources(source, sampler)
         for transform in transforms:
             if isinstance(transform, type) and issubclass(transform, grain.transforms.Map):
                 raise PipelineError(
@@ -241,14 +240,15 @@ def _facts(pipeline: Pipeline) -> dict[str, object]:
     }
 
 
-def _check_mixture(source: MixtureSource, sampler: Sampler) -> None:
+def _check_sources(source: NpyDataSource | MixtureSource, sampler: Sampler) -> None:
     """Check that a sampler draws from the sources of a mixture as they are numbered."""
-    there = {name: len(each) for name, each in source.sources.items()}
-    if not isinstance(sampler, MixtureSampler):
-        raise PipelineError("a MixtureSource takes a MixtureSampler, which knows how often each source gives a row.")
-    drawn = {leaf.name: leaf.rows.num_instances for leaf in sampler.leaves}
-    if list(drawn.items()) != list(there.items()):
-        raise PipelineError(f"the sampler mixes sources and rows {drawn}, but the source has {there}, in this order.")
+    held = {name: len(part) for name, part in source.layout.parts.items()}
+    drawn = {stream.name: stream.source.num_instances for stream in sampler.streams}
+    if "" not in held and list(drawn.items()) != list(held.items()):
+        raise PipelineError(
+            f"the sampler draws from sources and rows {drawn}, but the source has {held}, in this order. A MixtureSource "
+            "takes a MixtureSampler of its sources."
+        )
 
 
 def _audit_log(path: str | os.PathLike[str]) -> AuditLog:

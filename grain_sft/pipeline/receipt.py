@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 from grain_sft.html_table import html_facts
 from grain_sft.layout import RECEIPT_VERSION as VERSION
 from grain_sft.layout import Layout, digest
-from grain_sft.sampling import Host, IndexSampler, MixtureSampler, Sampler
 
 if TYPE_CHECKING:
     from grain_sft.pipeline.pipeline import Pipeline
@@ -73,7 +72,7 @@ def receipt_of(pipeline: Pipeline) -> Receipt:
         {
             **layout.receipt,
             **_padding_of(layout),
-            "sampler": _sampler(pipeline.sampler),
+            "sampler": pipeline.sampler.receipt,
             "transforms": ", ".join(map(described, pipeline.transforms)) or "none",
         }
     )
@@ -89,14 +88,3 @@ def _padding_of(layout: Layout) -> dict[str, str]:
     return {
         f"padding of {name}" if name else "padding": f"token {part.corpus.padding_token_id}" for name, part in parts
     }
-
-
-def _sampler(sampler: Sampler) -> str:
-    """What decides the rows of all hosts together: of the host at most how many there are, and no seed that is not
-    used."""
-    if isinstance(sampler, MixtureSampler):
-        return sampler.data_key
-    state = sampler.__getstate__() | {"host": Host(0, sampler.host.count)}
-    if not sampler.shuffle or sampler.order == "sequential":
-        state["seed"] = 0
-    return IndexSampler(**state).data_key

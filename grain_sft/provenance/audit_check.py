@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from grain_sft.errors import CorpusError
 from grain_sft.provenance.audit_events import COMPLETE, LOAD, RESUME, START, Event, Events
 from grain_sft.provenance.audit_line import CUT, Fields, as_text, read_line
-from grain_sft.sampling import Host, IndexSampler, MixtureSampler
+from grain_sft.sampling import Host
 from grain_sft.storage import files
 
 if TYPE_CHECKING:
@@ -118,15 +118,9 @@ def _of_hosts(pipeline: Pipeline, lines: list[dict[str, str]]) -> Pipeline:
     sampler = pipeline.sampler
     stated = (fields.get("hosts") for fields in lines if fields.get("action") == LOAD)
     count = _number(next(stated, None))
-    if (
-        isinstance(sampler, MixtureSampler)
-        or sampler.order != "maxtext"
-        or count < 1
-        or sampler.global_batch_size % count
-    ):
+    if not sampler.host_blocks or count < 1 or sampler.global_batch_size % count:
         return pipeline
-    of_hosts = IndexSampler(**sampler.__getstate__() | {"host": Host(0, count)})
-    return type(pipeline)(pipeline.source, of_hosts, pipeline.transforms)
+    return type(pipeline)(pipeline.source, sampler.with_host(Host(0, count)), pipeline.transforms)
 
 
 class _Run:
@@ -225,10 +219,10 @@ class _Run:
 
     def _named(self, fields: Mapping[str, str]) -> Event | None:
         """Return the event with the action, source and epoch of a line."""
-        for number, lane in enumerate(self._events.lanes):
-            if fields.get("source") == (None if lane.name is None else as_text(lane.name)):
+        for number, stream in enumerate(self._events.streams):
+            if fields.get("source") == (as_text(stream.name) if stream.name else None):
                 epoch = _number(fields.get("epoch"))
-                span = None if epoch < 0 else lane.span(epoch)
+                span = None if epoch < 0 else stream.span(epoch)
                 if span is not None:
                     step = span.first if fields["action"] == START else span.last
                     return Event(step, fields["action"], epoch, number)

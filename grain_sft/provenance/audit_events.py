@@ -11,10 +11,10 @@ import heapq
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from grain_sft.layout import Layout
 from grain_sft.pipeline.receipt import layout_receipt
 from grain_sft.provenance.audit_line import Fields
-from grain_sft.provenance.epoch_streams import Lane, lanes_of
-from grain_sft.sampling import MixtureSampler
+from grain_sft.sampling import EpochStream
 from grain_sft.version import __version__
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ class Event:
     step: int
     action: str
     epoch: int
-    lane: int = 0
+    stream: int = 0
 
 
 class Events:
@@ -50,19 +50,19 @@ class Events:
     def __init__(self, pipeline: Pipeline) -> None:
         self._pipeline = pipeline
         self._sampler = pipeline.sampler
-        self.lanes: list[Lane] = lanes_of(pipeline)
+        self.streams = pipeline.sampler.streams
 
     def following(self, step: int) -> Iterator[Event]:
         """The events from `step` on, in order; without end where the epochs are."""
         if self._sampler.num_steps is not None and step >= self._sampler.num_steps:
             return iter(())
-        found = [self._following(step, number) for number in range(len(self.lanes))]
+        found = [self._following(step, number) for number in range(len(self.streams))]
         return heapq.merge(*found, key=lambda event: event.step)
 
     def _following(self, step: int, number: int) -> Iterator[Event]:
-        lane = self.lanes[number]
-        epoch, _ = lane.place(step)
-        while (span := lane.span(epoch)) is not None:
+        stream = self.streams[number]
+        epoch, _ = stream.begin(step)
+        while (span := stream.span(epoch)) is not None:
             if span.first >= step:
                 yield Event(span.first, START, epoch, number)
             if span.last >= step:
@@ -72,10 +72,10 @@ class Events:
     def load(self, hosts: int) -> Fields:
         """What is said of the data of a run with so many hosts."""
         pipeline, sampler = self._pipeline, self._sampler
-        if isinstance(sampler, MixtureSampler):
-            rows = [leaf.rows for leaf in sampler.leaves]
+        rows = [stream.source for stream in self.streams]
+        if sampler.steps_per_epoch is None:
             how: Fields = {
-                "sources": [leaf.name for leaf in sampler.leaves],
+                "sources": [stream.name for stream in self.streams],
                 "epoch_seed": [each.seed for each in rows],
                 "epoch_shuffle": [each.shuffle for each in rows],
                 "order": [each.order for each in rows],
@@ -84,9 +84,9 @@ class Events:
             }
         else:
             how = {
-                "epoch_seed": sampler.seed,
-                "epoch_shuffle": sampler.shuffle,
-                "order": sampler.order,
+                "epoch_seed": rows[0].seed,
+                "epoch_shuffle": rows[0].shuffle,
+                "order": rows[0].order,
                 "steps_per_epoch": sampler.steps_per_epoch,
                 "epochs": sampler.epochs,
             }
@@ -108,13 +108,13 @@ class Events:
 
     def resume(self, step: int) -> Fields:
         """What is said where batches go on at `step`, other than after the batch before it."""
-        places = {lane.name: lane.place(step) for lane in self.lanes}
-        epochs, before = ({name: place[at] for name, place in places.items()} for at in range(2))
+        begins = {stream.name: stream.begin(step) for stream in self.streams}
+        epochs, before = ({name: begin[at] for name, begin in begins.items()} for at in range(2))
         return {
             "action": RESUME,
             "step": step,
-            "epoch": epochs.get(None, epochs),
-            "epoch_offset": before.get(None, before),
+            "epoch": epochs.get("", epochs),
+            "epoch_offset": before.get("", before),
             "receipt": self._pipeline.receipt.code,
         }
 
@@ -123,29 +123,29 @@ class Events:
         return self._start(event) if event.action == START else self._complete(event, since)
 
     def _start(self, event: Event) -> Fields:
-        lane = self.lanes[event.lane]
-        rows = lane.first_rows(event.epoch, _SHOWN)
+        stream = self.streams[event.stream]
+        rows = stream.first_rows(event.epoch, _SHOWN).tolist()
         return {
             "action": START,
-            **self._named(lane),
+            **self._named(stream),
             "epoch": event.epoch,
-            "seed": lane.seed(event.epoch),
-            "first_episode_ids": _episodes(lane, rows),
+            "seed": stream.source.epoch_seed(event.epoch),
+            "first_episode_ids": _episodes(self._pipeline.source.layout.parts[stream.name], rows),
             "first_rows": rows,
-            "num_episodes": lane.num_rows,
+            "num_episodes": stream.source.num_instances,
             "step": event.step,
             "receipt": self._pipeline.receipt.code,
         }
 
     def _complete(self, event: Event, since: int) -> Fields:
-        lane = self.lanes[event.lane]
-        span = lane.span(event.epoch)
+        stream = self.streams[event.stream]
+        span = stream.span(event.epoch)
         assert span is not None
         return {
             "action": COMPLETE,
-            **self._named(lane),
+            **self._named(stream),
             "epoch": event.epoch,
-            "seed_used": lane.seed(event.epoch),
+            "seed_used": stream.source.epoch_seed(event.epoch),
             "episodes_seen": span.rows,
             "rows_seen": span.rows,
             "first_step": span.first,
@@ -159,12 +159,12 @@ class Events:
         return layout_receipt(self._pipeline.source.layout)
 
     @staticmethod
-    def _named(lane: Lane) -> Fields:
-        return {} if lane.name is None else {"source": lane.name}
+    def _named(stream: EpochStream) -> Fields:
+        return {"source": stream.name} if stream.name else {}
 
 
-def _episodes(lane: Lane, rows: list[int]) -> list[int | None]:
+def _episodes(layout: Layout, rows: list[int]) -> list[int | None]:
     """Documents of rows that hold one each, as the corpus numbers them; else the rows themselves."""
-    if not (lane.layout.one_segment and lane.layout.follows_documents):
+    if not (layout.one_segment and layout.follows_documents):
         return [*rows]
-    return [lane.layout.spans(row)[0].document for row in rows]
+    return [layout.spans(row)[0].document for row in rows]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 
 import numpy as np
 import numpy.typing as npt
@@ -11,7 +10,6 @@ import numpy.typing as npt
 from grain_sft.arguments import as_integer
 from grain_sft.errors import RowIndexError, SamplerError
 from grain_sft.pipeline import Pipeline
-from grain_sft.sampling import MixtureSampler
 
 Ints = npt.NDArray[np.int64]
 
@@ -67,10 +65,10 @@ def checkpoint_table(pipeline: Pipeline, every: int = 1000, *, epochs: int | Non
       SamplerError: more epochs than there are.
     """
     every = as_integer("every", every, 1, SamplerError)
-    last = _last_step(pipeline, epochs)
+    last = pipeline.sampler.steps_of_epochs(epochs)
     steps = np.unique(np.append(np.arange(every, last + 1, every), last))
-    if isinstance(pipeline.sampler, MixtureSampler):
-        return _mixture_table(pipeline, pipeline.sampler, steps)
+    if pipeline.sampler.steps_per_epoch is None:
+        return _mixture_table(pipeline, steps)
     epoch, steps_into, into = zip(*(_place(pipeline, step) for step in steps.tolist()), strict=True)
     rows = pipeline.sampler.batch_sizes.begins(steps)[0]
     return {
@@ -83,40 +81,27 @@ def checkpoint_table(pipeline: Pipeline, every: int = 1000, *, epochs: int | Non
     }
 
 
-def _mixture_table(pipeline: Pipeline, sampler: MixtureSampler, steps: Ints) -> dict[str, list[int]]:
+def _mixture_table(pipeline: Pipeline, steps: Ints) -> dict[str, list[int]]:
+    sampler = pipeline.sampler
     rows = sampler.batch_sizes.begins(steps)[0]
     table: dict[str, list[int]] = {"step": steps.tolist()}
-    for number, leaf in enumerate(sampler.leaves):
-        places = [sampler.place(number, step) for step in steps.tolist()]
-        table[f"epoch of {leaf.name}"] = [epoch for epoch, _ in places]
-        table[f"rows into epoch of {leaf.name}"] = [into for _, into in places]
+    for stream in sampler.streams:
+        begins = [stream.begin(step) for step in steps.tolist()]
+        table[f"epoch of {stream.name}"] = [epoch for epoch, _ in begins]
+        table[f"rows into epoch of {stream.name}"] = [into for _, into in begins]
     return table | {"rows": rows.tolist(), "tokens": (rows * pipeline.source.layout.sequence_length).tolist()}
-
-
-def _last_step(pipeline: Pipeline, epochs: int | None) -> int:
-    sampler = pipeline.sampler
-    if isinstance(sampler, MixtureSampler):
-        if sampler.num_steps is None or epochs is not None:
-            ends = [sampler.span(number, (epochs or 1) - 1) for number in range(len(sampler.leaves))]
-            read = [end.last + 1 for end in ends if end is not None and end.last < sys.maxsize]
-            return max(read, default=1)
-        return sampler.num_steps
-    wanted = epochs if epochs is not None else sampler.epochs or 1
-    if sampler.epochs is not None and wanted > sampler.epochs:
-        raise SamplerError(f"epochs={wanted}: the sampler has {sampler.epochs}.")
-    return sampler.steps_before(as_integer("epochs", wanted, 1, SamplerError))
 
 
 def _place(pipeline: Pipeline, step: int) -> tuple[int, int, int]:
     """The epoch in which `step` begins, and whole steps and rows of that epoch (of all hosts) that come before."""
     sampler, layout = pipeline.sampler, pipeline.source.layout
-    assert not isinstance(sampler, MixtureSampler)
     if layout.epochs > 1:
         rows = sampler.batch_sizes.before(step)
         epoch, into = (int(number) for number in layout.epoch_of(np.array(rows)))
         begin = rows - into
         first = sampler.batch_sizes.step_of(begin)
         return epoch, step - first - (sampler.batch_sizes.before(first) < begin), into
-    epoch, rows = sampler.place(step)
-    first = sampler.steps_before(epoch)
-    return epoch, step - first - (sampler.place(first) < (epoch, 0)), rows
+    stream = sampler.streams[0]
+    epoch, rows = stream.begin(step)
+    first = sampler.steps_of_epochs(epoch) if epoch else 0
+    return epoch, step - first - (stream.begin(first) < (epoch, 0)), rows

@@ -9,16 +9,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from grain_sft.arguments import as_integer
-from grain_sft.errors import MissingExtraError, RowIndexError, SamplerError
+from grain_sft.errors import MissingExtraError, RowIndexError
 from grain_sft.html_table import html_columns
 from grain_sft.layout import FILL_ROW, Layout
 from grain_sft.pipeline import Pipeline
 from grain_sft.provenance.documents import epochs_of, follows_documents
 from grain_sft.provenance.sources import Sources
 from grain_sft.provenance.trainable import TrainableTokens
-from grain_sft.sampling import Host, IndexSampler, MixtureSampler, Sampler
-from grain_sft.sampling.batch_slots import Spots, spots_in_mixture, spots_of_instances, spots_of_steps
+from grain_sft.sampling import BatchSlots, Host, Sampler
 
 if TYPE_CHECKING:
     import pandas
@@ -38,7 +36,7 @@ class Trace:
       step: from 0.
       epoch: from 0; of the row, where a step straddles two; in a mixture, of its source. Where the layout packs every epoch
         anew, that epoch.
-      row: place in the global batch; see `Spots`.
+      row: place in the global batch; see `BatchSlots`.
       host: that reads the row.
       instance: number of the row in the layout; -1 for a row of nothing but padding, which fills the last batch of an
         evaluation. Such a row is one line, -1 in all that follows and 0 tokens.
@@ -154,7 +152,7 @@ def iter_trace(
     per_block = max(1, block_rows * sampler.host.count // (len(hosts) * max(sampler.batch_sizes.sizes)))
     for first in range(steps.start, max(steps.stop, steps.start + 1), per_block):
         some = range(first, min(first + per_block, steps.stop))
-        yield lines.of(spots_of_steps(sampler, some, hosts))
+        yield lines.of(sampler.slots(some, hosts=hosts))
 
 
 def find_document(
@@ -185,17 +183,13 @@ def find_document(
     wanted = np.unique(np.atleast_1d(np.asarray(documents, np.int64)))
     layout = pipeline.source.layout
     instances = layout.rows_of_documents(wanted)
-    if isinstance(sampler, MixtureSampler):
-        counts = [epochs or leaf.rows.epochs or 1 for leaf in sampler.leaves]
-        spots = spots_in_mixture(sampler, instances, counts, hosts)
-    else:
-        spots = spots_of_instances(sampler, instances, range(_epochs(sampler, epochs)), hosts)
-    found = _Lines(pipeline, trainable).of(spots)
+    slots = sampler.find_slots(instances, epochs=epochs, hosts=hosts)
+    found = _Lines(pipeline, trainable).of(slots)
     return found.select(np.isin(found.document, wanted) | ~follows_documents(layout, found.instance))
 
 
 class _Lines:
-    """From spots to the lines of a trace."""
+    """From slots to the lines of a trace."""
 
     def __init__(self, pipeline: Pipeline, trainable: bool) -> None:
         self._layout: Layout = pipeline.source.layout
@@ -204,10 +198,10 @@ class _Lines:
         self._paths = tuple(shard.path for shard in self._layout.corpus.shards)
         self._receipt = pipeline.receipt.code
 
-    def of(self, spots: Spots) -> Trace:
+    def of(self, slots: BatchSlots) -> Trace:
         """The lines of all pieces of these rows."""
-        real = np.flatnonzero(spots.instance != FILL_ROW)
-        rows = spots.instance[real]
+        real = np.flatnonzero(slots.row != FILL_ROW)
+        rows = slots.row[real]
         pieces = self._layout.pieces(rows)
         document = np.full(len(pieces.row), -1, np.int64) if pieces.document is None else pieces.document
         source, record = self._sources.of(pieces.shard, document)
@@ -215,16 +209,18 @@ class _Lines:
         held: list[Any] = [segment, pieces.shard, pieces.start, pieces.start + pieces.length, document, source, record]
         held.append(None if self._trainable is None else self._trainable.count(rows, pieces))
         at = real[pieces.row]
-        empty = np.flatnonzero(spots.instance == FILL_ROW)
+        empty = np.flatnonzero(slots.row == FILL_ROW)
         if len(empty):
             order = np.argsort(np.append(at, empty), kind="stable")
             at = np.append(at, empty)[order]
             for number, (column, nothing) in enumerate(zip(held, _NOTHING, strict=True)):
                 if column is not None:
                     held[number] = np.append(column, np.full(len(empty), nothing))[order]
-        step, epoch, row, host, instance = (column[at] for column in spots)
-        epoch = epochs_of(self._layout, epoch, instance)
-        columns: dict[str, Any] = dict(zip(COLUMNS, (step, epoch, row, host, instance, *held), strict=True))
+        mine = slots.select(at)
+        epoch = epochs_of(self._layout, mine.epoch, mine.row)
+        columns: dict[str, Any] = dict(
+            zip(COLUMNS, (mine.step, epoch, mine.slot, mine.host, mine.row, *held), strict=True)
+        )
         return Trace(**columns, source_names=self._sources.names, paths=self._paths, receipt=self._receipt)
 
 
@@ -240,7 +236,7 @@ def _hosts(sampler: Sampler, host: Host | None) -> tuple[Sampler, range]:
     if host is None:
         return sampler, range(sampler.host.count)
     if host.count != sampler.host.count:
-        sampler = type(sampler)(**{**sampler.__getstate__(), "host": host})
+        sampler = sampler.with_host(host)
     return sampler, range(host.index, host.index + 1)
 
 
@@ -251,12 +247,3 @@ def _check_steps(sampler: Sampler, steps: range) -> None:
     if steps.start < 0 or (last is not None and steps.stop > last):
         wanted = "0 on" if last is None else f"0 to {last - 1}"
         raise RowIndexError(f"steps {steps.start} to {steps.stop - 1}: expected steps from {wanted}.")
-
-
-def _epochs(sampler: IndexSampler, epochs: int | None) -> int:
-    if epochs is None:
-        return sampler.epochs or 1
-    epochs = as_integer("epochs", epochs, 1, SamplerError)
-    if sampler.epochs is not None and epochs > sampler.epochs:
-        raise SamplerError(f"epochs={epochs}: the sampler has {sampler.epochs}.")
-    return epochs

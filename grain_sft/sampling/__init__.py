@@ -1,10 +1,30 @@
-"""IndexSampler and MixtureSampler: which rows does this host read at step k?"""
+"""Samplers: which rows does this host read at step k?"""
 
+from grain_sft.sampling.batch_sizes import BatchSizes
 from grain_sft.sampling.host import Host
-from grain_sft.sampling.mixture import Mixture, SourceOrder
-from grain_sft.sampling.mixture_sampler import MixtureSampler
-from grain_sft.sampling.sampler import IndexSampler
+from grain_sft.sampling.index_sampler import IndexSampler, LastBatch
+from grain_sft.sampling.mixture import Mixture, OnExhausted
+from grain_sft.sampling.mixture_sampler import MixtureLastBatch, MixtureSampler
+from grain_sft.sampling.orders import ORDERS, Order, order_named
+from grain_sft.sampling.sampler import Sampler
+from grain_sft.sampling.slots import BatchSlots
+from grain_sft.sampling.streams import EpochSpan, EpochStream, SourceOrder
 
-Sampler = IndexSampler | MixtureSampler
-
-__all__ = ["Host", "IndexSampler", "Mixture", "MixtureSampler", "Sampler", "SourceOrder"]
+__all__ = [
+    "ORDERS",
+    "BatchSizes",
+    "BatchSlots",
+    "EpochSpan",
+    "EpochStream",
+    "Host",
+    "IndexSampler",
+    "LastBatch",
+    "Mixture",
+    "MixtureLastBatch",
+    "MixtureSampler",
+    "OnExhausted",
+    "Order",
+    "Sampler",
+    "SourceOrder",
+    "order_named",
+]

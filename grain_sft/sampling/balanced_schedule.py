@@ -1,4 +1,4 @@
-"""PeriodTable: which of several sources each row is taken from, so that none is ever a whole row away from its share.
+"""ScheduleTable: which of several sources each row is taken from, so that none is ever a whole row away from its share.
 
 The rule is Tijdeman's, of the chairman assignment problem (R. Tijdeman, "The chairman assignment problem", Discrete
 Mathematics 32, 1980): among n sources, after every row, no source is further from its share than 1 - 1 / (2 (n - 1)), and
@@ -6,7 +6,7 @@ no rule has a smaller bound that holds for all weights. Each source's next row i
 ahead of its rows, and is late when it would be further ahead than the bound; of all rows that are due, the one that is
 late first is taken. Taking the source that is furthest behind instead is not enough from three sources on.
 
-Shares are fractions of one denominator D, so that with nothing owed at the start it all repeats after D rows: a table of
+Shares are fractions of one denominator D, so that with nothing deficit at the start it all repeats after D rows: a table of
 one period answers everything at constant time. It takes 9 bytes a row, and about a second a million rows to make.
 """
 
@@ -25,22 +25,22 @@ Ints = npt.NDArray[np.int64]
 _INT64 = 1 << 62
 
 
-class PeriodTable:
+class ScheduleTable:
     """Choices among sources of constant weights, from row 0 on, as a table of what comes before they repeat and of one
     period.
 
     Args:
       weights: of the sources, int; 0 is a source that nothing is taken from. Their sum is a period, or a part of one.
-      owed: at the start, share minus rows of each source; they sum up to 0.
+      deficit: at the start, share minus rows of each source; they sum up to 0.
       num_rows: that are asked for at most; None means any number.
     """
 
-    def __init__(self, weights: tuple[int, ...], owed: tuple[Fraction, ...], num_rows: int | None = None) -> None:
+    def __init__(self, weights: tuple[int, ...], deficit: tuple[Fraction, ...], num_rows: int | None = None) -> None:
         common = math.gcd(*weights)
         weights = tuple(weight // common for weight in weights)
         self._weights = weights
-        repeats = not any(owed)
-        choices, self._begin = _choices(weights, owed, None if repeats else num_rows)
+        repeats = not any(deficit)
+        choices, self._begin = _choices(weights, deficit, None if repeats else num_rows)
         self._choices = choices
         self._period = len(choices) - self._begin
         order = np.argsort(choices, kind="stable")
@@ -93,17 +93,17 @@ class PeriodTable:
 
 @functools.lru_cache(maxsize=16)
 def _choices(
-    weights: tuple[int, ...], owed: tuple[Fraction, ...], num_rows: int | None
+    weights: tuple[int, ...], deficit: tuple[Fraction, ...], num_rows: int | None
 ) -> tuple[npt.NDArray[np.unsignedinteger], int]:
     """The sources in turn, uint8 or uint16, until they repeat or `num_rows` are there; and where the period begins.
 
     What follows depends on how many rows each source has beyond its share, and on the place in the period of the weights:
-    where these are as they were before, all that follows is too. Where rows are owed at the start, the bound of even starts
+    where these are as they were before, all that follows is too. Where rows are deficit at the start, the bound of even starts
     may be out of reach; then it is a whole row, and if that is too, whoever would be beyond it first comes first.
     """
-    bounds = [None, Fraction(0)] if any(owed) else [None]
+    bounds = [None, Fraction(0)] if any(deficit) else [None]
     for slack in bounds:
-        line = _Line(weights, owed, slack)
+        line = _Line(weights, deficit, slack)
         begins = {tuple(0 for _ in weights): 0}
         chosen: list[int] = []
         while not line.late or slack is bounds[-1]:
@@ -120,11 +120,11 @@ def _choices(
 class _Line:
     """Rows that wait to be taken, by when they are late."""
 
-    def __init__(self, weights: tuple[int, ...], owed: tuple[Fraction, ...], slack: Fraction | None) -> None:
+    def __init__(self, weights: tuple[int, ...], deficit: tuple[Fraction, ...], slack: Fraction | None) -> None:
         self._weights, self._rows = weights, sum(weights)
         self._active = [source for source, weight in enumerate(weights) if weight]
         self._slack = Fraction(1, 2 * max(1, len(self._active) - 1)) if slack is None else slack  # one less the bound
-        self._owed = owed
+        self._deficit = deficit
         self._made = [0] * len(weights)  # rows of each source that wait, or waited
         self._waiting: list[int] = []  # when each row is due that was not due yet, and its key, by when it is due
         self._keys: list[int] = []
@@ -173,7 +173,7 @@ class _Line:
         keys = [np.array(self._keys[self._passed :], np.int64)]
         for source in self._active:
             share = Fraction(self._weights[source], self._rows)
-            wanted = math.floor(self._owed[source] + share * last - self._slack) + 1
+            wanted = math.floor(self._deficit[source] + share * last - self._slack) + 1
             begin = self._made[source]
             stop = max(begin, wanted) + extra
             first, key = self._windows(source, begin, stop)
@@ -187,7 +187,7 @@ class _Line:
     def _windows(self, source: int, begin: int, stop: int) -> tuple[Ints, Ints]:
         """When each of some rows of a source (from 0) is due, and its key."""
         weight, number = self._weights[source], len(self._weights)
-        due, late = self._slack - self._owed[source], 1 - self._slack - self._owed[source]
+        due, late = self._slack - self._deficit[source], 1 - self._slack - self._deficit[source]
         unit = math.lcm(due.denominator, late.denominator)
         dtype = np.int64 if (stop + 3) * unit * self._rows * number < _INT64 else object
         numbers = np.arange(begin, stop).astype(dtype) * unit

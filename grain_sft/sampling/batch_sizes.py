@@ -48,8 +48,8 @@ class BatchSizes:
         """Rows of `step`."""
         return self.sizes[0] if len(self.sizes) == 1 else self.sizes[bisect_right(self.steps, step) - 1]
 
-    def alike(self, step: int) -> int:
-        """So many steps from `step` on have the same size; `sys.maxsize` where all do."""
+    def steps_of_one_size(self, step: int) -> int:
+        """Return the number of steps from `step` on that have its size; `sys.maxsize` where all do."""
         following = bisect_right(self.steps, step)
         return self.steps[following] - step if following < len(self.steps) else sys.maxsize
 

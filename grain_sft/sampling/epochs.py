@@ -10,16 +10,9 @@ import numpy.typing as npt
 
 from grain_sft.errors import SamplerError
 from grain_sft.sampling.batch_sizes import BatchSizes
+from grain_sft.sampling.streams import EpochSpan
 
 Ints = npt.NDArray[np.int64]
-
-
-class EpochSpan(NamedTuple):
-    """The steps in which rows of an epoch are read: the first, the last, and how many rows these are."""
-
-    first: int
-    last: int
-    rows: int
 
 
 class Epochs(Protocol):

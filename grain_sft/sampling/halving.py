@@ -5,7 +5,7 @@ rounded. So each row is found by a few divisions, at any number of rows, without
 up to half a row from its part of what its node got, and inherits its part of what the node is off by. `bound` is what that
 comes to: at most 1 row for up to 4 sources, whatever their weights; 1.2 for up to 10; less than 2 for any number. By brute
 force, 4,600 sets of weights for 2 to 24 sources came to 1.26 rows at most (`tests/sampling/test_proportions.py`).
-`PeriodTable` stays below one row, so it is taken where it fits.
+`ScheduleTable` stays below one row, so it is taken where it fits.
 """
 
 from __future__ import annotations
@@ -60,15 +60,15 @@ class HalvingTree:
 
     Args:
       weights: of the sources, int; 0 is a source that nothing is taken from.
-      owed: at the start, share minus rows of each source; they sum up to 0.
+      deficit: at the start, share minus rows of each source; they sum up to 0.
 
     Attributes:
       bound: rows that a source may be away from its share, from an even start on.
     """
 
-    def __init__(self, weights: tuple[int, ...], owed: tuple[Fraction, ...]) -> None:
+    def __init__(self, weights: tuple[int, ...], deficit: tuple[Fraction, ...]) -> None:
         self._number = len(weights)
-        self._weights, self._owed = weights, owed
+        self._weights, self._deficit = weights, deficit
         active = sorted((source for source, weight in enumerate(weights) if weight), key=lambda each: -weights[each])
         self._root = self._node(active, 0.0)
         self._paths: dict[int, list[tuple[_Split, bool]]] = {}
@@ -86,8 +86,8 @@ class HalvingTree:
             cut = min(range(1, len(sources)), key=lambda at: abs(2 * self._sum(sources[:at]) - whole))
         left = sources[:cut]
         share = Fraction(self._sum(left), whole)
-        owed = sum((self._owed[source] for source in sources), Fraction(0))
-        offset = sum((self._owed[source] for source in left), Fraction(0)) - share * owed + _HALF
+        deficit = sum((self._deficit[source] for source in sources), Fraction(0))
+        offset = sum((self._deficit[source] for source in left), Fraction(0)) - share * deficit + _HALF
         part = float(share)
         right = self._node(sources[cut:], 0.5 + (1 - part) * off)
         return _Split(self._node(left, 0.5 + part * off), right, share, offset)

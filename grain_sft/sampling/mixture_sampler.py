@@ -5,23 +5,25 @@ from __future__ import annotations
 import functools
 import os
 import sys
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal, get_args
 
 import numpy as np
 
 from grain_sft.errors import RowIndexError, SamplerError
 from grain_sft.layout import FILL_ROW
-from grain_sft.sampling.batches import Batches, Ints
-from grain_sft.sampling.epochs import EpochSpan
 from grain_sft.sampling.host import Host
-from grain_sft.sampling.mixture import Leaf, Mixture, Stream
+from grain_sft.sampling.mixture import LeafSource, Mixture, MixtureStream
+from grain_sft.sampling.orders import Ints
+from grain_sft.sampling.sampler import Sampler
+from grain_sft.sampling.slots import BatchSlots, joined, scan
+from grain_sft.sampling.streams import EpochSpan, EpochStream
 
-_LAST_BATCH = ("drop", "fill")
-_MOST_ROWS = 1 << 62  # of the stream: places in it are int64
+MixtureLastBatch = Literal["drop", "fill"]
+_MOST_ROWS = 1 << 62  # of the stream: row numbers in it are int64
 
 
-class MixtureSampler(Batches):
+class MixtureSampler(Sampler):
     """Rows of every step of a mixture, as a pure function of (mixture, step, host).
 
     The mixture is one stream of rows; step k is the next `global_batch_size` of them, and host h of H reads rows h, h + H,
@@ -29,16 +31,20 @@ class MixtureSampler(Batches):
     of its own, which roll over in the middle of a step.
 
     Args:
-      mixture: sources, their orders and weights.
-      global_batch_size: rows of all hosts together in a step.
-      host: which host this is.
-      last_batch: of a mixture that ends: "drop" the rows that don't fill a step, or "fill" it with `FILL_ROW`s.
-      schedule: pairs (step, global_batch_size): from that step on, batches have so many rows.
-      cache_dir: where exact orders are kept; None means $GRAIN_SFT_CACHE_DIR/orders, or the user's cache.
+      mixture: Sources, their orders and weights.
+      global_batch_size: Rows of a step, of all hosts together.
+      host: This host, and the number of hosts.
+      last_batch: For a mixture that ends: "drop" the rows that don't fill a step, or "fill" it with `FILL_ROW`s.
+      schedule: Pairs (step, global_batch_size): rows of each step from that step on.
+      cache_dir: Folder of exact orders; None means $GRAIN_SFT_CACHE_DIR/orders, or the user's cache.
 
     Raises:
-      SamplerError: arguments that don't fit together.
+      SamplerError: Arguments that don't fit together.
     """
+
+    runs_on = True
+    epochs = None
+    steps_per_epoch = None
 
     def __init__(
         self,
@@ -46,26 +52,38 @@ class MixtureSampler(Batches):
         *,
         global_batch_size: int,
         host: Host = Host(0, 1),
-        last_batch: str = "drop",
+        last_batch: MixtureLastBatch = "drop",
         schedule: Iterable[tuple[int, int]] = (),
         cache_dir: str | os.PathLike[str] | None = None,
     ) -> None:
-        super().__init__(global_batch_size, schedule, host, blocks=False)
-        if last_batch not in _LAST_BATCH:
-            raise SamplerError(f"last_batch={last_batch!r}: a mixture takes one of {', '.join(_LAST_BATCH)}.")
+        super().__init__(global_batch_size, schedule, host, host_blocks=False)
+        if last_batch not in get_args(MixtureLastBatch):
+            raise SamplerError(
+                f"last_batch={last_batch!r}: a mixture takes one of {', '.join(get_args(MixtureLastBatch))}."
+            )
         self.mixture, self.last_batch, self._cache_dir = mixture, last_batch, cache_dir
         self.num_instances = mixture.num_instances
-        folder = None if cache_dir is None else os.fspath(cache_dir)
-        self.stream = Stream(mixture, self.batch_sizes.before, folder)
+        self.stream = MixtureStream(mixture, self.batch_sizes.before, cache_dir)
         if self.num_steps == 0:
             raise SamplerError(
                 f"global_batch_size={self.global_batch_size} is more than the {self.stream.length} rows of the mixture. Take a "
                 "smaller batch, or last_batch='fill' for evaluation."
             )
+        self.streams = tuple(
+            EpochStream(
+                leaf.name,
+                leaf.source,
+                leaf.first_row,
+                functools.partial(self._begin, leaf),
+                functools.partial(self._span, leaf),
+                leaf.rows_at,
+            )
+            for leaf in self.stream.leaves
+        )
 
     @functools.cached_property
-    def num_steps(self) -> int | None:  # type: ignore[override]
-        """Steps there are in all; None where they never end."""
+    def num_steps(self) -> int | None:
+        """Number of steps; None where they never end."""
         length = self.stream.length
         if length is None:
             return None
@@ -78,10 +96,11 @@ class MixtureSampler(Batches):
         """Rows that an outermost source may be away from its share, after any number of rows; None where weights change."""
         return self.stream.proportions.bound
 
-    @property
-    def leaves(self) -> list[Leaf]:
-        """The sources that are no mixtures."""
-        return self.stream.leaves
+    def steps_of_epochs(self, epochs: int | None) -> int:
+        if self.num_steps is not None and epochs is None:
+            return self.num_steps
+        ends = [stream.span((epochs or 1) - 1) for stream in self.streams]
+        return max((end.last + 1 for end in ends if end is not None and end.last < sys.maxsize), default=1)
 
     def _checked_step(self, step: int) -> int:
         step = super()._checked_step(step)
@@ -92,42 +111,59 @@ class MixtureSampler(Batches):
             )
         return step
 
-    def _rows(self, step: int, offsets: Ints) -> Ints:
-        places = offsets + self.batch_sizes.before(step)
+    def _rows(self, step: int, indices: Ints) -> Ints:
+        indices = indices + self.batch_sizes.before(step)
         length = self.stream.length
-        if length is None or not len(places) or places.max() < length:
-            return self.stream.draw(places).instance
-        rows = np.full(len(places), FILL_ROW, np.int64)
-        real = places < length
-        rows[real] = self.stream.draw(places[real]).instance
+        if length is None or not len(indices) or indices.max() < length:
+            return self.stream.draw(indices).row
+        rows = np.full(len(indices), FILL_ROW, np.int64)
+        real = indices < length
+        rows[real] = self.stream.draw(indices[real]).row
         return rows
 
-    def _row(self, step: int, offset: int) -> int | None:
-        place = offset + self.batch_sizes.before(step)
-        if self.stream.length is not None and place >= self.stream.length:
-            return None
-        return int(self.stream.draw(np.array([place], np.int64)).instance[0])
+    def _begin(self, leaf: LeafSource, step: int) -> tuple[int, int]:
+        """Return the epoch of the first row that a source gives from `step` on, and the rows of that epoch before it."""
+        return divmod(leaf.count(self._rows_before(step)), leaf.source.num_instances)
 
-    def place(self, leaf: int, step: int) -> tuple[int, int]:
-        """The epoch of a source that its next row is of when `step` begins, and how many rows of it come before."""
-        found = self.leaves[leaf]
-        return divmod(found.count(self._rows_before(step)), found.rows.num_instances)
-
-    def span(self, leaf: int, epoch: int) -> EpochSpan | None:
-        """The steps that read an epoch of a source; None where none does."""
-        found = self.leaves[leaf]
-        size, end = found.rows.num_instances, None if self.num_steps is None else self._rows_before(self.num_steps)
-        first, last = (int(row) for row in found.find(np.array([epoch * size, epoch * size + size - 1])))
+    def _span(self, leaf: LeafSource, epoch: int) -> EpochSpan | None:
+        size, end = leaf.source.num_instances, None if self.num_steps is None else self._rows_before(self.num_steps)
+        first, last = (int(row) for row in leaf.find(np.array([epoch * size, epoch * size + size - 1])))
         if first < 0 or (end is not None and first >= end):
             return None
         rows, step = size, self.batch_sizes.step_of(first)
         if end is not None and not 0 <= last < end:  # it is cut off by the end
-            last, rows = end - 1, found.count(end) - epoch * size
+            last, rows = end - 1, leaf.count(end) - epoch * size
         return EpochSpan(step, self.batch_sizes.step_of(last) if last >= 0 else sys.maxsize, rows)
 
     def _rows_before(self, step: int) -> int:
         rows = self.batch_sizes.before(step)
         return rows if self.stream.length is None else min(rows, self.stream.length)
+
+    def _slots(self, steps: Ints, which: Ints, slot: Ints, host: Ints) -> BatchSlots:
+        index = self.batch_sizes.begins(steps)[0][which] + slot
+        length = self.stream.length
+        real = np.flatnonzero(index < length) if length is not None else np.arange(len(index))
+        drawn = self.stream.draw(index[real])
+        source, epoch, index_of_epoch = np.full((3, len(index)), -1, np.int64)
+        row = np.full(len(index), FILL_ROW, np.int64)
+        source[real], epoch[real], index_of_epoch[real], row[real] = drawn.source, drawn.epoch, drawn.index, drawn.row
+        return BatchSlots(steps[which], slot, host, source, epoch, index_of_epoch, row)
+
+    def find_slots(self, rows: Ints, *, epochs: int | None = None, hosts: Sequence[int] | None = None) -> BatchSlots:
+        found = []
+        for number, leaf in enumerate(self.stream.leaves):
+            size = leaf.source.num_instances
+            mine = rows[(rows >= leaf.first_row) & (rows < leaf.first_row + size)] - leaf.first_row
+            for epoch in range(epochs or leaf.source.epochs or 1) if len(mine) else ():
+                for index, held in scan(leaf.rows_at, epoch, 0, size, mine):
+                    at = leaf.find(index + epoch * size)
+                    index, held, at = index[at >= 0], held[at >= 0], at[at >= 0]
+                    step = self.batch_sizes.steps_of(at)
+                    slot = at - self.batch_sizes.begins(step)[0]
+                    sources, epochs_ = np.full(len(at), number), np.full(len(at), epoch)
+                    row = held + leaf.first_row
+                    found.append(BatchSlots(step, slot, slot % self.host.count, sources, epochs_, index, row))
+        return joined(found, hosts, self.num_steps)
 
     def __getstate__(self) -> dict[str, Any]:
         return {
@@ -141,8 +177,11 @@ class MixtureSampler(Batches):
 
     @property
     def data_key(self) -> str:
-        """What decides the global batches: all but the host."""
         return (
             f"MixtureSampler({self.mixture.data_key}, global_batch_size={self.global_batch_size}, "
-            f"last_batch={self.last_batch!r}{self._stated_schedule})"
+            f"last_batch={self.last_batch!r}{self._schedule_text})"
         )
+
+    @property
+    def receipt(self) -> str:
+        return self.data_key

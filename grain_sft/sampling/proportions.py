@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from grain_sft.errors import SamplerError
-from grain_sft.sampling.balanced_schedule import PeriodTable
+from grain_sft.sampling.balanced_schedule import ScheduleTable
 from grain_sft.sampling.halving import HalvingTree
 
 Ints = npt.NDArray[np.int64]
@@ -22,26 +22,24 @@ Shares = tuple[Fraction, ...]
 TABLE_ROWS = 1 << 22
 """Longest period of weights that a table is made for; above, `HalvingTree`."""
 
-WHEN_DRY = ("repeat", "stop", "renormalize")
-
 
 class _Phase(NamedTuple):
     """Rows of constant weights."""
 
     row: int  # the first
     counts: tuple[int, ...]  # rows of each source before it
-    chooser: PeriodTable | HalvingTree | None  # None: after the last row
+    chooser: ScheduleTable | HalvingTree | None  # None: after the last row
 
 
 class Proportions:
     """Sources of rows by number, each with its share: a pure function of the row, at constant time.
 
     With constant weights whose common denominator is at most `TABLE_ROWS` (4,194,304), each source is less than one row from
-    its share after any number of rows (`PeriodTable`). For other weights, such as 0.123456789, `bound` is how far it may be:
+    its share after any number of rows (`ScheduleTable`). For other weights, such as 0.123456789, `bound` is how far it may be:
     at most 1 row for up to 4 sources, 1.2 for up to 10, and less than 2 for any number (`HalvingTree`).
 
-    Weights may change at some rows. What comes before a change does not depend on it. After it, what was owed to each
-    source stays owed, so that its rows follow its cumulative share on: within one row with up to three sources. With more,
+    Weights may change at some rows. What comes before a change does not depend on it. After it, what was deficit to each
+    source stays deficit, so that its rows follow its cumulative share on: within one row with up to three sources. With more,
     no rule that does not know the change beforehand can promise that (after 3 rows of 6 sources of equal weight, let only
     those 3 that had none go on: one of them comes to 7/6 rows), and this one takes first whoever would be beyond a row
     first. A source whose weight becomes 0 keeps what it is off by, and the others miss it.
@@ -49,7 +47,7 @@ class Proportions:
     Args:
       changes: pairs of a row and the shares from it on (they sum up to 1); the first is of row 0.
       limits: rows that each source has, None for any number.
-      when_dry: with limits, "stop": there are no rows from where a source is asked for one that it has not;
+      on_exhausted: with limits, "stop": there are no rows from where a source is asked for one that it has not;
         "renormalize": from where a source has given its last, the others divide its share, until none is left.
 
     Attributes:
@@ -57,7 +55,7 @@ class Proportions:
     """
 
     def __init__(
-        self, changes: Sequence[tuple[int, Shares]], limits: Sequence[int | None], when_dry: str = "repeat"
+        self, changes: Sequence[tuple[int, Shares]], limits: Sequence[int | None], on_exhausted: str = "repeat"
     ) -> None:
         self._changes, self._limits = list(changes), list(limits)
         self.length: int | None = None
@@ -65,19 +63,19 @@ class Proportions:
         self._phases: list[_Phase] = []
         row, counts, shares = 0, [0] * count, [Fraction(0)] * count
         while self.length is None:
-            weights = self._weights(row, counts, when_dry)
+            weights = self._weights(row, counts, on_exhausted)
             following = next((at for at, _ in self._changes if at > row), None)
             if weights is None:
                 self.length = row
                 self._phases.append(_Phase(row, tuple(counts), None))
                 break
-            owed = tuple(share - given for share, given in zip(shares, counts, strict=True))
+            deficit = tuple(share - given for share, given in zip(shares, counts, strict=True))
             whole = sum(weights)
-            chooser = self._chooser(weights, owed, None if following is None else following - row)
+            chooser = self._chooser(weights, deficit, None if following is None else following - row)
             self._phases.append(_Phase(row, tuple(counts), chooser))
-            end = self._dry(chooser, counts, when_dry)
+            end = self._dry(chooser, counts, on_exhausted)
             if end is not None and (following is None or row + end <= following):
-                if when_dry == "stop":
+                if on_exhausted == "stop":
                     self.length = row + end
                     break
                 following = row + end
@@ -90,12 +88,12 @@ class Proportions:
         self._rows = [phase.row for phase in self._phases]
         self._counts = np.array([phase.counts for phase in self._phases], np.int64)
 
-    def _weights(self, row: int, counts: Sequence[int], when_dry: str) -> tuple[int, ...] | None:
+    def _weights(self, row: int, counts: Sequence[int], on_exhausted: str) -> tuple[int, ...] | None:
         """The weights from `row` on, as integers; None where nothing is left."""
         _, shares = self._changes[bisect_right([at for at, _ in self._changes], row) - 1]
         common = math.lcm(*(share.denominator for share in shares))
         weights = [int(share * common) for share in shares]
-        if when_dry == "renormalize":
+        if on_exhausted == "renormalize":
             for source, limit in enumerate(self._limits):
                 if limit is not None and counts[source] >= limit:
                     weights[source] = 0
@@ -104,28 +102,28 @@ class Proportions:
 
     @staticmethod
     def _chooser(
-        weights: tuple[int, ...], owed: tuple[Fraction, ...], num_rows: int | None
-    ) -> PeriodTable | HalvingTree:
+        weights: tuple[int, ...], deficit: tuple[Fraction, ...], num_rows: int | None
+    ) -> ScheduleTable | HalvingTree:
         fits = sum(weights) <= TABLE_ROWS
-        return PeriodTable(weights, owed, num_rows) if fits else HalvingTree(weights, owed)
+        return ScheduleTable(weights, deficit, num_rows) if fits else HalvingTree(weights, deficit)
 
-    def _dry(self, chooser: PeriodTable | HalvingTree, counts: Sequence[int], when_dry: str) -> int | None:
+    def _dry(self, chooser: ScheduleTable | HalvingTree, counts: Sequence[int], on_exhausted: str) -> int | None:
         """Rows of a phase until a source has run dry; None where none does."""
-        if when_dry == "repeat":
+        if on_exhausted == "repeat":
             return None
         ends = []
         for source, (limit, count) in enumerate(zip(self._limits, counts, strict=True)):
             if limit is not None:
-                asked = limit - count - (when_dry == "renormalize")  # number of the row that decides
+                asked = limit - count - (on_exhausted == "renormalize")  # number of the row that decides
                 found = int(chooser.find(source, np.array([asked]))[0]) if asked >= 0 else -1
                 if found >= 0:
-                    ends.append(found + (when_dry == "renormalize"))
+                    ends.append(found + (on_exhausted == "renormalize"))
         return min(ends, default=None)
 
     @property
     def table_rows(self) -> int:
         """Rows of all tables: what is kept, and was computed, however far the rows go that are asked for."""
-        return sum(phase.chooser.table_rows for phase in self._phases if isinstance(phase.chooser, PeriodTable))
+        return sum(phase.chooser.table_rows for phase in self._phases if isinstance(phase.chooser, ScheduleTable))
 
     @property
     def bound(self) -> float | None:

@@ -12,7 +12,6 @@ from grain_sft.errors import GrainSftError
 from grain_sft.layout import FILL_ROW, Layout
 from grain_sft.pipeline import Pipeline
 from grain_sft.pipeline.first_steps import takes_loss, why_no_loss
-from grain_sft.sampling import IndexSampler
 from grain_sft.source import Element
 from grain_sft.transforms import TrimToMultiple
 from grain_sft.verify.check_plan import check_plan
@@ -85,7 +84,7 @@ def _check_sampler(report: Report, pipeline: Pipeline, where: str) -> None:
         if ((rows < 0) & (rows != FILL_ROW)).any() or (rows >= count).any():
             report.wrong("sampler", where, f"reads row {rows.max()}, but there are {count}.", f"step {step}")
             return
-    once = type(sampler) is IndexSampler and not sampler.runs_on and sampler.host.count == 1
+    once = sampler.steps_per_epoch is not None and not sampler.runs_on and sampler.host.count == 1
     if not report.full or not once or count > _MOST_ROWS:
         return
     seen = np.zeros(count, np.bool_)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from grain_sft.pipeline import Pipeline
-from grain_sft.sampling import IndexSampler
 from grain_sft.version import __version__
 from grain_sft.view import report_corpus, report_steps
 from grain_sft.view.token_text import TokenTexts
@@ -45,8 +44,8 @@ def make_report(
             "sequence_length": source.layout.sequence_length,
             "global_batch_size": sampler.global_batch_size,
             "steps": sampler.num_steps,
-            "steps_per_epoch": sampler.steps_per_epoch if isinstance(sampler, IndexSampler) else None,
-            "epochs": sampler.epochs if isinstance(sampler, IndexSampler) else None,
+            "steps_per_epoch": sampler.steps_per_epoch,
+            "epochs": sampler.epochs,
         },
         "lengths": report_corpus.lengths(source.layout),
         "packing": report_corpus.packing(pipeline),

@@ -14,7 +14,6 @@ from grain_sft.errors import GrainSftError
 from grain_sft.layout import Layout, LeftOut, compare_algorithms
 from grain_sft.layout.packing import ALGORITHMS
 from grain_sft.pipeline import Pipeline
-from grain_sft.sampling.mixture_sampler import MixtureSampler
 from grain_sft.storage import files
 
 MOST_SCANNED = 1 << 28
@@ -120,7 +119,7 @@ def left_out(pipeline: Pipeline) -> list[dict[str, Any]]:
 
 def _of_sampler(pipeline: Pipeline) -> list[LeftOut]:
     sampler, length = pipeline.sampler, pipeline.source.layout.sequence_length
-    if isinstance(sampler, MixtureSampler) or sampler.batch_sizes.schedule:
+    if sampler.steps_per_epoch is None or sampler.batch_sizes.schedule:
         return []  # epochs of each source, or steps of several sizes, are not told in a line
     rest = len(pipeline.source) - sampler.steps_per_epoch * sampler.global_batch_size
     if sampler.runs_on or not rest:

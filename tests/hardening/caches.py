@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from grain_sft import NpyDataSource, PackedLayout, PaddedLayout, open_corpus
+from grain_sft import IndexSampler, NpyDataSource, PackedLayout, PaddedLayout, open_corpus
 from grain_sft.corpus import content, documents
 from grain_sft.replay.learning_rate import supervised_ratio
-from grain_sft.sampling import permutations
+from grain_sft.sampling.orders import stored
 
 TOKENS = 10_000
 ENDS = 2_500  # tokens at each end that all corpora have in common; 4 KiB of uint16 are 2,048
@@ -28,7 +28,7 @@ def keep_everything(patch: pytest.MonkeyPatch, cache: Path) -> None:
     patch.setattr(documents, "_KEPT_FROM", 0)
     patch.setattr(content, "_REMEMBERED_FROM", 0)
     patch.setattr(content, "_SETTLED", -1.0)
-    patch.setattr(permutations, "IN_MEMORY_ROWS", 1)
+    patch.setattr(stored, "IN_MEMORY_ROWS", 1)
 
 
 def write_plain(folder: Path, number: int) -> None:
@@ -131,6 +131,6 @@ def used(folder: Path, orders: bool = True) -> dict[str, str]:
     found["supervised"] = repr(supervised_ratio(open_corpus(folder / "episodes")))
     if orders:
         for epoch in range(2):
-            rows = permutations.load_permutation("olmo", 5_000, 3, epoch)
+            rows = IndexSampler(5_000, global_batch_size=5_000, seed=3, order="olmo").rows(epoch)
             found[f"order {epoch}"] = hashlib.sha256(np.ascontiguousarray(rows).view(np.uint8)).hexdigest()
     return found

@@ -198,10 +198,10 @@ def test_steps_in_a_row_are_what_each_step_is_by_itself(folder, changes):
             rows[:] = -9
 
 
-@pytest.mark.parametrize("when_dry", ["stop", "renormalize"])
+@pytest.mark.parametrize("on_exhausted", ["stop", "renormalize"])
 @pytest.mark.parametrize("last_batch", ["drop", "fill"])
-def test_sources_that_run_dry(folder, when_dry, last_batch):
-    config = mixture_config(folder, when_dry=when_dry, last_batch=last_batch)
+def test_sources_that_run_dry(folder, on_exhausted, last_batch):
+    config = mixture_config(folder, on_exhausted=on_exhausted, last_batch=last_batch)
     for source in config["corpus"]["mixture"].values():
         source.setdefault("sampler", {})["epochs"] = 1
     pipeline = grain_sft.load(config, host=Host(0, 1))
@@ -212,7 +212,7 @@ def test_sources_that_run_dry(folder, when_dry, last_batch):
     assert len({tuple((key, array.shape, array.dtype) for key, array in batch.items()) for batch in batches}) == 1
     left = pipeline.sampler.stream.length - len(real)
     assert left == 0 if last_batch == "fill" else 0 <= left < 12
-    if when_dry == "renormalize":
+    if on_exhausted == "renormalize":
         assert pipeline.sampler.stream.length == len(pipeline.source)
     assert (batches[-1]["targets_segmentation"][rows[-12:] == FILL_ROW] == 0).all()
     with pytest.raises(IndexError):
@@ -306,14 +306,14 @@ def test_the_table_of_checkpoints_counts_epochs_for_each_source(folder):
         ("corpus.mixture.chat.layout.keep", "first", "chat.layout.keep is an option of kind padded"),
         ("corpus.mixture.web.layout", {"sequence_length": 8}, "have one sequence length"),
         ("corpus.mixture.web.sampler", {"global_batch_size": 8}, "web.sampler: unknown key 'global_batch_size'"),
-        ("corpus.mixture.web.when_dry", "stop", "when_dry: is for a source that is a mixture"),
-        ("corpus.mixture.web.sampler", {"epochs": 2}, "source 'web' ends .* but when_dry='repeat'"),
+        ("corpus.mixture.web.on_exhausted", "stop", "on_exhausted: is for a source that is a mixture"),
+        ("corpus.mixture.web.sampler", {"epochs": 2}, "source 'web' ends .* but on_exhausted='repeat'"),
         ("corpus.mixture.chat.layout.algorithm", "multipack", "multipack makes whole batches"),
         ("corpus.mixture.chat.layout", {"kind": "packed", "algorithm": "shuffled_best_fit", "seed": 1}, "sequential"),
         ("sampler.epochs", 2, "sampler.epochs: the sources of a mixture have epochs of their own"),
         ("sampler.last_batch", "run_on", "the sources of a mixture always run on"),
-        ("sampler.when_dry", "stop", "no source ever runs dry"),
-        ("sampler.when_dry", "halt", "when_dry is 'halt'; expected one of repeat, stop, renormalize"),
+        ("sampler.on_exhausted", "stop", "no source is ever exhausted"),
+        ("sampler.on_exhausted", "halt", "on_exhausted is 'halt'; expected one of repeat, stop, renormalize"),
         ("sampler.schedule", [], "expected a list of entries with step, global_batch_size"),
         ("sampler.schedule", [{"step": 0, "global_batch_size": 4}], "step is 0; expected a step from 1 on"),
         ("sampler.schedule", [{"step": 5, "global_batch_size": 4}, {"step": 5}], r"schedule\[1\].step is 5"),
@@ -338,7 +338,7 @@ def test_what_is_for_mixtures_is_refused_elsewhere(folder):
     config = mixture_config(folder)
     config["corpus"] = {"path": str(folder / "web.npy"), "dtype": "uint8"}
     grain_sft.load(config, host=Host(0, 1))
-    for changed in ({"when_dry": "stop"}, {"schedule": [{"step": 3, "weights": {"a": 1}}]}):
+    for changed in ({"on_exhausted": "stop"}, {"schedule": [{"step": 3, "weights": {"a": 1}}]}):
         with pytest.raises(ConfigError, match=r"is for a mixture|unknown key 'weights'"):
             grain_sft.load({**config, "sampler": {**config["sampler"], **changed}}, host=Host(0, 1))
 
@@ -350,7 +350,7 @@ def test_samplers_and_sources_that_do_not_belong_together(folder):
         Pipeline(source, IndexSampler(80, global_batch_size=8, seed=0))
     rows = SourceOrder(40, 1)
     Pipeline(source, MixtureSampler(Mixture({"a": (1, rows), "b": (1, rows)}), global_batch_size=8))
-    with pytest.raises(PipelineError, match="the sampler mixes"):
+    with pytest.raises(PipelineError, match="the sampler draws from"):
         Pipeline(source, MixtureSampler(Mixture({"b": (1, rows), "a": (1, rows)}), global_batch_size=8))
     with pytest.raises(SamplerError, match="expected one for each of a, b"):
         Mixture({"a": (1, rows), "b": (1, rows)}, schedule=((5, {"a": 1}),))

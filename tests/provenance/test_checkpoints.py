@@ -11,7 +11,7 @@ import grain_sft
 from grain_sft import Host, IndexSampler, NpyDataSource, PackedLayout, PaddedLayout, Pipeline, open_corpus
 from grain_sft.errors import RowIndexError, SamplerError
 from grain_sft.provenance import checkpoint_table, step_of_checkpoint, steps_between, trace
-from grain_sft.sampling.orders_table import ORDERS
+from grain_sft.sampling import ORDERS
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 TOKENS_OF_RUN = {"7b": 45.4e9, "32b": 45.2e9}  # table 47 of the paper, both epochs

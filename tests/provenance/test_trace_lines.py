@@ -20,7 +20,7 @@ from grain_sft.errors import RowIndexError, SamplerError
 from grain_sft.layout import MaterializedLayout
 from grain_sft.prepare.materialize import materialize
 from grain_sft.provenance import find_document, iter_trace, trace
-from grain_sft.sampling.orders_table import ORDERS
+from grain_sft.sampling import ORDERS
 from grain_sft.transforms import TrimToMultiple
 
 LENGTH = 16

@@ -13,28 +13,37 @@ import pytest
 
 from grain_sft import IndexSampler
 from grain_sft.errors import StorageError
-from grain_sft.sampling import permutations, permute
+from grain_sft.sampling.orders import permute, stored
 from grain_sft.storage import artifact as artefact
 
-ROWS = permutations.IN_MEMORY_ROWS
+ROWS = stored.IN_MEMORY_ROWS
+
+
+def load(folder, epoch=1):
+    depends = {"orders": 1, "order": "olmo", "rows": ROWS, "seed": 3, "epoch": epoch}
+    return stored.load_permutation(depends, ("PCG64", 3 + epoch + 1), folder)
+
+
+def olmo(num_rows, seed, epoch):
+    return permute.permutation(num_rows, "PCG64", seed + epoch + 1)
 
 
 def digest_of_an_order(folder):
-    found = permutations.load_permutation("olmo", ROWS, 3, 1, folder)
+    found = load(folder)
     return hashlib.sha256(found.tobytes()).hexdigest(), type(found).__name__, os.getpid()
 
 
 def test_an_order_on_disk_is_the_one_made_in_memory(tmp_path):
-    found = permutations.load_permutation("olmo", ROWS, 3, 1, tmp_path)
+    found = load(tmp_path)
     assert isinstance(found, np.memmap)
-    np.testing.assert_array_equal(found, permute.olmo(ROWS, 3, 1))
+    np.testing.assert_array_equal(found, olmo(ROWS, 3, 1))
     assert [path.suffix for path in sorted(tmp_path.iterdir())] == [".arrays", ".lock"]
 
 
 def test_many_processes_that_start_at_once_make_it_once(tmp_path):
     with ProcessPoolExecutor(4, multiprocessing.get_context("spawn")) as pool:
         results = list(pool.map(digest_of_an_order, [tmp_path] * 8))
-    assert {digest for digest, _, _ in results} == {hashlib.sha256(permute.olmo(ROWS, 3, 1).tobytes()).hexdigest()}
+    assert {digest for digest, _, _ in results} == {hashlib.sha256(olmo(ROWS, 3, 1).tobytes()).hexdigest()}
     assert {kind for _, kind, _ in results} == {"memmap"}
     (made,) = tmp_path.glob("*.arrays")
     before = made.stat().st_mtime_ns
@@ -46,20 +55,20 @@ def test_many_processes_that_start_at_once_make_it_once(tmp_path):
 def test_a_builder_that_was_killed_leaves_no_order_and_its_remains_are_removed(tmp_path):
     remains = tmp_path / f"olmo-{ROWS}-3-1.arrays.{socket.gethostname()}.4711.tmp"
     remains.write_bytes(b"half")
-    permutations.load_permutation("olmo", ROWS, 3, 1, tmp_path)
+    load(tmp_path)
     assert not remains.exists()
 
 
 def other(kind="olmo", rows=ROWS, seed=3, epoch=1, values=None):
     """An order's file under a checksum that is right."""
-    depends = {"orders": permutations._VERSION, "order": kind, "rows": rows, "seed": seed, "epoch": epoch}
-    return depends, {"rows": permute.olmo(ROWS, seed, epoch) if values is None else values}
+    depends = {"orders": 1, "order": kind, "rows": rows, "seed": seed, "epoch": epoch}
+    return depends, {"rows": olmo(ROWS, seed, epoch) if values is None else values}
 
 
 def test_a_damaged_order_is_made_again(tmp_path):
     """Also where 100,000 rows of it are zeros, or it is the order of another seed."""
-    made, expected = tmp_path / f"olmo-{ROWS}-3-1.arrays", permute.olmo(ROWS, 3, 1)
-    permutations.load_permutation("olmo", ROWS, 3, 1, tmp_path)
+    made, expected = tmp_path / f"olmo-{ROWS}-3-1.arrays", olmo(ROWS, 3, 1)
+    load(tmp_path)
     whole = made.read_bytes()
     middle = len(whole) // 2
     damages = {
@@ -72,7 +81,7 @@ def test_a_damaged_order_is_made_again(tmp_path):
     }
     for name, damage in damages.items():
         made.write_bytes(damage)
-        np.testing.assert_array_equal(permutations.load_permutation("olmo", ROWS, 3, 1, tmp_path), expected, name)
+        np.testing.assert_array_equal(load(tmp_path), expected, name)
         assert made.read_bytes() == whole
     written = (
         other(seed=4),
@@ -83,7 +92,7 @@ def test_a_damaged_order_is_made_again(tmp_path):
     )
     for depends, arrays in written:
         artefact.save(made, depends, arrays)
-        np.testing.assert_array_equal(permutations.load_permutation("olmo", ROWS, 3, 1, tmp_path), expected)
+        np.testing.assert_array_equal(load(tmp_path), expected)
         assert made.read_bytes() == whole
     artefact.save(made, *other())
     assert made.read_bytes() == whole  # so what the maker writes is what `artefact` would
@@ -92,20 +101,20 @@ def test_a_damaged_order_is_made_again(tmp_path):
 def test_two_orders_that_were_swapped_are_made_again(tmp_path):
     paths = [tmp_path / f"olmo-{ROWS}-3-{epoch}.arrays" for epoch in (0, 1)]
     for epoch in (0, 1):
-        permutations.load_permutation("olmo", ROWS, 3, epoch, tmp_path)
+        load(tmp_path, epoch)
     one, two = (path.read_bytes() for path in paths)
     paths[0].write_bytes(two)
     paths[1].write_bytes(one)
     for epoch in (0, 1):
-        found = permutations.load_permutation("olmo", ROWS, 3, epoch, tmp_path)
-        np.testing.assert_array_equal(found, permute.olmo(ROWS, 3, epoch))
+        found = load(tmp_path, epoch)
+        np.testing.assert_array_equal(found, olmo(ROWS, 3, epoch))
 
 
 def test_a_folder_that_is_a_file_is_named(tmp_path):
     blocked = tmp_path / "file"
     blocked.write_text("")
     with pytest.raises(StorageError, match=r"file.*GRAIN_SFT_CACHE_DIR"):
-        permutations.load_permutation("olmo", ROWS, 3, 1, blocked / "orders")
+        load(blocked / "orders")
 
 
 def test_a_disk_that_fills_up_leaves_nothing_behind(tmp_path):
@@ -115,9 +124,9 @@ def test_a_disk_that_fills_up_leaves_nothing_behind(tmp_path):
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))\n"
         "from grain_sft.errors import StorageError\n"
-        "from grain_sft.sampling.permutations import load_permutation\n"
+        "from grain_sft import IndexSampler\n"
         "try:\n"
-        f"    load_permutation('olmo', {ROWS}, 3, 1, sys.argv[1])\n"
+        f"    IndexSampler({ROWS}, global_batch_size=8, seed=3, order='olmo', cache_dir=sys.argv[1]).rows(0)\n"
         "except StorageError as error:\n"
         "    print(error)\n"
     )
@@ -129,7 +138,7 @@ def test_a_disk_that_fills_up_leaves_nothing_behind(tmp_path):
 
 def test_the_sampler_keeps_orders_where_it_is_told_to(tmp_path, monkeypatch):
     options = {"global_batch_size": 16, "seed": 5}
-    expected = permute.olmo(ROWS, 5, 0)[:16]
+    expected = olmo(ROWS, 5, 0)[:16]
     np.testing.assert_array_equal(
         IndexSampler(ROWS, order="olmo", cache_dir=tmp_path / "a", **options).rows(0), expected
     )

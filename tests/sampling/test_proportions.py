@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from grain_sft.errors import SamplerError
 from grain_sft.sampling import proportions
-from grain_sft.sampling.balanced_schedule import PeriodTable
+from grain_sft.sampling.balanced_schedule import ScheduleTable
 from grain_sft.sampling.halving import HalvingTree
 from grain_sft.sampling.proportions import Proportions, as_shares
 
@@ -266,7 +266,7 @@ def test_weights_are_what_is_written_and_one_is_above_0():
 
 def test_a_million_rows_of_a_period_are_tijdemans_too():
     weights = (3, 700_001, 299_996)
-    table = PeriodTable(weights, (Fraction(0),) * 3)
+    table = ScheduleTable(weights, (Fraction(0),) * 3)
     sources, _ = table.choose(np.arange(1_000_000))
     rows = np.arange(1, 1_000_001)
     for source, weight in enumerate(weights):

@@ -13,8 +13,8 @@ import pytest
 from grain_sft import GrainSftError, Host, IndexSampler
 from grain_sft.errors import SamplerError
 from grain_sft.layout import FILL_ROW
-from grain_sft.sampling import permute
-from grain_sft.sampling.orders_table import ORDERS
+from grain_sft.sampling import ORDERS, Order
+from grain_sft.sampling.orders import permute
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 STRIPED = [order for order in ORDERS if order != "maxtext"]
@@ -26,6 +26,10 @@ PINNED = [[20, 275, 0, 94, 216, 451, 49, 219], [143, 22, 223, 476, 283, 136, 168
 
 def sampler(rows, batch, order, host=Host(0, 1), **options):
     return IndexSampler(rows, global_batch_size=batch, seed=options.pop("seed", 7), order=order, host=host, **options)
+
+
+def order(name, rows, seed, epoch):
+    return ORDERS[name].make(rows, seed=seed, cache_dir=None)(epoch, np.arange(rows))
 
 
 @pytest.mark.parametrize("order", STRIPED)
@@ -249,7 +253,7 @@ def test_order_maxtext_runs_on_across_epochs_as_maxtext_does():
 
 def test_a_large_maxtext_permutation_is_maxtexts():
     large = json.loads((GOLDEN / "maxtext_order.json").read_text())["large"]
-    rows = permute.maxtext(large["total_instances"], large["seed"], large["epoch"])
+    rows = order("maxtext", large["total_instances"], large["seed"], large["epoch"])
     assert hashlib.sha256(rows.astype("<i8").tobytes()).hexdigest() == large["sha256"]
 
 
@@ -270,9 +274,9 @@ def test_order_episode_is_what_the_audit_log_of_its_documentation_shows():
 @pytest.mark.parametrize(("rows", "seed", "epoch"), [(504, 1337, 3), (70_000, 0, 0), (2_200_000, 7, 1)])
 def test_permutations_of_narrow_rows_are_numpys_own(rows, seed, epoch):
     expected = np.random.RandomState(seed + epoch).permutation(rows)
-    np.testing.assert_array_equal(permute.episode(rows, seed, epoch), expected)
+    np.testing.assert_array_equal(order("episode", rows, seed, epoch), expected)
     expected = np.random.default_rng(seed + epoch).permutation(rows)
-    np.testing.assert_array_equal(permute.openchat(rows, seed, epoch), expected)
+    np.testing.assert_array_equal(order("openchat", rows, seed, epoch), expected)
 
 
 @pytest.mark.parametrize("case", json.loads((GOLDEN / "openchat_order.json").read_text())["cases"])
@@ -393,3 +397,37 @@ def test_some_rows_of_a_step_are_those_of_the_whole_step(order, last_batch, host
         np.testing.assert_array_equal(sampler.rows_at(step, places), rows[places])
     with pytest.raises(IndexError):
         sampler.rows_at(0, np.array([12]))
+
+
+def rotated(seed, epoch, num_rows):
+    return np.roll(np.arange(num_rows), seed + epoch)
+
+
+def of_three_rows(seed, epoch, num_rows):
+    return [0, 1, 1]
+
+
+BACKWARDS = Order.from_permutation(
+    lambda seed, epoch, num_rows: np.arange(num_rows)[::-1], seeded=False, host_blocks=True
+)
+
+
+def test_an_order_from_outside_is_named_by_its_module():
+    mine = sampler(12, 4, f"{__name__}:rotated", seed=1, last_batch="run_on")
+    assert mine.rows(0).tolist() == [11, 0, 1, 2] and mine.rows(3).tolist() == [10, 11, 0, 1]
+    assert pickle.loads(pickle.dumps(mine)).rows(3).tolist() == [10, 11, 0, 1]
+    blocks = sampler(12, 4, f"{__name__}:BACKWARDS", Host(1, 2), seed=1)
+    assert (
+        blocks.rows(0).tolist() == [5, 4] and "seed=0" in blocks.receipt and "Host(index=0, count=2)" in blocks.receipt
+    )
+    with pytest.raises(SamplerError, match="epoch 0: expected each of 3 rows once"):
+        sampler(3, 1, f"{__name__}:of_three_rows").rows(0)
+    with pytest.raises(SamplerError, match=r"'no_such\.module:name' cannot be imported"):
+        sampler(3, 1, "no_such.module:name")
+
+
+def test_a_sampler_seen_from_another_host_is_the_same_run():
+    for order in ORDERS:
+        mine = sampler(50, 12, order, Host(1, 3))
+        other = mine.with_host(Host(2, 3))
+        assert repr(other) == repr(sampler(50, 12, order, Host(2, 3))) and other.receipt == mine.receipt

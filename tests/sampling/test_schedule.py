@@ -12,7 +12,6 @@ from grain_sft import Host, IndexSampler
 from grain_sft.errors import SamplerError
 from grain_sft.layout import FILL_ROW
 from grain_sft.sampling.batch_sizes import BatchSizes
-from grain_sft.sampling.batch_slots import spots_of_instances, spots_of_steps
 
 SIZES = st.sampled_from([1, 2, 3, 4, 6, 8, 12, 16, 24])
 
@@ -85,22 +84,22 @@ def test_a_run_of_epochs_ends_where_they_do_and_each_has_its_rows_once(run):
     rows = [sampler.rows(step) for step in range(sampler.num_steps)]
     with pytest.raises(IndexError):
         sampler.rows(sampler.num_steps)
-    spots = spots_of_steps(sampler, range(sampler.num_steps), [0])
-    assert spots.instance.tolist() == np.concatenate(rows).tolist()
+    slots = sampler.slots(range(sampler.num_steps), hosts=[0])
+    assert slots.row.tolist() == np.concatenate(rows).tolist()
     for epoch in range(3):
-        read = [row for row in spots.instance[spots.epoch == epoch].tolist() if row != FILL_ROW]
+        read = [row for row in slots.row[slots.epoch == epoch].tolist() if row != FILL_ROW]
         assert len(set(read)) == len(read)
-        span = sampler.span(epoch)
-        assert span == (spots.step[spots.epoch == epoch].min(), spots.step[spots.epoch == epoch].max(), len(read))
+        span = sampler.streams[0].span(epoch)
+        assert span == (slots.step[slots.epoch == epoch].min(), slots.step[slots.epoch == epoch].max(), len(read))
         if run["last_batch"] == "fill":
             assert len(read) == run["num_instances"]
         elif run["last_batch"] == "drop":
             following = span.last + 1
             assert run["num_instances"] - len(read) < sampler.batch_sizes.at(following)
     everything = np.arange(run["num_instances"])
-    back = spots_of_instances(sampler, everything, range(3), [0])
-    real = spots.instance != FILL_ROW
-    for column, expected in zip(back, spots, strict=True):
+    back = sampler.find_slots(everything, epochs=3, hosts=[0])
+    real = slots.row != FILL_ROW
+    for column, expected in zip(back.columns(), slots.columns(), strict=True):
         assert column.tolist() == expected[real].tolist()
 
 

@@ -15,8 +15,7 @@ from grain_sft.integrations.jax_arrays import GlobalBatch, GlobalBatches, proces
 from grain_sft.integrations.maxtext import checks
 from grain_sft.integrations.maxtext.options import PREFIX, Options
 from grain_sft.pipeline import Delivery, Pipeline
-from grain_sft.sampling import Host
-from grain_sft.sampling.orders_table import WITHOUT_EPOCHS
+from grain_sft.sampling import Host, order_named
 
 RECORD = "grain_sft_data.json"
 """File of `RunRecord` in base_output_directory/run_name, next to the folder of checkpoints."""
@@ -104,7 +103,7 @@ def load_evaluation(where: str) -> Pipeline:
     """
     _, sections = stated(where)
     sampler = sections["sampler"]
-    endless = sampler.get("order") in WITHOUT_EPOCHS or "mixture" in sections["corpus"]
+    endless = order_named(sampler.get("order", "shuffle")).runs_on or "mixture" in sections["corpus"]
     once = {} if endless else {"epochs": 1, "last_batch": "fill"}
     added = {key: value for key, value in once.items() if key not in sampler}
     if not added:

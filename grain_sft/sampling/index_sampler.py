@@ -1,0 +1,250 @@
+"""IndexSampler: which rows does this host read at step k?"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal, get_args
+
+import numpy as np
+
+from grain_sft.arguments import as_integer
+from grain_sft.errors import RowIndexError, SamplerError
+from grain_sft.layout import FILL_ROW
+from grain_sft.sampling.epochs import EndingEpochs, Epochs, RunningEpochs
+from grain_sft.sampling.host import Host
+from grain_sft.sampling.orders import Ints, order_named
+from grain_sft.sampling.sampler import Sampler
+from grain_sft.sampling.slots import BatchSlots, joined, scan
+from grain_sft.sampling.streams import EpochSpan, EpochStream, SourceOrder
+
+LastBatch = Literal["drop", "fill", "run_on"]
+
+
+class IndexSampler(Sampler):
+    """Rows of every step, as a pure function of (seed, step, host).
+
+    Host h of H reads rows h, h + H, h + 2H, ... of the global batch, which does not depend on the hosts. An epoch is
+    `num_instances // global_batch_size` steps of an order's permutation, and the next epoch has the next permutation;
+    without `epochs`, the run never ends. `sampler[i]` gives the same rows one by one, as Grain's samplers do, and
+    carries `NoSharding`: rows are divided here, and `grain.DataLoader` must not divide them again.
+
+    Orders (`grain_sft.sampling.ORDERS`):
+      shuffle: keyed by seed and epoch, at constant memory and time for any number of rows (its limits are in
+        `grain_sft.sampling.orders.shuffle`).
+      olmo: OLMo-core's, batch by batch. Made once per machine above 2 M rows, and mapped: 4 bytes a row on disk.
+      maxtext: MaxText's `olmo_grain` sampler: host h owns the h-th contiguous block of the permutation, and its stream
+        runs on across epochs, so a batch may straddle two. The one order that depends on the number of hosts.
+      episode: the episode-indexed loader's, `RandomState(seed + epoch).permutation(n)`. With last_batch "run_on" its
+        batches straddle epochs as that loader's do.
+      openchat: the order in which OpenChat takes documents, `default_rng(seed + epoch).permutation(n)`, one a row. Its
+        own batches, several documents a row, are rows of `PackedLayout(algorithm="multipack")` read sequentially.
+      random: every row of every batch is drawn among all, with replacement, keyed by seed, step and slot. There are no
+        epochs; `epochs` counts draws, as many as there are rows each. The values are ours.
+      sequential: as the rows are numbered.
+
+    Args:
+      num_instances: Number of rows.
+      global_batch_size: Rows of a step, of all hosts together.
+      seed: Seed of the order, 0 or more.
+      order: Order of the rows in an epoch. `olmo`, `maxtext`, `episode` and `openchat` replay these systems; `random` draws
+        with replacement; `package.module:Name` is an order of yours.
+      host: This host, and the number of hosts.
+      shuffle: `false` reads rows as they are numbered, divided between hosts as `order` does.
+      epochs: Epochs after which the pipeline ends. Without it, never.
+      last_batch: At the end of an epoch, rows that do not fill a step: `drop` them, `fill` the step with rows that take no
+        loss, or let the next epoch `run_on` in it. Orders `maxtext` and `random` always run on.
+      schedule: Pairs (step, global_batch_size): rows of each step from that step on. Rows go on where they were, so that
+        an epoch still has each row once: it ends where the next batch, of whatever size, is not full ("drop"), where no
+        row is left ("fill"), or anywhere ("run_on").
+      cache_dir: Folder of exact orders; None means $GRAIN_SFT_CACHE_DIR/orders, or the user's cache.
+
+    Raises:
+      SamplerError: Arguments that don't fit together.
+    """
+
+    def __init__(
+        self,
+        num_instances: int,
+        *,
+        global_batch_size: int,
+        seed: int,
+        order: str = "shuffle",
+        host: Host = Host(0, 1),
+        shuffle: bool = True,
+        epochs: int | None = None,
+        last_batch: LastBatch = "drop",
+        schedule: Iterable[tuple[int, int]] = (),
+        cache_dir: str | os.PathLike[str] | None = None,
+    ) -> None:
+        source = SourceOrder(num_instances, seed, order, bool(shuffle), epochs)
+        self.num_instances, self.seed, self.epochs = source.num_instances, source.seed, source.epochs
+        self.order, self.shuffle, self.last_batch = order, source.shuffle, last_batch
+        if last_batch not in get_args(LastBatch):
+            raise SamplerError(f"last_batch={last_batch!r}: expected one of {', '.join(get_args(LastBatch))}.")
+        traits = order_named(order)
+        super().__init__(global_batch_size, schedule, host, host_blocks=traits.host_blocks)
+        if last_batch == "fill" and traits.runs_on:
+            raise SamplerError(f"last_batch='fill': order {order!r} runs on across epochs and has no last batch.")
+        self.runs_on = traits.runs_on or last_batch == "run_on"
+        self._source, self._cache_dir = source, cache_dir
+        self._order = source.rows_at(cache_dir)
+        blocks = host.count if self.host_blocks else 1
+        self._stream_rows = (
+            self.num_instances // blocks
+        )  # of an epoch, in the stream that this host's rows are taken from
+        self._block_start = host.index * self._stream_rows if self.host_blocks else 0
+        self._epochs = self._make_epochs()
+        self._check_steps()
+        self.streams = (EpochStream("", source, 0, self._begin, self._span, self._order, blocks),)
+
+    def _make_epochs(self) -> Epochs:
+        if not self.runs_on:
+            return EndingEpochs(self.num_instances, self.batch_sizes, fill=self.last_batch == "fill")
+        sizes = self.batch_sizes.shared(self.host.count) if self.host_blocks else self.batch_sizes
+        return RunningEpochs(max(1, self._stream_rows), sizes)
+
+    def _check_steps(self) -> None:
+        """Refuse a batch that is never full."""
+        rows = f"{self.num_instances} rows there are"
+        if self.num_steps == 0 and not self.host_blocks:
+            raise SamplerError(
+                f"global_batch_size={self.global_batch_size} is more than the {rows} in epochs={self.epochs}."
+            )
+        if self.host_blocks and self._stream_rows * self.host.count < max(self.batch_sizes.sizes):
+            raise SamplerError(
+                f"global_batch_size={max(self.batch_sizes.sizes)} is more than the {rows}: an epoch has no full step. Take a "
+                "smaller batch."
+            )
+
+    @functools.cached_property
+    def steps_per_epoch(self) -> int:
+        """Steps of one epoch; rounded down where epochs don't end with a step. With a schedule, of the first epoch."""
+        return self._epochs.steps_before(1)
+
+    @functools.cached_property
+    def rows_per_host_and_epoch(self) -> int:
+        """Records of this host in an epoch, filling rows included; rounded down where epochs don't end with a step. With a
+        schedule, of the first epoch."""
+        if self.runs_on:
+            return self.num_instances // self.host.count
+        return self._host_sizes.before(self.steps_per_epoch)
+
+    @functools.cached_property
+    def num_steps(self) -> int | None:
+        """Number of steps; None where they never end. Where steps straddle epochs, only the last epoch has rows that are
+        left out, so there may be more than `epochs * steps_per_epoch`."""
+        return None if self.epochs is None else self._epochs.steps_before(self.epochs)
+
+    def steps_before(self, epoch: int) -> int:
+        """Return the number of whole steps in the epochs before `epoch`."""
+        return self._epochs.steps_before(as_integer("epoch", epoch, 0, SamplerError))
+
+    def steps_of_epochs(self, epochs: int | None) -> int:
+        return self.steps_before(self._checked_epochs(epochs))
+
+    def _checked_epochs(self, epochs: int | None) -> int:
+        if epochs is None:
+            return self.epochs or 1
+        epochs = as_integer("epochs", epochs, 1, SamplerError)
+        if self.epochs is not None and epochs > self.epochs:
+            raise SamplerError(f"epochs={epochs}: the sampler has {self.epochs}.")
+        return epochs
+
+    def _rows(self, step: int, indices: Ints) -> Ints:
+        epoch, first = self._epochs.begin(step)
+        indices = indices + first
+        if not len(indices) or indices.max() < self._stream_rows:
+            return self._order(epoch, indices + self._block_start if self.host_blocks else indices)
+        rows = np.full(len(indices), FILL_ROW, np.int64)
+        if not self.runs_on:
+            real = indices < self.num_instances
+            rows[real] = self._order(epoch, indices[real])
+            return rows
+        later, indices = np.divmod(indices, self._stream_rows)
+        for each in range(int(later.min()), int(later.max()) + 1):
+            here = later == each
+            rows[here] = self._order(epoch + each, indices[here] + self._block_start)
+        return rows
+
+    def _steps_of_one_size(self, step: int, size: int) -> int:
+        count = super()._steps_of_one_size(step, size)
+        return count if self.runs_on else min(count, (self.num_instances - self._epochs.begin(step)[1]) // size)
+
+    def epoch(self, step: int) -> int:
+        """Return the epoch, from 0, in which `step` begins."""
+        return self._epochs.begin(as_integer("step", step, 0, RowIndexError))[0]
+
+    def _begin(self, step: int) -> tuple[int, int]:
+        """Return the epoch in which `step` begins, and the rows of it that all hosts read before."""
+        epoch, rows = self._epochs.begin(as_integer("step", step, 0, RowIndexError))
+        return epoch, rows * self.host.count if self.host_blocks else rows
+
+    def _span(self, epoch: int) -> EpochSpan | None:
+        span = self._epochs.span(epoch, self.num_steps)
+        return span._replace(rows=span.rows * self.host.count) if span is not None and self.host_blocks else span
+
+    def _slots(self, steps: Ints, which: Ints, slot: Ints, host: Ints) -> BatchSlots:
+        epoch, index = (column[which] for column in self._epochs.begins(steps))
+        index = index + slot
+        if self.host_blocks:
+            index -= host * (self.batch_sizes.begins(steps)[1][which] // self.host.count)
+        if self.runs_on:
+            later, index = np.divmod(index, self._stream_rows)
+            epoch = epoch + later
+        if self.host_blocks:
+            index = index + host * self._stream_rows
+        row = np.full(len(index), FILL_ROW, np.int64)
+        for each in np.unique(epoch).tolist():
+            real = np.flatnonzero((epoch == each) & (index < self.num_instances))
+            row[real] = self._order(each, index[real])
+        return BatchSlots(steps[which], slot, host, np.zeros_like(slot), epoch, index, row)
+
+    def find_slots(self, rows: Ints, *, epochs: int | None = None, hosts: Sequence[int] | None = None) -> BatchSlots:
+        count, found = self.host.count, []
+        for epoch in range(self._checked_epochs(epochs)):
+            for block in range(count) if self.host_blocks else (0,):
+                if hosts is not None and self.host_blocks and block not in hosts:
+                    continue
+                first = block * self._stream_rows
+                for index, held in scan(self._order, epoch, first, first + self._stream_rows, rows):
+                    step, slot = self._epochs.find(epoch, index - first)
+                    read = step >= 0
+                    step, slot, index, held = step[read], slot[read], index[read], held[read]
+                    host = slot % count
+                    if self.host_blocks:
+                        host = np.full(len(slot), block)
+                        slot = slot + block * (self.batch_sizes.begins(step)[1] // count)
+                    found.append(BatchSlots(step, slot, host, slot * 0, np.full(len(slot), epoch), index, held))
+        return joined(found, hosts, self.num_steps)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {
+            "num_instances": self.num_instances,
+            "global_batch_size": self.global_batch_size,
+            "seed": self.seed,
+            "order": self.order,
+            "host": self.host,
+            "shuffle": self.shuffle,
+            "epochs": self.epochs,
+            "last_batch": self.last_batch,
+            "schedule": self.batch_sizes.schedule,
+            "cache_dir": self._cache_dir,
+        }
+
+    @property
+    def data_key(self) -> str:
+        return self._described(self.seed, self.host)
+
+    @property
+    def receipt(self) -> str:
+        return self._described(self.seed if self._source.seeded else 0, Host(0, self.host.count))
+
+    def _described(self, seed: int, host: Host) -> str:
+        hosts = f"host={host!r}, " if self.host_blocks else ""
+        return (
+            f"IndexSampler(num_instances={self.num_instances}, global_batch_size={self.global_batch_size}, "
+            f"seed={seed}, order={self.order!r}, {hosts}shuffle={self.shuffle}, "
+            f"epochs={self.epochs}, last_batch={self.last_batch!r}{self._schedule_text})"
+        )

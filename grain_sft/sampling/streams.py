@@ -1,0 +1,105 @@
+"""Rows that a run reads epoch after epoch: all rows of a sampler, or those of one source of a mixture."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+from grain_sft.arguments import as_integer
+from grain_sft.errors import SamplerError
+from grain_sft.sampling.orders import Ints, RowsAt, order_named
+from grain_sft.sampling.orders.order import CacheDir
+
+
+@dataclasses.dataclass(frozen=True)
+class SourceOrder:
+    """Rows of one source and their order, epoch after epoch without a gap.
+
+    The rows are those of `IndexSampler(num_instances, global_batch_size=1, ...)` for one host, step by step.
+
+    Args:
+      num_instances: Number of rows.
+      seed: Seed of the order, 0 or more.
+      order: Name of the order, as in `IndexSampler`.
+      shuffle: Whether rows are read in that order; False reads them as they are numbered.
+      epochs: Number of epochs after which the source is exhausted; None means never.
+
+    Raises:
+      SamplerError: An argument out of bounds, or an order that does not exist.
+    """
+
+    num_instances: int
+    seed: int
+    order: str = "shuffle"
+    shuffle: bool = True
+    epochs: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, least in (("num_instances", 1), ("seed", 0)):
+            object.__setattr__(self, name, as_integer(name, getattr(self, name), least, SamplerError))
+        if self.epochs is not None:
+            object.__setattr__(self, "epochs", as_integer("epochs", self.epochs, 1, SamplerError))
+
+    @property
+    def num_rows(self) -> int | None:
+        """Rows of all epochs; None where they never end."""
+        return None if self.epochs is None else self.epochs * self.num_instances
+
+    @property
+    def seeded(self) -> bool:
+        """Whether the rows depend on the seed."""
+        return self.shuffle and order_named(self.order).seeded
+
+    @property
+    def data_key(self) -> str:
+        """All that decides the rows: no seed where it is not used."""
+        drawn = f"{self.order!r}, seed={self.seed}" if self.seeded else "'sequential'"
+        return f"SourceOrder({self.num_instances}, {drawn}, epochs={self.epochs})"
+
+    def rows_at(self, cache_dir: CacheDir) -> RowsAt:
+        """Return the function that maps (epoch, indices) to rows."""
+        made = order_named(self.order).make(self.num_instances, seed=self.seed, cache_dir=cache_dir)
+        return made if self.shuffle else lambda epoch, indices: indices
+
+    def epoch_seed(self, epoch: int) -> int:
+        """Return the seed of an epoch's generator."""
+        return order_named(self.order).epoch_seed(self.seed, epoch)
+
+
+class EpochSpan(NamedTuple):
+    """The first and the last step that read rows of an epoch, and the number of these rows."""
+
+    first: int
+    last: int
+    rows: int
+
+
+@dataclasses.dataclass(frozen=True)
+class EpochStream:
+    """A part of a run that has epochs of its own.
+
+    Attributes:
+      name: Name of the source; "" for the one stream of an `IndexSampler`.
+      source: Number of rows, order, seed and epochs.
+      first_row: Number of its first row among the rows of all streams.
+      begin: Function of a step that returns the epoch in which it begins, and the rows of it that all hosts read before.
+      span: Function of an epoch that returns the steps that read it; None where the run ends before.
+      rows_at: Function of (epoch, indices) that returns the stream's own rows, from 0.
+      num_blocks: Number of hosts, where each reads its own block of the epoch; else 1.
+    """
+
+    name: str
+    source: SourceOrder
+    first_row: int
+    begin: Callable[[int], tuple[int, int]]
+    span: Callable[[int], EpochSpan | None]
+    rows_at: RowsAt
+    num_blocks: int = 1
+
+    def first_rows(self, epoch: int, count: int) -> Ints:
+        """Return at most `count` of the first rows of an epoch that the run reads: int64 [n]."""
+        span = self.span(epoch)
+        return self.rows_at(epoch, np.arange(min(count, span.rows // self.num_blocks if span else 0)))
