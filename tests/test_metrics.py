@@ -23,8 +23,10 @@ import pytest
 from grain_sft import IndexSampler, NgramFilter, NpyDataSource, Pipeline, ShiftTargets, WindowLayout, open_corpus
 from grain_sft.errors import CorpusFileError, MissingExtraError, PipelineError
 from grain_sft.observers import metrics
-from grain_sft.storage import cached_block, local_file
+from grain_sft.pipeline import standing_observers
+from grain_sft.storage import cache_blocks, local_file
 
+standing_observers()  # counters begin
 LENGTH, ROWS, BATCH = 50, 40, 4
 STALL = 0.1  # seconds
 
@@ -364,7 +366,7 @@ def test_the_cache_counts_and_names_the_process_that_holds_a_block(server, log, 
     }
     (block,) = [path for path in (tmp_path / "cache").rglob("*") if path.is_file() and "-" in path.name]
     block.unlink()
-    fd = cached_block.claim(str(block))
+    fd = cache_blocks.claim(str(block))
     assert fd is not None
 
     def let_go():

@@ -9,7 +9,7 @@ import sys
 from typing import Any
 
 from grain_sft.errors import PipelineError
-from grain_sft.storage.files import CACHE_DIR_VARIABLE
+from grain_sft.storage import CACHE_DIR_VARIABLE
 
 _BEFORE = """
 import json, os, sys, time

@@ -12,7 +12,7 @@ from pathlib import Path
 from grain_sft.demo.text import python_sources
 from grain_sft.errors import PrepareError
 from grain_sft.prepare.training import CHAT_TOKENS, train_tokenizer
-from grain_sft.storage.files import write_bytes
+from grain_sft.storage import write_bytes
 
 VOCAB_SIZE = 8000  # pieces of the model that is trained for it
 CHARACTERS = 330  # of a message: some 100 tokens

@@ -12,7 +12,7 @@ import numpy as np
 
 from grain_sft.corpus import open_corpus
 from grain_sft.errors import PipelineError
-from grain_sft.storage.forks import without_interrupts
+from grain_sft.storage import without_interrupts
 
 PROCESSES = 8
 

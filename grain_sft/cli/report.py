@@ -12,7 +12,7 @@ from grain_sft.config import load
 from grain_sft.errors import ConfigError
 from grain_sft.progress import elapsed
 from grain_sft.sampling import Host
-from grain_sft.storage.files import atomic_write
+from grain_sft.storage import atomic_write
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -12,7 +12,7 @@ from grain_sft.config.kinds import check_keys, check_kind
 from grain_sft.config.schedule import check_batch_tokens, check_schedule
 from grain_sft.errors import ConfigError, CorpusError, StorageError
 from grain_sft.layout import Layout, MaterializedLayout, PackedLayout, PaddedLayout, WindowLayout
-from grain_sft.storage.remote_options import RemoteOptions
+from grain_sft.storage import RemoteOptions
 from grain_sft.transforms import DropLastPosition, NgramFilter, ShiftTargets, TrimToMultiple
 
 LAYOUTS: dict[str, Callable[..., Layout]] = {

@@ -9,8 +9,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from grain_sft.corpus.corpus import Corpus
-from grain_sft.storage import files
-from grain_sft.storage.regular_files import inside, outside
+from grain_sft.storage import files, inside, outside
 
 
 class Root:

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from grain_sft.errors import CorpusError, shortened
-from grain_sft.storage.file_stamp import MAGIC, describe, npy_header, read_whole
+from grain_sft.storage import MAGIC, describe, npy_header, read_whole
 
 Ints = npt.NDArray[np.int64]
 

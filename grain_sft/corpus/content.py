@@ -17,11 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from grain_sft.errors import CorpusFileError
+from grain_sft.storage import Range, StampedFile, files, hashing, inside, open_regular, remote_files, size_change
 from grain_sft.storage import artifact as artefact
-from grain_sft.storage import files, hashing, remote_files
-from grain_sft.storage.file_stamp import StoredFile, size_change
-from grain_sft.storage.regular_files import inside, open_regular
-from grain_sft.storage.remote_bodies import Range
 
 PREFIX = "content-sha256:"
 """Of every hash of content that is shown, so that none is taken for a fingerprint of a file's ends."""
@@ -44,7 +41,7 @@ class _ChangedError(Exception):
         self.hashes = hashes
 
 
-def hashes_of(stored: Sequence[StoredFile], read: Read | None = None, *, of: str = "bytes") -> list[str]:
+def hashes_of(stored: Sequence[StampedFile], read: Read | None = None, *, of: str = "bytes") -> list[str]:
     """The hash of each file's data, remembered from when they were hashed last.
 
     Args:
@@ -72,7 +69,7 @@ def hashes_of(stored: Sequence[StoredFile], read: Read | None = None, *, of: str
         return changed.hashes
 
 
-def recall(stored: Sequence[StoredFile], *, of: str = "bytes") -> list[str] | None:
+def recall(stored: Sequence[StampedFile], *, of: str = "bytes") -> list[str] | None:
     """The hashes, where this machine remembers them or the files are small; None where many bytes would have to be read."""
     if sum(file.size for file in stored) < _REMEMBERED_FROM and of == "bytes":
         return read_hashes(stored)
@@ -83,7 +80,7 @@ def recall(stored: Sequence[StoredFile], *, of: str = "bytes") -> list[str] | No
     return None if found is None else _listed(found)
 
 
-def read_hashes(stored: Sequence[StoredFile]) -> list[str]:
+def read_hashes(stored: Sequence[StampedFile]) -> list[str]:
     """The hash of each file's bytes from `data_offset` on, read now.
 
     Raises:
@@ -92,7 +89,7 @@ def read_hashes(stored: Sequence[StoredFile]) -> list[str]:
     return [_read_remote(file) if files.is_remote(file.path) else _read_local(file) for file in stored]
 
 
-def _read_local(file: StoredFile) -> str:
+def _read_local(file: StampedFile) -> str:
     try:
         with inside(file.root):
             fd = open_regular(file.path)
@@ -111,7 +108,7 @@ def _read_local(file: StoredFile) -> str:
         raise CorpusFileError(f"{file.path}: was cut short while it was read: {error}.") from error
 
 
-def _read_remote(file: StoredFile) -> str:
+def _read_remote(file: StampedFile) -> str:
     blocks: list[bytes] = []
     for start in range(file.data_offset, file.size, _AT_ONCE):
         ranges = [
@@ -122,7 +119,7 @@ def _read_remote(file: StoredFile) -> str:
     return hashing.joined(blocks)
 
 
-def _depends(stored: Sequence[StoredFile], of: str) -> Mapping[str, Any] | None:
+def _depends(stored: Sequence[StampedFile], of: str) -> Mapping[str, Any] | None:
     """What tells these files from others and from what they may become; None where nothing does, or few bytes are theirs."""
     if sum(file.size for file in stored) < _REMEMBERED_FROM:
         return None
@@ -155,7 +152,7 @@ def _version(info: Mapping[str, Any] | Exception, size: int) -> str:
     return next((f"{key} {info[key]}" for key in _VERSIONS if info.get(key)), "")
 
 
-def _folder(stored: Sequence[StoredFile]) -> Any:
+def _folder(stored: Sequence[StampedFile]) -> Any:
     """Where the hashes are kept: those of remote files with all that machines share, if anything is."""
     return None if all(files.is_remote(file.path) for file in stored) else files.cache_dir()
 

@@ -22,8 +22,7 @@ from grain_sft.corpus.row_format import RowFormat
 from grain_sft.corpus.shard import Shard
 from grain_sft.errors import CorpusError, RowIndexError
 from grain_sft.html_table import html_facts
-from grain_sft.storage.file_stamp import Stored, StoredFile
-from grain_sft.storage.remote_options import RemoteOptions
+from grain_sft.storage import FileStamp, RemoteOptions, StampedFile
 
 FINGERPRINT_VERSION = 1
 
@@ -56,7 +55,7 @@ class Corpus:
     tokenizer: str | None = None
     tokenizer_sha256: str | None = None
     pad_token_id: int | None = None
-    sources_file: Stored | None = None
+    sources_file: FileStamp | None = None
     source_names: tuple[str, ...] = ()
     rows: RowFormat | None = None
     remote: RemoteOptions | None = dataclasses.field(default=None, compare=False)
@@ -91,7 +90,7 @@ class Corpus:
         }
         return html_facts(type(self).__name__, facts)
 
-    def files(self) -> list[StoredFile]:
+    def files(self) -> list[StampedFile]:
         """All files: of tokens, what stands beside them, and where documents come from."""
         beside = [file for shard in self.shards for file in (shard.loss, shard.boundaries)]
         return [file for file in (*self.shards, *beside, self.sources_file) if file is not None]

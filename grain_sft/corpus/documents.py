@@ -14,10 +14,8 @@ from grain_sft.corpus import content, eos_scan
 from grain_sft.corpus.boundaries import parse_boundaries
 from grain_sft.corpus.document_keys import content_of_boundaries, content_of_tokens, hash_of_tokens, hashed_of
 from grain_sft.errors import CorpusError, CorpusFileError
+from grain_sft.storage import FileStamp, ShardReader, hashing, read_whole
 from grain_sft.storage import artifact as artefact
-from grain_sft.storage import hashing
-from grain_sft.storage.file_stamp import Stored, read_whole
-from grain_sft.storage.shard_reader import ShardReader
 
 if TYPE_CHECKING:
     from grain_sft.corpus.corpus import Corpus
@@ -178,7 +176,7 @@ def _without_eos(corpus: Corpus, touching: dict[int, int]) -> list[int]:
     return found
 
 
-def read_sources(file: Stored, documents: int) -> Ints:
+def read_sources(file: FileStamp, documents: int) -> Ints:
     """int64 [documents, 2]: input and line of each document.
 
     Raises:

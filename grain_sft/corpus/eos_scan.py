@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from grain_sft.storage import hashing
-from grain_sft.storage.shard_reader import ShardReader
+from grain_sft.storage import ShardReader, hashing
 
 if TYPE_CHECKING:
     from grain_sft.corpus.corpus import Corpus

@@ -23,9 +23,7 @@ from grain_sft.corpus.maxtext_index import checked_text
 from grain_sft.corpus.scan import THREADS
 from grain_sft.corpus.shard import Shard, token_dtype
 from grain_sft.errors import CorpusError, CorpusFileError, GrainSftError
-from grain_sft.storage import files
-from grain_sft.storage.file_stamp import Stored, StoredFile, size_change
-from grain_sft.storage.remote_shards import pinned
+from grain_sft.storage import FileStamp, Limits, StampedFile, files, identify, size_change
 
 FORMAT = "grain_sft index"
 _EXPECTED = (
@@ -110,7 +108,7 @@ def _to_json(corpus: Corpus, folder: str) -> dict[str, Any]:
         absolute = os.path.abspath(path)
         return os.path.relpath(absolute, folder) if absolute.startswith(folder.rstrip("/") + "/") else absolute
 
-    def entry(file: Shard | LossFile | BoundaryFile | Stored) -> dict[str, Any]:
+    def entry(file: Shard | LossFile | BoundaryFile | FileStamp) -> dict[str, Any]:
         fields = {key: value for key, value in vars(file).items() if value is not None and key != "root"}
         for key in ("loss", "boundaries"):
             if key in fields:
@@ -153,7 +151,7 @@ def _from_json(path: str, data: Mapping[str, Any], remap: Callable[[str], str]) 
         tokenizer=None if data["tokenizer"] is None else checked_text(data["tokenizer"], path, "tokenizer"),
         tokenizer_sha256=_optional_text(data.get("tokenizer_sha256"), path, "tokenizer_sha256"),
         pad_token_id=None if pad is None else _count(pad, path, "pad_token_id"),
-        sources_file=None if sources is None else Stored(**_stored(path, f"{path}: sources", sources, remap)),
+        sources_file=None if sources is None else FileStamp(**_stored(path, f"{path}: sources", sources, remap)),
         source_names=tuple(checked_text(name, path, "source_names") for name in data.get("source_names", [])),
     )
     for number, shard in enumerate(shards):
@@ -175,7 +173,29 @@ def _from_json(path: str, data: Mapping[str, Any], remap: Callable[[str], str]) 
             f"({corpus.fingerprint}). It was edited or damaged: build it again with `grain-sft index`."
         )
     _check_sizes(path, corpus)
-    return pinned(corpus)
+    return _pinned(corpus)
+
+
+def _pinned(corpus: Corpus) -> Corpus:
+    """Return `corpus` with the versions of its remote files as they are now, where it has none.
+
+    Raises:
+      CorpusFileError: A file is missing, unreadable, or of another size than was indexed.
+    """
+    unknown = {file.path: file for file in corpus.files() if files.is_remote(file.path) and file.version is None}
+    if not unknown:
+        return corpus
+    limits = Limits.from_environment() if corpus.remote is None else corpus.remote.limits
+    found = {file.path: file.version for file in identify(list(unknown.values()), limits)}
+
+    def pin(file: Any) -> Any:
+        return file if file is None or file.path not in found else dataclasses.replace(file, version=found[file.path])
+
+    shards = tuple(
+        dataclasses.replace(pin(shard), loss=pin(shard.loss), boundaries=pin(shard.boundaries))
+        for shard in corpus.shards
+    )
+    return dataclasses.replace(corpus, shards=shards, sources_file=pin(corpus.sources_file))
 
 
 def _shard(index: str, where: str, entry: Mapping[str, Any], remap: Callable[[str], str]) -> Shard:
@@ -233,7 +253,7 @@ def _locate(index: str, stored: str, remap: Callable[[str], str]) -> str:
 def _check_sizes(path: str, corpus: Corpus) -> None:
     """Local files only: what one `stat` can tell. A remote file is checked when it is first read."""
 
-    def check(shard: StoredFile) -> None:
+    def check(shard: StampedFile) -> None:
         try:
             found = os.stat(shard.path).st_size
         except OSError as error:

@@ -9,8 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from grain_sft.errors import CorpusError
-from grain_sft.storage import files
-from grain_sft.storage.file_stamp import DIGEST_BYTES, MAGIC, digest_of, npy_header, read_head
+from grain_sft.storage import DIGEST_BYTES, MAGIC, digest_of, files, npy_header, read_head
 
 IGNORED = -100
 """The label of a token that takes no loss."""

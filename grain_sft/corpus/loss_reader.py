@@ -11,8 +11,7 @@ import numpy.typing as npt
 from grain_sft.corpus.loss import IGNORED, KINDS, LossFile
 from grain_sft.corpus.shard import Shard
 from grain_sft.errors import CorpusError
-from grain_sft.storage.remote_options import RemoteOptions
-from grain_sft.storage.shard_reader import ShardReader
+from grain_sft.storage import RemoteOptions, ShardReader
 
 Ints = npt.NDArray[np.int64]
 

@@ -18,10 +18,7 @@ from grain_sft.corpus.made_with import check_tokenizer
 from grain_sft.corpus.mix import parse_mix, remap_path, resolve_relative
 from grain_sft.corpus.shard import token_dtype
 from grain_sft.errors import CorpusError, CorpusFileError, GrainSftError
-from grain_sft.storage import files
-from grain_sft.storage.file_stamp import MAGIC
-from grain_sft.storage.regular_files import read_regular
-from grain_sft.storage.remote_options import RemoteOptions
+from grain_sft.storage import MAGIC, RemoteOptions, files, read_regular
 
 FORMATS = ("auto", "files", "mix", "index", *formats.FORMATS)
 

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from grain_sft.corpus.loss_reader import LossReader
 from grain_sft.errors import RowIndexError
-from grain_sft.storage.shard_reader import ShardReader
+from grain_sft.storage import ShardReader
 
 if TYPE_CHECKING:
     from grain_sft.corpus.corpus import Corpus

@@ -13,8 +13,7 @@ import numpy.typing as npt
 from grain_sft.corpus.boundaries import BoundaryFile
 from grain_sft.corpus.loss import LossFile
 from grain_sft.errors import CorpusError
-from grain_sft.storage import files
-from grain_sft.storage.file_stamp import DIGEST_BYTES, MAGIC, digest_of, npy_header, read_head
+from grain_sft.storage import DIGEST_BYTES, MAGIC, digest_of, files, npy_header, read_head
 
 TOKEN_DTYPES = ("uint8", "uint16", "uint32", "uint64")
 DEFAULT_RAW_DTYPE = "uint32"

@@ -16,7 +16,7 @@ import numpy as np
 from grain_sft.demo.folder import writing
 from grain_sft.demo.model import ModelConfig, Params, init_params
 from grain_sft.errors import StorageError
-from grain_sft.storage.files import atomic_write
+from grain_sft.storage import atomic_write
 
 _NAME = re.compile(r"step-(\d{8})\.npz")
 

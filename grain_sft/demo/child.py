@@ -17,7 +17,7 @@ from grain_sft.demo import log
 from grain_sft.demo.log import Record
 from grain_sft.demo.train import RunOptions
 from grain_sft.errors import GrainSftError
-from grain_sft.storage.forks import without_interrupts
+from grain_sft.storage import without_interrupts
 
 _LAST_LINES = 20  # of stderr, kept for a message
 _ENVIRONMENT = {

@@ -18,7 +18,7 @@ from grain_sft.demo.data import GLOBAL_BATCH_SIZE, SEQUENCE_LENGTH, VOCAB_SIZE, 
 from grain_sft.demo.folder import DemoFolder, remove, writing
 from grain_sft.demo.text import MAX_CHARACTERS
 from grain_sft.errors import GrainSftError
-from grain_sft.storage.files import atomic_write
+from grain_sft.storage import atomic_write
 
 _VERSION = 2  # of what `data` writes
 

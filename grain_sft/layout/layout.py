@@ -14,7 +14,7 @@ from grain_sft.corpus import Corpus
 from grain_sft.errors import CorpusError, RowIndexError
 from grain_sft.html_table import html_facts
 from grain_sft.layout.pieces import Ints, Pieces, Span
-from grain_sft.storage.file_stamp import read_whole
+from grain_sft.storage import read_whole
 
 if TYPE_CHECKING:
     from grain_sft.corpus.documents import Documents

@@ -26,8 +26,7 @@ from grain_sft.corpus.shard import Shard
 from grain_sft.errors import LayoutError, StorageError
 from grain_sft.layout.pieces import Ints
 from grain_sft.layout.plan import Recipe, columns, packed_documents
-from grain_sft.storage import files
-from grain_sft.storage.regular_files import read_regular
+from grain_sft.storage import files, read_regular
 
 _NAMES = ("document-indices", "instance-offsets", "documents-by-instance")
 

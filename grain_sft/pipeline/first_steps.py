@@ -13,7 +13,7 @@ from absl import logging
 from grain_sft.errors import GrainSftError
 from grain_sft.layout import FILL_ROW, Layout
 from grain_sft.source import Element
-from grain_sft.storage.forks import renew_lock
+from grain_sft.storage import renew_lock
 from grain_sft.transforms import NgramFilter
 
 if TYPE_CHECKING:

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from grain_sft.errors import CorpusFileError, MissingExtraError
-from grain_sft.storage import files
-from grain_sft.storage.remote_reader import open_remote
+from grain_sft.storage import files, open_remote
 
 _BLOCK = 1 << 20  # bytes
 

@@ -23,8 +23,7 @@ from typing import TYPE_CHECKING
 from grain_sft.errors import PipelineError, StorageError
 from grain_sft.provenance.audit_events import Events
 from grain_sft.provenance.audit_line import CUT, FORMATS, Fields
-from grain_sft.storage import files
-from grain_sft.storage.temporary import HeldLock
+from grain_sft.storage import HeldLock, files
 
 if TYPE_CHECKING:
     from grain_sft.pipeline import Pipeline

@@ -79,7 +79,7 @@ def find_tokenizer(corpus: Corpus) -> str | None:
     Raises:
       CorpusFileError: a remote file system can't say.
     """
-    return files.beside(corpus.shards[0].path, "tokenizer")
+    return files.sidecar(corpus.shards[0].path, "tokenizer")
 
 
 def tokenizer_of(corpus: Corpus, path: str | None = None) -> Tokenizer:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from grain_sft.storage.forks import renew_lock
+from grain_sft.storage import renew_lock
 
 _PAGE = 4096
 _KEPT = 1 << 28  # bytes in all

@@ -18,7 +18,7 @@ from grain_sft.source.arrays import Arrays, Stack
 from grain_sft.source.element import Element, checked_record, checked_rows
 from grain_sft.source.row_reader import ReadyArrays, RowReader
 from grain_sft.source.segment_reader import LongSegments
-from grain_sft.storage.shard_reader import ShardReader
+from grain_sft.storage import ShardReader
 
 workers.default_grain_flags()  # so that worker processes of any grain.DataLoader over an NpyDataSource start
 

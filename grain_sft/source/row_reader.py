@@ -17,10 +17,7 @@ import numpy.typing as npt
 from grain_sft.errors import CorpusError
 from grain_sft.source.arrays import Arrays, Stack
 from grain_sft.source.segment_rows import ARRAYS, ZERO, Counting, SegmentRow
-from grain_sft.storage import activity
-from grain_sft.storage.file_stamp import StoredFile
-from grain_sft.storage.remote_options import RemoteOptions
-from grain_sft.storage.shard_reader import Buffers, ShardReader
+from grain_sft.storage import Buffers, RemoteOptions, ShardReader, StampedFile, activity
 
 if TYPE_CHECKING:
     from grain_sft.corpus.corpus import Corpus
@@ -109,7 +106,7 @@ class RowReader:
                     reader.read_again(None if shards is None else shards[here], offsets[here], buffers)
                 self._widen(block)
             for file in files if shards is None else set(files):
-                file.look()
+                file.check_unchanged()
             activity.count(local_bytes=count * reader.dtype.itemsize)
         else:
             memory = reader.fetch(shards, rows)
@@ -188,7 +185,7 @@ class _Rows(ShardReader):
 
     def __init__(
         self,
-        files: Sequence[StoredFile],
+        files: Sequence[StampedFile],
         dtype: np.dtype[Any],
         max_open_files: int | None,
         remote: RemoteOptions | None,

@@ -11,7 +11,7 @@ from grain_sft.layout import PackedLayout, PaddedLayout, Pieces
 from grain_sft.layout.pieces import Runs
 from grain_sft.source.arrays import Arrays, Stack
 from grain_sft.source.segment_rows import ARRAYS, Counting, SegmentRow
-from grain_sft.storage.shard_reader import ShardReader
+from grain_sft.storage import ShardReader
 
 _Int32 = npt.NDArray[np.int32]
 
@@ -105,7 +105,7 @@ class LongSegments:
             if shifted:
                 row.shift()
         if plain:
-            reader.look({shard for shards, *_ in runs for shard in shards or (0,)})
+            reader.check_unchanged({shard for shards, *_ in runs for shard in shards or (0,)})
         return made if fit else made._replace(fit=False)
 
     def _views(self, stack: Stack) -> tuple[memoryview, list[_Row]]:

@@ -15,7 +15,7 @@ from typing import Any
 
 from absl import flags
 
-from grain_sft.storage.forks import without_interrupts
+from grain_sft.storage import without_interrupts
 
 _lock = threading.Lock()
 _watching: set[int] = set()  # processes that wait for their parent's end: this one, or none

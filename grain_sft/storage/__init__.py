@@ -1,1 +1,62 @@
-"""Local and remote files: reads, retries, the shard cache, artifacts written whole, locks."""
+"""Storage: local and remote files, retries, the shard cache, artifacts, locks, and the record of what threads do."""
+
+from grain_sft.storage import activity, artifact, files, hashing, remote_files
+from grain_sft.storage.file_stamp import (
+    DIGEST_BYTES,
+    MAGIC,
+    FileStamp,
+    StampedFile,
+    describe,
+    digest_of,
+    npy_header,
+    read_head,
+    read_whole,
+    replaced,
+    size_change,
+)
+from grain_sft.storage.files import CACHE_DIR_VARIABLE, atomic_write, write_bytes
+from grain_sft.storage.forks import renew_lock, without_interrupts
+from grain_sft.storage.regular_files import inside, open_regular, outside, read_regular
+from grain_sft.storage.remote_files import open_remote
+from grain_sft.storage.remote_options import RemoteOptions
+from grain_sft.storage.remote_requests import Range
+from grain_sft.storage.remote_retries import Limits
+from grain_sft.storage.remote_shards import identify
+from grain_sft.storage.shard_reader import Buffers, ShardReader
+from grain_sft.storage.temporary import HeldLock
+
+__all__ = [
+    "CACHE_DIR_VARIABLE",
+    "DIGEST_BYTES",
+    "MAGIC",
+    "Buffers",
+    "FileStamp",
+    "HeldLock",
+    "Limits",
+    "Range",
+    "RemoteOptions",
+    "ShardReader",
+    "StampedFile",
+    "activity",
+    "artifact",
+    "atomic_write",
+    "describe",
+    "digest_of",
+    "files",
+    "hashing",
+    "identify",
+    "inside",
+    "npy_header",
+    "open_regular",
+    "open_remote",
+    "outside",
+    "read_head",
+    "read_regular",
+    "read_whole",
+    "remote_files",
+    "renew_lock",
+    "replaced",
+    "size_change",
+    "without_interrupts",
+    "write_bytes",
+]

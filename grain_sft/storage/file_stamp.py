@@ -1,4 +1,4 @@
-"""Stored files: what tells a file of a corpus from another, and reading it where that is still so."""
+"""FileStamp files: what tells a file of a corpus from another, and reading it where that is still so."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DIGEST_BYTES = 4096  # hashed at each end of a file's data
 _HEADER_LIMIT = 1 << 16  # bytes; numpy's own headers of 1-D integer arrays take 128
 
 
-class StoredFile(Protocol):
+class StampedFile(Protocol):
     """A file of `size` bytes with its data from byte `data_offset` on; `digest` is of the data's two ends."""
 
     @property
@@ -55,7 +55,7 @@ class StoredFile(Protocol):
 
 
 @dataclasses.dataclass(frozen=True)
-class Stored:
+class FileStamp:
     """A small file beside the tokens: its path or URL, bytes, and the hash of its first and last 4 KiB."""
 
     path: str
@@ -74,7 +74,7 @@ class Head(NamedTuple):
     version: str | None
 
 
-def describe(path: str) -> Stored:
+def describe(path: str) -> FileStamp:
     """Size and ends of a file as it is now.
 
     Raises:
@@ -82,10 +82,10 @@ def describe(path: str) -> Stored:
     """
     size, head, version = read_head(path)
     tail = files.read_range(path, max(0, size - DIGEST_BYTES), size, version=version)
-    return Stored(path, size, digest_of(head[:DIGEST_BYTES], tail), version=version)
+    return FileStamp(path, size, digest_of(head[:DIGEST_BYTES], tail), version=version)
 
 
-def read_whole(stored: StoredFile) -> bytes:
+def read_whole(stored: StampedFile) -> bytes:
     """The bytes of the file that was described.
 
     Raises:
@@ -101,7 +101,7 @@ def read_whole(stored: StoredFile) -> bytes:
     return data
 
 
-def read_digest(fd: int, stored: StoredFile) -> str:
+def read_digest(fd: int, stored: StampedFile) -> str:
     """The digest of the open local file `fd`, to be compared with `stored.digest`."""
     tail_start = max(stored.data_offset, stored.size - DIGEST_BYTES)
     head = pread(fd, DIGEST_BYTES, stored.data_offset)
@@ -113,7 +113,7 @@ def digest_of(head: bytes, tail: bytes) -> str:
     return hashlib.blake2b(head + b"\0" + tail, digest_size=16).hexdigest()
 
 
-def size_change(stored: StoredFile, found: int) -> str:
+def size_change(stored: StampedFile, found: int) -> str:
     """The sentence for a file of another size than when it was indexed."""
     verb = "shrank" if found < stored.size else "grew"
     return (
@@ -122,7 +122,7 @@ def size_change(stored: StoredFile, found: int) -> str:
     )
 
 
-def replaced(stored: StoredFile) -> str:
+def replaced(stored: StampedFile) -> str:
     """The sentence for a file of the right size and other content."""
     return (
         f"{stored.path}: the file has the size that was indexed, but other content: it was replaced. "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import glob as local_glob
 import os
@@ -13,24 +12,30 @@ from pathlib import Path
 from typing import IO, Any
 
 from grain_sft.errors import CorpusFileError, GrainSftError, StorageError
-from grain_sft.storage import remote_bodies, remote_files, temporary
+from grain_sft.storage import remote_files, temporary
 from grain_sft.storage.regular_files import read_regular
+from grain_sft.storage.remote_clients import filesystem
+from grain_sft.storage.temporary import sync_folder
+
+__all__ = [
+    "CACHE_DIR_VARIABLE", "absolute", "atomic_write", "cache_dir", "cache_url", "candidate_dirs", "check_writable", "exists",
+    "filesystem", "glob", "is_file", "is_remote", "join", "locked", "name_of", "normalize", "parent", "read_bytes",
+    "read_range", "read_text", "remote", "sidecar", "size", "size_and_version", "sync_folder", "upload", "write_bytes",
+]  # fmt: skip
 
 CACHE_DIR_VARIABLE = "GRAIN_SFT_CACHE_DIR"
-
-filesystem = remote_files.filesystem
 
 _URL = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]+)://")
 
 
 def is_remote(path: str) -> bool:
-    """Whether `path` is a URL of a remote file system (`gs://...`); `file://` and plain paths are local."""
+    """Return whether `path` is a URL of a remote file system (`gs://...`); `file://` and plain paths are local."""
     match = _URL.match(path)
     return match is not None and match.group(1) != "file"
 
 
 def normalize(path: str | os.PathLike[str]) -> str:
-    """`path` as a string: URLs unchanged, `file://` stripped, `~` expanded."""
+    """Return `path` as text: URLs unchanged, `file://` stripped, `~` expanded."""
     text = os.fspath(path)
     if text.startswith("file://"):
         text = text[len("file://") :]
@@ -38,16 +43,16 @@ def normalize(path: str | os.PathLike[str]) -> str:
 
 
 def absolute(path: str) -> str:
-    """A local path from the root on; a URL as it is."""
+    """Return a local path from the root on; a URL unchanged."""
     return path if is_remote(path) else os.path.abspath(path)
 
 
 @contextlib.contextmanager
 def remote(path: str) -> Iterator[Any]:
-    """The file system of the URL `path`; whatever its client raises meanwhile becomes a sentence.
+    """Give the file system of the URL `path`, and turn what its client raises into an error of grain_sft.
 
     Raises:
-      CorpusFileError: no such file, no credentials, no network.
+      CorpusFileError: No such file, no credentials, no network.
     """
     try:
         yield filesystem(path)
@@ -58,7 +63,7 @@ def remote(path: str) -> Iterator[Any]:
 
 
 def read_bytes(path: str, *, version: str | None = None) -> bytes:
-    """The whole of a small file, local or remote; `version` as in `read_range`."""
+    """Return a whole small file, local or remote; `version` as in `read_range`."""
     if is_remote(path):
         with remote(path):
             return remote_files.read(path, version=version)
@@ -73,10 +78,10 @@ def read_bytes(path: str, *, version: str | None = None) -> bytes:
 
 
 def read_range(path: str, start: int, stop: int, *, version: str | None = None) -> bytes:
-    """Bytes `start` to `stop` of a file, local or remote; fewer at its end.
+    """Return bytes `start` to `stop` of a file, local or remote; fewer at its end.
 
     Args:
-      version: version of a remote file, as `size_and_version` returns it. Another version is an error.
+      version: Version of a remote file, as `size_and_version` returns it. Another version is an error.
     """
     if stop <= start:
         return b""
@@ -92,16 +97,15 @@ def read_range(path: str, start: int, stop: int, *, version: str | None = None) 
 
 
 def size(path: str) -> int:
-    """Bytes of a file, local or remote."""
+    """Return the number of bytes of a file, local or remote."""
     return size_and_version(path)[0]
 
 
 def size_and_version(path: str) -> tuple[int, str | None]:
-    """Bytes of a file, local or remote, and the version of a remote one, where its file system tells versions apart."""
+    """Return the number of bytes of a file, and the version of a remote one where its file system has versions."""
     if is_remote(path):
-        with remote(path) as client:
-            info = client.info(path)
-            return remote_files.size_of(path, info), remote_bodies.version_of(info)
+        with remote(path):
+            return remote_files.size_and_version(path)
     try:
         return os.stat(path).st_size, None
     except FileNotFoundError as error:
@@ -111,23 +115,23 @@ def size_and_version(path: str) -> tuple[int, str | None]:
 
 
 def exists(path: str) -> bool:
-    """Whether there is such a file or folder, local or remote."""
+    """Return whether a file or folder exists, local or remote."""
     if is_remote(path):
         return _remote_kind(path) is not None
     return os.path.lexists(path)
 
 
 def is_file(path: str) -> bool:
-    """Whether there is such a file, local or remote.
+    """Return whether a file exists, local or remote.
 
     Raises:
-      CorpusFileError: its file system can't say.
+      CorpusFileError: Its file system can't say.
     """
     return _remote_kind(path) == "file" if is_remote(path) else os.path.isfile(path)
 
 
 def _remote_kind(path: str) -> str | None:
-    """ "file" or "directory"; None where there is neither. fsspec's own `exists` takes any failure for absence."""
+    """Return "file", "directory" or None. fsspec's own `exists` takes any failure for absence."""
     with remote(path) as client:
         try:
             return str(client.info(path)["type"])
@@ -136,7 +140,7 @@ def _remote_kind(path: str) -> str | None:
 
 
 def glob(pattern: str) -> list[str]:
-    """The local or remote files that match, sorted."""
+    """Return the local or remote files that match, sorted."""
     if is_remote(pattern):
         with remote(pattern) as client:
             return sorted(str(client.unstrip_protocol(match)) for match in client.glob(pattern))
@@ -144,23 +148,22 @@ def glob(pattern: str) -> list[str]:
 
 
 def join(folder: str, *names: str) -> str:
-    """A path below `folder`, which may be a URL."""
+    """Return a path below `folder`, which may be a URL."""
     return "/".join([folder.rstrip("/"), *names]) if is_remote(folder) else os.path.join(folder, *names)
 
 
 def parent(path: str) -> str:
-    """The folder that a local or remote path is in; a local one from the root on."""
+    """Return the folder of a local or remote path; a local one from the root on."""
     return path.rstrip("/").rsplit("/", 1)[0] if is_remote(path) else os.path.dirname(os.path.abspath(path))
 
 
 def name_of(path: str) -> str:
-    """The last part of a local or remote path."""
+    """Return the last part of a local or remote path."""
     return path.rstrip("/").rsplit("/", 1)[-1] if is_remote(path) else os.path.basename(os.path.abspath(path))
 
 
-def folders_around(shard: str) -> Iterator[str]:
-    """The folders in which what belongs to a shard's corpus may stand: the shard's own, that of the split, that of the
-    corpus."""
+def candidate_dirs(shard: str) -> Iterator[str]:
+    """Yield the folders that may have files of a shard's corpus: the shard's own, that of the split, that of the corpus."""
     folder = shard
     for _ in range(3):
         folder = parent(folder)
@@ -169,13 +172,13 @@ def folders_around(shard: str) -> Iterator[str]:
         yield folder
 
 
-def beside(shard: str, name: str) -> str | None:
-    """The file or folder `name` that belongs to a shard's corpus: the first in `folders_around`.
+def sidecar(shard: str, name: str) -> str | None:
+    """Return the file or folder `name` of a shard's corpus: the first in `candidate_dirs`.
 
     Raises:
-      CorpusFileError: a remote file system can't say.
+      CorpusFileError: A remote file system can't say.
     """
-    return next((path for folder in folders_around(shard) if exists(path := join(folder, name))), None)
+    return next((path for folder in candidate_dirs(shard) if exists(path := join(folder, name))), None)
 
 
 def write_bytes(path: str, data: bytes) -> None:
@@ -185,7 +188,7 @@ def write_bytes(path: str, data: bytes) -> None:
 
 
 def read_text(path: str) -> str:
-    """The whole of a small UTF-8 text file, local or remote."""
+    """Return a whole small UTF-8 text file, local or remote."""
     data = read_bytes(path)
     try:
         return data.decode("utf-8-sig")
@@ -198,57 +201,43 @@ def read_text(path: str) -> str:
 
 @contextlib.contextmanager
 def atomic_write(path: str | os.PathLike[str], mode: str = "w") -> Iterator[IO[Any]]:
-    """Open a file that appears under `path` whole, synced to disk, or not at all. What killed processes left in its folder
-    is removed.
+    """Open a file that appears under `path` whole, synced to disk, or not at all.
 
-    A remote file is written to a temporary local one, and sent when that is complete.
+    What killed processes left in its folder is removed. A remote file is written to a temporary local one, and sent
+    when that is complete.
 
     Raises:
-      StorageError: the folder can't be written to, or the disk is full. Nothing is left behind.
+      StorageError: The folder can't be written to, or the disk is full. Nothing is left behind.
     """
-    if is_remote(os.fspath(path)):
-        with _spooled(os.fspath(path), mode) as spool:
-            yield spool
-        return
-    target = Path(path)
-    encoding = None if "b" in mode else "utf-8"
-    made, lock = "", None
+    name = os.fspath(path)
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        made, fd, lock = temporary.create(target)
-        _unfinished.add(made)
-        with os.fdopen(fd, mode, encoding=encoding) as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(made, target)
-        with contextlib.suppress(OSError):  # some network file systems can't; the file itself is synced
-            sync_folder(target.parent)
+        if is_remote(name):
+            encoding = None if "b" in mode else "utf-8"
+            with tempfile.NamedTemporaryFile(mode, encoding=encoding, prefix="grain_sft-") as file:
+                yield file
+                file.flush()
+                upload(file.name, name)
+        else:
+            with temporary.write_whole(Path(name), mode) as file:
+                yield file
     except GrainSftError:  # of the caller's own making; some are OSErrors
         raise
     except OSError as error:
-        raise StorageError(f"{target}: can't be written ({error.strerror or error}).") from error
-    finally:
-        with contextlib.suppress(OSError):
-            if made:
-                os.unlink(made)
-        _unfinished.discard(made)
-        if lock is not None:
-            lock.release()
+        raise StorageError(f"{name}: can't be written ({error.strerror or error}).") from error
 
 
-_unfinished: set[str] = set()
-"""Temporary files of `atomic_write`, for a process that ends in the middle of it (Ctrl-C in native code)."""
+def upload(local: str | os.PathLike[str], url: str) -> None:
+    """Copy a local file to a remote one, which appears whole or not at all.
 
-
-@atexit.register
-def _remove_unfinished() -> None:
-    for path in _unfinished.copy():
-        with contextlib.suppress(OSError):
-            os.unlink(path)
-
-
-os.register_at_fork(after_in_child=_unfinished.clear)
+    Raises:
+      StorageError: It can't be written.
+    """
+    try:
+        filesystem(url).put_file(os.fspath(local), url)
+    except GrainSftError:
+        raise
+    except Exception as error:  # clients raise their own kinds
+        raise StorageError(f"{url}: can't be written ({type(error).__name__}: {error}).") from error
 
 
 def check_writable(path: str, *, folder: bool = False) -> None:
@@ -281,36 +270,11 @@ def check_writable(path: str, *, folder: bool = False) -> None:
 
 
 @contextlib.contextmanager
-def _spooled(path: str, mode: str) -> Iterator[IO[Any]]:
-    """A temporary local file whose content becomes the remote file `path`."""
-    encoding = None if "b" in mode else "utf-8"
-    try:
-        with tempfile.NamedTemporaryFile(mode, encoding=encoding, prefix="grain_sft-") as file:
-            yield file
-            file.flush()
-            _send(file.name, path)
-    except GrainSftError:
-        raise
-    except OSError as error:
-        raise StorageError(f"{path}: can't be written ({error.strerror or error}).") from error
-
-
-def _send(local: str, path: str) -> None:
-    try:
-        filesystem(path).put_file(local, path)
-    except GrainSftError:
-        raise
-    except Exception as error:  # clients raise their own kinds
-        raise StorageError(f"{path}: can't be written ({type(error).__name__}: {error}).") from error
-
-
-@contextlib.contextmanager
 def locked(target: Path) -> Iterator[None]:
-    """Hold the lock of a file in the making, so that one process of a machine makes it; freed by the kernel however
-    this process ends.
+    """Hold the lock of an unfinished file, so that one process of a machine makes it.
 
     Raises:
-      StorageError: its folder can't be written to, or has no locks.
+      StorageError: Its folder can't be written to, or has no locks.
     """
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -334,8 +298,7 @@ def locked(target: Path) -> Iterator[None]:
 
 
 def cache_dir() -> Path:
-    """Where orders and other derived data of this machine are kept: $GRAIN_SFT_CACHE_DIR where it is a local folder, or
-    the user's cache."""
+    """Return the folder of orders and other derived data: $GRAIN_SFT_CACHE_DIR where it is local, or the user's cache."""
     chosen = os.environ.get(CACHE_DIR_VARIABLE)
     if chosen and not is_remote(chosen):
         return Path(normalize(chosen))
@@ -344,24 +307,6 @@ def cache_dir() -> Path:
 
 
 def cache_url() -> str | None:
-    """The folder in a bucket that machines share derived data by: $GRAIN_SFT_CACHE_DIR where it is a URL."""
+    """Return the folder in a bucket that machines share derived data by: $GRAIN_SFT_CACHE_DIR where it is a URL."""
     chosen = os.environ.get(CACHE_DIR_VARIABLE)
     return chosen if chosen and is_remote(chosen) else None
-
-
-def upload(local: str | os.PathLike[str], url: str) -> None:
-    """Copy a local file to a remote one, which appears whole or not at all.
-
-    Raises:
-      StorageError: it can't be written.
-    """
-    _send(os.fspath(local), url)
-
-
-def sync_folder(folder: Path) -> None:
-    """Have the names in `folder` reach the disk."""
-    fd = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

@@ -12,7 +12,7 @@ import numpy as np
 
 from grain_sft.errors import CorpusFileError, GrainSftError
 from grain_sft.storage import activity
-from grain_sft.storage.file_stamp import StoredFile, read_digest, replaced, size_change
+from grain_sft.storage.file_stamp import StampedFile, read_digest, replaced, size_change
 from grain_sft.storage.regular_files import inside, open_regular
 
 _LET_GO = 1 << 12  # gathers after which the pages that a map has touched are let go of
@@ -30,7 +30,7 @@ class LocalFile:
 
     fd = -1  # also where an exception, as Ctrl-C, arrives before `__init__` begins
 
-    def __init__(self, shard: StoredFile, verified: Stamp | None, scattered: bool) -> None:
+    def __init__(self, shard: StampedFile, verified: Stamp | None, scattered: bool) -> None:
         self.shard, self.data_offset = shard, shard.data_offset
         activity.doing[get_ident()] = activity.OPENING, shard
         try:
@@ -66,7 +66,7 @@ class LocalFile:
             self._map.madvise(mmap.MADV_RANDOM)
         self.address = np.frombuffer(self._map, np.uint8).ctypes.data
 
-    def look(self) -> None:
+    def check_unchanged(self) -> None:
         """See, after it was read from, that the file has the size that was indexed and, where it was written to since it
         was last looked at, both ends too."""
         try:

@@ -1,4 +1,4 @@
-"""How remote shards are read: how long failures are borne, and whether a cache on the local disk is used."""
+"""Options of remote shards: how long failures are borne, and whether a cache on the local disk is used."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from grain_sft.errors import CorpusError
 from grain_sft.storage import files
-from grain_sft.storage.remote_files import Limits
+from grain_sft.storage.remote_retries import Limits
 
 FOLDER_VARIABLE = "GRAIN_SFT_SHARD_CACHE"
 BYTES_VARIABLE = "GRAIN_SFT_SHARD_CACHE_BYTES"
@@ -26,13 +26,13 @@ _UNITS |= {"kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40}
 class CacheOptions:
     """A folder on a local disk that keeps what was read of remote shards, for all processes of the machine.
 
-    Attributes:
-      folder: made where it is missing. Nothing else may be in it.
-      max_bytes: all files in the folder together never take more.
-      unit: bytes that are fetched and kept together; None: whole shards.
+    Args:
+      folder: Local folder, made where it is missing. Nothing else may be in it.
+      max_bytes: Bound on the bytes of all files in the folder together.
+      unit: Bytes that are fetched and kept together; None means whole shards.
 
     Raises:
-      CorpusError: sizes that no cache can have, or a folder that is a URL.
+      CorpusError: Sizes that no cache can have, or a folder that is a URL.
     """
 
     folder: str
@@ -49,14 +49,30 @@ class CacheOptions:
                 f"cache {self.folder}: max_bytes is {self.max_bytes}; expected at least {least}, two of its units."
             )
 
+    @classmethod
+    def of(cls, given: object) -> CacheOptions:
+        """Return the options of a mapping with folder, max_bytes and unit, as a config has it."""
+        if not isinstance(given, Mapping):
+            raise CorpusError(f"remote: cache is {given!r}; expected folder, max_bytes and unit.")
+        _check_keys("remote: cache", given, ("folder", "max_bytes", "unit"))
+        for key in ("folder", "max_bytes"):
+            if given.get(key) in (None, ""):
+                raise CorpusError(f"remote: cache has no {key}: expected folder, max_bytes and, if you like, unit.")
+        unit = given.get("unit", DEFAULT_UNIT)
+        return cls(
+            files.normalize(str(given["folder"])),
+            parse_bytes(given["max_bytes"], "cache: max_bytes"),
+            None if unit == "shard" else parse_bytes(unit, "cache: unit (or 'shard')"),
+        )
+
 
 @dataclasses.dataclass(frozen=True)
 class RemoteOptions:
-    """How the remote shards of a corpus are read; local ones take no notice.
+    """Options of a corpus's remote shards; local ones ignore them.
 
-    Attributes:
-      limits: how long failures are borne, and how many requests are made at once.
-      cache: None: every row is read from the bucket.
+    Args:
+      limits: How long failures are borne, and how many requests are made at once.
+      cache: Cache on a local disk; None reads every row from the bucket.
     """
 
     limits: Limits = dataclasses.field(default_factory=Limits.from_environment)
@@ -64,52 +80,47 @@ class RemoteOptions:
 
     @classmethod
     def from_environment(cls) -> RemoteOptions:
-        """Limits of $GRAIN_SFT_REMOTE_SECONDS and $GRAIN_SFT_REMOTE_REQUESTS; a cache where $GRAIN_SFT_SHARD_CACHE names
-        its folder, of $GRAIN_SFT_SHARD_CACHE_BYTES and $GRAIN_SFT_SHARD_CACHE_UNIT.
+        """Return the options of $GRAIN_SFT_REMOTE_SECONDS, $GRAIN_SFT_REMOTE_REQUESTS and $GRAIN_SFT_SHARD_CACHE.
 
         Raises:
-          CorpusError, StorageError: a variable that can't be read, or a folder without a bound.
+          CorpusError, StorageError: A variable that can't be read, or a cache folder without a bound.
         """
         folder = os.environ.get(FOLDER_VARIABLE)
         if not folder:
             return cls()
         bound, unit = os.environ.get(BYTES_VARIABLE), os.environ.get(UNIT_VARIABLE)
         if not bound:
-            raise CorpusError(
-                f"${FOLDER_VARIABLE} is {folder}, but how large it may get is not said: set ${BYTES_VARIABLE}."
-            )
-        return cls(cache=_cache({"folder": folder, "max_bytes": bound, **({"unit": unit} if unit else {})}))
+            raise CorpusError(f"${FOLDER_VARIABLE} is {folder}, but its bound is missing: set ${BYTES_VARIABLE}.")
+        return cls(cache=CacheOptions.of({"folder": folder, "max_bytes": bound, **({"unit": unit} if unit else {})}))
 
     @classmethod
     def of(cls, given: RemoteOptions | Mapping[str, Any] | None) -> RemoteOptions:
-        """The options of a mapping such as a config has: seconds, requests, and cache: {folder, max_bytes, unit}. What is
-        not given is the environment's.
+        """Return the options of a mapping with seconds, requests and cache, as a config has it; others are the environment's.
 
         Raises:
-          CorpusError, StorageError: an unknown key or a wrong value.
+          CorpusError, StorageError: An unknown key or a wrong value.
         """
         if isinstance(given, RemoteOptions):
             return given
         options = cls.from_environment()
         if given is None:
             return options
-        _known("remote", given, ("seconds", "requests", "cache"))
+        _check_keys("remote", given, ("seconds", "requests", "cache"))
         limits = {key: given[key] for key in ("seconds", "requests") if given.get(key) is not None}
         for key, value in limits.items():
             if isinstance(value, bool) or not isinstance(value, int if key == "requests" else (int, float)):
                 raise CorpusError(f"remote: {key} is {value!r}; expected a number.")
-        options = dataclasses.replace(options, limits=dataclasses.replace(options.limits, **limits))
-        if "cache" in given:  # None: none
-            cache = given["cache"]
-            options = dataclasses.replace(options, cache=None if cache is None else _cache(cache))
-        return options
+        cache = options.cache
+        if "cache" in given:
+            cache = None if given["cache"] is None else CacheOptions.of(given["cache"])
+        return cls(dataclasses.replace(options.limits, **limits), cache)
 
 
 def parse_bytes(text: object, what: str) -> int:
-    """Bytes of an integer, or of text such as 500GB, 1.5 TiB or 4096.
+    """Return the bytes of an integer, or of text such as 500GB, 1.5 TiB or 4096.
 
     Raises:
-      CorpusError: neither.
+      CorpusError: It is neither.
     """
     if isinstance(text, int) and not isinstance(text, bool):
         return text
@@ -119,22 +130,7 @@ def parse_bytes(text: object, what: str) -> int:
     return int(float(match.group(1)) * _UNITS[match.group(2).lower()])
 
 
-def _cache(given: object) -> CacheOptions:
-    if not isinstance(given, Mapping):
-        raise CorpusError(f"remote: cache is {given!r}; expected folder, max_bytes and unit.")
-    _known("remote: cache", given, ("folder", "max_bytes", "unit"))
-    for key in ("folder", "max_bytes"):
-        if given.get(key) in (None, ""):
-            raise CorpusError(f"remote: cache has no {key}: expected folder, max_bytes and, if you like, unit.")
-    unit = given.get("unit", DEFAULT_UNIT)
-    return CacheOptions(
-        files.normalize(str(given["folder"])),
-        parse_bytes(given["max_bytes"], "cache: max_bytes"),
-        None if unit == "shard" else parse_bytes(unit, "cache: unit (or 'shard')"),
-    )
-
-
-def _known(what: str, given: Mapping[str, Any], keys: tuple[str, ...]) -> None:
+def _check_keys(what: str, given: Mapping[str, Any], keys: tuple[str, ...]) -> None:
     for key in given:
         if key not in keys:
             raise CorpusError(f"{what}: unknown key {key!r}; expected {', '.join(keys)}.")

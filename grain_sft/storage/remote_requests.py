@@ -1,143 +1,142 @@
-"""Requests for remote files, made again until they succeed or their time is up."""
+"""Requests for parts of remote files: bodies that are checked, of one version."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import contextvars
-import errno
 import functools
 import itertools
-import random
-import socket
-import time
+import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from threading import get_ident
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
-from grain_sft.errors import GrainSftError, RemoteTimeoutError
+from grain_sft.errors import RemoteTimeoutError
 from grain_sft.storage import activity
-from grain_sft.storage.activity import open_request, request_failed
-from grain_sft.storage.remote_bodies import (
-    Body,
-    Range,
+from grain_sft.storage.remote_clients import filesystem
+from grain_sft.storage.remote_retries import (
     RefusedBodyError,
     ReplacedError,
+    RequestFailedError,
     WrongBodyError,
-    read_body,
-    version_of,
+    retried,
+    server_of,
 )
-from grain_sft.storage.remote_files import Limits, RequestFailedError, filesystem
 
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 8.0  # seconds
-_FIRST_ATTEMPT = 10.0  # seconds, or a quarter of the total time where that is less; the next ones twice as long
-_FIRST_CONTACT = 6.0  # seconds for a server that this process has never reached: a name, proxy or network is wrong
-
-_jitter = random.Random()  # its own, so that nobody's random numbers depend on failures
-_deadline: contextvars.ContextVar[tuple[float, float] | None] = contextvars.ContextVar(
-    "grain_sft_deadline", default=None
-)
-"""When the time of what this task does is up, and how long it had."""
-_patient: contextvars.ContextVar[bool] = contextvars.ContextVar("grain_sft_patient", default=False)
-"""Whether a server that this process has not reached yet has all the time of `_deadline`."""
-_TRANSIENT_ERRNOS = {
-    errno.ECONNRESET, errno.ECONNREFUSED, errno.ECONNABORTED, errno.EPIPE, errno.ETIMEDOUT, errno.EHOSTUNREACH,
-    errno.ENETUNREACH, errno.ENETRESET, errno.EBUSY, errno.EIO, errno.EAGAIN,
-}  # fmt: skip
-_TRANSIENT_NAMES = {
-    "ClientError",
-    "ConnectionError",
-    "Timeout",
-    "ChunkedEncodingError",
-    "RefreshError",
-    "ChecksumError",
-    "TransportError",
-}
-"""Of aiohttp, requests, google-auth and gcsfs, by name: none of these is imported here."""
-_CONNECTION_NAMES = {"ClientConnectionError", "EndpointConnectionError", "ConnectionError", "Timeout", "TransportError"}
-reached: set[str] = set()
-"""Servers that have answered this process."""
+_S3_READ = 1 << 18  # bytes of a body at once
+_VERSION_KEYS = (
+    "generation", "ETag", "etag", "version_id", "mtime", "LastModified", "last_modified", "Last-Modified", "created",
+)  # fmt: skip
+_NO_RANGES = "its server has no ranged reads. Copy the files to one that has"
 
 T = TypeVar("T")
-
 Job = tuple[str, str, Callable[[Any], Awaitable[T]]]
-"""A URL, of what part of it, and what is asked of it, given its client."""
+"""A URL, a part of it in words, and a function of its client."""
 
 
-def bodies(ranges: Sequence[Range], limits: Limits) -> list[bytes | Exception]:
-    """Return the bytes of each range, fewer where its file ends before, or what its client raised.
+class Range(NamedTuple):
+    """Bytes `start` to `stop` of a remote file.
 
-    Where a server does not say which version it sent, the version is asked for afterwards.
+    Attributes:
+      path: URL.
+      start, stop: Offsets in the file.
+      least: Number of bytes that have to come, unless the file ends before; None means all.
+      version: Version of the file, as `version_of` names it; another version is a `ReplacedError`. None means any.
     """
-    jobs = [(r.path, f"bytes {r.start} to {r.stop} ", functools.partial(_body, r, limits.seconds)) for r in ranges]
-    found = _each(jobs, limits)
-    unconfirmed = {
-        wanted.path: None
-        for wanted, body in zip(ranges, found, strict=True)
-        if isinstance(body, Body) and not body.confirmed
-    }
-    now = dict(zip(unconfirmed, infos(list(unconfirmed), limits), strict=True)) if unconfirmed else {}
-    return [_of_version(wanted, body, now.get(wanted.path)) for wanted, body in zip(ranges, found, strict=True)]
+
+    path: str
+    start: int
+    stop: int
+    least: int | None = None
+    version: str | None = None
 
 
-def _of_version(wanted: Range, body: Body | Exception, now: Mapping[str, Any] | Exception | None) -> bytes | Exception:
-    if isinstance(body, Exception) or body.confirmed or now is None:
-        return body if isinstance(body, Exception) else body.data
-    if isinstance(now, Exception):
-        return now
-    return body.data if version_of(now) == wanted.version else ReplacedError(f"{version_of(now)} came")
+class _Body(NamedTuple):
+    """Bytes of a range, fewer where the file ends, and whether the server confirmed their version."""
+
+    data: bytes
+    confirmed: bool
 
 
-def infos(paths: Sequence[str], limits: Limits) -> list[Mapping[str, Any] | Exception]:
-    """What its file system says of each file, or what its client raised."""
-    return _each([(path, "", functools.partial(_info, path, limits.seconds)) for path in paths], limits)
+class Answer:
+    """Size and version of a file, as the server of a body states them."""
+
+    def __init__(self) -> None:
+        self.size: int | None = None
+        self.version: str | None = None
 
 
-def is_transient(error: BaseException) -> bool:
-    """Whether the same request may succeed later: 408, 429, 5xx, a broken connection, no answer, a short body."""
-    never = (RequestFailedError, ReplacedError, RefusedBodyError, FileNotFoundError, PermissionError, GrainSftError)
-    if isinstance(error, never):
-        return False
-    for key in ("status", "status_code", "code"):
-        status = getattr(error, key, None)
-        if isinstance(status, str) and status.isdecimal():
-            status = int(status)
-        if isinstance(status, int) and status >= 300:
-            expired = status == 401 and "Invalid Credentials" in str(error)  # gcsfs gets new ones
-            return status in (408, 429) or status >= 500 or expired
-    if isinstance(error, (WrongBodyError, TimeoutError, ConnectionError, EOFError, socket.gaierror)):
-        return True
-    if isinstance(error, OSError) and error.errno in _TRANSIENT_ERRNOS:
-        return True
-    return any(kind.__name__ in _TRANSIENT_NAMES for kind in type(error).__mro__)
+answer: contextvars.ContextVar[Answer | None] = contextvars.ContextVar("grain_sft_answer", default=None)
+"""Answer that the response of the current task fills in."""
 
 
-def _each(jobs: Sequence[Job[T]], limits: Limits) -> list[T | Exception]:
-    """What each job comes to, or what it raised; all at once.
+def version_of(info: Mapping[str, Any]) -> str | None:
+    """Return the version in a file system's description of a file: a generation, an entity tag or a time."""
+    found = next((key for key in _VERSION_KEYS if info.get(key) not in (None, "")), None)
+    return None if found is None else f"{found} {info[found]}"
+
+
+def fetch_bodies(ranges: Sequence[Range], seconds: float, at_once: int) -> list[bytes | Exception]:
+    """Return the bytes of each range, fewer where its file ends, or what the client raised.
+
+    Where a server does not state the version that it sent, the version is asked for afterwards.
 
     Raises:
-      RemoteTimeoutError: the time of one was up.
+      RemoteTimeoutError: The time of one was up.
+    """
+    jobs = [(r.path, f"bytes {r.start} to {r.stop} ", functools.partial(_body, r, seconds)) for r in ranges]
+    found = _run_jobs(jobs, at_once)
+    doubtful = {r.path for r, body in zip(ranges, found, strict=True) if isinstance(body, _Body) and not body.confirmed}
+    now = dict(zip(doubtful, fetch_infos(list(doubtful), seconds, at_once), strict=True)) if doubtful else {}
+    results: list[bytes | Exception] = []
+    for wanted, body in zip(ranges, found, strict=True):
+        if isinstance(body, Exception):
+            results.append(body)
+            continue
+        info = None if body.confirmed else now[wanted.path]
+        if isinstance(info, Exception):
+            results.append(info)
+        elif info is not None and version_of(info) != wanted.version:
+            results.append(ReplacedError(f"{version_of(info)} came"))
+        else:
+            results.append(body.data)
+    return results
+
+
+def fetch_infos(paths: Sequence[str], seconds: float, at_once: int) -> list[Mapping[str, Any] | Exception]:
+    """Return the file system's description of each file, or what the client raised."""
+
+    async def info(path: str, client: Any) -> Mapping[str, Any]:
+        return await retried(lambda: _info(client, path), seconds, server=server_of(client, path), client=client)
+
+    return _run_jobs([(path, "", functools.partial(info, path)) for path in paths], at_once)
+
+
+def _run_jobs(jobs: Sequence[Job[T]], at_once: int) -> list[T | Exception]:
+    """Return the result of each job, or what it raised.
+
+    Raises:
+      RemoteTimeoutError: The time of one was up.
     """
     from fsspec import asyn
 
-    found: list[T | Exception] = []
     activity.doing[get_ident()] = activity.REQUESTING, len(jobs)
+    found: list[T | Exception] = []
     for _, group in itertools.groupby(jobs, key=lambda job: job[0].split("://", 1)[0]):
         mine = list(group)
         client = filesystem(mine[0][0])
         loop = client.loop if client.async_impl else asyn.get_loop()
-        found += asyn.sync(loop, _gather, client, mine, limits)
+        found += asyn.sync(loop, _run_together, client, mine, at_once)
     return found
 
 
-async def _gather(client: Any, jobs: Sequence[Job[T]], limits: Limits) -> list[T | Exception]:
-    """Run the jobs, so many at once; what one raises is its result, but the first whose time is up ends all."""
-    gate = asyncio.Semaphore(limits.requests)
+async def _run_together(client: Any, jobs: Sequence[Job[T]], at_once: int) -> list[T | Exception]:
+    gate = asyncio.Semaphore(at_once)
 
     async def one(path: str, part: str, job: Callable[[Any], Awaitable[T]]) -> T | Exception:
         async with gate:
             try:
-                with open_request(f"{part and part + 'of '}{path}"):
+                with activity.open_request(f"{part and part + 'of '}{path}"):
                     return await job(client)
             except RequestFailedError as error:
                 raise RemoteTimeoutError(f"{path}: {part}can't be read: {error}.") from error
@@ -153,120 +152,139 @@ async def _gather(client: Any, jobs: Sequence[Job[T]], limits: Limits) -> list[T
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _body(wanted: Range, seconds: float, client: Any) -> Body:
-    """Return the bytes of one range, fewer where its file ends before."""
-    path, start, stop, least, version = wanted
-    count = stop - start
-    least = count if least is None else least
-
-    async def attempt() -> Body:
-        body = await read_body(client, wanted)
-        if len(body.data) < least:
-            size = int((await _stat(client, path))["size"])
-            if min(stop, size) - start > len(body.data):
-                raise WrongBodyError(f"a body of {len(body.data)} bytes instead of {count}")
-        activity.count(received_bytes=len(body.data))
-        return body
-
-    if count <= 0:
-        return Body(b"", True)
-    with contextlib.ExitStack() as stack:
-        if version is not None:  # its server was reached when the version was found out
-            token = _patient.set(True)
-            stack.callback(_patient.reset, token)
-        return await retried(
-            attempt, seconds, bounded=not _retries(client), asks=not _retries(client), server=server_of(client, path)
-        )
-
-
-async def _info(path: str, seconds: float, client: Any) -> Mapping[str, Any]:
-    found: Mapping[str, Any] = await retried(
-        lambda: _stat(client, path),
-        seconds,
-        bounded=not _retries(client),
-        asks=not _retries(client),
-        server=server_of(client, path),
-    )
-    return found
-
-
-async def _stat(client: Any, path: str) -> Mapping[str, Any]:
+async def _info(client: Any, path: str) -> Mapping[str, Any]:
     found: Mapping[str, Any] = (
         await client._info(path) if client.async_impl else await asyncio.to_thread(client.info, path)
     )
     return found
 
 
-async def retried(
-    attempt: Callable[[], Awaitable[T]], seconds: float, *, server: str, bounded: bool = True, asks: bool = True
-) -> T:
-    """Return what `attempt` returns, called again after transient failures until `seconds`, or the task's deadline, are
-    over; only for `_FIRST_CONTACT` seconds where `server` has never answered.
+async def _body(wanted: Range, seconds: float, client: Any) -> _Body:
+    path, start, stop, least, version = wanted
 
-    Args:
-      bounded: whether an attempt that takes too long is given up and made again.
-      asks: whether an attempt is one request; else its own are counted.
+    async def attempt() -> _Body:
+        body = await _checked_body(client, wanted)
+        if len(body.data) < (stop - start if least is None else least):
+            size = int((await _info(client, path))["size"])
+            if min(stop, size) - start > len(body.data):
+                raise WrongBodyError(f"a body of {len(body.data)} bytes instead of {stop - start}")
+        activity.count(received_bytes=len(body.data))
+        return body
+
+    if stop <= start:
+        return _Body(b"", True)
+    # a server that stated the version has been reached by another process, if not by this one
+    return await retried(attempt, seconds, server=server_of(client, path), client=client, reached=version is not None)
+
+
+async def _checked_body(client: Any, wanted: Range) -> _Body:
+    """Return the body of one request.
+
+    Raises:
+      ReplacedError: The file is of another version.
+      WrongBodyError: The body is cut, too long or of another range.
+      RefusedBodyError: The server sends compressed bodies, or has no ranged reads.
+      Exception: The client's own.
     """
-    begin = time.monotonic()
-    last_moment, seconds = _deadline.get() or (begin + seconds, seconds)
-    token = _deadline.set((last_moment, seconds))  # for gcsfs's own requests within this one
+    stated = Answer()
+    token = answer.set(stated)
     try:
-        for number in itertools.count(1):
-            known = server in reached or _patient.get()
-            deadline = last_moment if known else min(last_moment, begin + _FIRST_CONTACT)
-            left = max(0.001, deadline - time.monotonic())
-            longest = min(left, min(_FIRST_ATTEMPT, seconds / 4) * 2 ** min(number - 1, 30))
-            if asks:
-                activity.count(requests=1)
-            try:
-                found = await asyncio.wait_for(attempt(), longest if bounded else None)
-                reached.add(server)
-                return found
-            except Exception as error:
-                if not isinstance(error, RequestFailedError) and not _no_answer(error):
-                    reached.add(server)
-                    deadline = last_moment
-                if not is_transient(error):
-                    raise
-                last = error
-            pause = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2 ** min(number - 1, 30)) * _jitter.uniform(0.5, 1.5)
-            now = time.monotonic()
-            left = deadline - now
-            if left < _FIRST_PAUSE:
-                unreached = "" if known or deadline == last_moment else server
-                raise RequestFailedError(number, now - begin, seconds, _said(last), unreached) from last
-            request_failed(_said(last))
-            await asyncio.sleep(min(pause, left / 2))
-        raise AssertionError
+        data = await _requested(client, wanted, stated)
+    except Exception as error:
+        if wanted.version is not None and (isinstance(error, FileNotFoundError) or _precondition_failed(error)):
+            raise ReplacedError(str(error)) from error
+        raise
     finally:
-        _deadline.reset(token)
+        answer.reset(token)
+    if len(data) > wanted.stop - wanted.start:
+        raise RefusedBodyError(
+            f"{len(data)} bytes came where bytes {wanted.start} to {wanted.stop} were asked for: {_NO_RANGES}"
+        )
+    if stated.size is not None and len(data) != (expected := max(0, min(wanted.stop, stated.size) - wanted.start)):
+        raise WrongBodyError(f"a body of {len(data)} bytes instead of {expected}")
+    if wanted.version is not None and stated.version is not None and _kind(stated.version) == _kind(wanted.version):
+        if stated.version != wanted.version:
+            raise ReplacedError(f"{stated.version} came")
+        return _Body(data, True)
+    return _Body(data, wanted.version is None)
 
 
-def _no_answer(error: BaseException) -> bool:
-    """Whether a request failed before any server answered it."""
-    if isinstance(error, (TimeoutError, ConnectionError, socket.gaierror)):
-        return True
-    if isinstance(error, OSError) and error.errno in _TRANSIENT_ERRNOS:
-        return True
-    return any(kind.__name__ in _CONNECTION_NAMES for kind in type(error).__mro__)
+async def _requested(client: Any, wanted: Range, stated: Answer) -> bytes:
+    path, start, stop, _, version = wanted
+    protocol, value = path.split("://", 1)[0], (version or "").partition(" ")[2]
+    if protocol in ("s3", "s3a"):
+        return await _s3(client, wanted, stated)
+    options: dict[str, Any] = {}
+    if protocol in ("gs", "gcs") and _kind(version) == "generation":
+        options["generation"] = value
+    if protocol in ("http", "https") and _kind(version) == "ETag" and not value.startswith("W/"):
+        options["headers"] = {**client.kwargs.get("headers", {}), "If-Match": value}
+    if client.async_impl:
+        return bytes(await client._cat_file(path, start=start, end=stop, **options))
+    return bytes(await asyncio.to_thread(client.cat_file, path, start, stop, **options))
 
 
-def server_of(client: Any, path: str) -> str:
-    """Return the server of a URL, as `reached` names it."""
-    return str(getattr(client, "_location", None) or "/".join(path.split("/", 3)[:3]))
+async def _s3(client: Any, wanted: Range, stated: Answer) -> bytes:
+    """Return the body of an S3 object: s3fs's own reads take no condition and no bound."""
+    bucket, key, version_id = client.split_path(wanted.path)
+    options = {**client.req_kw, **({"VersionId": version_id} if version_id else {})}
+    if _kind(wanted.version) == "ETag":
+        options["IfMatch"] = str(wanted.version).partition(" ")[2]
+    asked = f"bytes={wanted.start}-{wanted.stop - 1}"
+    found = await client._call_s3("get_object", Bucket=bucket, Key=key, Range=asked, **options)
+    body = found["Body"]
+    try:
+        check_encoding(found.get("ContentEncoding"), key)
+        if found.get("ContentRange") is None and wanted.start:
+            raise RefusedBodyError(_NO_RANGES)
+        count = int(found["ContentLength"])
+        if found.get("ContentRange") is not None:
+            count, stated.size = check_range(found["ContentRange"], wanted.start, wanted.stop)
+        stated.version = f"ETag {found['ETag']}" if found.get("ETag") else None
+        parts, left = [], min(count, wanted.stop - wanted.start) + 1
+        while left > 0 and (part := await body.read(min(_S3_READ, left))):
+            parts.append(part)
+            left -= len(part)
+        return b"".join(parts)
+    finally:
+        body.close()
 
 
-def _retries(client: Any) -> bool:
-    """Whether a client of `filesystem` makes each request again itself."""
-    return bool(getattr(client, "retried_by_grain_sft", False))
+def check_range(content_range: str | None, start: int, stop: int) -> tuple[int, int | None]:
+    """Return (bytes in the body, bytes in the file where the server states them) of an answer 206.
+
+    Raises:
+      WrongBodyError: The answer is of another range.
+    """
+    found = re.fullmatch(r"bytes (\d+)-(\d+)/(\d+|\*)", (content_range or "").strip())
+    if found is not None:
+        begin, end = int(found.group(1)), int(found.group(2)) + 1
+        size = None if found.group(3) == "*" else int(found.group(3))
+        if size is not None and size <= start:
+            return 0, size
+        if begin == start and begin < end and end == (min(stop, end) if size is None else min(stop, size)):
+            return end - begin, size
+    raise WrongBodyError(f"an answer of {content_range or 'an unstated range'} instead of bytes {start}-{stop - 1}")
 
 
-def _said(error: BaseException) -> str:
-    """A failure in a few words."""
-    if isinstance(error, TimeoutError):
-        return "no answer in time"
-    if isinstance(error, WrongBodyError):
-        return str(error)
-    code = getattr(error, "status", None) or getattr(error, "code", None)
-    text = " ".join(str(error).split())[:200]
-    return f"{type(error).__name__}: {text or code or 'no more is known'}"
+def check_encoding(stated: str | None, path: str = "") -> None:
+    """Refuse a body that its store compressed, except that of a file whose name says so."""
+    encoding = (stated or "").lower()
+    if encoding not in ("", "identity", "aws-chunked") and not (encoding == "gzip" and path.endswith(".gz")):
+        raise RefusedBodyError(
+            f"it is stored with Content-Encoding {encoding}, so that its size and its bytes are not those of its content. "
+            "Upload it again without (no -Z, -z or -J)"
+        )
+
+
+def _kind(version: str | None) -> str:
+    return (version or "").partition(" ")[0]
+
+
+def _precondition_failed(error: BaseException) -> bool:
+    """Return whether a server answered 412, as it does where `If-Match` names another version."""
+    status = getattr(error, "status", None) or getattr(error, "code", None)
+    response = getattr(error.__cause__, "response", None)
+    if isinstance(response, Mapping):  # botocore's
+        status = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
+    return str(status) == "412"

@@ -1,9 +1,8 @@
-"""Shard cache: what was read of remote files, on the local disk, for all processes of the machine.
+"""Shard cache: blocks of remote files on the local disk, for all processes of the machine.
 
 It keeps no state but its files, so that it needs no server and survives whatever ends a process. A block is fetched by
-the process that gets the lock of its file; others wait for it, as long as it makes headway. Where the folder can't be
-written to, the disk is full, or all room is taken by blocks in the making, what is wanted is read straight from the
-bucket.
+the process that gets the lock of its file; others wait for it, as long as it makes progress. Where the folder can't be
+written to, the disk is full, or unfinished blocks take all the room, what is wanted is read from the bucket itself.
 """
 
 from __future__ import annotations
@@ -18,12 +17,11 @@ from typing import NamedTuple, TypeVar
 from absl import logging
 
 from grain_sft.storage import activity, remote_files
-from grain_sft.storage.cache_space import BLOCKS, Space
-from grain_sft.storage.cached_block import PART, Block, DamagedBlockError, Wanted, claim
+from grain_sft.storage.cache_blocks import BLOCKS, PART, Block, DamagedBlockError, Space, Wanted, claim
 from grain_sft.storage.regular_files import open_regular
-from grain_sft.storage.remote_bodies import Range
-from grain_sft.storage.remote_files import Limits
 from grain_sft.storage.remote_options import CacheOptions
+from grain_sft.storage.remote_requests import Range
+from grain_sft.storage.remote_retries import Limits
 
 _BATCH_BYTES = 64 << 20  # fetched at once, and so held in memory
 _BATCH_BLOCKS = 64  # made at once, each with an open file
@@ -36,10 +34,10 @@ class CachedFile(NamedTuple):
     """One version of a remote file.
 
     Attributes:
-      path: its URL.
-      size: its bytes.
-      key: hash of its URL, size, digest and version.
-      version: version of the file, where its file system has any; bytes of no other one are kept.
+      path: URL.
+      size: Number of bytes.
+      key: Hash of URL, size, digest and version.
+      version: Version of the file, where its file system has any; bytes of no other one are kept.
     """
 
     path: str
@@ -48,8 +46,8 @@ class CachedFile(NamedTuple):
     version: str | None
 
 
-class Piece(NamedTuple):
-    """`size` bytes of a file from byte `offset` on, and their place in the output."""
+class CachePiece(NamedTuple):
+    """`size` bytes of a file from byte `offset` on, and their offset in the output."""
 
     file: CachedFile
     offset: int
@@ -58,7 +56,7 @@ class Piece(NamedTuple):
 
 
 class _Job(NamedTuple):
-    """A block that is wanted, its file, and what of it."""
+    """A block that is needed, its file, and the parts of it that are wanted."""
 
     block: Block
     file: CachedFile
@@ -69,8 +67,8 @@ class ShardCache:
     """Reads remote files by way of a folder. Safe in threads and processes.
 
     Args:
-      options: the folder, its bound, and what is kept together.
-      limits: of requests.
+      options: Folder, bound and unit.
+      limits: Limits of the requests.
     """
 
     def __init__(self, options: CacheOptions, limits: Limits) -> None:
@@ -79,22 +77,22 @@ class ShardCache:
         self._space = Space(self._folder, options.max_bytes)
         self._warned = False
 
-    def read(self, pieces: Sequence[Piece], out: memoryview) -> None:
-        """Fill the places of all pieces in `out`.
+    def read(self, pieces: Sequence[CachePiece], out: memoryview) -> None:
+        """Copy all pieces to `out`.
 
         Raises:
-          CorpusFileError: a file is missing, was replaced, or kept failing until its time was up.
+          CorpusFileError: A file is missing, was replaced, or kept failing until its time was up.
         """
         jobs = self._jobs(pieces)
         pending = [job for job in jobs if not self._serve(job, out)]
         activity.count(cache_hits=len(jobs) - len(pending), cache_misses=len(pending))
         pause, since = _POLL, time.monotonic()
         while pending:
-            held = [job for batch in _batches(pending, _size_of) for job in self._make(batch, out)]
+            held = [job for batch in _batches(pending, lambda job: job.block.size) for job in self._make(batch, out)]
             if len(held) < len(pending):
                 pause, since = _POLL, time.monotonic()
-            elif time.monotonic() - max(since, *(self._headway(job) for job in held)) > self._limits.seconds:
-                self._straight(held, out)  # their makers are stopped
+            elif time.monotonic() - max(since, *(self._last_progress(job) for job in held)) > self._limits.seconds:
+                self._read_bucket(held, out)  # their makers are stopped
                 return
             pending = held
             if pending:
@@ -104,8 +102,7 @@ class ShardCache:
                 time.sleep(pause)
                 pause = min(_LONGEST_POLL, 2 * pause)
 
-    def _jobs(self, pieces: Sequence[Piece]) -> list[_Job]:
-        """The blocks that hold the pieces."""
+    def _jobs(self, pieces: Sequence[CachePiece]) -> list[_Job]:
         jobs: dict[Block, _Job] = {}
         for file, offset, place, size in pieces:
             unit = self._unit or max(1, file.size)
@@ -117,7 +114,7 @@ class ShardCache:
         return list(jobs.values())
 
     def _serve(self, job: _Job, out: memoryview) -> bool:
-        """Copy what is wanted of a block from its file; False where there is none, or a damaged one."""
+        """Copy what is wanted of a block from its file; return False where there is none, or a damaged one."""
         path = job.block.path(self._folder)
         try:
             fd = open_regular(path)
@@ -137,7 +134,7 @@ class ShardCache:
             os.close(fd)
 
     def _make(self, jobs: Sequence[_Job], out: memoryview) -> list[_Job]:
-        """Fetch and keep those of the blocks that nobody else fetches, and copy what is wanted of them; returns the rest."""
+        """Fetch and keep the blocks that no other process fetches, and copy what is wanted of them; return the others."""
         mine: list[tuple[_Job, int]] = []
         held: list[_Job] = []
         straight: list[_Job] = []
@@ -149,7 +146,7 @@ class ShardCache:
                     fd = claim(job.block.path(self._folder))
                     if fd is None:
                         held.append(job)
-                    elif self._take(job, fd, out):
+                    elif self._reserve(job, fd):
                         mine.append((job, fd))
                     elif not self._serve(job, out):
                         straight.append(job)
@@ -172,29 +169,24 @@ class ShardCache:
                 with contextlib.suppress(OSError):  # what was finished has no such name
                     self._space.remove(job.block.path(self._folder) + PART, fd)
                 os.close(fd)
-        self._straight(straight, out)
+        self._read_bucket(straight, out)
         return held
 
-    def _take(self, job: _Job, fd: int, out: memoryview) -> bool:
-        """Whether the claimed file `fd` has room and is to be filled; else it is removed and closed: another process
-        was faster, or there is no room.
-
-        Raises:
-          OSError: the disk is full, or the folder can't be written to.
-        """
+    def _reserve(self, job: _Job, fd: int) -> bool:
+        """Reserve room for the claimed file `fd`; if another process was faster or there is no room, remove and close it."""
         path = job.block.path(self._folder)
-        taken = False
+        reserved = False
         try:
-            taken = not os.path.exists(path) and self._space.reserve(fd, job.block.file_size)
-            return taken
+            reserved = not os.path.exists(path) and self._space.reserve(fd, job.block.file_size)
+            return reserved
         finally:
-            if not taken:
+            if not reserved:
                 with contextlib.suppress(OSError):
                     self._space.remove(path + PART, fd)
                 os.close(fd)
 
     def _fill(self, jobs: Sequence[tuple[_Job, int]]) -> list[_Job]:
-        """Fetch blocks into their files; returns those that could not be written."""
+        """Fetch blocks into their files; return those that could not be written."""
         parts = []
         for job, fd in jobs:
             for start in range(job.block.start, job.block.stop, remote_files.PART_BYTES):
@@ -214,8 +206,8 @@ class ShardCache:
                     failed.append(job)
         return failed
 
-    def _straight(self, jobs: Sequence[_Job], out: memoryview) -> None:
-        """Read what is wanted from the bucket itself."""
+    def _read_bucket(self, jobs: Sequence[_Job], out: memoryview) -> None:
+        """Copy what is wanted from the bucket itself."""
         ranges, places = [], []
         for job in jobs:
             for start, place, size in job.wanted:
@@ -227,8 +219,8 @@ class ShardCache:
         for place, body in zip(places, remote_files.fetch_exactly(ranges, self._limits), strict=True):
             out[place : place + len(body)] = body
 
-    def _headway(self, job: _Job) -> float:
-        """When, on the monotonic clock, the block's maker last wrote to its file."""
+    def _last_progress(self, job: _Job) -> float:
+        """Return when, on the monotonic clock, the block's maker last wrote to its file."""
         try:
             age = time.time() - os.stat(job.block.path(self._folder) + PART).st_mtime
         except OSError:
@@ -261,12 +253,8 @@ class _Holder(NamedTuple):
         return next((f"process {each[4]}" for each in held), "another process")
 
 
-def _size_of(job: _Job) -> int:
-    return job.block.size
-
-
 def _batches(items: Sequence[T], size_of: Callable[[T], int]) -> Iterator[list[T]]:
-    """The items in groups that fit into memory, and whose files may be open at once."""
+    """Yield groups of items that fit into memory, and whose files may be open at once."""
     batch: list[T] = []
     size = 0
     for item in items:

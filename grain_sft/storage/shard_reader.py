@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from grain_sft.storage import activity
-from grain_sft.storage.file_stamp import StoredFile
+from grain_sft.storage.file_stamp import StampedFile
 from grain_sft.storage.forks import renew_lock
 from grain_sft.storage.local_file import LocalFile, Stamp
 from grain_sft.storage.remote_options import RemoteOptions
@@ -64,7 +64,7 @@ class ShardReader:
 
     def __init__(
         self,
-        shards: Sequence[StoredFile],
+        shards: Sequence[StampedFile],
         itemsize: int,
         max_open_files: int | None = None,
         *,
@@ -119,7 +119,7 @@ class ShardReader:
         if self._remote:
             pieces = self._remote.gather(list(pieces), out)
         self.fill(pieces, out)
-        self.look(set(listed[0]))
+        self.check_unchanged(set(listed[0]))
 
     def _by_row(self, row: tuple[int, int], *pieces: Sequence[int] | Ints) -> tuple[Ints, Ints, Ints, Ints]:
         """The same pieces, cut where rows end; each begins at a place in its file, in values."""
@@ -215,7 +215,7 @@ class ShardReader:
                 file.read_rest(offset, view, 0)
                 offset += len(view)
 
-    def look(self, shards: Iterable[int]) -> None:
+    def check_unchanged(self, shards: Iterable[int]) -> None:
         """See that these, of which pieces were read, are as they were when they were indexed.
 
         Raises:
@@ -225,7 +225,7 @@ class ShardReader:
         if files:
             activity.doing[get_ident()] = activity.CHECKING, len(files), files[0].shard
         for file in files:
-            file.look()
+            file.check_unchanged()
 
     def _copy(self, shards: Ints, starts: Ints, places: Ints, sizes: Ints, out: memoryview) -> bool:
         """Copy pieces from maps of their files, where that is the faster way, and possible."""
@@ -261,7 +261,7 @@ class ShardReader:
         if waits != self._thread.waits:
             self._thread.waits, self._left_to_read = waits, _READ_INSTEAD
         for file in files:
-            file.look()
+            file.check_unchanged()
         return done
 
     def _mapped(self, shard: int) -> LocalFile:

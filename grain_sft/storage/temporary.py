@@ -1,11 +1,12 @@
-"""Files in the making, and the locks that say that somebody still makes them.
+"""Unfinished files, and the locks that show that a process still makes them.
 
-A file in the making has a name that tells it from all others, and its maker holds its lock, which the kernel frees however
-the maker ends. So whoever writes to the folder next can tell what a killed process left there, and removes it.
+An unfinished file has a name that tells it from all others, and its maker holds its lock, which the kernel frees however
+the maker ends. So the next process that writes to the folder recognises and removes what a killed one left there.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import fcntl
 import functools
@@ -16,29 +17,34 @@ import secrets
 import socket
 import time
 import weakref
+from collections.abc import Iterator
 from pathlib import Path
+from typing import IO, Any
 
 _NAME = re.compile(r"\..*\.(?P<host>[0-9a-f]{8})-\d+\.[0-9a-f]{8}\.tmp", re.DOTALL)
 _LONGEST_NAME = 150  # bytes of the target's name
 _ABANDONED_AFTER = 86_400.0  # seconds, of files of other hosts: their locks may not be seen here
 
-_cleaned: set[str] = set()
+_cleaned: set[str] = set()  # folders
+_unfinished: set[str] = set()  # for a process that ends while it writes (Ctrl-C in native code)
 
 
 class HeldLock:
-    """An exclusive lock of an open file, which this closes in the end.
+    """An exclusive lock of an open file, which this object closes in the end.
 
-    A process that is forked while the lock is held lets go of its copy of the descriptor: it would keep the lock for as
-    long as it lives, whatever becomes of its parent.
+    A process that is forked while the lock is held closes its copy of the descriptor: it would keep the lock for as long as it
+    lives, whatever becomes of its parent.
 
     Args:
-      fd: descriptor of the file, which no other object closes.
-      wait: whether to wait for another holder.
+      fd: Descriptor of the file, which no other object closes.
+      wait: Whether to wait for another holder.
 
     Raises:
-      BlockingIOError: somebody holds it, and `wait` is false.
-      OSError: the file system has no locks.
+      BlockingIOError: Another process holds the lock, and `wait` is false.
+      OSError: The file system has no locks.
     """
+
+    fd = -1  # also where an exception, as Ctrl-C, arrives before `__init__` begins
 
     def __init__(self, fd: int, *, wait: bool = True) -> None:
         self.fd = fd
@@ -51,7 +57,7 @@ class HeldLock:
 
     def release(self) -> None:
         """Free the lock, also where children that were not forked by Python hold the file open, and close the file."""
-        if self.fd < 0:  # in a forked child
+        if self.fd < 0:
             return
         _held.discard(self)
         fd, self.fd = self.fd, -1
@@ -61,32 +67,78 @@ class HeldLock:
         finally:
             os.close(fd)
 
-    def __del__(self) -> None:  # an exception, as Ctrl-C, arrived before anybody had this object
+    def __del__(self) -> None:  # an exception, as Ctrl-C, arrived before the caller had this object
         self.release()
 
 
 _held: weakref.WeakSet[HeldLock] = weakref.WeakSet()
 
 
-def _let_go() -> None:
+def _forked() -> None:
+    """Leave locks and unfinished files to the parent."""
     for lock in list(_held):
         fd, lock.fd = lock.fd, -1
         with contextlib.suppress(OSError):
             os.close(fd)
     _held.clear()
+    _unfinished.clear()
 
 
-os.register_at_fork(after_in_child=_let_go)
+os.register_at_fork(after_in_child=_forked)
+
+
+@atexit.register
+def _remove_unfinished() -> None:
+    for path in _unfinished.copy():
+        with contextlib.suppress(OSError):
+            os.unlink(path)
+
+
+@contextlib.contextmanager
+def write_whole(target: Path, mode: str) -> Iterator[IO[Any]]:
+    """Open a local file that appears as `target` whole, synced to disk, or not at all.
+
+    Raises:
+      OSError: The folder can't be written to, or the disk is full.
+    """
+    path, lock = "", None
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        path, fd, lock = create(target)
+        _unfinished.add(path)
+        with os.fdopen(fd, mode, encoding=None if "b" in mode else "utf-8") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(path, target)
+        with contextlib.suppress(OSError):  # some network file systems can't; the file itself is synced
+            sync_folder(target.parent)
+    finally:
+        with contextlib.suppress(OSError):
+            if path:
+                os.unlink(path)
+        _unfinished.discard(path)
+        if lock is not None:
+            lock.release()
+
+
+def sync_folder(folder: Path) -> None:
+    """Write the names in `folder` to the disk."""
+    fd = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
 
 
 def create(target: Path) -> tuple[str, int, HeldLock | None]:
-    """Make a new file beside `target`; remove what killed processes left in that folder.
+    """Create an unfinished file next to `target`, after removing what killed processes left in that folder.
 
     Returns:
       Its path; its descriptor, which the caller closes; and its lock, None where the file system has none.
 
     Raises:
-      OSError: the folder can't be written to.
+      OSError: The folder can't be written to.
     """
     remove_abandoned(target.parent)
     name = os.fsdecode(os.fsencode(target.name)[:_LONGEST_NAME])
@@ -108,7 +160,7 @@ def create(target: Path) -> tuple[str, int, HeldLock | None]:
 
 
 def remove_abandoned(folder: str | os.PathLike[str]) -> None:
-    """Remove files in the making from `folder` whose makers are gone, once in the life of this process."""
+    """Remove unfinished files of dead processes from `folder`, once in the life of this process."""
     folder = os.path.abspath(folder)
     if folder in _cleaned:
         return
@@ -125,11 +177,7 @@ def remove_abandoned(folder: str | os.PathLike[str]) -> None:
 
 
 def _remove_unlocked(path: str) -> None:
-    """Remove a file that nobody holds the lock of.
-
-    Raises:
-      OSError: somebody does, or it can't be removed.
-    """
+    """Remove a file whose lock is free; raise OSError for another one."""
     lock = HeldLock(os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), wait=False)
     try:
         os.unlink(path)
@@ -139,5 +187,5 @@ def _remove_unlocked(path: str) -> None:
 
 @functools.cache
 def _host() -> str:
-    """What tells this machine from others that write to the same folder."""
+    """Return what tells this machine from others that write to the same folder."""
     return hashlib.blake2b(socket.gethostname().encode(), digest_size=4).hexdigest()

@@ -12,8 +12,7 @@ from grain_sft.corpus import Corpus
 from grain_sft.corpus.formats.metadata import Json
 from grain_sft.corpus.scan import THREADS
 from grain_sft.errors import GrainSftError
-from grain_sft.storage import files
-from grain_sft.storage.file_stamp import DIGEST_BYTES, StoredFile, digest_of, read_head, replaced, size_change
+from grain_sft.storage import DIGEST_BYTES, StampedFile, digest_of, files, read_head, replaced, size_change
 from grain_sft.verify.check_rows import check_written_rows
 from grain_sft.verify.check_sidecars import manifest_of, vocabulary_size
 from grain_sft.verify.documents import ScannedDocuments, find_duplicates, scan_documents
@@ -71,7 +70,7 @@ def _check_files(report: Report, corpus: Corpus) -> bool:
     distinct = {file.path: file for file in corpus.files()}
     before = len(report.findings)
 
-    def look(file: StoredFile) -> str:
+    def look(file: StampedFile) -> str:
         try:
             size, _, version = read_head(file.path)
             if size != file.size:

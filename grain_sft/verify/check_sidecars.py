@@ -16,7 +16,7 @@ def folders_of(corpus: Corpus, where: str) -> Iterator[str]:
     if where:
         yield where
         yield files.parent(where)
-    yield from files.folders_around(corpus.shards[0].path)
+    yield from files.candidate_dirs(corpus.shards[0].path)
 
 
 def manifest_of(corpus: Corpus, where: str) -> Json | None:

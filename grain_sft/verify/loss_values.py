@@ -11,7 +11,7 @@ from grain_sft.corpus import Corpus
 from grain_sft.corpus.loss import IGNORED, KINDS
 from grain_sft.corpus.shard import Shard
 from grain_sft.errors import GrainSftError
-from grain_sft.storage.shard_reader import ShardReader
+from grain_sft.storage import ShardReader
 from grain_sft.verify.finding import Report
 
 _BLOCK_TOKENS = 1 << 20

@@ -131,7 +131,7 @@ def _of_sampler(pipeline: Pipeline) -> list[LeftOut]:
 
 def _of_preparation(corpus: Corpus) -> list[LeftOut]:
     """What `grain-sft prepare` cut and left out, as its manifest beside the corpus says; nothing without one."""
-    path = files.beside(corpus.shards[0].path, PREPARE)
+    path = files.sidecar(corpus.shards[0].path, PREPARE)
     if path is None:
         return []
     try:

@@ -15,7 +15,7 @@ import pytest
 
 import grain_sft
 from grain_sft.cli.main import main
-from grain_sft.storage import gcs_client, google_credentials, remote_requests
+from grain_sft.storage import remote_clients, remote_retries
 
 fsspec = pytest.importorskip("fsspec")
 gcsfs = pytest.importorskip("gcsfs")
@@ -66,17 +66,12 @@ def machine(monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("CLOUDSDK_CONFIG", str(tmp_path))
     monkeypatch.setenv("GCE_METADATA_HOST", "127.0.0.1:1")  # where nothing listens
-    monkeypatch.setattr(remote_requests, "_FIRST_CONTACT", 0.5)
-    monkeypatch.setattr(gcs_client, "_BUCKET_TYPE_SECONDS", 0.3)
+    monkeypatch.setattr(remote_retries, "FIRST_CONTACT", 0.5)
 
     def be(address):
         monkeypatch.setitem(fsspec.config.conf, "gs", {"endpoint_url": address})
-        gcsfs.GCSFileSystem.clear_instance_cache()
 
-    before = fsspec.get_filesystem_class("gs")
-    fsspec.register_implementation("gs", gcsfs.GCSFileSystem, clobber=True)
-    yield be
-    fsspec.register_implementation("gs", before, clobber=True)
+    return be
 
 
 def ways(tmp_path):
@@ -120,14 +115,8 @@ def test_missing_credentials_are_named(machine, serve, tmp_path, capsys):
     assert "gcloud auth application-default login" in capsys.readouterr().out
 
 
-def test_a_bucket_whose_type_no_server_tells_is_asked_for_once(machine, serve):
-    machine(serve(404))
-    with pytest.raises(grain_sft.GrainSftError, match="no such file"):
-        grain_sft.open_corpus(URL)
-
-
 def test_the_times_together_are_under_ten_seconds():
-    assert remote_requests._FIRST_CONTACT + google_credentials._PROBES * google_credentials._PROBE_SECONDS < 10
+    assert remote_retries.FIRST_CONTACT + remote_clients.PROBES * remote_clients.PROBE_SECONDS < 10
 
 
 @pytest.mark.heavy

@@ -18,8 +18,7 @@ from failing_proxy import WRONG_BODIES, Proxy
 import grain_sft
 from grain_sft.corpus import Corpus
 from grain_sft.storage import artifact as artefact
-from grain_sft.storage import files
-from grain_sft.storage.remote_reader import open_remote
+from grain_sft.storage import files, open_remote
 
 pytest.importorskip("gcp_storage_emulator.server")
 

@@ -15,7 +15,7 @@ from grain_sft.corpus.scan import THREADS
 from grain_sft.corpus.shard import TOKEN_DTYPES, Shard, check_plausible, scan_shard
 from grain_sft.errors import CorpusError
 from grain_sft.progress import with_progress
-from grain_sft.storage.file_stamp import MAGIC, read_head
+from grain_sft.storage import MAGIC, read_head
 
 Dtype = np.dtype[np.unsignedinteger]
 

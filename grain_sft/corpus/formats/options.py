@@ -10,7 +10,7 @@ from grain_sft.corpus.corpus import Corpus
 from grain_sft.corpus.formats.metadata import Origin
 from grain_sft.corpus.shard import Shard
 from grain_sft.errors import CorpusError
-from grain_sft.storage.file_stamp import describe
+from grain_sft.storage import describe
 
 Dtype = np.dtype[np.unsignedinteger]
 

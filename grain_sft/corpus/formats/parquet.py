@@ -15,9 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from grain_sft.errors import CorpusError, CorpusFileError, GrainSftError, MissingExtraError, shortened
-from grain_sft.storage import files
-from grain_sft.storage.file_stamp import describe, read_whole
-from grain_sft.storage.remote_reader import open_remote
+from grain_sft.storage import describe, files, open_remote, read_whole
 
 METADATA_KEY = "grain_sft"
 """In the metadata of the file's schema: what corpus.json says of a split in other formats, as JSON."""

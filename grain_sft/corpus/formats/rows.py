@@ -24,8 +24,7 @@ from grain_sft.corpus.row_format import RowFormat
 from grain_sft.corpus.scan import THREADS
 from grain_sft.corpus.shard import Shard, token_dtype
 from grain_sft.errors import CorpusError
-from grain_sft.storage import files
-from grain_sft.storage.file_stamp import describe
+from grain_sft.storage import describe, files
 
 EXPECTED = "a directory with rows.json, written by grain-sft pack --materialize"
 MANIFEST = "rows.json"

@@ -15,8 +15,7 @@ from typing import Any
 from grain_sft.corpus import content
 from grain_sft.corpus.formats import parquet as unpack
 from grain_sft.errors import CorpusError, CorpusFileError, GrainSftError, StorageError
-from grain_sft.storage import files
-from grain_sft.storage.file_stamp import describe
+from grain_sft.storage import describe, files
 
 NAMES = ("tokens.bin", "weights.bin", "documents.idx")
 """uint32, float32, and uint64 pairs of start and length."""

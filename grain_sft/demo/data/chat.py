@@ -15,7 +15,7 @@ from grain_sft.demo.text import Entry, docstrings
 from grain_sft.layout import Layout
 from grain_sft.prepare import Dataset, Request, prepare, train_tokenizer
 from grain_sft.prepare.training import CHAT_TOKENS, conversation_lines
-from grain_sft.storage.files import atomic_write, write_bytes
+from grain_sft.storage import atomic_write, write_bytes
 
 QUESTIONS = {
     "module": "What is the module {} for?",

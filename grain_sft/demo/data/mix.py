@@ -15,7 +15,7 @@ from grain_sft.demo.data.data import VOCAB_SIZE, Data, Made
 from grain_sft.demo.text import Source, python_sources
 from grain_sft.layout import Layout
 from grain_sft.prepare import training
-from grain_sft.storage.files import atomic_write, write_bytes
+from grain_sft.storage import atomic_write, write_bytes
 
 TOKENIZER_NAME = f"python_docs_{VOCAB_SIZE}"
 SHARD_TOKENS = 150_000  # a shard ends with the document that reaches this

@@ -1,0 +1,280 @@
+"""Files of the shard cache: blocks with their checksums, and a bound on the bytes of all of them.
+
+A block file holds 64 bytes that name the block, a CRC-32 of each 32 KiB, and the bytes. While it is made it has the suffix
+.part and its maker holds its lock, which the kernel frees however the maker ends. It is not synced: what a power cut leaves of
+it has wrong checksums, and is fetched again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import fcntl
+import functools
+import hashlib
+import os
+import re
+import zlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from grain_sft.storage.regular_files import pread
+
+CHECKED_BYTES = 1 << 15
+PART = ".part"
+BLOCKS = "blocks"
+"""Folder within the cache's folder that has the files: whatever else is in the cache's folder is left alone."""
+
+_MAGIC = b"GSFTBLK1"
+_HEADER = 64
+_LOCK = "space"
+_LOCK_BYTES = 4096  # that the lock file may take
+_NAME = re.compile(r"[0-9a-f]{32}-\d+-\d+(\.part)?")
+_SPARE = 10  # room is made for this part of the cache at once, so that the folder is not listed for every block
+
+
+class Wanted(NamedTuple):
+    """`size` bytes of a block from byte `start` on, and their offset in the output."""
+
+    start: int
+    place: int
+    size: int
+
+
+class DamagedBlockError(Exception):
+    """A file of the cache that holds other bytes than were written."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Block:
+    """Bytes `start` to `stop` of one version of a remote file; `version` is the hash of all that tells it from others."""
+
+    version: str
+    start: int
+    stop: int
+
+    @property
+    def size(self) -> int:
+        """Number of bytes."""
+        return self.stop - self.start
+
+    @property
+    def _data_offset(self) -> int:
+        return _HEADER - 4 * (-self.size // CHECKED_BYTES)
+
+    @property
+    def file_size(self) -> int:
+        """Bytes that the block takes on the disk."""
+        return self._data_offset + self.size
+
+    def path(self, folder: str) -> str:
+        """Return the path of the block's file."""
+        return os.path.join(folder, self.version[:2], f"{self.version}-{self.start}-{self.stop}")
+
+    def read(self, fd: int, wanted: Sequence[Wanted], out: memoryview) -> None:
+        """Copy what is wanted of the block from its open file.
+
+        Raises:
+          DamagedBlockError: The checksums differ.
+        """
+        if pread(fd, _HEADER, 0) != self._header():
+            raise DamagedBlockError("its beginning is of no such block")
+        for start, place, size in wanted:
+            first, last = start // CHECKED_BYTES, -(-(start + size) // CHECKED_BYTES)
+            begin, end = first * CHECKED_BYTES, min(self.size, last * CHECKED_BYTES)
+            expected = np.frombuffer(pread(fd, 4 * (last - first), _HEADER + 4 * first), "<u4")
+            data = memoryview(pread(fd, end - begin, self._data_offset + begin))
+            if len(data) != end - begin or len(expected) != last - first or expected.tolist() != _sums(data):
+                raise DamagedBlockError(f"bytes {begin} to {end} are not those that were written")
+            out[place : place + size] = data[start - begin : start - begin + size]
+
+    def write(self, fd: int, start: int, data: bytes) -> None:
+        """Write bytes and their checksums to the block's file, from its byte `start` on, a multiple of 32 KiB.
+
+        Raises:
+          OSError: The disk is full.
+        """
+        sums = np.array(_sums(memoryview(data)), "<u4").tobytes()
+        _write_all(fd, sums, _HEADER + 4 * (start // CHECKED_BYTES))
+        _write_all(fd, data, self._data_offset + start)
+
+    def finish(self, fd: int) -> None:
+        """Name the block in its file, all of whose bytes are written."""
+        _write_all(fd, self._header(), 0)
+
+    def _header(self) -> bytes:
+        name = hashlib.blake2b(f"{self.version}\0{self.start}\0{self.stop}".encode(), digest_size=32).digest()
+        return (_MAGIC + name).ljust(_HEADER, b"\0")
+
+
+def _sums(data: memoryview) -> list[int]:
+    return [zlib.crc32(data[at : at + CHECKED_BYTES]) for at in range(0, len(data), CHECKED_BYTES)]
+
+
+def _write_all(fd: int, data: bytes, offset: int) -> None:
+    view = memoryview(data)
+    while view:
+        count = os.pwrite(fd, view, offset)
+        view, offset = view[count:], offset + count
+
+
+def claim(path: str) -> int | None:
+    """Open the file `path`.part and take its lock; return None where another process or thread holds it.
+
+    Raises:
+      OSError: The folder can't be written to.
+    """
+    part = path + PART
+    while True:
+        try:
+            fd = os.open(part, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        except FileNotFoundError:  # its folder: new, or emptied meanwhile
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            continue
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            with contextlib.suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(fd), os.stat(part)):
+                    return fd
+            os.close(fd)  # it was finished or removed between opening and locking
+        except BlockingIOError:
+            os.close(fd)
+            return None
+        except OSError:
+            os.close(fd)
+            raise
+
+
+class Space:
+    """Count of the bytes of a folder's files, kept in a file that is also the lock of whoever changes them.
+
+    What is about to be written is counted before it is, and what is removed is counted until it is gone. So a process that is
+    killed leaves the count too high, never too low, and the next listing of the folder corrects it. Another boot of the machine
+    counts anew.
+
+    Args:
+      folder: Folder of the files.
+      max_bytes: Bound on the bytes of all files; the least recently used make room.
+    """
+
+    def __init__(self, folder: str, max_bytes: int) -> None:
+        self._folder, self._max = folder, max_bytes - _LOCK_BYTES
+
+    def reserve(self, fd: int, size: int) -> bool:
+        """Make the claimed file `fd` `size` bytes long, if there is or can be room for it.
+
+        Raises:
+          OSError: The disk is full, or the folder can't be written to.
+        """
+        with self._locked() as lock:
+            used = self._used(lock)
+            if left := os.fstat(fd).st_size:  # by a maker that was killed
+                os.ftruncate(fd, 0)
+                used -= left
+            if used + size > self._max:
+                used = self._make_room(size)
+            fits = used + size <= self._max
+            self._note(lock, used + size if fits else used)
+            if fits:
+                try:
+                    os.posix_fallocate(fd, 0, size)
+                except OSError:
+                    os.ftruncate(fd, 0)
+                    self._note(lock, used)
+                    raise
+            return fits
+
+    def remove(self, path: str, fd: int) -> None:
+        """Remove the file `path` if it still is the open one."""
+        with self._locked() as lock, contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(fd), os.stat(path)):
+                used, size = self._used(lock), os.fstat(fd).st_size
+                os.unlink(path)
+                self._note(lock, max(0, used - size))
+
+    def publish(self, path: str) -> None:
+        """Give the whole file `path`.part its name; not while another process lists the folder."""
+        with self._locked():
+            os.replace(path + PART, path)
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[int]:
+        fd = os.open(os.path.join(self._folder, _LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            yield fd
+        finally:
+            os.close(fd)
+
+    def _used(self, lock: int) -> int:
+        """Return the bytes that are taken or reserved."""
+        boot, _, count = os.pread(lock, 256, 0).decode("ascii", "replace").strip().partition(" ")
+        if boot == _boot() and count.isdecimal():
+            return int(count)
+        used = sum(size for entries in self._list() for _, size, _ in entries)
+        self._note(lock, used)
+        return used
+
+    @staticmethod
+    def _note(lock: int, used: int) -> None:
+        os.pwrite(lock, f"{_boot()} {used}".ljust(128).encode(), 0)
+
+    def _make_room(self, size: int) -> int:
+        """Remove files until there is room for `size` bytes and some more; return the bytes still taken."""
+        whole, unfinished = self._list()
+        taken = sum(size for _, size, _ in unfinished)
+        used = taken + sum(size for _, size, _ in whole)
+        if taken + size > self._max:
+            return used
+        goal = max(taken, min(self._max - size, self._max - self._max // _SPARE))
+        for _, freed, path in sorted(whole):
+            if used <= goal:
+                break
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)
+            used -= freed
+        return used
+
+    def _list(self) -> tuple[list[tuple[int, int, str]], list[tuple[int, int, str]]]:
+        """Return (last use, size, path) of whole files and of those that a living process makes; remove those of dead ones."""
+        whole, unfinished = [], []
+        for folder in os.scandir(self._folder):
+            for file in os.scandir(folder.path) if folder.is_dir(follow_symlinks=False) else ():
+                if not _NAME.fullmatch(file.name):
+                    continue
+                try:
+                    found = file.stat(follow_symlinks=False)
+                except FileNotFoundError:  # removed by hand
+                    continue
+                entry = found.st_mtime_ns, found.st_size, file.path
+                if not file.name.endswith(PART):
+                    whole.append(entry)
+                elif _is_held(file.path):
+                    unfinished.append(entry)
+        return whole, unfinished
+
+
+def _is_held(part: str) -> bool:
+    """Return whether a living process makes this file; remove it, if not."""
+    try:
+        fd = os.open(part, os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.unlink(part)
+        return False
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(fd)
+
+
+@functools.cache
+def _boot() -> str:
+    with contextlib.suppress(OSError):
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return "unknown"

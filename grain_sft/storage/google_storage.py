@@ -1,0 +1,66 @@
+"""gcsfs with the retries, the deadlines and the messages of `remote_retries`. Imports gcsfs."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from gcsfs.core import GCSFileSystem
+
+from grain_sft.storage import activity
+from grain_sft.storage.remote_retries import Limits, WrongBodyError, retried
+
+
+class GoogleStorage(GCSFileSystem):
+    """gcsfs's file system without its own retries, which take half a minute and give no reason.
+
+    It is the class of `gcsfs.core`: the one that gcsfs registers also asks by gRPC for the type of each bucket, for a minute
+    where gRPC is not answered.
+    """
+
+    retries_requests = True
+    _request = GCSFileSystem._request.__wrapped__
+
+    @property
+    def server(self) -> str:
+        """Address of the server."""
+        return str(self.base).split("/storage/", 1)[0]
+
+    async def _call(self, method: str, path: str, *args: Any, **options: Any) -> Any:
+        """Make a request again until it succeeds; gcsfs makes all of its requests here."""
+
+        async def once() -> Any:
+            if self.credentials.credentials is not None:
+                await _in_a_thread(self.credentials.maybe_refresh)
+            try:
+                return await super(GoogleStorage, self)._call(method, path, *args, **options)
+            except json.JSONDecodeError as error:
+                raise WrongBodyError(f"an answer of {len(error.doc)} characters that breaks off") from error
+
+        with activity.open_request(f"{method} {path}"):
+            return await retried(
+                once, Limits.from_environment().seconds, bounded=method.upper() == "GET", server=self.server
+            )
+
+
+async def _in_a_thread(function: Callable[[], object]) -> None:
+    """Call a function that may wait for minutes, in a thread that holds up neither the loop nor the end of the process."""
+    loop, done = asyncio.get_running_loop(), asyncio.Event()
+    raised: list[BaseException] = []
+
+    def call() -> None:
+        try:
+            function()
+        except BaseException as error:
+            raised.append(error)
+        with contextlib.suppress(RuntimeError):  # the loop has ended
+            loop.call_soon_threadsafe(done.set)
+
+    threading.Thread(target=call, daemon=True).start()
+    await done.wait()
+    if raised:
+        raise raised[0]

@@ -1,0 +1,117 @@
+"""File systems of fsspec as grain_sft uses them, and whether this machine has credentials of Google Cloud.
+
+gcsfs looks for a metadata server for up to two minutes where there is none, and then continues without credentials; here the
+search takes seconds.
+"""
+
+from __future__ import annotations
+
+import functools
+import http.client
+import os
+from typing import Any
+
+from grain_sft.errors import CorpusFileError, MissingExtraError
+
+PROBE_SECONDS, PROBES = 1.5, 2
+_METADATA_SERVER = "169.254.169.254"
+
+NO_CREDENTIALS = (
+    "no credentials of Google Cloud were found on this machine, and without them its server refuses. Run `gcloud auth "
+    "application-default login`, or set $GOOGLE_APPLICATION_CREDENTIALS to a key file"
+)
+
+
+def filesystem(path: str) -> Any:
+    """Return the fsspec file system of a URL; fsspec and its clients are imported on first use.
+
+    Options, such as credentials, are fsspec's own: $FSSPEC_GS='{"requester_pays": true}' or a file in ~/.config/fsspec. It
+    keeps no listings: a size or a glob that is remembered would hide that a file has changed.
+
+    Raises:
+      CorpusFileError: fsspec has no such protocol.
+      MissingExtraError: The client's package is not installed.
+    """
+    import fsspec
+
+    protocol = path.split("://", 1)[0]
+    options: dict[str, Any] = {"use_listings_cache": False}
+    try:
+        if protocol in ("gs", "gcs"):
+            from grain_sft.storage.google_storage import GoogleStorage
+
+            if "token" not in _configured("gs", "gcs") and not _may_find_credentials():
+                options["token"] = "anon"
+            if emulator := os.environ.get("STORAGE_EMULATOR_HOST"):  # gcsfs looks there once
+                options["endpoint_url"] = emulator
+            return GoogleStorage(session_kwargs=_session("session_kwargs", "gs", "gcs"), **options)
+        if protocol in ("http", "https"):
+            options["client_kwargs"] = _session("client_kwargs", protocol)
+        return fsspec.filesystem(protocol, **options)
+    except ImportError as error:
+        if protocol in ("s3", "s3a"):
+            raise MissingExtraError.of(f"{path}: reading it", "s3fs", "s3") from error
+        raise MissingExtraError(f"{path}: reading it needs another package: {error}") from error
+    except ValueError as error:
+        raise CorpusFileError(f"{path}: fsspec knows no file system for {protocol}:// ({error}).") from error
+
+
+def lacks_credentials(path: str, error: BaseException) -> bool:
+    """Return whether Google Cloud Storage refused a request because this machine has no credentials."""
+    status = str(getattr(error, "code", None) or getattr(error, "status", None))
+    return (
+        path.startswith(("gs://", "gcs://"))
+        and not os.environ.get("STORAGE_EMULATOR_HOST")
+        and (status in ("401", "403") or str(error).startswith("Forbidden"))
+        and "token" not in _configured("gs", "gcs")
+        and not _may_find_credentials()
+    )
+
+
+def _configured(*protocols: str) -> dict[str, Any]:
+    """Return the options of a file system in fsspec's own configuration, such as $FSSPEC_GS."""
+    from fsspec.config import conf
+
+    return {key: value for protocol in protocols for key, value in conf.get(protocol, {}).items()}
+
+
+def _session(key: str, *protocols: str) -> dict[str, Any]:
+    """Return options of an aiohttp session whose responses are checked, with those that the user configured."""
+    from grain_sft.storage.checked_response import CheckedResponse
+
+    given = dict(_configured(*protocols).get(key, {}))
+    # a body that is unpacked on the way has another size than its file
+    return {
+        **given,
+        "headers": {**given.get("headers", {}), "Accept-Encoding": "identity"},
+        "response_class": CheckedResponse,
+    }
+
+
+def _may_find_credentials() -> bool:
+    """Return whether there is a file of credentials, or a metadata server that answers."""
+    if os.environ.get("GOOGLE_APPLICATION_CREDENTIALS"):
+        return True
+    folder = os.environ.get("CLOUDSDK_CONFIG") or os.path.expanduser("~/.config/gcloud")
+    kept = (os.path.join(folder, "application_default_credentials.json"), os.path.expanduser("~/.gcs_tokens"))
+    if any(os.path.exists(path) for path in kept):
+        return True
+    if os.environ.get("NO_GCE_CHECK", "").lower() == "true" or os.environ.get("STORAGE_EMULATOR_HOST"):
+        return False
+    return _answers_as_metadata_server(
+        os.environ.get("GCE_METADATA_HOST") or os.environ.get("GCE_METADATA_IP") or _METADATA_SERVER
+    )
+
+
+@functools.cache
+def _answers_as_metadata_server(host: str) -> bool:
+    for _ in range(PROBES):
+        connection = http.client.HTTPConnection(host, timeout=PROBE_SECONDS)
+        try:
+            connection.request("GET", "/", headers={"Metadata-Flavor": "Google"})
+            return connection.getresponse().getheader("Metadata-Flavor") == "Google"
+        except (OSError, http.client.HTTPException):
+            continue
+        finally:
+            connection.close()
+    return False

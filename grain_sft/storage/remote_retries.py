@@ -1,0 +1,214 @@
+"""Retries of remote requests: again after transient failures, until all bytes are here or the time is up.
+
+A request that fails with 408, 429 or 5xx, on a broken connection, or with a wrong body is made again after a pause that
+doubles, up to 8 s, with jitter. The jitter decides when bytes come, never which.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import dataclasses
+import errno
+import itertools
+import math
+import os
+import random
+import socket
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+from grain_sft.errors import GrainSftError, StorageError
+from grain_sft.storage import activity
+
+SECONDS_VARIABLE = "GRAIN_SFT_REMOTE_SECONDS"
+REQUESTS_VARIABLE = "GRAIN_SFT_REMOTE_REQUESTS"
+FIRST_CONTACT = 6.0  # seconds for a server that this process has never reached: a name, proxy or network is wrong
+
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 8.0  # seconds
+_FIRST_ATTEMPT = 10.0  # seconds, or a quarter of the total time where that is less; the next ones twice as long
+_TRANSIENT_ERRNOS = {
+    errno.ECONNRESET, errno.ECONNREFUSED, errno.ECONNABORTED, errno.EPIPE, errno.ETIMEDOUT, errno.EHOSTUNREACH,
+    errno.ENETUNREACH, errno.ENETRESET, errno.EBUSY, errno.EIO, errno.EAGAIN,
+}  # fmt: skip
+# classes of aiohttp, requests, google-auth and gcsfs by name: none of these is imported here
+_CONNECTION_NAMES = {"ClientConnectionError", "EndpointConnectionError", "ConnectionError", "Timeout", "TransportError"}
+_TRANSIENT_NAMES = _CONNECTION_NAMES | {"ClientError", "ChunkedEncodingError", "RefreshError", "ChecksumError"}
+
+_jitter = random.Random()  # its own, so that nobody's random numbers depend on failures
+_reached: set[str] = set()  # servers that have answered this process
+_deadline: contextvars.ContextVar[tuple[float, float, bool] | None] = contextvars.ContextVar(
+    "grain_sft_deadline", default=None
+)
+"""End of the time of what this task does, how long it had, and whether another process has reached its server."""
+
+T = TypeVar("T")
+
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+    """How long and how widely remote files are asked for.
+
+    Args:
+      seconds: Time from the first request for some bytes until what keeps failing is an error.
+      requests: Largest number of requests of one read at once.
+
+    Raises:
+      StorageError: A value is not above zero.
+    """
+
+    seconds: float = 120.0
+    requests: int = 64
+
+    def __post_init__(self) -> None:
+        if not (self.seconds > 0 and math.isfinite(self.seconds)) or self.requests < 1:
+            raise StorageError(
+                f"remote files: {self.seconds} seconds and {self.requests} requests at once; expected more than 0 of both."
+            )
+
+    @classmethod
+    def from_environment(cls) -> Limits:
+        """Return the limits of $GRAIN_SFT_REMOTE_SECONDS and $GRAIN_SFT_REMOTE_REQUESTS.
+
+        Raises:
+          StorageError: A value is not a number.
+        """
+        return cls(_number(SECONDS_VARIABLE, cls.seconds, float), _number(REQUESTS_VARIABLE, cls.requests, int))
+
+
+def _number(variable: str, default: T, kind: Callable[[str], T]) -> T:
+    text = os.environ.get(variable)
+    try:
+        return kind(text) if text else default
+    except ValueError as error:
+        raise StorageError(f"${variable} is {text!r}: expected a number, such as {default}.") from error
+
+
+class WrongBodyError(Exception):
+    """A body that is cut, too long or of another range. The next one may be right."""
+
+
+class RefusedBodyError(Exception):
+    """A body that can't be right, however often it is asked for."""
+
+
+class ReplacedError(Exception):
+    """A file that no longer is the version that was asked for, or is gone."""
+
+
+class RequestFailedError(Exception):
+    """A request that was made again and again, until its time was up.
+
+    Args:
+      unreached: Server that has never answered this process; "" where it has.
+    """
+
+    def __init__(self, attempts: int, seconds: float, limit: float, last: str, unreached: str = "") -> None:
+        requests = (
+            f"{attempts} request{'s' if attempts > 1 else ''} failed within {seconds:.1f} s, the last with {last}"
+        )
+        if unreached:
+            text = f"the network does not reach {unreached}: {requests}. Check the network, its name servers and its firewall"
+        else:
+            text = (
+                f"{requests}. Check the network, the bucket's region and its quota; a longer time than {limit:g} s is "
+                f"given with ${SECONDS_VARIABLE}"
+            )
+        super().__init__(text)
+
+
+async def retried(
+    attempt: Callable[[], Awaitable[T]],
+    seconds: float,
+    *,
+    server: str,
+    client: Any = None,
+    bounded: bool = True,
+    reached: bool = False,
+) -> T:
+    """Return what `attempt` returns, called again after transient failures until `seconds`, or the task's deadline, are over.
+
+    Args:
+      attempt: One request, or with a client that retries by this function itself, a few.
+      seconds: Time for all attempts; a server that never answered gets `FIRST_CONTACT`.
+      server: Server as `server_of` names it.
+      client: Client that makes the requests of `attempt`; None for this client itself.
+      bounded: Whether an attempt that takes too long is given up and made again.
+      reached: Whether the server is known to be reachable.
+    """
+    nested = getattr(client, "retries_requests", False)
+    begin = time.monotonic()
+    end, seconds, reached = _deadline.get() or (begin + seconds, seconds, reached)
+    token = _deadline.set((end, seconds, reached))
+    try:
+        for number in itertools.count(1):
+            known = reached or server in _reached
+            deadline = end if known else min(end, begin + FIRST_CONTACT)
+            longest = min(_FIRST_ATTEMPT, seconds / 4) * 2 ** min(number - 1, 30)
+            if not nested:
+                activity.count(requests=1)
+            try:
+                left = max(0.001, deadline - time.monotonic())
+                found = await asyncio.wait_for(attempt(), min(left, longest) if bounded and not nested else None)
+                _reached.add(server)
+                return found
+            except Exception as error:
+                if not isinstance(error, RequestFailedError) and not _is_unanswered(error):
+                    _reached.add(server)
+                    deadline = end
+                if not is_transient(error):
+                    raise
+                last, reason = error, _describe(error)
+            pause = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2 ** min(number - 1, 30)) * _jitter.uniform(0.5, 1.5)
+            now = time.monotonic()
+            if deadline - now < _FIRST_PAUSE:
+                unreached = "" if known or deadline == end else server
+                raise RequestFailedError(number, now - begin, seconds, reason, unreached) from last
+            activity.request_failed(reason)
+            await asyncio.sleep(min(pause, (deadline - now) / 2))
+        raise AssertionError
+    finally:
+        _deadline.reset(token)
+
+
+def server_of(client: Any, path: str) -> str:
+    """Return the server of a URL, as error messages name it."""
+    return str(getattr(client, "server", None) or "/".join(path.split("/", 3)[:3]))
+
+
+def is_transient(error: BaseException) -> bool:
+    """Return whether the same request may succeed later: 408, 429, 5xx, a broken connection, no answer, a short body."""
+    never = (RequestFailedError, ReplacedError, RefusedBodyError, FileNotFoundError, PermissionError, GrainSftError)
+    if isinstance(error, never):
+        return False
+    for key in ("status", "status_code", "code"):
+        status = str(getattr(error, key, ""))
+        if status.isdecimal() and int(status) >= 300:
+            expired = status == "401" and "Invalid Credentials" in str(error)  # gcsfs gets new ones
+            return status in ("408", "429") or int(status) >= 500 or expired
+    return isinstance(error, (WrongBodyError, EOFError)) or _is_unanswered(error) or _is_named(error, _TRANSIENT_NAMES)
+
+
+def _is_unanswered(error: BaseException) -> bool:
+    """Return whether a request failed before any server answered it."""
+    return (
+        isinstance(error, (TimeoutError, ConnectionError, socket.gaierror))
+        or (isinstance(error, OSError) and error.errno in _TRANSIENT_ERRNOS)
+        or _is_named(error, _CONNECTION_NAMES)
+    )
+
+
+def _is_named(error: BaseException, names: set[str]) -> bool:
+    return any(kind.__name__ in names for kind in type(error).__mro__)
+
+
+def _describe(error: BaseException) -> str:
+    """Return a failure in a few words."""
+    if isinstance(error, TimeoutError):
+        return "no answer in time"
+    if isinstance(error, WrongBodyError):
+        return str(error)
+    code = getattr(error, "status", None) or getattr(error, "code", None)
+    text = " ".join(str(error).split())[:200]
+    return f"{type(error).__name__}: {text or code or 'no more is known'}"
