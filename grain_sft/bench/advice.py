@@ -1,18 +1,20 @@
-"""What measured settings of `pipeline.iter` recommend: which to take, why, and how many accelerators they feed."""
+"""What measured settings of `pipeline.iter` recommend: which to take, why, and how many accelerators they feed; as text."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from grain_sft.pipeline.iterator import PREFETCH
 
-FELT = 0.02  # of a step: a median wait up to this is nothing that a trainer feels
-LEAST_MS = 0.5  # nor is this: what a thread that slept takes to get going again, where others use the machine too
-AS_FAST = 0.9  # of the fastest: such settings are told apart by what they take, not by their speed
+FELT = 0.02  # of a step: a trainer does not feel a median wait up to this
+LEAST_MS = 0.5  # nor up to this: a thread that slept takes as long to run again on a machine that others use
+AS_FAST = 0.9  # of the fastest: such settings differ by what they take, not by their speed
 RATES = (1_000, 5_000, 20_000, 100_000)  # tokens/s of an accelerator, where none is given
 _LEAST_PREFETCH, _MOST_PREFETCH = 4, 64
+_NAME, _WIDTH = 44, 102  # columns
 
 Row = Mapping[str, Any]
 
@@ -29,21 +31,21 @@ class Setting(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """A setting, and the shortest step, in ms, of those measured, beside which nothing is waited for; None: each waits."""
+    """A setting, and the shortest measured step, in ms, that does not wait for its batches; None: each step waits."""
 
     setting: Setting
     step_ms: float | None
 
 
 def choose(delivered: Sequence[Row], slowest_ms: float) -> Choice:
-    """The setting of fewest threads and processes beside whose batches a trainer does not wait.
+    """Return the setting of fewest threads and processes whose batches a trainer does not wait for.
 
     At least one thread, so that a slow read does not reach the trainer. Threads go before worker processes, also where
-    these would do for a shorter step; where nothing will do, it is the fastest.
+    these would do for a shorter step; where nothing will do, the fastest is taken.
 
     Args:
-      delivered: measured settings, fewest resources first, each with its `waits` by step.
-      slowest_ms: the longest that a batch took to make: so much is made ahead.
+      delivered: Measured settings, fewest resources first, each with its `waits` by step.
+      slowest_ms: Longest time that a batch took to make: so much is made ahead.
     """
     threads = [row for row in delivered if row["threads"] and not row["worker_count"]]
     workers = [row for row in delivered if row["worker_count"]]
@@ -59,43 +61,51 @@ def choose(delivered: Sequence[Row], slowest_ms: float) -> Choice:
     return Choice(_setting(row, PREFETCH), None)
 
 
-def is_felt(wait_ms: float, step_ms: float) -> bool:
-    """Whether a median wait of so many ms counts beside a step of so many."""
-    return wait_ms > max(LEAST_MS, FELT * step_ms)
-
-
-def _keeps_up(row: Row, step_ms: float) -> bool:
-    """Whether a setting is not waited for, and would not be later: what is kept ready hides for a while that batches take
-    longer than steps."""
-    return not is_felt(wait_of(row, step_ms), step_ms) and bool(row["ms_per_batch"] <= AS_FAST * step_ms)
-
-
-def wait_of(row: Row, step_ms: float) -> float:
-    """The median wait of a setting, in ms, beside steps of `step_ms`."""
-    return next(float(wait["median_ms"]) for wait in row["waits"] if wait["step_ms"] == step_ms)
-
-
 def reason(choice: Choice, recommended: Row, delivered: Sequence[Row]) -> str:
-    """Why that is recommended, in one sentence."""
+    """Return in one sentence why that is recommended."""
     direct = next(row for row in delivered if not row["threads"] and not row["worker_count"])
     steps = sorted(wait["step_ms"] for wait in recommended["waits"])
     made = recommended["ms_per_batch"]
     if choice.step_ms is None:
-        waited = wait_of(recommended, steps[-1])
         return (
-            f"nothing measured is enough, and this is as fast as any: a step of {steps[-1]:g} ms waits {waited:.2f} ms for its "
-            f"batch; steps of more than the {made:.2f} ms that a batch takes should not wait"
+            f"no measured setting is enough, and this is as fast as any: a step of {steps[-1]:g} ms waits "
+            f"{_wait_ms(recommended, steps[-1]):.2f} ms for its batch; steps of more than the {made:.2f} ms that a batch takes "
+            "should not wait"
         )
-    said = (
+    sentence = (
         f"{_enough(choice.setting)}: a step of {choice.step_ms:g} ms or more waits "
-        f"{wait_of(recommended, choice.step_ms):.2f} ms for its batch, where with threads=0 it waits "
-        f"{wait_of(direct, choice.step_ms):.2f} ms"
+        f"{_wait_ms(recommended, choice.step_ms):.2f} ms for its batch, and with threads=0 it waits "
+        f"{_wait_ms(direct, choice.step_ms):.2f} ms"
     )
     if not _keeps_up(recommended, choice.step_ms):
-        said += " (measured by itself it does not keep up, as it did beside the others: measure again, for longer)"
+        sentence += " (it kept up when it was first measured and does not now: measure again, for longer)"
     if choice.step_ms > steps[0]:
-        said += f"; a step of {steps[0]:g} ms waits {wait_of(recommended, steps[0]):.2f} ms"
-    return said
+        sentence += f"; a step of {steps[0]:g} ms waits {_wait_ms(recommended, steps[0]):.2f} ms"
+    return sentence
+
+
+def accelerators(tokens_per_second: float, hosts: int, each: float | None) -> list[dict[str, float]]:
+    """Return how many accelerators `tokens_per_second` on each of `hosts` hosts could feed.
+
+    Args:
+      each: Tokens/s of one accelerator; None: each of `RATES`.
+    """
+    return [
+        {"tokens_per_second": rate, "this_host": here, "all_hosts": here * hosts}
+        for rate in (RATES if each is None else (each,))
+        for here in (int(tokens_per_second // rate),)
+    ]
+
+
+def _keeps_up(row: Row, step_ms: float) -> bool:
+    """Return whether steps do not wait for a setting, and would not later: batches that are ready hide for a while that
+    making one takes longer than a step."""
+    felt = _wait_ms(row, step_ms) > max(LEAST_MS, FELT * step_ms)
+    return not felt and bool(row["ms_per_batch"] <= AS_FAST * step_ms)
+
+
+def _wait_ms(row: Row, step_ms: float) -> float:
+    return next(float(wait["median_ms"]) for wait in row["waits"] if wait["step_ms"] == step_ms)
 
 
 def _enough(setting: Setting) -> str:
@@ -106,26 +116,74 @@ def _enough(setting: Setting) -> str:
     )
 
 
-def accelerators(tokens_per_second: float, hosts: int, each: float | None) -> list[dict[str, float]]:
-    """How many accelerators batches of so many tokens/s, on each of `hosts` hosts, could feed.
-
-    Args:
-      each: tokens/s of one accelerator; None: for each of `RATES`.
-    """
-    return [
-        {"tokens_per_second": rate, "this_host": here, "all_hosts": here * hosts}
-        for rate in (RATES if each is None else (each,))
-        for here in (int(tokens_per_second // rate),)
-    ]
-
-
 def _setting(row: Row, prefetch: int) -> Setting:
     return Setting(row["threads"], prefetch, row["worker_count"])
 
 
 def _prefetch(row: Row, slowest_ms: float, step_ms: float) -> int:
-    """Batches to keep ready, in each worker: the steps that the slowest batch lasts for, and those in the making; a power
-    of 2."""
-    workers = max(1, row["worker_count"])
-    needed = math.ceil(slowest_ms / step_ms / workers) + max(1, row["threads"])
+    """Return the batches to keep ready in each worker: as many as there are steps in the time of the slowest batch, and
+    those that are being made; a power of 2."""
+    needed = math.ceil(slowest_ms / step_ms / max(1, row["worker_count"])) + max(1, row["threads"])
     return int(min(_MOST_PREFETCH, max(_LEAST_PREFETCH, 2 ** math.ceil(math.log2(needed)))))
+
+
+# --- text ---
+
+
+def lines(figures: Mapping[str, Any], name: str) -> Iterator[str]:
+    """Yield the figures of `grain_sft.bench.config.measure` as text, for the config that is called `name`."""
+    yield from _head(figures, name)
+    yield ""
+    yield f"{'stages, read before':{_NAME}}{'ms/batch':>10}{'Mtok/s':>10}{'of limit':>10}{'of a step':>14}"
+    for row in figures["stages"]:
+        yield f"{row['name']:{_NAME}}{_rate(row)}{row['of_step']:14.2f}"
+    yield ""
+    recommended = figures["recommended"]
+    beside = "".join(f"{f'wait/{step_ms:g} ms':>14}" for step_ms in (wait["step_ms"] for wait in recommended["waits"]))
+    yield f"{'delivered, step after step':{_NAME}}{'ms/batch':>10}{'Mtok/s':>10}{'of limit':>10}{beside}"
+    for row in figures["delivered"]:
+        yield _delivered(row)
+    for setting in figures["left_out"]:
+        yield f"{setting:{_NAME}} left out: the time was up"
+    yield ""
+    yield "recommended"
+    yield _delivered(recommended)
+    ready = f"The batches that are kept ready take {_size(recommended['buffer_bytes'])} of memory."
+    yield from textwrap.wrap(f"{recommended['reason']}. {ready}", _WIDTH, initial_indent="  ", subsequent_indent="  ")
+    yield ""
+    yield from _feeds(figures)
+
+
+def _head(figures: Mapping[str, Any], name: str) -> Iterator[str]:
+    layout, batch, host, first = (figures[key] for key in ("layout", "batch", "host", "first_reading"))
+    padding = "" if batch["padding_share"] is None else f", padding {batch['padding_share']:.3%}"
+    sizes = f"{batch['rows']:,} rows, {batch['tokens']:,.0f} tokens{padding}"
+    read = f"{first['ms_per_batch']:.3f} ms a batch, {first['mtok_per_s']:.1f} Mtok/s; the slowest {first['slowest_ms']:.3f} ms"
+    yield f"config         {name}: {layout['rows']:,} rows of {layout['sequence_length']:,} tokens, {layout['kind']}"
+    yield f"batch          of host {host['index']} of {host['count']}: {sizes}"
+    yield f"               {batch['arrays']} arrays, {_size(batch['bytes'])}"
+    yield f"machine        {figures['cores']} cores"
+    yield f"first reading  {first['first_ms']:.1f} ms for the first batch, which opens files; then {read}"
+    yield f"taken          {figures['seconds']:.0f} s; {figures['rows_read']:,.2f} times as many rows were read as there are"
+
+
+def _rate(row: Row) -> str:
+    return f"{row['ms_per_batch']:10.3f}{row['mtok_per_s']:10.1f}{row['of_limit']:10.2f}"
+
+
+def _delivered(row: Row) -> str:
+    waits = "".join(f"{wait['median_ms']:14.3f}" for wait in row["waits"])
+    return f"{_setting(row, row['prefetch'])!s:{_NAME}}{_rate(row)}{waits}"
+
+
+def _feeds(figures: Mapping[str, Any]) -> Iterator[str]:
+    count = figures["host"]["count"]
+    every = "" if count == 1 else f"{f'on {count} such hosts':>20}"
+    yield f"{'it feeds accelerators of':>26}{'on this host':>16}{every}"
+    for row in figures["accelerators"]:
+        every = "" if count == 1 else f"{row['all_hosts']:20,}"
+        yield f"{row['tokens_per_second']:17,.0f} tokens/s{row['this_host']:16,}{every}"
+
+
+def _size(count: float) -> str:
+    return f"{count / 1e6:.1f} MB" if count >= 1e5 else f"{count / 1e3:.1f} kB"

@@ -1,26 +1,143 @@
-"""The speed of a config's batches on this machine, beside the limit, for `grain-sft report`."""
+"""What benchmarks share: the limit that speeds are compared with, clocks, processes of their own, and lines of tables."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import itertools
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from grain_sft.bench.limit import LIMIT, limit
-from grain_sft.bench.throughput import Next, seconds_a_batch
-from grain_sft.pipeline import Pipeline
-from grain_sft.source import Element
+import numpy as np
+import numpy.typing as npt
 
-_WARM = 3
+from grain_sft.errors import PipelineError
+from grain_sft.pipeline import Pipeline
+from grain_sft.storage import CACHE_DIR_VARIABLE
+
+Next = Callable[[], Any]
+"""Makes the next batch."""
+
+LIMIT = "limit: numpy, contiguous rows"
+SEED = 34521
+
+_BYTES = 1 << 27  # of rows that are copied
+_ROWS = 4096
+_WARM = 3  # batches
+
+_PREAMBLE = """
+import json, os, sys, time
+def memory():
+    with open("/proc/self/status") as file:
+        fields = dict(line.split(":", 1) for line in file)
+    return {key: int(fields[name].split()[0]) / 1e3 for key, name in (("mb", "VmRSS"), ("peak_mb", "VmHWM"))}
+"""
+
+
+def limit(batch: Mapping[str, npt.NDArray[Any]]) -> Next:
+    """Return a function that copies contiguous rows from memory into as many arrays as the batch has.
+
+    The copies have the shapes and dtypes of the batch's arrays. An array under two keys counts once. The memory of the copies
+    is used again: the system hands out fresh memory so slowly that it would be the limit instead.
+    """
+    arrays = list({id(array): array for array in batch.values()}.values())
+    count, longest = len(arrays[0]), max(array[0].nbytes for array in arrays)
+    ready = np.ones((max(count, min(_ROWS, _BYTES // longest)), longest), np.uint8)
+    sources = [ready[:, : array[0].nbytes].view(array.dtype) for array in arrays]
+    copies = [np.empty(array.shape, array.dtype) for array in arrays]
+    starts = itertools.cycle(range(0, len(ready) - count + 1, count))
+
+    def copy() -> list[npt.NDArray[Any]]:
+        start = next(starts)
+        for source, to in zip(sources, copies, strict=True):
+            for row in range(count):
+                to[row] = source[start + row]
+        return copies
+
+    return copy
+
+
+def seconds_a_batch(next_batch: Next, seconds: float) -> float:
+    """Return the mean seconds of a batch, measured for about `seconds`."""
+    begin = time.perf_counter()
+    elapsed, count = 0.0, 0
+    while elapsed < seconds:
+        next_batch()
+        count += 1
+        elapsed = time.perf_counter() - begin
+    return elapsed / count
+
+
+def seconds_in_turn(loaders: Mapping[str, Next], seconds: float, turns: int) -> dict[str, list[float]]:
+    """Return the seconds a batch of every loader in each of `turns`: what else the machine does meets all loaders alike."""
+    times: dict[str, list[float]] = {name: [] for name in loaders}
+    for _ in range(turns):
+        for name, next_batch in loaders.items():
+            times[name].append(seconds_a_batch(next_batch, seconds))
+    return times
+
+
+def seconds_waited(next_batch: Next, step_seconds: float) -> float:
+    """Return how long a trainer waits for its batch after an accelerator has worked for `step_seconds`."""
+    time.sleep(step_seconds)
+    begin = time.perf_counter()
+    next_batch()
+    return time.perf_counter() - begin
+
+
+def rate(tokens: float, seconds: float, limit_seconds: float) -> dict[str, float]:
+    """Return the figures of a speed: tokens and milliseconds a batch, and the share of the limit's speed."""
+    return {
+        "mtok_per_s": tokens / seconds / 1e6,
+        "ms_per_batch": seconds * 1e3,
+        "of_limit": limit_seconds / seconds,
+    }
+
+
+def run_program(program: str, *arguments: str, cache: str | None = None) -> dict[str, Any]:
+    """Run a Python program in a process of its own, whose memory is nobody else's.
+
+    Args:
+      program: Has `json`, `os`, `sys`, `time` and `memory()`, the megabytes that it holds and held at most. It prints an
+        object of JSON last.
+      arguments: Its `sys.argv[1:]`.
+      cache: Folder of its artifacts; None: the user's.
+
+    Returns:
+      That object, and `process_s`, the seconds from the start of the process to its end.
+
+    Raises:
+      PipelineError: it failed.
+    """
+    environment = os.environ if cache is None else {**os.environ, CACHE_DIR_VARIABLE: cache}
+    command = [sys.executable, "-c", _PREAMBLE + program, *arguments]
+    begin = time.perf_counter()
+    result = subprocess.run(command, capture_output=True, text=True, env=environment)
+    seconds = time.perf_counter() - begin
+    if result.returncode:
+        reason = result.stderr.strip().rpartition("\n")[2]
+        raise PipelineError(f"a process of the benchmark ended with status {result.returncode}: {reason}")
+    figures: dict[str, Any] = json.loads(result.stdout.strip().rpartition("\n")[2])
+    return figures | {"process_s": seconds}
+
+
+def line(name: str, *cells: object, width: int = 12) -> str:
+    """Return a line of a table."""
+    return f"{name:54}" + "".join(f"{cell:>{width}}" for cell in cells)
 
 
 def report_speed(pipeline: Pipeline, seconds: float) -> dict[str, Any]:
-    """Return the tokens a second of the limit (as in `grain-sft bench`), of one thread, and of the default threads.
+    """Return the speed of a config's batches for its report: of the limit, of one thread, and of the default threads.
 
     Args:
-      seconds: that each is measured for, about.
+      pipeline: Pipeline of the config.
+      seconds: Time for which each is measured.
 
     Returns:
-      `rows`: name, mtok_per_s, ms_per_batch, of_limit; `tokens`, of a batch.
+      `rows`: name and the figures of `rate`; `tokens` of a batch; `seconds`.
     """
     first = pipeline[0]
     loaders: dict[str, Next] = {
@@ -28,26 +145,17 @@ def report_speed(pipeline: Pipeline, seconds: float) -> dict[str, Any]:
         "one thread": _endless(lambda: pipeline.iter(threads=0)).__next__,
         "default (prefetching threads)": _endless(pipeline.iter).__next__,
     }
-    times: dict[str, float] = {}
-    for name, next_batch in loaders.items():
+    for next_batch in loaders.values():
         for _ in range(_WARM):
             next_batch()
-        times[name] = seconds_a_batch(next_batch, seconds)
+    times = {name: found for name, (found,) in seconds_in_turn(loaders, seconds, 1).items()}
     tokens = next(iter(first.values())).size
-    rows = [
-        {
-            "name": name,
-            "mtok_per_s": tokens / taken / 1e6,
-            "ms_per_batch": taken * 1e3,
-            "of_limit": times[LIMIT] / taken,
-        }
-        for name, taken in times.items()
-    ]
+    rows = [{"name": name, **rate(tokens, taken, times[LIMIT])} for name, taken in times.items()]
     return {"tokens": tokens, "seconds": seconds, "rows": rows}
 
 
-def _endless(make: Callable[[], Any]) -> Iterator[Element]:
-    """Batches of a run, again from the first where it ends."""
+def _endless(make: Callable[[], Any]) -> Iterator[Any]:
+    """Yield the batches of a run, again from the first where it ends."""
     while True:
         batches = make()
         try:

@@ -1,8 +1,5 @@
-"""Packed rows: ours, beside Grain's own packing and beside a plain copy of rows that lie packed in memory; in turn, in one
-process, one thread.
-
-The limit is `grain_sft.bench.limit`.
-"""
+"""Packed rows: ours, beside Grain's own packing and beside a plain copy of rows that are packed in memory; in turn, in one
+process, one thread."""
 
 from __future__ import annotations
 
@@ -16,8 +13,8 @@ import grain
 import numpy as np
 import numpy.typing as npt
 
-from grain_sft.bench.limit import LIMIT, limit
-from grain_sft.bench.throughput import SEED, Next, seconds_a_batch
+from grain_sft.bench import Benchmark, Figures, Scale
+from grain_sft.bench.measuring import LIMIT, SEED, Next, limit, line, rate, seconds_in_turn
 from grain_sft.corpus import Corpus, open_corpus
 from grain_sft.layout import MaterializedLayout, PackedLayout
 from grain_sft.pipeline import Pipeline
@@ -30,7 +27,7 @@ OURS = "PackedLayout, ShiftTargets"
 WRITTEN = "the same rows written out (materialized)"
 GRAIN = "grain BestFitPackIterDataset, 64 bins"
 
-_TURNS = 8  # that each measurement is divided into, so that what else the machine does meets all loaders alike
+_TURNS = 8  # of each measurement, so that what else the machine does meets all loaders alike
 
 
 class Profile(NamedTuple):
@@ -46,50 +43,38 @@ class Profile(NamedTuple):
 PROFILES = (Profile("chat", 200_000, 180, 4096, 8), Profile("think", 12_000, 5_400, 32_768, 2))
 
 
-def measure(folder: Path, seconds: float, repeats: int) -> dict[str, dict[str, list[float]]]:
-    """Seconds a batch of every loader in each of its turns, which take `repeats` times `seconds` in all, by profile."""
-    folder.mkdir(parents=True, exist_ok=True)
-    figures: dict[str, dict[str, list[float]]] = {}
+def _measure(folder: Path, scale: Scale) -> Figures:
+    figures = {}
     with tempfile.TemporaryDirectory(dir=folder) as temporary:
         for profile in PROFILES:
             loaders = _loaders(profile, Path(temporary))
-            times: dict[str, list[float]] = {name: [] for name in loaders}
             for name, next_batch in loaders.items():
                 for _ in range(5 if name == GRAIN else 50):
                     next_batch()
-            for _ in range(repeats * _TURNS):
-                for name, next_batch in loaders.items():
-                    times[name].append(seconds_a_batch(next_batch, seconds / _TURNS))
-            figures[profile.name] = times
-    return figures
-
-
-def report(figures: dict[str, dict[str, list[float]]]) -> dict[str, dict[str, dict[str, float]]]:
-    """Print a table of the medians; returns them."""
-    result: dict[str, dict[str, dict[str, float]]] = {}
-    for profile in PROFILES:
-        medians = {name: statistics.median(times) for name, times in figures[profile.name].items()}
-        tokens = profile.sequence_length * profile.batch
-        title = f"packed, {profile.name}: {profile.batch} x {profile.sequence_length:,}"
-        print(f"\n{title:44}{'Mtok/s':>9}{'ms/batch':>10}{'of limit':>10}{'x Grain':>10}")
-        result[profile.name] = {}
-        for name, median in medians.items():
-            row = {
-                "mtok_per_s": tokens / median / 1e6,
-                "ms_per_batch": median * 1e3,
-                "of_limit": medians[LIMIT] / median,
-                "times_grain": medians[GRAIN] / median,
+            times = seconds_in_turn(loaders, scale.seconds / _TURNS, scale.repeats * _TURNS)
+            medians = {name: statistics.median(found) for name, found in times.items()}
+            tokens = profile.sequence_length * profile.batch
+            figures[profile.name] = {
+                name: rate(tokens, median, medians[LIMIT]) | {"times_grain": medians[GRAIN] / median}
+                for name, median in medians.items()
             }
-            result[profile.name][name] = row
-            print(
-                f"{name:44}{row['mtok_per_s']:9.1f}{row['ms_per_batch']:10.3f}{row['of_limit']:10.2f}"
-                f"{row['times_grain']:10.1f}"
-            )
-    return result
+    return {"packed": figures}
 
 
-def make_documents(profile: Profile, folder: Path) -> tuple[Corpus, npt.NDArray[np.int64]]:
-    """A corpus of random uint32 tokens with an EOS after each document, and the documents' lengths."""
+def _lines(figures: Figures) -> Iterator[str]:
+    for profile in PROFILES:
+        title = f"packed, {profile.name}: {profile.batch} x {profile.sequence_length:,}"
+        yield line(title, "Mtok/s", "ms/batch", "of limit", "x Grain")
+        for name, row in figures["packed"][profile.name].items():
+            cells = f"{row['mtok_per_s']:.1f}", f"{row['ms_per_batch']:.3f}", f"{row['of_limit']:.2f}"
+            yield line(name, *cells, f"{row['times_grain']:.1f}")
+
+
+PACKED = Benchmark(_measure, _lines)
+
+
+def _make_documents(profile: Profile, folder: Path) -> tuple[Corpus, npt.NDArray[np.int64]]:
+    """Return a corpus of random uint32 tokens with an EOS after each document, and the documents' lengths."""
     rng = np.random.default_rng(0)
     lengths = np.exp(rng.normal(np.log(profile.median), 1.0, profile.documents))
     lengths = np.clip(lengths, 1, profile.sequence_length).astype(np.int64)
@@ -101,7 +86,7 @@ def make_documents(profile: Profile, folder: Path) -> tuple[Corpus, npt.NDArray[
 
 
 def _loaders(profile: Profile, folder: Path) -> dict[str, Next]:
-    corpus, lengths = make_documents(profile, folder)
+    corpus, lengths = _make_documents(profile, folder)
     layout = PackedLayout(corpus, profile.sequence_length, cache_dir=folder)
     source = NpyDataSource(layout)
     materialize(layout, folder / f"{profile.name}-rows")
@@ -117,7 +102,7 @@ def _loaders(profile: Profile, folder: Path) -> dict[str, Next]:
 
 
 def _grain(profile: Profile, corpus: Corpus, lengths: npt.NDArray[np.int64]) -> Iterator[Any]:
-    """Grain packs documents that are in memory already, in a shuffled order, without end."""
+    """Return batches that Grain packs, without end, of documents that are in memory, in a shuffled order."""
     tokens = corpus.read(0, corpus.num_tokens)[0].view(np.int32)
     documents = [{"tokens": part} for part in np.split(tokens, np.cumsum(lengths)[:-1])]
     options = grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)

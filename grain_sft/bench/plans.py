@@ -1,86 +1,89 @@
-"""Plans of many documents: ours, and what OLMo-core's packer takes for the same documents where it is installed; each in a
-process of its own, on one core.
+"""Corpora of the size of OLMo-3 Think SFT's: plans, beside OLMo-core's packer where it is installed, and traces.
 
-There are about as many documents as in OLMo-3 Think SFT, of log-normal lengths; their tokens are holes of sparse files, in
-parts of 1 GiB with the boundaries that open-instruct writes beside them.
+Each process is measured by itself. Documents have log-normal lengths; tokens and label masks are holes of sparse files, in
+parts of 1 GiB with the boundaries that open-instruct writes. So planning, orders and tracing are measured, and not a disk.
 """
 
 from __future__ import annotations
 
+import gzip
 import importlib.util
+import json
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from grain_sft.bench import own_process
-from grain_sft.bench.trace import LENGTH, make_corpus
+from grain_sft.bench import Benchmark, Figures, Scale
+from grain_sft.bench.measuring import line, run_program
 from grain_sft.errors import PipelineError
 
-MEDIAN = 5_400  # tokens
+Ints = npt.NDArray[np.int64]
+
+DOCUMENTS, TOKENS = 2_268_468, 22_700_000_000  # of OLMo-3 7B Think SFT: its paper's table 17, and 45.4 B in 2 epochs
+MEDIAN = 5_400  # tokens of a document that is packed
+LENGTH, BATCH_TOKENS, SEED = 32_768, 1_048_576, 34_521
+PART_TOKENS = 1 << 28  # 1 GiB of uint32
+STEPS = (1000, 7000)
 
 OURS = "PackedLayout, a plan for each file"
 GROUPED = "PackedLayout, one of all files"
 PACKED = "best_fit_decreasing alone, of all files"
 OLMO = "OLMo-core InstancePacker, of all files"
 
-_ONE_CORE = """
-os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+_ONE_CORE = f"""
+os.sched_setaffinity(0, {{min(os.sched_getaffinity(0))}})
 import numpy as np
+LENGTH = {LENGTH}
 """
-
-_LAYOUT = (
-    _ONE_CORE
-    + """
+_LAYOUT = """
 from grain_sft import PackedLayout, open_corpus
 begin = time.perf_counter()
 corpus = open_corpus(sys.argv[1], format="olmo", dtype="uint32", eos_token_id=100_257)
 layout = PackedLayout(corpus, LENGTH, source_group_size=GROUP)
-print(json.dumps({"seconds": time.perf_counter() - begin, "rows": len(layout), **memory()}))
+count = len(layout)
 """
-)
-
-_ALGORITHM = (
-    _ONE_CORE
-    + """
+_ALGORITHM = """
 from grain_sft.layout.packing import ALGORITHMS, PackOptions
 lengths = np.minimum(np.load(sys.argv[1]), LENGTH)
 begin = time.perf_counter()
-rows = ALGORITHMS["best_fit_decreasing"](lengths, LENGTH, PackOptions())
-print(json.dumps({"seconds": time.perf_counter() - begin, "rows": len(rows.ends), **memory()}))
+count = len(ALGORITHMS["best_fit_decreasing"](lengths, LENGTH, PackOptions()).ends)
 """
-)
-
-_OLMO = (
-    _ONE_CORE
-    + """
+_OLMO = """
 from olmo_core.data.utils import InstancePacker
 lengths = np.minimum(np.load(sys.argv[1]), LENGTH)
 ends = np.cumsum(lengths)
 documents = np.stack([ends - lengths, ends], axis=1).astype(np.uint64)
 begin = time.perf_counter()
-rows, _, _ = InstancePacker(LENGTH).pack_documents(documents)
-print(json.dumps({"seconds": time.perf_counter() - begin, "rows": len(rows), **memory()}))
+count = len(InstancePacker(LENGTH).pack_documents(documents)[0])
 """
-)
+_AFTER = """
+print(json.dumps({"seconds": time.perf_counter() - begin, "rows": count, **memory()}))
+"""
+
+_COMMAND = """
+from grain_sft.cli.main import main
+status = main()
+print(json.dumps(memory()))
+sys.exit(status)
+"""
 
 
-def measure(folder: Path, documents: int) -> dict[str, dict[str, Any]]:
-    """Seconds, rows and megabytes of each, by name: of layouts from the files to a plan that is written, of packers from
+def _measure_plans(folder: Path, scale: Scale) -> Figures:
+    """Return seconds, rows and megabytes on one core: of layouts from the files to a plan that is written, of packers from
     lengths to rows.
 
     Raises:
       PipelineError: OLMo-core makes another number of rows.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder) as temporary:
-        place = Path(temporary)
-        lengths = made_up_lengths(documents)
-        make_corpus(place, lengths)
-        np.save(place / "lengths.npy", lengths)
-        data, stored = str(place / "data"), str(place / "lengths.npy")
+        here = Path(temporary)
+        lengths = made_up_lengths(scale.plan_documents)
+        make_corpus(here, lengths)
+        np.save(here / "lengths.npy", lengths)
+        data, stored = str(here / "data"), str(here / "lengths.npy")
         programs = {
             OURS: (_LAYOUT.replace("GROUP", "1"), data),
             GROUPED: (_LAYOUT.replace("GROUP", "len(corpus.shards)"), data),
@@ -88,25 +91,100 @@ def measure(folder: Path, documents: int) -> dict[str, dict[str, Any]]:
         }
         if importlib.util.find_spec("olmo_core") is not None:
             programs[OLMO] = (_OLMO, stored)
-        figures = {}
-        for number, (name, (program, argument)) in enumerate(programs.items()):
-            cache = str(place / f"cache-{number}")
-            figures[name] = own_process.run(program.replace("LENGTH", str(LENGTH)), argument, cache)
+        figures = {
+            name: run_program(_ONE_CORE + program + _AFTER, argument, cache=str(here / f"cache-{number}"))
+            for number, (name, (program, argument)) in enumerate(programs.items())
+        }
     if OLMO in figures and figures[OLMO]["rows"] != figures[PACKED]["rows"]:
         raise PipelineError(f"OLMo-core packs {figures[OLMO]['rows']} rows, and we {figures[PACKED]['rows']}.")
-    return figures
+    return {"plans": figures}
 
 
-def report(figures: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Print a table; returns it."""
-    print(f"\n{'plans, on one core':44}{'s':>9}{'rows':>12}{'MB at most':>13}")
-    for name, row in figures.items():
-        print(f"{name:44}{row['seconds']:9.2f}{row['rows']:12,}{row['peak_mb']:13.0f}")
-    return figures
+def _plan_lines(figures: Figures) -> Iterator[str]:
+    yield line("plans, on one core", "s", "rows", "MB at most")
+    for name, row in figures["plans"].items():
+        yield line(name, f"{row['seconds']:.2f}", f"{row['rows']:,}", f"{row['peak_mb']:.0f}")
 
 
-def made_up_lengths(documents: int) -> npt.NDArray[np.int64]:
-    """Log-normal; a few in a hundred are longer than a row."""
+PLANS = Benchmark(_measure_plans, _plan_lines)
+
+
+def _measure_trace(folder: Path, scale: Scale) -> Figures:
+    """Return the seconds from start to end of processes of the command line, and the most memory that each held: with an
+    empty cache first, then with what that left."""
+    with tempfile.TemporaryDirectory(dir=folder) as temporary:
+        here = Path(temporary)
+        config, output = make_corpus(here, trace_lengths(scale.documents)), str(here / "lines.csv")
+        first, last = (max(1, int(step * scale.documents / DOCUMENTS)) for step in STEPS)
+        span = f"{first}:{max(last, first + 1)}"
+        steps = ("trace", config, "--steps", span)
+        commands: dict[str, tuple[str, ...]] = {
+            f"cold: plan, order, trace --steps {span}": (*steps, "--output", output),
+            f"warm: trace --steps {span}": (*steps, "--output", output),
+            "warm: the same, --summary": (*steps, "--summary"),
+            "warm: the same without counting loss": (*steps, "--output", output, "--no-trainable"),
+            "warm: trace --document": ("trace", config, "--document", str(scale.documents // 2)),
+            "warm: trace --checkpoints": ("trace", config, "--checkpoints"),
+            "warm: receipt": ("receipt", config),
+        }
+        cache = str(here / "cache")
+        found = {name: run_program(_COMMAND, *words, cache=cache) for name, words in commands.items()}
+    return {
+        "trace": {name: {"seconds": row["process_s"], "gigabytes": row["peak_mb"] / 1e3} for name, row in found.items()}
+    }
+
+
+def _trace_lines(figures: Figures) -> Iterator[str]:
+    yield line("trace: processes, from start to end", "s", "GB")
+    for name, row in figures["trace"].items():
+        yield line(name, f"{row['seconds']:.2f}", f"{row['gigabytes']:.2f}")
+
+
+TRACE = Benchmark(_measure_trace, _trace_lines)
+
+
+def make_corpus(folder: Path, lengths: Ints) -> str:
+    """Make a corpus of documents of these lengths in `folder`/data, and return the path of the config of its run."""
+    data = folder / "data"
+    data.mkdir()
+    ends = np.cumsum(lengths)
+    total = int(ends[-1])
+    for number, begin in enumerate(range(0, total, PART_TOKENS)):
+        stop = min(begin + PART_TOKENS, total)
+        for name, width in (("token_ids", 4), ("labels_mask", 1)):
+            with open(data / f"{name}_part_{number:04d}.npy", "wb") as file:
+                file.truncate((stop - begin) * width)
+        first, last = np.searchsorted(ends, (begin, stop - 1), side="right")  # documents that have a token here
+        borders = np.minimum(np.concatenate([[begin], ends[first : last + 1]]), stop) - begin
+        lines = "".join(
+            f"{start},{end}\n" for start, end in zip(borders[:-1].tolist(), borders[1:].tolist(), strict=True)
+        )
+        (data / f"token_ids_part_{number:04d}.csv.gz").write_bytes(gzip.compress(lines.encode(), 1, mtime=0))
+    config = {
+        "corpus": {"path": str(data), "format": "olmo", "dtype": "uint32", "eos_token_id": 100_257},
+        "layout": {"kind": "packed", "sequence_length": LENGTH},
+        "sampler": {"order": "olmo", "seed": SEED, "global_batch_tokens": BATCH_TOKENS, "epochs": 2},
+        "transforms": ["shift_targets"],
+    }
+    path = folder / "run.json"
+    path.write_text(json.dumps(config))
+    return str(path)
+
+
+def made_up_lengths(documents: int) -> Ints:
+    """Return log-normal lengths; a few in a hundred are longer than a row."""
     normal = np.random.default_rng(0).standard_normal(documents)
-    lengths: npt.NDArray[np.int64] = np.exp(np.log(MEDIAN) + normal).astype(np.int64).clip(1)
+    lengths: Ints = np.exp(np.log(MEDIAN) + normal).astype(np.int64).clip(1)
+    return lengths
+
+
+def trace_lengths(documents: int) -> Ints:
+    """Return log-normal lengths, 1 to a row, whose mean is that of the run's documents."""
+    normal = np.random.default_rng(0).standard_normal(documents)
+    low, high = 1.0, float(LENGTH)
+    lengths: Ints = np.ones(documents, np.int64)
+    for _ in range(40):
+        median = (low + high) / 2
+        lengths = np.clip(np.exp(np.log(median) + normal), 1, LENGTH).astype(np.int64)
+        low, high = (median, high) if lengths.mean() < TOKENS / DOCUMENTS else (low, median)
     return lengths

@@ -1,31 +1,29 @@
-"""Preparing conversations, beside bare SentencePiece on the same texts, each size in a process of its own."""
+"""Preparing conversations, beside bare SentencePiece on the same texts, each size in a process of its own, on one core."""
 
 from __future__ import annotations
 
 import json
 import random
-import subprocess
-import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
-from grain_sft.demo.text import python_sources
-from grain_sft.errors import PrepareError
-from grain_sft.prepare.training import CHAT_TOKENS, train_tokenizer
+from grain_sft.bench import Benchmark, Figures, Scale
+from grain_sft.bench.measuring import line, run_program
+from grain_sft.demo import docstrings
+from grain_sft.prepare import train_tokenizer
+from grain_sft.prepare.training import CHAT_TOKENS
 from grain_sft.storage import write_bytes
 
 VOCAB_SIZE = 8000  # pieces of the model that is trained for it
 CHARACTERS = 330  # of a message: some 100 tokens
 
 _PROGRAM = """
-import json, os, sys, time
 os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:1])
 import sentencepiece
 from grain_sft.prepare import Dataset, Request, prepare
 conversations, model, out = sys.argv[1:4]
-def peak():
-    with open("/proc/self/status") as file:
-        return next(int(line.split()[1]) / 1e3 for line in file if line.startswith("VmHWM"))
 bare = {}
 if sys.argv[4] == "bare":
     processor = sentencepiece.SentencePieceProcessor(model_file=model)
@@ -36,54 +34,55 @@ if sys.argv[4] == "bare":
     bare = {"bare_tokens": tokens, "bare_s": time.perf_counter() - begin}
     del texts
 request = Request((Dataset((conversations,)),), "primer", model, "olmo")
-before = peak()
+before = memory()["peak_mb"]
 begin = time.perf_counter()
 manifest = prepare(request, out, workers=1)
 seconds = time.perf_counter() - begin
 counts = manifest["splits"]["train"]
 print(json.dumps({**bare, "documents": counts["documents"], "tokens": counts["tokens"], "s": seconds,
-                  "mb_before": before, "peak_mb": peak()}))
+                  "mb_before": before, "peak_mb": memory()["peak_mb"]}))
 """
 
 
-def measure(folder: Path, conversations: int) -> dict[str, dict[str, float]]:
-    """Figures with a tenth of the conversations and with all of them, and of bare SentencePiece with all.
-
-    All runs are on one core: one process, one thread of SentencePiece.
-    """
-    figures = {}
-    folder.mkdir(parents=True, exist_ok=True)
+def _measure(folder: Path, scale: Scale) -> Figures:
+    """Return figures with a tenth of the conversations and with all of them, and of bare SentencePiece with all."""
+    figures: dict[str, Any] = {}
+    count = scale.conversations
     with tempfile.TemporaryDirectory(dir=folder) as temporary:
-        work = Path(temporary)
-        texts = [text for source in python_sources() for text in source.documents]
-        model = work / "spm.model"
+        here = Path(temporary)
+        texts = [entry.text for entry in docstrings()]
+        model = str(here / "spm.model")
         lines = (line for text in texts for line in text.splitlines() if line)
-        write_bytes(str(model), train_tokenizer(lines, VOCAB_SIZE, CHAT_TOKENS))
-        for count in (max(1, conversations // 10), conversations):
-            path = work / f"{count}.jsonl"
-            _write(path, "\n".join(texts), count)
-            figures[f"{count:,} conversations, memory"] = _run(path, model, work / f"m{count}", "alone")
-        figures[f"{conversations:,} conversations, speed"] = _run(path, model, work / "speed", "bare")
-    return figures
+        write_bytes(model, train_tokenizer(lines, VOCAB_SIZE, CHAT_TOKENS))
+        for size in (max(1, count // 10), count):
+            path = here / f"{size}.jsonl"
+            _write(path, "\n".join(texts), size)
+            figures[f"{size:,} conversations, memory"] = run_program(
+                _PROGRAM, str(path), model, str(here / f"m{size}"), "alone"
+            )
+        figures[f"{count:,} conversations, speed"] = run_program(
+            _PROGRAM, str(path), model, str(here / "speed"), "bare"
+        )
+    return {"prepare": figures}
 
 
-def report(figures: dict[str, dict[str, float]]) -> dict[str, dict[str, float]]:
-    """Print the table; returns the figures."""
-    print(f"\n{'preparing chats, one core':40}{'Mtok/s':>9}{'of bare':>9}{'MB before':>11}{'MB at most':>12}")
-    for name, row in figures.items():
-        rate = row["tokens"] / row["s"]
-        line = f"{name:40}{rate / 1e6:9.2f}"
+def _lines(figures: Figures) -> Iterator[str]:
+    yield line("preparing chats, one core", "Mtok/s", "of bare", "MB before", "MB at most")
+    for name, row in figures["prepare"].items():
+        speed = row["tokens"] / row["s"]
         if "bare_s" in row:
             bare = row["bare_tokens"] / row["bare_s"]
-            print(f"{'sentencepiece.encode on the same texts':40}{bare / 1e6:9.2f}")
-            print(f"{line}{rate / bare:9.2f}")
+            yield line("sentencepiece.encode on the same texts", f"{bare / 1e6:.2f}")
+            yield line(name, f"{speed / 1e6:.2f}", f"{speed / bare:.2f}")
         else:
-            print(f"{line}{'':9}{row['mb_before']:11.0f}{row['peak_mb']:12.0f}")
-    return figures
+            yield line(name, f"{speed / 1e6:.2f}", "", f"{row['mb_before']:.0f}", f"{row['peak_mb']:.0f}")
+
+
+PREPARE = Benchmark(_measure, _lines)
 
 
 def _write(path: Path, text: str, count: int) -> None:
-    """Conversations of two messages, cut from `text` at random places."""
+    """Write conversations of two messages, cut from `text` at random."""
     draw = random.Random(0)
     with path.open("w", encoding="utf-8") as file:
         for _ in range(count):
@@ -92,13 +91,3 @@ def _write(path: Path, text: str, count: int) -> None:
                 start, length = draw.randrange(len(text)), draw.randrange(CHARACTERS // 2, CHARACTERS * 3 // 2)
                 messages.append({"role": role, "content": text[start : start + length].replace("<|", "< |")})
             file.write(json.dumps({"messages": messages}, ensure_ascii=False) + "\n")
-
-
-def _run(conversations: Path, model: Path, out: Path, mode: str) -> dict[str, float]:
-    command = [sys.executable, "-c", _PROGRAM, str(conversations), str(model), str(out), mode]
-    result = subprocess.run(command, capture_output=True, text=True)
-    if result.returncode:
-        reason = result.stderr.strip().rpartition("\n")[2]
-        raise PrepareError(f"a process of the benchmark ended with status {result.returncode}: {reason}")
-    figures: dict[str, float] = json.loads(result.stdout.splitlines()[-1])
-    return figures

@@ -1,27 +1,22 @@
-"""What a pipeline's batch is made of, stage by stage, as functions to be timed; and the limit beside them."""
+"""The stages of a pipeline's batch as functions to be timed, and the limit beside them."""
 
 from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from grain_sft.bench.limit import LIMIT, limit
-from grain_sft.bench.throughput import Next
+from grain_sft.bench.measuring import LIMIT, Next, limit
 from grain_sft.layout import FILL_ROW
 from grain_sft.pipeline import Pipeline
-from grain_sft.source import Element, MixtureSource, ReadRows
-from grain_sft.transforms import ShiftTargets
-
-Rows = npt.NDArray[np.int64]
+from grain_sft.source import Element
 
 ROW_NUMBERS = "row numbers"
 READING = "reading"
-PIECES = "  of it, where rows lie"
+PIECES = "  of it, the pieces of rows"
 WHOLE = "a whole step"
 
 _BYTES = 1 << 27  # of ready batches, at each stage
@@ -29,7 +24,7 @@ _STEPS = 16
 
 
 def sample(pipeline: Pipeline, steps: int, seconds: float) -> list[Element]:
-    """Batches of the first steps: of at most `steps`, as many as bounded memory holds and as are read in some `seconds`."""
+    """Return batches of the first steps: of at most `steps`, as many as bounded memory holds and are read in `seconds`."""
     until = time.perf_counter() + seconds
     batches = [pipeline[0]]
     count = min(_STEPS, steps, _BYTES // max(1, nbytes(batches[0])))
@@ -39,85 +34,44 @@ def sample(pipeline: Pipeline, steps: int, seconds: float) -> list[Element]:
 
 
 def stages(pipeline: Pipeline, batches: list[Element]) -> dict[str, Next]:
-    """Each stage of the steps that `batches` are of, in the order in which a batch is made, the limit first.
+    """Return each stage of the steps of `batches`, in the order in which a batch is made, the limit first.
 
-    A stage is given what the stage before made of these steps, which stays in memory for it.
+    A stage is given what the stage before made of these steps, which stays in memory for it. A whole step may take less
+    time than its stages together: where ShiftTargets comes first it reads the rows itself, in fewer passes.
     """
     steps = range(len(batches))
     rows = [pipeline.sampler.rows(step) for step in steps]
     made: dict[str, Next] = {
         LIMIT: limit(batches[0]),
         ROW_NUMBERS: _in_turn(steps, pipeline.sampler.rows),
-        READING: _in_turn(rows, lambda each: _read(pipeline, each)),
+        READING: _in_turn(rows, pipeline.source.read),
+        PIECES: _in_turn([each[each != FILL_ROW] for each in rows], pipeline.source.layout.pieces),
     }
-    pieces = _pieces(pipeline)
-    if pieces is not None:
-        made[PIECES] = _in_turn([each[each != FILL_ROW] for each in rows], pieces)
-    given: list[Any] = [_read(pipeline, each) for each in rows]
+    elements = [pipeline.source.read(each) for each in rows]
     for number, transform in enumerate(pipeline.transforms):
         name = type(transform).__name__
-        name = name if name not in made else f"{name} ({number + 1})"
-        made[name] = _in_turn(given, _applied(transform))
-        given = [_applied(transform)(each) for each in given]
+        made[name if name not in made else f"{name} ({number + 1})"] = _in_turn(elements, transform.map)
+        elements = [transform.map(each) for each in elements]
     made[WHOLE] = _in_turn(steps, pipeline.__getitem__)
     return made
 
 
 def nbytes(batch: Element) -> int:
-    """Of a batch in memory; an array that stands under two keys counts once."""
+    """Return the memory of a batch; an array under two keys counts once."""
     return sum({id(array): array.nbytes for array in batch.values()}.values())
 
 
-def tokens(batch: Element) -> int:
-    """Of a batch, padding included."""
+def num_tokens(batch: Element) -> int:
+    """Return the tokens of a batch, padding included."""
     return next(iter(batch.values())).size
 
 
-def held(batch: Element) -> int | None:
-    """Tokens of a batch that are no padding; None where it does not say."""
+def num_held(batch: Element) -> int | None:
+    """Return the tokens of a batch without padding; None where it has no segments."""
     segments = next((batch[key] for key in ("inputs_segmentation", "segment_ids") if key in batch), None)
     return None if segments is None else int(np.count_nonzero(segments))
 
 
-def _in_turn(values: Any, function: Callable[[Any], Any]) -> Next:
+def _in_turn(values: Iterable[Any], function: Callable[[Any], Any]) -> Next:
     cycle = itertools.cycle(values)
     return lambda: function(next(cycle))
-
-
-def _read(pipeline: Pipeline, rows: Rows) -> Element | ReadRows:
-    """What a pipeline reads of `rows`: less, where its first transform can do with that."""
-    source = pipeline.source
-    if pipeline.transforms and type(pipeline.transforms[0]) is ShiftTargets and not isinstance(source, MixtureSource):
-        read = source.read_rows(rows)
-        if read is not None:
-            return read
-    return source.read(rows)
-
-
-class _Ready:
-    """A source whose rows were read already."""
-
-    def __init__(self, read: ReadRows) -> None:
-        self._read = read
-
-    def read_shifted(self, rows: object) -> None:
-        return None
-
-    def read_rows(self, rows: object) -> ReadRows:
-        return self._read
-
-
-def _applied(transform: Any) -> Callable[[Any], Any]:
-    """The transform of what `_read` gave, or of what the transform before it gave."""
-    return lambda given: transform.read(_Ready(given), ()) if isinstance(given, ReadRows) else transform.map(given)
-
-
-def _pieces(pipeline: Pipeline) -> Callable[[Rows], Any] | None:
-    """How the source finds what rows are made of; None where it does not ask the layout."""
-    source = pipeline.source
-    if isinstance(source, MixtureSource) or source.layout.row_format is not None:
-        return None
-    if source._long is not None:  # then it goes by one row after the other
-        runs = source._long.layout.runs
-        return lambda rows: list(map(runs, rows.tolist()))
-    return source.layout.pieces

@@ -27,8 +27,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run the demo: status 0 if the resumed run equals the uninterrupted one bit for bit, else 1."""
-    from grain_sft.demo.data import DATA
-    from grain_sft.demo.run import Plan
-    from grain_sft.demo.run import run as run_demo
+    from grain_sft.demo import run_demo
 
-    return run_demo(options.dir, Plan(DATA["chat"], options.steps, options.seed))
+    return run_demo(options.dir, steps=options.steps, seed=options.seed)

@@ -1,12 +1,10 @@
-"""Checkpoints: parameters and optimiser moments, and in the name the number of steps done. No data state at all."""
+"""Checkpoints: parameters and optimizer moments, and in the name the number of steps done. No data state at all."""
 
 from __future__ import annotations
 
 import dataclasses
 import io
-import re
 import zipfile
-from collections.abc import Sequence
 from pathlib import Path
 
 import jax
@@ -18,15 +16,13 @@ from grain_sft.demo.model import ModelConfig, Params, init_params
 from grain_sft.errors import StorageError
 from grain_sft.storage import atomic_write
 
-_NAME = re.compile(r"step-(\d{8})\.npz")
-
 
 @dataclasses.dataclass(frozen=True)
 class State:
-    """What a step changes; all float32 and of the parameters' shapes.
+    """What a step changes; all float32, in the shapes of the parameters.
 
     Attributes:
-      params: of the model.
+      params: Parameters of the model.
       mean: Adam's running mean of the gradients.
       square: Adam's running mean of their squares.
     """
@@ -40,7 +36,7 @@ jax.tree_util.register_dataclass(State, ["params", "mean", "square"], [])
 
 
 def init_state(config: ModelConfig, seed: int) -> State:
-    """The state before step 0: a pure function of its arguments."""
+    """Return the state before step 0: a pure function of its arguments."""
     params = init_params(config, seed)
     zeros = [{name: jnp.asarray(np.zeros(value.shape, np.float32)) for name, value in params.items()} for _ in range(2)]
     return State(params, *zeros)
@@ -50,7 +46,7 @@ def save(folder: Path, step: int, state: State) -> None:
     """Write the checkpoint after `step` steps, which appears whole or not at all.
 
     Raises:
-      StorageError: the disk is full or can't be written to.
+      StorageError: the disk is full or cannot be written to.
     """
     arrays = {
         f"{field.name}/{name}": np.asarray(value)
@@ -58,24 +54,17 @@ def save(folder: Path, step: int, state: State) -> None:
         for name, value in getattr(state, field.name).items()
     }
     path = folder / f"step-{step:08d}.npz"
-    content = io.BytesIO()  # np.savez straight to a disk that is full leaves its zip file open, and that prints
+    content = io.BytesIO()  # np.savez leaves its zip file open on a disk that is full, and that prints
     np.savez(content, **arrays)  # type: ignore[arg-type]
     with writing(path), atomic_write(path, "wb") as file:
         file.write(content.getbuffer())
 
 
-def steps(folder: Path) -> Sequence[int]:
-    """Steps of the checkpoints in `folder`, ascending; none where there is no such folder."""
-    if not folder.is_dir():
-        return []
-    return sorted(int(match[1]) for path in folder.iterdir() if (match := _NAME.fullmatch(path.name)))
-
-
 def load(folder: Path, step: int) -> State:
-    """The state after `step` steps.
+    """Return the state after `step` steps.
 
     Raises:
-      StorageError: there is no such checkpoint, or it can't be read.
+      StorageError: the checkpoint does not exist or cannot be read.
     """
     path = folder / f"step-{step:08d}.npz"
     parts: dict[str, Params] = {field.name: {} for field in dataclasses.fields(State)}

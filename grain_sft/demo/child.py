@@ -1,9 +1,11 @@
-"""Child: a training process as its parent sees it."""
+"""A training process as its parent sees it."""
 
 from __future__ import annotations
 
 import collections
 import contextlib
+import dataclasses
+import json
 import os
 import signal
 import subprocess
@@ -13,9 +15,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import grain_sft
-from grain_sft.demo import log
-from grain_sft.demo.log import Record
-from grain_sft.demo.train import RunOptions
+from grain_sft.demo import records
+from grain_sft.demo.records import Record
 from grain_sft.errors import GrainSftError
 from grain_sft.storage import without_interrupts
 
@@ -26,19 +27,52 @@ _ENVIRONMENT = {
 }
 
 
+@dataclasses.dataclass(frozen=True)
+class RunOptions:
+    """One run.
+
+    Attributes:
+      config: Path of the pipeline's config.
+      folder: Folder of its log and its checkpoints.
+      vocab_size: Size of the tokenizer's vocabulary.
+      steps: Steps of the whole training.
+      checkpoint_every: Steps from one checkpoint to the next.
+      seed: Seed of the parameters.
+      resume: Folder of the checkpoints whose newest the run continues from; None begins at step 0.
+    """
+
+    config: str
+    folder: str
+    vocab_size: int
+    steps: int
+    checkpoint_every: int
+    seed: int
+    resume: str | None = None
+
+    @property
+    def log(self) -> Path:
+        """The run's records."""
+        return Path(self.folder, "log.jsonl")
+
+    @property
+    def checkpoints(self) -> Path:
+        """The folder of the run's checkpoints."""
+        return Path(self.folder, "checkpoints")
+
+
 class Child:
     """A process that runs `grain_sft.demo.train`. It does not outlive the `with` block.
 
     Args:
-      name: of the run, for messages.
-      options: of the run.
+      name: Name of the run, for messages.
+      options: Options of the run.
     """
 
     def __init__(self, name: str, options: RunOptions) -> None:
         self.name = name
         with without_interrupts():
             self._process = subprocess.Popen(
-                [*_python(), "-m", "grain_sft.demo.train", *options.to_arguments()],
+                [*_python(), "-m", "grain_sft.demo.train", json.dumps(dataclasses.asdict(options))],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
@@ -46,25 +80,26 @@ class Child:
                 encoding="utf-8",
                 errors="replace",
             )
-        self._stderr: collections.deque[str] = collections.deque(maxlen=_LAST_LINES)
-        self._reader = threading.Thread(target=self._drain, daemon=True)
+        assert self._process.stdout is not None and self._process.stderr is not None
+        self._stdout, self._stderr = self._process.stdout, self._process.stderr
+        self._last: collections.deque[str] = collections.deque(maxlen=_LAST_LINES)
+        self._reader = threading.Thread(target=lambda: self._last.extend(self._stderr), daemon=True)
         self._reader.start()
 
     @property
     def pid(self) -> int:
-        """Of the process."""
+        """The process's id."""
         return self._process.pid
 
     def records(self) -> Iterator[Record]:
-        """Records of the steps as the process reports them, until it ends."""
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
-            record = log.parse(line)
+        """Yield the records of the steps as the process prints them, until it ends."""
+        for line in self._stdout:
+            record = records.parse(line)
             if record is not None:
                 yield record
 
     def kill(self) -> bool:
-        """End the process with SIGKILL, which it can neither catch nor prepare for; whether it was that which ended it."""
+        """End the process with SIGKILL, which it cannot catch, and return whether that ended it."""
         self._process.kill()
         return self._process.wait() == -signal.SIGKILL
 
@@ -72,17 +107,17 @@ class Child:
         """Wait for the process to end by itself.
 
         Raises:
-          GrainSftError: it failed; with the last that it said.
+          GrainSftError: it failed; with its last line.
         """
         status = self._process.wait()
         self._reader.join()
         if status == 0:
             return
-        said = next((line for line in reversed(self._stderr) if line.strip()), "it said nothing.").strip()
+        last = next((line for line in reversed(self._last) if line.strip()), "it printed nothing.").strip()
         how = f"exit status {status}" if status > 0 else f"signal {-status} ({signal.Signals(-status).name})"
         if status == -signal.SIGKILL:
-            said = "most likely the machine ran out of memory, of which a run takes about 1 GB."
-        raise GrainSftError(f"the {self.name} run ended with {how}: {said}")
+            last = "most likely the machine ran out of memory. A run takes about 1 GB."
+        raise GrainSftError(f"the {self.name} run ended with {how}: {last}")
 
     def __enter__(self) -> Child:
         return self
@@ -91,18 +126,12 @@ class Child:
         self._process.kill()
         self._process.wait()
         self._reader.join()
-        for stream in (self._process.stdout, self._process.stderr):
-            if stream is not None:
-                with contextlib.suppress(OSError):
-                    stream.close()
-
-    def _drain(self) -> None:
-        assert self._process.stderr is not None
-        for line in self._process.stderr:
-            self._stderr.append(line)
+        for stream in (self._stdout, self._stderr):
+            with contextlib.suppress(OSError):
+                stream.close()
 
 
 def _python() -> list[str]:
-    """This Python; what lies in the working directory is no module to it, unless that is where grain_sft lies."""
-    beside = Path(grain_sft.__file__).resolve().parents[1]
-    return [sys.executable] if beside == Path.cwd() else [sys.executable, "-P"]
+    """Return the command of this Python, without modules of the working directory unless grain_sft is there."""
+    parent = Path(grain_sft.__file__).resolve().parents[1]
+    return [sys.executable] if parent == Path.cwd() else [sys.executable, "-P"]

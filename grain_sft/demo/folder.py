@@ -1,4 +1,4 @@
-"""Folder: where the demo keeps its files, and the sentence for a disk that doesn't take them."""
+"""Where the demo keeps its files, and the sentence for a disk that does not take them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import dataclasses
 import errno
 import fcntl
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +18,7 @@ from grain_sft.storage import files
 SPACE_NEEDED = 60  # MB: six checkpoints of 8 MB, and the tokens
 
 _MARKER = ".grain_sft_demo"
+_CHECKPOINT = re.compile(r"step-(\d{8})\.npz")
 _ADVICE = {
     **dict.fromkeys(
         (errno.ENOSPC, errno.EDQUOT, errno.EFBIG),
@@ -31,18 +33,18 @@ _ADVICE = {
 
 @dataclasses.dataclass(frozen=True)
 class DemoFolder:
-    """Paths below `root`, an absolute path. What is below `corpus` and `runs` belongs to the demo and may go."""
+    """Paths below `root`, an absolute path. What is below `corpus` and `runs` belongs to the demo and may be removed."""
 
     root: Path
 
     @property
     def corpus(self) -> Path:
-        """Folder of tokenizer and tokens, and what they were made of."""
+        """The folder of tokenizer and tokens, and of what they were made of."""
         return self.root / "corpus"
 
     @property
     def index(self) -> Path:
-        """The scanned corpus."""
+        """The index of the corpus."""
         return self.corpus / "index.json"
 
     @property
@@ -52,21 +54,21 @@ class DemoFolder:
 
     @property
     def config(self) -> Path:
-        """What `grain_sft.load` takes."""
+        """The config that `grain_sft.load` takes."""
         return self.root / "config.json"
 
     @property
     def runs(self) -> Path:
-        """Folder of the runs' logs and checkpoints, made anew by every demo."""
+        """The folder of the runs' logs and checkpoints, made anew by every demo."""
         return self.root / "runs"
 
 
 @contextlib.contextmanager
 def claim(where: str | os.PathLike[str]) -> Iterator[DemoFolder]:
-    """Make the folder `where`, or take over an earlier demo's, and keep other demos out of it.
+    """Make the folder `where`, or use an earlier demo's, and keep other demos out of it.
 
     Raises:
-      StorageError: it can't be made, is in use by another demo, or holds files that are no demo's.
+      StorageError: it cannot be made, is in use by another demo, or holds files that are not a demo's.
     """
     if files.is_remote(os.fspath(where)):
         raise StorageError(f"{where}: not a local folder. The demo trains on this machine: give one with --dir.")
@@ -100,11 +102,7 @@ def claim(where: str | os.PathLike[str]) -> Iterator[DemoFolder]:
 
 @contextlib.contextmanager
 def writing(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Turn an `OSError` about `path` into a `StorageError` that says what to do.
-
-    Raises:
-      StorageError: instead of any `OSError` that is no sentence of ours already.
-    """
+    """Turn an `OSError` about `path` into a `StorageError` that names what to do."""
     try:
         yield
     except OSError as error:
@@ -118,10 +116,19 @@ def writing(path: str | os.PathLike[str]) -> Iterator[None]:
 
 
 def remove(folder: Path) -> None:
-    """Remove `folder` with all that is in it, if it is there.
-
-    Raises:
-      StorageError: it can't be removed.
-    """
+    """Remove `folder` with all that is in it, if it exists."""
     with writing(folder), contextlib.suppress(FileNotFoundError):
         shutil.rmtree(folder)
+
+
+def newest_step(checkpoints: Path) -> int:
+    """Return the step of the newest checkpoint in a folder.
+
+    Raises:
+      StorageError: it holds none.
+    """
+    names = [path.name for path in checkpoints.iterdir()] if checkpoints.is_dir() else []
+    steps = [int(match[1]) for name in names if (match := _CHECKPOINT.fullmatch(name))]
+    if not steps:
+        raise StorageError(f"{checkpoints}: holds no checkpoint. Give more --steps.")
+    return max(steps)

@@ -11,7 +11,7 @@ from sft_files import documents, write_olmo
 
 from grain_sft.bench import advice, stages
 from grain_sft.bench.advice import Choice, Setting
-from grain_sft.bench.limit import LIMIT
+from grain_sft.bench.measuring import LIMIT
 from grain_sft.cli.main import main
 from grain_sft.config import load
 from grain_sft.prepare.materialize import materialize
@@ -21,7 +21,7 @@ sys.path.append(str(Path(__file__).parents[1] / "mixture"))  # mixed_corpora.py 
 from mixed_corpora import mixture_config, write_sources
 
 QUICK = ("--seconds", "0.02", "--repeats", "1", "--step-ms", "1", "--step-ms", "2")
-ALWAYS = {LIMIT, stages.ROW_NUMBERS, stages.READING, stages.WHOLE}
+ALWAYS = {LIMIT, stages.ROW_NUMBERS, stages.READING, stages.PIECES, stages.WHOLE}
 
 
 @pytest.fixture(autouse=True)
@@ -105,11 +105,10 @@ def test_packed_rows_of_one_host_of_two(bench, tmp_path):
     assert "on 2 such hosts" in printed
 
 
-def test_a_mixture_has_no_pieces_of_its_own(bench, tmp_path):
+def test_a_mixture(bench, tmp_path):
     write_sources(tmp_path)
     figures, printed = bench(mixture_config(tmp_path))
     check(figures, printed)
-    assert stages.PIECES not in [row["name"] for row in figures["stages"]]
     assert figures["layout"]["kind"] == "MixtureLayout" and figures["batch"]["rows"] == 12
 
 
@@ -121,7 +120,6 @@ def test_other_layouts(bench, tmp_path, kind):
         config["corpus"] = {"path": str(tmp_path / "rows")}
     figures, printed = bench({**config, "layout": {"kind": kind, "sequence_length": 64}})
     check(figures, printed)
-    assert (stages.PIECES in [row["name"] for row in figures["stages"]]) == (kind == "padded")
 
 
 def test_rows_of_few_long_documents(bench, tmp_path):

@@ -11,7 +11,8 @@ from sft_files import documents, write_olmo
 
 import grain_sft
 from grain_sft import Host
-from grain_sft.bench import trace as bench
+from grain_sft.bench import Scale
+from grain_sft.bench import plans as bench
 from grain_sft.cli.main import main
 from grain_sft.provenance import checkpoint_table, find_document, summarize, trace
 
@@ -169,11 +170,11 @@ def test_a_process_of_trace_imports_no_jax_and_ends_with_its_reader(config):
 
 @pytest.mark.heavy
 def test_the_benchmark_traces_a_small_run(tmp_path):
-    figures = bench.measure(tmp_path, 20_000)
-    assert len(bench.report(figures)) == len(figures) == 7
-    assert all(run.seconds > 0.05 and run.gigabytes > 0.02 for run in figures.values())
-    lengths = bench.made_up_lengths(20_000)
+    figures = bench.TRACE.measure(tmp_path, Scale(documents=20_000))
+    assert len(list(bench.TRACE.lines(figures))) == 8 and len(figures["trace"]) == 7
+    assert all(run["seconds"] > 0.05 and run["gigabytes"] > 0.02 for run in figures["trace"].values())
+    lengths = bench.trace_lengths(20_000)
     assert lengths.min() >= 1 and lengths.max() == bench.LENGTH
     assert lengths.mean() == pytest.approx(bench.TOKENS / bench.DOCUMENTS, rel=1e-3)
     assert not list(tmp_path.iterdir())
-    assert np.array_equal(lengths, bench.made_up_lengths(20_000))
+    assert np.array_equal(lengths, bench.trace_lengths(20_000))

@@ -9,9 +9,8 @@ from pathlib import Path
 import numpy as np
 
 import grain_sft
-from grain_sft.demo.data import DATA
+from grain_sft.demo.corpus import prepare_corpus
 from grain_sft.demo.folder import claim
-from grain_sft.demo.prepare import prepare
 from grain_sft.prepare import Tokenizer, load_tokenizer
 
 SMALL_TEXT = 150_000  # characters
@@ -30,7 +29,7 @@ class Chat:
 
 def make_chat(root: Path) -> Chat:
     with claim(root) as folder:
-        prepare(folder, DATA["chat"], 0, max_characters=SMALL_TEXT)
+        prepare_corpus(folder, 0, max_characters=SMALL_TEXT)
         pipeline = grain_sft.load(folder.config, host=grain_sft.Host(0, 1))
     answers: dict[str, set[str]] = {}
     for line in (folder.corpus / "chats.jsonl").read_text().splitlines():

@@ -15,18 +15,15 @@ import numpy as np
 import pytest
 
 from grain_sft.cli.main import main
-from grain_sft.demo import checkpoint, log
-from grain_sft.demo.child import Child
-from grain_sft.demo.compare import compare, table
-from grain_sft.demo.data import DATA, VOCAB_SIZE
-from grain_sft.demo.folder import DemoFolder, claim
-from grain_sft.demo.log import Record
+from grain_sft.demo import records as log
+from grain_sft.demo.child import Child, RunOptions
+from grain_sft.demo.corpus import VOCAB_SIZE
+from grain_sft.demo.folder import DemoFolder, claim, newest_step
+from grain_sft.demo.records import Record, difference, table
 from grain_sft.demo.run import Plan
-from grain_sft.demo.train import RunOptions
 from grain_sft.errors import StorageError
 
 STEPS = 9
-CHAT = DATA["chat"]
 
 
 # --- its folder ---
@@ -52,9 +49,7 @@ def logs() -> dict[str, list[Record]]:
 
 
 def verdict(changed: dict[str, list[Record]]) -> str | None:
-    result = compare("resumed", "uninterrupted", range(3, 9), changed)
-    assert result.equal == (result.difference is None)
-    return result.difference
+    return difference("resumed", "uninterrupted", range(3, 9), changed)
 
 
 def test_equal_logs_are_equal() -> None:
@@ -93,7 +88,7 @@ def test_a_step_that_is_missing_is_a_difference(kept: slice, sentence: str) -> N
 
 
 def test_no_steps_at_all_and_steps_too_many_are_differences() -> None:
-    assert compare("resumed", "uninterrupted", range(0), logs()).difference
+    assert difference("resumed", "uninterrupted", range(0), logs())
     changed = logs()
     changed["resumed"].append(record(9))
     assert "after its last" in (verdict(changed) or "")
@@ -132,9 +127,9 @@ def test_the_hash_of_a_batch_covers_names_shapes_dtypes_and_values() -> None:
 
 
 def test_the_first_run_is_killed_between_its_first_and_its_second_checkpoint() -> None:
-    assert (Plan(CHAT, 60, 0).checkpoint_every, Plan(CHAT, 60, 0).killed_after) == (20, 32)
+    assert (Plan(60, 0).checkpoint_every, Plan(60, 0).killed_after) == (20, 32)
     for steps in range(9, 200):
-        plan = Plan(CHAT, steps, 0)
+        plan = Plan(steps, 0)
         assert plan.checkpoint_every < plan.killed_after + 1 < 2 * plan.checkpoint_every < steps
 
 
@@ -186,8 +181,8 @@ def test_the_killed_run_left_off_early_and_the_resumed_one_took_up_its_checkpoin
         return [each.step for each in log.read(finished.folder.runs / name / "log.jsonl")]
 
     killed, resumed = steps("interrupted"), steps("resumed")
-    newest = checkpoint.steps(finished.folder.runs / "interrupted" / "checkpoints")[-1]
-    assert killed == list(range(len(killed))) and Plan(CHAT, STEPS, 0).killed_after < len(killed) < STEPS
+    newest = newest_step(finished.folder.runs / "interrupted" / "checkpoints")
+    assert killed == list(range(len(killed))) and Plan(STEPS, 0).killed_after < len(killed) < STEPS
     assert resumed == list(range(newest, STEPS)) and 0 < newest <= len(killed)
     assert steps("uninterrupted") == list(range(STEPS))
     assert sorted(path.name for path in finished.folder.runs.iterdir()) == ["interrupted", "resumed", "uninterrupted"]
@@ -212,7 +207,7 @@ def test_a_run_that_can_not_write_fails_with_its_sentence(finished: Finished, tm
 
 
 def test_no_process_outlives_an_interrupt(finished: Finished, tmp_path: Path) -> None:
-    options = RunOptions(finished.folder.config, tmp_path, VOCAB_SIZE, 1000, 1000, 0)
+    options = RunOptions(str(finished.folder.config), str(tmp_path), VOCAB_SIZE, 1000, 1000, 0)
     with pytest.raises(KeyboardInterrupt), Child("endless", options) as child:
         assert next(child.records()).step == 0
         raise KeyboardInterrupt

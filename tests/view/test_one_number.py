@@ -8,9 +8,8 @@ from sft_files import EOS, documents, write_olmo
 
 import grain_sft
 from grain_sft import Host
-from grain_sft.bench import config_bench as of_config
-from grain_sft.bench import limit as limits
-from grain_sft.bench import measuring, packed, stages, throughput
+from grain_sft.bench import config as of_config
+from grain_sft.bench import measuring, packed, stages, windows
 from grain_sft.cli.main import main
 from grain_sft.layout.report import algorithm_title, padding_share
 from grain_sft.view import report_corpus
@@ -50,14 +49,14 @@ def test_padding_is_the_same_in_pack_in_the_report_and_in_the_batches(run, capsy
 
 
 def test_there_is_one_limit():
-    for module in (stages, throughput, packed, measuring):
-        assert module.limit is limits.limit and module.LIMIT == limits.LIMIT
+    for module in (stages, windows, packed):
+        assert module.limit is measuring.limit and module.LIMIT == measuring.LIMIT
 
 
 def test_the_limit_copies_arrays_of_the_batch_each_once():
     shared = np.zeros((3, 8), np.int32)
     batch = {"inputs": np.ones((3, 8), np.int32), "a": shared, "b": shared, "weights": np.zeros((3, 8), np.float32)}
-    copies = limits.limit(batch)()
+    copies = measuring.limit(batch)()
     assert [(array.shape, array.dtype.name) for array in copies] == [((3, 8), "int32")] * 2 + [((3, 8), "float32")]
 
 
@@ -65,4 +64,4 @@ def test_the_report_measures_that_limit(run):
     config, _ = run
     pipeline = grain_sft.load(config, host=Host(0, 1))
     figures = measuring.report_speed(pipeline, 0.01)
-    assert figures["rows"][0]["name"] == limits.LIMIT and figures["rows"][0]["of_limit"] == 1
+    assert figures["rows"][0]["name"] == measuring.LIMIT and figures["rows"][0]["of_limit"] == 1

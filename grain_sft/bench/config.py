@@ -19,9 +19,8 @@ import numpy as np
 import numpy.typing as npt
 
 from grain_sft.bench import stages
-from grain_sft.bench.advice import Choice, Setting, accelerators, choose, reason
-from grain_sft.bench.limit import LIMIT
-from grain_sft.bench.throughput import seconds_a_batch, seconds_waited
+from grain_sft.bench.advice import Setting, accelerators, choose, reason
+from grain_sft.bench.measuring import LIMIT, rate, seconds_a_batch, seconds_in_turn, seconds_waited
 from grain_sft.layout.report import padding_share
 from grain_sft.pipeline import Pipeline
 from grain_sft.pipeline.iterator import PREFETCH, PipelineIterator
@@ -43,11 +42,11 @@ class Plan(NamedTuple):
     """How to measure.
 
     Attributes:
-      seconds: all of it takes about so long, or longer where a batch does.
-      repeats: measurements of each setting, in turn.
-      steps_ms: steps of a training that waits for batches.
-      max_workers: worker processes that are tried; None: as many as there are cores, up to 8.
-      tokens_per_second: of one accelerator.
+      seconds: Time of all measurements together; a slow batch takes longer.
+      repeats: Measurements of each setting, in turn.
+      steps_ms: Steps of a training that waits for batches.
+      max_workers: Most worker processes that are tried; None: as many as there are cores, up to 8.
+      tokens_per_second: Speed of one accelerator.
     """
 
     seconds: float = SECONDS
@@ -58,7 +57,7 @@ class Plan(NamedTuple):
 
 
 def measure(pipeline: Pipeline, plan: Plan) -> dict[str, Any]:
-    """Everything that `grain-sft bench CONFIG` says, JSON-ready. Nothing is written, no audit log either.
+    """Return everything that `grain-sft bench CONFIG` prints, ready for JSON. Nothing is written, no audit log either.
 
     Raises:
       RowIndexError, CorpusFileError, TransformError: as the pipeline's batches do.
@@ -67,37 +66,43 @@ def measure(pipeline: Pipeline, plan: Plan) -> dict[str, Any]:
     run = _Run(pipeline)
     first = run.first_reading(plan.seconds * _FIRST)
     batches = stages.sample(run.pipeline, run.steps, plan.seconds * _STAGES)
-    tokens = statistics.fmean(map(stages.tokens, batches))
+    tokens = statistics.fmean(map(stages.num_tokens, batches))
     timed = _stage_times(run.pipeline, batches, plan)
-    per_limit, whole = timed[LIMIT], timed[stages.WHOLE]
 
     def row(seconds: float) -> dict[str, float]:
-        return {"ms_per_batch": seconds * 1e3, "mtok_per_s": tokens / seconds / 1e6, "of_limit": per_limit / seconds}
+        return rate(tokens, seconds, timed[LIMIT])
 
     measured, left_out = _settings(run, plan, begin)
-    delivered = [_delivered(setting, figures, row) for setting, figures in measured.items()]
+    delivered = [_delivered(setting, rounds, row) for setting, rounds in measured.items()]
     choice = choose(delivered, first["slowest_ms"])
-    rounds = _last_rounds(run, choice.setting, plan, begin)
-    recommended = _delivered(choice.setting, rounds, row)
+    recommended = _delivered(choice.setting, _last_rounds(run, choice.setting, plan, begin), row)
     host, layout = pipeline.sampler.host, pipeline.source.layout
+    ahead = choice.setting.prefetch * max(1, choice.setting.worker_count)
     return {
         "layout": {"kind": type(layout).__name__, "rows": len(layout), "sequence_length": layout.sequence_length},
         "host": {"index": host.index, "count": host.count},
         "cores": cores(),
         "batch": _batch(batches, tokens),
         "first_reading": {**first, "mtok_per_s": tokens / first["ms_per_batch"] / 1e3},
-        "stages": [{"name": name, **row(seconds), "of_step": seconds / whole} for name, seconds in timed.items()],
+        "stages": [
+            {"name": name, **row(seconds), "of_step": seconds / timed[stages.WHOLE]} for name, seconds in timed.items()
+        ],
         "delivered": delivered,
         "left_out": left_out,
         "rows_read": run.next_step * int(pipeline.sampler.rows(0).size) * host.count / len(layout),
-        "recommended": _recommended(choice, recommended, delivered, stages.nbytes(batches[0])),
+        "recommended": {
+            **recommended,
+            "step_ms": choice.step_ms,
+            "buffer_bytes": stages.nbytes(batches[0]) * ahead,
+            "reason": reason(choice, recommended, delivered),
+        },
         "accelerators": accelerators(recommended["mtok_per_s"] * 1e6, host.count, plan.tokens_per_second),
         "seconds": time.perf_counter() - begin,
     }
 
 
 def cores() -> int:
-    """That this process may use."""
+    """Return the cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -127,7 +132,7 @@ class _Run:
         self.next_step = 0
 
     def first_reading(self, seconds: float) -> dict[str, float]:
-        """Batches made one by one when asked: the first, which opens files, apart."""
+        """Measure batches made one by one when asked; the first, which opens files, apart."""
         times: list[float] = []
         while len(times) < 3 or sum(times[1:]) < seconds:
             begin = time.perf_counter()
@@ -139,7 +144,7 @@ class _Run:
         return {"steps": len(times)} | {name: value * 1e3 for name, value in figures.items()}
 
     def round(self, setting: Setting, rate_seconds: float, wait_seconds: float, steps_ms: Sequence[float]) -> Round:
-        """A setting as fast as it goes, then beside each step."""
+        """Measure a setting as fast as it goes, then beside each step."""
         with self._iterator(setting, rate_seconds) as batches:
             taken = seconds_a_batch(batches.__next__, rate_seconds)
             waits = {step_ms: _beside(batches, step_ms / 1e3, wait_seconds / len(steps_ms)) for step_ms in steps_ms}
@@ -147,7 +152,7 @@ class _Run:
 
     @contextlib.contextmanager
     def _iterator(self, setting: Setting, warm_seconds: float) -> Iterator[PipelineIterator]:
-        """An iterator from the next step on, once what it made at the start is taken."""
+        """Yield an iterator from the next step on, after the batches that it made at the start."""
         batches = self.pipeline.iter(self.next_step, **setting._asdict())
         try:
             next(batches)
@@ -177,11 +182,11 @@ class _FirstSteps:
         return self._sampler.rows(step % self._count)
 
     def check_from(self, step: int) -> None:
-        """All are as the first is."""
+        """Accept any step: all are like the first."""
 
 
 def _beside(batches: PipelineIterator, step_seconds: float, seconds: float) -> list[float]:
-    """How long each step waits for its batch, where an accelerator then works for `step_seconds`; three steps or more."""
+    """Return how long each of three or more steps of `step_seconds` waits for its batch."""
     waits: list[float] = []
     begin = time.perf_counter()
     while len(waits) < 3 or time.perf_counter() - begin < seconds:
@@ -190,20 +195,16 @@ def _beside(batches: PipelineIterator, step_seconds: float, seconds: float) -> l
 
 
 def _stage_times(pipeline: Pipeline, batches: list[Element], plan: Plan) -> dict[str, float]:
-    """Median seconds of each stage."""
+    """Return the median seconds of each stage."""
     timed = stages.stages(pipeline, batches)
-    seconds = plan.seconds * _STAGES / len(timed) / plan.repeats
     for stage in timed.values():
         stage()
-    times: dict[str, list[float]] = {name: [] for name in timed}
-    for _ in range(plan.repeats):
-        for name, stage in timed.items():
-            times[name].append(seconds_a_batch(stage, seconds))
+    times = seconds_in_turn(timed, plan.seconds * _STAGES / len(timed) / plan.repeats, plan.repeats)
     return {name: statistics.median(each) for name, each in times.items()}
 
 
 def _settings(run: _Run, plan: Plan, begin: float) -> tuple[dict[Setting, list[Round]], list[str]]:
-    """Settings, fewest resources first, with what was measured of each; and those for which there was no time."""
+    """Measure settings, fewest resources first; return also those for which there was no time."""
     remote = any(files.is_remote(shard.path) for shard in run.pipeline.source.layout.corpus.shards)
     most = min(_MOST_THREADS, max(2, cores())) if not remote else _MOST_THREADS
     threads = [Setting(count, PREFETCH, 0) for count in (0, *_doubled(most))]
@@ -231,7 +232,7 @@ def _settings(run: _Run, plan: Plan, begin: float) -> tuple[dict[Setting, list[R
 
 
 def _last_rounds(run: _Run, setting: Setting, plan: Plan, begin: float) -> list[Round]:
-    """The recommended setting, measured by itself; once where the time is up already."""
+    """Measure the recommended setting by itself; once where the time is up."""
     seconds = plan.seconds * _LAST / 2 / plan.repeats
     rounds = [run.round(setting, seconds, seconds, plan.steps_ms)]
     while len(rounds) < plan.repeats and time.perf_counter() - begin < plan.seconds:
@@ -240,7 +241,7 @@ def _last_rounds(run: _Run, setting: Setting, plan: Plan, begin: float) -> list[
 
 
 def _doubled(most: int) -> list[int]:
-    """1, 2, 4 and so on up to `most`, and `most`."""
+    """Return 1, 2, 4 and so on up to `most`, and `most`."""
     found = [1 << bit for bit in range(most.bit_length())]
     return found if not most or found[-1] == most else [*found, most]
 
@@ -256,23 +257,13 @@ def _delivered(setting: Setting, rounds: list[Round], row: Any) -> dict[str, Any
 
 
 def _batch(batches: list[Element], tokens: float) -> dict[str, Any]:
-    """Sizes of this host's batch; of `batches` that differ in length, the mean."""
-    held = [stages.held(batch) for batch in batches]
-    known = [count for count in held if count is not None]
+    """Return the sizes of this host's batch; of `batches` that differ in length, the mean."""
+    counts = [stages.num_held(batch) for batch in batches]
+    known = [count for count in counts if count is not None]
     return {
         "rows": len(next(iter(batches[0].values()))),
         "tokens": tokens,
         "padding_share": padding_share(statistics.fmean(known), tokens) if known else None,
         "bytes": stages.nbytes(batches[0]),
         "arrays": len({id(array) for array in batches[0].values()}),
-    }
-
-
-def _recommended(choice: Choice, row: dict[str, Any], delivered: list[dict[str, Any]], size: int) -> dict[str, Any]:
-    ahead = choice.setting.prefetch * max(1, choice.setting.worker_count)
-    return {
-        **row,
-        "step_ms": choice.step_ms,
-        "buffer_bytes": size * ahead,
-        "reason": reason(choice, row, delivered),
     }
