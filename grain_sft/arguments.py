@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import operator
 import os
-from collections.abc import Iterable, Mapping
-from typing import Any
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, ParamSpec, TypeVar, cast
 
 from grain_sft.errors import GrainSftError, LayoutError, WrongTypeError, shortened
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 MOST_TOKENS = 2**31 - 1
 """Tokens a row: positions in it are int32."""
@@ -76,3 +81,21 @@ def as_paths(name: str, value: object) -> list[str | os.PathLike[str]]:
     for item in items:
         check_type(f"{name}: an item", item, str | os.PathLike, "a path")
     return items
+
+
+def keyword_only(*names: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """Return a decorator of a method whose keyword-only arguments `names` may still be given by position."""
+
+    def decorate(method: Callable[P, T]) -> Callable[P, T]:
+        @functools.wraps(method)
+        def call(*values: Any, **named: Any) -> T:
+            if 1 < len(values) <= 1 + len(names):
+                given = dict(zip(names, values[1:], strict=False))
+                text = ", ".join(f"{name}={value!r}" for name, value in given.items())
+                warnings.warn(f"Write {method.__name__}({text}).", DeprecationWarning, stacklevel=2)
+                values, named = values[:1], given | named
+            return method(*values, **named)
+
+        return cast("Callable[P, T]", call)
+
+    return decorate

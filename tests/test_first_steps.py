@@ -12,7 +12,7 @@ from sft_files import EOS, write_olmo
 import grain_sft
 from grain_sft import Host
 from grain_sft.cli.main import main
-from grain_sft.pipeline.first_steps import NUM_CHECKED, takes_loss
+from grain_sft.pipeline import NUM_CHECKED, takes_loss
 from grain_sft.verify import verify
 
 COUNT, LENGTH = 200, 64

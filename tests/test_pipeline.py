@@ -370,7 +370,8 @@ def test_a_closed_iterator_says_so(source):
 
 
 def test_arrays_shared_between_batches_cannot_be_written_to(source):
-    mine = pipeline(source, order="sequential", global_batch_size=4)
+    sampler = pipeline(source, order="sequential", global_batch_size=4).sampler
+    mine = Pipeline(source, sampler, [ShiftTargets()])  # a transform of its own, which threads of no other test use
     one, other = mine[0], mine[2]
     assert one["inputs_position"] is other["inputs_position"]
     assert one["targets_segmentation"] is other["targets_segmentation"]
@@ -398,11 +399,25 @@ def test_options_that_are_no_counts_are_named(source, option, value):
 @pytest.mark.parametrize("step", [-1, 1.5, "3"])
 def test_steps_that_are_no_counts_are_named(source, step):
     mine = pipeline(source)
-    for ask in (mine.iter, mine.__getitem__, lambda step: mine.data_loader(start_step=step)):
+    for ask in (
+        lambda step: mine.iter(start_step=step),
+        mine.__getitem__,
+        lambda step: mine.data_loader(start_step=step),
+    ):
         with pytest.raises(GrainSftError, match=f"step={step!r}"):
             ask(step)
     with pytest.raises(GrainSftError, match="worker_count=-1"):
         mine.data_loader(worker_count=-1)
+
+
+def test_a_step_given_by_position_works_with_a_warning_that_names_it(source):
+    mine = pipeline(source)
+    with pytest.warns(DeprecationWarning, match=r"Write iter\(start_step=3\)"):
+        assert mine.iter(3, threads=0).next_step == 3
+    with pytest.warns(DeprecationWarning, match=r"Write data_loader\(worker_count=0, start_step=1\)"):
+        assert_same(next(iter(mine.data_loader(0, 1))), mine[1])
+    with pytest.raises(TypeError):
+        mine.iter(1, 2)
 
 
 def test_transforms_in_the_wrong_order_are_named(source):
@@ -423,7 +438,7 @@ def test_parts_that_do_not_fit_are_named(source):
     sampler = IndexSampler(59, global_batch_size=4, seed=0)
     with pytest.raises(GrainSftError, match="59 rows, but the source has 60"):
         Pipeline(source, sampler, [ShiftTargets()])
-    with pytest.raises(GrainSftError, match=r"no grain.transforms.Map.*no Batch"):
+    with pytest.raises(GrainSftError, match=r"not a grain.transforms.Map.*no Batch"):
         Pipeline(source, IndexSampler(60, global_batch_size=4, seed=0), [grain.transforms.Batch(4)])
 
 

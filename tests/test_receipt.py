@@ -13,7 +13,7 @@ import grain_sft
 from grain_sft import Host, IndexSampler, NpyDataSource, PackedLayout, PaddedLayout, Pipeline, open_corpus
 from grain_sft.cli.main import main
 from grain_sft.config.keys import SECTIONS, TOP
-from grain_sft.pipeline.receipt import Receipt, layout_receipt, receipt_of
+from grain_sft.pipeline import Receipt, layout_receipt, receipt_of
 
 DOCS = documents(60)
 for tokens, _ in DOCS[::2]:

@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from grain_sft.pipeline.iterator import PREFETCH
+from grain_sft.pipeline import PREFETCH
 
 FELT = 0.02  # of a step: a trainer does not feel a median wait up to this
 LEAST_MS = 0.5  # nor up to this: a thread that slept takes as long to run again on a machine that others use

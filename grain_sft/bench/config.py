@@ -22,8 +22,7 @@ from grain_sft.bench import stages
 from grain_sft.bench.advice import Setting, accelerators, choose, reason
 from grain_sft.bench.measuring import LIMIT, rate, seconds_a_batch, seconds_in_turn, seconds_waited
 from grain_sft.layout.report import padding_share
-from grain_sft.pipeline import Pipeline
-from grain_sft.pipeline.iterator import PREFETCH, PipelineIterator
+from grain_sft.pipeline import PREFETCH, Pipeline, PipelineIterator
 from grain_sft.sampling import Sampler
 from grain_sft.source import Element
 from grain_sft.storage import files
@@ -153,7 +152,7 @@ class _Run:
     @contextlib.contextmanager
     def _iterator(self, setting: Setting, warm_seconds: float) -> Iterator[PipelineIterator]:
         """Yield an iterator from the next step on, after the batches that it made at the start."""
-        batches = self.pipeline.iter(self.next_step, **setting._asdict())
+        batches = self.pipeline.iter(start_step=self.next_step, **setting._asdict())
         try:
             next(batches)
             until = time.perf_counter() + warm_seconds

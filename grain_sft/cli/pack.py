@@ -24,7 +24,7 @@ from grain_sft.corpus import Corpus, open_corpus
 from grain_sft.layout import PackedLayout, compare_algorithms, packing_report, plan_places
 from grain_sft.layout.packing import ALGORITHMS, BY_EPOCH, TIES
 from grain_sft.layout.report import algorithm_title
-from grain_sft.pipeline.receipt import layout_receipt
+from grain_sft.pipeline import layout_receipt
 from grain_sft.prepare.materialize import materialize
 from grain_sft.progress import progress_bar
 from grain_sft.replay.learning_rate import automatic_learning_rate, supervised_ratio

@@ -18,8 +18,7 @@ from typing import Any, Protocol
 
 from grain_sft.arguments import as_integer
 from grain_sft.errors import MissingExtraError, PipelineError, RowIndexError
-from grain_sft.pipeline import Pipeline
-from grain_sft.pipeline.iterator import PipelineIterator
+from grain_sft.pipeline import Pipeline, PipelineIterator
 from grain_sft.storage import files
 
 _STEP, _PARTS = "next_step", "parts"
@@ -88,14 +87,14 @@ class CheckedIterator(PipelineIterator):
 
     def get_state(self) -> dict[str, Any]:
         """As `data_state`."""
-        return data_state(self._pipeline, self.next_step)
+        return data_state(self.pipeline, self.next_step)
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Go on at the step of `state`.
 
         Raises: as `resume_step`; then nothing is changed.
         """
-        self._go_to(resume_step(state, self._pipeline, allow_other_data=self._allow_other_data))
+        self._go_to(resume_step(state, self.pipeline, allow_other_data=self._allow_other_data))
 
     def __str__(self) -> str:
         return f"CheckedIterator(next_step={self.next_step})"

@@ -28,9 +28,7 @@ from grain_sft.integrations.placement import (
     ProcessRows,
     process_rows,
 )
-from grain_sft.pipeline import Delivery, Pipeline, StepIterator
-from grain_sft.pipeline.iterator import checked_step
-from grain_sft.pipeline.read_ahead import ReadAhead
+from grain_sft.pipeline import Pipeline, ReadAhead, StepIterator, checked_step
 from grain_sft.source import Element
 from grain_sft.storage import activity
 
@@ -80,7 +78,6 @@ class GlobalBatches(StepIterator[GlobalBatch]):
         allow_other_data: bool = False,
         prepare: Callable[[int, Element], Element] | None = None,
     ) -> None:
-        self._closed = True  # until it is complete
         if pipeline.sampler.host.count != 1:
             raise PipelineError(
                 f"the pipeline is that of {pipeline.sampler.host!r}, but which rows a process reads comes from the "
@@ -93,7 +90,7 @@ class GlobalBatches(StepIterator[GlobalBatch]):
         self._threads = as_integer("threads", threads, 1, PipelineError)
         self._allow_other_data, self._prepare = allow_other_data, prepare
         self._placements = {rows: self._placement_of(rows) for rows in set(pipeline.sampler.batch_sizes.sizes)}
-        super().__init__(pipeline, checked_step(pipeline, start_step))
+        super().__init__(pipeline, start_step)
 
     def _placement_of(self, batch_rows: int) -> Placement:
         """How batches of so many rows get to the devices."""
@@ -112,45 +109,27 @@ class GlobalBatches(StepIterator[GlobalBatch]):
         """Rows of the global batch of `step` that this process reads: int64 [n]."""
         return self._placement(step).reads
 
+    def _make_now(self, step: int) -> GlobalBatch:
+        return self._put(step)
+
     def _make(self, step: int) -> GlobalBatch:
+        return self._placement(step).finish(super()._make(step))
+
+    def _reader(self, step: int) -> ReadAhead[GlobalBatch] | None:
         if not self._prefetch:
-            batch = self._put(step)
-        else:
-            self._read_ahead(step)
-            assert self._ahead is not None
-            slot = self._ahead.get(step)
-            if slot.error is not None:
-                error = slot.error
-                self._stop()  # the next `next` tries this step again
-                raise error
-            assert slot.value is not None
-            batch = slot.value
-        return self._placement(step).finish(batch)
+            return None
+        this = weakref.proxy(self)  # threads that wait for work must not keep the iterator alive
+        return ReadAhead(
+            lambda step: this._put(step),
+            start=step,
+            end=self._end,
+            ahead=self._prefetch,
+            threads=self._threads,
+            name="grain_sft-global-batches",
+        )
 
-    def _record(self, step: int, delivery: Delivery) -> None:
-        if self.pipeline.audit is not None and self._placement(step).writer == jax.process_index():
-            self.pipeline.audit.handed_out(self.pipeline, step, delivery)
-
-    def start_prefetch(self) -> None:
-        """Begin to read batches and to transfer them."""
-        with self._lock:
-            step, waiting = self._position
-            if not self._closed and self._prefetch and not waiting and step < self._end:
-                self._read_ahead(step)
-
-    def _read_ahead(self, step: int) -> None:
-        """Have batches from `step` on read and transferred, unless they are."""
-        if self._ahead is None:
-            this = weakref.proxy(self)  # threads that wait for work keep no iterator that nobody holds
-            self._ahead = ReadAhead(
-                lambda step: this._put(step),
-                start=step,
-                end=self._end,
-                ahead=self._prefetch,
-                threads=self._threads,
-                name="grain_sft-global-batches",
-            )
-        self._ahead.advance(step)
+    def _writer(self, step: int) -> bool:
+        return self._placement(step).writer == jax.process_index()
 
     def _put(self, step: int) -> GlobalBatch:
         """The batch of `step`, on its way to this process's devices."""

@@ -106,7 +106,7 @@ class Metrics(Observer):
         if delivery is self._last:  # an exception interrupted its return
             return
         self._last = delivery
-        _, step, rows, tokens, seconds = delivery
+        _, step, _, rows, tokens, seconds = delivery
         bucket = bisect.bisect_left(_SECONDS, seconds)
         with self._lock:
             self._buckets["wait"][bucket] += 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from grain_sft.errors import PipelineError
@@ -12,8 +13,8 @@ from grain_sft.source import Element
 from grain_sft.storage import activity
 
 if TYPE_CHECKING:
-    from grain_sft.pipeline.delivery import StepIterator
     from grain_sft.pipeline.pipeline import Pipeline
+    from grain_sft.pipeline.step_iterator import StepIterator
 
 
 class Delivery(NamedTuple):
@@ -22,6 +23,7 @@ class Delivery(NamedTuple):
     Attributes:
       pipeline: Pipeline of the batch.
       step: Step of the batch.
+      writer: Whether this process has the first row of the global batch, so that it writes for all processes.
       rows: Number of rows of the batch; 0 where a transform made no dict of arrays.
       tokens: Number of tokens of the batch, padding included.
       seconds: Time that `next` waited for the batch.
@@ -29,6 +31,7 @@ class Delivery(NamedTuple):
 
     pipeline: Pipeline
     step: int
+    writer: bool
     rows: int
     tokens: int
     seconds: float
@@ -60,10 +63,14 @@ class Observer:
         """An iterator was closed. An iterator that is collected instead is not told."""
 
 
-OBSERVERS: Registry[type[Observer]] = Registry(
+OBSERVERS: Registry[Callable[..., Observer]] = Registry(
     "observer",
     PipelineError,
-    {"metrics": "grain_sft.observers.metrics:Metrics", "watchdog": "grain_sft.observers.watchdog:Watchdog"},
+    {
+        "audit": "grain_sft.provenance.audit:AuditLog",
+        "metrics": "grain_sft.observers.metrics:Metrics",
+        "watchdog": "grain_sft.observers.watchdog:Watchdog",
+    },
 )
 
 _STANDING = ("metrics", "watchdog")

@@ -4,52 +4,51 @@ from __future__ import annotations
 
 import functools
 import os
-import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from threading import get_ident
-from typing import TYPE_CHECKING
+from typing import Any
 
 import grain
 import numpy as np
 import numpy.typing as npt
 
+from grain_sft.arguments import keyword_only
 from grain_sft.errors import PipelineError, WrongTypeError
 from grain_sft.html_table import html_facts
+from grain_sft.pipeline.data_loader import StepDataset, make_data_loader
 from grain_sft.pipeline.first_steps import FirstSteps
-from grain_sft.pipeline.iterator import PREFETCH, READ_THREADS, PipelineIterator, Steps, make_data_loader
-from grain_sft.pipeline.observer import Observer
-from grain_sft.pipeline.receipt import Receipt, receipt_of
+from grain_sft.pipeline.iterator import PREFETCH, READ_THREADS, PipelineIterator
+from grain_sft.pipeline.observer import OBSERVERS, Observer
+from grain_sft.pipeline.receipt import Receipt, described, receipt_of
+from grain_sft.registry import Registry
 from grain_sft.sampling import Sampler
 from grain_sft.source import Element, MixtureSource, NpyDataSource
 from grain_sft.storage import activity
-from grain_sft.transforms import ShiftTargets
 
-if TYPE_CHECKING:
-    from grain_sft.provenance.audit import AuditLog
-
-_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+VIEWERS: Registry[Callable[..., None]] = Registry("viewer", PipelineError, {"text": "grain_sft.view.show:show"})
+"""Functions of a pipeline, a step, rows and a tokenizer that `Pipeline.show` calls, by name."""
 
 
 class Pipeline:
     """Batches by step: the sampler's rows, read at once by the source, through the transforms in order.
 
-    A step's batch depends on nothing but the step: `pipeline[step]`, `pipeline.iter`, `pipeline.dataset()` and
+    A batch depends on nothing but the step: `pipeline[step]`, `pipeline.iter`, `pipeline.dataset()` and
     `pipeline.data_loader()` give the same arrays, whatever the number of threads and worker processes.
 
-    Arrays that are the same in every batch are shared between batches and read-only; copy one before writing to it.
+    Arrays that are the same in every batch are shared between batches and read-only. Copy one before writing to it.
 
     Args:
-      source: an `NpyDataSource`, or a `MixtureSource` of several.
-      sampler: of as many rows as the source has; of a `MixtureSource` a `MixtureSampler` whose sources have the same names.
-      transforms: grain `Map` transforms that take batches [rows, L], e.g. `[NgramFilter(), ShiftTargets()]`.
-      audit: local path of an audit log of the batches that `iter` hands out, "logs/audit" for logs/audit.log and
-        logs/audit.jsonl; see `grain_sft.provenance.audit`. Of all hosts the first writes it. Batches that are taken as
-        `pipeline[step]`, or by way of `dataset()` or `data_loader()`, are not in it.
-      observers: `Observer`s that are told of the batches, besides those of the process (metrics and the watchdog).
+      source: Source of the rows: an `NpyDataSource`, or a `MixtureSource` of several.
+      sampler: Sampler of as many rows as the source has. A `MixtureSource` takes a `MixtureSampler` with sources of the same
+        names.
+      transforms: Grain `Map` transforms of batches [rows, L], such as `[NgramFilter(), ShiftTargets()]`.
+      audit: Local path of an audit log of the batches that iterators deliver: "logs/audit" writes logs/audit.log and
+        logs/audit.jsonl. The first host writes it. Batches of `pipeline[step]`, `dataset()` and `data_loader()` are not in it.
+      observers: Observers that are called for each batch, in addition to those of the process (metrics and the watchdog).
 
     Raises:
-      PipelineError: a sampler for another number of rows, a transform that is no `Map`, or an audit log in a bucket.
+      PipelineError: a sampler for another number of rows, a transform that is not a `Map`, or an audit log in a bucket.
     """
 
     def __init__(
@@ -74,41 +73,45 @@ class Pipeline:
                 )
             if not isinstance(transform, grain.transforms.Map):
                 raise PipelineError(
-                    f"transform {transform!r} is no grain.transforms.Map. A pipeline reads whole batches, so it takes "
+                    f"transform {transform!r} is not a grain.transforms.Map. A pipeline reads whole batches, so it takes "
                     "no Batch, and every row of every step is kept, so it takes no Filter."
                 )
         self.source, self.sampler, self.transforms = source, sampler, tuple(transforms)
         self._read, self._rest = source.read, self.transforms
-        if transforms and type(transforms[0]) is ShiftTargets and isinstance(source, NpyDataSource):
-            self._read, self._rest = functools.partial(transforms[0].read, source), self.transforms[1:]
-        self.observers = tuple(observers)
-        self.audit = None if audit is None else _audit_log(audit)
+        if transforms and (read := getattr(transforms[0], "reader", lambda source: None)(source)) is not None:
+            self._read, self._rest = read, self.transforms[1:]
+        self.audit: Any = None
+        self.observers: tuple[Observer, ...] = tuple(observers)
+        if audit is not None:
+            self.audit = OBSERVERS["audit"](audit)
+            self.observers += (self.audit,)
         self.first_steps = FirstSteps()
 
     def __getitem__(self, step: int) -> Element:
-        """This host's batch of `step`.
+        """Return this host's batch of `step`.
 
         Raises:
-          RowIndexError: a negative step, or one after the last epoch.
+          RowIndexError: a negative step, or one after the last.
           CorpusFileError: a token file is missing, unreadable, or not the one that was indexed.
         """
         return self._batch(self.sampler.rows(step))
 
-    def read(self, step: int, places: npt.NDArray[np.int64]) -> Element:
-        """The rows at `places` of this host's batch of `step`, in that order: arrays [len(places), L].
+    def read(self, step: int, slots: npt.NDArray[np.int64]) -> Element:
+        """Return some rows of this host's batch of `step`: arrays [n, L].
 
-        With `Host(0, 1)` these are places of the global batch, so that a process can read the rows that its devices hold,
-        whichever those are (`grain_sft.integrations.jax_arrays`).
+        With `Host(0, 1)` these are slots of the global batch, so that a process can read the rows of its devices
+        (`grain_sft.integrations.jax_arrays`).
 
         Args:
-          places: int64 [n], each from 0 to the batch's rows - 1.
+          step: Step of the batch.
+          slots: int64 [n], each from 0 to the batch's rows - 1.
 
-        Raises: as `pipeline[step]`.
+        Raises:
+          RowIndexError, CorpusFileError: as `pipeline[step]`.
         """
-        return self._batch(self.sampler.rows_at(step, places))
+        return self._batch(self.sampler.rows_at(step, slots))
 
     def _batch(self, rows: npt.NDArray[np.int64]) -> Element:
-        """Rows of the source, through the transforms."""
         element = self._read(rows)
         for transform in self._rest:
             activity.doing[get_ident()] = activity.TRANSFORMING, transform
@@ -122,7 +125,7 @@ class Pipeline:
 
     @property
     def end_step(self) -> int:
-        """The step after the last; `sys.maxsize` for a run that never ends."""
+        """Step after the last; `sys.maxsize` for a run that never ends."""
         return sys.maxsize if self.sampler.num_steps is None else self.sampler.num_steps
 
     def __len__(self) -> int:
@@ -144,42 +147,48 @@ class Pipeline:
     def __iter__(self) -> PipelineIterator:
         return self.iter()
 
+    @keyword_only("start_step")
     def iter(
         self,
-        start_step: int = 0,
         *,
+        start_step: int = 0,
         threads: int = READ_THREADS,
         prefetch: int = PREFETCH,
         worker_count: int = 0,
     ) -> PipelineIterator:
-        """Iterator of the batches from `start_step` on, made ahead of time.
+        """Return an iterator of the batches from `start_step` on, made ahead of time.
 
         Args:
-          start_step: of the first batch. Starting at a late step costs what starting at 0 costs.
-          threads: that read ahead, in this process or in each worker. 0 reads when asked.
-          prefetch: batches kept ready, in this process or in each worker.
-          worker_count: Grain worker processes. 0 is the fastest where the data come from memory or a local disk.
+          start_step: Step of the first batch. Starting at a late step costs what starting at 0 costs.
+          threads: Number of threads that read ahead, in this process or in each worker. 0 reads when asked.
+          prefetch: Number of batches kept ready, in this process or in each worker.
+          worker_count: Number of Grain worker processes. 0 is the fastest for data in memory or on a local disk.
 
         Returns:
-          A `grain.DatasetIterator`; close it, or let it be collected, to stop its threads and workers.
+          A `grain.DatasetIterator`. Its threads and workers end when it is closed or collected.
 
         Raises:
-          RowIndexError: a step that is not there.
+          RowIndexError: the pipeline does not have the step.
         """
-        return PipelineIterator(self, start_step, threads, prefetch, worker_count)
+        return PipelineIterator(self, start_step, threads=threads, prefetch=prefetch, worker_count=worker_count)
 
     def dataset(self) -> grain.MapDataset[Element]:
-        """The batches as a `grain.MapDataset`: element k is step k. As long as the pipeline."""
-        return Steps(self, 0)
+        """Return the batches as a `grain.MapDataset`: element k is step k."""
+        return StepDataset(self, 0)
 
-    def data_loader(self, worker_count: int = 0, start_step: int = 0) -> grain.DataLoader:
-        """A `grain.DataLoader` whose elements are the batches from `start_step` on.
+    @keyword_only("worker_count", "start_step")
+    def data_loader(self, *, worker_count: int = 0, start_step: int = 0) -> grain.DataLoader:
+        """Return a `grain.DataLoader` whose elements are the batches from `start_step` on.
 
-        Elements are whole batches, so that the number of worker processes changes nothing. For a loader of single
-        records give `grain.DataLoader` the source and the sampler themselves, and no worker processes.
+        Its elements are whole batches, so the number of workers changes nothing. For a loader of single records, give
+        `grain.DataLoader` the source and the sampler, and no worker processes.
+
+        Args:
+          worker_count: Number of Grain worker processes.
+          start_step: Step of the first batch.
 
         Raises:
-          RowIndexError: a step that is not there.
+          RowIndexError: the pipeline does not have the step.
           PipelineError: a negative number of workers.
         """
         return make_data_loader(self, worker_count, start_step)
@@ -194,28 +203,25 @@ class Pipeline:
         """Print rows of this host's batch of `step`, token by token: documents, segments and loss.
 
         Args:
-          step: from 0.
-          rows: number of rows from the first on, or the numbers of rows in the host's batch.
-          tokenizer: path of the tokenizer that gives the tokens' text; None means the one beside the corpus. Without one,
-            ids are printed.
+          step: Step of the batch.
+          rows: Number of rows from the first on, or the slots of the rows in the host's batch.
+          tokenizer: Path of the tokenizer that decodes the tokens. None means the one next to the corpus; without one, ids
+            are printed.
 
         Raises:
           RowIndexError: a step or a row that does not exist.
         """
-        from grain_sft.view.show import show  # whose package reads pipelines
-
-        show(self, step, rows, tokenizer)
+        VIEWERS["text"](self, step, rows, tokenizer)
 
     @property
     def data_key(self) -> str:
-        """What decides the global batches, whichever host this is. A transform without a `__repr__` of its own stands
-        there with its class and its attributes."""
+        """What decides the global batches, the same on every host, as text."""
         transforms = ", ".join(map(described, self.transforms))
         return f"Pipeline({self.source!r}, {self.sampler.data_key}, [{transforms}])"
 
     @functools.cached_property
     def receipt(self) -> Receipt:
-        """A short hash of all that decides the global batches, with its parts. The first time, a plan is hashed."""
+        """Receipt of the global batches. The first access hashes the rows of the layout."""
         return receipt_of(self)
 
     def _repr_html_(self) -> str:
@@ -227,7 +233,7 @@ class Pipeline:
 
 
 def _facts(pipeline: Pipeline) -> dict[str, object]:
-    """What a notebook shows of a pipeline."""
+    """Return the table of a pipeline in a notebook."""
     source, sampler = pipeline.source, pipeline.sampler
     hosts = f", host {sampler.host.index} of {sampler.host.count}" if sampler.host.count > 1 else ""
     return {
@@ -249,18 +255,3 @@ def _check_sources(source: NpyDataSource | MixtureSource, sampler: Sampler) -> N
             f"the sampler draws from sources and rows {drawn}, but the source has {held}, in this order. A MixtureSource "
             "takes a MixtureSampler of its sources."
         )
-
-
-def _audit_log(path: str | os.PathLike[str]) -> AuditLog:
-    from grain_sft.provenance.audit import AuditLog  # whose package reads pipelines
-
-    return AuditLog(path)
-
-
-def described(transform: grain.transforms.Map) -> str:
-    """The transform's own repr, or its class and attributes: the default repr would be another in each process."""
-    kind = type(transform)
-    if "__repr__" in {name for base in kind.__mro__[:-1] for name in vars(base)}:
-        return repr(transform)
-    attributes = ", ".join(f"{name}={value!r}" for name, value in sorted(getattr(transform, "__dict__", {}).items()))
-    return _ADDRESS.sub("", f"{kind.__module__}.{kind.__qualname__}({attributes})")

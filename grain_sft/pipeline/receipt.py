@@ -1,17 +1,20 @@
 """Receipt: a short hash of everything that decides the batches of a run, with its parts.
 
-Two people with the same receipt have the same batches. The other way round it holds for the same token files: hosts,
-paths, threads, caches, and the machine that made a plan are not in it, nor is a seed where nothing is drawn; rows count as
-they are, however they were packed. Files are in it by their sizes and ends, as in `Corpus.ends_fingerprint`; where documents
-are found by EOS, which reads all tokens, also by the hash of every token.
+Two runs with the same receipt have the same batches. The reverse holds for the same token files: hosts, paths, threads,
+caches and the machine that made a plan are not in it, nor is a seed that nothing uses. Rows count by what they contain,
+however they were packed. Files count by their sizes and ends, as in `Corpus.ends_fingerprint`; where documents are found by
+EOS, which reads all tokens, also by the hash of every token.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
+
+import grain
 
 from grain_sft.html_table import html_facts
 from grain_sft.layout import RECEIPT_VERSION as VERSION
@@ -26,30 +29,29 @@ class Receipt:
     """What decides the global batches of a run.
 
     Attributes:
-      parts: by name, in the order in which data flows: corpus, layout, padding, sampler, transforms; of a mixture the first
-        three for each source, "corpus of NAME". Each is a line of
-        text that says, by a hash or in words, all that this part decides.
+      parts: A line of text by name, in the order in which data flows: corpus, layout, padding, sampler, transforms. A mixture
+        has the first three for each source, such as "corpus of NAME".
     """
 
     parts: dict[str, str]
 
     @property
     def code(self) -> str:
-        """All parts as one short hash, such as "gs2-3f9a0c61d2b47e55"."""
+        """Hash of all parts, such as "gs2-3f9a0c61d2b47e55"."""
         return f"gs{VERSION}-{digest(json.dumps(self.parts))}"
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON-ready: the code and the parts."""
+        """Return the code and the parts, JSON-ready."""
         return {"receipt": self.code, "parts": dict(self.parts)}
 
     def differences(self, other: Mapping[str, str]) -> list[str]:
-        """A sentence for each part that is not as in `other`, the parts of another receipt; none where all are."""
-        found = []
-        for name in dict.fromkeys((*self.parts, *other)):
-            mine, theirs = self.parts.get(name), other.get(name)
-            if mine != theirs:
-                found.append(f"{name} differs: here {mine or 'there is none'}; there {theirs or 'there is none'}.")
-        return found
+        """Return a sentence for each part that differs in `other`, the parts of another receipt."""
+        pairs = ((name, self.parts.get(name), other.get(name)) for name in dict.fromkeys((*self.parts, *other)))
+        return [
+            f"{name} differs: here {mine or 'there is none'}; there {theirs or 'there is none'}."
+            for name, mine, theirs in pairs
+            if mine != theirs
+        ]
 
     def __str__(self) -> str:
         return self.code
@@ -59,14 +61,12 @@ class Receipt:
 
 
 def receipt_of(pipeline: Pipeline) -> Receipt:
-    """The receipt of a pipeline; the same on all hosts. Hashes a plan at the speed of memory; reads tokens only where they
-    are what documents were found in.
+    """Return the receipt of a pipeline, the same on all hosts. It hashes rows at the speed of memory, and reads tokens only
+    where documents are found in them.
 
     Raises:
-      CorpusFileError, CorpusError: as the layout does, when it has to find documents.
+      CorpusFileError, CorpusError: the documents can't be found.
     """
-    from grain_sft.pipeline.pipeline import described
-
     layout = pipeline.source.layout
     return Receipt(
         {
@@ -79,7 +79,7 @@ def receipt_of(pipeline: Pipeline) -> Receipt:
 
 
 def layout_receipt(layout: Layout) -> str:
-    """A short hash of a layout's rows, corpus included, such as "rows2-3f9a0c61d2b47e55": what a plan decides."""
+    """Return a hash of a layout's rows and corpus, such as "rows2-3f9a0c61d2b47e55"."""
     return f"rows{VERSION}-{digest(json.dumps(layout.receipt))}"
 
 
@@ -88,3 +88,12 @@ def _padding_of(layout: Layout) -> dict[str, str]:
     return {
         f"padding of {name}" if name else "padding": f"token {part.corpus.padding_token_id}" for name, part in parts
     }
+
+
+def described(transform: grain.transforms.Map) -> str:
+    """Return the transform's own repr, or its class and attributes: the default repr differs between processes."""
+    kind = type(transform)
+    if "__repr__" in {name for base in kind.__mro__[:-1] for name in vars(base)}:
+        return repr(transform)
+    attributes = ", ".join(f"{name}={value!r}" for name, value in sorted(getattr(transform, "__dict__", {}).items()))
+    return re.sub(r" at 0x[0-9a-f]+", "", f"{kind.__module__}.{kind.__qualname__}({attributes})")

@@ -18,18 +18,15 @@ import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from grain_sft.errors import PipelineError, StorageError
+from grain_sft.pipeline import Delivery, Observer, Pipeline
 from grain_sft.provenance.audit_events import Events
 from grain_sft.provenance.audit_line import CUT, FORMATS, Fields
 from grain_sft.storage import HeldLock, files
 
-if TYPE_CHECKING:
-    from grain_sft.pipeline import Pipeline
 
-
-class AuditLog:
+class AuditLog(Observer):
     """The audit log of a pipeline's batches.
 
     Args:
@@ -55,7 +52,7 @@ class AuditLog:
         self._quiet_until = -1  # from `_next` up to this step, nothing is written
         self._pending = -1  # step whose entries are not all written
         self._waiting: list[list[tuple[str, Fields]]] = [[] for _ in self._files]  # these entries, for each file
-        self._recorded: object = None  # last delivery
+        self._recorded: Delivery | None = None
         self._since = 0
         self._events: Events | None = None
 
@@ -64,28 +61,24 @@ class AuditLog:
         """Paths of the files that are written."""
         return [str(file.path) for file in self._files]
 
-    def handed_out(self, pipeline: Pipeline, step: int, delivery: object = None) -> None:
-        """Write the entries of the batch of `step`, which the trainer gets now.
+    def batch_handed_out(self, delivery: Delivery) -> None:
+        """Write the entries of a batch that the trainer gets now. A second call with the same delivery records nothing.
 
         An exception may arrive at any moment in here, as Ctrl-C does. So state changes by single assignments.
-
-        Args:
-          pipeline: Pipeline of the run, the same in each call.
-          step: Step of the batch.
-          delivery: Object that identifies this delivery. A second call with it records nothing. None: each call is one.
 
         Raises:
           StorageError: a file can't be written. A second call for the same step writes what is missing.
         """
         with self._lock:
-            if delivery is not None and delivery is self._recorded:
+            step = delivery.step
+            if delivery is self._recorded:
                 return
             if step == self._next and step < self._quiet_until:
                 self._next, self._recorded = step + 1, delivery
-            elif not pipeline.sampler.host.index:
-                self._write(pipeline, step, delivery)
+            elif delivery.writer:
+                self._write(delivery.pipeline, step, delivery)
 
-    def _write(self, pipeline: Pipeline, step: int, delivery: object) -> None:
+    def _write(self, pipeline: Pipeline, step: int, delivery: Delivery) -> None:
         if step != self._pending:
             entries, events, since = self._entries(pipeline, step)
             time = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

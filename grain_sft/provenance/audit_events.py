@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from grain_sft.layout import Layout
-from grain_sft.pipeline.receipt import layout_receipt
+from grain_sft.pipeline import layout_receipt
 from grain_sft.provenance.audit_line import Fields
 from grain_sft.sampling import EpochStream
 from grain_sft.version import __version__

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from grain_sft.errors import MissingExtraError, PipelineError
-from grain_sft.pipeline.receipt import Receipt
+from grain_sft.pipeline import Receipt
 from grain_sft.storage import files
 
 SUFFIXES = {".csv": "csv", ".jsonl": "jsonl", ".parquet": "parquet"}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import grain
@@ -44,6 +46,11 @@ class ShiftTargets(grain.transforms.Map):
         targets = self._targets(tokens)
         segmentation = self._kept_or_made(segments, element["loss_mask"])
         return _batch(tokens, targets, element["positions"], segments, segmentation, element.get("loss_weights"))
+
+    def reader(self, source: Any) -> Callable[[npt.NDArray[np.int64]], Element] | None:
+        """Return a function of rows that reads and shifts at once; None for a source that can't, or a subclass of this one."""
+        can = type(self) is ShiftTargets and hasattr(source, "read_shifted")
+        return functools.partial(self.read, source) if can else None
 
     def read(self, source: NpyDataSource, rows: npt.NDArray[np.int64]) -> Element:
         """The batch of `rows` of `source`: what `map(source.read(rows))` gives, in fewer passes over its arrays.

@@ -10,8 +10,7 @@ import numpy.typing as npt
 
 from grain_sft.errors import GrainSftError
 from grain_sft.layout import FILL_ROW, Layout
-from grain_sft.pipeline import Pipeline
-from grain_sft.pipeline.first_steps import takes_loss, why_no_loss
+from grain_sft.pipeline import Pipeline, takes_loss, why_no_loss
 from grain_sft.source import Element
 from grain_sft.transforms import TrimToMultiple
 from grain_sft.verify.check_plan import check_plan

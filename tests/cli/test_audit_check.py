@@ -28,7 +28,7 @@ def config(tmp_path, monkeypatch):
 def audit(config, tmp_path):
     """The log of a run of two hosts that was stopped and resumed once."""
     for start, stop in ((0, 20), (16, 30)):
-        iterator = grain_sft.load(config, host=Host(0, 2)).iter(start, threads=0)
+        iterator = grain_sft.load(config, host=Host(0, 2)).iter(start_step=start, threads=0)
         for _ in range(start, stop):
             next(iterator)
     return tmp_path / "audit"

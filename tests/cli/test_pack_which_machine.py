@@ -12,7 +12,7 @@ from sft_files import documents, write_episodes
 import grain_sft
 from grain_sft.cli.main import main
 from grain_sft.layout.packing.numpy_sort import numpy_sort
-from grain_sft.pipeline.receipt import layout_receipt
+from grain_sft.pipeline import layout_receipt
 
 GOLDEN_PLAN = Path(__file__).parents[1] / "golden" / "olmo_plan"
 

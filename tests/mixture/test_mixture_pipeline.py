@@ -88,7 +88,7 @@ def test_hosts_workers_threads_resumes_and_pickles_give_the_same(folder):
         for step, batch in enumerate(expected, start):
             for index, part in enumerate(parts):
                 assert_same(part[step], {key: array[index::hosts] for key, array in batch.items()})
-    iterator = whole.iter(start)
+    iterator = whole.iter(start_step=start)
     state = iterator.get_state()
     other = pickle.loads(pickle.dumps(load(folder))).iter()
     other.set_state(state)
@@ -135,7 +135,7 @@ def test_weights_and_batches_that_change_at_a_step_change_nothing_before_it(fold
     four = load(folder, Host(0, 4), schedule=schedule)
     assert len(four.sampler.rows(11)) == 6
     with pytest.raises(SamplerError, match="global_batch_size=6, from step 12 on, can't be divided by 4 hosts"):
-        four.iter(3)
+        four.iter(start_step=3)
 
 
 def test_the_trace_of_a_mixture_is_what_is_delivered(folder):
@@ -269,7 +269,7 @@ def test_the_audit_log_of_a_mixture_says_the_epochs_of_its_sources(folder, tmp_p
     config = mixture_config(folder, schedule=[{"step": 3, "global_batch_size": 24}])
     pipeline = grain_sft.load({**config, "audit": str(tmp_path / "audit")}, host=Host(0, 1))
     for start, stop in ((0, 9), (6, 14)):
-        batches = pipeline.iter(start, threads=0)
+        batches = pipeline.iter(start_step=start, threads=0)
         for _ in range(start, stop):
             next(batches)
     text = (tmp_path / "audit.log").read_text()

@@ -44,7 +44,7 @@ def make(corpus, tmp_path):
 
 def take(pipeline, start: int, stop: int, **options) -> None:
     """Batches `start` to `stop`, as a process of its own would."""
-    iterator = pipeline.iter(start, **options)
+    iterator = pipeline.iter(start_step=start, **options)
     for _ in range(start, stop):
         next(iterator)
     iterator.close()
@@ -281,7 +281,7 @@ def test_a_line_half_written_is_marked_and_is_no_contradiction(make, tmp_path, c
 
 @pytest.mark.parametrize("options", [{}, {"threads": 2, "prefetch": 50}, {"worker_count": 2, "threads": 0}], ids=str)
 def test_nothing_is_said_of_batches_that_were_only_read_ahead(make, tmp_path, options):
-    iterator = make().iter(0, **options)
+    iterator = make().iter(**options)
     iterator.start_prefetch()
     time.sleep(0.3)
     assert not (tmp_path / "audit.log").exists()
@@ -297,7 +297,7 @@ def test_nothing_is_said_of_batches_that_were_only_read_ahead(make, tmp_path, op
 
 
 def test_between_the_borders_of_epochs_nothing_is_written_or_opened(make, tmp_path, monkeypatch):
-    iterator = make().iter(0, threads=0)
+    iterator = make().iter(threads=0)
     next(iterator)
     opened, really = [], os.open
     monkeypatch.setattr(os, "open", lambda *args, **kwargs: opened.append(args) or really(*args, **kwargs))

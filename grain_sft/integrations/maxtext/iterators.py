@@ -11,10 +11,10 @@ from absl import logging
 from grain_sft.config import load, stated
 from grain_sft.errors import ConfigError, GrainSftError
 from grain_sft.integrations.checkpoint import RunRecord
-from grain_sft.integrations.jax_arrays import GlobalBatch, GlobalBatches, process_rows
+from grain_sft.integrations.jax_arrays import GlobalBatches, process_rows
 from grain_sft.integrations.maxtext import checks
 from grain_sft.integrations.maxtext.options import PREFIX, Options
-from grain_sft.pipeline import Delivery, Pipeline
+from grain_sft.pipeline import Pipeline
 from grain_sft.sampling import Host, order_named
 
 RECORD = "grain_sft_data.json"
@@ -32,16 +32,11 @@ class MaxTextBatches(GlobalBatches):
 
     failure: Exception | None = None
 
-    def _make(self, step: int) -> GlobalBatch:
+    def _offer(self) -> int:
         try:
-            return super()._make(step)
-        except Exception as error:
-            self.failure = error
+            return super()._offer()
+        except StopIteration:
             raise
-
-    def _record(self, step: int, delivery: Delivery) -> None:
-        try:
-            super()._record(step, delivery)
         except Exception as error:
             self.failure = error
             raise

@@ -1,0 +1,123 @@
+"""A pipeline's batches as a `grain.MapDataset`, and in a `grain.DataLoader` that stops where a batch failed."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import grain
+from absl import logging
+
+from grain_sft.arguments import as_integer
+from grain_sft.errors import PipelineError, RowIndexError
+from grain_sft.pipeline.observer import make_batch, observers_of
+from grain_sft.pipeline.step_iterator import checked_step
+from grain_sft.source import Element, workers
+
+if TYPE_CHECKING:
+    from grain_sft.pipeline.pipeline import Pipeline
+
+_THREADS, _PREFETCH = 2, 8  # of a loader without worker processes
+
+
+class StepDataset(grain.MapDataset[Element]):
+    """Batches from step `start` on. As in any `grain.MapDataset`, indices past the end begin again."""
+
+    def __init__(self, pipeline: Pipeline, start: int) -> None:
+        super().__init__()
+        self._pipeline, self._start = pipeline, start
+        self._length = pipeline.end_step - start
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return self.slice(index)
+        return make_batch(self._pipeline, self._start + index % self._length)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        for observer in observers_of(self._pipeline):
+            observer.worker_started(self._pipeline)
+
+    def __str__(self) -> str:
+        return f"GrainSftSteps(start={self._start})"
+
+    def __repr__(self) -> str:
+        return repr(self._pipeline)  # compared when Grain restores the state of a DataLoader
+
+
+def make_data_loader(pipeline: Pipeline, worker_count: int, start_step: int) -> grain.DataLoader:
+    """Return the loader of `Pipeline.data_loader`."""
+    worker_count = as_integer("worker_count", worker_count, 0, PipelineError)
+    if pipeline.audit is not None:
+        logging.warning("The batches of a DataLoader are not in the audit log. Take them from pipeline.iter().")
+    threads = 0 if worker_count else _THREADS
+    return _BatchLoader(
+        data_source=StepDataset(pipeline, 0),
+        sampler=_StepSampler(pipeline, start_step),
+        worker_count=worker_count,
+        worker_buffer_size=2,
+        read_options=grain.ReadOptions(num_threads=threads, prefetch_buffer_size=_PREFETCH if threads else 0),
+    )
+
+
+class _StepSampler:
+    """Steps from `start` on, one after the other."""
+
+    def __init__(self, pipeline: Pipeline, start: int) -> None:
+        self._start = checked_step(pipeline, start)
+        self._length = pipeline.end_step - self._start
+        self._shard_options = grain.sharding.NoSharding()  # read by grain.DataLoader
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, index: int) -> grain.RecordMetadata:
+        if not 0 <= index < self._length:
+            raise RowIndexError(f"step {self._start + index}: after the last.")
+        return grain.RecordMetadata(index=index, record_key=self._start + index)
+
+    def __repr__(self) -> str:
+        return f"Steps(start={self._start}, count={self._length})"
+
+
+class _BatchLoader(grain.DataLoader):
+    """A DataLoader whose worker processes start wherever it is iterated."""
+
+    def __iter__(self) -> Iterator[Element]:
+        iterator: Any = super().__iter__()
+        if self.multiprocessing_options.num_workers:
+            workers.start(iterator)
+            weakref.finalize(iterator, workers.stop, iterator._iterator)
+        iterator.__class__ = _BatchIterator
+        typed: Iterator[Element] = iterator
+        return typed
+
+
+class _BatchIterator(grain.DataLoaderIterator):
+    """A DataLoader's iterator that stops for good where a batch failed. Grain's own continues with the next batch, and the
+    step is lost without a message."""
+
+    _failure = ""
+
+    def __next__(self) -> Element:
+        if self._failure:
+            raise PipelineError(
+                f"a batch of this DataLoader failed before ({self._failure}), and would be left out now. Make another with "
+                "data_loader(start_step=...), or take pipeline.iter(), which tries that step again."
+            )
+        try:
+            batch: Element = super().__next__()
+            return batch
+        except StopIteration:
+            raise
+        except BaseException as error:
+            self._failure = "an exception"  # first of all: another may arrive
+            self._failure = str(error) or type(error).__name__
+            workers.close(self._iterator)  # the other workers end too
+            if workers.was_ended(error):
+                raise PipelineError(f"a worker process was ended from outside ({error}) Was memory short?") from error
+            raise

@@ -1,0 +1,183 @@
+"""StepIterator: batches of consecutive steps, each delivered once, whatever is raised meanwhile."""
+
+from __future__ import annotations
+
+import abc
+import threading
+import time
+from typing import TYPE_CHECKING, TypeVar
+
+import grain
+
+from grain_sft.arguments import as_integer
+from grain_sft.errors import PipelineError, RowIndexError
+from grain_sft.pipeline.observer import Delivery, IteratorStats, observers_of
+from grain_sft.pipeline.read_ahead import ReadAhead
+
+if TYPE_CHECKING:
+    from grain_sft.pipeline.pipeline import Pipeline
+
+T = TypeVar("T")
+
+
+class StepIterator(grain.DatasetIterator[T]):
+    """Iterator over the batches of consecutive steps. Several threads may take from it; each step goes to one of them.
+
+    An exception may arrive at any moment inside `next`: Ctrl-C, a signal handler that raises, or one that another thread sets.
+    The step that was not delivered is then the next one, also in the state. So a batch stays in `_position` until the moment
+    of the return, and is put back there if something is raised after that. The next `next` tries a step that failed again.
+
+    Subclasses define `_make_now` and `_reader`, and call `__init__` last.
+
+    Attributes:
+      pipeline: Pipeline of the batches.
+      stats: Counts of delivered batches, and the step that is waited for.
+    """
+
+    _closed = True  # until Grain's constructor was called
+
+    def __init__(self, pipeline: Pipeline, start: int) -> None:
+        self._position: tuple[int, dict[int, tuple[T, Delivery]]] = checked_step(pipeline, start), {}
+        """Step to make next, and batches that were made and not delivered, by step. Replaced as a whole, never changed."""
+        self.pipeline, self.stats, self._observers = pipeline, IteratorStats(), observers_of(pipeline)
+        self._lock = threading.RLock()
+        self._ahead: ReadAhead[T] | None = None
+        self._end = pipeline.end_step
+        super().__init__()
+        for observer in self._observers:
+            observer.iterator_opened(self)
+
+    @abc.abstractmethod
+    def _make_now(self, step: int) -> T:
+        """Return the batch of `step`, made in this thread."""
+
+    @abc.abstractmethod
+    def _reader(self, step: int) -> ReadAhead[T] | None:
+        """Return what makes batches ahead, from `step` on; None where `_make_now` makes each."""
+
+    def _writer(self, step: int) -> bool:
+        """Return whether this process has the first row of the global batch of `step`."""
+        return self.pipeline.sampler.host.index == 0
+
+    def worker_pids(self) -> list[int] | None:
+        """Return the worker processes that make batches, the one whose turn it is first; None where threads of this process
+        make them."""
+        return None
+
+    def __next__(self) -> T:
+        taken = -1
+        try:
+            with self._lock:
+                if self._closed:
+                    raise PipelineError("the iterator was closed. Make another with pipeline.iter(start_step=...).")
+                step = self._offer()
+                following, waiting = self._position
+                batch, _ = made = waiting[step]
+                rest = {each: waiting[each] for each in waiting if each != step} if len(waiting) > 1 else {}
+                taken = step
+                self._position = following, rest
+            return batch
+        except BaseException:  # nothing in here is a call, after which an exception could arrive
+            if taken >= 0:
+                following, waiting = self._position
+                self._position = following, {**waiting, taken: made}
+            raise
+
+    def _offer(self) -> int:
+        """Return the step of the batch that is delivered next, made and observed."""
+        if not self._position[1]:
+            self._make_next()
+        waiting = self._position[1]
+        step = min(waiting)
+        for observer in self._observers:
+            observer.batch_handed_out(waiting[step][1])
+        return step
+
+    def _make_next(self) -> None:
+        step, _ = self._position
+        if step >= self._end:
+            self._stop()
+            raise StopIteration
+        stats, since = self.stats, time.perf_counter()
+        stats.waiting = step, since
+        try:
+            batch = self._make(step)
+        except BaseException as error:
+            stats.waiting = None
+            for observer in self._observers:
+                observer.batch_failed(self, step, time.perf_counter() - since, error)
+            raise
+        delivery = Delivery(self.pipeline, step, self._writer(step), *stats.arrived(step, batch, since))
+        self._position = step + 1, {step: (batch, delivery)}
+        if self._ahead is not None:
+            self._ahead.advance(step + 1)
+
+    def _make(self, step: int) -> T:
+        """Return the batch of `step`, made ahead or now."""
+        self._read_ahead(step)
+        if self._ahead is None:
+            return self._make_now(step)
+        slot = self._ahead.get(step)
+        if slot.error is not None:
+            error = slot.error
+            self._stop()
+            raise error
+        assert slot.value is not None
+        return slot.value
+
+    def _read_ahead(self, step: int) -> None:
+        """Have batches from `step` on made ahead."""
+        if self._ahead is None:
+            self._ahead = self._reader(step)
+        if self._ahead is not None:
+            self._ahead.advance(step)
+
+    def start_prefetch(self) -> None:
+        """Begin to make batches, so that the first is ready when it is asked for."""
+        with self._lock:
+            step, waiting = self._position
+            if not self._closed and not waiting and step < self._end:
+                self._read_ahead(step)
+
+    @property
+    def next_step(self) -> int:
+        """Step whose batch `next` returns."""
+        following, waiting = self._position
+        return min(waiting) if waiting else following
+
+    def _go_to(self, step: int) -> None:
+        """Continue at `step`."""
+        with self._lock:
+            self._stop()
+            self._position = step, {}
+
+    def close(self) -> None:
+        """Stop threads and workers. `next` raises afterwards."""
+        if self._closed:
+            return
+        with self._lock:
+            self._closed = True
+            self._position = self.next_step, {}
+            self._stop()
+        for observer in self._observers:
+            observer.iterator_closed(self)
+
+    def _stop(self) -> None:
+        """Drop what is made ahead."""
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None:
+            ahead.close()
+
+
+def checked_step(pipeline: Pipeline, step: object) -> int:
+    """Return a step at which a run may continue, the one after the last included.
+
+    Raises:
+      RowIndexError: the pipeline does not have the step.
+      SamplerError: the hosts do not divide the batch of some later step of a schedule.
+    """
+    number = as_integer("step", step, 0, RowIndexError)
+    if number > pipeline.end_step:
+        raise RowIndexError(f"step={number}: expected 0 to {pipeline.end_step}, which is the end.")
+    pipeline.sampler.check_from(number)
+    return number
