@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import difflib
 import importlib
-from collections.abc import Iterator, Mapping
-from typing import Generic, TypeVar
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Generic, TypeVar
 
 from grain_sft.errors import GrainSftError
 
@@ -21,10 +21,17 @@ class Registry(Generic[Entry]):
       noun: Singular noun for messages, such as "order".
       error: Class of the errors.
       entries: Built-in entries by name; a text `package.module:Name` is imported when it is asked for.
+      adapt: Function that makes an entry of an object that is registered or imported.
     """
 
-    def __init__(self, noun: str, error: type[GrainSftError], entries: Mapping[str, Entry | str]) -> None:
-        self._noun, self._error = noun, error
+    def __init__(
+        self,
+        noun: str,
+        error: type[GrainSftError],
+        entries: Mapping[str, Entry | str],
+        adapt: Callable[[Any], Entry] = lambda entry: entry,
+    ) -> None:
+        self._noun, self._error, self._adapt = noun, error, adapt
         self._entries: dict[str, Entry | str] = dict(entries)
 
     def register(self, name: str, entry: Entry) -> Entry:
@@ -38,7 +45,7 @@ class Registry(Generic[Entry]):
         """
         if ":" in name or name in self._entries:
             raise self._error(f"{self._noun} {name!r}: expected a name without ':' that is not taken. Choose another.")
-        self._entries[name] = entry
+        self._entries[name] = self._adapt(entry)
         return entry
 
     def __getitem__(self, name: str) -> Entry:
@@ -63,12 +70,11 @@ class Registry(Generic[Entry]):
     def _imported(self, name: str) -> Entry:
         module, _, attribute = name.partition(":")
         try:
-            entry: Entry = getattr(importlib.import_module(module), attribute)
+            return self._adapt(getattr(importlib.import_module(module), attribute))
         except (ImportError, AttributeError, ValueError) as error:
             raise self._error(
                 f"{self._noun} {name!r} cannot be imported: {error}. Install its package, or fix the name."
             ) from error
-        return entry
 
     def __contains__(self, name: object) -> bool:
         return name in self._entries

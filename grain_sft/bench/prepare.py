@@ -12,8 +12,7 @@ from typing import Any
 from grain_sft.bench import Benchmark, Figures, Scale
 from grain_sft.bench.measuring import line, run_program
 from grain_sft.demo import docstrings
-from grain_sft.prepare import train_tokenizer
-from grain_sft.prepare.training import CHAT_TOKENS
+from grain_sft.prepare import CHAT_TOKENS, train_tokenizer
 from grain_sft.storage import write_bytes
 
 VOCAB_SIZE = 8000  # pieces of the model that is trained for it

@@ -88,7 +88,7 @@ def add_schema(parser: argparse.ArgumentParser) -> None:
 
 
 def _schema(text: str) -> str:
-    from grain_sft.prepare.schema import check_schema
+    from grain_sft.prepare import check_schema
 
     try:
         check_schema(text)

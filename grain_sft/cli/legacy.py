@@ -12,8 +12,7 @@ from typing import Any
 from grain_sft.cli.arguments import at_least, share
 from grain_sft.cli.prepare import add_run_options, run_request
 from grain_sft.errors import PrepareError
-from grain_sft.prepare import Dataset, Request
-from grain_sft.prepare.training import CHAT_TOKENS, conversation_lines, train_tokenizer
+from grain_sft.prepare import CHAT_TOKENS, Dataset, Request, conversation_lines, train_tokenizer
 from grain_sft.storage import files
 
 TEMPLATES = {"build-sft-primer": "primer", "prepare-chat-sft": "episode", "prepare-tool-sft": "episode_tool"}

@@ -14,8 +14,6 @@ from grain_sft.prepare import FORMATS, TEMPLATES, Dataset, Request, dry_run, pre
 from grain_sft.progress import progress_bar
 from grain_sft.storage import files
 
-DEFAULT_FORMATS = {"primer": "primer", "openchat": "openchat", "episode": "episodes", "episode_tool": "episodes"}
-
 _AMOUNT = re.compile(r"\d+(\.\d*)?|\.\d+")
 
 
@@ -33,7 +31,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         required=True,
         type=_template,
         metavar="TEMPLATE",
-        help=f"how a conversation becomes tokens: {', '.join(TEMPLATES)}, or a file with a Jinja chat template",
+        help=f"how a conversation becomes tokens: {', '.join(TEMPLATES)}, package.module:Name, or a "
+        "file with a Jinja chat template",
     )
     parser.add_argument(
         "--tokenizer", required=True, help="a SentencePiece model, tokenizer.json, tiktoken file or directory"
@@ -92,7 +91,7 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Prepare the corpus, or show the first records."""
     template, chat_template = options.template, options.chat_template
-    if template not in TEMPLATES:
+    if template not in TEMPLATES and not _is_imported(template):
         if chat_template is not None:
             raise PrepareError(f"--template {template} and --chat-template {chat_template}: expected one template.")
         template, chat_template = "hf", template
@@ -103,7 +102,7 @@ def run(options: argparse.Namespace) -> int:
     request = Request(
         datasets=tuple(datasets_of(options.inputs)),
         template=template,
-        format=options.format or DEFAULT_FORMATS.get(template, "olmo"),
+        format=options.format or TEMPLATES[template].format,
         chat_template=None if chat_template is None else files.read_text(chat_template),
         shard_tokens=options.tokens_per_shard,
         **{name: getattr(options, name) for name in names},
@@ -115,11 +114,17 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _template(word: str) -> str:
-    if word in TEMPLATES or word.endswith((".jinja", ".j2", ".txt")) or files.is_file(word):
+    suffixes = (".jinja", ".j2", ".txt")
+    if word in TEMPLATES or _is_imported(word) or word.endswith(suffixes) or files.is_file(word):
         return word
     raise argparse.ArgumentTypeError(
-        f"{word!r} is neither a template nor a file. Give one of {', '.join(TEMPLATES)}, or a Jinja file."
+        f"{word!r} is neither a template nor a file. Give one of {', '.join(TEMPLATES)}, "
+        "package.module:Name, or a Jinja file."
     )
+
+
+def _is_imported(word: str) -> bool:
+    return re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", word) is not None
 
 
 def datasets_of(words: Sequence[str]) -> list[Dataset]:
@@ -181,12 +186,12 @@ def print_summary(manifest: Mapping[str, Any], output: str) -> None:
         print(f"dropped  {count:,}: {reason}")
     if manifest["rejected"]:
         print(f"rejected {manifest['rejected']:,}: see {output.rstrip('/')}.rejected.jsonl")
-    if manifest["format"] == "olmo":
+    format = FORMATS[manifest["format"]]
+    if format.found_by_eos:
         _print_exceptions(manifest)
     print(f"output {output}")
     for split in manifest["splits"]:
-        name = f"openchat.{'eval' if split == 'val' else split}.parquet" if manifest["format"] == "openchat" else split
-        print(f"  {split:<5} {files.join(output, name)}")
+        print(f"  {split:<5} {files.join(output, format.split_paths[split])}")
 
 
 def _print_exceptions(manifest: Mapping[str, Any]) -> None:

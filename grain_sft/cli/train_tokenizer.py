@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Iterator
 
 from grain_sft.cli.arguments import add_schema, at_least, check_output
-from grain_sft.prepare.training import CHAT_TOKENS, MIN_VOCAB, conversation_lines, train_tokenizer
+from grain_sft.prepare import CHAT_TOKENS, MIN_VOCAB, conversation_lines, train_tokenizer
 from grain_sft.progress import elapsed
 from grain_sft.storage import files
 

@@ -53,7 +53,7 @@ def _sha256_of(path: str) -> str | None:
     where = files.normalize(path)
     if not files.exists(where):
         return None
-    from grain_sft.prepare.tokenizers import load_tokenizer  # only here: it is heavy, and most runs name no path
+    from grain_sft.prepare import load_tokenizer  # only here: it is heavy, and most runs name no path
 
     try:
         return load_tokenizer(where).sha256

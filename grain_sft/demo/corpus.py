@@ -19,8 +19,7 @@ from grain_sft.corpus import Corpus, open_corpus
 from grain_sft.demo.folder import DemoFolder, remove, writing
 from grain_sft.demo.text import MAX_CHARACTERS, Entry, docstrings
 from grain_sft.errors import GrainSftError
-from grain_sft.prepare import Dataset, Request, prepare, train_tokenizer
-from grain_sft.prepare.training import CHAT_TOKENS, conversation_lines
+from grain_sft.prepare import CHAT_TOKENS, Dataset, Request, conversation_lines, prepare, train_tokenizer
 from grain_sft.storage import atomic_write, write_bytes
 from grain_sft.version import __version__
 

@@ -1,19 +1,22 @@
 """Conversations in, corpora out."""
 
-from grain_sft.prepare.conversation import Conversation, Message
 from grain_sft.prepare.convert import convert
 from grain_sft.prepare.dry_run import dry_run
+from grain_sft.prepare.messages import Conversation, Message
 from grain_sft.prepare.request import Dataset, Request
 from grain_sft.prepare.run import prepare
-from grain_sft.prepare.schema import SCHEMAS, parse_json, parse_record
+from grain_sft.prepare.schema import SCHEMAS, check_schema, parse_record
+from grain_sft.prepare.strict_json import parse_json
 from grain_sft.prepare.templates import TEMPLATES, Rendered, Template, TemplateOptions, render
 from grain_sft.prepare.templates.primer import render_chat_sft
 from grain_sft.prepare.tokenizers import Tokenizer, load_tokenizer
-from grain_sft.prepare.training import train_tokenizer
+from grain_sft.prepare.training import CHAT_TOKENS, MIN_VOCAB, conversation_lines, train_tokenizer
 from grain_sft.prepare.writers import FORMATS
 
 __all__ = [
+    "CHAT_TOKENS",
     "FORMATS",
+    "MIN_VOCAB",
     "SCHEMAS",
     "TEMPLATES",
     "Conversation",
@@ -24,6 +27,8 @@ __all__ = [
     "Template",
     "TemplateOptions",
     "Tokenizer",
+    "check_schema",
+    "conversation_lines",
     "convert",
     "dry_run",
     "load_tokenizer",

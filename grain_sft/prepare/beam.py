@@ -1,8 +1,8 @@
 """Beam: the preparation as an Apache Beam pipeline, on any of its runners: Dataflow, Flink, Spark, or this machine's cores.
 
-The output is the local one, byte for byte, and either goes on where the other stopped. Inputs, tokenizer and output have
-to be where every worker can read and write them: in buckets, or on a shared file system. grain_sft has to be installed
-on the workers (`--sdk_container_image`, or `--requirements_file`). The DataflowRunner needs `apache-beam[gcp]`.
+The output is the local one, byte for byte, and either continues where the other stopped. Every worker must be able to read
+and write inputs, tokenizer and output: in buckets, or on a shared file system. grain_sft has to be installed on the workers
+(`--sdk_container_image`, or `--requirements_file`). The DataflowRunner needs `apache-beam[gcp]`.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from grain_sft import errors
 from grain_sft.errors import MissingExtraError, PrepareError
 from grain_sft.prepare import beam_steps as steps
 from grain_sft.prepare import inputs
-from grain_sft.prepare.beam_steps import Run
+from grain_sft.prepare.beam_steps import Outcome, Run
 from grain_sft.prepare.request import Request
-from grain_sft.prepare.saved import save_listing
 from grain_sft.prepare.target import Target
+from grain_sft.prepare.workers import error_named
 
 LOCAL_RUNNERS = ("direct", "directrunner")
 DATAFLOW_RUNNERS = ("dataflow", "dataflowrunner")
@@ -39,20 +39,20 @@ def prepare(
     """Make the corpus that `request` describes in `output`, as `run.prepare` does, by a Beam pipeline.
 
     Args:
-      request: what to make of which conversations.
-      output: a folder that does not exist yet or is empty: local, or a URL such as `gs://bucket/name`.
+      request: Inputs, template, tokenizer and format.
+      output: Folder that does not exist yet or is empty: local, or a URL such as `gs://bucket/name`.
       pipeline_args: Beam's options, such as `--runner=DataflowRunner`, `--project=...`. By default the DirectRunner,
         which has `--direct_running_mode=multi_processing --direct_num_workers=0` for all cores.
-      overwrite: begin anew, where the output or unfinished work is of another request.
+      overwrite: Whether to begin again where the output or unfinished work is of another request.
 
     Returns:
       The corpus's manifest; see `run.prepare`.
 
     Raises:
-      RecordError: a bad record, the first in the order of the inputs, unless `request.on_error` is "skip".
-      PrepareError: options that don't fit, an output of other inputs or options, or the pipeline failed.
-      CorpusFileError: an input that can't be read.
-      StorageError: the output can't be written.
+      RecordError: A record is bad, the first in the order of the inputs, and `request.on_error` is "stop".
+      PrepareError: Options don't fit, the output is of other inputs or options, or the pipeline failed.
+      CorpusFileError: An input can't be read.
+      StorageError: The output can't be written.
       MissingExtraError: apache-beam is not installed.
     """
     beam = _beam()
@@ -65,23 +65,22 @@ def prepare(
         target.remove_temporary()
         run = Run(request, target.output, overwrite, f"beam-{secrets.token_hex(8)}")
         try:
-            save_listing(run.folder, entries, units)
+            run.save_inputs(entries, units)
             outcome = _run(beam, options, run, len(units))
-            if "replace" in outcome:
+            if outcome.replace:
                 target.clear()
                 run = Run(request, target.output, overwrite, f"beam-{secrets.token_hex(8)}")
-                save_listing(run.folder, entries, units)
+                run.save_inputs(entries, units)
                 outcome = _run(beam, options, run, len(units))
         finally:
             target.forget(run.name)
-        if "error" in outcome:
-            raise getattr(errors, outcome["error"], PrepareError)(outcome["message"])
-        manifest: dict[str, Any] = outcome["manifest"]
-        if manifest.get("already"):
+        if outcome.error:
+            raise error_named(outcome.error, outcome.message)
+        if outcome.manifest.get("already"):
             target.discard()
         else:
             target.publish()
-        return manifest
+        return outcome.manifest
 
 
 def build(beam: Any, pipeline: Any, run: Run, units: int) -> None:
@@ -109,8 +108,8 @@ def build(beam: Any, pipeline: Any, run: Run, units: int) -> None:
     _ = once | "Finish" >> beam.Map(steps.finish, run, beam.pvalue.AsIter(unwritten))
 
 
-def _run(beam: Any, options: Any, run: Run, units: int) -> dict[str, Any]:
-    """Run the pipeline to its end, and read how it ended."""
+def _run(beam: Any, options: Any, run: Run, units: int) -> Outcome:
+    """Run the pipeline, and return its outcome."""
     quiet = _quiet() if _is_local(options) else contextlib.nullcontext()
     try:
         with quiet, beam.Pipeline(options=options) as pipeline:
@@ -120,7 +119,7 @@ def _run(beam: Any, options: Any, run: Run, units: int) -> dict[str, Any]:
     except Exception as error:  # runners raise their own kinds, RuntimeError among them
         last = (str(error).strip().splitlines() or [type(error).__name__])[-1]
         raise PrepareError(
-            f"the Beam pipeline failed ({type(error).__name__}: {last}). Start again to go on from there; the runner's "
+            f"the Beam pipeline failed ({type(error).__name__}: {last}). Start again to continue from there; the runner's "
             "own log says more."
         ) from error
     outcome = run.outcome()
@@ -132,25 +131,20 @@ def _run(beam: Any, options: Any, run: Run, units: int) -> dict[str, Any]:
 
 
 def _options(beam: Any, arguments: Sequence[str]) -> Any:
-    """Beam's options.
-
-    Raises:
-      PrepareError: one that Beam does not know, or a value that it can't have.
-      MissingExtraError: the DataflowRunner's clients are not installed.
-    """
+    """Return Beam's options; a PrepareError names an unknown one."""
     kinds = beam.options.pipeline_options
     options = kinds.PipelineOptions(list(arguments))
     standard = options.view_as(kinds.StandardOptions)
     standard.runner = standard.runner or "DirectRunner"
     parsers: list[Any] = []
     unknown: list[str] = []
-    said = io.StringIO()
+    printed = io.StringIO()
     try:
-        with _quiet(), contextlib.redirect_stderr(said):
+        with _quiet(), contextlib.redirect_stderr(printed):
             options.get_all_options(add_extra_args_fn=parsers.append)
             unknown = parsers[0].parse_known_args(list(arguments))[1]
     except SystemExit as error:  # of argparse, which prints all usage first
-        raise PrepareError(f"Beam's options: {said.getvalue().strip().splitlines()[-1]}") from error
+        raise PrepareError(f"Beam's options: {printed.getvalue().strip().splitlines()[-1]}") from error
     if unknown and standard.runner.lower() in (*LOCAL_RUNNERS, *DATAFLOW_RUNNERS):  # others ask their job server
         raise PrepareError(f"{' '.join(unknown)}: neither grain_sft nor Beam's {standard.runner} has such options.")
     if standard.runner.lower() in DATAFLOW_RUNNERS and importlib.util.find_spec("google.cloud.dataflow") is None:
@@ -158,9 +152,9 @@ def _options(beam: Any, arguments: Sequence[str]) -> Any:
             "the DataflowRunner needs more of Beam, which is not installed: pip install 'apache-beam[gcp]'"
         )
     if getattr(standard, "no_wait_until_finish", False):
-        raise PrepareError("--no_wait_until_finish: the corpus gets its name when the pipeline has ended.")
+        raise PrepareError("--no_wait_until_finish: the corpus is renamed when the pipeline has ended.")
     if _is_local(options):
-        # Prism, Beam's new local runner, would be downloaded; it is no choice where compatibility is asked for
+        # Beam would download Prism, its new local runner, unless compatibility with a version is asked for
         streaming = options.view_as(kinds.StreamingOptions)
         streaming.update_compatibility_version = streaming.update_compatibility_version or beam.__version__
         worker = options.view_as(kinds.WorkerOptions)
@@ -184,7 +178,7 @@ def _beam() -> Any:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Without what Beam remarks about itself, such as packages of Google's that it could use."""
+    """Silence Beam's remarks about itself, such as packages of Google's that it could use."""
     before = logging.root.manager.disable
     logging.disable(max(before, logging.WARNING))
     try:

@@ -1,30 +1,129 @@
-"""Chunks: where the chunks of a preparation are kept, by unit."""
+"""Chunks: the documents of one unit, rendered and cut, each in one file that appears whole."""
 
 from __future__ import annotations
 
 import concurrent.futures
+import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from grain_sft.errors import StorageError
-from grain_sft.prepare import chunk
 from grain_sft.storage import files
 
+RECORD = np.dtype(
+    [
+        ("line", "<i8"),  # of the record in its input, from 1
+        ("length", "<u4"),  # tokens kept; 0 where the document was dropped
+        ("trainable", "<u4"),  # of these, tokens that take loss
+        ("cut", "<u4"),  # tokens that were cut off
+        ("cut_trainable", "<u4"),
+        ("dropped", "<u4"),  # index in DROPPED
+    ]
+)
+DROPPED = ("", "no trainable token", "fewer than {min_tokens} tokens")
+"""Reasons why a document was dropped; the first one is of documents that were kept."""
+
 REMOTE_THREADS = 16
-REMOTE_FILES = 8  # whole chunks that are in memory
+REMOTE_FILES = 8  # whole chunks in memory
+
+_MAGIC = b"GSFTCHK1"
 
 T = TypeVar("T")
 
 
-class Chunks:
-    """The folder of chunk files, local or remote.
+@dataclasses.dataclass(frozen=True)
+class Header:
+    """Contents of a chunk, and their places in its file.
 
     Attributes:
-      remote: whether it is in a bucket.
+      key: Hash of all that the content depends on.
+      records: Number of valid records, dropped ones included.
+      tokens: Number of tokens of all kept documents.
+      token_dtype, loss_dtype: "uint16" or "uint32"; "bool" or "float32".
+      rejected: Records that were left out: {"file", "line", "reason", "record"} each.
+      binary: Whether every weight is 0 or 1.
+      first_weights: Whether some document's first token has a weight.
+      unended: Number of documents whose last token is not the tokenizer's EOS.
+      inner_eos: Number of documents with an EOS before their last token.
+      size: Bytes of the header in the file.
     """
+
+    key: str
+    records: int
+    tokens: int
+    token_dtype: str
+    loss_dtype: str
+    rejected: tuple[dict[str, Any], ...]
+    binary: bool
+    first_weights: bool
+    unended: int
+    inner_eos: int
+    size: int = 0
+
+    @property
+    def tokens_at(self) -> int:
+        """Offset of the tokens in bytes."""
+        return self.size + self.records * RECORD.itemsize
+
+    @property
+    def loss_at(self) -> int:
+        """Offset of the loss in bytes."""
+        return self.tokens_at + self.tokens * np.dtype(self.token_dtype).itemsize
+
+    @property
+    def end(self) -> int:
+        """Bytes of the whole file."""
+        return self.loss_at + self.tokens * np.dtype(self.loss_dtype).itemsize
+
+
+def encode(
+    key: str,
+    records: Sequence[tuple[int, ...]],
+    tokens: Sequence[npt.NDArray[Any]],
+    loss: Sequence[npt.NDArray[Any]],
+    rejected: Sequence[dict[str, Any]],
+    *,
+    token_dtype: np.dtype[Any],
+    loss_dtype: np.dtype[Any],
+    eos_token_id: int | None,
+) -> bytes:
+    """Return the bytes of a chunk's file.
+
+    Args:
+      key: Hash of all that the content depends on.
+      records: Fields of `RECORD` for each valid record.
+      tokens: Tokens of each kept document.
+      loss: Loss of each kept document, aligned to its tokens.
+      rejected: Records that were left out.
+      token_dtype: Dtype of tokens in the file.
+      loss_dtype: Dtype of the loss in the file.
+      eos_token_id: Id of the tokenizer's EOS.
+    """
+    all_tokens = np.concatenate([np.empty(0, token_dtype), *tokens], dtype=token_dtype, casting="unsafe")
+    all_loss = np.concatenate([np.empty(0, loss_dtype), *loss], dtype=loss_dtype, casting="unsafe")
+    header = Header(
+        key=key,
+        records=len(records),
+        tokens=len(all_tokens),
+        token_dtype=token_dtype.name,
+        loss_dtype=loss_dtype.name,
+        rejected=tuple(rejected),
+        binary=loss_dtype == np.bool_ or bool(((all_loss == 0) | (all_loss == 1)).all()),
+        first_weights=any(len(part) > 0 and bool(part[0]) for part in loss),
+        unended=sum(int(part[-1]) != eos_token_id for part in tokens),
+        inner_eos=sum(eos_token_id is not None and bool((part[:-1] == eos_token_id).any()) for part in tokens),
+    )
+    text = msgspec.json.encode(header)
+    prefix = _MAGIC + len(text).to_bytes(8, "little") + text
+    return b"".join([prefix, np.array(records, RECORD).tobytes(), all_tokens.tobytes(), all_loss.tobytes()])
+
+
+class Chunks:
+    """The folder of a preparation's chunks, local or remote."""
 
     def __init__(self, folder: str, key: str) -> None:
         self._folder = folder
@@ -32,56 +131,56 @@ class Chunks:
         self.remote = files.is_remote(folder)
 
     def path(self, unit: int) -> str:
-        """Of a unit's chunk."""
+        """Return the path of a unit's chunk."""
         return files.join(self._folder, f"unit-{unit:06d}.chunk")
 
     def write(self, unit: int, data: bytes) -> None:
-        """Keep a unit's chunk.
-
-        Raises:
-          StorageError: no space, or no permission.
-        """
+        """Write a unit's chunk."""
         files.write_bytes(self.path(unit), data)
 
-    def header(self, unit: int) -> chunk.Header | None:
-        """What a unit's chunk holds; None where there is none yet, or one of another preparation."""
+    def header(self, unit: int) -> Header | None:
+        """Return the header of a unit's chunk; None where none was made, or one of another preparation."""
         path = self.path(unit)
         if not files.exists(path):
             return None
-        size = chunk.prefix_size(files.read_range(path, 0, 16), path)
-        header = chunk.decode_header(files.read_range(path, 0, size), files.size(path), path)
+        start = files.read_range(path, 0, 16)
+        if len(start) < 16 or not start.startswith(_MAGIC):
+            raise StorageError(
+                f"{path}: is not a chunk of a preparation. Delete the folder that holds it, and prepare again."
+            )
+        data = files.read_range(path, 0, 16 + int.from_bytes(start[8:], "little"))
+        try:
+            header = dataclasses.replace(msgspec.json.decode(data[16:], type=Header), size=len(data))
+            size = header.end
+        except (msgspec.MsgspecError, TypeError) as error:
+            raise StorageError(f"{path}: damaged ({error}). Delete it, and prepare again.") from error
+        if files.size(path) != size:
+            raise StorageError(f"{path}: has {files.size(path)} bytes, expected {size}. Delete it, and prepare again.")
         return header if header.key == self._key else None
 
-    def records(self, unit: int, header: chunk.Header) -> npt.NDArray[Any]:
-        """The records of a chunk [records], dtype `chunk.RECORD`."""
-        return np.frombuffer(files.read_range(self.path(unit), header.size, header.tokens_at), chunk.RECORD)
-
-    def all_headers(self, units: int) -> list[chunk.Header | None]:
-        """What the chunks of units 0 to `units` hold."""
-        return list(self._each(self.header, range(units), REMOTE_THREADS))
-
-    def complete_headers(self, units: int) -> list[chunk.Header]:
-        """The same, when all of them have been made.
-
-        Raises:
-          StorageError: a chunk is missing.
-        """
-        headers = self.all_headers(units)
+    def headers(self, units: int) -> list[Header]:
+        """Return the headers of the chunks of units 0 to `units`, which have all been made."""
+        headers = list(self._each(self.header, range(units), REMOTE_THREADS))
         found = [header for header in headers if header is not None]
         if len(found) < units:
-            raise StorageError(f"{self.path(headers.index(None))}: is not there any more. Prepare again.")
+            raise StorageError(f"{self.path(headers.index(None))}: is missing. Prepare again.")
         return found
 
-    def all_records(self, headers: Sequence[chunk.Header]) -> Iterator[npt.NDArray[Any]]:
-        """The records of every chunk, in order."""
-        return self._each(lambda unit: self.records(unit, headers[unit]), range(len(headers)), REMOTE_THREADS)
+    def records(self, headers: Sequence[Header]) -> Iterator[npt.NDArray[Any]]:
+        """Yield the records [records] of every chunk, dtype `RECORD`, in order."""
+
+        def read(unit: int) -> npt.NDArray[Any]:
+            header = headers[unit]
+            return np.frombuffer(files.read_range(self.path(unit), header.size, header.tokens_at), RECORD)
+
+        return self._each(read, range(len(headers)), REMOTE_THREADS)
 
     def contents(self, units: Sequence[int]) -> Iterator[bytes]:
-        """The whole files of chunks, in order."""
+        """Yield the whole files of chunks, in order."""
         return self._each(lambda unit: files.read_bytes(self.path(unit)), units, REMOTE_FILES)
 
     def _each(self, read: Callable[[int], T], units: Sequence[int], at_once: int) -> Iterator[T]:
-        """`read` of each unit, in order; of chunks in a bucket some at once, since every one takes a round trip."""
+        """Yield `read` of each unit, in order; in a bucket, where each takes a round trip, several at once."""
         if not self.remote:
             yield from map(read, units)
             return

@@ -15,9 +15,9 @@ import numpy.typing as npt
 from grain_sft.corpus import Corpus, open_corpus
 from grain_sft.corpus.made_with import check_tokenizer
 from grain_sft.errors import CorpusError, PrepareError
+from grain_sft.prepare.documents import Block, Ids, in_blocks
 from grain_sft.prepare.request import GIB, Dataset, Request, hash_of
 from grain_sft.prepare.run import Progress
-from grain_sft.prepare.store import Block, Ids, in_blocks
 from grain_sft.prepare.target import MANIFEST, Target
 from grain_sft.prepare.tokenizers import Tokenizer, load_tokenizer
 from grain_sft.prepare.writers import FORMATS, Plan, SplitStatistics

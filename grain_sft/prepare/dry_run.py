@@ -9,10 +9,10 @@ import numpy as np
 
 from grain_sft.errors import RecordError
 from grain_sft.prepare import inputs
+from grain_sft.prepare.render import Renderer, Work
 from grain_sft.prepare.request import Request
 from grain_sft.prepare.templates import Rendered
 from grain_sft.prepare.tokenizers import Tokenizer
-from grain_sft.prepare.work import Renderer, Work
 
 
 def dry_run(request: Request, records: int) -> str:

@@ -1,8 +1,8 @@
 """Inputs: files of conversations, cut into units that can be read in any order and on any machine.
 
-A JSONL file is cut every few MiB; a line belongs to the unit in which its first byte is. A Parquet file is cut at its
-row groups, a compressed file and a JSON array between records. Where the cuts are depends on the files alone, and no
-output depends on the cuts.
+A JSONL file is cut every few MiB; a line belongs to the unit that holds its first byte. A Parquet file is cut at its row
+groups, a compressed file and a JSON array between records. The cuts depend on the files alone, and no output depends on
+the cuts.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import glob
 import hashlib
 import itertools
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ MANY_BLOCKS = 1024  # an input of more gets units of more than one block
 MAX_LINE = 1 << 28  # bytes; a longer record is a mistake
 
 SCAN_THREADS = 8
-PAUSE = 0.2  # seconds between two looks at how far they are
+PAUSE = 0.2  # seconds between two reports of progress
 _JSON = (".jsonl", ".ndjson", ".json")
 _COMPRESSED = (".gz", ".zst")
 _SUFFIXES = (*_JSON, ".parquet", *(name + packed for name in _JSON for packed in _COMPRESSED))
@@ -42,12 +42,12 @@ class Input:
 
     Attributes:
       dataset: Number of its dataset.
-      path: Where it is.
-      size: Its bytes.
+      path: Path or URL.
+      size: Bytes of the file.
       kind: "jsonl", "array" or "parquet".
       row_groups: Rows of each row group of a Parquet file.
       compression: "gzip", "zstd" or "".
-      stretches: Of a compressed file or an array.
+      stretches: Parts of a compressed file or an array.
     """
 
     dataset: int
@@ -58,15 +58,9 @@ class Input:
     compression: str = ""
     stretches: tuple[Stretch, ...] = ()
 
-    @classmethod
-    def of(cls, fields: Mapping[str, Any]) -> Input:
-        """The input that `dataclasses.asdict` and JSON made fields of."""
-        stretches = tuple(Stretch(**stretch) for stretch in fields["stretches"])
-        return cls(**{**fields, "row_groups": tuple(fields["row_groups"]), "stretches": stretches})
-
     @property
     def parts(self) -> tuple[int, ...] | None:
-        """The records of each part that can only be read whole; None for lines that can be cut anywhere."""
+        """Number of records of each part that is read whole; None for lines, which can be cut anywhere."""
         if self.kind == "parquet":
             return self.row_groups
         if self.kind == "array" or self.compression:
@@ -91,7 +85,7 @@ class Unit:
 
 @dataclasses.dataclass(frozen=True)
 class Scan:
-    """What a first look at a unit finds: its records (lines), and the hash of its bytes."""
+    """Number of records (lines) of a unit, and hash of its bytes."""
 
     records: int
     digest: str
@@ -100,17 +94,17 @@ class Scan:
 def list_inputs(
     datasets: Sequence[Sequence[str]], progress: Callable[[str, int, int], None] | None = None
 ) -> list[Input]:
-    """The files of every dataset, which are paths, globs and directories, local or remote, in that order.
+    """Return the files of every dataset, in order.
 
-    What a file is, is told by its first bytes. A compressed file and an array are read to find where they can be cut.
+    The first bytes of a file decide its kind. A compressed file and an array are read whole to find their cuts.
 
     Args:
-      datasets: Paths of each dataset.
-      progress: Called now and then with what is done, the bytes read, and those of all files.
+      datasets: Paths, globs and directories of each dataset, local or remote.
+      progress: Function of the activity, the bytes read, and the bytes of all files.
 
     Raises:
-      CorpusFileError: A path that names no file, or a damaged file.
-      PrepareError: A file of a kind that can't be read.
+      CorpusFileError: A path names no file, or a file is damaged.
+      PrepareError: A file is of a kind that can't be read.
     """
     names = [
         (number, name)
@@ -122,8 +116,8 @@ def list_inputs(
         read = [0] * len(names)  # bytes of each file
         sizes = list(pool.map(lambda named: _size(named[1]), names))
         futures = [
-            pool.submit(_describe, dataset, name, sizes[place], functools.partial(read.__setitem__, place))
-            for place, (dataset, name) in enumerate(names)
+            pool.submit(_describe, dataset, name, sizes[index], functools.partial(read.__setitem__, index))
+            for index, (dataset, name) in enumerate(names)
         ]
         try:
             for future in futures:
@@ -137,7 +131,7 @@ def list_inputs(
 
 
 def plan_units(inputs: Sequence[Input]) -> list[Unit]:
-    """The units of all inputs, in order."""
+    """Return the units of all inputs, in order."""
     units: list[Unit] = []
     for number, entry in enumerate(inputs):
         parts = entry.parts
@@ -165,13 +159,13 @@ def scan_unit(entry: Input, unit: Unit) -> Scan:
     before = min(1, unit.start)
     data = files.read_range(entry.path, unit.start - before, unit.stop)
     if len(data) != unit.stop - unit.start + before:
-        raise CorpusFileError(f"{entry.path}: was cut short while it was read (expected {entry.size} bytes).")
+        raise unpacked.cut_short(entry.path, entry.size)
     starts = data.count(b"\n", 0, len(data) - 1) + (0 if before else 1)
     return Scan(starts, hashlib.sha256(memoryview(data)[before:]).hexdigest())
 
 
 def digests(units: Sequence[Unit], scans: Sequence[Scan], inputs: Sequence[Input]) -> list[str]:
-    """A hash of each input's content: SHA-256 over those of its units."""
+    """Return a hash of each input's content: SHA-256 over those of its units."""
     parts: list[list[str]] = [[] for _ in inputs]
     for unit, scan in zip(units, scans, strict=True):
         parts[unit.input].append(scan.digest)
@@ -179,16 +173,16 @@ def digests(units: Sequence[Unit], scans: Sequence[Scan], inputs: Sequence[Input
 
 
 def read_records(entry: Input, unit: Unit, first: int) -> Iterator[tuple[int, bytes | dict[str, Any]]]:
-    """(number from 1, record) of each record of a unit: a line without its end, an array's element or a row.
-
-    Numbers are of lines, elements or rows. Blank lines are left out.
+    """Yield number and record of each record of a unit: a line without its end, an array's element or a row.
 
     Args:
-      first: number of the unit's first record.
+      entry: Input of the unit.
+      unit: Unit of the input. Its blank lines are left out.
+      first: Number of the unit's first line, element or row.
 
     Raises:
-      CorpusFileError: the file can't be read, or changed meanwhile.
-      RecordError: a line of more than 256 MiB.
+      CorpusFileError: The file can't be read, or has changed.
+      RecordError: A line has more than 256 MiB.
     """
     if entry.kind == "parquet":
         yield from enumerate(parquet_file.rows(entry.path, unit.start, unit.stop), first)
@@ -216,12 +210,7 @@ def read_records(entry: Input, unit: Unit, first: int) -> Iterator[tuple[int, by
 
 
 def all_records(entries: Sequence[Input]) -> Iterator[tuple[Input, int, bytes | dict[str, Any]]]:
-    """(input, line or row number from 1, line or row) of each record of all inputs, in order, as `read_records` gives them.
-
-    Raises:
-      CorpusFileError: a file can't be read, or changed meanwhile.
-      RecordError: a line of more than 256 MiB.
-    """
+    """Yield input, number from 1 and record of all inputs, in order, as `read_records` does."""
     first = [1] * len(entries)
     for unit in plan_units(entries):
         entry = entries[unit.input]
@@ -231,7 +220,7 @@ def all_records(entries: Sequence[Input]) -> Iterator[tuple[Input, int, bytes | 
 
 
 def _lines_of(entry: Input, unit: Unit) -> bytes:
-    """The bytes of the lines that begin in a unit: from its first line's start to its last line's end."""
+    """Return the bytes of the lines that begin in a unit: from its first line's start to its last line's end."""
     before = min(1, unit.start)
     data = files.read_range(entry.path, unit.start - before, unit.stop)
     if unit.digest and hashlib.sha256(memoryview(data)[before:]).hexdigest() != unit.digest:
@@ -240,18 +229,18 @@ def _lines_of(entry: Input, unit: Unit) -> bytes:
     if before:
         start = data.find(b"\n", 0, len(data) - 1) + 1
         if not start:
-            return b""  # a line goes on through all of it
+            return b""  # inside one line
     stop = unit.stop
     tail = [data[start:] if start else data]
     while not tail[-1].endswith(b"\n") and stop < entry.size:
         more = files.read_range(entry.path, stop, min(stop + BLOCK, entry.size))
         if not more:
-            raise CorpusFileError(f"{entry.path}: was cut short while it was read (expected {entry.size} bytes).")
+            raise unpacked.cut_short(entry.path, entry.size)
         end = more.find(b"\n") + 1
         tail.append(more[:end] if end else more)
         stop += len(more)
         if sum(map(len, tail)) > MAX_LINE + unit.stop - unit.start:
-            break  # read_records says that it is too long
+            break  # read_records refuses it
     return b"".join(tail)
 
 
@@ -283,7 +272,7 @@ def _size(path: str) -> int:
 
 
 def _describe(dataset: int, path: str, size: int, read: Callable[[int], None]) -> Input:
-    """What a file is; calls `read` with the bytes read so far."""
+    """Return the input of a file, and call `read` with the bytes read so far."""
     head = files.read_range(path, 0, min(size, 16))
     if head.startswith(b"PAR1") or path.endswith(".parquet"):
         return Input(dataset, path, size, "parquet", parquet_file.row_groups(path))

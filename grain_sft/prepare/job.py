@@ -1,43 +1,44 @@
 """Job: one preparation from its inputs to a finished corpus, in steps that any runner may carry out.
 
 The steps: `scan` the units (in any order), `begin`, `render` the units (in any order), `plan`, write the plan's tasks
-(in any order), `finish`. Each step's result is a file that is there whole or not at all, so a job that was stopped goes on
-where it was; and none depends on the others' order, so every runner makes the same bytes.
+(in any order), `finish`. Each step's result is a file that appears whole, so a job that was stopped continues where it was.
+No step depends on the others' order, so every runner makes the same bytes.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from grain_sft.errors import PrepareError
-from grain_sft.prepare import chunk, inputs
-from grain_sft.prepare.chunks import Chunks
+from grain_sft.prepare import chunks, inputs
+from grain_sft.prepare.chunks import Chunks, Header
+from grain_sft.prepare.documents import Documents, Ids, Table
 from grain_sft.prepare.inputs import Input, Scan, Unit
+from grain_sft.prepare.render import Renderer, Work
 from grain_sft.prepare.request import VERSION, Request, hash_of
-from grain_sft.prepare.splits import split
-from grain_sft.prepare.store import Documents, Ids, Table
+from grain_sft.prepare.splits import Splits, split
 from grain_sft.prepare.target import MANIFEST, Target
-from grain_sft.prepare.work import Renderer, Work
 from grain_sft.prepare.writers import FORMATS, Format, Plan, SplitStatistics
 from grain_sft.storage import files
 
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """A preparation whose inputs have been looked at.
+    """A preparation whose inputs have been scanned.
 
     Attributes:
-      work: what documents depend on.
-      target: where the corpus goes.
-      units: of all inputs.
-      firsts: the number of each unit's first record in its input.
-      input_digests: of the inputs' contents.
-      input_records: lines or rows of each input.
+      work: Request, inputs and key.
+      target: Folder of the corpus.
+      units: Units of all inputs.
+      firsts: Number of each unit's first record in its input.
+      input_digests: Hashes of the inputs' contents.
+      input_records: Lines or rows of each input.
     """
 
     work: Work
@@ -51,14 +52,15 @@ class Job:
     def of(
         cls, request: Request, target: Target, entries: Sequence[Input], units: Sequence[Unit], scans: Sequence[Scan]
     ) -> Job:
-        """The job of a request, from the scans of all its units.
+        """Return the job of a request, from the scans of all its units.
 
         Raises:
-          PrepareError: an unknown template or format.
-          GrainSftError: the tokenizer can't be loaded.
+          PrepareError: The template or format is unknown, or doesn't fit the request.
+          GrainSftError: The tokenizer can't be loaded.
         """
-        if request.format not in FORMATS:
-            raise PrepareError(f"format {request.format!r}: expected one of {', '.join(FORMATS)}.")
+        most = FORMATS[request.format].max_seed
+        if most is not None and request.seed > most:
+            raise PrepareError(f"seed={request.seed}: expected at most {most} for format {request.format}.")
         records = [0] * len(entries)
         firsts = []
         for unit, scan in zip(units, scans, strict=True):
@@ -75,52 +77,43 @@ class Job:
 
     @property
     def format(self) -> Format:
-        """The format that is written."""
+        """Format of the corpus."""
         return FORMATS[self.work.request.format]
 
     @property
     def chunks(self) -> Chunks:
-        """Where rendered units are kept."""
+        """Folder of rendered units."""
         return Chunks(self.target.chunks, self.work.key)
 
     def identity(self) -> dict[str, Any]:
-        """All that decides the output, as JSON: what a later run is compared with."""
-        request = self.work.request.as_dict()
+        """Return all that decides the output, as JSON, for comparison with later runs."""
         described = [
             {"path": entry.path, "size": entry.size, "records": records, "digest": digest}
             for entry, digest, records in zip(self.work.inputs, self.input_digests, self.input_records, strict=True)
         ]
         tokenizer = json.loads(json.dumps(self.work.tokenizer.description()))
+        request = self.work.request.as_dict()
         return {"key": self.work.key, "request": request, "inputs": described, "tokenizer": tokenizer}
 
     def render(self, unit: Unit, renderer: Renderer) -> None:
-        """Make a unit's chunk, if it is not there."""
+        """Write a unit's chunk, unless it exists."""
         if self.chunks.header(unit.number) is None:
             self.chunks.write(unit.number, renderer.chunk(unit, self.firsts[unit.number]))
 
     def plan(self) -> Plan:
-        """What to write, when all units are rendered.
+        """Return the plan of the corpus, when all units are rendered.
 
         Raises:
-          PrepareError: no document is left, or the format can't hold them.
+          PrepareError: No document is left, or the format can't hold them.
         """
         table = Table.of(self.chunks, len(self.units))
         splits = split(self._datasets(table), table.lengths, self.work.request, self.format.rule)
-        identity = self.identity()
-        plan = Plan(
-            folder=self.target.stage,
-            request=self.work.request,
-            tokenizer=identity["tokenizer"],
-            documents=Documents(self.chunks, table, [unit.input for unit in self.units]),
-            splits=splits,
-            statistics={name: self._count(table, ids) for name, ids in splits.items()},
-            binary=all(header.binary for header in table.headers),
-            source_names=[entry.path for entry in self.work.inputs],
-        )
+        statistics = {name: self._count(table, ids) for name, ids in splits.items()}
+        plan = self.plan_of(table, splits, statistics, all(header.binary for header in table.headers))
         for name, ids in splits.items():
             if not len(ids):
                 rejected = [entry for header in table.headers for entry in header.rejected]
-                dropped = [f"{count} dropped ({reason})" for reason, count in self.dropped(table.headers).items()]
+                dropped = [f"{count} dropped ({reason})" for reason, count in self._dropped(table.headers).items()]
                 first = "".join(
                     f" The first: {entry['file']}:{entry['line']}: {entry['reason']}" for entry in rejected[:1]
                 )
@@ -131,65 +124,71 @@ class Job:
         self.format.check(plan)
         return plan
 
-    def finish(self, plan: Plan) -> dict[str, Any]:
-        """Write what is left, and give the corpus its name; returns its manifest."""
-        manifest = self.complete(plan)
-        self.target.publish()
-        return manifest
+    def plan_of(self, table: Table, splits: Splits, statistics: dict[str, SplitStatistics], binary: bool) -> Plan:
+        """Return the plan with these splits of the documents in `table`."""
+        return Plan(
+            folder=self.target.stage,
+            request=self.work.request,
+            tokenizer=self.identity()["tokenizer"],
+            documents=Documents(self.chunks, table, [unit.input for unit in self.units]),
+            splits=splits,
+            statistics=statistics,
+            binary=binary,
+            source_names=[entry.path for entry in self.work.inputs],
+            tool_calls=self.work.template.tool_calls,
+        )
 
-    def complete(self, plan: Plan) -> dict[str, Any]:
-        """Write what is left, the manifest last, and return that."""
+    def finish(self, plan: Plan) -> dict[str, Any]:
+        """Write metadata, tokenizer and rejected records, and then the manifest, which is returned."""
         self.format.finish(plan)
         for name, data in self.work.tokenizer.files().items():
             files.write_bytes(plan.path("tokenizer", name), data)
-        headers = self.chunks.complete_headers(len(self.units))
+        headers = self.chunks.headers(len(self.units))
         rejected = [entry for header in headers for entry in header.rejected]
         manifest = {
             "format": self.work.request.format,
             "version": VERSION,
             **self.identity(),
-            "splits": {name: dataclasses.asdict(counts) for name, counts in plan.statistics.items()},
-            "dropped": self.dropped(headers),
+            "splits": msgspec.to_builtins(plan.statistics),
+            "dropped": self._dropped(headers),
             "rejected": len(rejected),
             "without_final_eos": sum(header.unended for header in headers),
             "with_inner_eos": sum(header.inner_eos for header in headers),
         }
         if self.work.request.on_error == "skip":
             with files.atomic_write(self.target.rejected) as file:
-                for entry in rejected:
-                    file.write(json.dumps(entry, ensure_ascii=False) + "\n")
+                file.writelines(json.dumps(entry, ensure_ascii=False) + "\n" for entry in rejected)
         plan.write_json(MANIFEST, manifest)
         return manifest
 
-    def dropped(self, headers: Sequence[chunk.Header]) -> dict[str, int]:
-        """Records that were dropped, by reason."""
-        counts = np.zeros(len(chunk.DROPPED), np.int64)
-        for records in self.chunks.all_records(headers):
-            counts += np.bincount(records["dropped"], minlength=len(chunk.DROPPED))
-        names = [text.format(min_tokens=self.work.template.min_tokens) for text in chunk.DROPPED]
+    def _dropped(self, headers: Sequence[Header]) -> dict[str, int]:
+        """Return the number of dropped records by reason."""
+        counts = np.zeros(len(chunks.DROPPED), np.int64)
+        for records in self.chunks.records(headers):
+            counts += np.bincount(records["dropped"], minlength=len(chunks.DROPPED))
+        names = [text.format(min_tokens=self.work.template.min_tokens) for text in chunks.DROPPED]
         return {name: int(count) for name, count in zip(names[1:], counts[1:], strict=True) if count}
 
     def _datasets(self, table: Table) -> list[Ids]:
-        """The documents of each dataset, in order."""
-        of_unit = np.array([self.work.inputs[unit.input].dataset for unit in self.units], np.int64)
+        """Return the documents of each dataset, in order."""
+        dataset_of = np.array([self.work.inputs[unit.input].dataset for unit in self.units], np.int64)
         found = []
         for dataset in range(len(self.work.request.datasets)):
-            here = np.flatnonzero(of_unit == dataset)
-            bounds = (int(table.first[here[0]]), int(table.first[here[-1] + 1])) if len(here) else (0, 0)
+            units = np.flatnonzero(dataset_of == dataset)
+            bounds = (int(table.first[units[0]]), int(table.first[units[-1] + 1])) if len(units) else (0, 0)
             found.append(np.arange(*bounds, dtype=np.int32 if len(table.lengths) < 1 << 31 else np.int64))
         return found
 
     def _count(self, table: Table, ids: Ids) -> SplitStatistics:
-        """The statistics of the documents `ids`; one that is there twice counts twice."""
+        """Return the statistics of the documents `ids`; a document that occurs twice counts twice."""
         times = np.zeros(len(table.lengths), np.uint32)
         np.add.at(times, ids, 1)
-        totals: Mapping[str, int] = dict.fromkeys(("length", "trainable", "cut", "cut_trainable"), 0)
+        totals = dict.fromkeys(("length", "trainable", "cut", "cut_trainable"), 0)
         truncated = 0
-        for unit, records in enumerate(self.chunks.all_records(table.headers)):
+        for unit, records in enumerate(self.chunks.records(table.headers)):
             weight = times[table.first[unit] : table.first[unit + 1]]
-            totals = {
-                name: value + int((records[name].astype(np.int64) * weight).sum()) for name, value in totals.items()
-            }
+            for name in totals:
+                totals[name] += int((records[name].astype(np.int64) * weight).sum())
             truncated += int(weight[records["cut"] > 0].sum())
         return SplitStatistics(
             documents=len(ids),

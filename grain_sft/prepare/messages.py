@@ -1,16 +1,15 @@
-"""Messages of a record: checked one by one, with the place of what is wrong."""
+"""Conversations: the one form of every schema's records, and the checks of their messages, which name the path of a fault."""
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Collection, Mapping
 from types import NoneType
 from typing import Any
 
 from grain_sft.errors import RecordError
-from grain_sft.prepare.conversation import Message
-from grain_sft.prepare.error_text import found, kind, suggestion
-from grain_sft.prepare.strict_json import MAX_DEPTH, check_text, shown, strings
+from grain_sft.prepare.strict_json import MAX_DEPTH, check_text, found, kind, shown, strings, suggestion
 
 Record = dict[str, Any]
 
@@ -26,20 +25,57 @@ _CALL_TYPES: Mapping[str, tuple[type, ...]] = {
     "function_calls": (list, str, NoneType),
     "functions": (list, str, NoneType),
 }
-"""Types of what a chat template writes out as it is; OLMo's data have it as text."""
+"""Types of values that a chat template writes out unchanged; OLMo's data have them as text."""
 _TEXT_KEYS = ("name", "context", "think", "cite", "tool_call_id")
 _MAX_WEIGHT = 1e30  # what a float32 holds, with room
 
 
-def read_messages(record: Record, key: str, roles: Collection[str]) -> tuple[Message, ...]:
-    """The messages {"role", "content", ...} under a key, in order.
+DOCUMENT = "document"
+"""Role of a plain document, its record's only message."""
 
-    Raises:
-      RecordError: One is not a message, or has another role.
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Message:
+    """One turn.
+
+    Attributes:
+      role: Role in the record ("user", "assistant", "toolresult", ...); a template lists those that it renders.
+      content: Text; "" where the record has none (an assistant that only calls tools).
+      weight: Weight of the loss; None where the record has none.
+      extra: Other keys of the message, values as parsed: name, arguments, tool_calls, ...; `content` itself where it is
+        not a string (the result of a tool as JSON).
     """
+
+    role: str
+    content: str
+    weight: float | None = None
+    extra: Mapping[str, Any] | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Conversation:
+    """One record.
+
+    Attributes:
+      messages: Turns, in order; at least one.
+      system: System text outside the messages; None where the record has none.
+      context: The record's `context`: metadata of the episode tools, which no template renders.
+      condition: Words before OpenChat's role prefixes ("GPT4 Correct"); "" for none.
+      tools: The record's `tools`, for chat templates that render them.
+    """
+
+    messages: tuple[Message, ...]
+    system: str | None = None
+    context: str | None = None
+    condition: str = ""
+    tools: tuple[Any, ...] | None = None
+
+
+def read_messages(record: Record, key: str, roles: Collection[str]) -> tuple[Message, ...]:
+    """Return the messages {"role", "content", ...} under a key, in order."""
     messages = []
     for index, entry in enumerate(entries_of(record, key)):
-        if len(entry) == 2:  # no more than role and content, as nearly always
+        if len(entry) == 2:  # only role and content, as nearly always
             role, content = entry.get("role"), entry.get("content")
             if type(content) is str and type(role) is str and role in roles and "\0" not in content:
                 messages.append(Message(role, content))
@@ -65,7 +101,7 @@ def _message(entry: Record, where: str, roles: Collection[str]) -> Message:
 
 
 def _content(entry: Record, role: str, where: str, extra: Record) -> str:
-    """The text of a message; where it has none or is JSON, as calls and results of tools, that goes to `extra`."""
+    """Return the text of a message. The JSON of tool calls and results goes to `extra` instead."""
     content = entry.get("content")
     if role == "assistant_toolcall":
         if not isinstance(extra.get("name"), str):
@@ -85,15 +121,10 @@ def _content(entry: Record, role: str, where: str, extra: Record) -> str:
 
 
 def entries_of(record: Record, key: str) -> list[Record]:
-    """The list of objects under a key, which has at least one.
-
-    Raises:
-      RecordError: It is something else.
-    """
+    """Return the list of objects under a key, at least one."""
     value = record.get(key)
     if not isinstance(value, list):
-        hint = "" if key in record else next(filter(None, (suggestion(name, (key,)) for name in record)), "")
-        raise RecordError(f"{key}: {found(record, key)}; expected a list of messages.{hint}")
+        raise RecordError(f"{key}: {found(record, key)}; expected a list of messages.{_misspelled(record, key)}")
     if not value:
         raise RecordError(f"{key}: is empty; expected at least one message.")
     for index, entry in enumerate(value):
@@ -103,46 +134,33 @@ def entries_of(record: Record, key: str) -> list[Record]:
 
 
 def role_of(entry: Record, where: str, roles: Collection[str], key: str = "role") -> str:
-    """The role of a message, which is one of `roles`.
-
-    Raises:
-      RecordError: It is not.
-    """
+    """Return the role of a message, one of `roles`."""
     role = entry.get(key)
     if isinstance(role, str) and role in roles:
         return role
     if not isinstance(role, str):
-        hint = "" if key in entry else next(filter(None, (suggestion(name, (key,)) for name in entry)), "")
+        hint = _misspelled(entry, key)
         raise RecordError(f"{where}.{key}: {found(entry, key)}; expected one of {', '.join(roles)}.{hint}")
     raise RecordError(f"{where}.{key}: {shown(role)}; expected one of {', '.join(roles)}.{suggestion(role, roles)}")
 
 
 def text_of(entry: Record, key: str, where: str) -> str:
-    """The text under a key.
-
-    Raises:
-      RecordError: There is none, or it holds what no text file can.
-    """
+    """Return the text under a key."""
     value = entry.get(key)
     if not isinstance(value, str):
-        hint = "" if key in entry else next(filter(None, (suggestion(name, (key,)) for name in entry)), "")
-        raise RecordError(f"{where}.{key}: {found(entry, key)}; expected a string.{hint}")
+        raise RecordError(f"{where}.{key}: {found(entry, key)}; expected a string.{_misspelled(entry, key)}")
     if "\0" in value:
         check_text(value, f"{where}.{key}")
     return value
 
 
 def optional_text(record: Record, key: str) -> str | None:
-    """The text under a key of a record; None where there is none."""
+    """Return the text under a key of a record; None where it has none."""
     return None if record.get(key) is None else text_of(record, key, "the record")
 
 
 def weight_of(entry: Record, where: str) -> float | None:
-    """The weight of a message; None where it has none.
-
-    Raises:
-      RecordError: It is not a number from 0 up.
-    """
+    """Return the weight of a message, a number from 0 up; None where it has none."""
     weight = entry.get("weight")
     if weight is None:
         return None
@@ -152,8 +170,7 @@ def weight_of(entry: Record, where: str) -> float | None:
 
 
 def check_keys(entry: Record, known: Mapping[str, None], where: str) -> None:
-    """Refuse a key that is nearly a known one which is absent: a misspelling. Other keys are metadata, or for a chat
-    template to read."""
+    """Refuse the misspelling of a known key that is absent. Other keys are metadata, or a chat template reads them."""
     if entry.keys() <= known.keys():
         return
     absent = tuple(key for key in known if key not in entry)
@@ -163,11 +180,7 @@ def check_keys(entry: Record, known: Mapping[str, None], where: str) -> None:
 
 
 def check_json(value: object, where: str) -> None:
-    """Refuse what can't be written as JSON: rows of Parquet may hold other things.
-
-    Raises:
-      RecordError: It can't.
-    """
+    """Refuse a value that JSON can't hold; rows of Parquet may have one."""
     try:
         _check_values(value, where, MAX_DEPTH)
     except RecursionError as error:
@@ -191,3 +204,8 @@ def _check_values(value: object, where: str, levels: int) -> None:
         value is None or isinstance(value, str | bool | int) or (isinstance(value, float) and math.isfinite(value))
     ):
         raise RecordError(f"{where}: {shown(value)}; expected what JSON can hold.")
+
+
+def _misspelled(entry: Record, key: str) -> str:
+    """Return a hint where a key of the entry is nearly the one that is missing."""
+    return "" if key in entry else next(filter(None, (suggestion(name, (key,)) for name in entry)), "")

@@ -13,22 +13,13 @@ _BLOCK = 1 << 20  # bytes
 
 
 def row_groups(path: str) -> tuple[int, ...]:
-    """Return the number of rows of each row group.
-
-    Raises:
-      CorpusFileError: It is not a Parquet file.
-      MissingExtraError: pyarrow is not installed.
-    """
+    """Return the number of rows of each row group."""
     metadata = _open(path).metadata
     return tuple(metadata.row_group(number).num_rows for number in range(metadata.num_row_groups))
 
 
 def rows(path: str, start: int, stop: int) -> Iterator[dict[str, Any]]:
-    """Yield the rows of row groups `start` to `stop`.
-
-    Raises:
-      CorpusFileError: A row group can't be read.
-    """
+    """Yield the rows of row groups `start` to `stop`."""
     table = _open(path)
     for group in range(start, stop):
         try:
@@ -40,10 +31,7 @@ def rows(path: str, start: int, stop: int) -> Iterator[dict[str, Any]]:
 
 
 def hash_part(path: str, size: int, num_groups: int, start: int, stop: int) -> str:
-    """Return the SHA-256 of the share of a file's bytes that row groups `start` to `stop` have.
-
-    The shares are equal, so they need not be the bytes of the rows.
-    """
+    """Return the SHA-256 of an equal share of a file's bytes for each of the row groups `start` to `stop`."""
     begin, end = (size * place // max(1, num_groups) for place in (start, stop))
     whole = hashlib.sha256()
     for position in range(begin, end, _BLOCK):
@@ -65,7 +53,7 @@ def _open(path: str) -> Any:
 
 
 def _without_none(value: Any) -> Any:
-    """A row as JSON would have it: Parquet has every key of a struct in every row, None where it is absent."""
+    """Return a row as JSON has it, without the None that Parquet writes for absent keys."""
     if isinstance(value, dict):
         return {key: _without_none(item) for key, item in value.items() if item is not None}
     if isinstance(value, list):

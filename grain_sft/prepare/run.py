@@ -1,4 +1,4 @@
-"""prepare: conversations in, a corpus out, on this machine."""
+"""prepare: a corpus made of conversations, on this machine."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from grain_sft.errors import GrainSftError, PrepareError, RecordError
 from grain_sft.prepare import inputs
 from grain_sft.prepare.inputs import Input, Scan, Unit
 from grain_sft.prepare.job import Job
-from grain_sft.prepare.pool import render_all
 from grain_sft.prepare.request import Request
 from grain_sft.prepare.target import Target
+from grain_sft.prepare.workers import render_all
 
 Progress = Callable[[str, int, int], None]
-"""Told (what is being done, done, of how much)."""
+"""Function of an activity, the amount done, and the whole amount."""
 
 SCAN_THREADS = 8
-UNITS_PER_WORKER = 4  # fewer are done before a worker has started
+UNITS_PER_WORKER = 4  # fewer are rendered before a worker has started
 
 
 def prepare(
@@ -31,28 +31,27 @@ def prepare(
     overwrite: bool = False,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
-    """Make the corpus that `request` describes, or go on making it, in the folder `output`.
+    """Make the corpus that `request` describes, or continue to make it, in the folder `output`.
 
     The same request gives the same bytes, whatever the number of workers, and however often it was interrupted. The
-    folder appears when it is complete; unfinished work is kept beside it. Where the corpus is there already, nothing
-    is done.
+    folder appears when it is complete; unfinished work is kept next to it. A finished corpus is left unchanged.
 
     Args:
-      request: what to make of which conversations.
-      output: a folder that does not exist yet or is empty; local, or a URL such as `gs://bucket/name`.
-      workers: processes. None: one a core, and fewer where there is little to do.
-      overwrite: begin anew, where the output or unfinished work is of another request.
-      progress: called as the work proceeds.
+      request: Inputs, template, tokenizer and format.
+      output: Folder that does not exist yet or is empty; local, or a URL such as `gs://bucket/name`.
+      workers: Number of processes. None: one per core, and fewer for little work.
+      overwrite: Whether to begin again where the output or unfinished work is of another request.
+      progress: Function that is called as the work proceeds.
 
     Returns:
       The corpus's manifest, `prepare.json`: the request, inputs, tokenizer, and the statistics of each split; with
-      "already": True where it was there.
+      "already": True where it was finished before.
 
     Raises:
-      RecordError: a bad record, with its file and line, unless `request.on_error` is "skip".
-      PrepareError: options that don't fit, or an output of other inputs or options: what changed is named.
-      CorpusFileError: an input that can't be read.
-      StorageError: the output can't be written.
+      RecordError: A record is bad, and `request.on_error` is "stop"; with its file and line.
+      PrepareError: Options don't fit, or the output is of other inputs or options; with the differences.
+      CorpusFileError: An input can't be read.
+      StorageError: The output can't be written.
     """
     report = progress or (lambda what, done, total: None)
     if workers is not None:
@@ -78,7 +77,7 @@ def prepare(
                 report("Rendering", done, total)
         except GrainSftError as error:
             if isinstance(error, RecordError) or not done:
-                target.discard()  # the same request would fail again; whoever mends it finds nothing in the way
+                target.discard()  # the same request would fail again, and a corrected one finds nothing in its way
             raise
         try:
             plan = job.plan()
@@ -90,7 +89,9 @@ def prepare(
             report("Writing", number, len(tasks))
             job.format.write(plan, task)
         report("Writing", len(tasks), len(tasks))
-        return job.finish(plan)
+        manifest = job.finish(plan)
+        target.publish()
+        return manifest
 
 
 def _scan(entries: Sequence[Input], units: Sequence[Unit], report: Progress) -> list[Scan]:
@@ -102,12 +103,12 @@ def _scan(entries: Sequence[Input], units: Sequence[Unit], report: Progress) -> 
         ):
             found.append(scan)
             done += _cost(entries, unit)
-            report("Looking through the inputs", done, total)
+            report("Scanning the inputs", done, total)
     return found
 
 
 def _cost(entries: Sequence[Input], unit: Unit) -> int:
-    """Bytes of a unit; its share of a file that is not cut by bytes."""
+    """Return the bytes of a unit; of a file that is not cut by bytes, its share."""
     entry = entries[unit.input]
     if entry.parts is None:
         return unit.stop - unit.start

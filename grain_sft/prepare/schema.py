@@ -1,17 +1,20 @@
-"""Schemas: records as people have them, validated and read into one kind of conversation.
+"""Schemas: the forms of records in the field, validated and read into conversations.
 
-Errors name the message by its place from 0 ("messages[3].role"); the caller puts the file and the line before.
+Errors name a message by its index ("messages[3].role"); the caller adds the file and the line.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import json
 from collections.abc import Callable, Collection, Mapping
 
 from grain_sft.errors import PrepareError, RecordError
-from grain_sft.prepare.conversation import DOCUMENT, Conversation, Message
-from grain_sft.prepare.error_text import kind, listed, suggestion
 from grain_sft.prepare.messages import (
+    DOCUMENT,
+    Conversation,
+    Message,
     Record,
     check_json,
     check_keys,
@@ -22,10 +25,8 @@ from grain_sft.prepare.messages import (
     text_of,
     weight_of,
 )
-from grain_sft.prepare.schema_mapping import command_for, parse_schema, renamed
-from grain_sft.prepare.strict_json import parse_json, shown
-
-__all__ = ["SCHEMAS", "check_schema", "parse_json", "parse_record", "read_record"]
+from grain_sft.prepare.schema_mapping import TURN_KEYS, command_for, renamed
+from grain_sft.prepare.strict_json import kind, parse_json, shown, suggestion
 
 _STRICT_ROLES = ("system", "user", "assistant")
 _EPISODE_ROLES = ("user", "assistant", "assistant_context")
@@ -40,13 +41,29 @@ _SHAREGPT_ROLES = {
     "gpt": "assistant",
     **{role: role for role in ("system", "tool", "user", "assistant")},
 }
+_SHAREGPT_TURN = dict.fromkeys(("from", "value", "weight"))
 
-_CHAT_KEYS = dict.fromkeys(("messages", "system", "tools"))
-_OPENCHAT_KEYS = dict.fromkeys(("items", "condition", "system"))
-_SHAREGPT_KEYS = dict.fromkeys(("conversations", "system", "tools"))
-_TURN_KEYS = dict.fromkeys(("from", "value", "weight"))
-_ALPACA_KEYS = dict.fromkeys(("instruction", "input", "output", "system", "history"))
-_PROMPT_KEYS = dict.fromkeys(("prompt", "completion", "system"))
+
+@dataclasses.dataclass(frozen=True)
+class Schema:
+    """A form of records.
+
+    Attributes:
+      parse: Function from a record to its conversation.
+      keys: Keys of a record.
+      turn_keys: Keys of its messages, of those in `schema_mapping.TURN_KEYS`.
+      signs: Keys that all of its records have and no other schema's; empty where other keys decide.
+    """
+
+    parse: Callable[[Record], Conversation]
+    keys: tuple[str, ...]
+    turn_keys: tuple[str, ...] = ()
+    signs: tuple[str, ...] = ()
+
+    @functools.cached_property
+    def known(self) -> Mapping[str, None]:
+        """The keys of a record, as a mapping."""
+        return dict.fromkeys(self.keys)
 
 
 def parse_record(record: object, schema: str = "auto", *, messages: str = "chat") -> Conversation:
@@ -55,52 +72,64 @@ def parse_record(record: object, schema: str = "auto", *, messages: str = "chat"
     Args:
       record: Object, as parsed from JSON or a row of Parquet.
       schema: Name in SCHEMAS, or a name and the record's own keys, `prompt_completion:prompt=question,completion=answer`;
-        "auto" tells schemas apart by their keys, in each record.
+        "auto" infers the schema of each record from its keys.
       messages: Schema of records with the key 'messages', where `schema` is "auto".
 
     Raises:
       RecordError: The record is not of that schema.
-      PrepareError: There is no such schema.
+      PrepareError: The schema does not exist.
     """
     if not isinstance(record, dict):
         raise RecordError(f"the record is {kind(record)}; expected a JSON object.")
     if schema == "auto":
         name = _detect(record)
-        return SCHEMAS[messages if name == "chat" else name](record)
+        return _parse(messages if name == "chat" else name, record)
     name, keys = check_schema(schema)
     if not keys:
-        return SCHEMAS[name](record)
+        return _parse(name, record)
     try:
-        return SCHEMAS[name](renamed(record, keys))
+        return _parse(name, renamed(record, keys))
     except RecordError as error:
         raise RecordError(f"{error} (--schema {schema}: the record's keys are {_keys(record)}.)") from error
 
 
-def read_record(raw: object, schema: str = "auto", *, messages: str = "chat") -> Conversation:
-    """Return the conversation of a record as `inputs.read_records` gives it: JSON as bytes, or a row.
+def _parse(name: str, record: Record) -> Conversation:
+    schema = SCHEMAS[name]
+    check_keys(record, schema.known, "the record")
+    return schema.parse(record)
 
-    Raises:
-      RecordError: It is not JSON, or not of that schema.
-      PrepareError: There is no such schema.
-    """
+
+def read_record(raw: object, schema: str = "auto", *, messages: str = "chat") -> Conversation:
+    """Return the conversation of a record as `inputs.read_records` gives it: JSON as bytes, or a row."""
     return parse_record(parse_json(raw) if isinstance(raw, bytes) else raw, schema, messages=messages)
 
 
+@functools.lru_cache(maxsize=64)
 def check_schema(schema: str) -> tuple[str, Mapping[str, str]]:
-    """Return the name of a schema, and the record's own name of each of its keys that has another one there.
+    """Return the name of a schema, and for each of its keys that is mapped the key in the file.
 
     Raises:
-      PrepareError: There is no such schema, or it has no such key.
+      PrepareError: The schema does not exist, a pair is not KEY=KEY, or the schema has no such key.
     """
-    name, keys = parse_schema(schema)
+    name, colon, rest = schema.partition(":")
     if name not in SCHEMAS and name != "auto":
-        raise PrepareError(f"schema {name!r}: expected 'auto', {listed(SCHEMAS)}.")
+        raise PrepareError(f"schema {name!r}: expected 'auto', {_listed(SCHEMAS)}.")
+    keys: dict[str, str] = {}
+    for pair in rest.split(",") if colon else ():
+        key, equals, source = pair.partition("=")
+        if not (key and equals and source):
+            raise PrepareError(f"schema {schema!r}: {pair!r} is not a pair. Expected NAME:KEY=KEY_IN_THE_FILE,...")
+        if name == "auto":
+            raise PrepareError(f"schema {schema!r}: keys can be mapped to those of a named schema only, not of 'auto'.")
+        known = (*SCHEMAS[name].keys, *SCHEMAS[name].turn_keys)
+        if key not in known:
+            raise PrepareError(f"schema {schema!r}: has no key {key!r}. Expected one of {_listed(known)}.")
+        keys[key] = source
     return name, keys
 
 
 def _parse_messages(record: Record) -> Conversation:
     """{"messages": [{"role", "content"}, ...]}; messages have these keys and no others."""
-    check_keys(record, _CHAT_KEYS, "the record")
     if record.get("tools"):
         raise RecordError(
             "key 'tools': schema 'messages' does not read it. Remove it, or give --schema chat and a template that renders "
@@ -126,7 +155,6 @@ def _parse_messages(record: Record) -> Conversation:
 
 def _parse_chat(record: Record, roles: Collection[str] = _CHAT_ROLES) -> Conversation:
     """{"messages", "system", "context", "tools"}, whose messages may have further keys; templates say which they read."""
-    check_keys(record, _CHAT_KEYS, "the record")
     context = record.get("context")
     if context is not None and not isinstance(context, str):
         context = json.dumps(context, ensure_ascii=False)
@@ -160,7 +188,6 @@ def _parse_tools(record: Record) -> Conversation:
 
 def _parse_openchat(record: Record) -> Conversation:
     """{"items": [{"role", "content", "weight"}], "condition", "system"}."""
-    check_keys(record, _OPENCHAT_KEYS, "the record")
     return Conversation(
         messages=read_messages(record, "items", _OPENCHAT_ROLES),
         system=optional_text(record, "system"),
@@ -170,7 +197,6 @@ def _parse_openchat(record: Record) -> Conversation:
 
 def _parse_sharegpt(record: Record) -> Conversation:
     """{"conversations": [{"from", "value", "weight"}], "system", "tools"}; turns may be {"role", "content"} as well."""
-    check_keys(record, _SHAREGPT_KEYS, "the record")
     tools = record.get("tools")
     if isinstance(tools, str):  # LLaMA-Factory's data have the list as text
         record = {**record, "tools": parse_json(tools.encode()) if tools.strip() else None}
@@ -183,7 +209,7 @@ def _parse_sharegpt(record: Record) -> Conversation:
                 system=optional_text(record, "system") or None,
                 tools=_tools(record),
             )
-        check_keys(entry, _TURN_KEYS, where)
+        check_keys(entry, _SHAREGPT_TURN, where)
         role = _SHAREGPT_ROLES[role_of(entry, where, tuple(_SHAREGPT_ROLES), "from")]
         messages.append(Message(role, text_of(entry, "value", where), weight_of(entry, where)))
     return Conversation(tuple(messages), system=optional_text(record, "system") or None, tools=_tools(record))
@@ -192,7 +218,6 @@ def _parse_sharegpt(record: Record) -> Conversation:
 def _parse_alpaca(record: Record) -> Conversation:
     """{"instruction", "input", "output", "system", "history"}: the input follows the instruction on a new line, as in
     LLaMA-Factory; `history` is a list of earlier [question, answer]."""
-    check_keys(record, _ALPACA_KEYS, "the record")
     messages: list[Message] = []
     history = record.get("history")
     if history is not None and not isinstance(history, list):
@@ -211,7 +236,6 @@ def _parse_alpaca(record: Record) -> Conversation:
 
 def _parse_prompt_completion(record: Record) -> Conversation:
     """{"prompt", "completion"}: a text or a list of messages each. What the assistant says in the prompt takes no loss."""
-    check_keys(record, _PROMPT_KEYS, "the record")
     messages = []
     for key, role in (("prompt", "user"), ("completion", "assistant")):
         if isinstance(record.get(key), list):
@@ -229,37 +253,36 @@ def _parse_text(record: Record) -> Conversation:
     return Conversation((Message(DOCUMENT, text_of(record, "text", "the record")),))
 
 
-SCHEMAS: Mapping[str, Callable[[Record], Conversation]] = {
-    "messages": _parse_messages,
-    "chat": _parse_chat,
-    "episode": _parse_episode,
-    "tools": _parse_tools,
-    "openchat": _parse_openchat,
-    "sharegpt": _parse_sharegpt,
-    "alpaca": _parse_alpaca,
-    "prompt_completion": _parse_prompt_completion,
-    "text": _parse_text,
+_MESSAGES_KEYS = ("messages", "system", "tools")
+_ROLE_CONTENT, _FROM_VALUE = TURN_KEYS[:3], TURN_KEYS[2:]
+
+SCHEMAS: Mapping[str, Schema] = {
+    "messages": Schema(_parse_messages, _MESSAGES_KEYS, _ROLE_CONTENT),
+    "chat": Schema(_parse_chat, _MESSAGES_KEYS, _ROLE_CONTENT, ("messages",)),
+    "episode": Schema(_parse_episode, _MESSAGES_KEYS, _ROLE_CONTENT),
+    "tools": Schema(_parse_tools, _MESSAGES_KEYS, _ROLE_CONTENT),
+    "openchat": Schema(_parse_openchat, ("items", "condition", "system"), _ROLE_CONTENT, ("items",)),
+    "sharegpt": Schema(_parse_sharegpt, ("conversations", "system", "tools"), _FROM_VALUE, ("conversations",)),
+    "alpaca": Schema(
+        _parse_alpaca, ("instruction", "input", "output", "system", "history"), (), ("instruction", "output")
+    ),
+    "prompt_completion": Schema(
+        _parse_prompt_completion, ("prompt", "completion", "system"), _ROLE_CONTENT, ("prompt", "completion")
+    ),
+    "text": Schema(_parse_text, ("text",)),
 }
 
-_SIGNS: Mapping[str, tuple[str, ...]] = {
-    "chat": ("messages",),
-    "openchat": ("items",),
-    "sharegpt": ("conversations",),
-    "alpaca": ("instruction", "output"),
-    "prompt_completion": ("prompt", "completion"),
-}
-"""The keys by which a record's schema is told. A record with none of them and the key 'text' is a plain document."""
-
+_SIGNS = {name: schema.signs for name, schema in SCHEMAS.items() if schema.signs}
+_ALL_KEYS = (*(key for keys in _SIGNS.values() for key in keys), "text")
 _EXPECTED = (
     "'messages', 'conversations' (ShareGPT), 'instruction' and 'output' (Alpaca), 'prompt' and 'completion', 'items' "
     "(OpenChat) or 'text'"
 )
 _NAME_THEM = " Name the keys of the question and the answer: --schema prompt_completion:prompt=KEY,completion=KEY"
-_ALL_KEYS = tuple(dict.fromkeys(key for keys in (*_SIGNS.values(), ("text",)) for key in keys))
 
 
 def _detect(record: Record) -> str:
-    """The schema of a record, by its keys."""
+    """Return the schema of a record, by its keys; one with none of the signs and the key 'text' is a plain document."""
     if record.keys() == {"messages"}:
         return "chat"
     present = [name for name, keys in _SIGNS.items() if all(key in record for key in keys)]
@@ -279,3 +302,7 @@ def _detect(record: Record) -> str:
 
 def _keys(record: Record) -> str:
     return ", ".join(shown(key) for key in list(record)[:8]) or "none"
+
+
+def _listed(names: Collection[str]) -> str:
+    return ", ".join(repr(name) for name in names)

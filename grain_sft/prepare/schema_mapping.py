@@ -1,28 +1,14 @@
-"""`--schema NAME:KEY=NAME_IN_THE_FILE,...`: records of a known schema under other names."""
+"""Records whose keys have other names than a schema's: `--schema NAME:KEY=NAME_IN_THE_FILE,...`, and a proposal of it."""
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Mapping, Sequence
-from typing import Any
+import re
+from collections.abc import Mapping
 
-from grain_sft.errors import PrepareError
-from grain_sft.prepare.error_text import listed
+from grain_sft.prepare.messages import Record
 
-Record = dict[str, Any]
-
-_TURN_KEYS = ("role", "content", "weight", "from", "value")
+TURN_KEYS = ("role", "content", "weight", "from", "value")
 """Keys of the messages of a record; all others are of the record."""
-
-_MESSAGES = ("messages", "system", "tools", *_TURN_KEYS[:3])
-_KEYS: Mapping[str, Sequence[str]] = {
-    **dict.fromkeys(("messages", "chat", "episode", "tools"), _MESSAGES),
-    "openchat": ("items", "condition", "system", *_TURN_KEYS[:3]),
-    "sharegpt": ("conversations", "system", "tools", *_TURN_KEYS[2:]),
-    "alpaca": ("instruction", "input", "output", "system", "history"),
-    "prompt_completion": ("prompt", "completion", "system", *_TURN_KEYS[:3]),
-    "text": ("text",),
-}
 
 _PROMPTS = ("question", "query", "instruction", "input", "prompt", "problem", "user", "human")
 _COMPLETIONS = ("answer", "response", "output", "completion", "reply", "solution", "chosen", "assistant", "target")
@@ -33,27 +19,6 @@ _CONTENTS = ("content", "value", "text", "message", "utterance")
 _KNOWN_ROLES = {"system", "user", "assistant", "tool", "human", "gpt"}
 
 
-@functools.lru_cache(maxsize=64)
-def parse_schema(schema: str) -> tuple[str, Mapping[str, str]]:
-    """Return the name of a schema, and for each of its keys that is mapped the key in the file.
-
-    Raises:
-      PrepareError: A pair is not KEY=KEY, or the schema has no such key.
-    """
-    name, colon, rest = schema.partition(":")
-    keys: dict[str, str] = {}
-    for pair in rest.split(",") if colon else ():
-        key, equals, source = pair.partition("=")
-        if not (key and equals and source):
-            raise PrepareError(f"schema {schema!r}: {pair!r} is not a pair. Expected NAME:KEY=KEY_IN_THE_FILE,...")
-        if name in _KEYS and key not in _KEYS[name]:
-            raise PrepareError(f"schema {schema!r}: has no key {key!r}. Expected one of {listed(_KEYS[name])}.")
-        keys[key] = source
-    if name == "auto" and keys:
-        raise PrepareError(f"schema {schema!r}: keys can be mapped to those of a named schema only, not of 'auto'.")
-    return name, keys
-
-
 def renamed(record: Record, keys: Mapping[str, str]) -> Record:
     """Return a record under the keys of its schema.
 
@@ -61,8 +26,8 @@ def renamed(record: Record, keys: Mapping[str, str]) -> Record:
       record: The record of a file. It is not changed.
       keys: For each key of the schema that is mapped, the key in the file.
     """
-    of_turns = {source: key for key, source in keys.items() if key in _TURN_KEYS}
-    of_record = {source: key for key, source in keys.items() if key not in _TURN_KEYS}
+    of_turns = {source: key for key, source in keys.items() if key in TURN_KEYS}
+    of_record = {source: key for key, source in keys.items() if key not in TURN_KEYS}
     found = _with_keys(record, of_record)
     if of_turns:
         for key, value in found.items():
@@ -72,20 +37,20 @@ def renamed(record: Record, keys: Mapping[str, str]) -> Record:
 
 
 def _with_keys(values: Record, names: Mapping[str, str]) -> Record:
-    """The values under new names; an old key of such a name is left out."""
+    """Return the values under new names; an old key of such a name is left out."""
     taken = {name for source, name in names.items() if source in values}
     kept = {key: value for key, value in values.items() if key not in names and key not in taken}
     return kept | {name: values[source] for source, name in names.items() if source in values}
 
 
 def command_for(record: Record) -> str:
-    """Return a sentence with the option that reads a record of no known schema; "" where its keys don't suggest one."""
+    """Return a sentence with the option that reads a record of an unknown schema; "" where its keys suggest none."""
     schema = _turns(record) or _pair(record) or _text(record)
     return f" If these are what their names say, add --schema {schema}" if schema is not None else ""
 
 
 def _turns(record: Record) -> str | None:
-    """The option for a record with a list of messages under another name."""
+    """Return the option for a record with a list of messages under another name."""
     for key, value in record.items():
         if key == "rejected" or not (isinstance(value, list) and value and isinstance(value[0], dict)):
             continue
@@ -103,13 +68,12 @@ def _turns(record: Record) -> str | None:
 
 
 def _pair(record: Record) -> str | None:
-    """The option for a record with a question and an answer under other names."""
-    texts = [key for key, value in record.items() if isinstance(value, str) and _can_be_named(key)]
-    prompt = next((key for name in _PROMPTS for key in texts if key.lower() == name), None)
-    completion = next((key for name in _COMPLETIONS for key in texts if key.lower() == name), None)
+    """Return the option for a record with a question and an answer under other names."""
+    prompt, completion = _first_text(record, _PROMPTS), _first_text(record, _COMPLETIONS)
     if prompt is None or completion is None:
         return None
-    system = next((key for key in texts if key.lower() in _SYSTEMS), None)
+    system = _first_text(record, _SYSTEMS)
+    texts = [key for key, value in record.items() if isinstance(value, str) and _can_be_named(key)]
     if "instruction" in texts:  # as in Dolly: an instruction may have an input
         names = [("input", "input" if "input" in texts else "context" if "context" in texts else "input")]
         names += [("output", completion), ("system", system or "system")]
@@ -119,14 +83,17 @@ def _pair(record: Record) -> str | None:
 
 
 def _text(record: Record) -> str | None:
-    """The option for a record with a plain document under another name."""
-    texts = [key for key, value in record.items() if isinstance(value, str) and _can_be_named(key)]
-    found = next((key for name in _TEXTS for key in texts if key.lower() == name), None)
+    """Return the option for a record with a plain document under another name."""
+    found = _first_text(record, _TEXTS)
     return f"text:text={found} --template text" if found else None
 
 
+def _first_text(record: Record, names: tuple[str, ...]) -> str | None:
+    """Return the record's key for the first of these names that has a text."""
+    texts = [key for key, value in record.items() if isinstance(value, str) and _can_be_named(key)]
+    return next((key for name in names for key in texts if key.lower() == name), None)
+
+
 def _can_be_named(*keys: str) -> bool:
-    """Whether keys can stand in the option as they are, also in a shell."""
-    return all(
-        key and key.replace("_", "a").replace("-", "a").replace(".", "a").isalnum() and key.isascii() for key in keys
-    )
+    """Return whether keys need no quoting in the option and in a shell."""
+    return all(re.fullmatch(r"[A-Za-z0-9_.-]+", key) for key in keys)

@@ -1,4 +1,4 @@
-"""Which documents go to which split, in which order: by each format's own tool, exactly."""
+"""Splits: the documents of each split and their order, exactly as each format's own tool makes them."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from grain_sft.prepare.documents import Ids
 from grain_sft.prepare.request import Request, parse_amount
-from grain_sft.prepare.store import Ids
 
 SELECT_SEED = 42
-"""Of open-instruct's choice among a dataset's samples (`DatasetConfig.dataset_config_seed`)."""
+"""Seed of open-instruct's choice among a dataset's samples (`DatasetConfig.dataset_config_seed`)."""
 
 Splits = dict[str, Ids]
-"""Documents of "train" and, where there are any, of "val"."""
+"""Documents of "train" and perhaps of "val"."""
 
 
 def select(ids: Ids, amount: str) -> Ids:
-    """So much of a dataset: open-instruct's `DatasetConfig.select_samples` (dataset_transformation.py).
+    """Return an amount of a dataset: open-instruct's `DatasetConfig.select_samples` (dataset_transformation.py).
 
-    Whole repeats in order, then a random choice without replacement for what is missing.
+    Whole repeats in order, then a random choice without replacement for the rest.
     """
     value = parse_amount(amount)
     target = int(value * len(ids)) if isinstance(value, float) else value
@@ -36,8 +36,8 @@ def select(ids: Ids, amount: str) -> Ids:
 
 
 def by_datasets_shuffle(ids: Ids, kept: npt.NDArray[np.bool_], request: Request) -> Splits:
-    """open-instruct: what is filtered out is out before `datasets.Dataset.shuffle(seed)`, which is numpy's
-    `default_rng(seed).permutation`. A validation split, which open-instruct has not, is the first of that order."""
+    """open-instruct: documents are filtered before `datasets.Dataset.shuffle(seed)`, which is numpy's
+    `default_rng(seed).permutation`. A validation split, which open-instruct lacks, is the first of that order."""
     if not kept.all():
         ids = ids[kept]
     order = np.random.default_rng(request.seed).permutation(len(ids))
@@ -45,8 +45,8 @@ def by_datasets_shuffle(ids: Ids, kept: npt.NDArray[np.bool_], request: Request)
 
 
 def by_random_shuffle(ids: Ids, kept: npt.NDArray[np.bool_], request: Request) -> Splits:
-    """Primer and OpenChat: `random.Random(seed).shuffle` of all examples, the first share is for validation; what is
-    dropped for its length is dropped after that."""
+    """Primer and OpenChat: `random.Random(seed).shuffle` of all examples, the first share is for validation; documents
+    are dropped for their length after that."""
     order = array.array("q", range(len(ids)))
     random.Random(request.seed).shuffle(order)
     splits = _divide(
@@ -56,8 +56,8 @@ def by_random_shuffle(ids: Ids, kept: npt.NDArray[np.bool_], request: Request) -
 
 
 def by_random_state(ids: Ids, kept: npt.NDArray[np.bool_], request: Request) -> Splits:
-    """The episode tools: the first share of numpy's `RandomState(seed).permutation` is for validation, and both splits
-    keep the order of the input."""
+    """The episode tools: the first share of numpy's `RandomState(seed).permutation` is for validation; both splits keep
+    the order of the input."""
     order = np.random.RandomState(request.seed).permutation(len(ids))
     return _only(_divide(ids, order, int(len(ids) * request.val_frac), request.shuffle is True), ids, kept)
 
@@ -66,12 +66,13 @@ Rule = Callable[[Ids, npt.NDArray[np.bool_], Request], Splits]
 
 
 def split(datasets: Sequence[Ids], lengths: npt.NDArray[np.uint32], request: Request, rule: Rule) -> Splits:
-    """The splits of a request.
+    """Return the splits of a request.
 
     Args:
-      datasets: the documents of each dataset, in its order.
-      lengths: uint32 [documents], 0 where one was dropped.
-      rule: of the format.
+      datasets: Documents of each dataset, in its order.
+      lengths: uint32 [documents], 0 where a document was dropped.
+      request: Request with amounts, seed and share.
+      rule: Rule of the format.
     """
     amounts = [dataset.amount for dataset in request.datasets]
     parts = [select(part, amount) for part, amount in zip(datasets, amounts, strict=True)]
@@ -87,7 +88,7 @@ def _divide(ids: Ids, order: Ids, for_validation: int, shuffled: bool) -> Splits
 
 
 def _only(splits: Splits, ids: Ids, kept: npt.NDArray[np.bool_]) -> Splits:
-    """The splits without documents that were dropped."""
+    """Return the splits without documents that were dropped."""
     dropped = np.unique(ids[~kept])
     if not len(dropped):
         return splits

@@ -1,30 +1,32 @@
-"""JSON as this project accepts it: what two parsers could read differently is an error."""
+"""JSON as records may have it: a value that two parsers could read differently is an error. And words for such errors."""
 
 from __future__ import annotations
 
+import difflib
+import functools
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from grain_sft.errors import RecordError
 
 MAX_DEPTH = 64
-"""Of objects and lists inside each other. Chats need some 10; what recurses over a record stays far from its limit."""
+"""Most levels of objects and lists. Chats need about 10; code that recurses over a record stays far from its limit."""
 
 SURROGATE = re.compile("[\ud800-\udfff]")
-"""What is no character; Python makes it of bytes in a path that are no UTF-8."""
+"""Half a surrogate pair, which Python makes of bytes in a path that are not UTF-8."""
 
 _SUSPICIOUS = re.compile(r"\\u(?:0000|[dD][89a-fA-F])")
 _BOM = "\ufeff"
 
 
 def parse_json(line: bytes) -> object:
-    """The value of one line of JSON.
+    """Return the value of one line of JSON.
 
     Raises:
-      RecordError: it is not UTF-8 or not JSON, a key stands twice in an object, a number is not finite, a text holds
-        a NUL or half a surrogate pair, or objects are nested deeper than 64. It says where in the line.
+      RecordError: The line is not UTF-8 or not JSON, an object has a key twice, a number is not finite, a text holds a
+        NUL or half a surrogate pair, or objects are nested deeper than 64.
     """
     try:
         text = line.decode()
@@ -45,7 +47,7 @@ def parse_json(line: bytes) -> object:
         raise RecordError(_too_deep()) from error
     except _KeyTwiceError as error:
         raise RecordError(
-            f"key {shown(error.args[0])} stands twice in one object; which one counts is not defined. Remove one."
+            f"key {shown(error.args[0])} occurs twice in one object, and which one counts is not defined. Remove one."
         ) from error
     except ValueError as error:  # a number of thousands of digits
         raise RecordError(f"a number that can't be read: {error}.") from error
@@ -58,11 +60,7 @@ def parse_json(line: bytes) -> object:
 
 
 def check_text(text: str, where: str) -> None:
-    """Refuse what no UTF-8 text file can hold.
-
-    Raises:
-      RecordError: NUL or half a surrogate pair in `text`, with its place.
-    """
+    """Refuse a text with NUL or half a surrogate pair, which no UTF-8 text file can hold."""
     if "\0" in text:
         raise RecordError(f"{where}: character {text.index(chr(0))} is NUL (\\u0000). Remove it.")
     if not text.isascii() and (found := SURROGATE.search(text)):
@@ -73,7 +71,7 @@ def check_text(text: str, where: str) -> None:
 
 
 def strings(value: object, path: str = "") -> Iterator[tuple[str, str]]:
-    """(path, text) of every string in a parsed value, keys included, in order."""
+    """Yield path and text of every string in a parsed value, keys included, in order."""
     if isinstance(value, str):
         yield path or "the record", value
     elif isinstance(value, dict):
@@ -86,7 +84,7 @@ def strings(value: object, path: str = "") -> Iterator[tuple[str, str]]:
 
 
 def shown(value: object) -> str:
-    """A value in a message: short, on one line, in plain characters."""
+    """Return a value for a message: short, on one line, in plain characters."""
     text = ascii(value)
     return text if len(text) <= 80 else f"{text[:60]}... ({len(text)} characters)"
 
@@ -121,7 +119,7 @@ _DECODER = json.JSONDecoder(object_pairs_hook=_object, parse_constant=_constant,
 
 
 def _depth(value: object) -> int:
-    """Levels of lists and objects, without recursion."""
+    """Return the number of levels of lists and objects, without recursion."""
     depth, level = 0, [value]
     while level := [each for each in level if isinstance(each, dict | list)]:
         level = [entry for each in level for entry in (each.values() if isinstance(each, dict) else each)]
@@ -135,3 +133,34 @@ def _too_deep() -> str:
 
 def _near(text: str, position: int) -> str:
     return shown(text[position : position + 20]) if position < len(text) else "the end of the line"
+
+
+@functools.lru_cache(maxsize=1024)
+def _closest(word: str, choices: tuple[str, ...], least: float) -> str:
+    matches = difflib.get_close_matches(word[:100].lower(), choices, 1, least)
+    return matches[0] if matches and matches[0] != word else ""
+
+
+def suggestion(word: object, choices: Collection[str], least: float = 0.7) -> str:
+    """Return " Did you mean ...?" where one of `choices` is close to `word`, else nothing."""
+    closest = _closest(word, tuple(choices), least) if isinstance(word, str) else ""
+    return f" Did you mean {closest!r}?" if closest else ""
+
+
+def found(entry: Mapping[str, Any], key: str) -> str:
+    """Return the kind of the value of a key, for a message."""
+    return kind(entry[key]) if key in entry else "is missing"
+
+
+def kind(value: object) -> str:
+    """Return the kind of a value in JSON's words."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int | float):
+        return f"the number {shown(value)}"
+    names: dict[type[object], str] = {str: "a string", list: "a list", dict: "an object"}
+    return names.get(type(value), f"a {type(value).__name__}") + (
+        f" ({shown(value)})" if isinstance(value, str) else ""
+    )

@@ -1,4 +1,4 @@
-"""Target: the place of a corpus in the making, and its change into a corpus."""
+"""Target: the output folder of a corpus, and the folder of unfinished work that becomes it."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from grain_sft.prepare.request import check_name, differences
 from grain_sft.storage import files
 
 MANIFEST = "prepare.json"
-"""Written last: a folder that has one is a finished corpus."""
+"""Name of the file that is written last: a folder with one is a finished corpus."""
 
 
 class Target:
-    """An output folder, and the folder of unfinished work beside it.
+    """An output folder, and the folder of unfinished work next to it.
 
     A local output appears whole, by one rename. In a bucket its files appear one by one, the manifest last.
 
     Args:
-      output: of the corpus; local, or a URL.
+      output: Folder of the corpus; local, or a URL.
 
     Raises:
-      PrepareError: it is the root of a file system or a bucket, not a folder in one, or no name at all.
+      PrepareError: The output is the root of a file system or a bucket, or has no name.
     """
 
     def __init__(self, output: str | os.PathLike[str]) -> None:
@@ -50,23 +50,19 @@ class Target:
 
     @property
     def state(self) -> str:
-        """What the unfinished work is of."""
+        """Path of the identity of the unfinished work."""
         return files.join(self.work, "identity.json")
 
     def check_writable(self) -> None:
-        """Refuse an output that can't be written, before the work; a finished corpus need not be.
-
-        Raises:
-          StorageError: it can't be written.
-        """
+        """Refuse an output that can't be written, before the work; a finished corpus may be read-only."""
         if not files.exists(files.join(self.output, MANIFEST)):
             files.check_writable(self.output, folder=True)
 
     def finished(self, identity: Mapping[str, Any], *, overwrite: bool) -> dict[str, Any] | None:
-        """The manifest of the finished corpus, if it is the one that `identity` describes.
+        """Return the manifest of the finished corpus, if `identity` describes it.
 
         Raises:
-          PrepareError: the output is another corpus, or something else, and is not to be overwritten.
+          PrepareError: The output is another corpus, or something else, and is not to be overwritten.
         """
         manifest = files.join(self.output, MANIFEST)
         if files.exists(manifest):
@@ -78,29 +74,24 @@ class Target:
         elif self.remote:
             if not files.exists(self.state) and _remote_files(self.output):
                 raise PrepareError(
-                    f"{self.output}: is not empty, and holds no {MANIFEST}: nothing that was made here. "
+                    f"{self.output}: is not empty, and holds no {MANIFEST}, so it was not made here. "
                     "Give a folder that is empty or does not exist yet, or remove its files yourself."
                 )
         elif os.path.lexists(self.output):
             if not os.path.isdir(self.output):
-                raise PrepareError(f"{self.output}: is no folder. Give another output.")
-            if os.listdir(self.output) and not overwrite:
+                raise PrepareError(f"{self.output}: is not a folder. Give another output.")
+            if os.listdir(self.output) and overwrite:
+                raise PrepareError(f"{self.output}: holds no {MANIFEST}, so it is not overwritten. Remove it yourself.")
+            if os.listdir(self.output):
                 raise PrepareError(
-                    f"{self.output}: is not empty, and holds no {MANIFEST}: nothing that was made here. "
+                    f"{self.output}: is not empty, and holds no {MANIFEST}, so it was not made here. "
                     "Give a folder that is empty or does not exist yet."
                 )
-            if os.listdir(self.output):
-                raise PrepareError(f"{self.output}: holds no {MANIFEST}, so it is not overwritten. Remove it yourself.")
         return None
 
     @contextlib.contextmanager
     def claim(self, identity: Mapping[str, Any], *, overwrite: bool) -> Iterator[None]:
-        """Make the folder of unfinished work or take it up again, and keep others out of it.
-
-        Raises:
-          PrepareError: it is of other inputs or options.
-          StorageError: it can't be made, or is in use.
-        """
+        """Make the folder of unfinished work or continue it, and keep other processes out of it."""
         with self.locked():
             if self.holds_other(identity, overwrite=overwrite):
                 self.clear()
@@ -109,11 +100,7 @@ class Target:
             yield
 
     def holds_other(self, identity: Mapping[str, Any], *, overwrite: bool) -> bool:
-        """Whether something of another preparation has to be cleared first.
-
-        Raises:
-          PrepareError: there is unfinished work of other inputs or options, which is not to be overwritten.
-        """
+        """Return whether files of another preparation have to be cleared; refuse, unless they are to be overwritten."""
         if files.exists(self.state):
             found = _load(self.state)
             if found.get("key") != identity["key"]:
@@ -124,14 +111,14 @@ class Target:
         return self.remote and files.exists(files.join(self.output, MANIFEST))
 
     def mark(self, identity: Mapping[str, Any]) -> None:
-        """Say what the unfinished work is of."""
+        """Write the identity of the unfinished work."""
         if not files.exists(self.state):
             files.write_bytes(self.state, json.dumps(identity, indent=2).encode())
 
     def clear(self) -> None:
-        """Remove unfinished work, and of a remote output all that is there, its manifest first."""
+        """Remove unfinished work, and all files of a remote output, its manifest first."""
         if self.remote:
-            # whoever is stopped half-way leaves unfinished work of nobody, not a folder that looks new
+            # a run that is stopped half-way leaves unfinished work without a key, not a folder that looks new
             files.write_bytes(self.state, json.dumps({"key": None}).encode())
             manifest = files.join(self.output, MANIFEST)
             if files.exists(manifest):
@@ -140,11 +127,7 @@ class Target:
         self._clear()
 
     def publish(self) -> None:
-        """Give the staged corpus its name, and remove the rest.
-
-        Raises:
-          StorageError: it can't be renamed.
-        """
+        """Rename the staged corpus to the output, and remove the rest."""
         if not self.remote:
             old = files.join(self.work, "replaced")
             try:
@@ -179,7 +162,7 @@ class Target:
             os.unlink(self.state)
 
     def forget(self, name: str) -> None:
-        """Remove the folder `name` of the unfinished work; all of the work, where nothing was begun."""
+        """Remove the folder `name` of the unfinished work; all of the work, where it has no identity."""
         if not files.exists(self.state):
             self.discard()
         elif self.remote:
@@ -189,7 +172,7 @@ class Target:
             shutil.rmtree(files.join(self.work, name), ignore_errors=True)
 
     def remove_temporary(self) -> None:
-        """Files that a killed run was in the middle of."""
+        """Remove files that a killed run was writing."""
         if self.remote:
             return
         found = [os.path.join(folder, name) for folder, _, names in os.walk(self.work) for name in names]
@@ -202,11 +185,7 @@ class Target:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Keep other processes of this machine out of the folder of unfinished work, which is made.
-
-        Raises:
-          StorageError: it can't be made, or is in use.
-        """
+        """Make the folder of unfinished work, and keep other processes of this machine out of it."""
         if self.remote:
             yield  # buckets have no locks
             return
@@ -230,7 +209,7 @@ class Target:
 
 
 def _remote_files(folder: str) -> list[str]:
-    """All files below a folder in a bucket."""
+    """Return all files below a folder in a bucket."""
     with files.remote(folder) as client:
         return [str(path) for path in client.find(folder.rstrip("/") + "/")]
 
@@ -245,7 +224,7 @@ def _load(path: str) -> dict[str, Any]:
     try:
         found = json.loads(files.read_text(path))
         if not isinstance(found, dict):
-            raise TypeError("no object")
+            raise TypeError("not an object")
         return found
     except (ValueError, TypeError) as error:
         raise PrepareError(f"{path}: damaged ({error}). Remove it, and prepare again.") from error
@@ -256,12 +235,12 @@ def _changed(output: str, what: str, found: Mapping[str, Any], identity: Mapping
     listed = "\n  ".join(changed[:20])
     return (
         f"{output}: holds {what} other inputs or options. What changed:\n  {listed}\n"
-        "Give another output, the old inputs and options, or --overwrite to begin anew."
+        "Give another output, the old inputs and options, or --overwrite to begin again."
     )
 
 
 def _compared(identity: Mapping[str, Any]) -> dict[str, Any]:
-    """What is named where it differs, inputs by their paths."""
+    """Return the parts of an identity that are compared, inputs by their paths."""
     inputs = identity.get("inputs") or []
     paths = [str(entry.get("path")) for entry in inputs]
     by_path = dict(zip(paths, inputs, strict=True)) if len(set(paths)) == len(paths) else inputs

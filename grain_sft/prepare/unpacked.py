@@ -1,7 +1,7 @@
-"""Files that can't be cut just anywhere: compressed ones, and JSON arrays.
+"""Files that can be cut only between records: compressed ones, and JSON arrays.
 
 One pass over a file finds stretches of whole records, some MiB each. A stretch of an array is read by itself. A stretch of
-a compressed file is reached by decompressing what comes before it, so a process goes through such a file forward, once.
+a compressed file is reached by decompressing the bytes before it, so a process reads such a file forward, once.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ MAX_RECORD = 1 << 28  # bytes; a longer record is a mistake
 
 _MAGIC = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
 _OTHERS = {b"BZh": "bunzip2 -k", b"\xfd7zXZ\x00": "unxz -k", b"PK\x03\x04": "unzip"}
-_STEPS = {"gzip": 1 << 15, "zstd": 1 << 12}  # compressed bytes at once; they become 128 MiB at most
+_STEPS = {"gzip": 1 << 15, "zstd": 1 << 12}  # compressed bytes at once, which become 128 MiB at most
 _SPACE = b" \t\r\n"
 _BOM = b"\xef\xbb\xbf"
 
 _STRING = rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"'
 _TOKEN = re.compile(rb'\{(?:[^"{}\[\]]++|' + _STRING + rb")*+\}|" + _STRING + rb'|["\[\]{},]', re.DOTALL)
-"""A whole object without others inside or a whole string, which are passed over: arrays of chats are read 3 times as fast
-as by strings alone. Else a bracket, a comma, or the quote of a string that is not whole."""
+"""A whole object without others inside or a whole string, which are skipped: arrays of chats are read 3 times as fast as
+by strings alone. Otherwise a bracket, a comma, or the quote of a string that is not whole."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,27 +44,18 @@ class Stretch:
 
 
 def compression_of(path: str, head: bytes) -> str:
-    """Return "gzip", "zstd" or "", by a file's first bytes.
-
-    Raises:
-      PrepareError: It is compressed in another way.
-    """
+    """Return "gzip", "zstd" or "", by a file's first bytes. Other compressions are refused."""
     for magic, command in _OTHERS.items():
         if head.startswith(magic):
             raise PrepareError(
-                f"{path}: is compressed in a way that is not read. Expected plain, .gz or .zst files. "
+                f"{path}: is compressed in a way that is not supported. Expected plain, .gz or .zst files. "
                 f"Decompress it: {command} {shlex.quote(path)}"
             )
     return next((name for magic, name in _MAGIC.items() if head.startswith(magic)), "")
 
 
 def kind_of(path: str, size: int, compression: str) -> str:
-    """Return "array" or "jsonl", by the first character that is not blank.
-
-    Raises:
-      CorpusFileError: The file can't be read.
-      PrepareError: It is a compressed Parquet file.
-    """
+    """Return "array" or "jsonl", by the first character that is not blank. Compressed Parquet is refused."""
     head = b""
     for data in _decompressed(path, size, compression):
         head = (head + data).removeprefix(_BOM).lstrip(_SPACE)
@@ -78,22 +69,13 @@ def kind_of(path: str, size: int, compression: str) -> str:
 def stretches(
     path: str, size: int, compression: str, kind: str, least: int, read: Callable[[int], None]
 ) -> list[Stretch]:
-    """Return the stretches of a file, each of at least `least` bytes but the last; calls `read` with the bytes read.
-
-    Raises:
-      CorpusFileError: The file is damaged, or has no end.
-      RecordError: A record of more than 256 MiB.
-    """
+    """Return the stretches of a file, each of at least `least` bytes but the last; call `read` with the bytes read."""
     data = _decompressed(path, size, compression, read)
     return list(_of_array(path, data, least) if kind == "array" else _of_lines(path, data, least))
 
 
 def read_stretch(path: str, size: int, compression: str, stretch: Stretch) -> bytes:
-    """Return the bytes of a stretch.
-
-    Raises:
-      CorpusFileError: The file can't be read, or changed since its stretches were found.
-    """
+    """Return the bytes of a stretch, which must not have changed since it was found."""
     if compression:
         data = _forward(path, size, compression).read(stretch.start, stretch.stop)
     else:
@@ -104,7 +86,7 @@ def read_stretch(path: str, size: int, compression: str, stretch: Stretch) -> by
 
 
 def elements(data: bytes) -> Iterator[bytes]:
-    """Yield the elements of a stretch of an array, as they are written there."""
+    """Yield the elements of a stretch of an array, unparsed."""
     depth = start = 0
     for found in _TOKEN.finditer(data):
         if found.end() - found.start() > 1:
@@ -118,6 +100,11 @@ def elements(data: bytes) -> Iterator[bytes]:
             yield data[start : found.start()].strip(_SPACE)
             start = found.end()
     yield data[start:].strip(_SPACE)
+
+
+def cut_short(path: str, size: int) -> CorpusFileError:
+    """Return the error of a file that became shorter."""
+    return CorpusFileError(f"{path}: was cut short while it was read (expected {size} bytes).")
 
 
 def _of_lines(path: str, pieces: Iterator[bytes], least: int) -> Iterator[Stretch]:
@@ -182,7 +169,7 @@ def _of_array(path: str, pieces: Iterator[bytes], least: int) -> Iterator[Stretc
 
 
 def _opened(pieces: Iterator[bytes]) -> tuple[bytes, int]:
-    """What follows the first bracket in the first pieces, and its offset."""
+    """Return the bytes after the first bracket in the first pieces, and their offset."""
     data = b""
     for piece in pieces:
         data += piece
@@ -212,14 +199,14 @@ def _check_end(path: str, rest: bytes, pieces: Iterator[bytes], at: int) -> None
 def _decompressed(
     path: str, size: int, compression: str, read: Callable[[int], None] = lambda position: None
 ) -> Iterator[bytes]:
-    """The bytes of a file in pieces, and at last an empty one."""
+    """Yield the bytes of a file in pieces, and then an empty one."""
     decoder: Any = None
     parts: list[bytes] = []
     for position in range(0, size, BLOCK):
         read(position)
         data = files.read_range(path, position, min(position + BLOCK, size))
         if len(data) < min(BLOCK, size - position):
-            raise CorpusFileError(f"{path}: was cut short while it was read (expected {size} bytes).")
+            raise cut_short(path, size)
         if not compression:
             yield data
             continue
@@ -263,7 +250,7 @@ def _decoder(path: str, compression: str) -> Any:
 
 
 class _Forward:
-    """A compressed file that is read from its beginning to its end; a step back begins anew."""
+    """A compressed file that is read forward; a step back begins again."""
 
     def __init__(self, path: str, size: int, compression: str) -> None:
         self.name = (path, size, compression)
@@ -271,7 +258,7 @@ class _Forward:
         self._pieces = _decompressed(*self.name)
 
     def read(self, start: int, stop: int) -> bytes:
-        """The decompressed bytes `start` to `stop`; fewer at the end."""
+        """Return the decompressed bytes `start` to `stop`; fewer at the end."""
         if start < self._at:
             self._at, self._rest, self._pieces = 0, b"", _decompressed(*self.name)
         parts = []
@@ -292,7 +279,7 @@ _open = threading.local()
 
 
 def _forward(path: str, size: int, compression: str) -> _Forward:
-    """The file that this thread reads: where it is in it, or anew."""
+    """Return the file that this thread reads, at its position; a new one for another file."""
     found: _Forward | None = getattr(_open, "file", None)
     if found is None or found.name != (path, size, compression):
         found = _open.file = _Forward(path, size, compression)

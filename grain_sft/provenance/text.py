@@ -10,7 +10,7 @@ import numpy.typing as npt
 from grain_sft.corpus import Corpus
 from grain_sft.errors import CorpusError
 from grain_sft.layout import sources_of
-from grain_sft.prepare.tokenizers import Tokenizer, load_tokenizer
+from grain_sft.prepare import Tokenizer, load_tokenizer
 from grain_sft.storage import files
 
 Ints = npt.NDArray[np.int64]

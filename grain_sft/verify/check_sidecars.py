@@ -35,7 +35,7 @@ def manifest_of(corpus: Corpus, where: str) -> Json | None:
 def check_tokenizer(report: Report, corpus: Corpus, where: str) -> int | None:
     """Check the tokenizer beside a corpus against the hash that the corpus gives; returns its vocabulary size, where
     there is one that can be loaded."""
-    from grain_sft.prepare.tokenizers import load_tokenizer  # with it come tokenizers
+    from grain_sft.prepare import load_tokenizer  # with it come tokenizers
 
     for folder in folders_of(corpus, where):
         path = files.join(folder, "tokenizer")

@@ -20,7 +20,6 @@ from grain_sft.errors import MissingExtraError, PrepareError, RecordError
 from grain_sft.prepare import Dataset, Request, inputs, prepare, train_tokenizer
 from grain_sft.prepare import beam_steps as steps
 from grain_sft.prepare.beam_steps import Run
-from grain_sft.prepare.saved import save_listing
 from grain_sft.prepare.target import Target
 from grain_sft.prepare.training import CHAT_TOKENS
 from grain_sft.storage import files
@@ -134,7 +133,7 @@ def test_steps_may_run_in_any_order_twice_and_at_once(
         return found
 
     with target.locked():
-        save_listing(run.folder, entries, units)
+        run.save_inputs(entries, units)
         scans = twice(lambda unit, run: [steps.scan(unit, run)], range(len(units)))
         todo = twice(steps.begin, [None], scans)
         assert sorted(todo) == list(range(len(units)))
@@ -142,7 +141,7 @@ def test_steps_may_run_in_any_order_twice_and_at_once(
         tasks = twice(steps.plan, [None], [])
         assert not twice(steps.write, tasks)
         twice(lambda element, run, failures: [steps.finish(element, run, failures)], [None], [])
-        assert run.outcome() == {"manifest": json.loads(json.dumps(expected))}
+        assert run.outcome().manifest == json.loads(json.dumps(expected))
         target.publish()
     # a copy that comes too late harms nothing
     list(steps.begin(None, dataclasses.replace(run, name="beam-late"), scans))
@@ -218,7 +217,7 @@ def test_no_traceback_of_beam_hides_what_is_wrong(chats: Path, tmp_path: Path, m
         (["stray"], "stray: neither"),
         (["--direct_num_workers=x"], "invalid int value: 'x'"),
         (["--runner=None"], "Unexpected pipeline runner: None"),
-        (["--no_wait_until_finish"], "gets its name when the pipeline has ended"),
+        (["--no_wait_until_finish"], "is renamed when the pipeline has ended"),
     ],
 )
 def test_options_that_beam_does_not_know_are_errors(
@@ -330,7 +329,7 @@ def test_a_corpus_in_a_bucket_is_replaced_whole_or_not_at_all(client, bucket: st
 
 
 def test_documents_of_a_bucket_are_gathered_in_windows(client, bucket: str, chats: Path, monkeypatch) -> None:  # type: ignore[no-untyped-def]
-    from grain_sft.prepare import store
+    from grain_sft.prepare import documents as store
 
     monkeypatch.setattr(store, "GATHER_TOKENS", 30_000)
     monkeypatch.setattr(store, "GATHER_DOCUMENTS", 500)

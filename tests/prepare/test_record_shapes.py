@@ -16,7 +16,7 @@ from grain_sft.cli.main import main
 from grain_sft.corpus import open_corpus
 from grain_sft.errors import PrepareError, RecordError
 from grain_sft.prepare import load_tokenizer, train_tokenizer
-from grain_sft.prepare.conversation import DOCUMENT, Conversation, Message
+from grain_sft.prepare.messages import DOCUMENT, Conversation, Message
 from grain_sft.prepare.schema import SCHEMAS, check_schema, parse_record
 
 TALK = (Message("system", "s"), Message("user", "u"), Message("assistant", "a"))
@@ -267,14 +267,13 @@ def test_documents_and_conversations_are_not_mixed(
 
 
 def test_a_tokenizer_without_eos_ends_no_document(spm: Path) -> None:
-    import dataclasses
     import types
 
-    from grain_sft.prepare import TEMPLATES, TemplateOptions, render
+    from grain_sft.prepare import TEMPLATES, TemplateOptions
 
     without = types.SimpleNamespace(eos_token_id=None, special_tokens={})
     with pytest.raises(PrepareError, match="this tokenizer has none"):
-        render(TEMPLATES["text"], [parse_record({"text": "x"})], without, dataclasses.replace(TemplateOptions()))  # type: ignore[arg-type]
+        TEMPLATES["text"](without, TemplateOptions())  # type: ignore[arg-type]
 
 
 def test_the_option_that_an_error_names_prepares_the_file(

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tokenizer_makers import FILES
 
 from grain_sft.errors import PrepareError, RecordError
-from grain_sft.prepare.conversation import Conversation, Message
+from grain_sft.prepare.messages import Conversation, Message
 from grain_sft.prepare.schema import SCHEMAS, parse_json, parse_record
 
 CHAT = [{"role": "system", "content": "s"}, {"role": "user", "content": ""}, {"role": "assistant", "content": "a"}]
@@ -182,7 +182,7 @@ def test_an_unknown_schema_is_named():
         (b"", ["column 1"]),
         (b"{'a': 1}", ["column 2"]),
         (b'{"a": "\x01"}', ["column 8"]),
-        (b'{"a": 1, "b": {"c": 1, "c": 1}}', ["key 'c' stands twice"]),
+        (b'{"a": 1, "b": {"c": 1, "c": 1}}', ["key 'c' occurs twice"]),
         (b'{"a": NaN}', ["NaN"]),
         (b'{"a": -Infinity}', ["-Infinity"]),
         (b'{"a": 1e999}', ["1e999"]),

@@ -15,7 +15,7 @@ from tokenizer_makers import DATA, FILES, ODD_TEXTS, byte_level_json, save_huggi
 from grain_sft.errors import PrepareError, RecordError
 from grain_sft.prepare.schema import parse_json, parse_record
 from grain_sft.prepare.templates import TEMPLATES, TemplateOptions, render
-from grain_sft.prepare.templates.olmo_template import OLMO_TEMPLATE
+from grain_sft.prepare.templates.chat import OLMO_TEMPLATE
 from grain_sft.prepare.tokenizers import load_tokenizer
 
 pytest.importorskip("transformers")

@@ -28,7 +28,7 @@ from tokenizer_makers import (
 )
 
 from grain_sft.errors import CorpusError, CorpusFileError, MissingExtraError, RecordError
-from grain_sft.prepare.special_text import special_text_of
+from grain_sft.prepare.templates.template import special_text_of
 from grain_sft.prepare.tokenizers import Tokenizer, load_tokenizer
 
 CHATML = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<pad>")

@@ -14,7 +14,7 @@ import pytest
 
 from grain_sft.errors import PrepareError
 from grain_sft.prepare import FORMATS, Dataset, Request
-from grain_sft.prepare.store import Block, Ids
+from grain_sft.prepare.documents import Block, Ids
 from grain_sft.prepare.writers import Plan, SplitStatistics
 
 TOKENIZER = {"kind": "test", "sha256": "0" * 64, "vocab_size": 500, "eos_token_id": 1, "special_tokens": {"<|sys|>": 4}}

@@ -1,34 +1,50 @@
-"""Templates: conversations to tokens and what takes loss, chosen by name."""
+"""Templates: conversations to tokens and loss, chosen by name."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Sequence
 
 from grain_sft.errors import PrepareError
-from grain_sft.prepare.conversation import Conversation
-from grain_sft.prepare.templates.chat import HF, OLMO
-from grain_sft.prepare.templates.episode import EPISODE, EPISODE_TOOL
-from grain_sft.prepare.templates.openchat import OPENCHAT
-from grain_sft.prepare.templates.plain import TEXT
-from grain_sft.prepare.templates.primer import PRIMER
+from grain_sft.prepare.messages import Conversation
+from grain_sft.prepare.templates.chat import as_template
 from grain_sft.prepare.templates.template import Rendered, Result, Template, TemplateOptions
-from grain_sft.prepare.tokenizers.tokenizer import Tokenizer
+from grain_sft.prepare.tokenizers import Tokenizer
+from grain_sft.registry import Registry
 
 __all__ = ["TEMPLATES", "Rendered", "Result", "Template", "TemplateOptions", "render"]
 
-TEMPLATES: Mapping[str, Template] = {
-    template.name: template for template in (PRIMER, OPENCHAT, EPISODE, EPISODE_TOOL, OLMO, HF, TEXT)
-}
+TEMPLATES: Registry[type[Template]] = Registry(
+    "template",
+    PrepareError,
+    {
+        "primer": "grain_sft.prepare.templates.primer:Primer",
+        "openchat": "grain_sft.prepare.templates.openchat:OpenChat",
+        "episode": "grain_sft.prepare.templates.episode:Episode",
+        "episode_tool": "grain_sft.prepare.templates.episode:EpisodeTool",
+        "olmo": "grain_sft.prepare.templates.chat:Olmo",
+        "hf": "grain_sft.prepare.templates.chat:Chat",
+        "text": "grain_sft.prepare.templates.pieces:Text",
+    },
+    adapt=as_template,
+)
+"""Templates by name. An entry is a subclass of `Template`, or the text of a Jinja chat template."""
 
 
 def render(
-    template: Template, conversations: Sequence[Conversation], tokenizer: Tokenizer, options: TemplateOptions
+    template: type[Template], conversations: Sequence[Conversation], tokenizer: Tokenizer, options: TemplateOptions
 ) -> list[Result]:
-    """The document of each conversation, or in its place the RecordError that says why it has none.
+    """Return the document of each conversation, or in its place the RecordError that says why it has none.
 
     Raises:
-      PrepareError: the template can't be used with this tokenizer or these options.
+      PrepareError: The template can't be used with this tokenizer or these options.
     """
+    return instance(template, tokenizer, options).render(conversations)
+
+
+@functools.lru_cache(maxsize=8)
+def instance(template: type[Template], tokenizer: Tokenizer, options: TemplateOptions) -> Template:
+    """Return the template with a tokenizer and options, made once."""
     if options.special_text not in ("error", "encode"):
         raise PrepareError(f"special_text={options.special_text!r}: expected 'error' or 'encode'.")
-    return template.render(conversations, tokenizer, options)
+    return template(tokenizer, options)

@@ -1,4 +1,4 @@
-"""Token ids and loss of a rendered chat, with exactly the control tokens that it must have.
+"""Token ids and loss of a rendered chat, with exactly its expected control tokens.
 
 With a tokenizer of Hugging Face a chat is encoded whole, as `apply_chat_template` does. With SentencePiece and tiktoken
 the text between control tokens is encoded on its own, and a document ends in EOS.
@@ -6,7 +6,6 @@ the text between control tokens is encoded on its own, and a document ends in EO
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -14,33 +13,30 @@ import numpy as np
 import numpy.typing as npt
 
 from grain_sft.errors import CorpusError, RecordError
-from grain_sft.prepare.special_text import special_text_of
 from grain_sft.prepare.templates.chat_source import Control, Expected
 from grain_sft.prepare.templates.chat_template import Spans
-from grain_sft.prepare.templates.template import Rendered
-from grain_sft.prepare.tokenizers.huggingface import HuggingFaceTokenizer
+from grain_sft.prepare.templates.template import Rendered, special_text_of
+from grain_sft.prepare.tokenizers import Tokenizer
 from grain_sft.prepare.tokenizers.huggingface_json import renamed
-from grain_sft.prepare.tokenizers.sentencepiece_model import SentencePieceTokenizer
-from grain_sft.prepare.tokenizers.tiktoken_file import TiktokenTokenizer
-from grain_sft.prepare.tokenizers.tokenizer import Tokenizer
 
 
 class Encoder(Protocol):
-    """A tokenizer's way to encode rendered chats."""
+    """Encodes rendered chats with a tokenizer."""
 
     def find(self, text: str) -> list[Control]:
-        """Return the control tokens of a text that has no others than it must have."""
+        """Return the control tokens of a text without unexpected ones."""
 
     def encode(self, text: str, spans: Spans, expected: Expected, *, plain: bool) -> Rendered:
         """Return the document of a chat.
 
         Args:
-          spans: what takes loss.
-          expected: the control tokens that the chat must have.
-          plain: whether a text that becomes a control token is encoded as ordinary text.
+          text: Rendered chat.
+          spans: Characters that take loss.
+          expected: Control tokens that the chat must have.
+          plain: Whether a text that becomes a control token is encoded as ordinary text.
 
         Raises:
-          UnexpectedControlError: the chat would have other control tokens.
+          UnexpectedControlError: The chat would have other control tokens.
         """
 
 
@@ -48,7 +44,7 @@ class UnexpectedControlError(RecordError):
     """A chat with other control tokens than the same chat with harmless texts.
 
     Attributes:
-      text: the characters that become one; "" where one is missing.
+      text: Characters that become a control token; "" where one is missing.
     """
 
     def __init__(self, message: str, text: str) -> None:
@@ -56,20 +52,16 @@ class UnexpectedControlError(RecordError):
         self.text = text
 
 
-@functools.lru_cache(maxsize=8)
 def encoder_of(tokenizer: Tokenizer) -> Encoder:
-    """The encoder of a tokenizer, made once."""
-    if isinstance(tokenizer, HuggingFaceTokenizer):
-        return WholeChats(tokenizer)
-    assert isinstance(tokenizer, SentencePieceTokenizer | TiktokenTokenizer)
-    return ChatPieces(tokenizer)
+    """Return the encoder of a tokenizer."""
+    return WholeChats(tokenizer) if tokenizer.encodes_whole_chats else ChatPieces(tokenizer)
 
 
 class WholeChats:
     """Encodes chats whole, with a tokenizer of Hugging Face, and compares the control tokens that come out."""
 
-    def __init__(self, tokenizer: HuggingFaceTokenizer) -> None:
-        self._tokenizer = tokenizer
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer  # a HuggingFaceTokenizer
         self._spellings = {number: text for text, number in tokenizer.special_tokens.items()}
         self._is_control = _table(tokenizer)
         self._unknown = self._spellings.keys() - tokenizer.control_ids
@@ -92,10 +84,9 @@ class WholeChats:
         return self._plain(text, spans, expected)
 
     def _plain(self, text: str, spans: Spans, expected: Expected) -> Rendered:
-        """The chat by the tokenizer that knows its control tokens by another spelling, which only the template's own
-        have."""
+        """Encode the chat with the renamed tokenizer, whose spellings only the template's own control tokens have."""
         parts, stop = [], 0
-        moves = [(0, 0)]  # from this character of the chat on, how far the renamed one is ahead
+        moves = [(0, 0)]  # character of the chat, and the lead of the renamed chat from there
         controls: list[Control] = []
         for number, (first, last) in zip(expected.ids, expected.spans or (), strict=True):
             name = renamed(self._spellings[number])
@@ -116,11 +107,11 @@ class WholeChats:
         return Rendered(ids, _mask(encoded, [(_moved(start, moves), _moved(stop, moves)) for start, stop in spans]))
 
     def _controls(self, encoded: Any, ids: npt.NDArray[np.uint32], text: str) -> list[Control]:
-        """The control tokens, and their characters without the whitespace that some take with them."""
+        """Return the control tokens, and their characters without the whitespace that some of them take in."""
         found = []
-        for place in np.flatnonzero(self._is_control[ids]).tolist():
-            number = int(ids[place])
-            start, stop = encoded.token_to_chars(place)
+        for index in np.flatnonzero(self._is_control[ids]).tolist():
+            number = int(ids[index])
+            start, stop = encoded.token_to_chars(index)
             piece = text[start:stop]
             if number in self._unknown and not self._spells(number, piece):
                 continue
@@ -129,19 +120,19 @@ class WholeChats:
         return found
 
     def _spells(self, number: int, piece: str) -> bool:
-        """Whether the token for unknown characters is one because the text spells it."""
+        """Return whether the text spells the token for unknown characters."""
         normalized = piece if self._normalizer is None else self._normalizer.normalize_str(piece)
         return self._spellings[number] in piece or self._spellings[number] in normalized
 
 
 class ChatPieces:
-    """Encodes the text between control tokens, with SentencePiece or tiktoken, which make no control tokens of text.
+    """Encodes the text between control tokens, with SentencePiece or tiktoken, which never make control tokens of text.
 
-    A document ends in the tokenizer's EOS: where the template's last EOS is followed by nothing but whitespace, that
-    whitespace is left out; else EOS is added. It takes loss if a turn that takes loss ends there without a control token.
+    A document ends in the tokenizer's EOS. Whitespace after the template's last EOS is left out; without such an EOS, one
+    is added. It takes loss if a turn that takes loss ends there without a control token.
     """
 
-    def __init__(self, tokenizer: SentencePieceTokenizer | TiktokenTokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._spellings = {number: text for text, number in tokenizer.special_tokens.items()}
         self._special = special_text_of(tuple(tokenizer.special_tokens))
@@ -172,11 +163,11 @@ class ChatPieces:
         encoded = self._tokenizer.encode([text[start:stop] for start, stop in pieces])
         tokens: list[int] = []
         loss: list[npt.NDArray[np.bool_]] = []
-        for place, ((start, stop), ids) in enumerate(zip(pieces, encoded, strict=True)):
+        for index, ((start, stop), ids) in enumerate(zip(pieces, encoded, strict=True)):
             tokens += ids
             loss.append(self._loss(text[start:stop], ids, [(a - start, b - start) for a, b in spans]))
-            if place < len(controls):
-                number, first, _ = controls[place]
+            if index < len(controls):
+                number, first, _ = controls[index]
                 tokens.append(number)
                 loss.append(np.array([any(a <= first < b for a, b in spans)]))
         if not ends:
@@ -189,7 +180,7 @@ class ChatPieces:
         return Rendered(made, np.concatenate(loss) if loss else np.zeros(0, np.bool_))
 
     def _loss(self, text: str, ids: Sequence[int], spans: Spans) -> npt.NDArray[np.bool_]:
-        """bool [ids]: from the first token that overlaps a span to the last that does."""
+        """Return bool [ids], true from the first token that overlaps a span to the last one."""
         loss = np.zeros(len(ids), np.bool_)
         inside = [(start, stop) for start, stop in spans if start < len(text) and stop > 0 and start < stop]
         if not len(ids) or not inside:
@@ -204,7 +195,7 @@ class ChatPieces:
 
 
 def _table(tokenizer: Tokenizer) -> npt.NDArray[np.bool_]:
-    """bool [vocab_size]: whether an id is a control token."""
+    """Return bool [vocab_size], true for control tokens."""
     table = np.zeros(tokenizer.vocab_size, np.bool_)
     table[list(tokenizer.special_tokens.values())] = True
     return table
@@ -219,7 +210,7 @@ def _are(controls: list[Control], expected: Expected) -> bool:
 def _difference(
     controls: list[Control], expected: Expected, text: str, spellings: dict[int, str]
 ) -> UnexpectedControlError:
-    """The error of a chat that has other control tokens than expected."""
+    """Return the error of a chat with unexpected control tokens."""
     if expected.spans is None:
         surplus = [entry for entry in controls if entry[0] not in expected.ids] or controls
     else:
@@ -230,14 +221,14 @@ def _difference(
     return UnexpectedControlError("changes a special token that the chat template writes", "")
 
 
-def _moved(place: int, moves: list[tuple[int, int]]) -> int:
-    return place + next(move for start, move in reversed(moves) if start <= place)
+def _moved(character: int, moves: list[tuple[int, int]]) -> int:
+    return character + next(move for start, move in reversed(moves) if start <= character)
 
 
 def _mask(encoded: Any, spans: Spans) -> npt.NDArray[np.bool_]:
-    """bool [tokens]: from the first token that overlaps a span to the last that does.
+    """Return bool [tokens], true from the first token that overlaps a span to the last one.
 
-    Asks for the tokens at a span's two ends; all offsets at once would cost as much as half the tokenization.
+    Only the tokens at a span's two ends are looked up: all offsets would cost half as much as the tokenization.
     """
     loss = np.zeros(len(encoded), np.bool_)
     for start, stop in spans:
@@ -253,6 +244,6 @@ def _mask(encoded: Any, spans: Spans) -> npt.NDArray[np.bool_]:
 
 
 def _overlapping(offsets: Any, start: int, stop: int) -> tuple[int, int]:
-    """First and last token that overlap a span; the last is before the first where none does."""
+    """Return the first and last token that overlap a span; where none does, the last is before the first."""
     starts, stops = np.maximum.accumulate(np.array(offsets, np.int64).reshape(-1, 2), axis=0).T
     return int(np.searchsorted(stops, start, "right")), int(np.searchsorted(starts, stop, "left")) - 1

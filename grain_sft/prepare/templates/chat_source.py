@@ -1,8 +1,8 @@
-"""The control tokens of a rendered chat: those that the same chat has with harmless texts.
+"""The expected control tokens of a rendered chat: those of the same chat with harmless texts.
 
-For that it must be known which characters the template wrote itself and which come from the chat's texts. Most chats
-are contents between text that all chats of their roles share. Any other is rendered once more with every character of
-its texts exchanged for one that occurs nowhere in it: translated back, that must be the chat itself.
+To find them, the template's own characters must be told from those of the chat's texts. Most chats are contents between
+text that all chats of their roles share. Any other is rendered once more with every character of its texts exchanged for
+one that occurs nowhere in it: translated back, that must be the chat itself.
 """
 
 from __future__ import annotations
@@ -15,11 +15,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from grain_sft.errors import RecordError
-from grain_sft.prepare.special_text import SpecialText
 from grain_sft.prepare.strict_json import strings
 from grain_sft.prepare.templates.chat_spans import KEPT, around_contents
-from grain_sft.prepare.templates.chat_template import ChatTemplate, Messages, Spans
-from grain_sft.prepare.templates.marks import unused_characters
+from grain_sft.prepare.templates.chat_template import ChatTemplate, Messages, Spans, unused_characters
+from grain_sft.prepare.templates.template import SpecialText
 
 Control = tuple[int, int, int]
 """Id, start and stop of a control token in a text."""
@@ -29,7 +28,7 @@ Find = Callable[[str], list[Control]]
 _STAND_IN = "\U00020000"  # a letter in place of a text
 _LETTERS, _OTHERS = range(0x20001, 0x2A6D0), range(0x100000, 0x10FFFE)
 _EXCHANGED = re.compile("[\U00020001-\U0002a6df\U00100000-\U0010fffd]+")
-_ESCAPED = frozenset('"\\\x7f') | {chr(code) for code in range(32)}  # in JSON they look otherwise
+_ESCAPED = frozenset('"\\\x7f') | {chr(code) for code in range(32)}  # JSON escapes them
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,8 +36,8 @@ class Expected:
     """The control tokens that a rendered chat must have.
 
     Attributes:
-      ids: in order.
-      spans: where they are in the chat; None where the template changes texts, so that only the ids are known.
+      ids: Ids in order.
+      spans: Their characters in the chat; None where the template changes texts, so that only the ids are known.
     """
 
     ids: list[int]
@@ -57,13 +56,16 @@ def expected_controls(
     """Return the control tokens of a chat with harmless texts.
 
     Args:
-      text: the rendered chat.
-      contents: span of every message's content, where all else is the same in any chat of these roles.
-      find: finds the control tokens of a text.
-      special: the spellings of control tokens.
+      chat: Template.
+      messages: Messages of the chat.
+      tools: Tools of the chat.
+      text: Rendered chat.
+      contents: Span of every message's content, if the rest of the text is the same in any chat of these roles.
+      find: Function that returns the control tokens of a text.
+      special: Spellings of control tokens.
 
     Raises:
-      RecordError: the template decides by the chat's texts which control tokens it writes.
+      RecordError: The template's control tokens depend on the chat's texts.
     """
     if contents is not None:
         return _of_roles(chat, tuple(message["role"] for message in messages), contents, find)
@@ -85,7 +87,7 @@ def expected_controls(
 
 
 def _of_roles(chat: ChatTemplate, roles: tuple[str, ...], contents: Spans, find: Find) -> Expected:
-    """The control tokens between contents; kept for all chats of these roles."""
+    """Return the control tokens between contents, found once for all chats of these roles."""
     kept = chat.controls_of_roles.get(roles)
     if kept is None:
         around = around_contents(chat, roles) or []
@@ -107,8 +109,7 @@ def _of_roles(chat: ChatTemplate, roles: tuple[str, ...], contents: Spans, find:
 
 
 def _of_literals(exchanged: str, find: Find) -> Expected:
-    """The control tokens of a chat whose texts were exchanged. One letter replaces each run of exchanged characters,
-    which keeps the chat short."""
+    """Return the control tokens of a chat whose texts were exchanged. A letter replaces each run of exchanged characters."""
     starts, places, length, stop = [0], [0], 0, 0
     parts: list[str] = []
     for match in _EXCHANGED.finditer(exchanged):
@@ -127,11 +128,7 @@ def _of_literals(exchanged: str, find: Find) -> Expected:
 
 
 def _exchange(messages: Messages, tools: Sequence[Any] | None, source: str, text: str) -> dict[str, str]:
-    """The character that replaces each character of the chat's texts: a letter or digit for such, another for others.
-
-    Raises:
-      RecordError: there are too many different ones.
-    """
+    """Return the character that replaces each character of the chat's texts: letters for letters and digits."""
     values = [messages, tools]
     used = {each for _, string in strings(values) for each in string if not each.isspace() and each not in _ESCAPED}
     letters = sorted(each for each in used if each.isalnum())
@@ -144,7 +141,7 @@ def _exchange(messages: Messages, tools: Sequence[Any] | None, source: str, text
 
 @functools.lru_cache(maxsize=16)
 def _kept_names(names: frozenset[str], special: SpecialText) -> frozenset[str]:
-    """The names that can be no part of a control token, and `content`, without which there is no chat."""
+    """Return the names that can't be part of a control token, and `content`, which every chat needs."""
     spellings = [spelling.lower() for spelling in special.spellings]
     return frozenset(
         name
@@ -155,7 +152,7 @@ def _kept_names(names: frozenset[str], special: SpecialText) -> frozenset[str]:
 
 
 def _touches(name: str, spelling: str) -> bool:
-    """Whether a name can be written so that it is a part of a spelling."""
+    """Return whether a name can be part of a spelling."""
     return (
         name in spelling
         or any(spelling.startswith(name[start:]) for start in range(len(name)))
@@ -167,10 +164,11 @@ class _Exchange:
     """Renders chats whose texts are exchanged.
 
     Args:
-      names: keys that stay, for the template looks for them.
-      table: from characters to those that replace them.
-      special: where given, the words that the template compares texts with stay, unless they touch the spelling of a
-        control token.
+      chat: Template.
+      names: Keys that stay, because the template reads them.
+      table: Replacement of each character.
+      special: Spellings of control tokens. If given, words that the template compares texts with stay, unless they touch
+        such a spelling.
     """
 
     def __init__(
@@ -182,7 +180,7 @@ class _Exchange:
         self._special = special
 
     def render(self, messages: Messages, tools: Sequence[Any] | None) -> str | None:
-        """The text of the chat; None where the template can't render it so."""
+        """Return the text of the chat; None where the template refuses it."""
         changed = [
             {"role": message["role"], **self._value({key: message[key] for key in message if key != "role"})}
             for message in messages

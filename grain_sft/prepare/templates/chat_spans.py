@@ -1,9 +1,9 @@
-"""Where in a rendered chat the assistant speaks.
+"""The spans of the assistant's turns in a rendered chat.
 
 Contents are never searched for: a user may quote the assistant. Instead a chat is rendered with markers for contents,
-which shows the text around every turn. That text must be around the turn in the chat itself, too. Most chats are their
-contents between the texts that chats of their roles have, so these are kept. Markers are made of characters that occur
-neither in the chat nor in its template.
+which shows the text around every turn. The same text must be around the turn in the chat itself. Most chats are their
+contents between texts that all chats of their roles share, so these texts are cached. Markers are made of characters that
+occur neither in the chat nor in its template.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from grain_sft.errors import RecordError
-from grain_sft.prepare.templates.chat_template import REASONING, ChatTemplate, Messages, Spans
-from grain_sft.prepare.templates.marks import Marks
+from grain_sft.prepare.templates.chat_template import REASONING, ChatTemplate, Marks, Messages, Spans
 
 _THINK, _THINK_END = "<think>", "</think>"
 _THINK_BEFORE = re.compile(rf"{_THINK}\s*\Z")
@@ -23,8 +22,7 @@ KEPT = 1000  # sequences of roles
 
 
 def around_contents(chat: ChatTemplate, roles: tuple[str, ...]) -> list[str] | None:
-    """The text around contents in any chat of these roles, rendered once for all of them; None where the template does
-    not render each content once, in order."""
+    """Return the texts around contents in any chat of these roles; None if some content is not rendered once, in order."""
     if roles not in chat.around_roles:
         if len(chat.around_roles) >= KEPT:
             chat.around_roles.clear()
@@ -35,7 +33,7 @@ def around_contents(chat: ChatTemplate, roles: tuple[str, ...]) -> list[str] | N
 
 
 def content_spans(chat: ChatTemplate, messages: Messages, tools: Sequence[Any] | None, text: str) -> Spans | None:
-    """Where the content of every message is, if all else in the text is the same in any chat of these roles."""
+    """Return the span of every message's content, if the rest of the text is the same in any chat of these roles."""
     if tools or any(message.keys() - {"role", "content"} for message in messages):
         return None
     around = around_contents(chat, tuple(message["role"] for message in messages))
@@ -51,15 +49,18 @@ def find_turns(
     text: str,
     contents: Spans | None,
 ) -> Spans:
-    """The (start, stop) of what the assistant says in each of `turns`, without its end of turn.
+    """Return start and stop of the assistant's text in each of `turns`, without its end of turn.
 
     Args:
-      turns: places of the assistant's messages in `messages`, in order.
-      text: the rendered chat.
-      contents: what `content_spans` found in it.
+      chat: Template.
+      messages: Messages of the chat.
+      tools: Tools of the chat.
+      turns: Indices of the assistant's messages, in order.
+      text: Rendered chat.
+      contents: Result of `content_spans`.
 
     Raises:
-      RecordError: what the template makes of a turn can't be determined.
+      RecordError: The span of a turn can't be determined.
     """
     if contents is not None:
         return [contents[turn] for turn in turns]
@@ -78,7 +79,7 @@ def _by_turns(
     text: str,
     marks: Marks,
 ) -> Spans | None:
-    """Spans by one more rendering of this chat; None where turns are more than their contents, or are changed."""
+    """Return spans by one more rendering of this chat; None where turns are more than contents, or are changed."""
     if any(messages[turn].keys() - {"role", "content"} for turn in turns):
         return None
     marked = list(messages)
@@ -91,7 +92,7 @@ def _by_turns(
 def _split(
     chat: ChatTemplate, marked: Messages, tools: Sequence[Any] | None, places: Sequence[int], marks: Marks
 ) -> list[str] | None:
-    """The texts around the marked contents; None if not each of them is there once, in order."""
+    """Return the texts around the marked contents; None if some content does not occur once, in order."""
     try:
         parts = marks.pattern.split(chat.render(marked, tools))
     except RecordError:
@@ -102,7 +103,7 @@ def _split(
 def _filled(
     around: list[str], messages: Messages, places: Sequence[int], turns: Sequence[int], text: str
 ) -> Spans | None:
-    """Spans of `turns` if `text` is `around` with the contents at `places` between, trimmed as templates do."""
+    """Return spans of `turns` if `text` is `around` with the contents of `places` between, trimmed as templates do."""
     contents = [messages[place]["content"] for place in places]
     for change in (str, str.strip, str.lstrip, str.rstrip):
         pieces = list(itertools.chain(*zip(around, map(change, contents), strict=False), around[-1:]))
@@ -116,11 +117,7 @@ def _filled(
 def _one(
     chat: ChatTemplate, messages: Messages, tools: Sequence[Any] | None, turn: int, text: str, marks: Marks
 ) -> tuple[int, int] | None:
-    """Span of one turn by the text around it; None for a turn that the template leaves out.
-
-    Raises:
-      RecordError: it can't be determined.
-    """
+    """Return the span of one turn by the text around it; None for a turn that the template leaves out."""
     before, after = list(messages[:turn]), list(messages[turn + 1 :])
     starts: list[int] = []
     stops: list[int] = []
@@ -149,7 +146,7 @@ def _one(
 
 
 def _replacements(message: Any, marks: Marks) -> list[dict[str, Any]]:
-    """Messages whose content shows where it is: a plain one, and one that thinks, if this one does."""
+    """Return messages with marked content: a plain one, and one with thoughts, if this one has some."""
     plain = {"role": message["role"], "content": marks.mark(0)}
     content = message.get("content")
     if isinstance(content, str) and _THINK_END in content:
@@ -162,7 +159,7 @@ def _replacements(message: Any, marks: Marks) -> list[dict[str, Any]]:
 
 
 def _around(rendered: str, marks: Marks) -> tuple[str, str] | None:
-    """The text before and after the marked content, whose thoughts are part of it."""
+    """Return the text before and after the marked content with its thoughts."""
     found = {match.group(1): match for match in marks.pattern.finditer(rendered)}
     count = sum(1 for _ in marks.pattern.finditer(rendered))
     if "0" not in found or count != len(found):

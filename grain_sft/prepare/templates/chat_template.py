@@ -1,26 +1,27 @@
-"""A Jinja chat template, rendered as transformers renders it, and what ends a turn in it."""
+"""A Jinja chat template, rendered as transformers renders it, and the tokens that end a turn in it."""
 
 from __future__ import annotations
 
 import functools
+import itertools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from grain_sft.errors import RecordError
+from grain_sft.prepare.strict_json import strings
 from grain_sft.prepare.templates import jinja
-from grain_sft.prepare.templates.marks import unused_characters
-from grain_sft.prepare.tokenizers.tokenizer import Tokenizer
+from grain_sft.prepare.tokenizers import Tokenizer
 
 Messages = Sequence[Mapping[str, Any]]
 Spans = list[tuple[int, int]]
 
 REASONING = ("reasoning_content", "thinking", "reasoning")
-"""Keys of a message under which templates look for what the assistant thought."""
+"""Keys of a message under which templates look for the assistant's thoughts."""
 
 _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 _MARKUP = re.compile(r"<\|[^|<>\s]+\|>|</?[A-Za-z_]\w*>|\[/?[A-Z_]+\]")
-"""What templates write around turns. A tokenizer that lacks such a token has it as ordinary text."""
+"""Markup that templates write around turns. A tokenizer without such a token encodes it as ordinary text."""
 
 _OTHER_ENDS = ("<|eom_id|>",)  # of a turn that calls a tool, in Llama 3
 
@@ -28,24 +29,22 @@ _OTHER_ENDS = ("<|eom_id|>",)  # of a turn that calls a tool, in Llama 3
 class ChatTemplate:
     """A chat template with a tokenizer's special tokens.
 
-    It runs in a sandbox with the functions that transformers gives to templates, except for today's date: a template that
-    can do without it takes its own fallback, and one that can't is an error.
+    It runs in a sandbox with the functions that transformers gives to templates, except for today's date: a template
+    takes its own fallback, or is refused where it has none.
 
     Attributes:
-      source: the template's text.
-      prompts: it can ask the assistant for its turn.
-      marks_turns: it says itself what the assistant generates.
-      around_roles: the text around contents in any chat of these roles; kept by `chat_spans`.
-      controls_of_roles: the control tokens in that text; kept by `chat_source`.
+      source: Text of the template.
+      prompts: Whether the template can ask the assistant for its turn.
+      marks_turns: Whether the template itself marks the assistant's texts.
+      around_roles: Texts around contents in any chat of these roles; filled by `chat_spans`.
+      controls_of_roles: Control tokens in those texts; filled by `chat_source`.
+
+    Raises:
+      PrepareError: The text is not a Jinja template.
+      MissingExtraError: jinja2 is not installed.
     """
 
     def __init__(self, tokenizer: Tokenizer, text: str) -> None:
-        """Compiles the template.
-
-        Raises:
-          PrepareError: it is not a Jinja template.
-          MissingExtraError: jinja2 is not installed.
-        """
         self.source = text
         self.around_roles: dict[tuple[str, ...], list[str] | None] = {}
         self.controls_of_roles: dict[tuple[str, ...], Any] = {}
@@ -75,22 +74,18 @@ class ChatTemplate:
         return re.compile("|".join(map(re.escape, words)) or "(?!)")
 
     def render(self, messages: Messages, tools: Sequence[Any] | None = None, *, prompt: bool = False) -> str:
-        """The text of a conversation; with `prompt`, followed by what asks the assistant for its turn.
+        """Return the text of a conversation; with `prompt`, followed by the prompt for the assistant's turn.
 
         Raises:
-          RecordError: the template refuses the conversation, or fails on it.
+          RecordError: The template refuses the conversation, or fails on it.
         """
         try:
             return str(self._compiled.render(messages=messages, **self._arguments(tools, prompt)))
-        except Exception as error:  # templates are programs, and raise whatever Python does
+        except Exception as error:  # templates are programs
             raise self._failure(error) from error
 
     def render_marked(self, messages: Messages, tools: Sequence[Any] | None = None) -> tuple[str, Spans]:
-        """The text, and the spans that the template itself says the assistant generates ({% generation %}).
-
-        Raises:
-          RecordError: as of `render`.
-        """
+        """Return the text, and the spans that the template itself marks with {% generation %}."""
         blocks: list[str] = []
         spans: Spans = []
         try:
@@ -102,12 +97,12 @@ class ChatTemplate:
         return "".join(blocks), spans
 
     def end_of_turn(self, text: str, stop: int) -> int:
-        """Where a turn ends whose content ends at `stop`: after the special token that ends it, if there is one."""
+        """Return the end of a turn whose content ends at `stop`: after the special token that ends it, if one does."""
         found = self._special_next.match(text, stop)
         return found.end() if found and found.group(1) in self._ends else stop
 
     def trim_end(self, text: str, start: int, stop: int) -> int:
-        """Where the content ends of a turn that was rendered to text[start:stop]."""
+        """Return the end of the content of a turn that was rendered to text[start:stop]."""
         stop = start + len(text[start:stop].rstrip())
         for end in self._ends:
             if text.endswith(end, start, stop):
@@ -118,8 +113,8 @@ class ChatTemplate:
     def _ends(self) -> frozenset[str]:
         """The special tokens that end a turn of the assistant.
 
-        EOS; what follows a last turn; and what follows one in the middle, if it is not the start of the next: that is,
-        if it also ends the user's turns.
+        EOS, the token after a last turn, and the one after a middle turn, if it also ends the user's turns: otherwise it
+        begins the next turn.
         """
         user, other, assistant = list(unused_characters(3, self.source))
         first = [{"role": "user", "content": user}, {"role": "assistant", "content": assistant}]
@@ -134,13 +129,13 @@ class ChatTemplate:
         return frozenset(ends)
 
     def _after(self, messages: Messages, content: str) -> str | None:
-        """The special token that follows a content, whitespace aside."""
+        """Return the special token after a content, whitespace aside."""
         try:
             text = self.render(messages)
         except RecordError:
             return None
-        place = text.find(content)
-        found = self._special_next.match(text, place + len(content)) if place >= 0 else None
+        start = text.find(content)
+        found = self._special_next.match(text, start + len(content)) if start >= 0 else None
         return found.group(1) if found else None
 
     def _arguments(self, tools: Sequence[Any] | None, prompt: bool) -> dict[str, Any]:
@@ -156,7 +151,7 @@ class ChatTemplate:
 
 
 def with_reasoning(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Messages with what the assistant thought under the two names that templates read, as transformers gives them."""
+    """Return messages with the assistant's thoughts under the two keys that templates read, as transformers does."""
     if not any(key in message for message in messages for key in REASONING):
         return messages
     found = []
@@ -166,3 +161,32 @@ def with_reasoning(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
             message = {"thinking": thought, **message, "reasoning_content": thought}
         found.append(message)
     return found
+
+
+def unused_characters(count: int, *values: Any, codes: Iterable[int] = range(0xF0000, 0x10FFFE)) -> str:
+    """Return `count` characters that occur in none of the strings of the values.
+
+    Args:
+      values: Parsed values.
+      codes: Code points to choose from: by default those that Unicode leaves to private use.
+    """
+    used = {character for _, text in strings(list(values)) for character in set(text)}
+    free = (character for code in codes if (character := chr(code)) not in used and code & 0xFFFE != 0xFFFE)
+    found = "".join(itertools.islice(free, count))
+    if len(found) < count:
+        raise RecordError(
+            "messages: have too many different characters to find out what a chat template makes of them."
+        )
+    return found
+
+
+class Marks:
+    """Markers that no text of a chat contains."""
+
+    def __init__(self, *values: Any) -> None:
+        self._open, self._close = list(unused_characters(2, *values))
+        self.pattern = re.compile(f"{self._open}([0-9]+){self._close}")
+
+    def mark(self, number: int) -> str:
+        """Return the marker of a number."""
+        return f"{self._open}{number}{self._close}"

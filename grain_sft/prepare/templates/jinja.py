@@ -16,12 +16,7 @@ from grain_sft.errors import MissingExtraError, PrepareError
 
 
 def compile_template(text: str) -> Any:
-    """Compile a chat template.
-
-    Raises:
-      PrepareError: the text is not a Jinja template.
-      MissingExtraError: jinja2 is not installed.
-    """
+    """Compile a chat template."""
     jinja2, environment = _import(), _environment()
     try:
         return environment.from_string(text)
@@ -31,11 +26,7 @@ def compile_template(text: str) -> Any:
 
 
 def words_of(text: str) -> tuple[frozenset[str], frozenset[str]]:
-    """Return the names under which a template looks for values, and the words that it compares texts with.
-
-    Args:
-      text: a template that compiles.
-    """
+    """Return the names under which a template looks for values, and the words that it compares texts with."""
     nodes = importlib.import_module("jinja2.nodes")
     tree = _environment().parse(text)
     constants = {node.value for node in tree.find_all(nodes.Const) if isinstance(node.value, str)}
@@ -50,7 +41,7 @@ def words_of(text: str) -> tuple[frozenset[str], frozenset[str]]:
 
 
 def undefined(name: str) -> Any:
-    """What a template finds under a name that has no value."""
+    """Return the value of a name that has none in a template."""
     return _import().Undefined(name=name)
 
 
@@ -68,7 +59,7 @@ def _environment() -> Any:
     importlib.import_module("jinja2.ext")
 
     class Generation(jinja2.ext.Extension):  # type: ignore[name-defined]
-        """The tag {% generation %}, which marks what the assistant generates."""
+        """The tag {% generation %}, which marks the assistant's texts."""
 
         tags = frozenset({"generation"})
 
@@ -92,7 +83,7 @@ def _environment() -> Any:
 
         @contextlib.contextmanager
         def track(self, blocks: list[str], spans: list[tuple[int, int]]) -> Iterator[None]:
-            """Append to `spans` where marked text is, given that the caller appends to `blocks` what is rendered."""
+            """Append the spans of marked text to `spans`, while the caller appends rendered text to `blocks`."""
             self._blocks, self._spans = blocks, spans
             try:
                 yield
@@ -133,5 +124,5 @@ def _check_attribute(jinja2: Any, name: Any) -> None:
 def _to_json(
     value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
 ) -> str:
-    """JSON as it is, without escapes for HTML."""
+    """Return JSON without escapes for HTML."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)

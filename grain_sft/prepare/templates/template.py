@@ -1,32 +1,34 @@
-"""Template: how conversations become documents, and what those are."""
+"""Template: a way to render conversations as tokens, and what every template checks."""
 
 from __future__ import annotations
 
+import abc
 import dataclasses
-from collections.abc import Callable, Sequence
-from typing import Any
+import functools
+import re
+from collections.abc import Sequence
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
 from grain_sft.errors import RecordError
-from grain_sft.prepare.conversation import DOCUMENT, Conversation
-from grain_sft.prepare.special_text import SpecialText
+from grain_sft.prepare.messages import DOCUMENT, Conversation
 from grain_sft.prepare.strict_json import strings
-from grain_sft.prepare.tokenizers.tokenizer import Tokenizer
+from grain_sft.prepare.tokenizers import Tokenizer
 
 
 @dataclasses.dataclass(frozen=True)
 class TemplateOptions:
-    """What a user may choose; each template reads the ones that it has.
+    """Choices of a user; each template reads those that it has.
 
     Attributes:
       special_text: "error" for a text that spells a special token, or "encode" it as ordinary text.
-      seq_level_weight: a message's weight is divided by its length (openchat).
-      condition: before the role prefixes, where the record says none (openchat).
-      chat_template: a Jinja template in place of the tokenizer's own (hf, olmo).
-      system_prompt: the system text of conversations that have none (episode, episode_tool, openchat).
-      add_final_eot: whether the last message ends in <|eot|> too (primer).
+      seq_level_weight: Whether a message's weight is divided by its length (openchat).
+      condition: Words before the role prefixes, where the record has none (openchat).
+      chat_template: Jinja template in place of the tokenizer's own (hf, olmo).
+      system_prompt: System text of conversations that have none (episode, episode_tool, openchat).
+      add_final_eot: Whether the last message ends in <|eot|> too (primer).
     """
 
     special_text: str = "error"
@@ -46,67 +48,75 @@ class Rendered:
 
 
 Result = Rendered | RecordError
-RenderBatch = Callable[[Sequence[Conversation], Tokenizer, TemplateOptions], list[Result]]
 
 
-@dataclasses.dataclass(frozen=True)
-class Template:
-    """A way to render conversations.
+class Template(abc.ABC):
+    """A way to render conversations with one tokenizer and one set of options.
+
+    A subclass sets the class attributes where the defaults don't fit, and defines `render`.
 
     Attributes:
-      name: in TEMPLATES.
-      render: documents of a batch of conversations.
-      schemas: of records that it is made for; with one, that one is meant by "auto".
-      roles: that it knows.
-      weighted: the loss is float32 weights, not a mask.
-      truncation: "first" or "last": the side that is kept of a document that is too long.
-      trim_trailing: tokens without loss at the end are cut off, and a document of nothing else is dropped.
-      min_tokens: a document of fewer is dropped.
-      options: of TemplateOptions that only some templates have, those that it reads.
-    """
-
-    name: str
-    render: RenderBatch
-    schemas: tuple[str, ...]
-    roles: tuple[str, ...]
-    weighted: bool = False
-    truncation: str = "first"
-    trim_trailing: bool = False
-    min_tokens: int = 1
-    options: tuple[str, ...] = ()
-
-
-def check_conversation(
-    conversation: Conversation, template: str, roles: Sequence[str], special: SpecialText | None
-) -> None:
-    """What every template asks of a conversation.
+      name: Name in messages.
+      roles: Roles that the template renders.
+      format: Format of corpora that is written unless another one is chosen.
+      messages_schema: Schema of records with the key 'messages', where none is chosen.
+      options: Names of the `TemplateOptions` that only some templates have and this one reads.
+      weighted: Whether the loss is float32 weights, not a mask.
+      truncation: "first" or "last": the end of a document that is kept where the document is too long.
+      trim_trailing: Whether tokens without loss at the end are cut off, and a document of nothing else is dropped.
+      min_tokens: Length of the shortest document that is kept.
+      tool_calls: Whether conversations that call tools are the template's purpose.
 
     Args:
-      special: the special tokens that no text may spell; None where such text is encoded as it is.
+      tokenizer: Tokenizer of the texts.
+      options: Choices of the user.
 
     Raises:
-      RecordError: a role that the template doesn't know, two system texts, or special text.
+      PrepareError: The template can't be used with this tokenizer or these options.
     """
-    for index, message in enumerate(conversation.messages):
-        if (message.role == DOCUMENT) != (DOCUMENT in roles):
-            raise RecordError(_other_kind(conversation, template))
-        if message.role not in roles:
-            raise RecordError(
-                f"messages[{index}].role: {message.role!r}; template {template} expects one of {', '.join(roles)}."
-            )
+
+    name: ClassVar[str] = "unnamed"
+    roles: ClassVar[tuple[str, ...]] = ("system", "user", "assistant")
+    format: ClassVar[str] = "olmo"
+    messages_schema: ClassVar[str] = "chat"
+    options: ClassVar[tuple[str, ...]] = ()
+    weighted: ClassVar[bool] = False
+    truncation: ClassVar[str] = "first"
+    trim_trailing: ClassVar[bool] = False
+    min_tokens: ClassVar[int] = 1
+    tool_calls: ClassVar[bool] = False
+
+    def __init__(self, tokenizer: Tokenizer, options: TemplateOptions) -> None:
+        self.tokenizer = tokenizer
+        self.chosen = options
+        self.special = special_text_of(tuple(tokenizer.special_tokens)) if options.special_text == "error" else None
+
+    @abc.abstractmethod
+    def render(self, conversations: Sequence[Conversation]) -> list[Result]:
+        """Return the document of each conversation, or in its place the RecordError that says why it has none."""
+
+    def check(self, conversation: Conversation) -> None:
+        """Refuse a role that the template does not render, two system texts, and text that spells a special token."""
+        special = self.special
+        for index, message in enumerate(conversation.messages):
+            if (message.role == DOCUMENT) != (DOCUMENT in self.roles):
+                raise RecordError(_other_kind(conversation, self.name))
+            if message.role not in self.roles:
+                raise RecordError(
+                    f"messages[{index}].role: {message.role!r}; template {self.name} expects one of "
+                    f"{', '.join(self.roles)}."
+                )
+            if special is not None:
+                if special.find(message.content):
+                    special.check(message.content, f"messages[{index}].content")
+                if message.extra:
+                    special.check(message.extra, f"messages[{index}]")
+        if conversation.system is not None and conversation.messages[0].role == "system":
+            raise RecordError("system: the record has one, and its first message is another. Remove one of them.")
         if special is not None:
-            if special.find(message.content):
-                special.check(message.content, f"messages[{index}].content")
-            if message.extra:
-                check_strings(message.extra, f"messages[{index}]", special)
-    if conversation.system is not None and conversation.messages[0].role == "system":
-        raise RecordError("system: the record has one, and its first message is another. Remove one of them.")
-    if special is not None:
-        for where, text in (("system", conversation.system), ("condition", conversation.condition)):
-            if text:
-                special.check(text, where)
-        if conversation.tools:
-            check_strings(conversation.tools, "tools", special)
+            for where in ("system", "condition", "tools"):
+                if value := getattr(conversation, where):
+                    special.check(value, where)
 
 
 def _other_kind(conversation: Conversation, template: str) -> str:
@@ -121,10 +131,10 @@ def _other_kind(conversation: Conversation, template: str) -> str:
 
 
 def takes_loss(conversation: Conversation, index: int, *, by: tuple[str, ...] = ("assistant",)) -> bool:
-    """Whether a message takes loss where loss is a mask: those of the assistant, unless their weight is 0.
+    """Return whether a message takes loss where loss is a mask: those of the assistant, unless their weight is 0.
 
     Raises:
-      RecordError: a weight that a mask can't express.
+      RecordError: The weight is one that a mask can't express.
     """
     message = conversation.messages[index]
     theirs = message.role in by
@@ -138,16 +148,39 @@ def takes_loss(conversation: Conversation, index: int, *, by: tuple[str, ...] = 
     )
 
 
-def check_strings(value: object, where: str, special: SpecialText) -> None:
-    """Refuse special text in any string of a parsed value.
-
-    Raises:
-      RecordError: there is some.
-    """
-    for path, text in strings(value, where):
-        special.check(text, path)
-
-
 def no_assistant(by: tuple[str, ...] = ("assistant",)) -> RecordError:
-    """The error of a conversation that has nothing to learn."""
+    """Return the error of a conversation that has nothing to learn."""
     return RecordError(f"messages: none of {' or '.join(repr(role) for role in by)}, so nothing in it takes loss.")
+
+
+class SpecialText:
+    """Finds spellings of special tokens; under 0.1 us for a short text without any of their first characters."""
+
+    def __init__(self, spellings: Sequence[str]) -> None:
+        self.spellings = frozenset(spelling for spelling in spellings if spelling)
+        self._first = tuple({spelling[0] for spelling in self.spellings})
+        longest_first = sorted(self.spellings, key=lambda spelling: (-len(spelling), spelling))
+        self.pattern = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
+
+    def find(self, text: str) -> tuple[str, int] | None:
+        """Return the first special token that `text` spells, and its character."""
+        for character in self._first:
+            if character in text:
+                found = self.pattern.search(text)
+                return (found.group(), found.start()) if found else None
+        return None
+
+    def check(self, value: object, where: str) -> None:
+        """Refuse a parsed value with a string that spells a special token."""
+        for path, text in strings(value, where):
+            if found := self.find(text):
+                raise RecordError(
+                    f"{path}: spells the special token {found[0]!r} at character {found[1]}. Remove it, or have it "
+                    "tokenized as ordinary text with --special-text encode."
+                )
+
+
+@functools.lru_cache(maxsize=16)
+def special_text_of(spellings: tuple[str, ...]) -> SpecialText:
+    """Return the finder of these spellings, made once."""
+    return SpecialText(spellings)

@@ -1,50 +1,73 @@
-"""Tokenizers: SentencePiece models, those of Hugging Face, and tiktoken files, local or remote, told apart by content."""
+"""Tokenizers: SentencePiece models, those of Hugging Face, and tiktoken files, recognised by their content."""
 
 from __future__ import annotations
 
 import os
+import re
+from pathlib import Path
+
+from fsspec.core import strip_protocol
 
 from grain_sft.errors import CorpusError, CorpusFileError
-from grain_sft.prepare.tokenizers.huggingface import HuggingFaceTokenizer, list_folder, read_folder
-from grain_sft.prepare.tokenizers.recognize import EXPECTED, HUGGINGFACE, SENTENCEPIECE, TIKTOKEN, recognize
-from grain_sft.prepare.tokenizers.sentencepiece_model import SentencePieceTokenizer
+from grain_sft.prepare.tokenizers.huggingface import HuggingFaceTokenizer
+from grain_sft.prepare.tokenizers.sentencepiece_model import BEGINS, SentencePieceTokenizer
 from grain_sft.prepare.tokenizers.tiktoken_file import TiktokenTokenizer
 from grain_sft.prepare.tokenizers.tokenizer import CHAT_TEMPLATE, Tokenizer
 from grain_sft.storage import files
 
 __all__ = ["HuggingFaceTokenizer", "SentencePieceTokenizer", "TiktokenTokenizer", "Tokenizer", "load_tokenizer"]
 
-_BESIDE_JSON = ("tokenizer_config.json", CHAT_TEMPLATE)
+_SIDECARS = ("tokenizer_config.json", CHAT_TEMPLATE)
 _HUGGINGFACE_FOLDER = {"tokenizer.json", "tokenizer_config.json", "vocab.json", "vocab.txt"}
+_HUGGINGFACE_NAMES = (
+    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "config.json"),
+    *(CHAT_TEMPLATE, "chat_template.json", "vocab.json", "merges.txt", "vocab.txt"),
+)
+_MORE_TEMPLATES = "additional_chat_templates"
+_RANK = re.compile(rb"[A-Za-z0-9+/]+={0,2} [0-9]+\r?\n")
+_JSON_OBJECT = re.compile(rb"(?:\xef\xbb\xbf)?\s*\{")
+_OTHERS = (
+    (re.compile(rb"\s*\Z"), "an empty file. Download it again."),
+    (
+        re.compile(rb"version https://git-lfs"),
+        "a pointer of Git LFS, not the file itself. Run `git lfs pull` where it came from.",
+    ),
+    (re.compile(rb"\x1f\x8b|\x28\xb5\x2f\xfd|BZh|\xfd7zXZ"), "a compressed file. Decompress it."),
+    (re.compile(rb"PK\x03\x04"), "a ZIP archive. Unpack it, or give a tokenizer's file."),
+    (re.compile(rb"\s*<(?:!DOCTYPE|html)", re.IGNORECASE), "an HTML page. Download the file itself."),
+    (re.compile(rb"#version"), "the merges of a BPE tokenizer. Give its directory, or its tokenizer.json."),
+    (re.compile(rb"\x93NUMPY"), "a NumPy array. Give a tokenizer's file."),
+    (re.compile(rb"\s*\["), "a list in JSON. Give the tokenizer.json or the directory that has it."),
+)
+"""Files that people give by mistake, by their first bytes."""
 
 
 def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
     """Load the tokenizer at `path`, a local or remote file or directory.
 
     A file is a SentencePiece model, a `tokenizer.json` or a tiktoken file, under any name: its content decides. A
-    `tokenizer.json` with a `tokenizer_config.json` or a `chat_template.jinja` beside it is read as their directory is.
-    A directory with the files of Hugging Face is theirs, another one has one SentencePiece model or tiktoken file, and
-    `chat_template.jinja` where there is a template.
+    `tokenizer.json` is read with the `tokenizer_config.json` and `chat_template.jinja` of its directory. A directory
+    holds the files of Hugging Face, or one SentencePiece model or tiktoken file and perhaps a `chat_template.jinja`.
 
     Raises:
-      CorpusFileError: there is no such file, or it can't be read.
-      CorpusError: it is not a tokenizer.
-      MissingExtraError: it needs the extra `hf` or `tiktoken`.
+      CorpusFileError: The file does not exist, or can't be read.
+      CorpusError: The file is not a tokenizer.
+      MissingExtraError: The tokenizer needs the extra `hf` or `tiktoken`.
     """
     where = files.normalize(path).rstrip("/")
     if not _is_folder(where):
-        return _of_file(where, None)
-    names = list_folder(where)
+        return _load_file(where, None)
+    names = _list_folder(where)
     template = files.read_text(files.join(where, CHAT_TEMPLATE)).encode() if CHAT_TEMPLATE in names else None
     if _HUGGINGFACE_FOLDER & set(names):
-        return HuggingFaceTokenizer(read_folder(where), where)
+        return HuggingFaceTokenizer(_read_folder(where), where)
     candidates = [
         name
         for name in names
         if name.endswith((".model", ".tiktoken")) or (name.startswith("tokenizer.") and not name.endswith(".json"))
     ]
     if len(candidates) == 1:
-        return _of_file(files.join(where, candidates[0]), template)
+        return _load_file(files.join(where, candidates[0]), template)
     if candidates:
         raise CorpusFileError(f"{where}: has {', '.join(candidates)}. Give the path of one of them.")
     listed = ", ".join(name for name in names if "/" not in name) or "nothing"
@@ -54,30 +77,46 @@ def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
     )
 
 
-def _of_file(where: str, template: bytes | None) -> Tokenizer:
-    """The tokenizer in a file; `template` is the chat template of its directory, where that was asked for."""
+def _load_file(where: str, template: bytes | None) -> Tokenizer:
+    """Load a tokenizer's file; `template` is the chat template of its directory, where the directory was given."""
     content = files.read_bytes(where)
-    kind, found = recognize(content)
-    if kind == SENTENCEPIECE:
-        return SentencePieceTokenizer(content, where, template)
-    if kind == TIKTOKEN:
+    if _JSON_OBJECT.match(content):
+        if b'"model"' not in content or not any(key in content for key in (b'"added_tokens"', b'"vocab"', b'"merges"')):
+            raise _not_a_tokenizer(where, _other_json(content))
+        folder = files.parent(where)
+        if files.name_of(where) == "tokenizer.json" and any(
+            files.exists(files.join(folder, name)) for name in _SIDECARS
+        ):
+            return HuggingFaceTokenizer(_read_folder(folder), where)
+        return HuggingFaceTokenizer({"tokenizer.json": content}, where)
+    if _RANK.match(content + b"\n"):
         sidecar = f"{where}.json"
         return TiktokenTokenizer(content, where, files.read_bytes(sidecar) if files.exists(sidecar) else None, template)
-    if kind == HUGGINGFACE:
-        folder = files.parent(where)
-        beside = [name for name in _BESIDE_JSON if files.exists(files.join(folder, name))]
-        if files.name_of(where) == "tokenizer.json" and beside:
-            return HuggingFaceTokenizer(read_folder(folder), where)
-        return HuggingFaceTokenizer({"tokenizer.json": content}, where)
-    raise CorpusError(f"{where}: expected {EXPECTED}, found {found}")
+    for pattern, other in _OTHERS:
+        if pattern.match(content):
+            raise _not_a_tokenizer(where, other)
+    if BEGINS.match(content):
+        return SentencePieceTokenizer(content, where, template)
+    raise _not_a_tokenizer(
+        where, "a file of another kind, or a damaged one. Give the file of a tokenizer, or download it again."
+    )
+
+
+def _not_a_tokenizer(where: str, found: str) -> CorpusError:
+    return CorpusError(f"{where}: expected a SentencePiece model, a tokenizer.json or a tiktoken file, found {found}")
+
+
+def _other_json(content: bytes) -> str:
+    if b'"tokenizer_class"' in content or b'"chat_template"' in content:
+        return "a tokenizer_config.json. Give the directory that it is in."
+    if b'"model_type"' in content or b'"architectures"' in content:
+        return "the config.json of a model. Give the tokenizer.json, or the directory."
+    if re.match(rb'\s*\{\s*"(?:[^"\\]|\\.)*"\s*:\s*[0-9]+\s*[,}]', content):
+        return "a vocabulary (vocab.json). Give the directory that it is in, or a tokenizer.json."
+    return "JSON without the keys of a tokenizer.json ('model', 'added_tokens'). Give the tokenizer.json."
 
 
 def _is_folder(where: str) -> bool:
-    """Whether a path is a directory.
-
-    Raises:
-      CorpusFileError: a local path does not exist.
-    """
     if files.is_remote(where):
         return not files.is_file(where)
     if not os.path.lexists(where):
@@ -86,3 +125,29 @@ def _is_folder(where: str) -> bool:
             f"Face, download the tokenizer first, as with `hf download NAME --local-dir FOLDER`, and give the folder."
         )
     return os.path.isdir(where)
+
+
+def _list_folder(folder: str) -> list[str]:
+    """Return the names of the files in a folder and in its folder of templates, sorted."""
+    if files.is_remote(folder):
+        with files.remote(folder) as client:
+            root = str(strip_protocol(folder)).rstrip("/")
+            return sorted(path[len(root) + 1 :] for path in client.find(folder, maxdepth=2))
+    return sorted(
+        [entry.name for entry in os.scandir(folder) if entry.is_file()]
+        + [f"{_MORE_TEMPLATES}/{path.name}" for path in Path(folder, _MORE_TEMPLATES).glob("*.jinja")]
+    )
+
+
+def _read_folder(folder: str) -> dict[str, bytes]:
+    """Return name and content of a folder's files that belong to a tokenizer of Hugging Face."""
+    found = {}
+    for name in _list_folder(folder):
+        top, _, rest = name.partition("/")
+        if (
+            name in _HUGGINGFACE_NAMES
+            or (not rest and name.endswith(".model"))
+            or (top == _MORE_TEMPLATES and rest.endswith(".jinja"))
+        ):
+            found[name] = files.read_bytes(files.join(folder, name))
+    return found

@@ -1,4 +1,4 @@
-"""Tokenizers of Hugging Face: a `tokenizer.json`, or a directory as `save_pretrained` writes it."""
+"""Tokenizers of Hugging Face: a `tokenizer.json`, or a directory that `save_pretrained` wrote."""
 
 from __future__ import annotations
 
@@ -7,49 +7,58 @@ import functools
 import importlib
 import json
 import os
+import re
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from grain_sft.errors import CorpusError, CorpusFileError, MissingExtraError
-from grain_sft.prepare.tokenizers.huggingface_json import exact_json, plain_json, renamed
-from grain_sft.prepare.tokenizers.tokenizer import CHAT_TEMPLATE, MARKER, describe, hash_files
-from grain_sft.storage import files
+import numpy as np
 
-_NAMES = (
-    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "config.json"),
-    *(CHAT_TEMPLATE, "chat_template.json", "vocab.json", "merges.txt", "vocab.txt"),
+from grain_sft.errors import CorpusError, MissingExtraError
+from grain_sft.prepare.tokenizers.huggingface_json import exact_json, plain_json, renamed
+from grain_sft.prepare.tokenizers.tokenizer import (
+    CHAT_TEMPLATE,
+    MARKER,
+    Offsets,
+    Tokenizer,
+    hash_files,
+    text_of_bytes,
 )
+
 _ADVICE = "TRANSFORMERS_NO_ADVISORY_WARNINGS"
-_MORE_TEMPLATES = "additional_chat_templates"
 _EOS = ("<|endoftext|>", "</s>", "<eos>", "<|end_of_text|>", "<|im_end|>")
 _PAD = ("<pad>", "<|pad|>", "[PAD]", "<|padding|>")
+_BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+_SPACE = "\u2581"  # how Metaspace writes a space
 
 
-class HuggingFaceTokenizer:
+class HuggingFaceTokenizer(Tokenizer):
     """A fast tokenizer, loaded by transformers from local copies of its files, with no network and no remote code.
 
     Its special tokens are the added tokens that it declares special, and those that look like `<|markers|>`. Other added
     tokens (runs of spaces, `<think>`) are ordinary text, as they are to transformers.
+
+    Args:
+      contents: Content of the tokenizer's files by name.
+      where: Path of the files, for errors.
+
+    Raises:
+      CorpusError: transformers can't load the files, or the tokenizer is not of the fast kind.
+      MissingExtraError: transformers or jinja2 is not installed.
     """
 
+    encodes_whole_chats = True
     kind = "huggingface"
 
     def __init__(self, contents: Mapping[str, bytes], where: str) -> None:
-        """Reads a tokenizer from the contents of its files by name; `where` is their path, for errors.
-
-        Raises:
-          CorpusError: transformers can't load it, or it is not of the fast kind.
-          MissingExtraError: transformers or jinja2 is not installed.
-        """
         self._contents = dict(contents)
         self._where = where
         self.sha256 = hash_files(self._contents)
         loaded = self.transformers_tokenizer
         added = {number: str(token.content) for number, token in loaded.added_tokens_decoder.items()}
         declared = {number for number, token in loaded.added_tokens_decoder.items() if token.special}
-        self.special_tokens: Mapping[str, int] = {
+        self.special_tokens = {
             text: number
             for number, text in sorted(added.items())
             if text and (number in declared or MARKER.fullmatch(text))
@@ -61,20 +70,17 @@ class HuggingFaceTokenizer:
         self.eos_token_id = _id_or_none(loaded.eos_token_id, self._guess(_EOS))
         self.pad_token_id = _id_or_none(loaded.pad_token_id, self._guess(_PAD))
         self.bos_token_id = _id_or_none(loaded.bos_token_id, None)
-        self.empty_ids: Sequence[int] = tuple(int(number) for number in loaded("")["input_ids"])
-        self.template_variables: Mapping[str, Any] = {
+        self.empty_ids = tuple(int(number) for number in loaded("")["input_ids"])
+        self.template_variables = {
             name: str(value) if isinstance(value, str) else value for name, value in loaded.special_tokens_map.items()
         }
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self._contents, self._where)
 
-    def __repr__(self) -> str:
-        return f"HuggingFaceTokenizer({self._where!r}, vocab_size={self.vocab_size}, sha256={self.sha256[:12]!r})"
-
     @functools.cached_property
     def transformers_tokenizer(self) -> Any:
-        """As transformers loads it."""
+        """The tokenizer of transformers."""
         transformers = _import("transformers", self._where)
         with _folder_of(self._contents) as folder:
             try:
@@ -100,12 +106,8 @@ class HuggingFaceTokenizer:
         return loaded
 
     @functools.cached_property
-    def chat_template(self) -> str | None:
-        """The template that transformers chooses; None where the tokenizer has none.
-
-        Raises:
-          CorpusError: it has several, and none of them is the default.
-        """
+    def chat_template(self) -> str | None:  # type: ignore[override]
+        """The template that transformers chooses; None where the tokenizer has none. It may have several, and no default."""
         loaded = self.transformers_tokenizer
         if not getattr(loaded, "chat_template", None):
             return None
@@ -121,11 +123,7 @@ class HuggingFaceTokenizer:
 
     @functools.cached_property
     def plain(self) -> Any:
-        """As `exact`, but what spells a special token is ordinary text; see `huggingface_json.renamed`.
-
-        Raises:
-          CorpusError: this tokenizer can't be made so.
-        """
+        """The same, except that a text which spells a special token is ordinary; see `huggingface_json.renamed`."""
         made = self._from_json(plain_json(exact_json(self._serialized()), self.special_tokens.keys()))
         for text, number in self.special_tokens.items():
             if made.token_to_id(renamed(text)) != number:
@@ -136,34 +134,59 @@ class HuggingFaceTokenizer:
         return made
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        """Ids of each text; see `Tokenizer`. One after the other: encode_batch would start threads of its own."""
+        """See `Tokenizer`. One text after the other: encode_batch would start threads of its own."""
         encode = self.plain.encode
         return [encode(text, add_special_tokens=False).ids for text in texts]
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Text of ids; see `Tokenizer`."""
+        """See `Tokenizer`."""
         return str(self.exact.decode([int(number) for number in ids], skip_special_tokens=False))
 
-    def token_id(self, text: str) -> int | None:
-        """Id of a special token."""
-        return self.special_tokens.get(text)
+    def token_spans(self, text: str, ids: Sequence[int]) -> tuple[Offsets, Offsets]:
+        """See `Tokenizer`."""
+        starts, stops = np.array(self.plain.encode(text, add_special_tokens=False).offsets, np.int64).reshape(-1, 2).T
+        return starts, stops
+
+    def token_text(self, number: int) -> str | None:
+        """See `Tokenizer`."""
+        return self._token_text(number)
+
+    @functools.cached_property
+    def _token_text(self) -> Callable[[int], str | None]:
+        loaded = self.transformers_tokenizer
+        content = json.loads(self._serialized())
+        steps = json.dumps([content.get("decoder"), content.get("pre_tokenizer")])
+        by_byte, fallback = '"ByteLevel"' in steps, bool(content["model"].get("byte_fallback"))
+        metaspace = '"Metaspace"' in steps or "\\u2581" in steps
+        added = {number: str(token.content) for number, token in loaded.added_tokens_decoder.items()}
+
+        def token_text(number: int) -> str | None:
+            if number in added:
+                return added[number]
+            text = loaded.convert_ids_to_tokens(number) if 0 <= number < self.vocab_size else None
+            if text is None:
+                return None
+            if by_byte and all(each in _bytes_of_characters() for each in text):
+                return text_of_bytes(bytes(_bytes_of_characters()[each] for each in text))
+            byte = _BYTE.fullmatch(text) if fallback else None
+            if byte:
+                return text_of_bytes(bytes.fromhex(byte[1]))
+            return str(text).replace(_SPACE, " ") if metaspace else str(text)
+
+        return token_text
 
     def files(self) -> dict[str, bytes]:
-        """The files that it was loaded from."""
+        """See `Tokenizer`."""
         return dict(self._contents)
 
-    def description(self) -> dict[str, Any]:
-        """See `Tokenizer`."""
-        return describe(self)
-
     def _guess(self, names: Sequence[str]) -> int | None:
-        """Of a lone tokenizer.json, which doesn't say: the one special token with such a name."""
+        """Return the one special token with such a name, for a lone tokenizer.json, which names none itself."""
         found = [self.special_tokens[name] for name in names if name in self.special_tokens]
         return found[0] if len(found) == 1 and self._lone else None
 
     @property
     def _lone(self) -> bool:
-        """Whether no file says which special token is which."""
+        """Whether no file names the special tokens' roles."""
         return self._contents.keys() <= {"tokenizer.json", CHAT_TEMPLATE}
 
     def _serialized(self) -> str:
@@ -177,44 +200,9 @@ class HuggingFaceTokenizer:
             raise CorpusError(f"{self._where}: tokenizers can't load this tokenizer ({error}).") from error
 
 
-def read_folder(folder: str) -> dict[str, bytes]:
-    """Name and content of a folder's files that belong to a tokenizer, local or remote.
-
-    Raises:
-      CorpusFileError: no such folder.
-    """
-    if not files.is_remote(folder) and not os.path.isdir(folder):
-        raise CorpusFileError(
-            f"{folder}: no such directory. Tokenizers are read from local or gs:// files, not by name."
-        )
-    found = {}
-    for name in list_folder(folder):
-        top, _, rest = name.partition("/")
-        if (
-            name in _NAMES
-            or (not rest and name.endswith(".model"))
-            or (top == _MORE_TEMPLATES and rest.endswith(".jinja"))
-        ):
-            found[name] = files.read_bytes(files.join(folder, name))
-    return found
-
-
-def list_folder(folder: str) -> list[str]:
-    """Names in a folder and in its folder of templates, sorted."""
-    if files.is_remote(folder):
-        with files.remote(folder) as client:
-            root = client._strip_protocol(folder).rstrip("/")
-            return sorted(path[len(root) + 1 :] for path in client.find(folder, maxdepth=2))
-    root = folder
-    return sorted(
-        [entry.name for entry in os.scandir(root) if entry.is_file()]
-        + [f"{_MORE_TEMPLATES}/{path.name}" for path in Path(root, _MORE_TEMPLATES).glob("*.jinja")]
-    )
-
-
 @contextlib.contextmanager
 def _folder_of(contents: Mapping[str, bytes]) -> Iterator[str]:
-    """A temporary folder with these files."""
+    """Yield a temporary folder with these files."""
     with tempfile.TemporaryDirectory(prefix="grain_sft-tokenizer-") as folder:
         for name, data in contents.items():
             path = Path(folder, name)
@@ -248,3 +236,14 @@ def _no_advice() -> Iterator[None]:
 
 def _id_or_none(number: Any, otherwise: int | None) -> int | None:
     return int(number) if isinstance(number, int) else otherwise
+
+
+@functools.cache
+def _bytes_of_characters() -> dict[str, int]:
+    """Return the byte of each character by which byte-level BPE writes bytes. Source: openai/gpt-2, encoder.py.
+
+    Printable characters of Latin-1 stand for themselves, and U+0100 and up for the others, in order.
+    """
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [code for code in range(256) if code not in printable]
+    return {chr(code): code for code in printable} | {chr(256 + at): code for at, code in enumerate(others)}

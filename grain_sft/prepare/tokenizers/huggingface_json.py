@@ -1,7 +1,4 @@
-"""tokenizer.json: copies of a tokenizer that differ in one respect.
-
-Format: the one that huggingface/tokenizers serializes to.
-"""
+"""tokenizer.json of huggingface/tokenizers: copies of a tokenizer that differ in one respect."""
 
 from __future__ import annotations
 
@@ -10,18 +7,18 @@ from collections.abc import Collection
 from typing import Any
 
 GUARD = "\0"
-"""Stands around a renamed token. No text has it: records with NUL are refused."""
+"""Character around a renamed token. No text has it: records with NUL are refused."""
 
 
 def renamed(spelling: str) -> str:
-    """The spelling of a special token in `plain_json`'s tokenizer."""
+    """Return the spelling of a special token in `plain_json`'s tokenizer."""
     return f"{GUARD}{spelling}{GUARD}"
 
 
 def exact_json(serialized: str) -> str:
-    """The same tokenizer without truncation, padding and post-processing.
+    """Return the tokenizer without truncation, padding and post-processing.
 
-    What a post-processor adds is never wanted here, and one that trims offsets would hide that a token holds a space.
+    A post-processor adds tokens that are not wanted here, and may trim the space off a token's offsets.
     """
     content = json.loads(serialized)
     for key in ("truncation", "padding", "post_processor"):
@@ -30,9 +27,9 @@ def exact_json(serialized: str) -> str:
 
 
 def plain_json(serialized: str, special: Collection[str]) -> str:
-    """The same tokenizer, ids included, that knows its special tokens by another spelling.
+    """Return the tokenizer, ids unchanged, with another spelling of its special tokens.
 
-    So whatever a text spells, it becomes ordinary tokens; and a rendered chat can still say which tokens it means.
+    Then every text becomes ordinary tokens, and a rendered chat can still name the special tokens that it means.
     """
     content = json.loads(serialized)
     for token in content.get("added_tokens", []):

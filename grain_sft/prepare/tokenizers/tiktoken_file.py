@@ -1,4 +1,4 @@
-"""tiktoken files: lines of a token in base64 and its rank."""
+"""tiktoken files: a token in base64 and its rank in each line."""
 
 from __future__ import annotations
 
@@ -13,7 +13,14 @@ from typing import Any
 import numpy as np
 
 from grain_sft.errors import CorpusError, MissingExtraError, RecordError
-from grain_sft.prepare.tokenizers.tokenizer import CHAT_TEMPLATE, Offsets, character_spans, describe, hash_files
+from grain_sft.prepare.tokenizers.tokenizer import (
+    CHAT_TEMPLATE,
+    Offsets,
+    Tokenizer,
+    character_spans,
+    hash_files,
+    text_of_bytes,
+)
 
 FILE = "tokenizer.tiktoken"
 SIDECAR = "tokenizer.tiktoken.json"
@@ -37,11 +44,21 @@ _LLAMA3: Mapping[str, Any] = {
 }
 
 
-class TiktokenTokenizer:
+class TiktokenTokenizer(Tokenizer):
     """A tiktoken file with its split pattern and special tokens.
 
-    The file itself has neither. They are in a JSON file beside it, named as the file with `.json` at its end, with the
-    keys pattern, special_tokens (spelling to id), bos_token, eos_token, pad_token. Llama 3's file needs none.
+    The file itself has neither. They are in a JSON sidecar, named like the file with `.json` at its end, under the keys
+    pattern, special_tokens (spelling to id), bos_token, eos_token, pad_token. Llama 3's file needs no sidecar.
+
+    Args:
+      ranks: Content of the tiktoken file.
+      where: Path of the file, for errors.
+      sidecar: Content of the JSON sidecar.
+      chat_template: Content of the `chat_template.jinja` in the file's directory.
+
+    Raises:
+      CorpusError: The bytes are not a tiktoken file, or pattern and special tokens are unknown or wrong.
+      MissingExtraError: tiktoken is not installed.
     """
 
     kind = "tiktoken"
@@ -49,17 +66,6 @@ class TiktokenTokenizer:
     def __init__(
         self, ranks: bytes, where: str = FILE, sidecar: bytes | None = None, chat_template: bytes | None = None
     ) -> None:
-        """Reads a file; `where` is its path, for errors.
-
-        Args:
-          ranks: content of the tiktoken file.
-          sidecar: content of the JSON file beside it.
-          chat_template: content of the `chat_template.jinja` in its directory.
-
-        Raises:
-          CorpusError: these bytes are not a tiktoken file, or pattern and special tokens are unknown or wrong.
-          MissingExtraError: tiktoken is not installed.
-        """
         self._files = {FILE: ranks}
         self._where = where
         if sidecar is not None:
@@ -70,31 +76,24 @@ class TiktokenTokenizer:
         self.sha256 = hash_files(self._files)
         self._ranks = _parse_ranks(ranks, where)
         settings = self._settings(sidecar)
-        self.special_tokens: Mapping[str, int] = settings["special_tokens"]
+        self.special_tokens = settings["special_tokens"]
         self.control_ids = frozenset(self.special_tokens.values())
         self._pattern: str = settings["pattern"]
         self.vocab_size = max([*self._ranks.values(), *self.special_tokens.values()]) + 1
         named = {name: settings.get(name) for name in ("bos_token", "eos_token", "pad_token")}
-        self.template_variables: Mapping[str, Any] = {name: text for name, text in named.items() if text is not None}
+        self.template_variables = {name: text for name, text in named.items() if text is not None}
         self.bos_token_id, self.eos_token_id, self.pad_token_id = (
             None if text is None else self.special_tokens[text] for text in named.values()
         )
-        self.empty_ids: Sequence[int] = () if self.bos_token_id is None else (self.bos_token_id,)
+        self.empty_ids = () if self.bos_token_id is None else (self.bos_token_id,)
         _ = self._encoding
 
     def __reduce__(self) -> tuple[Any, ...]:
         files = self._files
         return type(self), (files[FILE], self._where, files.get(SIDECAR), files.get(CHAT_TEMPLATE))
 
-    def __repr__(self) -> str:
-        return f"TiktokenTokenizer({self._where!r}, vocab_size={self.vocab_size}, sha256={self.sha256[:12]!r})"
-
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        """Ids of each text; see `Tokenizer`.
-
-        Raises:
-          RecordError: the split pattern can't split a text, such as a million spaces in a row.
-        """
+        """See `Tokenizer`. A RecordError names a text that the pattern can't split, such as a million spaces."""
         return [self._encode(text) for text in texts]
 
     def _encode(self, text: str) -> list[int]:
@@ -110,37 +109,25 @@ class TiktokenTokenizer:
         return ids
 
     def token_spans(self, text: str, ids: Sequence[int]) -> tuple[Offsets, Offsets]:
-        """Return where each token of a text begins and ends, in characters of the text.
-
-        Args:
-          text: a text.
-          ids: its tokens, as `encode` gives them.
-        """
+        """See `Tokenizer`."""
         return character_spans(text, self._lengths[np.asarray(ids, np.int64)])
 
-    def token_bytes(self, number: int) -> bytes | None:
-        """Return the bytes of a token; None for an id that is not a rank of the file."""
-        return self._tokens.get(number)
+    def token_text(self, number: int) -> str | None:
+        """See `Tokenizer`."""
+        data = self._tokens.get(number)
+        return None if data is None else text_of_bytes(data)
 
     @functools.cached_property
     def _tokens(self) -> dict[int, bytes]:
         return {rank: token for token, rank in self._ranks.items()}
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Text of ids; see `Tokenizer`."""
+        """See `Tokenizer`."""
         return str(self._encoding.decode([int(number) for number in ids]))
 
-    def token_id(self, text: str) -> int | None:
-        """Id of a special token."""
-        return self.special_tokens.get(text)
-
     def files(self) -> dict[str, bytes]:
-        """The file, and the files beside it that were read."""
+        """Return the file, and the sidecars that were read."""
         return dict(self._files)
-
-    def description(self) -> dict[str, Any]:
-        """See `Tokenizer`."""
-        return describe(self)
 
     @functools.cached_property
     def _encoding(self) -> Any:
@@ -174,7 +161,7 @@ class TiktokenTokenizer:
                 return _LLAMA3
             raise CorpusError(
                 f"{self._where}: a tiktoken file of {len(self._ranks):,} ranks. Expected its split pattern and special "
-                f"tokens in a JSON file beside it, found none. Write {self._where}.json with the keys "
+                f"tokens in a JSON sidecar, found none. Write {self._where}.json with the keys "
                 f"{', '.join(_KEYS)}."
             )
         where = f"{self._where}.json"

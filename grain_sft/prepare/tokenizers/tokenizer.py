@@ -1,39 +1,43 @@
-"""Tokenizer: what templates ask of one, whatever library reads its files."""
+"""Tokenizer: what templates, writers and viewers ask of a tokenizer, whatever library reads its files."""
 
 from __future__ import annotations
 
+import abc
 import hashlib
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
 CHAT_TEMPLATE = "chat_template.jinja"
-"""Name of a directory's own chat template."""
+"""File name of a directory's own chat template."""
 
 MARKER = re.compile(r"<\|.+\|>|</?myPT_\w+>", re.DOTALL)
-"""Spellings that are control tokens although their tokenizer declares them ordinary: no prose has them."""
+"""Spellings that are control tokens even if their tokenizer declares them ordinary: no prose has them."""
 
 Offsets = npt.NDArray[np.int64]
 
 
-class Tokenizer(Protocol):
-    """Text to token ids and back. It can be pickled, and loads its files again where it is unpickled.
+class Tokenizer(abc.ABC):
+    """Text to token ids and back. A tokenizer can be pickled, and hashes by identity.
 
     Attributes:
       kind: "sentencepiece", "huggingface" or "tiktoken".
-      vocab_size: the largest id + 1, added tokens included.
-      eos_token_id, pad_token_id, bos_token_id: None where it has none.
-      sha256: of all that decides ids: the model file, or a directory's files.
-      special_tokens: id of every token that has a meaning to a model beyond its spelling.
-      control_ids: ids of the special tokens that no text becomes: all but the one for unknown characters.
-      empty_ids: what an empty text becomes where the tokenizer adds tokens of its own: its BOS, or nothing.
-      template_variables: what chat templates know of it: `bos_token`, `eos_token`, ... and their spellings.
+      encodes_whole_chats: Whether control tokens are found in text by the library itself, as transformers does.
+      vocab_size: Largest id + 1, added tokens included.
+      eos_token_id, pad_token_id, bos_token_id: Ids; None where the tokenizer has no such token.
+      sha256: Hash of all that decides ids: the model file, or a directory's files.
+      special_tokens: Id of every token that has a meaning to a model beyond its spelling.
+      control_ids: Ids of the special tokens that no text becomes: all but the one for unknown characters.
+      empty_ids: Ids of an empty text where the tokenizer adds tokens of its own: its BOS, or nothing.
+      template_variables: Values for chat templates: `bos_token`, `eos_token`, ... and their spellings.
+      chat_template: The tokenizer's own Jinja template; None where it has none.
     """
 
-    kind: str
+    kind: ClassVar[str]
+    encodes_whole_chats: ClassVar[bool] = False
     vocab_size: int
     eos_token_id: int | None
     pad_token_id: int | None
@@ -43,45 +47,52 @@ class Tokenizer(Protocol):
     control_ids: frozenset[int]
     empty_ids: Sequence[int]
     template_variables: Mapping[str, Any]
+    chat_template: str | None
+    _where: str
 
-    @property
-    def chat_template(self) -> str | None:
-        """Its own Jinja template; None where it has none."""
-
-    def __hash__(self) -> int:
-        """By identity: what is kept of a tokenizer is kept of the object."""
-
+    @abc.abstractmethod
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        """Ids of each text as ordinary text: what spells a special token never becomes that token."""
+        """Return the ids of each text as ordinary text: a spelled special token never becomes that token."""
 
+    @abc.abstractmethod
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of ids, special tokens spelled out."""
+        """Return the text of ids, special tokens spelled out."""
+
+    @abc.abstractmethod
+    def token_text(self, number: int) -> str | None:
+        """Return the text of one token exactly as the vocabulary has it, leading space included.
+
+        Bytes that are not UTF-8 are lone surrogates ("surrogateescape"). None for an id outside the vocabulary.
+        """
+
+    @abc.abstractmethod
+    def token_spans(self, text: str, ids: Sequence[int]) -> tuple[Offsets, Offsets]:
+        """Return the first character of each token in `text`, and the one after its last: int64 [ids] each.
+
+        Args:
+          text: Text without control tokens.
+          ids: Tokens of the text, as `encode` gives them.
+        """
+
+    @abc.abstractmethod
+    def files(self) -> dict[str, bytes]:
+        """Return name and content of each file that the tokenizer is loaded from."""
 
     def token_id(self, text: str) -> int | None:
-        """Id of the special token that is spelled so."""
-
-    def files(self) -> dict[str, bytes]:
-        """Name and content of each file that it is loaded from."""
+        """Return the id of the special token with this spelling."""
+        return self.special_tokens.get(text)
 
     def description(self) -> dict[str, Any]:
-        """What a corpus says of the tokenizer that made it, as JSON."""
+        """Return the description of the tokenizer in a corpus's manifest, as JSON holds it."""
+        names = ("kind", "sha256", "vocab_size", "eos_token_id", "pad_token_id", "bos_token_id")
+        return {**{name: getattr(self, name) for name in names}, "special_tokens": dict(self.special_tokens)}
 
-
-def describe(tokenizer: Tokenizer) -> dict[str, Any]:
-    """The description that every kind gives."""
-    return {
-        "kind": tokenizer.kind,
-        "sha256": tokenizer.sha256,
-        "vocab_size": tokenizer.vocab_size,
-        "eos_token_id": tokenizer.eos_token_id,
-        "pad_token_id": tokenizer.pad_token_id,
-        "bos_token_id": tokenizer.bos_token_id,
-        "special_tokens": dict(tokenizer.special_tokens),
-    }
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._where!r}, vocab_size={self.vocab_size}, sha256={self.sha256[:12]!r})"
 
 
 def hash_files(contents: Mapping[str, bytes]) -> str:
-    """SHA-256 of one file, or of several with their names."""
+    """Return the SHA-256 of one file, or of several with their names."""
     if len(contents) == 1:
         return hashlib.sha256(next(iter(contents.values()))).hexdigest()
     whole = hashlib.sha256()
@@ -92,14 +103,14 @@ def hash_files(contents: Mapping[str, bytes]) -> str:
 
 
 def character_spans(text: str, lengths: Offsets) -> tuple[Offsets, Offsets]:
-    """Return the first character and the character after the last of each token.
+    """Return the first character of each token, and the one after its last.
 
     Args:
-      text: the tokens' text.
+      text: Text of the tokens.
       lengths: int64 [tokens], UTF-8 bytes of each token. A token may hold part of a character.
 
     Raises:
-      ValueError: the lengths don't add up to the text's.
+      ValueError: The lengths don't add up to the text's.
     """
     stops = np.cumsum(lengths, dtype=np.int64)
     starts = stops - lengths
@@ -110,3 +121,8 @@ def character_spans(text: str, lengths: Offsets) -> tuple[Offsets, Offsets]:
         return starts, stops
     character = np.cumsum((data & 0xC0) != 0x80, dtype=np.int64) - 1
     return character[starts], character[stops - 1] + 1
+
+
+def text_of_bytes(data: bytes) -> str:
+    """Return bytes as text; those that are not UTF-8 become lone surrogates."""
+    return data.decode("utf-8", "surrogateescape")

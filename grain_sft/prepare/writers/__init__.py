@@ -1,13 +1,14 @@
 """Writers: formats of corpora on disk, by name."""
 
-from grain_sft.prepare.writers import episodes, olmo, openchat, primer
+from grain_sft.errors import PrepareError
 from grain_sft.prepare.writers.plan import Format, Plan, SplitStatistics, Task
-
-FORMATS: dict[str, Format] = {
-    "olmo": olmo.FORMAT,
-    "episodes": episodes.FORMAT,
-    "primer": primer.FORMAT,
-    "openchat": openchat.FORMAT,
-}
+from grain_sft.registry import Registry
 
 __all__ = ["FORMATS", "Format", "Plan", "SplitStatistics", "Task"]
+
+FORMATS: Registry[Format] = Registry(
+    "format",
+    PrepareError,
+    {name: f"grain_sft.prepare.writers.{name}:FORMAT" for name in ("olmo", "episodes", "primer", "openchat")},
+)
+"""Formats of prepared corpora by name."""

@@ -1,6 +1,6 @@
 """Format episodes: the episode-indexed dataset of `prepare_chat_sft.py` and `prepare_tool_sft.py`.
 
-`train/shard_NNNNN/` and `val/shard_NNNNN/` with `tokens.bin` (uint32, as that code writes it; its document says uint16),
+`train/shard_NNNNN/` and `val/shard_NNNNN/` with `tokens.bin` (uint32, as in that code; its documentation has uint16),
 `mask.bin` (uint8) or `mask_weighted.bin` (float32), `episodes.idx` (uint64 pairs of start and length).
 """
 
@@ -20,11 +20,11 @@ TOKEN_DTYPE = np.dtype("<u4")
 
 
 def check(plan: Plan) -> None:
-    """Every document fits."""
+    """Accept every plan."""
 
 
 def tasks(plan: Plan, split: str) -> list[Task]:
-    """Shards of whole documents: a new one where the next document would bring it over `shard_tokens`."""
+    """Return shards of whole documents, each of at most `shard_tokens`, unless one document is longer."""
     most = plan.request.shard_tokens
     found: list[Task] = []
     start, used = 0, 0
@@ -35,7 +35,7 @@ def tasks(plan: Plan, split: str) -> list[Task]:
             base = int(ends[position] - lengths[position])
             stop = int(np.searchsorted(ends, base + most - used, side="right"))
             if stop == position and not used:
-                stop += 1  # a document longer than a shard has one for itself
+                stop += 1  # a document longer than a shard fills one alone
             if stop > position:
                 used += int(ends[stop - 1]) - base
                 position = stop
@@ -48,7 +48,7 @@ def tasks(plan: Plan, split: str) -> list[Task]:
 
 
 def write(plan: Plan, task: Task) -> None:
-    """One shard, its episode index last."""
+    """Write one shard, its episode index last."""
     folder = plan.path(task.split, f"shard_{task.number:05d}")
     index_path = files.join(folder, "episodes.idx")
     if files.exists(index_path):
@@ -69,19 +69,18 @@ def write(plan: Plan, task: Task) -> None:
 
 
 def finish(plan: Plan) -> None:
-    """Sources, metadata and the tokenizer's state."""
+    """Write sources, metadata and the tokenizer's state."""
     for split in plan.splits:
         plan.write_sources(split, split, "sources.bin")
-    tool = plan.request.template == "episode_tool"
     special: dict[str, int] = dict(plan.tokenizer.get("special_tokens", {}))
     eos = special.get("<myPT_eot>", special.get("<|eot|>", plan.tokenizer.get("eos_token_id")))
     for split in plan.splits:
-        plan.write_metadata(split, split, eos_token_id=eos)
+        plan.write_metadata(split, eos_token_id=eos)
     metadata: dict[str, Any] = {
         "schema": "episode_indexed_sft_v1",
         "has_loss_mask": True,
         "weighted_mask": not plan.binary,
-        "dataset_type": "toolcall_sft" if tool else "chat_sft",
+        "dataset_type": "toolcall_sft" if plan.tool_calls else "chat_sft",
         "num_conversations": sum(counts.documents for counts in plan.statistics.values()),
     }
     for split in ("train", "val"):
@@ -107,4 +106,4 @@ def finish(plan: Plan) -> None:
     plan.write_json("dataset_metadata.json", json.loads(json.dumps(metadata)))
 
 
-FORMAT = Format(splits.by_random_state, check, tasks, write, finish)
+FORMAT = Format(splits.by_random_state, check, tasks, write, finish, max_seed=(1 << 32) - 1)

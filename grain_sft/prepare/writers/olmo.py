@@ -1,8 +1,8 @@
-"""Format olmo: what OLMo-core reads, as open-instruct's `convert_sft_data_for_olmocore.py` makes it.
+"""Format olmo: the files of open-instruct's `convert_sft_data_for_olmocore.py`, which OLMo-core reads.
 
 Each split has a folder, `train` and, where documents are held out, `val`:
 `token_ids_part_NNNN.npy` (raw, the smallest unsigned dtype that holds the vocabulary), `labels_mask_part_NNNN.npy` (raw
-bool), `token_ids_part_NNNN.csv.gz` (`start,end` of each document, relative to the part). Parts cut through documents.
+bool), `token_ids_part_NNNN.csv.gz` (`start,end` of each document, relative to the part). A part may end inside a document.
 """
 
 from __future__ import annotations
@@ -20,16 +20,12 @@ from grain_sft.storage import files
 
 
 def check(plan: Plan) -> None:
-    """A mask holds no weights.
-
-    Raises:
-      PrepareError: some weight is neither 0 nor 1.
-    """
+    """Refuse weights, which a mask can't hold."""
     refuse_weights(plan, "olmo: its labels_mask says")
 
 
 def tasks(plan: Plan, split: str) -> list[Task]:
-    """Parts of `part_bytes` of tokens; the last one is shorter."""
+    """Return parts of `part_bytes` of tokens; the last one is shorter."""
     size = max(1, plan.request.part_bytes // plan.documents.token_dtype.itemsize)
     total = plan.statistics[split].tokens
     cuts = list(range(0, total, size)) or [0]
@@ -46,7 +42,7 @@ def tasks(plan: Plan, split: str) -> list[Task]:
 
 
 def _documents_at(plan: Plan, split: str, cuts: list[int]) -> list[tuple[int, int]]:
-    """For ascending token numbers, the document that holds each and how many of its tokens come before."""
+    """Return the document that holds each of these ascending token numbers, and how many of its tokens come before."""
     found: list[tuple[int, int]] = []
     before = 0
     for begin, lengths in running_length(plan, plan.splits[split]):
@@ -60,7 +56,7 @@ def _documents_at(plan: Plan, split: str, cuts: list[int]) -> list[tuple[int, in
 
 
 def write(plan: Plan, task: Task) -> None:
-    """One part: its mask and boundaries, and its tokens last."""
+    """Write one part: its mask and boundaries, and its tokens last."""
     stem = plan.path(task.split)
     tokens_path = files.join(stem, f"token_ids_part_{task.number:04d}.npy")
     if files.exists(tokens_path):
@@ -92,7 +88,7 @@ def finish(plan: Plan) -> None:
     """Write sources, metadata and statistics of every split."""
     for split in plan.splits:
         plan.write_sources(split, split, "sources.bin")
-        plan.write_metadata(split, split, eos_token_id=plan.tokenizer.get("eos_token_id"))
+        plan.write_metadata(split, eos_token_id=plan.tokenizer.get("eos_token_id"))
         _statistics(plan, split)
 
 
@@ -119,7 +115,7 @@ def _statistics(plan: Plan, split: str) -> None:
         "seed": plan.request.seed,
         "datasets": [dataclasses.asdict(dataset) for dataset in plan.request.datasets],
     }
-    # where a document ends without EOS at the end of a part, the boundary files don't say whether it goes on
+    # boundary files don't tell whether a document without EOS at the end of a part continues in the next
     continued = [task.number for task in tasks(plan, split) if task.skip]
     plan.write_json(
         f"{split}/dataset_statistics.json",
@@ -130,4 +126,4 @@ def _statistics(plan: Plan, split: str) -> None:
         file.write("\n".join(lines) + "\n")
 
 
-FORMAT = Format(splits.by_datasets_shuffle, check, tasks, write, finish)
+FORMAT = Format(splits.by_datasets_shuffle, check, tasks, write, finish, drops_untrainable=True, found_by_eos=True)

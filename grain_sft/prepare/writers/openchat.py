@@ -1,7 +1,7 @@
 """Format openchat: the Parquet files of OpenChat's `generate_dataset`.
 
 A row is a document: total_length, num_seqs, seqlens, nz_input_ids, nz_position_ids, nz_shifted_label_ids and
-nz_shifted_loss_weights, the last two moved one to the left. What that loses, the weight of a first token, is in
+nz_shifted_loss_weights, the last two shifted one to the left. The weight of a first token, which the shift loses, is in
 `PREFIX.SPLIT.first_weights.bin` (float32) where any is not 0.
 """
 
@@ -15,7 +15,7 @@ import numpy as np
 from grain_sft.corpus.formats.parquet import METADATA_KEY
 from grain_sft.errors import MissingExtraError
 from grain_sft.prepare import splits
-from grain_sft.prepare.store import Block
+from grain_sft.prepare.documents import Block
 from grain_sft.prepare.writers.plan import Format, Plan, Task, whole_split
 from grain_sft.storage import files
 
@@ -25,16 +25,12 @@ PAD_TOKEN_ID = 0  # OpenChat's label where no loss is taken
 
 
 def check(plan: Plan) -> None:
-    """Every document fits; pyarrow has to be there.
-
-    Raises:
-      MissingExtraError: it is not.
-    """
+    """Refuse to write without pyarrow."""
     _arrow()
 
 
 def write(plan: Plan, task: Task) -> None:
-    """A whole split."""
+    """Write a whole split."""
     path = plan.path(f"{PREFIX}.{NAMES[task.split]}.parquet")
     if files.exists(path):
         return  # a split that an earlier run has finished
@@ -62,7 +58,7 @@ def write(plan: Plan, task: Task) -> None:
 
 
 def _table(arrow: Any, schema: Any, block: Block) -> Any:
-    """One row group: whole columns at once."""
+    """Return one row group: whole columns at once."""
     lengths, tokens = block.lengths, block.tokens.astype(np.int32)
     ends = np.cumsum(lengths)
     starts = ends - lengths
@@ -93,7 +89,7 @@ def _table(arrow: Any, schema: Any, block: Block) -> Any:
 
 
 def finish(plan: Plan) -> None:
-    """Sources, and the weights of first tokens."""
+    """Write sources, and the weights of first tokens."""
     for split, ids in plan.splits.items():
         stem = f"{PREFIX}.{NAMES[split]}"
         plan.write_sources(split, f"{stem}.sources.bin")
@@ -115,4 +111,11 @@ def _arrow() -> tuple[Any, Any]:
     return pyarrow, parquet
 
 
-FORMAT = Format(splits.by_random_shuffle, check, whole_split, write, finish)
+FORMAT = Format(
+    splits.by_random_shuffle,
+    check,
+    whole_split,
+    write,
+    finish,
+    split_paths={split: f"{PREFIX}.{name}.parquet" for split, name in NAMES.items()},
+)

@@ -1,4 +1,4 @@
-"""What writers share: where a corpus is being written, from what, and in which pieces."""
+"""Plan: the documents, order and folder of a corpus that is about to be written; and Format, an entry of the table."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ import numpy as np
 
 from grain_sft.corpus.formats.metadata import SPLIT, split_metadata
 from grain_sft.errors import PrepareError
+from grain_sft.prepare.documents import Block, Ids, Source
 from grain_sft.prepare.request import Request
 from grain_sft.prepare.splits import Rule, Splits
-from grain_sft.prepare.store import Block, Ids, Source
 from grain_sft.storage import files
 
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """A piece of a split that is written by itself: documents `start` to `stop` of its order.
+    """A part of a split that is written by itself: documents `start` to `stop` of its order.
 
     Attributes:
       split: "train" or "val".
-      number: of the piece in its split, from 0.
-      skip: tokens of the first document that are in the piece before.
-      tokens: in this piece.
+      number: Number of the part in its split, from 0.
+      skip: Tokens of the first document that are in the part before.
+      tokens: Tokens of this part.
     """
 
     split: str
@@ -53,14 +53,15 @@ class Plan:
     """A corpus that is about to be written.
 
     Attributes:
-      folder: where to, local or remote; not yet the output's own name.
-      request: as given.
-      tokenizer: its description, as JSON.
-      documents: to read from.
-      splits: the order of each split.
-      statistics: of each split.
-      binary: whether every weight is 0 or 1.
-      source_names: paths of the inputs that `sources` counts.
+      folder: Folder of the files, local or remote; not yet the output's own name.
+      request: Request of the corpus.
+      tokenizer: Description of the tokenizer, as JSON.
+      documents: Documents by number.
+      splits: Order of each split.
+      statistics: Counts of each split.
+      binary: Whether every weight is 0 or 1.
+      source_names: Paths of the inputs that `sources` counts.
+      tool_calls: Whether the template is made for conversations that call tools.
     """
 
     folder: str
@@ -71,13 +72,14 @@ class Plan:
     statistics: Mapping[str, SplitStatistics]
     binary: bool
     source_names: Sequence[str] = ()
+    tool_calls: bool = False
 
     def path(self, *names: str) -> str:
-        """A path below the folder."""
+        """Return a path below the folder."""
         return files.join(self.folder, *names)
 
     def blocks(self, task: Task) -> Iterator[Block]:
-        """The documents of a task, some at a time."""
+        """Yield the documents of a task, some at a time."""
         return self.documents.blocks(self.splits[task.split][task.start : task.stop])
 
     def write_json(self, name: str, value: Any) -> None:
@@ -85,18 +87,12 @@ class Plan:
         with files.atomic_write(self.path(name)) as file:
             file.write(json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
-    def write_metadata(self, split: str, *names: str, eos_token_id: int | None) -> None:
-        """Write corpus.json into a split's folder: what the split needs where it is copied alone.
-
-        Args:
-          split: "train" or "val".
-          names: the split's folder, below that of the corpus.
-          eos_token_id: of the token that ends a document, in the meaning of the format.
-        """
-        self.write_json("/".join([*names, SPLIT]), self.metadata(split, eos_token_id))
+    def write_metadata(self, split: str, eos_token_id: int | None) -> None:
+        """Write corpus.json into a split's folder, for a split that is copied alone; see `metadata`."""
+        self.write_json(f"{split}/{SPLIT}", self.metadata(split, eos_token_id))
 
     def metadata(self, split: str, eos_token_id: int | None) -> dict[str, Any]:
-        """Return the metadata of a split that travel with it."""
+        """Return a split's metadata; `eos_token_id` is the token that ends a document in the meaning of the format."""
         return split_metadata(
             format=self.request.format,
             split=split,
@@ -109,7 +105,7 @@ class Plan:
         )
 
     def write_sources(self, split: str, *names: str) -> None:
-        """Write the file of a split's sources: int64 little-endian pairs (input, line)."""
+        """Write a split's sources: int64 little-endian pairs (input, line)."""
         with files.atomic_write(self.path(*names), "wb") as file:
             for some in self.documents.sources(self.splits[split]):
                 file.write(some.astype("<i8").tobytes())
@@ -120,11 +116,15 @@ class Format:
     """A format of corpora on disk.
 
     Attributes:
-      rule: which documents go to which split, in which order.
-      check: raises PrepareError if the plan's documents can't be held.
-      tasks: the pieces of a split, in order.
-      write: write one piece: files that appear whole.
-      finish: metadata, when all pieces are there.
+      rule: Function that divides documents into splits and orders them.
+      check: Function that raises PrepareError where the format can't hold the plan's documents.
+      tasks: Function that returns the parts of a split, in order.
+      write: Function that writes one part: files that appear whole.
+      finish: Function that writes metadata, after all parts.
+      split_paths: Path of each split below the corpus, for `open_corpus`.
+      drops_untrainable: Whether documents without a token that takes loss are left out.
+      found_by_eos: Whether the format's own readers find documents by their EOS token.
+      max_seed: Largest seed of the split; None for any.
     """
 
     rule: Rule
@@ -132,28 +132,28 @@ class Format:
     tasks: Callable[[Plan, str], list[Task]]
     write: Callable[[Plan, Task], None]
     finish: Callable[[Plan], None]
+    split_paths: Mapping[str, str] = dataclasses.field(default_factory=lambda: {"train": "train", "val": "val"})
+    drops_untrainable: bool = False
+    found_by_eos: bool = False
+    max_seed: int | None = None
 
 
-def refuse_weights(plan: Plan, says: str) -> None:
-    """Refuse a plan with weights, for a format that holds none; `says` names it and the part that would hold them.
-
-    Raises:
-      PrepareError: some weight is neither 0 nor 1.
-    """
+def refuse_weights(plan: Plan, holder: str) -> None:
+    """Refuse weights other than 0 and 1, for a format whose part `holder` can't express them."""
     if not plan.binary:
         raise PrepareError(
-            f"format {says} only yes or no, but this template gave weights other than 0 and 1. "
+            f"format {holder} only yes or no, but this template gave weights other than 0 and 1. "
             "Choose the format openchat or episodes, or leave --seq-level-weight and weights out."
         )
 
 
 def whole_split(plan: Plan, split: str) -> list[Task]:
-    """One piece for all of a split."""
+    """Return one task for all of a split."""
     ids = plan.splits[split]
     return [Task(split, 0, 0, len(ids), 0, plan.statistics[split].tokens)]
 
 
 def running_length(plan: Plan, ids: Ids) -> Iterator[tuple[int, Ids]]:
-    """(number of the first, tokens) [documents] of `ids`, some at a time."""
+    """Yield the place of the first document and the tokens [documents] of each, for some of `ids` at a time."""
     for begin in range(0, len(ids), 1 << 16):
         yield begin, plan.documents.lengths[ids[begin : begin + (1 << 16)]].astype(np.int64)

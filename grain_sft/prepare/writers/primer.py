@@ -22,11 +22,7 @@ SHARD = "shard_00000"
 
 
 def check(plan: Plan) -> None:
-    """Tokens are uint16, and labels say only yes or no.
-
-    Raises:
-      PrepareError: the vocabulary is larger, or some weight is neither 0 nor 1.
-    """
+    """Refuse ids above uint16, and weights, which labels can't hold."""
     if plan.tokenizer["vocab_size"] > 1 << 16:
         raise PrepareError(
             f"format primer: holds uint16 tokens, but this tokenizer has {plan.tokenizer['vocab_size']} ids. "
@@ -36,7 +32,7 @@ def check(plan: Plan) -> None:
 
 
 def write(plan: Plan, task: Task) -> None:
-    """A whole split, its index last."""
+    """Write a whole split, its index last."""
     index_path = plan.path(f"{task.split}_idx.npy")
     if files.exists(index_path):
         return  # a split that an earlier run has finished
@@ -57,7 +53,7 @@ def write(plan: Plan, task: Task) -> None:
 
 
 def finish(plan: Plan) -> None:
-    """Sources, links and meta.json."""
+    """Write sources, links and meta.json."""
     described: dict[str, Any] = {}
     special = plan.tokenizer.get("special_tokens", {})
     eot = special.get(SPECIAL_TOKENS["eot"])
@@ -71,7 +67,7 @@ def finish(plan: Plan) -> None:
             continue
         plan.write_sources(split, f"{split}_sources.bin")
         _link(plan, split)
-        plan.write_metadata(split, split, eos_token_id=eos)
+        plan.write_metadata(split, eos_token_id=eos)
         described[split] = {
             "num_examples": counts.documents,
             "num_tokens": counts.tokens,

@@ -1,31 +1,56 @@
-"""Pool: worker processes that render the units of a job."""
+"""Worker processes that render the units of a job: one line of JSON in and one out for each unit.
+
+Not multiprocessing: such a process runs whatever the caller's main module is, and ends when its input does, which is when
+its parent ends in whatever way.
+"""
 
 from __future__ import annotations
 
 import concurrent.futures
 import contextlib
-import dataclasses
-import json
 import os
 import queue
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from typing import Any
 
+import msgspec
+
+from grain_sft import errors
 from grain_sft.errors import GrainSftError, PrepareError
+from grain_sft.prepare.chunks import Chunks
 from grain_sft.prepare.inputs import Unit
 from grain_sft.prepare.job import Job
-from grain_sft.prepare.work import Renderer
-from grain_sft.prepare.worker import encode_work, error_of
+from grain_sft.prepare.render import Renderer, Work
+
+
+class _Start(msgspec.Struct):
+    """First line to a worker."""
+
+    work: Work
+    chunks: str
+
+
+class _Task(msgspec.Struct):
+    """Line to a worker: a unit, and the number of its first record."""
+
+    unit: Unit
+    first: int
+
+
+class _Reply(msgspec.Struct):
+    """Line from a worker: the name of an error in `grain_sft.errors`, and its message; "" where the chunk was made."""
+
+    error: str = ""
+    message: str = ""
 
 
 def render_all(job: Job, units: Sequence[Unit], workers: int) -> Iterator[Unit]:
-    """Render `units` in this process, or in `workers` others; yields each when it is done.
+    """Render `units` in this process, or in `workers` others; yield each when it is done.
 
     Raises:
-      RecordError: of the first bad record in the order of the inputs, whatever the number of workers.
-      PrepareError: a worker ended.
+      RecordError: First bad record in the order of the inputs, whatever the number of workers.
+      PrepareError: A worker ended.
     """
     if workers <= 1 or len(units) <= 1:
         renderer = Renderer(job.work)
@@ -41,13 +66,17 @@ class _Pool:
     def __init__(self, job: Job, workers: int) -> None:
         self._job = job
         self._size = workers
-        self._idle: queue.SimpleQueue[subprocess.Popen[str]] = queue.SimpleQueue()
-        self._processes: list[subprocess.Popen[str]] = []
+        self._idle: queue.SimpleQueue[subprocess.Popen[bytes]] = queue.SimpleQueue()
+        self._processes: list[subprocess.Popen[bytes]] = []
 
     def __enter__(self) -> _Pool:
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-        command = [sys.executable, "-P", "-c", "from grain_sft.prepare import worker; worker.run()"]  # -m would warn
-        line = encode_work(self._job.work, self._job.target.chunks) + "\n"
+        command = [
+            sys.executable,
+            "-P",
+            "-c",
+            "from grain_sft.prepare import workers; workers.serve()",
+        ]  # -m would warn
         try:
             for _ in range(self._size):
                 process = subprocess.Popen(
@@ -55,12 +84,10 @@ class _Pool:
                     env=environment,
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
-                    text=True,
-                    encoding="utf-8",
                     start_new_session=True,  # Ctrl-C is for this process, which ends them
                 )
                 self._processes.append(process)
-                self._send(process, line)
+                self._send(process, _Start(self._job.work, self._job.target.chunks))
                 self._idle.put(process)
         except OSError as error:
             self.__exit__()
@@ -78,7 +105,7 @@ class _Pool:
                         stream.close()
 
     def run(self, units: Sequence[Unit]) -> Iterator[Unit]:
-        """Give the units out in order; after an error no more are given out."""
+        """Hand out the units in order; none after an error."""
         failed: dict[int, GrainSftError] = {}
         waiting = iter(units)
         with concurrent.futures.ThreadPoolExecutor(self._size) as threads:
@@ -99,7 +126,7 @@ class _Pool:
                             failed[unit.number] = error
                         else:
                             raise error
-            except BaseException:  # Ctrl-C: what is being rendered is not waited for
+            except BaseException:  # Ctrl-C: units that are being rendered are not waited for
                 for process in self._processes:
                     process.kill()
                 raise
@@ -108,26 +135,63 @@ class _Pool:
 
     def _render(self, unit: Unit) -> None:
         process = self._idle.get()
-        request = {"unit": dataclasses.asdict(unit), "first": self._job.firsts[unit.number]}
         try:
-            self._send(process, json.dumps(request) + "\n")
-            line = process.stdout.readline() if process.stdout else ""
+            self._send(process, _Task(unit, self._job.firsts[unit.number]))
+            line = process.stdout.readline() if process.stdout else b""
         except OSError:
-            line = ""
+            line = b""
         if not line:
             process.wait()
             path = self._job.work.inputs[unit.input].path
             raise PrepareError(
                 f"a worker process ended ({process.returncode}) at {path}, unit {unit.number}. Out of memory? "
-                "Start again to go on from there, with fewer --workers."
+                "Start again to continue from there, with fewer --workers."
             )
         self._idle.put(process)
-        reply: dict[str, Any] = json.loads(line)
-        if "error" in reply:
-            raise error_of(reply)
+        reply = msgspec.json.decode(line, type=_Reply)
+        if reply.error:
+            raise error_named(reply.error, reply.message)
 
-    def _send(self, process: subprocess.Popen[str], line: str) -> None:
+    def _send(self, process: subprocess.Popen[bytes], line: _Start | _Task) -> None:
         if process.stdin is None:
             raise OSError("no input")
-        process.stdin.write(line)
+        process.stdin.write(msgspec.json.encode(line) + b"\n")
         process.stdin.flush()
+
+
+def error_named(name: str, message: str) -> GrainSftError:
+    """Return the error of a class in `grain_sft.errors`, which was raised in another process."""
+    kind = getattr(errors, name, PrepareError)
+    made: GrainSftError = kind(message)
+    return made
+
+
+def serve() -> None:
+    """Render units until the input ends, in a process of its own."""
+    try:
+        _serve()
+    except (KeyboardInterrupt, BrokenPipeError):
+        sys.exit(130)
+
+
+def _serve() -> None:
+    replies = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # a library's prints are not replies
+    parent = os.getppid()
+    start = msgspec.json.decode(sys.stdin.buffer.readline(), type=_Start)
+    chunks = Chunks(start.chunks, start.work.key)
+    renderer = Renderer(start.work)
+    for line in sys.stdin.buffer:
+        task = msgspec.json.decode(line, type=_Task)
+        reply = _Reply()
+        try:
+            made = renderer.chunk(task.unit, task.first)
+            if os.getppid() != parent:
+                return  # killed; another run may have begun
+            chunks.write(task.unit.number, made)
+        except GrainSftError as error:
+            reply = _Reply(type(error).__name__, str(error))
+        except MemoryError:
+            reply = _Reply("PrepareError", "a worker has run out of memory. Use fewer workers.")
+        replies.write(msgspec.json.encode(reply) + b"\n")
+        replies.flush()

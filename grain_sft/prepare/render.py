@@ -1,0 +1,172 @@
+"""Rendering a unit of records to its chunk: a pure function, run in this process, in others, or by Beam."""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from grain_sft.errors import PrepareError, RecordError
+from grain_sft.prepare import chunks
+from grain_sft.prepare.inputs import Input, Unit, read_records
+from grain_sft.prepare.messages import Conversation
+from grain_sft.prepare.request import Request
+from grain_sft.prepare.schema import read_record
+from grain_sft.prepare.templates import TEMPLATES, Rendered, Result, Template, TemplateOptions, instance
+from grain_sft.prepare.tokenizers import Tokenizer, load_tokenizer
+from grain_sft.prepare.writers import FORMATS
+
+BATCH = 256  # conversations that are tokenized together
+_NO_LOSS, _TOO_SHORT = 1, 2  # indices in chunks.DROPPED
+_TEMPLATE_OPTIONS = ("seq_level_weight", "condition", "chat_template", "system_prompt")
+
+
+@dataclasses.dataclass(frozen=True)
+class Work:
+    """Request, inputs and key, on which every unit's documents depend; small enough to send to a worker."""
+
+    request: Request
+    inputs: tuple[Input, ...]
+    key: str
+
+    @functools.cached_property
+    def template(self) -> type[Template]:
+        """The template that the request names.
+
+        Raises:
+          PrepareError: The template does not exist, or lacks an option that the request gives.
+        """
+        found = TEMPLATES[self.request.template]
+        for name in _TEMPLATE_OPTIONS:
+            if getattr(self.request, name) and name not in found.options:
+                having = [each for each in TEMPLATES if name in TEMPLATES[each].options]
+                raise PrepareError(
+                    f"{name} is an option of template {', '.join(having)}, not of {self.request.template}. Leave it out, "
+                    "or choose another template."
+                )
+        return found
+
+    @functools.cached_property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer, loaded on first use."""
+        return load_tokenizer(self.request.tokenizer)
+
+
+class Renderer:
+    """Renders records with the template, tokenizer and options of a preparation."""
+
+    def __init__(self, work: Work) -> None:
+        request = work.request
+        options = TemplateOptions(request.special_text, **{name: getattr(request, name) for name in _TEMPLATE_OPTIONS})
+        self.work = work
+        self._request = request
+        self._template = instance(work.template, work.tokenizer, options)
+        self._keep = request.keep or self._template.truncation
+        self._drops_untrainable = self._template.trim_trailing or FORMATS[request.format].drops_untrainable
+
+    def read(self, raw: object) -> Conversation:
+        """Return the conversation of a record, which is JSON as bytes or a row; a RecordError names its fault."""
+        return read_record(raw, self._request.schema, messages=self._template.messages_schema)
+
+    def render(self, conversations: Sequence[Conversation]) -> list[Result]:
+        """Return the documents of conversations, uncut."""
+        return self._template.render(conversations)
+
+    def chunk(self, unit: Unit, first: int) -> bytes:
+        """Return the unit's chunk.
+
+        Args:
+          unit: Unit of an input.
+          first: Number of the unit's first record in its input.
+
+        Raises:
+          RecordError: A record is bad, and the request is to stop at it: its file and line, and its fault.
+          CorpusFileError: The input can't be read.
+        """
+        made = _Documents(self._request.on_error == "stop", self.work.inputs[unit.input].path)
+        batch: list[tuple[int, Any, Conversation]] = []
+        for line, raw in read_records(self.work.inputs[unit.input], unit, first):
+            try:
+                conversation = self.read(raw)
+            except RecordError as error:
+                self._flush(batch, made)  # an earlier record may be bad too, and comes first
+                made.reject(line, raw, error)
+                continue
+            batch.append((line, raw, conversation))
+            if len(batch) == BATCH:
+                self._flush(batch, made)
+        self._flush(batch, made)
+        tokenizer = self.work.tokenizer
+        return chunks.encode(
+            self.work.key,
+            made.records,
+            made.tokens,
+            made.loss,
+            made.rejected,
+            token_dtype=np.min_scalar_type(max(1, tokenizer.vocab_size - 1)),
+            loss_dtype=np.dtype(np.float32 if self._template.weighted else np.bool_),
+            eos_token_id=tokenizer.eos_token_id,
+        )
+
+    def _flush(self, batch: list[tuple[int, Any, Conversation]], made: _Documents) -> None:
+        for (line, raw, _), result in zip(batch, self.render([entry[2] for entry in batch]), strict=True):
+            if isinstance(result, RecordError):
+                made.reject(line, raw, result)
+            else:
+                self._add(line, result, made)
+        batch.clear()
+
+    def _add(self, line: int, result: Rendered, made: _Documents) -> None:
+        """Cut a document to its length, count the tokens cut off, and keep the rest or drop it."""
+        tokens, loss = result.tokens, result.loss
+        total, total_trainable = len(tokens), int(np.count_nonzero(loss))
+        most = self._request.max_length
+        if most is not None and total > most:
+            part = slice(total - most, None) if self._keep == "last" else slice(0, most)
+            tokens, loss = tokens[part], loss[part]
+        if self._template.trim_trailing:
+            trained = np.flatnonzero(loss)
+            end = int(trained[-1]) + 1 if len(trained) else 0
+            tokens, loss = tokens[:end], loss[:end]
+        length, trainable = len(tokens), total_trainable
+        if length != total:
+            trainable = int(np.count_nonzero(loss))
+        dropped = 0
+        if not trainable and self._drops_untrainable:
+            dropped = _NO_LOSS
+        elif length < self._template.min_tokens:
+            dropped = _TOO_SHORT
+        if dropped:
+            made.records.append((line, 0, 0, total, total_trainable, dropped))
+            return
+        made.records.append((line, length, trainable, total - length, total_trainable - trainable, 0))
+        made.tokens.append(tokens)
+        made.loss.append(loss)
+
+
+@dataclasses.dataclass
+class _Documents:
+    """Documents and rejected records of one unit."""
+
+    stops: bool
+    path: str
+    records: list[tuple[int, ...]] = dataclasses.field(default_factory=list)
+    tokens: list[npt.NDArray[np.uint32]] = dataclasses.field(default_factory=list)
+    loss: list[npt.NDArray[Any]] = dataclasses.field(default_factory=list)
+    rejected: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+
+    def reject(self, line: int, raw: Any, error: RecordError) -> None:
+        if self.stops:
+            raise RecordError(f"{self.path}:{line}: {error}") from error
+        record = {"record": repr(raw)}
+        if isinstance(raw, bytes):
+            try:
+                record = {"record": raw.decode()}
+            except UnicodeDecodeError:
+                record = {"record_base64": base64.b64encode(raw).decode()}
+        self.rejected.append({"file": self.path, "line": line, "reason": str(error), **record})
