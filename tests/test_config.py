@@ -603,7 +603,7 @@ def test_multipack_makes_the_batches_that_the_sampler_reads(chats):
     sampler = {"order": "sequential", "seed": 0, "global_batch_size": 3, "epochs": 1}
     config = {**chats, "layout": layout, "sampler": sampler}
     loaded = grain_sft.load(config, host=HOST)
-    assert loaded.source.layout.recipe.batch_rows == 3 and len(loaded) * 3 == len(loaded.source)
+    assert loaded.source.layout.packing.batch_rows == 3 and len(loaded) * 3 == len(loaded.source)
     same_batches(loaded, grain_sft.load(put(config, "layout.batch_rows", 3), host=HOST))
     tokens = {key: value for key, value in sampler.items() if key != "global_batch_size"} | {"global_batch_tokens": 96}
     same_batches(loaded, grain_sft.load({**config, "sampler": tokens}, host=HOST))
@@ -666,7 +666,7 @@ def test_another_kind_of_layout_replaces_the_options_of_the_inherited_one(chats,
     loaded = grain_sft.load({"inherits": str(base), "layout": {"kind": "padded", "keep": "first"}}, host=HOST)
     assert repr(loaded.source.layout).startswith("PaddedLayout(sequence_length=32, keep='first'")
     loaded = grain_sft.load({"inherits": str(base), "layout": {"kind": "packed", "max_segments": 2}}, host=HOST)
-    assert loaded.source.layout.recipe.ties == "numpy"
+    assert loaded.source.layout.packing.ties == "numpy"
 
 
 @pytest.mark.parametrize("text", ["", "{", "corpus: {path: a", "{'corpus': 1}", '{"a": 1,}', "[" * 100_000])

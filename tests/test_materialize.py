@@ -275,7 +275,7 @@ def test_documents_found_by_eos_alone_come_from_where_their_first_token_does(tmp
     numbers = [numbers_in(layout, documents_of_record(corpus, record)).tolist() for record in ("10", "20", "30", "40")]
     assert numbers == [[0], [0], [1, 2], []]
     same = PackedLayout(corpus, 6, boundaries="auto")
-    assert same.other_documents is None and same.sources.tolist() == corpus.sources.tolist()
+    assert same.documents is corpus.documents and same.sources.tolist() == corpus.sources.tolist()
 
 
 def test_a_pipeline_over_written_rows_gives_the_same_batches_in_workers_too(tmp_path, layout):

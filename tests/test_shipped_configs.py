@@ -97,7 +97,7 @@ def test_openchat(tmp_path):
     sizes = [15_000, 30_000, 9_000] * 16
     folder = write_openchat(tmp_path / "openchat", chats(*sizes, end=2))
     pipeline = load("openchat.yaml", corpus={"path": str(folder)})
-    assert pipeline.source.layout.recipe.algorithm == "multipack" and pipeline.sampler.global_batch_size == 8
+    assert pipeline.source.layout.packing.algorithm == "multipack" and pipeline.sampler.global_batch_size == 8
     assert len(pipeline) == 5  # 864,000 tokens: one batch of 8 x 81,920 in each of 5 epochs
     batch = pipeline[4]
     assert batch["inputs"].shape == (4, 81_920) and batch["targets_weights"].dtype == np.float32

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import time
 from typing import Any
-
-import numpy as np
 
 from grain_sft.cli.arguments import (
     add_corpus_options,
@@ -17,18 +14,15 @@ from grain_sft.cli.arguments import (
     check_output,
     corpus_options,
     figures_output,
-    pair,
     write_figures,
 )
 from grain_sft.corpus import Corpus, open_corpus
-from grain_sft.layout import PackedLayout, compare_algorithms, packing_report, plan_places
-from grain_sft.layout.packing import ALGORITHMS, BY_EPOCH, TIES
-from grain_sft.layout.report import algorithm_title
+from grain_sft.layout import PackedLayout, algorithm_title, compare_algorithms, packing_report, plan_places
+from grain_sft.layout.packing import ALGORITHMS, TIES
 from grain_sft.pipeline import layout_receipt
 from grain_sft.prepare.materialize import materialize
 from grain_sft.progress import progress_bar
 from grain_sft.replay.learning_rate import automatic_learning_rate, supervised_ratio
-from grain_sft.replay.which_machine import read_made_plan, which_machine
 
 PACKING = (
     *("long_documents", "source_group_size", "ties", "max_segments", "boundaries", "bos_token_id", "seed", "epochs"),
@@ -42,19 +36,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("corpus", nargs="+", help="what open_corpus takes: a prepared corpus, a mix, an index, ...")
     parser.add_argument("--sequence-length", type=at_least(1), required=True, help="tokens of a row")
     parser.add_argument("--algorithm", choices=list(ALGORITHMS), help="(default: compare all of them)")
-    parser.add_argument(
-        "--which-machine",
-        metavar="PLAN",
-        help="find the ties that made a plan: one of ours, by its file, or one of OLMo-core's, by its work directory",
-    )
-    parser.add_argument(
-        "--olmo-path",
-        action="append",
-        type=pair,
-        default=[],
-        metavar="FROM=TO",
-        help="OLMo-core was given TO where the corpus's paths begin with FROM",
-    )
     parser.add_argument("--compare", action="store_true", help="compare all algorithms, after the report of one")
     rows = parser.add_argument_group("rows")
     rows.add_argument(
@@ -67,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     rows.add_argument("--max-segments", type=at_least(1), help="documents of a row, at most (default: any number)")
     rows.add_argument("--boundaries", choices=("auto", "eos"), default="auto", help="(default: auto)")
     rows.add_argument("--bos-token-id", type=at_least(0), help="an EOS ends a document only where this follows")
-    by_epoch = ", ".join(BY_EPOCH)
+    by_epoch = ", ".join(name for name in ALGORITHMS if ALGORITHMS[name].packs_per_epoch)
     rows.add_argument("--seed", type=at_least(0), default=0, help=f"seed of {by_epoch} (default: 0)")
     rows.add_argument("--epochs", type=at_least(1), default=1, help=f"epochs of {by_epoch} (default: 1)")
     rows.add_argument(
@@ -93,19 +74,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Pack, print, write: status 1 if no algorithm can pack the corpus, or no ties made the plan."""
+    """Pack, print, write: status 1 if no algorithm can pack the corpus."""
     if options.materialize is not None and options.algorithm is None:
         options.parser.error("--materialize needs --algorithm: the rows of one are written.")
-    if options.which_machine and (options.algorithm or options.compare):
-        options.parser.error(
-            "--which-machine takes no --algorithm and no --compare: a plan is of the one that made it."
-        )
     check_output(options.materialize, folder=True)
     with figures_output(options):
         figures = _figures(options)
     write_figures(figures, options)
-    if options.which_machine:
-        return 0 if any(match["equal"] for match in figures["which_machine"]["variants"]) else 1
     return 1 if all("error" in each for each in figures.get("algorithms", ({},))) else 0
 
 
@@ -114,9 +89,6 @@ def _figures(options: argparse.Namespace) -> dict[str, Any]:
     where = options.corpus[0] if len(options.corpus) == 1 else options.corpus
     corpus = open_corpus(where, **corpus_options(options))
     figures: dict[str, Any] = {"corpus": _corpus(corpus)}
-    if options.which_machine:
-        figures["which_machine"] = _which_machine(corpus, options)
-        return figures
     if options.algorithm is not None:
         figures["packing"], layout = _one(corpus, options)
     if options.compare or options.algorithm is None:
@@ -166,39 +138,6 @@ def _one(corpus: Corpus, options: argparse.Namespace) -> tuple[dict[str, Any], P
         _line("", plan["path"])
     _line("receipt", f"{found['receipt']}, the same for the same rows wherever they were packed")
     return found, layout
-
-
-def _which_machine(corpus: Corpus, options: argparse.Namespace) -> dict[str, Any]:
-    """Print which ties made a plan, and return it."""
-    plan = read_made_plan(
-        options.which_machine,
-        corpus,
-        options.sequence_length,
-        long_documents=options.long_documents,
-        source_group_size=options.source_group_size,
-        bos_token_id=options.bos_token_id,
-        paths=[_olmo_path(shard.path, options.olmo_path) for shard in corpus.shards],
-    )
-    _line("plan", f"{options.which_machine}, {len(plan.arrays['ends']):,} rows")
-    if plan.says:
-        _line("", f"says of itself: {plan.says}")
-    matches = which_machine(plan, corpus)
-    _line("numpy", f"{np.__version__}, of which the variants are")
-    for match in matches:
-        _line(match.ties, f" {match.message}")
-    if not any(match.equal for match in matches):
-        _line("none", "of them made this plan. Was it another version of numpy, or were options other than these?")
-    return {
-        "plan": options.which_machine,
-        "numpy": np.__version__,
-        "says": plan.says,
-        "variants": [dataclasses.asdict(match) for match in matches],
-    }
-
-
-def _olmo_path(path: str, pairs: list[tuple[str, str]]) -> str:
-    """Return a path as OLMo-core was given it."""
-    return next((new + path[len(old) :] for old, new in pairs if path.startswith(old)), path)
 
 
 def _compare(corpus: Corpus, options: argparse.Namespace) -> list[dict[str, Any]]:

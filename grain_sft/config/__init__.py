@@ -19,7 +19,7 @@ from grain_sft.config.reading import inherit, read
 from grain_sft.config.schedule import sizes_of
 from grain_sft.config.schema import LAYOUTS, TRANSFORMS, validate
 from grain_sft.errors import ConfigError, GrainSftError, WrongTypeError, shortened
-from grain_sft.layout.packing import BY_EPOCH
+from grain_sft.layout.packing import ALGORITHMS
 from grain_sft.pipeline import Pipeline
 from grain_sft.sampling import Host, IndexSampler
 from grain_sft.source import NpyDataSource
@@ -116,7 +116,9 @@ def _named(where: str) -> Iterator[None]:
 def _take_over_openchat(layout: dict[str, Any], sampler: dict[str, Any], where: str) -> None:
     """Where order openchat meets algorithm multipack, which is that order and its batches: its seed and epochs are the
     layout's, whose rows are then read as they are."""
-    if layout.get("algorithm") != "multipack" or sampler.get("order") != "openchat":
+    algorithm = layout.get("algorithm")
+    order = None if algorithm is None else ALGORITHMS[algorithm].order
+    if order is None or sampler.get("order") != order:
         return
     for key, least in (("last_batch", "drop"), ("shuffle", True)):
         if sampler.get(key, least) != least:
@@ -139,11 +141,12 @@ def _check_epochs(layout: dict[str, Any], sampler: Mapping[str, Any], where: str
     """Check a layout that packs each epoch anew: its rows are numbered through its epochs, and read as they are. With
     multipack, whose batches are made with their rows, fills in how many rows a batch has."""
     algorithm = layout.get("algorithm")
-    if algorithm not in BY_EPOCH:
+    if algorithm is None or not ALGORITHMS[algorithm].packs_per_epoch:
         return
-    if algorithm == "multipack" and "schedule" in sampler:
+    whole_batches = ALGORITHMS[algorithm].whole_batches
+    if whole_batches and "schedule" in sampler:
         raise ConfigError(
-            f"{where}: sampler.schedule: algorithm multipack makes whole batches of one size beforehand. Take it out."
+            f"{where}: sampler.schedule: algorithm {algorithm} makes whole batches of one size beforehand. Take it out."
         )
     if "seed" not in layout:
         raise ConfigError(f"{where}: layout lacks the key 'seed': algorithm {algorithm} packs each epoch anew by it.")
@@ -153,7 +156,7 @@ def _check_epochs(layout: dict[str, Any], sampler: Mapping[str, Any], where: str
                 f"{where}: sampler.{key} is {sampler.get(key)!r}; with layout.algorithm {algorithm}, which orders the rows "
                 f"of all its epochs (layout.epochs) itself, expected {right!r}."
             )
-    if algorithm == "multipack":
+    if whole_batches:
         rows = sampler["global_batch_size"]
         if layout.setdefault("batch_rows", rows) != rows:
             raise ConfigError(

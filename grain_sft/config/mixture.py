@@ -10,7 +10,7 @@ from grain_sft.config.reading import overlay
 from grain_sft.config.schedule import sizes_of, weights_of
 from grain_sft.config.schema import LAYOUTS
 from grain_sft.errors import ConfigError
-from grain_sft.layout.packing import BY_EPOCH
+from grain_sft.layout.packing import ALGORITHMS
 from grain_sft.sampling import Host, Mixture, MixtureSampler, SourceOrder
 from grain_sft.source import MixtureSource, NpyDataSource
 
@@ -85,12 +85,15 @@ class _Sources:
     def _check(self, layout: Mapping[str, Any], order: Mapping[str, Any], name: str) -> None:
         """Refuse layouts that make batches, or that order rows themselves and are given an order."""
         algorithm = layout.get("algorithm")
-        if algorithm == "multipack":
+        if algorithm is None:
+            return
+        entry = ALGORITHMS[algorithm]
+        if entry.whole_batches:
             raise ConfigError(
-                f"{self._where}: source {name!r}: algorithm multipack makes whole batches, and those of a mixture hold rows of "
-                "all sources. Take another algorithm."
+                f"{self._where}: source {name!r}: algorithm {algorithm} makes whole batches, and those of a mixture hold "
+                "rows of all sources. Take another algorithm."
             )
-        if algorithm in BY_EPOCH and order.get("order") != "sequential":
+        if entry.packs_per_epoch and order.get("order") != "sequential":
             raise ConfigError(
                 f"{self._where}: source {name!r}: algorithm {algorithm} orders the rows of all its epochs (layout.epochs) "
                 "itself. Give the source sampler: {order: sequential}."

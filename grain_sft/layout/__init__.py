@@ -1,5 +1,6 @@
 """Layout: which spans of which documents make row i?"""
 
+from grain_sft.errors import LayoutError
 from grain_sft.layout.layout import RECEIPT_VERSION, Layout, LeftOut, digest, sources_of
 from grain_sft.layout.materialized import MaterializedLayout
 from grain_sft.layout.mixture import MixtureLayout
@@ -8,9 +9,23 @@ from grain_sft.layout.padded import PaddedLayout
 from grain_sft.layout.pieces import FILL_ROW, FillKey, Pieces, Span
 from grain_sft.layout.report import algorithm_title, compare_algorithms, packing_report, padding_share, plan_places
 from grain_sft.layout.windows import WindowLayout
+from grain_sft.registry import Registry
+
+LAYOUTS: Registry[type[Layout]] = Registry(
+    "layout kind",
+    LayoutError,
+    {
+        "windows": WindowLayout,
+        "padded": PaddedLayout,
+        "packed": PackedLayout,
+        "materialized": MaterializedLayout,
+    },
+)
+"""Layouts by their kind in a config. The arguments of the constructor behind `corpus` are the options of the layout."""
 
 __all__ = [
     "FILL_ROW",
+    "LAYOUTS",
     "RECEIPT_VERSION",
     "FillKey",
     "Layout",

@@ -19,7 +19,8 @@ from grain_sft.storage import read_whole
 if TYPE_CHECKING:
     from grain_sft.corpus.documents import Documents
     from grain_sft.corpus.row_format import RowFormat
-    from grain_sft.layout.plan import Plan, Recipe
+    from grain_sft.layout.packing import PackingOptions
+    from grain_sft.layout.plan import Plan
 
 RECEIPT_VERSION = 2
 """Of what receipts hash, and how; in every code."""
@@ -55,7 +56,7 @@ class Layout(Protocol):
     follows_documents: bool = False
     one_segment: bool = False
     epochs: int = 1
-    packing: Recipe | None = None
+    packing: PackingOptions | None = None
     row_format: RowFormat | None = None
 
     def __len__(self) -> int:

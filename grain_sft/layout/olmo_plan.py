@@ -24,8 +24,9 @@ from grain_sft.corpus import Corpus
 from grain_sft.corpus.documents import Documents, part_by_part
 from grain_sft.corpus.shard import Shard
 from grain_sft.errors import LayoutError, StorageError
+from grain_sft.layout.packing import PackingOptions
 from grain_sft.layout.pieces import Ints
-from grain_sft.layout.plan import Recipe, columns, packed_documents
+from grain_sft.layout.plan import columns, finder_of
 from grain_sft.storage import files, read_regular
 
 _NAMES = ("document-indices", "instance-offsets", "documents-by-instance")
@@ -48,7 +49,7 @@ class OlmoPlan:
 
 def find_plan(
     corpus: Corpus,
-    recipe: Recipe,
+    options: PackingOptions,
     work_dir: Path,
     paths: Sequence[str] | None = None,
     use_array_if_local: bool | None = None,
@@ -56,7 +57,7 @@ def find_plan(
     """The plan that OLMo-core made of these files.
 
     Args:
-      recipe: its sequence length, long documents and source groups.
+      options: its sequence length, long documents and source groups.
       work_dir: OLMo-core's.
       paths: of the token files as OLMo-core was given them; None: the corpus's.
       use_array_if_local: as OLMo-core was given it.
@@ -66,7 +67,7 @@ def find_plan(
       CorpusFileError: boundary files that the hash needs can't be read.
       StorageError: the plan can't be read.
     """
-    folder, size = work_dir / "dataset-common", recipe.source_group_size
+    folder, size = work_dir / "dataset-common", options.source_group_size
     names = [shard.path for shard in corpus.shards] if paths is None else list(paths)
     if len(names) != len(corpus.shards):
         raise LayoutError(f"paths: {len(names)} of them, but the corpus has {len(corpus.shards)} token files.")
@@ -78,40 +79,40 @@ def find_plan(
     hashes = []
     for first in range(0, len(names), size):
         some = names[first : first + size]
-        found = _group_hash(some, corpus.shards[first : first + size], recipe.long_documents, use_array_if_local)
+        found = _group_hash(some, corpus.shards[first : first + size], options.long_documents, use_array_if_local)
         for name in _NAMES:
-            path = folder / f"{name}-{recipe.sequence_length}-{found}.npy"
+            path = folder / f"{name}-{options.sequence_length}-{found}.npy"
             if not path.is_file():
                 raise LayoutError(
                     f"{path}: no such file. OLMo-core 3.0.0 would have written it for {_listed(some)} of "
                     f"{_listed([str(shard.size) for shard in corpus.shards[first : first + size]])} bytes, "
-                    f"sequence_length={recipe.sequence_length}, long_documents={recipe.long_documents!r} and "
+                    f"sequence_length={options.sequence_length}, long_documents={options.long_documents!r} and "
                     f"source_group_size={size}; the folder has {_lengths_in(folder)}. If OLMo-core was given other paths "
                     "to the same files, give those as paths."
                 )
         hashes.append(found)
     plan = OlmoPlan(folder, tuple(hashes), "")
-    return dataclasses.replace(plan, digest=_digest(_read_all(plan, recipe.sequence_length)))
+    return dataclasses.replace(plan, digest=_digest(_read_all(plan, options.sequence_length)))
 
 
-def read_plan(plan: OlmoPlan, corpus: Corpus, recipe: Recipe) -> dict[str, npt.NDArray[Any]]:
+def read_plan(plan: OlmoPlan, corpus: Corpus, options: PackingOptions) -> dict[str, npt.NDArray[Any]]:
     """The arrays of a plan, as `make_plan` gives them.
 
     Raises:
       LayoutError: the files are damaged, or of other documents.
       StorageError: they can't be read.
     """
-    documents = packed_documents(corpus, recipe.boundaries, recipe.bos_token_id)
+    documents = finder_of(corpus, options).documents
     borders = np.cumsum([0, *(shard.num_tokens for shard in corpus.shards)])
-    groups = _read_all(plan, recipe.sequence_length)
+    groups = _read_all(plan, options.sequence_length)
     if _digest(groups) != plan.digest:
         raise LayoutError(f"{plan.folder}: the plan is no longer the one that was opened. Make the layout again.")
     starts, stops, ends, rows = [], [], [], 0
     for group, (indices, offsets, chosen) in enumerate(groups):
-        first = group * recipe.source_group_size
-        last = min(first + recipe.source_group_size, len(corpus.shards))
+        first = group * options.source_group_size
+        last = min(first + options.source_group_size, len(corpus.shards))
         where = f"{plan.folder}: plan {plan.hashes[group][:12]}"
-        start, stop, row_ends = _check(where, indices, offsets, chosen, recipe.sequence_length)
+        start, stop, row_ends = _check(where, indices, offsets, chosen, options.sequence_length)
         if (stop > borders[last] - borders[first]).any():
             raise LayoutError(
                 f"{where}: a document ends at token {int(stop.max())}, but its files have "
@@ -123,10 +124,10 @@ def read_plan(plan: OlmoPlan, corpus: Corpus, recipe: Recipe) -> dict[str, npt.N
         rows += len(start)
     start, stop = np.concatenate(starts), np.concatenate(stops)
     where = f"{plan.folder}: the plan"
-    if recipe.boundaries == "eos" or not all(shard.boundaries for shard in corpus.shards):
-        document = _documents_of(where, start, stop, documents, recipe)
+    if options.boundaries == "eos" or not all(shard.boundaries for shard in corpus.shards):
+        document = _documents_of(where, start, stop, documents, options)
     else:  # part by part: to OLMo-core, a document that goes on in the next part is two
-        _documents_of(where, start, stop, part_by_part(corpus), recipe)
+        _documents_of(where, start, stop, part_by_part(corpus), options)
         document = np.searchsorted(documents.start, start, side="right") - 1
     return columns(documents, document, start, stop - start, np.concatenate(ends))
 
@@ -206,9 +207,9 @@ def _check(
     return start[order], stop[order], ends
 
 
-def _documents_of(where: str, start: Ints, stop: Ints, documents: Documents, recipe: Recipe) -> Ints:
+def _documents_of(where: str, start: Ints, stop: Ints, documents: Documents, options: PackingOptions) -> Ints:
     """The document of each piece; every document is there, as it is or as far as a row holds it."""
-    most = recipe.sequence_length
+    most = options.sequence_length
     number = np.searchsorted(documents.start, start, side="right") - 1
     if not len(documents) or (number < 0).any():
         wrong = number < 0
@@ -216,7 +217,7 @@ def _documents_of(where: str, start: Ints, stop: Ints, documents: Documents, rec
         before = start - documents.start[number]
         allowed = np.minimum(documents.length[number] - before, most)
         wrong = (before % most != 0) | (stop - start != allowed)
-        if recipe.long_documents == "truncate":
+        if options.long_documents == "truncate":
             wrong |= before > 0
     if wrong.any():
         at = int(np.flatnonzero(wrong)[0])
@@ -226,7 +227,7 @@ def _documents_of(where: str, start: Ints, stop: Ints, documents: Documents, rec
         )
     pieces = np.bincount(number, minlength=len(documents))
     expected = np.ones(len(documents), np.int64)
-    if recipe.long_documents == "fragment":
+    if options.long_documents == "fragment":
         expected = -(-documents.length // most)
     if (pieces != expected).any():
         at = int(np.flatnonzero(pieces != expected)[0])

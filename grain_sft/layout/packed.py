@@ -5,9 +5,12 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Annotated, Literal, get_args
 
+import msgspec
 import numpy as np
 
 from grain_sft.arguments import as_integer, as_sequence_length
@@ -16,104 +19,108 @@ from grain_sft.corpus.documents import Documents
 from grain_sft.errors import LayoutError
 from grain_sft.layout.layout import Layout, LeftOut, hash_of_rows, sources_of
 from grain_sft.layout.olmo_plan import OlmoPlan, find_plan, from_boundaries, read_plan
-from grain_sft.layout.packing import ALGORITHMS, BY_EPOCH, TIES
+from grain_sft.layout.packing import ALGORITHMS, TIES, PackingOptions, Ties
 from grain_sft.layout.pieces import Ints, Pieces, Runs, ShardOffsets
-from grain_sft.layout.plan import Plan, Recipe, load_plan, packed_documents
+from grain_sft.layout.plan import Plan, finder_of, load_plan, sort_made_by
 from grain_sft.storage import files
 
-_LONG_DOCUMENTS = ("truncate", "fragment")
+LongDocuments = Literal["truncate", "fragment"]
+Boundaries = Literal["auto", "eos"]
 
 
 class PackedLayout(Layout):
     """Rows that hold several documents, each a segment of its own.
 
-    Advantages: little padding, and no document is cut that fits into a row. Disadvantages: a plan has to be made, from the
-    lengths of all documents (about a second for two million); it is kept in the cache, and mapped by all processes.
+    Advantages: little padding, and a document that fits into a row is not cut. Disadvantages: the layout needs a plan, which
+    is made from the lengths of all documents (about a second for two million), kept in the cache, and mapped by all
+    processes.
 
     Args:
-      corpus: whose documents; see `Corpus.documents`.
-      sequence_length: of a row.
-      algorithm: "best_fit_decreasing" (OLMo-core's `NumpyPackedFSLDataset`), "first_fit_decreasing",
-        "shuffled_best_fit" (anew each epoch), "multipack" (OpenChat's batches, anew each epoch), or
-        "concat_then_split" (documents are cut; for comparison).
-      long_documents: "truncate" to the first `sequence_length` tokens, or "fragment" into pieces of it.
-      source_group_size: consecutive shards whose documents are packed together. With "multipack" and
-        "shuffled_best_fit", all are.
-      ties: order of documents of equal length: "stable", the same on every machine; "numpy", as OLMo-core's sort gives
-        it here and now (it depends on the CPU and on numpy's version); or "numpy:avx512", "numpy:avx2" or
-        "numpy:baseline", as it gives it on a CPU with AVX-512, with AVX2, or with neither, under this numpy. A CPU plays
-        those that ask for no more than it has.
-      max_segments: documents a row at most.
-      boundaries: "auto" (the corpus's own), or "eos": from the tokens alone, file by file, as OLMo-core finds them.
-      bos_token_id: with it, an EOS ends a document only where it follows.
-      seed, epochs: of the algorithms that pack each epoch anew; the rows of all epochs are numbered one after the
-        other, and meant to be read in that order.
-      batch_rows: rows of a global batch (multipack).
-      cache_dir: where plans are kept, a folder or a URL in a bucket; None: the cache folder.
-
-    Raises:
-      LayoutError: arguments that don't fit, nothing to pack, or ties of a CPU that can't be played here.
-      CorpusError, CorpusFileError: the documents can't be found.
+      corpus: Corpus whose documents are packed.
+      sequence_length: Tokens of a row.
+      algorithm: Which documents share a row: "best_fit_decreasing" (OLMo-core's `NumpyPackedFSLDataset`),
+        "first_fit_decreasing", "shuffled_best_fit" (anew each epoch), "multipack" (OpenChat's batches, anew each epoch),
+        "concat_then_split" (documents are cut; for comparison), or package.module:Name.
+      long_documents: Documents longer than a row are cut to its length ("truncate"), or divided into pieces of it
+        ("fragment").
+      source_group_size: Number of consecutive shards whose documents are packed together. An algorithm that packs each epoch
+        anew packs all of them together.
+      ties: Order of documents of equal length: "stable", the same on every machine; "numpy", that of numpy's sort here and
+        now, which OLMo-core uses and which depends on the CPU and on numpy's version; or "numpy:avx512", "numpy:avx2" or
+        "numpy:baseline", that of the same numpy on a CPU with AVX-512, with AVX2, or with neither. A CPU replays those that
+        need no more than it has.
+      max_segments: Most documents of a row; None for any number.
+      boundaries: Where documents end: as the corpus states it ("auto"), or after each EOS token, file by file ("eos"), as
+        OLMo-core finds them in local files.
+      bos_token_id: Token that must follow an EOS for the EOS to end a document; None for no such token.
+      seed: Seed of an algorithm that packs each epoch anew.
+      epochs: Epochs that such an algorithm packs. Their rows are numbered one epoch after the other, and are meant to be read
+        in that order.
+      batch_rows: Rows of a global batch, for an algorithm that packs whole batches.
+      cache_dir: Folder, or URL in a bucket, where plans are kept; None for the cache folder.
 
     Attributes:
-      documents_content: hash of all content that decides where the documents are; see `Documents.content`.
-      tokens_content: hash of every token, where documents are found by EOS alone.
+      packing: Options of the packing.
+      plans: Packing of each epoch.
+      documents_content: Hash of all content that decides where the documents are; see `Documents.content`.
+      tokens_content: Hash of every token, where documents are found by EOS alone.
+
+    Raises:
+      LayoutError: arguments that don't fit, nothing to pack, or ties of a CPU that cannot be replayed here.
+      CorpusError, CorpusFileError: the documents cannot be found.
     """
 
     kind = "packed"
     follows_documents = True
     plans: Sequence[Plan] = ()
+    packing: PackingOptions
 
     def __init__(
         self,
         corpus: Corpus,
-        sequence_length: int,
+        sequence_length: Annotated[int, msgspec.Meta(ge=1)],
         *,
         algorithm: str = "best_fit_decreasing",
-        long_documents: str = "truncate",
-        source_group_size: int = 1,
-        ties: str = "stable",
-        max_segments: int | None = None,
-        boundaries: str = "auto",
-        bos_token_id: int | None = None,
-        seed: int = 0,
-        epochs: int = 1,
-        batch_rows: int = 1,
+        long_documents: LongDocuments = "truncate",
+        source_group_size: Annotated[int, msgspec.Meta(ge=1)] = 1,
+        ties: Ties = "stable",
+        max_segments: Annotated[int, msgspec.Meta(ge=1)] | None = None,
+        boundaries: Boundaries = "auto",
+        bos_token_id: Annotated[int, msgspec.Meta(ge=0)] | None = None,
+        seed: Annotated[int, msgspec.Meta(ge=0)] = 0,
+        epochs: Annotated[int, msgspec.Meta(ge=1)] = 1,
+        batch_rows: Annotated[int, msgspec.Meta(ge=1)] = 1,
         cache_dir: str | os.PathLike[str] | None = None,
     ) -> None:
-        self.corpus = corpus
-        self.sequence_length = as_sequence_length(sequence_length)
-        _choice("algorithm", algorithm, tuple(ALGORITHMS))
-        _choice("long_documents", long_documents, _LONG_DOCUMENTS)
-        _choice("ties", ties, TIES)
-        _choice("boundaries", boundaries, ("auto", "eos"))
-        by_epoch = algorithm in BY_EPOCH
-        self.epochs = as_integer("epochs", epochs, 1, LayoutError)
-        if not by_epoch and self.epochs > 1:
+        entry = ALGORITHMS[algorithm]
+        _check_choice("ties", ties, TIES)
+        _check_choice("boundaries", boundaries, get_args(Boundaries))
+        epochs = as_integer("epochs", epochs, 1, LayoutError)
+        if not entry.packs_per_epoch and epochs > 1:
+            others = " or ".join(name for name in ALGORITHMS if ALGORITHMS[name].packs_per_epoch)
             raise LayoutError(
                 f"epochs={epochs}: algorithm {algorithm} packs every epoch the same. Let the sampler count epochs, or choose "
-                f"{' or '.join(BY_EPOCH)}."
+                f"{others}."
             )
         if max_segments is not None:
             max_segments = as_integer("max_segments", max_segments, 1, LayoutError)
-            if algorithm in ("multipack", "concat_then_split"):
+            if not entry.bounds_segments:
                 raise LayoutError(f"max_segments={max_segments}: algorithm {algorithm} does not bound documents a row.")
-        group = as_integer("source_group_size", source_group_size, 1, LayoutError)
-        self.recipe = Recipe(
-            sequence_length=self.sequence_length,
-            algorithm=algorithm,
-            long_documents=long_documents,
-            source_group_size=len(corpus.shards) if by_epoch else group,
-            ties=ties,
-            max_segments=max_segments,
-            boundaries=boundaries,
-            bos_token_id=None if bos_token_id is None else as_integer("bos_token_id", bos_token_id, 0, LayoutError),
-            seed=as_integer("seed", seed, 0, LayoutError),
-            batch_rows=as_integer("batch_rows", batch_rows, 1, LayoutError),
+        options = _checked(sequence_length, long_documents, source_group_size, boundaries, bos_token_id)
+        self._open(
+            corpus,
+            dataclasses.replace(
+                options,
+                algorithm=algorithm,
+                source_group_size=len(corpus.shards) if entry.packs_per_epoch else options.source_group_size,
+                ties=ties,
+                max_segments=max_segments,
+                seed=as_integer("seed", seed, 0, LayoutError),
+                batch_rows=as_integer("batch_rows", batch_rows, 1, LayoutError),
+            ),
+            cache_dir,
+            epochs=epochs,
         )
-        self._folder = None if cache_dir is None else files.normalize(cache_dir)
-        self._olmo: OlmoPlan | None = None
-        self._load()
 
     @classmethod
     def from_olmo_core(
@@ -122,87 +129,78 @@ class PackedLayout(Layout):
         sequence_length: int,
         work_dir: str | os.PathLike[str],
         *,
-        long_documents: str = "truncate",
+        long_documents: LongDocuments = "truncate",
         source_group_size: int = 1,
         bos_token_id: int | None = None,
         paths: Sequence[str | os.PathLike[str]] | None = None,
         use_array_if_local: bool | None = None,
         cache_dir: str | os.PathLike[str] | None = None,
     ) -> PackedLayout:
-        """The rows of a plan that OLMo-core 3.0.0 made, whatever CPU it sorted on.
+        """Return the layout of a plan that OLMo-core 3.0.0 made, whatever CPU it sorted on.
 
         Args:
-          corpus, sequence_length, long_documents, source_group_size, bos_token_id: as OLMo-core had them.
-          work_dir: OLMo-core's, in which `dataset-common` is.
-          paths: of the token files as OLMo-core was given them, where these differ from the corpus's.
-          use_array_if_local: as OLMo-core was given it.
-          cache_dir: where the plan is kept once it was checked; None: the cache folder.
+          corpus, sequence_length, long_documents, source_group_size, bos_token_id: As OLMo-core had them.
+          work_dir: OLMo-core's work directory, which has a folder `dataset-common`.
+          paths: Paths of the token files as OLMo-core was given them; None for those of the corpus.
+          use_array_if_local: As OLMo-core was given it.
+          cache_dir: Folder, or URL in a bucket, where the checked plan is kept; None for the cache folder.
 
         Raises:
           LayoutError: no such plan, a damaged one, or one of other documents.
-          CorpusError, CorpusFileError: the documents can't be found.
-          StorageError: the plan can't be read.
+          CorpusError, CorpusFileError: the documents cannot be found.
+          StorageError: the plan cannot be read.
         """
         given = [shard.path for shard in corpus.shards] if paths is None else [os.fspath(path) for path in paths]
+        boundaries: Boundaries = "auto" if from_boundaries(given, use_array_if_local) else "eos"
+        options = _checked(sequence_length, long_documents, source_group_size, boundaries, bos_token_id)
+        olmo = find_plan(corpus, options, Path(work_dir), given, use_array_if_local)
         layout = cls.__new__(cls)
-        layout.corpus = corpus
-        layout.sequence_length = as_sequence_length(sequence_length)
-        layout.epochs = 1
-        recipe = Recipe(
-            sequence_length=layout.sequence_length,
-            long_documents=_choice("long_documents", long_documents, _LONG_DOCUMENTS),
-            source_group_size=as_integer("source_group_size", source_group_size, 1, LayoutError),
-            boundaries="auto" if from_boundaries(given, use_array_if_local) else "eos",
-            bos_token_id=None if bos_token_id is None else as_integer("bos_token_id", bos_token_id, 0, LayoutError),
-        )
-        layout._folder = None if cache_dir is None else files.normalize(cache_dir)
-        layout._olmo = find_plan(corpus, recipe, Path(work_dir), given, use_array_if_local)
-        layout.recipe = dataclasses.replace(recipe, plan=layout._olmo.digest)
-        layout._load()
+        layout._open(corpus, dataclasses.replace(options, plan=olmo.digest), cache_dir, olmo=olmo)
         return layout
 
-    def _load(self) -> None:
-        olmo = None if self._olmo is None else functools.partial(read_plan, self._olmo, self.corpus, self.recipe)
-        documents = self.recipe.finder(self.corpus)
-        self.plans = [
-            load_plan(
-                self.corpus, dataclasses.replace(self.recipe, epoch=epoch), self._folder, olmo, documents=documents
-            )
-            for epoch in range(self.epochs)
-        ]
+    def _open(
+        self,
+        corpus: Corpus,
+        options: PackingOptions,
+        cache_dir: str | os.PathLike[str] | None,
+        epochs: int = 1,
+        olmo: OlmoPlan | None = None,
+    ) -> None:
+        self.corpus, self.packing, self.epochs, self._olmo = corpus, options, epochs, olmo
+        self.sequence_length = options.sequence_length
+        self._folder = None if cache_dir is None else files.normalize(cache_dir)
+        make = None if olmo is None else functools.partial(read_plan, olmo, corpus, options)
+        documents = finder_of(corpus, options)
+        each_epoch = (dataclasses.replace(options, epoch=epoch) for epoch in range(epochs))
+        self.plans = [load_plan(corpus, each, self._folder, make, documents=documents) for each in each_epoch]
         self.documents_content, self.tokens_content = documents.content, documents.tokens
-        self._offsets = ShardOffsets(self.corpus)
+        self._offsets = ShardOffsets(corpus)
         self._ends: Ints = np.cumsum([len(plan.ends) for plan in self.plans])
         self._begins: Ints = np.append(0, self._ends)
         self._count = int(self._ends[-1])
         if not self._count:
             raise LayoutError(
-                f"{self.recipe.algorithm} leaves no row: {self.plans[0].counts['documents']} documents don't fill one batch "
-                f"of {self.recipe.batch_rows} rows of {self.sequence_length} tokens."
+                f"{options.algorithm} leaves no row: {self.plans[0].counts['documents']} documents don't fill one batch "
+                f"of {options.batch_rows} rows of {self.sequence_length} tokens."
             )
 
     def __len__(self) -> int:
         return self._count
 
     @property
-    def packing(self) -> Recipe:  # type: ignore[override]
-        """Options of the packing."""
-        return self.recipe
-
-    @property
     def highest_token(self) -> int | None:
-        """Of the corpus, where the plans know it."""
-        known = [plan.highest_token for plan in self.plans]
-        return None if None in known else max(known)  # type: ignore[type-var]
+        """Highest token id of the corpus, where finding its documents read all tokens."""
+        found = [plan.highest_token for plan in self.plans]
+        return None if None in found else max(found)  # type: ignore[type-var]
 
     @property
     def mean_segments(self) -> float:
-        """Segments a row, on average."""
+        """Segments of a row, on average."""
         return float(sum(int(plan.ends[-1]) for plan in self.plans if len(plan.ends))) / len(self)
 
     @functools.cached_property
     def statistics(self) -> dict[str, int]:
-        """Counts of all epochs together: rows, tokens held, padding, documents dropped and cut, segments a row."""
+        """Counts of all epochs together: those of `Layout.statistics`, and those of `Plan.counts`."""
         found = dict.fromkeys(("rows", "tokens", "padding", "segments", "max_segments"), 0)
         for plan in self.plans:
             rows, tokens = len(plan.ends), int(plan.length.sum(dtype=np.int64))
@@ -219,9 +217,9 @@ class PackedLayout(Layout):
     @functools.cached_property
     def documents(self) -> Documents:
         """Documents that are packed: the corpus's own, or those found by the options `boundaries` and `bos_token_id`."""
-        if self.recipe.boundaries == "auto" and self.recipe.bos_token_id is None:
+        if self.packing.follows_corpus:
             return self.corpus.documents
-        return packed_documents(self.corpus, self.recipe.boundaries, self.recipe.bos_token_id)
+        return finder_of(self.corpus, self.packing).documents
 
     @property
     def num_documents(self) -> int:
@@ -233,7 +231,7 @@ class PackedLayout(Layout):
         """Input and line of each of `documents`. A document that is not one of the corpus's own has those of the one that its
         first token is in, or that ends before it."""
         sources = sources_of(self.corpus)
-        if sources is None or (self.recipe.boundaries == "auto" and self.recipe.bos_token_id is None):
+        if sources is None or self.packing.follows_corpus:
             return sources
         found, own = self.documents.start, self.corpus.documents.start
         assert self.corpus.sources is not None
@@ -284,14 +282,11 @@ class PackedLayout(Layout):
             plan, row = self.plans[int(epoch)], int(local)
         return plan, slice(plan.ends.item(row - 1) if row else 0, plan.ends.item(row))
 
-    def __getstate__(self) -> dict[str, object]:
-        return {
-            name: vars(self)[name] for name in ("corpus", "sequence_length", "recipe", "epochs", "_folder", "_olmo")
-        }
-
-    def __setstate__(self, state: dict[str, object]) -> None:
-        vars(self).update(state)
-        self._load()
+    @property
+    def recipe(self) -> PackingOptions:
+        """Former name of `packing`."""
+        warnings.warn("PackedLayout.recipe is now PackedLayout.packing.", DeprecationWarning, stacklevel=2)
+        return self.packing
 
     def rows_of_documents(self, documents: Ints) -> Ints:
         self._check_documents(documents)
@@ -310,7 +305,7 @@ class PackedLayout(Layout):
             (f"split into several segments{epochs}", self.split_documents, 0),
             (f"padding of rows{epochs}", None, found["padding"]),
         ]
-        if self.recipe.boundaries == "auto":
+        if self.packing.boundaries == "auto":
             lines.append(("in no document", None, self.corpus.num_tokens - int(self.corpus.documents.length.sum())))
         return lines
 
@@ -326,19 +321,40 @@ class PackedLayout(Layout):
         columns = ([np.diff(plan.ends, prepend=0), plan.start, plan.length] for plan in self.plans)
         return hash_of_rows(self, self.kind, columns)
 
+    def __getstate__(self) -> dict[str, object]:
+        state = vars(self)
+        return {name: state[name] for name in ("corpus", "packing", "epochs", "_folder", "_olmo")}
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        corpus, options, epochs, folder, olmo = state.values()
+        self._open(corpus, options, folder, epochs, olmo)  # type: ignore[arg-type]
+
     def __repr__(self) -> str:
-        """What decides the rows and nothing else: Grain compares this when it restores an iterator."""
-        fields = {name: value for name, value in vars(self.recipe).items() if name != "epoch"}
-        if self.recipe.plan is None:
+        """Everything that decides the rows and nothing else: Grain compares this when it restores an iterator."""
+        fields = {name: value for name, value in self.packing.stated().items() if name != "epoch"}
+        if self.packing.plan is None:
             del fields["plan"]
-        made_by = self.recipe.made_by
+        made_by = sort_made_by(self.packing)
         if made_by is not None:
             fields["numpy"] = f"{made_by['version']} {made_by['sort']}"
         listed = ", ".join(f"{name}={value!r}" for name, value in fields.items())
         return f"PackedLayout({listed}, epochs={self.epochs}, rows={len(self)})"
 
 
-def _choice(name: str, value: str, choices: tuple[str, ...]) -> str:
+def _checked(
+    sequence_length: int, long_documents: str, source_group_size: int, boundaries: str, bos_token_id: int | None
+) -> PackingOptions:
+    """Return the options that a plan of OLMo-core has too."""
+    _check_choice("long_documents", long_documents, get_args(LongDocuments))
+    return PackingOptions(
+        sequence_length=as_sequence_length(sequence_length),
+        long_documents=long_documents,
+        source_group_size=as_integer("source_group_size", source_group_size, 1, LayoutError),
+        boundaries=boundaries,
+        bos_token_id=None if bos_token_id is None else as_integer("bos_token_id", bos_token_id, 0, LayoutError),
+    )
+
+
+def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
     if value not in choices:
         raise LayoutError(f"{name}={value!r}: expected one of {', '.join(choices)}.")
-    return value

@@ -15,7 +15,7 @@ from grain_sft.corpus import Corpus
 from grain_sft.corpus.document_finder import DocumentFinder
 from grain_sft.corpus.documents import Documents
 from grain_sft.errors import LayoutError
-from grain_sft.layout.packing import ALGORITHMS, BY_EPOCH, PackOptions, Rows
+from grain_sft.layout.packing import ALGORITHMS, PackedRows, PackingOptions
 from grain_sft.layout.packing.numpy_emulation import argsort_of, sort_of
 from grain_sft.layout.packing.numpy_sort import numpy_sort
 from grain_sft.layout.pieces import Ints
@@ -25,47 +25,6 @@ VERSION = 3
 """Of the algorithms and of what plans are found by; a new one makes other plans."""
 
 Make = Callable[[], dict[str, npt.NDArray[Any]]]
-
-
-@dataclasses.dataclass(frozen=True)
-class Recipe:
-    """All that a plan depends on, beside the corpus.
-
-    Attributes: as the arguments of `PackedLayout`; the epoch, from 0; and the digest of a plan that is read, not made.
-    """
-
-    sequence_length: int
-    algorithm: str = "best_fit_decreasing"
-    long_documents: str = "truncate"
-    source_group_size: int = 1
-    ties: str = "stable"
-    max_segments: int | None = None
-    boundaries: str = "auto"
-    bos_token_id: int | None = None
-    seed: int = 0
-    batch_rows: int = 1
-    epoch: int = 0
-    plan: str | None = None
-
-    def depends(self, corpus: Corpus, *, documents: DocumentFinder | None = None) -> dict[str, Any]:
-        """As JSON, with the hash of all content that decides the documents; of seeds and CPUs only what the algorithm asks
-        for."""
-        fields = dataclasses.asdict(self)
-        if self.algorithm not in BY_EPOCH:
-            fields["seed"] = fields["epoch"] = 0
-        documents = documents or self.finder(corpus)
-        return {"plan": VERSION, "documents": documents.content, "recipe": fields, "numpy": self.made_by}
-
-    def finder(self, corpus: Corpus) -> DocumentFinder:
-        """What finds the documents that are packed."""
-        return DocumentFinder(corpus, self.boundaries, self.bos_token_id)
-
-    @property
-    def made_by(self) -> dict[str, str] | None:
-        """The version of numpy, and which of its sorts, that decide how documents of equal length are ordered; None where
-        they don't."""
-        sort = numpy_sort() if self.ties == "numpy" else sort_of(self.ties)
-        return None if sort is None else {"version": np.__version__, "sort": sort}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,13 +55,13 @@ COUNTS = ("documents", "dropped_documents", "dropped_tokens", "cut_documents", "
 
 def load_plan(
     corpus: Corpus,
-    recipe: Recipe,
+    options: PackingOptions,
     folder: str | Path | None = None,
     make: Make | None = None,
     *,
     documents: DocumentFinder | None = None,
 ) -> Plan:
-    """The plan of a recipe: from the cache, or made (by `make`; None: by `make_plan`) and kept there.
+    """The plan of some options: from the cache, or made (by `make`; None: by `make_plan`) and kept there.
 
     Args:
       documents: finds those that are packed; None: a new one does.
@@ -111,10 +70,10 @@ def load_plan(
       LayoutError: nothing can be packed.
       CorpusError, CorpusFileError: the documents can't be found.
     """
-    documents = documents or recipe.finder(corpus)
-    make = make or functools.partial(make_plan, corpus, recipe, documents=documents)
-    depends = recipe.depends(corpus, documents=documents)
-    check = functools.partial(check_columns, corpus.num_tokens, recipe.sequence_length)
+    documents = documents or finder_of(corpus, options)
+    make = make or functools.partial(make_plan, corpus, options, documents=documents)
+    depends = depends_of(corpus, options, documents)
+    check = functools.partial(check_columns, corpus.num_tokens, options.sequence_length)
     arrays = artefact.load_or_make("plans", depends, make, folder, check=check)
     arrays = {name: array.view(np.ndarray) for name, array in arrays.items()}  # np.memmap is slow to index
     counts = dict(zip(COUNTS, arrays["counts"].tolist(), strict=True))
@@ -122,11 +81,33 @@ def load_plan(
     return Plan(arrays["start"], arrays["length"], arrays["document"], arrays["ends"], counts, highest)
 
 
+def depends_of(corpus: Corpus, options: PackingOptions, documents: DocumentFinder | None = None) -> dict[str, Any]:
+    """Return what a plan is found by, ready for JSON: the hash of all content that decides the documents, and the options; of
+    seeds and CPUs only what the algorithm asks for."""
+    stated = options.stated()
+    if not ALGORITHMS[options.algorithm].packs_per_epoch:
+        stated["seed"] = stated["epoch"] = 0
+    documents = documents or finder_of(corpus, options)
+    return {"plan": VERSION, "documents": documents.content, "recipe": stated, "numpy": sort_made_by(options)}
+
+
+def finder_of(corpus: Corpus, options: PackingOptions) -> DocumentFinder:
+    """Return what finds the documents that are packed."""
+    return DocumentFinder(corpus, options.boundaries, options.bos_token_id)
+
+
+def sort_made_by(options: PackingOptions) -> dict[str, str] | None:
+    """Return the version of numpy, and which of its sorts, that decide how documents of equal length are ordered; None where
+    they don't."""
+    sort = numpy_sort() if options.ties == "numpy" else sort_of(options.ties)
+    return None if sort is None else {"version": np.__version__, "sort": sort}
+
+
 def make_plan(
-    corpus: Corpus, recipe: Recipe, *, documents: DocumentFinder | None = None
+    corpus: Corpus, options: PackingOptions, *, documents: DocumentFinder | None = None
 ) -> dict[str, npt.NDArray[Any]]:
     """The arrays of a plan, and its counts."""
-    return _packed(corpus, recipe, (documents or recipe.finder(corpus)).documents)
+    return _packed(corpus, options, (documents or finder_of(corpus, options)).documents)
 
 
 def check_columns(num_tokens: int, sequence_length: int, arrays: artefact.Arrays) -> None:
@@ -154,18 +135,17 @@ def check_columns(num_tokens: int, sequence_length: int, arrays: artefact.Arrays
         raise ValueError("a piece is of a document that is not there")
 
 
-def _packed(corpus: Corpus, recipe: Recipe, documents: Documents) -> dict[str, npt.NDArray[Any]]:
-    document, start, length = _fit(documents, recipe)
+def _packed(corpus: Corpus, options: PackingOptions, documents: Documents) -> dict[str, npt.NDArray[Any]]:
+    document, start, length = _fit(documents, options)
     shard_ends = np.cumsum([shard.num_tokens for shard in corpus.shards])
-    group = np.searchsorted(shard_ends, start, side="right") // recipe.source_group_size
+    group = np.searchsorted(shard_ends, start, side="right") // options.source_group_size
     borders = np.flatnonzero(np.diff(group)) + 1
-    packed: list[Rows] = []
-    with argsort_of(recipe.ties) as argsort:
-        options = PackOptions(
-            recipe.ties, recipe.max_segments, recipe.seed, recipe.epoch, recipe.batch_rows, argsort=argsort
-        )
+    packed: list[PackedRows] = []
+    algorithm = ALGORITHMS[options.algorithm]
+    with argsort_of(options.ties) as argsort:
+        options = dataclasses.replace(options, argsort=argsort)
         for begin, end in zip([0, *borders.tolist()], [*borders.tolist(), len(start)], strict=True):
-            rows = ALGORITHMS[recipe.algorithm](length[begin:end], recipe.sequence_length, options)
+            rows = algorithm(length[begin:end], options)
             before = len(packed) and int(packed[-1].ends[-1])
             packed.append(rows._replace(document=rows.document + begin, ends=rows.ends + before))
     chosen = np.concatenate([rows.document for rows in packed])
@@ -192,21 +172,16 @@ def columns(documents: Documents, document: Ints, start: Ints, length: Ints, end
     }
 
 
-def packed_documents(corpus: Corpus, boundaries: str, bos_token_id: int | None) -> Documents:
-    """The documents that are packed: the corpus's own, or by its EOS tokens alone."""
-    return DocumentFinder(corpus, boundaries, bos_token_id).documents
-
-
-def _fit(documents: Documents, recipe: Recipe) -> tuple[Ints, Ints, Ints]:
+def _fit(documents: Documents, options: PackingOptions) -> tuple[Ints, Ints, Ints]:
     """(document, start, length) of what is packed: nothing longer than a row, nothing empty."""
     numbers = np.flatnonzero(documents.length > 0)
     start, length = documents.start[numbers], documents.length[numbers]
     if not len(numbers):
         raise LayoutError("no document to pack: the corpus has none with a token. Is its eos_token_id right?")
-    most = recipe.sequence_length
-    if recipe.algorithm == "concat_then_split" or not (length > most).any():
+    most = options.sequence_length
+    if ALGORITHMS[options.algorithm].splits_documents or not (length > most).any():
         return numbers, start, length
-    if recipe.long_documents == "truncate":
+    if options.long_documents == "truncate":
         return numbers, start, np.minimum(length, most)
     parts = -(-length // most)
     part = np.arange(int(parts.sum())) - np.repeat(np.cumsum(parts) - parts, parts)

@@ -15,6 +15,7 @@ from grain_sft.corpus import Corpus
 from grain_sft.errors import LayoutError
 from grain_sft.layout.packed import PackedLayout
 from grain_sft.layout.packing import ALGORITHMS
+from grain_sft.layout.plan import depends_of, finder_of
 from grain_sft.storage import artifact as artefact
 
 
@@ -30,10 +31,10 @@ def packing_report(layout: PackedLayout) -> dict[str, Any]:
     found = layout.statistics
     segments = np.concatenate([np.diff(plan.ends, prepend=0) for plan in layout.plans])
     return {
-        "algorithm": layout.recipe.algorithm,
+        "algorithm": layout.packing.algorithm,
         "sequence_length": layout.sequence_length,
         "epochs": layout.epochs,
-        "batch_rows": layout.recipe.batch_rows if layout.recipe.algorithm == "multipack" else None,
+        "batch_rows": layout.packing.batch_rows if ALGORITHMS[layout.packing.algorithm].whole_batches else None,
         "rows": found["rows"],
         "tokens": found["tokens"],
         "padding": found["padding"],
@@ -76,7 +77,7 @@ def compare_algorithms(
     """
     for name in algorithms:
         taken = {**options, "epochs": 1}
-        if name in ("multipack", "concat_then_split"):
+        if not ALGORITHMS[name].bounds_segments:
             taken["max_segments"] = None
         with tempfile.TemporaryDirectory(prefix="grain_sft_pack_") as folder:
             begin = time.perf_counter()
@@ -93,9 +94,9 @@ def compare_algorithms(
 
 def plan_places(layout: PackedLayout, folder: str | Path | None = None) -> list[dict[str, str]]:
     """Fingerprint and path of the plan of each epoch, kept in the cache `folder`; None: where plans are kept."""
-    recipes = [dataclasses.replace(layout.recipe, epoch=epoch) for epoch in range(layout.epochs)]
-    documents = layout.recipe.finder(layout.corpus)
-    depends = [recipe.depends(layout.corpus, documents=documents) for recipe in recipes]
+    documents = finder_of(layout.corpus, layout.packing)
+    each_epoch = (dataclasses.replace(layout.packing, epoch=epoch) for epoch in range(layout.epochs))
+    depends = [depends_of(layout.corpus, options, documents) for options in each_epoch]
     return [
         {"fingerprint": artefact.fingerprint(each), "path": str(artefact.place("plans", each, folder))}
         for each in depends

@@ -1,1 +1,1 @@
-"""What only exact replay of another system needs, and the core does not call: learning rates, the search for a machine."""
+"""What only exact replay of another system needs, and the core does not call: learning rates."""

@@ -1,8 +1,26 @@
 """Transforms: grain `Map`s from the source's dict to a trainer's batch, for rows [L] and batches [rows, L] alike."""
 
+import grain
+
+from grain_sft.errors import TransformError
+from grain_sft.registry import Registry
 from grain_sft.transforms.drop_last_position import DropLastPosition
+from grain_sft.transforms.element import trait
 from grain_sft.transforms.ngram_filter import NgramFilter
 from grain_sft.transforms.shift_targets import ShiftTargets
 from grain_sft.transforms.trim import TrimToMultiple
 
-__all__ = ["DropLastPosition", "NgramFilter", "ShiftTargets", "TrimToMultiple"]
+TRANSFORMS: Registry[type[grain.transforms.Map]] = Registry(
+    "transform",
+    TransformError,
+    {
+        "ngram_filter": NgramFilter,
+        "shift_targets": ShiftTargets,
+        "trim_to_multiple": TrimToMultiple,
+        "drop_last_position": DropLastPosition,
+    },
+)
+"""Transforms by their name in a config. The arguments of the constructor are the options. See `trait` for the attributes that
+a transform may have besides `map`."""
+
+__all__ = ["TRANSFORMS", "DropLastPosition", "NgramFilter", "ShiftTargets", "TrimToMultiple", "trait"]

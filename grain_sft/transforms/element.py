@@ -1,4 +1,4 @@
-"""What transforms ask of the dict that they are given."""
+"""What transforms ask of the dict that they are given, and what others ask of transforms."""
 
 from __future__ import annotations
 
@@ -18,3 +18,14 @@ def require_keys(transform: object, element: Element, keys: tuple[str, ...]) -> 
                 f"{transform!r} needs the key {key!r} and was given {', '.join(map(repr, element))}. "
                 "ShiftTargets makes a batch of the source's dict, so what takes that dict comes before it."
             )
+
+
+def trait(transform: object, name: str) -> bool:
+    """Return whether a transform has a trait; a grain `Map` that does not state one does not have it.
+
+    Args:
+      name: "shifts_targets": makes a trainer's batch of the source's dict. "reads_rows": has `read(source, rows)`, which gives
+        what `map(source.read(rows))` gives in fewer passes. "trims_columns": changes nothing but the length of rows.
+        "filters_repetition": has `fails(tokens, segment_ids)` and takes the loss off rows that fail.
+    """
+    return bool(getattr(transform, name, False))

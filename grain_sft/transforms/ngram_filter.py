@@ -49,6 +49,8 @@ class NgramFilter(grain.transforms.Map):
       count_padding: whether padding counts like any other token.
     """
 
+    filters_repetition = True
+
     def __init__(
         self, max_period: int = 13, min_period: int = 1, max_count: int = 32, *, count_padding: bool = False
     ) -> None:
@@ -106,6 +108,13 @@ class NgramFilter(grain.transforms.Map):
                 of_row = None if segments is None else segments[suspect]
                 verdict[suspect] = _has_run(rows[suspect], of_row, p, p * (repeats - 1))
         return verdict if verdict.any() else None
+
+    @property
+    def no_loss_reason(self) -> str:
+        """Why all rows may have lost their loss, and what to do."""
+        return (
+            f"each repeats an n-gram {self.max_count} times or more. Give a greater max_count, or take the filter out."
+        )
 
     def __repr__(self) -> str:
         return (

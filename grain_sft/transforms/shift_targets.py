@@ -31,6 +31,8 @@ class ShiftTargets(grain.transforms.Map):
     is computed from them is kept.
     """
 
+    shifts_targets = reads_rows = True
+
     def __init__(self) -> None:
         self._arrays = Arrays()
         self._kept: tuple[Any, Any, Any] | None = None  # segment_ids, loss_mask and the segmentation made of them

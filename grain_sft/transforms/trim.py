@@ -27,6 +27,8 @@ class TrimToMultiple(grain.transforms.Map):
       multiple: of tokens; OpenChat's is 64. A TPU's attention kernels want 128 or 512.
     """
 
+    trims_columns = True
+
     def __init__(self, multiple: int = 64) -> None:
         self.multiple = as_integer("TrimToMultiple: multiple", multiple, 1, TransformError)
 

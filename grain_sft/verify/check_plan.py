@@ -13,7 +13,7 @@ import numpy.typing as npt
 from grain_sft.corpus import Corpus
 from grain_sft.corpus.document_finder import DocumentFinder
 from grain_sft.errors import GrainSftError
-from grain_sft.layout.plan import COUNTS, columns, packed_documents
+from grain_sft.layout.plan import COUNTS, columns
 from grain_sft.storage import artifact as artefact
 from grain_sft.verify.finding import Report
 
@@ -118,7 +118,7 @@ def _check_against(report: Report, where: str, arrays: Arrays, recipe: Mapping[s
     """Pieces lie in their documents, and the counts of the plan are those of the documents."""
     start, length, document, ends = (arrays[name] for name in ("start", "length", "document", "ends"))
     try:
-        documents = packed_documents(corpus, str(recipe.get("boundaries", "auto")), recipe.get("bos_token_id"))
+        documents = DocumentFinder(corpus, str(recipe.get("boundaries", "auto")), recipe.get("bos_token_id")).documents
     except GrainSftError as error:
         report.wrong("boundaries", corpus.shards[0].path, str(error))
         return

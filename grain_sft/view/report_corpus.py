@@ -20,8 +20,8 @@ MOST_SCANNED = 1 << 28
 """Tokens in which documents are looked for by EOS, where nothing else needs to know them."""
 MOST_PACKED = 3_000_000
 """Documents that are packed to compare algorithms: each takes some seconds."""
-MOST_MULTIPACKED = 100_000
-"""Documents for which multipack is tried, if the config does not pack by it: it takes minutes for a million."""
+MOST_SLOWLY_PACKED = 100_000
+"""Documents for which slow algorithms are tried, but for the config's own."""
 
 _PERCENTILES = (1, 10, 25, 50, 75, 90, 99)
 _OPTIONS = ("long_documents", "source_group_size", "ties", "max_segments", "boundaries", "bos_token_id", "seed")
@@ -95,12 +95,13 @@ def packing(pipeline: Pipeline) -> dict[str, Any]:
         count = len(corpus.documents)
         if count > MOST_PACKED:
             corpus, sampled = _some_shards(corpus, MOST_PACKED / count, f"since there are {count:,} documents")
-        left = ["multipack"] if len(corpus.documents) > MOST_MULTIPACKED and used != "multipack" else []
+        many = len(corpus.documents) > MOST_SLOWLY_PACKED
+        left = [name for name in ALGORITHMS if many and ALGORITHMS[name].slow and name != used]
         tried = [name for name in ALGORITHMS if name not in left]
         found = list(compare_algorithms(corpus, layout.sequence_length, options, tried))
     except GrainSftError as error:
         return {"error": str(error)}
-    why = f"Not tried, since there are more than {MOST_MULTIPACKED:,} documents: `grain-sft pack` tries it."
+    why = f"Not tried, since there are more than {MOST_SLOWLY_PACKED:,} documents: `grain-sft pack` tries it."
     found += [{"algorithm": name, "error": why} for name in left]
     return {"sampled": sampled, "used": used, "algorithms": found}
 

@@ -10,6 +10,7 @@ from sft_files import EOS, documents, write_episodes, write_olmo
 import grain_sft
 from grain_sft.cli.main import main
 from grain_sft.layout.packing import ALGORITHMS
+from grain_sft.pipeline import layout_receipt
 from grain_sft.replay.learning_rate import automatic_learning_rate, supervised_ratio
 
 LENGTH = 64
@@ -75,6 +76,7 @@ def test_the_report_is_of_the_rows_as_they_are(chats, tmp_path, capsys, algorith
     }
     printed = capsys.readouterr().out
     assert f"rows          {len(layout):,} of 64 tokens" in printed and "algorithms" not in found
+    assert found["packing"]["receipt"] == layout_receipt(layout) and layout_receipt(layout) in printed
     (plan,) = found["packing"]["plans"]
     assert plan["fingerprint"] in printed and plan["path"] in printed
     assert Path(plan["path"]).is_file() and Path(plan["path"]).is_relative_to(tmp_path / "cache")

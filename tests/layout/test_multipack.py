@@ -13,7 +13,7 @@ from packed_corpora import MULTIPACK_CASES, multipack_lengths, rows_digest
 
 from grain_sft import PackedLayout, open_corpus
 from grain_sft.errors import LayoutError
-from grain_sft.layout.packing import PackOptions
+from grain_sft.layout.packing import PackingOptions
 from grain_sft.layout.packing.multipack import multipack
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "multipack_batches.json").read_text())["cases"]
@@ -54,8 +54,8 @@ def test_batches_are_openchats(case, few, monkeypatch):
     assert len(golden["epochs"]) == case.epochs
     assert ("documents" in golden["epochs"][0]) == (len(set(lengths.tolist())) == len(lengths) > 3)
     for epoch, expected in enumerate(golden["epochs"]):
-        options = PackOptions(seed=case.seed, epoch=epoch, batch_rows=case.ranks)
-        check(batches_of(multipack(lengths, case.capacity, options), case.ranks), lengths, expected)
+        options = PackingOptions(case.capacity, seed=case.seed, epoch=epoch, batch_rows=case.ranks)
+        check(batches_of(multipack(lengths, options), case.ranks), lengths, expected)
 
 
 @pytest.mark.parametrize("case", SMALL, ids=lambda case: case.name)

@@ -15,7 +15,7 @@ from test_packed_olmo import GOLDEN, check, layout_of, playable, run_variant
 from grain_sft.errors import LayoutError
 from grain_sft.layout.packing import TIES, numpy_sort
 from grain_sft.layout.packing import numpy_emulation as other_cpu
-from grain_sft.layout.plan import make_plan
+from grain_sft.layout.plan import depends_of, make_plan
 
 CASE = next(case for case in PACKED_CASES if case.name == "log-normal, many")
 GROUPS = next(case for case in PACKED_CASES if case.name == "uniform, groups of 3 and 2")
@@ -116,9 +116,9 @@ def test_the_fingerprint_of_a_plan_names_the_sort_and_the_version_of_numpy(tmp_p
     found = {}
     for ties in ("stable", "numpy", *(f"numpy:{variant}" for variant in playable())):
         layout = layout_of(GROUPS, tmp_path, ties, written)
-        found[ties] = layout.recipe.depends(layout.corpus)["numpy"]
+        found[ties] = depends_of(layout.corpus, layout.packing)["numpy"]
         assert (f"numpy='{np.__version__} " in repr(layout)) == (ties != "stable")
-        again = make_plan(layout.corpus, layout.recipe)
+        again = make_plan(layout.corpus, layout.packing)
         assert (again["start"] == layout.plans[0].start).all()
     for variant in playable():
         assert found[f"numpy:{variant}"] == {"version": np.__version__, "sort": variant}

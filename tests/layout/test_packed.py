@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 from grain_sft import NpyDataSource, PackedLayout, ShiftTargets, open_corpus
 from grain_sft.errors import CorpusError, LayoutError, RowIndexError
 from grain_sft.layout import FILL_ROW
-from grain_sft.layout.packing import ALGORITHMS, BY_EPOCH
+from grain_sft.layout.packing import ALGORITHMS
 
+BY_EPOCH = [name for name in ALGORITHMS if ALGORITHMS[name].packs_per_epoch]
 KINDS = ("plain", "parts", "episodes")
 
 
@@ -52,9 +53,9 @@ def check_rows(known: Known, layout: PackedLayout) -> None:
         for (document, offset), begin, end in zip(pieces, [0, *borders], [*borders, len(tokens)], strict=True):
             np.testing.assert_array_equal(positions[begin:end], np.arange(end - begin))
             np.testing.assert_array_equal(tokens[begin:end], known.tokens[document][offset : offset + end - begin])
-            if end - begin < len(known.tokens[document]) and layout.recipe.algorithm != "concat_then_split":
+            if end - begin < len(known.tokens[document]) and layout.packing.algorithm != "concat_then_split":
                 assert offset % length == 0 and end - begin == min(length, len(known.tokens[document]) - offset)
-                assert offset == 0 or layout.recipe.long_documents == "fragment"
+                assert offset == 0 or layout.packing.long_documents == "fragment"
             places = held.setdefault(document, [])
             assert offset not in places or layout.epochs > 1
             places.append(offset)
@@ -261,7 +262,7 @@ def test_padding_is_the_corpus_eos_where_it_has_no_pad_id(tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"algorithm": "worst_fit"}, "algorithm='worst_fit': expected one of best_fit_decreasing, "),
+        ({"algorithm": "worst_fit"}, "algorithm 'worst_fit': expected one of best_fit_decreasing, "),
         ({"long_documents": "drop"}, "long_documents='drop': expected one of truncate, fragment"),
         ({"ties": "any"}, "ties='any': expected one of stable, numpy"),
         ({"boundaries": "csv"}, "boundaries='csv': expected one of auto, eos"),

@@ -28,7 +28,8 @@ from packed_corpora import (
 )
 
 from grain_sft import NpyDataSource, PackedLayout, open_corpus
-from grain_sft.layout.plan import numpy_sort
+from grain_sft.layout.plan import depends_of, numpy_sort
+from grain_sft.storage import artifact
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "packed_rows.json").read_text())["variants"]
 SOME = next(iter(GOLDEN.values()))  # of any variant: what ties don't change is the same in all
@@ -131,7 +132,8 @@ import sys
 from pathlib import Path
 import numpy as np
 import test_packed_olmo as tests
-from grain_sft.layout.plan import numpy_sort
+from grain_sft.layout.plan import depends_of, numpy_sort
+from grain_sft.storage import artifact
 key = f"numpy {np.__version__}, {numpy_sort()}"
 print(key, tests.check_variant(key, Path(sys.argv[1])) if key in tests.GOLDEN else "no golden values")
 """
@@ -153,17 +155,17 @@ import hashlib, sys
 from pathlib import Path
 import test_packed_olmo as tests
 from grain_sft.layout.packing import ALGORITHMS
-from grain_sft.layout.plan import make_plan, numpy_sort, Recipe
+from grain_sft.layout.plan import depends_of, make_plan, numpy_sort
 digest, plans = hashlib.sha256(), []
 for number, case in enumerate(tests.PACKED_CASES):
     place = Path(sys.argv[1]) / str(number)
     place.mkdir()
     layout = tests.layout_of(case, place, "stable", tests.write_case(case, place))
     for algorithm in ALGORITHMS:
-        recipe = tests.dataclasses.replace(layout.recipe, algorithm=algorithm, epoch=1, seed=3)
+        recipe = tests.dataclasses.replace(layout.packing, algorithm=algorithm, epoch=1, seed=3)
         for array in make_plan(layout.corpus, recipe).values():
             digest.update(array.tobytes())
-    digest.update(repr(recipe.depends(layout.corpus)).encode())
+    digest.update(repr(depends_of(layout.corpus, recipe)).encode())
     digest.update(next((place / "cache" / "plans").glob("*.arrays")).read_bytes())
 print(numpy_sort(), digest.hexdigest())
 """
@@ -183,9 +185,31 @@ def test_stable_plans_are_the_same_bytes_whatever_instructions_numpy_may_use(tmp
 def test_a_plan_with_numpys_ties_is_kept_apart_for_every_sort_and_version(tmp_path, monkeypatch):
     case = PACKED_CASES[0]
     layout = layout_of(case, tmp_path, "numpy", write_case(case, tmp_path))
-    depends = layout.recipe.depends(layout.corpus)
+    depends = depends_of(layout.corpus, layout.packing)
     assert depends["numpy"] == {"version": np.__version__, "sort": numpy_sort()}
-    stable = dataclasses.replace(layout.recipe, ties="stable")
-    assert stable.depends(layout.corpus)["numpy"] is None
+    stable = dataclasses.replace(layout.packing, ties="stable")
+    assert depends_of(layout.corpus, stable)["numpy"] is None
     monkeypatch.setattr("grain_sft.layout.plan.numpy_sort", lambda: "another")
-    assert layout.recipe.depends(layout.corpus) != depends
+    assert depends_of(layout.corpus, layout.packing) != depends
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda arrays: arrays["start"].__setitem__(3, 1 << 62),
+        lambda arrays: arrays["ends"].__setitem__(3, -7),
+        lambda arrays: arrays.update(length=arrays["length"].reshape(1, -1)),
+        lambda arrays: arrays.pop("document"),
+    ],
+)
+def test_a_plan_that_was_edited_under_a_right_checksum_is_made_again(tmp_path, change):
+    case = PACKED_CASES[0]
+    layout = layout_of(case, tmp_path, "stable", write_case(case, tmp_path))
+    (path,) = (tmp_path / "cache" / "plans").glob("*.arrays")
+    expected = [layout.spans(row) for row in range(len(layout))]
+    whole, depends = artifact.open_file(path)
+    arrays = {name: np.array(array) for name, array in whole.items()}
+    change(arrays)
+    artifact.save(path, depends, arrays)
+    again = PackedLayout(layout.corpus, case.sequence_length, cache_dir=tmp_path / "cache")
+    assert [again.spans(row) for row in range(len(again))] == expected

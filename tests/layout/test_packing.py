@@ -12,7 +12,8 @@ from effort import examples
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from grain_sft.layout.packing import ALGORITHMS, PackOptions, Rows
+from grain_sft.layout.packing import ALGORITHMS, PackedRows, PackingOptions
+from grain_sft.layout.packing.shuffled_best_fit import shuffled_best_fit
 
 CAPACITY = 24
 LENGTHS = st.lists(st.integers(1, CAPACITY), min_size=1, max_size=120)
@@ -24,11 +25,11 @@ WAYS = {"one by one": 10**9, "many at once": 0}
 """How many documents of a length there have to be for best fit to place them together."""
 
 
-def pack(name: str, lengths: list[int], capacity: int = CAPACITY, **options) -> Rows:
-    return ALGORITHMS[name](np.array(lengths, np.int64), capacity, PackOptions(**options))
+def pack(name: str, lengths: list[int], capacity: int = CAPACITY, **options) -> PackedRows:
+    return ALGORITHMS[name](np.array(lengths, np.int64), PackingOptions(capacity, **options))
 
 
-def documents_of(rows: Rows) -> list[list[int]]:
+def documents_of(rows: PackedRows) -> list[list[int]]:
     firsts = [0, *rows.ends.tolist()][:-1]
     return [rows.document[first:end].tolist() for first, end in zip(firsts, rows.ends.tolist(), strict=True)]
 
@@ -129,11 +130,11 @@ def test_concat_then_split_cuts_the_stream_where_a_row_is_full(lengths):
 @settings(max_examples=examples(100), deadline=None)
 @given(lengths=LENGTHS, most=SEGMENTS, seed=st.integers(0, 2**63), epoch=st.integers(0, 5), chunk=st.integers(1, 50))
 def test_shuffled_best_fit_packs_chunks_of_an_order_of_its_epoch(lengths, most, seed, epoch, chunk):
-    options = {"max_segments": most, "seed": seed, "chunk": chunk}
-    rows = pack("shuffled_best_fit", lengths, epoch=epoch, **options)
+    options = PackingOptions(CAPACITY, max_segments=most, seed=seed, epoch=epoch)
+    rows = shuffled_best_fit(np.array(lengths, np.int64), options, chunk)
     assert sorted(rows.document.tolist()) == list(range(len(lengths)))
     np.testing.assert_array_equal(rows.length, np.array(lengths)[rows.document])
-    again = pack("shuffled_best_fit", lengths, epoch=epoch, **options)
+    again = shuffled_best_fit(np.array(lengths, np.int64), options, chunk)
     for column, other in zip(rows, again, strict=True):
         np.testing.assert_array_equal(column, other)
     for row in documents_of(rows):
@@ -149,7 +150,7 @@ def test_hardly_any_row_of_several_documents_comes_again_in_the_next_epoch(count
     lengths = np.clip(random.lognormal(np.log(median), 1, count).astype(np.int64), 1, capacity)
     epochs = []
     for epoch in range(3):
-        rows = ALGORITHMS["shuffled_best_fit"](lengths, capacity, PackOptions(seed=1, epoch=epoch))
+        rows = ALGORITHMS["shuffled_best_fit"](lengths, PackingOptions(capacity, seed=1, epoch=epoch))
         epochs.append({frozenset(row) for row in documents_of(rows) if len(row) > 1})
         padding = 1 - lengths.sum() / (len(rows.ends) * capacity)
         assert padding < {300: 0.1, 3000: 0.025, 20_000: 0.01}[count]
@@ -178,7 +179,7 @@ def test_no_row_is_longer_and_every_document_has_a_place(name, ties):
     random = np.random.default_rng(7)
     for count in (1, 2, 17, 1000):
         lengths = random.integers(1, CAPACITY + 1, count)
-        rows = ALGORITHMS[name](lengths, CAPACITY, PackOptions(ties=ties))
+        rows = ALGORITHMS[name](lengths, PackingOptions(CAPACITY, ties=ties))
         held = np.diff(np.cumsum(rows.length)[rows.ends - 1], prepend=0)
         assert held.max(initial=0) <= CAPACITY
         if name == "multipack":

@@ -55,7 +55,7 @@ def test_the_parameters_of_the_seeds_table(runs):
     for pipeline in (small, large):
         assert pipeline.source.layout.sequence_length == 32_768
         assert (pipeline.sampler.seed, pipeline.sampler.epochs, pipeline.sampler.order) == (34_521, 2, "olmo")
-        assert pipeline.source.layout.recipe.long_documents == "truncate"
+        assert pipeline.source.layout.packing.long_documents == "truncate"
         assert pipeline.source.layout.corpus.dtype == np.uint32  # not uint16, as the seed says:
     assert np.iinfo(np.uint16).max < 100_278 - 1  # dolma2's last id does not fit
     assert small.sampler.global_batch_size == 1_048_576 // 32_768 == 32  # where the seed also says "about 30"

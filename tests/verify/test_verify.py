@@ -372,7 +372,7 @@ def test_fragments_of_a_document_are_no_duplicates(tmp_path):
     pieces = layout.plans[0]
     arrays = columns(corpus.documents, pieces.document, pieces.start, pieces.length, pieces.ends)
     report = Report("plan", "here", full=True)
-    check_plan(report, "here", arrays, dataclasses.asdict(layout.recipe) | {"max_segments": 1}, None)
+    check_plan(report, "here", arrays, dataclasses.asdict(layout.packing) | {"max_segments": 1}, None)
     assert "max_segments is 1" in sentences(report)
 
 

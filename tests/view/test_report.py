@@ -239,7 +239,7 @@ def test_very_much_is_sampled_and_said(write_tokens, tmp_path, monkeypatch, conf
     assert report["lengths"]["sampled"].startswith("Of 4 of the 8 files at equal distances, 50.0% of the tokens")
     assert report["packing"]["sampled"].startswith("Of 3 of the 4 files")
     assert report["sampled"] == {"steps": 5, "of": 40, "ends": False}
-    monkeypatch.setattr(report_corpus, "MOST_MULTIPACKED", 59)
+    monkeypatch.setattr(report_corpus, "MOST_SLOWLY_PACKED", 59)
     *tried, multipack = report_corpus.packing(load(path, host=Host(0, 1)))["algorithms"]
     assert len(tried) == len(ALGORITHMS) - 1 and not any("error" in each for each in tried)
     assert multipack["algorithm"] == "multipack" and "Not tried" in multipack["error"]

@@ -1,27 +1,29 @@
-"""Packing algorithms, by name: from lengths of documents to rows."""
+"""Packing algorithms: from lengths of documents to rows."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from grain_sft.errors import LayoutError
+from grain_sft.layout.packing.algorithm import TIES, Ints, PackedRows, PackingAlgorithm, PackingOptions, Ties
+from grain_sft.registry import Registry
 
-from grain_sft.layout.packing.best_fit_decreasing import best_fit_decreasing
-from grain_sft.layout.packing.concat_then_split import concat_then_split
-from grain_sft.layout.packing.first_fit_decreasing import first_fit_decreasing
-from grain_sft.layout.packing.multipack import multipack
-from grain_sft.layout.packing.rows import TIES, Ints, PackOptions, Rows
-from grain_sft.layout.packing.shuffled_best_fit import shuffled_best_fit
 
-Algorithm = Callable[[Ints, int, PackOptions], Rows]
+class _Algorithms(Registry[PackingAlgorithm]):
+    def __getitem__(self, name: str) -> PackingAlgorithm:
+        entry = super().__getitem__(name)
+        return entry if isinstance(entry, PackingAlgorithm) else PackingAlgorithm(entry)
 
-ALGORITHMS: Mapping[str, Algorithm] = {
-    "best_fit_decreasing": best_fit_decreasing,
-    "first_fit_decreasing": first_fit_decreasing,
-    "multipack": multipack,
-    "concat_then_split": concat_then_split,
-    "shuffled_best_fit": shuffled_best_fit,
-}
 
-BY_EPOCH = ("multipack", "shuffled_best_fit")
-"""Algorithms that pack each epoch anew."""
+ALGORITHMS = _Algorithms(
+    "algorithm",
+    LayoutError,
+    {
+        "best_fit_decreasing": "grain_sft.layout.packing.best_fit_decreasing:best_fit_decreasing",
+        "first_fit_decreasing": "grain_sft.layout.packing.first_fit_decreasing:first_fit_decreasing",
+        "multipack": "grain_sft.layout.packing.multipack:MULTIPACK",
+        "concat_then_split": "grain_sft.layout.packing.concat_then_split:CONCAT_THEN_SPLIT",
+        "shuffled_best_fit": "grain_sft.layout.packing.shuffled_best_fit:SHUFFLED_BEST_FIT",
+    },
+)
+"""Packing algorithms by name. An entry is a `PackingAlgorithm`, or a function of lengths and `PackingOptions`."""
 
-__all__ = ["ALGORITHMS", "BY_EPOCH", "TIES", "Algorithm", "Ints", "PackOptions", "Rows"]
+__all__ = ["ALGORITHMS", "TIES", "Ints", "PackedRows", "PackingAlgorithm", "PackingOptions", "Ties"]

@@ -8,25 +8,22 @@ one space go there together, so that the work is per length and space, not per d
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
-from grain_sft.layout.packing.rows import Ints, PackOptions, Rows, longest_first, rows_of, runs
-
-Bins = npt.NDArray[np.int64]
+from grain_sft.layout.packing.algorithm import Ints, PackedRows, PackingOptions, equal_lengths, longest_first, rows_of
 
 _MANY = 10  # documents of a length, on average, from which on they are faster placed together
 _LONGEST = 1 << 22  # tokens of a row, for which lists of as many spaces are made
 _SPACES = 64  # of a list, for each document, at most
 
 
-def best_fit_decreasing(lengths: Ints, capacity: int, options: PackOptions) -> Rows:
-    """Pack documents of `lengths`, each at most `capacity`."""
+def best_fit_decreasing(lengths: Ints, options: PackingOptions) -> PackedRows:
+    """Pack documents of `lengths`."""
     order = longest_first(lengths, options)
-    bins, count = assign(lengths[order], capacity, options.max_segments)
+    bins, count = assign(lengths[order], options.sequence_length, options.max_segments)
     return rows_of(order, lengths, bins, count)
 
 
-def assign(lengths: Ints, capacity: int, max_segments: int | None = None) -> tuple[Bins, int]:
+def assign(lengths: Ints, capacity: int, max_segments: int | None = None) -> tuple[Ints, int]:
     """The row of each document, and the number of rows.
 
     Args:
@@ -37,12 +34,12 @@ def assign(lengths: Ints, capacity: int, max_segments: int | None = None) -> tup
     if few and capacity <= min(_LONGEST, _SPACES * len(lengths)):
         return _one_by_one(lengths, capacity, max_segments)
     packer = _Packer(len(lengths), capacity, max_segments)
-    for length, first, end in runs(lengths):
+    for length, first, end in equal_lengths(lengths):
         packer.place(length, first, end)
     return packer.bins, packer.opened
 
 
-def _one_by_one(lengths: Ints, capacity: int, max_segments: int | None) -> tuple[Bins, int]:
+def _one_by_one(lengths: Ints, capacity: int, max_segments: int | None) -> tuple[Ints, int]:
     """`assign` by a plain loop. Rows of equal space stand in a list that is linked through the rows, so that a row is taken
     and put away in a step; which spaces some row has is kept in words of 64 bits, and which words have a bit, in one number."""
     most = len(lengths) if max_segments is None else max_segments
@@ -92,12 +89,12 @@ class _Packer:
     """Rows by the space that they have left, in the order in which they reached it."""
 
     def __init__(self, documents: int, capacity: int, max_segments: int | None) -> None:
-        self.bins: Bins = np.empty(documents, np.int64)
+        self.bins: Ints = np.empty(documents, np.int64)
         self.opened = 0
         self._capacity = capacity
         self._most = max_segments
-        self._held: npt.NDArray[np.int64] = np.zeros(documents if max_segments else 0, np.int64)  # documents a row
-        self._queues: dict[int, list[Bins]] = {}
+        self._held: Ints = np.zeros(documents if max_segments else 0, np.int64)  # documents a row
+        self._queues: dict[int, list[Ints]] = {}
         self._spaces = 0  # bit s: some row has space s
 
     def place(self, length: int, first: int, end: int) -> None:
@@ -118,7 +115,7 @@ class _Packer:
             else:
                 self.opened += used
 
-    def _fill(self, candidates: Bins, space: int, length: int, first: int, end: int) -> tuple[int, int]:
+    def _fill(self, candidates: Ints, space: int, length: int, first: int, end: int) -> tuple[int, int]:
         """Give each candidate as many documents as it takes; returns how many candidates got some, and the first
         document that is left. A row with space left for another goes on taking: no other has less that suffices."""
         fits = space // length
@@ -134,7 +131,7 @@ class _Packer:
         self._push(space - (end - first) * length, candidates[:1])
         return 1, end
 
-    def _fill_bounded(self, candidates: Bins, space: int, length: int, first: int, end: int) -> tuple[int, int]:
+    def _fill_bounded(self, candidates: Ints, space: int, length: int, first: int, end: int) -> tuple[int, int]:
         """The same with a bound on the documents a row: each candidate may take another number."""
         assert self._most is not None
         takes = np.minimum(space // length, self._most - self._held[candidates])
@@ -152,12 +149,12 @@ class _Packer:
             self._push(rest, taken[still & (left == rest)])
         return used, stop
 
-    def _pop(self, space: int) -> Bins:
+    def _pop(self, space: int) -> Ints:
         queue = self._queues.pop(space)
         self._spaces ^= 1 << space
         return queue[0] if len(queue) == 1 else np.concatenate(queue)
 
-    def _push(self, space: int, rows: Bins) -> None:
+    def _push(self, space: int, rows: Ints) -> None:
         if not space:
             return
         queue = self._queues.get(space)

@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from grain_sft.layout.packing.rows import Ints, PackOptions, Rows
+from grain_sft.layout.packing.algorithm import Ints, PackedRows, PackingAlgorithm, PackingOptions
 
 
-def concat_then_split(lengths: Ints, capacity: int, options: PackOptions) -> Rows:
+def concat_then_split(lengths: Ints, options: PackingOptions) -> PackedRows:
     """Pack documents of any `lengths`, in their order."""
-    ends = np.cumsum(lengths)
+    ends, capacity = np.cumsum(lengths), options.sequence_length
     total = int(ends[-1]) if len(ends) else 0
     cuts = np.concatenate([ends - lengths, np.arange(0, total, capacity)])  # where pieces begin
     cuts.sort(kind="stable")  # two sorted halves: one merge
@@ -19,4 +19,7 @@ def concat_then_split(lengths: Ints, capacity: int, options: PackOptions) -> Row
     document = np.searchsorted(ends, cuts, side="right")
     offset = cuts - (ends - lengths)[document]
     rows = np.bincount(cuts // capacity, minlength=-(-total // capacity))
-    return Rows(document, offset, stops - cuts, np.cumsum(rows))
+    return PackedRows(document, offset, stops - cuts, np.cumsum(rows))
+
+
+CONCAT_THEN_SPLIT = PackingAlgorithm(concat_then_split, splits_documents=True, bounds_segments=False)

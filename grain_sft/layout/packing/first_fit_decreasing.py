@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
-from grain_sft.layout.packing.rows import Ints, PackOptions, Rows, longest_first, rows_of, runs
+from grain_sft.layout.packing.algorithm import Ints, PackedRows, PackingOptions, equal_lengths, longest_first, rows_of
 
 _BLOCK = 512  # rows whose largest space is known together
 
 
-def first_fit_decreasing(lengths: Ints, capacity: int, options: PackOptions) -> Rows:
-    """Pack documents of `lengths`, each at most `capacity`."""
+def first_fit_decreasing(lengths: Ints, options: PackingOptions) -> PackedRows:
+    """Pack documents of `lengths`."""
     order = longest_first(lengths, options)
-    bins, count = assign(lengths[order], capacity, options.max_segments)
+    bins, count = assign(lengths[order], options.sequence_length, options.max_segments)
     return rows_of(order, lengths, bins, count)
 
 
 def assign(
     lengths: Ints, capacity: int, max_segments: int | None = None, max_rows: int | None = None
-) -> tuple[npt.NDArray[np.int64], int]:
+) -> tuple[Ints, int]:
     """The row of each document, and the number of rows; stops after the first document that would need more than
     `max_rows`, with `max_rows + 1`.
 
@@ -27,8 +26,8 @@ def assign(
       lengths: int64 [documents], longest first, each from 1 to `capacity`.
     """
     rows = _Rows(len(lengths), capacity, max_segments)
-    bins: npt.NDArray[np.int64] = np.empty(len(lengths), np.int64)
-    for length, first, end in runs(lengths):
+    bins: Ints = np.empty(len(lengths), np.int64)
+    for length, first, end in equal_lengths(lengths):
         position = rows.fill(length, first, end, bins)
         if position < end:
             position = rows.open(length, position, end, bins)
@@ -45,13 +44,11 @@ class _Rows:
         self.opened = 0
         self._capacity = capacity
         self._most = max_segments
-        self._spaces: npt.NDArray[np.int64] = np.zeros(
-            blocks * _BLOCK, np.int64
-        )  # 0 too where a row is full of segments
-        self._held: npt.NDArray[np.int64] = np.zeros(blocks * _BLOCK if max_segments else 0, np.int64)
-        self._largest: npt.NDArray[np.int64] = np.zeros(blocks, np.int64)
+        self._spaces: Ints = np.zeros(blocks * _BLOCK, np.int64)  # 0 too where a row is full of segments
+        self._held: Ints = np.zeros(blocks * _BLOCK if max_segments else 0, np.int64)
+        self._largest: Ints = np.zeros(blocks, np.int64)
 
-    def fill(self, length: int, position: int, end: int, bins: npt.NDArray[np.int64]) -> int:
+    def fill(self, length: int, position: int, end: int, bins: Ints) -> int:
         """Put documents into open rows, from the first on; returns the first document that none has space for."""
         blocks = np.flatnonzero(self._largest[: -(-self.opened // _BLOCK)] >= length)
         for block in blocks.tolist():
@@ -64,7 +61,7 @@ class _Rows:
                 break
         return position
 
-    def open(self, length: int, position: int, end: int, bins: npt.NDArray[np.int64]) -> int:
+    def open(self, length: int, position: int, end: int, bins: Ints) -> int:
         """Put the documents that are left into new rows."""
         fits = self._capacity // length
         if self._most is not None:
@@ -79,7 +76,7 @@ class _Rows:
             self._largest[block] = self._spaces[block * _BLOCK : (block + 1) * _BLOCK].max()
         return position
 
-    def _take(self, rows: Ints, length: int, position: int, end: int, bins: npt.NDArray[np.int64]) -> int:
+    def _take(self, rows: Ints, length: int, position: int, end: int, bins: Ints) -> int:
         takes = self._spaces[rows] // length
         if self._most is not None:
             takes = np.minimum(takes, self._most - self._held[rows])

@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import numpy as np
 
+from grain_sft.layout.packing.algorithm import Ints, PackedRows, PackingAlgorithm, PackingOptions
 from grain_sft.layout.packing.first_fit_decreasing import assign
-from grain_sft.layout.packing.rows import Ints, PackOptions, Rows
 
 _FEW = 384  # rows: up to here a plain loop is faster than arrays of spaces
 
 
-def multipack(lengths: Ints, capacity: int, options: PackOptions) -> Rows:
-    """Pack documents of `lengths`, each at most `capacity`, in the order of (seed, epoch)."""
+def multipack(lengths: Ints, options: PackingOptions) -> PackedRows:
+    """Pack documents of `lengths` in the order of (seed, epoch)."""
     order = np.random.default_rng(options.seed + options.epoch).permutation(len(lengths))
     shuffled = lengths[order]
     totals = np.cumsum(shuffled)
-    rows = options.batch_rows
+    rows, capacity = options.batch_rows, options.sequence_length
     documents, bins, batches, start = [], [], 0, 0
     while True:
         count = _longest_prefix(shuffled, totals, start, capacity, rows)
@@ -35,11 +35,21 @@ def multipack(lengths: Ints, capacity: int, options: PackOptions) -> Rows:
         batches, start = batches + 1, start + count
     if not batches:
         nothing = np.zeros(0, np.int64)
-        return Rows(nothing, nothing, nothing, nothing)
+        return PackedRows(nothing, nothing, nothing, nothing)
     document, of_row = np.concatenate(documents), np.concatenate(bins)
     document = document[np.argsort(of_row, kind="stable")]
     ends = np.cumsum(np.bincount(of_row, minlength=batches * rows))
-    return Rows(document, np.zeros(len(document), np.int64), lengths[document], ends)
+    return PackedRows(document, np.zeros(len(document), np.int64), lengths[document], ends)
+
+
+MULTIPACK = PackingAlgorithm(
+    multipack,
+    packs_per_epoch=True,
+    whole_batches=True,
+    bounds_segments=False,
+    order="openchat",
+    slow=True,
+)
 
 
 def _longest_prefix(lengths: Ints, totals: Ints, start: int, capacity: int, rows: int) -> int:

@@ -13,7 +13,7 @@ import numpy as np
 
 from grain_sft.errors import LayoutError
 from grain_sft.layout.packing import numpy_sort
-from grain_sft.layout.packing.rows import Argsort, Ints
+from grain_sft.layout.packing.algorithm import Argsort, Ints
 
 _NAMES = {"avx512": "AVX-512", "avx2": "AVX2"}
 

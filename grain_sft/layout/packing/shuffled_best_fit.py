@@ -13,19 +13,20 @@ from __future__ import annotations
 
 import numpy as np
 
+from grain_sft.layout.packing.algorithm import Ints, PackedRows, PackingAlgorithm, PackingOptions
 from grain_sft.layout.packing.best_fit_decreasing import assign
-from grain_sft.layout.packing.rows import Ints, PackOptions, Rows
 
 _CHUNKS = 16
 _LEAST_ROWS = 32  # of a chunk
 
 
-def shuffled_best_fit(lengths: Ints, capacity: int, options: PackOptions) -> Rows:
-    """Pack documents of `lengths`, each at most `capacity`, anew for (seed, epoch)."""
+def shuffled_best_fit(lengths: Ints, options: PackingOptions, most: int = 1 << 16) -> PackedRows:
+    """Pack documents of `lengths` anew for (seed, epoch), at most `most` of them together."""
+    capacity = options.sequence_length
     draw = np.random.Generator(np.random.PCG64([options.seed, options.epoch]))
     order = draw.permutation(len(lengths))
     chunks = min(_CHUNKS, max(2, int(lengths.sum()) // (capacity * _LEAST_ROWS)))
-    chunk = min(options.chunk, -(-len(order) // chunks))
+    chunk = min(most, -(-len(order) // chunks))
     documents, counts = [], []
     for begin in range(0, len(order), max(1, chunk)):
         some = order[begin : begin + chunk]
@@ -37,4 +38,7 @@ def shuffled_best_fit(lengths: Ints, capacity: int, options: PackOptions) -> Row
         counts.append(np.bincount(bins, minlength=rows))
     document = np.concatenate([np.zeros(0, np.int64), *documents])
     ends = np.cumsum(np.concatenate([np.zeros(0, np.int64), *counts]))
-    return Rows(document, np.zeros(len(document), np.int64), lengths[document], ends)
+    return PackedRows(document, np.zeros(len(document), np.int64), lengths[document], ends)
+
+
+SHUFFLED_BEST_FIT = PackingAlgorithm(shuffled_best_fit, packs_per_epoch=True)
