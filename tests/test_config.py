@@ -16,8 +16,8 @@ from sft_files import EOS, documents, write_olmo
 import grain_sft
 from grain_sft import PackedLayout, PaddedLayout
 from grain_sft.config.keys import LAYOUT_OPTIONS
-from grain_sft.config.schema import LAYOUTS
 from grain_sft.errors import ConfigError, CorpusError, CorpusFileError, LayoutError, SamplerError, TransformError
+from grain_sft.layout import LAYOUTS
 from grain_sft.sampling import Host
 
 yaml = pytest.importorskip("yaml")
@@ -558,8 +558,8 @@ def test_a_layout_of_documents_takes_the_options_of_its_class(chats, make, optio
 
 
 def test_every_option_of_a_layout_is_a_key():
-    for kind, make in LAYOUTS.items():
-        parameters = set(inspect.signature(make).parameters) - {"corpus", "sequence_length", "cache_dir"}
+    for kind in LAYOUTS:
+        parameters = set(inspect.signature(LAYOUTS[kind]).parameters) - {"corpus", "sequence_length", "cache_dir"}
         assert parameters == set(LAYOUT_OPTIONS[kind])
 
 

@@ -17,13 +17,15 @@ from grain_sft.config.kinds import check_keys, check_kind
 from grain_sft.config.mixture import load_mixture
 from grain_sft.config.reading import inherit, read
 from grain_sft.config.schedule import sizes_of
-from grain_sft.config.schema import LAYOUTS, TRANSFORMS, validate
+from grain_sft.config.schema import validate
 from grain_sft.errors import ConfigError, GrainSftError, WrongTypeError, shortened
+from grain_sft.layout import LAYOUTS
 from grain_sft.layout.packing import ALGORITHMS
 from grain_sft.pipeline import Pipeline
 from grain_sft.sampling import Host, IndexSampler
 from grain_sft.source import NpyDataSource
 from grain_sft.storage import files
+from grain_sft.transforms import TRANSFORMS
 
 __all__ = ["load", "stated"]
 
@@ -174,7 +176,7 @@ def _transform(item: object, where: str) -> grain.transforms.Map:
         options = {} if options is None else options
     if not isinstance(name, str) or not isinstance(options, Mapping):
         raise ConfigError(f"{where}: transforms: {item!r}; expected a name, or one name with its options.")
-    check_keys({name: None}, TRANSFORMS, f"{where}: transforms")
+    check_keys({name: None}, tuple(TRANSFORMS), f"{where}: transforms")
     known = TRANSFORM_OPTIONS[name]
     check_keys(options, known, f"{where}: transforms.{name}")
     for key, value in options.items():

@@ -8,8 +8,8 @@ from typing import Any
 from grain_sft.config.corpora import make_corpus
 from grain_sft.config.reading import overlay
 from grain_sft.config.schedule import sizes_of, weights_of
-from grain_sft.config.schema import LAYOUTS
 from grain_sft.errors import ConfigError
+from grain_sft.layout import LAYOUTS
 from grain_sft.layout.packing import ALGORITHMS
 from grain_sft.sampling import Host, Mixture, MixtureSampler, SourceOrder
 from grain_sft.source import MixtureSource, NpyDataSource

@@ -2,32 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
-
-import grain
 
 from grain_sft.config.keys import CORPUS, LAYOUT_OPTIONS, SAMPLER, SECTIONS, SOURCE, SOURCE_SAMPLER, TOP
 from grain_sft.config.kinds import check_keys, check_kind
 from grain_sft.config.schedule import check_batch_tokens, check_schedule
 from grain_sft.errors import ConfigError, CorpusError, StorageError
-from grain_sft.layout import Layout, MaterializedLayout, PackedLayout, PaddedLayout, WindowLayout
 from grain_sft.storage import RemoteOptions
-from grain_sft.transforms import DropLastPosition, NgramFilter, ShiftTargets, TrimToMultiple
-
-LAYOUTS: dict[str, Callable[..., Layout]] = {
-    "windows": WindowLayout,
-    "padded": PaddedLayout,
-    "packed": PackedLayout,
-    "materialized": MaterializedLayout,
-}
-TRANSFORMS: dict[str, Callable[..., grain.transforms.Map]] = {
-    "ngram_filter": NgramFilter,
-    "shift_targets": ShiftTargets,
-    "trim_to_multiple": TrimToMultiple,
-    "drop_last_position": DropLastPosition,
-}
-
 
 _STATED: dict[str, tuple[str, ...]] = {"corpus": (), "layout": ("kind", "sequence_length"), "sampler": ("seed",)}
 """Keys that each section has to state; where one of two will do, the checks below say it."""

@@ -1,5 +1,7 @@
 """Layout: which spans of which documents make row i?"""
 
+from collections.abc import Callable
+
 from grain_sft.errors import LayoutError
 from grain_sft.layout.layout import RECEIPT_VERSION, Layout, LeftOut, digest, sources_of
 from grain_sft.layout.materialized import MaterializedLayout
@@ -11,7 +13,7 @@ from grain_sft.layout.report import algorithm_title, compare_algorithms, packing
 from grain_sft.layout.windows import WindowLayout
 from grain_sft.registry import Registry
 
-LAYOUTS: Registry[type[Layout]] = Registry(
+LAYOUTS: Registry[Callable[..., Layout]] = Registry(
     "layout kind",
     LayoutError,
     {

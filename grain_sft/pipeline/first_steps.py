@@ -14,7 +14,6 @@ from grain_sft.errors import GrainSftError
 from grain_sft.layout import FILL_ROW, Layout
 from grain_sft.source import Element
 from grain_sft.storage import renew_lock
-from grain_sft.transforms import NgramFilter
 
 if TYPE_CHECKING:
     from grain_sft.pipeline.pipeline import Pipeline
@@ -139,10 +138,7 @@ def _why_taken_off(pipeline: Pipeline, element: Element) -> str:
     for transform in pipeline.transforms:
         element = transform.map(element)
         if takes_loss(element) is False:
-            if isinstance(transform, NgramFilter):
-                return (
-                    f"{transform!r} took the loss off all {count} rows that were checked: each repeats an n-gram "
-                    f"{transform.max_count} times or more. Give a greater max_count, or take the filter out."
-                )
-            return f"{transform!r} took the loss off all {count} rows that were checked. Check this transform."
+            reason = getattr(transform, "no_loss_reason", None)
+            reason = ". Check this transform." if reason is None else f": {reason}"
+            return f"{transform!r} took the loss off all {count} rows that were checked{reason}"
     return "when they are read again some take loss. Does a transform give other values each time?"

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from grain_sft.corpus.loss_reader import LossReader
 from grain_sft.layout import Pieces
 from grain_sft.pipeline import Pipeline
-from grain_sft.transforms import ShiftTargets, TrimToMultiple
+from grain_sft.transforms import trait
 
 Ints = npt.NDArray[np.int64]
 
@@ -30,8 +30,8 @@ class TrainableTokens:
 
     def __init__(self, pipeline: Pipeline) -> None:
         self._source = pipeline.source
-        before = itertools.takewhile(lambda each: not isinstance(each, ShiftTargets), pipeline.transforms)
-        self._transforms: list[grain.transforms.Map] = [each for each in before if not isinstance(each, TrimToMultiple)]
+        before = itertools.takewhile(lambda each: not trait(each, "shifts_targets"), pipeline.transforms)
+        self._transforms: list[grain.transforms.Map] = [each for each in before if not trait(each, "trims_columns")]
         corpus = pipeline.source.layout.corpus
         self._loss = LossReader(corpus.shards, scattered=True, remote=corpus.remote) if corpus.has_loss else None
 

@@ -21,11 +21,12 @@ def require_keys(transform: object, element: Element, keys: tuple[str, ...]) -> 
 
 
 def trait(transform: object, name: str) -> bool:
-    """Return whether a transform has a trait; a grain `Map` that does not state one does not have it.
+    """Return whether a transform has a trait, an attribute of its class; a grain `Map` without the attribute does not have it.
 
     Args:
-      name: "shifts_targets": makes a trainer's batch of the source's dict. "reads_rows": has `read(source, rows)`, which gives
-        what `map(source.read(rows))` gives in fewer passes. "trims_columns": changes nothing but the length of rows.
-        "filters_repetition": has `fails(tokens, segment_ids)` and takes the loss off rows that fail.
+      name: One of
+        "shifts_targets": makes a trainer's batch of the source's dict;
+        "trims_columns": changes nothing but the length of rows;
+        "filters_repetition": has `fails(tokens, segment_ids)`, and takes the loss off rows that fail.
     """
     return bool(getattr(transform, name, False))

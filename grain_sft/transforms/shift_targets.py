@@ -31,7 +31,7 @@ class ShiftTargets(grain.transforms.Map):
     is computed from them is kept.
     """
 
-    shifts_targets = reads_rows = True
+    shifts_targets = True
 
     def __init__(self) -> None:
         self._arrays = Arrays()

@@ -12,7 +12,7 @@ from grain_sft.errors import GrainSftError
 from grain_sft.layout import FILL_ROW, Layout
 from grain_sft.pipeline import Pipeline, takes_loss, why_no_loss
 from grain_sft.source import Element
-from grain_sft.transforms import TrimToMultiple
+from grain_sft.transforms import trait
 from grain_sft.verify.check_plan import check_plan
 from grain_sft.verify.finding import Report
 
@@ -114,7 +114,7 @@ def _end_steps(pipeline: Pipeline) -> list[int]:
 def _check_batches(report: Report, pipeline: Pipeline, where: str, vocab_size: int | None) -> None:
     """Make the first and the last batch and look at their arrays."""
     shapes: dict[str, tuple[tuple[int, ...], str]] | None = None
-    trims = any(isinstance(transform, TrimToMultiple) for transform in pipeline.transforms)
+    trims = any(trait(transform, "trims_columns") for transform in pipeline.transforms)
     one_shape = not (trims or pipeline.sampler.batch_sizes.schedule)
     for step in _end_steps(pipeline):
         try:

@@ -13,7 +13,7 @@ from grain_sft.errors import GrainSftError
 from grain_sft.layout import FILL_ROW, Layout
 from grain_sft.pipeline import Pipeline
 from grain_sft.provenance import summarize, trace
-from grain_sft.transforms import NgramFilter
+from grain_sft.transforms import NgramFilter, trait
 from grain_sft.view.token_text import TokenTexts
 from grain_sft.view.visible import visible
 
@@ -74,7 +74,7 @@ def filtered(pipeline: Pipeline, steps: list[int], texts: TokenTexts) -> dict[st
       filter: its repr; used: whether the config has it; rows, rejected, and rejected_for_padding: of these, how many would
       not be rejected without the padding at their ends; examples.
     """
-    own = next((each for each in pipeline.transforms if isinstance(each, NgramFilter)), None)
+    own = next((each for each in pipeline.transforms if trait(each, "filters_repetition")), None)
     chosen = own or NgramFilter()
     counts = {"rows": 0, "rejected": 0, "rejected_for_padding": 0}
     examples: list[dict[str, Any]] = []

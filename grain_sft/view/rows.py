@@ -14,7 +14,7 @@ from grain_sft.errors import PipelineError, RowIndexError
 from grain_sft.pipeline import Pipeline
 from grain_sft.provenance import Trace, trace
 from grain_sft.source import Element
-from grain_sft.transforms import NgramFilter
+from grain_sft.transforms import trait
 from grain_sft.view.visible import visible_line
 
 _BATCH = ("inputs", "targets", "inputs_position", "inputs_segmentation", "targets_segmentation")
@@ -201,6 +201,7 @@ def _failing(pipeline: Pipeline, batch: Element) -> npt.NDArray[np.bool_] | None
     tokens = batch["inputs"] if "inputs" in batch else batch.get("tokens")
     segments = batch["inputs_segmentation"] if "inputs" in batch else batch.get("segment_ids")
     for transform in pipeline.transforms:
-        if isinstance(transform, NgramFilter) and tokens is not None:
-            return transform.fails(tokens, segments)
+        if trait(transform, "filters_repetition") and tokens is not None:
+            failing: npt.NDArray[np.bool_] = transform.fails(tokens, segments)
+            return failing
     return None

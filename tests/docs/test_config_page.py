@@ -8,9 +8,10 @@ import pytest
 
 from grain_sft import IndexSampler, open_corpus
 from grain_sft.config import keys
-from grain_sft.config.schema import LAYOUTS, TRANSFORMS
 from grain_sft.errors import CorpusError
+from grain_sft.layout import LAYOUTS
 from grain_sft.storage.remote_options import RemoteOptions
+from grain_sft.transforms import TRANSFORMS
 
 TABLES = {
     "corpus": (keys.CORPUS, open_corpus),
