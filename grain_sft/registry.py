@@ -64,7 +64,9 @@ class Registry(Generic[Entry]):
                 f"{self._noun} {name!r}: expected one of {', '.join(self._entries)}, or package.module:Name.{hint}"
             )
         if isinstance(entry, str):
-            entry = self._entries[name] = self._imported(entry)
+            entry = self._imported(entry)
+            if name in self._entries:  # an entry from outside stays unlisted, whatever was asked for before
+                self._entries[name] = entry
         return entry
 
     def _imported(self, name: str) -> Entry:

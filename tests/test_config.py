@@ -430,7 +430,6 @@ def test_a_value_of_the_wrong_kind_is_an_error(config, tmp_path, place, value, e
         ("layout.kind", "window", "windows"),
         ("layout.kind", 5, "windows"),
         ("sampler.last_batch", "keep", "drop, fill, run_on"),
-        ("corpus.format", "parquet", "auto, files, mix, index"),
     ],
 )
 def test_a_word_that_is_not_one_of_those_is_an_error_that_lists_them(config, tmp_path, place, value, among):

@@ -25,7 +25,7 @@ from grain_sft import (
     WindowLayout,
 )
 from grain_sft.cli.main import main
-from grain_sft.corpus import row_format
+from grain_sft.corpus import shard as row_format
 from grain_sft.errors import CorpusError, CorpusFileError, LayoutError
 from grain_sft.layout import FILL_ROW, MaterializedLayout
 from grain_sft.prepare.materialize import materialize
@@ -101,7 +101,7 @@ def test_written_rows_are_the_packed_rows(tmp_path, kind, options):
 @pytest.mark.parametrize("kind", ["masks", "uint16", "weights", "primer", "plain"])
 @pytest.mark.parametrize("epochs", [1, 2])
 def test_rows_that_say_where_their_segments_end_are_the_packed_rows(tmp_path, monkeypatch, kind, epochs):
-    monkeypatch.setattr(row_format, "LONG", 1)
+    monkeypatch.setattr(row_format, "LONG_SEGMENT", 1)
     options = {} if epochs == 1 else {"algorithm": "shuffled_best_fit", "epochs": epochs}
     expected = NpyDataSource(PackedLayout(make(tmp_path, kind), 8 * LENGTH - 1, **options))
     assert expected.layout.statistics["padding"]
@@ -123,7 +123,7 @@ def test_rows_that_say_where_their_segments_end_are_the_packed_rows(tmp_path, mo
 
 @pytest.mark.parametrize("count", [1 << 20, -1, -(1 << 62)])
 def test_segments_that_end_nowhere_in_their_row_are_an_error(tmp_path, monkeypatch, count):
-    monkeypatch.setattr(row_format, "LONG", 1)
+    monkeypatch.setattr(row_format, "LONG_SEGMENT", 1)
     materialize(PackedLayout(make(tmp_path, "plain"), 8 * LENGTH), tmp_path / "rows")
     source, preadv = opened(tmp_path / "rows"), os.preadv
 
@@ -227,7 +227,7 @@ def test_rows_in_a_bucket_are_those_of_a_folder(tmp_path, client, monkeypatch, k
     rows = np.arange(len(expected))[::-3]
     assert_same(ShiftTargets().read(found, rows), ShiftTargets().read(expected, rows))
     np.testing.assert_array_equal(there.read(40, 140)[0], here.read(40, 140)[0])
-    monkeypatch.setattr(row_format, "LONG", 1)  # row by row
+    monkeypatch.setattr(row_format, "LONG_SEGMENT", 1)  # row by row
     again = [NpyDataSource(PackedLayout(corpus, 200)) for corpus in (here, there)]
     assert all(source._long is not None for source in again)
     assert_same(ShiftTargets().read(again[0], np.arange(5)), ShiftTargets().read(again[1], np.arange(5)))
@@ -462,7 +462,7 @@ def test_rows_longer_than_uint16_counts(tmp_path):
 
 
 def test_positions_that_uint16_does_not_hold(tmp_path, monkeypatch):
-    monkeypatch.setattr(row_format, "LONG", 1 << 30)
+    monkeypatch.setattr(row_format, "LONG_SEGMENT", 1 << 30)
     length = (1 << 16) + 1
     docs = [(np.arange(size, dtype=np.uint32) % 100 + 3, np.ones(size, bool)) for size in (length, 70_000, 100, 7)]
     expected = NpyDataSource(PackedLayout(grain_sft.open_corpus(write_episodes(tmp_path / "long", docs)), length))

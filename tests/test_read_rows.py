@@ -12,7 +12,7 @@ from sft_files import documents, write_episodes, write_olmo
 
 import grain_sft
 from grain_sft import NpyDataSource, PackedLayout, PaddedLayout, ShiftTargets, WindowLayout
-from grain_sft.corpus import row_format
+from grain_sft.corpus import shard as row_format
 from grain_sft.errors import TransformError
 from grain_sft.layout import FILL_ROW, MaterializedLayout
 from grain_sft.prepare.materialize import materialize
@@ -42,7 +42,7 @@ def corpora(tmp_path_factory):
 
 def layouts(folder, corpus, kind):
     packed = PackedLayout(corpus, LENGTH, cache_dir=folder / "cache")
-    materialize(packed, folder / f"{kind}-rows-{row_format.LONG}")
+    materialize(packed, folder / f"{kind}-rows-{row_format.LONG_SEGMENT}")
     return {
         "windows": WindowLayout(corpus, LENGTH),
         "padded": PaddedLayout(corpus, LENGTH),
@@ -52,14 +52,14 @@ def layouts(folder, corpus, kind):
         "epochs": PackedLayout(
             corpus, LENGTH, algorithm="shuffled_best_fit", seed=1, epochs=2, cache_dir=folder / "cache"
         ),
-        "materialized": MaterializedLayout(grain_sft.open_corpus(folder / f"{kind}-rows-{row_format.LONG}")),
+        "materialized": MaterializedLayout(grain_sft.open_corpus(folder / f"{kind}-rows-{row_format.LONG_SEGMENT}")),
     }
 
 
 @pytest.mark.parametrize("long_runs", [True, False])
 @pytest.mark.parametrize("kind", KINDS)
 def test_read_is_map_of_read(corpora, kind, long_runs, monkeypatch):
-    monkeypatch.setattr(row_format, "LONG", 1 if long_runs else 1 << 30)
+    monkeypatch.setattr(row_format, "LONG_SEGMENT", 1 if long_runs else 1 << 30)
     folder, found = corpora
     random = np.random.default_rng(0)
     for name, layout in layouts(folder, found[kind], kind).items():

@@ -99,7 +99,7 @@ def _schema(text: str) -> str:
 
 def add_corpus_options(group: Any) -> None:
     """Add the options of `open_corpus` that say how its files are read."""
-    from grain_sft.corpus.shard import TOKEN_DTYPES
+    from grain_sft.corpus import TOKEN_DTYPES
 
     group.add_argument("--dtype", choices=TOKEN_DTYPES, help="dtype of headerless arrays (default: uint32, if it fits)")
     group.add_argument("--eos-token-id", type=at_least(0), help="token that ends a document")
@@ -132,9 +132,10 @@ def add_corpus_options(group: Any) -> None:
 
 def add_format(group: Any) -> None:
     """Add `--format`, the format of a corpus that is opened."""
-    from grain_sft.corpus.open import FORMATS
+    from grain_sft.corpus import FORMATS
 
-    group.add_argument("--format", choices=FORMATS, default="auto", help="format of the corpus (default: auto)")
+    names = ", ".join(FORMATS)
+    group.add_argument("--format", default="auto", help=f"{names}, or package.module:Name (default: auto)")
 
 
 def corpus_options(options: argparse.Namespace) -> dict[str, Any]:

@@ -7,8 +7,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from grain_sft.corpus import Corpus, open_corpus
-from grain_sft.corpus.made_with import check_tokenizer
+from grain_sft.corpus import Corpus, check_tokenizer, open_corpus
 from grain_sft.errors import ConfigError
 
 

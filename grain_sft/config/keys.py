@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from typing import Any, Final, get_args
 
 from grain_sft.config.kinds import Kind
-from grain_sft.corpus.open import FORMATS
 from grain_sft.layout.packing import ALGORITHMS, TIES
 from grain_sft.sampling import LastBatch, OnExhausted
 
@@ -68,7 +67,12 @@ CORPUS: Table = {
         "a URL. A relative path starts at the folder of the config or, if nothing is there, at the working directory.",
     ),
     "mixture": Key(dict, None, "Several corpora with weights, by name. See [sources](#sources-of-a-mixture)."),
-    "format": Key(FORMATS, "auto", "Format of the files; `auto` infers it from what `path` names."),
+    "format": Key(
+        str,
+        "auto",
+        "Format of the files: `files`, `mix`, `index`, `olmo`, `episodes`, `primer`, `openchat`, `rows`, or a class of yours "
+        "as `package.module:Name`. `auto` infers it from what `path` names.",
+    ),
     "dtype": Key(
         str,
         None,

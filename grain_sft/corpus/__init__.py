@@ -1,9 +1,65 @@
 """Corpus: what tokens and documents are on disk?"""
 
-from grain_sft.corpus.corpus import Corpus
-from grain_sft.corpus.documents import Document, Documents
-from grain_sft.corpus.loss import LossFile
-from grain_sft.corpus.open import open_corpus
-from grain_sft.corpus.shard import Shard
+from grain_sft.corpus import content
+from grain_sft.corpus.corpus import Corpus, Document
+from grain_sft.corpus.document_finder import DocumentFinder, part_by_part
+from grain_sft.corpus.documents import Documents
+from grain_sft.corpus.formats import (
+    FORMATS,
+    CorpusMetadata,
+    DirectoryListing,
+    Format,
+    ReadOptions,
+    Split,
+    TokenFile,
+    scan_corpus,
+)
+from grain_sft.corpus.formats.metadata import PREPARE, SPLIT, Json, split_metadata
+from grain_sft.corpus.formats.parquet import METADATA_KEY
+from grain_sft.corpus.formats.rows import ROWS_FORMAT, ROWS_MANIFEST, ROWS_VERSION, row_files, scan_rows
+from grain_sft.corpus.formats.scanning import THREADS
+from grain_sft.corpus.loss import IGNORED, KINDS, LossFile, LossReader
+from grain_sft.corpus.mixture import MixtureCorpus
+from grain_sft.corpus.open import AUTO, check_tokenizer, open_corpus
+from grain_sft.corpus.shard import TOKEN_DTYPES, RowFormat, Shard, TokenDtype, are_long
 
-__all__ = ["Corpus", "Document", "Documents", "LossFile", "Shard", "open_corpus"]
+__all__ = [
+    "AUTO",
+    "FORMATS",
+    "IGNORED",
+    "KINDS",
+    "METADATA_KEY",
+    "PREPARE",
+    "ROWS_FORMAT",
+    "ROWS_MANIFEST",
+    "ROWS_VERSION",
+    "SPLIT",
+    "THREADS",
+    "TOKEN_DTYPES",
+    "Corpus",
+    "CorpusMetadata",
+    "DirectoryListing",
+    "Document",
+    "DocumentFinder",
+    "Documents",
+    "Format",
+    "Json",
+    "LossFile",
+    "LossReader",
+    "MixtureCorpus",
+    "ReadOptions",
+    "RowFormat",
+    "Shard",
+    "Split",
+    "TokenDtype",
+    "TokenFile",
+    "are_long",
+    "check_tokenizer",
+    "content",
+    "open_corpus",
+    "part_by_part",
+    "row_files",
+    "scan_corpus",
+    "scan_rows",
+    "split_metadata",
+]

@@ -1,13 +1,15 @@
-"""Content hashes of a corpus's files, so that what is derived from their bytes is found by their bytes alone.
+"""Content hashes: what is derived from the bytes of a corpus is found by these bytes alone.
 
-A full hash reads every byte, some 1 GB/s a core. So this machine remembers the hashes of files by what changes whenever one
-is written to: device, inode, size, and the times of the last change of bytes and of metadata; of an object in a bucket its
-URL, size, and generation or entity tag. A file that was written to within the last two seconds is not remembered: another
-write could leave its times as they are.
+A full hash reads every byte, about 1 GB/s a core. So this machine caches the hashes of files by what changes whenever a file
+is written to: device, inode, size, and the times of the last change of bytes and of metadata; for an object in a bucket its
+URL, size, and generation or entity tag. The hash of a file that was written to within the last two seconds is not cached:
+another write could leave its times as they are.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -16,12 +18,22 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from grain_sft.corpus.corpus_files import CorpusFiles
 from grain_sft.errors import CorpusFileError
-from grain_sft.storage import Range, StampedFile, files, hashing, inside, open_regular, remote_files, size_change
-from grain_sft.storage import artifact as artefact
+from grain_sft.storage import (
+    Range,
+    StampedFile,
+    artifact,
+    files,
+    hashing,
+    inside,
+    open_regular,
+    remote_files,
+    size_change,
+)
 
 PREFIX = "content-sha256:"
-"""Of every hash of content that is shown, so that none is taken for a fingerprint of a file's ends."""
+"""Prefix of every content hash that is shown, so that none is mistaken for a fingerprint of a file's ends."""
 
 _VERSION = 1
 _SETTLED = 2.0  # seconds after which a file's times tell whether it was written to again
@@ -29,12 +41,11 @@ _REMEMBERED_FROM = 1 << 20  # bytes of all files; fewer are hashed as fast as th
 _AT_ONCE = 16 * hashing.BLOCK  # of a remote file
 _VERSIONS = ("generation", "ETag", "etag", "version_id")
 
-Stamps = list[list[Any]]
 Read = Callable[[], list[str]]
 
 
 class _ChangedError(Exception):
-    """Files that changed while they were hashed: the hashes are right for the bytes that were read."""
+    """Files changed while they were hashed. The hashes are right for the bytes that were read."""
 
     def __init__(self, hashes: list[str]) -> None:
         super().__init__()
@@ -42,12 +53,12 @@ class _ChangedError(Exception):
 
 
 def hashes_of(stored: Sequence[StampedFile], read: Read | None = None, *, of: str = "bytes") -> list[str]:
-    """The hash of each file's data, remembered from when they were hashed last.
+    """Return the hash of each file's data, from the cache where it is there.
 
     Args:
-      stored: the files.
-      read: gives the hashes by reading all files; None: this does.
-      of: what `read` hashes, where that is not the bytes from `data_offset` on.
+      stored: Files.
+      read: Function that reads all files and returns their hashes; None: `read_hashes`.
+      of: Name of what `read` hashes, where that is not the bytes from `data_offset` on.
 
     Raises:
       CorpusFileError: a file is missing, unreadable, or of another size.
@@ -64,28 +75,24 @@ def hashes_of(stored: Sequence[StampedFile], read: Read | None = None, *, of: st
         return {"sha256": np.array([list(bytes.fromhex(each)) for each in hashes], np.uint8)}
 
     try:
-        return _listed(artefact.load_or_make("content", depends, make, _folder(stored), check=_check(len(stored))))
+        return _listed(artifact.load_or_make("content", depends, make, _folder(stored), check=_check(len(stored))))
     except _ChangedError as changed:
         return changed.hashes
 
 
 def recall(stored: Sequence[StampedFile], *, of: str = "bytes") -> list[str] | None:
-    """The hashes, where this machine remembers them or the files are small; None where many bytes would have to be read."""
+    """Return the hashes if they are cached or the files are small; None if many bytes would have to be read."""
     if sum(file.size for file in stored) < _REMEMBERED_FROM and of == "bytes":
         return read_hashes(stored)
     depends = _depends(stored, of)
     if depends is None:
         return None
-    found = artefact.find("content", depends, _folder(stored), check=_check(len(stored)))
+    found = artifact.find("content", depends, _folder(stored), check=_check(len(stored)))
     return None if found is None else _listed(found)
 
 
 def read_hashes(stored: Sequence[StampedFile]) -> list[str]:
-    """The hash of each file's bytes from `data_offset` on, read now.
-
-    Raises:
-      CorpusFileError: a file is missing, unreadable, or of another size.
-    """
+    """Read the files, and return the hash of each one's bytes from `data_offset` on."""
     return [_read_remote(file) if files.is_remote(file.path) else _read_local(file) for file in stored]
 
 
@@ -120,10 +127,10 @@ def _read_remote(file: StampedFile) -> str:
 
 
 def _depends(stored: Sequence[StampedFile], of: str) -> Mapping[str, Any] | None:
-    """What tells these files from others and from what they may become; None where nothing does, or few bytes are theirs."""
+    """Return what changes whenever these files do; None where nothing does, or where they are small."""
     if sum(file.size for file in stored) < _REMEMBERED_FROM:
         return None
-    stamps: Stamps = []
+    stamps: list[list[Any]] = []
     remote = [file.path for file in stored if files.is_remote(file.path) and file.version is None]
     infos = dict(zip(remote, remote_files.infos(remote), strict=True)) if remote else {}
     now = time.time()
@@ -146,19 +153,19 @@ def _depends(stored: Sequence[StampedFile], of: str) -> Mapping[str, Any] | None
 
 
 def _version(info: Mapping[str, Any] | Exception, size: int) -> str:
-    """What no other bytes of a remote file will ever have; "" where its file system knows nothing of that kind."""
+    """Return the version of a remote file, which no other bytes will ever have; "" where its store has no versions."""
     if isinstance(info, Exception) or info.get("size") != size:
         return ""
     return next((f"{key} {info[key]}" for key in _VERSIONS if info.get(key)), "")
 
 
 def _folder(stored: Sequence[StampedFile]) -> Any:
-    """Where the hashes are kept: those of remote files with all that machines share, if anything is."""
+    """Return where hashes are kept: those of remote files in the cache that machines share, if there is one."""
     return None if all(files.is_remote(file.path) for file in stored) else files.cache_dir()
 
 
-def _check(count: int) -> artefact.Check:
-    def check(arrays: artefact.Arrays) -> None:
+def _check(count: int) -> artifact.Check:
+    def check(arrays: artifact.Arrays) -> None:
         found = arrays.get("sha256")
         if found is None or found.dtype != np.uint8 or found.shape != (count, 32):
             raise ValueError(f"it does not hold {count} hashes")
@@ -166,5 +173,58 @@ def _check(count: int) -> artefact.Check:
     return check
 
 
-def _listed(arrays: artefact.Arrays) -> list[str]:
+def _listed(arrays: artifact.Arrays) -> list[str]:
     return [bytes(each).hex() for each in arrays["sha256"]]
+
+
+def content_of_boundaries(corpus: CorpusFiles, hashes: list[str]) -> str:
+    """Return the key of the documents of boundary files that have these hashes.
+
+    The last token of each shard, which its digest covers, and the number of sources decide whether a document continues in
+    the next part.
+    """
+    of_files: list[Any] = []
+    for shard, found in zip(corpus.shards, hashes, strict=True):
+        assert shard.boundaries is not None
+        of_files.append([shard.num_tokens, shard.digest, shard.boundaries.kind, shard.boundaries.continues, found])
+    sources = None if corpus.sources_file is None else corpus.sources_file.size
+    return _hash(["boundaries", corpus.dtype.name, _eos(corpus), sources, of_files])
+
+
+def content_of_tokens(corpus: CorpusFiles, hashes: list[str], bos_token_id: int | None) -> str:
+    """Return the key of the documents that EOS tokens end in shards that have these hashes."""
+    return _hash(["eos", hash_of_tokens(corpus, hashes), _eos(corpus), bos_token_id])
+
+
+def hash_of_tokens(corpus: CorpusFiles, hashes: list[str]) -> str:
+    """Return the hash of every token of shards that have these hashes."""
+    of_files = [[shard.num_tokens, found] for shard, found in zip(corpus.shards, hashes, strict=True)]
+    return _hash(["tokens", corpus.dtype.name, of_files])
+
+
+def content_of_corpus(corpus: CorpusFiles) -> str:
+    """Return the hash of every byte of all files of tokens, loss and boundaries."""
+    listed = [file for shard in corpus.shards for file in (shard, shard.loss, shard.boundaries) if file is not None]
+    rest = iter(hashes_of(listed))
+    of_files: list[Any] = []
+    for shard in corpus.shards:
+        of_files.append([shard.num_tokens, shard.row, next(rest)])
+        if shard.loss is not None:
+            of_files.append(["loss", shard.loss.kind, next(rest)])
+        if shard.boundaries is not None:
+            of_files.append(["boundaries", shard.boundaries.kind, shard.boundaries.continues, next(rest)])
+    return _hash(["corpus", corpus.dtype.name, _eos(corpus), of_files])
+
+
+def hashed_of(corpus: CorpusFiles) -> str:
+    """Return what a scan of tokens hashes of each shard, as the argument `of` of `hashes_of`."""
+    return "bytes" if all(shard.row is None for shard in corpus.shards) else "tokens in rows"
+
+
+def _eos(corpus: CorpusFiles) -> int | None:
+    return None if corpus.eos_token_id is None else int(corpus.eos_token_id)
+
+
+def _hash(what: list[Any]) -> str:
+    text = json.dumps(["grain_sft content", 1, *what])
+    return f"{PREFIX}{hashlib.sha256(text.encode()).hexdigest()}"

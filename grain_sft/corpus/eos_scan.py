@@ -1,30 +1,92 @@
-"""Scans of all tokens of a corpus: for EOS tokens, and for the hash of its bytes at the same time."""
+"""Documents by EOS tokens: a scan of all tokens, which hashes them at the same time."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
-from grain_sft.storage import ShardReader, hashing
-
-if TYPE_CHECKING:
-    from grain_sft.corpus.corpus import Corpus
-
-Ints = npt.NDArray[np.int64]
+from grain_sft.corpus import content
+from grain_sft.corpus.corpus_files import CorpusFiles
+from grain_sft.corpus.documents import Documents, Ints
+from grain_sft.errors import CorpusError, CorpusFileError
+from grain_sft.storage import ShardReader, artifact, hashing
 
 _SCAN_BYTES = hashing.BLOCK
+_KEPT_FROM = 1 << 23  # bytes of tokens; fewer are scanned in a millisecond
 
 
-def count_token(corpus: Corpus, token: int) -> int:
-    """How often `token` occurs in the corpus."""
+def count_token(corpus: CorpusFiles, token: int) -> int:
+    """Return the number of occurrences of `token`."""
     return sum(int(np.count_nonzero(chunk == token)) for _, _, chunk in _chunks(corpus))
 
 
-def scan(corpus: Corpus, bos_token_id: int | None) -> tuple[dict[str, Ints], list[str]]:
-    """The arrays of `Documents`, and the hash of each shard's tokens."""
+def by_eos(corpus: CorpusFiles, bos_token_id: int | None = None) -> Documents:
+    """Return the documents that end at each EOS, EOS included. Tokens after a shard's last EOS are in no document.
+
+    The result for a corpus of more than a few MB is kept in the folder `documents` of the cache.
+
+    Args:
+      corpus: Corpus with an `eos_token_id`.
+      bos_token_id: Token that has to follow an EOS, unless it is a shard's last token, for it to end a document.
+
+    Raises:
+      CorpusFileError: a shard is missing, or not the one that was indexed.
+      CorpusError: the corpus has no `eos_token_id`.
+    """
+    if corpus.eos_token_id is None:
+        raise CorpusError(
+            f"{corpus.shards[0].path}: where documents end is not known: no boundary files. Give eos_token_id, the token "
+            "that ends each."
+        )
+    scanned: dict[str, Ints] = {}
+
+    def scan_once() -> list[str]:
+        arrays, hashes = scan(corpus, bos_token_id)
+        scanned.update(arrays)
+        return hashes
+
+    def documents(arrays: artifact.Arrays, hashes: list[str]) -> Documents:
+        start, length, highest = (arrays[name].view(np.ndarray) for name in ("start", "length", "highest_token"))
+        key = content.content_of_tokens(corpus, hashes, bos_token_id)
+        return Documents(start, length, int(highest[0]), key, content.hash_of_tokens(corpus, hashes))
+
+    if corpus.num_tokens * corpus.dtype.itemsize < _KEPT_FROM:
+        hashes = scan_once()
+        return documents(scanned, hashes)
+    hashes = content.hashes_of(corpus.shards, scan_once, of=content.hashed_of(corpus))
+    depends = {"documents": 3, "content": content.content_of_tokens(corpus, hashes, bos_token_id)}
+
+    def make() -> dict[str, Ints]:
+        if not scanned and scan_once() != hashes:
+            raise CorpusFileError(
+                f"{corpus.shards[0].path}, or another file of its corpus, was written to during the search for documents. "
+                "Wait until the files are complete, then open the corpus again."
+            )
+        return scanned
+
+    check = functools.partial(_check_documents, corpus.num_tokens)
+    return documents(artifact.load_or_make("documents", depends, make, check=check), hashes)
+
+
+def _check_documents(num_tokens: int, arrays: artifact.Arrays) -> None:
+    """Raise ValueError for arrays that no scan returns."""
+    start, length, highest = (arrays.get(name) for name in ("start", "length", "highest_token"))
+    if start is None or length is None or highest is None or start.ndim != 1 or start.shape != length.shape:
+        raise ValueError("it lacks an array")
+    if any(array.dtype != np.int64 for array in (start, length, highest)) or highest.shape != (1,):
+        raise ValueError("its arrays are not int64 [documents]")
+    if len(start) and (start.min() < 0 or length.min() < 1 or start.max() >= num_tokens or length.max() > num_tokens):
+        raise ValueError("a document lies outside the corpus")
+    stop = start + length
+    if (start[1:] < stop[:-1]).any() or (len(stop) and stop[-1] > num_tokens):
+        raise ValueError("its documents overlap or lie outside the corpus")
+
+
+def scan(corpus: CorpusFiles, bos_token_id: int | None) -> tuple[dict[str, Ints], list[str]]:
+    """Return the arrays of `Documents`, and the hash of each shard's tokens."""
     starts, ends = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
     number, after, waiting, highest = -1, 0, False, 0
     with hashing.BlockHasher(len(corpus.shards)) as hasher:
@@ -56,8 +118,8 @@ def scan(corpus: Corpus, bos_token_id: int | None) -> tuple[dict[str, Ints], lis
     return arrays, hashes
 
 
-def _chunks(corpus: Corpus) -> Iterator[tuple[int, int, npt.NDArray[np.unsignedinteger]]]:
-    """(shard, first token counted through the corpus, tokens) of all tokens, each chunk in memory of its own."""
+def _chunks(corpus: CorpusFiles) -> Iterator[tuple[int, int, npt.NDArray[np.unsignedinteger]]]:
+    """Yield (shard, token offset in the corpus, tokens) of all tokens, each chunk in memory of its own."""
     reader = ShardReader(corpus.shards, corpus.dtype.itemsize, 1, remote=corpus.remote)
     per_chunk = _SCAN_BYTES // corpus.dtype.itemsize
     before = 0

@@ -1,15 +1,18 @@
-"""Loss files: which tokens take loss, or how much of it, in a file beside the tokens and aligned to them."""
+"""Loss files: sidecars that state which tokens take loss, or how much of it, one value for each token."""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from grain_sft.errors import CorpusError
-from grain_sft.storage import DIGEST_BYTES, MAGIC, digest_of, files, npy_header, read_head
+from grain_sft.storage import DIGEST_BYTES, MAGIC, RemoteOptions, ShardReader, digest_of, files, npy_header, read_head
+
+Ints = npt.NDArray[np.int64]
 
 IGNORED = -100
 """The label of a token that takes no loss."""
@@ -24,16 +27,16 @@ _HEADERS = {"bool": ("|b1", "|u1"), "float32": ("<f4",), "labels": ("<i4",)}
 
 @dataclasses.dataclass(frozen=True)
 class LossFile:
-    """The loss of one shard's tokens, a value for each: value i says whether token i, as a target, takes loss.
+    """The loss of one shard's tokens. Value i states whether token i, as a target, takes loss.
 
     Attributes:
-      path: local path, or URL.
-      kind: "bool", "float32" or "labels" (int32, loss where it is not -100).
-      size: bytes of the whole file.
-      data_offset: bytes before the first value.
-      digest: hash of the first and the last 4 KiB of values.
-      version: version of a remote file; None: not known.
-      root: folder that the file has to lie in whenever it is opened; None: it may lie anywhere. Not saved.
+      path: Local path, or URL.
+      kind: "bool", "float32" (weights) or "labels" (int32, loss where it is not -100).
+      size: Size of the whole file in bytes.
+      data_offset: Bytes before the first value.
+      digest: Hash of the first and the last 4 KiB of values.
+      version: Version of a remote file; None: unknown.
+      root: Folder that the file must lie in whenever it is opened; None: anywhere. It is not saved.
     """
 
     path: str
@@ -46,16 +49,16 @@ class LossFile:
 
     @property
     def count(self) -> int:
-        """Values in the file."""
+        """Number of values in the file."""
         return (self.size - self.data_offset) // KINDS[self.kind].itemsize
 
 
 def scan_loss(path: str, kind: str) -> LossFile:
-    """Size and ends of a loss file, its values at the ends checked.
+    """Return a loss file of one of `KINDS`, after a check of the values at its ends.
 
     Raises:
-      CorpusFileError: missing or unreadable.
-      CorpusError: not a whole number of values, or values that such a file can't hold.
+      CorpusFileError: the file is missing or unreadable.
+      CorpusError: it does not hold a whole number of values, or holds values that such a file can't hold.
     """
     size, head, version = read_head(path)
     dtype, offset = KINDS[kind], 0
@@ -70,7 +73,7 @@ def scan_loss(path: str, kind: str) -> LossFile:
             raise CorpusError(f"{path}: the header promises {shape[0]} values, but {size - offset} bytes follow it.")
     if (size - offset) % dtype.itemsize:
         raise CorpusError(
-            f"{path}: {size} bytes is no multiple of {dtype.itemsize}, the size of a {dtype.name}. It was cut short."
+            f"{path}: {size} bytes is not a multiple of {dtype.itemsize}, the size of a {dtype.name}. It was cut short."
         )
     first = files.read_range(path, offset, offset + DIGEST_BYTES, version=version) if offset else head[:DIGEST_BYTES]
     tail_start = max(offset, size - DIGEST_BYTES)
@@ -81,7 +84,7 @@ def scan_loss(path: str, kind: str) -> LossFile:
 
 
 def _check_values(path: str, kind: str, data: bytes) -> None:
-    """Check values at an end of the file; labels are compared with the tokens, by `check_labels`."""
+    """Check the values at an end of the file. `check_labels` compares labels with the tokens."""
     dtype = KINDS[kind]
     values: npt.NDArray[Any] = np.frombuffer(data[: len(data) // dtype.itemsize * dtype.itemsize], dtype)
     if kind == "bool":
@@ -94,27 +97,138 @@ def _check_values(path: str, kind: str, data: bytes) -> None:
         raise CorpusError(f"{path}: holds {values[wrong][0]}; expected {expected} for each token. It is another file.")
 
 
-def check_labels(
-    loss: LossFile, tokens_path: str, tokens_offset: int, num_tokens: int, dtype: np.dtype[np.unsignedinteger]
-) -> None:
-    """Check that labels at the file's two ends are the tokens themselves or IGNORED.
+class _Tokens(Protocol):
+    """What `check_loss` needs of a Shard, which refers to this module."""
+
+    @property
+    def path(self) -> str: ...
+    @property
+    def data_offset(self) -> int: ...
+    @property
+    def num_tokens(self) -> int: ...
+
+
+def check_loss(shard: _Tokens, loss: LossFile, dtype: np.dtype[np.unsignedinteger]) -> None:
+    """Check that a loss file has a value for each token, and that the labels at its two ends are the tokens or IGNORED.
 
     Raises:
-      CorpusError: some are neither: the files don't belong together, or the labels are shifted.
+      CorpusError: the files don't belong together, or the labels are shifted.
     """
-    count = min(num_tokens, DIGEST_BYTES // KINDS[loss.kind].itemsize)
-    for first in dict.fromkeys((0, num_tokens - count)):
-        width = KINDS[loss.kind].itemsize
+    if shard.num_tokens != loss.count:
+        raise CorpusError(
+            f"{loss.path}: {loss.count} values for {shard.num_tokens} {dtype.name} tokens in {shard.path}; expected one "
+            "for each. A file was cut short or is of another corpus, or dtype is another."
+        )
+    if loss.kind != "labels":
+        return
+    width = KINDS[loss.kind].itemsize
+    count = min(shard.num_tokens, DIGEST_BYTES // width)
+    for first in dict.fromkeys((0, shard.num_tokens - count)):
         begin = loss.data_offset + first * width
         labels = np.frombuffer(files.read_range(loss.path, begin, begin + count * width, version=loss.version), "<i4")
-        begin = tokens_offset + first * dtype.itemsize
-        tokens = np.frombuffer(files.read_range(tokens_path, begin, begin + count * dtype.itemsize), dtype)
+        begin = shard.data_offset + first * dtype.itemsize
+        tokens = np.frombuffer(files.read_range(shard.path, begin, begin + count * dtype.itemsize), dtype)
         if len(labels) != len(tokens):
             raise CorpusError(f"{loss.path}: was cut short while it was opened.")
         wrong = np.flatnonzero((labels != IGNORED) & (labels != tokens.astype(np.int64)))
         if len(wrong):
-            place = int(wrong[0])
+            at = int(wrong[0])
             raise CorpusError(
-                f"{loss.path}: label {first + place} is {labels[place]}, but that token is {tokens[place]} in "
-                f"{tokens_path}; expected the token itself or {IGNORED}, not shifted."
+                f"{loss.path}: label {first + at} is {labels[at]}, but that token is {tokens[at]} in "
+                f"{shard.path}; expected the token itself or {IGNORED}, not shifted."
             )
+
+
+class LossReader:
+    """Reader of the loss of a corpus's tokens. Every token of a shard without a loss file takes loss.
+
+    Args:
+      losses: Loss file of each shard, in order; None where it has none.
+      max_open_files: Open files, as in `ShardReader`.
+      scattered: Whether reads are scattered, as in `ShardReader`.
+      remote: How remote files are read.
+
+    Attributes:
+      weighted: Whether the values are weights: some shard has weights, and so all have.
+    """
+
+    def __init__(
+        self,
+        losses: Sequence[LossFile | None],
+        max_open_files: int | None = None,
+        *,
+        scattered: bool = False,
+        remote: RemoteOptions | None = None,
+    ) -> None:
+        kinds = [None if loss is None else loss.kind for loss in losses]
+        self.weighted = "float32" in kinds
+        self._sets = [
+            _LossSet(kind, losses, max_open_files, scattered, remote)
+            for kind in dict.fromkeys(kinds)
+            if kind is not None
+        ]
+        self._uniform = len(self._sets) == 1 and None not in kinds
+
+    def gather(self, shard: Ints, start: Ints, place: Ints, length: Ints, count: int) -> npt.NDArray[Any]:
+        """Return bool or float32 [count]: from `place` on, `length` values of `shard` from token `start` on; else no loss.
+
+        Args:
+          shard: int64 [pieces], shard numbers.
+          start: int64 [pieces], token offsets in the shards.
+          place: int64 [pieces], indices into the result.
+          length: int64 [pieces], numbers of values.
+          count: Length of the result.
+
+        Raises:
+          CorpusFileError: a file is missing, unreadable, or not the one that was indexed.
+          CorpusError: a weight is negative or not finite.
+        """
+        if self._uniform:
+            return self._sets[0].gather(shard, start, place, length, count)
+        out: npt.NDArray[Any] = np.zeros(count, np.float32 if self.weighted else np.bool_)
+        left = np.ones(len(shard), np.bool_)
+        for each in self._sets:
+            mine = each.number[shard] >= 0
+            left &= ~mine
+            out = np.add(out, each.gather(shard[mine], start[mine], place[mine], length[mine], count), dtype=out.dtype)
+        for first, size in zip(place[left].tolist(), length[left].tolist(), strict=True):
+            out[first : first + size] = 1
+        return out
+
+
+class _LossSet:
+    """The loss files of one kind."""
+
+    def __init__(
+        self,
+        kind: str,
+        losses: Sequence[LossFile | None],
+        max_open_files: int | None,
+        scattered: bool,
+        remote: RemoteOptions | None,
+    ) -> None:
+        self.number: Ints = np.full(len(losses), -1, np.int64)  # index of each shard's file in `_files`
+        mine = [number for number, loss in enumerate(losses) if loss is not None and loss.kind == kind]
+        self.number[mine] = np.arange(len(mine))
+        self._kind, self._files = kind, [loss for loss in losses if loss is not None and loss.kind == kind]
+        self._reader = ShardReader(
+            self._files, KINDS[kind].itemsize, max_open_files, scattered=scattered, remote=remote
+        )
+
+    def gather(self, shard: Ints, start: Ints, place: Ints, length: Ints, count: int) -> npt.NDArray[Any]:
+        dtype = KINDS[self._kind]
+        raw: npt.NDArray[Any] = np.full(count, IGNORED if self._kind == "labels" else 0, dtype)
+        numbers = self.number[shard]
+        self._reader.gather(numbers, start, place * dtype.itemsize, length * dtype.itemsize, raw.data.cast("B"))
+        if self._kind != "float32":
+            taken: npt.NDArray[np.bool_] = raw != (IGNORED if self._kind == "labels" else 0)
+            return taken
+        if raw.size and not (raw.min() >= 0 and raw.max() < np.inf):  # both are false for NaN
+            at = int(np.flatnonzero(~(raw >= 0) | (raw == np.inf))[0])
+            piece = int(np.flatnonzero((place <= at) & (at < place + length))[0])
+            token = int(start[piece] + at - place[piece])
+            raise CorpusError(
+                f"{self._files[numbers[piece]].path}: the weight of token {token} is {raw[at]}; expected a finite number, 0 or "
+                "more. Prepare the corpus again."
+            )
+        return raw

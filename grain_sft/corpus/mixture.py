@@ -10,18 +10,20 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from grain_sft.corpus import Corpus
 from grain_sft.corpus.content import PREFIX
+from grain_sft.corpus.corpus import Corpus
 from grain_sft.corpus.documents import Documents
 from grain_sft.errors import CorpusError
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class MixtureCorpus(Corpus):
-    """What the corpora of a mixture have in common: their shards, one after the other, in the widest of their dtypes.
+    """The corpora of a mixture as one: their shards, one corpus after the other, in the widest of their dtypes.
 
-    Files keep their own dtypes, so tokens are read through the corpora themselves (`parts`), and documents, which each
-    corpus finds in its own way, are numbered by `MixtureLayout`.
+    Files keep their own dtypes, so tokens are read through `parts`.
+
+    Attributes:
+      parts: Corpora of the sources.
     """
 
     parts: tuple[Corpus, ...] = ()
@@ -46,7 +48,7 @@ class MixtureCorpus(Corpus):
 
     @functools.cached_property
     def documents(self) -> Documents:
-        """Where the documents of all corpora begin, counted in the tokens of all shards; see `Corpus.documents`."""
+        """Start, counted through all shards, and length of the documents of all corpora; see `Corpus.documents`."""
         starts: list[npt.NDArray[np.int64]] = []
         before = 0
         for part in self.parts:
@@ -56,16 +58,12 @@ class MixtureCorpus(Corpus):
 
     @property
     def num_documents(self) -> int | None:
-        """Documents of all corpora; None where one does not know."""
+        """Number of documents of all corpora; None where that of one is unknown."""
         counts = [part.num_documents for part in self.parts]
         return None if None in counts else sum(count for count in counts if count is not None)
 
     def read(self, start: int, stop: int) -> tuple[npt.NDArray[Any], npt.NDArray[Any] | None]:
-        """Not of a mixture, whose files may have several dtypes.
-
-        Raises:
-          CorpusError: always; read one of `parts`.
-        """
+        """Raise CorpusError: the files of a mixture may have several dtypes."""
         raise CorpusError(
             "tokens of a mixture are read from one of its corpora: corpus.parts[number].read(start, stop)."
         )
@@ -77,7 +75,7 @@ class MixtureCorpus(Corpus):
         return f"sha256:{hashlib.sha256(joined.encode()).hexdigest()}"
 
     def content_hash(self) -> str:
-        """Hash of the content of all corpora."""
+        """Return the hash of the content of all corpora."""
         joined = "\0".join(["grain_sft mixture", *(part.content_hash() for part in self.parts)])
         return f"{PREFIX}{hashlib.sha256(joined.encode()).hexdigest()}"
 

@@ -1,4 +1,4 @@
-"""One token file: a headerless raw array, as AI2 writes them under the name .npy, or a true .npy file.
+"""Shard: one token file, a headerless raw array, as AI2 writes them under the name .npy, or a true .npy file.
 
 The .npy format: https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html
 """
@@ -6,38 +6,42 @@ The .npy format: https://numpy.org/doc/stable/reference/generated/numpy.lib.form
 from __future__ import annotations
 
 import dataclasses
+from typing import Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
 
-from grain_sft.corpus.boundaries import BoundaryFile
+from grain_sft.corpus.documents import BoundaryFile
 from grain_sft.corpus.loss import LossFile
 from grain_sft.errors import CorpusError
 from grain_sft.storage import DIGEST_BYTES, MAGIC, digest_of, files, npy_header, read_head
 
-TOKEN_DTYPES = ("uint8", "uint16", "uint32", "uint64")
+TokenDtype = Literal["uint8", "uint16", "uint32", "uint64"]
+TOKEN_DTYPES: tuple[str, ...] = get_args(TokenDtype)
 DEFAULT_RAW_DTYPE = "uint32"
+LONG_SEGMENT = 1 << 10  # tokens
 
 _PLAUSIBLE_TOKEN = 1 << 20  # no vocabulary in use is larger
+_ROW_ALIGNMENT = 8  # bytes
 
 
 @dataclasses.dataclass(frozen=True)
 class Shard:
-    """Where the tokens of one file are, and what tells this file from another.
+    """The location of the tokens of one file, and what tells the file from another.
 
     Attributes:
-      path: local path, or URL.
-      num_tokens: tokens in the file.
-      size: bytes of the whole file.
-      data_offset: bytes before the first token: 0 in a raw array, the header's length in a .npy file.
-      label: the mix's name for the source of these tokens; "" where there is none.
-      digest: hash of the first and the last 4 KiB of tokens.
-      loss: the file that says which of these tokens take loss; None: all do.
-      boundaries: the file that says where documents begin and end; None: they end at each EOS.
-      row: where tokens stand in rows, each with something else after it: tokens of a row, and how many would fit from where
-        one begins to where the next one does; None: nothing is between tokens.
-      version: version of a remote file, which is the only one that is read; None: not known.
-      root: folder that the file has to lie in whenever it is opened; None: it may lie anywhere. Not saved.
+      path: Local path, or URL.
+      num_tokens: Number of tokens in the file.
+      size: Size of the whole file in bytes.
+      data_offset: Bytes before the first token: 0 in a raw array, the length of the header in a .npy file.
+      label: Name of the source of these tokens in a mix; "" where there is none.
+      digest: Hash of the first and the last 4 KiB of tokens.
+      loss: File that states which of these tokens take loss; None: all do.
+      boundaries: File that states where documents begin and end; None: they end at each EOS.
+      row: Number of tokens in a row, and number of tokens that fit between the beginnings of two rows, where rows hold
+        something else after their tokens; None: tokens are contiguous.
+      version: Version of a remote file, the only one that is read; None: unknown.
+      root: Folder that the file must lie in whenever it is opened; None: anywhere. It is not saved.
     """
 
     path: str
@@ -53,16 +57,79 @@ class Shard:
     root: str | None = dataclasses.field(default=None, compare=False, repr=False)
 
 
+@dataclasses.dataclass(frozen=True)
+class RowFormat:
+    """The layout of materialized rows on disk: each row's tokens, followed by the arrays that belong to them.
+
+    One read gets a whole row. The arrays are small integers or, where segments are long, the offsets of segment ends.
+
+    Attributes:
+      sequence_length: Number of tokens in every row. A shard holds whole rows.
+      positions_dtype: "uint8", "uint16" or "uint32"; "" where rows hold the ends of their segments.
+      segments_dtype: "uint8", "uint16" or "uint32"; "" where rows hold the ends of their segments and all tokens take loss.
+      most_segments: Highest number of segments of a row, where rows hold the ends of their segments; else 0.
+      made_of: Corpus and layout that the rows come from, with their fingerprints, as text.
+    """
+
+    sequence_length: int
+    positions_dtype: str
+    segments_dtype: str
+    most_segments: int
+    made_of: str
+
+    @classmethod
+    def of(
+        cls, sequence_length: int, mean_segments: float, most_segments: int, has_loss: bool, made_of: str
+    ) -> RowFormat:
+        """Return the smallest format for rows with these segments. Few long segments are stored by their ends."""
+        segments = np.min_scalar_type(most_segments).name
+        if are_long(sequence_length, mean_segments) and 8 * most_segments <= sequence_length:
+            return cls(sequence_length, "", segments if has_loss else "", most_segments, made_of)
+        return cls(sequence_length, np.min_scalar_type(sequence_length - 1).name, segments, 0, made_of)
+
+    def dtype(self, tokens: npt.DTypeLike) -> np.dtype[Any]:
+        """Return the structured dtype of one row, for tokens of a dtype.
+
+        Its fields are `tokens`, `positions`, `segment_ids` and `target_segment_ids` (0 where no loss is taken), each
+        [sequence_length]. Rows that hold the ends of their segments have, instead of positions and segment ids, `ends`:
+        int64 [1 + most_segments], the number of segments and the index after the last token of each.
+        """
+        length = self.sequence_length
+        planes: dict[str, tuple[npt.DTypeLike, int]] = {"tokens": (tokens, length)}
+        if self.most_segments:
+            planes["ends"] = np.int64, 1 + self.most_segments
+        else:
+            planes |= {"positions": (self.positions_dtype, length), "segment_ids": (self.segments_dtype, length)}
+        if self.segments_dtype:
+            planes["target_segment_ids"] = self.segments_dtype, length
+        formats = [(np.dtype(dtype).newbyteorder("<"), (count,)) for dtype, count in planes.values()]
+        offsets, size = [], 0
+        for name, dtype in zip(planes, formats, strict=True):
+            begin = _aligned(size) if name == "ends" else size
+            offsets.append(begin)
+            size = begin + np.dtype(dtype).itemsize
+        return np.dtype({"names": list(planes), "formats": formats, "offsets": offsets, "itemsize": _aligned(size)})
+
+
+def are_long(sequence_length: int, mean_segments: float) -> bool:
+    """Return whether rows with this mean number of segments are faster to make segment by segment."""
+    return sequence_length >= LONG_SEGMENT * mean_segments
+
+
+def _aligned(size: int) -> int:
+    return -(-size // _ROW_ALIGNMENT) * _ROW_ALIGNMENT
+
+
 def token_dtype(name: object, where: str) -> np.dtype[np.unsignedinteger]:
-    """The numpy dtype of that name, if it is one that tokens are stored in."""
+    """Return the numpy dtype of that name, if tokens are stored in it; `where` begins the message of the error."""
     try:
         dtype: np.dtype[np.unsignedinteger] = np.dtype(name)  # type: ignore[call-overload]
     except (TypeError, ValueError, SyntaxError) as error:  # numpy parses 'u4,u4' and the like as Python
-        raise CorpusError(f"{where}: {name!r} is no dtype; expected one of {', '.join(TOKEN_DTYPES)}.") from error
+        raise CorpusError(f"{where}: {name!r} is not a dtype; expected one of {', '.join(TOKEN_DTYPES)}.") from error
     if dtype.name not in TOKEN_DTYPES or not dtype.isnative:
         raise CorpusError(
             f"{where}: dtype is {dtype.str} ({dtype.name}); tokens are stored as little-endian {', '.join(TOKEN_DTYPES)}. "
-            "Convert the file with numpy's astype, or give the dtype that it really has."
+            "Convert the file with numpy's astype, or give its real dtype."
         )
     return dtype
 
@@ -70,16 +137,16 @@ def token_dtype(name: object, where: str) -> np.dtype[np.unsignedinteger]:
 def scan_shard(
     path: str, label: str, dtype: np.dtype[np.unsignedinteger] | None
 ) -> tuple[Shard, np.dtype[np.unsignedinteger]]:
-    """Size, kind and ends of one file; header or not is told by content, never by name.
+    """Return one token file as a shard, and its dtype. The content decides whether it has a header, never the name.
 
     Args:
-      path: local path or URL.
-      label: kept in the shard.
-      dtype: of a raw file's tokens. None: a raw file is read as uint32 if its first bytes look like uint32 token ids.
+      path: Local path or URL.
+      label: Label of the shard.
+      dtype: Dtype of a raw file. None: a raw file is read as uint32 if its first bytes look like uint32 token ids.
 
     Raises:
-      CorpusFileError: missing or unreadable.
-      CorpusError: what it holds is not a one-dimensional array of unsigned integers, or not one of `dtype`.
+      CorpusFileError: the file is missing or unreadable.
+      CorpusError: it does not hold a one-dimensional array of unsigned integers, or not one of `dtype`.
     """
     size, head, version = read_head(path)
     if head.startswith(MAGIC):
@@ -111,7 +178,7 @@ def scan_shard(
 
 
 def _npy_array(path: str, head: bytes, size: int, version: str | None) -> tuple[np.dtype[np.unsignedinteger], int, int]:
-    """(dtype, tokens, bytes before the data) of a .npy file."""
+    """Return (dtype, number of tokens, bytes before the data) of a .npy file."""
     descr, shape, offset = npy_header(path, head, size, version)
     dtype = token_dtype(descr, path)
     if len(shape) != 1 or not isinstance(shape[0], int) or shape[0] < 0:
@@ -128,11 +195,7 @@ def _npy_array(path: str, head: bytes, size: int, version: str | None) -> tuple[
 
 
 def check_plausible(path: str, head: bytes, dtype: np.dtype[np.unsignedinteger]) -> None:
-    """Check that a file's first bytes read as token ids of a dtype that nobody gave.
-
-    Raises:
-      CorpusError: they don't.
-    """
+    """Refuse a file whose first bytes don't read as token ids of a dtype that nobody gave."""
     whole = head[: len(head) // 8 * 8]
     sample: npt.NDArray[np.unsignedinteger] = np.frombuffer(whole, dtype)
     words: npt.NDArray[np.uint32] = np.frombuffer(whole, "<u4")
@@ -140,5 +203,5 @@ def check_plausible(path: str, head: bytes, dtype: np.dtype[np.unsignedinteger])
     if len(sample) and (int(sample.max()) >= _PLAUSIBLE_TOKEN or looks_like_uint64):
         raise CorpusError(
             f"{path}: a raw array whose first bytes don't read as {dtype.name} token ids, and no dtype was given. "
-            "Give dtype=uint8, uint16, uint32 or uint64: the smallest that holds the vocabulary, as a rule."
+            "Give dtype=uint8, uint16, uint32 or uint64: usually the smallest that holds the vocabulary."
         )

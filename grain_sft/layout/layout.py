@@ -17,8 +17,7 @@ from grain_sft.layout.pieces import Ints, Pieces, Span
 from grain_sft.storage import read_whole
 
 if TYPE_CHECKING:
-    from grain_sft.corpus.documents import Documents
-    from grain_sft.corpus.row_format import RowFormat
+    from grain_sft.corpus import Documents, RowFormat
     from grain_sft.layout.packing import PackingOptions
     from grain_sft.layout.plan import Plan
 

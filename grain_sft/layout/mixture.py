@@ -7,8 +7,7 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from grain_sft.corpus.documents import Documents
-from grain_sft.corpus.mixture import MixtureCorpus
+from grain_sft.corpus import Documents, MixtureCorpus
 from grain_sft.errors import LayoutError
 from grain_sft.layout.layout import Layout, LeftOut
 from grain_sft.layout.pieces import Ints, Pieces

@@ -20,9 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from grain_sft.corpus import Corpus
-from grain_sft.corpus.documents import Documents, part_by_part
-from grain_sft.corpus.shard import Shard
+from grain_sft.corpus import Corpus, Documents, Shard, part_by_part
 from grain_sft.errors import LayoutError, StorageError
 from grain_sft.layout.packing import PackingOptions
 from grain_sft.layout.pieces import Ints

@@ -14,8 +14,7 @@ import msgspec
 import numpy as np
 
 from grain_sft.arguments import as_integer, as_sequence_length
-from grain_sft.corpus import Corpus
-from grain_sft.corpus.documents import Documents
+from grain_sft.corpus import Corpus, Documents
 from grain_sft.errors import LayoutError
 from grain_sft.layout.layout import Layout, LeftOut, hash_of_rows, sources_of
 from grain_sft.layout.olmo_plan import OlmoPlan, find_plan, from_boundaries, read_plan

@@ -11,9 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from grain_sft.corpus import Corpus
-from grain_sft.corpus.document_finder import DocumentFinder
-from grain_sft.corpus.documents import Documents
+from grain_sft.corpus import Corpus, DocumentFinder, Documents
 from grain_sft.errors import LayoutError
 from grain_sft.layout.packing import ALGORITHMS, PackedRows, PackingOptions
 from grain_sft.layout.packing.numpy_emulation import argsort_of, sort_of
@@ -93,7 +91,7 @@ def depends_of(corpus: Corpus, options: PackingOptions, documents: DocumentFinde
 
 def finder_of(corpus: Corpus, options: PackingOptions) -> DocumentFinder:
     """Return what finds the documents that are packed."""
-    return DocumentFinder(corpus, options.boundaries, options.bos_token_id)
+    return corpus.find_documents(options.boundaries, options.bos_token_id)
 
 
 def sort_made_by(options: PackingOptions) -> dict[str, str] | None:

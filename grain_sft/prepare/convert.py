@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from grain_sft.corpus import Corpus, open_corpus
-from grain_sft.corpus.made_with import check_tokenizer
+from grain_sft.corpus import Corpus, check_tokenizer, open_corpus
 from grain_sft.errors import CorpusError, PrepareError
 from grain_sft.prepare.documents import Block, Ids, in_blocks
 from grain_sft.prepare.request import GIB, Dataset, Request, hash_of

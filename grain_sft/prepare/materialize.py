@@ -17,11 +17,17 @@ import numpy as np
 import numpy.typing as npt
 
 from grain_sft.arguments import as_integer
-from grain_sft.corpus import Corpus
-from grain_sft.corpus.formats import Options, Tree
-from grain_sft.corpus.formats import rows as format_rows
-from grain_sft.corpus.formats.metadata import Json
-from grain_sft.corpus.row_format import RowFormat
+from grain_sft.corpus import (
+    ROWS_FORMAT,
+    ROWS_MANIFEST,
+    ROWS_VERSION,
+    Corpus,
+    Json,
+    RowFormat,
+    open_corpus,
+    row_files,
+    scan_rows,
+)
 from grain_sft.errors import CorpusError, LayoutError, StorageError
 from grain_sft.layout import PackedLayout, plan_places
 from grain_sft.source import Element, NpyDataSource
@@ -101,7 +107,7 @@ class _Job:
 
     @property
     def key(self) -> str:
-        stated = json.dumps([format_rows.VERSION, self.made_of, self.rows_per_shard, self.corpus.padding_token_id])
+        stated = json.dumps([ROWS_VERSION, self.made_of, self.rows_per_shard, self.corpus.padding_token_id])
         return f"sha256:{hashlib.sha256(stated.encode()).hexdigest()}"
 
     @property
@@ -163,7 +169,7 @@ def _write(job: _Job, folder: str, stage: str, progress: Progress | None) -> dic
     source = NpyDataSource(job.layout)
     shards = job.shards()
     for number, rows in enumerate(shards):
-        paths = {kind: files.join(stage, name) for kind, name in format_rows.shard_files(number, job.loss).items()}
+        paths = {kind: files.join(stage, name) for kind, name in row_files(number, job.loss).items()}
         if not files.exists(paths["documents"]):  # written last
             _write_shard(job, source, rows, paths, progress)
         if progress is not None:
@@ -174,8 +180,8 @@ def _write(job: _Job, folder: str, stage: str, progress: Progress | None) -> dic
         documents = np.concatenate([plan.document for plan in job.layout.plans])
         files.write_bytes(files.join(stage, "sources.bin"), sources[documents].astype("<i8").tobytes())
     manifest = {
-        "format": format_rows.FORMAT,
-        "version": format_rows.VERSION,
+        "format": ROWS_FORMAT,
+        "version": ROWS_VERSION,
         "key": job.key,
         "made_of": job.made_of,
         "sequence_length": job.layout.sequence_length,
@@ -192,8 +198,8 @@ def _write(job: _Job, folder: str, stage: str, progress: Progress | None) -> dic
         "source_names": list(corpus.source_names),
         "rows_of_shards": [len(rows) for rows in shards],
     }
-    path = files.join(stage, format_rows.MANIFEST)
-    manifest["fingerprint"] = format_rows.scan(stage, Json(path, manifest), Options(), Tree()).fingerprint
+    path = files.join(stage, ROWS_MANIFEST)
+    manifest["fingerprint"] = scan_rows(stage, Json(path, manifest)).fingerprint
     files.write_bytes(path, (json.dumps(manifest, indent=2) + "\n").encode())
     if not files.is_remote(folder):
         _publish(stage, folder)
@@ -271,7 +277,7 @@ def _finished(folder: str, key: str) -> dict[str, Any] | None:
     Raises:
       LayoutError: something else is there.
     """
-    manifest = files.join(folder, format_rows.MANIFEST)
+    manifest = files.join(folder, ROWS_MANIFEST)
     if files.exists(manifest):
         found = Json.load(manifest)
         if found.get("key") == key:
@@ -290,7 +296,7 @@ def _finished(folder: str, key: str) -> dict[str, Any] | None:
 def _check_whole(folder: str) -> None:
     """See that the files of finished rows are there and the ones that were written."""
     try:
-        format_rows.read(folder, Options(), Tree())
+        open_corpus(folder, format="rows")
     except (CorpusError, OSError) as error:
         raise LayoutError(
             f"{folder}: holds these rows, but they are damaged ({error}) Remove the folder, and write them again."

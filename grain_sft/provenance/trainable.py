@@ -8,7 +8,7 @@ import grain
 import numpy as np
 import numpy.typing as npt
 
-from grain_sft.corpus.loss_reader import LossReader
+from grain_sft.corpus import LossReader
 from grain_sft.layout import Pieces
 from grain_sft.pipeline import Pipeline
 from grain_sft.transforms import trait
@@ -33,7 +33,7 @@ class TrainableTokens:
         before = itertools.takewhile(lambda each: not trait(each, "shifts_targets"), pipeline.transforms)
         self._transforms: list[grain.transforms.Map] = [each for each in before if not trait(each, "trims_columns")]
         corpus = pipeline.source.layout.corpus
-        self._loss = LossReader(corpus.shards, scattered=True, remote=corpus.remote) if corpus.has_loss else None
+        self._loss = LossReader(corpus.loss_files, scattered=True, remote=corpus.remote) if corpus.has_loss else None
 
     def count(self, rows: Ints, pieces: Pieces) -> Ints:
         """int64 [pieces] of the pieces of `rows` (int64 [rows], no filling rows).

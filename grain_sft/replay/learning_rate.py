@@ -11,11 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from grain_sft.arguments import as_integer
-from grain_sft.corpus import content
-from grain_sft.corpus.corpus import Corpus
-from grain_sft.corpus.document_finder import DocumentFinder
-from grain_sft.corpus.documents import Documents
-from grain_sft.corpus.loss_reader import LossReader
+from grain_sft.corpus import Corpus, Documents, LossReader, content
 from grain_sft.errors import CorpusError, CorpusFileError
 from grain_sft.storage import artifact as artefact
 
@@ -60,7 +56,7 @@ def supervised_ratio(corpus: Corpus) -> float:
     of_shards = [[number, shard.num_tokens] for number, shard in enumerate(corpus.shards) if shard.loss is not None]
     hashes = content.hashes_of(losses)
     kinds = [file.kind for file in losses]
-    documents = DocumentFinder(corpus)
+    documents = corpus.find_documents()
     depends = {"version": 2, "documents": documents.content, "shards": of_shards, "kinds": kinds, "losses": hashes}
 
     def count() -> dict[str, npt.NDArray[np.int64]]:
@@ -91,7 +87,7 @@ def _count(corpus: Corpus, documents: Documents) -> npt.NDArray[np.int64]:
     if not corpus.has_loss:
         return np.array([(length - 1).sum(), length.sum()], np.int64)
     begins, ends = np.sort(start + 1), np.sort(start + length)
-    reader = LossReader(corpus.shards, remote=corpus.remote)
+    reader = LossReader(corpus.loss_files, remote=corpus.remote)
     supervised, before, first = 0, 0, 0  # `before`: supervised tokens before token `first`
     for number, shard in enumerate(corpus.shards):
         for at in range(0, shard.num_tokens, _CHUNK):

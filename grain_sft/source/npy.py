@@ -9,8 +9,7 @@ import grain
 import numpy as np
 import numpy.typing as npt
 
-from grain_sft.corpus.loss_reader import LossReader
-from grain_sft.corpus.row_format import are_long
+from grain_sft.corpus import LossReader, are_long
 from grain_sft.errors import LayoutError
 from grain_sft.layout import FILL_ROW, Layout, PackedLayout, PaddedLayout, Pieces
 from grain_sft.source import workers
@@ -83,7 +82,7 @@ class NpyDataSource(grain.sources.RandomAccessDataSource[Element]):
             raise LayoutError(f"{layout!r} is of several corpora: read it with MixtureSource({{name: source, ...}}).")
         self._reader = ShardReader(corpus.shards, corpus.dtype.itemsize, max_open_files, remote=corpus.remote)
         self._ready = None if layout.row_format is None else RowReader(corpus, max_open_files)
-        self._loss = LossReader(corpus.shards, max_open_files, remote=corpus.remote) if corpus.has_loss else None
+        self._loss = LossReader(corpus.loss_files, max_open_files, remote=corpus.remote) if corpus.has_loss else None
         self._arrays = Arrays()
         self._fit = _all_fit(layout)
         self._long = LongSegments(layout, self._reader, self._fit) if _has_long_segments(layout) else None

@@ -20,7 +20,7 @@ from grain_sft.source.segment_rows import ARRAYS, ZERO, Counting, SegmentRow
 from grain_sft.storage import Buffers, RemoteOptions, ShardReader, StampedFile, activity
 
 if TYPE_CHECKING:
-    from grain_sft.corpus.corpus import Corpus
+    from grain_sft.corpus import Corpus
 
 Ints = npt.NDArray[np.int64]
 
@@ -95,7 +95,8 @@ class RowReader:
         at = reader.at(shards, rows)
         if at is not None:
             files, fds, offsets = at
-            activity.doing[get_ident()] = activity.READING_ROWS, len(offsets), files[0].shard, offsets[0]
+            if count:
+                activity.doing[get_ident()] = activity.READING_ROWS, len(offsets), files[0].shard, offsets[0]
             for block in blocks:
                 here, size, buffers, *_ = block
                 try:

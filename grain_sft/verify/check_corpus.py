@@ -8,9 +8,7 @@ import itertools
 import numpy as np
 import numpy.typing as npt
 
-from grain_sft.corpus import Corpus
-from grain_sft.corpus.formats.metadata import Json
-from grain_sft.corpus.scan import THREADS
+from grain_sft.corpus import THREADS, Corpus, Json
 from grain_sft.errors import GrainSftError
 from grain_sft.storage import DIGEST_BYTES, StampedFile, digest_of, files, read_head, replaced, size_change
 from grain_sft.verify.check_rows import check_written_rows

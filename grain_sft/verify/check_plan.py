@@ -11,7 +11,6 @@ import numpy as np
 import numpy.typing as npt
 
 from grain_sft.corpus import Corpus
-from grain_sft.corpus.document_finder import DocumentFinder
 from grain_sft.errors import GrainSftError
 from grain_sft.layout.plan import COUNTS, columns
 from grain_sft.storage import artifact as artefact
@@ -51,7 +50,7 @@ def check_plan_file(report: Report, path: str, corpus: Corpus | None) -> None:
 def _is_of(report: Report, path: str, recipe: Mapping[str, Any], stated: object, corpus: Corpus) -> bool:
     """Whether a plan is of this corpus's documents; reports where it is not."""
     try:
-        content = DocumentFinder(corpus, str(recipe.get("boundaries", "auto")), recipe.get("bos_token_id")).content
+        content = corpus.find_documents(recipe.get("boundaries", "auto"), recipe.get("bos_token_id")).content
     except GrainSftError as error:
         report.wrong("boundaries", corpus.shards[0].path, str(error))
         return False
@@ -118,7 +117,7 @@ def _check_against(report: Report, where: str, arrays: Arrays, recipe: Mapping[s
     """Pieces lie in their documents, and the counts of the plan are those of the documents."""
     start, length, document, ends = (arrays[name] for name in ("start", "length", "document", "ends"))
     try:
-        documents = DocumentFinder(corpus, str(recipe.get("boundaries", "auto")), recipe.get("bos_token_id")).documents
+        documents = corpus.find_documents(recipe.get("boundaries", "auto"), recipe.get("bos_token_id")).documents
     except GrainSftError as error:
         report.wrong("boundaries", corpus.shards[0].path, str(error))
         return

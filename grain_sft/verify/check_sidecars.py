@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from grain_sft.corpus import Corpus
-from grain_sft.corpus.formats.metadata import PREPARE, Json
+from grain_sft.corpus import PREPARE, Corpus, Json
 from grain_sft.errors import GrainSftError, MissingExtraError
 from grain_sft.storage import files
 from grain_sft.verify.finding import Report

@@ -7,9 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
-from grain_sft.corpus import Corpus
-from grain_sft.corpus.loss import IGNORED, KINDS
-from grain_sft.corpus.shard import Shard
+from grain_sft.corpus import IGNORED, KINDS, Corpus, Shard
 from grain_sft.errors import GrainSftError
 from grain_sft.storage import ShardReader
 from grain_sft.verify.finding import Report

@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from grain_sft.corpus import Corpus
-from grain_sft.corpus.formats.metadata import PREPARE
+from grain_sft.corpus import PREPARE, Corpus
 from grain_sft.errors import GrainSftError
 from grain_sft.layout import Layout, LeftOut, compare_algorithms
 from grain_sft.layout.packing import ALGORITHMS

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from grain_sft import open_corpus
-from grain_sft.corpus import content, documents, eos_scan
+from grain_sft.corpus import content, eos_scan
 
 EOS, BOS = 1, 2
 
@@ -43,7 +43,7 @@ def test_blocks_change_nothing(files, bos, block):
         paths = [Path(temp) / f"{number}.npy" for number in range(len(files))]
         for path, tokens in zip(paths, files, strict=True):
             np.array(tokens, np.uint16).tofile(path)
-        start, length = documents.by_eos(open_corpus(paths, dtype="uint16", eos_token_id=EOS), bos)
+        start, length = eos_scan.by_eos(open_corpus(paths, dtype="uint16", eos_token_id=EOS), bos)
         assert list(zip(start.tolist(), length.tolist(), strict=True)) == plainly(files, bos)
 
 
@@ -55,7 +55,7 @@ def remembered(monkeypatch):
 
 
 def test_a_scan_is_kept_and_found_again(tmp_path, monkeypatch, remembered):
-    monkeypatch.setattr(documents, "_KEPT_FROM", 0)
+    monkeypatch.setattr(eos_scan, "_KEPT_FROM", 0)
     monkeypatch.setenv("GRAIN_SFT_CACHE_DIR", str(tmp_path / "cache"))
     scans = []
     scan = eos_scan.scan
@@ -64,7 +64,7 @@ def test_a_scan_is_kept_and_found_again(tmp_path, monkeypatch, remembered):
     tokens.tofile(path)
 
     def found(eos=EOS, bos=None):
-        return [each.tolist() for each in documents.by_eos(open_corpus(path, dtype="uint16", eos_token_id=eos), bos)]
+        return [each.tolist() for each in eos_scan.by_eos(open_corpus(path, dtype="uint16", eos_token_id=eos), bos)]
 
     first = found()
     assert found() == first and len(scans) == 1
@@ -80,7 +80,7 @@ def test_a_scan_is_kept_and_found_again(tmp_path, monkeypatch, remembered):
 
 def test_a_large_corpus_is_scanned_once(tmp_path, monkeypatch, remembered):
     monkeypatch.setenv("GRAIN_SFT_CACHE_DIR", str(tmp_path / "cache"))
-    tokens = np.random.default_rng(0).integers(0, 500, (documents._KEPT_FROM >> 2) + 1).astype(np.uint32)
+    tokens = np.random.default_rng(0).integers(0, 500, (eos_scan._KEPT_FROM >> 2) + 1).astype(np.uint32)
     tokens.tofile(tmp_path / "0.npy")
     first = open_corpus(tmp_path / "0.npy", dtype="uint32", eos_token_id=EOS).documents
     assert len(list((tmp_path / "cache" / "documents").glob("*.arrays"))) == 1

@@ -208,7 +208,7 @@ def test_many_lines_are_parsed_in_blocks(tmp_path, monkeypatch):
     docs = documents(400)
     write_olmo(tmp_path, docs, part_tokens=100_000)
     expected = grain_sft.open_corpus(tmp_path).documents
-    monkeypatch.setattr("grain_sft.corpus.boundaries._BLOCK", 17)
+    monkeypatch.setattr("grain_sft.corpus.documents._BLOCK", 17)
     found = grain_sft.open_corpus(tmp_path).documents
     np.testing.assert_array_equal(found.start, expected.start)
     np.testing.assert_array_equal(found.length, expected.length)
@@ -219,7 +219,7 @@ def test_where_parts_touch_the_eos_or_the_number_of_sources_tells(tmp_path):
     docs = [(np.array([5, 6, 7, EOS], np.uint32), np.ones(4, bool)), (np.array([8, 9], np.uint32), np.ones(2, bool))]
     for name, listed, size in (("cut", docs, 3), ("whole", docs, 4), ("truncated", docs[::-1], 2)):
         folder = write_olmo(tmp_path / name, listed, part_tokens=size)
-        assert "give eos_token_id" in error_of(folder)
+        assert "Give eos_token_id" in error_of(folder)
         if name != "truncated":
             assert_documents(grain_sft.open_corpus(folder, eos_token_id=EOS), listed)
         write_sources(folder / "sources.bin", listed)
@@ -288,7 +288,7 @@ def test_episodes_that_dont_fit_are_named(tmp_path):
         (root / "train" / name).write_bytes(data)
         return error_of(root)
 
-    assert "is no multiple of 16" in changed("episodes.idx", b"\0" * 24)
+    assert "is not a multiple of 16" in changed("episodes.idx", b"\0" * 24)
     pair = np.array([[0, 5], [3, total - 2]], "<u8").tobytes()
     assert f"episode 1 is {total - 2} tokens from token 3 on, but there are {total}" in changed("episodes.idx", pair)
     huge = np.array([[2**64 - 1, 2]], "<u8").tobytes()
@@ -302,6 +302,7 @@ def test_episodes_that_dont_fit_are_named(tmp_path):
         assert expected in error_of(root)
     (root / "dataset_metadata.json").write_text("[")
     assert "dataset_metadata.json: not JSON" in error_of(root)
+    (root / "dataset_metadata.json").write_text("{}")
     for name in ("mask.bin", "tokens.bin"):
         (root / "train" / name).unlink()
         assert f"lacks {name}" in error_of(root)
@@ -326,7 +327,7 @@ def test_a_corpus_that_was_read_pickles_without_what_it_read(tmp_path):
 
 def test_documents_longer_than_a_block_and_out_of_order_are_read(tmp_path, monkeypatch):
     docs = documents(100)
-    monkeypatch.setattr("grain_sft.corpus.documents._BLOCK_TOKENS", 20)
+    monkeypatch.setattr("grain_sft.corpus.corpus._BLOCK_TOKENS", 20)
     root = write_episodes(tmp_path, docs, flat=True)
     assert_documents(grain_sft.open_corpus(root), docs)
     path = root / "train" / "episodes.idx"

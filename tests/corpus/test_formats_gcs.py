@@ -125,7 +125,7 @@ def test_a_remote_loss_file_that_changes_after_opening_is_named(client, folder, 
 
 
 def test_the_index_of_a_corpus_with_loss_is_not_written_for_maxtext(folder, tmp_path):
-    with pytest.raises(grain_sft.GrainSftError, match="no place for loss masks"):
+    with pytest.raises(grain_sft.GrainSftError, match="can't list loss masks"):
         grain_sft.open_corpus(folder / "primer").save(tmp_path / "x.json", format="maxtext", sequence_length=8)
 
 
@@ -134,7 +134,7 @@ def test_sidecars_in_a_bucket_are_found_for_listed_files(folder, bucket, lists, 
     """Also where names can be read but folders can't be listed."""
     local = {name: grain_sft.open_corpus(folder / name) for name in ("olmo", "episodes", "primer")}
     if not lists:
-        monkeypatch.setattr("grain_sft.corpus.formats.tree._list", lambda folder: [])
+        monkeypatch.setattr("grain_sft.corpus.formats.metadata._list", lambda folder: [])
     patterns = {"olmo": "train/token_ids*.npy", "episodes": "train/*/tokens.bin", "primer": "train_input_ids.bin"}
     for name, pattern in patterns.items():
         parts = sorted(str(path.relative_to(folder / name)) for path in (folder / name).glob(pattern))

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import grain_sft
-from grain_sft.corpus.maxtext_index import maxtext_fingerprint
+from grain_sft.corpus.index_writer import maxtext_fingerprint
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "maxtext_index.json"
 COUNTS = {"a/part-0.npy": 1000, "a/part-1.npy": 128, "b/part-0.npy": 515}
@@ -101,7 +101,7 @@ def test_a_file_of_another_length_is_named_with_both(folder, write_tokens, chang
     write_tokens("data/a/part-1.npy", range(128 + change))
     message = error_of(GOLDEN, folder)
     assert f"{folder}/a/part-1.npy: the file {verb}" in message
-    assert f"{128 + change} tokens, MaxText's index {GOLDEN} says 128" in message
+    assert f"{128 + change} tokens, but MaxText's index {GOLDEN} lists 128" in message
 
 
 def test_a_missing_file_is_named(folder):

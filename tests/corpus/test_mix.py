@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import grain_sft
-from grain_sft.corpus.mix import parse_mix, remap_path
+from grain_sft.corpus.formats.mix import parse_mix, remap_path
 
 MANIFEST = Path(__file__).resolve().parents[3] / "shared" / "data" / "OLMo-mix-0925-official.txt"
 TOKENIZER = "allenai/dolma3-tokenizer"

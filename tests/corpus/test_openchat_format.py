@@ -154,7 +154,7 @@ def test_files_beside_it_that_dont_fit_are_named(tmp_path):
     path.write_bytes(bytes(16))
     assert "4 weights, but" in error_of(tmp_path)
     path.write_bytes(bytes(19))
-    assert "is no multiple of 4" in error_of(tmp_path)
+    assert "is not a multiple of 4" in error_of(tmp_path)
     path.write_bytes(np.full(5, np.inf, "f4").tobytes())
     assert "weight 0 is inf" in error_of(tmp_path)
     path.unlink()

@@ -56,7 +56,7 @@ def test_labels_that_are_shifted_or_of_other_tokens_are_named(tmp_path):
     labels[:-1].tofile(path)
     assert "tokens are uint16, and none" in error_of(tmp_path)
     path.write_bytes(labels.tobytes()[:-1])
-    assert "is no multiple of 4, the size of a int32" in error_of(tmp_path)
+    assert "is not a multiple of 4, the size of a int32" in error_of(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -204,13 +204,13 @@ def test_an_index_that_did_not_look_for_masks_is_refused(parts, tmp_path):
     for mask in masks_of(parts):
         mask.unlink()
     assert not grain_sft.open_corpus(index).has_loss
-    refused("use_loss_mask=True, but no loss mask", index, use_loss_mask=True)
-    refused("use_loss_mask=True, but no loss mask", tokens_of(parts), dtype="uint16", use_loss_mask=True)
+    refused("use_loss_mask=True, but this file has no loss mask", index, use_loss_mask=True)
+    refused("use_loss_mask=True, but this file has no loss mask", tokens_of(parts), dtype="uint16", use_loss_mask=True)
 
 
 def test_a_maxtext_index_is_not_written_of_masked_tokens(parts, tmp_path):
     corpus = grain_sft.open_corpus(tokens_of(parts))
-    with pytest.raises(grain_sft.GrainSftError, match=r"no place for loss masks.*use_loss_mask=False"):
+    with pytest.raises(grain_sft.GrainSftError, match=r"can't list loss masks.*use_loss_mask=False"):
         corpus.save(tmp_path / "index.json", format="maxtext", sequence_length=8)
 
 

@@ -1,48 +1,110 @@
-"""Formats of prepared corpora, by name: how each is found at a path, and opened."""
+"""Formats of corpora: the table that `open_corpus(format=...)` looks into, and the base class of its entries.
+
+A format from outside is a subclass of `Format`, named as `package.module:Name` or registered in `FORMATS`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Sequence
 
 from grain_sft.corpus.corpus import Corpus
-from grain_sft.corpus.formats import episodes, olmo, openchat, primer, rows
-from grain_sft.corpus.formats.listed import corpus_of_files, find_loss, is_metadata, split_files
-from grain_sft.corpus.formats.olmo import without_validation
-from grain_sft.corpus.formats.options import Options
-from grain_sft.corpus.formats.tree import Tree
-
-
-class Format(NamedTuple):
-    """A format of corpora on disk.
-
-    Attributes:
-      find: what `read` takes, if a path is of this format; else None.
-      read: the corpus that is there.
-      expected: what a path of this format is.
-    """
-
-    find: Callable[[str, Tree], str | None]
-    read: Callable[[str, Options, Tree], Corpus]
-    expected: str
-
-
-FORMATS: dict[str, Format] = {
-    "olmo": Format(olmo.find, olmo.read, olmo.EXPECTED),
-    "episodes": Format(episodes.find, episodes.read, episodes.EXPECTED),
-    "primer": Format(primer.find, primer.read, primer.EXPECTED),
-    "openchat": Format(openchat.find, openchat.read, openchat.EXPECTED),
-    "rows": Format(rows.find, rows.read, rows.EXPECTED),
-}
+from grain_sft.corpus.formats.metadata import CorpusMetadata, DirectoryListing
+from grain_sft.corpus.formats.scanning import ReadOptions, Split, TokenFile, scan_corpus
+from grain_sft.errors import CorpusError
+from grain_sft.registry import Registry
 
 __all__ = [
     "FORMATS",
+    "CorpusMetadata",
+    "DirectoryListing",
     "Format",
-    "Options",
-    "Tree",
-    "corpus_of_files",
-    "find_loss",
-    "is_metadata",
-    "split_files",
-    "without_validation",
+    "ReadOptions",
+    "Split",
+    "TokenFile",
+    "formats",
+    "scan_corpus",
 ]
+
+
+class Format:
+    """A format of corpora on disk.
+
+    A subclass defines `detect`, and either `split` and `part`, from which `read` makes the corpus, or `read` itself,
+    usually by a call of `scan_corpus`. The other methods let token files that are named one by one (by a list, a glob or a
+    mix) find their sidecar files and metadata.
+
+    Attributes:
+      expected: What a path of this format is, for the error where it is not.
+      rank: When "auto" tries this format: lower ranks first, then as listed in `FORMATS`.
+      any_path: Whether `read` takes any path, so that `detect` is asked only by "auto".
+      lists_paths: Whether a path of this format lists further paths, to which `path_remap` applies instead of to itself.
+      takes_globs: Whether `read` takes glob patterns.
+      metadata_files: Regular expression of names of files that hold metadata, never tokens.
+    """
+
+    expected = "a path of this format"
+    rank = 1
+    any_path = False
+    lists_paths = False
+    takes_globs = False
+    metadata_files = ""
+
+    def detect(self, path: str, listing: DirectoryListing) -> str | None:
+        """Return what `read` takes, such as the folder of the training split; None if `path` is of another format."""
+        return None
+
+    def read(self, found: str, options: ReadOptions, listing: DirectoryListing) -> Corpus:
+        """Return the corpus at `found`, the result of `detect`."""
+        return self.read_split(self.split(found, listing), options, listing)
+
+    def read_split(self, split: Split, options: ReadOptions, listing: DirectoryListing) -> Corpus:
+        """Return the corpus of all files of a split."""
+        return scan_corpus(split, [self.part(path, listing) for path in split.files], options)
+
+    def read_list(self, paths: Sequence[str], options: ReadOptions, listing: DirectoryListing) -> Corpus:
+        """Return the corpus of a list of paths."""
+        raise CorpusError(f"{paths[0]}: this format takes one path, not a list of {len(paths)}.")
+
+    def split(self, home: str, listing: DirectoryListing) -> Split:
+        """Return the split that `detect` or `home` located."""
+        return Split()
+
+    def part(self, path: str, listing: DirectoryListing) -> TokenFile:
+        """Return a token file with its sidecar files."""
+        return TokenFile(path)
+
+    def owner(self, path: str, listing: DirectoryListing) -> str | None:
+        """Return the token file that `path` belongs to: itself, or the one whose sidecar it is; None: of another format."""
+        return None
+
+    def home(self, path: str) -> str:
+        """Return what `split` takes for the split of a token file; "" where it belongs to none."""
+        return ""
+
+    def check_parts(self, parts: Sequence[TokenFile], options: ReadOptions, listing: DirectoryListing) -> None:
+        """Raise CorpusError for token files of this format that must not be opened together."""
+
+    def training_files(self, paths: Sequence[str]) -> list[str]:
+        """Return those of the files below a folder that are not of a validation split."""
+        return list(paths)
+
+
+FORMATS: Registry[type[Format]] = Registry(
+    "format",
+    CorpusError,
+    {
+        "files": "grain_sft.corpus.formats.files:Files",
+        "index": "grain_sft.corpus.formats.index:Index",
+        "mix": "grain_sft.corpus.formats.mix:Mix",
+        "olmo": "grain_sft.corpus.formats.olmo:Olmo",
+        "episodes": "grain_sft.corpus.formats.episodes:Episodes",
+        "primer": "grain_sft.corpus.formats.primer:Primer",
+        "openchat": "grain_sft.corpus.formats.openchat:OpenChat",
+        "rows": "grain_sft.corpus.formats.rows:Rows",
+    },
+)
+
+
+def formats() -> list[Format]:
+    """Return one of each format of the table, in the order in which "auto" tries them."""
+    return sorted((FORMATS[name]() for name in FORMATS), key=lambda each: each.rank)

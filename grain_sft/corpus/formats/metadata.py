@@ -1,16 +1,16 @@
-"""Metadata of a corpus: corpus.json of a split, prepare.json of the whole, and reading such files."""
+"""CorpusMetadata: the facts that the JSON files of a corpus state, such as its tokenizer and ids, and reading such files."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import os
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 from absl import logging
 
-from grain_sft.corpus.formats.tree import Tree
-from grain_sft.errors import CorpusError, shortened
+from grain_sft.errors import CorpusError, CorpusFileError, GrainSftError, RemoteTimeoutError, shortened
 from grain_sft.storage import files
 
 PREPARE = "prepare.json"
@@ -19,18 +19,21 @@ SPLIT = "corpus.json"
 SPLIT_FORMAT = "grain_sft corpus"
 SPLIT_VERSION = 1
 
+_TOKENIZER_CONFIGS = ("tokenizer_config.json", "special_tokens_map.json")
+_FILES = (".npy", ".bin", ".json", ".parquet")  # no folders: a bucket is not asked for what is in them
+
 
 @dataclasses.dataclass(frozen=True)
-class Origin:
-    """What is known of where a corpus comes from; None or empty where nothing is.
+class CorpusMetadata:
+    """The facts that a corpus states of itself; None or empty where it states none.
 
     Attributes:
-      eos_token_id: the token that ends a document, as the format says, or else the tokenizer's.
-      pad_token_id: of the tokenizer.
-      tokenizer: name of the tokenizer: the path or name that was given when the corpus was made.
-      tokenizer_sha256: hash of the tokenizer.
-      source_names: paths of the inputs.
-      path: of corpus.json or prepare.json; "" where there is none.
+      eos_token_id: Token that ends a document, by the format or else by the tokenizer.
+      pad_token_id: Padding token of the tokenizer.
+      tokenizer: Name of the tokenizer: the path or name that was given when the corpus was made.
+      tokenizer_sha256: Hash of the tokenizer's files.
+      source_names: Paths of the inputs.
+      path: Path of corpus.json or prepare.json.
     """
 
     eos_token_id: int | None = None
@@ -40,15 +43,61 @@ class Origin:
     source_names: tuple[str, ...] = ()
     path: str = ""
 
-    def filled(self, **values: Any) -> Origin:
-        """Return a copy that has `values` where this has none."""
+    def filled(self, **values: Any) -> CorpusMetadata:
+        """Return a copy with `values` where this has None."""
         return dataclasses.replace(
             self, **{name: value for name, value in values.items() if getattr(self, name) is None}
         )
 
 
+class DirectoryListing:
+    """Names in local or remote folders, each listed once. What is not a folder, or can't be listed, has no names."""
+
+    def __init__(self) -> None:
+        self._names: dict[str, frozenset[str]] = {}
+
+    def names(self, folder: str) -> frozenset[str]:
+        """Return the names of files and folders in `folder`."""
+        if folder not in self._names:
+            self._names[folder] = frozenset(_list(folder))
+        return self._names[folder]
+
+    def sidecars(self, path: str, *candidates: str) -> list[str]:
+        """Return those of `candidates`, names of files, that are in the folder of the file `path`.
+
+        Where the folder can't be listed, this asks for each: a file that is not seen would not be read.
+        """
+        folder = files.parent(path)
+        try:
+            names = self.names(folder)
+        except RemoteTimeoutError as error:
+            raise RemoteTimeoutError(f"{path}: the folder of its sidecar files can't be listed. {error}") from error
+        if files.name_of(path) in names:
+            return [name for name in candidates if name in names]
+        if not files.exists(path):
+            return []  # opening it reports that
+        return [name for name in candidates if files.exists(files.join(folder, name))]
+
+
+def _list(folder: str) -> list[str]:
+    if files.is_remote(folder):
+        if any(part.endswith(_FILES) for part in folder.split("/")):
+            return []
+        try:
+            with files.remote(folder) as client:
+                return [str(name).rstrip("/").rsplit("/", 1)[-1] for name in client.ls(folder, detail=False)]
+        except RemoteTimeoutError:
+            raise
+        except CorpusFileError:
+            return []  # opening a file in it reports why
+    try:
+        return os.listdir(folder)
+    except (OSError, ValueError):
+        return []
+
+
 class Json:
-    """A JSON object in a file, its values read by key and checked."""
+    """A JSON object in a file, whose values are read by key and checked."""
 
     def __init__(self, path: str, data: dict[str, Any]) -> None:
         self.path = path
@@ -56,11 +105,11 @@ class Json:
 
     @classmethod
     def load(cls, path: str) -> Json:
-        """The object in the file `path`.
+        """Return the object in the file `path`.
 
         Raises:
-          CorpusFileError: missing or unreadable.
-          CorpusError: not a JSON object.
+          CorpusFileError: the file is missing or unreadable.
+          CorpusError: it is not a JSON object.
         """
         try:
             data = json.loads(files.read_text(path))
@@ -73,31 +122,31 @@ class Json:
         return cls(path, data)
 
     def get(self, key: str) -> Any:
-        """The value of `key` as it is; None where there is none."""
+        """Return the unchecked value of `key`, or None."""
         return self._data.get(key)
 
     def entries(self) -> list[tuple[str, Any]]:
-        """Every key and its value."""
+        """Return every key with its value."""
         return list(self._data.items())
 
     def text(self, key: str) -> str | None:
-        """A string."""
+        """Return the string of `key`, or None. This and the methods below raise CorpusError for another type."""
         value: str | None = self._checked(key, str, "a string")
         return value
 
     def count(self, key: str) -> int | None:
-        """An integer, 0 or more."""
+        """Return the integer, 0 or more, of `key`, or None."""
         value: int | None = self._checked(key, int, "an integer, 0 or more")
         if value is not None and not 0 <= value < 1 << 63:
             raise CorpusError(f"{self.path}: {key} is {value!r}; expected an integer, 0 or more.")
         return value
 
     def object(self, key: str) -> Json:
-        """An object; an empty one where there is none."""
+        """Return the object of `key`, or an empty one."""
         return Json(f"{self.path}: {key}", self._checked(key, dict, "an object") or {})
 
     def items(self, key: str) -> list[Any]:
-        """A list; an empty one where there is none."""
+        """Return the list of `key`, or an empty one."""
         return self._checked(key, list, "a list") or []
 
     def _checked(self, key: str, kind: type, expected: str) -> Any:
@@ -109,28 +158,25 @@ class Json:
         return value
 
 
-def read_origin(folders: Iterable[str], tree: Tree) -> Origin:
-    """Return what the first corpus.json or prepare.json in `folders` says; nothing where there is none.
-
-    Args:
-      folders: the split's folder, then that of the corpus.
+def read_metadata(folders: Iterable[str], listing: DirectoryListing) -> CorpusMetadata:
+    """Return what the first corpus.json or prepare.json in `folders` states: the split's folder, then that of the corpus.
 
     Raises:
       CorpusError: keys of the wrong type.
     """
     for folder in folders:
-        names = tree.names(folder)
+        names = listing.names(folder)
         if SPLIT in names:
             data = Json.load(files.join(folder, SPLIT))
             if data.get("format") == SPLIT_FORMAT:  # another tool may have a file of that name
-                return origin_of(data)
+                return parse_metadata(data)
         if PREPARE in names:
-            return _prepared(Json.load(files.join(folder, PREPARE)))
-    return Origin()
+            return _parse_prepare(Json.load(files.join(folder, PREPARE)))
+    return CorpusMetadata()
 
 
-def origin_of(data: Json) -> Origin:
-    """Return the origin that a split's metadata state.
+def parse_metadata(data: Json) -> CorpusMetadata:
+    """Return the metadata of a split's corpus.json.
 
     Raises:
       CorpusError: keys of the wrong type, or metadata of a later version.
@@ -142,11 +188,30 @@ def origin_of(data: Json) -> Origin:
     names = data.items("source_names")
     if not all(isinstance(name, str) for name in names):
         raise CorpusError(f"{data.path}: source_names is {shortened(repr(names))}; expected a list of strings.")
-    return Origin(
+    return CorpusMetadata(
         eos_token_id=data.count("eos_token_id"),
         pad_token_id=data.count("pad_token_id"),
         tokenizer=data.text("tokenizer"),
         tokenizer_sha256=data.text("tokenizer_sha256"),
+        source_names=tuple(names),
+        path=data.path,
+    )
+
+
+def _parse_prepare(data: Json) -> CorpusMetadata:
+    tokenizer = data.object("tokenizer")
+    names = []
+    for number, entry in enumerate(data.items("inputs")):
+        if not isinstance(entry, dict) or not isinstance(entry.get("path"), str):
+            raise CorpusError(
+                f"{data.path}: inputs[{number}] is {shortened(repr(entry))}; expected an object with a path."
+            )
+        names.append(entry["path"])
+    return CorpusMetadata(
+        eos_token_id=tokenizer.count("eos_token_id"),
+        pad_token_id=tokenizer.count("pad_token_id"),
+        tokenizer=data.object("request").text("tokenizer") or None,
+        tokenizer_sha256=tokenizer.text("sha256"),
         source_names=tuple(names),
         path=data.path,
     )
@@ -178,38 +243,51 @@ def split_metadata(
     }
 
 
-def _prepared(data: Json) -> Origin:
-    tokenizer = data.object("tokenizer")
-    names = []
-    for number, entry in enumerate(data.items("inputs")):
-        if not isinstance(entry, dict) or not isinstance(entry.get("path"), str):
-            raise CorpusError(
-                f"{data.path}: inputs[{number}] is {shortened(repr(entry))}; expected an object with a path."
-            )
-        names.append(entry["path"])
-    return Origin(
-        eos_token_id=tokenizer.count("eos_token_id"),
-        pad_token_id=tokenizer.count("pad_token_id"),
-        tokenizer=data.object("request").text("tokenizer") or None,
-        tokenizer_sha256=tokenizer.text("sha256"),
-        source_names=tuple(names),
-        path=data.path,
-    )
-
-
-def warn_unknown(folder: str, lacks: str, origin: Origin, eos_token_id: int | None) -> None:
-    """Warn where a split was copied without the metadata that its format keeps in the folder above.
-
-    Args:
-      folder: of the split.
-      lacks: names of the files that would hold the ids.
-      origin: what was found.
-      eos_token_id: what the caller gave.
-    """
-    if origin.eos_token_id is None and origin.tokenizer_sha256 is None and eos_token_id is None:
+def warn_unknown(folder: str, lacks: str, metadata: CorpusMetadata, eos_token_id: int | None) -> None:
+    """Warn of a split that was copied without the files `lacks`, which would state its ids; the caller gave `eos_token_id`."""
+    if metadata.eos_token_id is None and metadata.tokenizer_sha256 is None and eos_token_id is None:
         logging.warning(
             "%s: lacks %s, so its tokenizer, its padding id and the id of the token that ends a document are not known; "
             "rows are padded with token 0. Copy one of these files from the corpus, or give eos_token_id.",
             folder,
             lacks,
         )
+
+
+def fill_ids(metadata: CorpusMetadata, folder: str, listing: DirectoryListing) -> CorpusMetadata:
+    """Return `metadata` with the EOS and padding ids of the tokenizer in `folder`/tokenizer, which is not loaded.
+
+    It is a guess: a tokenizer whose files don't parse adds nothing.
+    """
+    if "tokenizer" not in listing.names(folder):
+        return metadata
+    folder = files.join(folder, "tokenizer")
+    names = listing.names(folder)
+    try:
+        configs = [Json.load(files.join(folder, name)) for name in _TOKENIZER_CONFIGS if name in names]
+        ids = {
+            entry["content"]: int(number)
+            for config in configs
+            for number, entry in config.object("added_tokens_decoder").entries()
+        }
+        texts = {f"{key}_id": _special_token(configs, key) for key in ("eos_token", "pad_token")}
+        if not {text for text in texts.values() if text is not None} <= set(ids) and "tokenizer.json" in names:
+            model = Json.load(files.join(folder, "tokenizer.json"))
+            ids |= {entry["content"]: entry["id"] for entry in model.items("added_tokens")}
+            vocabulary = model.object("model").get("vocab")
+            ids = {**(vocabulary if isinstance(vocabulary, dict) else {}), **ids}
+        found = {key: ids.get(text) for key, text in texts.items() if text is not None}
+    except (GrainSftError, KeyError, TypeError, ValueError):
+        return metadata
+    return metadata.filled(**{key: number for key, number in found.items() if type(number) is int and number >= 0})
+
+
+def _special_token(configs: list[Json], key: str) -> str | None:
+    """Return the text of a special token, which is a string, or an object with its content."""
+    for config in configs:
+        value = config.get(key)
+        if isinstance(value, dict):
+            value = value.get("content")
+        if isinstance(value, str):
+            return value
+    return None

@@ -10,18 +10,21 @@ from collections.abc import Sequence
 from typing import Any
 
 from grain_sft.corpus.corpus import Corpus
-from grain_sft.corpus.formats import plain
-from grain_sft.corpus.formats.aligned import Part
-from grain_sft.corpus.formats.metadata import SPLIT, SPLIT_FORMAT, Json, Origin, read_origin
-from grain_sft.corpus.formats.options import Options
-from grain_sft.corpus.formats.splits import Split, corpus_of_split
-from grain_sft.corpus.formats.tokenizer import eos_of_folder
-from grain_sft.corpus.formats.tree import Tree
+from grain_sft.corpus.formats import Format
+from grain_sft.corpus.formats.files import boundaries_of
+from grain_sft.corpus.formats.metadata import (
+    SPLIT,
+    SPLIT_FORMAT,
+    CorpusMetadata,
+    DirectoryListing,
+    Json,
+    fill_ids,
+    read_metadata,
+)
+from grain_sft.corpus.formats.scanning import ReadOptions, Split, TokenFile, scan_corpus
 from grain_sft.corpus.shard import token_dtype
 from grain_sft.errors import CorpusError
 from grain_sft.storage import files
-
-EXPECTED = "a directory with token_ids_part_NNNN.npy and labels_mask_part_NNNN.npy, or one whose train/ has them"
 
 _TOKENS = re.compile(r"token_ids_part_(\d+)\.npy")
 _MASKS = re.compile(r"labels_mask_part_(\d+)\.npy")
@@ -30,45 +33,102 @@ _ANY_MASK = re.compile(r"labels_mask(.*)\.npy")
 _STATISTICS = "dataset_statistics.json"
 
 
-def find(path: str, tree: Tree) -> str | None:
-    """Return the folder of the parts."""
-    for folder in (path, files.join(path, "train")):
-        if any(_MASKS.fullmatch(name) for name in tree.names(folder)):
-            return folder
-    return None
+class Olmo(Format):
+    """The parts in a folder, in the order of their numbers."""
+
+    expected = "a directory with token_ids_part_NNNN.npy and labels_mask_part_NNNN.npy, or one whose train/ has them"
+    metadata_files = r"dataset_statistics\.(json|txt)"
+
+    def detect(self, path: str, listing: DirectoryListing) -> str | None:
+        for folder in (path, files.join(path, "train")):
+            if any(_MASKS.fullmatch(name) for name in listing.names(folder)):
+                return folder
+        return None
+
+    def read(self, found: str, options: ReadOptions, listing: DirectoryListing) -> Corpus:
+        _check_whole(found, listing.names(found), options)
+        split = self.split(found, listing)
+        parts = [self.part(path, listing) for path in split.files]
+        self.check_parts(parts, options, listing)
+        if split.continued is not None:
+            parts = [each._replace(continues=each.tokens in split.continued) for each in parts]
+        return scan_corpus(split, parts, options)
+
+    def owner(self, path: str, listing: DirectoryListing) -> str | None:
+        name = files.name_of(path)
+        if mask := _ANY_MASK.fullmatch(name):
+            return files.join(files.parent(path), f"token_ids{mask[1]}.npy")
+        return path if _ANY_TOKENS.fullmatch(name) else None
+
+    def part(self, path: str, listing: DirectoryListing) -> TokenFile:
+        tokens = _ANY_TOKENS.fullmatch(files.name_of(path))
+        assert tokens is not None
+        masks = listing.sidecars(path, f"labels_mask{tokens[1]}.npy")
+        mask = files.join(files.parent(path), masks[0]) if masks else ""
+        return TokenFile(path, mask, boundaries=boundaries_of(path, listing))
+
+    def home(self, path: str) -> str:
+        return files.parent(path)
+
+    def split(self, home: str, listing: DirectoryListing) -> Split:
+        names = listing.names(home)
+        root = files.parent(home) if files.name_of(home) in ("train", "val") else home
+        statistics = Json.load(files.join(home, _STATISTICS)) if _STATISTICS in names else Json("", {})
+        configuration = statistics.object("configuration")
+        metadata = read_metadata(dict.fromkeys((home, root)), listing)
+        if not metadata.path:
+            metadata = _stated(configuration)
+        for folder in dict.fromkeys((home, root)):
+            metadata = metadata if metadata.eos_token_id is not None else fill_ids(metadata, folder, listing)
+        dtype = configuration.text("token_dtype")
+        numbers = _numbered(home, names, _TOKENS)
+        paths = {number: files.join(home, numbers[number]) for number in sorted(numbers)}
+        continued = _continued(statistics)
+        return Split(
+            files=tuple(paths.values()),
+            metadata=metadata,
+            dtype=None if dtype is None else token_dtype(dtype, statistics.path),
+            sources=files.join(home, "sources.bin") if "sources.bin" in names else "",
+            continued=None if continued is None else frozenset(paths[each] for each in continued if each in paths),
+        )
+
+    def check_parts(self, parts: Sequence[TokenFile], options: ReadOptions, listing: DirectoryListing) -> None:
+        """Refuse parts that all lack a label mask, where their folder or its metadata tell that masks exist."""
+        if options.use_loss_mask is False or options.masks is not None or any(each.loss for each in parts):
+            return
+        for each in parts:
+            if not _ANY_TOKENS.fullmatch(files.name_of(each.tokens)):
+                continue
+            folder = files.parent(each.tokens)
+            masks = sorted(name for name in listing.names(folder) if _ANY_MASK.fullmatch(name))
+            metadata = _metadata_of_masked(folder, listing)
+            if metadata and not masks:
+                raise CorpusError(
+                    f"{each.tokens}: has no label mask, but {metadata} is of a corpus with label masks. Without them, all of "
+                    "its tokens would take loss. Copy the masks, name them with label_mask_paths, or ignore them with "
+                    "use_loss_mask=False."
+                )
+            if masks:
+                raise CorpusError(
+                    f"{each.tokens}: has no label mask of its name, but its folder holds {masks[0]}. Without a mask, all of "
+                    "its tokens would take loss. Rename the mask, name it with label_mask_paths, or ignore the masks with "
+                    "use_loss_mask=False."
+                )
+
+    def training_files(self, paths: Sequence[str]) -> list[str]:
+        """Leave out the files of each val/ with parts that has a sibling train/ with parts."""
+        folders = {files.parent(path) for path in paths if _TOKENS.fullmatch(files.name_of(path))}
+        validation = {
+            folder
+            for folder in folders
+            if files.name_of(folder) == "val" and files.join(files.parent(folder), "train") in folders
+        }
+        return [path for path in paths if files.parent(path) not in validation]
 
 
-def read(folder: str, options: Options, tree: Tree) -> Corpus:
-    """Return the corpus of the parts, in the order of their numbers."""
-    _check_whole(folder, tree.names(folder), options)
-    found = split(folder, tree)
-    parts = [part(path, tree) for path in found.files]
-    check_masks(parts, options, tree)
-    if found.continued is not None:
-        parts = [each._replace(continues=each.tokens in found.continued) for each in parts]
-    return corpus_of_split(found, parts, options)
-
-
-def owner(path: str, tree: Tree) -> str | None:
-    """Return the token file that `path` belongs to: itself, or that of a label mask."""
-    name = files.name_of(path)
-    if mask := _ANY_MASK.fullmatch(name):
-        return files.join(files.parent(path), f"token_ids{mask[1]}.npy")
-    return path if _ANY_TOKENS.fullmatch(name) else None
-
-
-def part(path: str, tree: Tree) -> Part:
-    """Return a token file with its label mask and its boundaries, where it has them."""
-    tokens = _ANY_TOKENS.fullmatch(files.name_of(path))
-    assert tokens is not None
-    masks = tree.beside(path, f"labels_mask{tokens[1]}.npy")
-    mask = files.join(files.parent(path), masks[0]) if masks else ""
-    return Part(path, mask, boundaries=plain.boundaries_of(path, tree))
-
-
-def _metadata_of_masked(folder: str, tree: Tree) -> str:
-    """The metadata in a folder whose writer writes a label mask for every part; "" where there are none."""
-    names = tree.names(folder)
+def _metadata_of_masked(folder: str, listing: DirectoryListing) -> str:
+    """Return the metadata in a folder whose writer writes a label mask for every part; "" where there are none."""
+    names = listing.names(folder)
     if _STATISTICS in names:
         return files.join(folder, _STATISTICS)
     path = files.join(folder, SPLIT)
@@ -78,83 +138,14 @@ def _metadata_of_masked(folder: str, tree: Tree) -> str:
     return path if (data.get("format"), data.get("corpus_format")) == (SPLIT_FORMAT, "olmo") else ""
 
 
-def without_validation(paths: Sequence[str]) -> list[str]:
-    """Return `paths` without the files of each val/ with parts beside a train/ with parts."""
-    folders = {files.parent(path) for path in paths if _TOKENS.fullmatch(files.name_of(path))}
-    validation = {
-        folder
-        for folder in folders
-        if files.name_of(folder) == "val" and files.join(files.parent(folder), "train") in folders
-    }
-    return [path for path in paths if files.parent(path) not in validation]
-
-
-def check_masks(parts: Sequence[Part], options: Options, tree: Tree) -> None:
-    """Refuse parts that all lack a label mask, in a folder with label masks of other names or other parts, or with the
-    metadata of a corpus that has them.
-
-    Raises:
-      CorpusError: there is such a part, and neither `label_mask_paths` nor `use_loss_mask=False` is given.
-    """
-    if options.use_loss_mask is False or options.masks is not None or any(each.loss for each in parts):
-        return
-    for each in parts:
-        if not _ANY_TOKENS.fullmatch(files.name_of(each.tokens)):
-            continue
-        folder = files.parent(each.tokens)
-        masks = sorted(name for name in tree.names(folder) if _ANY_MASK.fullmatch(name))
-        metadata = _metadata_of_masked(folder, tree)
-        if metadata and not masks:
-            raise CorpusError(
-                f"{each.tokens}: has no label mask, but {metadata} is of a corpus with label masks. Without them, all of its "
-                "tokens would take loss. Copy the masks, name them with label_mask_paths, or ignore them with "
-                "use_loss_mask=False."
-            )
-        if masks:
-            raise CorpusError(
-                f"{each.tokens}: has no label mask of its name, but its folder holds {masks[0]}. Without a mask, all of its "
-                "tokens would take loss. Rename the mask, name it with label_mask_paths, or ignore the masks with "
-                "use_loss_mask=False."
-            )
-
-
-def home(path: str) -> str:
-    """Return the folder of the parts."""
-    return files.parent(path)
-
-
-def split(folder: str, tree: Tree) -> Split:
-    """Return the parts of a folder, and what its metadata say."""
-    names = tree.names(folder)
-    root = files.parent(folder) if files.name_of(folder) in ("train", "val") else folder
-    statistics = Json.load(files.join(folder, _STATISTICS)) if _STATISTICS in names else Json("", {})
-    configuration = statistics.object("configuration")
-    origin = read_origin(dict.fromkeys((folder, root)), tree)
-    if not origin.path:
-        origin = _stated(configuration)
-    for place in dict.fromkeys((folder, root)):
-        origin = origin if origin.eos_token_id is not None else eos_of_folder(place, tree, origin)
-    stated = configuration.text("token_dtype")
-    numbers = _numbered(folder, names, _TOKENS)
-    paths = {number: files.join(folder, numbers[number]) for number in sorted(numbers)}
-    continued = _continued(statistics)
-    return Split(
-        files=tuple(paths.values()),
-        origin=origin,
-        dtype=None if stated is None else token_dtype(stated, statistics.path),
-        sources=files.join(folder, "sources.bin") if "sources.bin" in names else "",
-        continued=None if continued is None else frozenset(paths[each] for each in continued if each in paths),
-    )
-
-
-def _stated(configuration: Json) -> Origin:
-    """What the statistics of a split say that was copied without prepare.json. Those of other tools have other keys."""
+def _stated(configuration: Json) -> CorpusMetadata:
+    """Return the statistics' metadata of a split that was copied without prepare.json. Those of other tools differ."""
 
     def value(key: str, kind: type) -> Any:
         found = configuration.get(key)
         return found if type(found) is kind else None
 
-    return Origin(
+    return CorpusMetadata(
         eos_token_id=value("eos_token_id", int),
         pad_token_id=value("pad_token_id", int),
         tokenizer=value("tokenizer", str),
@@ -162,19 +153,19 @@ def _stated(configuration: Json) -> Origin:
     )
 
 
-def _check_whole(folder: str, names: frozenset[str], options: Options) -> None:
+def _check_whole(folder: str, names: frozenset[str], options: ReadOptions) -> None:
     """Refuse a folder that lacks a part, or a sidecar that other parts have."""
     tokens, masks = _numbered(folder, names, _TOKENS), _numbered(folder, names, _MASKS)
-    wanted = range(max([*tokens, *masks]) + 1)
+    last = max([*tokens, *masks])
     needed = [(tokens, "token_ids")] + ([(masks, "labels_mask")] if options.masks is None else [])
-    for number in wanted:
+    for number in range(last + 1):
         for found, stem in needed:
             if number not in found:
                 raise CorpusError(
-                    f"{folder}: lacks {stem}_part_{number:04d}.npy, but part {max([*tokens, *masks])} is there: the corpus "
-                    "is not whole. Copy the missing file, or prepare it again."
+                    f"{folder}: lacks {stem}_part_{number:04d}.npy, but part {last} exists: the corpus is not whole. Copy the "
+                    "missing file, or prepare it again."
                 )
-    boundaries = [tokens[number].removesuffix(".npy") + ".csv.gz" for number in wanted]
+    boundaries = [tokens[number].removesuffix(".npy") + ".csv.gz" for number in range(last + 1)]
     missing = [name for name in boundaries if name not in names]
     if missing and len(missing) < len(boundaries):
         raise CorpusError(f"{folder}: lacks {missing[0]}, but other parts have such a file: the corpus is not whole.")
@@ -192,7 +183,7 @@ def _numbered(folder: str, names: frozenset[str], pattern: re.Pattern[str]) -> d
 
 
 def _continued(statistics: Json) -> frozenset[int] | None:
-    """Numbers of the parts whose first document began in the part before, where that is said."""
+    """Return the numbers of the parts whose first document began in the part before; None: unknown."""
     if statistics.get("continued_parts") is None:
         return None
     numbers = statistics.items("continued_parts")

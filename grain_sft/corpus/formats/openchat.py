@@ -1,74 +1,186 @@
 """Format openchat: the Parquet files of OpenChat's `generate_dataset`, `PREFIX.train.parquet` and `PREFIX.eval.parquet`.
 
-Rows of a Parquet file can't be read at random, so each file is unpacked once, below `$GRAIN_SFT_CACHE_DIR`.
+Rows of a Parquet file can't be read at random, so each file is unpacked once, below `$GRAIN_SFT_CACHE_DIR`. The folder is
+named after the content of the file, and holds the hash of each of its own files.
 """
 
 from __future__ import annotations
 
+import contextlib
+import glob
+import hashlib
+import json
 import os
+import secrets
+import shutil
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from grain_sft.corpus import content
 from grain_sft.corpus.corpus import Corpus
-from grain_sft.corpus.formats import unpacked
-from grain_sft.corpus.formats.aligned import Part
-from grain_sft.corpus.formats.metadata import Json, Origin, origin_of, read_origin
-from grain_sft.corpus.formats.options import Options
-from grain_sft.corpus.formats.splits import Split, corpus_of_split
-from grain_sft.corpus.formats.tree import Tree
-from grain_sft.errors import CorpusError
-from grain_sft.storage import files
-
-EXPECTED = "a .parquet file, a directory with one *.train.parquet, or the path before .train.parquet"
+from grain_sft.corpus.formats import Format, parquet
+from grain_sft.corpus.formats.metadata import CorpusMetadata, DirectoryListing, Json, parse_metadata, read_metadata
+from grain_sft.corpus.formats.scanning import ReadOptions, Split, TokenFile, scan_corpus
+from grain_sft.errors import CorpusError, CorpusFileError, GrainSftError, StorageError
+from grain_sft.storage import describe, files
 
 _SUFFIX = ".parquet"
-_SPLITS = {"train": "train", "eval": "eval", "val": "eval"}  # a folder's name: the split of that name beside it
+_SPLITS = {"train": "train", "eval": "eval", "val": "eval"}  # by the name of a folder that the split would have
+_NAMES = ("tokens.bin", "weights.bin", "documents.idx")  # uint32, float32, and uint64 pairs of start and length
+_VERSION = 3
+_DONE = "unpacked.json"
 
 
-def find(path: str, tree: Tree) -> str | None:
-    """The Parquet file."""
-    name, folder = files.name_of(path), files.parent(path)
-    if name.endswith(_SUFFIX):
-        return path if name in tree.names(folder) else None
-    if name.endswith((".npy", ".bin")):
+class OpenChat(Format):
+    """The rows of one file, as one shard of tokens."""
+
+    expected = "a .parquet file, a directory with one *.train.parquet, or the path before .train.parquet"
+    metadata_files = r".*\.first_weights\.bin"
+
+    def detect(self, path: str, listing: DirectoryListing) -> str | None:
+        name, folder = files.name_of(path), files.parent(path)
+        if name.endswith(_SUFFIX):
+            return path if name in listing.names(folder) else None
+        if name.endswith((".npy", ".bin")):
+            return None
+        found = _of_split(path, "train", listing)
+        if found is None and name in _SPLITS:
+            found = _of_split(folder, _SPLITS[name], listing)
+        if found is None and f"{name}.train{_SUFFIX}" in listing.names(folder):
+            return f"{path.rstrip('/')}.train{_SUFFIX}"
+        return found
+
+    def read(self, found: str, options: ReadOptions, listing: DirectoryListing) -> Corpus:
+        if options.dtype is not None and options.dtype != np.uint32:
+            raise CorpusError(f"{found}: dtype={options.dtype.name}; tokens of the format openchat are read as uint32.")
+        stem = found.removesuffix(_SUFFIX)
+        first_weights, sources = f"{stem}.first_weights.bin", f"{stem}.sources.bin"
+        names = listing.names(files.parent(found))
+        folder = _unpacked(found, first_weights if files.name_of(first_weights) in names else "")
+        tokens, weights, documents = (os.path.join(folder, name) for name in _NAMES)
+        split = Split(
+            files=(tokens,),
+            metadata=_read_metadata(found, folder, listing),
+            dtype=np.dtype(np.uint32),
+            dtypes=("uint32",),
+            sources=sources if files.name_of(sources) in names else "",
+        )
+        return scan_corpus(split, [TokenFile(tokens, weights, "float32", documents, "pairs")], options)
+
+    def owner(self, path: str, listing: DirectoryListing) -> str | None:
+        if path.endswith(_SUFFIX):
+            raise CorpusError(
+                f"{path}: a Parquet file among token files. A corpus in format openchat is opened by the path of one file."
+            )
         return None
-    found = _of_split(path, "train", tree)
-    if found is None and name in _SPLITS:
-        found = _of_split(folder, _SPLITS[name], tree)
-    if found is None and f"{name}.train{_SUFFIX}" in tree.names(folder):
-        return f"{path.rstrip('/')}.train{_SUFFIX}"
-    return found
 
 
-def _of_split(folder: str, split: str, tree: Tree) -> str | None:
-    found = sorted(name for name in tree.names(folder) if name.endswith(f".{split}{_SUFFIX}"))
+def _of_split(folder: str, split: str, listing: DirectoryListing) -> str | None:
+    found = sorted(name for name in listing.names(folder) if name.endswith(f".{split}{_SUFFIX}"))
     if len(found) > 1:
-        raise CorpusError(f"{folder}: holds {found[0]} and {found[1]}. Give the path of the one that is meant.")
+        raise CorpusError(f"{folder}: holds {found[0]} and {found[1]}. Give the path of one of them.")
     return files.join(folder, found[0]) if found else None
 
 
-def read(path: str, options: Options, tree: Tree) -> Corpus:
-    """Return the corpus of the file's rows, as one shard of tokens."""
-    if options.dtype is not None and options.dtype != np.uint32:
-        raise CorpusError(f"{path}: dtype={options.dtype.name}; tokens of the format openchat are read as uint32.")
-    stem, names = path.removesuffix(_SUFFIX), tree.names(files.parent(path))
-    first_weights = f"{stem}.first_weights.bin" if f"{files.name_of(stem)}.first_weights.bin" in names else ""
-    folder = unpacked.unpacked(path, first_weights, str(files.cache_dir() / "openchat"))
-    tokens, weights, documents = (os.path.join(folder, name) for name in unpacked.NAMES)
-    split = Split(
-        files=(tokens,),
-        origin=_origin(path, folder, tree),
-        dtype=np.dtype(np.uint32),
-        dtypes=("uint32",),
-        sources=f"{stem}.sources.bin" if f"{files.name_of(stem)}.sources.bin" in names else "",
-    )
-    return corpus_of_split(split, [Part(tokens, weights, "float32", documents, "pairs")], options)
-
-
-def _origin(path: str, folder: str, tree: Tree) -> Origin:
-    """What prepare.json says, or the file itself, which may have been copied to where that of another corpus is."""
-    beside, stated = read_origin((files.parent(path),), tree), unpacked.metadata(folder)
+def _read_metadata(path: str, folder: str, listing: DirectoryListing) -> CorpusMetadata:
+    """Return prepare.json, or the metadata in the file itself, which may be next to the prepare.json of another corpus."""
+    sidecar = read_metadata((files.parent(path),), listing)
+    stated: dict[str, Any] | None = json.loads(Path(folder, _DONE).read_bytes())["metadata"]
     if stated is None:
-        return beside
-    own = origin_of(Json(path, stated))
-    return beside if beside.path and beside.tokenizer_sha256 == own.tokenizer_sha256 else own
+        return sidecar
+    own = parse_metadata(Json(path, stated))
+    return sidecar if sidecar.path and sidecar.tokenizer_sha256 == own.tokenizer_sha256 else own
+
+
+def _unpacked(path: str, first_weights: str) -> str:
+    """Return the folder in which the Parquet file is unpacked, and unpack it where no process has.
+
+    Args:
+      path: Local path, or URL.
+      first_weights: File of the weights of first tokens; "": they have none.
+    """
+    cache = str(files.cache_dir() / "openchat")
+    stamps = [describe(each) for each in (path, first_weights) if each]
+    hashes = content.hashes_of(stamps)
+    key = hashlib.sha256("\0".join(hashes).encode()).hexdigest()[:32]
+    folder = os.path.join(cache, key)
+    if _is_whole(folder, key):
+        return folder
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(files.locked(Path(f"{cache}-locks", key)))
+        except StorageError:  # no locks: then several processes may unpack it, each whole
+            pass
+        else:
+            if _is_whole(folder, key):  # another process unpacked it meanwhile
+                return folder
+            for left in glob.glob(f"{glob.escape(folder)}.*.tmp"):  # by a process that was killed
+                shutil.rmtree(left, ignore_errors=True)
+        _unpack_to(folder, key, path, stamps[0].version, first_weights)
+        if content.hashes_of(stamps) != hashes:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise CorpusFileError(
+                f"{path}: was written to while it was unpacked. Wait until it is complete, then open it again."
+            )
+    return folder
+
+
+def _unpack_to(folder: str, key: str, path: str, version: str | None, first_weights: str) -> None:
+    """Make the folder, whole or not at all."""
+    temporary = f"{folder}.{os.getpid()}.{secrets.token_hex(4)}.tmp"
+    try:
+        os.makedirs(temporary)
+        weights = parquet.read_first_weights(first_weights)
+        with contextlib.ExitStack() as stack:
+            out = [stack.enter_context(open(os.path.join(temporary, name), "wb")) for name in _NAMES]
+            documents = parquet.unpack(path, version, weights, out)
+            for file in out:
+                file.flush()
+                os.fsync(file.fileno())
+        if weights is not None and len(weights) != documents:
+            raise CorpusError(
+                f"{first_weights}: {len(weights)} weights, but {path} holds {documents} documents; expected one for each."
+            )
+        found = content.read_hashes([describe(os.path.join(temporary, name)) for name in _NAMES])
+        stated = {
+            "version": _VERSION,
+            "content": key,
+            "sha256": dict(zip(_NAMES, found, strict=True)),
+            "metadata": parquet.stated_metadata(path, version),
+        }
+        with files.atomic_write(os.path.join(temporary, _DONE)) as done:
+            json.dump({**stated, "checksum": _checksum(stated)}, done)
+        if os.path.lexists(folder) and not _is_whole(folder, key):
+            shutil.rmtree(folder, ignore_errors=True)  # a damaged one makes room
+        try:
+            os.replace(temporary, folder)
+        except OSError:
+            if not _is_whole(folder, key):  # one that another process made meanwhile stays
+                raise
+    except GrainSftError:
+        raise
+    except OSError as error:
+        raise StorageError(
+            f"{folder}: can't be written ({error.strerror or error}). Set {files.CACHE_DIR_VARIABLE} to a folder with room."
+        ) from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _checksum(stated: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(stated, sort_keys=True).encode()).hexdigest()
+
+
+def _is_whole(folder: str, key: str) -> bool:
+    """Return whether the folder holds the unpacked files of this content; their hashes are computed, or cached."""
+    try:
+        done = json.loads(files.read_bytes(os.path.join(folder, _DONE)))
+        checksum = done.pop("checksum")
+        if done["version"] != _VERSION or done["content"] != key or checksum != _checksum(done):
+            return False
+        found = content.hashes_of([describe(os.path.join(folder, name)) for name in _NAMES])
+        return bool(found == [done["sha256"][name] for name in _NAMES])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return False

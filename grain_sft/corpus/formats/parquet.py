@@ -1,7 +1,7 @@
-"""OpenChat's Parquet files as raw arrays: a row group's pages at a time, and shifted back.
+"""OpenChat's Parquet files as raw arrays, read a row group's pages at a time.
 
-A row holds `seqlens` sequences, one as a rule. Labels and weights stand there one to the left, where the inputs are;
-here they stand at their own tokens.
+A row holds `seqlens` sequences, usually one. In the file, labels and weights are shifted one to the left, to the inputs;
+here they are at their own tokens.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from grain_sft.errors import CorpusError, CorpusFileError, GrainSftError, Missin
 from grain_sft.storage import describe, files, open_remote, read_whole
 
 METADATA_KEY = "grain_sft"
-"""In the metadata of the file's schema: what corpus.json says of a split in other formats, as JSON."""
+"""Key in the metadata of the file's schema, whose value is the corpus.json of other formats."""
 
 _ROWS = 1024  # decoded at once
 _BUFFER = 1 << 20  # bytes of a column that are read at once
@@ -29,7 +29,7 @@ Ints = npt.NDArray[np.int64]
 
 
 class _Rows(NamedTuple):
-    """Some rows: values of all of them in one array a column."""
+    """Some rows, with the values of all of them in one array for each column."""
 
     first: int  # row number of the first, from 1
     total_length: Ints
@@ -38,7 +38,7 @@ class _Rows(NamedTuple):
 
 
 def stated_metadata(path: str, version: str | None) -> dict[str, Any] | None:
-    """What `grain-sft prepare` says of the corpus in the file; None of a file that another tool wrote."""
+    """Return the metadata that `grain-sft prepare` wrote into the file; None for a file of another tool."""
     with _opened(path, version) as (_, file):
         raw = (file.schema_arrow.metadata or {}).get(METADATA_KEY.encode())
     try:
@@ -49,16 +49,12 @@ def stated_metadata(path: str, version: str | None) -> dict[str, Any] | None:
 
 
 def read_first_weights(path: str) -> npt.NDArray[np.float32] | None:
-    """The weights of first tokens, float32 [documents]; None without a path.
-
-    Raises:
-      CorpusFileError, CorpusError: not a file of finite weights.
-    """
+    """Return the weights of first tokens, float32 [documents]; None without a path."""
     if not path:
         return None
     data = read_whole(describe(path))
     if len(data) % 4:
-        raise CorpusError(f"{path}: {len(data)} bytes is no multiple of 4, the size of a float32. It was cut short.")
+        raise CorpusError(f"{path}: {len(data)} bytes is not a multiple of 4, the size of a float32. It was cut short.")
     weights: npt.NDArray[np.float32] = np.frombuffer(data, "<f4")
     wrong = ~np.isfinite(weights) | (weights < 0)
     if wrong.any():
@@ -70,7 +66,7 @@ def read_first_weights(path: str) -> npt.NDArray[np.float32] | None:
 def unpack(
     path: str, version: str | None, first_weights: npt.NDArray[np.float32] | None, out: Sequence[IO[bytes]]
 ) -> int:
-    """Write tokens, weights and documents of all rows; returns the number of documents."""
+    """Write tokens, weights and documents of all rows to the three files `out`, and return the number of documents."""
     tokens = documents = 0
     for rows in _read_rows(path, version):
         _check(path, rows)
@@ -79,7 +75,7 @@ def unpack(
         weights = _unshifted(path, rows, starts, length)
         if first_weights is not None:
             mine = first_weights[documents : documents + len(length)]
-            if len(mine) == len(length):  # else the caller says what is wrong
+            if len(mine) == len(length):  # else the caller reports it
                 weights[starts[length > 0]] = mine[length > 0]
         out[0].write(rows.values["nz_input_ids"].astype("<u4").tobytes())
         out[1].write(weights.astype("<f4").tobytes())
@@ -90,7 +86,7 @@ def unpack(
 
 
 def _unshifted(path: str, rows: _Rows, starts: Ints, length: Ints) -> npt.NDArray[np.float32]:
-    """Weights of tokens themselves; 0 for the first of each sequence."""
+    """Return the weights of the tokens themselves, 0 for the first of each sequence."""
     ids, labels = rows.values["nz_input_ids"], rows.values["nz_shifted_label_ids"]
     shifted = rows.values["nz_shifted_loss_weights"].astype(np.float32)
     lasts = (starts + length - 1)[length > 0]
@@ -119,9 +115,9 @@ def _check(path: str, rows: _Rows) -> None:
         wrong = np.flatnonzero(found != counts)
         if len(wrong):
             row = int(wrong[0])
-            said = "is" if name == "total_length" else "has the length"
+            verb = "is" if name == "total_length" else "has the length"
             raise CorpusError(
-                f"{path}: row {rows.first + row}: {name} {said} {found[row]}, but nz_input_ids has the length {counts[row]}."
+                f"{path}: row {rows.first + row}: {name} {verb} {found[row]}, but nz_input_ids has the length {counts[row]}."
             )
     length = rows.values["seqlens"].astype(np.int64)
     row_of = np.repeat(np.arange(len(counts)), rows.lengths["seqlens"])
@@ -148,7 +144,7 @@ def _refuse(path: str, rows: _Rows, wrong: npt.NDArray[np.bool_], what: str) -> 
 
 @contextlib.contextmanager
 def _opened(path: str, version: str | None) -> Iterator[tuple[Any, Any]]:
-    """pyarrow, and the file as it opens it."""
+    """Open the file, and yield pyarrow and the file as pyarrow.parquet opens it."""
     try:
         import pyarrow
         from pyarrow import parquet
@@ -163,7 +159,7 @@ def _opened(path: str, version: str | None) -> Iterator[tuple[Any, Any]]:
 
 
 def _read_rows(path: str, version: str | None) -> Iterator[_Rows]:
-    """All rows, some at a time, their columns checked for being there and for their types."""
+    """Yield all rows, some at a time, after a check of the columns and their types."""
     first = 1
     try:
         with _opened(path, version) as (pyarrow, file):
@@ -203,7 +199,9 @@ def _rows(pyarrow: Any, path: str, first: int, batch: Any) -> _Rows:
         if not number:
             raise CorpusError(f"{path}: column {name} holds {kind}; expected numbers, as OpenChat writes them.")
         if column.null_count or inner.null_count:
-            raise CorpusError(f"{path}: column {name} has no value in some of the rows from {first} on; none may lack.")
+            raise CorpusError(
+                f"{path}: column {name} has no value in some of the rows from {first} on; none may be missing."
+            )
         if name in _LISTS:
             lengths[name] = column.value_lengths().to_numpy(zero_copy_only=False).astype(np.int64)
         values[name] = inner.to_numpy(zero_copy_only=False)

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from grain_sft.corpus.formats.parquet import METADATA_KEY
+from grain_sft.corpus import METADATA_KEY
 from grain_sft.errors import MissingExtraError
 from grain_sft.prepare import splits
 from grain_sft.prepare.documents import Block

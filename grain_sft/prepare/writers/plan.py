@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from grain_sft.corpus.formats.metadata import SPLIT, split_metadata
+from grain_sft.corpus import SPLIT, split_metadata
 from grain_sft.errors import PrepareError
 from grain_sft.prepare.documents import Block, Ids, Source
 from grain_sft.prepare.request import Request

@@ -1,4 +1,4 @@
-"""OLMo mix files: `label,path` a line, comments, blank lines, `{TOKENIZER}` in paths.
+"""Format mix: OLMo's lists of files, `label,path` a line, with comments, blank lines and `{TOKENIZER}` in paths.
 
 Format: allenai/OLMo-core, src/olmo_core/data/mixes/.
 """
@@ -9,14 +9,48 @@ import os
 import re
 from collections.abc import Mapping
 
+from grain_sft.corpus.corpus import Corpus
+from grain_sft.corpus.formats import Format
+from grain_sft.corpus.formats.files import LIST_SUFFIXES, TOKEN_SUFFIXES, corpus_of_files
+from grain_sft.corpus.formats.metadata import DirectoryListing
+from grain_sft.corpus.formats.scanning import ReadOptions
 from grain_sft.errors import CorpusError, shortened
-from grain_sft.storage import files
+from grain_sft.storage import MAGIC, files, read_regular
 
 _PLACEHOLDER = re.compile(r"\{[A-Za-z_][A-Za-z0-9_]*\}")
 
 
+class Mix(Format):
+    """The files that a mix lists, in order. A local file of any name is one, if it holds text."""
+
+    expected = "a mix file with lines 'label,path'"
+    rank = 0
+    any_path = lists_paths = True
+
+    def detect(self, path: str, listing: DirectoryListing) -> str | None:
+        if files.is_remote(path):
+            return path if path.endswith(LIST_SUFFIXES) else None
+        head = head_of(path)
+        return None if head is None or head.startswith((MAGIC, b"{")) or b"\0" in head else path
+
+    def read(self, found: str, options: ReadOptions, listing: DirectoryListing) -> Corpus:
+        entries = parse_mix(found, files.read_text(found))
+        paths = resolve_relative(found, [options.remap(path) for path, _ in entries])
+        return corpus_of_files(list(zip(paths, (label for _, label in entries), strict=True)), options, listing)
+
+
+def head_of(path: str) -> bytes | None:
+    """Return the first bytes of a local file that may be a list, without leading blanks; None for other paths."""
+    if path.endswith(TOKEN_SUFFIXES) or not os.path.exists(path) or os.path.isdir(path):
+        return None
+    try:
+        return read_regular(path, 0, 512).lstrip()
+    except OSError:
+        return None
+
+
 def parse_mix(path: str, text: str) -> list[tuple[str, str]]:
-    """(path, label) of every line of a mix file, in order, paths as they are written there.
+    """Return (path, label) of every line of a mix file, in order; paths are as written.
 
     Raises:
       CorpusError: a malformed line, by its number; or no line at all.
@@ -29,7 +63,7 @@ def parse_mix(path: str, text: str) -> list[tuple[str, str]]:
         fields = [field.strip() for field in line.split(",")]
         if len(fields) != 2 or not all(fields):
             raise CorpusError(
-                f"{path}:{number}: expected 'label,path', found {shortened(line, 120)!r}. Mend the line, or comment it out "
+                f"{path}:{number}: expected 'label,path', found {shortened(line, 120)!r}. Fix the line, or comment it out "
                 "with '#'."
             )
         entries.append((fields[1], fields[0]))
@@ -39,7 +73,7 @@ def parse_mix(path: str, text: str) -> list[tuple[str, str]]:
 
 
 def remap_path(path: str, remap: Mapping[str, str]) -> str:
-    """`path` with the longest prefix that `remap` knows replaced, and its `{PLACEHOLDER}` keys filled in anywhere."""
+    """Return `path` with its longest prefix among the keys of `remap` replaced, and its `{PLACEHOLDER}` keys filled in."""
 
     def fill(text: str) -> str:
         for key, value in remap.items():
@@ -58,8 +92,9 @@ def remap_path(path: str, remap: Mapping[str, str]) -> str:
 
 
 def resolve_relative(mix_path: str, paths: list[str]) -> list[str]:
-    """Relative paths of a mix made absolute: they start at the mix's own folder or, if its first file is not there
-    but in the working directory, at that one.
+    """Return the paths of a mix, relative ones made absolute.
+
+    They start at the mix's own folder or, if the first file is in the working directory and not there, at that one.
 
     Raises:
       CorpusError: a `{PLACEHOLDER}` was left and no such file exists.
@@ -79,7 +114,7 @@ def resolve_relative(mix_path: str, paths: list[str]) -> list[str]:
         if placeholder and (files.is_remote(path) or not os.path.exists(path)):
             raise CorpusError(
                 f"{mix_path}: {path} holds the placeholder {placeholder.group()}, and no file has that name. "
-                f"Say what it stands for: path_remap={{{placeholder.group()!r}: 'allenai/dolma3-tokenizer'}}, say."
+                f"Give its value, such as path_remap={{{placeholder.group()!r}: 'allenai/dolma3-tokenizer'}}."
             )
         resolved.append(path)
     return resolved

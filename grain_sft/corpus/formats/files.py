@@ -1,0 +1,282 @@
+"""Format files: token files named one by one, by a list, a glob or a folder, with the sidecar files that belong to each.
+
+Files of no other format are `NAME.npy`, with the document boundaries that Dolma's tokenizer writes, `NAME.csv.gz`.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import dataclasses
+import glob
+import os
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+from grain_sft.corpus.corpus import Corpus
+from grain_sft.corpus.formats import Format, formats
+from grain_sft.corpus.formats.metadata import PREPARE, SPLIT, CorpusMetadata, DirectoryListing
+from grain_sft.corpus.formats.scanning import THREADS, ReadOptions, Split, TokenFile, scan_corpus
+from grain_sft.corpus.shard import TOKEN_DTYPES
+from grain_sft.errors import CorpusError, CorpusFileError, GrainSftError
+from grain_sft.storage import files, read_regular
+
+TOKEN_SUFFIXES = (".npy", ".bin", ".parquet")
+LIST_SUFFIXES = (".txt", ".csv", ".mix", ".json")
+
+_BOUNDARIES = ".csv.gz"
+_NO_TOKENS = re.compile(r".*\.(gz|zst|json|jsonl|txt|csv|md|yaml|idx|arrays)")
+
+T = TypeVar("T")
+
+
+class Files(Format):
+    """Token files, in order. Sidecars and metadata among them are read as what they are, never as tokens."""
+
+    expected = "a token file, a folder of .npy files, a glob, or a list of these"
+    rank = 2
+    any_path = takes_globs = True
+    metadata_files = rf"{re.escape(SPLIT)}|{re.escape(PREPARE)}|(.*[._])?sources\.bin"
+
+    def detect(self, path: str, listing: DirectoryListing) -> str | None:
+        if not (files.is_remote(path) or path.endswith(TOKEN_SUFFIXES) or is_glob(path) or os.path.isdir(path)):
+            try:
+                read_regular(path, 0, 1)
+            except GrainSftError:
+                raise
+            except (OSError, ValueError) as error:  # ValueError: no file can have that name
+                raise CorpusFileError(
+                    f"{path}: can't be opened ({error}). Expected a mix file, an index, a directory, a glob or a token file."
+                ) from error
+        return path
+
+    def read(self, found: str, options: ReadOptions, listing: DirectoryListing) -> Corpus:
+        return corpus_of_files([(path, "") for path in _expand(found, formats())], options, listing)
+
+    def read_list(self, paths: Sequence[str], options: ReadOptions, listing: DirectoryListing) -> Corpus:
+        if not paths:
+            raise CorpusError("an empty list of files: a corpus has at least one.")
+        forms = formats()
+        found: list[str] = []
+        for path in paths:
+            if path.endswith(LIST_SUFFIXES) and os.path.isfile(path) and not _is_metadata(path, forms):
+                raise CorpusError(f"{path}: a mix or an index, in a list of files. Open it by itself.")
+            split: Sequence[str] = ()
+            if not is_glob(path) and not path.endswith(
+                TOKEN_SUFFIXES
+            ):  # an SFT corpus is its training split, as by itself
+                absolute = files.absolute(path)
+                split = next((each for form in forms if (each := _split_files(form, absolute, listing))), ())
+            found += split or _expand(path, forms)
+        return corpus_of_files([(path, "") for path in found], options, listing)
+
+    def owner(self, path: str, listing: DirectoryListing) -> str | None:
+        if path.endswith(_BOUNDARIES):
+            return path.removesuffix(_BOUNDARIES) + ".npy"
+        name = files.name_of(path)
+        if _NO_TOKENS.fullmatch(name) and listing.sidecars(path, name):
+            raise CorpusError(
+                f"{path}: is not a file of tokens by its name. Give a pattern that matches the token files only."
+            )
+        return path
+
+    def part(self, path: str, listing: DirectoryListing) -> TokenFile:
+        return TokenFile(path, boundaries=boundaries_of(path, listing), continues=False)
+
+
+class _Listed(NamedTuple):
+    """A token file of the list."""
+
+    part: TokenFile
+    split: Split
+
+
+def corpus_of_files(sources: Sequence[tuple[str, str]], options: ReadOptions, listing: DirectoryListing) -> Corpus:
+    """Return the corpus of token files, in order, each with its sidecars.
+
+    Args:
+      sources: (path or URL, label) of each file.
+      options: Arguments of `open_corpus`.
+      listing: Folders listed before.
+
+    Raises:
+      CorpusFileError: a file is missing or unreadable.
+      CorpusError: a sidecar whose tokens are not among the files, or files that don't fit together.
+    """
+    forms = formats()
+    sources = [(files.absolute(path), label) for path, label in sources]
+    options.check_paths([path for path, _ in sources])  # before any file is opened
+    _list_folders([path for path, _ in sources], listing)
+    listed: list[_Listed] = []
+    sidecars: dict[str, str] = {}
+    splits: dict[tuple[Format, str], Split] = {}
+    for path, label in sources:
+        if _is_metadata(path, forms):
+            continue
+        path = _followed(path, forms, listing)
+        form, owner = _owner(path, forms, listing)
+        if owner != path:
+            sidecars[path] = owner
+            continue
+        key = form, form.home(path)
+        if key not in splits:
+            splits[key] = form.split(key[1], listing)
+        listed.append(_Listed(form.part(path, listing)._replace(label=label), splits[key]))
+    _check_sidecars(sidecars, {each.part.tokens for each in listed})
+    if not listed:
+        raise CorpusError(f"{sources[0][0]}: holds no tokens, and no other file is named. Name the token files.")
+    for form in dict.fromkeys(form for form, _ in splits):
+        form.check_parts([each.part for each in listed], options, listing)
+    return scan_corpus(_joined(listed, options), _with_continuations(listed), options)
+
+
+def find_loss(path: str, listing: DirectoryListing) -> tuple[str, str]:
+    """Return the loss file that belongs to a token file by its name, and its kind; ("", "") where there is none."""
+    form, owner = _owner(path, formats(), listing)
+    found = form.part(path, listing) if owner == path else TokenFile(path)
+    return (found.loss, found.loss_kind) if found.loss else ("", "")
+
+
+def boundaries_of(path: str, listing: DirectoryListing) -> str:
+    """Return the path of a token file's `NAME.csv.gz`; "" where there is none."""
+    name = files.name_of(path)
+    if not name.endswith(".npy"):
+        return ""
+    found = listing.sidecars(path, name.removesuffix(".npy") + _BOUNDARIES)
+    return files.join(files.parent(path), found[0]) if found else ""
+
+
+def is_glob(path: str) -> bool:
+    """Return whether `path` is a pattern; a local file whose own name has brackets is not."""
+    return glob.has_magic(path) and (files.is_remote(path) or not os.path.exists(path))
+
+
+def _split_files(form: Format, path: str, listing: DirectoryListing) -> Sequence[str]:
+    """Return the token files of the split that a path of the format stands for."""
+    found = None if form.any_path else form.detect(path, listing)
+    return () if found is None else form.split(found, listing).files
+
+
+def _expand(path: str, forms: Sequence[Format]) -> list[str]:
+    """Return the token files that one path, glob or folder stands for, sorted."""
+    if is_glob(path):
+        found = files.glob(path)
+        if not found:
+            raise CorpusFileError(f"{path}: the glob matches no file.")
+        return found
+    if files.is_remote(path):
+        if path.endswith(TOKEN_SUFFIXES) or files.is_file(path):
+            return [path]
+        found = files.glob(path.rstrip("/") + "/**/*.npy") or files.glob(path.rstrip("/") + "/*.npy")
+    elif os.path.isdir(path):
+        found = sorted(str(file) for file in Path(path).rglob("*.npy") if file.is_file())
+    else:
+        return [path]
+    if not found:
+        raise CorpusFileError(f"{path}: holds no .npy file. Give a glob, if its token files have another suffix.")
+    for form in forms:
+        found = form.training_files(found)
+    return found
+
+
+def _is_metadata(path: str, forms: Sequence[Format]) -> bool:
+    name = files.name_of(path)
+    return any(form.metadata_files and re.fullmatch(form.metadata_files, name) for form in forms)
+
+
+def _owner(path: str, forms: Sequence[Format], listing: DirectoryListing) -> tuple[Format, str]:
+    """Return the format of a file, and the token file that it belongs to."""
+    return next((form, owner) for form in forms if (owner := form.owner(path, listing)) is not None)
+
+
+def _followed(path: str, forms: Sequence[Format], listing: DirectoryListing) -> str:
+    """Return the target of the link `path`, if that file has sidecars and the link has none; else `path`."""
+    if files.is_remote(path) or not os.path.islink(path):
+        return path
+    target = os.path.realpath(path)
+    return target if _has_sidecars(target, forms, listing) and not _has_sidecars(path, forms, listing) else path
+
+
+def _has_sidecars(path: str, forms: Sequence[Format], listing: DirectoryListing) -> bool:
+    form, owner = _owner(path, forms, listing)
+    if owner != path:
+        return False
+    found = form.part(path, listing)
+    return bool(found.loss or found.boundaries)
+
+
+def _list_folders(paths: Sequence[str], listing: DirectoryListing) -> None:
+    """List remote folders at once: each is a request."""
+    folders = list(dict.fromkeys(files.parent(path) for path in paths if files.is_remote(path)))
+    if len(folders) > 1:
+        with concurrent.futures.ThreadPoolExecutor(min(THREADS, len(folders))) as pool:
+            list(pool.map(listing.names, folders))
+
+
+def _check_sidecars(sidecars: Mapping[str, str], tokens: set[str]) -> None:
+    for path, owner in sidecars.items():
+        if owner not in tokens:
+            raise CorpusError(
+                f"{path}: belongs to the token file {owner}, which is not among the files. It holds no tokens: name that file "
+                "too, or leave this one out."
+            )
+
+
+def _with_continuations(listed: Sequence[_Listed]) -> list[TokenFile]:
+    """Return the parts with `continues`, which may be True only where the part before is the one before in its corpus."""
+    found: list[TokenFile] = []
+    numbers = {id(split): {path: at for at, path in enumerate(split.files)} for _, split in listed}
+    before = ""
+    for part, split in listed:
+        at = numbers[id(split)].get(part.tokens, -1)
+        follows = not before or (split.files[at - 1] == before if at > 0 else False)
+        if before and at < 0:  # the folder can't be listed, or the file has no number: EOS tokens decide
+            follows = files.parent(before) == files.parent(part.tokens)
+        continues = part.continues
+        if part.boundaries_kind == "csv" and continues is not False:
+            continues = False
+            if follows:
+                continues = None if split.continued is None else part.tokens in split.continued
+        found.append(part._replace(continues=continues))
+        before = part.tokens
+    return found
+
+
+def _joined(listed: Sequence[_Listed], options: ReadOptions) -> Split:
+    """Return one split of all files, with what their splits agree on."""
+    firsts: dict[int, _Listed] = {}
+    for each in listed:
+        firsts.setdefault(id(each.split), each)
+    found = [(each.part.tokens, each.split) for each in firsts.values()]
+    if len(found) == 1:
+        split = found[0][1]
+        whole = split.files == tuple(part.tokens for part, _ in listed)
+        return split if whole else dataclasses.replace(split, sources="")  # the documents that are left out are unknown
+    stated = [(path, split.metadata) for path, split in found]
+    names = {metadata.tokenizer for _, metadata in stated}
+
+    def agreed(name: str) -> Any:
+        return _agreed(name, [(path, getattr(metadata, name)) for path, metadata in stated])
+
+    metadata = CorpusMetadata(
+        eos_token_id=None if options.eos_token_id is not None else agreed("eos_token_id"),
+        pad_token_id=agreed("pad_token_id"),
+        tokenizer=names.pop() if len(names) == 1 else None,
+        tokenizer_sha256=agreed("tokenizer_sha256"),
+    )
+    dtype = options.dtype or _agreed("dtype", [(path, split.dtype) for path, split in found])
+    dtypes = {tuple(split.dtypes) for _, split in found}
+    return Split(metadata=metadata, dtype=dtype, dtypes=dtypes.pop() if len(dtypes) == 1 else TOKEN_DTYPES)
+
+
+def _agreed(name: str, stated: Sequence[tuple[str, T | None]]) -> T | None:
+    """Return the value that all of `stated`, by token file, have; None where some have none."""
+    values = {value: path for path, value in reversed(stated) if value is not None}
+    if len(values) > 1:
+        (one, first), (other, second) = list(values.items())[-2:]
+        raise CorpusError(
+            f"{second}: its {name} is {other}, but that of {first} is {one}. All files of a corpus are made with one "
+            "tokenizer and have one dtype: open them as two corpora."
+        )
+    return stated[0][1] if all(value is not None for _, value in stated) else None

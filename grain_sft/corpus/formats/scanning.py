@@ -1,0 +1,252 @@
+"""Scanning: the corpus of the token files that a format names, each with its sidecar files, checked in parallel."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import dataclasses
+import re
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from grain_sft.corpus.corpus import Corpus
+from grain_sft.corpus.documents import describe_boundaries
+from grain_sft.corpus.formats.metadata import CorpusMetadata
+from grain_sft.corpus.loss import LossFile, check_loss, scan_loss
+from grain_sft.corpus.shard import TOKEN_DTYPES, Shard, check_plausible, scan_shard
+from grain_sft.errors import CorpusError
+from grain_sft.progress import with_progress
+from grain_sft.storage import MAGIC, describe, files, read_head
+
+THREADS = 32  # a scan waits for the disk or for a bucket, not for the processor
+
+Dtype = np.dtype[np.unsignedinteger]
+
+
+@dataclasses.dataclass(frozen=True)
+class ReadOptions:
+    """The arguments of `open_corpus` that formats take.
+
+    Attributes:
+      dtype: Dtype of headerless arrays; None: as the format states.
+      eos_token_id: Token that ends a document; None: as the format states.
+      use_loss_mask: Whether loss files are used; None: where they exist.
+      masks: Label masks, one for each token file in order; None: the sidecar files.
+      remap: Function that applies `path_remap` to a path that a mix or an index lists.
+      check_paths: Function that refuses paths outside of `root`.
+    """
+
+    dtype: Dtype | None = None
+    eos_token_id: int | None = None
+    use_loss_mask: bool | None = None
+    masks: tuple[str, ...] | None = None
+    remap: Callable[[str], str] = lambda path: path
+    check_paths: Callable[[Sequence[str]], None] = lambda paths: None
+
+
+class TokenFile(NamedTuple):
+    """The files of one shard.
+
+    Attributes:
+      tokens: Path of the tokens.
+      loss: Path of their loss; "": none.
+      loss_kind: "bool", "float32" (weights) or "labels", as in `LossFile`.
+      boundaries: Path of the document boundaries; "": none.
+      boundaries_kind: "csv", "pairs" or "starts", as in `BoundaryFile`.
+      continues: Whether the first document began in the shard before; None: unknown.
+      label: Label of the shard.
+    """
+
+    tokens: str
+    loss: str = ""
+    loss_kind: str = "bool"
+    boundaries: str = ""
+    boundaries_kind: str = "csv"
+    continues: bool | None = None
+    label: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Split:
+    """One split of a corpus: all of its token files, and what its metadata state.
+
+    Attributes:
+      files: Paths of the token files, in order; () for token files that belong to no corpus.
+      metadata: Tokenizer and ids.
+      dtype: Dtype of the tokens; None: unknown.
+      dtypes: Names of the dtypes that the format has.
+      sources: Path of the file of documents' sources; "": none.
+      continued: Files whose first document began in the file before; None: unknown.
+    """
+
+    files: tuple[str, ...] = ()
+    metadata: CorpusMetadata = dataclasses.field(default_factory=CorpusMetadata)
+    dtype: Dtype | None = None
+    dtypes: Sequence[str] = TOKEN_DTYPES
+    sources: str = ""
+    continued: frozenset[str] | None = None
+
+
+def scan_corpus(split: Split, parts: Sequence[TokenFile], options: ReadOptions) -> Corpus:
+    """Return the corpus of the token files `parts`, scanned, with the metadata of `split`.
+
+    Raises:
+      CorpusFileError: a file is missing or unreadable.
+      CorpusError: files that don't fit together, or masks for some parts only.
+    """
+    parts = list(parts)
+    uses_loss = options.use_loss_mask is not False
+    if options.masks is not None:
+        check_mask_count([part.tokens for part in parts], options.masks)
+        parts = [part._replace(loss=mask, loss_kind="bool") for part, mask in zip(parts, options.masks, strict=True)]
+    if uses_loss:
+        _check_masks(parts)
+    shards, dtype = _scan_parts(parts, options.dtype or split.dtype, split.dtypes, use_loss=uses_loss)
+    if options.masks is not None:
+        check_mask_order([part.tokens for part in parts], options.masks)
+    ignores_loss = not uses_loss and any(part.loss for part in parts)
+    return corpus_of(shards, dtype, options, split.metadata, sources=split.sources, ignores_loss=ignores_loss)
+
+
+def corpus_of(
+    shards: tuple[Shard, ...],
+    dtype: Dtype,
+    options: ReadOptions,
+    metadata: CorpusMetadata,
+    *,
+    sources: str = "",
+    **fields: Any,
+) -> Corpus:
+    """Return the corpus of shards that were scanned; `fields` are further ones of `Corpus`.
+
+    Raises:
+      CorpusError: the metadata state an EOS id that the tokens can't be.
+    """
+    if options.eos_token_id is None and (metadata.eos_token_id or 0) > np.iinfo(dtype).max:
+        raise CorpusError(
+            f"{metadata.path or shards[0].path}: eos_token_id is {metadata.eos_token_id}, which {dtype.name} can't hold."
+        )
+    return Corpus(
+        shards=shards,
+        dtype=dtype,
+        eos_token_id=metadata.eos_token_id if options.eos_token_id is None else options.eos_token_id,
+        tokenizer=metadata.tokenizer,
+        tokenizer_sha256=metadata.tokenizer_sha256,
+        pad_token_id=metadata.pad_token_id,
+        sources_file=describe(sources) if sources else None,
+        source_names=metadata.source_names,
+        **fields,
+    )
+
+
+def _scan_parts(
+    parts: Sequence[TokenFile], dtype: Dtype | None, allowed: Sequence[str], *, use_loss: bool
+) -> tuple[tuple[Shard, ...], Dtype]:
+    """Return the shards of `parts`, at least one, and the dtype of their tokens.
+
+    Without a `dtype`, it is the width that fits the loss files; without loss files, that of each file's header, or uint32.
+    If `use_loss` is false and `dtype` is given, loss files are not opened.
+    """
+    plain = [part._replace(label="", continues=None) for part in parts]
+    if not use_loss and dtype is not None:
+        plain = [part._replace(loss="") for part in plain]
+    unique = list(dict.fromkeys(plain))  # a mix may list a file more than once
+    with concurrent.futures.ThreadPoolExecutor(min(THREADS, len(unique))) as pool:
+        try:
+            losses = list(pool.map(lambda part: scan_loss(part.loss, part.loss_kind) if part.loss else None, unique))
+            for part, loss in zip(unique, losses, strict=True):
+                if dtype is None and loss is not None:
+                    dtype = _width(part.tokens, loss, allowed)
+            if dtype is None and len(allowed) < len(TOKEN_DTYPES):
+                dtype = np.dtype(allowed[-1])  # only empty files
+            if dtype is not None and dtype.name not in allowed:
+                raise CorpusError(
+                    f"{parts[0].tokens}: dtype={dtype.name}; the tokens of this format are {' or '.join(allowed)}."
+                )
+            results = pool.map(lambda part, loss: _scan_part(part, loss, dtype), unique, losses)
+            scans = dict(zip(unique, with_progress(results, len(unique), "Scanning files"), strict=True))
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+    first_path, first_dtype = unique[0].tokens, scans[unique[0]][1]
+    shards = []
+    for part, key in zip(parts, plain, strict=True):
+        shard, found = scans[key]
+        if found != first_dtype:
+            raise CorpusError(
+                f"{part.tokens}: its tokens are {found.name}, but those of {first_path} are {first_dtype.name}. "
+                "All files of a corpus have one dtype: convert one of them, or open them as two corpora."
+            )
+        boundaries = shard.boundaries
+        if boundaries is not None:
+            boundaries = dataclasses.replace(boundaries, continues=part.continues)
+        loss = shard.loss if use_loss else None
+        shards.append(dataclasses.replace(shard, loss=loss, boundaries=boundaries, label=part.label))
+    return tuple(shards), first_dtype
+
+
+def _scan_part(part: TokenFile, loss: LossFile | None, dtype: Dtype | None) -> tuple[Shard, Dtype]:
+    shard, dtype = scan_shard(part.tokens, "", dtype)
+    if loss is not None:
+        check_loss(shard, loss, dtype)
+    boundaries = describe_boundaries(part.boundaries, part.boundaries_kind) if part.boundaries else None
+    return dataclasses.replace(shard, loss=loss, boundaries=boundaries), dtype
+
+
+def _width(tokens: str, loss: LossFile, allowed: Sequence[str]) -> Dtype | None:
+    """Return the dtype whose size fits a value of loss for each token; None where both files are empty."""
+    size, head, _ = read_head(tokens)
+    if head.startswith(MAGIC):
+        return scan_shard(tokens, "", None)[1]
+    if not size and not loss.count:
+        return None
+    for name in allowed:
+        dtype: Dtype = np.dtype(name)
+        if loss.count * dtype.itemsize == size:
+            check_plausible(tokens, head, dtype)
+            return dtype
+    raise CorpusError(
+        f"{tokens}: {size} bytes for {loss.count} values in {loss.path}; tokens are {' or '.join(allowed)}, and none of "
+        "these gives a value for each token. A file was cut short, or is of another corpus."
+    )
+
+
+def check_mask_count(tokens: Sequence[str], masks: Sequence[str]) -> None:
+    """Check that the caller names one label mask for each token file."""
+    if len(masks) != len(tokens):
+        more = max(tokens, masks, key=len)
+        raise CorpusError(
+            f"label_mask_paths: {len(masks)} label masks for {len(tokens)} token files; expected one for each, in the order "
+            f"of the token files. The first without a counterpart is {more[min(len(masks), len(tokens))]}."
+        )
+
+
+def check_mask_order(tokens: Sequence[str], masks: Sequence[str]) -> None:
+    """Check that masks whose names have the numbers of the token files have them in the same order."""
+    numbers = [[_last_number(path) for path in paths] for paths in (tokens, masks)]
+    if numbers[0] == numbers[1] or sorted(numbers[0]) != sorted(numbers[1]):
+        return
+    token, mask = next(
+        (token, mask) for token, mask, one, other in zip(tokens, masks, *numbers, strict=True) if one != other
+    )
+    raise CorpusError(
+        f"label_mask_paths: {mask} is listed for {token}, and the numbers in their names differ. "
+        "Globs are sorted as text, and directories by number. Name the masks in the order of the token files."
+    )
+
+
+def _last_number(path: str) -> int:
+    found = re.findall(r"\d+", files.name_of(path))
+    return int(found[-1][:18]) if found else -1
+
+
+def _check_masks(parts: Sequence[TokenFile]) -> None:
+    without = next((part for part in parts if not part.loss), None)
+    having = next((part for part in parts if part.loss), None)
+    if without is not None and having is not None:
+        raise CorpusError(
+            f"{without.tokens}: has no loss mask, but {having.tokens} has {having.loss}. Without one, all of its tokens would "
+            "take loss. Give the missing mask, or open the files without masks as a corpus of their own. Or ignore the loss "
+            "masks of all files with use_loss_mask=False."
+        )

@@ -1,0 +1,127 @@
+"""Saved indexes of a corpus: this project's JSON, and that of MaxText's `olmo_grain` dataset type.
+
+MaxText's index: maxtext/input_pipeline/olmo_data.py, format version "1" (maxtext 0.2.5).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from absl import logging
+
+from grain_sft.arguments import as_integer
+from grain_sft.corpus.corpus_files import CorpusFiles
+from grain_sft.errors import CorpusError
+from grain_sft.storage import files
+
+INDEX_FORMAT, INDEX_VERSION = "grain_sft index", 1
+MAXTEXT_VERSION = "1"
+
+
+def save(
+    corpus: CorpusFiles,
+    path: str | os.PathLike[str],
+    *,
+    format: str,
+    sequence_length: int | None,
+    tokenizer: str | None,
+) -> None:
+    """Write an index of `corpus`; see `Corpus.save`."""
+    path = files.normalize(path)
+    if corpus.rows is not None:
+        raise CorpusError(
+            f"{path}: rows that `grain-sft pack --materialize` wrote need no index: their folder "
+            f"{os.path.dirname(corpus.shards[0].path)} opens as fast."
+        )
+    if format not in _WRITERS:
+        raise CorpusError(f"format={format!r}: an index is written as {' or '.join(map(repr, _WRITERS))}.")
+    data = _WRITERS[format](corpus, path, sequence_length, tokenizer)
+    with files.atomic_write(path) as file:
+        json.dump(data, file, indent=2)
+        file.write("\n")
+
+
+def _own_json(corpus: CorpusFiles, path: str, sequence_length: int | None, tokenizer: str | None) -> dict[str, Any]:
+    folder = os.path.dirname(os.path.abspath(path)).rstrip("/") + "/"
+
+    def stored_path(path: str) -> str:
+        if files.is_remote(path):
+            return path
+        absolute = os.path.abspath(path)
+        return os.path.relpath(absolute, folder) if absolute.startswith(folder) else absolute
+
+    def entry(file: Any) -> dict[str, Any]:
+        fields = {key: value for key, value in vars(file).items() if value is not None and key != "root"}
+        sidecars = {key: entry(fields[key]) for key in ("loss", "boundaries") if key in fields}
+        return {**fields, **sidecars, "path": stored_path(file.path)}
+
+    optional = {
+        "tokenizer_sha256": corpus.tokenizer_sha256,
+        "pad_token_id": corpus.pad_token_id,
+        "sources": None if corpus.sources_file is None else entry(corpus.sources_file),
+        "source_names": list(corpus.source_names) or None,
+    }
+    return {
+        "format": INDEX_FORMAT,
+        "version": INDEX_VERSION,
+        "fingerprint": corpus.fingerprint,
+        "dtype": corpus.dtype.name,
+        "eos_token_id": None if corpus.eos_token_id is None else int(corpus.eos_token_id),
+        "tokenizer": corpus.tokenizer,
+        "num_tokens": corpus.num_tokens,
+        "use_loss_mask": True if corpus.has_loss else False if corpus.ignores_loss else None,
+        **{key: value for key, value in optional.items() if value is not None},
+        "shards": [entry(shard) for shard in corpus.shards],
+    }
+
+
+def _maxtext_json(corpus: CorpusFiles, path: str, sequence_length: int | None, tokenizer: str | None) -> dict[str, Any]:
+    if sequence_length is None:
+        raise CorpusError("format='maxtext': MaxText's index is made for one sequence length; give sequence_length.")
+    sequence_length = as_integer("sequence_length", sequence_length, 1, CorpusError)
+    if corpus.has_loss:
+        raise CorpusError(
+            "format='maxtext': MaxText's index can't list loss masks: all tokens would take loss. Save the index as "
+            "'grain_sft', or open the corpus with use_loss_mask=False."
+        )
+    tokenizer = tokenizer or corpus.tokenizer or ""
+    entries: list[dict[str, Any]] = []
+    rows = 0
+    for shard in corpus.shards:
+        if shard.data_offset:
+            logging.warning(
+                "%s has a .npy header, which MaxText 0.2.5 indexes but then reads as tokens: store it raw for MaxText.",
+                shard.path,
+            )
+        count = shard.num_tokens // sequence_length
+        stated = {"path": shard.path, "label": shard.label, "n_tokens": shard.num_tokens}
+        entries.append({**stated, "n_instances": count, "instance_offset": rows})
+        rows += count
+    return {
+        "format_version": MAXTEXT_VERSION,
+        "sequence_length": sequence_length,
+        "dtype": corpus.dtype.name,
+        "tokenizer": tokenizer,
+        "total_instances": rows,
+        "total_tokens": corpus.num_tokens,
+        "fingerprint": maxtext_fingerprint(sequence_length, corpus.dtype.name, tokenizer, entries),
+        "files": entries,
+    }
+
+
+def maxtext_fingerprint(sequence_length: int, dtype: str, tokenizer: str, entries: list[dict[str, Any]]) -> str:
+    """Return MaxText's `compute_fingerprint`: SHA-256 over NUL-terminated fields, paths and token counts in order."""
+    fields = [MAXTEXT_VERSION, str(sequence_length), dtype, tokenizer]
+    for entry in entries:
+        fields += [str(entry["path"]), str(entry["n_tokens"])]
+    return "sha256:" + hashlib.sha256("".join(f"{field}\0" for field in fields).encode()).hexdigest()
+
+
+_WRITERS: Mapping[str, Callable[[CorpusFiles, str, int | None, str | None], dict[str, Any]]] = {
+    "grain_sft": _own_json,
+    "maxtext": _maxtext_json,
+}
