@@ -17,7 +17,7 @@ from grain_sft.layout.packing import ALGORITHMS, PackedRows, PackingOptions
 from grain_sft.layout.packing.numpy_emulation import argsort_of, sort_of
 from grain_sft.layout.packing.numpy_sort import numpy_sort
 from grain_sft.layout.pieces import Ints
-from grain_sft.storage import artifact as artefact
+from grain_sft.storage import artifact
 
 VERSION = 3
 """Of the algorithms and of what plans are found by; a new one makes other plans."""
@@ -72,7 +72,7 @@ def load_plan(
     make = make or functools.partial(make_plan, corpus, options, documents=documents)
     depends = depends_of(corpus, options, documents)
     check = functools.partial(check_columns, corpus.num_tokens, options.sequence_length)
-    arrays = artefact.load_or_make("plans", depends, make, folder, check=check)
+    arrays = artifact.load_or_make("plans", depends, make, folder, check=check)
     arrays = {name: array.view(np.ndarray) for name, array in arrays.items()}  # np.memmap is slow to index
     counts = dict(zip(COUNTS, arrays["counts"].tolist(), strict=True))
     highest = int(arrays["highest_token"][0]) if len(arrays["highest_token"]) else None
@@ -108,7 +108,7 @@ def make_plan(
     return _packed(corpus, options, (documents or finder_of(corpus, options)).documents)
 
 
-def check_columns(num_tokens: int, sequence_length: int, arrays: artefact.Arrays) -> None:
+def check_columns(num_tokens: int, sequence_length: int, arrays: artifact.Arrays) -> None:
     """Check that every row of a plan can be read: its pieces lie in the corpus and fit into the row.
 
     Raises:

@@ -16,7 +16,7 @@ from grain_sft.errors import LayoutError
 from grain_sft.layout.packed import PackedLayout
 from grain_sft.layout.packing import ALGORITHMS
 from grain_sft.layout.plan import depends_of, finder_of
-from grain_sft.storage import artifact as artefact
+from grain_sft.storage import artifact
 
 
 def packing_report(layout: PackedLayout) -> dict[str, Any]:
@@ -98,6 +98,6 @@ def plan_places(layout: PackedLayout, folder: str | Path | None = None) -> list[
     each_epoch = (dataclasses.replace(layout.packing, epoch=epoch) for epoch in range(layout.epochs))
     depends = [depends_of(layout.corpus, options, documents) for options in each_epoch]
     return [
-        {"fingerprint": artefact.fingerprint(each), "path": str(artefact.place("plans", each, folder))}
+        {"fingerprint": artifact.fingerprint(each), "path": str(artifact.place("plans", each, folder))}
         for each in depends
     ]

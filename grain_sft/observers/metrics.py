@@ -12,13 +12,12 @@ from __future__ import annotations
 
 import bisect
 import os
-import threading
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from grain_sft.errors import MissingExtraError
 from grain_sft.pipeline import Delivery, Observer, Pipeline, standing_observers
-from grain_sft.storage import activity
+from grain_sft.storage import ForkSafeLock, activity
 
 if TYPE_CHECKING:
     from prometheus_client import Metric
@@ -28,38 +27,19 @@ _FOLDER_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
 _NEXT_STEP = "grain_sft_next_step", "The step whose batch is next handed out."
 
 
-class _Counter(NamedTuple):
-    """A counter: its name, its help text, and the keys of its values by the label `store`, or the one without a label."""
-
-    name: str
-    text: str
-    keys: dict[str, str]
-
-
-_COUNTERS = [
-    _Counter("grain_sft_rows", "Rows handed out.", {"": "rows"}),
-    _Counter("grain_sft_tokens", "Tokens handed out, padding included.", {"": "tokens"}),
-    _Counter(
-        "grain_sft_filtered_rows", "Rows whose loss NgramFilter took off, of batches made.", {"": "filtered_rows"}
-    ),
-    _Counter(
-        "grain_sft_read_bytes",
-        "Bytes of rows that were read, by where their files are.",
-        {"local": "local_bytes", "remote": "remote_bytes"},
-    ),
-    _Counter("grain_sft_remote_requests", "Requests for remote files, repeated ones included.", {"": "requests"}),
-    _Counter("grain_sft_remote_retries", "Requests that failed and were made again.", {"": "retries"}),
-    _Counter(
-        "grain_sft_remote_received_bytes",
-        "Bytes of remote files that came over the network.",
-        {"": "received_bytes"},
-    ),
-    _Counter(
-        "grain_sft_shard_cache_hits", "Blocks that the shard cache held when they were wanted.", {"": "cache_hits"}
-    ),
-    _Counter("grain_sft_shard_cache_misses", "Blocks that it did not hold.", {"": "cache_misses"}),
-    _Counter("grain_sft_shard_cache_fetched_bytes", "Bytes fetched into the shard cache.", {"": "cache_fetched_bytes"}),
-]
+_COUNTERS = {
+    "rows": "Rows handed out.",
+    "tokens": "Tokens handed out, padding included.",
+    "filtered_rows": "Rows whose loss NgramFilter took off, of batches made.",
+    "remote_requests": "Requests for remote files, repeated ones included.",
+    "remote_retries": "Requests that failed and were made again.",
+    "remote_received_bytes": "Bytes of remote files that came over the network.",
+    "shard_cache_hits": "Blocks that the shard cache held when they were wanted.",
+    "shard_cache_misses": "Blocks that it did not hold.",
+    "shard_cache_fetched_bytes": "Bytes fetched into the shard cache.",
+}
+_READ = "grain_sft_read_bytes", "Bytes of rows that were read, by where their files are.", ["store"]
+_STORES = {"local_bytes": "local", "remote_bytes": "remote"}
 _HISTOGRAMS = {
     "wait": ("grain_sft_wait_seconds", "How long next() took, of each batch handed out."),
     "make": ("grain_sft_make_seconds", "How long each batch took to be made, by whichever thread."),
@@ -78,8 +58,7 @@ class Metrics(Observer):
         self._last: Delivery | None = None
         self._buckets = {name: [0] * (len(_SECONDS) + 1) for name in _HISTOGRAMS}
         self._sums = dict.fromkeys(_HISTOGRAMS, 0.0)
-        self._renew_lock()
-        os.register_at_fork(after_in_child=self._renew_lock)
+        self._lock = ForkSafeLock()
         self._shared: _SharedMetrics | None = None
         try:
             import prometheus_client  # which Grain has imported, where it is installed
@@ -90,12 +69,9 @@ class Metrics(Observer):
         else:
             prometheus_client.REGISTRY.register(self)
 
-    def _renew_lock(self) -> None:
-        self._lock = threading.Lock()
-
     def batch_made(self, pipeline: Pipeline, step: int, seconds: float) -> None:
         bucket = bisect.bisect_left(_SECONDS, seconds)
-        with self._lock:
+        with self._lock.lock:
             self._buckets["make"][bucket] += 1
             self._sums["make"] += seconds
         if self._shared is not None:
@@ -108,7 +84,7 @@ class Metrics(Observer):
         self._last = delivery
         _, step, _, rows, tokens, seconds = delivery
         bucket = bisect.bisect_left(_SECONDS, seconds)
-        with self._lock:
+        with self._lock.lock:
             self._buckets["wait"][bucket] += 1
             self._sums["wait"] += seconds
             self._counts["rows"] += rows
@@ -120,14 +96,14 @@ class Metrics(Observer):
 
     def _share(self) -> None:
         assert self._shared is not None
-        with self._lock:
+        with self._lock.lock:
             self._shared.update({**self._counts, **activity.counts}, self._next_step)
 
     def collect(self) -> Iterable[Metric]:
         """Yield the metrics as they are now, as prometheus_client asks for them."""
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 
-        with self._lock:
+        with self._lock.lock:
             counts = {**self._counts, **activity.counts}
             buckets = {name: list(found) for name, found in self._buckets.items()}
             sums, next_step = dict(self._sums), self._next_step
@@ -138,11 +114,12 @@ class Metrics(Observer):
                 cumulative.append((bound, float(total)))
             yield HistogramMetricFamily(title, text, buckets=cumulative, sum_value=sums[name])
         yield GaugeMetricFamily(*_NEXT_STEP, value=next_step)
-        for title, text, keys in _COUNTERS:
-            family = CounterMetricFamily(title, text, labels=["store"] if len(keys) > 1 else [])
-            for label, key in keys.items():
-                family.add_metric([label] if label else [], counts[key])
-            yield family
+        for name, text in _COUNTERS.items():
+            yield CounterMetricFamily(f"grain_sft_{name}", text, value=counts[name])
+        read = CounterMetricFamily(_READ[0], _READ[1], labels=_READ[2])
+        for name, store in _STORES.items():
+            read.add_metric([store], counts[name])
+        yield read
 
 
 class _SharedMetrics:
@@ -153,11 +130,10 @@ class _SharedMetrics:
 
         self.histograms = {name: Histogram(*texts, buckets=_SECONDS) for name, texts in _HISTOGRAMS.items()}
         self._gauge = Gauge(*_NEXT_STEP, multiprocess_mode="mostrecent")
-        self._counters: dict[str, Any] = {}
+        self._counters: dict[str, Any] = {name: Counter(f"grain_sft_{name}", text) for name, text in _COUNTERS.items()}
+        read = Counter(*_READ)
+        self._counters |= {name: read.labels(store) for name, store in _STORES.items()}
         self._sent: dict[str, int] = {}
-        for name, text, keys in _COUNTERS:
-            counter = Counter(name, text, ["store"] if len(keys) > 1 else [])
-            self._counters |= {key: counter.labels(label) if label else counter for label, key in keys.items()}
 
     def update(self, counts: dict[str, int], next_step: int) -> None:
         """Add what was counted since the last update."""

@@ -9,6 +9,7 @@ import _thread
 import atexit
 import collections
 import contextlib
+import copy
 import math
 import os
 import queue
@@ -21,7 +22,7 @@ from typing import Any, NamedTuple
 from absl import logging
 
 from grain_sft.errors import PipelineError
-from grain_sft.pipeline import Delivery, IteratorStats, Observer, Pipeline, StepIterator
+from grain_sft.pipeline import Delivery, Observer, Pipeline, StepIterator
 from grain_sft.source import workers
 from grain_sft.storage import activity
 
@@ -68,7 +69,7 @@ class _Watch:
         self._iterator, self.stats, self.settings, self._dog = weakref.ref(iterator), iterator.stats, settings, dog
         self._warned: tuple[int, float] | None = None  # wait that was logged
         self._next_warning = settings.stall
-        self._summary = _Summary.of(perf_counter(), self.stats)
+        self._summarised, self._last = perf_counter(), copy.copy(self.stats)
 
     def is_open(self) -> bool:
         return self._iterator() is not None
@@ -80,8 +81,8 @@ class _Watch:
             self._warned, self._next_warning = None, self.settings.stall
         if waiting is not None and self.settings.stall and now - waiting[1] >= self._next_warning:
             self._warn(waiting, now - waiting[1])
-        if self.settings.summary and now - self._summary.time >= self.settings.summary:
-            self._summary = self._summary.log(now, self.stats)
+        if self.settings.summary and now - self._summarised >= self.settings.summary:
+            self._summarise(now)
 
     def _warn(self, waiting: tuple[int, float], seconds: float) -> None:
         iterator = self._iterator()
@@ -104,41 +105,26 @@ class _Watch:
             lines.append(f"before, the training loop took {_short(self.stats.elsewhere / self.stats.steps)} a step")
         logging.warning("Step %d: no batch after %.1f s.\n%s", waiting[0], seconds, _indented(lines))
 
-
-class _Summary(NamedTuple):
-    """Statistics of an iterator when the last summary was logged."""
-
-    time: float
-    steps: int
-    tokens: int
-    waited: float
-    elsewhere: float
-
-    @classmethod
-    def of(cls, now: float, stats: IteratorStats) -> _Summary:
-        return cls(now, stats.steps, stats.tokens, stats.waited, stats.elsewhere)
-
-    def log(self, now: float, stats: IteratorStats) -> _Summary:
-        """Log what happened since this summary; return the next one."""
-        following = self.of(now, stats)
-        steps, seconds = following.steps - self.steps, now - self.time
+    def _summarise(self, now: float) -> None:
+        """Log what happened since the last summary."""
+        last, stats, seconds = self._last, copy.copy(self.stats), now - self._summarised
+        self._summarised, self._last, steps = now, stats, stats.steps - last.steps
         # absl hides INFO unless its verbosity is raised
         log = logging.info if logging.level_info() else logging.warning
         if not steps:
             log("No step in %.0f s; the next one is %d.", seconds, stats.next_step)
-            return following
-        longest, stats.longest = stats.longest, 0.0
+            return
+        self.stats.longest = 0.0
         log(
             "Steps %d to %d: %.0f tokens/s, %.2f steps/s; waited %s a step, %s at most; the training loop took %s a step.",
             stats.next_step - steps,
             stats.next_step - 1,
-            (following.tokens - self.tokens) / seconds,
+            (stats.tokens - last.tokens) / seconds,
             steps / seconds,
-            _short((following.waited - self.waited) / steps),
-            _short(longest),
-            _short((following.elsewhere - self.elsewhere) / steps),
+            _short((stats.waited - last.waited) / steps),
+            _short(stats.longest),
+            _short((stats.elsewhere - last.elsewhere) / steps),
         )
-        return following
 
 
 class _WorkerWatch:

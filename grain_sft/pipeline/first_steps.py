@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +12,7 @@ from absl import logging
 from grain_sft.errors import GrainSftError
 from grain_sft.layout import FILL_ROW, Layout
 from grain_sft.source import Element
-from grain_sft.storage import renew_lock
+from grain_sft.storage import ForkSafeLock
 
 if TYPE_CHECKING:
     from grain_sft.pipeline.pipeline import Pipeline
@@ -36,8 +35,7 @@ class FirstSteps:
     def __init__(self) -> None:
         self.left = NUM_CHECKED
         self._steps: list[int] = []
-        self._lock = threading.Lock()
-        renew_lock(self)
+        self._lock = ForkSafeLock()
 
     def check(self, pipeline: Pipeline, step: int, batch: Any) -> None:
         """Check the batch of `step`. Call this only while `left` is not 0."""
@@ -51,7 +49,7 @@ class FirstSteps:
         if takes_loss(batch) is not False:
             self.left = 0
             return
-        with self._lock:  # several threads may make batches
+        with self._lock.lock:  # several threads may make batches
             if not self.left:
                 return
             self._steps.append(step)

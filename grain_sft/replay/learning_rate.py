@@ -13,7 +13,7 @@ import numpy.typing as npt
 from grain_sft.arguments import as_integer
 from grain_sft.corpus import Corpus, Documents, LossReader, content
 from grain_sft.errors import CorpusError, CorpusFileError
-from grain_sft.storage import artifact as artefact
+from grain_sft.storage import artifact
 
 BASE = 3e-4
 """Llama's learning rate, at a batch of `BASE_TOKENS`."""
@@ -68,13 +68,13 @@ def supervised_ratio(corpus: Corpus) -> float:
             )
         return {"counts": found}
 
-    supervised, tokens = artefact.load_or_make("supervised", depends, count, check=_check)["counts"].tolist()
+    supervised, tokens = artifact.load_or_make("supervised", depends, count, check=_check)["counts"].tolist()
     if not tokens:
         raise CorpusError(f"{corpus.shards[0].path}: its documents hold no token, so no share of them takes loss.")
     return float(supervised / tokens)
 
 
-def _check(arrays: artefact.Arrays) -> None:
+def _check(arrays: artifact.Arrays) -> None:
     counts = arrays.get("counts")
     if counts is None or counts.dtype != np.int64 or counts.shape != (2,) or not 0 <= counts[0] <= counts[1]:
         raise ValueError("it does not hold the two counts")

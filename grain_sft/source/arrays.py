@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 import sys
-import threading
 from collections.abc import Callable, Hashable
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from grain_sft.storage import renew_lock
+from grain_sft.storage import ForkSafeLock
 
 _PAGE = 4096
 _KEPT = 1 << 28  # bytes in all
@@ -33,13 +32,12 @@ class Arrays:
     def __init__(self) -> None:
         self._buffers: dict[Hashable, list[Any]] = {}  # of each kind, of one class
         self._bytes = 0
-        self._lock = threading.Lock()
-        renew_lock(self)
+        self._lock = ForkSafeLock()
 
     def empty(self, shape: tuple[int, ...], dtype: npt.DTypeLike, half: int = 0) -> npt.NDArray[Any]:
         """An uninitialised array that begins where a page does, or, with `half` 1, half a page after that."""
         key = (shape, dtype, half)
-        with self._lock:
+        with self._lock.lock:
             buffer: _Buffer | None = _unheld(self._buffers.get(key, ()))
             if buffer is None:
                 buffer = _Buffer(math.prod(shape) * np.dtype(dtype).itemsize, half)
@@ -60,7 +58,7 @@ class Arrays:
           What `views` made of this memory when it was new, and the arrays.
         """
         key = (count, shape)
-        with self._lock:
+        with self._lock.lock:
             stack: Stack | None = _unheld(self._buffers.get(key, ()))
             if stack is None:
                 stack = Stack(count, shape)

@@ -15,7 +15,7 @@ from grain_sft.storage.file_stamp import (
     size_change,
 )
 from grain_sft.storage.files import CACHE_DIR_VARIABLE, atomic_write, write_bytes
-from grain_sft.storage.forks import renew_lock, without_interrupts
+from grain_sft.storage.forks import ForkSafeLock, without_interrupts
 from grain_sft.storage.regular_files import inside, open_regular, outside, read_regular
 from grain_sft.storage.remote_files import open_remote
 from grain_sft.storage.remote_options import RemoteOptions
@@ -26,37 +26,9 @@ from grain_sft.storage.shard_reader import Buffers, ShardReader
 from grain_sft.storage.temporary import HeldLock
 
 __all__ = [
-    "CACHE_DIR_VARIABLE",
-    "DIGEST_BYTES",
-    "MAGIC",
-    "Buffers",
-    "FileStamp",
-    "HeldLock",
-    "Limits",
-    "Range",
-    "RemoteOptions",
-    "ShardReader",
-    "StampedFile",
-    "activity",
-    "artifact",
-    "atomic_write",
-    "describe",
-    "digest_of",
-    "files",
-    "hashing",
-    "identify",
-    "inside",
-    "npy_header",
-    "open_regular",
-    "open_remote",
-    "outside",
-    "read_head",
-    "read_regular",
-    "read_whole",
-    "remote_files",
-    "renew_lock",
-    "replaced",
-    "size_change",
-    "without_interrupts",
-    "write_bytes",
-]
+    "CACHE_DIR_VARIABLE", "DIGEST_BYTES", "MAGIC", "Buffers", "FileStamp", "ForkSafeLock", "HeldLock", "Limits",
+    "Range", "RemoteOptions", "ShardReader", "StampedFile", "activity", "artifact", "atomic_write", "describe",
+    "digest_of", "files", "hashing", "identify", "inside", "npy_header", "open_regular", "open_remote",
+    "outside", "read_head", "read_regular", "read_whole", "remote_files", "replaced", "size_change",
+    "without_interrupts", "write_bytes",
+]  # fmt: skip

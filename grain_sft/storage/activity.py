@@ -19,6 +19,8 @@ from collections.abc import Iterator
 from threading import get_ident
 from typing import NamedTuple
 
+from grain_sft.storage.forks import ForkSafeLock
+
 CHOOSING = "choosing the rows of its batch"
 OPENING = "opening {.path}"
 READING = "reading {.path} at byte {}"
@@ -55,26 +57,19 @@ making: dict[int, Making] = {}
 
 counts: dict[str, int] = dict.fromkeys(
     (
-        "local_bytes",
-        "remote_bytes",
-        "requests",
-        "retries",
-        "received_bytes",
-        "cache_hits",
-        "cache_misses",
-        "cache_fetched_bytes",
-        "filtered_rows",
+        *("local_bytes", "remote_bytes", "remote_requests", "remote_retries", "remote_received_bytes"),
+        *("shard_cache_hits", "shard_cache_misses", "shard_cache_fetched_bytes", "filtered_rows"),
     ),
     0,
 )
-"""Counters of this process; what each means stands in `grain_sft.observers.metrics`."""
+"""Counters of this process, as `grain_sft.observers.metrics` describes them."""
 
-_locks = [threading.Lock()]
+_lock = ForkSafeLock()
 
 
 def count(**amounts: int) -> None:
     """Add to counters by name."""
-    with _locks[0]:
+    with _lock.lock:
         for name, amount in amounts.items():
             counts[name] += amount
 
@@ -149,7 +144,7 @@ def open_request(what: str) -> Iterator[None]:
 
 def request_failed(reason: str) -> None:
     """Record that the last try of this task's request failed, and that another follows."""
-    count(retries=1)
+    count(remote_retries=1)
     request = _current.get()
     if request is not None:
         request.tries, request.failure = request.tries + 1, reason
@@ -159,7 +154,6 @@ def _forked() -> None:
     """Forget the threads of the parent process."""
     for table in (doing, making, _requests):
         table.clear()
-    _locks[0] = threading.Lock()
 
 
 os.register_at_fork(after_in_child=_forked)

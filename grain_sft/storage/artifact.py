@@ -1,7 +1,6 @@
-"""Artefact: named arrays that take long to make, made once per machine (or once for all machines that share a bucket),
-checked, and memory-mapped by whoever needs them.
+"""Artifacts: named arrays that take long to make, made once per machine or bucket, checked, and memory-mapped.
 
-One file: 16 bytes of magic and header length, a JSON header (what the arrays depend on; name, dtype, shape and place of
+One file: 16 bytes of magic and header length, a JSON header (what the arrays depend on; name, dtype, shape and offset of
 each; a hash of all this and of their bytes, see `hashing`), then the arrays, each at a multiple of 64 bytes.
 """
 
@@ -11,7 +10,6 @@ import contextlib
 import hashlib
 import json
 import os
-import stat
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,36 +20,44 @@ from absl import logging
 
 from grain_sft.errors import CorpusFileError, StorageError
 from grain_sft.storage import files, hashing, remote_files
+from grain_sft.storage.regular_files import open_regular
 
 Arrays = Mapping[str, npt.NDArray[Any]]
 Check = Callable[[Arrays], None]
 
 MAGIC, SUFFIX = b"GSFTART2", ".arrays"
-"""The first bytes of a file that holds arrays, and the end of its name."""
+"""First bytes of an artifact, and the end of its name."""
 
 _OLD_MAGIC = b"GSFTART1"
 _ALIGN = 64
 _NO_CHECKSUM = "0" * 64
+# what a damaged header may raise in json and numpy
 _DAMAGED = (
-    *(ValueError, TypeError, KeyError, AttributeError, OverflowError, MemoryError, RecursionError, SyntaxError),
-    *(EOFError, IndexError),
+    ValueError,
+    TypeError,
+    LookupError,
+    AttributeError,
+    OverflowError,
+    MemoryError,
+    RecursionError,
+    SyntaxError,
+    EOFError,
 )
-"""What a header that is damaged may raise in json and numpy."""
 
 
 class Frame(NamedTuple):
-    """What is in a file of arrays beside these.
+    """Header of an artifact.
 
     Attributes:
-      header: the bytes before the arrays, with zeros for the checksum.
-      start: the bytes that are hashed before the hashes of the arrays' blocks.
+      header: Bytes before the arrays, with zeros for the checksum.
+      start: Bytes that are hashed before the hashes of the arrays' blocks.
     """
 
     header: bytes
     start: bytes
 
     def sealed(self, checksum: str) -> bytes:
-        """The header with its checksum."""
+        """Return the header with its checksum."""
         return self.header.replace(_NO_CHECKSUM.encode(), checksum.encode(), 1)
 
 
@@ -63,20 +69,18 @@ def load_or_make(
     *,
     check: Check | None = None,
 ) -> dict[str, npt.NDArray[Any]]:
-    """The arrays that `make` gives, from the cache where they are.
+    """Return the arrays of `make`, from the cache if it has them. Without a writable cache they are made in memory.
 
     Args:
-      kind: folder of the cache, below `folder`.
-      depends: JSON; all that the arrays depend on.
-      make: called at most once per machine, under a lock, where the cache has none.
-      folder: of the cache, or its URL in a bucket; None: $GRAIN_SFT_CACHE_DIR, or the user's cache. From a bucket, arrays
-        are copied once per machine to the user's cache; arrays that it has not are made, and sent there.
-      check: raises ValueError for arrays that `make` can't have given, although their checksum is right; they are made
-        again.
-
-    Where the cache can't be written to, the arrays are made in memory, with a warning.
+      kind: Subfolder of the cache.
+      depends: JSON value that names all that the arrays depend on.
+      make: Function that makes the arrays; called at most once per machine, under a lock.
+      folder: Folder of the cache, or its URL; None means $GRAIN_SFT_CACHE_DIR, or the user's cache. From a bucket, arrays
+        are copied once per machine to the user's cache; arrays that it lacks are made, and sent there.
+      check: Function that raises ValueError for arrays that `make` can't have returned; they are made again.
     """
-    target, shared = place(kind, depends, folder), _shared(kind, depends, folder)
+    target, url = place(kind, depends, folder), files.cache_url() if folder is None else os.fspath(folder)
+    shared = files.join(url, kind, target.name) if url is not None and files.is_remote(url) else None
     found = open_cached(target, depends, check)
     if found is not None:
         return found
@@ -105,33 +109,24 @@ def load_or_make(
 def find(
     kind: str, depends: Mapping[str, Any], folder: str | Path | None = None, *, check: Check | None = None
 ) -> dict[str, npt.NDArray[Any]] | None:
-    """The arrays as `load_or_make` finds them in the cache of this machine; None where they are not there."""
+    """Return the arrays as `load_or_make` finds them in the cache of this machine, or None."""
     return open_cached(place(kind, depends, folder), depends, check)
 
 
 def fingerprint(depends: Mapping[str, Any]) -> str:
-    """Hash of what arrays depend on."""
+    """Return the hash of what arrays depend on."""
     return f"sha256:{hashlib.sha256(json.dumps(depends, sort_keys=True).encode()).hexdigest()}"
 
 
 def place(kind: str, depends: Mapping[str, Any], folder: str | Path | None = None) -> Path:
-    """Where the arrays that depend on `depends` are kept on this machine, or would be; `folder` as in `load_or_make`."""
+    """Return the path of the arrays that depend on `depends` on this machine; `folder` as in `load_or_make`."""
     local = None if folder is None or files.is_remote(os.fspath(folder)) else Path(folder)
-    return (local or files.cache_dir()) / kind / _name(depends)
-
-
-def _name(depends: Mapping[str, Any]) -> str:
-    return f"{fingerprint(depends).removeprefix('sha256:')[:32]}{SUFFIX}"
-
-
-def _shared(kind: str, depends: Mapping[str, Any], folder: str | Path | None) -> str | None:
-    """Where a bucket has the arrays, or would have; None where none is asked for."""
-    url = files.cache_url() if folder is None else os.fspath(folder)
-    return files.join(url, kind, _name(depends)) if url is not None and files.is_remote(url) else None
+    name = f"{fingerprint(depends).removeprefix('sha256:')[:32]}{SUFFIX}"
+    return (local or files.cache_dir()) / kind / name
 
 
 def _fetch(url: str, target: Path) -> bool:
-    """Copy arrays from a bucket; False where it has none, or does not answer."""
+    """Copy arrays from a bucket, if it has them and answers."""
     try:
         if not files.is_file(url):
             return False
@@ -151,8 +146,7 @@ def _share(target: Path, url: str) -> None:
 
 
 def frame(depends: Mapping[str, Any], shapes: Mapping[str, tuple[np.dtype[Any], tuple[int, ...]]]) -> Frame:
-    """The header of a file whose arrays have these dtypes and shapes; each array is followed by zeros up to a multiple of 64
-    bytes."""
+    """Return the header for arrays of these dtypes and shapes, each followed by zeros up to a multiple of 64 bytes."""
     described, at = {}, 0
     for name, (dtype, shape) in shapes.items():
         described[name] = {"dtype": dtype.str, "shape": list(shape), "at": at}
@@ -166,7 +160,7 @@ def save(path: Path, depends: Mapping[str, Any], arrays: Arrays) -> None:
     """Write the arrays to `path`, whole or not at all.
 
     Raises:
-      StorageError: no space, or no permission.
+      StorageError: The disk is full, or the folder can't be written to.
     """
     made = frame(depends, {name: (array.dtype, array.shape) for name, array in arrays.items()})
     flat = [np.ascontiguousarray(array).reshape(-1).view(np.uint8) for array in arrays.values()]
@@ -183,19 +177,17 @@ def save(path: Path, depends: Mapping[str, Any], arrays: Arrays) -> None:
 
 
 def open_file(path: Path) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]:
-    """The arrays of a file, mapped read-only, and what they depend on. Their checksum is compared.
+    """Return the arrays of a file, mapped read-only, and what they depend on. Their checksum is compared.
 
     Raises:
-      StorageError: missing, damaged, or of another kind.
+      StorageError: The file is missing, damaged, or of another kind.
     """
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe would wait for a writer
+        fd = open_regular(path)
     except OSError as error:
         raise StorageError(f"{path}: can't be opened ({error.strerror or error}).") from error
     try:
         status = os.fstat(fd)
-        if not stat.S_ISREG(status.st_mode):
-            raise ValueError("it is not a regular file")
         first = os.pread(fd, 16, 0)
         if first.startswith(_OLD_MAGIC):
             raise ValueError("an earlier version wrote it")
@@ -234,7 +226,7 @@ def open_file(path: Path) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]:
 def open_cached(
     target: Path, depends: Mapping[str, Any], check: Check | None = None
 ) -> dict[str, npt.NDArray[Any]] | None:
-    """The arrays of a file of the cache; None where there is none, or one of other arrays, which is removed."""
+    """Return the arrays of a file of the cache, or None; a damaged file, or one of other arrays, is removed."""
     if not target.exists():
         return None
     try:
@@ -255,7 +247,7 @@ def open_cached(
 
 
 def _start(depends: Any, described: Any) -> bytes:
-    """The bytes that are hashed before the arrays: the hash of what they depend on, and of the description of each."""
+    """Return the bytes that are hashed before the arrays."""
     return hashlib.sha256(json.dumps([depends, described], sort_keys=True).encode()).digest()
 
 

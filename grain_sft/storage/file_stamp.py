@@ -1,4 +1,4 @@
-"""FileStamp files: what tells a file of a corpus from another, and reading it where that is still so."""
+"""File stamps: size, ends and version of a file, by which a replaced one is recognised."""
 
 from __future__ import annotations
 
@@ -21,42 +21,39 @@ _HEADER_LIMIT = 1 << 16  # bytes; numpy's own headers of 1-D integer arrays take
 
 
 class StampedFile(Protocol):
-    """A file of `size` bytes with its data from byte `data_offset` on; `digest` is of the data's two ends."""
+    """A file as it was when it was indexed.
+
+    Attributes:
+      path: Path or URL.
+      size: Bytes of the whole file.
+      data_offset: Bytes before the data, such as a header's.
+      digest: Hash of the first and last bytes of the data; see `digest_of`.
+      version: Version of a remote file, such as "generation 1712"; None for a local one, or a store without versions.
+      root: Folder that the file has to be in whenever it is opened; None means any.
+    """
 
     @property
-    def path(self) -> str:
-        """Of the file, or its URL."""
-        ...
+    def path(self) -> str: ...
 
     @property
-    def size(self) -> int:
-        """Bytes of the whole file."""
-        ...
+    def size(self) -> int: ...
 
     @property
-    def data_offset(self) -> int:
-        """Bytes before its data, such as a header's."""
-        ...
+    def data_offset(self) -> int: ...
 
     @property
-    def digest(self) -> str:
-        """Of its data's first and last bytes; see `digest_of`."""
-        ...
+    def digest(self) -> str: ...
 
     @property
-    def version(self) -> str | None:
-        """Version of a remote file, such as "generation 1712"; None where it is local, or its store has no versions."""
-        ...
+    def version(self) -> str | None: ...
 
     @property
-    def root(self) -> str | None:
-        """Folder that the file has to lie in whenever it is opened; None: it may lie anywhere."""
-        ...
+    def root(self) -> str | None: ...
 
 
 @dataclasses.dataclass(frozen=True)
 class FileStamp:
-    """A small file beside the tokens: its path or URL, bytes, and the hash of its first and last 4 KiB."""
+    """Stamp of a sidecar file; attributes as in `StampedFile`."""
 
     path: str
     size: int
@@ -75,10 +72,10 @@ class Head(NamedTuple):
 
 
 def describe(path: str) -> FileStamp:
-    """Size and ends of a file as it is now.
+    """Return the stamp of a file as it is now.
 
     Raises:
-      CorpusFileError: missing or unreadable.
+      CorpusFileError: The file is missing or unreadable.
     """
     size, head, version = read_head(path)
     tail = files.read_range(path, max(0, size - DIGEST_BYTES), size, version=version)
@@ -86,10 +83,10 @@ def describe(path: str) -> FileStamp:
 
 
 def read_whole(stored: StampedFile) -> bytes:
-    """The bytes of the file that was described.
+    """Return all bytes of a stamped file.
 
     Raises:
-      CorpusFileError: it is missing, unreadable, or another one.
+      CorpusFileError: The file is missing, unreadable, or another one.
     """
     with inside(stored.root):
         data = files.read_bytes(stored.path, version=stored.version)
@@ -102,19 +99,19 @@ def read_whole(stored: StampedFile) -> bytes:
 
 
 def read_digest(fd: int, stored: StampedFile) -> str:
-    """The digest of the open local file `fd`, to be compared with `stored.digest`."""
+    """Return the digest of the open local file `fd`, to be compared with `stored.digest`."""
     tail_start = max(stored.data_offset, stored.size - DIGEST_BYTES)
     head = pread(fd, DIGEST_BYTES, stored.data_offset)
     return digest_of(head, pread(fd, DIGEST_BYTES, tail_start))
 
 
 def digest_of(head: bytes, tail: bytes) -> str:
-    """The digest of the first and the last `DIGEST_BYTES` of data."""
+    """Return the digest of the first and the last `DIGEST_BYTES` of data."""
     return hashlib.blake2b(head + b"\0" + tail, digest_size=16).hexdigest()
 
 
 def size_change(stored: StampedFile, found: int) -> str:
-    """The sentence for a file of another size than when it was indexed."""
+    """Return the message for a file of another size than when it was indexed."""
     verb = "shrank" if found < stored.size else "grew"
     return (
         f"{stored.path}: the file {verb} since it was indexed: {found} bytes, expected {stored.size}. "
@@ -123,7 +120,7 @@ def size_change(stored: StampedFile, found: int) -> str:
 
 
 def replaced(stored: StampedFile) -> str:
-    """The sentence for a file of the right size and other content."""
+    """Return the message for a file of the right size and other content."""
     return (
         f"{stored.path}: the file has the size that was indexed, but other content: it was replaced. "
         "Restore it, or index the corpus again."
@@ -131,10 +128,10 @@ def replaced(stored: StampedFile) -> str:
 
 
 def read_head(path: str) -> Head:
-    """Return the size, the version and the first bytes of a file: all that a header and a digest need.
+    """Return the size, the version and the first bytes of a file.
 
     Raises:
-      CorpusFileError: the file is missing or unreadable.
+      CorpusFileError: The file is missing or unreadable.
     """
     want = DIGEST_BYTES + 128
     if files.is_remote(path):
@@ -157,10 +154,10 @@ def read_head(path: str) -> Head:
 
 
 def npy_header(path: str, head: bytes, size: int, version: str | None = None) -> tuple[object, tuple[object, ...], int]:
-    """(dtype as it is written there, shape, bytes before the data) of a .npy file, format version 1, 2 or 3.
+    """Return (dtype as it is written there, shape, bytes before the data) of a .npy file.
 
     Raises:
-      CorpusError: damaged, or of a version that numpy does not write.
+      CorpusError: The header is damaged, or of a version that numpy does not write.
     """
     stream = io.BytesIO(head)
     stream.seek(len(MAGIC))

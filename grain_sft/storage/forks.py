@@ -1,4 +1,4 @@
-"""Forks: locks that a forked process finds open, whichever thread of its parent held them, and signals that it ignores."""
+"""Locks in forked processes, and processes that do not get Ctrl-C."""
 
 from __future__ import annotations
 
@@ -8,38 +8,36 @@ import signal
 import threading
 import weakref
 from collections.abc import Iterator
-from typing import Protocol
 
 
-class HasLock(Protocol):
-    """An object whose lock is held for moments only, and guards what is whole between any two lines."""
+class ForkSafeLock:
+    """A lock that is free in processes that are forked from this one.
 
-    _lock: threading.Lock
+    Only the thread that forks exists in the child, so a lock that another thread held then would never be released.
 
-
-_holders: weakref.WeakSet[HasLock] = weakref.WeakSet()
-
-
-def renew_lock(holder: HasLock) -> None:
-    """Have `holder` get a new lock in processes that are forked from this one.
-
-    Of the threads of a process only the one that forks is there in the child. What another held then, nobody would let go
-    of: the child would wait for ever.
+    Attributes:
+      lock: Lock to enter. It is one of C, so that no exception, as Ctrl-C, arrives between acquiring and entering it.
     """
-    _holders.add(holder)
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        _locks.add(self)
 
 
-def _renew() -> None:
-    for holder in list(_holders):
-        holder._lock = threading.Lock()
+_locks: weakref.WeakSet[ForkSafeLock] = weakref.WeakSet()
 
 
-os.register_at_fork(after_in_child=_renew)
+def _forked() -> None:
+    for each in list(_locks):
+        each.lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_forked)
 
 
 @contextlib.contextmanager
 def without_interrupts() -> Iterator[None]:
-    """Start processes that do not get Ctrl-C: it is for the process that starts them, which ends them or goes on.
+    """Start processes that do not get Ctrl-C, because the process that starts them handles it.
 
     A process inherits the signals that the thread which starts it blocks, also over exec.
     """

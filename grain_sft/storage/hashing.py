@@ -1,7 +1,7 @@
 """Content hashes: SHA-256 over the SHA-256 of each 4 MiB, so that several threads hash one file.
 
 SHA-256 and not a faster hash: CPUs since 2019 have instructions for it (about 1 GB/s a core, twice BLAKE2b), hashlib has it,
-and nobody can make two files of one hash.
+and it is cryptographic.
 """
 
 from __future__ import annotations
@@ -22,27 +22,27 @@ _PARALLEL_FROM = 4 * BLOCK  # bytes; fewer are hashed before threads have begun
 
 
 def joined(blocks: Iterable[bytes], start: bytes = b"") -> str:
-    """The hash of what has these hashes of blocks, as hexadecimal digits; `start` is hashed before them."""
+    """Return the hash, in hexadecimal digits, of `start` and the hashes of blocks."""
     return hashlib.sha256(start + b"".join(blocks)).hexdigest()
 
 
 def of_block(data: Any) -> bytes:
-    """The hash of a block, a buffer."""
+    """Return the hash of a block, a buffer."""
     return hashlib.sha256(data).digest()
 
 
 def of_bytes(data: bytes | memoryview) -> str:
-    """The hash of a whole file's data."""
+    """Return the hash of a whole file's data."""
     view = memoryview(data).cast("B")
     return joined(of_block(view[start : start + BLOCK]) for start in range(0, len(view), BLOCK))
 
 
 def blocks_of(ranges: Sequence[tuple[int, int, int]]) -> list[bytes]:
-    """The hashes of the blocks of (descriptor, first byte, byte after the last), one range after the other.
+    """Return the hashes of the blocks of (descriptor, start, stop), one range after the other.
 
     Raises:
-      OSError: a file can't be read.
-      EOFError: one ends before its range does.
+      OSError: A file can't be read.
+      EOFError: A file ends before its range does.
     """
     parts = [(fd, at, min(at + BLOCK, stop)) for fd, start, stop in ranges for at in range(start, stop, BLOCK)]
     if sum(stop - at for _, at, stop in parts) < _PARALLEL_FROM:
@@ -75,7 +75,7 @@ class BlockHasher:
         self._pool = concurrent.futures.ThreadPoolExecutor(THREADS)
 
     def add(self, file: int, data: Any) -> None:
-        """Hash the next block of file number `file`, a buffer that nobody changes."""
+        """Hash the next block of file number `file`, a buffer that does not change."""
         if len(self._waiting) > THREADS:  # bounds the memory
             self._waiting.popleft().result()
         made = self._pool.submit(of_block, data)
@@ -83,7 +83,7 @@ class BlockHasher:
         self._waiting.append(made)
 
     def joined(self, file: int, start: bytes = b"") -> str:
-        """The hash of file number `file`, whose blocks were all added; `start` is hashed before them."""
+        """Return the hash of `start` and file number `file`, whose blocks were all added."""
         return joined((block.result() for block in self._blocks[file]), start)
 
     def __enter__(self) -> BlockHasher:

@@ -1,4 +1,4 @@
-"""A local file of a corpus, open: checked against the index as it is opened, and looked at after it was read from."""
+"""An open local file of a corpus, checked against its stamp when it is opened and after each read."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from grain_sft.storage import activity
 from grain_sft.storage.file_stamp import StampedFile, read_digest, replaced, size_change
 from grain_sft.storage.regular_files import inside, open_regular
 
-_LET_GO = 1 << 12  # gathers after which the pages that a map has touched are let go of
+_RELEASE_AFTER = 1 << 12  # gathers after which the pages that a map has touched are released
 
 Stamp = tuple[int, int, int]
-"""What changes where a file is replaced or written to: device, inode and time of the last change."""
+"""Device, inode and time of the last change."""
 
 
 def _stamp(status: os.stat_result) -> Stamp:
@@ -26,7 +26,7 @@ def _stamp(status: os.stat_result) -> Stamp:
 
 
 class LocalFile:
-    """An open file that closes itself when the last reader lets go of it."""
+    """An open file that closes itself when the last reader drops it."""
 
     fd = -1  # also where an exception, as Ctrl-C, arrives before `__init__` begins
 
@@ -54,8 +54,8 @@ class LocalFile:
         self._gathers = 0
 
     def map(self) -> None:
-        """Map the file, where that is possible. The map holds a second descriptor of it, and lives as long as this does: who
-        copies from it holds this, and no two threads call this at once."""
+        """Map the file, if possible. The map has a second descriptor and lives as long as this object. No two threads call
+        this at once."""
         if self._map is not None:
             return
         try:
@@ -67,17 +67,16 @@ class LocalFile:
         self.address = np.frombuffer(self._map, np.uint8).ctypes.data
 
     def check_unchanged(self) -> None:
-        """See, after it was read from, that the file has the size that was indexed and, where it was written to since it
-        was last looked at, both ends too."""
+        """Check, after a read, the size of the file and, if it was written to since the last check, both ends."""
         try:
             status = os.fstat(self.fd)
             if status.st_mtime_ns == self.stamp[2] and status.st_size == self.shard.size:
                 if self._map is not None:
-                    self._let_go(self._map)
+                    self._release_pages(self._map)
                 return
             found, stamp, other = self._state(self.stamp)
         except OSError as error:
-            raise CorpusFileError(f"{self.shard.path}: can't be looked at after a read ({error.strerror}).") from error
+            raise CorpusFileError(f"{self.shard.path}: can't be checked after a read ({error.strerror}).") from error
         if found != self.shard.size:
             raise CorpusFileError(
                 f"{self.shard.path}: the file has {found} bytes, expected {self.shard.size}: it was "
@@ -87,17 +86,15 @@ class LocalFile:
             raise CorpusFileError(replaced(self.shard))
         self.stamp = stamp
 
-    def _let_go(self, of: mmap.mmap) -> None:
-        """From time to time, let go of the pages that were touched. They stay in the page cache; without, all of the file
-        would become resident."""
+    def _release_pages(self, of: mmap.mmap) -> None:
+        """Release now and then the pages that were touched: else the whole file would become resident."""
         self._gathers += 1
-        if not self._gathers % _LET_GO:
+        if not self._gathers % _RELEASE_AFTER:
             with contextlib.suppress(OSError):
                 of.madvise(mmap.MADV_DONTNEED)
 
     def _state(self, known: Stamp | None) -> tuple[int, Stamp, bool]:
-        """Bytes, stamp, and whether the ends are others than those that were indexed, which is looked at where the stamp
-        is not `known`."""
+        """Return size, stamp, and whether the ends differ from the indexed ones; a `known` stamp spares that check."""
         status = os.fstat(self.fd)
         if _stamp(status) == known:
             return status.st_size, known, False
@@ -106,7 +103,7 @@ class LocalFile:
         return status.st_size, _stamp(status), other
 
     def read_rest(self, offset: int, out: memoryview, done: int) -> None:
-        """Fill `out` from the file's byte `offset` on, its first `done` bytes being there already."""
+        """Fill `out`, whose first `done` bytes are there already, from byte `offset` of the file on."""
         while done < len(out):
             try:
                 count = os.preadv(self.fd, (out[done:],), offset + done)

@@ -1,7 +1,4 @@
-"""Local files that are opened without waiting, and read to their true end.
-
-Opening a FIFO waits for a writer, and reading a device may never end. Where a file is expected, each of them is an error.
-"""
+"""Regular local files: opening a FIFO would wait for a writer, and reading a device may never end."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ from collections.abc import Iterator
 from grain_sft.errors import CorpusError, CorpusFileError
 
 _root: contextvars.ContextVar[tuple[str, str] | None] = contextvars.ContextVar("grain_sft_root", default=None)
-"""Folder that files which are opened now have to lie in, and the one path that need not."""
+"""Folder that files have to be in, and the one path that need not."""
 
 _KINDS = {
     stat.S_IFDIR: "a directory",
@@ -27,11 +24,11 @@ _KINDS = {
 
 @contextlib.contextmanager
 def inside(root: str | None, but: str = "") -> Iterator[None]:
-    """Have `open_regular` refuse files outside of the folder `root`, in this thread. None: no new bound.
+    """Have `open_regular` refuse files outside of the folder `root`, in this thread.
 
     Args:
-      root: real path of the folder, with a slash at its end.
-      but: path that the caller of the package gave, which need not lie there.
+      root: Real path of the folder, with a slash at its end; None adds no bound.
+      but: Path that the caller of the package gave, which need not be in `root`.
     """
     if root is None:
         yield
@@ -44,7 +41,7 @@ def inside(root: str | None, but: str = "") -> Iterator[None]:
 
 
 def outside(path: str, real: str, root: str) -> CorpusError:
-    """The error for a file outside of the folder `root`, which is at `real`."""
+    """Return the error for a file that is at `real`, outside of the folder `root`."""
     at = "" if real == path else f" (it is {real})"
     return CorpusError(
         f"{path}: lies outside of {root}{at}, which was given as the root of all files. Fix the mix, the index or the "
@@ -56,9 +53,9 @@ def open_regular(path: str | os.PathLike[str]) -> int:
     """Return a read-only file descriptor of the regular file `path`, which the caller closes.
 
     Raises:
-      OSError: the file is missing or can't be opened.
-      CorpusFileError: `path` is a directory, a FIFO, a socket or a device.
-      CorpusError: the file is outside of the folder of `inside`.
+      OSError: The file is missing or can't be opened.
+      CorpusFileError: `path` is not a regular file.
+      CorpusError: The file is outside of the folder of `inside`.
     """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -82,7 +79,7 @@ def check_regular(path: str | os.PathLike[str]) -> None:
     """Check that `path` is a regular file, or missing, without opening it.
 
     Raises:
-      CorpusFileError: `path` is a directory, a FIFO, a socket or a device.
+      CorpusFileError: `path` is not a regular file.
     """
     try:
         mode = os.stat(path).st_mode
@@ -106,11 +103,7 @@ def read_regular(path: str | os.PathLike[str], start: int = 0, stop: int | None 
 
 
 def pread(fd: int, count: int, offset: int) -> bytes:
-    """Return `count` bytes of an open file from `offset` on, fewer only at its end; `os.pread` may stop earlier.
-
-    Raises:
-      OSError: the file can't be read.
-    """
+    """Return `count` bytes of an open file from `offset` on, fewer only at its end; `os.pread` may stop earlier."""
     data = os.pread(fd, count, offset)
     if len(data) == count:
         return data

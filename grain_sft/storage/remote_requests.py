@@ -168,7 +168,7 @@ async def _body(wanted: Range, seconds: float, client: Any) -> _Body:
             size = int((await _info(client, path))["size"])
             if min(stop, size) - start > len(body.data):
                 raise WrongBodyError(f"a body of {len(body.data)} bytes instead of {stop - start}")
-        activity.count(received_bytes=len(body.data))
+        activity.count(remote_received_bytes=len(body.data))
         return body
 
     if stop <= start:

@@ -147,7 +147,7 @@ async def retried(
             deadline = end if known else min(end, begin + FIRST_CONTACT)
             longest = min(_FIRST_ATTEMPT, seconds / 4) * 2 ** min(number - 1, 30)
             if not nested:
-                activity.count(requests=1)
+                activity.count(remote_requests=1)
             try:
                 left = max(0.001, deadline - time.monotonic())
                 found = await asyncio.wait_for(attempt(), min(left, longest) if bounded and not nested else None)

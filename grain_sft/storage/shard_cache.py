@@ -85,7 +85,7 @@ class ShardCache:
         """
         jobs = self._jobs(pieces)
         pending = [job for job in jobs if not self._serve(job, out)]
-        activity.count(cache_hits=len(jobs) - len(pending), cache_misses=len(pending))
+        activity.count(shard_cache_hits=len(jobs) - len(pending), shard_cache_misses=len(pending))
         pause, since = _POLL, time.monotonic()
         while pending:
             held = [job for batch in _batches(pending, lambda job: job.block.size) for job in self._make(batch, out)]
@@ -197,7 +197,7 @@ class ShardCache:
             block, file, _ = group[0][0]
             activity.doing[get_ident()] = activity.DOWNLOADING, len(group), block.start, block.stop, file.path
             bodies = remote_files.fetch_exactly([wanted for _, _, wanted in group], self._limits)
-            activity.count(cache_fetched_bytes=sum(map(len, bodies)))
+            activity.count(shard_cache_fetched_bytes=sum(map(len, bodies)))
             for (job, fd, wanted), body in zip(group, bodies, strict=True):
                 try:
                     job.block.write(fd, wanted.start - job.block.start, body)

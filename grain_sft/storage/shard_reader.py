@@ -24,7 +24,7 @@ import numpy.typing as npt
 
 from grain_sft.storage import activity
 from grain_sft.storage.file_stamp import StampedFile
-from grain_sft.storage.forks import renew_lock
+from grain_sft.storage.forks import ForkSafeLock
 from grain_sft.storage.local_file import LocalFile, Stamp
 from grain_sft.storage.remote_options import RemoteOptions
 from grain_sft.storage.remote_shards import Piece, RemoteShards
@@ -86,8 +86,7 @@ class ShardReader:
         self._max_open_files = max(1, max_open_files)
         self._open: dict[int, LocalFile] = {}  # in the order in which they were opened
         self._verified: dict[int, Stamp] = {}
-        self._lock = threading.Lock()
-        renew_lock(self)
+        self._lock = ForkSafeLock()
         self._left_to_read = 0  # batches
         self._thread = threading.local()
 
@@ -267,14 +266,14 @@ class ShardReader:
     def _mapped(self, shard: int) -> LocalFile:
         file = self._open.get(shard) or self._open_file(shard)
         if not file.address:
-            with self._lock:
+            with self._lock.lock:
                 self._make_room(1, file)
                 file.map()
         return file
 
     def _open_file(self, shard: int) -> LocalFile:
         """Open a shard in place of the one that has been open longest."""
-        with self._lock:
+        with self._lock.lock:
             found = self._open.get(shard)
             if found is not None:
                 return found

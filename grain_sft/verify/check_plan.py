@@ -13,7 +13,7 @@ import numpy.typing as npt
 from grain_sft.corpus import Corpus
 from grain_sft.errors import GrainSftError
 from grain_sft.layout.plan import COUNTS, columns
-from grain_sft.storage import artifact as artefact
+from grain_sft.storage import artifact
 from grain_sft.verify.finding import Report
 
 Arrays = Mapping[str, npt.NDArray[Any]]
@@ -28,7 +28,7 @@ def check_plan_file(report: Report, path: str, corpus: Corpus | None) -> None:
       corpus: what it is of; None: what needs the corpus is not looked at.
     """
     try:
-        arrays, depends = artefact.open_file(Path(path))
+        arrays, depends = artifact.open_file(Path(path))
     except GrainSftError as error:
         report.wrong("files", path, str(error))
         return

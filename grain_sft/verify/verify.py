@@ -13,8 +13,7 @@ from grain_sft.config.reading import INHERITS
 from grain_sft.corpus import Corpus, open_corpus
 from grain_sft.errors import CorpusError, GrainSftError
 from grain_sft.sampling import Host
-from grain_sft.storage import artifact as artefact
-from grain_sft.storage import files
+from grain_sft.storage import artifact, files
 from grain_sft.verify.check_corpus import check_corpus
 from grain_sft.verify.check_pipeline import check_pipeline
 from grain_sft.verify.check_plan import check_plan_file
@@ -120,7 +119,7 @@ def _tell(path: str) -> str:
     """Which of the three `path` is."""
     if path.endswith((".yaml", ".yml")):
         return "config"
-    if path.endswith(artefact.SUFFIX):
+    if path.endswith(artifact.SUFFIX):
         return "plan"
     if files.is_remote(path) or not os.path.isfile(path):
         return "corpus"
@@ -129,7 +128,7 @@ def _tell(path: str) -> str:
             head = file.read(_LARGEST_CONFIG + 1)
     except OSError:
         return "corpus"  # whose opening says why
-    if head.startswith(artefact.MAGIC):
+    if head.startswith(artifact.MAGIC):
         return "plan"
     if not path.endswith(".json") or len(head) > _LARGEST_CONFIG:
         return "corpus"

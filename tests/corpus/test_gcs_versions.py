@@ -17,8 +17,7 @@ from failing_proxy import WRONG_BODIES, Proxy
 
 import grain_sft
 from grain_sft.corpus import Corpus
-from grain_sft.storage import artifact as artefact
-from grain_sft.storage import files, open_remote
+from grain_sft.storage import artifact, files, open_remote
 
 pytest.importorskip("gcp_storage_emulator.server")
 
@@ -304,14 +303,14 @@ def test_a_plan_in_a_bucket_is_copied_whole_or_made_again(proxy, made, monkeypat
     for name, value in (("GRAIN_SFT_CACHE_DIR", f"{URL}plans"), ("XDG_CACHE_HOME", str(tmp_path / "first"))):
         monkeypatch.setenv(name, value)
     arrays = {"rows": np.arange(100_000)}
-    artefact.load_or_make("things", {"of": "this"}, lambda: arrays)
+    artifact.load_or_make("things", {"of": "this"}, lambda: arrays)
     monkeypatch.setenv("GRAIN_SFT_REMOTE_SECONDS", str(SECONDS))
     for wrong in sorted({*WRONG_BODIES} - {"cut", "moved", "twice"}):
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / wrong))
         proxy.body, made_again = wrong, []
         forget_peak()
         before = peak()
-        found = artefact.load_or_make(
+        found = artifact.load_or_make(
             "things", {"of": "this"}, lambda made_again=made_again: made_again.append(1) or arrays
         )
         np.testing.assert_array_equal(found["rows"], arrays["rows"])

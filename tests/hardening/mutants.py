@@ -30,7 +30,7 @@ from grain_sft.layout import MaterializedLayout, PackedLayout
 from grain_sft.layout.report import plan_places
 from grain_sft.prepare.materialize import materialize
 from grain_sft.sampling import Host
-from grain_sft.storage import artifact as artefact
+from grain_sft.storage import artifact
 from grain_sft.verify import verify
 
 MEMORY = 300 << 20
@@ -132,7 +132,7 @@ def of_gzip(data: bytes, draw: random.Random) -> bytes:
 
 def of_plan(path: Path, draw: random.Random) -> None:
     """Arrays or dependences changed under a checksum that is right."""
-    arrays, depends = artefact.open_file(path)
+    arrays, depends = artifact.open_file(path)
     made = {name: np.array(array) for name, array in arrays.items()}
     depends = (
         json.loads(of_json(json.dumps(depends).encode(), draw, text_too=False)) if draw.random() < 0.3 else depends
@@ -151,7 +151,7 @@ def of_plan(path: Path, draw: random.Random) -> None:
     else:
         del made[name]
     path.unlink()
-    artefact.save(path, depends if isinstance(depends, dict) else {}, made)
+    artifact.save(path, depends if isinstance(depends, dict) else {}, made)
 
 
 def read_corpus(folder: Path) -> None:

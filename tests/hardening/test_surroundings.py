@@ -15,7 +15,7 @@ PROGRAM = f"""
 import hashlib, json, time
 from pathlib import Path
 import grain_sft
-from grain_sft.storage import artifact as artefact
+from grain_sft.storage import artifact
 
 os.environ["GRAIN_SFT_CACHE_DIR"] = sys.argv[2]
 if len(sys.argv) > 3:

@@ -14,7 +14,7 @@ import pytest
 from grain_sft import IndexSampler
 from grain_sft.errors import StorageError
 from grain_sft.sampling.orders import permute, stored
-from grain_sft.storage import artifact as artefact
+from grain_sft.storage import artifact
 
 ROWS = stored.IN_MEMORY_ROWS
 
@@ -91,11 +91,11 @@ def test_a_damaged_order_is_made_again(tmp_path):
         other(values=expected[:-1]),
     )
     for depends, arrays in written:
-        artefact.save(made, depends, arrays)
+        artifact.save(made, depends, arrays)
         np.testing.assert_array_equal(load(tmp_path), expected)
         assert made.read_bytes() == whole
-    artefact.save(made, *other())
-    assert made.read_bytes() == whole  # so what the maker writes is what `artefact` would
+    artifact.save(made, *other())
+    assert made.read_bytes() == whole  # so what the maker writes is what `artifact` would
 
 
 def test_two_orders_that_were_swapped_are_made_again(tmp_path):

@@ -22,7 +22,7 @@ from grain_sft.layout.plan import columns
 from grain_sft.layout.report import plan_places
 from grain_sft.prepare.materialize import materialize
 from grain_sft.sampling import Host
-from grain_sft.storage import artifact as artefact
+from grain_sft.storage import artifact
 from grain_sft.verify import Report, verify
 from grain_sft.verify import documents as documents_module
 from grain_sft.verify.check_pipeline import wrong_in_batch
@@ -353,11 +353,11 @@ PLAN_FAULTS = {
 @pytest.mark.parametrize("fault", PLAN_FAULTS)
 def test_a_plan_with_a_fault_is_found_out(tmp_path, layout, fault):
     """Plans whose checksum is right: as a packer with a bug would write them."""
-    whole, depends = artefact.open_file(Path(plan_places(layout)[0]["path"]))
+    whole, depends = artifact.open_file(Path(plan_places(layout)[0]["path"]))
     arrays = {name: np.array(array) for name, array in whole.items()}
     change, sentence = PLAN_FAULTS[fault]
     change(arrays)
-    artefact.save(tmp_path / "mine.arrays", depends, arrays)
+    artifact.save(tmp_path / "mine.arrays", depends, arrays)
     report = verify(tmp_path / "mine.arrays", corpus=tmp_path / "olmo", options={"eos_token_id": EOS})
     assert not report.sound
     found = "\n".join(str(finding) for finding in report.findings)
@@ -443,10 +443,10 @@ def test_a_config_over_a_damaged_plan_in_the_cache_is_found_out(config):
     path = config()
     layout = grain_sft.load(path, host=Host(0, 1)).source.layout
     place = Path(plan_places(layout)[0]["path"])
-    whole, depends = artefact.open_file(place)
+    whole, depends = artifact.open_file(place)
     arrays = {name: np.array(array) for name, array in whole.items()}
     arrays["start"][0] += 1
-    artefact.save(place, depends, arrays)
+    artifact.save(place, depends, arrays)
     report = check(path)
     assert not report.sound and {"plan", "layout"} & {each.check for each in report.findings if each.wrong}
 

@@ -1,4 +1,4 @@
-"""Artefacts: made once per machine, checked when opened, mapped by whoever needs them."""
+"""Artifacts: made once per machine, checked when opened, mapped by whoever needs them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from absl import logging
 
 from grain_sft import PackedLayout, open_corpus
 from grain_sft.errors import StorageError
-from grain_sft.storage import artifact as artefact
+from grain_sft.storage import artifact
 
 DEPENDS = {"of": "this", "number": 3, "list": [1, None, 2.5]}
 
@@ -62,7 +62,7 @@ def the_file(folder: Path) -> Path:
 def test_what_was_made_is_opened_the_next_time_and_mapped(tmp_path):
     maker = Maker()
     for _ in range(3):
-        found = artefact.load_or_make("things", DEPENDS, maker, tmp_path)
+        found = artifact.load_or_make("things", DEPENDS, maker, tmp_path)
         check(found)
         assert all(isinstance(found[name], np.memmap) for name in ("ints", "small", "flags"))
         with pytest.raises(ValueError, match="read-only"):
@@ -78,10 +78,10 @@ def test_other_dependences_are_other_files(tmp_path):
     maker = Maker()
     changed = ({"number": 4}, {"list": [1, None, 2]}, {"of": "This"}, {"more": None})
     for depends in (DEPENDS, *({**DEPENDS, **each} for each in changed)):
-        artefact.load_or_make("things", depends, maker, tmp_path)
+        artifact.load_or_make("things", depends, maker, tmp_path)
     assert maker.count == len(list((tmp_path / "things").glob("*.arrays"))) == 5
-    artefact.load_or_make("things", dict(reversed(DEPENDS.items())), maker, tmp_path)
-    artefact.load_or_make("things", {**DEPENDS, "list": (1, None, 2.5)}, maker, tmp_path)
+    artifact.load_or_make("things", dict(reversed(DEPENDS.items())), maker, tmp_path)
+    artifact.load_or_make("things", {**DEPENDS, "list": (1, None, 2.5)}, maker, tmp_path)
     assert maker.count == 5
 
 
@@ -92,7 +92,7 @@ def want(folder: str, barrier) -> None:
         return arrays()
 
     barrier.wait(300)
-    check(artefact.load_or_make("things", DEPENDS, make, Path(folder)))
+    check(artifact.load_or_make("things", DEPENDS, make, Path(folder)))
     Path(folder, f"had-by-{os.getpid()}").touch()
 
 
@@ -111,7 +111,7 @@ def test_six_processes_that_want_it_at_once_make_it_once(tmp_path):
 
 
 def die(folder: str) -> None:
-    artefact.load_or_make("things", DEPENDS, lambda: os._exit(3), Path(folder))
+    artifact.load_or_make("things", DEPENDS, lambda: os._exit(3), Path(folder))
 
 
 def test_a_maker_that_dies_leaves_nothing_and_the_next_makes_it(tmp_path):
@@ -121,7 +121,7 @@ def test_a_maker_that_dies_leaves_nothing_and_the_next_makes_it(tmp_path):
     assert process.exitcode == 3
     assert not list((tmp_path / "things").glob("*.arrays"))
     maker = Maker()
-    check(artefact.load_or_make("things", DEPENDS, maker, tmp_path))
+    check(artifact.load_or_make("things", DEPENDS, maker, tmp_path))
     assert maker.count == 1
 
 
@@ -133,7 +133,7 @@ def test_an_error_of_the_maker_is_the_callers_and_it_is_asked_once(tmp_path, war
         raise StorageError("a file of the maker's can't be read")
 
     with pytest.raises(StorageError, match="of the maker's"):
-        artefact.load_or_make("things", DEPENDS, fail, tmp_path)
+        artifact.load_or_make("things", DEPENDS, fail, tmp_path)
     assert len(asked) == 1 and not warnings
     assert [path.suffix for path in (tmp_path / "things").iterdir()] == [".lock"]
 
@@ -142,7 +142,7 @@ def test_an_error_of_the_maker_is_the_callers_and_it_is_asked_once(tmp_path, war
 def test_a_mutant_is_refused_with_a_sentence_and_made_again(tmp_path, warnings, seed):
     """Any byte flipped (beside padding between arrays), the file cut anywhere, or some of it gone."""
     maker = Maker()
-    artefact.load_or_make("things", DEPENDS, maker, tmp_path)
+    artifact.load_or_make("things", DEPENDS, maker, tmp_path)
     path, random = the_file(tmp_path), np.random.default_rng(seed)
     data = bytearray(path.read_bytes())
     size = int.from_bytes(data[8:16], "little")
@@ -153,14 +153,14 @@ def test_a_mutant_is_refused_with_a_sentence_and_made_again(tmp_path, warnings, 
         data[at] ^= 1 << int(random.integers(8))
     path.write_bytes(data)
     try:
-        check(artefact.open_file(path)[0])
+        check(artifact.open_file(path)[0])
     except StorageError as error:
         assert str(path) in str(error) and "Delete it; it will be made again" in str(error)
     else:
         raise AssertionError(f"a mutant was taken for whole (byte {at})")
-    check(artefact.load_or_make("things", DEPENDS, maker, tmp_path))
+    check(artifact.load_or_make("things", DEPENDS, maker, tmp_path))
     assert maker.count == 2 and len(warnings) >= 1
-    check(artefact.load_or_make("things", DEPENDS, maker, tmp_path))
+    check(artifact.load_or_make("things", DEPENDS, maker, tmp_path))
     assert maker.count == 2
 
 
@@ -196,48 +196,48 @@ def change_header(path: Path, change) -> None:
 )
 def test_a_header_that_says_something_else_is_refused_and_the_file_made_again(tmp_path, warnings, change):
     maker = Maker()
-    artefact.load_or_make("things", DEPENDS, maker, tmp_path)
+    artifact.load_or_make("things", DEPENDS, maker, tmp_path)
     change_header(the_file(tmp_path), change)
     with pytest.raises(StorageError, match=r"damaged \(.*\)\. Delete it"):
-        artefact.open_file(the_file(tmp_path))
-    check(artefact.load_or_make("things", DEPENDS, maker, tmp_path))
+        artifact.open_file(the_file(tmp_path))
+    check(artifact.load_or_make("things", DEPENDS, maker, tmp_path))
     assert maker.count == 2 and warnings
-    check(artefact.open_file(the_file(tmp_path))[0])
+    check(artifact.open_file(the_file(tmp_path))[0])
 
 
 @pytest.mark.parametrize("data", [b"", b"GSFTART1", b"\x93NUMPY" * 20, b"GSFTART1" + b"\xff" * 200, b"[" * 100_000])
 def test_a_file_of_another_kind_is_refused_and_replaced(tmp_path, warnings, data):
     maker = Maker()
-    artefact.load_or_make("things", DEPENDS, maker, tmp_path)
+    artifact.load_or_make("things", DEPENDS, maker, tmp_path)
     the_file(tmp_path).write_bytes(data)
     with pytest.raises(StorageError, match="damaged"):
-        artefact.open_file(the_file(tmp_path))
-    check(artefact.load_or_make("things", DEPENDS, maker, tmp_path))
+        artifact.open_file(the_file(tmp_path))
+    check(artifact.load_or_make("things", DEPENDS, maker, tmp_path))
     assert maker.count == 2
     nested = b"[" * 99_984
     the_file(tmp_path).write_bytes(b"GSFTART1" + len(nested).to_bytes(8, "little") + nested)
     with pytest.raises(StorageError, match="damaged"):
-        artefact.open_file(the_file(tmp_path))
+        artifact.open_file(the_file(tmp_path))
 
 
 def test_a_file_of_other_dependences_under_this_name_is_replaced(tmp_path, warnings):
     maker = Maker()
-    artefact.load_or_make("things", DEPENDS, maker, tmp_path)
-    artefact.save(the_file(tmp_path), {"of": "that"}, {"ints": np.zeros(3)})
-    check(artefact.load_or_make("things", DEPENDS, maker, tmp_path))
+    artifact.load_or_make("things", DEPENDS, maker, tmp_path)
+    artifact.save(the_file(tmp_path), {"of": "that"}, {"ints": np.zeros(3)})
+    check(artifact.load_or_make("things", DEPENDS, maker, tmp_path))
     assert maker.count == 2
     assert "depends on other things than its name says" in warnings[0]
 
 
 def test_a_missing_file_is_a_sentence(tmp_path):
     with pytest.raises(StorageError, match=r"nowhere: can't be opened \(No such file"):
-        artefact.open_file(tmp_path / "nowhere")
+        artifact.open_file(tmp_path / "nowhere")
 
 
 def test_where_the_cache_cannot_be_written_to_it_is_made_in_memory_once(tmp_path, warnings):
     (tmp_path / "file").write_text("in the way")
     maker = Maker()
-    found = artefact.load_or_make("things", DEPENDS, maker, tmp_path / "file")
+    found = artifact.load_or_make("things", DEPENDS, maker, tmp_path / "file")
     check(found)
     assert maker.count == 1
     assert "Working without a cache" in warnings[0] and "GRAIN_SFT_CACHE_DIR" in warnings[0]
@@ -248,16 +248,16 @@ def test_a_full_disk_costs_no_second_making(tmp_path, warnings, monkeypatch):
         raise StorageError("the disk is full.")
 
     maker = Maker()
-    monkeypatch.setattr(artefact, "save", full)
-    check(artefact.load_or_make("things", DEPENDS, maker, tmp_path))
+    monkeypatch.setattr(artifact, "save", full)
+    check(artifact.load_or_make("things", DEPENDS, maker, tmp_path))
     assert maker.count == 1
     assert warnings == ["the disk is full. Working without a cache."]
 
 
 def test_a_folder_in_its_place_is_no_reason_to_stop(tmp_path, warnings):
-    artefact.place("things", DEPENDS, tmp_path).mkdir(parents=True)
+    artifact.place("things", DEPENDS, tmp_path).mkdir(parents=True)
     maker = Maker()
-    check(artefact.load_or_make("things", DEPENDS, maker, tmp_path))
+    check(artifact.load_or_make("things", DEPENDS, maker, tmp_path))
     assert maker.count == 1 and warnings
 
 

@@ -1,4 +1,4 @@
-"""Artefacts that machines share by a bucket: made once, copied once per machine."""
+"""Artifacts that machines share by a bucket: made once, copied once per machine."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ import pytest
 from failing_proxy import Proxy, media_bytes
 
 from grain_sft import PackedLayout, open_corpus
-from grain_sft.storage import artifact as artefact
-from grain_sft.storage import files
+from grain_sft.storage import artifact, files
 
 DEPENDS = {"of": "this"}
 ARRAYS = {"ints": np.arange(1000), "flags": np.arange(7) % 2 == 0}
@@ -59,36 +58,36 @@ def check(found):
 
 
 def test_what_one_machine_made_others_copy_and_map(machine):
-    check(artefact.load_or_make("things", DEPENDS, make))
-    name = artefact.place("things", DEPENDS).name
+    check(artifact.load_or_make("things", DEPENDS, make))
+    name = artifact.place("things", DEPENDS).name
     assert files.exists(f"memory://shared/cache/things/{name}")
     there = machine("two")
-    check(artefact.load_or_make("things", DEPENDS, never))
+    check(artifact.load_or_make("things", DEPENDS, never))
     assert (there / "things" / name).exists()
     fsspec.filesystem("memory").rm("/shared", recursive=True)
-    check(artefact.load_or_make("things", DEPENDS, never))  # of this machine
+    check(artifact.load_or_make("things", DEPENDS, never))  # of this machine
 
 
 def test_a_url_may_be_given_in_place_of_the_variable(machine, monkeypatch, tmp_path):
     monkeypatch.delenv("GRAIN_SFT_CACHE_DIR")
-    check(artefact.load_or_make("things", DEPENDS, make, "memory://shared/other"))
+    check(artifact.load_or_make("things", DEPENDS, make, "memory://shared/other"))
     machine("two")
-    check(artefact.load_or_make("things", DEPENDS, never, "memory://shared/other"))
+    check(artifact.load_or_make("things", DEPENDS, never, "memory://shared/other"))
 
 
 def test_a_damaged_one_in_the_bucket_is_made_again_and_replaced(machine):
-    artefact.load_or_make("things", DEPENDS, make)
-    url = f"memory://shared/cache/things/{artefact.place('things', DEPENDS).name}"
+    artifact.load_or_make("things", DEPENDS, make)
+    url = f"memory://shared/cache/things/{artifact.place('things', DEPENDS).name}"
     whole = files.read_bytes(url)
     files.write_bytes(url, whole[:-100] + bytes(100))
     machine("two")
-    check(artefact.load_or_make("things", DEPENDS, make))
+    check(artifact.load_or_make("things", DEPENDS, make))
     assert files.read_bytes(url) == whole
 
 
 def test_a_bucket_that_can_not_be_reached_is_done_without(machine, monkeypatch, caplog):
     monkeypatch.setenv("GRAIN_SFT_CACHE_DIR", "nosuch://bucket")
-    check(artefact.load_or_make("things", DEPENDS, make))
+    check(artifact.load_or_make("things", DEPENDS, make))
     assert "Making it on this machine" in caplog.text and "Other machines will make it again" in caplog.text
 
 
