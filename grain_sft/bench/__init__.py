@@ -32,7 +32,6 @@ class Scale:
     plan_documents: int = 2_270_000
     conversations: int = 100_000
     documents: int = 100_000
-    together_tokens: int = 400_000_000
 
 
 SCALE_HELP = {
@@ -45,7 +44,6 @@ SCALE_HELP = {
     "plan_documents": "plans: documents, of some 9,000 tokens, as sparse files",
     "conversations": "prepare: conversations, of some 200 tokens",
     "documents": "trace: documents, of some 10,000 tokens, as sparse files; OLMo-3's run has 2,268,468",
-    "together_tokens": "together: tokens that eight processes pack",
 }
 
 
@@ -72,7 +70,6 @@ BENCHMARKS: Registry[Benchmark] = Registry(
         "plans": "grain_sft.bench.plans:PLANS",
         "prepare": "grain_sft.bench.prepare:PREPARE",
         "trace": "grain_sft.bench.plans:TRACE",
-        "together": "grain_sft.bench.processes:TOGETHER",
     },
 )
 """Benchmarks by name. The figures of each have names of their own."""

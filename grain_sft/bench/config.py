@@ -21,7 +21,7 @@ import numpy.typing as npt
 from grain_sft.bench import stages
 from grain_sft.bench.advice import Setting, accelerators, choose, reason
 from grain_sft.bench.measuring import LIMIT, rate, seconds_a_batch, seconds_in_turn, seconds_waited
-from grain_sft.layout.report import padding_share
+from grain_sft.layout import padding_share
 from grain_sft.pipeline import PREFETCH, Pipeline, PipelineIterator
 from grain_sft.sampling import Sampler
 from grain_sft.source import Element

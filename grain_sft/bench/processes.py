@@ -1,11 +1,8 @@
-"""Whole processes: their start, their orders at scale, and eight of them that start together."""
+"""Whole processes: their start, and orders of many rows."""
 
 from __future__ import annotations
 
-import os
 import statistics
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,12 +12,10 @@ import numpy as np
 from grain_sft.bench import Benchmark, Figures, Scale
 from grain_sft.bench.measuring import line, run_program
 from grain_sft.corpus import open_corpus
-from grain_sft.errors import PipelineError, StorageError
-from grain_sft.storage import CACHE_DIR_VARIABLE, without_interrupts
+from grain_sft.errors import StorageError
 
 IMPORT_GRAIN = "import grain"
 SHUFFLE_ROWS, SHUFFLE_FILES = 724_000_000, 950  # rows of 8192 tokens in the OLMo-3 pretraining mix
-PROCESSES = 8
 
 # --- start-up: seconds from the start of a process to its first batch, beside a process that only imports grain ---
 
@@ -144,87 +139,3 @@ def _orders_lines(figures: Figures) -> Iterator[str]:
 
 
 ORDERS = Benchmark(_measure_orders, _orders_lines)
-
-# --- processes that start together: one of them does for all what is expensive ---
-
-_TOGETHER = """
-import os, sys, time
-from grain_sft import IndexSampler, NgramFilter, NpyDataSource, PackedLayout, Pipeline, ShiftTargets, open_corpus
-print("ready", flush=True)
-sys.stdin.readline()
-before, begin = os.times(), time.perf_counter()
-source = NpyDataSource(PackedLayout(open_corpus(sys.argv[1]), 4096))
-sampler = IndexSampler(len(source), global_batch_size=8, seed=0)
-batch = Pipeline(source, sampler, [NgramFilter(), ShiftTargets()])[0]
-wall, after = time.perf_counter() - begin, os.times()
-print(wall, sum(after[:4]) - sum(before[:4]), int(batch["inputs"].sum()), flush=True)
-"""
-
-
-def _measure_together(folder: Path, scale: Scale) -> Figures:
-    """Return wall and CPU seconds from an index to the first packed batch, without what imports take: of one process and
-    of eight, with an empty cache and with a full one; and how many of the eight made the plan."""
-    index = folder / f"together-{scale.together_tokens}.json"
-    if not index.exists():
-        tokens = folder / f"together-{scale.together_tokens}"
-        tokens.mkdir(exist_ok=True)
-        generator = np.random.default_rng(0)
-        for number in range(8):
-            generator.integers(0, 500, scale.together_tokens // 8, dtype=np.uint32).tofile(tokens / f"{number}.npy")
-        open_corpus(tokens, dtype="uint32", eos_token_id=0).save(index)
-    figures: dict[str, float] = {"processes": PROCESSES}
-    batches = set()
-    for count in (1, PROCESSES):
-        with tempfile.TemporaryDirectory(dir=folder, prefix="together-cache-") as cache:
-            for state in ("cold", "warm"):
-                found = _run_together(str(index), cache, count)
-                batches |= {batch for _, _, batch in found}
-                figures[f"{state} {count} wall_s"] = max(wall for wall, _, _ in found)
-                figures[f"{state} {count} cpu_s"] = sum(cpu for _, cpu, _ in found)
-                if state == "cold" and count > 1:
-                    figures["made by"] = sum(cpu > figures["cold 1 cpu_s"] / 2 for _, cpu, _ in found)
-    if len(batches) != 1:
-        raise PipelineError(f"processes that started together got {len(batches)} different first batches.")
-    once = figures[f"cold {PROCESSES} cpu_s"] - figures[f"warm {PROCESSES} cpu_s"]
-    figures["once / alone"] = once / (figures["cold 1 cpu_s"] - figures["warm 1 cpu_s"])
-    figures["wall / alone"] = figures[f"cold {PROCESSES} wall_s"] / figures["cold 1 wall_s"]
-    return {"together": figures}
-
-
-def _run_together(index: str, cache: str, count: int) -> list[tuple[float, float, int]]:
-    """Return wall and CPU seconds and the batch of each of `count` processes that begin when all have imported."""
-    environment = {**os.environ, CACHE_DIR_VARIABLE: cache}
-    command = [sys.executable, "-c", _TOGETHER, index]
-    with without_interrupts():
-        processes = [subprocess.Popen(command, env=environment, stdin=-1, stdout=-1, text=True) for _ in range(count)]
-    for process in processes:
-        assert process.stdout is not None
-        process.stdout.readline()
-    for process in processes:
-        assert process.stdin is not None
-        process.stdin.write("\n")
-        process.stdin.flush()
-    found = []
-    for process in processes:
-        words = process.communicate()[0].split()
-        if process.returncode or len(words) != 3:
-            raise PipelineError(f"a process of the benchmark ended with status {process.returncode}.")
-        found.append((float(words[0]), float(words[1]), int(words[2])))
-    return found
-
-
-def _together_lines(figures: Figures) -> Iterator[str]:
-    found = figures["together"]
-    yield line("from index to first packed batch", "wall s", "CPU s, all")
-    for count in (1, PROCESSES):
-        for state, words in (("cold", "empty cache"), ("warm", "the plan is cached")):
-            name = f"{count} process{'es' if count > 1 else ''}, {words}"
-            yield line(name, f"{found[f'{state} {count} wall_s']:.2f}", f"{found[f'{state} {count} cpu_s']:.2f}")
-    yield (
-        f"The plan was made by {found['made by']:.0f} of {PROCESSES}. An empty cache costs all {PROCESSES} "
-        f"{found['once / alone']:.2f} x the CPU seconds that it costs one, and {found['wall / alone']:.2f} x the wall seconds "
-        f"({os.cpu_count()} cores)."
-    )
-
-
-TOGETHER = Benchmark(_measure_together, _together_lines)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import concurrent.futures
-import itertools
 
 import numpy as np
 import numpy.typing as npt
@@ -11,26 +10,25 @@ import numpy.typing as npt
 from grain_sft.corpus import THREADS, Corpus, Json
 from grain_sft.errors import GrainSftError
 from grain_sft.storage import DIGEST_BYTES, StampedFile, digest_of, files, read_head, replaced, size_change
-from grain_sft.verify.check_rows import check_written_rows
-from grain_sft.verify.check_sidecars import manifest_of, vocabulary_size
+from grain_sft.verify.check_content import check_loss_values, check_written_rows
 from grain_sft.verify.documents import ScannedDocuments, find_duplicates, scan_documents
 from grain_sft.verify.finding import Report
-from grain_sft.verify.loss_values import check_loss_values
+from grain_sft.verify.vocabulary import VocabularyCheck, load_manifest, vocabulary_size
 
 _NEARLY_ALL = 0.95
-_ENDS_LOOKED_AT = 1000  # documents, of a fast check
+_ENDS_CHECKED = 1000  # documents, of a fast check
 
 
 def check_corpus(report: Report, corpus: Corpus, where: str, vocab_size: int | None) -> int | None:
     """Check a corpus that could be opened.
 
     Args:
-      report: takes what is found; says how much is read.
-      where: what was opened, "" where that is no path.
-      vocab_size: ids are below this; None: as what stands beside the corpus says.
+      report: Report of what is found; its `full` decides how much is read.
+      where: Path that was opened, or "".
+      vocab_size: Number of ids; None: of prepare.json, or of the tokenizer beside the corpus.
 
     Returns:
-      The size of the vocabulary, where it is known.
+      The number of ids, where it is known.
     """
     report.figures |= {
         "shards": len(corpus.shards),
@@ -41,7 +39,7 @@ def check_corpus(report: Report, corpus: Corpus, where: str, vocab_size: int | N
         return vocab_size
     manifest = None
     try:
-        manifest = manifest_of(corpus, where)
+        manifest = load_manifest(corpus, where)
         if vocab_size is None:
             vocab_size = vocabulary_size(report, corpus, where, manifest)
     except GrainSftError as error:
@@ -63,12 +61,11 @@ def check_corpus(report: Report, corpus: Corpus, where: str, vocab_size: int | N
 
 
 def _check_files(report: Report, corpus: Corpus) -> bool:
-    """Sizes and both ends of every file, against what the corpus was opened with: scanned just now, or as an index
-    remembers them. Returns whether all are right."""
+    """Compare the size and both ends of every file with the corpus's, and return whether all are equal."""
     distinct = {file.path: file for file in corpus.files()}
     before = len(report.findings)
 
-    def look(file: StampedFile) -> str:
+    def check(file: StampedFile) -> str:
         try:
             size, _, version = read_head(file.path)
             if size != file.size:
@@ -80,7 +77,7 @@ def _check_files(report: Report, corpus: Corpus) -> bool:
             return str(error)
 
     with concurrent.futures.ThreadPoolExecutor(min(THREADS, len(distinct))) as pool:
-        for path, sentence in zip(distinct, pool.map(look, distinct.values()), strict=True):
+        for path, sentence in zip(distinct, pool.map(check, distinct.values()), strict=True):
             if sentence:
                 report.wrong("files", path, sentence)
     report.figures |= {"files": len(distinct), "bytes": sum(file.size for file in distinct.values())}
@@ -96,7 +93,7 @@ def _check_special_ids(report: Report, corpus: Corpus, vocab_size: int | None) -
 
 
 def _has_documents(report: Report, corpus: Corpus) -> bool:
-    """Find documents, where that takes no pass over the tokens or everything is read anyway."""
+    """Find the documents, where that takes no pass over the tokens or everything is read anyway; return whether."""
     by_files = any(shard.boundaries is not None for shard in corpus.shards)
     if not by_files and corpus.eos_token_id is None:
         path = corpus.shards[0].path
@@ -125,7 +122,7 @@ def _has_documents(report: Report, corpus: Corpus) -> bool:
 
 
 def _wrong_file(report: Report, corpus: Corpus, error: GrainSftError) -> None:
-    """What can't be read, by the file that the error names."""
+    """Report a file that cannot be read, by the path in the error."""
     report.wrong("files", next((path for path in _paths(corpus) if path in str(error)), ""), str(error))
 
 
@@ -133,46 +130,11 @@ def _paths(corpus: Corpus) -> list[str]:
     return [file.path for shard in corpus.shards for file in (shard.boundaries, shard.loss, shard) if file is not None]
 
 
-class _Vocabulary:
-    """Checks ids, a block at a time; of each shard the first that is too high is said, and how many there are."""
-
-    def __init__(self, corpus: Corpus, size: int | None) -> None:
-        self._ends = list(itertools.accumulate(shard.num_tokens for shard in corpus.shards))
-        self._corpus, self._size = corpus, size
-        self._first: dict[int, tuple[int, int]] = {}
-        self._count: dict[int, int] = {}
-        self.highest = -1
-
-    def look(self, begin: int, tokens: npt.NDArray[np.unsignedinteger]) -> None:
-        """Look at `tokens`, of which the first is the corpus's token `begin`."""
-        highest = int(tokens.max(initial=0))
-        self.highest = max(self.highest, highest)
-        if self._size is None or highest < self._size:
-            return
-        at = np.flatnonzero(tokens >= self._size)
-        shards = np.searchsorted(self._ends, at + begin, side="right")
-        for shard, first, count in zip(*np.unique(shards, return_index=True, return_counts=True), strict=True):
-            number, place = int(shard), int(at[first])
-            of_shard = begin + place - (self._ends[number - 1] if number else 0)
-            self._first.setdefault(number, (of_shard, int(tokens[place])))
-            self._count[number] = self._count.get(number, 0) + int(count)
-
-    def report(self, report: Report) -> None:
-        """Say what was found."""
-        report.figures["highest_token"] = self.highest
-        for number, (place, token) in self._first.items():
-            more = f", as are {self._count[number] - 1:,} more in this file" if self._count[number] > 1 else ""
-            sentence = (
-                f"is {token}{more}, but the vocabulary has {self._size} ids. The dtype or the tokenizer is another."
-            )
-            report.wrong("vocabulary", self._corpus.shards[number].path, sentence, f"token {place}")
-
-
 def _check_all_tokens(report: Report, corpus: Corpus, vocab_size: int | None, manifest: Json | None) -> None:
-    """Every token and every document, in one pass."""
-    vocabulary = _Vocabulary(corpus, vocab_size)
+    """Check every token and every document, in one pass."""
+    vocabulary = VocabularyCheck(corpus, vocab_size)
     try:
-        scanned = scan_documents(corpus, vocabulary.look)
+        scanned = scan_documents(corpus, vocabulary.check)
     except GrainSftError as error:
         _wrong_file(report, corpus, error)
         return
@@ -184,7 +146,7 @@ def _check_all_tokens(report: Report, corpus: Corpus, vocab_size: int | None, ma
 
 
 def _count_documents(report: Report, corpus: Corpus, scanned: ScannedDocuments) -> None:
-    """Duplicates, and documents without loss: counted, since they may be meant."""
+    """Count duplicates and documents without loss: they may be meant."""
     length = corpus.documents.length
     found = find_duplicates(scanned.hash, length)
     silent = int(np.count_nonzero((scanned.trainable == 0) & (length > 0)))
@@ -208,15 +170,15 @@ def _count_documents(report: Report, corpus: Corpus, scanned: ScannedDocuments) 
 
 
 def _check_ends(report: Report, corpus: Corpus, vocab_size: int | None) -> None:
-    """Ids at both ends of each shard; of a full check, all of them."""
-    vocabulary, begin = _Vocabulary(corpus, vocab_size), 0
+    """Check the ids at both ends of each shard; in a full check, all of them."""
+    vocabulary, begin = VocabularyCheck(corpus, vocab_size), 0
     most = 1 << 20 if report.full else DIGEST_BYTES // corpus.dtype.itemsize
     try:
         for shard in corpus.shards:
             end = begin + shard.num_tokens
             starts = range(begin, end, most) if report.full else sorted({begin, max(begin, end - most)})
             for start in starts:
-                vocabulary.look(start, corpus.read(start, min(start + most, end))[0])
+                vocabulary.check(start, corpus.read(start, min(start + most, end))[0])
             begin = end
     except GrainSftError as error:
         _wrong_file(report, corpus, error)
@@ -225,10 +187,10 @@ def _check_ends(report: Report, corpus: Corpus, vocab_size: int | None) -> None:
 
 
 def _check_some_documents(report: Report, corpus: Corpus) -> None:
-    """First and last tokens of documents spread over the corpus."""
+    """Check the first and last tokens of documents at equal distances."""
     documents = corpus.documents
     some = np.flatnonzero(documents.length > 0)
-    some = some[np.unique(np.linspace(0, len(some) - 1, _ENDS_LOOKED_AT).astype(np.int64))] if len(some) else some
+    some = some[np.unique(np.linspace(0, len(some) - 1, _ENDS_CHECKED).astype(np.int64))] if len(some) else some
     firsts = documents.start[some]
     lasts = firsts + documents.length[some] - 1
     try:
@@ -239,14 +201,6 @@ def _check_some_documents(report: Report, corpus: Corpus) -> None:
     _check_eos(report, corpus, some, np.array(first, np.int64), np.array(last, np.int64))
 
 
-def _other_ending(corpus: Corpus, last: npt.NDArray[np.int64]) -> int | None:
-    """The token that a template ends nearly all documents with, where files say where they end; None without one."""
-    tokens, counts = np.unique(last, return_counts=True)
-    if corpus.shards[0].boundaries is None or counts.max() < _NEARLY_ALL * len(last):
-        return None
-    return int(tokens[counts.argmax()])
-
-
 def _check_eos(
     report: Report,
     corpus: Corpus,
@@ -254,42 +208,48 @@ def _check_eos(
     first: npt.NDArray[np.int64],
     last: npt.NDArray[np.int64],
 ) -> None:
-    """Documents end with EOS, but for those that were cut. Where most don't, boundaries or EOS are wrong."""
+    """Check that documents end with EOS, but for those that were cut. Where most don't, boundaries or EOS are wrong."""
     eos = corpus.eos_token_id
     if eos is None or not len(numbers):
         return
-    unended = numbers[last != eos]
-    shifted = numbers[(first == eos) & (last != eos)]
-    place = corpus.shards[0].boundaries or corpus.shards[0]
+    path = (corpus.shards[0].boundaries or corpus.shards[0]).path
+    unended, shifted = numbers[last != eos], numbers[(first == eos) & (last != eos)]
+
+    def of_checked(count: int) -> str:
+        return f"{count:,} of {len(numbers):,} documents checked"
+
     if len(shifted) * 2 > len(numbers):
         sentence = (
-            f"{len(shifted):,} of {len(numbers):,} documents checked begin with the EOS token {eos} and don't end "
-            f"with it; the first is document {shifted[0]}. The boundaries are shifted by a token."
+            f"{of_checked(len(shifted))} begin with the EOS token {eos} and don't end with it; the first is document "
+            f"{shifted[0]}. The boundaries are shifted by a token."
         )
-        report.wrong("boundaries", place.path, sentence, f"document {shifted[0]}")
-    elif len(unended) * 2 > len(numbers) and (ending := _other_ending(corpus, last)) is not None:
-        sentence = (
-            f"{len(unended):,} of {len(numbers):,} documents checked end with the token {ending}, not with the EOS "
-            f"token {eos}. A reader that splits at EOS, as OLMo-core does in local files, does not find their ends."
-        )
-        report.note("boundaries", place.path, sentence)
+        report.wrong("boundaries", path, sentence, f"document {shifted[0]}")
     elif len(unended) * 2 > len(numbers):
+        tokens, counts = np.unique(last, return_counts=True)
+        if corpus.shards[0].boundaries is not None and counts.max() >= _NEARLY_ALL * len(
+            last
+        ):  # a template's own ending
+            sentence = (
+                f"{of_checked(len(unended))} end with the token {tokens[counts.argmax()]}, not with the EOS token {eos}. A "
+                "reader that splits at EOS, as OLMo-core does in local files, does not find their ends."
+            )
+            report.note("boundaries", path, sentence)
+            return
         sentence = (
-            f"{len(unended):,} of {len(numbers):,} documents checked don't end with the EOS token {eos}; the first "
-            f"is document {unended[0]}, which ends with {last[last != eos][0]}. The boundaries are of other tokens, or "
-            "eos_token_id is wrong."
+            f"{of_checked(len(unended))} don't end with the EOS token {eos}; the first is document {unended[0]}, which ends "
+            f"with {last[last != eos][0]}. The boundaries are of other tokens, or eos_token_id is wrong."
         )
-        report.wrong("boundaries", place.path, sentence, f"document {unended[0]}")
+        report.wrong("boundaries", path, sentence, f"document {unended[0]}")
     elif len(unended):
         sentence = (
-            f"{len(unended):,} of {len(numbers):,} documents checked don't end with the EOS token {eos}; the first "
-            f"is document {unended[0]}. Documents that were cut don't."
+            f"{of_checked(len(unended))} don't end with the EOS token {eos}; the first is document {unended[0]}. Documents "
+            "that were cut don't."
         )
-        report.note("boundaries", place.path, sentence)
+        report.note("boundaries", path, sentence)
 
 
 def _check_statistics(report: Report, corpus: Corpus, manifest: Json | None, trainable: int | None) -> None:
-    """Documents, tokens and trainable tokens are those of a split in prepare.json."""
+    """Check that documents, tokens and trainable tokens are those of a split in prepare.json."""
     if manifest is None:
         return
     found = {"documents": len(corpus.documents), "tokens": int(corpus.documents.length.sum())}

@@ -1,4 +1,4 @@
-"""Findings: what is wrong, or worth knowing, of what was looked at."""
+"""Findings: what is wrong, or worth knowing, in a corpus, a plan or a config."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ class Finding:
     """One sentence.
 
     Attributes:
-      check: what was looked at: "files", "boundaries", "vocabulary", "loss", "duplicates", "statistics", "rows", "plan",
+      check: Name of the check: "files", "boundaries", "vocabulary", "loss", "duplicates", "statistics", "rows", "plan",
         "layout", "sampler", "batches" or "receipt".
-      where: the file, or the config.
-      message: the sentence.
-      place: where in it, such as "token 17" or "document 3"; "" for all of it.
+      where: Path of the file, or of the config.
+      message: The sentence.
+      place: Part of the file, such as "token 17" or "document 3"; "" for all of it.
       wrong: False for what is worth knowing and may well be meant.
     """
 
@@ -38,11 +38,11 @@ class Report:
 
     Attributes:
       what: "corpus", "plan" or "config".
-      where: what was asked for.
-      full: whether everything was read, and not sizes, headers and ends alone.
-      findings: in the order in which they were found, of each check at most `LISTED` that are wrong.
-      figures: what was counted: shards, tokens, documents, rows, duplicates and so on.
-      left_out: findings of a check beyond `LISTED`.
+      where: Path that was verified.
+      full: Whether everything was read, and not sizes, headers and ends alone.
+      findings: Findings in order; of each check at most `LISTED` that are wrong.
+      figures: Counts of shards, tokens, documents, rows, duplicates and so on.
+      left_out: Number of wrong findings of a check beyond `LISTED`.
     """
 
     what: str
@@ -53,7 +53,7 @@ class Report:
     left_out: dict[str, int] = dataclasses.field(default_factory=dict)
 
     def wrong(self, check: str, where: str, message: str, place: str = "") -> None:
-        """Add what is not as it should be; a message that begins with `where` loses that."""
+        """Add what is wrong; a message that begins with `where` loses that."""
         if sum(finding.wrong and finding.check == check for finding in self.findings) >= LISTED:
             self.left_out[check] = self.left_out.get(check, 0) + 1
             return
@@ -64,7 +64,7 @@ class Report:
         self.findings.append(Finding(check, where, message, place, wrong=False))
 
     def take(self, part: Report) -> None:
-        """Add what was found of a part; its figures stand under its name."""
+        """Add the report of a part; its figures go under its name."""
         self.findings += part.findings
         self.figures[part.where] = part.figures
         for check, count in part.left_out.items():
@@ -72,9 +72,9 @@ class Report:
 
     @property
     def sound(self) -> bool:
-        """Nothing is wrong."""
+        """Whether nothing is wrong."""
         return not any(finding.wrong for finding in self.findings)
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON-ready."""
+        """Return the report, ready for JSON."""
         return {"sound": self.sound, **dataclasses.asdict(self)}

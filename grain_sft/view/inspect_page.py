@@ -18,17 +18,20 @@ from grain_sft.view.token_text import TokenTexts, split_characters
 from grain_sft.view.visible import visible, visible_line
 
 MOST_TOKENS = 1 << 22
-"""Of a page, so that it opens: some 20 MB."""
+"""Most tokens of a page: some 20 MB, which a browser opens."""
 
 
 def inspect_page(
     pipeline: Pipeline, step: int, texts: TokenTexts, *, rows: Sequence[int] | None = None, title: str = "pipeline"
 ) -> str:
-    """The page of a step: its rows, and the same rows of the step before and of the one after it.
+    """Return the page of a step: its rows, and the same rows of the step before and of the one after it.
 
     Args:
-      rows: of this host's batch; None: all, or as many from the first on as `MOST_TOKENS` leave room for.
-      title: what the pipeline is called.
+      pipeline: Pipeline of the step.
+      step: Step, from 0.
+      texts: Texts of the tokens.
+      rows: Rows of this host's batch; None: all, or as many as `MOST_TOKENS` leave room for.
+      title: Name of the pipeline.
 
     Raises: as `view_rows`.
     """
@@ -57,15 +60,15 @@ def inspect_page(
 
 
 def _row(view: RowView, texts: TokenTexts) -> dict[str, Any]:
-    """A row as the page's script reads it."""
+    """Return a row as the page's script reads it."""
     dtype = "<u2" if view.tokens.max(initial=0) < 1 << 16 and view.tokens.min(initial=0) >= 0 else "<i4"
     if view.tokens.max(initial=0) > np.iinfo(np.int32).max:
         raise RowIndexError(f"step {view.step}, row {view.row}: a token id is above {np.iinfo(np.int32).max}.")
     runs = list(segment_runs(view))
     split = []
     for _, first, stop in runs:
-        held = [texts.text(number) for number in view.tokens[first:stop].tolist()]
-        split += [[first + begin, first + end, visible(whole)] for begin, end, whole in split_characters(held)]
+        known = [texts.text(number) for number in view.tokens[first:stop].tolist()]
+        split += [[first + begin, first + end, visible(whole)] for begin, end, whole in split_characters(known)]
     return {
         "epoch": view.epoch,
         "row": view.row,
@@ -97,23 +100,22 @@ def _row(view: RowView, texts: TokenTexts) -> dict[str, Any]:
 
 
 def encode_array(array: npt.NDArray[Any]) -> str:
-    """Little-endian bytes of an array, in base64."""
+    """Return the little-endian bytes of an array in base64."""
     return base64.b64encode(np.ascontiguousarray(array).tobytes()).decode()
 
 
 def _counting_runs(positions: npt.NDArray[np.int64]) -> list[list[int]]:
-    """[place, position] wherever a position is not one more than that before it."""
+    """Return [column, position] wherever a position is not one more than the one before it."""
     begins = np.flatnonzero(np.diff(positions, prepend=positions[:1] - 2) != 1)
     return [[at, int(positions[at])] for at in begins.tolist()]
 
 
 def _vocabulary(views: Sequence[RowView], texts: TokenTexts) -> dict[str, Any]:
-    """What is shown of every token id that occurs: its text made visible, and whether it is special; null for ids without
-    a text."""
+    """Return every token id that occurs, with its visible text (null without one), and those that are special."""
     numbers = np.unique(np.concatenate([np.zeros(0, np.int64), *(view.tokens for view in views)])).tolist()
-    held = [texts.text(number) for number in numbers]
+    known = [texts.text(number) for number in numbers]
     return {
         "ids": numbers,
-        "shown": [None if text is None else visible(text) for text in held],
+        "shown": [None if text is None else visible(text) for text in known],
         "special": [number for number in numbers if texts.is_special(number)],
     }

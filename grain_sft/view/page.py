@@ -1,4 +1,4 @@
-"""Pages that are whole in one file: no request leaves them, and nothing that they show can run."""
+"""Pages of HTML in one file, which load nothing and whose texts cannot run."""
 
 from __future__ import annotations
 
@@ -13,20 +13,19 @@ PARTS = importlib.resources.files("grain_sft.view") / "parts"
 
 
 def part(name: str) -> str:
-    """A style sheet or script of this package."""
+    """Return a style sheet or script of this package."""
     return (PARTS / name).read_text(encoding="utf-8")
 
 
 def make_page(title: str, body: str, *, styles: str, script: str = "", data: Any = None) -> str:
-    """A page of HTML.
-
-    A policy (Content-Security-Policy) lets it load nothing, and run `script` alone, known by its hash: whatever text
-    stands in the page, it stays text.
+    """Return a page of HTML whose Content-Security-Policy lets it load nothing, and run `script` alone, known by its hash.
 
     Args:
-      title: plain text.
-      body: HTML, whose text is escaped.
-      data: what JSON can hold; the script finds it in the element `data`.
+      title: Title as plain text.
+      body: HTML, with its texts escaped.
+      styles: Style sheet.
+      script: Script, or "".
+      data: Object for JSON, which the script finds in the element `data`.
     """
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     runs = f"'sha256-{digest}'" if script else "'none'"
@@ -54,6 +53,6 @@ def make_page(title: str, body: str, *, styles: str, script: str = "", data: Any
 
 
 def inert_json(data: Any) -> str:
-    """JSON that no HTML parser takes for markup, in ASCII."""
+    """Return JSON in ASCII that no HTML parser takes for markup."""
     written = json.dumps(data, separators=(",", ":"), allow_nan=False)
     return written.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")

@@ -1,4 +1,4 @@
-"""Pictures of a report, by matplotlib: as PNG, and as SVG that takes the colours of the page that it stands in."""
+"""Pictures of a report, by matplotlib: as PNG, and as SVG in the colours of its page."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from grain_sft.errors import MissingExtraError
-from grain_sft.layout.report import algorithm_title
+from grain_sft.layout import algorithm_title
 
 Report = Mapping[str, Any]
 
 COLOURS = ("#0b7a75", "#b8690f", "#8e3ba8", "#3f7d23", "#2456c5", "#b3263d", "#6b7280", "#8a6d00")
-"""Of the first, second, ... series; in a page the style sheet's --c0, --c1, ..."""
+"""Colours of the first, second, ... series; in a page the style sheet's --c0, --c1, ..."""
 _INK, _QUIET, _PAPER = "#1b1f24", "#5a626c", "#ffffff"
 _MOST_SOURCES = 7  # beside "others"
 _WIDTH = 8.0  # inches
@@ -57,11 +57,11 @@ class Pictures:
         return iter(self._figures)
 
     def png(self, name: str) -> bytes:
-        """A picture on white."""
+        """Return a picture on white."""
         return self._saved(name, "png", dpi=150)
 
     def svg(self, name: str) -> str:
-        """A picture as an element of a page; ids in it begin with its name, and colours are the page's."""
+        """Return a picture as an element of a page, with the page's colours and ids that begin with its name."""
         written = self._saved(name, "svg", transparent=True, metadata={"Date": None, "Creator": None}).decode()
         element = re.sub(r"<metadata>.*?</metadata>", "", written[written.index("<svg") :], flags=re.DOTALL)
         element = re.sub(r'\bid="', f'id="{name}-', element)
@@ -72,7 +72,7 @@ class Pictures:
         named |= {colour: f"var(--c{at})" for at, colour in enumerate(COLOURS)}
         for colour, variable in named.items():
             element = element.replace(colour, variable)
-        return element.replace("<svg", f'<svg role="img" aria-label="{name}: the numbers stand below"', 1).strip()
+        return element.replace("<svg", f'<svg role="img" aria-label="{name}: the numbers are below"', 1).strip()
 
     def _saved(self, name: str, kind: str, **options: Any) -> bytes:
         file = io.BytesIO()
@@ -82,11 +82,7 @@ class Pictures:
 
 
 def require_matplotlib() -> None:
-    """Refuse to go on without it.
-
-    Raises:
-      MissingExtraError: matplotlib is not installed.
-    """
+    """Raise MissingExtraError unless matplotlib is installed."""
     try:
         importlib.import_module("matplotlib.figure")
     except ImportError as error:
@@ -94,7 +90,7 @@ def require_matplotlib() -> None:
 
 
 def top_sources(tokens: Mapping[str, list[int]]) -> dict[str, list[int]]:
-    """The largest sources, and the others as one; tokens of each step."""
+    """Return the tokens of each step of the largest sources, and of the others as one."""
     largest = sorted(tokens, key=lambda name: -sum(tokens[name]))
     if len(largest) <= _MOST_SOURCES + 1:
         return {name: tokens[name] for name in largest}
@@ -104,7 +100,7 @@ def top_sources(tokens: Mapping[str, list[int]]) -> dict[str, list[int]]:
 
 
 def short(name: str, most: int = 28) -> str:
-    """The end of a name that is long, without folders."""
+    """Return a name without folders; the end of a long one."""
     name = name.rpartition("/")[2] or name
     return name if len(name) <= most else f"…{name[1 - most :]}"
 
@@ -187,7 +183,7 @@ def _throughput(figure: Any, report: Report) -> None:
 
 
 def _bars(axes: Any, names: list[str], values: list[float], labels: list[str], colour: str) -> None:
-    """Bars from top to bottom, each with its label beside it."""
+    """Draw bars from top to bottom, each with its label beside it."""
     bars = axes.barh(range(len(names)), values, color=colour, height=0.7)
     axes.set_yticks(range(len(names)), names)
     axes.invert_yaxis() if not axes.yaxis_inverted() else None
@@ -197,7 +193,7 @@ def _bars(axes: Any, names: list[str], values: list[float], labels: list[str], c
 
 
 def _count(value: float, _: object = None) -> str:
-    """1,500,000 as 1.5 M."""
+    """Return 1,500,000 as 1.5 M."""
     for size, unit in ((1e9, " G"), (1e6, " M"), (1e3, " k")):
         if abs(value) >= size:
             return f"{value / size:g}{unit}"
@@ -212,4 +208,4 @@ _PICTURES: dict[str, tuple[Callable[[Report], Any], Callable[[Any, Report], None
     "mixture": (lambda report: len(report["sources"]["tokens"]) > 1 and len(report["sources"]["steps"]) > 1, _mixture),
     "throughput": (lambda report: report["throughput"], _throughput),
 }
-"""By name: whether the report has the figures for it, and what draws it."""
+"""By name: a test whether the report has the figures, and the function that draws them."""

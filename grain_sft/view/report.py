@@ -1,4 +1,4 @@
-"""The report of a config: all its figures, ready for JSON. Pictures and the page are made of them alone."""
+"""The report of a config: all its figures, ready for JSON. Pictures and the page are made from them alone."""
 
 from __future__ import annotations
 
@@ -13,12 +13,14 @@ from grain_sft.view.token_text import TokenTexts
 def make_report(
     pipeline: Pipeline, texts: TokenTexts, *, name: str = "pipeline", steps: int = 64, throughput: Any = None
 ) -> dict[str, Any]:
-    """What a run is made of, in bounded time: steps are a sample, and where there is very much of it the corpus too; the
-    report says so.
+    """Return what a run is made of, in bounded time: steps are a sample, and of a very large corpus the files too. The report
+    states so.
 
     Args:
-      name: what the pipeline is called.
-      steps: sampled at most.
+      pipeline: Pipeline of the config.
+      texts: Texts of its tokens.
+      name: Name of the pipeline, for the title.
+      steps: Number of steps that are sampled, at most.
       throughput: Measured speed, as `grain_sft.bench.report_speed` returns it; None: not measured.
 
     Returns:
@@ -26,7 +28,7 @@ def make_report(
       many), sources, filter (see `report_steps`), throughput.
 
     Raises:
-      CorpusFileError, CorpusError: files can't be read.
+      CorpusFileError, CorpusError: files cannot be read.
     """
     source, sampler = pipeline.source, pipeline.sampler
     chosen = report_steps.sampled_steps(pipeline, steps)

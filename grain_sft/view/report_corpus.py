@@ -1,4 +1,4 @@
-"""What a report says of the corpus and its rows: lengths, what rows leave out, and how algorithms would pack it."""
+"""Figures of a report about the corpus and its rows: lengths, what rows leave out, and how algorithms would pack it."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ from grain_sft.pipeline import Pipeline
 from grain_sft.storage import files
 
 MOST_SCANNED = 1 << 28
-"""Tokens in which documents are looked for by EOS, where nothing else needs to know them."""
+"""Most tokens that are searched for EOS, where nothing else needs the documents."""
 MOST_PACKED = 3_000_000
-"""Documents that are packed to compare algorithms: each takes some seconds."""
+"""Most documents that are packed to compare algorithms: each takes some seconds."""
 MOST_SLOWLY_PACKED = 100_000
-"""Documents for which slow algorithms are tried, but for the config's own."""
+"""Most documents for which slow algorithms other than the config's own are tried."""
 
 _PERCENTILES = (1, 10, 25, 50, 75, 90, 99)
 _OPTIONS = ("long_documents", "source_group_size", "ties", "max_segments", "boundaries", "bos_token_id", "seed")
 
 
 def lengths(layout: Layout) -> dict[str, Any]:
-    """Documents by length: counts and tokens by powers of two, and percentiles.
+    """Return documents by length: counts and tokens by powers of two, and percentiles.
 
     Returns:
       documents, tokens, mean, longest, longer_than_a_row, percentiles {name: tokens}; bins: first and last length,
       documents and tokens of each; `sampled`, a sentence, where not all files were scanned for documents, else None. Or
-      `error`, where documents can't be told.
+      `error`, where documents cannot be found.
     """
-    found, said = [], []
+    found, notes = [], []
     try:
         for part in layout.parts.values():
             corpus, sampled = _scanned(part)
             found.append(corpus.documents.length)
-            said += [sampled] if sampled else []
+            notes += [sampled] if sampled else []
     except GrainSftError as error:
         return {"error": str(error)}
     length = np.concatenate(found)
@@ -49,7 +49,7 @@ def lengths(layout: Layout) -> dict[str, Any]:
     counts, tokens = np.bincount(bins), np.bincount(bins, weights=length)
     named = zip(_PERCENTILES, np.percentile(length, _PERCENTILES), strict=True)
     return {
-        "sampled": " ".join(said) or None,
+        "sampled": " ".join(notes) or None,
         "documents": len(length),
         "tokens": int(length.sum()),
         "mean": float(length.mean()),
@@ -69,7 +69,7 @@ def lengths(layout: Layout) -> dict[str, Any]:
 
 
 def _scanned(layout: Layout) -> tuple[Corpus, str | None]:
-    """A layout's corpus, or as many of its shards as may be scanned for documents; and then a sentence that says so."""
+    """Return a layout's corpus; or as many of its shards as may be scanned for documents, with a sentence that states so."""
     corpus = layout.corpus
     known = "documents" in vars(corpus) or any(shard.boundaries is not None for shard in corpus.shards)
     if known or layout.follows_documents or corpus.num_tokens <= MOST_SCANNED:
@@ -78,8 +78,8 @@ def _scanned(layout: Layout) -> tuple[Corpus, str | None]:
 
 
 def packing(pipeline: Pipeline) -> dict[str, Any]:
-    """`compare_algorithms` with the config's options: algorithms, and `sampled`, a sentence, where not all documents are
-    packed. Or `error`."""
+    """Return `compare_algorithms` with the config's options: `algorithms`, and `sampled`, a sentence, where not all documents
+    are packed; or `error`."""
     layout = pipeline.source.layout
     if "" not in layout.parts:
         return {
@@ -106,7 +106,7 @@ def packing(pipeline: Pipeline) -> dict[str, Any]:
 
 
 def left_out(pipeline: Pipeline) -> list[dict[str, Any]]:
-    """What no batch of an epoch holds, or only to fill it: lines of `what`, `documents` and `tokens` (None: not counted)."""
+    """Return what no batch of an epoch holds, and padding: lines of `what`, `documents` and `tokens` (None: not counted)."""
     layout = pipeline.source.layout
     lines: list[LeftOut] = []
     for name, part in layout.parts.items():
@@ -130,7 +130,7 @@ def _of_sampler(pipeline: Pipeline) -> list[LeftOut]:
 
 
 def _of_preparation(corpus: Corpus) -> list[LeftOut]:
-    """What `grain-sft prepare` cut and left out, as its manifest beside the corpus says; nothing without one."""
+    """Return what `grain-sft prepare` cut and left out, by the manifest beside the corpus; nothing without one."""
     path = files.sidecar(corpus.shards[0].path, PREPARE)
     if path is None:
         return []
@@ -149,7 +149,7 @@ def _of_preparation(corpus: Corpus) -> list[LeftOut]:
 
 
 def _some_shards(corpus: Corpus, share: float, why: str) -> tuple[Corpus, str]:
-    """Shards at equal distances, about so much of the corpus."""
+    """Return shards at equal distances, about `share` of the corpus, and a sentence that states so."""
     total = len(corpus.shards)
     count = max(1, int(total * share))
     chosen = np.linspace(0, total - 1, count).astype(int).tolist()

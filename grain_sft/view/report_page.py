@@ -1,4 +1,4 @@
-"""The page of a report: a picture and its numbers, section by section."""
+"""The page of a report: pictures and their numbers, section by section."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import html
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from grain_sft.layout.report import algorithm_title
+from grain_sft.layout import algorithm_title
 from grain_sft.view.page import make_page, part
 from grain_sft.view.pictures import Pictures, top_sources
 from grain_sft.view.visible import visible_line
@@ -15,7 +15,7 @@ Report = Mapping[str, Any]
 
 
 def report_page(report: Report, pictures: Pictures) -> str:
-    """The report as one page of HTML, which holds all its figures as JSON too, in the element `data`."""
+    """Return the report as one page of HTML, with all figures as JSON in the element `data`."""
     sections = {
         "run": ("The run", _run(report)),
         "lengths": ("Lengths of documents", _lengths(report["lengths"], report["run"]["sequence_length"])),
@@ -135,7 +135,7 @@ def _mixture(found: Report) -> str:
 def _filter(found: Report) -> str:
     owner = "of this config" if found["used"] else "with defaults, which this config does not have"
     lines = [
-        ("rows looked at", found["rows"]),
+        ("rows checked", found["rows"]),
         ("rejected", found["rejected"]),
         ("of these for their padding alone", found["rejected_for_padding"]),
     ]
@@ -187,8 +187,8 @@ def _table(
     used: str | None = None,
     code: bool = False,
 ) -> str:
-    """A table, its first `words` columns text; the row whose first cell is `used` is marked, and with `code` the last
-    column is text of tokens."""
+    """Return a table. Its first `words` columns are text; the row with `used` in its first cell is marked; with `code` the
+    last column is text of tokens."""
     count = len(head)
 
     def cell(tag: str, at: int, value: object) -> str:

@@ -1,4 +1,4 @@
-"""What a report says of some steps at equal distances: sources, the mixture over time, and what the filter rejects."""
+"""Figures of a report about steps at equal distances: sources, the mixture over time, and what the filter rejects."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from grain_sft.view.token_text import TokenTexts
 from grain_sft.view.visible import visible
 
 MOST_TOKENS = 1 << 25
-"""Read of all sampled steps together."""
+"""Most tokens that are read of all sampled steps together."""
 _EXAMPLES = 5
 _SHOWN = 48  # tokens of an example
 
@@ -27,7 +27,7 @@ Ints = npt.NDArray[np.int64]
 
 @dataclasses.dataclass(frozen=True)
 class Repeat:
-    """The longest repeat of a row: `times` times the same `period` tokens, from token `at` on."""
+    """A repeat in a row: `times` times the same `period` tokens, from token `at` on."""
 
     at: int
     period: int
@@ -35,7 +35,7 @@ class Repeat:
 
 
 def sampled_steps(pipeline: Pipeline, most: int) -> list[int]:
-    """At most so many steps at equal distances, of `steps_in_all`. Fewer where steps are large."""
+    """Return at most `most` steps at equal distances, of `steps_in_all`; fewer where steps are large."""
     sampler, total = pipeline.sampler, steps_in_all(pipeline)
     tokens = sampler.rows_per_host * pipeline.source.layout.sequence_length
     count = max(1, min(most, total, MOST_TOKENS // tokens))
@@ -44,7 +44,7 @@ def sampled_steps(pipeline: Pipeline, most: int) -> list[int]:
 
 
 def steps_in_all(pipeline: Pipeline) -> int:
-    """Steps of the run; of one that never ends, as many as it takes to see as many rows as there are."""
+    """Return the steps of the run; of one that never ends, as many as read as many rows as the layout has."""
     sampler = pipeline.sampler
     if sampler.num_steps is not None:
         return sampler.num_steps
@@ -52,8 +52,8 @@ def steps_in_all(pipeline: Pipeline) -> int:
 
 
 def sources(pipeline: Pipeline, steps: list[int]) -> dict[str, Any]:
-    """Tokens of the steps by source, `columns` as `summarize` gives them; and of each step: `steps`, and `tokens` by source
-    name, in the order of the columns."""
+    """Return the tokens of the steps by source, as the `columns` of `summarize`; and of each of `steps`, the `tokens` by the
+    name of the source, in the order of the columns."""
     for layout in pipeline.source.layout.parts.values():
         _read_sources(layout)
     parts = [trace(pipeline, range(step, step + 1)) for step in steps]
@@ -68,7 +68,7 @@ def sources(pipeline: Pipeline, steps: list[int]) -> dict[str, Any]:
 
 
 def filtered(pipeline: Pipeline, steps: list[int], texts: TokenTexts) -> dict[str, Any]:
-    """Rows of the steps that the pipeline's NgramFilter rejects or, if it has none, that one with defaults would.
+    """Return the rows of the steps that the pipeline's NgramFilter rejects; without one, that a default one would reject.
 
     Returns:
       filter: its repr; used: whether the config has it; rows, rejected, and rejected_for_padding: of these, how many would
@@ -97,7 +97,7 @@ def filtered(pipeline: Pipeline, steps: list[int], texts: TokenTexts) -> dict[st
 
 
 def longest_repeat(tokens: Ints, chosen: NgramFilter) -> Repeat:
-    """Of the periods that the filter looks for, the one that fills most tokens of a row."""
+    """Return the repeat that fills most tokens of a row, of the periods that the filter looks for."""
     best = Repeat(0, 1, 1)
     for period in range(chosen.min_period, min(chosen.max_period, len(tokens) // 3) + 1):
         equal = np.concatenate(([False], tokens[period:] == tokens[:-period], [False]))
@@ -114,14 +114,14 @@ def longest_repeat(tokens: Ints, chosen: NgramFilter) -> Repeat:
 def _example(tokens: Ints, chosen: NgramFilter, texts: TokenTexts) -> dict[str, Any]:
     found = longest_repeat(tokens, chosen)
     ids = tokens[found.at : found.at + max(_SHOWN, found.period)].tolist()
-    held = [texts.text(number) for number in ids]
-    joined = "".join(f" ⟨{number}⟩" if text is None else text for number, text in zip(ids, held, strict=True))
+    known = [texts.text(number) for number in ids]
+    joined = "".join(f" ⟨{number}⟩" if text is None else text for number, text in zip(ids, known, strict=True))
     whole = joined.encode("utf-8", "surrogateescape").decode("utf-8", "surrogateescape")
     return {**dataclasses.asdict(found), "text": visible(whole.strip())}
 
 
 def _read_sources(layout: Layout) -> None:
-    """Have a corpus keep its file of sources, so that not every trace reads it again."""
+    """Read the corpus's file of sources once for all traces."""
     if layout.follows_documents and layout.corpus.sources_file is not None:
-        with contextlib.suppress(GrainSftError):  # the trace says what is wrong
+        with contextlib.suppress(GrainSftError):  # the trace reports what is wrong
             _ = layout.corpus.sources

@@ -1,4 +1,4 @@
-"""Rows of a step as people look at them: the very batch that the pipeline gives, beside what a trace says of it."""
+"""Rows of a step for people: the batch of the pipeline, with the trace's account of where its tokens come from."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ class Piece:
     """Consecutive tokens of a file that a row holds, of one segment.
 
     Attributes:
-      segment: number in the row, from 1.
-      document: number in the corpus; None in a layout that does not follow documents.
-      source: name of the input that it came from, or the label of its file; "" where it has none.
-      record: line or row in that input, from 1; None where the corpus does not say.
-      file: path of the token file.
-      start, stop: tokens of the file.
+      segment: Number of the segment in the row, from 1.
+      document: Number of the document in the corpus; None in a layout that does not follow documents.
+      source: Name of the input of the document, or the label of its file; "" where it has none.
+      record: Line or row in that input, from 1; None where the corpus does not have it.
+      file: Path of the token file.
+      start, stop: Range of tokens in the file.
     """
 
     segment: int
@@ -48,16 +48,16 @@ class RowView:
     """A row of a batch, token by token.
 
     Attributes:
-      step, epoch: from 0.
-      row: number in this host's batch.
-      place: in the global batch.
-      instance: number of the row in the layout; -1 for one of nothing but padding.
+      step, epoch: Step and epoch, from 0.
+      row: Number of the row in this host's batch.
+      place: Slot in the global batch.
+      instance: Number of the row in the layout; -1 for a row of padding alone.
       tokens: int64 [n], the inputs; after them the target of the last one, where that takes loss.
       segments, positions: int64 [n], of the tokens. Segment 0 is padding.
       loss: bool [n], whether the token takes loss as a target; in a batch, as the target of the input before it.
       weights: float32 [n], the weight of that loss, where the batch has weights; else None.
-      pieces: where the tokens come from, in order.
-      notes: what should be known beside.
+      pieces: Where the tokens come from, in order.
+      notes: Differences between the batch and the trace.
     """
 
     step: int
@@ -75,12 +75,12 @@ class RowView:
 
 
 def view_rows(pipeline: Pipeline, step: int, rows: Sequence[int] | None = None) -> list[RowView]:
-    """Rows of `pipeline[step]`; None: all of this host.
+    """Return rows of `pipeline[step]`; None: all of this host.
 
     Raises:
-      RowIndexError: no such step, or no such row in the host's batch.
-      PipelineError: a batch that has neither the source's keys nor those of ShiftTargets.
-      CorpusFileError, CorpusError: files can't be read.
+      RowIndexError: the step does not exist, or the host's batch does not have the row.
+      PipelineError: the batch has neither the source's keys nor those of ShiftTargets.
+      CorpusFileError, CorpusError: files cannot be read.
     """
     batch = pipeline[step]
     count = len(next(iter(batch.values())))
@@ -106,7 +106,7 @@ def view_rows(pipeline: Pipeline, step: int, rows: Sequence[int] | None = None) 
 
 
 def segment_runs(view: RowView) -> Iterator[tuple[int, int, int]]:
-    """(segment, first token, the one after its last) of each segment and of each stretch of padding, in order."""
+    """Yield (segment, first token, token after the last) of each segment and each stretch of padding, in order."""
     borders = np.flatnonzero(np.diff(view.segments)) + 1
     edges = [0, *borders.tolist(), len(view.segments)]
     for first, stop in itertools.pairwise(edges):
@@ -115,7 +115,7 @@ def segment_runs(view: RowView) -> Iterator[tuple[int, int, int]]:
 
 
 def place_of(piece: Piece) -> str:
-    """Where a piece comes from, in words."""
+    """Return where a piece comes from, in words."""
     document = "" if piece.document is None else f"document {piece.document:,} "
     record = "" if piece.record is None else f":{piece.record}"
     source = f"of {visible_line(piece.source)}{record}, " if piece.source else ""
@@ -123,7 +123,7 @@ def place_of(piece: Piece) -> str:
 
 
 def _columns(row: Element) -> dict[str, Any]:
-    """Tokens, segments, positions, loss and weights of a row."""
+    """Return tokens, segments, positions, loss and weights of a row."""
     if row.keys() >= set(_BATCH):
         inputs, segments, positions = (row[key].astype(np.int64) for key in (_BATCH[0], _BATCH[3], _BATCH[2]))
         taken = row["targets_segmentation"] != 0
@@ -139,7 +139,7 @@ def _columns(row: Element) -> dict[str, Any]:
     else:
         raise PipelineError(
             f"a batch with the keys {', '.join(row)}: expected those of ShiftTargets ({', '.join(_BATCH)}) or of the source "
-            f"({', '.join(_SOURCE)}). What a transform of your own makes of them can't be shown."
+            f"({', '.join(_SOURCE)}). Other batches can't be shown."
         )
     count = len(inputs)
     return {
@@ -152,7 +152,7 @@ def _columns(row: Element) -> dict[str, Any]:
 
 
 def _pieces(lines: Trace) -> tuple[Piece, ...]:
-    """The lines of a row's trace, but for the one of a row of nothing but padding."""
+    """Return the pieces of a row's trace; none for a row of padding alone."""
     columns = {name: column.tolist() for name, column in lines.columns().items()}
     return tuple(
         Piece(
@@ -169,7 +169,7 @@ def _pieces(lines: Trace) -> tuple[Piece, ...]:
 
 
 def _notes(batch: Element, row: int, segments: npt.NDArray[np.int64], pieces: Sequence[Piece]) -> list[str]:
-    """Where the batch is not what the trace and the shift of targets say."""
+    """Return a sentence for each difference between the batch and its trace, or its shifted targets."""
     notes = []
     held = np.bincount(segments)
     stated = np.zeros(max(len(held), max((piece.segment for piece in pieces), default=0) + 1), np.int64)

@@ -19,8 +19,7 @@ _GUTTER = 9  # columns of the position and the bar beside it
 
 
 class Cell(NamedTuple):
-    """A token as it is shown: its text, whether it takes loss, whether it is special, its position, and whether the
-    line ends after it."""
+    """A token as it is shown; `ends_line` where the line ends after it."""
 
     text: str
     loss: bool
@@ -37,15 +36,18 @@ def wants_colour() -> bool:
 
 
 def row_lines(view: RowView, texts: TokenTexts, *, colour: bool, width: int) -> Iterator[str]:
-    """The lines of a row: a heading, and segment by segment where it comes from and its tokens, wrapped.
+    """Yield the lines of a row: a heading, and of each segment its pieces and its tokens, wrapped.
 
     With colour, segments have colours of their own, tokens that take no loss are dim, and special tokens are inverse.
-    Without, runs of tokens that take loss stand in ⟦ ⟧.
+    Without, runs of tokens that take loss are in ⟦ ⟧.
 
     Args:
-      width: columns of the terminal.
+      view: Row.
+      texts: Texts of its tokens.
+      colour: Whether the terminal takes colours.
+      width: Columns of the terminal.
     """
-    filling = ", of nothing but padding" if view.instance < 0 else f", instance {view.instance:,} of the layout"
+    filling = ", of padding alone" if view.instance < 0 else f", instance {view.instance:,} of the layout"
     yield _styled(f"step {view.step:,}, epoch {view.epoch}, row {view.row}{filling}", "1", colour)
     yield f"{len(view.tokens):,} tokens, {int(view.loss.sum()):,} take loss"
     yield from view.notes
@@ -75,7 +77,7 @@ def _cells(view: RowView, texts: TokenTexts, first: int, stop: int) -> Iterator[
 
 
 def _wrapped(cells: Iterator[Cell], colour: bool, code: int, width: int) -> Iterator[str]:
-    """Lines of at most `width` columns, each with the position of its first token before it."""
+    """Yield lines of at most `width` columns, each after the position of its first token."""
     line: list[Cell] = []
     used = 0
     for cell in cells:
@@ -94,7 +96,7 @@ def _wrapped(cells: Iterator[Cell], colour: bool, code: int, width: int) -> Iter
 
 
 def _fitting(cell: Cell, width: int) -> Iterator[Cell]:
-    """The token in parts that fit into a line."""
+    """Yield the token in parts that fit into a line."""
     if columns(cell.text) <= width:
         yield cell
         return
@@ -105,7 +107,7 @@ def _fitting(cell: Cell, width: int) -> Iterator[Cell]:
 
 
 def _runs(line: list[Cell]) -> int:
-    """Stretches of tokens that take loss."""
+    """Return the number of stretches of tokens that take loss."""
     return sum(cell.loss and (not at or not line[at - 1].loss) for at, cell in enumerate(line))
 
 

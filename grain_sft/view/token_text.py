@@ -1,4 +1,4 @@
-"""Texts of single tokens, exactly as the tokenizer's vocabulary has them: leading spaces and bytes too."""
+"""Texts of single tokens, exactly as in the tokenizer's vocabulary: leading spaces and bytes too."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class TokenTexts:
     """The text of each token id.
 
     Args:
-      tokenizer: None where there is none; then no id has a text.
+      tokenizer: Tokenizer, or None: then no id has a text.
     """
 
     def __init__(self, tokenizer: Tokenizer | None) -> None:
@@ -25,8 +25,8 @@ class TokenTexts:
         self._texts: dict[int, str | None] = {}
 
     def text(self, number: int) -> str | None:
-        """The text of a token; bytes of it that are no UTF-8 are lone surrogates, as "surrogateescape" makes them. None
-        for an id that the vocabulary does not have."""
+        """Return the text of a token, with lone surrogates for bytes that are not UTF-8 ("surrogateescape"); None for an id
+        that the vocabulary does not have."""
         if number not in self._texts:
             special = self._special.get(number)
             if special is None and self._tokenizer is not None:
@@ -35,7 +35,7 @@ class TokenTexts:
         return self._texts[number]
 
     def is_special(self, number: int) -> bool:
-        """Whether the token has a meaning beyond its spelling."""
+        """Return whether the token is special."""
         return number in self._special
 
 
@@ -63,8 +63,8 @@ def texts_of(
 
 
 def split_characters(texts: Sequence[str | None]) -> Iterator[tuple[int, int, str]]:
-    """Where consecutive tokens share a character, of whose bytes each holds some: (first, stop, the text of tokens first
-    to stop - 1). Bytes that never become a character are left out."""
+    """Yield (first, stop, text of tokens first to stop - 1) wherever consecutive tokens hold the bytes of one character. Bytes
+    that never become a character are left out."""
     begin, held = 0, b""
     for at, text in enumerate(texts):
         broken = text is not None and any("\udc80" <= each <= "\udcff" for each in text)
@@ -85,8 +85,8 @@ def split_characters(texts: Sequence[str | None]) -> Iterator[tuple[int, int, st
 
 
 def shown_texts(numbers: list[int], texts: TokenTexts) -> list[str]:
-    """Every token as it is shown: its visible text; of a character that several tokens hold parts of, the first shows
-    it and the others ‿; an id without a text is ⟨id⟩."""
+    """Return the visible text of every token: ‿ after the first token of a character that several share, and ⟨id⟩ for an id
+    without a text."""
     held = [texts.text(number) for number in numbers]
     shown = [f"⟨{number}⟩" if text is None else visible(text) for number, text in zip(numbers, held, strict=True)]
     for first, stop, whole in split_characters(held):

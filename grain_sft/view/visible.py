@@ -1,4 +1,4 @@
-"""Text made visible: every character that shows nothing, or that changes how others show, stands there as a sign."""
+"""Text made visible: a sign for every character that shows nothing, or changes how others show."""
 
 from __future__ import annotations
 
@@ -12,12 +12,11 @@ _BLANK = frozenset(
 
 
 def visible(text: str) -> str:
-    """`text` with a sign for each character that is not seen.
+    """Return `text` with a sign for each invisible character.
 
-    A space is ·, a newline ⏎, a tab ⇥; other control characters, marks of direction, characters of no width, unusual spaces
-    and unassigned ones are such as ⟨U+202E⟩ (there are pictures of control characters, but few fonts have them). A byte
-    that is no UTF-8 (a lone surrogate, as the error handler "surrogateescape" makes it) is ⟨xF0⟩. A combining mark that
-    stands first has a circle to stand on.
+    A space is ·, a newline ⏎, a tab ⇥. Other control characters, marks of direction, characters of no width, unusual
+    spaces and unassigned ones are such as ⟨U+202E⟩. A byte that is not UTF-8 (a lone surrogate of the error handler
+    "surrogateescape") is ⟨xF0⟩. A combining mark at the start follows a circle.
     """
     if text.isascii() and text.isprintable():
         return text.replace(" ", "·")
@@ -26,12 +25,12 @@ def visible(text: str) -> str:
 
 
 def visible_line(text: str) -> str:
-    """The same of a name or a path, whose spaces stay spaces."""
+    """Return the same of a name or a path, where spaces stay spaces."""
     return "".join(each if each == " " else _sign(each) for each in text)
 
 
 def columns(shown: str) -> int:
-    """Columns of a terminal that visible text takes: two for wide characters of East Asia, none for combining marks."""
+    """Return the terminal columns of visible text: two for wide characters of East Asia, none for combining marks."""
     if shown.isascii():
         return len(shown)
     return sum(

@@ -103,7 +103,7 @@ def test_rows_of_hosts_are_told_apart_and_padding_rows_are_said(config):
             np.testing.assert_array_equal(mine.tokens, same.tokens)
     filled = next(view for view in whole if view.instance < 0)
     lines = list(row_lines(filled, TokenTexts(None), colour=False, width=80))
-    assert "of nothing but padding" in lines[0] and lines[-1].startswith("padding: 512 tokens")
+    assert "of padding alone" in lines[0] and lines[-1].startswith("padding: 512 tokens")
 
 
 def test_a_changed_batch_is_noted(run):
