@@ -18,7 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Confirm the log (status 0), or print its lines that contradict the config (status 1)."""
     from grain_sft.config import load
-    from grain_sft.provenance.audit_check import check_audit
+    from grain_sft.provenance import check_audit
     from grain_sft.sampling import Host
 
     with elapsed("Checking the log"):

@@ -13,9 +13,23 @@ from grain_sft.config import load
 from grain_sft.errors import CorpusError, RowIndexError
 from grain_sft.pipeline import Pipeline
 from grain_sft.progress import elapsed
-from grain_sft.provenance import Trace, checkpoint_table, find_document, iter_trace, steps_between, summarize
-from grain_sft.provenance.documents import layouts_of, number_of_document, numbers_in
-from grain_sft.provenance.write import SUFFIXES, WRITERS, Columns, Labels, Writer, open_writer
+from grain_sft.provenance import (
+    SUFFIXES,
+    WRITERS,
+    Columns,
+    Labels,
+    Trace,
+    Writer,
+    checkpoint_table,
+    find_document,
+    iter_trace,
+    layouts_of,
+    number_of_document,
+    numbers_in,
+    open_writer,
+    steps_between,
+    summarize,
+)
 from grain_sft.sampling import Host
 
 _EVERY = 1000
@@ -108,7 +122,7 @@ def _documents(pipeline: Pipeline, options: argparse.Namespace) -> tuple[list[in
         numbers = [number_of_document(layout, name, number) for name, number in options.document]
         said = ", ".join(f"{name}:{number}" if name else str(number) for name, number in options.document)
         return numbers, f"document {said}"
-    from grain_sft.provenance import text  # with it come tokenizers
+    from grain_sft import provenance
 
     found: list[int] = []
     problem: CorpusError | None = None
@@ -117,10 +131,10 @@ def _documents(pipeline: Pipeline, options: argparse.Namespace) -> tuple[list[in
         corpus = part.corpus
         try:
             if options.record is not None:
-                some = text.documents_of_record(corpus, options.record)
+                some = provenance.documents_of_record(corpus, options.record)
             else:
-                tokenizer = text.tokenizer_of(corpus, options.tokenizer)
-                some = text.documents_with_text(corpus, tokenizer, options.find)
+                tokenizer = provenance.tokenizer_of(corpus, options.tokenizer)
+                some = provenance.documents_with_text(corpus, tokenizer, options.find)
         except CorpusError as error:  # of a mixture, not every source need have records, or a tokenizer
             if len(parts) == 1:
                 raise

@@ -1,4 +1,4 @@
-"""Whether the first steps of a run hold a target that takes loss, and the reason where they hold none."""
+"""Check that the first steps of a run have a target that takes loss, and the reason where they have none."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ if TYPE_CHECKING:
 NUM_CHECKED = 4
 """Batches without a target that takes loss after which an iterator warns."""
 
-_MOST_ROWS = 64  # that are read again to find the reason
+_MOST_ROWS = 64  # read again to find the reason
 
 Ints = npt.NDArray[np.int64]
 
 
 class FirstSteps:
-    """Check of the first batches of a pipeline that are handed out: it warns once where none takes loss.
+    """Check of a pipeline's first batches that warns once if none takes loss.
 
     Attributes:
-      left: number of batches that are still to be checked. 0 as soon as one batch takes loss.
+      left: Number of batches still to be checked. 0 as soon as one batch takes loss.
     """
 
     def __init__(self) -> None:
@@ -68,7 +68,7 @@ class FirstSteps:
 
 
 def takes_loss(batch: Any) -> bool | None:
-    """Return whether some target of a batch takes loss; None for a batch with keys that do not say it."""
+    """Return whether some target of a batch takes loss; None for a batch without the keys."""
     if not isinstance(batch, dict):
         return None
     if "targets_segmentation" in batch:

@@ -1,16 +1,49 @@
-"""trace: step <-> document. Which documents did these steps see, and when was this document seen?"""
+"""Provenance: step <-> document. Which documents did these steps see, when was this document seen, and what a run was given."""
 
+from __future__ import annotations
+
+from typing import Any
+
+from grain_sft.provenance.audit import AuditLog
+from grain_sft.provenance.audit_check import Checked, Finding, check_audit
 from grain_sft.provenance.checkpoints import checkpoint_table, step_of_checkpoint, steps_between
-from grain_sft.provenance.lines import Trace, find_document, iter_trace, trace
-from grain_sft.provenance.summary import summarize
+from grain_sft.provenance.lines import Trace, find_document, iter_trace, summarize, trace
+from grain_sft.provenance.sources import layouts_of, number_of_document, numbers_in
+from grain_sft.provenance.write import SUFFIXES, WRITERS, Columns, Labels, Writer, open_writer
 
 __all__ = [
+    "SUFFIXES",
+    "WRITERS",
+    "AuditLog",
+    "Checked",
+    "Columns",
+    "Finding",
+    "Labels",
     "Trace",
+    "Writer",
+    "check_audit",
     "checkpoint_table",
+    "documents_of_record",
+    "documents_with_text",
     "find_document",
+    "find_tokenizer",
     "iter_trace",
+    "layouts_of",
+    "number_of_document",
+    "numbers_in",
+    "open_writer",
     "step_of_checkpoint",
     "steps_between",
     "summarize",
+    "tokenizer_of",
     "trace",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Import the functions that need tokenizers, which take 0.3 s to import, when they are first used."""
+    if name in __all__:
+        from grain_sft.provenance import search
+
+        return getattr(search, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,27 +1,24 @@
-"""Checkpoints: step <-> epoch <-> how far into it, exactly, and the names that trainers give to them."""
+"""Checkpoints: step, epoch and rows into it, and the names that trainers give to checkpoints."""
 
 from __future__ import annotations
 
 import re
 
 import numpy as np
-import numpy.typing as npt
 
 from grain_sft.arguments import as_integer
 from grain_sft.errors import RowIndexError, SamplerError
 from grain_sft.pipeline import Pipeline
 
-Ints = npt.NDArray[np.int64]
-
 _NAME = re.compile(r"(?:^|[^0-9A-Za-z])step[-_]?(\d+)(?![0-9])", re.IGNORECASE)
 
 
 def step_of_checkpoint(name: str) -> int:
-    """How many steps were done when the checkpoint `name` was written: 7000 of "step7000", "7000" or
-    "gs://bucket/run/step7000-unsharded/". OLMo-core writes stepN after N steps: 0 to N - 1, as steps count here.
+    """Return the number of steps before the checkpoint `name`: 7000 of "step7000", "7000" or
+    "gs://bucket/run/step7000-unsharded/". OLMo-core writes stepN after steps 0 to N - 1.
 
     Raises:
-      RowIndexError: no number can be told.
+      RowIndexError: the name has no number, or several.
     """
     last = name.rstrip("/").rpartition("/")[2]
     if last.isascii() and last.isdigit():
@@ -33,7 +30,7 @@ def step_of_checkpoint(name: str) -> int:
 
 
 def steps_between(pipeline: Pipeline, first: str, last: str) -> range:
-    """The steps that were done between two checkpoints: those from `first` on that `last` has and `first` has not.
+    """Return the steps that the checkpoint `last` has and the checkpoint `first` has not.
 
     Raises:
       RowIndexError: names without numbers, in the wrong order, or after the last step.
@@ -48,52 +45,42 @@ def steps_between(pipeline: Pipeline, first: str, last: str) -> range:
 
 
 def checkpoint_table(pipeline: Pipeline, every: int = 1000, *, epochs: int | None = None) -> dict[str, list[int]]:
-    """Where a run is after each `every` steps, and at its end.
+    """Return where a run is after each `every` steps, and at its end.
 
     Args:
-      pipeline: of any host.
-      every: steps from one checkpoint to the next.
-      epochs: the table ends after so many; None: with the run or, if that never ends, after one.
+      pipeline: Pipeline of any host.
+      every: Number of steps from one checkpoint to the next.
+      epochs: Number of epochs after which the table ends. None ends it with the run or, if that never ends, after one epoch;
+        a mixture that never ends, when every source has been read once.
 
     Returns:
-      Columns: `step`, so many steps are done; `epoch` (from 0) that the next step begins in; `steps_into_epoch` and
+      Columns: `step`, the number of steps done; `epoch`, in which the next step begins, from 0; `steps_into_epoch` and
       `rows_into_epoch`, whole steps and rows of it that are done; `rows` and `tokens` of all batches so far, padding and
-      filling rows included. Of a mixture, epoch and rows into it for each source, and a table without an end of its own
-      ends when every source has been read once.
+      filling rows included. A mixture has the epoch of each source, and the rows into it.
 
     Raises:
-      SamplerError: more epochs than there are.
+      SamplerError: more epochs than the run has.
     """
+    sampler, length = pipeline.sampler, pipeline.source.layout.sequence_length
     every = as_integer("every", every, 1, SamplerError)
-    last = pipeline.sampler.steps_of_epochs(epochs)
+    last = sampler.steps_of_epochs(epochs)
     steps = np.unique(np.append(np.arange(every, last + 1, every), last))
-    if pipeline.sampler.steps_per_epoch is None:
-        return _mixture_table(pipeline, steps)
-    epoch, steps_into, into = zip(*(_place(pipeline, step) for step in steps.tolist()), strict=True)
-    rows = pipeline.sampler.batch_sizes.begins(steps)[0]
-    return {
-        "step": steps.tolist(),
-        "epoch": list(epoch),
-        "steps_into_epoch": list(steps_into),
-        "rows_into_epoch": list(into),
-        "rows": rows.tolist(),
-        "tokens": (rows * pipeline.source.layout.sequence_length).tolist(),
-    }
-
-
-def _mixture_table(pipeline: Pipeline, steps: Ints) -> dict[str, list[int]]:
-    sampler = pipeline.sampler
-    rows = sampler.batch_sizes.begins(steps)[0]
     table: dict[str, list[int]] = {"step": steps.tolist()}
-    for stream in sampler.streams:
-        begins = [stream.begin(step) for step in steps.tolist()]
-        table[f"epoch of {stream.name}"] = [epoch for epoch, _ in begins]
-        table[f"rows into epoch of {stream.name}"] = [into for _, into in begins]
-    return table | {"rows": rows.tolist(), "tokens": (rows * pipeline.source.layout.sequence_length).tolist()}
+    if sampler.steps_per_epoch is None:
+        for stream in sampler.streams:
+            begins = [stream.begin(step) for step in steps.tolist()]
+            table[f"epoch of {stream.name}"] = [epoch for epoch, _ in begins]
+            table[f"rows into epoch of {stream.name}"] = [into for _, into in begins]
+    else:
+        names = ("epoch", "steps_into_epoch", "rows_into_epoch")
+        found = zip(*(_into_epoch(pipeline, step) for step in steps.tolist()), strict=True)
+        table |= {name: list(column) for name, column in zip(names, found, strict=True)}
+    rows = sampler.batch_sizes.begins(steps)[0]
+    return table | {"rows": rows.tolist(), "tokens": (rows * length).tolist()}
 
 
-def _place(pipeline: Pipeline, step: int) -> tuple[int, int, int]:
-    """The epoch in which `step` begins, and whole steps and rows of that epoch (of all hosts) that come before."""
+def _into_epoch(pipeline: Pipeline, step: int) -> tuple[int, int, int]:
+    """Return the epoch in which `step` begins, and whole steps and rows of that epoch (of all hosts) before it."""
     sampler, layout = pipeline.sampler, pipeline.source.layout
     if layout.epochs > 1:
         rows = sampler.batch_sizes.before(step)
@@ -102,6 +89,6 @@ def _place(pipeline: Pipeline, step: int) -> tuple[int, int, int]:
         first = sampler.batch_sizes.step_of(begin)
         return epoch, step - first - (sampler.batch_sizes.before(first) < begin), into
     stream = sampler.streams[0]
-    epoch, rows = stream.begin(step)
+    epoch, into = stream.begin(step)
     first = sampler.steps_of_epochs(epoch) if epoch else 0
-    return epoch, step - first - (stream.begin(first) < (epoch, 0)), rows
+    return epoch, step - first - (stream.begin(first) < (epoch, 0)), into

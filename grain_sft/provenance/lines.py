@@ -1,9 +1,9 @@
-"""Trace: which documents did these steps see? And the other way round: at which steps was this document seen?"""
+"""Trace: which documents did these steps see? And at which steps was this document seen?"""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,7 +13,6 @@ from grain_sft.errors import MissingExtraError, RowIndexError
 from grain_sft.html_table import html_columns
 from grain_sft.layout import FILL_ROW, Layout
 from grain_sft.pipeline import Pipeline
-from grain_sft.provenance.documents import epochs_of, follows_documents
 from grain_sft.provenance.sources import Sources
 from grain_sft.provenance.trainable import TrainableTokens
 from grain_sft.sampling import BatchSlots, Host, Sampler
@@ -24,34 +23,34 @@ if TYPE_CHECKING:
 Ints = npt.NDArray[np.int64]
 
 BLOCK_ROWS = 4096
-"""Rows traced together: memory is bounded by their pieces."""
+"""Rows traced together. They bound the memory."""
+
+_SHOWN = 10  # lines in a notebook
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Trace:
-    """Pieces of documents in rows of steps, as columns, int64 [lines]: a line for each piece, by step, by row, and in the
-    order in which they stand in the row. A document that goes on in the next shard is two pieces of one segment.
+    """Pieces of documents in rows of steps, as columns, int64 [lines], by step and by slot. A document that continues in the
+    next shard is two pieces of one segment. A row of nothing but padding is one line with 0 tokens and -1 in other columns.
 
     Attributes:
-      step: from 0.
-      epoch: from 0; of the row, where a step straddles two; in a mixture, of its source. Where the layout packs every epoch
-        anew, that epoch.
-      row: place in the global batch; see `BatchSlots`.
-      host: that reads the row.
-      instance: number of the row in the layout; -1 for a row of nothing but padding, which fills the last batch of an
-        evaluation. Such a row is one line, -1 in all that follows and 0 tokens.
-      segment: number of the document in its row, from 1.
-      shard: number of the token file in the corpus.
-      start, stop: tokens of the shard.
-      document: number in the corpus; -1 in a layout that does not follow documents. In a mixture, numbered through all its
-        sources that follow documents, and then through the others.
-      source: number in `source_names`: the input that the document came from or, where the corpus has no file of sources,
-        the label of its shard. In a mixture with the name of the source before it.
-      record: line or row of the document in its input, from 1; -1 where the corpus does not say.
-      trainable: tokens of the piece that take loss as targets; see `TrainableTokens`. None where they were not counted.
-      source_names: of the sources.
-      paths: of the shards.
-      receipt: code of the pipeline's receipt.
+      step: Step, from 0.
+      epoch: Epoch of the row, from 0: in a mixture of its source, in a layout that packs each epoch anew of the layout.
+      row: Slot in the global batch.
+      host: Host that reads the slot.
+      instance: Row number in the layout; -1 for a row of nothing but padding.
+      segment: Number of the segment in its row, from 1.
+      shard: Number of the shard in the corpus.
+      start, stop: First token of the piece in its shard, and the one after its last.
+      document: Number of the document in the corpus; -1 in a layout that does not follow documents. A mixture numbers the
+        documents of its sources that follow documents first, then those of the others.
+      source: Index into `source_names`: the input of the document or, in a corpus without a file of sources, the label of its
+        shard. In a mixture the name of the source precedes it.
+      record: Line or row of the document in its input, from 1; -1 in a corpus without a file of sources.
+      trainable: Number of tokens that take loss, as in `TrainableTokens`. None where they were not counted.
+      source_names: Names of the sources.
+      paths: Paths of the shards.
+      receipt: Code of the pipeline's receipt.
     """
 
     step: Ints
@@ -75,15 +74,16 @@ class Trace:
         return len(self.step)
 
     def columns(self) -> dict[str, Ints]:
-        """The arrays by name; without `trainable` where it was not counted."""
-        return {name: getattr(self, name) for name in COLUMNS if getattr(self, name) is not None}
+        """Return the arrays by name, without `trainable` where it was not counted."""
+        return {name: column for name, column in vars(self).items() if isinstance(column, np.ndarray)}
 
     def select(self, lines: npt.NDArray[np.bool_]) -> Trace:
-        """Some of the lines, bool [lines]."""
-        return self._with({name: column[lines] for name, column in self.columns().items()})
+        """Return the lines of a mask, bool [lines]."""
+        changed: dict[str, Any] = {name: column[lines] for name, column in self.columns().items()}
+        return dataclasses.replace(self, **changed)
 
     def to_pandas(self) -> pandas.DataFrame:
-        """Return the lines as a `pandas.DataFrame`: the columns, with the names of sources and the paths of files.
+        """Return the lines as a `pandas.DataFrame`, with the names of sources and the paths of shards.
 
         Raises:
           MissingExtraError: pandas is not installed.
@@ -103,51 +103,46 @@ class Trace:
         more = f", the first {_SHOWN}" if len(self) > _SHOWN else ""
         return html_columns(f"Trace of {self.receipt}: {len(self):,} lines{more}", shown)
 
-    def _with(self, columns: dict[str, Any]) -> Trace:
-        return dataclasses.replace(self, **columns)
-
-
-COLUMNS = tuple(field.name for field in dataclasses.fields(Trace))[:13]
-
-_SHOWN = 10  # lines in a notebook
-
 
 def _named(names: Sequence[str], numbers: Ints) -> list[str | None]:
-    """Return the name of each number; None for -1."""
     return [None if number < 0 else names[number] for number in numbers.tolist()]
-
-
-_NOTHING = (-1, -1, 0, 0, -1, -1, -1, 0)
-"""Of a row of nothing but padding: the columns from `segment` on."""
 
 
 def trace(
     pipeline: Pipeline, steps: range, *, host: Host | None = None, trainable: bool = True, block_rows: int = BLOCK_ROWS
 ) -> Trace:
-    """What `steps` of a pipeline see, document by document, without reading tokens.
+    """Return what `steps` of a pipeline see, document by document, without reading tokens.
 
     Args:
-      pipeline: of any host.
-      steps: one after the other, such as `range(1000, 7000)`.
-      host: only its rows; None: those of all hosts, as many as the pipeline's host has beside it.
-      trainable: count tokens that take loss. Reads loss files where the corpus has them, and the tokens too where a
-        transform such as NgramFilter looks at them.
-      block_rows: rows worked on together.
+      pipeline: Pipeline of any host.
+      steps: Consecutive steps, such as `range(1000, 7000)`.
+      host: Host whose rows are traced. None traces the rows of all hosts.
+      trainable: Whether to count tokens that take loss. This reads loss files, and the tokens too where a transform such as
+        NgramFilter needs them.
+      block_rows: Number of rows traced together.
 
     Raises:
-      RowIndexError: steps that are not there.
+      RowIndexError: the pipeline does not have the steps.
       SamplerError: a number of hosts that does not divide the batch.
-      CorpusFileError, CorpusError: files that are needed can't be read.
+      CorpusFileError, CorpusError: files can't be read.
     """
-    return _joined(list(iter_trace(pipeline, steps, host=host, trainable=trainable, block_rows=block_rows)))
+    parts = list(iter_trace(pipeline, steps, host=host, trainable=trainable, block_rows=block_rows))
+    columns = [part.columns() for part in parts]
+    joined: dict[str, Any] = {name: np.concatenate([each[name] for each in columns]) for name in columns[0]}
+    return dataclasses.replace(parts[0], **joined)
 
 
 def iter_trace(
     pipeline: Pipeline, steps: range, *, host: Host | None = None, trainable: bool = True, block_rows: int = BLOCK_ROWS
 ) -> Iterator[Trace]:
-    """The same some steps at a time, in memory that does not grow with the number of steps. At least one is given."""
+    """Yield the parts of `trace`, some steps each and at least one, in memory that does not grow with the number of steps."""
     sampler, hosts = _hosts(pipeline.sampler, host)
-    _check_steps(sampler, steps)
+    if steps.step != 1:
+        raise RowIndexError(f"{steps}: expected consecutive steps.")
+    last = sampler.num_steps
+    if steps.start < 0 or (last is not None and steps.stop > last):
+        expected = "0 on" if last is None else f"0 to {last - 1}"
+        raise RowIndexError(f"steps {steps.start} to {steps.stop - 1}: expected steps from {expected}.")
     lines = _Lines(pipeline, trainable)
     per_block = max(1, block_rows * sampler.host.count // (len(hosts) * max(sampler.batch_sizes.sizes)))
     for first in range(steps.start, max(steps.stop, steps.start + 1), per_block):
@@ -163,33 +158,43 @@ def find_document(
     epochs: int | None = None,
     trainable: bool = True,
 ) -> Trace:
-    """Where documents stand in every epoch: the lines of a trace of all steps that are of these documents.
+    """Return the lines of a trace of all steps that are of some documents.
 
-    In a layout that does not follow documents (windows), the rows that hold some token of them.
+    In a layout that does not follow documents (windows), these are the lines of rows that contain a token of them.
 
     Args:
-      pipeline: of any host.
-      documents: their numbers in the corpus.
-      host: only what it reads; None: all hosts.
-      epochs: the first so many are searched; None: all of the sampler, or one where they never end. In a mixture, of every
-        source.
-      trainable: as in `trace`.
+      pipeline: Pipeline of any host.
+      documents: Numbers of the documents in the corpus.
+      host: Host whose rows are searched. None searches the rows of all hosts.
+      epochs: Number of epochs to search, in a mixture of every source. None searches all, or one where they never end.
+      trainable: Whether to count tokens that take loss, as in `trace`.
 
     Raises:
-      RowIndexError: no such document.
-      SamplerError: as `trace`, and more epochs than there are.
+      RowIndexError: the corpus does not have the document.
+      SamplerError: as `trace`, or more epochs than the run has.
     """
     sampler, hosts = _hosts(pipeline.sampler, host)
     wanted = np.unique(np.atleast_1d(np.asarray(documents, np.int64)))
     layout = pipeline.source.layout
-    instances = layout.rows_of_documents(wanted)
-    slots = sampler.find_slots(instances, epochs=epochs, hosts=hosts)
+    slots = sampler.find_slots(layout.rows_of_documents(wanted), epochs=epochs, hosts=hosts)
     found = _Lines(pipeline, trainable).of(slots)
-    return found.select(np.isin(found.document, wanted) | ~follows_documents(layout, found.instance))
+    kept = np.isin(found.document, wanted)
+    for name, at, _ in layout.split(found.instance):
+        kept[at] |= not layout.parts[name].follows_documents
+    return found.select(kept)
+
+
+def _hosts(sampler: Sampler, host: Host | None) -> tuple[Sampler, range]:
+    """Return the sampler with as many hosts as `host` has, and the hosts that are asked for."""
+    if host is None:
+        return sampler, range(sampler.host.count)
+    if host.count != sampler.host.count:
+        sampler = sampler.with_host(host)
+    return sampler, range(host.index, host.index + 1)
 
 
 class _Lines:
-    """From slots to the lines of a trace."""
+    """Makes the lines of a trace of slots."""
 
     def __init__(self, pipeline: Pipeline, trainable: bool) -> None:
         self._layout: Layout = pipeline.source.layout
@@ -199,51 +204,81 @@ class _Lines:
         self._receipt = pipeline.receipt.code
 
     def of(self, slots: BatchSlots) -> Trace:
-        """The lines of all pieces of these rows."""
-        real = np.flatnonzero(slots.row != FILL_ROW)
+        real, filling = np.flatnonzero(slots.row != FILL_ROW), np.flatnonzero(slots.row == FILL_ROW)
         rows = slots.row[real]
         pieces = self._layout.pieces(rows)
         document = np.full(len(pieces.row), -1, np.int64) if pieces.document is None else pieces.document
         source, record = self._sources.of(pieces.shard, document)
-        segment = np.ones(len(pieces.row), np.int64) if pieces.segment is None else pieces.segment
-        held: list[Any] = [segment, pieces.shard, pieces.start, pieces.start + pieces.length, document, source, record]
-        held.append(None if self._trainable is None else self._trainable.count(rows, pieces))
+        columns: dict[str, Any] = {
+            "segment": np.ones(len(pieces.row), np.int64) if pieces.segment is None else pieces.segment,
+            "shard": pieces.shard,
+            "start": pieces.start,
+            "stop": pieces.start + pieces.length,
+            "document": document,
+            "source": source,
+            "record": record,
+        }
+        if self._trainable is not None:
+            columns["trainable"] = self._trainable.count(rows, pieces)
         at = real[pieces.row]
-        empty = np.flatnonzero(slots.row == FILL_ROW)
-        if len(empty):
-            order = np.argsort(np.append(at, empty), kind="stable")
-            at = np.append(at, empty)[order]
-            for number, (column, nothing) in enumerate(zip(held, _NOTHING, strict=True)):
-                if column is not None:
-                    held[number] = np.append(column, np.full(len(empty), nothing))[order]
+        if len(filling):
+            order = np.argsort(np.append(at, filling), kind="stable")
+            at = np.append(at, filling)[order]
+            for name, column in columns.items():
+                nothing = 0 if name in ("start", "stop", "trainable") else -1
+                columns[name] = np.append(column, np.full(len(filling), nothing))[order]
         mine = slots.select(at)
-        epoch = epochs_of(self._layout, mine.epoch, mine.row)
-        columns: dict[str, Any] = dict(
-            zip(COLUMNS, (mine.step, epoch, mine.slot, mine.host, mine.row, *held), strict=True)
-        )
-        return Trace(**columns, source_names=self._sources.names, paths=self._paths, receipt=self._receipt)
+        epoch = mine.epoch.copy()
+        for name, here, own in self._layout.split(mine.row):
+            part = self._layout.parts[name]
+            epoch[here] = epoch[here] * part.epochs + part.epoch_of(own)[0]
+        names = {"source_names": self._sources.names, "paths": self._paths, "receipt": self._receipt}
+        columns = {"trainable": None} | columns | names
+        return Trace(step=mine.step, epoch=epoch, row=mine.slot, host=mine.host, instance=mine.row, **columns)
 
 
-def _joined(parts: list[Trace]) -> Trace:
-    if len(parts) == 1:
-        return parts[0]
-    names = parts[0].columns()
-    return parts[0]._with({name: np.concatenate([part.columns()[name] for part in parts]) for name in names})
+def summarize(parts: Trace | Iterable[Trace]) -> dict[str, list[Any]]:
+    """Return what a trace, or the parts of `iter_trace`, contains by source; in memory of a byte a document.
+
+    Returns:
+      Columns with a line for each source that occurs: `source`, its name (its number where it has none); `documents`, the
+      number of different ones (0 in a layout that does not follow documents); `segments`; `tokens`; `share` of all tokens;
+      and `trainable` tokens, where they were counted.
+    """
+    counts: dict[str, Ints] = {}
+    seen = np.zeros(0, np.bool_)
+    names: tuple[str, ...] = ()
+    for part in [parts] if isinstance(parts, Trace) else parts:
+        part = part.select(part.instance >= 0)
+        names, size = part.source_names, len(part.source_names)
+        highest = int(part.document.max(initial=-1)) + 1
+        if highest > len(seen):
+            seen = np.append(seen, np.zeros(max(highest, 2 * len(seen)) - len(seen), np.bool_))
+        documents, lines = np.unique(part.document, return_index=True)
+        new = lines[(documents >= 0) & ~seen[documents]] if len(seen) else lines[:0]
+        seen[part.document[new]] = True
+        where = np.stack([part.step, part.row, part.segment])
+        begins = np.append(True, (where[:, 1:] != where[:, :-1]).any(axis=0))[: len(part)]
+        added = {
+            "documents": np.bincount(part.source[new], minlength=size),
+            "segments": np.bincount(part.source[begins], minlength=size),
+            "tokens": _sums(part.source, part.stop - part.start, size),
+        }
+        if part.trainable is not None:
+            added["trainable"] = _sums(part.source, part.trainable, size)
+        counts = {key: column + counts.get(key, 0) for key, column in added.items()}
+    if not counts:
+        return {name: [] for name in ("source", "documents", "segments", "tokens", "share")}
+    used = np.flatnonzero(counts["tokens"])
+    tokens = counts["tokens"][used]
+    columns: dict[str, list[Any]] = {"source": [names[number] or str(number) for number in used.tolist()]}
+    columns |= {key: counts[key][used].tolist() for key in ("documents", "segments", "tokens")}
+    columns["share"] = (tokens / max(1, int(tokens.sum()))).tolist()
+    if "trainable" in counts:
+        columns["trainable"] = counts["trainable"][used].tolist()
+    return columns
 
 
-def _hosts(sampler: Sampler, host: Host | None) -> tuple[Sampler, range]:
-    """The sampler with as many hosts as `host` says, and those of its hosts that are asked for."""
-    if host is None:
-        return sampler, range(sampler.host.count)
-    if host.count != sampler.host.count:
-        sampler = sampler.with_host(host)
-    return sampler, range(host.index, host.index + 1)
-
-
-def _check_steps(sampler: Sampler, steps: range) -> None:
-    if steps.step != 1:
-        raise RowIndexError(f"{steps}: expected steps one after the other.")
-    last = sampler.num_steps
-    if steps.start < 0 or (last is not None and steps.stop > last):
-        wanted = "0 on" if last is None else f"0 to {last - 1}"
-        raise RowIndexError(f"steps {steps.start} to {steps.stop - 1}: expected steps from {wanted}.")
+def _sums(groups: Ints, values: Ints, count: int) -> Ints:
+    """Return the sum of the values of each group. `bincount` adds float64 weights, exact to 2^53."""
+    return np.bincount(groups, weights=values, minlength=count).astype(np.int64)

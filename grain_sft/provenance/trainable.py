@@ -16,16 +16,14 @@ from grain_sft.transforms import trait
 Ints = npt.NDArray[np.int64]
 
 _TOKENS = 1 << 23  # whose loss is read together
-_LONG = 512  # tokens of pieces from which a call for each costs less than a pass over all
+_LONG = 512  # tokens of a piece, from which one call per piece is faster than a pass over all pieces
 
 
 class TrainableTokens:
-    """Counts the tokens of each piece that take loss as targets: the tokens for which a batch has a target with a
-    `targets_segmentation` that is not 0, counted at the piece that the target (not the input before it) belongs to.
+    """Counts the tokens of each piece that take loss as targets, that is, whose `targets_segmentation` is not 0.
 
-    That is all tokens of a segment but its first, which no input of the segment comes before, as far as the corpus's loss
-    files let them take loss and no transform before `ShiftTargets` (such as `NgramFilter`) takes it off the row.
-    Where there are such transforms the tokens are read; else at most the loss files.
+    These are all tokens of a segment except its first, which has no input before it, as far as the corpus's loss files and
+    the transforms before `ShiftTargets` let them take loss. Tokens are read only for such transforms.
     """
 
     def __init__(self, pipeline: Pipeline) -> None:
@@ -36,7 +34,11 @@ class TrainableTokens:
         self._loss = LossReader(corpus.loss_files, scattered=True, remote=corpus.remote) if corpus.has_loss else None
 
     def count(self, rows: Ints, pieces: Pieces) -> Ints:
-        """int64 [pieces] of the pieces of `rows` (int64 [rows], no filling rows).
+        """Return the number of trainable tokens of each of the `pieces` of `rows`.
+
+        Args:
+          rows: int64 [rows], row numbers without `FILL_ROW`.
+          pieces: Pieces of `rows`.
 
         Raises:
           CorpusFileError, CorpusError: files can't be read.
@@ -46,31 +48,27 @@ class TrainableTokens:
             whole: Ints = pieces.length - first
             return whole
         found = np.empty(len(pieces.row), np.int64)
-        begin = 0
         length = self._source.layout.sequence_length
         per_block = max(1, _TOKENS // length)
+        begin = 0
         for block in range(0, len(rows), per_block):
             end = int(pieces.row.searchsorted(min(block + per_block, len(rows))))
             some = Pieces(*(None if column is None else column[begin:end] for column in pieces))  # type: ignore[arg-type]
             if self._transforms:
                 loss = self._transformed(rows[block : block + per_block])
-                places = (some.row - block) * length + some.column
+                offsets = (some.row - block) * length + some.column
             else:
-                places = some.length.cumsum() - some.length
-                loss = self._of_files(some, places)
-            found[begin:end] = _count(loss, places, some.length) - (loss[places] & first[begin:end])
+                assert self._loss is not None
+                offsets = some.length.cumsum() - some.length
+                total = int(some.length.sum())
+                loss = self._loss.gather(some.shard, some.start, offsets, some.length, total)
+                loss = loss if loss.dtype == np.bool_ else loss != 0
+            found[begin:end] = _count(loss, offsets, some.length) - (loss[offsets] & first[begin:end])
             begin = end
         return found
 
-    def _of_files(self, pieces: Pieces, places: Ints) -> npt.NDArray[np.bool_]:
-        """Which tokens of the pieces, one piece after the other, may take loss."""
-        assert self._loss is not None
-        count = int(pieces.length.sum())
-        loss = self._loss.gather(pieces.shard, pieces.start, places, pieces.length, count)
-        return loss if loss.dtype == np.bool_ else loss != 0
-
     def _transformed(self, rows: Ints) -> npt.NDArray[np.bool_]:
-        """Which tokens of the rows, padding included, may take loss after the transforms: flat."""
+        """Return which tokens of the rows, padding included, take loss after the transforms: flat."""
         element = self._source.read(rows)
         for transform in self._transforms:
             element = transform.map(element)
@@ -78,15 +76,15 @@ class TrainableTokens:
         return mask
 
 
-def _count(loss: npt.NDArray[np.bool_], places: Ints, lengths: Ints) -> Ints:
-    """How many of `loss` are True from each place on, so many tokens."""
-    if not len(places):
+def _count(loss: npt.NDArray[np.bool_], offsets: Ints, lengths: Ints) -> Ints:
+    """Return how many of the `lengths` elements of `loss` from each offset on are True."""
+    if not len(offsets):
         return np.zeros(0, np.int64)
-    if len(loss) >= _LONG * len(places):
-        ends = (places + lengths).tolist()
-        counted = [np.count_nonzero(loss[begin:end]) for begin, end in zip(places.tolist(), ends, strict=True)]
+    if len(loss) >= _LONG * len(offsets):
+        ends = (offsets + lengths).tolist()
+        counted = [np.count_nonzero(loss[begin:end]) for begin, end in zip(offsets.tolist(), ends, strict=True)]
         return np.array(counted, np.int64)
     totals = np.zeros(len(loss) + 1, np.int32)
     np.cumsum(loss, dtype=np.int32, out=totals[1:])
-    found: Ints = totals[places + lengths].astype(np.int64) - totals[places]
+    found: Ints = totals[offsets + lengths].astype(np.int64) - totals[offsets]
     return found

@@ -1,4 +1,4 @@
-"""Writing columns, some at a time: as a table for people, JSON lines, CSV, or Parquet. Each says the receipt."""
+"""Writing columns, some lines at a time, with the receipt: as a table for people, JSON lines, CSV or Parquet."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SUFFIXES = {".csv": "csv", ".jsonl": "jsonl", ".parquet": "parquet"}
 
 
 class Labels(NamedTuple):
-    """A column of texts of which there are few: `texts[number]` for each of `numbers` (int64 [lines]), "" for -1."""
+    """A column of few different texts: `texts[number]` for each of `numbers` (int64 [lines]), "" for -1."""
 
     numbers: npt.NDArray[np.int64]
     texts: Sequence[str]
@@ -31,44 +31,47 @@ Columns = Mapping[str, Column]
 
 
 class Writer(Protocol):
-    """Takes columns of the same names and types, some lines at a time."""
+    """Writer of columns that always have the same names and types."""
 
     def write(self, columns: Columns) -> None:
-        """Add lines: of each column as many."""
+        """Add lines, the same number in each column."""
+        ...
+
+    def close(self) -> None:
+        """Write what follows the last line."""
         ...
 
 
 @contextlib.contextmanager
 def open_writer(kind: str, output: str | None, receipt: Receipt, about: str) -> Iterator[Writer]:
-    """A writer to the file `output`, which appears whole or not at all; None: to standard output.
+    """Yield a writer to the file `output`, which appears whole or not at all; None: to standard output.
 
     Args:
-      kind: one of `WRITERS`.
-      output: local path, or URL.
-      receipt: of the pipeline. CSV and tables begin with a line `# <code> <about>`; JSON lines with an object of the
+      kind: Name of one of `WRITERS`.
+      output: Local path, or URL.
+      receipt: Receipt of the pipeline. CSV and tables begin with a line `# <code> <about>`, JSON lines with an object of the
         receipt and its parts; a Parquet file has them in its metadata.
-      about: what is written, in a few words.
+      about: Description of the lines, in a few words.
 
     Raises:
       StorageError: the file can't be written.
       PipelineError: Parquet to standard output.
       MissingExtraError: Parquet without pyarrow.
     """
-    make = WRITERS[kind]
+    make, binary = WRITERS[kind]
     if output is None:
-        if kind == "parquet":
-            raise PipelineError("format parquet: is no text; name a file with --output.")
+        if binary:
+            raise PipelineError(f"format {kind}: is no text; name a file with --output.")
         yield make(sys.stdout, receipt, about)
         return
-    with files.atomic_write(output, "wb" if kind == "parquet" else "w") as file:
+    with files.atomic_write(output, "wb" if binary else "w") as file:
         writer = make(file, receipt, about)
         yield writer
-        if isinstance(writer, ParquetWriter):
-            writer.close()
+        writer.close()
 
 
 class TableWriter:
-    """Columns aligned, numbers with thousands separators, "-" for -1."""
+    """Aligned columns, numbers with thousands separators, "-" for -1."""
 
     def __init__(self, file: IO[str], receipt: Receipt, about: str) -> None:
         self._file = file
@@ -76,18 +79,18 @@ class TableWriter:
         file.write(f"# {receipt.code} {about}\n")
 
     def write(self, columns: Columns) -> None:
-        cells = [_cells(column) for column in columns.values()]
-        head = not self._widths
-        found = [max(map(len, column), default=0) for column in cells]
-        self._widths = [
-            max(widths) for widths in zip(found, map(len, columns), self._widths or [0] * len(found), strict=True)
-        ]
-        left = [_is_text(column) for column in columns.values()]
-        padded = [
-            [cell.ljust(width) if text else cell.rjust(width) for cell in ([name] if head else []) + column]
-            for name, column, width, text in zip(columns, cells, self._widths, left, strict=True)
-        ]
-        self._file.writelines("  ".join(line).rstrip() + "\n" for line in zip(*padded, strict=True))
+        lines, widths = [], self._widths or [0] * len(columns)
+        head, self._widths = not self._widths, []
+        for (name, column), width in zip(columns.items(), widths, strict=True):
+            cells = _cells(column)
+            width = max(width, len(name), *map(len, cells)) if cells else max(width, len(name))
+            align = str.ljust if _is_text(column) else str.rjust
+            lines.append([align(cell, width) for cell in ([name] if head else []) + cells])
+            self._widths.append(width)
+        self._file.writelines("  ".join(line).rstrip() + "\n" for line in zip(*lines, strict=True))
+
+    def close(self) -> None:
+        pass
 
 
 class CsvWriter:
@@ -104,9 +107,12 @@ class CsvWriter:
             self._begun = True
         self._csv.writerows(zip(*map(_values, columns.values()), strict=True))
 
+    def close(self) -> None:
+        pass
+
 
 class JsonlWriter:
-    """An object of receipt, parts and what follows; then an object a line."""
+    """A line with the receipt and its parts, then an object per line."""
 
     def __init__(self, file: IO[str], receipt: Receipt, about: str) -> None:
         self._file = file
@@ -114,15 +120,17 @@ class JsonlWriter:
 
     def write(self, columns: Columns) -> None:
         values = [
-            list(map(json.dumps, _values(column))) if _is_text(column) else _values(column)
-            for column in columns.values()
+            list(map(json.dumps, _values(each))) if _is_text(each) else _values(each) for each in columns.values()
         ]
         form = "{" + ", ".join(f"{json.dumps(name).replace('%', '%%')}: %s" for name in columns) + "}\n"
         self._file.writelines(form % line for line in zip(*values, strict=True))
 
+    def close(self) -> None:
+        pass
+
 
 class ParquetWriter:
-    """Numbers as int64 or double, labels as dictionaries; `grain_sft` in the schema's metadata."""
+    """Numbers as int64 or double, labels as dictionaries, and `grain_sft` in the schema's metadata."""
 
     def __init__(self, file: IO[bytes], receipt: Receipt, about: str) -> None:
         try:
@@ -142,7 +150,6 @@ class ParquetWriter:
         self._writer.write_table(table)
 
     def close(self) -> None:
-        """Write the footer."""
         if self._writer is None:
             self.write({})
         self._writer.close()
@@ -155,12 +162,13 @@ class ParquetWriter:
         return self._arrow.array(column)
 
 
-WRITERS: dict[str, Callable[[Any, Receipt, str], Writer]] = {
-    "table": TableWriter,
-    "jsonl": JsonlWriter,
-    "csv": CsvWriter,
-    "parquet": ParquetWriter,
+WRITERS: dict[str, tuple[Callable[[Any, Receipt, str], Writer], bool]] = {
+    "table": (TableWriter, False),
+    "jsonl": (JsonlWriter, False),
+    "csv": (CsvWriter, False),
+    "parquet": (ParquetWriter, True),
 }
+"""Writers by name, and whether their files are binary."""
 
 
 def _values(column: Column) -> list[Any]:
@@ -175,9 +183,9 @@ def _is_text(column: Column) -> bool:
 
 
 def _cells(column: Column) -> list[str]:
-    if _is_text(column):
-        return _values(column)
     values = _values(column)
+    if _is_text(column):
+        return values
     if values and isinstance(values[0], float):
         return [f"{value:.4%}" for value in values]
     return ["-" if value == -1 else f"{value:,}" for value in values]

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from grain_sft.corpus import Corpus
 from grain_sft.prepare import Tokenizer
-from grain_sft.provenance.text import find_tokenizer, tokenizer_of
+from grain_sft.provenance import find_tokenizer, tokenizer_of
 from grain_sft.view.visible import visible
 
 

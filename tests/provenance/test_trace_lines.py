@@ -72,7 +72,7 @@ def assert_is_delivered(found, pipelines, steps):
     files = tokens_of_files(layout)
     sampler = pipelines[0].sampler
     count, mine = sampler.host.count, sampler.rows_per_host
-    delivered = [pipeline.iter(steps.start, threads=0) for pipeline in pipelines]
+    delivered = [pipeline.iter(start_step=steps.start, threads=0) for pipeline in pipelines]
     lines = 0
     for step in steps:
         batches = [next(each) for each in delivered]
@@ -258,7 +258,7 @@ def test_what_is_not_there_is_refused(layouts):
     steps = pipeline.sampler.num_steps
     with pytest.raises(RowIndexError, match=f"steps from 0 to {steps - 1}"):
         trace(pipeline, range(3, steps + 1))
-    with pytest.raises(RowIndexError, match="one after the other"):
+    with pytest.raises(RowIndexError, match="consecutive steps"):
         trace(pipeline, range(0, 4, 2))
     with pytest.raises(RowIndexError, match="document 70"):
         find_document(pipeline, 70)

@@ -11,8 +11,15 @@ from grain_sft.cli.main import main
 from grain_sft.errors import CorpusError
 from grain_sft.prepare import Dataset, Request, prepare
 from grain_sft.prepare.training import train_tokenizer
-from grain_sft.provenance import find_document, iter_trace, summarize, trace
-from grain_sft.provenance.text import documents_of_record, documents_with_text, tokenizer_of
+from grain_sft.provenance import (
+    documents_of_record,
+    documents_with_text,
+    find_document,
+    iter_trace,
+    summarize,
+    tokenizer_of,
+    trace,
+)
 
 WORDS = ["the", "quick", "brown", "fox", "jumps", "over", "a", "lazy", "dog", "while", "seven", "wizards", "hex", "my"]
 WORDS += ["boxed", "quartz", "jugs", "and", "nobody", "minds"]
@@ -80,7 +87,7 @@ def test_a_text_is_found_in_the_documents_that_hold_it(corpus, text, expected):
 def test_blocks_of_tokens_hide_no_text(corpus, monkeypatch):
     tokenizer = tokenizer_of(corpus)
     for block in (1, 2, 7, 64):
-        monkeypatch.setattr("grain_sft.provenance.text._BLOCK", block)
+        monkeypatch.setattr("grain_sft.provenance.search._BLOCK", block)
         assert sorted(answers_of(corpus, documents_with_text(corpus, tokenizer, "violet zeppelin at"))) == [3, 11]
 
 

@@ -13,7 +13,7 @@ import pytest
 from grain_sft import Host, load
 from grain_sft.cli.main import main
 from grain_sft.errors import PipelineError, RowIndexError
-from grain_sft.provenance.text import tokenizer_of
+from grain_sft.provenance import tokenizer_of
 from grain_sft.view.rows import segment_runs, view_rows
 from grain_sft.view.terminal import row_lines
 from grain_sft.view.token_text import TokenTexts

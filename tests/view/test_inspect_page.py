@@ -9,7 +9,7 @@ import pytest
 
 from grain_sft import Host, load
 from grain_sft.cli.main import main
-from grain_sft.provenance.text import tokenizer_of
+from grain_sft.provenance import tokenizer_of
 from grain_sft.view import inspect_page
 from grain_sft.view.rows import place_of, segment_runs, view_rows
 from grain_sft.view.token_text import TokenTexts, shown_texts
