@@ -82,7 +82,7 @@ class Registry(Generic[Entry]):
         return name in self._entries
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._entries)
+        return (name for name in self._entries if ":" not in name)  # without entries from outside, imported by name
 
     def __len__(self) -> int:
-        return len(self._entries)
+        return sum(1 for _ in self)

@@ -15,8 +15,8 @@ from sft_files import EOS, documents, write_olmo
 
 import grain_sft
 from grain_sft import PackedLayout, PaddedLayout
-from grain_sft.config.keys import LAYOUT_OPTIONS
-from grain_sft.errors import ConfigError, CorpusError, CorpusFileError, LayoutError, SamplerError, TransformError
+from grain_sft.config.sections import layout_options
+from grain_sft.errors import ConfigError, CorpusError, CorpusFileError, LayoutError, TransformError
 from grain_sft.layout import LAYOUTS
 from grain_sft.sampling import Host
 
@@ -168,7 +168,7 @@ def test_a_batch_may_be_given_in_tokens(config):
             "schedule[0].global_batch_tokens is 17, which is 2 rows of layout.sequence_length=8 and 1 tokens. Expected whole "
             "rows. Give 16 or 24.",
         ),
-        ({"global_batch_size": 0}, "global_batch_size=0: expected an integer, 1 or more"),
+        ({"global_batch_size": 0}, "global_batch_size is 0; expected an integer (1 or more)"),
     ],
 )
 def test_a_batch_has_one_size(config, sizes, expected):
@@ -262,7 +262,7 @@ def test_an_unknown_key_is_an_error_with_the_nearest_that_there_is(config, tmp_p
     message = error_of(path)
     *section, key = place.split(".")
     where = f"{path}: {section[0]}" if section else str(path)
-    assert message == f"{where}: unknown key {key!r}. The nearest that there is: {near!r}."
+    assert message == f"{where}: unknown key {key!r}. The nearest known: {near!r}."
 
 
 @pytest.mark.parametrize(
@@ -279,9 +279,7 @@ def test_an_unknown_key_is_an_error_with_the_nearest_that_there_is(config, tmp_p
 def test_a_key_that_stands_twice_is_an_error_with_its_line(tmp_path, name, text, line, key):
     path = tmp_path / name
     path.write_text(text)
-    assert (
-        error_of(path) == f"{path}: line {line}: the key {key!r} stands there a second time. Take one of the two out."
-    )
+    assert error_of(path) == f"{path}: line {line}: the key {key!r} is given a second time. Remove one of the two."
 
 
 def test_one_key_in_two_sections_and_yamls_anchors_are_fine(config, tmp_path):
@@ -297,9 +295,9 @@ def test_one_key_in_two_sections_and_yamls_anchors_are_fine(config, tmp_path):
     ("place", "value", "kind"),
     [
         ("corpus.path", "none.npy", CorpusFileError),
-        ("corpus.dtype", "int32", CorpusError),
+        ("corpus.dtype", "int32", ConfigError),
         ("layout.sequence_length", 10_000, LayoutError),
-        ("sampler.seed", -1, SamplerError),
+        ("sampler.seed", -1, ConfigError),
         ("transforms", [{"ngram_filter": {"max_period": 0}}], TransformError),
     ],
 )
@@ -318,7 +316,7 @@ def test_an_audit_log_is_written_where_the_config_says(config, tmp_path):
     next(iterator)
     iterator.close()
     assert "action=dataset_load" in (tmp_path / "logs" / "audit.log").read_text()
-    assert error_of({**config, "audit": 5}) == "config: audit is 5; expected str."
+    assert error_of({**config, "audit": 5}) == "config: audit is 5; expected text."
 
 
 @pytest.mark.parametrize("key", [5, None, True, 1.5])
@@ -348,8 +346,8 @@ def test_how_remote_files_are_read_is_given_to_the_corpus_and_changes_no_receipt
 @pytest.mark.parametrize(
     ("remote", "expected"),
     [
-        ({"second": 7}, "corpus.remote: remote: unknown key 'second'"),
-        ({"cache": {"folder": "kept"}}, "corpus.remote: remote: cache has no max_bytes"),
+        ({"second": 7}, "corpus.remote: unknown key 'second'"),
+        ({"cache": {"folder": "kept"}}, "corpus.remote.cache lacks the key 'max_bytes'"),
         ("fast", "corpus.remote"),
     ],
 )
@@ -392,29 +390,27 @@ def test_every_required_key_is_needed(config, tmp_path, place):
 @pytest.mark.parametrize(
     ("place", "value", "expected"),
     [
-        ("corpus.path", 5, "str or list"),
-        ("corpus.path", None, "str or list"),
-        ("corpus.path", [5], "str"),
-        ("corpus.path", [["a.npy"]], "str"),
-        ("corpus.dtype", 32, "str"),
-        ("corpus.eos_token_id", "5", "int"),
-        ("corpus.eos_token_id", True, "int"),
-        ("corpus.eos_token_id", 5.0, "int"),
-        ("corpus.path_remap", "a=b", "dict"),
-        ("corpus.path_remap", {"a": 5}, "str"),
-        ("corpus.path_remap", {5: "a"}, "str"),
-        ("corpus.tokenizer", 5, "str"),
-        ("layout.sequence_length", "8", "int"),
-        ("layout.sequence_length", True, "int"),
-        ("layout.sequence_length", 8.0, "int"),
-        ("sampler.seed", "3", "int"),
-        ("sampler.seed", True, "int"),
-        ("sampler.seed", None, "int"),
-        ("sampler.global_batch_size", 6.0, "int"),
-        ("sampler.global_batch_size", False, "int"),
-        ("sampler.epochs", "2", "int"),
-        ("sampler.shuffle", 1, "bool"),
-        ("sampler.shuffle", "yes", "bool"),
+        ("corpus.path", 5, "text or a list"),
+        ("corpus.path", [5], "text"),
+        ("corpus.path", [["a.npy"]], "text"),
+        ("corpus.eos_token_id", "5", "an integer"),
+        ("corpus.eos_token_id", True, "an integer"),
+        ("corpus.eos_token_id", 5.0, "an integer"),
+        ("corpus.path_remap", "a=b", "a mapping"),
+        ("corpus.path_remap", {"a": 5}, "text"),
+        ("corpus.path_remap", {5: "a"}, "text"),
+        ("corpus.tokenizer", 5, "text"),
+        ("layout.sequence_length", "8", "an integer"),
+        ("layout.sequence_length", True, "an integer"),
+        ("layout.sequence_length", 8.0, "an integer"),
+        ("sampler.seed", "3", "an integer"),
+        ("sampler.seed", True, "an integer"),
+        ("sampler.seed", None, "an integer"),
+        ("sampler.global_batch_size", 6.0, "an integer"),
+        ("sampler.global_batch_size", False, "an integer"),
+        ("sampler.epochs", "2", "an integer"),
+        ("sampler.shuffle", 1, "true or false"),
+        ("sampler.shuffle", "yes", "true or false"),
     ],
 )
 def test_a_value_of_the_wrong_kind_is_an_error(config, tmp_path, place, value, expected):
@@ -441,21 +437,24 @@ def test_a_word_that_is_not_one_of_those_is_an_error_that_lists_them(config, tmp
 @pytest.mark.parametrize(
     ("transforms", "expected"),
     [
-        ("shift_targets", "transforms is 'shift_targets'; expected list"),
-        ({"shift_targets": {}}, "expected list"),
-        (None, "transforms is None; expected list"),
-        (["ngram_filtre"], "transforms: unknown key 'ngram_filtre'. The nearest that there is: 'ngram_filter'"),
-        ([{"shift_target": {}}], "transforms: unknown key 'shift_target'. The nearest that there is: 'shift_targets'"),
+        ("shift_targets", "transforms is 'shift_targets'; expected a list"),
+        ({"shift_targets": {}}, "expected a list"),
+        (None, "transforms is None; expected a list"),
+        (["ngram_filtre"], "transforms is 'ngram_filtre'; expected one of ngram_filter,"),
+        ([{"shift_target": {}}], "package.module:Name. The nearest known: 'shift_targets'"),
         ([5], "transforms: 5; expected a name, or one name with its options"),
         ([{"ngram_filter": {}, "shift_targets": {}}], "expected a name, or one name with its options"),
         ([{"ngram_filter": [1]}], "expected a name, or one name with its options"),
         (
             [{"ngram_filter": {"maxperiod": 5}}],
-            "transforms.ngram_filter: unknown key 'maxperiod'. The nearest that there",
+            "transforms.ngram_filter: unknown key 'maxperiod'. The nearest known: 'max_period'",
         ),
-        ([{"ngram_filter": {"max_period": "5"}}], "transforms.ngram_filter.max_period is '5'; expected int"),
-        ([{"ngram_filter": {"count_padding": 1}}], "transforms.ngram_filter.count_padding is 1; expected bool"),
-        ([{"ngram_filter": {"max_period": True}}], "transforms.ngram_filter.max_period is True; expected int"),
+        ([{"ngram_filter": {"max_period": "5"}}], "transforms.ngram_filter.max_period is '5'; expected an integer"),
+        (
+            [{"ngram_filter": {"count_padding": 1}}],
+            "transforms.ngram_filter.count_padding is 1; expected true or false",
+        ),
+        ([{"ngram_filter": {"max_period": True}}], "transforms.ngram_filter.max_period is True; expected an integer"),
         ([{"shift_targets": {"by": 1}}], "transforms.shift_targets: unknown key 'by'. It takes none."),
     ],
 )
@@ -474,7 +473,7 @@ def test_a_wrong_transform_is_an_error(config, tmp_path, transforms, expected):
         ("corpus.path", "none.txt", "none.txt"),
         ("corpus.path", [], "empty list of files"),
         ("sampler.global_batch_size", 100, "global_batch_size=100 is more than"),
-        ("sampler.seed", -1, "seed=-1"),
+        ("sampler.seed", -1, "seed is -1; expected an integer (0 or more)"),
         ("transforms", [{"ngram_filter": {"max_period": 0}}], "max_period=0: expected an integer, 1 or more"),
     ],
 )
@@ -559,21 +558,21 @@ def test_a_layout_of_documents_takes_the_options_of_its_class(chats, make, optio
 def test_every_option_of_a_layout_is_a_key():
     for kind in LAYOUTS:
         parameters = set(inspect.signature(LAYOUTS[kind]).parameters) - {"corpus", "sequence_length", "cache_dir"}
-        assert parameters == set(LAYOUT_OPTIONS[kind])
+        assert parameters == set(layout_options(kind))
 
 
 @pytest.mark.parametrize(
     ("place", "value", "expected"),
     [
-        ("layout.algoritm", "multipack", "layout: unknown key 'algoritm'. The nearest that there is: 'algorithm'."),
-        ("layout.algorithm", "best_fit", "layout.algorithm is 'best_fit'; expected one of best_fit_decreasing, "),
-        ("layout.long_documents", "split", "layout.long_documents is 'split'; expected one of truncate, fragment."),
-        ("layout.ties", True, "layout.ties is True; expected one of stable, numpy, numpy:avx512, "),
-        ("layout.boundaries", None, "layout.boundaries is None; expected one of auto, eos."),
-        ("layout.max_segments", "3", "layout.max_segments is '3'; expected int or null."),
-        ("layout.bos_token_id", 1.0, "layout.bos_token_id is 1.0; expected int or null."),
-        ("layout.source_group_size", None, "layout.source_group_size is None; expected int."),
-        ("layout.max_segments", 0, "max_segments=0: expected an integer, 1 or more"),
+        ("layout.algoritm", "multipack", "layout: unknown key 'algoritm'. The nearest known: 'algorithm'."),
+        ("layout.algorithm", "best_fit", "expected one of best_fit_decreasing, "),
+        ("layout.long_documents", "split", "expected one of truncate, fragment."),
+        ("layout.ties", "heap", "expected one of stable, numpy"),
+        ("layout.boundaries", "end", "expected one of auto, eos"),
+        ("layout.max_segments", "3", "layout.max_segments is '3'; expected an integer"),
+        ("layout.bos_token_id", 1.0, "layout.bos_token_id is 1.0; expected an integer"),
+        ("layout.source_group_size", None, "layout.source_group_size is None; expected an integer"),
+        ("layout.max_segments", 0, "max_segments is 0; expected an integer (1 or more)"),
         ("layout.epochs", 2, "epochs=2: algorithm best_fit_decreasing packs every epoch the same"),
         (
             "layout.keep",
@@ -628,13 +627,13 @@ def test_order_openchat_with_multipack_is_openchats_run(chats):
         (
             "sampler.last_batch",
             "run_on",
-            "sampler.last_batch is 'run_on'; OpenChat's batches (layout.algorithm multipack)",
+            "sampler.last_batch is 'run_on'; layout.algorithm multipack takes",
         ),
-        ("sampler.shuffle", False, "sampler.shuffle is False; OpenChat's batches"),
+        ("sampler.shuffle", False, "sampler.shuffle is False; layout.algorithm multipack takes"),
     ):
         assert expected in error_of(put(config, place, value))
     del config["sampler"]["epochs"]
-    assert "sampler lacks the key 'epochs': multipack makes the rows of each epoch beforehand" in error_of(config)
+    assert "sampler lacks the key 'epochs': layout.algorithm multipack makes the rows of each epoch" in error_of(config)
 
 
 def test_a_corpus_may_be_padded_with_another_token_and_lose_its_mask(chats):
@@ -650,8 +649,8 @@ def test_a_corpus_may_be_padded_with_another_token_and_lose_its_mask(chats):
     unmasked = grain_sft.load(put(config, "corpus.use_loss_mask", False), host=HOST)
     np.testing.assert_array_equal(unmasked.source.read(range(40))["loss_mask"], ~padding)
     assert unmasked.data_key != known.data_key
-    assert "corpus.pad_token_id is 'x'; expected int or null" in error_of(put(config, "corpus.pad_token_id", "x"))
-    assert "corpus.use_loss_mask is 0; expected bool" in error_of(put(config, "corpus.use_loss_mask", 0))
+    assert "corpus.pad_token_id is 'x'; expected an integer" in error_of(put(config, "corpus.pad_token_id", "x"))
+    assert "corpus.use_loss_mask is 0; expected true or false" in error_of(put(config, "corpus.use_loss_mask", 0))
 
 
 def test_without_an_eos_no_padding_is_made_of_it(config):

@@ -12,7 +12,8 @@ from sft_files import documents, write_episodes, write_olmo
 import grain_sft
 from grain_sft import Host, IndexSampler, NpyDataSource, PackedLayout, PaddedLayout, Pipeline, open_corpus
 from grain_sft.cli.main import main
-from grain_sft.config.keys import SECTIONS, TOP
+from grain_sft.config import known_keys
+from grain_sft.config.sections import TOP
 from grain_sft.pipeline import Receipt, layout_receipt, receipt_of
 
 DOCS = documents(60)
@@ -118,14 +119,24 @@ def test_options_that_change_no_batch_may_change_the_receipt(config, tmp_path, n
         assert_same(plain[step], changed[step])
 
 
-CHANGES_NOTHING = {"path", "label_mask_paths", "format", "path_remap", "root", "remote", "tokenizer", "audit"}
+CHANGES_NOTHING = {
+    "path",
+    "label_mask_paths",
+    "format",
+    "path_remap",
+    "root",
+    "remote",
+    "tokenizer",
+    "audit",
+    "observers",
+}
 ELSEWHERE = {"dtype", "ties"}  # tested below: of another file, and as far as rows differ
 OF_MIXTURES = {"mixture", "on_exhausted"}  # tested in mixture/
 
 
 def test_every_key_of_a_config_is_tried():
     changed = {key for change in CHANGES.values() for part in change.values() if isinstance(part, dict) for key in part}
-    known = {key for keys in SECTIONS.values() for key in keys} | (set(TOP) - {"inherits"})
+    known = {key for keys in known_keys().values() for key in keys} | (set(TOP) - {"inherits"})
     assert known == changed | {"transforms"} | CHANGES_NOTHING | ELSEWHERE | OF_MIXTURES
 
 

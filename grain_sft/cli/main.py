@@ -23,6 +23,7 @@ COMMANDS = {
     "trace": "list the documents of steps, or the steps that read a document",
     "inspect": "show a row of a step token by token, on the terminal or as a page",
     "report": "write a page of what a config's run is made of, with pictures and numbers",
+    "config": "print a config with what it inherits, or the JSON Schema of configs",
     "receipt": "print a short hash of everything that decides a run's batches",
     "audit-check": "check an audit log against the run that a config states",
     "verify": "check that a corpus, a plan or a config is sound",
@@ -36,7 +37,7 @@ COMMANDS = {
 LEGACY = ("build-sft-primer", "prepare-chat-sft", "prepare-tool-sft")
 """Commands with the options of older tools, all in the module `legacy`."""
 
-WITHOUT_JAX = ("trace", "inspect", "report", "receipt", "verify")
+WITHOUT_JAX = ("trace", "inspect", "report", "receipt", "verify", "config")
 """Commands that name their host, and so need no JAX."""
 
 

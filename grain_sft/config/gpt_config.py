@@ -15,20 +15,52 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any, Literal
 
+import msgspec
 from absl import logging
 
-from grain_sft.config.keys import GPT_CONFIG, REQUIRED, SECTIONS, TOP
-from grain_sft.config.kinds import check_kind
 from grain_sft.config.reading import DATASET_DIR, overlay
+from grain_sft.config.sections import SECTIONS, TOP
 from grain_sft.errors import ConfigError
+from grain_sft.options import REQUIRED, check_value, options_of
 
 TRAINERS = (
     *("vocab_size", "dataset_mode", "eos_token_id", "micro_batch_size", "eval_seed", "data_seed"),
     *("eval_batch_size", "train_batch_size", "val_batch_size", "transformer"),
 )
 """Keys of trainers that look like some of ours and are not."""
+
+
+class GPTConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Keys of a trainer's GPTConfig, and the keys that they mean.
+
+    Args:
+      dataset_dir: `corpus.path`; the trainer takes it as an option.
+      batch_size: `sampler.global_batch_size`.
+      block_size: `layout.sequence_length` less one.
+      use_loss_mask: `corpus.use_loss_mask`.
+      batch_sampling_mode: `sampler.order`: `episode` or `random`.
+      epoch_seed: `sampler.seed`.
+      epoch_shuffle: `sampler.shuffle`.
+      epoch_drop_last: `sampler.last_batch`: `drop` or `run_on`.
+      pad_token_id: `corpus.pad_token_id`.
+      episode_min_tokens: `layout.min_tokens`.
+    """
+
+    dataset_dir: str
+    batch_size: int
+    block_size: Annotated[int, msgspec.Meta(ge=1)]
+    use_loss_mask: bool = False
+    batch_sampling_mode: Literal["epoch", "random"] = "epoch"
+    epoch_seed: int = 1337
+    epoch_shuffle: bool = True
+    epoch_drop_last: bool = True
+    pad_token_id: int | None = None
+    episode_min_tokens: int = 2
+
+
+GPT_CONFIG = options_of(GPTConfig)
 
 _NEAR = 0.8  # of difflib: from here on a key that is not ours is taken for a misspelt one
 
@@ -50,15 +82,13 @@ def sections_of(stated: Mapping[str, Any], where: str) -> dict[str, Any]:
     _check_others([key for key in stated if key not in ours and key not in GPT_CONFIG], where)
     for key, known in GPT_CONFIG.items():
         if key in stated:
-            check_kind(stated[key], known.kind, f"{where}: {key}")
-        elif known.default == REQUIRED and not _is_stated(key, sections):
+            check_value(stated[key], known.type, f"{where}: {key}")
+        elif known.default is REQUIRED and not _is_stated(key, sections):
             hint = ""
             if key == DATASET_DIR:
                 hint = f' The trainer takes it as an option; here it is {{"inherits": "{where}", "{key}": "data/chat_sft"}}.'
             raise ConfigError(f"{where}: a GPTConfig lacks the key {key!r}.{hint}")
-    if stated.get("block_size", 1) < 1:
-        raise ConfigError(f"{where}: block_size is {stated['block_size']}; expected 1 or more.")
-    defaults = {key: known.default for key, known in GPT_CONFIG.items() if known.default != REQUIRED}
+    defaults = {key: known.default for key, known in GPT_CONFIG.items() if known.default is not REQUIRED}
     return overlay(_meant({**defaults, **stated}), sections)
 
 
@@ -103,8 +133,8 @@ def _check_others(others: list[Any], where: str) -> None:
         near = difflib.get_close_matches(str(key), known, n=1, cutoff=_NEAR)
         if near and key not in TRAINERS:
             raise ConfigError(
-                f"{where}: unknown key {key!r}. The nearest that there is: {near[0]!r}. (A trainer's own keys are passed "
-                "over, but this one is too like it.)"
+                f"{where}: unknown key {key!r}. The nearest known: {near[0]!r}. (A trainer's own keys are ignored, but this "
+                "one is too similar.)"
             )
     if others:
         logging.info("%s: keys of the trainer, passed over: %s.", where, ", ".join(map(str, others)))

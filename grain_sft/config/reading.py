@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from grain_sft.config.keys import SECTIONS
+from grain_sft.config.sections import SECTIONS
 from grain_sft.errors import ConfigError
 from grain_sft.storage import files
 
@@ -23,6 +23,23 @@ DATASET_DIR = "dataset_dir"
 _MOST_INHERITED = 100
 
 _JSON_PARTS = re.compile(r'("(?:[^"\\]|\\.)*")(\s*:)?|[{}\[\]]')
+
+
+class _TwiceError(Exception):
+    """A key that is given twice, and its line."""
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML in which no mapping has a key twice."""
+
+    def compose_mapping_node(self, anchor: Any) -> Any:
+        node = super().compose_mapping_node(anchor)
+        seen = set()
+        for key, _ in node.value:
+            if (key.tag, str(key.value)) in seen:
+                raise _TwiceError(str(key.value), key.start_mark.line + 1)
+            seen.add((key.tag, str(key.value)))
+        return node
 
 
 def read(path: str, inheriting: tuple[str, ...]) -> dict[str, Any]:
@@ -37,8 +54,10 @@ def read(path: str, inheriting: tuple[str, ...]) -> dict[str, Any]:
     text = files.read_text(path)
     if Path(path).suffix in (".yaml", ".yml"):
         try:
-            stated = yaml.safe_load(text)
-            twice = _twice_in_yaml(yaml.compose(text, Loader=yaml.SafeLoader))
+            stated = yaml.load(text, _Loader)  # noqa: S506: a SafeLoader
+            twice = None
+        except _TwiceError as error:
+            stated, twice = None, error.args
         except (yaml.YAMLError, ValueError, LookupError, AttributeError, RecursionError) as error:  # of odd scalars
             raise ConfigError(f"{path}: not YAML: {error}") from error
     else:
@@ -49,7 +68,7 @@ def read(path: str, inheriting: tuple[str, ...]) -> dict[str, Any]:
             raise ConfigError(f"{path}: not JSON: {error}. A YAML config is named .yaml.") from error
     if twice is not None:
         key, line = twice
-        raise ConfigError(f"{path}: line {line}: the key {key!r} stands there a second time. Take one of the two out.")
+        raise ConfigError(f"{path}: line {line}: the key {key!r} is given a second time. Remove one of the two.")
     if not isinstance(stated, dict):
         raise ConfigError(f"{path}: expected sections {', '.join(SECTIONS)}; found a {type(stated).__name__}.")
     return inherit(path, os.path.dirname(path), stated, (*inheriting, path))
@@ -69,29 +88,6 @@ def _twice_in_json(text: str) -> tuple[str, int] | None:
                 return key, text.count("\n", 0, match.start()) + 1
             keys[-1].add(key)
     return None
-
-
-def _twice_in_yaml(root: Any) -> tuple[str, int] | None:
-    """The first key that stands twice in one mapping of composed YAML, and its line."""
-    found: list[tuple[int, int, str]] = []
-    nodes, seen = [root], set()
-    while nodes:
-        node = nodes.pop()
-        if node is None or id(node) in seen or isinstance(node.value, str):
-            continue
-        seen.add(id(node))
-        keys = set()
-        for item in node.value:
-            if isinstance(item, tuple):
-                key, item = item
-                if (key.tag, str(key.value)) in keys:
-                    found.append((key.start_mark.line, key.start_mark.column, str(key.value)))
-                keys.add((key.tag, str(key.value)))
-            nodes.append(item)
-    if not found:
-        return None
-    line, _, key = min(found)
-    return key, line + 1
 
 
 def inherit(where: str, folder: str, stated: dict[str, Any], inheriting: tuple[str, ...]) -> dict[str, Any]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Iterable, Sequence
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
+import msgspec
 import numpy as np
 
 from grain_sft.arguments import as_integer
@@ -14,7 +15,7 @@ from grain_sft.errors import RowIndexError, SamplerError
 from grain_sft.layout import FILL_ROW
 from grain_sft.sampling.epochs import EndingEpochs, Epochs, RunningEpochs
 from grain_sft.sampling.host import Host
-from grain_sft.sampling.orders import Ints, order_named
+from grain_sft.sampling.orders import ORDERS, Ints, order_named
 from grain_sft.sampling.sampler import Sampler
 from grain_sft.sampling.slots import BatchSlots, joined, scan
 from grain_sft.sampling.streams import EpochSpan, EpochStream, SourceOrder
@@ -68,12 +69,12 @@ class IndexSampler(Sampler):
         self,
         num_instances: int,
         *,
-        global_batch_size: int,
-        seed: int,
-        order: str = "shuffle",
+        global_batch_size: Annotated[int, msgspec.Meta(ge=1)],
+        seed: Annotated[int, msgspec.Meta(ge=0)],
+        order: Annotated[str, ORDERS] = "shuffle",
         host: Host = Host(0, 1),
         shuffle: bool = True,
-        epochs: int | None = None,
+        epochs: Annotated[int, msgspec.Meta(ge=1)] | None = None,
         last_batch: LastBatch = "drop",
         schedule: Iterable[tuple[int, int]] = (),
         cache_dir: str | os.PathLike[str] | None = None,

@@ -51,7 +51,7 @@ class SourceOrder:
     @property
     def seeded(self) -> bool:
         """Whether the rows depend on the seed."""
-        return self.shuffle and order_named(self.order).seeded
+        return self.shuffle and not order_named(self.order).sequential
 
     @property
     def data_key(self) -> str:

@@ -7,9 +7,7 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from grain_sft.config import gpt_config, load
-from grain_sft.config.keys import SECTIONS
-from grain_sft.config.reading import INHERITS
+from grain_sft.config import is_config, load
 from grain_sft.corpus import Corpus, open_corpus
 from grain_sft.errors import CorpusError, GrainSftError
 from grain_sft.sampling import Host
@@ -138,6 +136,4 @@ def _tell(path: str) -> str:
         return "corpus"
     if not isinstance(stated, dict) or "format_version" in stated or "shards" in stated:
         return "corpus"
-    return (
-        "config" if INHERITS in stated or gpt_config.is_gpt_config(stated) or set(stated) & set(SECTIONS) else "corpus"
-    )
+    return "config" if is_config(stated) else "corpus"

@@ -11,8 +11,8 @@ from episode_corpora import CHANGES, EOT, GPT_CONFIG, lengths, write_dataset
 
 import grain_sft
 from grain_sft import Host
-from grain_sft.config.keys import GPT_CONFIG as KEYS
-from grain_sft.config.keys import REQUIRED
+from grain_sft.config.gpt_config import GPT_CONFIG as KEYS
+from grain_sft.options import REQUIRED
 
 RUNS = json.loads((Path(__file__).parents[1] / "golden" / "episode_batches.json").read_text())["runs"]
 HOST = Host(0, 1)
@@ -120,7 +120,7 @@ def test_sections_of_ours_go_before_a_trainers_keys(data):
 
 def test_the_defaults_are_those_of_the_loader(data):
     least = load({"batch_size": 6, "block_size": 16, "dataset_dir": str(data)})
-    defaults = {key: known.default for key, known in KEYS.items() if known.default != REQUIRED}
+    defaults = {key: known.default for key, known in KEYS.items() if known.default is not REQUIRED}
     said = {**defaults, "batch_size": 6, "block_size": 16, "dataset_dir": str(data)}
     assert least.data_key == load(said).data_key
     assert set(said) == set(KEYS)
@@ -140,20 +140,20 @@ def test_random_mode_draws_with_replacement_and_has_no_epochs(data):
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ({"epoch_sed": 1}, "unknown key 'epoch_sed'. The nearest that there is: 'epoch_seed'."),
-        ({"blocksize": 1}, "unknown key 'blocksize'. The nearest that there is: 'block_size'."),
-        ({"pad_token": 1}, "unknown key 'pad_token'. The nearest that there is: 'pad_token_id'."),
-        ({"smapler": {}}, "unknown key 'smapler'. The nearest that there is: 'sampler'."),
+        ({"epoch_sed": 1}, "unknown key 'epoch_sed'. The nearest known: 'epoch_seed'."),
+        ({"blocksize": 1}, "unknown key 'blocksize'. The nearest known: 'block_size'."),
+        ({"pad_token": 1}, "unknown key 'pad_token'. The nearest known: 'pad_token_id'."),
+        ({"smapler": {}}, "unknown key 'smapler'. The nearest known: 'sampler'."),
         ({"batch_sampling_mode": "epochs"}, "batch_sampling_mode is 'epochs'; expected one of epoch, random."),
-        ({"epoch_shuffle": "true"}, "epoch_shuffle is 'true'; expected bool."),
-        ({"epoch_seed": None}, "epoch_seed is None; expected int."),
-        ({"pad_token_id": "eot"}, "pad_token_id is 'eot'; expected int or null."),
-        ({"block_size": 0}, "block_size is 0; expected 1 or more."),
-        ({"batch_size": 0}, "global_batch_size=0: expected an integer, 1 or more"),
+        ({"epoch_shuffle": "true"}, "epoch_shuffle is 'true'; expected true or false."),
+        ({"epoch_seed": None}, "epoch_seed is None; expected an integer."),
+        ({"pad_token_id": "eot"}, "pad_token_id is 'eot'; expected an integer."),
+        ({"block_size": 0}, "block_size is 0; expected an integer (1 or more)."),
+        ({"batch_size": 0}, "global_batch_size is 0; expected an integer (1 or more)"),
         ({"batch_size": 100, "epoch_drop_last": True}, "global_batch_size=100 is more than the"),
         ({"dataset_dir": "none"}, "none"),
-        ({"dataset_dir": 5}, "dataset_dir is 5; expected str."),
-        ({"sampler": {"sed": 5}}, "sampler: unknown key 'sed'. The nearest that there is: 'seed'."),
+        ({"dataset_dir": 5}, "dataset_dir is 5; expected text."),
+        ({"sampler": {"sed": 5}}, "sampler: unknown key 'sed'. The nearest known: 'seed'."),
         ({"layout": {"kind": "padded"}}, "unknown key 'batch_size'"),
     ],
     ids=str,

@@ -11,6 +11,7 @@ import shutil
 
 import numpy as np
 import pytest
+from grain_sft.config.corpora import make_corpus
 from sft_files import (
     EOS,
     assert_documents,
@@ -23,7 +24,6 @@ from sft_files import (
 )
 
 import grain_sft
-from grain_sft.config.corpora import make_corpus
 from grain_sft.errors import WrongTypeError
 
 

@@ -297,11 +297,11 @@ def test_the_table_of_checkpoints_counts_epochs_for_each_source(folder):
 @pytest.mark.parametrize(
     ("place", "value", "message"),
     [
-        ("corpus.path", "a", "stands beside 'path'. Give one of the two"),
+        ("corpus.path", "a", "is given as well as 'path'. Give one of the two"),
         ("corpus.mixture", {}, "corpus.mixture: names no source"),
         ("corpus.mixture.chat", 5, "corpus.mixture.chat is 5; expected a section"),
-        ("corpus.mixture.chat.wieght", 1, "unknown key 'wieght'. The nearest that there is: 'weight'"),
-        ("corpus.mixture.chat.weight", None, "corpus.mixture.chat.weight is None; expected int or float or str"),
+        ("corpus.mixture.chat.wieght", 1, "unknown key 'wieght'. The nearest known: 'weight'"),
+        ("corpus.mixture.chat.weight", None, "corpus.mixture.chat.weight is None; expected a number or text"),
         ("corpus.mixture.chat.weight", -1, "weight of 'chat': -1; expected a number from 0 on"),
         ("corpus.mixture.chat.layout.keep", "first", "chat.layout.keep is an option of kind padded"),
         ("corpus.mixture.web.layout", {"sequence_length": 8}, "have one sequence length"),
@@ -318,8 +318,8 @@ def test_the_table_of_checkpoints_counts_epochs_for_each_source(folder):
         ("sampler.schedule", [{"step": 0, "global_batch_size": 4}], "step is 0; expected a step from 1 on"),
         ("sampler.schedule", [{"step": 5, "global_batch_size": 4}, {"step": 5}], r"schedule\[1\].step is 5"),
         ("sampler.schedule", [{"step": 5}], "give what changes at step 5"),
-        ("sampler.schedule", [{"step": 5, "global_batch": 4}], "nearest that there is: 'global_batch_size'"),
-        ("sampler.schedule", [{"step": 5, "weights": {"chta": 4}}], "nearest that there is: 'chat'"),
+        ("sampler.schedule", [{"step": 5, "global_batch": 4}], "nearest known: 'global_batch_size'"),
+        ("sampler.schedule", [{"step": 5, "weights": {"chta": 4}}], "nearest known: 'chat'"),
         ("sampler.schedule", [{"step": 5, "global_batch_tokens": 4}], "less than one row of layout.sequence_length=16"),
     ],
 )

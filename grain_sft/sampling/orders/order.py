@@ -44,14 +44,14 @@ class Order:
       host_blocks: Whether host h reads the h-th contiguous block of each epoch, rather than rows h, h + H, ... of each
         batch. Then batches depend on the number of hosts.
       runs_on: Whether batches straddle epochs, whatever `last_batch` is.
-      seeded: Whether the rows depend on the seed.
+      sequential: Whether rows are read as they are numbered, so that no seed is used.
       epoch_seed: Seed of an epoch's generator, from the run's seed and the epoch, for the audit log.
     """
 
     make: MakeOrder
     host_blocks: bool = False
     runs_on: bool = False
-    seeded: bool = True
+    sequential: bool = False
     epoch_seed: Callable[[int, int], int] = _seed_of_run
 
     @classmethod

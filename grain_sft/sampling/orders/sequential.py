@@ -7,4 +7,4 @@ def _make(num_rows: int, *, seed: int, cache_dir: CacheDir) -> RowsAt:
     return lambda epoch, indices: indices
 
 
-SEQUENTIAL = Order(_make, seeded=False)
+SEQUENTIAL = Order(_make, sequential=True)

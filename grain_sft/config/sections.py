@@ -1,0 +1,194 @@
+"""Sections of a config, and the options of each: those of the constructors that it calls, and a few of its own."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import msgspec
+
+from grain_sft.corpus import open_corpus
+from grain_sft.layout import LAYOUTS
+from grain_sft.options import REQUIRED, Option, Options, options_of
+from grain_sft.sampling import IndexSampler, OnExhausted
+from grain_sft.transforms import TRANSFORMS
+
+
+class Top(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Keys beside the sections.
+
+    Args:
+      inherits: Path of a config that this one is laid over: sections are merged, lists are replaced whole.
+      transforms: Transforms of each batch, in order. An item is a name, or `{name: {option: value}}`; the name may be
+        `package.module:Name`.
+      observers: Observers of the batches, by name or as `{name: {option: value}}`; the name may be `package.module:Name`.
+      audit: Local path, without an ending, of a log of the batches that were handed out: `logs/audit` makes
+        `logs/audit.log` and `logs/audit.jsonl`. The first host writes it.
+    """
+
+    inherits: str | None = None
+    transforms: tuple[Any, ...] = ("shift_targets",)
+    observers: tuple[Any, ...] = ()
+    audit: str | None = None
+
+
+class RemoteCache(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Local copy of what was read of remote files.
+
+    Args:
+      folder: Folder on a local disk. Nothing else may be in it.
+      max_bytes: Bound on its size, such as `200GiB`.
+      unit: Bytes that are fetched and kept together, or `shard`.
+    """
+
+    folder: str
+    max_bytes: int | str
+    unit: int | str = "4MiB"
+
+
+class Remote(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How files in a bucket are read.
+
+    Args:
+      seconds: Time in which failing requests for a file are repeated before it is an error.
+      requests: Number of requests that one read makes at once.
+      cache: Local copy of what was read.
+    """
+
+    seconds: float = 120
+    requests: int = 64
+    cache: RemoteCache | None = None
+
+
+class CorpusSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Keys of `corpus` besides the arguments of `open_corpus`.
+
+    Args:
+      path: Where the tokens are: a directory, a glob, a mix file, a saved index, a token file, or a list of these; local or
+        a URL. A relative path starts at the folder of the config or, if nothing is there, at the working directory.
+        Required without `mixture`.
+      mixture: Several corpora with weights, by name. See [sources](#sources-of-a-mixture).
+      remote: How files in a bucket are read; see [remote files](#remote-files).
+      pad_token_id: Id of the token that fills rows; `null` is the token that ends a document. Without it, as the corpus
+        states it, else its EOS token, else 0.
+    """
+
+    path: str | list[str] | None = None
+    mixture: dict[str, Any] | None = None
+    remote: Remote | None = None
+    pad_token_id: int | None = None
+
+
+class ScheduleEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Entry of `sampler.schedule`.
+
+    Args:
+      step: First step of the change, 1 or more. Entries are in order of their steps.
+      global_batch_size: Rows of a step from there on.
+      global_batch_tokens: The same in tokens.
+      weights: Weights of a mixture's sources from there on, by name; the others stay.
+    """
+
+    step: int
+    global_batch_size: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    global_batch_tokens: int | None = None
+    weights: dict[str, float | str] | None = None
+
+
+class SamplerSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Keys of `sampler` besides the arguments of `IndexSampler`.
+
+    Args:
+      global_batch_size: Rows of a step, of all hosts together. This or `global_batch_tokens` is required.
+      global_batch_tokens: The same in tokens: a multiple of `layout.sequence_length`.
+      schedule: Changes of the batch or of weights at a step. See [schedules](#schedules).
+      on_exhausted: For a mixture, when a source has no rows left: `repeat` it, `stop`, or `renormalize` the other weights.
+    """
+
+    global_batch_size: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    global_batch_tokens: int | None = None
+    schedule: tuple[ScheduleEntry, ...] = ()
+    on_exhausted: OnExhausted = "repeat"
+
+
+class Source(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Keys that a source of `corpus.mixture` takes besides those of `corpus`.
+
+    Args:
+      weight: Share of the rows, relative to the other weights. Exact if a string.
+      layout: Keys of `layout` that differ for this source.
+      sampler: Keys of `sampler` that differ: `order`, `seed`, `shuffle` and `epochs`.
+      on_exhausted: As `sampler.on_exhausted`, for a source that is a mixture itself.
+      schedule: As `sampler.schedule`, weights only, for a source that is a mixture itself.
+    """
+
+    weight: float | str
+    layout: dict[str, Any] = {}
+    sampler: dict[str, Any] = {}
+    on_exhausted: OnExhausted = "repeat"
+    schedule: tuple[ScheduleEntry, ...] = ()
+
+
+def _without(options: Options, *names: str) -> dict[str, Option]:
+    return {name: option for name, option in options.items() if name not in names}
+
+
+TOP: Options = options_of(Top)
+_OWN = options_of(CorpusSection)
+CORPUS: Options = {**_OWN, **_without(options_of(open_corpus), "where"), **_OWN}
+SAMPLER: Options = {
+    **_without(options_of(IndexSampler), "num_instances", "host", "cache_dir"),
+    **options_of(SamplerSection),
+}
+SOURCE: Options = {**CORPUS, **options_of(Source)}
+SOURCE_SAMPLER: Options = {name: SAMPLER[name] for name in ("order", "seed", "shuffle", "epochs")}
+LAYOUT: Options = {
+    "kind": Option(
+        "kind",
+        Annotated[str, LAYOUTS],
+        REQUIRED,
+        "How rows are made: `windows` are consecutive tokens, `padded` is one document a row, `packed` is several, and "
+        "`materialized` reads rows that `grain-sft pack --materialize` wrote.",
+    ),
+    "sequence_length": Option("sequence_length", int, REQUIRED, "Tokens of a row."),
+}
+"""Keys of a layout of any kind."""
+
+SECTIONS = ("corpus", "layout", "sampler")
+
+
+def layout_options(kind: str) -> Options:
+    """Return the options of a layout besides those of `LAYOUT`."""
+    return _without(options_of(LAYOUTS[kind]), "corpus", "sequence_length", "cache_dir")
+
+
+def all_layout_options() -> Options:
+    """Return `LAYOUT` and the options of all kinds in the table."""
+    return {**LAYOUT, **{name: option for kind in LAYOUTS for name, option in layout_options(kind).items()}}
+
+
+def known_keys() -> dict[str, Options]:
+    """Return the keys of each section."""
+    return {"corpus": CORPUS, "layout": all_layout_options(), "sampler": SAMPLER}
+
+
+def _transform_options(name: str) -> Options:
+    transform: Any = TRANSFORMS[name]
+    return options_of(transform)
+
+
+def tables() -> dict[str, Options]:
+    """Return the tables of the page of config keys, by name."""
+    from grain_sft.config.gpt_config import GPTConfig
+
+    return {
+        "top": TOP,
+        "corpus": CORPUS,
+        "remote": options_of(Remote),
+        "layout": LAYOUT,
+        **{f"layout {kind}": options for kind in LAYOUTS if (options := layout_options(kind))},
+        "sampler": SAMPLER,
+        "source": options_of(Source),
+        "schedule": options_of(ScheduleEntry),
+        **{f"transform {name}": options for name in TRANSFORMS if (options := _transform_options(name))},
+        "GPTConfig": options_of(GPTConfig),
+    }

@@ -1,0 +1,184 @@
+"""Checks of a whole config against the options of its sections."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from grain_sft.config.sections import (
+    CORPUS,
+    LAYOUT,
+    SAMPLER,
+    SECTIONS,
+    SOURCE,
+    SOURCE_SAMPLER,
+    TOP,
+    ScheduleEntry,
+    all_layout_options,
+    layout_options,
+)
+from grain_sft.errors import ConfigError, CorpusError, StorageError
+from grain_sft.layout import LAYOUTS
+from grain_sft.options import check, check_keys, options_of
+from grain_sft.storage import RemoteOptions
+
+_SIZES = ("global_batch_size", "global_batch_tokens")
+
+
+def validate(config: Mapping[str, Any], where: str) -> None:
+    """Check the keys and values of a whole config, inherited parts included.
+
+    Raises:
+      ConfigError: For the first that is wrong.
+    """
+    check_keys(config, (*SECTIONS, *TOP), where)
+    check({key: value for key, value in config.items() if key in TOP}, TOP, where)
+    corpus, layout, sampler = (config.get(section) for section in SECTIONS)
+    check(corpus, CORPUS, f"{where}: corpus")
+    check_layout(layout, f"{where}: layout")
+    check(sampler, SAMPLER, f"{where}: sampler")
+    assert isinstance(corpus, Mapping) and isinstance(layout, Mapping) and isinstance(sampler, Mapping)
+    if corpus.get("mixture") is not None:
+        _check_mixture(corpus, layout, f"{where}: corpus.mixture")
+    elif corpus.get("path") is None:
+        raise ConfigError(f"{where}: corpus lacks the key 'path'.")
+    _check_remote(corpus, f"{where}: corpus")
+    if sum(sampler.get(key) is not None for key in _SIZES) != 1:
+        raise ConfigError(f"{where}: sampler: give one of global_batch_size (in rows) and global_batch_tokens.")
+    tokens, length = sampler.get("global_batch_tokens"), layout["sequence_length"]
+    if tokens is not None:
+        _check_batch_tokens(tokens, length, f"{where}: sampler.global_batch_tokens")
+    _check_mixed(sampler, corpus.get("mixture"), where)
+    if "schedule" in sampler:
+        names = corpus.get("mixture")
+        _check_schedule(sampler["schedule"], f"{where}: sampler.schedule", names=names, sizes=True, length=length)
+
+
+def check_layout(layout: object, where: str) -> None:
+    """Check a section `layout`, whose other options are those of its kind."""
+    if not isinstance(layout, Mapping) or not isinstance(layout.get("kind"), str):
+        check(layout, all_layout_options(), where)
+    assert isinstance(layout, Mapping)
+    kind = layout["kind"]
+    check({key: layout[key] for key in LAYOUT if key in layout}, LAYOUT, where)
+    own = layout_options(kind)
+    for key in layout:
+        owners = [each for each in LAYOUTS if key in layout_options(each)]
+        if owners and key not in own and key not in LAYOUT:
+            known = ", ".join(("sequence_length", *own))
+            raise ConfigError(
+                f"{where}.{key} is an option of kind {' and '.join(owners)}; kind {kind} takes {known}. Take it "
+                f"out, or write kind: {owners[0]}."
+            )
+    check(layout, {**LAYOUT, **own}, where)
+
+
+def _check_remote(corpus: Mapping[str, Any], where: str) -> None:
+    if "remote" in corpus:
+        try:
+            RemoteOptions.of(corpus["remote"])
+        except (CorpusError, StorageError) as error:
+            raise ConfigError(f"{where}.remote: {error}") from error
+
+
+def _check_mixed(sampler: Mapping[str, Any], mixture: object, where: str) -> None:
+    """Refuse keys that only a mixture has, or only a single corpus."""
+    if mixture is None and "on_exhausted" in sampler:
+        raise ConfigError(
+            f"{where}: sampler.on_exhausted is for a mixture of corpora; one corpus ends after its epochs. Take it out."
+        )
+    if mixture is not None and sampler.get("epochs") is not None:
+        raise ConfigError(
+            f"{where}: sampler.epochs: the sources of a mixture have epochs of their own. Give them as "
+            "corpus.mixture.NAME.sampler.epochs, and sampler.on_exhausted."
+        )
+    if mixture is not None and sampler.get("last_batch") == "run_on":
+        raise ConfigError(
+            f"{where}: sampler.last_batch is 'run_on'; the sources of a mixture always run on. Take it out."
+        )
+
+
+def _check_mixture(corpus: Mapping[str, Any], layout: Mapping[str, Any], where: str) -> None:
+    """Check the sources of a mixture, and of those that are mixtures too."""
+    if corpus.get("path") is not None:
+        raise ConfigError(f"{where} is given as well as 'path'. Give one of the two.")
+    mixture = corpus["mixture"]
+    if not mixture:
+        raise ConfigError(f"{where}: names no source.")
+    for name, source in mixture.items():
+        if not isinstance(name, str) or not name or "/" in name:
+            raise ConfigError(f"{where}: {name!r}: expected a name without '/'.")
+        check(source, SOURCE, f"{where}.{name}")
+        _check_source(source, layout, f"{where}.{name}")
+
+
+def _check_source(source: Mapping[str, Any], layout: Mapping[str, Any], where: str) -> None:
+    _check_remote(source, where)
+    if source.get("mixture") is not None:
+        for key in ("layout", "sampler"):
+            if key in source:
+                raise ConfigError(f"{where}.{key}: is for the sources of a mixture. Give it to those.")
+        _check_mixture(source, layout, f"{where}.mixture")
+        if "schedule" in source:
+            _check_schedule(source["schedule"], f"{where}.schedule", names=source["mixture"], sizes=False, length=1)
+        return
+    for key in ("on_exhausted", "schedule"):
+        if key in source:
+            raise ConfigError(f"{where}.{key}: is for a source that is a mixture. Take it out.")
+    if source.get("path") is None:
+        raise ConfigError(f"{where} lacks the key 'path' (or 'mixture').")
+    own = source.get("layout", {})
+    if own.get("kind", layout["kind"]) == layout["kind"]:
+        check_layout({**layout, **own}, f"{where}.layout")
+    else:
+        check_layout({"sequence_length": layout["sequence_length"], **own}, f"{where}.layout")
+    check(source.get("sampler", {}), SOURCE_SAMPLER, f"{where}.sampler", require=False)
+
+
+def _check_schedule(
+    entries: list[Mapping[str, Any]], where: str, *, names: Iterable[str] | None, sizes: bool, length: int
+) -> None:
+    """Check the entries of a schedule.
+
+    Args:
+      entries: Schedule, whose types are checked.
+      where: Config and path of the schedule, for messages.
+      names: Names of the sources of a mixture, whose weights may change; None without a mixture.
+      sizes: Whether the batch may change.
+      length: Tokens of a row.
+    """
+    left_out = (*(() if sizes else _SIZES), *(("weights",) if names is None else ()))
+    known = [name for name in options_of(ScheduleEntry) if name not in left_out]
+    if not entries:
+        raise ConfigError(f"{where} is []; expected a list of entries with {', '.join(known)}.")
+    last = 0
+    for number, entry in enumerate(entries):
+        at = f"{where}[{number}]"
+        check_keys(entry, known, at)
+        if entry["step"] <= last:
+            raise ConfigError(
+                f"{at}.step is {entry['step']}; expected a step from {last + 1} on: entries are in order of their steps, and "
+                "what holds from step 0 on is given outside the schedule."
+            )
+        last = entry["step"]
+        given = [key for key in known[1:] if entry.get(key) is not None]
+        if not given or set(_SIZES) <= set(given):
+            raise ConfigError(f"{at}: give what changes at step {last}: {', '.join(known[1:])}; of the sizes, one.")
+        if "global_batch_tokens" in given:
+            _check_batch_tokens(entry["global_batch_tokens"], length, f"{at}.global_batch_tokens")
+        if "weights" in given and names is not None:
+            check_keys(entry["weights"], names, f"{at}.weights")
+
+
+def _check_batch_tokens(tokens: int, length: int, where: str) -> None:
+    """Check that a batch given in tokens is whole rows of `length` tokens, as OLMo-core does."""
+    if length < 1 or tokens < length:
+        raise ConfigError(
+            f"{where} is {tokens}, less than one row of layout.sequence_length={length}. Give {length} or more."
+        )
+    rows, over = divmod(tokens, length)
+    if over:
+        raise ConfigError(
+            f"{where} is {tokens}, which is {rows} rows of layout.sequence_length={length} and {over} tokens. Expected whole "
+            f"rows. Give {rows * length} or {(rows + 1) * length}."
+        )

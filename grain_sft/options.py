@@ -1,0 +1,274 @@
+"""Options of a constructor, from its signature and the `Args:` of its docstring: the one declaration of each option.
+
+From it come strict checks of config sections with the nearest key, command-line options, rows of the documentation, and
+JSON Schema. A type is what a config can hold: text, numbers, lists, mappings, `Literal`s and frozen `msgspec.Struct`s, with
+bounds as `Annotated[int, msgspec.Meta(ge=1)]` and open tables as `Annotated[str, ORDERS]`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections.abc
+import dataclasses
+import difflib
+import functools
+import inspect
+import json
+import re
+import types
+from collections.abc import Callable, Iterable, Mapping
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+
+import msgspec
+
+from grain_sft.errors import ConfigError, shortened
+from grain_sft.registry import Registry
+
+REQUIRED: Any = inspect.Parameter.empty
+"""Default of an option that has to be given."""
+
+_ARGUMENT = re.compile(r"^(\w+(?:, \w+)*): (.*)$")
+_WORDS = {
+    str: "text",
+    int: "an integer",
+    float: "a number",
+    bool: "true or false",
+    type(None): "null",
+    dict: "a mapping",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Option:
+    """One option.
+
+    Attributes:
+      name: Name of the argument.
+      type: Type of its values in a config.
+      default: Value where it is not given; REQUIRED if it has to be.
+      help: Help text.
+    """
+
+    name: str
+    type: Any
+    default: Any
+    help: str
+
+
+Options = Mapping[str, Option]
+
+
+@functools.cache
+def options_of(declaration: Callable[..., Any]) -> Options:
+    """Return the options of a function, a class, or a `msgspec.Struct`, by name, in the order of its signature."""
+    function = declaration.__init__ if isinstance(declaration, type) else declaration  # type: ignore[misc]
+    struct = isinstance(declaration, type) and issubclass(declaration, msgspec.Struct)
+    hints = get_type_hints(declaration if struct else inspect.unwrap(function), include_extras=True)
+    texts = _help_texts(inspect.getdoc(declaration) or "")
+    return {
+        name: Option(name, _of_config(hints.get(name, Any)), _default(parameter), texts.get(name, ""))
+        for name, parameter in inspect.signature(declaration).parameters.items()
+        if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+    }
+
+
+def _default(parameter: inspect.Parameter) -> Any:
+    factory = getattr(parameter.default, "factory", None)  # of a mutable default of a Struct
+    return parameter.default if factory is None else factory()
+
+
+def _help_texts(doc: str) -> dict[str, str]:
+    """Return the entries of a docstring's `Args:`, each on one line."""
+    found: dict[str, list[str]] = {}
+    entry: list[str] = []
+    _, _, section = doc.partition("\nArgs:\n")
+    for line in section.splitlines():
+        if line and not line.startswith(" "):
+            break
+        text = line.strip()
+        match = _ARGUMENT.match(text) if line.startswith("  ") and not line.startswith("   ") else None
+        if match:
+            entry = [match[2]]
+            found |= dict.fromkeys(match[1].split(", "), entry)
+        elif text:
+            entry.append(text)
+    return {name: " ".join(lines) for name, lines in found.items()}
+
+
+def _of_config(hint: Any) -> Any:
+    """Return the type of a config's values for an argument's type: JSON has no paths, tuples or objects of classes."""
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        return Annotated[(_of_config(arguments[0]), *arguments[1:])]
+    if origin in (Union, types.UnionType):
+        members = [each for each in map(_of_config, arguments) if each is not Any]
+        return Union[tuple(members)] if members else Any  # noqa: UP007
+    if origin in (list, tuple, collections.abc.Sequence, collections.abc.Iterable):
+        return list[_of_config(arguments[0])] if arguments else list[Any]  # type: ignore[misc]
+    if origin in (dict, collections.abc.Mapping):
+        return dict[str, _of_config(arguments[1])]  # type: ignore[misc]
+    known = origin is Literal or hint in _WORDS or (isinstance(hint, type) and issubclass(hint, msgspec.Struct))
+    return hint if known else Any
+
+
+def check(section: object, options: Options, where: str, *, require: bool = True) -> None:
+    """Check a section of a config: its keys, the type and the bounds of each value.
+
+    Args:
+      section: Section, as read from the config.
+      options: Options that it may have.
+      where: Config and path of the section, for messages, such as "a.yaml: sampler".
+      require: Whether options without a default have to be there.
+
+    Raises:
+      ConfigError: An unknown key, a missing one, or a value that the option does not take.
+    """
+    if not isinstance(section, Mapping):
+        raise ConfigError(f"{where} is {shortened(repr(section))}; expected a section with {', '.join(options)}.")
+    check_keys(section, options, where)
+    for name, option in options.items():
+        if name in section:
+            check_value(section[name], option.type, _joined(where, name))
+        elif require and option.default is REQUIRED:
+            raise ConfigError(f"{where} lacks the key {name!r}.")
+
+
+def check_keys(section: Mapping[Any, Any], known: Iterable[str], where: str) -> None:
+    """Refuse a key that is not among `known`.
+
+    Raises:
+      ConfigError: It names the key and the nearest known one.
+    """
+    names = list(known)
+    for key in section:
+        if key not in names:
+            raise ConfigError(f"{where}: unknown key {key!r}.{_nearest(key, names) or ' It takes none.'}")
+
+
+def _nearest(word: object, known: list[str]) -> str:
+    near = difflib.get_close_matches(str(word), known, n=1, cutoff=0.0)
+    return f" The nearest known: {near[0]!r}." if near else ""
+
+
+def check_value(value: object, kind: Any, where: str) -> None:
+    """Check one value of a config. Of a nested section, mapping or list, the error names what is wrong in it.
+
+    Raises:
+      ConfigError: It is not of this type.
+    """
+    members = [each for each in _members(kind) if each is not type(None)]
+    for member in members:
+        if isinstance(member, type) and issubclass(member, msgspec.Struct) and isinstance(value, Mapping):
+            return check(value, options_of(member), where)
+        if get_origin(member) is list and isinstance(value, list):
+            for number, item in enumerate(value):
+                check_value(item, get_args(member)[0], f"{where}[{number}]")
+            return None
+        if get_origin(member) is dict and isinstance(value, Mapping):
+            for key, item in value.items():
+                check_value(key, str, f"{where}: a key")
+                check_value(item, get_args(member)[1], f"{where}.{key}")
+            return None
+        if (table := _table(member)) is not None and isinstance(value, str):
+            if value in table or ":" in value:
+                return None
+            raise ConfigError(f"{where} is {value!r}; expected {_expected(member)}.{_nearest(value, list(table))}")
+    try:
+        msgspec.convert(value, kind)
+    except msgspec.ValidationError:
+        expected = " or ".join(dict.fromkeys(map(_expected, members)))
+        raise ConfigError(f"{where} is {shortened(repr(value))}; expected {expected}.") from None
+    return None
+
+
+def _joined(where: str, name: str) -> str:
+    return f"{where}.{name}" if ": " in where else f"{where}: {name}"
+
+
+def _members(kind: Any) -> Iterable[Any]:
+    return get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)
+
+
+def _table(kind: Any) -> Registry[Any] | None:
+    """Return the open table whose names a type takes."""
+    return next((each for each in get_args(kind)[1:] if isinstance(each, Registry)), None)
+
+
+def _expected(kind: Any) -> str:
+    """Return what a type takes, in words."""
+    origin, arguments = get_origin(kind), get_args(kind)
+    if _table(kind) is not None:
+        return f"one of {', '.join(_table(kind) or ())}, or package.module:Name"
+    if origin is Annotated:
+        least = next(
+            (meta.ge for meta in arguments[1:] if isinstance(meta, msgspec.Meta) and meta.ge is not None), None
+        )
+        return _expected(arguments[0]) + ("" if least is None else f" ({least} or more)")
+    if origin is Literal:
+        return f"one of {', '.join(map(str, arguments))}"
+    if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+        return f"a section with {', '.join(options_of(kind))}"
+    return _WORDS.get(kind) or ("a list" if origin is list else "a mapping" if origin is dict else str(kind))
+
+
+def struct_of(name: str, options: Options) -> type[msgspec.Struct]:
+    """Return the options as a frozen `msgspec.Struct` that refuses unknown fields."""
+    fields: list[Any] = []
+    for option in options.values():
+        table = _table(option.type)
+        open_names = {"anyOf": [{"enum": list(table)}, {"pattern": ":"}]} if table is not None else None
+        kind: Any = Annotated[(option.type, msgspec.Meta(description=option.help, extra_json_schema=open_names))]
+        default = option.default if option.default is REQUIRED or _plain(option.default) else None
+        fields.append((option.name, kind) if default is REQUIRED else (option.name, kind, default))
+    return msgspec.defstruct(name, fields, frozen=True, kw_only=True, forbid_unknown_fields=True)
+
+
+def _plain(value: object) -> bool:
+    return value is None or isinstance(value, str | int | float)
+
+
+def table_rows(options: Options, prefix: str = "") -> str:
+    """Return the rows of a Markdown table: key, type, default, meaning. Nested sections follow their key."""
+    rows = ""
+    for option in options.values():
+        default = (
+            "required" if option.default is REQUIRED else "none" if option.default is None else _code(option.default)
+        )
+        kinds = ", ".join(dict.fromkeys(_marked(each) for each in _members(option.type) if each is not type(None)))
+        rows += f"| `{prefix}{option.name}` | {kinds} | {default} | {option.help} |\n"
+        for member in _members(option.type):
+            if isinstance(member, type) and issubclass(member, msgspec.Struct):
+                rows += table_rows(options_of(member), f"{prefix}{option.name}.")
+    return rows
+
+
+def _marked(kind: Any) -> str:
+    """Return a type for the documentation."""
+    words = get_args(kind) if get_origin(kind) is Literal else _table(kind)
+    if words is not None:
+        return ", ".join(_code(word) for word in words)
+    if get_origin(kind) is Annotated:
+        return _marked(get_args(kind)[0])
+    if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+        return "mapping"
+    return "`true`, `false`" if kind is bool else _expected(kind).removeprefix("an ").removeprefix("a ")
+
+
+def _code(value: object) -> str:
+    return f"`{value if isinstance(value, str) else json.dumps(value, default=list)}`"
+
+
+def add_arguments(parser: argparse.ArgumentParser, options: Options, *, prefix: str = "") -> None:
+    """Add each option to a parser, as `--prefix-name`. An option that is not given is absent from the parsed result."""
+    for option in options.values():
+        kinds = [each for each in _members(option.type) if each is not type(None)]
+        kind = get_args(kinds[0])[0] if get_origin(kinds[0]) is Annotated else kinds[0]
+        settings: dict[str, Any] = {"action": argparse.BooleanOptionalAction} if kind is bool else {}
+        if get_origin(kind) is Literal:
+            settings["choices"] = get_args(kind)
+        elif kind in (int, float):
+            settings["type"] = kind
+        flag = f"--{prefix}{option.name}".replace("_", "-")
+        parser.add_argument(
+            flag, dest=option.name, default=argparse.SUPPRESS, help=option.help.replace("%", "%%"), **settings
+        )

@@ -1,0 +1,142 @@
+"""Options: one declaration, from which checks, command-line options, documentation and JSON Schema come."""
+
+import argparse
+import json
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+import pytest
+import yaml
+
+from grain_sft import load
+from grain_sft.cli.main import main
+from grain_sft.config import config_schema
+from grain_sft.errors import ConfigError, SamplerError
+from grain_sft.options import REQUIRED, add_arguments, check, options_of, struct_of, table_rows
+from grain_sft.registry import Registry
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+TABLE = Registry("fruit", SamplerError, {"apple": 1, "pear": 2})
+
+
+class Basket(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A nested section.
+
+    Args:
+      size: Number of fruits.
+    """
+
+    size: Annotated[int, msgspec.Meta(ge=1)]
+
+
+class Shop:
+    """A class with options.
+
+    Args:
+      name: Name of the shop,
+        on two lines.
+      kind: Fruit.
+      ripe, fresh: Whether it is.
+      order: Order of sale.
+      prices: Prices by name.
+      basket: Basket of a customer.
+      anything: Any JSON value.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        kind: Annotated[str, TABLE] = "apple",
+        ripe: bool = True,
+        fresh: bool = False,
+        order: Literal["up", "down"] = "up",
+        prices: dict[str, float] | None = None,
+        basket: Basket | None = None,
+        anything: Any = None,
+    ):
+        self.name = name
+
+
+OPTIONS = options_of(Shop)
+
+
+def test_options_have_the_defaults_and_the_help_texts_of_the_declaration():
+    assert {name: option.default for name, option in OPTIONS.items()} == {
+        "name": REQUIRED,
+        "kind": "apple",
+        "ripe": True,
+        "fresh": False,
+        "order": "up",
+        "prices": None,
+        "basket": None,
+        "anything": None,
+    }
+    assert OPTIONS["name"].help == "Name of the shop, on two lines."
+    assert OPTIONS["ripe"].help == OPTIONS["fresh"].help == "Whether it is."
+
+
+@pytest.mark.parametrize(
+    ("section", "message"),
+    [
+        (5, "a.yaml: shop is 5; expected a section with name, kind,"),
+        ({}, "a.yaml: shop lacks the key 'name'."),
+        ({"nmae": "x"}, "a.yaml: shop: unknown key 'nmae'. The nearest known: 'name'."),
+        ({"name": 5}, "a.yaml: shop.name is 5; expected text."),
+        ({"name": None}, "a.yaml: shop.name is None; expected text."),
+        (
+            {"name": "x", "kind": "aple"},
+            "a.yaml: shop.kind is 'aple'; expected one of apple, pear, or package.module:Name. ",
+        ),
+        ({"name": "x", "ripe": 1}, "a.yaml: shop.ripe is 1; expected true or false."),
+        ({"name": "x", "order": "on"}, "a.yaml: shop.order is 'on'; expected one of up, down."),
+        ({"name": "x", "prices": {"a": "b"}}, "a.yaml: shop.prices.a is 'b'; expected a number."),
+        ({"name": "x", "prices": {1: 2}}, "a.yaml: shop.prices: a key is 1; expected text."),
+        ({"name": "x", "basket": {"size": 0}}, "a.yaml: shop.basket.size is 0; expected an integer (1 or more)."),
+        ({"name": "x", "basket": {"sise": 1}}, "a.yaml: shop.basket: unknown key 'sise'. The nearest known: 'size'."),
+        ({"name": "x", "basket": 3}, "a.yaml: shop.basket is 3; expected a section with size."),
+    ],
+)
+def test_a_wrong_section_is_a_sentence(section, message):
+    with pytest.raises(ConfigError) as error:
+        check(section, OPTIONS, "a.yaml: shop")
+    assert str(error.value).startswith(message)
+
+
+def test_a_right_section_is_taken():
+    check({"name": "x", "kind": "my.module:Fig", "basket": {"size": 1}, "anything": [{}]}, OPTIONS, "a.yaml: shop")
+    struct = struct_of("Shop", OPTIONS)
+    assert msgspec.convert({"name": "x"}, struct).kind == "apple"
+
+
+def test_the_command_line_and_the_page_have_the_same_options():
+    parser = argparse.ArgumentParser()
+    add_arguments(parser, options_of(Shop))
+    given = vars(parser.parse_args(["--name", "x", "--order", "down", "--no-ripe"]))
+    assert given == {"name": "x", "order": "down", "ripe": False}
+    assert "| `kind` | `apple`, `pear` | `apple` | Fruit. |" in table_rows(OPTIONS)
+    assert "| `basket.size` | integer | required | Number of fruits. |" in table_rows(OPTIONS)
+
+
+def test_shipped_configs_have_only_keys_of_the_schema(capsys):
+    assert main(["config", "--schema"]) == 0
+    schema = json.loads(capsys.readouterr().out)
+    assert schema == json.loads(json.dumps(config_schema()))
+    for path in CONFIGS.glob("*.yaml"):
+        stated = yaml.safe_load(path.read_text())
+        assert set(stated) <= set(schema["properties"]), path
+        for name, section in (("Corpus", "corpus"), ("Sampler", "sampler")):
+            assert set(stated.get(section, {})) <= set(schema["$defs"][name]["properties"]), path
+        assert path.read_text().startswith("# yaml-language-server: $schema="), path
+
+
+def test_an_observer_and_a_transform_from_outside_have_options(tmp_path):
+    config = {
+        "corpus": {"path": str(tmp_path)},
+        "layout": {"kind": "windows", "sequence_length": 8},
+        "sampler": {"seed": 0, "global_batch_size": 1},
+        "transforms": [{f"{__name__}:Shop": {"name": 5}}],
+    }
+    with pytest.raises(ConfigError, match=r"transforms.*Shop.name is 5; expected text"):
+        load(config)
