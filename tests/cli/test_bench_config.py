@@ -122,17 +122,6 @@ def test_other_layouts(bench, tmp_path, kind):
     check(figures, printed)
 
 
-def test_rows_of_few_long_documents(bench, tmp_path):
-    tokens = np.full(9000, 5, np.uint16)
-    tokens[1499::1500] = 2
-    tokens.tofile(tmp_path / "long.npy")
-    corpus = {"path": str(tmp_path / "long.npy"), "dtype": "uint16", "eos_token_id": 2}
-    layout = {"kind": "packed", "sequence_length": 2048}
-    figures, printed = bench({"corpus": corpus, "layout": layout, "sampler": {"seed": 1, "global_batch_size": 2}})
-    check(figures, printed)
-    assert figures["batch"]["padding_share"] == 1 - 1500 / 2048
-
-
 def test_a_bucket_is_tried_with_more_threads_than_cores(bench, client, tmp_path):
     config = windows(tmp_path)
     client.pipe_file("bucket/web.npy", (tmp_path / "web.npy").read_bytes())

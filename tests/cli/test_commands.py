@@ -148,8 +148,3 @@ def test_724_million_rows_are_shuffled_in_the_memory_of_an_import(tmp_path):
     figures = measure_first_batch(tmp_path)
     assert figures["rows"] == 724_000_000
     assert figures["peak_mb"] < 300
-
-
-def test_the_installed_command_is_this_one():
-    result = subprocess.run([sys.executable, "-m", "grain_sft.cli.main", "--version"], capture_output=True, text=True)
-    assert result.stdout == f"grain_sft {grain_sft.__version__}\n"

@@ -56,16 +56,6 @@ def test_a_later_token_changes_no_earlier_score() -> None:
     assert (before[:, 7:] != after[:, 7:]).any(axis=(1, 2)).all()
 
 
-def test_another_segment_changes_no_score() -> None:
-    inputs = random_inputs()
-    segments = np.repeat(np.array([[1, 2, 0]], np.int32), (5, 4, 3), axis=1).repeat(2, axis=0)
-    changed = inputs.copy()
-    changed[:, :5] = (changed[:, :5] + 1) % SMALL.vocab_size
-    before, after = scores(batch_of(inputs, segments)), scores(batch_of(changed, segments))
-    np.testing.assert_array_equal(before[:, 5:], after[:, 5:])
-    assert np.isfinite(before).all()  # padding included
-
-
 def test_scores_depend_on_distances_that_come_from_positions() -> None:
     batch = batch_of(random_inputs())
     moved = {**batch, "inputs_position": batch["inputs_position"] + 100}
@@ -135,28 +125,6 @@ def test_scores_of_a_document_do_not_change_with_its_neighbours(chat: Chat) -> N
             after = chat_scores(changed)
             np.testing.assert_array_equal(before[row][mask], after[row][mask])
             assert (before[row][~mask] != after[row][~mask]).any()  # those of the neighbours do
-
-
-def test_scores_of_a_document_are_those_that_it_has_alone(chat: Chat) -> None:
-    """At the beginning of a row of its own it is the same but for rounding: sums over a row are taken in another order."""
-    batch = dict(chat.pipeline[0])
-    before = chat_scores(batch)
-    for row, mask in middle_documents(batch):
-        length = mask.sum()
-        alone = {key: np.zeros_like(array) for key, array in batch.items()}
-        for key, array in alone.items():
-            array[0, :length] = batch[key][row][mask]
-        np.testing.assert_allclose(before[row][mask], chat_scores(alone)[0, :length], rtol=0, atol=2e-5)
-
-
-def test_without_segments_a_document_would_see_its_neighbours(chat: Chat) -> None:
-    """What the two tests above would find if attention did not keep to segments."""
-    batch = dict(chat.pipeline[0])
-    batch["inputs_segmentation"] = np.ones_like(batch["inputs_segmentation"])
-    before = chat_scores(batch)
-    for row, mask in middle_documents(dict(chat.pipeline[0])):
-        after = chat_scores(neighbours_replaced(batch, row, mask, seed=0))
-        assert np.abs(before[row][mask] - after[row][mask]).max() > 1e-2
 
 
 def test_loss_and_gradients_come_from_the_answers_alone(chat: Chat) -> None:

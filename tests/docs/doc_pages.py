@@ -100,14 +100,5 @@ def runs_after(page: str) -> str | None:
 
 
 def outside_blocks(page: str) -> str:
-    """The text of a page without its fenced blocks."""
-    lines, fence = [], ""
-    for line in read(page).splitlines():
-        match = _FENCE.fullmatch(line)
-        if fence:
-            fence = "" if line.strip() == fence else fence
-        elif match:
-            fence = match[1]
-        else:
-            lines.append(line)
-    return "\n".join(lines)
+    """Return the text of a page without its fenced blocks."""
+    return re.sub(r"^(```+).*?^\1\s*$", "", read(page), flags=re.MULTILINE | re.DOTALL)

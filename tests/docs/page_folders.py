@@ -61,6 +61,7 @@ class Folders:
             "PYTHONPATH": os.pathsep.join([str(pages.DOCS.parent), os.environ.get("PYTHONPATH", "")]),
             "GRAIN_SFT_CACHE_DIR": str(self._cache),
             "JAX_PLATFORMS": "cpu",
+            "LC_ALL": "C.UTF-8",  # the order of `ls`
             "JAX_COMPILATION_CACHE_DIR": str(self._root / "jax"),
             "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.5",
         }

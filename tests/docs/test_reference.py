@@ -14,10 +14,12 @@ import grain_sft
 from grain_sft.cli.main import COMMANDS
 
 TEXT = pages.read("reference.md")
+INTERNAL = {"demo", "observers", "storage"}
+"""Rooms whose doors are for other rooms; users get what is theirs of them elsewhere."""
 PACKAGES = [
     found.name
     for found in pkgutil.iter_modules(grain_sft.__path__)
-    if hasattr(importlib.import_module(f"grain_sft.{found.name}"), "__all__")
+    if hasattr(importlib.import_module(f"grain_sft.{found.name}"), "__all__") and found.name not in INTERNAL
 ]
 MODULES = re.findall(r"^\.\. automodule:: (\S+)", TEXT, flags=re.MULTILINE)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import json
 import shutil
@@ -18,7 +17,6 @@ from typing import Any
 import pytest
 
 _NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-_ELEMENT = "element-6066-11e4-a52e-4f735466cecf"
 
 
 class Browser:
@@ -60,23 +58,12 @@ class Browser:
         actions = [{"type": kind, "value": key} for key in keys for kind in ("keyDown", "keyUp")]
         self.call("POST", "/actions", {"actions": [{"type": "key", "id": "keyboard", "actions": actions}]})
 
-    def point_at(self, selector: str) -> None:
-        """Move the mouse onto an element."""
-        found = self.call("POST", "/element", {"using": "css selector", "value": selector})
-        self.run("arguments[0].scrollIntoView({block: 'center'})", found)
-        move = {"type": "pointerMove", "duration": 0, "x": 0, "y": 0, "origin": {_ELEMENT: found[_ELEMENT]}}
-        self.call("POST", "/actions", {"actions": [{"type": "pointer", "id": "mouse", "actions": [move]}]})
-
     def look(self, width: int, height: int, scheme: str) -> None:
         """Take the size of a screen, and its colours: "light" or "dark"."""
         self._cdp(
             "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 600
         )
         self._cdp("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
-
-    def screenshot(self) -> bytes:
-        """The screen as PNG."""
-        return base64.b64decode(self.call("GET", "/screenshot"))
 
     def call(self, method: str, path: str, body: Any = None) -> Any:
         """Send one command of the session."""

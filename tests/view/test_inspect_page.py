@@ -13,10 +13,9 @@ from grain_sft.provenance import tokenizer_of
 from grain_sft.view import inspect_page
 from grain_sft.view.rows import place_of, segment_runs, view_rows
 from grain_sft.view.token_text import TokenTexts, shown_texts
-from grain_sft.view.visible import visible, visible_line
+from grain_sft.view.visible import visible
 
 STEP = 2
-KEYS = {"right": "\ue014", "left": "\ue012", "down": "\ue015", "up": "\ue013", "home": "\ue011", "end": "\ue010"}
 
 
 @pytest.fixture(scope="module")
@@ -218,95 +217,3 @@ def test_a_browser_shows_the_rows_by_mouse_and_keyboard(page, pipeline, texts, b
     assert browser.run("return document.title") == f"Step {STEP}: run.json"
     assert browser.console() == []
     assert browser.requests() == [page.absolute().as_uri()]
-
-
-def test_a_browser_tells_of_each_token_what_the_arrays_say(page, pipeline, texts, browser):
-    browser.open(page)
-    browser.press("j")
-    batch = pipeline[STEP]
-    view = view_rows(pipeline, STEP)[1]
-    browser.run("document.querySelector('main .t').focus()")
-    moves = [
-        (None, 0),
-        ("right", 1),
-        ("right", 2),
-        ("left", 1),
-        ("end", int((view.segments != 0).sum()) - 1),
-        ("home", 0),
-    ]
-    at = 0
-    for key, at in moves:
-        if key:
-            browser.press(KEYS[key])
-        check_facts(browser, at, batch, view, texts)
-    browser.press(KEYS["down"])
-    below = int(browser.run("return document.activeElement.dataset.i"))
-    assert below > at
-    check_facts(browser, below, batch, view, texts)
-    browser.press(KEYS["up"])
-    assert browser.run("return document.activeElement.dataset.i") == "0"
-    for at in (5, 40, 111, 200):
-        browser.point_at(f'[data-i="{at}"]')
-        check_facts(browser, at, batch, view, texts)
-
-
-def check_facts(browser, at, batch, view, texts):
-    facts = browser.run(
-        "return Object.fromEntries([...document.querySelectorAll('#detail dd')].map((e) => [e.dataset.fact, e.textContent]))"
-    )
-    token, segment = int(batch["inputs"][1, at]), int(batch["inputs_segmentation"][1, at])
-    (piece,) = [each for each in view.pieces if each.segment == segment]
-    first = int(np.flatnonzero(batch["inputs_segmentation"][1] == segment)[0])
-    loss = bool(at and batch["targets_segmentation"][1, at - 1])
-    facts.pop("shown", None)
-    assert facts == {
-        "token": str(at),
-        "id": str(token),
-        "piece": visible(texts.text(token)),
-        "position": str(batch["inputs_position"][1, at]),
-        "segment": str(segment),
-        "takes loss": "yes" if loss else "no",
-        "weight": str(int(loss)),
-        "document": f"{piece.document:,} of {visible_line(piece.source)}:{piece.record}",
-        "file": f"{piece.file}, token {piece.start + at - first:,}",
-    }
-
-
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [360, 1280])
-def test_it_fits_a_phone_and_can_be_read_in_light_and_dark(page, browser, scheme, width):
-    browser.look(width, 800, scheme)
-    browser.open(page)
-    browser.press("j")
-    assert browser.run("return [document.documentElement.scrollWidth, innerWidth]") == [width, width]
-    colours = browser.run(
-        """const seen = new Set();
-           const colour = (text) => { const c = document.createElement('canvas').getContext('2d'); c.fillStyle = text;
-             c.fillRect(0, 0, 1, 1); return [...c.getImageData(0, 0, 1, 1).data]; };
-           const under = (each) => { const own = colour(getComputedStyle(each).backgroundColor);
-             if (own[3] === 255 || !each.parentElement) return own.slice(0, 3);
-             const below = under(each.parentElement), a = own[3] / 255;
-             return below.map((value, at) => own[at] * a + value * (1 - a)); };
-           return [...document.querySelectorAll('h1, h2, #about, .legend .quiet, section .where, main .t.l, main .t:not(.l)')]
-             .filter((each) => { const key = each.className + '/' + each.closest('section')?.className + each.tagName;
-               return !seen.has(key) && seen.add(key); })
-             .map((each) => [each.className, colour(getComputedStyle(each).color).slice(0, 3), under(each)])"""
-    )
-    assert len(colours) > 15
-    for name, ink, paper in colours:
-        assert contrast(ink, paper) >= 4.5, (name, ink, paper)  # WCAG AA
-    papers = {tuple(paper) for _, _, paper in colours}
-    assert len(papers) >= 4  # segments that take loss have colours of their own
-    assert (sum(min(papers)) < 200) == (scheme == "dark")
-
-
-def contrast(one, other):
-    """Of WCAG 2.2."""
-
-    def luminance(colour):
-        parts = [each / 255 for each in colour]
-        linear = [each / 12.92 if each <= 0.04045 else ((each + 0.055) / 1.055) ** 2.4 for each in parts]
-        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
-
-    light, dark = sorted((luminance(one), luminance(other)), reverse=True)
-    return (light + 0.05) / (dark + 0.05)

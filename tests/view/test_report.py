@@ -356,8 +356,8 @@ def test_a_mixture_is_reported_source_by_source(mixture, tmp_path, capsys):
     for step, tokens in zip(report["sources"]["steps"], report["sources"]["tokens"][web], strict=True):
         rows = pipeline.sampler.rows(step)
         assert len(rows) == (6 if step < 2 else 3)
-        assert tokens == 512 * int((pipeline.source.layout.parts_of(rows) == 1).sum())
-    parts = [part.corpus for part in pipeline.source.layout.parts]
+        assert tokens == 512 * sum(len(at) for name, at, _ in pipeline.source.layout.split(rows) if name == "web")
+    parts = [part.corpus for part in pipeline.source.layout.parts.values()]
     assert report["lengths"]["documents"] == sum(len(part.documents) for part in parts)
     whats = [each["what"] for each in report["left_out"]]
     assert "chats: padding of rows" in whats and "web: ends of 1 files that fill no row" in whats
