@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from prometheus_client import Metric
 
 _SECONDS = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
+_MOST_UNCOUNTED = 1 << 10  # batches
 _FOLDER_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
 _NEXT_STEP = "grain_sft_next_step", "The step whose batch is next handed out."
 
@@ -58,6 +59,8 @@ class Metrics(Observer):
         self._last: Delivery | None = None
         self._buckets = {name: [0] * (len(_SECONDS) + 1) for name in _HISTOGRAMS}
         self._sums = dict.fromkeys(_HISTOGRAMS, 0.0)
+        self._made: list[float] = []  # seconds of batches that are not counted yet
+        self._handed_out: list[float] = []  # step, rows, tokens and seconds of each, one after the other: no garbage
         self._lock = ForkSafeLock()
         self._shared: _SharedMetrics | None = None
         try:
@@ -70,39 +73,41 @@ class Metrics(Observer):
             prometheus_client.REGISTRY.register(self)
 
     def batch_made(self, pipeline: Pipeline, step: int, seconds: float) -> None:
-        bucket = bisect.bisect_left(_SECONDS, seconds)
-        with self._lock.lock:
-            self._buckets["make"][bucket] += 1
-            self._sums["make"] += seconds
-        if self._shared is not None:
-            self._shared.histograms["make"].observe(seconds)
-            self._share()
+        self._made.append(seconds)
+        if self._shared is not None or len(self._made) > _MOST_UNCOUNTED:
+            self._count()
 
     def batch_handed_out(self, delivery: Delivery) -> None:
         if delivery is self._last:  # an exception interrupted its return
             return
         self._last = delivery
-        _, step, _, rows, tokens, seconds = delivery
-        bucket = bisect.bisect_left(_SECONDS, seconds)
-        with self._lock.lock:
-            self._buckets["wait"][bucket] += 1
-            self._sums["wait"] += seconds
-            self._counts["rows"] += rows
-            self._counts["tokens"] += tokens
-            self._next_step = step + 1
-        if self._shared is not None:
-            self._shared.histograms["wait"].observe(seconds)
-            self._share()
+        self._handed_out.extend((delivery.step, delivery.rows, delivery.tokens, delivery.seconds))
+        if self._shared is not None or len(self._handed_out) > 4 * _MOST_UNCOUNTED:
+            self._count()
 
-    def _share(self) -> None:
-        assert self._shared is not None
+    def _count(self) -> None:
+        """Count what was made and handed out since the last call."""
         with self._lock.lock:
-            self._shared.update({**self._counts, **activity.counts}, self._next_step)
+            seconds = {"make": _taken(self._made)}
+            handed_out = _taken(self._handed_out)
+            steps, rows, tokens, seconds["wait"] = (handed_out[field::4] for field in range(4))
+            for name, values in seconds.items():
+                buckets = self._buckets[name]
+                for value in values:
+                    buckets[bisect.bisect_left(_SECONDS, value)] += 1
+                self._sums[name] += sum(values)
+            if steps:
+                self._counts["rows"] += int(sum(rows))
+                self._counts["tokens"] += int(sum(tokens))
+                self._next_step = int(steps[-1]) + 1
+            if self._shared is not None:
+                self._shared.update({**self._counts, **activity.counts}, seconds, self._next_step)
 
     def collect(self) -> Iterable[Metric]:
         """Yield the metrics as they are now, as prometheus_client asks for them."""
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 
+        self._count()
         with self._lock.lock:
             counts = {**self._counts, **activity.counts}
             buckets = {name: list(found) for name, found in self._buckets.items()}
@@ -122,21 +127,31 @@ class Metrics(Observer):
         yield read
 
 
+def _taken(values: list[float]) -> list[float]:
+    """Remove and return what is in a list, to which other threads append meanwhile."""
+    found = values[:]
+    del values[: len(found)]
+    return found
+
+
 class _SharedMetrics:
     """prometheus_client's own counters, which it shares between processes."""
 
     def __init__(self) -> None:
         from prometheus_client import Counter, Gauge, Histogram
 
-        self.histograms = {name: Histogram(*texts, buckets=_SECONDS) for name, texts in _HISTOGRAMS.items()}
+        self._histograms = {name: Histogram(*texts, buckets=_SECONDS) for name, texts in _HISTOGRAMS.items()}
         self._gauge = Gauge(*_NEXT_STEP, multiprocess_mode="mostrecent")
         self._counters: dict[str, Any] = {name: Counter(f"grain_sft_{name}", text) for name, text in _COUNTERS.items()}
         read = Counter(*_READ)
         self._counters |= {name: read.labels(store) for name, store in _STORES.items()}
         self._sent: dict[str, int] = {}
 
-    def update(self, counts: dict[str, int], next_step: int) -> None:
-        """Add what was counted since the last update."""
+    def update(self, counts: dict[str, int], seconds: dict[str, list[float]], next_step: int) -> None:
+        """Add what was counted since the last update; `seconds` are only those since then."""
+        for name, values in seconds.items():
+            for value in values:
+                self._histograms[name].observe(value)
         for key, value in counts.items():
             if value != self._sent.get(key, 0):
                 self._counters[key].inc(value - self._sent.get(key, 0))

@@ -134,20 +134,20 @@ class _WorkerWatch:
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        self._next_warning: dict[activity.Making, float] = {}
+        self._next_warning: dict[tuple[int, float], float] = {}
 
     def is_open(self) -> bool:
         return True
 
     def check(self, now: float) -> None:
-        current = list(activity.making.copy().values())
+        current = [(step, since) for step, since, _ in activity.making.copy().values()]
         self._next_warning = {entry: self._next_warning.get(entry, self.settings.stall) for entry in current}
-        late = [entry for entry in current if now - entry.since >= self._next_warning[entry]]
+        late = [entry for entry in current if now - entry[1] >= self._next_warning[entry]]
         if not late:
             return
         for entry in late:
-            self._next_warning[entry] = _doubled(self._next_warning[entry], now - entry.since)
-        seconds, lines = now - min(entry.since for entry in late), activity.describe_makers()
+            self._next_warning[entry] = _doubled(self._next_warning[entry], now - entry[1])
+        seconds, lines = now - min(since for _, since in late), activity.describe_makers()
         logging.warning("Worker process %d: no batch after %.1f s.\n%s", os.getpid(), seconds, _indented(lines))
 
 

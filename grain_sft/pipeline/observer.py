@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+import math
 import time
 from collections.abc import Callable
+from threading import get_ident
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from grain_sft.errors import PipelineError
@@ -89,11 +91,17 @@ def observers_of(pipeline: Pipeline) -> tuple[Observer, ...]:
 
 def make_batch(pipeline: Pipeline, step: int) -> Element:
     """Return the batch of `step`; the record of activity and the observers are told."""
-    begin = time.perf_counter()
-    with activity.making_batch(pipeline, step):
+    thread, since = get_ident(), time.perf_counter()
+    activity.doing[thread] = (activity.CHOOSING,)
+    activity.making[thread] = step, since, pipeline  # as `activity.making_batch` does, which takes longer
+    try:
         batch = pipeline[step]
-    seconds = time.perf_counter() - begin
-    for observer in observers_of(pipeline):
+    finally:
+        activity.making.pop(thread, None)
+    seconds = time.perf_counter() - since
+    for observer in standing_observers():
+        observer.batch_made(pipeline, step, seconds)
+    for observer in pipeline.observers:
         observer.batch_made(pipeline, step, seconds)
     return batch
 
@@ -123,20 +131,15 @@ class IteratorStats:
         now = time.perf_counter()
         self.waiting = None
         try:
-            rows, *rest = next(iter(batch.values())).shape  # type: ignore[attr-defined]
-            tokens = rows
-            for size in rest:
-                tokens *= size
-        except (
-            AttributeError,
-            TypeError,
-            ValueError,
-            StopIteration,
-        ):  # of a batch that a transform made something else of
+            shape = next(iter(batch.values())).shape  # type: ignore[attr-defined]
+            rows, tokens = shape[0], math.prod(shape)
+        except (AttributeError, TypeError, IndexError, StopIteration):  # a transform made something else of it
             rows = tokens = 0
         seconds = now - since
         if self._ended:
             self.elsewhere += since - self._ended
         self.steps, self.tokens, self.next_step = self.steps + 1, self.tokens + tokens, step + 1
-        self.waited, self.longest, self._ended = self.waited + seconds, max(self.longest, seconds), now
+        self.waited, self._ended = self.waited + seconds, now
+        if seconds > self.longest:
+            self.longest = seconds
         return rows, tokens, seconds

@@ -17,7 +17,6 @@ import threading
 import time
 from collections.abc import Iterator
 from threading import get_ident
-from typing import NamedTuple
 
 from grain_sft.storage.forks import ForkSafeLock
 
@@ -38,22 +37,8 @@ doing: dict[int, tuple[object, ...]] = {}
 """Current operation by thread: a format text and its values."""
 
 
-class Making(NamedTuple):
-    """A batch that a thread makes.
-
-    Attributes:
-      step: Step of the batch.
-      since: Time when it began, on `time.perf_counter`'s clock.
-      pipeline: Object whose batch it is.
-    """
-
-    step: int
-    since: float
-    pipeline: object
-
-
-making: dict[int, Making] = {}
-"""Current batch by thread."""
+making: dict[int, tuple[int, float, object]] = {}
+"""Batch that each thread makes: its step, when it began on `time.perf_counter`'s clock, and its pipeline."""
 
 counts: dict[str, int] = dict.fromkeys(
     (
@@ -78,13 +63,12 @@ def count(**amounts: int) -> None:
 def making_batch(pipeline: object, step: int) -> Iterator[None]:
     """Record that this thread makes the batch of `step`."""
     thread = get_ident()
-    making[thread] = Making(step, time.perf_counter(), pipeline)
     doing[thread] = (CHOOSING,)
+    making[thread] = step, time.perf_counter(), pipeline
     try:
         yield
     finally:
         making.pop(thread, None)
-        doing.pop(thread, None)
 
 
 def describe(thread: int) -> str:
@@ -97,11 +81,10 @@ def describe_makers(pipeline: object = None) -> list[str]:
     """Return a line for each thread that makes a batch of `pipeline` (None: of any), the oldest first, and one for each remote
     request without an answer."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
-    found = [(entry.since, thread, entry) for thread, entry in making.copy().items()]
     lines = [
-        f"{names.get(thread, thread)}: making step {entry.step} for {time.perf_counter() - since:.1f} s: {describe(thread)}"
-        for since, thread, entry in sorted(found, key=lambda each: each[0])
-        if pipeline is None or entry.pipeline is pipeline
+        f"{names.get(thread, thread)}: making step {step} for {time.perf_counter() - since:.1f} s: {describe(thread)}"
+        for thread, (step, since, whose) in sorted(making.copy().items(), key=lambda each: each[1][1])
+        if pipeline is None or whose is pipeline
     ]
     requests = [str(request) for _, request in sorted(_requests.copy().items())]
     lines += requests[:_MOST_REQUESTS]
