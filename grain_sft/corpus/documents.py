@@ -8,14 +8,18 @@ import io
 import re
 import zlib
 from collections.abc import Callable, Iterator
+from typing import Annotated, Literal
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from grain_sft.errors import CorpusError, shortened
 from grain_sft.storage import MAGIC, describe, npy_header, read_whole
 
+Count = Annotated[int, msgspec.Meta(ge=0)]
 Ints = npt.NDArray[np.int64]
+BoundaryKind = Literal["csv", "pairs", "starts"]
 
 _BLOCK = 1 << 22  # bytes of lines that are parsed at once
 _LONGEST_LINE = 1 << 16  # with the names and paths of documents that Dolma's tokenizer writes
@@ -64,8 +68,8 @@ class BoundaryFile:
     """
 
     path: str
-    kind: str
-    size: int
+    kind: BoundaryKind
+    size: Count
     digest: str
     continues: bool | None = None
     version: str | None = dataclasses.field(default=None, compare=False)
@@ -77,7 +81,7 @@ class BoundaryFile:
         return 0
 
 
-def describe_boundaries(path: str, kind: str) -> BoundaryFile:
+def describe_boundaries(path: str, kind: BoundaryKind) -> BoundaryFile:
     """Return the file as it is now."""
     stamp = describe(path)
     return BoundaryFile(path, kind, stamp.size, stamp.digest, version=stamp.version)
@@ -227,7 +231,7 @@ def _short(text: bytes) -> str:
     return repr(shortened(text.decode("latin1")))
 
 
-BOUNDARY_KINDS: dict[str, Callable[[str, bytes, int], tuple[Ints, Ints]]] = {
+BOUNDARY_KINDS: dict[BoundaryKind, Callable[[str, bytes, int], tuple[Ints, Ints]]] = {
     "csv": _parse_csv,
     "pairs": _parse_pairs,
     "starts": _parse_starts,

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Annotated, Any, Literal
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from grain_sft.errors import CorpusError
 from grain_sft.storage import DIGEST_BYTES, MAGIC, RemoteOptions, ShardReader, digest_of, files, npy_header, read_head
 
+Count = Annotated[int, msgspec.Meta(ge=0)]
 Ints = npt.NDArray[np.int64]
+LossKind = Literal["bool", "float32", "labels"]
 
 IGNORED = -100
 """The label of a token that takes no loss."""
 
-KINDS: dict[str, np.dtype[np.generic]] = {
+KINDS: dict[LossKind, np.dtype[np.generic]] = {
     "bool": np.dtype(np.uint8),  # 0 or 1
     "float32": np.dtype("<f4"),  # a weight; 0: no loss
     "labels": np.dtype("<i4"),  # the token itself, or IGNORED
@@ -40,9 +43,9 @@ class LossFile:
     """
 
     path: str
-    kind: str
-    size: int
-    data_offset: int
+    kind: LossKind
+    size: Count
+    data_offset: Count
     digest: str
     version: str | None = dataclasses.field(default=None, compare=False)
     root: str | None = dataclasses.field(default=None, compare=False, repr=False)
@@ -53,7 +56,7 @@ class LossFile:
         return (self.size - self.data_offset) // KINDS[self.kind].itemsize
 
 
-def scan_loss(path: str, kind: str) -> LossFile:
+def scan_loss(path: str, kind: LossKind) -> LossFile:
     """Return a loss file of one of `KINDS`, after a check of the values at its ends.
 
     Raises:
@@ -83,7 +86,7 @@ def scan_loss(path: str, kind: str) -> LossFile:
     return LossFile(path, kind, size, offset, digest_of(first, last), version)
 
 
-def _check_values(path: str, kind: str, data: bytes) -> None:
+def _check_values(path: str, kind: LossKind, data: bytes) -> None:
     """Check the values at an end of the file. `check_labels` compares labels with the tokens."""
     dtype = KINDS[kind]
     values: npt.NDArray[Any] = np.frombuffer(data[: len(data) // dtype.itemsize * dtype.itemsize], dtype)
@@ -95,48 +98,6 @@ def _check_values(path: str, kind: str, data: bytes) -> None:
         return
     if wrong.any():
         raise CorpusError(f"{path}: holds {values[wrong][0]}; expected {expected} for each token. It is another file.")
-
-
-class _Tokens(Protocol):
-    """What `check_loss` needs of a Shard, which refers to this module."""
-
-    @property
-    def path(self) -> str: ...
-    @property
-    def data_offset(self) -> int: ...
-    @property
-    def num_tokens(self) -> int: ...
-
-
-def check_loss(shard: _Tokens, loss: LossFile, dtype: np.dtype[np.unsignedinteger]) -> None:
-    """Check that a loss file has a value for each token, and that the labels at its two ends are the tokens or IGNORED.
-
-    Raises:
-      CorpusError: the files don't belong together, or the labels are shifted.
-    """
-    if shard.num_tokens != loss.count:
-        raise CorpusError(
-            f"{loss.path}: {loss.count} values for {shard.num_tokens} {dtype.name} tokens in {shard.path}; expected one "
-            "for each. A file was cut short or is of another corpus, or dtype is another."
-        )
-    if loss.kind != "labels":
-        return
-    width = KINDS[loss.kind].itemsize
-    count = min(shard.num_tokens, DIGEST_BYTES // width)
-    for first in dict.fromkeys((0, shard.num_tokens - count)):
-        begin = loss.data_offset + first * width
-        labels = np.frombuffer(files.read_range(loss.path, begin, begin + count * width, version=loss.version), "<i4")
-        begin = shard.data_offset + first * dtype.itemsize
-        tokens = np.frombuffer(files.read_range(shard.path, begin, begin + count * dtype.itemsize), dtype)
-        if len(labels) != len(tokens):
-            raise CorpusError(f"{loss.path}: was cut short while it was opened.")
-        wrong = np.flatnonzero((labels != IGNORED) & (labels != tokens.astype(np.int64)))
-        if len(wrong):
-            at = int(wrong[0])
-            raise CorpusError(
-                f"{loss.path}: label {first + at} is {labels[at]}, but that token is {tokens[at]} in "
-                f"{shard.path}; expected the token itself or {IGNORED}, not shifted."
-            )
 
 
 class LossReader:
@@ -201,7 +162,7 @@ class _LossSet:
 
     def __init__(
         self,
-        kind: str,
+        kind: LossKind,
         losses: Sequence[LossFile | None],
         max_open_files: int | None,
         scattered: bool,

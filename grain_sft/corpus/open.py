@@ -82,7 +82,18 @@ def open_corpus(
         length than their tokens, another tokenizer than the corpus was made with, or a file outside of `root`.
       WrongTypeError: an argument of another type.
     """
-    _check_types(where, format, path_remap, tokenizer, remote, root, use_loss_mask)
+    as_paths("where", where)
+    texts = [each for pair in path_remap.items() for each in pair] if isinstance(path_remap, Mapping) else []
+    for name, value, kind, expected in (
+        ("format", format, str, "a string"),
+        ("path_remap", path_remap, Mapping | None, "a mapping of prefixes to their replacements"),
+        *(("path_remap: a prefix or its replacement", each, str | os.PathLike, "a string or a path") for each in texts),
+        ("tokenizer", tokenizer, str | None, "a string"),
+        ("remote", remote, RemoteOptions | Mapping | None, "RemoteOptions or a mapping"),
+        ("root", root, str | os.PathLike | None, "a path"),
+        ("use_loss_mask", use_loss_mask, bool | None, "True or False"),
+    ):
+        check_type(name, value, kind, expected)
     remote_options = None if remote is None else RemoteOptions.of(remote)
     allowed = None if root is None else AllowedRoot(root)
     forms = formats() if format == AUTO else [FORMATS[format]()]
@@ -121,31 +132,6 @@ def open_corpus(
         check_tokenizer(corpus, tokenizer)
         corpus = dataclasses.replace(corpus, tokenizer=corpus.tokenizer or tokenizer)
     return corpus if remote_options is None else dataclasses.replace(corpus, remote=remote_options)
-
-
-def _check_types(
-    where: object,
-    format: object,
-    path_remap: object,
-    tokenizer: object,
-    remote: object,
-    root: object,
-    use_loss_mask: object,
-) -> None:
-    """Refuse arguments of other types, which would fail later with a message about something else."""
-    as_paths("where", where)
-    for name, value, kind, expected in (
-        ("format", format, str, "a string"),
-        ("path_remap", path_remap, Mapping | None, "a mapping of prefixes to their replacements"),
-        ("tokenizer", tokenizer, str | None, "a string"),
-        ("remote", remote, RemoteOptions | Mapping | None, "RemoteOptions or a mapping"),
-        ("root", root, str | os.PathLike | None, "a path"),
-        ("use_loss_mask", use_loss_mask, bool | None, "True or False"),
-    ):
-        check_type(name, value, kind, expected)
-    for key, text in path_remap.items() if isinstance(path_remap, Mapping) else ():
-        for each in (key, text):
-            check_type("path_remap: a prefix or its replacement", each, str | os.PathLike, "a string or a path")
 
 
 def _open_path(path: str, format: str, options: ReadOptions) -> Corpus:

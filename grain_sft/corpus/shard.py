@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from grain_sft.corpus.documents import BoundaryFile
-from grain_sft.corpus.loss import LossFile
+from grain_sft.corpus.loss import Count, LossFile
 from grain_sft.errors import CorpusError
 from grain_sft.storage import DIGEST_BYTES, MAGIC, digest_of, files, npy_header, read_head
 
@@ -45,9 +45,9 @@ class Shard:
     """
 
     path: str
-    num_tokens: int
-    size: int
-    data_offset: int
+    num_tokens: Count
+    size: Count
+    data_offset: Count
     label: str
     digest: str
     loss: LossFile | None = None

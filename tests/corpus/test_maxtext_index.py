@@ -117,12 +117,12 @@ def test_a_missing_file_is_named(folder):
         ({"sequence_length": 256}, "edited or damaged"),
         ({"dtype": "uint16"}, "edited or damaged"),
         ({"tokenizer": "other"}, "edited or damaged"),
-        ({"tokenizer": 5}, "tokenizer is 5; expected a string"),
+        ({"tokenizer": 5}, "Expected `str`, got `int`"),
         ({"fingerprint": "sha256:0"}, "edited or damaged"),
         ({"files": []}, "edited or damaged"),
-        ({"files": None}, "lacks or garbles a field"),
-        ({"files": [{}]}, "lacks or garbles a field (KeyError('path'))"),
-        ({"files": [[]]}, "lacks or garbles a field"),
+        ({"files": None}, "The index is damaged"),
+        ({"files": [{}]}, "required field `path`"),
+        ({"files": [[]]}, "The index is damaged"),
     ],
 )
 def test_an_edited_index_is_refused(folder, golden, tmp_path, changes, expected):

@@ -19,6 +19,7 @@ from grain_sft.corpus.formats.metadata import (
     warn_unknown,
 )
 from grain_sft.corpus.formats.scanning import ReadOptions, Split, TokenFile
+from grain_sft.corpus.loss import LossKind
 from grain_sft.corpus.shard import token_dtype
 from grain_sft.errors import CorpusError
 from grain_sft.storage import files
@@ -27,7 +28,7 @@ _DTYPES = ("uint16", "uint32")
 _TOKENS, _INDEX, _SEGMENTS, _SHARD = "tokens.bin", "episodes.idx", "segment_ids.bin", "shard_"
 _METADATA, _TOKENIZER = "dataset_metadata.json", "tokenizer_state.json"
 _EOS_KEYS = ("eot_token_id", "eos_token_id", "eot_id", "eos_id")
-_MASKS = {"mask_weighted.bin": "float32", "mask.bin": "bool"}  # where both exist, weights say more
+_MASKS: dict[str, LossKind] = {"mask_weighted.bin": "float32", "mask.bin": "bool"}  # where both exist, weights say more
 
 
 class Episodes(Format):

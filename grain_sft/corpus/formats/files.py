@@ -18,6 +18,7 @@ from grain_sft.corpus.corpus import Corpus
 from grain_sft.corpus.formats import Format, formats
 from grain_sft.corpus.formats.metadata import PREPARE, SPLIT, CorpusMetadata, DirectoryListing
 from grain_sft.corpus.formats.scanning import THREADS, ReadOptions, Split, TokenFile, scan_corpus
+from grain_sft.corpus.loss import LossKind
 from grain_sft.corpus.shard import TOKEN_DTYPES
 from grain_sft.errors import CorpusError, CorpusFileError, GrainSftError
 from grain_sft.storage import files, read_regular
@@ -131,11 +132,11 @@ def corpus_of_files(sources: Sequence[tuple[str, str]], options: ReadOptions, li
     return scan_corpus(_joined(listed, options), _with_continuations(listed), options)
 
 
-def find_loss(path: str, listing: DirectoryListing) -> tuple[str, str]:
-    """Return the loss file that belongs to a token file by its name, and its kind; ("", "") where there is none."""
+def find_loss(path: str, listing: DirectoryListing) -> tuple[str, LossKind]:
+    """Return the loss file that belongs to a token file by its name, or "", and its kind."""
     form, owner = _owner(path, formats(), listing)
     found = form.part(path, listing) if owner == path else TokenFile(path)
-    return (found.loss, found.loss_kind) if found.loss else ("", "")
+    return found.loss, found.loss_kind
 
 
 def boundaries_of(path: str, listing: DirectoryListing) -> str:

@@ -9,18 +9,18 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from grain_sft.corpus.corpus import Corpus
-from grain_sft.corpus.documents import BOUNDARY_KINDS, BoundaryFile
 from grain_sft.corpus.formats import Format
 from grain_sft.corpus.formats.files import corpus_of_files, find_loss
 from grain_sft.corpus.formats.metadata import DirectoryListing
 from grain_sft.corpus.formats.mix import head_of
-from grain_sft.corpus.formats.scanning import THREADS, ReadOptions, check_mask_count, check_mask_order
+from grain_sft.corpus.formats.scanning import THREADS, ReadOptions, check_loss, check_mask_count, check_mask_order
 from grain_sft.corpus.index_writer import INDEX_FORMAT, INDEX_VERSION, MAXTEXT_VERSION, maxtext_fingerprint
-from grain_sft.corpus.loss import KINDS, LossFile, check_loss, scan_loss
-from grain_sft.corpus.shard import Shard, token_dtype
+from grain_sft.corpus.loss import Count, LossKind, scan_loss
+from grain_sft.corpus.shard import Shard, TokenDtype, token_dtype
 from grain_sft.errors import CorpusError, CorpusFileError, GrainSftError
 from grain_sft.storage import FileStamp, Limits, StampedFile, files, identify, size_change
 
@@ -54,7 +54,7 @@ class Index(Format):
             raise CorpusError(f"{path}: expected a JSON object, found a {type(data).__name__}. {_EXPECTED}")
         try:
             if data.get("format") == INDEX_FORMAT:
-                corpus = _choose_loss(path, data, _read_own(path, data, options.remap), options, listing)
+                corpus = _read_own(path, data, options, listing)
             elif "format_version" in data and "files" in data:
                 corpus = _read_maxtext(path, data, options, listing)
             else:
@@ -64,8 +64,8 @@ class Index(Format):
                 )
         except GrainSftError:
             raise
-        except (KeyError, TypeError, AttributeError, OverflowError, ValueError) as error:
-            raise CorpusError(f"{path}: the index lacks or garbles a field ({error!r}). Build it again.") from error
+        except (msgspec.ValidationError, OverflowError, ValueError) as error:
+            raise CorpusError(f"{path}: {error}. The index is damaged: build it again.") from error
         if options.dtype is not None and options.dtype != corpus.dtype:
             raise CorpusError(
                 f"{path}: the index is of {corpus.dtype.name} tokens, but dtype={options.dtype} was asked for."
@@ -76,61 +76,52 @@ class Index(Format):
         return dataclasses.replace(corpus, eos_token_id=corpus.eos_token_id if eos is None else eos)
 
 
-def _read_own(path: str, data: Mapping[str, Any], remap: Remap) -> Corpus:
-    if data["version"] != INDEX_VERSION:
+class _OwnIndex(msgspec.Struct):
+    """What `index_writer` writes; further keys are ignored."""
+
+    version: int
+    fingerprint: str
+    dtype: TokenDtype
+    eos_token_id: Count | None
+    tokenizer: str | None
+    shards: tuple[Shard, ...]
+    tokenizer_sha256: str | None = None
+    pad_token_id: Count | None = None
+    sources: FileStamp | None = None
+    source_names: tuple[str, ...] = ()
+    use_loss_mask: bool | None = None
+
+
+def _read_own(path: str, data: Any, options: ReadOptions, listing: DirectoryListing) -> Corpus:
+    if data.get("version", INDEX_VERSION) != INDEX_VERSION:
         raise CorpusError(
             f"{path}: index version {data['version']!r}; this grain_sft reads version {INDEX_VERSION}. "
             "Build it again with `grain-sft index`."
         )
-    dtype: np.dtype[np.unsignedinteger] = token_dtype(_text(data, path, "dtype"), path)
-    _ = data["eos_token_id"], data["tokenizer"]  # may be null, but not missing
+    index = msgspec.convert(data, _OwnIndex)
 
-    def file(where: str, entry: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the fields of every kind of file. The version is that of the file that was indexed, not of a copy."""
-        stated = _text(entry, where, "path")
-        found = _locate(path, stated, remap)
-        return {
-            "path": found,
-            "version": _text(entry, where, "version", optional=True) if found == stated else None,
-            "size": _count(entry, where, "size"),
-            "digest": _text(entry, where, "digest"),
-        }
+    def locate(file: Any) -> Any:
+        """Return the file where it is now. The version is that of the file that was indexed, not of a copy."""
+        found = _locate(path, file.path, options.remap)
+        return dataclasses.replace(file, path=found, version=file.version if found == file.path else None, root=None)
 
-    def shard(where: str, entry: Mapping[str, Any]) -> Shard:
-        loss, boundaries = entry.get("loss"), entry.get("boundaries")
-        return Shard(
-            **file(where, entry),
-            data_offset=_count(entry, where, "data_offset"),
-            num_tokens=_count(entry, where, "num_tokens"),
-            label=_text(entry, where, "label"),
-            loss=None if loss is None else loss_file(where, loss),
-            boundaries=None if boundaries is None else boundary_file(f"{where}: boundaries", boundaries),
+    dtype = token_dtype(index.dtype, path)
+    if (index.eos_token_id or 0) > np.iinfo(dtype).max:
+        raise CorpusError(
+            f"{path}: eos_token_id is {index.eos_token_id}, which {dtype.name} can't hold. Build it again."
         )
-
-    def loss_file(where: str, entry: Mapping[str, Any]) -> LossFile:
-        offset = _count(entry, where, "data_offset")
-        return LossFile(kind=_kind(entry, KINDS, where), data_offset=offset, **file(where, entry))
-
-    def boundary_file(where: str, entry: Mapping[str, Any]) -> BoundaryFile:
-        continues = entry.get("continues")
-        if continues is not None and not isinstance(continues, bool):
-            raise CorpusError(f"{where}: continues is {continues!r}; expected true or false. Build the index again.")
-        return BoundaryFile(kind=_kind(entry, BOUNDARY_KINDS, where), continues=continues, **file(where, entry))
-
-    sources = data.get("sources")
-    names = data.get("source_names", [])
     corpus = Corpus(
-        shards=tuple(shard(f"{path}: shard {number}", entry) for number, entry in enumerate(data["shards"])),
+        shards=index.shards,
         dtype=dtype,
-        eos_token_id=_count(data, path, "eos_token_id", np.iinfo(dtype).max, optional=True),
-        tokenizer=_text(data, path, "tokenizer", optional=True),
-        tokenizer_sha256=_text(data, path, "tokenizer_sha256", optional=True),
-        pad_token_id=_count(data, path, "pad_token_id", optional=True),
-        sources_file=None if sources is None else FileStamp(**file(f"{path}: sources", sources)),
-        source_names=tuple(_text({"source_names": name}, path, "source_names") for name in names),
-    )
-    _check_own(path, data, corpus)
-    return _pinned(corpus)
+        eos_token_id=index.eos_token_id,
+        tokenizer=index.tokenizer,
+        tokenizer_sha256=index.tokenizer_sha256,
+        pad_token_id=index.pad_token_id,
+        sources_file=index.sources,
+        source_names=index.source_names,
+    ).map_files(locate)
+    _check_own(path, index.fingerprint, corpus)
+    return _choose_loss(path, index.use_loss_mask, _pinned(corpus), options, listing)
 
 
 def _pinned(corpus: Corpus) -> Corpus:
@@ -145,7 +136,7 @@ def _pinned(corpus: Corpus) -> Corpus:
     )
 
 
-def _check_own(path: str, data: Mapping[str, Any], corpus: Corpus) -> None:
+def _check_own(path: str, fingerprint: str, corpus: Corpus) -> None:
     for number, shard in enumerate(corpus.shards):
         if shard.data_offset + shard.num_tokens * corpus.dtype.itemsize != shard.size:
             raise CorpusError(
@@ -159,9 +150,9 @@ def _check_own(path: str, data: Mapping[str, Any], corpus: Corpus) -> None:
             )
     if not corpus.shards:
         raise CorpusError(f"{path}: the index lists no shard.")
-    if data["fingerprint"] != corpus.fingerprint:
+    if fingerprint != corpus.fingerprint:
         raise CorpusError(
-            f"{path}: the fingerprint in the index ({data['fingerprint']}) is not that of its entries "
+            f"{path}: the fingerprint in the index ({fingerprint}) is not that of its entries "
             f"({corpus.fingerprint}). It was edited or damaged: build it again with `grain-sft index`."
         )
     _check_sizes(path, [file for file in corpus.files() if not files.is_remote(file.path)])
@@ -199,15 +190,12 @@ def _locate(index: str, stated: str, remap: Remap) -> str:
 
 
 def _choose_loss(
-    path: str, data: Mapping[str, Any], corpus: Corpus, options: ReadOptions, listing: DirectoryListing
+    path: str, stated: bool | None, corpus: Corpus, options: ReadOptions, listing: DirectoryListing
 ) -> Corpus:
     """Return the corpus with the loss files that `options` ask for: named ones, those of the index, or none.
 
-    Version 0.1.0 wrote no `use_loss_mask`, and no masks of listed files.
+    `stated` is the index's own `use_loss_mask`, which version 0.1.0 did not write, nor masks of listed files.
     """
-    stated = data.get("use_loss_mask")
-    if stated is not None and not isinstance(stated, bool):
-        raise CorpusError(f"{path}: use_loss_mask is {stated!r}; expected true, false or null. Build the index again.")
     wanted = stated if options.use_loss_mask is None else options.use_loss_mask
     tokens = [shard.path for shard in corpus.shards]
     if options.masks is not None:
@@ -232,10 +220,10 @@ def _choose_loss(
     )
 
 
-def _with_losses(corpus: Corpus, losses: Sequence[tuple[str, str]]) -> Corpus:
+def _with_losses(corpus: Corpus, losses: Sequence[tuple[str, LossKind]]) -> Corpus:
     """Return the corpus with these loss files, of these kinds."""
 
-    def scan(shard: Shard, path: str, kind: str) -> Shard:
+    def scan(shard: Shard, path: str, kind: LossKind) -> Shard:
         loss = scan_loss(path, kind)
         check_loss(shard, loss, corpus.dtype)
         return dataclasses.replace(shard, loss=loss)
@@ -245,57 +233,45 @@ def _with_losses(corpus: Corpus, losses: Sequence[tuple[str, str]]) -> Corpus:
     return dataclasses.replace(corpus, shards=shards, ignores_loss=False)
 
 
+class _MaxTextFile(msgspec.Struct):
+    path: str
+    label: str
+    n_tokens: Count
+
+
+class _MaxTextIndex(msgspec.Struct):
+    sequence_length: Count
+    dtype: str
+    tokenizer: str
+    fingerprint: str
+    files: list[_MaxTextFile]
+
+
 def _read_maxtext(path: str, data: Mapping[str, Any], options: ReadOptions, listing: DirectoryListing) -> Corpus:
     """Return the corpus of MaxText's index, whose files are scanned and compared with it; it can't list sidecars."""
     if data["format_version"] != MAXTEXT_VERSION:
         raise CorpusError(
             f"{path}: MaxText index of format version {data['format_version']!r}; version {MAXTEXT_VERSION!r} can be read."
         )
-    entries = list(data["files"])
-    tokenizer = _text(data, path, "tokenizer")
-    expected = maxtext_fingerprint(data["sequence_length"], data["dtype"], tokenizer, entries)
-    if data["fingerprint"] != expected:
+    index = msgspec.convert(data, _MaxTextIndex)
+    expected = maxtext_fingerprint(index.sequence_length, index.dtype, index.tokenizer, data["files"])
+    if index.fingerprint != expected:
         raise CorpusError(
-            f"{path}: the fingerprint in MaxText's index ({data['fingerprint']}) is not that of its entries ({expected}). "
+            f"{path}: the fingerprint in MaxText's index ({index.fingerprint}) is not that of its entries ({expected}). "
             "It was edited or damaged: build it again."
         )
-    if not entries:
+    if not index.files:
         raise CorpusError(f"{path}: the index lists no file.")
-    dtype: np.dtype[np.unsignedinteger] = token_dtype(data["dtype"], path)
-    sources = [(options.remap(entry["path"]), _text(entry, path, "label")) for entry in entries]
+    dtype: np.dtype[np.unsignedinteger] = token_dtype(index.dtype, path)
+    sources = [(options.remap(entry.path), entry.label) for entry in index.files]
     corpus = corpus_of_files(sources, dataclasses.replace(options, dtype=dtype), listing)
-    if len(corpus.shards) != len(entries):
+    if len(corpus.shards) != len(index.files):
         raise CorpusError(f"{path}: lists files that hold no tokens, such as label masks. Build the index again.")
-    for shard, entry in zip(corpus.shards, entries, strict=True):
-        if shard.num_tokens != entry["n_tokens"]:
-            verb = "shrank" if shard.num_tokens < entry["n_tokens"] else "grew"
+    for shard, entry in zip(corpus.shards, index.files, strict=True):
+        if shard.num_tokens != entry.n_tokens:
+            verb = "shrank" if shard.num_tokens < entry.n_tokens else "grew"
             raise CorpusFileError(
                 f"{shard.path}: the file {verb} since it was indexed: {shard.num_tokens} tokens, but MaxText's index {path} "
-                f"lists {entry['n_tokens']}. Restore it, or build the index again."
+                f"lists {entry.n_tokens}. Restore it, or build the index again."
             )
-    return dataclasses.replace(corpus, tokenizer=tokenizer or corpus.tokenizer)
-
-
-def _text(entry: Mapping[str, Any], where: str, key: str, *, optional: bool = False) -> Any:
-    value = entry.get(key) if optional else entry[key]
-    if not isinstance(value, str) and not (optional and value is None):
-        raise CorpusError(f"{where}: {key} is {value!r}; expected a string. The index is damaged: build it again.")
-    return value
-
-
-def _count(
-    entry: Mapping[str, Any], where: str, key: str, highest: int = (1 << 63) - 1, *, optional: bool = False
-) -> Any:
-    value = entry.get(key) if optional else entry[key]
-    if optional and value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= highest:
-        raise CorpusError(f"{where}: {key} is {value!r}; expected a count. The index is damaged: build it again.")
-    return value
-
-
-def _kind(entry: Mapping[str, Any], known: Mapping[str, object], where: str) -> str:
-    kind = str(_text(entry, where, "kind"))
-    if kind not in known:
-        raise CorpusError(f"{where}: kind is {kind!r}; expected one of {', '.join(known)}. Build the index again.")
-    return kind
+    return dataclasses.replace(corpus, tokenizer=index.tokenizer or corpus.tokenizer)

@@ -5,13 +5,17 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, TypeVar
 
+import msgspec
 from absl import logging
 
+from grain_sft.corpus.documents import Count
 from grain_sft.errors import CorpusError, CorpusFileError, GrainSftError, RemoteTimeoutError, shortened
 from grain_sft.storage import files
+
+T = TypeVar("T")
 
 PREPARE = "prepare.json"
 SPLIT = "corpus.json"
@@ -36,8 +40,8 @@ class CorpusMetadata:
       path: Path of corpus.json or prepare.json.
     """
 
-    eos_token_id: int | None = None
-    pad_token_id: int | None = None
+    eos_token_id: Count | None = None
+    pad_token_id: Count | None = None
     tokenizer: str | None = None
     tokenizer_sha256: str | None = None
     source_names: tuple[str, ...] = ()
@@ -129,6 +133,13 @@ class Json:
         """Return every key with its value."""
         return list(self._data.items())
 
+    def convert(self, kind: type[T]) -> T:
+        """Return the object as a dataclass or a msgspec Struct; keys that it lacks are ignored."""
+        try:
+            return msgspec.convert(self._data, kind)
+        except (msgspec.ValidationError, OverflowError) as error:
+            raise CorpusError(f"{self.path}: {error}. It was edited or damaged.") from error
+
     def text(self, key: str) -> str | None:
         """Return the string of `key`, or None. This and the methods below raise CorpusError for another type."""
         value: str | None = self._checked(key, str, "a string")
@@ -185,17 +196,7 @@ def parse_metadata(data: Json) -> CorpusMetadata:
         raise CorpusError(
             f"{data.path}: version {data.get('version')!r}; this grain_sft reads version {SPLIT_VERSION}. Update grain_sft."
         )
-    names = data.items("source_names")
-    if not all(isinstance(name, str) for name in names):
-        raise CorpusError(f"{data.path}: source_names is {shortened(repr(names))}; expected a list of strings.")
-    return CorpusMetadata(
-        eos_token_id=data.count("eos_token_id"),
-        pad_token_id=data.count("pad_token_id"),
-        tokenizer=data.text("tokenizer"),
-        tokenizer_sha256=data.text("tokenizer_sha256"),
-        source_names=tuple(names),
-        path=data.path,
-    )
+    return dataclasses.replace(data.convert(CorpusMetadata), path=data.path)
 
 
 def _parse_prepare(data: Json) -> CorpusMetadata:
@@ -217,29 +218,14 @@ def _parse_prepare(data: Json) -> CorpusMetadata:
     )
 
 
-def split_metadata(
-    *,
-    format: str,
-    split: str,
-    eos_token_id: int | None,
-    pad_token_id: int | None,
-    tokenizer: str | None,
-    tokenizer_sha256: str | None,
-    vocab_size: int | None,
-    source_names: Sequence[str],
-) -> dict[str, Any]:
-    """Return the content of a split's corpus.json."""
+def split_metadata(*, format: str, split: str, **metadata: Any) -> dict[str, Any]:
+    """Return the content of a split's corpus.json; `metadata` are fields of `CorpusMetadata`, and `vocab_size`."""
     return {
         "format": SPLIT_FORMAT,
         "version": SPLIT_VERSION,
         "corpus_format": format,
         "split": split,
-        "eos_token_id": eos_token_id,
-        "pad_token_id": pad_token_id,
-        "tokenizer": tokenizer,
-        "tokenizer_sha256": tokenizer_sha256,
-        "vocab_size": vocab_size,
-        "source_names": list(source_names),
+        **metadata,
     }
 
 

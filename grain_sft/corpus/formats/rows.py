@@ -9,16 +9,19 @@
 from __future__ import annotations
 
 import concurrent.futures
+import dataclasses
 import re
-from typing import Any
+from typing import Annotated, Literal
+
+import msgspec
 
 from grain_sft.corpus.corpus import Corpus
 from grain_sft.corpus.documents import describe_boundaries
 from grain_sft.corpus.formats import Format
 from grain_sft.corpus.formats.metadata import CorpusMetadata, DirectoryListing, Json
 from grain_sft.corpus.formats.scanning import THREADS, ReadOptions, corpus_of
-from grain_sft.corpus.loss import scan_loss
-from grain_sft.corpus.shard import RowFormat, Shard, token_dtype
+from grain_sft.corpus.loss import Count, scan_loss
+from grain_sft.corpus.shard import RowFormat, Shard, TokenDtype, token_dtype
 from grain_sft.errors import CorpusError
 from grain_sft.storage import describe, files
 
@@ -26,8 +29,8 @@ ROWS_MANIFEST = "rows.json"
 ROWS_FORMAT = "grain_sft rows"
 ROWS_VERSION = 4
 
-_DTYPES = ("uint8", "uint16", "uint32")
-_LOSS_KINDS = ("", "bool", "float32")
+Positive = Annotated[int, msgspec.Meta(ge=1)]
+_Dtype = Literal["", "uint8", "uint16", "uint32"]
 _FILE = re.compile(r"(rows|loss)_\d{4}\.bin|documents_\d{4}\.idx")
 
 
@@ -70,6 +73,19 @@ class Rows(Format):
         return None
 
 
+class _Manifest(msgspec.Struct):
+    """What rows.json states of the files."""
+
+    sequence_length: Positive
+    dtype: TokenDtype
+    rows_of_shards: Annotated[list[Positive], msgspec.Meta(min_length=1)]
+    made_of: Annotated[str, msgspec.Meta(min_length=1)]
+    loss: Literal["bool", "float32"] | None = None
+    positions_dtype: _Dtype = ""
+    segments_dtype: _Dtype = ""
+    most_segments: Count = 0
+
+
 def scan_rows(
     folder: str, data: Json, options: ReadOptions | None = None, listing: DirectoryListing | None = None
 ) -> Corpus:
@@ -80,58 +96,39 @@ def scan_rows(
       CorpusError: files of other sizes.
     """
     options, listing = options or ReadOptions(), listing or DirectoryListing()
-    length, name, loss = data.count("sequence_length"), data.text("dtype"), data.text("loss") or ""
-    made_of = data.text("made_of")
-    counts = [_whole(data.path, entry) for entry in data.items("rows_of_shards")]
-    if not length or not name or not counts or not made_of or loss not in _LOSS_KINDS:
-        raise CorpusError(f"{data.path}: lacks or garbles a field. It was edited or damaged: write the rows again.")
-    kinds = {key: data.text(key) or "" for key in ("positions_dtype", "segments_dtype")}
-    most_segments = data.count("most_segments") or 0
-    for key, kind in kinds.items():
-        if kind not in _DTYPES and not (most_segments and not kind):
-            raise CorpusError(f"{data.path}: {key} is {kind!r}; expected one of {', '.join(_DTYPES)}.")
-    dtype = token_dtype(name, data.path)
+    rows = data.convert(_Manifest)
+    if not rows.most_segments and not (rows.positions_dtype and rows.segments_dtype):
+        raise CorpusError(f"{data.path}: lacks positions_dtype or segments_dtype. It was edited or damaged.")
+    length, loss, counts = rows.sequence_length, rows.loss, rows.rows_of_shards
+    dtype = token_dtype(rows.dtype, data.path)
     if options.dtype not in (None, dtype):
-        raise CorpusError(f"{data.path}: says dtype {name}, but dtype={options.dtype} was asked for. Leave it out.")
-    row_format = RowFormat(length, kinds["positions_dtype"], kinds["segments_dtype"], most_segments, made_of)
+        raise CorpusError(f"{data.path}: says dtype {dtype}, but dtype={options.dtype} was asked for. Leave it out.")
+    row_format = RowFormat(length, rows.positions_dtype, rows.segments_dtype, rows.most_segments, rows.made_of)
     row = row_format.dtype(dtype)
 
     def scan_one(number: int) -> Shard:
         paths = {kind: files.join(folder, file) for kind, file in row_files(number, loss).items()}
-        rows = describe(paths["rows"])
+        stamp = describe(paths["rows"])
         tokens = counts[number] * length
-        _check_size(paths["rows"], rows.size, counts[number] * row.itemsize)
-        found = None if not loss else scan_loss(paths["loss"], loss)
+        _check_size(paths["rows"], stamp.size, counts[number] * row.itemsize)
+        found = None if loss is None else scan_loss(paths["loss"], loss)
         if found is not None:
             _check_size(paths["loss"], found.size, tokens * (1 if loss == "bool" else 4))
         boundaries = describe_boundaries(paths["documents"], "pairs")
         stride = (length, row.itemsize // dtype.itemsize)
-        return Shard(paths["rows"], tokens, rows.size, 0, "", rows.digest, found, boundaries, stride, rows.version)
+        return Shard(paths["rows"], tokens, stamp.size, 0, "", stamp.digest, found, boundaries, stride, stamp.version)
 
     with concurrent.futures.ThreadPoolExecutor(min(THREADS, len(counts))) as pool:
         shards = tuple(pool.map(scan_one, range(len(counts))))
-    metadata = CorpusMetadata(
-        eos_token_id=data.count("eos_token_id"),
-        pad_token_id=data.count("pad_token_id"),
-        tokenizer=data.text("tokenizer"),
-        tokenizer_sha256=data.text("tokenizer_sha256"),
-        source_names=tuple(str(each) for each in data.items("source_names")),
-        path=data.path,
-    )
+    metadata = dataclasses.replace(data.convert(CorpusMetadata), path=data.path)
     sources = files.join(folder, "sources.bin") if "sources.bin" in listing.names(folder) else ""
     return corpus_of(shards, dtype, options, metadata, sources=sources, rows=row_format)
 
 
-def row_files(number: int, loss: str) -> dict[str, str]:
-    """Return the names of the files of a shard by what they hold: "rows", "documents" and, unless `loss` is "", "loss"."""
+def row_files(number: int, loss: str | None) -> dict[str, str]:
+    """Return the names of the files of a shard by what they hold: "rows", "documents" and, if there is a `loss`, "loss"."""
     kinds = {"rows": "bin", "loss": "bin", "documents": "idx"}
     return {kind: f"{kind}_{number:04d}.{suffix}" for kind, suffix in kinds.items() if kind != "loss" or loss}
-
-
-def _whole(path: str, value: Any) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise CorpusError(f"{path}: rows_of_shards holds {value!r}; expected counts of rows. Write the rows again.")
-    return value
 
 
 def _check_size(path: str, found: int, expected: int) -> None:

@@ -11,13 +11,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from grain_sft.corpus.corpus import Corpus
-from grain_sft.corpus.documents import describe_boundaries
+from grain_sft.corpus.documents import BoundaryKind, describe_boundaries
 from grain_sft.corpus.formats.metadata import CorpusMetadata
-from grain_sft.corpus.loss import LossFile, check_loss, scan_loss
+from grain_sft.corpus.loss import IGNORED, KINDS, LossFile, LossKind, scan_loss
 from grain_sft.corpus.shard import TOKEN_DTYPES, Shard, check_plausible, scan_shard
 from grain_sft.errors import CorpusError
 from grain_sft.progress import with_progress
-from grain_sft.storage import MAGIC, describe, files, read_head
+from grain_sft.storage import DIGEST_BYTES, MAGIC, describe, files, read_head
 
 THREADS = 32  # a scan waits for the disk or for a bucket, not for the processor
 
@@ -60,9 +60,9 @@ class TokenFile(NamedTuple):
 
     tokens: str
     loss: str = ""
-    loss_kind: str = "bool"
+    loss_kind: LossKind = "bool"
     boundaries: str = ""
-    boundaries_kind: str = "csv"
+    boundaries_kind: BoundaryKind = "csv"
     continues: bool | None = None
     label: str = ""
 
@@ -192,6 +192,37 @@ def _scan_part(part: TokenFile, loss: LossFile | None, dtype: Dtype | None) -> t
         check_loss(shard, loss, dtype)
     boundaries = describe_boundaries(part.boundaries, part.boundaries_kind) if part.boundaries else None
     return dataclasses.replace(shard, loss=loss, boundaries=boundaries), dtype
+
+
+def check_loss(shard: Shard, loss: LossFile, dtype: Dtype) -> None:
+    """Check that a loss file has a value for each token, and that the labels at its two ends are the tokens or IGNORED.
+
+    Raises:
+      CorpusError: the files don't belong together, or the labels are shifted.
+    """
+    if shard.num_tokens != loss.count:
+        raise CorpusError(
+            f"{loss.path}: {loss.count} values for {shard.num_tokens} {dtype.name} tokens in {shard.path}; expected one "
+            "for each. A file was cut short or is of another corpus, or dtype is another."
+        )
+    if loss.kind != "labels":
+        return
+    width = KINDS[loss.kind].itemsize
+    count = min(shard.num_tokens, DIGEST_BYTES // width)
+    for first in dict.fromkeys((0, shard.num_tokens - count)):
+        begin = loss.data_offset + first * width
+        labels = np.frombuffer(files.read_range(loss.path, begin, begin + count * width, version=loss.version), "<i4")
+        begin = shard.data_offset + first * dtype.itemsize
+        tokens = np.frombuffer(files.read_range(shard.path, begin, begin + count * dtype.itemsize), dtype)
+        if len(labels) != len(tokens):
+            raise CorpusError(f"{loss.path}: was cut short while it was opened.")
+        wrong = np.flatnonzero((labels != IGNORED) & (labels != tokens.astype(np.int64)))
+        if len(wrong):
+            at = int(wrong[0])
+            raise CorpusError(
+                f"{loss.path}: label {first + at} is {labels[at]}, but that token is {tokens[at]} in "
+                f"{shard.path}; expected the token itself or {IGNORED}, not shifted."
+            )
 
 
 def _width(tokens: str, loss: LossFile, allowed: Sequence[str]) -> Dtype | None:
