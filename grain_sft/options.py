@@ -258,17 +258,29 @@ def _code(value: object) -> str:
     return f"`{value if isinstance(value, str) else json.dumps(value, default=list)}`"
 
 
-def add_arguments(parser: argparse.ArgumentParser, options: Options, *, prefix: str = "") -> None:
-    """Add each option to a parser, as `--prefix-name`. An option that is not given is absent from the parsed result."""
+def add_arguments(parser: Any, options: Options) -> None:
+    """Add each option to a parser or a group of arguments, as `--name`, with its type, bounds, default and help text."""
     for option in options.values():
         kinds = [each for each in _members(option.type) if each is not type(None)]
         kind = get_args(kinds[0])[0] if get_origin(kinds[0]) is Annotated else kinds[0]
-        settings: dict[str, Any] = {"action": argparse.BooleanOptionalAction} if kind is bool else {}
-        if get_origin(kind) is Literal:
+        settings: dict[str, Any] = {"required": True} if option.default is REQUIRED else {"default": option.default}
+        if kind is bool:
+            settings["action"] = argparse.BooleanOptionalAction
+        elif get_origin(kind) is Literal:
             settings["choices"] = get_args(kind)
         elif kind in (int, float):
-            settings["type"] = kind
-        flag = f"--{prefix}{option.name}".replace("_", "-")
-        parser.add_argument(
-            flag, dest=option.name, default=argparse.SUPPRESS, help=option.help.replace("%", "%%"), **settings
-        )
+            settings["type"] = functools.partial(_number_of, kind, option)
+            settings["metavar"] = "N"
+        default = "" if option.default is REQUIRED or option.default is None else f" (default: {option.default})"
+        help_text = f"{option.help.removesuffix('.')}{default}".replace("%", "%%")
+        parser.add_argument(f"--{option.name}".replace("_", "-"), help=help_text, **settings)
+
+
+def _number_of(kind: type[int] | type[float], option: Option, text: str) -> int | float:
+    try:
+        value = kind(text)
+        msgspec.convert(value, option.type)
+    except ValueError as error:  # msgspec.ValidationError is one
+        expected = " or ".join(_expected(each) for each in _members(option.type) if each is not type(None))
+        raise argparse.ArgumentTypeError(f"{text!r}: expected {expected}") from error
+    return value

@@ -18,7 +18,9 @@ from grain_sft.cli.arguments import (
 )
 from grain_sft.corpus import Corpus, open_corpus
 from grain_sft.layout import PackedLayout, algorithm_title, compare_algorithms, packing_report, plan_places
-from grain_sft.layout.packing import ALGORITHMS, TIES
+from grain_sft.layout.packing import ALGORITHMS
+from grain_sft.options import add_arguments as add_options
+from grain_sft.options import options_of
 from grain_sft.pipeline import layout_receipt
 from grain_sft.prepare.materialize import materialize
 from grain_sft.progress import progress_bar
@@ -35,25 +37,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     parser.add_argument("corpus", nargs="+", help="what open_corpus takes: a prepared corpus, a mix, an index, ...")
     parser.add_argument("--sequence-length", type=at_least(1), required=True, help="tokens of a row")
-    parser.add_argument("--algorithm", choices=list(ALGORITHMS), help="(default: compare all of them)")
+    parser.add_argument(
+        "--algorithm", help=f"{', '.join(ALGORITHMS)}, or package.module:Name (default: compare all of them)"
+    )
     parser.add_argument("--compare", action="store_true", help="compare all algorithms, after the report of one")
     rows = parser.add_argument_group("rows")
-    rows.add_argument(
-        "--long-documents", choices=("truncate", "fragment"), default="truncate", help="(default: truncate)"
-    )
-    rows.add_argument(
-        "--source-group-size", type=at_least(1), default=1, help="files that are packed together (default: 1)"
-    )
-    rows.add_argument("--ties", choices=TIES, default="stable", help="order of equal lengths (default: stable)")
-    rows.add_argument("--max-segments", type=at_least(1), help="documents of a row, at most (default: any number)")
-    rows.add_argument("--boundaries", choices=("auto", "eos"), default="auto", help="(default: auto)")
-    rows.add_argument("--bos-token-id", type=at_least(0), help="an EOS ends a document only where this follows")
-    by_epoch = ", ".join(name for name in ALGORITHMS if ALGORITHMS[name].packs_per_epoch)
-    rows.add_argument("--seed", type=at_least(0), default=0, help=f"seed of {by_epoch} (default: 0)")
-    rows.add_argument("--epochs", type=at_least(1), default=1, help=f"epochs of {by_epoch} (default: 1)")
-    rows.add_argument(
-        "--batch-rows", type=at_least(1), default=1, help="multipack: rows of a global batch (default: 1)"
-    )
+    declared = options_of(PackedLayout)
+    add_options(rows, {name: declared[name] for name in PACKING})
     files = parser.add_argument_group("files")
     add_format(files)
     add_corpus_options(files)

@@ -42,6 +42,7 @@ class Shop:
       prices: Prices by name.
       basket: Basket of a customer.
       anything: Any JSON value.
+      count: Number of sales.
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class Shop:
         prices: dict[str, float] | None = None,
         basket: Basket | None = None,
         anything: Any = None,
+        count: Annotated[int, msgspec.Meta(ge=1)] = 1,
     ):
         self.name = name
 
@@ -72,6 +74,7 @@ def test_options_have_the_defaults_and_the_help_texts_of_the_declaration():
         "prices": None,
         "basket": None,
         "anything": None,
+        "count": 1,
     }
     assert OPTIONS["name"].help == "Name of the shop, on two lines."
     assert OPTIONS["ripe"].help == OPTIONS["fresh"].help == "Whether it is."
@@ -112,9 +115,12 @@ def test_a_right_section_is_taken():
 
 def test_the_command_line_and_the_page_have_the_same_options():
     parser = argparse.ArgumentParser()
-    add_arguments(parser, options_of(Shop))
-    given = vars(parser.parse_args(["--name", "x", "--order", "down", "--no-ripe"]))
-    assert given == {"name": "x", "order": "down", "ripe": False}
+    add_arguments(parser, {name: OPTIONS[name] for name in ("name", "kind", "order", "ripe", "count")})
+    given = vars(parser.parse_args(["--name", "x", "--order", "down", "--no-ripe", "--count", "3"]))
+    assert given == {"name": "x", "kind": "apple", "order": "down", "ripe": False, "count": 3}
+    for wrong in (["--name", "x", "--count", "0"], ["--name", "x", "--count", "y"], []):
+        with pytest.raises(SystemExit):
+            parser.parse_args(wrong)
     assert "| `kind` | `apple`, `pear` | `apple` | Fruit. |" in table_rows(OPTIONS)
     assert "| `basket.size` | integer | required | Number of fruits. |" in table_rows(OPTIONS)
 
