@@ -394,7 +394,7 @@ def test_only_packed_rows_are_written_out(tmp_path, layout):
 def test_an_output_that_holds_something_else_is_left_alone(tmp_path, layout):
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").write_text("mine")
-    with pytest.raises(LayoutError, match="is no empty folder"):
+    with pytest.raises(LayoutError, match="is not an empty folder"):
         materialize(layout, tmp_path / "full")
     materialize(layout, tmp_path / "rows")
     with pytest.raises(LayoutError, match="holds other rows"):

@@ -1,12 +1,11 @@
 """Conversations in, corpora out."""
 
 from grain_sft.prepare.convert import convert
-from grain_sft.prepare.dry_run import dry_run
-from grain_sft.prepare.messages import Conversation, Message
+from grain_sft.prepare.records.messages import Conversation, Message
+from grain_sft.prepare.records.schema import SCHEMAS, check_schema, parse_record
+from grain_sft.prepare.records.strict_json import parse_json
 from grain_sft.prepare.request import Dataset, Request
-from grain_sft.prepare.run import prepare
-from grain_sft.prepare.schema import SCHEMAS, check_schema, parse_record
-from grain_sft.prepare.strict_json import parse_json
+from grain_sft.prepare.run import dry_run, prepare
 from grain_sft.prepare.templates import TEMPLATES, Rendered, Template, TemplateOptions, render
 from grain_sft.prepare.templates.primer import render_chat_sft
 from grain_sft.prepare.tokenizers import Tokenizer, load_tokenizer

@@ -19,8 +19,8 @@ from typing import Any
 from grain_sft import errors
 from grain_sft.errors import MissingExtraError, PrepareError
 from grain_sft.prepare import beam_steps as steps
-from grain_sft.prepare import inputs
 from grain_sft.prepare.beam_steps import Outcome, Run
+from grain_sft.prepare.records import inputs
 from grain_sft.prepare.request import Request
 from grain_sft.prepare.target import Target
 from grain_sft.prepare.workers import error_named

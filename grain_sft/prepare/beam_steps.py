@@ -18,11 +18,11 @@ import numpy as np
 import numpy.typing as npt
 
 from grain_sft.errors import GrainSftError
-from grain_sft.prepare import inputs
 from grain_sft.prepare.chunks import Header
 from grain_sft.prepare.documents import Table
-from grain_sft.prepare.inputs import Input, Scan, Unit
 from grain_sft.prepare.job import Job
+from grain_sft.prepare.records import inputs
+from grain_sft.prepare.records.inputs import Input, Scan, Unit
 from grain_sft.prepare.render import Renderer, Work
 from grain_sft.prepare.request import Request
 from grain_sft.prepare.target import Target

@@ -13,10 +13,10 @@ import numpy as np
 import numpy.typing as npt
 
 from grain_sft.corpus import Corpus, check_tokenizer, open_corpus
-from grain_sft.errors import CorpusError, PrepareError
+from grain_sft.errors import CorpusError
 from grain_sft.prepare.documents import Block, Ids, in_blocks
 from grain_sft.prepare.request import GIB, Dataset, Request, hash_of
-from grain_sft.prepare.run import Progress
+from grain_sft.prepare.run import Progress, write_tasks
 from grain_sft.prepare.target import MANIFEST, Target
 from grain_sft.prepare.tokenizers import Tokenizer, load_tokenizer
 from grain_sft.prepare.writers import FORMATS, Plan, SplitStatistics
@@ -28,7 +28,7 @@ VALIDATION = (
     ("val_idx.npy", "val"),
     ("*.eval.parquet", ""),
 )
-"""What says that a corpus has a validation split, and where that is below it; "" for what was found."""
+"""Files of validation splits, and the folder of each such split; "" for the file itself."""
 
 
 def convert(
@@ -45,20 +45,23 @@ def convert(
     """Write the documents of an SFT corpus in another format: train, and val where there is one.
 
     Args:
-      corpus: a directory in format olmo, episodes, primer or openchat.
-      output: a folder that does not exist yet or is empty.
-      format: of the output.
-      tokenizer: for its ids and files, where the corpus holds none.
+      corpus: Directory in format olmo, episodes, primer or openchat.
+      output: Folder that does not exist yet or is empty.
+      format: Format of the output.
+      tokenizer: Path of a tokenizer, where the corpus holds none.
+      part_bytes: Bytes of tokens in one part (olmo).
+      shard_tokens: Tokens in one shard (episodes).
+      overwrite: Whether to begin again where the output is of another corpus.
+      progress: Function that is called as the work proceeds.
 
     Returns:
       The output's manifest, as `prepare` returns it.
 
     Raises:
-      CorpusError, CorpusFileError: the corpus can't be read, or has no documents.
-      PrepareError: the format can't hold them, or the output is of another corpus.
+      CorpusError, CorpusFileError: The corpus can't be read, or has no documents.
+      PrepareError: The format can't hold the documents, or the output is of another corpus.
     """
-    if format not in FORMATS:
-        raise PrepareError(f"format {format!r}: expected one of {', '.join(FORMATS)}.")
+    _ = FORMATS[format]
     target = Target(output)
     target.check_writable()
     where = files.normalize(corpus)
@@ -89,7 +92,9 @@ def convert(
     with target.claim(identity, overwrite=overwrite):
         names = [str(entry.get("path")) for entry in identity["inputs"] if isinstance(entry, dict)]
         plan = _plan(target, request, described, splits, names)
-        _write_splits(plan, format, progress)
+        FORMATS[format].check(plan)
+        write_tasks(plan, FORMATS[format], progress)
+        FORMATS[format].finish(plan)
         for name, data in tokenizer_files.items():
             files.write_bytes(plan.path("tokenizer", name), data)
         manifest = {
@@ -107,22 +112,8 @@ def convert(
     return manifest
 
 
-def _write_splits(plan: Plan, format: str, progress: Progress | None) -> None:
-    """Write the documents of all splits."""
-    writer = FORMATS[format]
-    writer.check(plan)
-    tasks = [task for split in plan.splits for task in writer.tasks(plan, split)]
-    for number, task in enumerate(tasks):
-        if progress is not None:
-            progress("Writing", number, len(tasks))
-        writer.write(plan, task)
-    writer.finish(plan)
-    if progress is not None:
-        progress("Writing", len(tasks), len(tasks))
-
-
 class _Documents:
-    """The documents of a corpus, as writers read them."""
+    """The documents of a corpus as a `Source`."""
 
     def __init__(self, corpus: Corpus) -> None:
         self.corpus = corpus
@@ -150,12 +141,12 @@ class _Documents:
         )
 
     def sources(self, ids: Ids) -> Iterator[npt.NDArray[np.int64]]:
-        """Input and line [documents, 2] of the documents `ids`; where the corpus doesn't know, their numbers from 1."""
+        """See `Source`. Without sources, the lines are the numbers of documents from 1."""
         yield self._sources[ids] if self._sources is not None else np.stack([np.zeros_like(ids), ids + 1], axis=1)
 
 
 class _Both:
-    """The documents of all splits, numbered one after the other."""
+    """The documents of all splits, numbered consecutively; a `Source`."""
 
     def __init__(self, parts: Sequence[_Documents]) -> None:
         self._parts = parts
@@ -205,7 +196,7 @@ def _plan(
 
 
 def _open(where: str) -> dict[str, Corpus]:
-    """Train, and val where there is one."""
+    """Return the corpora of train and perhaps val."""
     train_folder = files.join(where, "train")
     inner = files.exists(train_folder) and _has_parts(train_folder)
     train = open_corpus(train_folder if inner else where)
@@ -241,7 +232,7 @@ def _share(splits: Mapping[str, _Documents]) -> float:
 def _tokenizer(
     where: str, given: str | None, splits: Mapping[str, _Documents]
 ) -> tuple[dict[str, Any], dict[str, bytes]]:
-    """The tokenizer's description and files: of the one given, of the corpus's own, or what the tokens say."""
+    """Return description and files of the given tokenizer or the corpus's own, or what its tokens tell."""
     folder = files.join(where, "tokenizer")
     if given is not None:
         for part in splits.values():

@@ -16,10 +16,11 @@ import msgspec
 import numpy as np
 
 from grain_sft.errors import PrepareError
-from grain_sft.prepare import chunks, inputs
+from grain_sft.prepare import chunks
 from grain_sft.prepare.chunks import Chunks, Header
 from grain_sft.prepare.documents import Documents, Ids, Table
-from grain_sft.prepare.inputs import Input, Scan, Unit
+from grain_sft.prepare.records import inputs
+from grain_sft.prepare.records.inputs import Input, Scan, Unit
 from grain_sft.prepare.render import Renderer, Work
 from grain_sft.prepare.request import VERSION, Request, hash_of
 from grain_sft.prepare.splits import Splits, split

@@ -1,4 +1,4 @@
-"""Materialising: packed rows written out in the order of their plan, as a corpus of the format rows."""
+"""Materialising: packed rows, written in the order of their plan as a corpus of the format rows."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,6 @@ from grain_sft.corpus import (
     ROWS_FORMAT,
     ROWS_MANIFEST,
     ROWS_VERSION,
-    Corpus,
     Json,
     RowFormat,
     open_corpus,
@@ -50,22 +49,22 @@ def materialize(
 ) -> dict[str, Any]:
     """Write the rows of `layout` to the folder `output`, which `open_corpus` opens for a `MaterializedLayout`.
 
-    The folder appears whole, by one rename; in a bucket its files appear one by one, rows.json last. What was cut off is
-    taken up again where it was, shard by shard, by the same call; a finished folder of the same rows is left as it is.
+    The folder appears whole, by one rename; in a bucket its files appear one by one, rows.json last. The same call
+    continues interrupted work shard by shard, and leaves a finished folder of the same rows unchanged.
 
     Args:
-      layout: of any algorithm; the rows of all its epochs.
-      output: new, empty, or the same rows; local, or a URL.
-      shard_bytes: of rows, at most, in a file; at least a row.
-      progress: called with what is done, rows written, and rows there are.
+      layout: Packed layout of any algorithm, whose rows of all epochs are written.
+      output: Folder that is new, empty, or holds the same rows; local, or a URL.
+      shard_bytes: Most bytes of rows in a file, which holds at least a row.
+      progress: Function of an activity, rows written, and all rows.
 
     Returns:
-      What rows.json says.
+      The content of rows.json.
 
     Raises:
-      LayoutError: an output that holds something else.
-      StorageError: no space, or no permission, or another process is writing there.
-      CorpusError, CorpusFileError: from reading the corpus.
+      LayoutError: The layout packs nothing, or the output holds something else.
+      StorageError: Space or permission is missing, or another process is writing there.
+      CorpusError, CorpusFileError: The corpus can't be read.
     """
     if not layout.plans:
         raise LayoutError(f"{layout!r}: only a PackedLayout's rows can be written out.")
@@ -76,8 +75,8 @@ def materialize(
     done = _finished(folder, job.key)
     if done is not None:
         return done
-    stage = folder if files.is_remote(folder) else _beside(folder)
-    with _locked(stage):
+    stage = _stage(folder)
+    with contextlib.nullcontext() if files.is_remote(stage) else files.locked(Path(stage, _LOCK)):
         done = _finished(folder, job.key)  # another process may have written it meanwhile
         if done is not None:
             shutil.rmtree(stage, ignore_errors=True)
@@ -85,29 +84,25 @@ def materialize(
         job.claim(stage)
         if not files.is_remote(stage):
             _check_space(stage, job)
-        return _write(job, folder, stage, progress)
+        return _write(job, folder, stage, progress or (lambda what, done, total: None))
 
 
 @dataclasses.dataclass(frozen=True)
 class _Job:
-    """Rows that are to be written."""
+    """Rows that are to be written, and their key."""
 
     layout: PackedLayout
     shard_bytes: int
 
-    @property
-    def corpus(self) -> Corpus:
-        return self.layout.corpus
-
     @functools.cached_property
     def made_of(self) -> str:
-        """The content of corpus and plans. Reads all files, unless this machine remembers their hashes."""
+        """Content of corpus and plans. Reads all files, unless this machine has cached their hashes."""
         plans = ", ".join(plan["fingerprint"] for plan in plan_places(self.layout))
-        return f"{self.layout!r} of corpus {self.corpus.content_hash()}, plans {plans}"
+        return f"{self.layout!r} of corpus {self.layout.corpus.content_hash()}, plans {plans}"
 
     @property
     def key(self) -> str:
-        stated = json.dumps([ROWS_VERSION, self.made_of, self.rows_per_shard, self.corpus.padding_token_id])
+        stated = json.dumps([ROWS_VERSION, self.made_of, self.rows_per_shard, self.layout.corpus.padding_token_id])
         return f"sha256:{hashlib.sha256(stated.encode()).hexdigest()}"
 
     @property
@@ -116,20 +111,19 @@ class _Job:
 
     @property
     def loss(self) -> str:
-        if not self.corpus.has_loss:
-            return ""
-        return "float32" if self.corpus.has_weights else "bool"
+        corpus = self.layout.corpus
+        return ("float32" if corpus.has_weights else "bool") if corpus.has_loss else ""
 
     @functools.cached_property
     def rows(self) -> RowFormat:
-        """What is written beside tokens and loss."""
+        """Format of the rows, without the loss."""
         layout = self.layout
-        most = layout.statistics["max_segments"]
-        return RowFormat.of(layout.sequence_length, layout.mean_segments, most, self.corpus.has_loss, self.made_of)
+        most, has_loss = layout.statistics["max_segments"], layout.corpus.has_loss
+        return RowFormat.of(layout.sequence_length, layout.mean_segments, most, has_loss, self.made_of)
 
     @property
     def row(self) -> np.dtype[Any]:
-        return self.rows.dtype(self.corpus.dtype)
+        return self.rows.dtype(self.layout.corpus.dtype)
 
     @property
     def bytes_a_row(self) -> int:
@@ -137,18 +131,18 @@ class _Job:
         return self.row.itemsize + self.layout.sequence_length * loss
 
     def shards(self) -> list[range]:
-        """Rows of each shard."""
+        """Return the rows of each shard."""
         rows, most = len(self.layout), self.rows_per_shard
         return [range(begin, min(begin + most, rows)) for begin in range(0, rows, most)]
 
     def claim(self, stage: str) -> None:
-        """Say in `stage` what is written there; what unfinished rows of other kinds left there is removed."""
+        """Write the job's key into `stage`, and remove unfinished files: of other rows all, else temporary ones."""
         state = files.join(stage, _STATE)
         if files.exists(state):
             found = Json.load(state)
             if found.get("key") == self.key:
                 if not files.is_remote(stage):
-                    _remove(stage, lambda name: name.endswith(".tmp"))  # of whom was killed
+                    _remove(stage, lambda name: name.endswith(".tmp"))  # of a killed writer
                 return
             if files.is_remote(stage):
                 raise LayoutError(
@@ -165,16 +159,15 @@ def _remove(stage: str, is_wanted: Callable[[str], bool]) -> None:
         os.unlink(os.path.join(stage, name))
 
 
-def _write(job: _Job, folder: str, stage: str, progress: Progress | None) -> dict[str, Any]:
+def _write(job: _Job, folder: str, stage: str, progress: Progress) -> dict[str, Any]:
     source = NpyDataSource(job.layout)
     shards = job.shards()
     for number, rows in enumerate(shards):
         paths = {kind: files.join(stage, name) for kind, name in row_files(number, job.loss).items()}
         if not files.exists(paths["documents"]):  # written last
             _write_shard(job, source, rows, paths, progress)
-        if progress is not None:
-            progress("rows", rows.stop, len(job.layout))
-    corpus = job.corpus
+        progress("rows", rows.stop, len(job.layout))
+    corpus = job.layout.corpus
     sources = None if corpus.sources is None else job.layout.sources
     if sources is not None:
         documents = np.concatenate([plan.document for plan in job.layout.plans])
@@ -192,7 +185,7 @@ def _write(job: _Job, folder: str, stage: str, progress: Progress | None) -> dic
         "most_segments": job.rows.most_segments,
         "loss": job.loss or None,
         "eos_token_id": None if corpus.eos_token_id is None else int(corpus.eos_token_id),
-        "pad_token_id": job.corpus.padding_token_id,
+        "pad_token_id": job.layout.corpus.padding_token_id,
         "tokenizer": corpus.tokenizer,
         "tokenizer_sha256": corpus.tokenizer_sha256,
         "source_names": list(corpus.source_names),
@@ -206,9 +199,7 @@ def _write(job: _Job, folder: str, stage: str, progress: Progress | None) -> dic
     return manifest
 
 
-def _write_shard(
-    job: _Job, source: NpyDataSource, rows: range, paths: Mapping[str, str], progress: Progress | None
-) -> None:
+def _write_shard(job: _Job, source: NpyDataSource, rows: range, paths: Mapping[str, str], progress: Progress) -> None:
     """Write the files of one shard; each appears whole, the one of documents last."""
     shift = ShiftTargets()
     step = max(1, _CHUNK_TOKENS // job.layout.sequence_length)
@@ -227,12 +218,11 @@ def _write_shard(
             if job.loss:
                 loss = element["loss_weights" if job.loss == "float32" else "loss_mask"]
                 out["loss"].write(loss.astype("<f4" if job.loss == "float32" else np.uint8, copy=False).tobytes())
-            if progress is not None:
-                progress("rows", min(begin + step, rows.stop), len(job.layout))
+            progress("rows", min(begin + step, rows.stop), len(job.layout))
 
 
 def _documents(element: Element, first_row: int) -> npt.NDArray[np.int64]:
-    """(start, length) of every segment, int64 [segments, 2], counted from the shard's first token."""
+    """Return start and length of every segment, int64 [segments, 2], counted from the shard's first token."""
     segments = element["segment_ids"]
     border = np.ones((len(segments), segments.shape[1] + 1), np.bool_)
     border[:, 1:-1] = segments[:, 1:] != segments[:, :-1]
@@ -243,7 +233,7 @@ def _documents(element: Element, first_row: int) -> npt.NDArray[np.int64]:
 
 
 def _ends(documents: npt.NDArray[np.int64], first_row: int, rows: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
-    """How many segments each of `rows` has, and where each ends in it: int64 [rows, 1 + most of a row]."""
+    """Return the number of segments of each of `rows`, and their ends: int64 [rows, 1 + most of a row]."""
     length = rows.dtype["tokens"].shape[0]
     row = documents[:, 0] // length - first_row
     counts = np.bincount(row, minlength=len(rows))
@@ -254,34 +244,26 @@ def _ends(documents: npt.NDArray[np.int64], first_row: int, rows: npt.NDArray[An
     return found
 
 
-@contextlib.contextmanager
-def _locked(stage: str) -> Iterator[None]:
-    """Keep other processes of this machine out of a local stage."""
-    if files.is_remote(stage):
-        yield
-        return
-    with files.locked(Path(stage, _LOCK)):
-        yield
-
-
-def _beside(folder: str) -> str:
+def _stage(folder: str) -> str:
+    """Return the folder of unfinished rows; in a bucket the output itself."""
     parent, name = os.path.split(folder)
     if not name:
         raise LayoutError(f"{folder or '/'}: is the root of the file system. Give a folder in it.")
-    return os.path.join(parent, f".{name}.grain_sft-rows")
+    return folder if files.is_remote(folder) else os.path.join(parent, f".{name}.grain_sft-rows")
 
 
 def _finished(folder: str, key: str) -> dict[str, Any] | None:
-    """What rows.json says, if these rows are there already.
-
-    Raises:
-      LayoutError: something else is there.
-    """
+    """Return the content of rows.json, if the folder holds these rows; refuse any other content."""
     manifest = files.join(folder, ROWS_MANIFEST)
     if files.exists(manifest):
         found = Json.load(manifest)
         if found.get("key") == key:
-            _check_whole(folder)
+            try:
+                open_corpus(folder, format="rows")
+            except (CorpusError, OSError) as error:
+                raise LayoutError(
+                    f"{folder}: holds these rows, but they are damaged ({error}) Remove the folder, and write them again."
+                ) from error
             return dict(found.entries())
         raise LayoutError(
             f"{folder}: holds other rows ({found.get('made_of')}). Give another folder, or remove this one yourself."
@@ -289,18 +271,8 @@ def _finished(folder: str, key: str) -> dict[str, Any] | None:
     if files.is_remote(folder) or not files.exists(folder):
         return None
     if not os.path.isdir(folder) or os.listdir(folder):
-        raise LayoutError(f"{folder}: is there, and is no empty folder. Give one that is new or empty.")
+        raise LayoutError(f"{folder}: exists, and is not an empty folder. Give one that is new or empty.")
     return None
-
-
-def _check_whole(folder: str) -> None:
-    """See that the files of finished rows are there and the ones that were written."""
-    try:
-        open_corpus(folder, format="rows")
-    except (CorpusError, OSError) as error:
-        raise LayoutError(
-            f"{folder}: holds these rows, but they are damaged ({error}) Remove the folder, and write them again."
-        ) from error
 
 
 def _check_space(stage: str, job: _Job) -> None:
@@ -315,9 +287,9 @@ def _check_space(stage: str, job: _Job) -> None:
 
 
 def _publish(stage: str, folder: str) -> None:
-    """Give the finished folder its name."""
+    """Rename the finished folder."""
     try:
-        os.rename(stage, folder)  # first: rows that don't say what they are would be taken for those of another job
+        os.rename(stage, folder)  # first: rows without a key would be taken for those of another job
         for name in (_STATE, _LOCK):
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(os.path.join(folder, name))

@@ -13,10 +13,10 @@ import numpy.typing as npt
 
 from grain_sft.errors import PrepareError, RecordError
 from grain_sft.prepare import chunks
-from grain_sft.prepare.inputs import Input, Unit, read_records
-from grain_sft.prepare.messages import Conversation
+from grain_sft.prepare.records.inputs import Input, Unit, read_records
+from grain_sft.prepare.records.messages import Conversation
+from grain_sft.prepare.records.schema import read_record
 from grain_sft.prepare.request import Request
-from grain_sft.prepare.schema import read_record
 from grain_sft.prepare.templates import TEMPLATES, Rendered, Result, Template, TemplateOptions, instance
 from grain_sft.prepare.tokenizers import Tokenizer, load_tokenizer
 from grain_sft.prepare.writers import FORMATS

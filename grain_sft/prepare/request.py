@@ -13,8 +13,8 @@ import msgspec
 
 from grain_sft.arguments import as_integer
 from grain_sft.errors import PrepareError, shortened
-from grain_sft.prepare.schema import check_schema
-from grain_sft.prepare.strict_json import SURROGATE
+from grain_sft.prepare.records.schema import check_schema
+from grain_sft.prepare.records.strict_json import check_name
 
 VERSION = 2
 """Version of the rules by which documents, orders and files are made; other rules may make other bytes."""
@@ -127,12 +127,6 @@ def parse_amount(amount: str) -> float | int:
             f"amount {amount!r}: expected a factor with a point, such as 0.5, 1.0 or 3.0, or a number of records."
         ) from error
     return value
-
-
-def check_name(name: str, value: object) -> None:
-    """Refuse a text that no JSON file can hold: paths may have bytes that are not UTF-8."""
-    if isinstance(value, str) and ("\0" in value or (not value.isascii() and SURROGATE.search(value))):
-        raise PrepareError(f"{name} {value!a}: has NUL or a byte that is not UTF-8. Rename it, or write it again.")
 
 
 def hash_of(value: Any) -> str:

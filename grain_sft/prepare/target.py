@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from grain_sft.errors import PrepareError, StorageError
-from grain_sft.prepare.request import check_name, differences
+from grain_sft.prepare.records.strict_json import check_name
+from grain_sft.prepare.request import differences
 from grain_sft.storage import files
 
 MANIFEST = "prepare.json"

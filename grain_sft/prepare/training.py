@@ -9,8 +9,8 @@ from collections.abc import Iterable, Iterator, Sequence
 import sentencepiece
 
 from grain_sft.errors import PrepareError, RecordError
-from grain_sft.prepare import inputs
-from grain_sft.prepare.schema import read_record
+from grain_sft.prepare.records import inputs
+from grain_sft.prepare.records.schema import read_record
 
 CHAT_TOKENS = ("<|sys|>", "<|usr|>", "<|asst|>", "<|eot|>")
 MIN_VOCAB = 300  # pieces; 256 of them are bytes

@@ -19,8 +19,8 @@ import msgspec
 from grain_sft import errors
 from grain_sft.errors import GrainSftError, PrepareError
 from grain_sft.prepare.chunks import Chunks
-from grain_sft.prepare.inputs import Unit
 from grain_sft.prepare.job import Job
+from grain_sft.prepare.records.inputs import Unit
 from grain_sft.prepare.render import Renderer, Work
 
 

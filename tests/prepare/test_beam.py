@@ -17,9 +17,10 @@ import pytest
 import grain_sft
 from grain_sft.cli.main import main
 from grain_sft.errors import MissingExtraError, PrepareError, RecordError
-from grain_sft.prepare import Dataset, Request, inputs, prepare, train_tokenizer
+from grain_sft.prepare import Dataset, Request, prepare, train_tokenizer
 from grain_sft.prepare import beam_steps as steps
 from grain_sft.prepare.beam_steps import Run
+from grain_sft.prepare.records import inputs
 from grain_sft.prepare.target import Target
 from grain_sft.prepare.training import CHAT_TOKENS
 from grain_sft.storage import files

@@ -23,7 +23,7 @@ from tokenizer_makers import (
     save_tiktoken,
 )
 
-from grain_sft.prepare.schema import parse_record
+from grain_sft.prepare.records.schema import parse_record
 from grain_sft.prepare.templates import TEMPLATES, TemplateOptions, render
 from grain_sft.prepare.tokenizers import load_tokenizer
 

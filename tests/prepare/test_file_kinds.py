@@ -16,7 +16,8 @@ from template_rules import SPECIAL, in_one, primer, spelled
 
 from grain_sft.corpus import open_corpus
 from grain_sft.errors import CorpusFileError, RecordError
-from grain_sft.prepare import Dataset, Request, dry_run, inputs, load_tokenizer, prepare, train_tokenizer
+from grain_sft.prepare import Dataset, Request, dry_run, load_tokenizer, prepare, train_tokenizer
+from grain_sft.prepare.records import inputs
 from grain_sft.prepare.training import conversation_lines
 
 Turns = list[tuple[str, str]]

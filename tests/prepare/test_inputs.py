@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from grain_sft.errors import CorpusFileError, PrepareError, RecordError
-from grain_sft.prepare import inputs
+from grain_sft.prepare.records import inputs
 
 
 def read_all(path: Path) -> list[tuple[int, bytes]]:

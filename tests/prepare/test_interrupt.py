@@ -17,7 +17,8 @@ KILLS = int(os.environ.get("GRAIN_SFT_KILLS", "6"))
 _PROGRAM = """
 import hashlib, os, random, shutil, signal, sys, time
 from pathlib import Path
-from grain_sft.prepare import Dataset, Request, inputs, prepare, train_tokenizer
+from grain_sft.prepare import Dataset, Request, prepare, train_tokenizer
+from grain_sft.prepare.records import inputs
 from grain_sft.prepare.training import CHAT_TOKENS
 
 folder, format, workers, kills = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4])

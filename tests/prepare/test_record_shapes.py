@@ -16,8 +16,8 @@ from grain_sft.cli.main import main
 from grain_sft.corpus import open_corpus
 from grain_sft.errors import PrepareError, RecordError
 from grain_sft.prepare import load_tokenizer, train_tokenizer
-from grain_sft.prepare.messages import DOCUMENT, Conversation, Message
-from grain_sft.prepare.schema import SCHEMAS, check_schema, parse_record
+from grain_sft.prepare.records.messages import DOCUMENT, Conversation, Message
+from grain_sft.prepare.records.schema import SCHEMAS, check_schema, parse_record
 
 TALK = (Message("system", "s"), Message("user", "u"), Message("assistant", "a"))
 SHAPES: dict[str, dict[str, Any]] = {

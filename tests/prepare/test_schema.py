@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from tokenizer_makers import FILES
 
 from grain_sft.errors import PrepareError, RecordError
-from grain_sft.prepare.messages import Conversation, Message
-from grain_sft.prepare.schema import SCHEMAS, parse_json, parse_record
+from grain_sft.prepare.records.messages import Conversation, Message
+from grain_sft.prepare.records.schema import SCHEMAS, parse_json, parse_record
 
 CHAT = [{"role": "system", "content": "s"}, {"role": "user", "content": ""}, {"role": "assistant", "content": "a"}]
 

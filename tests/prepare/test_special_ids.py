@@ -10,7 +10,7 @@ from chat_styles import CHATML, GEMMA, GENERATION, GLM, LLAMA2, LLAMA3, QWEN
 from hostile_tokenizers import Maker, makers
 
 from grain_sft.errors import PrepareError, RecordError
-from grain_sft.prepare.schema import parse_record
+from grain_sft.prepare.records.schema import parse_record
 from grain_sft.prepare.templates import TEMPLATES, TemplateOptions, render
 from grain_sft.prepare.tokenizers import load_tokenizer
 

@@ -13,7 +13,7 @@ from chat_styles import BY_NAME, CHATML, STYLES, Style
 from tokenizer_makers import DATA, FILES, ODD_TEXTS, byte_level_json, save_huggingface, save_sentencepiece
 
 from grain_sft.errors import PrepareError, RecordError
-from grain_sft.prepare.schema import parse_json, parse_record
+from grain_sft.prepare.records.schema import parse_json, parse_record
 from grain_sft.prepare.templates import TEMPLATES, TemplateOptions, render
 from grain_sft.prepare.templates.chat import OLMO_TEMPLATE
 from grain_sft.prepare.tokenizers import load_tokenizer

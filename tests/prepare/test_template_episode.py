@@ -6,7 +6,7 @@ import pytest
 from tokenizer_makers import ODD_TEXTS, byte_level_json, save_huggingface, save_sentencepiece
 
 from grain_sft.errors import RecordError
-from grain_sft.prepare.schema import parse_record
+from grain_sft.prepare.records.schema import parse_record
 from grain_sft.prepare.templates import TEMPLATES, TemplateOptions, render
 from grain_sft.prepare.tokenizers import load_tokenizer
 

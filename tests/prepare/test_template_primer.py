@@ -9,8 +9,8 @@ import pytest
 from tokenizer_makers import FILES, ODD_TEXTS, PRIMER_TOKENS, byte_level_json, save_huggingface, save_sentencepiece
 
 from grain_sft.errors import PrepareError, RecordError
-from grain_sft.prepare.messages import Conversation, Message
-from grain_sft.prepare.schema import parse_json, parse_record
+from grain_sft.prepare.records.messages import Conversation, Message
+from grain_sft.prepare.records.schema import parse_json, parse_record
 from grain_sft.prepare.templates import TEMPLATES, TemplateOptions, render
 from grain_sft.prepare.templates.primer import SPECIAL_TOKENS, render_chat_sft
 from grain_sft.prepare.tokenizers import load_tokenizer

@@ -17,8 +17,8 @@ import pytest
 import zstandard
 
 from grain_sft.errors import CorpusFileError, RecordError
-from grain_sft.prepare import inputs, unpacked
-from grain_sft.prepare.strict_json import parse_json
+from grain_sft.prepare.records import inputs, unpacked
+from grain_sft.prepare.records.strict_json import parse_json
 
 COMPRESS: dict[str, Callable[[bytes], bytes]] = {
     "": lambda data: data,

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Sequence
 
 from grain_sft.errors import PrepareError
-from grain_sft.prepare.messages import Conversation
+from grain_sft.prepare.records.messages import Conversation
 from grain_sft.prepare.templates.chat import as_template
 from grain_sft.prepare.templates.template import Rendered, Result, Template, TemplateOptions
 from grain_sft.prepare.tokenizers import Tokenizer

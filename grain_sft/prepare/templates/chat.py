@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from grain_sft.errors import PrepareError, RecordError
-from grain_sft.prepare.messages import Conversation, Message
-from grain_sft.prepare.strict_json import shown, strings
+from grain_sft.prepare.records.messages import Conversation, Message
+from grain_sft.prepare.records.strict_json import shown, strings
 from grain_sft.prepare.templates.chat_ids import UnexpectedControlError, encoder_of
 from grain_sft.prepare.templates.chat_source import Expected, expected_controls
 from grain_sft.prepare.templates.chat_spans import content_spans, find_turns

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from grain_sft.errors import RecordError
-from grain_sft.prepare.strict_json import strings
+from grain_sft.prepare.records.strict_json import strings
 from grain_sft.prepare.templates.chat_spans import KEPT, around_contents
 from grain_sft.prepare.templates.chat_template import ChatTemplate, Messages, Spans, unused_characters
 from grain_sft.prepare.templates.template import SpecialText

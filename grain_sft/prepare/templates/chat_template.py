@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from grain_sft.errors import RecordError
-from grain_sft.prepare.strict_json import strings
+from grain_sft.prepare.records.strict_json import strings
 from grain_sft.prepare.templates import jinja
 from grain_sft.prepare.tokenizers import Tokenizer
 

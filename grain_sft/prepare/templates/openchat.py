@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from grain_sft.errors import PrepareError, RecordError
-from grain_sft.prepare.messages import Conversation, Message
+from grain_sft.prepare.records.messages import Conversation, Message
 from grain_sft.prepare.templates.pieces import Piece, PiecesTemplate
 from grain_sft.prepare.templates.template import TemplateOptions
 from grain_sft.prepare.tokenizers import Tokenizer

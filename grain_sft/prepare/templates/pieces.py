@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from grain_sft.errors import PrepareError, RecordError
-from grain_sft.prepare.messages import DOCUMENT, Conversation
-from grain_sft.prepare.strict_json import shown
+from grain_sft.prepare.records.messages import DOCUMENT, Conversation
+from grain_sft.prepare.records.strict_json import shown
 from grain_sft.prepare.templates.template import Rendered, Result, Template, TemplateOptions
 from grain_sft.prepare.tokenizers import Tokenizer
 

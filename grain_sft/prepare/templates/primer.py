@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from grain_sft.errors import PrepareError, RecordError
-from grain_sft.prepare.messages import Conversation
+from grain_sft.prepare.records.messages import Conversation
 from grain_sft.prepare.templates.pieces import Piece, PiecesTemplate
 from grain_sft.prepare.templates.template import TemplateOptions, no_assistant, takes_loss
 from grain_sft.prepare.tokenizers import Tokenizer

@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from grain_sft.errors import RecordError
-from grain_sft.prepare.messages import DOCUMENT, Conversation
-from grain_sft.prepare.strict_json import strings
+from grain_sft.prepare.records.messages import DOCUMENT, Conversation
+from grain_sft.prepare.records.strict_json import strings
 from grain_sft.prepare.tokenizers import Tokenizer
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from grain_sft.prepare.messages import Record
+from grain_sft.prepare.records.messages import Record
 
 TURN_KEYS = ("role", "content", "weight", "from", "value")
 """Keys of the messages of a record; all others are of the record."""

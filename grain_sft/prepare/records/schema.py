@@ -11,7 +11,7 @@ import json
 from collections.abc import Callable, Collection, Mapping
 
 from grain_sft.errors import PrepareError, RecordError
-from grain_sft.prepare.messages import (
+from grain_sft.prepare.records.messages import (
     DOCUMENT,
     Conversation,
     Message,
@@ -25,8 +25,8 @@ from grain_sft.prepare.messages import (
     text_of,
     weight_of,
 )
-from grain_sft.prepare.schema_mapping import TURN_KEYS, command_for, renamed
-from grain_sft.prepare.strict_json import kind, parse_json, shown, suggestion
+from grain_sft.prepare.records.schema_mapping import TURN_KEYS, command_for, renamed
+from grain_sft.prepare.records.strict_json import kind, parse_json, shown, suggestion
 
 _STRICT_ROLES = ("system", "user", "assistant")
 _EPISODE_ROLES = ("user", "assistant", "assistant_context")
@@ -176,16 +176,6 @@ def _tools(record: Record) -> tuple[object, ...] | None:
     return tuple(tools) or None
 
 
-def _parse_episode(record: Record) -> Conversation:
-    """{"system", "context", "messages"}, as in the chat episodes."""
-    return _parse_chat(record, _EPISODE_ROLES)
-
-
-def _parse_tools(record: Record) -> Conversation:
-    """{"system", "messages"} with the roles assistant_toolcall (name, arguments) and toolresult (name, content)."""
-    return _parse_chat(record, _TOOL_ROLES)
-
-
 def _parse_openchat(record: Record) -> Conversation:
     """{"items": [{"role", "content", "weight"}], "condition", "system"}."""
     return Conversation(
@@ -259,8 +249,8 @@ _ROLE_CONTENT, _FROM_VALUE = TURN_KEYS[:3], TURN_KEYS[2:]
 SCHEMAS: Mapping[str, Schema] = {
     "messages": Schema(_parse_messages, _MESSAGES_KEYS, _ROLE_CONTENT),
     "chat": Schema(_parse_chat, _MESSAGES_KEYS, _ROLE_CONTENT, ("messages",)),
-    "episode": Schema(_parse_episode, _MESSAGES_KEYS, _ROLE_CONTENT),
-    "tools": Schema(_parse_tools, _MESSAGES_KEYS, _ROLE_CONTENT),
+    "episode": Schema(functools.partial(_parse_chat, roles=_EPISODE_ROLES), _MESSAGES_KEYS, _ROLE_CONTENT),
+    "tools": Schema(functools.partial(_parse_chat, roles=_TOOL_ROLES), _MESSAGES_KEYS, _ROLE_CONTENT),
     "openchat": Schema(_parse_openchat, ("items", "condition", "system"), _ROLE_CONTENT, ("items",)),
     "sharegpt": Schema(_parse_sharegpt, ("conversations", "system", "tools"), _FROM_VALUE, ("conversations",)),
     "alpaca": Schema(

@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from grain_sft.errors import CorpusFileError, RecordError
-from grain_sft.prepare import parquet_file, unpacked
-from grain_sft.prepare.request import check_name
-from grain_sft.prepare.unpacked import Stretch
+from grain_sft.prepare.records import parquet_file, unpacked
+from grain_sft.prepare.records.strict_json import check_name
+from grain_sft.prepare.records.unpacked import Stretch
 from grain_sft.storage import files
 
 BLOCK = 1 << 20  # bytes

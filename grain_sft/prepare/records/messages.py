@@ -9,7 +9,7 @@ from types import NoneType
 from typing import Any
 
 from grain_sft.errors import RecordError
-from grain_sft.prepare.strict_json import MAX_DEPTH, check_text, found, kind, shown, strings, suggestion
+from grain_sft.prepare.records.strict_json import MAX_DEPTH, check_text, found, kind, shown, strings, suggestion
 
 Record = dict[str, Any]
 

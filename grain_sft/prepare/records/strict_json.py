@@ -9,7 +9,7 @@ import re
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
-from grain_sft.errors import RecordError
+from grain_sft.errors import PrepareError, RecordError
 
 MAX_DEPTH = 64
 """Most levels of objects and lists. Chats need about 10; code that recurses over a record stays far from its limit."""
@@ -68,6 +68,12 @@ def check_text(text: str, where: str) -> None:
             f"{where}: character {found.start()} is \\u{ord(found.group()):04x}, half of a surrogate pair, which is no "
             "character. Write the whole pair, or remove it."
         )
+
+
+def check_name(name: str, value: object) -> None:
+    """Refuse a text that no JSON file can hold: paths may have bytes that are not UTF-8."""
+    if isinstance(value, str) and ("\0" in value or (not value.isascii() and SURROGATE.search(value))):
+        raise PrepareError(f"{name} {value!a}: has NUL or a byte that is not UTF-8. Rename it, or write it again.")
 
 
 def strings(value: object, path: str = "") -> Iterator[tuple[str, str]]:

@@ -1,0 +1,1 @@
+"""Records: files of any kind read into records, and records of any schema into conversations."""
