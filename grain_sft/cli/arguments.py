@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from grain_sft.errors import PrepareError, SamplerError
-from grain_sft.storage import files
 
 if TYPE_CHECKING:
     from grain_sft.sampling import Host
@@ -171,6 +170,8 @@ def check_output(path: str | None, *, folder: bool = False) -> None:
     Raises:
       StorageError: it cannot be written.
     """
+    from grain_sft.storage import files  # takes longer to import than `--help` to print
+
     if path is not None:
         files.check_writable(files.normalize(path), folder=folder)
 
@@ -193,6 +194,8 @@ def figures_output(options: argparse.Namespace) -> contextlib.AbstractContextMan
 
 def write_figures(figures: Mapping[str, Any], options: argparse.Namespace) -> None:
     """Print and write the figures as the options ask."""
+    from grain_sft.storage import files
+
     text = json.dumps(figures, indent=2) + "\n"
     if options.output:
         with files.atomic_write(options.output) as file:

@@ -21,10 +21,7 @@ from grain_sft.layout import PackedLayout, algorithm_title, compare_algorithms, 
 from grain_sft.layout.packing import ALGORITHMS
 from grain_sft.options import add_arguments as add_options
 from grain_sft.options import options_of
-from grain_sft.pipeline import layout_receipt
-from grain_sft.prepare.materialize import materialize
 from grain_sft.progress import progress_bar
-from grain_sft.replay.learning_rate import automatic_learning_rate, supervised_ratio
 
 PACKING = (
     *("long_documents", "source_group_size", "ties", "max_segments", "boundaries", "bos_token_id", "seed", "epochs"),
@@ -109,6 +106,8 @@ def _corpus(corpus: Corpus) -> dict[str, Any]:
 
 def _one(corpus: Corpus, options: argparse.Namespace) -> tuple[dict[str, Any], PackedLayout]:
     """Return the figures of one algorithm, and its layout; the plan is kept."""
+    from grain_sft.pipeline import layout_receipt  # imports Grain, which --help does not wait for
+
     begin = time.perf_counter()
     layout = PackedLayout(corpus, options.sequence_length, algorithm=options.algorithm, **_packing(options))
     seconds = time.perf_counter() - begin
@@ -162,6 +161,8 @@ def _compare(corpus: Corpus, options: argparse.Namespace) -> list[dict[str, Any]
 
 
 def _learning_rate(corpus: Corpus, options: argparse.Namespace) -> dict[str, Any]:
+    from grain_sft.replay.learning_rate import automatic_learning_rate, supervised_ratio
+
     ratio = supervised_ratio(corpus)
     _line("supervised", f"{ratio:.4%} of the tokens take loss as targets")
     found: dict[str, Any] = {"supervised_ratio": ratio}
@@ -175,6 +176,8 @@ def _learning_rate(corpus: Corpus, options: argparse.Namespace) -> dict[str, Any
 
 
 def _materialize(layout: PackedLayout, options: argparse.Namespace) -> dict[str, Any]:
+    from grain_sft.prepare.materialize import materialize
+
     begin = time.perf_counter()
     with progress_bar() as progress:
         written = materialize(layout, options.materialize, shard_bytes=options.shard_bytes, progress=progress)
