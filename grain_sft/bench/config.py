@@ -1,7 +1,7 @@
-"""What a config's pipeline delivers on this machine: by stage, as delivered, and beside a training step.
+"""Speed of a config's pipeline on this machine: of its stages, of what `iter` delivers, and with a training step.
 
-Stages are measured in turn over steps that were read once before. What is delivered is measured over steps that follow one
-another, as in a run, so that a corpus on a slow disk or in a bucket has the figures that its first epoch will have.
+Stages are measured in turn over steps that were read once before. Delivery is measured over consecutive steps, as
+in a run, so that a corpus on a slow disk or in a bucket has the figures of its first epoch.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SECONDS = 20.0
 STEPS_MS = (10.0, 50.0)
 _MOST_THREADS = 16  # what Grain reads with
 _MOST_WORKERS = 8  # each takes seconds to start
-_REMOTE_THREADS = 4  # in a worker whose files are in a bucket; it does nothing but wait
+_REMOTE_THREADS = 4  # in a worker whose files are in a bucket; it only waits
 
 # of the time: the rest is for worker processes, as far as it goes
 _FIRST, _STAGES, _RATES, _WAITS, _LAST = 0.05, 0.1, 0.2, 0.2, 0.15
@@ -113,7 +113,7 @@ class Round(NamedTuple):
 
 
 class _Run:
-    """A pipeline whose batches are taken one after the other by whatever is measured.
+    """A pipeline whose batches the measurements take, one after the other.
 
     Attributes:
       pipeline: the same without its audit log, and without an end: the steps of its first batch size, again and again.

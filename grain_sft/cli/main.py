@@ -1,6 +1,6 @@
 """`grain-sft COMMAND ...`: each command is a module of this package with `add_arguments` and `run`.
 
-What this module needs is imported inside its functions: Ctrl-C is handled from the first milliseconds on.
+Imports are inside functions, so that Ctrl-C is handled from the first milliseconds on.
 """
 
 from __future__ import annotations
@@ -107,8 +107,7 @@ def _run(arguments: list[str], *, own_process: bool) -> int:
 
 
 def _import_grain_without_jax() -> None:
-    """Import Grain as it is where JAX is not installed, which takes a third of the time: for a process of our own that
-    reads no batch."""
+    """Import Grain without JAX, in a third of the time: for a process that reads no batch."""
     import importlib
 
     from absl import logging

@@ -102,7 +102,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _asked(pipeline: Pipeline, options: argparse.Namespace) -> tuple[str, Iterator[Trace]]:
-    """What is asked, in words, and the traces that answer it."""
+    """Return the question in words, and the traces that answer it."""
     trainable = not options.no_trainable
     of_host = f", host {options.host.index}/{options.host.count}" if options.host else ""
     between = options.between is not None
@@ -116,12 +116,12 @@ def _asked(pipeline: Pipeline, options: argparse.Namespace) -> tuple[str, Iterat
 
 
 def _documents(pipeline: Pipeline, options: argparse.Namespace) -> tuple[list[int], str]:
-    """The documents that are asked for, and how."""
+    """Return the numbers of the documents in question, and the question in words."""
     layout = pipeline.source.layout
     if options.document is not None:
         numbers = [number_of_document(layout, name, number) for name, number in options.document]
-        said = ", ".join(f"{name}:{number}" if name else str(number) for name, number in options.document)
-        return numbers, f"document {said}"
+        names = ", ".join(f"{name}:{number}" if name else str(number) for name, number in options.document)
+        return numbers, f"document {names}"
     from grain_sft import provenance
 
     found: list[int] = []
@@ -135,7 +135,7 @@ def _documents(pipeline: Pipeline, options: argparse.Namespace) -> tuple[list[in
             else:
                 tokenizer = provenance.tokenizer_of(corpus, options.tokenizer)
                 some = provenance.documents_with_text(corpus, tokenizer, options.find)
-        except CorpusError as error:  # of a mixture, not every source need have records, or a tokenizer
+        except CorpusError as error:  # some sources of a mixture may lack records, or a tokenizer
             if len(parts) == 1:
                 raise
             problem = error
@@ -147,13 +147,13 @@ def _documents(pipeline: Pipeline, options: argparse.Namespace) -> tuple[list[in
 
 
 def _document(text: str) -> tuple[str, int]:
-    """SOURCE:N or N."""
+    """Parse SOURCE:N or N."""
     name, _, number = text.rpartition(":")
     return name, at_least(0)(number)
 
 
 def _seen(found: Trace, documents: int) -> str:
-    """How often, in words."""
+    """Return in words how often documents were seen."""
     if not documents:
         return "no document"
     times = len({*zip(found.step.tolist(), found.row.tolist(), found.segment.tolist(), strict=True)})
@@ -162,7 +162,7 @@ def _seen(found: Trace, documents: int) -> str:
 
 
 def _steps(pipeline: Pipeline, text: str) -> range:
-    """A:B, A:, :B or A."""
+    """Parse A:B, A:, :B or A."""
     first, colon, last = text.partition(":")
     try:
         begin = int(first) if first or not colon else 0
@@ -177,7 +177,7 @@ def _steps(pipeline: Pipeline, text: str) -> range:
 
 
 def _columns(part: Trace, kind: str) -> Columns:
-    """The columns as they are written: files and sources by name; in a table, files without their folders."""
+    """Return the columns to write: files and sources by name; in a table, files without their folders."""
     columns: dict[str, Any] = dict(part.columns())
     paths = part.paths if kind != "table" else [path.rpartition("/")[2] for path in part.paths]
     named: dict[str, Any] = {}

@@ -66,7 +66,7 @@ def init_params(config: ModelConfig, seed: int) -> Params:
 def logits(params: Params, config: ModelConfig, batch: Batch) -> jax.Array:
     """Scores of the next token: float32 [rows, L, vocab].
 
-    A token attends to itself and to earlier tokens of its own segment (`inputs_segmentation`); where it stands comes
+    A token attends to itself and to earlier tokens of its own segment (`inputs_segmentation`); its place comes
     from `inputs_position`, by rotary embedding.
 
     Args:

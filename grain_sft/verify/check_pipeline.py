@@ -1,4 +1,4 @@
-"""Verifying what a config states: its layout, its sampler and batches of it."""
+"""Checks of a config's pipeline: its layout, its sampler and its batches."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def check_pipeline(report: Report, pipeline: Pipeline, where: str, vocab_size: i
             arrays["counts"] = np.array(list(plan.counts.values()), np.int64)
             check_plan(report, where, arrays, dataclasses.asdict(part.packing), part.corpus)
     if any(finding.check == "plan" and finding.wrong for finding in report.findings):
-        return  # its rows can't be read
+        return  # its rows cannot be read
     check_layout(report, layout, where)
     _check_sampler(report, pipeline, where)
     _check_batches(report, pipeline, where, vocab_size)
@@ -106,13 +106,13 @@ def _check_sampler(report: Report, pipeline: Pipeline, where: str) -> None:
 
 
 def _end_steps(pipeline: Pipeline) -> list[int]:
-    """The first step and the last, or where a run never ends the second."""
+    """Return the first step and the last; the second step of a run that never ends."""
     last = pipeline.sampler.num_steps
     return sorted({0, 1 if last is None else last - 1})
 
 
 def _check_batches(report: Report, pipeline: Pipeline, where: str, vocab_size: int | None) -> None:
-    """Make the first and the last batch and look at their arrays."""
+    """Check the arrays of the first and the last batch."""
     shapes: dict[str, tuple[tuple[int, ...], str]] | None = None
     trims = any(trait(transform, "trims_columns") for transform in pipeline.transforms)
     one_shape = not (trims or pipeline.sampler.batch_sizes.schedule)
@@ -135,7 +135,7 @@ def _check_batches(report: Report, pipeline: Pipeline, where: str, vocab_size: i
 def _check_loss(report: Report, pipeline: Pipeline, where: str) -> None:
     """Check that a target of the first steps takes loss."""
     if any(finding.check == "batches" and finding.wrong for finding in report.findings):
-        return  # they can't be made, or hold anything
+        return  # they cannot be made or trusted
     steps = range(min(_FIRST_STEPS, pipeline.end_step))
     for step in steps:
         if takes_loss(pipeline[step]) is not False:
@@ -145,7 +145,7 @@ def _check_loss(report: Report, pipeline: Pipeline, where: str) -> None:
 
 
 def wrong_in_batch(batch: Element, vocab_size: int | None) -> str:
-    """What is wrong in a batch of `ShiftTargets`, as a sentence; "" where nothing is, or it is no such batch."""
+    """Return what is wrong in a batch of `ShiftTargets`, as a sentence; "" where nothing is, and for other batches."""
     names = ("inputs", "targets", "inputs_position", "inputs_segmentation", "targets_segmentation")
     if any(name not in batch for name in names):
         return ""

@@ -1,4 +1,4 @@
-"""Verifying a plan: that its rows hold each document at most once, and no more than fits."""
+"""Checks of a plan: rows hold each document at most once, and no more than fits."""
 
 from __future__ import annotations
 
@@ -22,10 +22,12 @@ _COLUMNS = {"start": "i8", "length": "u4", "document": "i8", "ends": "i8", "coun
 
 
 def check_plan_file(report: Report, path: str, corpus: Corpus | None) -> None:
-    """Check the plan that the file `path` holds: its checksum, and its rows.
+    """Check the plan in a file: its checksum, and its rows.
 
     Args:
-      corpus: what it is of; None: what needs the corpus is not looked at.
+      report: Report of what is found.
+      path: Path of the file.
+      corpus: Corpus of the plan; without it, its documents are not checked.
     """
     try:
         arrays, depends = artifact.open_file(Path(path))
@@ -48,7 +50,7 @@ def check_plan_file(report: Report, path: str, corpus: Corpus | None) -> None:
 
 
 def _is_of(report: Report, path: str, recipe: Mapping[str, Any], stated: object, corpus: Corpus) -> bool:
-    """Whether a plan is of this corpus's documents; reports where it is not."""
+    """Report a plan of other documents than the corpus's, and return whether it is of these."""
     try:
         content = corpus.find_documents(recipe.get("boundaries", "auto"), recipe.get("bos_token_id")).content
     except GrainSftError as error:
@@ -63,8 +65,11 @@ def check_plan(report: Report, where: str, arrays: Arrays, recipe: Mapping[str, 
     """Check the arrays of a plan.
 
     Args:
-      where: its file, or what else it is called.
-      recipe: the fields of a `Recipe`.
+      report: Report of what is found.
+      where: Path of the plan, or of its config.
+      arrays: Columns of the plan.
+      recipe: Options of the packing.
+      corpus: Corpus of the plan, or None.
     """
     if not _has_columns(report, where, arrays):
         return
@@ -114,7 +119,7 @@ def _has_columns(report: Report, where: str, arrays: Arrays) -> bool:
 
 
 def _check_against(report: Report, where: str, arrays: Arrays, recipe: Mapping[str, Any], corpus: Corpus) -> None:
-    """Pieces lie in their documents, and the counts of the plan are those of the documents."""
+    """Check that pieces are inside their documents, and that the plan's counts are those of the documents."""
     start, length, document, ends = (arrays[name] for name in ("start", "length", "document", "ends"))
     try:
         documents = corpus.find_documents(recipe.get("boundaries", "auto"), recipe.get("bos_token_id")).documents
@@ -139,14 +144,14 @@ def _check_against(report: Report, where: str, arrays: Arrays, recipe: Mapping[s
     ):
         return
     expected = columns(documents, document, start, length, ends)["counts"]
-    for name, said, is_so in zip(COUNTS, arrays["counts"].tolist(), expected.tolist(), strict=True):
-        report.figures[name] = is_so
-        if said != is_so:
-            report.wrong("plan", where, f"says {said} {name.replace('_', ' ')}, but its rows leave {is_so}.")
+    for name, stated, counted in zip(COUNTS, arrays["counts"].tolist(), expected.tolist(), strict=True):
+        report.figures[name] = counted
+        if stated != counted:
+            report.wrong("plan", where, f"states {stated} {name.replace('_', ' ')}, but its rows leave {counted}.")
 
 
 def _first(report: Report, where: str, what: str, wrong: Any, say: Any, number: Any = int) -> bool:
-    """Report the first place that is wrong, and how many are; returns whether one is."""
+    """Report the first index that is wrong, and how many are; return whether one is."""
     at = np.flatnonzero(wrong)
     if len(at):
         more = f" So are {len(at) - 1:,} more." if len(at) > 1 else ""

@@ -1,5 +1,5 @@
-"""All documents of a corpus in one pass over its tokens, in bounded memory: what each begins and ends with, how many of its
-tokens take loss, and a hash of its tokens."""
+"""One pass over the tokens of a corpus, in bounded memory: the first and last token of each document, its tokens that take
+loss, and a hash of its tokens."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Ints = npt.NDArray[np.int64]
 Hashes = npt.NDArray[np.uint64]
 
 BLOCK_TOKENS = 1 << 20
-"""Read at once."""
+"""Tokens that are read at once."""
 
 _BASE = 0x9E3779B97F4A7C15  # odd, so that it has an inverse modulo 2**64
 _INVERSE = pow(_BASE, -1, 1 << 64)
@@ -24,12 +24,12 @@ _MASK = (1 << 64) - 1
 
 @dataclasses.dataclass(frozen=True)
 class ScannedDocuments:
-    """What a pass over the tokens says of each document, [documents]; of those without a token, zeros.
+    """Figures of each document, [documents]; zeros for those without a token.
 
     Attributes:
-      first, last: its first and its last token.
-      trainable: int64, tokens that take loss.
-      hash: uint64, equal for equal tokens; for two documents that differ, equal once in 2**64 times.
+      first, last: First and last token.
+      trainable: int64, number of tokens that take loss.
+      hash: uint64, equal for equal tokens; equal for two that differ once in 2**64 times.
     """
 
     first: Ints
@@ -38,15 +38,16 @@ class ScannedDocuments:
     hash: Hashes
 
 
-def scan_documents(corpus: Corpus, look: Callable[[int, npt.NDArray[np.unsignedinteger]], None]) -> ScannedDocuments:
+def scan_documents(corpus: Corpus, check: Callable[[int, npt.NDArray[np.unsignedinteger]], None]) -> ScannedDocuments:
     """Read all tokens and their loss once, from the first on.
 
-    The hash of a document is a polynomial in `_BASE` whose coefficients are its tokens, mixed. That of tokens a to b is the
-    difference of two sums over all tokens before b and before a, divided by a power: so documents may overlap, stand in
+    The hash of a document is a polynomial in `_BASE` with its mixed tokens as coefficients. For tokens a to b it is the
+    difference of the sums over all tokens before b and before a, divided by a power. So documents may overlap, come in
     any order and be longer than a block.
 
     Args:
-      look: called with the first token's number and the tokens of each block.
+      corpus: Corpus to read.
+      check: Called with the first token's number and the tokens of each block.
 
     Raises:
       CorpusFileError, CorpusError: as of `Corpus.read`.
@@ -66,7 +67,7 @@ def scan_documents(corpus: Corpus, look: Callable[[int, npt.NDArray[np.unsignedi
     for begin in range(0, corpus.num_tokens, BLOCK_TOKENS):
         end = min(begin + BLOCK_TOKENS, corpus.num_tokens)
         tokens, loss = corpus.read(begin, end)
-        look(begin, tokens)
+        check(begin, tokens)
         sums = _sums(tokens, powers)
         sums *= np.uint64(pow(_BASE, begin, 1 << 64))
         sums += np.uint64(hashed)
@@ -90,13 +91,13 @@ def scan_documents(corpus: Corpus, look: Callable[[int, npt.NDArray[np.unsignedi
 
 @dataclasses.dataclass(frozen=True)
 class Duplicates:
-    """Documents whose tokens others have too.
+    """Documents with equal tokens.
 
     Attributes:
-      documents: that could be left out: of each group all but one.
-      groups: of documents with the same tokens.
-      tokens: of the documents that could be left out.
-      first: the two lowest numbers of the group that begins first; None where there is none.
+      documents: Documents that could be left out: of each group all but one.
+      groups: Groups of documents with the same tokens.
+      tokens: Tokens of the documents that could be left out.
+      first: Two lowest numbers of the group that begins first; None without a group.
     """
 
     documents: int
@@ -106,7 +107,7 @@ class Duplicates:
 
 
 def find_duplicates(hashes: Hashes, length: Ints) -> Duplicates:
-    """Documents of equal hash and length, empty ones left aside."""
+    """Return the documents of equal hash and length; empty ones do not count."""
     some = np.flatnonzero(length > 0)
     order = some[np.lexsort((some, length[some], hashes[some]))]
     equal = (hashes[order[1:]] == hashes[order[:-1]]) & (length[order[1:]] == length[order[:-1]])
@@ -120,7 +121,7 @@ def find_duplicates(hashes: Hashes, length: Ints) -> Duplicates:
 
 
 def _sums(tokens: npt.NDArray[np.unsignedinteger], powers: Hashes) -> Hashes:
-    """uint64 [tokens + 1]: of the terms before each token, and of all."""
+    """Return the sums of the terms before each token, and of all: uint64 [tokens + 1]."""
     mixed = tokens.astype(np.uint64)
     mixed += np.uint64(0xD1B54A32D192ED03)
     mixed *= np.uint64(0xAEF17502108EF2D9)
@@ -133,7 +134,7 @@ def _sums(tokens: npt.NDArray[np.unsignedinteger], powers: Hashes) -> Hashes:
 
 
 def _powers_of(base: int, exponents: Ints) -> Hashes:
-    """base ** each exponent, modulo 2**64, by squaring."""
+    """Return base ** each exponent, modulo 2**64, by squaring."""
     found = np.ones(len(exponents), np.uint64)
     for bit in range(int(exponents.max(initial=0)).bit_length()):
         found[(exponents >> bit) & 1 == 1] *= np.uint64(base)

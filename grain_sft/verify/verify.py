@@ -1,4 +1,4 @@
-"""`verify`: what a corpus, a plan or a config is, and the checks for it."""
+"""`verify`: whether a path is a corpus, a plan or a config, and the checks of it."""
 
 from __future__ import annotations
 
@@ -36,17 +36,17 @@ def verify(
     """Check that a corpus, a plan or a config is sound.
 
     Args:
-      where: what `open_corpus` takes; or the file of a plan, as `grain-sft pack` names it; or a config.
-      full: read everything, in bounded memory; else sizes, headers, boundaries and the ends of files.
+      where: Corpus, as `open_corpus` takes it; or path of a plan, as `grain-sft pack` prints it; or path of a config.
+      full: Whether everything is read, in bounded memory, and not only sizes, headers, boundaries and the ends of files.
       what: "corpus", "plan" or "config"; None: inferred from its name and its first bytes.
-      vocab_size: ids are below this; None: as what stands beside the corpus says.
-      corpus: of a plan, what it is of.
-      receipt: of a config, what its receipt is expected to be.
-      host: of a config, as which host its batches are made; None: as the only one.
-      options: of `open_corpus`, by name.
+      vocab_size: Number of ids; None: of prepare.json, or of the tokenizer beside the corpus.
+      corpus: Corpus of a plan.
+      receipt: Receipt that a config must have.
+      host: Host that a config's batches are made for; None: the only one.
+      options: Options of `open_corpus`, by name.
 
     Returns:
-      What was found. A corpus that can't be opened is a finding, too.
+      What was found. A corpus that cannot be opened is a finding, too.
 
     Raises:
       CorpusError: an unknown `what`.
@@ -55,7 +55,7 @@ def verify(
     kind = what or _tell(path)
     if kind not in KINDS:
         raise CorpusError(f"what={what!r}: expected one of {', '.join(KINDS)}.")
-    report = Report(kind, path, full or kind == "plan")  # whose checksum is of all its bytes
+    report = Report(kind, path, full or kind == "plan")  # the checksum of a plan reads all its bytes
     given = dict(options or {})
     if kind == "config":
         _config(report, path, vocab_size, receipt, host or Host(0, 1))
@@ -87,7 +87,7 @@ def _opened(report: Report, open_it: Callable[[], Corpus], path: str) -> Corpus 
 
 
 def _config(report: Report, path: str, vocab_size: int | None, receipt: str | None, host: Host) -> None:
-    """A config loads, its corpus is sound, and so are layout, sampler and batches."""
+    """Check that a config loads, and its corpus, layout, sampler and batches."""
     try:
         pipeline = load(path, host=host)
     except GrainSftError as error:
@@ -107,14 +107,14 @@ def _config(report: Report, path: str, vocab_size: int | None, receipt: str | No
         check_pipeline(report, pipeline, path, vocab_size)
         if receipt is not None and receipt != pipeline.receipt.code:
             listed = "; ".join(f"{name}: {part}" for name, part in pipeline.receipt.parts.items())
-            sentence = f"its receipt is {pipeline.receipt.code}, expected {receipt}. It is of {listed}."
+            sentence = f"its receipt is {pipeline.receipt.code}, expected {receipt}. Its parts: {listed}."
             report.wrong("receipt", path, sentence)
     except GrainSftError as error:
         report.wrong("files", path, str(error))
 
 
 def _tell(path: str) -> str:
-    """Which of the three `path` is."""
+    """Return which of `KINDS` a path is."""
     if path.endswith((".yaml", ".yml")):
         return "config"
     if path.endswith(artifact.SUFFIX):
@@ -125,7 +125,7 @@ def _tell(path: str) -> str:
         with open(path, "rb") as file:
             head = file.read(_LARGEST_CONFIG + 1)
     except OSError:
-        return "corpus"  # whose opening says why
+        return "corpus"  # opening it gives the reason
     if head.startswith(artifact.MAGIC):
         return "plan"
     if not path.endswith(".json") or len(head) > _LARGEST_CONFIG:

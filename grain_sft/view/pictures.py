@@ -38,7 +38,7 @@ class Pictures:
             "svg.hashsalt": "grain_sft",
             "font.family": "sans-serif",
             "font.size": 10.0,
-            "text.parse_math": False,  # labels are names of files: $ is no formula
+            "text.parse_math": False,  # labels are names of files: $ is not a formula
             "axes.edgecolor": _QUIET,
             "axes.spines.top": False,
             "axes.spines.right": False,
@@ -124,7 +124,7 @@ def _packing(figure: Any, report: Report) -> None:
     left, right = figure.subplots(1, 2, sharey=True)
     full = [100 * (1 - each["padding_share"]) for each in found]
     _bars(left, names, full, [f"{each:.3f}%" for each in full], COLOURS[0])
-    left.set_xlabel("of rows' tokens that are no padding, %")
+    left.set_xlabel("of rows' tokens that are not padding, %")
     left.set_xlim(0, 140)
     left.set_xticks([0, 25, 50, 75, 100])
     segments = [each["segments_a_row"]["mean"] for each in found]

@@ -24,7 +24,7 @@ def report_page(report: Report, pictures: Pictures) -> str:
         "sources": ("Sources, and what of them takes loss", _sources(report)),
         "mixture": ("The mixture over steps", _mixture(report["sources"])),
         "filter": ("Rows that the filter rejects", _filter(report["filter"])),
-        "throughput": ("Speed, beside the limit", _throughput(report)),
+        "throughput": ("Speed, and the limit", _throughput(report)),
         "receipt": ("Receipt", _receipt(report)),
     }
     parts = [f"<h1>{_text(report['name'])}</h1>", "<nav aria-label='Sections'><ul>"]
@@ -97,8 +97,8 @@ def _packing(found: Report) -> str:
         counts = (round(segments["mean"], 2), segments["median"], segments["max"])
         lines.append((algorithm_title(each), each["rows"], *shares, *cut, *counts, round(each["seconds"], 2)))
     used = "" if found["used"] is None else f" This config packs by {found['used']}."
-    said = f"Truncated and dropped in tokens, split in documents, segments a row. One epoch of each, packed anew here.{used}"
-    return _note(found["sampled"]) + _note(said) + _table("packing-table", head, lines, used=found["used"])
+    note = f"Truncated and dropped in tokens, split in documents, segments a row. One epoch of each, packed anew here.{used}"
+    return _note(found["sampled"]) + _note(note) + _table("packing-table", head, lines, used=found["used"])
 
 
 def _left_out(report: Report) -> str:
@@ -119,7 +119,7 @@ def _sources(report: Report) -> str:
         (name, documents, segments, tokens, f"{share:.4%}", trainable, f"{trainable / max(1, tokens):.4%}")
         for name, documents, segments, tokens, share, trainable in zip(*columns.values(), strict=True)
     ]
-    return _note(_said(report["sampled"])) + _table("sources-table", head, lines)
+    return _note(_sampled(report["sampled"])) + _table("sources-table", head, lines)
 
 
 def _mixture(found: Report) -> str:
@@ -156,10 +156,10 @@ def _throughput(report: Report) -> str:
         (each["name"], round(each["mtok_per_s"], 1), round(each["ms_per_batch"], 3), round(each["of_limit"], 3))
         for each in found["rows"]
     ]
-    said = (
+    note = (
         f"Batches of {found['tokens']:,} tokens, some {found['seconds']:g} s each, on the machine that made this page."
     )
-    return _note(said) + _table("throughput-table", ("", "Mtok/s", "ms a batch", "of the limit"), lines)
+    return _note(note) + _table("throughput-table", ("", "Mtok/s", "ms a batch", "of the limit"), lines)
 
 
 def _receipt(report: Report) -> str:
@@ -169,7 +169,7 @@ def _receipt(report: Report) -> str:
     )
 
 
-def _said(sampled: Report) -> str:
+def _sampled(sampled: Report) -> str:
     if sampled["steps"] == sampled["of"] and sampled["ends"]:
         return f"All {sampled['of']:,} steps."
     of = f"{sampled['of']:,} steps" + (

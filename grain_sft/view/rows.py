@@ -171,16 +171,16 @@ def _pieces(lines: Trace) -> tuple[Piece, ...]:
 def _notes(batch: Element, row: int, segments: npt.NDArray[np.int64], pieces: Sequence[Piece]) -> list[str]:
     """Return a sentence for each difference between the batch and its trace, or its shifted targets."""
     notes = []
-    held = np.bincount(segments)
-    stated = np.zeros(max(len(held), max((piece.segment for piece in pieces), default=0) + 1), np.int64)
+    counts = np.bincount(segments)
+    stated = np.zeros(max(len(counts), max((piece.segment for piece in pieces), default=0) + 1), np.int64)
     for piece in pieces:
         stated[piece.segment] += piece.stop - piece.start
     found = np.zeros_like(stated)
-    found[: len(held)] = held
+    found[: len(counts)] = counts
     found[0] = stated[0] = 0
     differing = np.flatnonzero(found != stated)
     cut = len(differing) and found[differing[0]] < stated[differing[0]] and not found[differing[0] + 1 :].any()
-    if len(differing) and not cut:  # a last column that is cut off is no news
+    if len(differing) and not cut:  # a last column that is cut off is expected
         notes.append(
             f"segment {differing[0]} has {found[differing[0]]} tokens in the batch, {stated[differing[0]]} in the layout: a "
             "transform changed the rows, so the sources may stand at the wrong tokens."

@@ -87,8 +87,8 @@ def split_characters(texts: Sequence[str | None]) -> Iterator[tuple[int, int, st
 def shown_texts(numbers: list[int], texts: TokenTexts) -> list[str]:
     """Return the visible text of every token: ‿ after the first token of a character that several share, and ⟨id⟩ for an id
     without a text."""
-    held = [texts.text(number) for number in numbers]
-    shown = [f"⟨{number}⟩" if text is None else visible(text) for number, text in zip(numbers, held, strict=True)]
-    for first, stop, whole in split_characters(held):
+    known = [texts.text(number) for number in numbers]
+    shown = [f"⟨{number}⟩" if text is None else visible(text) for number, text in zip(numbers, known, strict=True)]
+    for first, stop, whole in split_characters(known):
         shown[first:stop] = [visible(whole), *("‿" * (stop - first - 1))]
     return shown

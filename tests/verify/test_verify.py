@@ -343,7 +343,7 @@ PLAN_FAULTS = {
     "an empty piece": (lambda arrays: arrays["length"].__setitem__(3, 0), "piece 3: is of 0 tokens"),
     "an empty row": (lambda arrays: arrays["ends"].__setitem__(0, 0), "ends at piece 0"),
     "pieces without a row": (lambda arrays: arrays["ends"].__setitem__(-1, arrays["ends"][-1] - 1), "ends at piece"),
-    "counts that are wrong": (lambda arrays: arrays["counts"].__setitem__(3, 9), "says 9 cut documents"),
+    "counts that are wrong": (lambda arrays: arrays["counts"].__setitem__(3, 9), "states 9 cut documents"),
     "a column of another type": (lambda arrays: arrays.update(start=arrays["start"].astype(float)), "lacks start"),
     "a column that is missing": (lambda arrays: arrays.pop("document"), "lacks document"),
     "columns of different lengths": (lambda arrays: arrays.update(start=arrays["start"][1:]), "different lengths"),
