@@ -31,7 +31,7 @@ from grain_sft.layout import FILL_ROW, MaterializedLayout
 from grain_sft.prepare.materialize import materialize
 from grain_sft.provenance import documents_of_record, numbers_in, trace
 from grain_sft.replay.learning_rate import supervised_ratio
-from grain_sft.source.segment_reader import LongSegments
+from grain_sft.source.segment_reader import SegmentReader
 
 LENGTH = 64
 
@@ -177,7 +177,7 @@ def test_tokens_of_written_rows_are_read_as_those_of_any_corpus(tmp_path, layout
     again = PackedLayout(corpus, 200, long_documents="fragment")
     for lengths in (1, 1 << 30):  # row by row, and all pieces at once
         source = NpyDataSource(again)
-        source._long = LongSegments(again, source._reader, False) if lengths == 1 else None
+        source._segment_reader = SegmentReader(again, source._reader, False) if lengths == 1 else None
         for row in range(0, len(again), 3):
             expected = np.concatenate([corpus.document(span.document).tokens for span in again.spans(row)])
             np.testing.assert_array_equal(source[row]["tokens"][: len(expected)], expected)
@@ -227,7 +227,7 @@ def test_rows_in_a_bucket_are_those_of_a_folder(tmp_path, client, monkeypatch, k
     np.testing.assert_array_equal(there.read(40, 140)[0], here.read(40, 140)[0])
     monkeypatch.setattr(row_format, "LONG_SEGMENT", 1)  # row by row
     again = [NpyDataSource(PackedLayout(corpus, 200)) for corpus in (here, there)]
-    assert all(source._long is not None for source in again)
+    assert all(source._segment_reader is not None for source in again)
     assert_same(ShiftTargets().read(again[0], np.arange(5)), ShiftTargets().read(again[1], np.arange(5)))
 
 

@@ -16,7 +16,7 @@ from grain_sft.corpus import shard as row_format
 from grain_sft.errors import TransformError
 from grain_sft.layout import FILL_ROW, MaterializedLayout
 from grain_sft.prepare.materialize import materialize
-from grain_sft.source.segment_reader import LongSegments
+from grain_sft.source.segment_reader import SegmentReader
 
 LENGTH = 48
 KINDS = ("bool", "weights", "none")
@@ -65,7 +65,7 @@ def test_read_is_map_of_read(corpora, kind, long_runs, monkeypatch):
     for name, layout in layouts(folder, found[kind], kind).items():
         source, shift = NpyDataSource(layout), ShiftTargets()
         if name not in ("windows", "materialized"):
-            assert (source._long is not None) is long_runs
+            assert (source._segment_reader is not None) is long_runs
         for count in (1, 2, 7):
             for _ in range(6):
                 rows = random.integers(0, len(source), count)
@@ -84,7 +84,7 @@ def test_span_by_span_is_piece_by_piece(corpora, data):
     layout = layouts(folder, found[kind], kind)[name]
     rows = np.array(data.draw(st.lists(st.integers(0, len(layout) - 1), min_size=1, max_size=9)))
     by_span, by_piece = NpyDataSource(layout), NpyDataSource(layout)
-    by_span._long, by_piece._long = LongSegments(layout, by_span._reader, False), None
+    by_span._segment_reader, by_piece._segment_reader = SegmentReader(layout, by_span._reader, False), None
     assert_same(by_span.read(rows), by_piece.read(rows))
     assert_same(ShiftTargets().read(by_span, rows), ShiftTargets().read(by_piece, rows))
 
@@ -116,7 +116,7 @@ def test_a_token_that_int32_does_not_hold_is_an_error_whether_it_was_seen_before
     corpus = grain_sft.open_corpus(tmp_path / "0.npy", dtype="uint32", eos_token_id=2)
     for _ in range(2):  # the second time from the cache
         source = NpyDataSource(PackedLayout(corpus, 4096))
-        assert source.layout.highest_token == highest and (source._long is None) == (mean == 20)
+        assert source.layout.highest_token == highest and (source._segment_reader is None) == (mean == 20)
         rows = np.arange(len(source))
         if highest >> 31:
             with pytest.raises(TransformError, match="above 2147483647"):

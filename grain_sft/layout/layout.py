@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import operator
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -47,6 +47,8 @@ class Layout(Protocol):
       plans: Packing of each epoch; none where nothing is packed.
       packing: Options of the packing; None where nothing is packed.
       row_format: Format of rows that are stored whole, tokens, positions and segments; None where they are made.
+      row_segments: Function of a row number that returns the first token of each of its segments, counted through the corpus,
+        and its number of tokens, as lists; None in a layout that has `pieces` alone. Rows of few long segments are read by it.
       highest_token: Highest token id of the corpus, where finding its documents read all tokens; else None.
     """
 
@@ -57,6 +59,7 @@ class Layout(Protocol):
     epochs: int = 1
     packing: PackingOptions | None = None
     row_format: RowFormat | None = None
+    row_segments: Callable[[int], tuple[list[int], list[int]]] | None = None
 
     def __len__(self) -> int:
         """Return the number of rows."""

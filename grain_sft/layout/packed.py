@@ -19,7 +19,7 @@ from grain_sft.errors import LayoutError
 from grain_sft.layout.layout import Layout, LeftOut, hash_of_rows, sources_of
 from grain_sft.layout.olmo_plan import OlmoPlan, find_plan, from_boundaries, read_plan
 from grain_sft.layout.packing import ALGORITHMS, TIES, PackingOptions, Ties
-from grain_sft.layout.pieces import Ints, Pieces, Runs, ShardOffsets
+from grain_sft.layout.pieces import Ints, Pieces, ShardOffsets
 from grain_sft.layout.plan import Plan, finder_of, load_plan, sort_made_by
 from grain_sft.storage import files
 
@@ -240,10 +240,13 @@ class PackedLayout(Layout):
         epoch = self._ends.searchsorted(rows, side="right")
         return epoch, rows - self._begins[epoch]
 
-    def runs(self, row: int) -> Runs:
-        """What a row is read from."""
-        plan, segments = self._segments_of(row)
-        return self._offsets.runs(plan.start[segments].tolist(), plan.length[segments].tolist())
+    def row_segments(self, row: int) -> tuple[list[int], list[int]]:
+        plan = self.plans[0]
+        if len(self.plans) > 1:
+            epoch, local = self.epoch_of(np.array(row))
+            plan, row = self.plans[int(epoch)], int(local)
+        segments = slice(plan.ends.item(row - 1) if row else 0, plan.ends.item(row))
+        return plan.start[segments].tolist(), plan.length[segments].tolist()
 
     def pieces(self, rows: Ints) -> Pieces:
         if len(self.plans) == 1 or not len(rows):
@@ -272,14 +275,6 @@ class PackedLayout(Layout):
         length = plan.length[piece].astype(np.int64)
         before = length.cumsum() - length
         return row, before - before[firsts][row], plan.start[piece], length, within + 1, plan.document[piece]
-
-    def _segments_of(self, row: int) -> tuple[Plan, slice]:
-        """The plan that a row is of, and its segments there."""
-        plan = self.plans[0]
-        if len(self.plans) > 1:
-            epoch, local = self.epoch_of(np.array(row))
-            plan, row = self.plans[int(epoch)], int(local)
-        return plan, slice(plan.ends.item(row - 1) if row else 0, plan.ends.item(row))
 
     @property
     def recipe(self) -> PackingOptions:

@@ -8,7 +8,7 @@ from grain_sft.arguments import as_integer, as_sequence_length
 from grain_sft.corpus import Corpus
 from grain_sft.errors import LayoutError
 from grain_sft.layout.layout import Layout, LeftOut
-from grain_sft.layout.pieces import Ints, Pieces, Runs, ShardOffsets
+from grain_sft.layout.pieces import Ints, Pieces, ShardOffsets
 
 
 class PaddedLayout(Layout):
@@ -58,9 +58,8 @@ class PaddedLayout(Layout):
     def __len__(self) -> int:
         return len(self._document)
 
-    def runs(self, row: int) -> Runs:
-        """What a row is read from."""
-        return self._offsets.runs([self._start.item(row)], [self._length.item(row)])
+    def row_segments(self, row: int) -> tuple[list[int], list[int]]:
+        return [self._start.item(row)], [self._length.item(row)]
 
     def pieces(self, rows: Ints) -> Pieces:
         first, document = np.zeros(len(rows), np.int64), self._document[rows]

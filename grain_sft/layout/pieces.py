@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from bisect import bisect_right
-from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
@@ -70,22 +68,6 @@ class Pieces(NamedTuple):
         return self.row * length + self.column
 
 
-class Runs(NamedTuple):
-    """One row as it is read: runs of tokens, each of which lies in a shard in one piece.
-
-    Attributes:
-      shards: Shard of each run; None where all are of shard 0, the only one.
-      starts: First token of each run in its shard.
-      stops: Column after each run.
-      ends: Column after each segment. A segment that continues in the next shard is several runs.
-    """
-
-    shards: list[int] | None
-    starts: list[int]
-    stops: list[int]
-    ends: list[int]
-
-
 class ShardOffsets:
     """Offsets of the shards of a corpus in its tokens, counted through all shards."""
 
@@ -93,28 +75,6 @@ class ShardOffsets:
         counts = np.array([shard.num_tokens for shard in corpus.shards], np.int64)
         self._ends: Ints = np.cumsum(counts)
         self._begins = self._ends - counts
-        self._borders = [0, *self._ends.tolist()]
-
-    def runs(self, starts: list[int], lengths: list[int]) -> Runs:
-        """Return the runs of one row.
-
-        Args:
-          starts, lengths: First token of each segment, counted through the corpus, and its tokens.
-        """
-        borders, ends = self._borders, list(accumulate(lengths))
-        if len(borders) == 2:
-            return Runs(None, starts, ends, ends)
-        shards, begins, counts = [], [], []
-        for start, length in zip(starts, lengths, strict=True):
-            stop = start + length
-            while start < stop:
-                shard = bisect_right(borders, start) - 1
-                end = min(stop, borders[shard + 1])
-                shards.append(shard)
-                begins.append(start - borders[shard])
-                counts.append(end - start)
-                start = end
-        return Runs(shards, begins, list(accumulate(counts)), ends)
 
     def pieces(self, row: Ints, column: Ints, start: Ints, length: Ints, segment: Ints, document: Ints) -> Pieces:
         """Return the pieces of segments, row after row; a segment that continues in the next shard is two.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, TypeGuard
+from typing import Any, NamedTuple
 
 import grain
 import numpy as np
@@ -11,12 +11,12 @@ import numpy.typing as npt
 
 from grain_sft.corpus import LossReader, are_long
 from grain_sft.errors import LayoutError
-from grain_sft.layout import FILL_ROW, Layout, PackedLayout, PaddedLayout, Pieces
+from grain_sft.layout import FILL_ROW, Layout, Pieces
 from grain_sft.source import workers
 from grain_sft.source.arrays import Arrays, Stack
 from grain_sft.source.element import Element, checked_record, checked_rows
 from grain_sft.source.row_reader import ReadyArrays, RowReader
-from grain_sft.source.segment_reader import LongSegments
+from grain_sft.source.segment_reader import SegmentReader
 from grain_sft.storage import ShardReader
 
 workers.default_grain_flags()  # so that worker processes of any grain.DataLoader over an NpyDataSource start
@@ -85,7 +85,7 @@ class NpyDataSource(grain.sources.RandomAccessDataSource[Element]):
         self._loss = LossReader(corpus.loss_files, max_open_files, remote=corpus.remote) if corpus.has_loss else None
         self._arrays = Arrays()
         self._fit = _all_fit(layout)
-        self._long = LongSegments(layout, self._reader, self._fit) if _has_long_segments(layout) else None
+        self._segment_reader = SegmentReader(layout, self._reader, self._fit) if _has_long_segments(layout) else None
         self._constants: dict[int, ReadRows] = {}
         self._numbers: npt.NDArray[np.int32] | None = None
         self._pad = corpus.padding_token_id
@@ -134,7 +134,7 @@ class NpyDataSource(grain.sources.RandomAccessDataSource[Element]):
 
         Raises: as `read`.
         """
-        ready, long = self._ready, self._long
+        ready, long = self._ready, self._segment_reader
         if ready is None and (long is None or self._loss is not None):
             return None
         rows, filled = checked_rows(indices, self.layout)
@@ -154,8 +154,8 @@ class NpyDataSource(grain.sources.RandomAccessDataSource[Element]):
             dtype = self.layout.corpus.dtype
             tokens = inputs.view(dtype) if dtype.itemsize == 4 else inputs.astype(dtype)
             return ReadRows(tokens, loss, segments, positions, target_segments, inputs, targets)
-        if self._long is not None:
-            return self._read_long(self._long, rows, shifted)
+        if self._segment_reader is not None:
+            return self._read_long(self._segment_reader, rows, shifted)
         return self._read_pieces(rows, shifted)
 
     def _read_pieces(self, rows: npt.NDArray[np.int64], shifted: bool) -> ReadRows:
@@ -188,12 +188,12 @@ class NpyDataSource(grain.sources.RandomAccessDataSource[Element]):
             read.held,
         )
 
-    def _read_long(self, reader: LongSegments, rows: npt.NDArray[np.int64], shifted: bool) -> ReadRows:
+    def _read_long(self, reader: SegmentReader, rows: npt.NDArray[np.int64], shifted: bool) -> ReadRows:
         """Rows of few long segments: the same as by pieces, which are faster where there are many."""
         read = reader.read(rows, self._arrays, shifted=shifted)
         inputs, dtype = read.inputs, self.layout.corpus.dtype
         tokens = inputs.view(dtype) if dtype.itemsize == 4 else inputs.astype(dtype)
-        loss = None if self._loss is None else self._gather_loss(self._loss, read.pieces, inputs.shape)
+        loss = None if self._loss is None else self._gather_loss(self._loss, self.layout.pieces(rows), inputs.shape)
         known = shifted and read.fit
         return ReadRows(
             tokens,
@@ -273,9 +273,9 @@ class NpyDataSource(grain.sources.RandomAccessDataSource[Element]):
         return f"NpyDataSource(layout={self.layout!r}, corpus={self.layout.corpus.fingerprint!r}, padding={self._pad})"
 
 
-def _has_long_segments(layout: Layout) -> TypeGuard[PackedLayout | PaddedLayout]:
+def _has_long_segments(layout: Layout) -> bool:
     """Whether rows are read row by row."""
-    if not isinstance(layout, (PackedLayout, PaddedLayout)) or layout.corpus.dtype.itemsize > 4:
+    if layout.row_segments is None or layout.corpus.dtype.itemsize > 4:
         return False
     return are_long(layout.sequence_length, layout.mean_segments)
 

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from grain_sft.errors import CorpusError
 from grain_sft.source.arrays import Arrays, Stack
-from grain_sft.source.segment_rows import ARRAYS, ZERO, Counting, SegmentRow
+from grain_sft.source.segment_reader import ARRAYS, ZERO, Counting, SegmentRow
 from grain_sft.storage import Buffers, RemoteOptions, ShardReader, StampedFile, activity
 
 if TYPE_CHECKING:

@@ -1,29 +1,117 @@
-"""Rows of few long segments, read and made row by row."""
+"""Rows of few long segments: read row by row, and their arrays made from the columns where segments end.
+
+A row's arrays are made while its tokens are in the processor's cache. The arrays of a batch drive the interpreter's own code
+and data out of that cache, so each of its steps costs more than elsewhere: copies between buffers are the interpreter's
+(numpy's take as long to begin as some KB take to copy), and a loop is faster than `map`, which needs more code.
+For the same reason a row is asked for by `Layout.row_segments`: by `pieces`, two rows of 32,768 tokens take 150 us instead of
+120 (`grain-sft bench --only packed`).
+"""
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from grain_sft.layout import PackedLayout, PaddedLayout, Pieces
-from grain_sft.layout.pieces import Runs
+from grain_sft.layout import Layout
 from grain_sft.source.arrays import Arrays, Stack
-from grain_sft.source.segment_rows import ARRAYS, Counting, SegmentRow
 from grain_sft.storage import ShardReader
+
+ARRAYS = 5
+"""Number of arrays in the `Stack` of a `SegmentRow`: inputs, targets, segment ids, positions, segment ids of targets."""
+
+ZERO = np.array(0, np.int32)
 
 _Int32 = npt.NDArray[np.int32]
 
 
-class LongRows(NamedTuple):
+class Counting:
+    """Numbers that rows are filled with, the same in all batches.
+
+    Attributes:
+      positions: 0, 1, ..., int32 [L].
+      numbers: 1, 2, ..., each an array, since numpy takes a while to make one of an integer.
+    """
+
+    def __init__(self, length: int) -> None:
+        self.positions = np.arange(length, dtype=np.int32).data
+        self.numbers: list[_Int32] = []
+
+    def more(self, count: int) -> list[_Int32]:
+        """Return `numbers` up to `count` and further."""
+        self.numbers = [np.array(number, np.int32) for number in range(1, 2 * count + 1)]
+        return self.numbers
+
+
+class SegmentRow:
+    """Views of one row's part of the arrays of a batch.
+
+    Attributes:
+      inputs: int32 [L], the tokens.
+    """
+
+    def __init__(self, stack: Stack, row: int, counting: Counting) -> None:
+        inputs, targets, segments, positions, target_segments = (array[row] for array in stack.arrays)
+        self.inputs, self._counting = inputs, counting
+        self._shifted = targets[:-1].data, inputs[1:].data, targets.data[-1:]
+        self._views = len(inputs), segments, segments.data, positions, positions.data, target_segments.data
+
+    def fill(self, ends: list[int], take_loss: bool) -> None:
+        """Fill positions and segment ids; padding begins at the last end.
+
+        Args:
+          ends: Column after each segment's last token, in order.
+          take_loss: Whether to fill segment ids of targets too; every token takes loss.
+        """
+        length, segments, segments_data, positions, positions_data, target_segments = self._views
+        counting, numbers, begin = self._counting.positions, self._counting.numbers, 0
+        if len(numbers) < len(ends):
+            numbers = self._counting.more(len(ends))
+        for end, number in zip(ends, numbers):  # noqa: B905
+            segments[begin:end] = number
+            positions_data[begin:end] = counting[: end - begin]
+            begin = end
+        if begin < length:
+            segments[begin:] = positions[begin:] = ZERO
+        if take_loss:
+            target_segments[:] = segments_data
+            for end in ends:
+                target_segments[end - 1] = 0
+
+    def shift(self) -> None:
+        """Fill targets from the tokens."""
+        targets, following, last = self._shifted
+        targets[:] = following
+        last[0] = 0
+
+
+class Runs(NamedTuple):
+    """One row as it is read: runs of tokens, each of which lies in one shard.
+
+    Attributes:
+      shards: Shard of each run; None where all are of shard 0, the only one.
+      starts: First token of each run in its shard.
+      stops: Column after each run.
+      ends: Column after each segment. A segment that continues in the next shard is several runs.
+    """
+
+    shards: list[int] | None
+    starts: list[int]
+    stops: list[int]
+    ends: list[int]
+
+
+class SegmentArrays(NamedTuple):
     """Rows of a batch, int32 [rows, L].
 
     Attributes:
-      inputs: the tokens; of tokens of 4 bytes the same memory.
-      targets, target_segment_ids: what `ShiftTargets` makes of them where every token takes loss, if that was asked for.
-      fit: int32 holds every token, as far as that was asked for.
-      runs: of each row.
+      inputs: Tokens; of tokens of 4 bytes the same memory.
+      targets, target_segment_ids: As `ShiftTargets` makes them where every token takes loss, if that was asked for.
+      fit: Whether int32 holds every token, as far as that was asked for.
+      runs: Runs of each row.
     """
 
     inputs: _Int32
@@ -35,63 +123,45 @@ class LongRows(NamedTuple):
     runs: list[Runs]
 
     @property
-    def pieces(self) -> Pieces:
-        """What the rows consist of, without segments."""
-        found: list[tuple[int, int, int, int, int]] = []
-        for number, (shards, starts, stops, _) in enumerate(self.runs):
-            columns = shards or [0] * len(starts), starts, [0, *stops], stops
-            for shard, start, place, stop in zip(*columns, strict=False):
-                found.append((number, place, shard, start, stop - place))
-        return Pieces(*np.array(found, np.int64).reshape(-1, 5).T)
-
-    @property
     def lasts(self) -> npt.NDArray[np.int64]:
-        """Places of every segment's last token in the rows one after the other."""
+        """Offset of every segment's last token in the flattened rows."""
         length = self.inputs.shape[1]
         return np.array([row * length + end - 1 for row, runs in enumerate(self.runs) for end in runs.ends], np.int64)
 
 
-class _Row(NamedTuple):
-    """A row's part of the memory of tokens, and of the arrays."""
-
-    memory: memoryview
-    tokens: npt.NDArray[Any]
-    arrays: SegmentRow
-
-
-class LongSegments:
+class SegmentReader:
     """Reads rows of a layout whose rows hold few long segments.
 
     Args:
-      layout: whose tokens take 4 bytes or less.
-      reader: of its corpus's tokens.
-      fit: int32 is known to hold every token.
+      layout: Layout with `row_segments`, whose tokens take 4 bytes or less.
+      reader: Reader of the tokens of its corpus.
+      fit: Whether int32 is certain to hold every token.
     """
 
-    def __init__(self, layout: PackedLayout | PaddedLayout, reader: ShardReader, fit: bool) -> None:
-        self.layout, self._reader, self._pad = layout, reader, layout.corpus.padding_token_id
+    def __init__(self, layout: Layout, reader: ShardReader, fit: bool) -> None:
+        self._layout, self._reader, self._pad = layout, reader, layout.corpus.padding_token_id
         self._dtype, self._length = layout.corpus.dtype, layout.sequence_length
         self._wide = self._dtype.itemsize == 4
+        self._borders = [0, *accumulate(shard.num_tokens for shard in layout.corpus.shards)]
         self._fit = fit or not self._wide
         self._counting = Counting(self._length)
 
-    def read(self, rows: npt.NDArray[np.int64], arrays: Arrays, *, shifted: bool) -> LongRows:
-        """Rows `rows`, each in range, in arrays made by `arrays`; with targets if `shifted`.
+    def read(self, rows: npt.NDArray[np.int64], arrays: Arrays, *, shifted: bool) -> SegmentArrays:
+        """Return `rows`, each in [0, len(layout)), in arrays made by `arrays`; with targets if `shifted`.
 
         Raises:
           CorpusFileError: a file is missing, unreadable, or not the one that was indexed.
         """
-        shape, reader, fit = (len(rows), self._length), self._reader, True
+        reader, fit = self._reader, True
         (memory, views), (inputs, targets, segments, positions, target_segments) = arrays.stack(
-            ARRAYS, shape, self._views
+            ARRAYS, (len(rows), self._length), self._views
         )
-        runs = list(map(self.layout.runs, rows.tolist()))
-        made = LongRows(inputs, targets, positions, segments, target_segments, True, runs)
+        runs = list(map(self._runs, rows.tolist()))
         plain, check = reader.plain, shifted and not self._fit
         if not plain:
-            size, pieces = self._dtype.itemsize, made.pieces
-            places = pieces.offsets(self._length) * size
-            reader.gather(pieces.shard, pieces.start, places, pieces.length * size, memory)
+            size, pieces = self._dtype.itemsize, self._layout.pieces(rows)
+            offsets = pieces.offsets(self._length) * size
+            reader.gather(pieces.shard, pieces.start, offsets, pieces.length * size, memory)
         for (row_memory, tokens, row), (shards, starts, stops, ends) in zip(views, runs, strict=True):
             if plain:
                 reader.fill_in_turn(shards, starts, stops, row_memory)
@@ -106,13 +176,31 @@ class LongSegments:
                 row.shift()
         if plain:
             reader.check_unchanged({shard for shards, *_ in runs for shard in shards or (0,)})
-        return made if fit else made._replace(fit=False)
+        return SegmentArrays(inputs, targets, positions, segments, target_segments, fit, runs)
 
-    def _views(self, stack: Stack) -> tuple[memoryview, list[_Row]]:
-        """The bytes of all tokens, and views of each row."""
+    def _runs(self, row: int) -> Runs:
+        assert self._layout.row_segments is not None
+        starts, lengths = self._layout.row_segments(row)
+        borders, ends = self._borders, list(accumulate(lengths))
+        if len(borders) == 2:
+            return Runs(None, starts, ends, ends)
+        shards, begins, counts = [], [], []
+        for start, length in zip(starts, lengths, strict=True):
+            stop = start + length
+            while start < stop:
+                shard = bisect_right(borders, start) - 1
+                end = min(stop, borders[shard + 1])
+                shards.append(shard)
+                begins.append(start - borders[shard])
+                counts.append(end - start)
+                start = end
+        return Runs(shards, begins, list(accumulate(counts)), ends)
+
+    def _views(self, stack: Stack) -> tuple[memoryview, list[tuple[memoryview, npt.NDArray[Any], SegmentRow]]]:
+        """The bytes of all tokens; and of each row its memory, its tokens and its arrays."""
         inputs = stack.arrays[0]
         tokens = inputs.view(self._dtype) if self._wide else Arrays().empty(inputs.shape, self._dtype)
         rows = range(len(inputs))
         return tokens.reshape(-1).data.cast("B"), [
-            _Row(tokens[row].data, tokens[row], SegmentRow(stack, row, self._counting)) for row in rows
+            (tokens[row].data, tokens[row], SegmentRow(stack, row, self._counting)) for row in rows
         ]
