@@ -86,7 +86,7 @@ def run(options: argparse.Namespace) -> int:
         table = checkpoint_table(pipeline, options.checkpoints, epochs=options.epochs)
         names: dict[str, Any] = {"checkpoint": [f"step{step}" for step in table["step"]]}
         with open_writer(kind, options.output, pipeline.receipt, f"every {options.checkpoints} steps") as writer:
-            writer.write(names | table)
+            writer(names | table)
         return 0
     with elapsed("Searching"):
         about, parts = _asked(pipeline, options)
@@ -97,7 +97,7 @@ def run(options: argparse.Namespace) -> int:
             _write_summary(writer, parts, kind)
         else:
             for part in parts:
-                writer.write(_columns(part, kind))
+                writer(_columns(part, kind))
     return 0
 
 
@@ -195,4 +195,4 @@ def _write_summary(writer: Writer, parts: Iterator[Trace], kind: str) -> None:
     found = summarize(parts)
     if kind == "table" and len(found["source"]) != 1:
         found = {name: [*column, "all" if name == "source" else sum(column)] for name, column in found.items()}
-    writer.write(found)
+    writer(found)

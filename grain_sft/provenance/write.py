@@ -7,7 +7,7 @@ import csv
 import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import IO, Any, NamedTuple, Protocol
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -28,18 +28,8 @@ class Labels(NamedTuple):
 
 Column = npt.NDArray[Any] | Labels | list[Any]
 Columns = Mapping[str, Column]
-
-
-class Writer(Protocol):
-    """Writer of columns that always have the same names and types."""
-
-    def write(self, columns: Columns) -> None:
-        """Add lines, the same number in each column."""
-        ...
-
-    def close(self) -> None:
-        """Write what follows the last line."""
-        ...
+Writer = Callable[[Columns], None]
+"""Function that writes lines. The names and types of columns are the same in every call."""
 
 
 @contextlib.contextmanager
@@ -59,114 +49,95 @@ def open_writer(kind: str, output: str | None, receipt: Receipt, about: str) -> 
       MissingExtraError: Parquet without pyarrow.
     """
     make, binary = WRITERS[kind]
-    if output is None:
-        if binary:
-            raise PipelineError(f"format {kind}: is no text; name a file with --output.")
-        yield make(sys.stdout, receipt, about)
-        return
-    with files.atomic_write(output, "wb" if binary else "w") as file:
-        writer = make(file, receipt, about)
-        yield writer
-        writer.close()
+    if output is None and binary:
+        raise PipelineError(f"format {kind}: is no text; name a file with --output.")
+    target: Any = files.atomic_write(output, "wb" if binary else "w") if output else contextlib.nullcontext(sys.stdout)
+    with target as file, make(file, receipt, about) as write:
+        yield write
 
 
-class TableWriter:
+@contextlib.contextmanager
+def _table(file: IO[str], receipt: Receipt, about: str) -> Iterator[Writer]:
     """Aligned columns, numbers with thousands separators, "-" for -1."""
+    file.write(f"# {receipt.code} {about}\n")
+    widths: dict[str, int] = {}
 
-    def __init__(self, file: IO[str], receipt: Receipt, about: str) -> None:
-        self._file = file
-        self._widths: list[int] = []
-        file.write(f"# {receipt.code} {about}\n")
-
-    def write(self, columns: Columns) -> None:
-        lines, widths = [], self._widths or [0] * len(columns)
-        head, self._widths = not self._widths, []
-        for (name, column), width in zip(columns.items(), widths, strict=True):
+    def write(columns: Columns) -> None:
+        head, lines = not widths, []
+        for name, column in columns.items():
             cells = _cells(column)
-            width = max(width, len(name), *map(len, cells)) if cells else max(width, len(name))
+            widths[name] = max(widths.get(name, 0), len(name), *map(len, cells), 0)
             align = str.ljust if _is_text(column) else str.rjust
-            lines.append([align(cell, width) for cell in ([name] if head else []) + cells])
-            self._widths.append(width)
-        self._file.writelines("  ".join(line).rstrip() + "\n" for line in zip(*lines, strict=True))
+            lines.append([align(cell, widths[name]) for cell in ([name] if head else []) + cells])
+        file.writelines("  ".join(line).rstrip() + "\n" for line in zip(*lines, strict=True))
 
-    def close(self) -> None:
-        pass
+    yield write
 
 
-class CsvWriter:
+@contextlib.contextmanager
+def _csv(file: IO[str], receipt: Receipt, about: str) -> Iterator[Writer]:
     """A comment line, a line of names, then the lines."""
+    file.write(f"# {receipt.code} {about}\n")
+    writer, begun = csv.writer(file, lineterminator="\n"), False
 
-    def __init__(self, file: IO[str], receipt: Receipt, about: str) -> None:
-        self._csv = csv.writer(file, lineterminator="\n")
-        self._begun = False
-        file.write(f"# {receipt.code} {about}\n")
+    def write(columns: Columns) -> None:
+        nonlocal begun
+        if not begun:
+            writer.writerow(columns)
+            begun = True
+        writer.writerows(zip(*map(_values, columns.values()), strict=True))
 
-    def write(self, columns: Columns) -> None:
-        if not self._begun:
-            self._csv.writerow(columns)
-            self._begun = True
-        self._csv.writerows(zip(*map(_values, columns.values()), strict=True))
-
-    def close(self) -> None:
-        pass
+    yield write
 
 
-class JsonlWriter:
+@contextlib.contextmanager
+def _jsonl(file: IO[str], receipt: Receipt, about: str) -> Iterator[Writer]:
     """A line with the receipt and its parts, then an object per line."""
+    file.write(json.dumps({**receipt.as_dict(), "about": about}) + "\n")
 
-    def __init__(self, file: IO[str], receipt: Receipt, about: str) -> None:
-        self._file = file
-        file.write(json.dumps({**receipt.as_dict(), "about": about}) + "\n")
-
-    def write(self, columns: Columns) -> None:
-        values = [
-            list(map(json.dumps, _values(each))) if _is_text(each) else _values(each) for each in columns.values()
-        ]
+    def write(columns: Columns) -> None:
+        values = [list(map(json.dumps, _values(each))) if _is_text(each) else _values(each) for each in columns.values()]
         form = "{" + ", ".join(f"{json.dumps(name).replace('%', '%%')}: %s" for name in columns) + "}\n"
-        self._file.writelines(form % line for line in zip(*values, strict=True))
+        file.writelines(form % line for line in zip(*values, strict=True))
 
-    def close(self) -> None:
-        pass
+    yield write
 
 
-class ParquetWriter:
+@contextlib.contextmanager
+def _parquet(file: IO[bytes], receipt: Receipt, about: str) -> Iterator[Writer]:
     """Numbers as int64 or double, labels as dictionaries, and `grain_sft` in the schema's metadata."""
+    try:
+        import pyarrow
+        from pyarrow import parquet
+    except ImportError as error:
+        raise MissingExtraError.of("format parquet", "pyarrow", "parquet") from error
+    metadata = {"grain_sft": json.dumps({**receipt.as_dict(), "about": about})}
+    writer: Any = None
 
-    def __init__(self, file: IO[bytes], receipt: Receipt, about: str) -> None:
-        try:
-            import pyarrow
-            from pyarrow import parquet
-        except ImportError as error:
-            raise MissingExtraError.of("format parquet", "pyarrow", "parquet") from error
-        self._arrow, self._parquet, self._file = pyarrow, parquet, file
-        self._metadata = {"grain_sft": json.dumps({**receipt.as_dict(), "about": about})}
-        self._writer: Any = None
+    def array(column: Column) -> Any:
+        if not isinstance(column, Labels):
+            return pyarrow.array(column)
+        numbers = pyarrow.array(column.numbers, mask=column.numbers < 0).cast(pyarrow.int32())
+        return pyarrow.DictionaryArray.from_arrays(numbers, pyarrow.array(column.texts, pyarrow.string()))
 
-    def write(self, columns: Columns) -> None:
-        table = self._arrow.table({name: self._array(column) for name, column in columns.items()})
-        table = table.replace_schema_metadata(self._metadata)
-        if self._writer is None:
-            self._writer = self._parquet.ParquetWriter(self._file, table.schema, compression="zstd")
-        self._writer.write_table(table)
+    def write(columns: Columns) -> None:
+        nonlocal writer
+        table = pyarrow.table({name: array(column) for name, column in columns.items()}).replace_schema_metadata(metadata)
+        if writer is None:
+            writer = parquet.ParquetWriter(file, table.schema, compression="zstd")
+        writer.write_table(table)
 
-    def close(self) -> None:
-        if self._writer is None:
-            self.write({})
-        self._writer.close()
-
-    def _array(self, column: Column) -> Any:
-        if isinstance(column, Labels):
-            numbers = self._arrow.array(column.numbers, mask=column.numbers < 0)
-            texts = self._arrow.array(column.texts, self._arrow.string())
-            return self._arrow.DictionaryArray.from_arrays(numbers.cast(self._arrow.int32()), texts)
-        return self._arrow.array(column)
+    yield write
+    if writer is None:
+        write({})
+    writer.close()
 
 
-WRITERS: dict[str, tuple[Callable[[Any, Receipt, str], Writer], bool]] = {
-    "table": (TableWriter, False),
-    "jsonl": (JsonlWriter, False),
-    "csv": (CsvWriter, False),
-    "parquet": (ParquetWriter, True),
+WRITERS: dict[str, tuple[Callable[..., Any], bool]] = {
+    "table": (_table, False),
+    "jsonl": (_jsonl, False),
+    "csv": (_csv, False),
+    "parquet": (_parquet, True),
 }
 """Writers by name, and whether their files are binary."""
 
