@@ -1,7 +1,7 @@
-"""Checkpoints that know their data: a step and a receipt, refused by a run that has other data.
+"""Checkpoint states: a step and a receipt, which a run on other data refuses.
 
-A state is small and JSON-ready, and the same on all hosts: `{"next_step": k, "receipt": …, "parts": {…}}`. It fits any
-number of hosts. Orbax saves one as an item of its own beside the weights:
+A state is small, JSON-ready and the same on all hosts: `{"next_step": k, "receipt": …, "parts": {…}}`. It fits any number of
+hosts. Orbax saves it as an item next to the weights:
 
     manager.save(step, args=ocp.args.Composite(weights=ocp.args.StandardSave(weights), data=save_args(batches)))
     next_step = restore(manager, batches)
@@ -25,31 +25,29 @@ _STEP, _PARTS = "next_step", "parts"
 
 
 class Stateful(Protocol):
-    """What has a state of the kind that `data_state` makes."""
+    """Iterator with a state as of `data_state`."""
 
-    def get_state(self) -> dict[str, Any]:
-        """The state, JSON-ready."""
-        ...
+    def get_state(self) -> dict[str, Any]: ...
 
-    def set_state(self, state: dict[str, Any]) -> None:
-        """Go on where a state says."""
-        ...
+    def set_state(self, state: dict[str, Any]) -> None: ...
 
 
 def data_state(pipeline: Pipeline, next_step: int) -> dict[str, Any]:
-    """What a checkpoint should hold of a run's data: the step to go on at, and the receipt. JSON-ready."""
+    """Return the state of a run's data: the next step and the receipt, JSON-ready."""
     return {_STEP: as_integer("next_step", next_step, 0, RowIndexError), **pipeline.receipt.as_dict()}
 
 
 def resume_step(state: Mapping[str, Any], pipeline: Pipeline, *, allow_other_data: bool = False) -> int:
-    """The step to go on at with `pipeline`, by a state of `data_state`.
+    """Return the next step of a state of `data_state`.
 
     Args:
-      allow_other_data: go on there whatever the data was.
+      state: State.
+      pipeline: Pipeline of the run that continues.
+      allow_other_data: Whether to accept a state of other data.
 
     Raises:
-      PipelineError: no such state, or one of other data: the message says what differs.
-      RowIndexError: a step that `pipeline` has not.
+      PipelineError: not a state, or the state of other data: the message names what differs.
+      RowIndexError: `pipeline` does not have the step.
     """
     step, parts = state.get(_STEP), state.get(_PARTS)
     if isinstance(step, bool) or not isinstance(step, int) or not isinstance(parts, Mapping):
@@ -70,13 +68,13 @@ def resume_step(state: Mapping[str, Any], pipeline: Pipeline, *, allow_other_dat
 
 
 class CheckedIterator(PipelineIterator):
-    """`pipeline.iter(...)` with a state that carries the receipt: `set_state` refuses one of other data.
+    """`pipeline.iter(...)` with a receipt in its state: `set_state` refuses a state of other data.
 
     Args:
-      pipeline: of this host.
-      start_step: of the first batch.
-      allow_other_data: take a state of other data too.
-      **options: of `Pipeline.iter`.
+      pipeline: Pipeline of this host.
+      start_step: Step of the first batch.
+      allow_other_data: Whether to accept a state of other data.
+      **options: Options of `Pipeline.iter`.
     """
 
     def __init__(
@@ -86,18 +84,16 @@ class CheckedIterator(PipelineIterator):
         super().__init__(pipeline, start_step, **options)
 
     def get_state(self) -> dict[str, Any]:
-        """As `data_state`."""
+        """Return the next step and the receipt, as `data_state`."""
         return data_state(self.pipeline, self.next_step)
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Go on at the step of `state`.
+        """Continue at the step of `state`.
 
-        Raises: as `resume_step`; then nothing is changed.
+        Raises:
+          PipelineError, RowIndexError: as `resume_step`; nothing is changed then.
         """
         self._go_to(resume_step(state, self.pipeline, allow_other_data=self._allow_other_data))
-
-    def __str__(self) -> str:
-        return f"CheckedIterator(next_step={self.next_step})"
 
 
 def _orbax() -> Any:
@@ -109,8 +105,8 @@ def _orbax() -> Any:
 
 
 def save_args(batches: Stateful) -> Any:
-    """`orbax.checkpoint.args` that save where `batches` is now: an item of a `Composite`. One small JSON file, written by
-    one process, so that it restores on any number of them.
+    """Return `orbax.checkpoint.args` of the state of `batches`, an item of a `Composite`. One process writes it, as a JSON
+    file, so that any number of processes restore it.
 
     Raises:
       MissingExtraError: Orbax is not installed.
@@ -119,19 +115,19 @@ def save_args(batches: Stateful) -> Any:
 
 
 def restore(manager: Any, batches: Stateful, step: int | None = None, *, item: str = "data") -> int | None:
-    """Bring `batches` to where they were when a checkpoint was saved.
+    """Continue `batches` where they were when a checkpoint was saved.
 
     Args:
-      manager: an `orbax.checkpoint.CheckpointManager`.
-      batches: a `CheckedIterator` or `jax_arrays.GlobalBatches`.
-      step: which checkpoint; None means the latest.
-      item: the name under which `save_args` stood.
+      manager: `orbax.checkpoint.CheckpointManager`.
+      batches: `CheckedIterator` or `jax_arrays.GlobalBatches`.
+      step: Step of the checkpoint. None means the latest.
+      item: Name of the item of `save_args`.
 
     Returns:
-      The step of the next batch; None where there is no checkpoint, and nothing is changed.
+      Step of the next batch; None where there is no checkpoint, and nothing is changed.
 
     Raises:
-      PipelineError: the checkpoint has no such item, or is of a run on other data.
+      PipelineError: the checkpoint has no such item, or is one of other data.
       MissingExtraError: Orbax is not installed.
     """
     args = _orbax().args
@@ -150,25 +146,27 @@ def restore(manager: Any, batches: Stateful, step: int | None = None, *, item: s
 
 
 class RunRecord:
-    """A JSON file beside the checkpoints of a trainer that saves nothing of its data: which data each step was run on.
+    """JSON file next to the checkpoints of a trainer that saves no state of its data: the data of each step.
 
     Args:
-      path: of the file, local or in a bucket.
+      path: Path of the file, local or in a bucket.
     """
 
     def __init__(self, path: str) -> None:
         self.path = path
 
     def begin(self, pipeline: Pipeline, step: int, *, allow_other_data: bool = False, write: bool = True) -> None:
-        """Say that the run goes on at `step` with `pipeline`; what was said of later steps is forgotten.
+        """Record that the run continues at `step` with `pipeline`, in place of what was recorded of later steps.
 
         Args:
-          allow_other_data: go on at `step` with other data, and record from where on.
-          write: False only checks: for all processes but one.
+          pipeline: Pipeline of the run.
+          step: Next step.
+          allow_other_data: Whether to continue with other data, which is recorded from `step` on.
+          write: Whether to write. All processes but one only check.
 
         Raises:
-          PipelineError: the steps before were run on other data, or the file is not one of ours.
-          StorageError, CorpusFileError: it can't be written, or read.
+          PipelineError: the steps before were run on other data, or the file is not such a record.
+          StorageError, CorpusFileError: the file can't be written, or read.
         """
         known = self.read()
         runs = [run for run in known if run[_STEP] < step]
@@ -180,10 +178,10 @@ class RunRecord:
             files.write_bytes(self.path, (json.dumps({"runs": runs}, indent=2) + "\n").encode())
 
     def read(self) -> list[dict[str, Any]]:
-        """What stands in the file, first steps first; nothing where there is no file.
+        """Return the states in the file, by step; none where there is no file.
 
         Raises:
-          PipelineError: not a file of ours.
+          PipelineError: the file is not such a record.
         """
         if not files.exists(self.path):
             return []

@@ -1,9 +1,8 @@
 """A pipeline's batches as global `jax.Array`s, on any mesh and sharding.
 
-Row g of a step's global batch stands at index g of the global array, whatever the number of processes, and however mesh and
-sharding lay rows and columns over their devices. A process reads the rows that its devices hold a part of, which the
-sharding says; it is told no host index. Where devices of several processes hold the same rows (an axis of the mesh that
-divides the model, or the sequence), each of these processes reads them.
+Row g of the global batch is at index g of the global array, whatever the number of processes and the sharding. A process reads
+the rows of which its devices have a part, as the sharding says; it has no host index. Where devices of several processes have
+the same rows (a mesh axis that divides the model, or the sequence), each of these processes reads them.
 """
 
 from __future__ import annotations
@@ -39,30 +38,29 @@ __all__ = ["GlobalBatch", "GlobalBatches", "ProcessRows", "process_rows"]
 
 
 class GlobalBatches(StepIterator[GlobalBatch]):
-    """Iterator of a pipeline's batches as global arrays; every process makes one, and takes from it in step.
+    """Iterator of a pipeline's batches as global arrays. Every process makes one, and takes from it in step.
 
-    The transfer of the next batches to the devices begins before they are asked for, in threads, so that a training step
-    hides it. Its state is a step and a receipt (`grain_sft.integrations.checkpoint`), the same on all processes, for any
-    number of them. A step that failed is tried again by the next `next`.
+    Threads begin the transfer of the next batches to the devices before they are asked for, so that a training step hides it.
+    The state is a step and a receipt (`grain_sft.integrations.checkpoint`), the same for any number of processes.
 
     Args:
-      pipeline: of `Host(0, 1)`, as `load(config, host=Host(0, 1))` gives it: which rows this process reads comes from
-        the sharding.
-      sharding: of the arrays [rows, L].
-      start_step: of the first batch.
-      num_rows: of the global arrays, where that is more than the global batch has: the rows after it are 0, without loss,
-        and a process that holds none but these reads nothing. None means as many as the global batch.
-      loaders: processes that can read the data, where not all can: they read the batch, and it goes to the others between
-        devices (one collective a step). None means all.
-      ahead: batches whose transfer begins before they are asked for. 0 makes each when it is asked for.
-      threads: that read and transfer ahead.
-      allow_other_data: `set_state` takes the state of a run on other data too.
-      prepare: called with a step and what this process read of its batch, arrays [n, L]; returns what goes to the
-        devices. In threads.
+      pipeline: Pipeline of `Host(0, 1)`, as `load(config, host=Host(0, 1))` returns it. The sharding decides which rows this
+        process reads.
+      sharding: Sharding of the arrays [rows, L].
+      start_step: Step of the first batch.
+      num_rows: Rows of the global arrays, at least those of the global batch. The rows after it are 0, without loss, and a
+        process that has no other rows reads nothing. None means as many as the global batch.
+      loaders: Processes that can read the data, where not all can: they read the batch, and one collective a step spreads it.
+        None means all.
+      ahead: Number of batches whose transfer begins before they are asked for. 0 makes each batch when it is asked for.
+      threads: Number of threads that read and transfer ahead.
+      allow_other_data: Whether `set_state` accepts the state of a run on other data.
+      prepare: Function of a step and what this process read of its batch, arrays [n, L], that returns what goes to the devices.
+        Called in threads.
 
     Raises:
       PipelineError: a pipeline of one host of many, arrays that the sharding can't divide, or no loaders.
-      RowIndexError: a start step that is not there.
+      RowIndexError: the pipeline does not have the start step.
     """
 
     def __init__(
@@ -80,8 +78,8 @@ class GlobalBatches(StepIterator[GlobalBatch]):
     ) -> None:
         if pipeline.sampler.host.count != 1:
             raise PipelineError(
-                f"the pipeline is that of {pipeline.sampler.host!r}, but which rows a process reads comes from the "
-                "sharding here: load it with host=Host(0, 1)."
+                f"the pipeline is that of {pipeline.sampler.host!r}, but the sharding decides which rows a process "
+                "reads: load it with host=Host(0, 1)."
             )
         self.pipeline, self.sharding = pipeline, sharding
         self._num_rows = None if num_rows is None else as_integer("num_rows", num_rows, 1, PipelineError)
@@ -93,7 +91,7 @@ class GlobalBatches(StepIterator[GlobalBatch]):
         super().__init__(pipeline, start_step)
 
     def _placement_of(self, batch_rows: int) -> Placement:
-        """How batches of so many rows get to the devices."""
+        """Return the placement of batches of `batch_rows` rows."""
         rows = batch_rows if self._num_rows is None else self._num_rows
         if rows < batch_rows:
             raise PipelineError(f"num_rows={rows}: the global batch alone has {batch_rows} rows.")
@@ -106,7 +104,7 @@ class GlobalBatches(StepIterator[GlobalBatch]):
         return self._placements[self.pipeline.sampler.batch_sizes.at(step)]
 
     def rows(self, step: int) -> npt.NDArray[np.int64]:
-        """Rows of the global batch of `step` that this process reads: int64 [n]."""
+        """Return the slots of the global batch of `step` that this process reads: int64 [n]."""
         return self._placement(step).reads
 
     def _make_now(self, step: int) -> GlobalBatch:
@@ -132,7 +130,7 @@ class GlobalBatches(StepIterator[GlobalBatch]):
         return self._placement(step).writer == jax.process_index()
 
     def _put(self, step: int) -> GlobalBatch:
-        """The batch of `step`, on its way to this process's devices."""
+        """Return the batch of `step`, whose transfer to this process's devices has begun."""
         placement = self._placement(step)
         with activity.making_batch(self.pipeline, step):
             batch = self.pipeline.read(step, placement.reads)
@@ -150,15 +148,15 @@ class GlobalBatches(StepIterator[GlobalBatch]):
         return {key: placement.put(array) for key, array in batch.items()}
 
     def reset(self) -> None:
-        """Begin again at step 0."""
+        """Continue at step 0."""
         with self._lock:
             self.seek(0)
 
     def seek(self, step: int) -> None:
-        """Go on at `step`.
+        """Continue at `step`.
 
         Raises:
-          RowIndexError: a step that is not there.
+          RowIndexError: the pipeline does not have the step.
         """
         step = checked_step(self.pipeline, step)
         with self._lock:
@@ -166,15 +164,14 @@ class GlobalBatches(StepIterator[GlobalBatch]):
                 self._go_to(step)
 
     def get_state(self) -> dict[str, Any]:
-        """The next step and the receipt, JSON-ready: the same on all processes."""
+        """Return the next step and the receipt, JSON-ready, the same on all processes."""
         return data_state(self.pipeline, self.next_step)
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Go on at the step of `state`.
+        """Continue at the step of `state`.
 
         Raises:
-          PipelineError: not a state, or one of a run on other data: the message says what differs.
-          RowIndexError: a step that is not there.
+          PipelineError, RowIndexError: as `resume_step`.
         """
         self.seek(resume_step(state, self.pipeline, allow_other_data=self._allow_other_data))
 

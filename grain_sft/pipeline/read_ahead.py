@@ -1,4 +1,4 @@
-"""Results of consecutive steps, made by threads before they are asked for."""
+"""ReadAhead: results of consecutive steps, made by threads before they are asked for."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
 
-_ENDS_IN = 5.0  # seconds that threads get to finish a step when the interpreter ends
+_ENDS_IN = 5.0  # seconds for threads to finish a step when the interpreter ends
 
 
 class Slot(Generic[T]):
@@ -31,23 +31,23 @@ class Slot(Generic[T]):
 
 
 class ReadAhead(Generic[T]):
-    """`make(step)` of consecutive steps, called by threads up to `ahead` steps before `get` asks for them.
+    """Results of `make(step)` for consecutive steps, made by threads up to `ahead` steps before `get` asks for them.
 
-    An exception that is raised in the caller's thread at any moment, as Ctrl-C is, loses nothing and blocks nobody: the caller
-    waits for locks of C only, and a result stays until `advance` drops it. A `threading.Condition` stays locked for good when
-    an exception arrives while it is entered. `Future`, `Event`, `Queue` and `Thread.start` are built on it, so the futures of
-    an executor, and Grain's prefetching, do not survive Ctrl-C.
+    An exception that arrives in the caller's thread, as Ctrl-C does, loses nothing and blocks nobody: the caller waits only
+    for locks of C, and a result stays until `advance` drops it. A `threading.Condition` stays locked for good when an exception
+    arrives while it is entered. `Future`, `Event`, `Queue` and `Thread.start` use one, so executors and Grain's prefetching do
+    not survive Ctrl-C.
 
     Callers take turns: their lock is held around each method.
 
     Args:
-      make: function of a step. With one thread, it is called in the order of the steps.
-      start: first step.
-      end: step after the last.
-      ahead: steps that are made before they are asked for, at least 1.
-      threads: number of threads, which start with the first `advance`.
-      name: prefix of the names of the threads.
-      close: called by `close`, from any thread.
+      make: Function of a step. One thread calls it in the order of the steps.
+      start: First step.
+      end: Step after the last.
+      ahead: Number of steps made before they are asked for, at least 1.
+      threads: Number of threads, which start with the first `advance`.
+      name: Prefix of the names of the threads.
+      close: Function that `close` calls, in any thread.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class ReadAhead(Generic[T]):
         _open.add(self)
 
     def get(self, step: int) -> Slot[T]:
-        """Return the result of `step`, which is not before the one of the last `advance`, when it is made."""
+        """Wait for the result of `step`, which is not before the step of the last `advance`, and return it."""
         self.advance(step)
         slot = self._slots[step]
         if not slot.ready:
@@ -106,7 +106,7 @@ class ReadAhead(Generic[T]):
                 thread.join(max(0.0, deadline - time.monotonic()))
 
     def _start(self) -> None:
-        """In a thread of its own, which no exception reaches. May be called again."""
+        """Start the threads, from a thread of its own, which no exception reaches. May be called again."""
         if not self._starting.acquire(blocking=False):
             return
         started = 0

@@ -1,27 +1,24 @@
-"""Events of an audit log: at which step an epoch starts and is complete, and what an entry says of it.
+"""Events of an audit log: the steps at which epochs start and are complete, and the fields of their entries.
 
-All of it is a function of the pipeline and the step, so that `audit_check` can compute again what `audit` wrote.
+All of them are functions of the pipeline and the step, so that `audit_check` computes again what `audit` wrote.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 import heapq
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from grain_sft.layout import Layout
 from grain_sft.pipeline import layout_receipt
 from grain_sft.provenance.audit_line import Fields
-from grain_sft.sampling import EpochStream
 from grain_sft.version import __version__
 
 if TYPE_CHECKING:
     from grain_sft.pipeline import Pipeline
 
 VERSION = 1
-"""Of what entries say."""
+"""Version of the fields."""
 
 LOAD, RESUME, START, COMPLETE = "dataset_load", "resume", "epoch_start", "epoch_complete"
 
@@ -30,7 +27,7 @@ _SHOWN = 10  # rows of an epoch's order
 
 @dataclasses.dataclass(frozen=True)
 class Event:
-    """An epoch that starts or is complete with the batch of `step`; of a mixture, an epoch of one of its sources."""
+    """An epoch of one of the sampler's streams that starts, or is complete, with the batch of `step`."""
 
     step: int
     action: str
@@ -39,75 +36,67 @@ class Event:
 
 
 class Events:
-    """The events of a pipeline, and the entries that say them.
+    """The events of a pipeline, and their entries.
 
-    An epoch starts with the step in which its first row is, and is complete with the step in which its last row is: of
-    all rows, less those that don't fill a batch where the sampler drops these. Where batches straddle epochs, one is
-    complete and the next starts in the same step. The last epoch of a run is complete with its last step, though with
-    fewer rows where these don't fill a batch.
+    An epoch starts with the step of its first row, and is complete with the step of its last row, not counting rows that the
+    sampler drops because they don't fill a batch. Where batches straddle epochs, one epoch is complete and the next starts in
+    the same step. The last epoch of a run is complete with its last step, though with fewer rows where these don't fill a
+    batch.
     """
 
     def __init__(self, pipeline: Pipeline) -> None:
-        self._pipeline = pipeline
-        self._sampler = pipeline.sampler
+        self._pipeline, self._sampler, self._layout = pipeline, pipeline.sampler, pipeline.source.layout
         self.streams = pipeline.sampler.streams
+        self._receipt = {"receipt": pipeline.receipt.code}
 
     def following(self, step: int) -> Iterator[Event]:
-        """The events from `step` on, in order; without end where the epochs are."""
+        """Return the events from `step` on, in order; without end where the epochs never end."""
         if self._sampler.num_steps is not None and step >= self._sampler.num_steps:
             return iter(())
-        found = [self._following(step, number) for number in range(len(self.streams))]
-        return heapq.merge(*found, key=lambda event: event.step)
+        return heapq.merge(
+            *(self._of(number, step) for number in range(len(self.streams))), key=lambda event: event.step
+        )
 
-    def _following(self, step: int, number: int) -> Iterator[Event]:
+    def _of(self, number: int, step: int) -> Iterator[Event]:
         stream = self.streams[number]
         epoch, _ = stream.begin(step)
         while (span := stream.span(epoch)) is not None:
-            if span.first >= step:
-                yield Event(span.first, START, epoch, number)
-            if span.last >= step:
-                yield Event(span.last, COMPLETE, epoch, number)
+            for at, action in ((span.first, START), (span.last, COMPLETE)):
+                if at >= step:
+                    yield Event(at, action, epoch, number)
             epoch += 1
 
     def load(self, hosts: int) -> Fields:
-        """What is said of the data of a run with so many hosts."""
-        pipeline, sampler = self._pipeline, self._sampler
-        rows = [stream.source for stream in self.streams]
-        if sampler.steps_per_epoch is None:
-            how: Fields = {
-                "sources": [stream.name for stream in self.streams],
-                "epoch_seed": [each.seed for each in rows],
-                "epoch_shuffle": [each.shuffle for each in rows],
-                "order": [each.order for each in rows],
-                "rows_of_sources": [each.num_instances for each in rows],
-                "epochs": [each.epochs for each in rows],
-            }
+        """Return the entry of a process that begins a run on `hosts` hosts."""
+        sampler, layout = self._sampler, self._layout
+        sources = [stream.source for stream in self.streams]
+        one = sampler.steps_per_epoch is not None
+        fields: Fields = {"action": LOAD, "audit_version": VERSION, "grain_sft": __version__}
+        if not one:
+            fields["sources"] = [stream.name for stream in self.streams]
+        for field, name in (("epoch_seed", "seed"), ("epoch_shuffle", "shuffle"), ("order", "order")):
+            values = [getattr(source, name) for source in sources]
+            fields[field] = values[0] if one else values
+        if one:
+            fields |= {"steps_per_epoch": sampler.steps_per_epoch, "epochs": sampler.epochs}
         else:
-            how = {
-                "epoch_seed": rows[0].seed,
-                "epoch_shuffle": rows[0].shuffle,
-                "order": rows[0].order,
-                "steps_per_epoch": sampler.steps_per_epoch,
-                "epochs": sampler.epochs,
-            }
+            fields["rows_of_sources"] = [source.num_instances for source in sources]
+            fields["epochs"] = [source.epochs for source in sources]
         return {
-            "action": LOAD,
-            "audit_version": VERSION,
-            "grain_sft": __version__,
-            **how,
+            **fields,
             "num_episodes": sampler.num_instances,
             "num_rows": sampler.num_instances,
-            "sequence_length": pipeline.source.layout.sequence_length,
+            "sequence_length": layout.sequence_length,
             "global_batch_size": sampler.global_batch_size,
             "hosts": hosts,
-            "corpus": pipeline.source.layout.corpus.ends_fingerprint,
-            "layout": self._layout_receipt,
-            "receipt_parts": pipeline.receipt.parts,
-            "receipt": pipeline.receipt.code,
+            "corpus": layout.corpus.ends_fingerprint,
+            "layout": layout_receipt(layout),
+            "receipt_parts": self._pipeline.receipt.parts,
+            **self._receipt,
         }
 
     def resume(self, step: int) -> Fields:
-        """What is said where batches go on at `step`, other than after the batch before it."""
+        """Return the entry of batches that continue at `step`, not after the batch before it."""
         begins = {stream.name: stream.begin(step) for stream in self.streams}
         epochs, before = ({name: begin[at] for name, begin in begins.items()} for at in range(2))
         return {
@@ -115,56 +104,23 @@ class Events:
             "step": step,
             "epoch": epochs.get("", epochs),
             "epoch_offset": before.get("", before),
-            "receipt": self._pipeline.receipt.code,
+            **self._receipt,
         }
 
     def entry(self, event: Event, since: int) -> Fields:
-        """What is said of an event in a run whose batches began at step `since`."""
-        return self._start(event) if event.action == START else self._complete(event, since)
-
-    def _start(self, event: Event) -> Fields:
-        stream = self.streams[event.stream]
-        rows = stream.first_rows(event.epoch, _SHOWN).tolist()
-        return {
-            "action": START,
-            **self._named(stream),
-            "epoch": event.epoch,
-            "seed": stream.source.epoch_seed(event.epoch),
-            "first_episode_ids": _episodes(self._pipeline.source.layout.parts[stream.name], rows),
-            "first_rows": rows,
-            "num_episodes": stream.source.num_instances,
-            "step": event.step,
-            "receipt": self._pipeline.receipt.code,
-        }
-
-    def _complete(self, event: Event, since: int) -> Fields:
-        stream = self.streams[event.stream]
-        span = stream.span(event.epoch)
+        """Return the entry of an event in a run whose batches began at step `since`."""
+        stream, epoch = self.streams[event.stream], event.epoch
+        fields: Fields = {"action": event.action, **({"source": stream.name} if stream.name else {}), "epoch": epoch}
+        seed, step = stream.source.epoch_seed(epoch), {"step": event.step, **self._receipt}
+        if event.action == START:
+            rows = stream.first_rows(epoch, _SHOWN).tolist()
+            documents, part = rows, self._layout.parts[stream.name]
+            if part.one_segment and part.follows_documents:
+                documents = [part.spans(row)[0].document for row in rows]
+            shown = {"first_episode_ids": documents, "first_rows": rows, "num_episodes": stream.source.num_instances}
+            return {**fields, "seed": seed, **shown, **step}
+        span = stream.span(epoch)
         assert span is not None
-        return {
-            "action": COMPLETE,
-            **self._named(stream),
-            "epoch": event.epoch,
-            "seed_used": stream.source.epoch_seed(event.epoch),
-            "episodes_seen": span.rows,
-            "rows_seen": span.rows,
-            "first_step": span.first,
-            "since_step": max(span.first, since),
-            "step": event.step,
-            "receipt": self._pipeline.receipt.code,
-        }
-
-    @functools.cached_property
-    def _layout_receipt(self) -> str:
-        return layout_receipt(self._pipeline.source.layout)
-
-    @staticmethod
-    def _named(stream: EpochStream) -> Fields:
-        return {"source": stream.name} if stream.name else {}
-
-
-def _episodes(layout: Layout, rows: list[int]) -> list[int | None]:
-    """Documents of rows that hold one each, as the corpus numbers them; else the rows themselves."""
-    if not (layout.one_segment and layout.follows_documents):
-        return [*rows]
-    return [layout.spans(row)[0].document for row in rows]
+        seen = {"episodes_seen": span.rows, "rows_seen": span.rows}
+        begun = {"first_step": span.first, "since_step": max(span.first, since)}
+        return {**fields, "seed_used": seed, **seen, **begun, **step}

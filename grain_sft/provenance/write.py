@@ -96,7 +96,9 @@ def _jsonl(file: IO[str], receipt: Receipt, about: str) -> Iterator[Writer]:
     file.write(json.dumps({**receipt.as_dict(), "about": about}) + "\n")
 
     def write(columns: Columns) -> None:
-        values = [list(map(json.dumps, _values(each))) if _is_text(each) else _values(each) for each in columns.values()]
+        values = [
+            list(map(json.dumps, _values(each))) if _is_text(each) else _values(each) for each in columns.values()
+        ]
         form = "{" + ", ".join(f"{json.dumps(name).replace('%', '%%')}: %s" for name in columns) + "}\n"
         file.writelines(form % line for line in zip(*values, strict=True))
 
@@ -122,7 +124,9 @@ def _parquet(file: IO[bytes], receipt: Receipt, about: str) -> Iterator[Writer]:
 
     def write(columns: Columns) -> None:
         nonlocal writer
-        table = pyarrow.table({name: array(column) for name, column in columns.items()}).replace_schema_metadata(metadata)
+        table = pyarrow.table({name: array(column) for name, column in columns.items()}).replace_schema_metadata(
+            metadata
+        )
         if writer is None:
             writer = parquet.ParquetWriter(file, table.schema, compression="zstd")
         writer.write_table(table)
