@@ -268,19 +268,21 @@ def add_arguments(parser: Any, options: Options) -> None:
             settings["action"] = argparse.BooleanOptionalAction
         elif get_origin(kind) is Literal:
             settings["choices"] = get_args(kind)
-        elif kind in (int, float):
-            settings["type"] = functools.partial(_number_of, kind, option)
-            settings["metavar"] = "N"
+        else:
+            settings["type"] = functools.partial(_parsed, kind, option)
+            settings["metavar"] = "NAME" if kind is str else "N"
         default = "" if option.default is REQUIRED or option.default is None else f" (default: {option.default})"
         help_text = f"{option.help.removesuffix('.')}{default}".replace("%", "%%")
         parser.add_argument(f"--{option.name}".replace("_", "-"), help=help_text, **settings)
 
 
-def _number_of(kind: type[int] | type[float], option: Option, text: str) -> int | float:
+def _parsed(kind: type[Any], option: Option, text: str) -> Any:
     try:
         value = kind(text)
-        msgspec.convert(value, option.type)
-    except ValueError as error:  # msgspec.ValidationError is one
-        expected = " or ".join(_expected(each) for each in _members(option.type) if each is not type(None))
-        raise argparse.ArgumentTypeError(f"{text!r}: expected {expected}") from error
+        check_value(value, option.type, repr(text))
+    except ValueError as error:  # ConfigError is one
+        _, _, expected = (
+            str(error).partition("; ") if isinstance(error, ConfigError) else ("", "", "expected a number.")
+        )
+        raise argparse.ArgumentTypeError(f"{text!r}: {expected}") from error
     return value

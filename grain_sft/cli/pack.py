@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import time
 from typing import Any
 
@@ -18,7 +19,6 @@ from grain_sft.cli.arguments import (
 )
 from grain_sft.corpus import Corpus, open_corpus
 from grain_sft.layout import PackedLayout, algorithm_title, compare_algorithms, packing_report, plan_places
-from grain_sft.layout.packing import ALGORITHMS
 from grain_sft.options import add_arguments as add_options
 from grain_sft.options import options_of
 from grain_sft.progress import progress_bar
@@ -34,12 +34,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     parser.add_argument("corpus", nargs="+", help="what open_corpus takes: a prepared corpus, a mix, an index, ...")
     parser.add_argument("--sequence-length", type=at_least(1), required=True, help="tokens of a row")
-    parser.add_argument(
-        "--algorithm", help=f"{', '.join(ALGORITHMS)}, or package.module:Name (default: compare all of them)"
-    )
+    declared = options_of(PackedLayout)
+    compared = "Algorithm; compares all of them if none is given."
+    add_options(parser, {"algorithm": dataclasses.replace(declared["algorithm"], default=None, help=compared)})
     parser.add_argument("--compare", action="store_true", help="compare all algorithms, after the report of one")
     rows = parser.add_argument_group("rows")
-    declared = options_of(PackedLayout)
     add_options(rows, {name: declared[name] for name in PACKING})
     files = parser.add_argument_group("files")
     add_format(files)

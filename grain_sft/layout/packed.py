@@ -79,7 +79,7 @@ class PackedLayout(Layout):
         corpus: Corpus,
         sequence_length: Annotated[int, msgspec.Meta(ge=1)],
         *,
-        algorithm: str = "best_fit_decreasing",
+        algorithm: Annotated[str, ALGORITHMS] = "best_fit_decreasing",
         long_documents: LongDocuments = "truncate",
         source_group_size: Annotated[int, msgspec.Meta(ge=1)] = 1,
         ties: Ties = "stable",
