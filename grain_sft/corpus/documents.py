@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from grain_sft.errors import CorpusError, shortened
-from grain_sft.storage import MAGIC, describe, npy_header, read_whole
+from grain_sft.storage import MAGIC, describe, npy_header
 
 Count = Annotated[int, msgspec.Meta(ge=0)]
 Ints = npt.NDArray[np.int64]
@@ -87,18 +87,12 @@ def describe_boundaries(path: str, kind: BoundaryKind) -> BoundaryFile:
     return BoundaryFile(path, kind, stamp.size, stamp.digest, version=stamp.version)
 
 
-def read_boundaries(file: BoundaryFile, num_tokens: int) -> tuple[Ints, Ints]:
+def parse_boundaries(file: BoundaryFile, data: bytes, num_tokens: int) -> tuple[Ints, Ints]:
     """Return (first token, length) of each document, int64 [documents], counted from the shard's first token.
 
     Raises:
-      CorpusFileError: the file is missing, or not the one that was described.
-      CorpusError: the file is damaged, or does not fit a shard of `num_tokens` tokens.
+      CorpusError: the file, whose bytes are `data`, is damaged, or does not fit a shard of `num_tokens` tokens.
     """
-    return parse_boundaries(file, read_whole(file), num_tokens)
-
-
-def parse_boundaries(file: BoundaryFile, data: bytes, num_tokens: int) -> tuple[Ints, Ints]:
-    """Return what `read_boundaries` returns, from the bytes of the file."""
     return BOUNDARY_KINDS[file.kind](file.path, data, num_tokens)
 
 

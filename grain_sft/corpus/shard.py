@@ -18,7 +18,6 @@ from grain_sft.storage import DIGEST_BYTES, MAGIC, digest_of, files, npy_header,
 
 TokenDtype = Literal["uint8", "uint16", "uint32", "uint64"]
 TOKEN_DTYPES: tuple[str, ...] = get_args(TokenDtype)
-DEFAULT_RAW_DTYPE = "uint32"
 LONG_SEGMENT = 1 << 10  # tokens
 
 _PLAUSIBLE_TOKEN = 1 << 20  # no vocabulary in use is larger
@@ -160,7 +159,7 @@ def scan_shard(
     else:
         offset = 0
         guessed = dtype is None
-        dtype = dtype or np.dtype(DEFAULT_RAW_DTYPE)
+        dtype = dtype or np.dtype("uint32")  # as AI2 writes
         num_tokens, rest = divmod(size, dtype.itemsize)
         if rest:
             raise CorpusError(

@@ -138,6 +138,34 @@ def test_an_unknown_format_is_an_error_that_lists_the_known(tmp_path):
         grain_sft.open_corpus([tmp_path], format="mix")
 
 
+def test_a_format_from_outside_opens_by_its_name_and_never_by_itself(tmp_path, write_tokens, monkeypatch):
+    write_tokens("wiki/wiki.dump", [5, 3, 6, 7, 3], "uint16")
+    (tmp_path / "outside_format.py").write_text(
+        """
+import numpy as np
+from grain_sft.corpus import CorpusMetadata, Format, Split
+
+class Wikidump(Format):
+    expected = "a folder with wiki.dump"
+
+    def detect(self, path, listing):
+        return path if "wiki.dump" in listing.names(path) else None
+
+    def split(self, home, listing):
+        metadata = CorpusMetadata(eos_token_id=3)
+        return Split(files=(home + "/wiki.dump",), metadata=metadata, dtype=np.dtype("uint16"))
+"""
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    corpus = grain_sft.open_corpus(tmp_path / "wiki", format="outside_format:Wikidump")
+    assert [document.tokens.tolist() for document in corpus.iter_documents()] == [[5, 3], [6, 7, 3]]
+    for where, format in ((tmp_path / "wiki", "auto"), (tmp_path, "outside_format:Wikidump")):
+        with pytest.raises(grain_sft.GrainSftError, match=r"holds no .npy file|expected a folder with wiki.dump"):
+            grain_sft.open_corpus(where, format=format)
+    with pytest.raises(grain_sft.GrainSftError, match="'outside_format:Other' cannot be imported"):
+        grain_sft.open_corpus(tmp_path / "wiki", format="outside_format:Other")
+
+
 @pytest.mark.parametrize(
     "dtype", ["int32", "float32", ">u4", "bool", "u4,u4", "nonsense", "(2,u4", [("a", "u4")], "S4", "O"]
 )
