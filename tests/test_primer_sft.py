@@ -142,23 +142,6 @@ def test_the_cache_has_its_files_and_its_meta(
     assert f"{meta['splits']['train']['num_tokens']:,} tokens" in printed
 
 
-def test_a_long_example_keeps_its_end(tmp_path: Path, tokenizer: Path) -> None:
-    primer = write_primer(tmp_path / "primer.jsonl", 5)
-    build(primer, tmp_path / "long", tokenizer, "--val-frac", "0")
-    build(primer, tmp_path / "short", tokenizer, "--val-frac", "0", "--t-max", "6")
-    folders = [tmp_path / name / "primer" for name in ("long", "short")]
-    documents = []
-    for folder in folders:
-        starts = np.load(folder / "train_idx.npy")
-        tokens, labels = (
-            np.fromfile(folder / f"train_{n}", d) for n, d in (("input_ids.bin", "<u2"), ("labels.bin", "<i4"))
-        )
-        documents.append(list(zip(np.split(tokens, starts[1:]), np.split(labels, starts[1:]), strict=True)))
-    for whole, cut in zip(*documents, strict=True):
-        for before, after in zip(whole, cut, strict=True):
-            assert np.array_equal(before[-6:], after)
-
-
 @pytest.mark.parametrize(
     ("line", "said"),
     [
@@ -181,11 +164,3 @@ def test_a_malformed_example_is_an_error_with_its_line(
     message = capsys.readouterr().err
     assert f"{primer}:4:" in message and said in message and "Traceback" not in message
     assert not (tmp_path / "out/primer").exists()
-
-
-def test_a_missing_file_is_an_error_that_names_it(
-    tmp_path: Path, tokenizer: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    arguments = ["build-sft-primer", "--primer-jsonl", str(tmp_path / "none.jsonl"), "--out-dir", str(tmp_path)]
-    assert main([*arguments, "--tokenizer", str(tokenizer)]) == 1
-    assert "none.jsonl: no such file" in capsys.readouterr().err

@@ -18,7 +18,7 @@ from grain_sft.bench.measuring import LIMIT, SEED, Next, limit, line, rate, seco
 from grain_sft.corpus import Corpus, open_corpus
 from grain_sft.layout import MaterializedLayout, PackedLayout
 from grain_sft.pipeline import Pipeline
-from grain_sft.prepare.materialize import materialize
+from grain_sft.prepare import materialize
 from grain_sft.sampling import IndexSampler
 from grain_sft.source import NpyDataSource
 from grain_sft.transforms import ShiftTargets

@@ -175,7 +175,7 @@ def _learning_rate(corpus: Corpus, options: argparse.Namespace) -> dict[str, Any
 
 
 def _materialize(layout: PackedLayout, options: argparse.Namespace) -> dict[str, Any]:
-    from grain_sft.prepare.materialize import materialize
+    from grain_sft.prepare import materialize
 
     begin = time.perf_counter()
     with progress_bar() as progress:

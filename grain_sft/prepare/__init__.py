@@ -1,6 +1,7 @@
 """Conversations in, corpora out."""
 
 from grain_sft.prepare.convert import convert
+from grain_sft.prepare.materialize import materialize
 from grain_sft.prepare.records.messages import Conversation, Message
 from grain_sft.prepare.records.schema import SCHEMAS, check_schema, parse_record
 from grain_sft.prepare.records.strict_json import parse_json
@@ -31,6 +32,7 @@ __all__ = [
     "convert",
     "dry_run",
     "load_tokenizer",
+    "materialize",
     "parse_json",
     "parse_record",
     "prepare",

@@ -11,7 +11,7 @@ import os
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -29,9 +29,10 @@ from grain_sft.corpus import (
 )
 from grain_sft.errors import CorpusError, LayoutError, StorageError
 from grain_sft.layout import PackedLayout, plan_places
-from grain_sft.source import Element, NpyDataSource
 from grain_sft.storage import files
-from grain_sft.transforms import ShiftTargets
+
+if TYPE_CHECKING:
+    from grain_sft.source import Element, NpyDataSource
 
 SHARD_BYTES = 1 << 30  # of rows
 _CHUNK_TOKENS = 1 << 20  # read and written at once
@@ -116,7 +117,6 @@ class _Job:
 
     @functools.cached_property
     def rows(self) -> RowFormat:
-        """Format of the rows, without the loss."""
         layout = self.layout
         most, has_loss = layout.statistics["max_segments"], layout.corpus.has_loss
         return RowFormat.of(layout.sequence_length, layout.mean_segments, most, has_loss, self.made_of)
@@ -131,7 +131,6 @@ class _Job:
         return self.row.itemsize + self.layout.sequence_length * loss
 
     def shards(self) -> list[range]:
-        """Return the rows of each shard."""
         rows, most = len(self.layout), self.rows_per_shard
         return [range(begin, min(begin + most, rows)) for begin in range(0, rows, most)]
 
@@ -160,6 +159,8 @@ def _remove(stage: str, is_wanted: Callable[[str], bool]) -> None:
 
 
 def _write(job: _Job, folder: str, stage: str, progress: Progress) -> dict[str, Any]:
+    from grain_sft.source import NpyDataSource  # only here: grain is slow to import
+
     source = NpyDataSource(job.layout)
     shards = job.shards()
     for number, rows in enumerate(shards):
@@ -201,6 +202,8 @@ def _write(job: _Job, folder: str, stage: str, progress: Progress) -> dict[str, 
 
 def _write_shard(job: _Job, source: NpyDataSource, rows: range, paths: Mapping[str, str], progress: Progress) -> None:
     """Write the files of one shard; each appears whole, the one of documents last."""
+    from grain_sft.transforms import ShiftTargets
+
     shift = ShiftTargets()
     step = max(1, _CHUNK_TOKENS // job.layout.sequence_length)
     with contextlib.ExitStack() as stack:
@@ -287,7 +290,6 @@ def _check_space(stage: str, job: _Job) -> None:
 
 
 def _publish(stage: str, folder: str) -> None:
-    """Rename the finished folder."""
     try:
         os.rename(stage, folder)  # first: rows without a key would be taken for those of another job
         for name in (_STATE, _LOCK):

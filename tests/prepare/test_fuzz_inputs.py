@@ -413,31 +413,6 @@ def remove(folder: Path) -> None:
     shutil.rmtree(folder)
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_files_cut_and_flipped_anywhere(seed: int, tokenizers: dict[str, str], tmp_path: Path) -> None:
-    """Line ends too are damaged; whatever is accepted is what a parser reads in that line."""
-    draw = random.Random(seed)
-    whole = b"\r\n".join(json.dumps(record).encode() for record in seeds("primer") * 3)
-    for number in range(25):
-        data = bytearray(whole)
-        for _ in range(draw.randint(1, 30)):
-            place = draw.randrange(len(data))
-            how = draw.randrange(3)
-            if how == 0:
-                data[place] = draw.randrange(256)
-            elif how == 1:
-                data[place:place] = draw.choice((b"\n", b"\r", b"\n\n", b"\0", b"\xff\xfe", b'"', b"\x0b", b"\x1e"))
-            else:
-                del data[place : place + draw.randint(1, 40)]
-        path = tmp_path / f"{number}.jsonl"
-        path.write_bytes(data)
-        out = tmp_path / f"out-{number}"
-        manifest = prepare(request_of(path, tokenizers, on_error="skip"), out, workers=1)
-        found = check_spelled(out, "primer", tokenizers, bytes(data))
-        total = sum(bool(line.strip()) for line in bytes(data).split(b"\n"))
-        assert len(found) + manifest["rejected"] == total
-
-
 # The command line.
 
 
@@ -489,31 +464,6 @@ def plain_row(number: int) -> dict[str, Any]:
     return json.loads(GOOD % number)
 
 
-@pytest.mark.parametrize(
-    ("row", "said"),
-    [
-        ({"text": "hi"}, "the record is a plain document"),
-        ({"texts": "hi"}, "the record's keys are 'texts'; expected 'messages'"),
-        ({"messages": None, "x": 1}, "the record's keys are 'x'; expected 'messages'"),
-        ({"messages": []}, "messages: is empty"),
-        ({"messages": [None]}, "messages[0]: null"),
-        ({"messages": "hi"}, "expected a list"),
-        ({"messages": [{"role": None, "content": "a"}]}, "messages[0].role: is missing"),
-        ({"messages": [{"role": "user", "content": None}]}, "messages[0].content: is missing"),
-        ({"messages": [{"role": "user", "content": b"a"}]}, "messages[0].content: a bytes"),
-        ({"messages": [{"role": "user", "content": "a\0b"}]}, "character 1 is NUL"),
-        ({"messages": [{"role": 1, "content": "a"}]}, "messages[0].role: the number 1"),
-    ],
-)
-@pytest.mark.parametrize("template", ["episode", "openchat", "hf"])
-def test_a_bad_row_of_parquet_has_its_number(
-    row: Any, said: str, template: str, tokenizers: dict[str, str], tmp_path: Path
-) -> None:
-    path = parquet(tmp_path / "a.parquet", [row, row], row_group_size=1)
-    text = check_stop(request_of(path, tokenizers, template), tmp_path / "out", f"{path}:1")
-    assert said in text
-
-
 def test_bad_rows_of_parquet_are_left_out_and_listed(tokenizers: dict[str, str], tmp_path: Path) -> None:
     rows = [plain_row(number) for number in range(30)]
     rows[7]["messages"], rows[19]["messages"][0]["content"] = None, None
@@ -555,14 +505,6 @@ def test_a_damaged_parquet_file_is_an_error_that_names_it(tokenizers: dict[str, 
     path.write_bytes(b"")
     with pytest.raises(CorpusFileError, match=r"a\.parquet: can't be read as Parquet"):
         prepare(request_of(path, tokenizers), tmp_path / "out")
-
-
-def test_an_empty_parquet_file_is_a_sentence(tokenizers: dict[str, str], tmp_path: Path) -> None:
-    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
-    parquet.write_table(arrow.table({"messages": arrow.array([], arrow.string())}), tmp_path / "a.parquet")
-    with pytest.raises(PrepareError, match="no document is left"):
-        prepare(request_of(tmp_path / "a.parquet", tokenizers), tmp_path / "out")
-    assert visible(tmp_path) == {"a.parquet"}
 
 
 def test_the_loss_is_never_of_a_rejected_line(tokenizers: dict[str, str], tmp_path: Path) -> None:

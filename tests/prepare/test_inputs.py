@@ -99,10 +99,3 @@ def test_what_cannot_be_read_is_a_sentence(tmp_path: Path, monkeypatch: pytest.M
     (tmp_path / "long.jsonl").write_bytes(b"1\n" + b"x" * 50)
     with pytest.raises(RecordError, match=r"long.jsonl:2: a line of 50 bytes"):
         read_all(tmp_path / "long.jsonl")
-
-
-def test_what_is_no_parquet_is_a_sentence(tmp_path: Path) -> None:
-    pytest.importorskip("pyarrow")
-    (tmp_path / "a.parquet").write_bytes(b"PAR1 no")
-    with pytest.raises(CorpusFileError, match="Parquet"):
-        inputs.list_inputs([[str(tmp_path / "a.parquet")]])

@@ -9,7 +9,6 @@ import pytest
 from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizer_makers import FILES
 
 from grain_sft.errors import PrepareError, RecordError
 from grain_sft.prepare.records.messages import Conversation, Message
@@ -257,17 +256,6 @@ def test_any_value_is_a_conversation_or_a_record_error(value, schema):
         return
     assert found.messages
     assert all(isinstance(message.content, str) for message in found.messages)
-
-
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_real_chats_are_read_whole(path):
-    if not path.exists():
-        pytest.skip("the shared data are not here")
-    for line in path.read_bytes().splitlines():
-        found = parse_record(parse_json(line), "messages")
-        assert [(each.role, each.content) for each in found.messages] == [
-            (each["role"], each["content"]) for each in json.loads(line)["messages"]
-        ]
 
 
 def test_parsing_does_the_same_however_long_the_texts_are():

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 from tokenizer_makers import save_sentencepiece, save_tiktoken
 
 from grain_sft import open_corpus
 from grain_sft.cli.main import main
+from grain_sft.prepare import TEMPLATES, load_tokenizer
 
 TEMPLATE = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
 
@@ -35,3 +37,31 @@ def test_a_word_that_is_neither_template_nor_file_is_named(tmp_path, capsys):
     with pytest.raises(SystemExit):
         main(["prepare", "x.jsonl", "--template", "primmer", "--tokenizer", "y", "--output", str(tmp_path / "out")])
     assert "'primmer' is neither a template nor a file" in capsys.readouterr().err
+
+
+class Shouted(TEMPLATES["text"]):
+    """A template from outside: plain documents in capitals."""
+
+    name = "shouted"
+    format = "episodes"
+
+    def pieces(self, conversation):
+        return [(text.upper() if isinstance(text, str) else text, loss) for text, loss in super().pieces(conversation)]
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+@pytest.mark.parametrize("name", ["Shouted", "TEMPLATE"])
+def test_a_template_from_outside_is_named_by_its_module(tmp_path, name, workers, monkeypatch, capsys):
+    pytest.importorskip("jinja2")
+    monkeypatch.syspath_prepend(Path(__file__).parent)
+    tokenizer = save_sentencepiece(tmp_path)
+    chat = {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]}
+    for number in range(6):
+        (tmp_path / f"{number}.jsonl").write_text(json.dumps({"text": "hello"} if name == "Shouted" else chat) + "\n")
+    command = ["prepare", *map(str, sorted(tmp_path.glob("*.jsonl"))), "--template", f"test_template_file:{name}"]
+    command += ["--tokenizer", str(tokenizer), "--output", str(tmp_path / "out"), "--workers", workers]
+    assert main(command) == 0, capsys.readouterr().err
+    texts = [load_tokenizer(tokenizer).decode(each.tokens) for each in open_corpus(tmp_path / "out").iter_documents()]
+    assert len(texts) == 6 and all(("HELLO" in text) == (name == "Shouted") for text in texts)
+    assert main(["prepare", "x", "--template", "no.such:Name", *command[9:]]) == 1
+    assert "no.such:Name" in capsys.readouterr().err

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import pytest
-from tokenizer_makers import FILES, ODD_TEXTS, PRIMER_TOKENS, byte_level_json, save_huggingface, save_sentencepiece
+from tokenizer_makers import ODD_TEXTS, PRIMER_TOKENS, byte_level_json, save_huggingface, save_sentencepiece
 
 from grain_sft.errors import PrepareError, RecordError
 from grain_sft.prepare.records.messages import Conversation, Message
-from grain_sft.prepare.records.schema import parse_json, parse_record
 from grain_sft.prepare.templates import TEMPLATES, TemplateOptions, render
 from grain_sft.prepare.templates.primer import SPECIAL_TOKENS, render_chat_sft
 from grain_sft.prepare.tokenizers import load_tokenizer
@@ -116,33 +113,3 @@ def test_a_tokenizer_without_the_special_tokens_is_an_error_that_names_them(tmp_
     tokenizer = load_tokenizer(save_sentencepiece(tmp_path, user_defined=("<|sys|>", "<|usr|>")))
     with pytest.raises(PrepareError, match=r"<\|asst\|>, <\|eot\|>"):
         one(tokenizer, ("assistant", "x"))
-
-
-def test_other_roles_are_an_error(tokenizer):
-    error = one(tokenizer, ("tool", "x"), ("assistant", "y"))
-    assert isinstance(error, RecordError) and "messages[0].role: 'tool'" in str(error)
-
-
-def test_a_message_of_200_000_characters_comes_back(tokenizer):
-    text = "mixed مرحبا 👩‍👩‍👧‍👦 text\n" * 9000
-    rendered = one(tokenizer, ("user", text), ("assistant", text))
-    assert tokenizer.decode(rendered.tokens[rendered.loss].tolist()) == text + "<|eot|>"
-
-
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_real_chats_come_back_by_what_takes_loss_and_what_does_not(tmp_path, path):
-    if not path.exists():
-        pytest.skip("the shared data are not here")
-    tokenizer = load_tokenizer(save_sentencepiece(tmp_path))
-    lines = path.read_bytes().splitlines()[:300]
-    results = render(
-        PRIMER, [parse_record(parse_json(line), "messages") for line in lines], tokenizer, TemplateOptions()
-    )
-    for line, rendered in zip(lines, results, strict=True):
-        messages = json.loads(line)["messages"]
-        taking = "".join(f"{entry['content']}<|eot|>" for entry in messages if entry["role"] == "assistant")
-        other = "".join(
-            "<|asst|>" if entry["role"] == "assistant" else f"<|usr|>{entry['content']}<|eot|>" for entry in messages
-        )
-        assert tokenizer.decode(rendered.tokens[rendered.loss].tolist()) == taking
-        assert tokenizer.decode(rendered.tokens[~rendered.loss].tolist()) == other

@@ -248,13 +248,6 @@ def test_a_sentencepiece_model_is_recognized_under_any_name(tmp_path, name):
     assert load_tokenizer(tmp_path / "folder").description() == expected
 
 
-def test_a_tokenizer_json_is_recognized_under_any_name(tmp_path):
-    path = tmp_path / "my.tokenizer"
-    path.write_text(byte_level_json(CHATML), encoding="utf-8")
-    tokenizer = load_tokenizer(path)
-    assert tokenizer.kind == "huggingface" and list(tokenizer.files()) == ["tokenizer.json"]
-
-
 @pytest.mark.parametrize("name", ["tokenizer.model", "llama.tiktoken", "tokenizer.json"])
 def test_a_tiktoken_file_is_recognized_under_any_name(tmp_path, name):
     tokenizer = load_tokenizer(save_tiktoken(tmp_path, CHATML, name=name, eos="<|im_end|>"))

@@ -109,14 +109,6 @@ def test_olmo(tmp_path: Path, part_bytes: int, size: int) -> None:
     assert np.fromfile(folder / "sources.bin", "<i8").reshape(-1, 2).tolist() == [[3, i + 1] for i in order]
 
 
-def test_olmo_with_validation_is_two_folders(tmp_path: Path) -> None:
-    docs = documents(weighted=False)
-    plan = written(tmp_path, "olmo", docs, val=5)
-    for split, ids in plan.splits.items():
-        found = np.fromfile(tmp_path / split / "token_ids_part_0000.npy", "<u2")
-        assert (found == np.concatenate([docs[i][0] for i in ids])).all()
-
-
 @pytest.mark.parametrize("format", ["olmo", "episodes", "primer", "openchat"])
 def test_training_documents_have_the_same_paths_with_and_without_validation(tmp_path: Path, format: str) -> None:
     if format == "openchat":

@@ -65,7 +65,7 @@ def check_text(text: str, where: str) -> None:
         raise RecordError(f"{where}: character {text.index(chr(0))} is NUL (\\u0000). Remove it.")
     if not text.isascii() and (found := SURROGATE.search(text)):
         raise RecordError(
-            f"{where}: character {found.start()} is \\u{ord(found.group()):04x}, half of a surrogate pair, which is no "
+            f"{where}: character {found.start()} is \\u{ord(found.group()):04x}, half of a surrogate pair, which is not a "
             "character. Write the whole pair, or remove it."
         )
 
