@@ -234,24 +234,19 @@ def test_a_missing_file_is_a_sentence(tmp_path):
         artifact.open_file(tmp_path / "nowhere")
 
 
-def test_where_the_cache_cannot_be_written_to_it_is_made_in_memory_once(tmp_path, warnings):
-    (tmp_path / "file").write_text("in the way")
+@pytest.mark.parametrize("full", [False, True])
+def test_where_the_cache_cannot_be_written_to_it_is_made_in_memory_once(tmp_path, warnings, monkeypatch, full):
+    def fail(*_):
+        raise StorageError("the disk is full: $GRAIN_SFT_CACHE_DIR.")
+
+    if full:
+        monkeypatch.setattr(artifact, "save", fail)
+    else:
+        (tmp_path / "cache").write_text("in the way")
     maker = Maker()
-    found = artifact.load_or_make("things", DEPENDS, maker, tmp_path / "file")
-    check(found)
+    check(artifact.load_or_make("things", DEPENDS, maker, tmp_path / "cache"))
     assert maker.count == 1
     assert "Working without a cache" in warnings[0] and "GRAIN_SFT_CACHE_DIR" in warnings[0]
-
-
-def test_a_full_disk_costs_no_second_making(tmp_path, warnings, monkeypatch):
-    def full(*_):
-        raise StorageError("the disk is full.")
-
-    maker = Maker()
-    monkeypatch.setattr(artifact, "save", full)
-    check(artifact.load_or_make("things", DEPENDS, maker, tmp_path))
-    assert maker.count == 1
-    assert warnings == ["the disk is full. Working without a cache."]
 
 
 def test_a_folder_in_its_place_is_no_reason_to_stop(tmp_path, warnings):

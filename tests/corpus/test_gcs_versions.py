@@ -108,36 +108,35 @@ def place(made, tmp_path):
         found, loss = corpus.read(0, corpus.num_tokens)
         return found.tobytes(), None if loss is None else loss.tobytes()
 
-    def make(name):
-        if name == "tokens":
-            again = opened("t/*.npy", dtype="uint32")
-            return lambda: read(again())
-        if name == "tokens by the cache":
-            corpus = grain_sft.open_corpus(f"{URL}t/*.npy", dtype="uint32", remote=cache())
-            return lambda: read(corpus)
-        if name == "masks":
-            again = opened("sft/")
-            return lambda: read(again())[1]
-        if name == "boundaries":
-            again = opened("sft/")
-            return lambda: [each.tobytes() for each in again().documents]
-        if name == "sources":
-            again = opened("sft/")
-            again().documents  # noqa: B018
-            return lambda: again().sources.tobytes()
-        if name == "mix":
-            return lambda: [shard.path for shard in grain_sft.open_corpus(f"{URL}mix.txt", dtype="uint32").shards]
-        if name == "index":
-            return lambda: grain_sft.open_corpus(f"{URL}index.json").fingerprint
-        if name == "metadata":
-            return lambda: grain_sft.open_corpus(f"{URL}sft/").fingerprint
-        if name == "config":
-            return lambda: grain_sft.load(f"{URL}config.yaml")[0]["inputs"].tobytes()
-        if name == "text":
-            return lambda: files.read_text(f"{URL}mix.txt")
-        raise AssertionError(name)
+    def cached():
+        corpus = grain_sft.open_corpus(f"{URL}t/*.npy", dtype="uint32", remote=cache())
+        return lambda: read(corpus)
 
-    return make
+    def sources():
+        again = opened("sft/")
+        again().documents  # noqa: B018
+        return lambda: again().sources.tobytes()
+
+    def then(again, look):
+        return lambda: look(again())
+
+    def mix():
+        return [shard.path for shard in grain_sft.open_corpus(f"{URL}mix.txt", dtype="uint32").shards]
+
+    makers = {
+        "tokens": lambda: then(opened("t/*.npy", dtype="uint32"), read),
+        "tokens by the cache": cached,
+        "masks": lambda: then(opened("sft/"), lambda corpus: read(corpus)[1]),
+        "boundaries": lambda: then(opened("sft/"), lambda corpus: [each.tobytes() for each in corpus.documents]),
+        "sources": sources,
+        "mix": lambda: mix,
+        "index": lambda: lambda: grain_sft.open_corpus(f"{URL}index.json").fingerprint,
+        "metadata": lambda: lambda: grain_sft.open_corpus(f"{URL}sft/").fingerprint,
+        "config": lambda: lambda: grain_sft.load(f"{URL}config.yaml")[0]["inputs"].tobytes(),
+        "text": lambda: lambda: files.read_text(f"{URL}mix.txt"),
+    }
+    assert list(makers) == PLACES
+    return lambda name: makers[name]()
 
 
 PLACES = [
@@ -216,33 +215,22 @@ def test_wrong_bodies_of_all_kinds_in_all_places(proxy, place, monkeypatch, caps
     assert largest < 300
 
 
-def check_replaced(proxy, place, folder, name, request):
-    """Replace every object before request `request` for one is answered; returns what was read."""
-    read = place(name)
-
-    def before(number):
-        if number == request:
-            put_all(1, folder)
-
-    proxy.clear()
-    proxy.before = before
-    found = outcome(read)
-    proxy.before = None
-    put_all(1, folder)
-    return found
-
-
 OPENED_BEFORE = PLACES[:5]
 """Places that read what was opened before: never another version."""
 
 
-def check_replacement(proxy, place, folder, name, request, record=None):
+def check_replacement(proxy, place, folder, name, request):
+    """Replace every object before request `request` for one is answered; return what was read."""
     put_all(0, folder)
     old = place(name)()
     put_all(1, folder)
     new = outcome(lambda: place(name)())
     put_all(0, folder)
-    found = check_replaced(proxy, place, folder, name, request)
+    read = place(name)
+    proxy.clear()
+    proxy.before = lambda number: number == request and put_all(1, folder)
+    found = outcome(read)
+    proxy.before = None
     put_all(0, folder)
     assert isinstance(found, Exception) or found == old or (name not in OPENED_BEFORE and found == new), (name, request)
     return "an error" if isinstance(found, Exception) else "old" if found == old else "new"

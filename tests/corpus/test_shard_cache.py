@@ -116,10 +116,11 @@ def start(folder, bound, unit, seed, rows):
     return subprocess.Popen([sys.executable, "-c", READER, *arguments], stdin=-1, stdout=-1, text=True)
 
 
-def go(processes):
+def go(processes, before=lambda: None):
     """Have processes that are ready begin together."""
     for process in processes:
         assert process.stdout.readline() == "ready\n"
+    before()
     for process in processes:
         process.stdin.write("\n")
         process.stdin.flush()
@@ -240,13 +241,7 @@ def test_without_generations_a_version_is_asked_for_after_each_block(memory, tmp
 
 def test_four_processes_that_start_together_fetch_each_byte_once(proxy, tmp_path):
     processes = [start(tmp_path, "1GiB", UNIT, seed, SHARDS * 64) for seed in range(4)]
-    for process in processes:
-        assert process.stdout.readline() == "ready\n"
-    proxy.clear()
-    proxy.latency = 0.005  # so that they meet
-    for process in processes:
-        process.stdin.write("\n")
-        process.stdin.flush()
+    go(processes, lambda: (proxy.clear(), setattr(proxy, "latency", 0.005)))  # so that they meet
     assert [process.communicate()[0] for process in processes] == [f"{SHARDS * 64}\n"] * 4
     proxy.latency = 0
     assert media_bytes(proxy) == (SHARDS * TOKENS * 4,) * 2
@@ -337,26 +332,6 @@ def test_where_the_disk_is_full_rows_come_from_the_bucket(memory, tmp_path, capl
     assert size_of(tmp_path) <= 4096
     check(mine, [5, 300, 17])
     assert len(cached(tmp_path)) == 2
-
-
-def test_threads_share_a_cache(memory, tmp_path):
-    mine = source("memory://cached/", tmp_path, bound=SHARDS * TOKENS * 4 // 3 + 4096)
-    wrong = []
-
-    def work(seed):
-        generator = np.random.default_rng(seed)
-        try:
-            for _ in range(10):
-                check(mine, generator.integers(0, len(mine), 8))
-        except BaseException as error:
-            wrong.append(error)
-
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not wrong
 
 
 def test_files_of_other_file_systems_are_read(memory, tmp_path, monkeypatch):

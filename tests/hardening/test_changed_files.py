@@ -38,12 +38,10 @@ def test_950_shards_are_read_where_64_files_may_be_open(tmp_path):
     assert run(MANY_FILES, tmp_path) == f"950 {950 * 4 // BATCH * BATCH}\n"
 
 
-def shorten(path):
-    os.truncate(path, path.stat().st_size - 4 * LENGTH)
-
-
-def cut_to_nothing(path):
-    os.truncate(path, 0)
+def replace(path, data):
+    other = path.with_name("other.tmp")
+    other.write_bytes(data)
+    other.replace(path)
 
 
 def grow(path):
@@ -51,31 +49,21 @@ def grow(path):
         file.write(bytes(4 * LENGTH))
 
 
-def replace_by_a_longer(path):
-    other = path.with_name("other.tmp")
-    other.write_bytes(bytes(path.stat().st_size + 4 * LENGTH))
-    other.replace(path)
-
-
-def replace_by_an_equal_size(path):
-    other = path.with_name("other.tmp")
-    other.write_bytes(b"\xff" * path.stat().st_size)
-    other.replace(path)
-
-
-def remove(path):
-    path.unlink()
-
-
-STILL_THERE = ("replace_by_a_longer", "replace_by_an_equal_size", "remove")
+CHANGES = {
+    "shorten": lambda path: os.truncate(path, path.stat().st_size - 4 * LENGTH),
+    "cut to nothing": lambda path: os.truncate(path, 0),
+    "grow": grow,
+    "replace by a longer": lambda path: replace(path, bytes(path.stat().st_size + 4 * LENGTH)),
+    "replace by an equal size": lambda path: replace(path, b"\xff" * path.stat().st_size),
+    "remove": os.unlink,
+}
+STILL_THERE = ("replace by a longer", "replace by an equal size", "remove")
 """What leaves an open file as it was: the system keeps it until it is closed."""
 
 
 @pytest.mark.parametrize("threads", [0, 3])
 @pytest.mark.parametrize("limit", [None, 3], ids=["files stay open", "files are opened again"])
-@pytest.mark.parametrize(
-    "change", [shorten, cut_to_nothing, grow, replace_by_a_longer, replace_by_an_equal_size, remove]
-)
+@pytest.mark.parametrize("change", CHANGES)
 def test_a_shard_that_changes_in_a_run_is_noticed_before_a_wrong_row_is_delivered(tmp_path, change, limit, threads):
     """Each row that is delivered is looked at, after the change as before. A run that opens the file again notices any
     change; one that holds it open goes on with the file that it was, where that is still there."""
@@ -86,7 +74,7 @@ def test_a_shard_that_changes_in_a_run_is_noticed_before_a_wrong_row_is_delivere
     batches = pipeline.iter(threads=threads)
     for step in range(20):
         assert is_right(next(batches), pipeline.sampler.rows(step))
-    change(paths[3])
+    CHANGES[change](paths[3])
     error = None
     for step in range(20, len(pipeline)):
         try:
@@ -96,7 +84,7 @@ def test_a_shard_that_changes_in_a_run_is_noticed_before_a_wrong_row_is_delivere
             break
         assert is_right(batch, pipeline.sampler.rows(step)), step
     batches.close()
-    if limit is None and change.__name__ in STILL_THERE:
+    if limit is None and change in STILL_THERE:
         assert error is None, error
     else:
         assert error is not None and str(paths[3]) in str(error)
