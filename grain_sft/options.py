@@ -271,7 +271,7 @@ def add_arguments(parser: Any, options: Options) -> None:
         else:
             settings["type"] = functools.partial(_parsed, kind, option)
             settings["metavar"] = "NAME" if kind is str else "N"
-        default = "" if option.default is REQUIRED or option.default is None else f" (default: {option.default})"
+        default = "" if option.default in (REQUIRED, None, "") else f" (default: {option.default})"
         help_text = f"{option.help.removesuffix('.')}{default}".replace("%", "%%")
         parser.add_argument(f"--{option.name}".replace("_", "-"), help=help_text, **settings)
 

@@ -98,10 +98,12 @@ def _schema(text: str) -> str:
 
 def add_corpus_options(group: Any) -> None:
     """Add the options of `open_corpus` that say how its files are read."""
-    from grain_sft.corpus import TOKEN_DTYPES
+    from grain_sft.corpus import open_corpus
+    from grain_sft.options import add_arguments as add_options
+    from grain_sft.options import options_of
 
-    group.add_argument("--dtype", choices=TOKEN_DTYPES, help="dtype of headerless arrays (default: uint32, if it fits)")
-    group.add_argument("--eos-token-id", type=at_least(0), help="token that ends a document")
+    declared = options_of(open_corpus)
+    add_options(group, {name: declared[name] for name in ("dtype", "eos_token_id", "use_loss_mask")})
     group.add_argument(
         "--tokenizer-name",
         metavar="NAME",
@@ -121,11 +123,6 @@ def add_corpus_options(group: Any) -> None:
         nargs="+",
         metavar="FILE",
         help="label masks, one for each token file in order; files or globs (default: those beside the token files)",
-    )
-    group.add_argument(
-        "--use-loss-mask",
-        action=argparse.BooleanOptionalAction,
-        help="refuse a corpus without loss masks, or ignore them (default: use them where they exist)",
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from grain_sft.cli.prepare import add_size_options, print_summary
+from grain_sft.cli.prepare import add_sizes, print_summary
 from grain_sft.prepare import FORMATS, convert
 from grain_sft.progress import progress_bar
 
@@ -15,7 +15,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-o", "--output", required=True, help="a folder that is new or empty; local or gs://")
     parser.add_argument("--format", required=True, choices=list(FORMATS), help="format of the output")
     parser.add_argument("--tokenizer", help="tokenizer of a corpus that holds none")
-    add_size_options(parser)
+    add_sizes(parser)
     parser.add_argument("--overwrite", action="store_true", help="begin anew where the output is of another corpus")
 
 
@@ -28,7 +28,7 @@ def run(options: argparse.Namespace) -> int:
             options.format,
             tokenizer=options.tokenizer,
             part_bytes=options.part_bytes,
-            shard_tokens=options.tokens_per_shard,
+            shard_tokens=options.shard_tokens,
             overwrite=options.overwrite,
             progress=progress,
         )

@@ -8,11 +8,19 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from grain_sft.cli.arguments import add_schema, at_least, share
+from grain_sft.cli.arguments import add_schema, at_least
 from grain_sft.errors import PrepareError
+from grain_sft.options import add_arguments as add_options
+from grain_sft.options import options_of
 from grain_sft.prepare import FORMATS, TEMPLATES, Dataset, Request, dry_run, prepare
 from grain_sft.progress import progress_bar
 from grain_sft.storage import files
+
+DERIVED = (
+    *("seed", "shuffle", "val_frac", "max_length", "keep", "on_error", "special_text", "seq_level_weight", "condition"),
+    *("system_prompt", "source"),
+)
+"""Fields of `Request` that are options as they are declared there."""
 
 _AMOUNT = re.compile(r"\d+(\.\d*)?|\.\d+")
 
@@ -40,37 +48,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--format", choices=list(FORMATS), help="format of the corpus (default: the template's own)")
     parser.add_argument("-o", "--output", required=True, help="a folder that is new or empty; local or gs://")
     add_schema(parser)
-    parser.add_argument("--val-frac", type=share, default=0.0, help="share of the records for validation (default: 0)")
-    parser.add_argument("--seed", type=at_least(0), default=42, help="seed of split and shuffle (default: 42)")
-    parser.add_argument(
-        "--shuffle", action=argparse.BooleanOptionalAction, default=None, help="(default: as the format's own tool)"
-    )
-    parser.add_argument("--max-length", type=at_least(2), help="tokens; longer documents are cut, and counted")
-    parser.add_argument("--keep", choices=("first", "last"), help="tokens of a cut document (default: the template's)")
-    parser.add_argument("--on-error", choices=("stop", "skip"), default="stop", help="at a bad record (default: stop)")
-    parser.add_argument(
-        "--special-text",
-        choices=("error", "encode"),
-        default="error",
-        help="text that spells a special token: an error (default), or encoded as ordinary text",
-    )
-    parser.add_argument("--seq-level-weight", action="store_true", help="openchat: a message's weight over its length")
-    parser.add_argument("--condition", help="openchat: before every role, where the record has none")
+    declared = options_of(Request)
+    add_options(parser, {name: declared[name] for name in DERIVED})
     parser.add_argument("--chat-template", metavar="FILE", help="hf, olmo: a Jinja template instead of the tokenizer's")
-    parser.add_argument("--system-prompt", help="for conversations without a system message")
-    parser.add_argument("--source", default="", help="the corpus's name in its metadata")
-    add_size_options(parser)
+    add_sizes(parser)
     parser.add_argument(
         "--dry-run", type=at_least(1), nargs="?", const=100, metavar="N", help="only show the first N (default: 100)"
     )
     add_run_options(parser)
 
 
-def add_size_options(parser: argparse.ArgumentParser) -> None:
+def add_sizes(parser: argparse.ArgumentParser) -> None:
     """Add the sizes of files in the formats that have parts."""
-    parser.add_argument("--part-bytes", type=at_least(8), default=1 << 30, help="olmo: size of a part (default: 1 GiB)")
+    declared = options_of(Request)
+    add_options(parser, {"part_bytes": declared["part_bytes"]})
+    tokens = declared["shard_tokens"]
     parser.add_argument(
-        "--tokens-per-shard", type=at_least(1), default=50_000_000, help="episodes: (default: 50,000,000)"
+        "--tokens-per-shard",
+        dest=tokens.name,
+        type=at_least(1),
+        default=tokens.default,
+        metavar="N",
+        help=f"{tokens.help.removesuffix('.')} (default: {tokens.default})",
     )
 
 
@@ -95,17 +94,12 @@ def run(options: argparse.Namespace) -> int:
         if chat_template is not None:
             raise PrepareError(f"--template {template} and --chat-template {chat_template}: expected one template.")
         template, chat_template = "hf", template
-    names = (
-        *("tokenizer", "schema", "seed", "shuffle", "val_frac", "max_length", "keep", "on_error", "special_text"),
-        *("seq_level_weight", "condition", "system_prompt", "part_bytes", "source"),
-    )
     request = Request(
         datasets=tuple(datasets_of(options.inputs)),
         template=template,
         format=options.format or TEMPLATES[template].format,
         chat_template=None if chat_template is None else files.read_text(chat_template),
-        shard_tokens=options.tokens_per_shard,
-        **{name: getattr(options, name) for name in names},
+        **{name: getattr(options, name) for name in ("tokenizer", "schema", "part_bytes", "shard_tokens", *DERIVED)},
     )
     if options.dry_run is not None:
         print(dry_run(request, options.dry_run))
