@@ -24,7 +24,7 @@ MODULES = {
     "trace.audit": "provenance.audit",
     "trace.audit_check": "provenance.audit_check",
     "corpus.learning_rate": "replay.learning_rate",
-    "corpus.remote_options": "storage.remote_options",
+    "corpus.remote_options": "storage.remote.options",
     "sampling.orders_table": "sampling.orders",
 }
 """Modules of `grain_sft` by their former path."""

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from grain_sft.storage import files, temporary
+from grain_sft.storage import files, locks, temporary
 
 KILLED = (
     "import os, signal, sys\n"
@@ -151,7 +151,7 @@ def test_a_forked_child_frees_no_lock_of_its_parent(tmp_path):
         child = os.fork()
         if not child:
             try:
-                for lock in list(temporary._held):
+                for lock in list(locks._held):
                     lock.release()
             finally:
                 os._exit(0)

@@ -1,6 +1,6 @@
 """Storage: local and remote files, retries, the shard cache, artifacts, locks, and the record of what threads do."""
 
-from grain_sft.storage import activity, artifact, files, hashing, remote_files
+from grain_sft.storage import activity, artifact, files, hashing
 from grain_sft.storage.file_stamp import (
     DIGEST_BYTES,
     MAGIC,
@@ -15,15 +15,15 @@ from grain_sft.storage.file_stamp import (
     size_change,
 )
 from grain_sft.storage.files import CACHE_DIR_VARIABLE, atomic_write, write_bytes
-from grain_sft.storage.forks import ForkSafeLock, without_interrupts
+from grain_sft.storage.locks import ForkSafeLock, HeldLock, without_interrupts
 from grain_sft.storage.regular_files import inside, open_regular, outside, read_regular
-from grain_sft.storage.remote_files import open_remote
-from grain_sft.storage.remote_options import RemoteOptions
-from grain_sft.storage.remote_requests import Range
-from grain_sft.storage.remote_retries import Limits
-from grain_sft.storage.remote_shards import identify
+from grain_sft.storage.remote import files as remote_files
+from grain_sft.storage.remote.files import open_remote
+from grain_sft.storage.remote.options import RemoteOptions
+from grain_sft.storage.remote.requests import Range
+from grain_sft.storage.remote.retries import Limits
+from grain_sft.storage.remote.shards import identify
 from grain_sft.storage.shard_reader import Buffers, ShardReader
-from grain_sft.storage.temporary import HeldLock
 
 __all__ = [
     "CACHE_DIR_VARIABLE", "DIGEST_BYTES", "MAGIC", "Buffers", "FileStamp", "ForkSafeLock", "HeldLock", "Limits",

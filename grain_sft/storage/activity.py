@@ -18,7 +18,7 @@ import time
 from collections.abc import Iterator
 from threading import get_ident
 
-from grain_sft.storage.forks import ForkSafeLock
+from grain_sft.storage.locks import ForkSafeLock
 
 CHOOSING = "choosing the rows of its batch"
 OPENING = "opening {.path}"

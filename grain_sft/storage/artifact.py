@@ -19,8 +19,9 @@ import numpy.typing as npt
 from absl import logging
 
 from grain_sft.errors import CorpusFileError, StorageError
-from grain_sft.storage import files, hashing, remote_files
+from grain_sft.storage import files, hashing
 from grain_sft.storage.regular_files import open_regular
+from grain_sft.storage.remote import files as remote_files
 
 Arrays = Mapping[str, npt.NDArray[Any]]
 Check = Callable[[Arrays], None]

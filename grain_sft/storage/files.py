@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import IO, Any
 
 from grain_sft.errors import CorpusFileError, GrainSftError, StorageError
-from grain_sft.storage import remote_files, temporary
+from grain_sft.storage import temporary
+from grain_sft.storage.locks import CACHE_DIR_VARIABLE, locked
 from grain_sft.storage.regular_files import read_regular
-from grain_sft.storage.remote_clients import filesystem
+from grain_sft.storage.remote import files as remote_files
+from grain_sft.storage.remote.clients import filesystem
 from grain_sft.storage.temporary import sync_folder
 
 __all__ = [
@@ -23,7 +25,6 @@ __all__ = [
     "read_range", "read_text", "remote", "sidecar", "size", "size_and_version", "sync_folder", "upload", "write_bytes",
 ]  # fmt: skip
 
-CACHE_DIR_VARIABLE = "GRAIN_SFT_CACHE_DIR"
 
 _URL = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]+)://")
 
@@ -267,34 +268,6 @@ def check_writable(path: str, *, folder: bool = False) -> None:
     except OSError as error:
         reason = error.strerror if os.path.isdir(place) else "it is not a folder"
         raise StorageError(f"{path}: can't be written: {place}: {reason}. Give an output in another folder.") from error
-
-
-@contextlib.contextmanager
-def locked(target: Path) -> Iterator[None]:
-    """Hold the lock of an unfinished file, so that one process of a machine makes it.
-
-    Raises:
-      StorageError: Its folder can't be written to, or has no locks.
-    """
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        fd = os.open(target.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-    except OSError as error:
-        raise StorageError(
-            f"{target.parent}: {target.name} can't be kept there ({error.strerror}). "
-            f"Point ${CACHE_DIR_VARIABLE} to a folder on a local disk that can be written to."
-        ) from error
-    try:
-        lock = temporary.HeldLock(fd)
-    except OSError as error:
-        raise StorageError(
-            f"{target.parent}: is on a file system without locks ({error.strerror}), which keep many processes from "
-            f"making the same file. Point ${CACHE_DIR_VARIABLE} to a folder on a local disk."
-        ) from error
-    try:
-        yield
-    finally:
-        lock.release()
 
 
 def cache_dir() -> Path:

@@ -16,12 +16,13 @@ from typing import NamedTuple, TypeVar
 
 from absl import logging
 
-from grain_sft.storage import activity, remote_files
+from grain_sft.storage import activity
 from grain_sft.storage.cache_blocks import BLOCKS, PART, Block, DamagedBlockError, Space, Wanted, claim
 from grain_sft.storage.regular_files import open_regular
-from grain_sft.storage.remote_options import CacheOptions
-from grain_sft.storage.remote_requests import Range
-from grain_sft.storage.remote_retries import Limits
+from grain_sft.storage.remote import files as remote_files
+from grain_sft.storage.remote.options import CacheOptions
+from grain_sft.storage.remote.requests import Range
+from grain_sft.storage.remote.retries import Limits
 
 _BATCH_BYTES = 64 << 20  # fetched at once, and so held in memory
 _BATCH_BLOCKS = 64  # made at once, each with an open file

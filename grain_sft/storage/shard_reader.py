@@ -24,10 +24,10 @@ import numpy.typing as npt
 
 from grain_sft.storage import activity
 from grain_sft.storage.file_stamp import StampedFile
-from grain_sft.storage.forks import ForkSafeLock
 from grain_sft.storage.local_file import LocalFile, Stamp
-from grain_sft.storage.remote_options import RemoteOptions
-from grain_sft.storage.remote_shards import Piece, RemoteShards
+from grain_sft.storage.locks import ForkSafeLock
+from grain_sft.storage.remote.options import RemoteOptions
+from grain_sft.storage.remote.shards import Piece, RemoteShards
 from grain_sft.storage.vectored_copy import copies
 
 DEFAULT_MAX_OPEN_FILES = 1024

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import fcntl
 import functools
 import hashlib
 import os
@@ -16,10 +15,11 @@ import re
 import secrets
 import socket
 import time
-import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
+
+from grain_sft.storage.locks import HeldLock
 
 _NAME = re.compile(r"\..*\.(?P<host>[0-9a-f]{8})-\d+\.[0-9a-f]{8}\.tmp", re.DOTALL)
 _LONGEST_NAME = 150  # bytes of the target's name
@@ -29,62 +29,7 @@ _cleaned: set[str] = set()  # folders
 _unfinished: set[str] = set()  # for a process that ends while it writes (Ctrl-C in native code)
 
 
-class HeldLock:
-    """An exclusive lock of an open file, which this object closes in the end.
-
-    A process that is forked while the lock is held closes its copy of the descriptor: it would keep the lock for as long as it
-    lives, whatever becomes of its parent.
-
-    Args:
-      fd: Descriptor of the file, which no other object closes.
-      wait: Whether to wait for another holder.
-
-    Raises:
-      BlockingIOError: Another process holds the lock, and `wait` is false.
-      OSError: The file system has no locks.
-    """
-
-    fd = -1  # also where an exception, as Ctrl-C, arrives before `__init__` begins
-
-    def __init__(self, fd: int, *, wait: bool = True) -> None:
-        self.fd = fd
-        _held.add(self)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BaseException:
-            self.release()
-            raise
-
-    def release(self) -> None:
-        """Free the lock, also where children that were not forked by Python hold the file open, and close the file."""
-        if self.fd < 0:
-            return
-        _held.discard(self)
-        fd, self.fd = self.fd, -1
-        try:
-            with contextlib.suppress(OSError):
-                fcntl.flock(fd, fcntl.LOCK_UN)
-        finally:
-            os.close(fd)
-
-    def __del__(self) -> None:  # an exception, as Ctrl-C, arrived before the caller had this object
-        self.release()
-
-
-_held: weakref.WeakSet[HeldLock] = weakref.WeakSet()
-
-
-def _forked() -> None:
-    """Leave locks and unfinished files to the parent."""
-    for lock in list(_held):
-        fd, lock.fd = lock.fd, -1
-        with contextlib.suppress(OSError):
-            os.close(fd)
-    _held.clear()
-    _unfinished.clear()
-
-
-os.register_at_fork(after_in_child=_forked)
+os.register_at_fork(after_in_child=_unfinished.clear)
 
 
 @atexit.register

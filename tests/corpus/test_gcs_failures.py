@@ -13,7 +13,7 @@ import pytest
 from failing_proxy import Proxy
 
 import grain_sft
-from grain_sft.storage import files, remote_files, remote_retries
+from grain_sft.storage import Limits, files, remote_files
 
 pytest.importorskip("gcp_storage_emulator.server")
 
@@ -202,4 +202,4 @@ def test_wrong_options_are_named(options, expected, tmp_path):
 def test_wrong_variables_are_named(monkeypatch):
     monkeypatch.setenv("GRAIN_SFT_REMOTE_SECONDS", "soon")
     with pytest.raises(grain_sft.GrainSftError, match=r"\$GRAIN_SFT_REMOTE_SECONDS is 'soon'"):
-        remote_retries.Limits.from_environment()
+        Limits.from_environment()

@@ -15,7 +15,7 @@ import pytest
 
 import grain_sft
 from grain_sft.cli.main import main
-from grain_sft.storage import remote_clients, remote_retries
+from grain_sft.storage.remote import clients, retries
 
 fsspec = pytest.importorskip("fsspec")
 gcsfs = pytest.importorskip("gcsfs")
@@ -66,7 +66,7 @@ def machine(monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("CLOUDSDK_CONFIG", str(tmp_path))
     monkeypatch.setenv("GCE_METADATA_HOST", "127.0.0.1:1")  # where nothing listens
-    monkeypatch.setattr(remote_retries, "FIRST_CONTACT", 0.5)
+    monkeypatch.setattr(retries, "FIRST_CONTACT", 0.5)
 
     def be(address):
         monkeypatch.setitem(fsspec.config.conf, "gs", {"endpoint_url": address})
@@ -116,7 +116,7 @@ def test_missing_credentials_are_named(machine, serve, tmp_path, capsys):
 
 
 def test_the_times_together_are_under_ten_seconds():
-    assert remote_retries.FIRST_CONTACT + remote_clients.PROBES * remote_clients.PROBE_SECONDS < 10
+    assert retries.FIRST_CONTACT + clients.PROBES * clients.PROBE_SECONDS < 10
 
 
 @pytest.mark.heavy

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple, TypeVar
 
 from grain_sft.errors import RemoteTimeoutError
 from grain_sft.storage import activity
-from grain_sft.storage.remote_clients import filesystem
-from grain_sft.storage.remote_retries import (
+from grain_sft.storage.remote.clients import filesystem
+from grain_sft.storage.remote.retries import (
     RefusedBodyError,
     ReplacedError,
     RequestFailedError,

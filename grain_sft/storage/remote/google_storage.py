@@ -12,7 +12,7 @@ from typing import Any
 from gcsfs.core import GCSFileSystem
 
 from grain_sft.storage import activity
-from grain_sft.storage.remote_retries import Limits, WrongBodyError, retried
+from grain_sft.storage.remote.retries import Limits, WrongBodyError, retried
 
 
 class GoogleStorage(GCSFileSystem):

@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from typing import IO, Any
 
 from grain_sft.errors import CorpusFileError, GrainSftError, RemoteTimeoutError
-from grain_sft.storage.remote_clients import NO_CREDENTIALS, lacks_credentials
-from grain_sft.storage.remote_requests import Range, fetch_bodies, fetch_infos, version_of
-from grain_sft.storage.remote_retries import (
+from grain_sft.storage.remote.clients import NO_CREDENTIALS, lacks_credentials
+from grain_sft.storage.remote.requests import Range, fetch_bodies, fetch_infos, version_of
+from grain_sft.storage.remote.retries import (
     Limits,
     RefusedBodyError,
     ReplacedError,

@@ -38,7 +38,7 @@ def filesystem(path: str) -> Any:
     options: dict[str, Any] = {"use_listings_cache": False}
     try:
         if protocol in ("gs", "gcs"):
-            from grain_sft.storage.google_storage import GoogleStorage
+            from grain_sft.storage.remote.google_storage import GoogleStorage
 
             if "token" not in _configured("gs", "gcs") and not _may_find_credentials():
                 options["token"] = "anon"
@@ -77,7 +77,7 @@ def _configured(*protocols: str) -> dict[str, Any]:
 
 def _session(key: str, *protocols: str) -> dict[str, Any]:
     """Return options of an aiohttp session whose responses are checked, with those that the user configured."""
-    from grain_sft.storage.checked_response import CheckedResponse
+    from grain_sft.storage.remote.checked_response import CheckedResponse
 
     given = dict(_configured(*protocols).get(key, {}))
     # a body that is unpacked on the way has another size than its file

@@ -10,7 +10,7 @@ from typing import Any
 
 from grain_sft.errors import CorpusError
 from grain_sft.storage import files
-from grain_sft.storage.remote_retries import Limits
+from grain_sft.storage.remote.retries import Limits
 
 FOLDER_VARIABLE = "GRAIN_SFT_SHARD_CACHE"
 BYTES_VARIABLE = "GRAIN_SFT_SHARD_CACHE_BYTES"

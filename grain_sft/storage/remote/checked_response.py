@@ -6,8 +6,8 @@ import re
 
 import aiohttp
 
-from grain_sft.storage.remote_requests import answer, check_encoding, check_range
-from grain_sft.storage.remote_retries import RefusedBodyError, WrongBodyError
+from grain_sft.storage.remote.requests import answer, check_encoding, check_range
+from grain_sft.storage.remote.retries import RefusedBodyError, WrongBodyError
 
 _LARGEST_LISTING, _LARGEST_ANSWER = 16 << 20, 1 << 20
 """Bytes of an answer that is not a part of a file: a page of a listing, or the description of a file."""

@@ -7,11 +7,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from grain_sft.errors import CorpusFileError
-from grain_sft.storage import activity, files, remote_files
+from grain_sft.storage import activity, files
 from grain_sft.storage.file_stamp import DIGEST_BYTES, StampedFile, digest_of, replaced, size_change
-from grain_sft.storage.remote_options import RemoteOptions
-from grain_sft.storage.remote_requests import Range, version_of
-from grain_sft.storage.remote_retries import Limits
+from grain_sft.storage.remote import files as remote_files
+from grain_sft.storage.remote.options import RemoteOptions
+from grain_sft.storage.remote.requests import Range, version_of
+from grain_sft.storage.remote.retries import Limits
 from grain_sft.storage.shard_cache import CachedFile, CachePiece, ShardCache
 
 Piece = tuple[int, int, int, int]

@@ -1,0 +1,1 @@
+"""Remote files: clients, retries, checked requests, options, and shards in a bucket."""
