@@ -6,7 +6,7 @@ no rule has a smaller bound that holds for all weights. Each source's next row i
 ahead of its rows, and is late when it would be further ahead than the bound; of all rows that are due, the one that is
 late first is taken. Taking the source that is furthest behind instead is not enough from three sources on.
 
-Shares are fractions of one denominator D, so that with nothing deficit at the start it all repeats after D rows: a table of
+Shares are fractions of one denominator D, so that without a deficit at the start the choices repeat after D rows: a table of
 one period answers everything at constant time. It takes 9 bytes a row, and about a second a million rows to make.
 """
 
@@ -26,18 +26,22 @@ _INT64 = 1 << 62
 
 
 class ScheduleTable:
-    """Choices among sources of constant weights, from row 0 on, as a table of what comes before they repeat and of one
-    period.
+    """Choices among sources of constant weights, from row 0 on: a table of those before they repeat, and of one period.
 
     Args:
-      weights: of the sources, int; 0 is a source that nothing is taken from. Their sum is a period, or a part of one.
-      deficit: at the start, share minus rows of each source; they sum up to 0.
-      num_rows: that are asked for at most; None means any number.
+      weights: Integer weights of the sources; nothing is taken from a source of weight 0. Their sum divides the period.
+      deficit: Share minus rows of each source at the start; they sum to 0.
+      num_rows: Bound on the rows that are asked for; None for any number.
+
+    Attributes:
+      bound: Rows that a source may be away from its share, from an even start on.
     """
 
     def __init__(self, weights: tuple[int, ...], deficit: tuple[Fraction, ...], num_rows: int | None = None) -> None:
         common = math.gcd(*weights)
         weights = tuple(weight // common for weight in weights)
+        active = sum(weight > 0 for weight in weights)
+        self.bound = 0.0 if active == 1 else 1 - 1 / (2 * (active - 1))
         self._weights = weights
         repeats = not any(deficit)
         choices, self._begin = _choices(weights, deficit, None if repeats else num_rows)
@@ -46,7 +50,7 @@ class ScheduleTable:
         order = np.argsort(choices, kind="stable")
         self._ends: Ints = np.cumsum(np.bincount(choices, minlength=len(weights)))
         self._starts = self._ends - np.bincount(choices, minlength=len(weights))
-        self._places = order.astype(np.uint32)  # of the rows of each source, source after source
+        self._rows_by_source = order.astype(np.uint32)  # of the rows of each source, source after source
         self._ranks = np.empty(len(choices), np.uint32)  # rows of the same source before each
         self._ranks[order] = np.arange(len(choices)) - self._starts[choices[order]]
         before = [int(np.searchsorted(self._of(source), self._begin)) for source in range(len(weights))]
@@ -54,39 +58,39 @@ class ScheduleTable:
         self._each = self._ends - self._starts - self._before  # and in it
 
     def _of(self, source: int) -> npt.NDArray[np.uint32]:
-        return self._places[self._starts[source] : self._ends[source]]
+        return self._rows_by_source[self._starts[source] : self._ends[source]]
 
     @property
     def table_rows(self) -> int:
-        """Rows that the table has."""
+        """Rows of the table."""
         return len(self._choices)
 
     def choose(self, rows: Ints) -> tuple[Ints, Ints]:
-        """The source of each of `rows` (int64 [n]), and how many rows are taken from it before."""
+        """Return the source of each of `rows` (int64 [n]), and the number of rows taken from it before."""
         periods, at = self._folded(rows)
         sources = self._choices[at].astype(np.int64)
         return sources, self._ranks[at] + periods * self._each[sources]
 
     def counts(self, row: int) -> list[int]:
-        """Rows taken from each source before `row`."""
+        """Return the rows taken from each source before `row`."""
         periods, at = (int(value[0]) for value in self._folded(np.array([row])))
         counts = [int(np.searchsorted(self._of(source), at)) for source in range(len(self._weights))]
         return [count + periods * int(each) for count, each in zip(counts, self._each, strict=True)]
 
     def find(self, source: int, numbers: Ints) -> Ints:
-        """The row at which `source` gives each of its rows `numbers` (int64 [n], from 0); -1 where it never does."""
-        places, before, each = self._of(source), int(self._before[source]), int(self._each[source])
+        """Return the row at which `source` gives each of its rows `numbers` (int64 [n], from 0); -1 where it never does."""
+        rows, before, each = self._of(source), int(self._before[source]), int(self._each[source])
         periods = np.zeros(len(numbers), np.int64)
         if each:
             periods = np.maximum(numbers - before, 0) // each
         at = numbers - periods * each
-        there = at < len(places)
+        there = at < len(rows)
         found = np.full(len(numbers), -1, np.int64)
-        found[there] = places[at[there]] + periods[there] * self._period
+        found[there] = rows[at[there]] + periods[there] * self._period
         return found
 
     def _folded(self, rows: Ints) -> tuple[Ints, Ints]:
-        """How many periods are left out before each row, and the row of the table that stands for it."""
+        """Return the number of whole periods before each row, and its row in the table."""
         periods = np.maximum(rows - self._begin, 0) // self._period
         return periods, rows - periods * self._period
 
@@ -95,30 +99,30 @@ class ScheduleTable:
 def _choices(
     weights: tuple[int, ...], deficit: tuple[Fraction, ...], num_rows: int | None
 ) -> tuple[npt.NDArray[np.unsignedinteger], int]:
-    """The sources in turn, uint8 or uint16, until they repeat or `num_rows` are there; and where the period begins.
+    """Return the sources in turn, uint8 or uint16, until they repeat or there are `num_rows`; and where the period begins.
 
-    What follows depends on how many rows each source has beyond its share, and on the place in the period of the weights:
-    where these are as they were before, all that follows is too. Where rows are deficit at the start, the bound of even starts
-    may be out of reach; then it is a whole row, and if that is too, whoever would be beyond it first comes first.
+    The choices depend on the rows of each source beyond its share, and on the position in the period of the weights. Where both
+    recur, all that follows recurs. With a deficit at the start, the bound of even starts may be out of reach; then the bound is
+    a whole row, and if that is too, the source that would exceed it first comes first.
     """
     bounds = [None, Fraction(0)] if any(deficit) else [None]
     for slack in bounds:
-        line = _Line(weights, deficit, slack)
+        queue = _Queue(weights, deficit, slack)
         begins = {tuple(0 for _ in weights): 0}
         chosen: list[int] = []
-        while not line.late or slack is bounds[-1]:
-            chosen += line.period(num_rows)
-            beyond = tuple(count - weight * line.periods for count, weight in zip(line.counts, weights, strict=True))
+        while not queue.late or slack is bounds[-1]:
+            chosen += queue.period(num_rows)
+            beyond = tuple(count - weight * queue.periods for count, weight in zip(queue.counts, weights, strict=True))
             if beyond in begins or (num_rows is not None and len(chosen) >= num_rows):
                 dtype = np.uint8 if len(weights) <= 1 << 8 else np.uint16
-                if not line.late or slack is bounds[-1]:
+                if not queue.late or slack is bounds[-1]:
                     return np.array(chosen, dtype), begins.get(beyond, 0)
             begins[beyond] = len(chosen)
     raise AssertionError("the last bound is taken as it comes")
 
 
-class _Line:
-    """Rows that wait to be taken, by when they are late."""
+class _Queue:
+    """Rows that wait to be taken, by the row at which they are late."""
 
     def __init__(self, weights: tuple[int, ...], deficit: tuple[Fraction, ...], slack: Fraction | None) -> None:
         self._weights, self._rows = weights, sum(weights)

@@ -1,4 +1,4 @@
-"""BatchSizes: how many rows the global batch of each step has, and how many come before it."""
+"""BatchSizes: the rows of the global batch of each step, and the rows before it."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ Schedule = tuple[tuple[int, int], ...]
 
 
 class BatchSizes:
-    """Rows of the global batch as a function of the step: constant but for some steps at which it changes.
+    """Rows of the global batch as a function of the step, which changes at some steps.
 
     Args:
-      first: rows of a step, from step 0 on.
-      schedule: pairs of a step and the rows of each step from it on, by step.
+      first: Rows of each step, from step 0 on.
+      schedule: Pairs of a step and the rows of each step from it on, by step.
 
     Attributes:
-      steps, sizes: where each size begins, and the sizes; the first begins at step 0.
+      steps, sizes: First step of each size, and the sizes. The first size begins at step 0.
 
     Raises:
-      SamplerError: sizes or steps that are no positive integers, or steps that don't ascend.
+      SamplerError: Sizes or steps that are not positive integers, or steps that don't ascend.
     """
 
     def __init__(self, first: int, schedule: Iterable[tuple[int, int]] = ()) -> None:
@@ -41,11 +41,11 @@ class BatchSizes:
 
     @property
     def schedule(self) -> Schedule:
-        """The changes, as they were given."""
+        """The changes, as given."""
         return tuple(zip(self.steps[1:], self.sizes[1:], strict=True))
 
     def at(self, step: int) -> int:
-        """Rows of `step`."""
+        """Return the rows of `step`."""
         return self.sizes[0] if len(self.sizes) == 1 else self.sizes[bisect_right(self.steps, step) - 1]
 
     def steps_of_one_size(self, step: int) -> int:
@@ -54,33 +54,33 @@ class BatchSizes:
         return self.steps[following] - step if following < len(self.steps) else sys.maxsize
 
     def before(self, step: int) -> int:
-        """Rows of all steps before `step`."""
+        """Return the rows of all steps before `step`."""
         piece = bisect_right(self.steps, step) - 1
         return self._before[piece] + (step - self.steps[piece]) * self.sizes[piece]
 
     def step_of(self, row: int) -> int:
-        """The step in whose batch row `row` of the run stands; with the number of all rows: of whole steps in them."""
+        """Return the step that reads row `row` of the run. For a number of rows, it is the number of whole steps in them."""
         piece = bisect_right(self._before, row) - 1
         return self.steps[piece] + (row - self._before[piece]) // self.sizes[piece]
 
     def begins(self, steps: Ints) -> tuple[Ints, Ints]:
-        """For many steps, int64 [n]: rows before each, and rows of it."""
+        """Return the rows before each of `steps`, int64 [n], and the rows of each."""
         piece = np.searchsorted(self.steps, steps, side="right") - 1
         sizes = np.array(self.sizes, np.int64)[piece]
         before = np.array(self._before, np.int64)[piece]
         return before + (steps - np.array(self.steps, np.int64)[piece]) * sizes, sizes
 
     def steps_of(self, rows: Ints) -> Ints:
-        """For many rows of the run, int64 [n]: the step of each."""
+        """Return the step that reads each of `rows`, int64 [n], rows of the run."""
         piece = np.searchsorted(self._before, rows, side="right") - 1
         past = rows - np.array(self._before, np.int64)[piece]
         return np.array(self.steps, np.int64)[piece] + past // np.array(self.sizes, np.int64)[piece]
 
     def shared(self, hosts: int) -> BatchSizes:
-        """What each of so many hosts reads.
+        """Return the rows of a step that each of `hosts` reads.
 
         Raises:
-          SamplerError: they don't divide every size.
+          SamplerError: A size is not a multiple of `hosts`.
         """
         for step, size in zip(self.steps, self.sizes, strict=True):
             check_divided(size, hosts, step if len(self.sizes) > 1 else None)
@@ -90,7 +90,7 @@ class BatchSizes:
         """Refuse hosts that don't divide the batch of some step from `step` on.
 
         Raises:
-          SamplerError: naming the first such step.
+          SamplerError: It names the first such step.
         """
         for first, size in zip(self.steps, self.sizes, strict=True):
             following = next((each for each in self.steps if each > first), None)
@@ -102,7 +102,7 @@ def check_divided(size: int, hosts: int, step: int | None = None) -> None:
     """Refuse hosts that don't divide a batch.
 
     Raises:
-      SamplerError: with the rows that are left over.
+      SamplerError: It names the rows that are left over.
     """
     if size % hosts:
         at = "" if step is None else f", from step {step} on,"
@@ -113,10 +113,10 @@ def check_divided(size: int, hosts: int, step: int | None = None) -> None:
 
 
 def checked_entries(schedule: Iterable[tuple[int, object]], form: str) -> list[tuple[int, object]]:
-    """Entries of a schedule, whose steps ascend from 1 on.
+    """Return the entries of a schedule, whose steps ascend from 1 on.
 
     Raises:
-      SamplerError: other entries, or steps that don't ascend.
+      SamplerError: Other entries, or steps that don't ascend.
     """
     entries: list[tuple[int, object]] = []
     for entry in schedule:
@@ -124,6 +124,6 @@ def checked_entries(schedule: Iterable[tuple[int, object]], form: str) -> list[t
             raise SamplerError(f"schedule: {entry!r}; expected {form}.")
         step = as_integer("schedule: step", entry[0], 1, SamplerError)
         if entries and step <= entries[-1][0]:
-            raise SamplerError(f"schedule: step {step} stands after step {entries[-1][0]}; expected steps that ascend.")
+            raise SamplerError(f"schedule: step {step} follows step {entries[-1][0]}; expected steps that ascend.")
         entries.append((step, entry[1]))
     return entries

@@ -1,11 +1,11 @@
 """HalvingTree: choices among sources by formula, for weights whose period is too long for a table.
 
 Rows go down a tree of two-way splits; of the first t rows that reach a node, its left branch gets t times its share,
-rounded. So each row is found by a few divisions, at any number of rows, without a table. It costs precision: a branch is
-up to half a row from its part of what its node got, and inherits its part of what the node is off by. `bound` is what that
-comes to: at most 1 row for up to 4 sources, whatever their weights; 1.2 for up to 10; less than 2 for any number. By brute
-force, 4,600 sets of weights for 2 to 24 sources came to 1.26 rows at most (`tests/sampling/test_proportions.py`).
-`ScheduleTable` stays below one row, so it is taken where it fits.
+rounded. So each row is found by a few divisions, at any number of rows, without a table. It costs precision: a branch is up
+to half a row from its part of what its node got, and inherits its part of the node's distance. `bound` is the sum: at most
+1 row for up to 4 sources, whatever their weights; 1.2 for up to 10; less than 2 for any number. By brute force, 4,600 sets
+of weights for 2 to 24 sources came to 1.26 rows at most (`tests/sampling/test_proportions.py`). `ScheduleTable` stays below
+one row, so it is taken where it fits.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class _Split:
     offset: Fraction
 
     def lefts(self, rows: Ints) -> Ints:
-        """Rows that go left of the first so many, int64 [n]."""
+        """Return how many of the first `rows` go left, int64 [n]."""
         unit = math.lcm(self.share.denominator, self.offset.denominator)
         step, first = int(self.share * unit), int(self.offset * unit)
         found = np.asarray((_wide(rows, unit) * step + first) // unit)
@@ -43,7 +43,7 @@ class _Split:
         return lefts
 
     def find(self, numbers: Ints, left: bool) -> Ints:
-        """The row that is number so and so, from 0, of those that go left (or right)."""
+        """Return the rows that are `numbers`, from 0, of those that go left (or right)."""
         share = self.share if left else 1 - self.share
         # left: the first t with share * t + offset >= number + 1; right: with share * t - offset > number
         past = 1 - self.offset if left else self.offset
@@ -58,13 +58,17 @@ class _Split:
 class HalvingTree:
     """Choices among sources of constant weights, from row 0 on.
 
+    Quantised weights would need a table alone, but `docs/mixtures.md` promises shares that are exact as written.
+
     Args:
-      weights: of the sources, int; 0 is a source that nothing is taken from.
-      deficit: at the start, share minus rows of each source; they sum up to 0.
+      weights: Integer weights of the sources; nothing is taken from a source of weight 0.
+      deficit: Share minus rows of each source at the start; they sum to 0.
 
     Attributes:
-      bound: rows that a source may be away from its share, from an even start on.
+      bound: Rows that a source may be away from its share, from an even start on.
     """
+
+    table_rows = 0
 
     def __init__(self, weights: tuple[int, ...], deficit: tuple[Fraction, ...]) -> None:
         self._number = len(weights)
@@ -75,8 +79,8 @@ class HalvingTree:
         self.bound = float(self._walk(self._root, [], Fraction(0)))
 
     def _node(self, sources: list[int], off: float) -> _Split | int:
-        """The tree of sources, heaviest first, that together are `off` by so much: divided where the worst of them is best
-        or, where they are many, where the halves are most even."""
+        """Return the tree of sources, heaviest first, that together are `off` rows from their share: divided where the worst
+        of them is best or, for many sources, where the halves are most even."""
         if len(sources) == 1:
             return sources[0]
         whole = self._sum(sources)
@@ -93,7 +97,7 @@ class HalvingTree:
         return _Split(self._node(left, 0.5 + part * off), right, share, offset)
 
     def _best(self, weights: list[float], off: float) -> tuple[float, int]:
-        """Of all ways to divide these sources, and what comes of it, the least that one is off at worst; and the cut."""
+        """Return the least distance of the worst source over all ways to divide these sources, and the cut."""
         if len(weights) == 1:
             return off, 0
         whole = sum(weights)
@@ -109,7 +113,7 @@ class HalvingTree:
         return sum(self._weights[source] for source in sources)
 
     def _walk(self, node: _Split | int, path: list[tuple[_Split, bool]], off: Fraction) -> Fraction:
-        """Note the path of every source below a node that is `off` by so much; returns by how much the worst is."""
+        """Note the path of every source below a node that is `off` rows from its share; return the distance of the worst."""
         if isinstance(node, int):
             self._paths[node] = path
             return off
@@ -118,7 +122,7 @@ class HalvingTree:
         return max(left, right)
 
     def choose(self, rows: Ints) -> tuple[Ints, Ints]:
-        """The source of each of `rows` (int64 [n]), and how many rows are taken from it before."""
+        """Return the source of each of `rows` (int64 [n]), and the number of rows taken from it before."""
         sources, numbers = np.empty(len(rows), np.int64), np.empty(len(rows), np.int64)
         stack: list[tuple[_Split | int, Ints, Ints]] = [(self._root, np.arange(len(rows)), rows)]
         while stack:
@@ -133,7 +137,7 @@ class HalvingTree:
         return sources, numbers
 
     def counts(self, row: int) -> list[int]:
-        """Rows taken from each source before `row`."""
+        """Return the rows taken from each source before `row`."""
         found = [0] * self._number
         for source, path in self._paths.items():
             local = np.array([row], np.int64)
@@ -144,7 +148,7 @@ class HalvingTree:
         return found
 
     def find(self, source: int, numbers: Ints) -> Ints:
-        """The row at which `source` gives each of its rows `numbers` (int64 [n], from 0); -1 where it never does."""
+        """Return the row at which `source` gives each of its rows `numbers` (int64 [n], from 0); -1 where it never does."""
         if source not in self._paths:
             return np.full(len(numbers), -1, np.int64)
         for node, left in reversed(self._paths[source]):
@@ -153,6 +157,6 @@ class HalvingTree:
 
 
 def _wide(values: Ints, factor: int) -> npt.NDArray[Any]:
-    """The values as Python's integers where multiplying by so much (and as much again) might not fit int64."""
+    """Return the values as Python integers where twice their product with `factor` might not fit int64."""
     highest = int(values.max(initial=0)) + 2
     return values if highest * factor * 2 < _INT64 else values.astype(object)

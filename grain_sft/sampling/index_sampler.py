@@ -108,14 +108,14 @@ class IndexSampler(Sampler):
 
     def _check_steps(self) -> None:
         """Refuse a batch that is never full."""
-        rows = f"{self.num_instances} rows there are"
+        rows = f"{self.num_instances} rows"
         if self.num_steps == 0 and not self.host_blocks:
             raise SamplerError(
                 f"global_batch_size={self.global_batch_size} is more than the {rows} in epochs={self.epochs}."
             )
         if self.host_blocks and self._stream_rows * self.host.count < max(self.batch_sizes.sizes):
             raise SamplerError(
-                f"global_batch_size={max(self.batch_sizes.sizes)} is more than the {rows}: an epoch has no full step. Take a "
+                f"global_batch_size={max(self.batch_sizes.sizes)} is more than the {rows} of an epoch. Take a "
                 "smaller batch."
             )
 

@@ -24,7 +24,7 @@ TABLE_ROWS = 1 << 22
 
 
 class _Phase(NamedTuple):
-    """Rows of constant weights."""
+    """Rows that are divided by constant weights."""
 
     row: int  # the first
     counts: tuple[int, ...]  # rows of each source before it
@@ -35,23 +35,22 @@ class Proportions:
     """Sources of rows by number, each with its share: a pure function of the row, at constant time.
 
     With constant weights whose common denominator is at most `TABLE_ROWS` (4,194,304), each source is less than one row from
-    its share after any number of rows (`ScheduleTable`). For other weights, such as 0.123456789, `bound` is how far it may be:
-    at most 1 row for up to 4 sources, 1.2 for up to 10, and less than 2 for any number (`HalvingTree`).
+    its share after any number of rows (`ScheduleTable`). For other weights, such as 0.123456789, `bound` is the distance: at
+    most 1 row for up to 4 sources, 1.2 for up to 10, and less than 2 for any number (`HalvingTree`).
 
-    Weights may change at some rows. What comes before a change does not depend on it. After it, what was deficit to each
-    source stays deficit, so that its rows follow its cumulative share on: within one row with up to three sources. With more,
-    no rule that does not know the change beforehand can promise that (after 3 rows of 6 sources of equal weight, let only
-    those 3 that had none go on: one of them comes to 7/6 rows), and this one takes first whoever would be beyond a row
-    first. A source whose weight becomes 0 keeps what it is off by, and the others miss it.
+    Weights may change at some rows. Rows before a change do not depend on it. After it, each source keeps its deficit, so that
+    its rows follow its cumulative share: within one row with up to three sources. With more, no rule that does not know the
+    change beforehand can promise that: after 3 rows of 6 sources of equal weight, let only the 3 that have none continue, and
+    one of them comes to 7/6 rows. A source whose weight becomes 0 keeps its deficit, and the others share the difference.
 
     Args:
-      changes: pairs of a row and the shares from it on (they sum up to 1); the first is of row 0.
-      limits: rows that each source has, None for any number.
-      on_exhausted: with limits, "stop": there are no rows from where a source is asked for one that it has not;
-        "renormalize": from where a source has given its last, the others divide its share, until none is left.
+      changes: Pairs of a row and the shares from it on, which sum to 1; the first is for row 0.
+      limits: Rows of each source; None for any number.
+      on_exhausted: With limits, "stop": the rows end where a source is asked for one more than it has; "renormalize": after
+        the last row of a source, the others divide its share, until none is left.
 
     Attributes:
-      length: rows there are; None where they never end.
+      length: Number of rows; None where they never end.
     """
 
     def __init__(
@@ -73,7 +72,7 @@ class Proportions:
             whole = sum(weights)
             chooser = self._chooser(weights, deficit, None if following is None else following - row)
             self._phases.append(_Phase(row, tuple(counts), chooser))
-            end = self._dry(chooser, counts, on_exhausted)
+            end = self._rows_until_end(chooser, counts, on_exhausted)
             if end is not None and (following is None or row + end <= following):
                 if on_exhausted == "stop":
                     self.length = row + end
@@ -89,7 +88,7 @@ class Proportions:
         self._counts = np.array([phase.counts for phase in self._phases], np.int64)
 
     def _weights(self, row: int, counts: Sequence[int], on_exhausted: str) -> tuple[int, ...] | None:
-        """The weights from `row` on, as integers; None where nothing is left."""
+        """Return the weights from `row` on, as integers; None where no source is left."""
         _, shares = self._changes[bisect_right([at for at, _ in self._changes], row) - 1]
         common = math.lcm(*(share.denominator for share in shares))
         weights = [int(share * common) for share in shares]
@@ -107,8 +106,10 @@ class Proportions:
         fits = sum(weights) <= TABLE_ROWS
         return ScheduleTable(weights, deficit, num_rows) if fits else HalvingTree(weights, deficit)
 
-    def _dry(self, chooser: ScheduleTable | HalvingTree, counts: Sequence[int], on_exhausted: str) -> int | None:
-        """Rows of a phase until a source has run dry; None where none does."""
+    def _rows_until_end(
+        self, chooser: ScheduleTable | HalvingTree, counts: Sequence[int], on_exhausted: str
+    ) -> int | None:
+        """Return the rows of a phase until a source is exhausted; None where none is."""
         if on_exhausted == "repeat":
             return None
         ends = []
@@ -122,23 +123,19 @@ class Proportions:
 
     @property
     def table_rows(self) -> int:
-        """Rows of all tables: what is kept, and was computed, however far the rows go that are asked for."""
-        return sum(phase.chooser.table_rows for phase in self._phases if isinstance(phase.chooser, ScheduleTable))
+        """Rows of all tables. It does not depend on the rows that are asked for."""
+        return sum(phase.chooser.table_rows for phase in self._phases if phase.chooser is not None)
 
     @property
     def bound(self) -> float | None:
-        """Rows that a source may be away from its share after any number of rows, where this is known: with weights that
-        never change."""
+        """Rows that a source may be away from its share after any number of rows; None where weights change."""
         if len(self._phases) > 1:
             return None
         chooser = self._phases[0].chooser
-        if isinstance(chooser, HalvingTree):
-            return chooser.bound
-        active = sum(share > 0 for share in self._changes[0][1])
-        return 0.0 if active == 1 else 1 - 1 / (2 * (active - 1))
+        return None if chooser is None else chooser.bound
 
     def choose(self, rows: Ints) -> tuple[Ints, Ints]:
-        """The source of each of `rows` (int64 [n], below `length`), and how many rows of it come before."""
+        """Return the source of each of `rows` (int64 [n], below `length`), and the number of its rows before."""
         if len(self._phases) == 1:
             chooser = self._phases[0].chooser
             assert chooser is not None
@@ -153,7 +150,7 @@ class Proportions:
         return sources, before
 
     def counts(self, row: int) -> list[int]:
-        """Rows of each source before `row`, which is at most `length`."""
+        """Return the rows of each source before `row`, which is at most `length`."""
         phase = self._phases[bisect_right(self._rows, row) - 1]
         if phase.chooser is None:
             return list(phase.counts)
@@ -161,7 +158,7 @@ class Proportions:
         return [before + more for before, more in zip(phase.counts, local, strict=True)]
 
     def find(self, source: int, rows: Ints) -> Ints:
-        """The row of the mixture at which `source` gives each of its `rows` (int64 [n], from 0); -1 where it never does."""
+        """Return the row of the mixture at which `source` gives each of its `rows` (int64 [n], from 0); -1 for never."""
         found = np.full(len(rows), -1, np.int64)
         which = np.searchsorted(self._counts[:, source], rows, side="right") - 1
         for number in np.unique(which).tolist():
@@ -175,10 +172,10 @@ class Proportions:
 
 
 def as_shares(weights: Sequence[tuple[str, object]]) -> Shares:
-    """Weights by name as exact shares of one: 0.7 is 7/10, as it is written.
+    """Return weights by name as exact shares of one: 0.7 is 7/10, as written.
 
     Raises:
-      SamplerError: a weight that is no number from 0 on, or none above 0.
+      SamplerError: A weight that is not a number from 0 on, or none above 0.
     """
     exact = [as_weight(name, weight) for name, weight in weights]
     whole = sum(exact, Fraction(0))
@@ -188,10 +185,10 @@ def as_shares(weights: Sequence[tuple[str, object]]) -> Shares:
 
 
 def as_weight(name: str, weight: object) -> Fraction:
-    """A weight as it is written, exactly.
+    """Return a weight exactly as written.
 
     Raises:
-      SamplerError: it is no number from 0 on.
+      SamplerError: It is not a number from 0 on.
     """
     try:
         if isinstance(weight, bool) or not isinstance(weight, numbers.Real | str):

@@ -355,7 +355,7 @@ def test_length_is_endless_or_the_epochs():
         ({"last_batch": "keep"}, "keep.*drop, fill, run_on"),
         ({"host": Host(0, 3)}, "global_batch_size=4 can't be divided by 3 hosts"),
         ({"num_instances": 3}, "no full step"),
-        ({"num_instances": 3, "order": "episode", "last_batch": "run_on", "epochs": 1}, "3 rows there are in epochs=1"),
+        ({"num_instances": 3, "order": "episode", "last_batch": "run_on", "epochs": 1}, "3 rows in epochs=1"),
         ({"order": "maxtext", "last_batch": "fill"}, "order 'maxtext' runs on across epochs and has no last batch"),
         ({"order": "random", "last_batch": "fill"}, "order 'random' runs on across epochs and has no last batch"),
     ],

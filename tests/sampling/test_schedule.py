@@ -142,10 +142,10 @@ def test_blocks_of_order_maxtext_go_on_where_they_were():
     ("schedule", "message"),
     [
         ([(0, 8)], "schedule: step=0: expected an integer, 1 or more"),
-        ([(5, 8), (5, 16)], "step 5 stands after step 5"),
+        ([(5, 8), (5, 16)], "step 5 follows step 5"),
         ([(5, 0)], "global_batch_size at step 5=0"),
         ([5], r"5; expected \(step, global_batch_size\)"),
-        ([(5, 60)], "global_batch_size=60 is more than the 50 rows there are"),
+        ([(5, 60)], "global_batch_size=60 is more than the 50 rows of an epoch"),
     ],
 )
 def test_what_is_wrong_with_a_schedule_is_said(schedule, message):
