@@ -116,16 +116,16 @@ class _Run:
     """A pipeline whose batches the measurements take, one after the other.
 
     Attributes:
-      pipeline: the same without its audit log, and without an end: the steps of its first batch size, again and again.
-      steps: how many these are.
-      next_step: that nothing was measured with.
+      pipeline: The pipeline without observers and without an end: the steps of its first batch size, again and again.
+      steps: Number of these steps.
+      next_step: First step that no measurement has read.
     """
 
     def __init__(self, pipeline: Pipeline) -> None:
         schedule = pipeline.sampler.batch_sizes.schedule
         self.steps = min(pipeline.end_step, schedule[0][0] if schedule else sys.maxsize)
         self.pipeline = copy.copy(pipeline)
-        self.pipeline.audit = None
+        self.pipeline.audit, self.pipeline.observers = None, ()
         sampler: Any = _FirstSteps(pipeline.sampler, self.steps)
         self.pipeline.sampler = sampler
         self.next_step = 0
