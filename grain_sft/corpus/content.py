@@ -59,9 +59,6 @@ def hashes_of(stored: Sequence[StampedFile], read: Read | None = None, *, of: st
       stored: Files.
       read: Function that reads all files and returns their hashes; None: `read_hashes`.
       of: Name of what `read` hashes, where that is not the bytes from `data_offset` on.
-
-    Raises:
-      CorpusFileError: a file is missing, unreadable, or of another size.
     """
     read = read or (lambda: read_hashes(stored))
     depends = _depends(stored, of)

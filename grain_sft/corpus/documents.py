@@ -88,11 +88,7 @@ def describe_boundaries(path: str, kind: BoundaryKind) -> BoundaryFile:
 
 
 def parse_boundaries(file: BoundaryFile, data: bytes, num_tokens: int) -> tuple[Ints, Ints]:
-    """Return (first token, length) of each document, int64 [documents], counted from the shard's first token.
-
-    Raises:
-      CorpusError: the file, whose bytes are `data`, is damaged, or does not fit a shard of `num_tokens` tokens.
-    """
+    """Return (first token, length) of each document, int64 [documents], counted from the shard's first token."""
     return BOUNDARY_KINDS[file.kind](file.path, data, num_tokens)
 
 

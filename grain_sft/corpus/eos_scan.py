@@ -31,10 +31,6 @@ def by_eos(corpus: CorpusFiles, bos_token_id: int | None = None) -> Documents:
     Args:
       corpus: Corpus with an `eos_token_id`.
       bos_token_id: Token that has to follow an EOS, unless it is a shard's last token, for it to end a document.
-
-    Raises:
-      CorpusFileError: a shard is missing, or not the one that was indexed.
-      CorpusError: the corpus has no `eos_token_id`.
     """
     if corpus.eos_token_id is None:
         raise CorpusError(

@@ -57,12 +57,7 @@ class LossFile:
 
 
 def scan_loss(path: str, kind: LossKind) -> LossFile:
-    """Return a loss file of one of `KINDS`, after a check of the values at its ends.
-
-    Raises:
-      CorpusFileError: the file is missing or unreadable.
-      CorpusError: it does not hold a whole number of values, or holds values that such a file can't hold.
-    """
+    """Return a loss file of one of `KINDS`, after a check of the values at its ends."""
     size, head, version = read_head(path)
     dtype, offset = KINDS[kind], 0
     if head.startswith(MAGIC):

@@ -142,10 +142,6 @@ def scan_shard(
       path: Local path or URL.
       label: Label of the shard.
       dtype: Dtype of a raw file. None: a raw file is read as uint32 if its first bytes look like uint32 token ids.
-
-    Raises:
-      CorpusFileError: the file is missing or unreadable.
-      CorpusError: it does not hold a one-dimensional array of unsigned integers, or not one of `dtype`.
     """
     size, head, version = read_head(path)
     if head.startswith(MAGIC):

@@ -100,10 +100,6 @@ def corpus_of_files(sources: Sequence[tuple[str, str]], options: ReadOptions, li
       sources: (path or URL, label) of each file.
       options: Arguments of `open_corpus`.
       listing: Folders listed before.
-
-    Raises:
-      CorpusFileError: a file is missing or unreadable.
-      CorpusError: a sidecar whose tokens are not among the files, or files that don't fit together.
     """
     forms = formats()
     sources = [(files.absolute(path), label) for path, label in sources]

@@ -170,11 +170,7 @@ class Json:
 
 
 def read_metadata(folders: Iterable[str], listing: DirectoryListing) -> CorpusMetadata:
-    """Return what the first corpus.json or prepare.json in `folders` states: the split's folder, then that of the corpus.
-
-    Raises:
-      CorpusError: keys of the wrong type.
-    """
+    """Return what the first corpus.json or prepare.json in `folders` states: the split's folder, then that of the corpus."""
     for folder in folders:
         names = listing.names(folder)
         if SPLIT in names:
@@ -187,11 +183,7 @@ def read_metadata(folders: Iterable[str], listing: DirectoryListing) -> CorpusMe
 
 
 def parse_metadata(data: Json) -> CorpusMetadata:
-    """Return the metadata of a split's corpus.json.
-
-    Raises:
-      CorpusError: keys of the wrong type, or metadata of a later version.
-    """
+    """Return the metadata of a split's corpus.json."""
     if data.get("version") != SPLIT_VERSION:
         raise CorpusError(
             f"{data.path}: version {data.get('version')!r}; this grain_sft reads version {SPLIT_VERSION}. Update grain_sft."

@@ -50,11 +50,7 @@ def head_of(path: str) -> bytes | None:
 
 
 def parse_mix(path: str, text: str) -> list[tuple[str, str]]:
-    """Return (path, label) of every line of a mix file, in order; paths are as written.
-
-    Raises:
-      CorpusError: a malformed line, by its number; or no line at all.
-    """
+    """Return (path, label) of every line of a mix file, in order; paths are as written."""
     entries = []
     for number, raw in enumerate(text.splitlines(), 1):
         line = raw.strip()
@@ -95,9 +91,6 @@ def resolve_relative(mix_path: str, paths: list[str]) -> list[str]:
     """Return the paths of a mix, relative ones made absolute.
 
     They start at the mix's own folder or, if the first file is in the working directory and not there, at that one.
-
-    Raises:
-      CorpusError: a `{PLACEHOLDER}` was left and no such file exists.
     """
     folder = files.parent(mix_path)
     relative = dict.fromkeys(path for path in paths if not files.is_remote(path) and not os.path.isabs(path))

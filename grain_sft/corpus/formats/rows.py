@@ -89,12 +89,7 @@ class _Manifest(msgspec.Struct):
 def scan_rows(
     folder: str, data: Json, options: ReadOptions | None = None, listing: DirectoryListing | None = None
 ) -> Corpus:
-    """Return the corpus of the files in `folder` that the manifest `data` describes.
-
-    Raises:
-      CorpusFileError: a file is missing or unreadable.
-      CorpusError: files of other sizes.
-    """
+    """Return the corpus of the files in `folder` that the manifest `data` describes."""
     options, listing = options or ReadOptions(), listing or DirectoryListing()
     rows = data.convert(_Manifest)
     if not rows.most_segments and not (rows.positions_dtype and rows.segments_dtype):

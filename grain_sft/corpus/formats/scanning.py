@@ -118,11 +118,7 @@ def corpus_of(
     sources: str = "",
     **fields: Any,
 ) -> Corpus:
-    """Return the corpus of shards that were scanned; `fields` are further ones of `Corpus`.
-
-    Raises:
-      CorpusError: the metadata state an EOS id that the tokens can't be.
-    """
+    """Return the corpus of shards that were scanned; `fields` are further ones of `Corpus`."""
     if options.eos_token_id is None and (metadata.eos_token_id or 0) > np.iinfo(dtype).max:
         raise CorpusError(
             f"{metadata.path or shards[0].path}: eos_token_id is {metadata.eos_token_id}, which {dtype.name} can't hold."
@@ -195,11 +191,7 @@ def _scan_part(part: TokenFile, loss: LossFile | None, dtype: Dtype | None) -> t
 
 
 def check_loss(shard: Shard, loss: LossFile, dtype: Dtype) -> None:
-    """Check that a loss file has a value for each token, and that the labels at its two ends are the tokens or IGNORED.
-
-    Raises:
-      CorpusError: the files don't belong together, or the labels are shifted.
-    """
+    """Check that a loss file has a value for each token, and that the labels at its two ends are the tokens or IGNORED."""
     if shard.num_tokens != loss.count:
         raise CorpusError(
             f"{loss.path}: {loss.count} values for {shard.num_tokens} {dtype.name} tokens in {shard.path}; expected one "
