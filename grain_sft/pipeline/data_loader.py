@@ -90,8 +90,7 @@ class _BatchLoader(grain.DataLoader):
     def __iter__(self) -> Iterator[Element]:
         iterator: Any = super().__iter__()
         if self.multiprocessing_options.num_workers:
-            workers.start(iterator)
-            weakref.finalize(iterator, workers.stop, iterator._iterator)
+            weakref.finalize(iterator, workers.stop, workers.start(iterator))
         iterator.__class__ = _BatchIterator
         typed: Iterator[Element] = iterator
         return typed

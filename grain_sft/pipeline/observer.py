@@ -1,4 +1,4 @@
-"""Observers: what is told of the batches of a pipeline, without deciding anything about them."""
+"""Observers: called for the batches of a pipeline, without deciding anything about them."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Observer:
         """The batch of `step` failed after `next` had waited for `seconds`. The next `next` tries it again."""
 
     def iterator_closed(self, iterator: StepIterator[Any]) -> None:
-        """An iterator was closed. An iterator that is collected instead is not told."""
+        """An iterator was closed. This is not called for an iterator that is collected."""
 
 
 OBSERVERS: Registry[Callable[..., Observer]] = Registry(
@@ -80,7 +80,7 @@ _STANDING = ("metrics", "watchdog")
 
 @functools.cache
 def standing_observers() -> tuple[Observer, ...]:
-    """Return the observers of this process, which are told of all its pipelines."""
+    """Return the observers of this process, which are called for all its pipelines."""
     return tuple(OBSERVERS[name]() for name in _STANDING)
 
 
@@ -90,7 +90,7 @@ def observers_of(pipeline: Pipeline) -> tuple[Observer, ...]:
 
 
 def make_batch(pipeline: Pipeline, step: int) -> Element:
-    """Return the batch of `step`; the record of activity and the observers are told."""
+    """Return the batch of `step`, recorded as activity and observed."""
     thread, since = get_ident(), time.perf_counter()
     activity.doing[thread] = (activity.CHOOSING,)
     activity.making[thread] = step, since, pipeline  # as `activity.making_batch` does, which takes longer
@@ -107,7 +107,7 @@ def make_batch(pipeline: Pipeline, step: int) -> Element:
 
 
 class IteratorStats:
-    """What an iterator has handed out.
+    """Counts of the batches that an iterator delivered.
 
     Attributes:
       steps: Number of batches.

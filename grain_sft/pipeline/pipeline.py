@@ -248,10 +248,10 @@ def _facts(pipeline: Pipeline) -> dict[str, object]:
 
 def _check_sources(source: NpyDataSource | MixtureSource, sampler: Sampler) -> None:
     """Check that a sampler draws from the sources of a mixture as they are numbered."""
-    held = {name: len(part) for name, part in source.layout.parts.items()}
+    rows = {name: len(part) for name, part in source.layout.parts.items()}
     drawn = {stream.name: stream.source.num_instances for stream in sampler.streams}
-    if "" not in held and list(drawn.items()) != list(held.items()):
+    if "" not in rows and list(drawn.items()) != list(rows.items()):
         raise PipelineError(
-            f"the sampler draws from sources and rows {drawn}, but the source has {held}, in this order. A MixtureSource "
+            f"the sampler draws from sources and rows {drawn}, but the source has {rows}, in this order. A MixtureSource "
             "takes a MixtureSampler of its sources."
         )

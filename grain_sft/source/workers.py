@@ -24,18 +24,23 @@ _CLOSES_IN = 10.0  # seconds
 _IN_WORKER = ("grain._src.python.dataset.transformations.process_prefetch", "_is_in_worker_process")
 
 
-def start(iterator: Any) -> None:
-    """Start all worker processes of a Grain iterator here and now; Grain would start each when it is first read from.
+def start(iterator: Any) -> Any:
+    """Start all worker processes of a Grain iterator here and now. Grain would start each when it is first read from.
 
-    They do not get Ctrl-C: the process that reads from them handles it, and may go on.
+    They do not get Ctrl-C: the process that reads from them handles it, and may continue.
 
     Args:
-      iterator: of a dataset that ends in `mp_prefetch`, or of a `grain.DataLoader`.
+      iterator: Iterator of a dataset that ends in `mp_prefetch`, or of a `grain.DataLoader`.
+
+    Returns:
+      The iterator that owns the processes, for `stop`.
     """
     resource_tracker.ensure_running()  # unblocks signals in this thread when it starts
     with _startable(), without_interrupts():
         iterator.get_state()  # makes Grain create the iterators that own the processes
-        _start_tree(getattr(iterator, "_iterator", iterator))
+        inner = getattr(iterator, "_iterator", iterator)
+        _start_tree(inner)
+    return inner
 
 
 class InOrder:

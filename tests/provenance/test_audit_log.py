@@ -88,14 +88,10 @@ def test_a_run_says_when_it_loads_and_resumes_and_when_epochs_start_and_end(make
     complete = found[4]
     assert (complete["rows_seen"], complete["first_step"], complete["since_step"]) == (112, 0, 4)
     assert [entry["entry"] for entry in found] == list(range(1, 15))
-
-
-@pytest.mark.parametrize("ending", ENDINGS)
-def test_the_log_of_a_run_that_was_killed_and_resumed_is_confirmed(make, tmp_path, ending):
-    killed_and_resumed(make)
-    checked = check_audit(tmp_path / f"audit{ending}", make(audit=None))
-    assert checked.accepted and not checked.notes
-    assert (checked.entries, checked.loads, checked.resumes, checked.epochs) == (14, 4, 3, {0, 1, 2})
+    for ending in ENDINGS:
+        checked = check_audit(tmp_path / f"audit{ending}", make(audit=None))
+        assert checked.accepted and not checked.notes
+        assert (checked.entries, checked.loads, checked.resumes, checked.epochs) == (14, 4, 3, {0, 1, 2})
 
 
 def test_the_text_has_the_form_of_the_episode_indexed_loader_and_says_what_the_json_says(make, tmp_path):
