@@ -139,7 +139,6 @@ class Documents:
         self._open: dict[int, _File] = {}  # the last used at its end
 
     def blocks(self, ids: Ids) -> Iterator[Block]:
-        """See `Source`."""
         if not self._chunks.remote:
             for some in in_blocks(self.lengths, ids):
                 yield self._read(some)

@@ -59,7 +59,6 @@ class Chat(Template):
         )
 
     def render(self, conversations: Sequence[Conversation]) -> list[Result]:
-        """See `Template`."""
         results: list[Result] = []
         for conversation in conversations:
             try:
@@ -121,7 +120,6 @@ class Olmo(Chat):
     name = "olmo"
 
     def default(self) -> str:
-        """See `Chat`."""
         missing = [token for token in OLMO_TOKENS if self.tokenizer.token_id(token) is None]
         if self.tokenizer.eos_token_id is None:
             missing.append("an EOS token")

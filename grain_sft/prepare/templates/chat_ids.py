@@ -68,12 +68,10 @@ class WholeChats:
         self._normalizer = tokenizer.exact.normalizer
 
     def find(self, text: str) -> list[Control]:
-        """See `Encoder`."""
         encoded = self._tokenizer.exact.encode(text, add_special_tokens=False)
         return self._controls(encoded, np.array(encoded.ids, np.uint32), text)
 
     def encode(self, text: str, spans: Spans, expected: Expected, *, plain: bool) -> Rendered:
-        """See `Encoder`."""
         encoded = self._tokenizer.exact.encode(text, add_special_tokens=False)
         ids = np.array(encoded.ids, np.uint32)
         controls = self._controls(encoded, ids, text)
@@ -139,12 +137,10 @@ class ChatPieces:
         self._is_control = _table(tokenizer)
 
     def find(self, text: str) -> list[Control]:
-        """See `Encoder`."""
         ids = self._tokenizer.special_tokens
         return [(ids[match.group()], match.start(), match.end()) for match in self._special.pattern.finditer(text)]
 
     def encode(self, text: str, spans: Spans, expected: Expected, *, plain: bool) -> Rendered:
-        """See `Encoder`."""
         if expected.spans is None:
             controls = self.find(text)
             if not _are(controls, expected):

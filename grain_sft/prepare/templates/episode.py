@@ -61,7 +61,6 @@ class Episode(PiecesTemplate):
         self.special = special_text_of((*spelled, *(self.special.spellings if self.special else ())))
 
     def pieces(self, conversation: Conversation) -> list[Piece]:
-        """See `PiecesTemplate`."""
         pieces: list[Piece] = []
         system = conversation.system if conversation.system is not None else self.chosen.system_prompt
         if system and (conversation.system is not None or conversation.messages[0].role != "system"):

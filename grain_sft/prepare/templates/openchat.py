@@ -42,7 +42,6 @@ class OpenChat(PiecesTemplate):
         self._prefixes: dict[str, list[int]] = {}
 
     def pieces(self, conversation: Conversation) -> list[Piece]:
-        """See `PiecesTemplate`."""
         system, messages = self._system(conversation)
         condition = conversation.condition or self.chosen.condition or ""
         pieces: list[Piece] = [(self._bos, 0.0)]

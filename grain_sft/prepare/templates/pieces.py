@@ -35,7 +35,6 @@ class PiecesTemplate(Template):
         return weights
 
     def render(self, conversations: Sequence[Conversation]) -> list[Result]:
-        """See `Template`."""
         plans: list[list[Piece] | RecordError] = []
         texts: list[str] = []
         for conversation in conversations:
@@ -100,5 +99,4 @@ class Text(PiecesTemplate):
         self._eos = [tokenizer.eos_token_id]
 
     def pieces(self, conversation: Conversation) -> list[Piece]:
-        """See `PiecesTemplate`."""
         return [(conversation.messages[0].content, 1.0), (self._eos, 1.0)]

@@ -49,7 +49,6 @@ class Primer(PiecesTemplate):
             )
 
     def pieces(self, conversation: Conversation) -> list[Piece]:
-        """See `PiecesTemplate`."""
         ids, end = self._ids, self._ids["eot"]
         pieces: list[Piece] = []
         if conversation.system is not None:

@@ -139,16 +139,13 @@ class HuggingFaceTokenizer(Tokenizer):
         return [encode(text, add_special_tokens=False).ids for text in texts]
 
     def decode(self, ids: Sequence[int]) -> str:
-        """See `Tokenizer`."""
         return str(self.exact.decode([int(number) for number in ids], skip_special_tokens=False))
 
     def token_spans(self, text: str, ids: Sequence[int]) -> tuple[Offsets, Offsets]:
-        """See `Tokenizer`."""
         starts, stops = np.array(self.plain.encode(text, add_special_tokens=False).offsets, np.int64).reshape(-1, 2).T
         return starts, stops
 
     def token_text(self, number: int) -> str | None:
-        """See `Tokenizer`."""
         return self._token_text(number)
 
     @functools.cached_property
@@ -176,7 +173,6 @@ class HuggingFaceTokenizer(Tokenizer):
         return token_text
 
     def files(self) -> dict[str, bytes]:
-        """See `Tokenizer`."""
         return dict(self._contents)
 
     def _guess(self, names: Sequence[str]) -> int | None:

@@ -86,7 +86,6 @@ class SentencePieceTokenizer(Tokenizer):
         return found
 
     def token_spans(self, text: str, ids: Sequence[int]) -> tuple[Offsets, Offsets]:
-        """See `Tokenizer`."""
         lengths = self._piece_bytes[np.asarray(ids, np.int64)]
         unknown = self._processor.unk_id()
         if unknown in ids:
@@ -109,7 +108,6 @@ class SentencePieceTokenizer(Tokenizer):
         )
 
     def decode(self, ids: Sequence[int]) -> str:
-        """See `Tokenizer`."""
         parts: list[str] = []
         run: list[int] = []
         for number in ids:
@@ -126,7 +124,6 @@ class SentencePieceTokenizer(Tokenizer):
         return "".join(parts)
 
     def token_text(self, number: int) -> str | None:
-        """See `Tokenizer`."""
         processor = self._processor
         if not 0 <= number < self.vocab_size:
             return None

@@ -109,11 +109,9 @@ class TiktokenTokenizer(Tokenizer):
         return ids
 
     def token_spans(self, text: str, ids: Sequence[int]) -> tuple[Offsets, Offsets]:
-        """See `Tokenizer`."""
         return character_spans(text, self._lengths[np.asarray(ids, np.int64)])
 
     def token_text(self, number: int) -> str | None:
-        """See `Tokenizer`."""
         data = self._tokens.get(number)
         return None if data is None else text_of_bytes(data)
 
@@ -122,7 +120,6 @@ class TiktokenTokenizer(Tokenizer):
         return {rank: token for token, rank in self._ranks.items()}
 
     def decode(self, ids: Sequence[int]) -> str:
-        """See `Tokenizer`."""
         return str(self._encoding.decode([int(number) for number in ids]))
 
     def files(self) -> dict[str, bytes]:
