@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import inspect
 import json
 import os
 import re
@@ -15,9 +14,7 @@ from sft_files import EOS, documents, write_olmo
 
 import grain_sft
 from grain_sft import PackedLayout, PaddedLayout
-from grain_sft.config.sections import layout_options
 from grain_sft.errors import ConfigError, CorpusError, CorpusFileError, LayoutError, TransformError
-from grain_sft.layout import LAYOUTS
 from grain_sft.sampling import Host
 
 yaml = pytest.importorskip("yaml")
@@ -392,25 +389,14 @@ def test_every_required_key_is_needed(config, tmp_path, place):
     [
         ("corpus.path", 5, "text or a list"),
         ("corpus.path", [5], "text"),
-        ("corpus.path", [["a.npy"]], "text"),
         ("corpus.eos_token_id", "5", "an integer"),
-        ("corpus.eos_token_id", True, "an integer"),
         ("corpus.eos_token_id", 5.0, "an integer"),
         ("corpus.path_remap", "a=b", "a mapping"),
         ("corpus.path_remap", {"a": 5}, "text"),
-        ("corpus.path_remap", {5: "a"}, "text"),
-        ("corpus.tokenizer", 5, "text"),
         ("layout.sequence_length", "8", "an integer"),
-        ("layout.sequence_length", True, "an integer"),
-        ("layout.sequence_length", 8.0, "an integer"),
-        ("sampler.seed", "3", "an integer"),
         ("sampler.seed", True, "an integer"),
-        ("sampler.seed", None, "an integer"),
         ("sampler.global_batch_size", 6.0, "an integer"),
-        ("sampler.global_batch_size", False, "an integer"),
-        ("sampler.epochs", "2", "an integer"),
         ("sampler.shuffle", 1, "true or false"),
-        ("sampler.shuffle", "yes", "true or false"),
     ],
 )
 def test_a_value_of_the_wrong_kind_is_an_error(config, tmp_path, place, value, expected):
@@ -553,12 +539,6 @@ def test_a_layout_of_documents_takes_the_options_of_its_class(chats, make, optio
     source = grain_sft.NpyDataSource(make(corpus, 32, **options))
     sampler = grain_sft.IndexSampler(len(source), global_batch_size=4, seed=3, epochs=2, order="olmo")
     same_batches(loaded, grain_sft.Pipeline(source, sampler, loaded.transforms))
-
-
-def test_every_option_of_a_layout_is_a_key():
-    for kind in LAYOUTS:
-        parameters = set(inspect.signature(LAYOUTS[kind]).parameters) - {"corpus", "sequence_length", "cache_dir"}
-        assert parameters == set(layout_options(kind))
 
 
 @pytest.mark.parametrize(
