@@ -97,3 +97,13 @@ def renamed_arguments(**names: str) -> Callable[[Decorated], Decorated]:
         return decorated
 
     return decorate
+
+
+def renamed_attribute(old: str, new: str) -> property:
+    """Return a property for the former name of an attribute, such as "PackedLayout.recipe", that gives the attribute `new`."""
+
+    def get(self: object) -> Any:
+        warnings.warn(f"{old} is now {new}. Read that.", DeprecationWarning, stacklevel=2)
+        return getattr(self, new)
+
+    return property(get)

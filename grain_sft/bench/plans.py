@@ -46,7 +46,7 @@ layout = PackedLayout(corpus, LENGTH, source_group_size=GROUP)
 count = len(layout)
 """
 _ALGORITHM = """
-from grain_sft.layout.packing import ALGORITHMS, PackingOptions
+from grain_sft.layout import ALGORITHMS, PackingOptions
 lengths = np.minimum(np.load(sys.argv[1]), LENGTH)
 begin = time.perf_counter()
 count = len(ALGORITHMS["best_fit_decreasing"](lengths, PackingOptions(LENGTH)).ends)

@@ -11,8 +11,7 @@ from grain_sft.config.reading import overlay
 from grain_sft.config.sections import CORPUS, SOURCE
 from grain_sft.corpus import Corpus, check_tokenizer, open_corpus
 from grain_sft.errors import ConfigError
-from grain_sft.layout import LAYOUTS
-from grain_sft.layout.packing import ALGORITHMS
+from grain_sft.layout import ALGORITHMS, LAYOUTS
 from grain_sft.options import check, check_value, options_of
 from grain_sft.registry import Registry
 from grain_sft.sampling import Host, Mixture, MixtureSampler, SourceOrder, order_named

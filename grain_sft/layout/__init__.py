@@ -7,8 +7,10 @@ from grain_sft.layout.layout import RECEIPT_VERSION, Layout, LeftOut, digest, so
 from grain_sft.layout.materialized import MaterializedLayout
 from grain_sft.layout.mixture import MixtureLayout
 from grain_sft.layout.packed import PackedLayout
+from grain_sft.layout.packing import ALGORITHMS, TIES, PackedRows, PackingAlgorithm, PackingOptions
 from grain_sft.layout.padded import PaddedLayout
-from grain_sft.layout.pieces import FILL_ROW, FillKey, Pieces, Span
+from grain_sft.layout.pieces import FILL_ROW, FillKey, Pieces, Span, checked_record, checked_rows
+from grain_sft.layout.plan import COUNTS, plan_columns
 from grain_sft.layout.report import algorithm_title, compare_algorithms, packing_report, padding_share, plan_places
 from grain_sft.layout.windows import WindowLayout
 from grain_sft.registry import Registry
@@ -26,24 +28,33 @@ LAYOUTS: Registry[Callable[..., Layout]] = Registry(
 """Layouts by their kind in a config. The arguments of the constructor behind `corpus` are the options of the layout."""
 
 __all__ = [
+    "ALGORITHMS",
+    "COUNTS",
     "FILL_ROW",
     "LAYOUTS",
     "RECEIPT_VERSION",
+    "TIES",
     "FillKey",
     "Layout",
     "LeftOut",
     "MaterializedLayout",
     "MixtureLayout",
     "PackedLayout",
+    "PackedRows",
+    "PackingAlgorithm",
+    "PackingOptions",
     "PaddedLayout",
     "Pieces",
     "Span",
     "WindowLayout",
     "algorithm_title",
+    "checked_record",
+    "checked_rows",
     "compare_algorithms",
     "digest",
     "packing_report",
     "padding_share",
+    "plan_columns",
     "plan_places",
     "sources_of",
 ]

@@ -24,7 +24,7 @@ from grain_sft.corpus import Corpus, Documents, Shard, part_by_part
 from grain_sft.errors import LayoutError, StorageError
 from grain_sft.layout.packing import PackingOptions
 from grain_sft.layout.pieces import Ints
-from grain_sft.layout.plan import columns, finder_of
+from grain_sft.layout.plan import finder_of, plan_columns
 from grain_sft.storage import files, read_regular
 
 _NAMES = ("document-indices", "instance-offsets", "documents-by-instance")
@@ -127,7 +127,7 @@ def read_plan(plan: OlmoPlan, corpus: Corpus, options: PackingOptions) -> dict[s
     else:  # part by part: to OLMo-core, a document that goes on in the next part is two
         _documents_of(where, start, stop, part_by_part(corpus), options)
         document = np.searchsorted(documents.start, start, side="right") - 1
-    return columns(documents, document, start, stop - start, np.concatenate(ends))
+    return plan_columns(documents, document, start, stop - start, np.concatenate(ends))
 
 
 def _read_all(plan: OlmoPlan, length: int) -> list[list[npt.NDArray[np.uint64]]]:

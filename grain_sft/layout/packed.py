@@ -5,26 +5,23 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Literal, get_args
+from typing import Annotated
 
 import msgspec
 import numpy as np
 
-from grain_sft.arguments import as_integer, as_sequence_length
+from grain_sft.arguments import as_integer
 from grain_sft.corpus import Corpus, Documents
+from grain_sft.deprecated import renamed_attribute
 from grain_sft.errors import LayoutError
 from grain_sft.layout.layout import Layout, LeftOut, hash_of_rows, sources_of
 from grain_sft.layout.olmo_plan import OlmoPlan, find_plan, from_boundaries, read_plan
-from grain_sft.layout.packing import ALGORITHMS, TIES, PackingOptions, Ties
+from grain_sft.layout.packing import ALGORITHMS, Boundaries, LongDocuments, PackingOptions, Ties
 from grain_sft.layout.pieces import Ints, Pieces, ShardOffsets
 from grain_sft.layout.plan import Plan, finder_of, load_plan, sort_made_by
 from grain_sft.storage import files
-
-LongDocuments = Literal["truncate", "fragment"]
-Boundaries = Literal["auto", "eos"]
 
 
 class PackedLayout(Layout):
@@ -73,6 +70,7 @@ class PackedLayout(Layout):
     follows_documents = True
     plans: Sequence[Plan] = ()
     packing: PackingOptions
+    recipe = renamed_attribute("PackedLayout.recipe", "packing")
 
     def __init__(
         self,
@@ -92,34 +90,30 @@ class PackedLayout(Layout):
         cache_dir: str | os.PathLike[str] | None = None,
     ) -> None:
         entry = ALGORITHMS[algorithm]
-        _check_choice("ties", ties, TIES)
-        _check_choice("boundaries", boundaries, get_args(Boundaries))
-        epochs = as_integer("epochs", epochs, 1, LayoutError)
-        if not entry.packs_per_epoch and epochs > 1:
+        self.epochs = as_integer("epochs", epochs, 1, LayoutError)
+        if not entry.packs_per_epoch and self.epochs > 1:
             others = " or ".join(name for name in ALGORITHMS if ALGORITHMS[name].packs_per_epoch)
             raise LayoutError(
                 f"epochs={epochs}: algorithm {algorithm} packs every epoch the same. Let the sampler count epochs, or choose "
                 f"{others}."
             )
-        if max_segments is not None:
-            max_segments = as_integer("max_segments", max_segments, 1, LayoutError)
-            if not entry.bounds_segments:
-                raise LayoutError(f"max_segments={max_segments}: algorithm {algorithm} does not bound documents a row.")
-        options = _checked(sequence_length, long_documents, source_group_size, boundaries, bos_token_id)
-        self._open(
-            corpus,
-            dataclasses.replace(
-                options,
-                algorithm=algorithm,
-                source_group_size=len(corpus.shards) if entry.packs_per_epoch else options.source_group_size,
-                ties=ties,
-                max_segments=max_segments,
-                seed=as_integer("seed", seed, 0, LayoutError),
-                batch_rows=as_integer("batch_rows", batch_rows, 1, LayoutError),
-            ),
-            cache_dir,
-            epochs=epochs,
-        )
+        self.packing = PackingOptions(
+            sequence_length,
+            algorithm,
+            long_documents,
+            source_group_size,
+            ties,
+            max_segments,
+            boundaries,
+            bos_token_id,
+            seed,
+        ).checked(batch_rows=batch_rows)
+        if max_segments is not None and not entry.bounds_segments:
+            raise LayoutError(f"max_segments={max_segments}: algorithm {algorithm} does not bound documents a row.")
+        if entry.packs_per_epoch:
+            self.packing = dataclasses.replace(self.packing, source_group_size=len(corpus.shards))
+        self.corpus = corpus
+        self._open(cache_dir, None)
 
     @classmethod
     def from_olmo_core(
@@ -151,26 +145,25 @@ class PackedLayout(Layout):
         """
         given = [shard.path for shard in corpus.shards] if paths is None else [os.fspath(path) for path in paths]
         boundaries: Boundaries = "auto" if from_boundaries(given, use_array_if_local) else "eos"
-        options = _checked(sequence_length, long_documents, source_group_size, boundaries, bos_token_id)
+        stated = {
+            "long_documents": long_documents,
+            "source_group_size": source_group_size,
+            "bos_token_id": bos_token_id,
+        }
+        options = PackingOptions(sequence_length).checked(boundaries=boundaries, **stated)
         olmo = find_plan(corpus, options, Path(work_dir), given, use_array_if_local)
         layout = cls.__new__(cls)
-        layout._open(corpus, dataclasses.replace(options, plan=olmo.digest), cache_dir, olmo=olmo)
+        layout.corpus, layout.packing, layout.epochs = corpus, dataclasses.replace(options, plan=olmo.digest), 1
+        layout._open(cache_dir, olmo)
         return layout
 
-    def _open(
-        self,
-        corpus: Corpus,
-        options: PackingOptions,
-        cache_dir: str | os.PathLike[str] | None,
-        epochs: int = 1,
-        olmo: OlmoPlan | None = None,
-    ) -> None:
-        self.corpus, self.packing, self.epochs, self._olmo = corpus, options, epochs, olmo
-        self.sequence_length = options.sequence_length
+    def _open(self, cache_dir: str | os.PathLike[str] | None, olmo: OlmoPlan | None) -> None:
+        corpus, options = self.corpus, self.packing
+        self.sequence_length, self._olmo = options.sequence_length, olmo
         self._folder = None if cache_dir is None else files.normalize(cache_dir)
         make = None if olmo is None else functools.partial(read_plan, olmo, corpus, options)
         documents = finder_of(corpus, options)
-        each_epoch = (dataclasses.replace(options, epoch=epoch) for epoch in range(epochs))
+        each_epoch = (dataclasses.replace(options, epoch=epoch) for epoch in range(self.epochs))
         self.plans = [load_plan(corpus, each, self._folder, make, documents=documents) for each in each_epoch]
         self.documents_content, self.tokens_content = documents.content, documents.tokens
         self._offsets = ShardOffsets(corpus)
@@ -204,12 +197,9 @@ class PackedLayout(Layout):
         for plan in self.plans:
             rows, tokens = len(plan.ends), int(plan.length.sum(dtype=np.int64))
             segments = np.diff(plan.ends, prepend=0)
-            found["rows"] += rows
-            found["tokens"] += tokens
-            found["padding"] += rows * self.sequence_length - tokens
-            found["segments"] += int(plan.ends[-1]) if rows else 0
             found["max_segments"] = max(found["max_segments"], int(segments.max(initial=0)))
-            for name, count in plan.counts.items():
+            counts = {"rows": rows, "tokens": tokens, "padding": rows * self.sequence_length - tokens}
+            for name, count in {**counts, "segments": int(segments.sum()), **plan.counts}.items():
                 found[name] = found.get(name, 0) + count
         return found
 
@@ -250,37 +240,16 @@ class PackedLayout(Layout):
 
     def pieces(self, rows: Ints) -> Pieces:
         if len(self.plans) == 1 or not len(rows):
-            return self._offsets.pieces(*self._segments(self.plans[0], rows))
+            return self._offsets.pieces(*self.plans[0].segments(rows))
         epoch, local = self.epoch_of(rows)
         columns: list[tuple[Ints, ...]] = []
         for number in np.unique(epoch).tolist():
             here = np.flatnonzero(epoch == number)
-            row, *rest = self._segments(self.plans[number], local[here])
+            row, *rest = self.plans[number].segments(local[here])
             columns.append((here[row], *rest))
         joined = [np.concatenate(column) for column in zip(*columns, strict=True)]
         order = np.argsort(joined[0], kind="stable")
         return self._offsets.pieces(*(column[order] for column in joined))
-
-    @staticmethod
-    def _segments(plan: Plan, rows: Ints) -> tuple[Ints, Ints, Ints, Ints, Ints, Ints]:
-        """(row, column, start, length, segment, document) of every segment of `rows`, which count from 0 in this plan."""
-        ends = plan.ends[rows]
-        begins = plan.ends[rows - 1]
-        begins[rows == 0] = 0
-        counts = ends - begins
-        row = np.arange(len(rows)).repeat(counts)
-        firsts = counts.cumsum() - counts
-        within = np.arange(len(row)) - firsts[row]
-        piece = begins[row] + within
-        length = plan.length[piece].astype(np.int64)
-        before = length.cumsum() - length
-        return row, before - before[firsts][row], plan.start[piece], length, within + 1, plan.document[piece]
-
-    @property
-    def recipe(self) -> PackingOptions:
-        """Former name of `packing`."""
-        warnings.warn("PackedLayout.recipe is now PackedLayout.packing.", DeprecationWarning, stacklevel=2)
-        return self.packing
 
     def rows_of_documents(self, documents: Ints) -> Ints:
         self._check_documents(documents)
@@ -316,12 +285,11 @@ class PackedLayout(Layout):
         return hash_of_rows(self, self.kind, columns)
 
     def __getstate__(self) -> dict[str, object]:
-        state = vars(self)
-        return {name: state[name] for name in ("corpus", "packing", "epochs", "_folder", "_olmo")}
+        return {name: vars(self)[name] for name in ("corpus", "packing", "epochs", "_folder", "_olmo")}
 
     def __setstate__(self, state: dict[str, object]) -> None:
-        corpus, options, epochs, folder, olmo = state.values()
-        self._open(corpus, options, folder, epochs, olmo)  # type: ignore[arg-type]
+        vars(self).update(state)
+        self._open(self._folder, self._olmo)
 
     def __repr__(self) -> str:
         """Everything that decides the rows and nothing else: Grain compares this when it restores an iterator."""
@@ -333,22 +301,3 @@ class PackedLayout(Layout):
             fields["numpy"] = f"{made_by['version']} {made_by['sort']}"
         listed = ", ".join(f"{name}={value!r}" for name, value in fields.items())
         return f"PackedLayout({listed}, epochs={self.epochs}, rows={len(self)})"
-
-
-def _checked(
-    sequence_length: int, long_documents: str, source_group_size: int, boundaries: str, bos_token_id: int | None
-) -> PackingOptions:
-    """Return the options that a plan of OLMo-core has too."""
-    _check_choice("long_documents", long_documents, get_args(LongDocuments))
-    return PackingOptions(
-        sequence_length=as_sequence_length(sequence_length),
-        long_documents=long_documents,
-        source_group_size=as_integer("source_group_size", source_group_size, 1, LayoutError),
-        boundaries=boundaries,
-        bos_token_id=None if bos_token_id is None else as_integer("bos_token_id", bos_token_id, 0, LayoutError),
-    )
-
-
-def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        raise LayoutError(f"{name}={value!r}: expected one of {', '.join(choices)}.")

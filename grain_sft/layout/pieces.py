@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import NamedTuple
+import operator
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from grain_sft.corpus import Corpus
+from grain_sft.errors import RowIndexError
+
+if TYPE_CHECKING:
+    from grain_sft.layout.layout import Layout
 
 Ints = npt.NDArray[np.int64]
 
@@ -105,3 +111,45 @@ class ShardOffsets:
         before = np.cumsum(length) - length
         column = before - before[np.searchsorted(row, row, side="left")]
         return Pieces(row, column, shard, start - self._begins[shard], length, segment, position, document)
+
+
+_INT64 = np.dtype(np.int64)
+
+
+def checked_rows(
+    indices: Sequence[int] | npt.NDArray[np.integer], layout: Layout
+) -> tuple[npt.NDArray[np.int64], bool]:
+    """Return row numbers as int64 [rows], and whether one of them is `FILL_ROW`.
+
+    Raises:
+      RowIndexError: one that is not an integer, or not a row of `layout`.
+    """
+    rows: Any
+    if type(indices) is np.ndarray and indices.dtype is _INT64 and indices.ndim == 1:
+        rows, listed = indices, indices.tolist()
+        if listed and min(listed) >= 0 and max(listed) < len(layout):
+            return rows, False
+    else:
+        try:
+            listed = [operator.index(row) for row in indices]
+        except TypeError as error:
+            raise RowIndexError(f"rows {indices!r} of {layout!r}: expected integers, one after the other.") from error
+        rows = None
+    lowest, highest = (min(listed), max(listed)) if listed else (0, 0)
+    if lowest < FILL_ROW or highest >= len(layout):
+        wrong = lowest if lowest < FILL_ROW else highest
+        raise RowIndexError(f"row {wrong} of {layout!r}: expected 0 to {len(layout) - 1}.")
+    return np.array(listed, np.int64) if rows is None else rows, lowest == FILL_ROW
+
+
+def checked_record(index: int, layout: Layout) -> int:
+    """Return the row that `source[index]` asks for: `FILL_ROW` only from a sampler, as a `FillKey`.
+
+    Raises:
+      RowIndexError: it counts from the end.
+    """
+    if index == FILL_ROW and not isinstance(index, FillKey):
+        raise RowIndexError(
+            f"row {index} of {layout!r}: expected 0 to {len(layout) - 1}. Rows don't count from the end."
+        )
+    return index

@@ -46,6 +46,19 @@ class Plan:
     counts: dict[str, int]
     highest_token: int | None = None
 
+    def segments(self, rows: Ints) -> tuple[Ints, Ints, Ints, Ints, Ints, Ints]:
+        """Return (row, column, start, length, segment, document) of every segment of `rows` of this plan."""
+        ends, begins = self.ends[rows], self.ends[rows - 1]
+        begins[rows == 0] = 0
+        counts = ends - begins
+        row = np.arange(len(rows)).repeat(counts)
+        firsts = counts.cumsum() - counts
+        within = np.arange(len(row)) - firsts[row]
+        piece = begins[row] + within
+        length = self.length[piece].astype(np.int64)
+        before = length.cumsum() - length
+        return row, before - before[firsts][row], self.start[piece], length, within + 1, self.document[piece]
+
 
 _DTYPES = {"start": "i8", "length": "u4", "document": "i8", "ends": "i8", "counts": "i8", "highest_token": "i8"}
 COUNTS = ("documents", "dropped_documents", "dropped_tokens", "cut_documents", "cut_tokens")
@@ -150,10 +163,12 @@ def _packed(corpus: Corpus, options: PackingOptions, documents: Documents) -> di
     offset = np.concatenate([rows.offset for rows in packed])
     pieces = np.concatenate([rows.length for rows in packed])
     ends = np.concatenate([rows.ends for rows in packed])
-    return columns(documents, document[chosen], start[chosen] + offset, pieces, ends)
+    return plan_columns(documents, document[chosen], start[chosen] + offset, pieces, ends)
 
 
-def columns(documents: Documents, document: Ints, start: Ints, length: Ints, ends: Ints) -> dict[str, npt.NDArray[Any]]:
+def plan_columns(
+    documents: Documents, document: Ints, start: Ints, length: Ints, ends: Ints
+) -> dict[str, npt.NDArray[Any]]:
     """The arrays of a plan whose pieces are these, row after row, and what they hold of `documents`."""
     whole = documents.length
     kept = np.bincount(document, weights=length, minlength=len(whole)).astype(np.int64)

@@ -1,6 +1,6 @@
 """Source: the arrays of row i, or of rows i, j, k."""
 
-from grain_sft.source.element import Element
+from grain_sft.source.arrays import Element
 from grain_sft.source.mixture import MixtureSource
 from grain_sft.source.npy import NpyDataSource, ReadRows
 

@@ -12,6 +12,9 @@ import numpy.typing as npt
 
 from grain_sft.storage import ForkSafeLock
 
+Element = dict[str, npt.NDArray[Any]]
+"""What sources give and transforms take: arrays [L] of a row or [rows, L] of a batch."""
+
 _PAGE = 4096
 _KEPT = 1 << 28  # bytes in all
 

@@ -9,8 +9,8 @@ import grain
 import numpy as np
 import numpy.typing as npt
 
-from grain_sft.layout import FILL_ROW, MixtureLayout
-from grain_sft.source.element import Element, checked_record, checked_rows
+from grain_sft.layout import FILL_ROW, MixtureLayout, checked_record, checked_rows
+from grain_sft.source.arrays import Element
 from grain_sft.source.npy import NpyDataSource
 
 _DTYPES: dict[str, npt.DTypeLike] = {

@@ -11,10 +11,9 @@ import numpy.typing as npt
 
 from grain_sft.corpus import LossReader, are_long
 from grain_sft.errors import LayoutError
-from grain_sft.layout import FILL_ROW, Layout, Pieces
+from grain_sft.layout import FILL_ROW, Layout, Pieces, checked_record, checked_rows
 from grain_sft.source import workers
-from grain_sft.source.arrays import Arrays, Stack
-from grain_sft.source.element import Element, checked_record, checked_rows
+from grain_sft.source.arrays import Arrays, Element
 from grain_sft.source.row_reader import ReadyArrays, RowReader
 from grain_sft.source.segment_reader import SegmentReader
 from grain_sft.storage import ShardReader
@@ -59,16 +58,14 @@ class NpyDataSource(grain.sources.RandomAccessDataSource[Element]):
       loss_weights: float32, how much, where the corpus has weights; `loss_mask` is then where they are not 0.
       segment_ids: int32, from 1; 0 is padding.
       positions: int32, from 0 in every segment.
-    In `read`, arrays that are the same for every batch (in a window layout all but tokens and what loss files say) are
-    shared between batches and read-only. Padding is the corpus's `pad_token_id`, else its EOS, else 0. To `read`, row
-    `FILL_ROW` (-1) is all padding.
+    Arrays that `read` returns for every batch (in a window layout all but tokens and loss) are shared and read-only. Padding is
+    the corpus's `pad_token_id`, else its EOS, else 0. Row `FILL_ROW` (-1) of `read` is all padding.
 
-    Files are opened when first read. Safe in threads; pickles without its open files, so that Grain's worker
-    processes open their own.
+    Opens files on first use. Safe in threads; pickles without its open files, so that each worker process opens its own.
 
     Args:
-      layout: which rows there are.
-      max_open_files: at most so many files stay open; None means 1024, or less under a low `ulimit -n`.
+      layout: Layout of the rows.
+      max_open_files: Most files that stay open; None for 1024, or less under a low `ulimit -n`.
 
     Raises:
       LayoutError: the layout of a mixture, which MixtureSource reads.
@@ -162,7 +159,9 @@ class NpyDataSource(grain.sources.RandomAccessDataSource[Element]):
         """Rows of any layout, their pieces copied all at once."""
         shape, dtype = (len(rows), self.layout.sequence_length), self.layout.corpus.dtype
         pieces, wide = self.layout.pieces(rows), dtype.itemsize == 4
-        stack, (inputs, targets, *more) = self._arrays.stack(2 if pieces.segment is None else 4, shape, _itself)
+        stack, (inputs, targets, *more) = self._arrays.stack(
+            2 if pieces.segment is None else 4, shape, lambda stack: stack
+        )
         tokens = inputs.view(dtype) if wide else self._arrays.empty(shape, dtype, 1)
         if pieces.segment is None:
             read = self._constants.get(len(rows)) or self._whole_rows(shape)
@@ -176,17 +175,8 @@ class NpyDataSource(grain.sources.RandomAccessDataSource[Element]):
             target_segments[...] = read.segment_ids
             target_segments.reshape(-1)[read.lasts] = 0
         known = shifted and _shift(tokens, inputs, targets, self._fit)
-        return ReadRows(
-            tokens,
-            loss,
-            read.segment_ids,
-            read.positions,
-            target_segments,
-            inputs if known else None,
-            targets if known else None,
-            read.lasts,
-            read.held,
-        )
+        read = read._replace(tokens=tokens, loss=loss, target_segment_ids=target_segments)
+        return read._replace(inputs=inputs, targets=targets) if known else read
 
     def _read_long(self, reader: SegmentReader, rows: npt.NDArray[np.int64], shifted: bool) -> ReadRows:
         """Rows of few long segments: the same as by pieces, which are faster where there are many."""
@@ -194,17 +184,9 @@ class NpyDataSource(grain.sources.RandomAccessDataSource[Element]):
         inputs, dtype = read.inputs, self.layout.corpus.dtype
         tokens = inputs.view(dtype) if dtype.itemsize == 4 else inputs.astype(dtype)
         loss = None if self._loss is None else self._gather_loss(self._loss, self.layout.pieces(rows), inputs.shape)
-        known = shifted and read.fit
-        return ReadRows(
-            tokens,
-            loss,
-            read.segment_ids,
-            read.positions,
-            read.target_segment_ids if shifted and loss is None else None,
-            inputs if known else None,
-            read.targets if known else None,
-            read.lasts,
-        )
+        target_segments = read.target_segment_ids if shifted and loss is None else None
+        made = ReadRows(tokens, loss, read.segment_ids, read.positions, target_segments, lasts=read.lasts)
+        return made._replace(inputs=inputs, targets=read.targets) if shifted and read.fit else made
 
     def _gather(self, pieces: Pieces, out: memoryview) -> None:
         """Copy every piece to its place in the bytes of tokens [rows, L]."""
@@ -299,10 +281,6 @@ def _shift(
     targets.reshape(-1).data[:-1] = inputs.reshape(-1).data[1:]
     targets[:, -1] = 0
     return True
-
-
-def _itself(stack: Stack) -> Stack:
-    return stack
 
 
 def _element(read: ReadRows) -> Element:

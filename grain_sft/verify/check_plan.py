@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from grain_sft.corpus import Corpus
 from grain_sft.errors import GrainSftError
-from grain_sft.layout.plan import COUNTS, columns
+from grain_sft.layout import COUNTS, plan_columns
 from grain_sft.storage import artifact
 from grain_sft.verify.finding import Report
 
@@ -143,7 +143,7 @@ def _check_against(report: Report, where: str, arrays: Arrays, recipe: Mapping[s
         ),
     ):
         return
-    expected = columns(documents, document, start, length, ends)["counts"]
+    expected = plan_columns(documents, document, start, length, ends)["counts"]
     for name, stated, counted in zip(COUNTS, arrays["counts"].tolist(), expected.tolist(), strict=True):
         report.figures[name] = counted
         if stated != counted:

@@ -10,8 +10,7 @@ import numpy as np
 
 from grain_sft.corpus import PREPARE, Corpus
 from grain_sft.errors import GrainSftError
-from grain_sft.layout import Layout, LeftOut, compare_algorithms
-from grain_sft.layout.packing import ALGORITHMS
+from grain_sft.layout import ALGORITHMS, Layout, LeftOut, compare_algorithms
 from grain_sft.pipeline import Pipeline
 from grain_sft.storage import files
 

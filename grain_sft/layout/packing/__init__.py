@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 from grain_sft.errors import LayoutError
-from grain_sft.layout.packing.algorithm import TIES, Ints, PackedRows, PackingAlgorithm, PackingOptions, Ties
+from grain_sft.layout.packing.algorithm import (
+    TIES,
+    Boundaries,
+    Ints,
+    LongDocuments,
+    PackedRows,
+    PackingAlgorithm,
+    PackingOptions,
+    Ties,
+)
 from grain_sft.registry import Registry
 
 
 class _Algorithms(Registry[PackingAlgorithm]):
     def __getitem__(self, name: str) -> PackingAlgorithm:
         entry = super().__getitem__(name)
-        return entry if isinstance(entry, PackingAlgorithm) else PackingAlgorithm(entry)
+        return entry if hasattr(entry, "pack") else PackingAlgorithm(entry)
 
 
 ALGORITHMS = _Algorithms(
@@ -26,4 +35,14 @@ ALGORITHMS = _Algorithms(
 )
 """Packing algorithms by name. An entry is a `PackingAlgorithm`, or a function of lengths and `PackingOptions`."""
 
-__all__ = ["ALGORITHMS", "TIES", "Ints", "PackedRows", "PackingAlgorithm", "PackingOptions", "Ties"]
+__all__ = [
+    "ALGORITHMS",
+    "TIES",
+    "Boundaries",
+    "Ints",
+    "LongDocuments",
+    "PackedRows",
+    "PackingAlgorithm",
+    "PackingOptions",
+    "Ties",
+]

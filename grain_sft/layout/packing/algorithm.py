@@ -9,12 +9,21 @@ from typing import Any, Literal, NamedTuple, get_args
 import numpy as np
 import numpy.typing as npt
 
+from grain_sft.arguments import as_integer, as_sequence_length
+from grain_sft.errors import LayoutError
+
 Ints = npt.NDArray[np.int64]
 Argsort = Callable[[Ints], Ints]
 
 Ties = Literal["stable", "numpy", "numpy:avx512", "numpy:avx2", "numpy:baseline"]
+LongDocuments = Literal["truncate", "fragment"]
+Boundaries = Literal["auto", "eos"]
 TIES: tuple[Ties, ...] = get_args(Ties)
 """How documents of equal length may be ordered: see `PackedLayout`."""
+
+
+_CHOICES = {"long_documents": get_args(LongDocuments), "ties": TIES, "boundaries": get_args(Boundaries)}
+_LEAST = {"source_group_size": 1, "max_segments": 1, "bos_token_id": 0, "seed": 0, "batch_rows": 1}
 
 
 class PackedRows(NamedTuple):
@@ -57,6 +66,22 @@ class PackingOptions:
     epoch: int = 0
     plan: str | None = None
     argsort: Argsort | None = dataclasses.field(default=None, compare=False, repr=False)
+
+    def checked(self, **changes: Any) -> PackingOptions:
+        """Return these options with some changes, as Python's own integers.
+
+        Raises:
+          LayoutError: an option that is not what it should be.
+        """
+        stated = self.stated() | changes
+        for name, choices in _CHOICES.items():
+            if stated[name] not in choices:
+                raise LayoutError(f"{name}={stated[name]!r}: expected one of {', '.join(choices)}.")
+        stated["sequence_length"] = as_sequence_length(stated["sequence_length"])
+        for name, least in _LEAST.items():
+            if stated[name] is not None or name not in ("max_segments", "bos_token_id"):
+                stated[name] = as_integer(name, stated[name], least, LayoutError)
+        return PackingOptions(**stated)
 
     def stated(self) -> dict[str, Any]:
         """Return the options that decide the plan, by name."""
