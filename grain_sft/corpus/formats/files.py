@@ -131,7 +131,9 @@ def corpus_of_files(sources: Sequence[tuple[str, str]], options: ReadOptions, li
 def find_loss(path: str, listing: DirectoryListing) -> tuple[str, LossKind]:
     """Return the loss file that belongs to a token file by its name, or "", and its kind."""
     form, owner = _owner(path, formats(), listing)
-    found = form.part(path, listing) if owner == path else TokenFile(path)
+    if owner != path or form.any_path:  # raw tokens have no loss file, and listing their folders takes requests
+        return TokenFile(path).loss, TokenFile(path).loss_kind
+    found = form.part(path, listing)
     return found.loss, found.loss_kind
 
 
