@@ -27,9 +27,8 @@ from grain_sft.storage import files
 class PackedLayout(Layout):
     """Rows that hold several documents, each a segment of its own.
 
-    Advantages: little padding, and a document that fits into a row is not cut. Disadvantages: the layout needs a plan, which
-    is made from the lengths of all documents (about a second for two million), kept in the cache, and mapped by all
-    processes.
+    Advantages: little padding, and a document that fits into a row is not cut. Disadvantages: it needs a plan, made from the
+    lengths of all documents (about a second for two million), kept in the cache, and mapped by all processes.
 
     Args:
       corpus: Corpus whose documents are packed.
@@ -187,7 +186,6 @@ class PackedLayout(Layout):
 
     @property
     def mean_segments(self) -> float:
-        """Segments of a row, on average."""
         return float(sum(int(plan.ends[-1]) for plan in self.plans if len(plan.ends))) / len(self)
 
     @functools.cached_property
@@ -212,7 +210,6 @@ class PackedLayout(Layout):
 
     @property
     def num_documents(self) -> int:
-        """Number of `documents`, without finding them."""
         return self.plans[0].counts["documents"]
 
     @functools.cached_property
