@@ -1,0 +1,26 @@
+"""A transform of its own, with options that are not integers."""
+
+from typing import Any
+
+import grain
+import numpy as np
+
+
+class MaskTokens(grain.transforms.Map):
+    """Take the loss off targets that are in a list, in rows whose share of them is at most `share`.
+
+    Args:
+      tokens: Lists of token ids by a name for each.
+      share: Highest share of a row's targets.
+    """
+
+    def __init__(self, tokens: dict[str, list[int]], share: float = 1.0) -> None:
+        self.tokens, self.share = tokens, share
+
+    def map(self, element: dict[str, np.ndarray]) -> dict[str, Any]:
+        masked = np.isin(element["targets"], [token for some in self.tokens.values() for token in some])
+        masked &= masked.mean(axis=-1, keepdims=True) <= self.share
+        return {**element, "targets_segmentation": np.where(masked, 0, element["targets_segmentation"])}
+
+    def __repr__(self) -> str:
+        return f"MaskTokens(tokens={self.tokens!r}, share={self.share!r})"

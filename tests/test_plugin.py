@@ -1,0 +1,152 @@
+"""What a package from outside brings works in every command: `tests/plugin` has one entry of each kind."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from batches import assert_same
+from sft_files import documents
+
+import grain_sft
+from grain_sft import Host
+
+PLUGIN = Path(__file__).parent / "plugin"
+LENGTH = 32
+
+
+@pytest.fixture(autouse=True)
+def installed(monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(str(PLUGIN))
+    monkeypatch.setenv("PYTHONPATH", str(PLUGIN))  # of workers and commands
+    monkeypatch.setenv("GRAIN_SFT_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("GRAIN_SFT_EXAMPLE_STEPS", str(tmp_path / "steps.txt"))
+
+
+def config(folder: Path, **layout) -> dict:
+    """A config whose every part is from outside."""
+    articles = folder / "articles"
+    if not articles.exists():
+        articles.mkdir()
+        for number in range(2):
+            tokens = [each for each, _ in documents(150, seed=number)]
+            lengths = np.array([len(each) for each in tokens])
+            np.concatenate(tokens).astype("<u2").tofile(articles / f"{number}.tok")
+            np.stack([lengths.cumsum() - lengths, lengths], 1).astype("<u8").tofile(articles / f"{number}.pairs")
+    return {
+        "corpus": {"path": str(articles), "format": "grain_sft_example.formats:Articles"},
+        "layout": {
+            "kind": "grain_sft_example.layouts:OverlappingWindows",
+            "stride": 12,
+            "sequence_length": LENGTH,
+            **layout,
+        },
+        "sampler": {"order": "grain_sft_example.orders:evens_first", "seed": 3, "global_batch_size": 12},
+        "transforms": [
+            "ngram_filter",
+            "shift_targets",
+            {"grain_sft_example.transforms:MaskTokens": {"tokens": {"high": [998, 999], "low": [3]}, "share": 0.5}},
+        ],
+        "observers": ["grain_sft_example.observers:StepFile"],
+    }
+
+
+PACKED = {"kind": "packed", "algorithm": "grain_sft_example.packing:next_fit"}
+
+
+def packed(folder: Path) -> dict:
+    made = config(folder)
+    made["layout"] = {"sequence_length": LENGTH, **PACKED}
+    return made
+
+
+@pytest.mark.parametrize("make", [config, packed])
+def test_hosts_resumes_and_workers_give_the_same_batches(tmp_path, make):
+    stated = make(tmp_path)
+    whole = grain_sft.load(stated, host=Host(0, 1))
+    assert "grain_sft_example" in repr(whole.source.layout) + whole.source.layout.kind + str(stated["layout"])
+    for step in (0, 1, 5):
+        parts = [grain_sft.load(stated, host=Host(index, 3))[step] for index in range(3)]
+        for key, array in whole[step].items():
+            joined = np.zeros_like(array)
+            for index, part in enumerate(parts):
+                joined[index::3] = part[key]
+            np.testing.assert_array_equal(joined, array)
+    expected = [whole[step] for step in range(2, 6)]
+    for options in ({}, {"worker_count": 1}):
+        with contextlib.closing(grain_sft.load(stated, host=Host(0, 1)).iter(start_step=2, **options)) as batches:
+            for batch in expected:
+                assert_same(next(batches), batch)
+    assert (tmp_path / "steps.txt").read_text().split() == ["2", "3", "4", "5"] * 2
+
+
+def test_the_rows_are_what_the_plugin_says(tmp_path):
+    pipeline = grain_sft.load(config(tmp_path), host=Host(0, 1))
+    tokens = [np.fromfile(tmp_path / "articles" / f"{number}.tok", "<u2") for number in range(2)]
+    windows = [each[first : first + LENGTH] for each in tokens for first in range(0, len(each) - LENGTH + 1, 12)]
+    count = len(windows)
+    order = np.roll([*range(0, count, 2), *range(1, count, 2)], 3)[:12]
+    np.testing.assert_array_equal(pipeline[0]["inputs"], np.stack([windows[row] for row in order]))
+    masked = np.isin(pipeline[0]["targets"], [998, 999, 3])
+    assert not pipeline[0]["targets_segmentation"][masked].any()
+
+
+def test_receipts_follow_the_options(tmp_path):
+    stated = config(tmp_path)
+    receipt = grain_sft.load(stated, host=Host(0, 1)).receipt
+    assert receipt == grain_sft.load(stated, host=Host(1, 2)).receipt
+    for section, key, value in (("layout", "stride", 13), ("sampler", "seed", 4)):
+        other = {**stated, section: {**stated[section], key: value}}
+        assert str(grain_sft.load(other, host=Host(0, 1)).receipt) != str(receipt)
+    other = {**stated, "transforms": [*stated["transforms"][:2]]}
+    assert str(grain_sft.load(other, host=Host(0, 1)).receipt) != str(receipt)
+
+
+@pytest.mark.parametrize("make", [config, packed])
+def test_every_command_takes_the_config(tmp_path, make):
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(make(tmp_path) | {"audit": str(tmp_path / "audit")}))
+    with contextlib.closing(grain_sft.load(path, host=Host(0, 1)).iter()) as batches:
+        for _ in range(6):
+            next(batches)
+    commands = [
+        ["receipt", path],
+        ["verify", path],
+        ["inspect", path, "--step", "1"],
+        ["trace", path, "--steps", "0:4"],
+        ["report", path, "--output", tmp_path / "report.html"],
+        ["audit-check", tmp_path / "audit.log", path],
+        ["bench", path],
+    ]
+    for command in commands:
+        run = subprocess.run(
+            [sys.executable, "-m", "grain_sft", *map(str, command)],
+            capture_output=True,
+            text=True,
+            env=dict(os.environ),
+        )
+        assert run.returncode == 0, f"{command}: {run.stdout}\n{run.stderr}"
+
+
+def test_a_template_from_outside_prepares_a_corpus(tmp_path):
+    pytest.importorskip("transformers")
+    from tokenizer_makers import byte_level_json, save_huggingface
+
+    from grain_sft.prepare import Dataset, Request, prepare
+
+    save_huggingface(tmp_path / "hf", byte_level_json(("<|im_start|>", "<|im_end|>")), eos="<|im_end|>")
+    chat = {"messages": [{"role": "user", "content": "two?"}, {"role": "assistant", "content": "yes, two"}]}
+    (tmp_path / "chats.jsonl").write_text(json.dumps(chat) + "\n")
+    inputs = (Dataset((str(tmp_path / "chats.jsonl"),)),)
+    name = "grain_sft_example.templates:SHOUTING"
+    prepare(Request(inputs, name, str(tmp_path / "hf"), "olmo", val_frac=0.0), tmp_path / "out", workers=1)
+    from grain_sft.prepare import load_tokenizer
+
+    corpus = grain_sft.open_corpus(tmp_path / "out")
+    assert "YES, TWO" in load_tokenizer(str(tmp_path / "hf")).decode(next(corpus.iter_documents()).tokens.tolist())
