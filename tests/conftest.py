@@ -26,7 +26,9 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 LONG_FILES = (
     "test_code_blocks.py",
     "test_demo.py",
+    "test_plugin.py",
     "test_pipeline.py",
+    "test_batch_digests.py",
     "test_beam.py",
     "test_interrupt.py",
     "test_processes_killed.py",
