@@ -23,6 +23,7 @@ MODULES = {
     "trace": "provenance",
     "trace.audit": "provenance.audit",
     "trace.audit_check": "provenance.audit_check",
+    "remote_files": "storage.remote.retries",
     "corpus.learning_rate": "replay.learning_rate",
     "corpus.remote_options": "storage.remote.options",
     "sampling.orders_table": "sampling.orders",

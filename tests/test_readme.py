@@ -52,7 +52,7 @@ def test_it_opens_with_one_sentence_an_installation_and_a_program():
 def test_the_two_commands_are_a_demo_and_the_tests():
     """Continuous integration runs the lines that begin with "pip install", each in a fresh environment."""
     assert re.findall(r"^pip install .*$", README, flags=re.MULTILINE) == [
-        "pip install '.[progress]' && grain-sft demo",
+        "pip install . && grain-sft demo",
         "pip install -e '.[test]' && pytest",
     ]
 

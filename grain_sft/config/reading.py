@@ -54,7 +54,7 @@ def read(path: str, inheriting: tuple[str, ...]) -> dict[str, Any]:
     text = files.read_text(path)
     if Path(path).suffix in (".yaml", ".yml"):
         try:
-            stated = yaml.load(text, _Loader)  # noqa: S506: a SafeLoader
+            stated = yaml.load(text, _Loader)  # of SafeLoader
             twice = None
         except _TwiceError as error:
             stated, twice = None, error.args

@@ -11,7 +11,6 @@ import shutil
 
 import numpy as np
 import pytest
-from grain_sft.config.corpora import make_corpus
 from sft_files import (
     EOS,
     assert_documents,
@@ -24,6 +23,7 @@ from sft_files import (
 )
 
 import grain_sft
+from grain_sft.config.nouns import make_corpus
 from grain_sft.errors import WrongTypeError
 
 

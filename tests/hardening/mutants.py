@@ -243,7 +243,7 @@ def make_whole(folder: Path) -> dict[str, Kind]:
         tokenizer="t",
         tokenizer_sha256="abc",
         vocab_size=1000,
-        source_names="abc",
+        source_names=["abc"],
     )
     (whole / "olmo" / "corpus.json").write_text(json.dumps(stated))
     files = grain_sft.open_corpus(sorted((whole / "olmo").glob("token_ids*.npy")), use_loss_mask=False)

@@ -66,10 +66,15 @@ def test_every_call_of_numpy_yaml_and_processes_is_of_the_kind_that_runs_nothing
                 allowed = given.get("allow_pickle")
                 assert isinstance(allowed, ast.Constant) and allowed.value is False, where
             elif owner == "yaml":
-                assert node.func.attr not in UNSAFE_YAML, where
                 seen += 1
-                if node.func.attr == "compose":
-                    assert ast.unparse(given["Loader"]) == "yaml.SafeLoader", where
+                if node.func.attr == "load":
+                    loader = next(
+                        each for each in ast.walk(tree) if ast.unparse(node.args[1]) == getattr(each, "name", "")
+                    )
+                    assert isinstance(loader, ast.ClassDef), where
+                    assert [ast.unparse(base) for base in loader.bases] == ["yaml.SafeLoader"], where
+                else:
+                    assert node.func.attr not in UNSAFE_YAML, where
             elif owner in ("os", "subprocess"):
                 assert node.func.attr not in ("system", "popen"), where
                 shell = given.get("shell")

@@ -63,10 +63,10 @@ LINES: dict[str, tuple[bytes, str]] = {
     "a lone low surrogate": (chat(rb'"\udfffa"'), "half of a surrogate pair"),
     "surrogates in the wrong order": (chat(rb'"\udc00\ud800"'), "half of a surrogate pair"),
     "a surrogate in a key": (chat(more=rb', "\ud800": 1'), "half of a surrogate pair"),
-    "a duplicate key": (b'{"messages": [], "messages": []}', "stands twice"),
+    "a duplicate key": (b'{"messages": [], "messages": []}', "occurs twice"),
     "a duplicate key in a message": (
         b'{"messages": [{"role": "user", "role": "assistant", "content": "a"}]}',
-        "key 'role' stands twice",
+        "key 'role' occurs twice",
     ),
     "an escaped NUL": (chat(rb'"a\u0000b"'), "character 1 is NUL"),
     "a raw NUL": (chat(b'"a\0b"'), "not valid JSON"),

@@ -699,7 +699,7 @@ def test_converting_again_changed_and_on_a_full_disk(
         ("episode", ["--seq-level-weight"], "seq_level_weight is an option of template openchat, not of episode"),
         ("primer", ["--condition", "GPT4"], "condition is an option of template openchat"),
         ("primer", ["--system-prompt", "Be kind."], "system_prompt is an option of template openchat, episode"),
-        ("primer", ["--format", "episodes", "--seed", str(1 << 32)], "expected one below 2**32"),
+        ("primer", ["--format", "episodes", "--seed", str(1 << 32)], "expected at most 4294967295"),
         ("primer", ["--tokenizer", "none.model"], "none.model: no such file"),
         ("primer", ["--tokenizer", os.fsdecode(b"\xff.model")], "not UTF-8"),
         ("openchat", ["--condition", os.fsdecode(b"\xff")], "not UTF-8"),

@@ -18,7 +18,7 @@ import grain_sft
 from grain_sft.cli.main import main
 from grain_sft.errors import CorpusError
 from grain_sft.layout import PackedLayout
-from grain_sft.layout.plan import columns
+from grain_sft.layout.plan import plan_columns
 from grain_sft.layout.report import plan_places
 from grain_sft.prepare.materialize import materialize
 from grain_sft.sampling import Host
@@ -370,7 +370,7 @@ def test_fragments_of_a_document_are_no_duplicates(tmp_path):
         layout = PackedLayout(corpus, 8, **options)
         assert verify(plan_places(layout)[0]["path"], corpus=tmp_path / "olmo", options={"eos_token_id": EOS}).sound
     pieces = layout.plans[0]
-    arrays = columns(corpus.documents, pieces.document, pieces.start, pieces.length, pieces.ends)
+    arrays = plan_columns(corpus.documents, pieces.document, pieces.start, pieces.length, pieces.ends)
     report = Report("plan", "here", full=True)
     check_plan(report, "here", arrays, dataclasses.asdict(layout.packing) | {"max_segments": 1}, None)
     assert "max_segments is 1" in sentences(report)
