@@ -119,7 +119,7 @@ def test_global_batches_warn_too(tmp_path, warnings):
 
     pipeline = grain_sft.load(write_config(zeros, tmp_path), host=Host(0, 1))
     with contextlib.closing(GlobalBatches(pipeline, jax.sharding.SingleDeviceSharding(jax.devices()[0]))) as batches:
-        for _ in range(NUM_CHECKED):
+        for _ in range(NUM_CHECKED + 32):  # the batch whose check warns may be one that is made ahead
             next(batches)
     assert len(warnings) == 1 and re.search(TEACH_NOTHING[zeros], warnings[0])
 
