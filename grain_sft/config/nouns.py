@@ -14,7 +14,7 @@ from grain_sft.errors import ConfigError
 from grain_sft.layout import ALGORITHMS, LAYOUTS
 from grain_sft.options import check, check_value, options_of
 from grain_sft.registry import Registry
-from grain_sft.sampling import Host, Mixture, MixtureSampler, SourceOrder, order_named
+from grain_sft.sampling import ORDERS, Host, Mixture, MixtureSampler, SourceOrder
 from grain_sft.source import MixtureSource, NpyDataSource
 
 _OF_SOURCES = {*SOURCE} - {*CORPUS} | {"mixture"}
@@ -117,7 +117,7 @@ def _check_source(layout: Mapping[str, Any], order: Mapping[str, Any], where: st
             f"{where}: algorithm {algorithm} makes whole batches, and those of a mixture hold rows of all sources. Take "
             "another algorithm."
         )
-    if entry.packs_per_epoch and not order_named(order.get("order", "shuffle")).sequential:
+    if entry.packs_per_epoch and not ORDERS[order.get("order", "shuffle")].sequential:
         raise ConfigError(
             f"{where}: algorithm {algorithm} orders the rows of all its epochs (layout.epochs) itself. Give the source "
             "sampler: {order: sequential}."
@@ -144,7 +144,7 @@ def follow_packing(layout: dict[str, Any], sampler: dict[str, Any], where: str) 
         )
     if "seed" not in layout:
         raise ConfigError(f"{where}: layout lacks the key 'seed': algorithm {name} packs each epoch anew by it.")
-    as_numbered = order_named(sampler.get("order", "shuffle")).sequential
+    as_numbered = ORDERS[sampler.get("order", "shuffle")].sequential
     if not as_numbered or sampler.get("epochs") != 1:
         key, right = ("epochs", 1) if as_numbered else ("order", "sequential")
         raise ConfigError(

@@ -5,7 +5,7 @@ from grain_sft.sampling.host import Host
 from grain_sft.sampling.index_sampler import IndexSampler, LastBatch
 from grain_sft.sampling.mixture import Mixture, OnExhausted
 from grain_sft.sampling.mixture_sampler import MixtureLastBatch, MixtureSampler
-from grain_sft.sampling.orders import ORDERS, Order, order_named
+from grain_sft.sampling.orders import ORDERS, Order
 from grain_sft.sampling.sampler import Sampler
 from grain_sft.sampling.slots import BatchSlots
 from grain_sft.sampling.streams import EpochSpan, EpochStream, SourceOrder
@@ -26,5 +26,4 @@ __all__ = [
     "Order",
     "Sampler",
     "SourceOrder",
-    "order_named",
 ]

@@ -15,7 +15,7 @@ from grain_sft.errors import RowIndexError, SamplerError
 from grain_sft.layout import FILL_ROW
 from grain_sft.sampling.epochs import EndingEpochs, Epochs, RunningEpochs
 from grain_sft.sampling.host import Host
-from grain_sft.sampling.orders import ORDERS, Ints, order_named
+from grain_sft.sampling.orders import ORDERS, Ints
 from grain_sft.sampling.sampler import Sampler
 from grain_sft.sampling.slots import BatchSlots, joined, scan
 from grain_sft.sampling.streams import EpochSpan, EpochStream, SourceOrder
@@ -84,7 +84,7 @@ class IndexSampler(Sampler):
         self.order, self.shuffle, self.last_batch = order, source.shuffle, last_batch
         if last_batch not in get_args(LastBatch):
             raise SamplerError(f"last_batch={last_batch!r}: expected one of {', '.join(get_args(LastBatch))}.")
-        traits = order_named(order)
+        traits = ORDERS[order]
         super().__init__(global_batch_size, schedule, host, host_blocks=traits.host_blocks)
         if last_batch == "fill" and traits.runs_on:
             raise SamplerError(f"last_batch='fill': order {order!r} runs on across epochs and has no last batch.")

@@ -10,7 +10,7 @@ import numpy as np
 
 from grain_sft.arguments import as_integer
 from grain_sft.errors import SamplerError
-from grain_sft.sampling.orders import Ints, RowsAt, order_named
+from grain_sft.sampling.orders import ORDERS, Ints, RowsAt
 from grain_sft.sampling.orders.order import CacheDir
 
 
@@ -51,7 +51,7 @@ class SourceOrder:
     @property
     def seeded(self) -> bool:
         """Whether the rows depend on the seed."""
-        return self.shuffle and not order_named(self.order).sequential
+        return self.shuffle and not ORDERS[self.order].sequential
 
     @property
     def data_key(self) -> str:
@@ -61,12 +61,12 @@ class SourceOrder:
 
     def rows_at(self, cache_dir: CacheDir) -> RowsAt:
         """Return the function that maps (epoch, indices) to rows."""
-        made = order_named(self.order).make(self.num_instances, seed=self.seed, cache_dir=cache_dir)
+        made = ORDERS[self.order].make(self.num_instances, seed=self.seed, cache_dir=cache_dir)
         return made if self.shuffle else lambda epoch, indices: indices
 
     def epoch_seed(self, epoch: int) -> int:
         """Return the seed of an epoch's generator."""
-        return order_named(self.order).epoch_seed(self.seed, epoch)
+        return ORDERS[self.order].epoch_seed(self.seed, epoch)
 
 
 class EpochSpan(NamedTuple):

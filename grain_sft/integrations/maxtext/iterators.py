@@ -15,7 +15,7 @@ from grain_sft.integrations.jax_arrays import GlobalBatches, process_rows
 from grain_sft.integrations.maxtext import checks
 from grain_sft.integrations.maxtext.options import PREFIX, Options
 from grain_sft.pipeline import Pipeline
-from grain_sft.sampling import Host, order_named
+from grain_sft.sampling import ORDERS, Host
 
 RECORD = "grain_sft_data.json"
 """File of `RunRecord` in base_output_directory/run_name, next to the folder of checkpoints."""
@@ -98,7 +98,7 @@ def load_evaluation(where: str) -> Pipeline:
     """
     _, sections = stated(where)
     sampler = sections["sampler"]
-    endless = order_named(sampler.get("order", "shuffle")).runs_on or "mixture" in sections["corpus"]
+    endless = ORDERS[sampler.get("order", "shuffle")].runs_on or "mixture" in sections["corpus"]
     once = {} if endless else {"epochs": 1, "last_batch": "fill"}
     added = {key: value for key, value in once.items() if key not in sampler}
     if not added:

@@ -15,14 +15,7 @@ from grain_sft.layout.packing.algorithm import (
 )
 from grain_sft.registry import Registry
 
-
-class _Algorithms(Registry[PackingAlgorithm]):
-    def __getitem__(self, name: str) -> PackingAlgorithm:
-        entry = super().__getitem__(name)
-        return entry if hasattr(entry, "pack") else PackingAlgorithm(entry)
-
-
-ALGORITHMS = _Algorithms(
+ALGORITHMS: Registry[PackingAlgorithm] = Registry(
     "algorithm",
     LayoutError,
     {
@@ -32,6 +25,7 @@ ALGORITHMS = _Algorithms(
         "concat_then_split": "grain_sft.layout.packing.concat_then_split:CONCAT_THEN_SPLIT",
         "shuffled_best_fit": "grain_sft.layout.packing.shuffled_best_fit:SHUFFLED_BEST_FIT",
     },
+    adapt=PackingAlgorithm.of,
 )
 """Packing algorithms by name. An entry is a `PackingAlgorithm`, or a function of lengths and `PackingOptions`."""
 

@@ -116,6 +116,11 @@ class PackingAlgorithm:
     order: str | None = None
     slow: bool = False
 
+    @classmethod
+    def of(cls, entry: PackingAlgorithm | Callable[[Ints, PackingOptions], PackedRows]) -> PackingAlgorithm:
+        """Return `entry`, or the algorithm of a bare function, with the default traits."""
+        return entry if isinstance(entry, cls) else cls(entry)
+
     def __call__(self, lengths: Ints, options: PackingOptions) -> PackedRows:
         return self.pack(lengths, options)
 

@@ -4,7 +4,7 @@ from grain_sft.errors import SamplerError
 from grain_sft.registry import Registry
 from grain_sft.sampling.orders.order import Ints, Order, RowsAt
 
-__all__ = ["ORDERS", "Ints", "Order", "RowsAt", "order_named"]
+__all__ = ["ORDERS", "Ints", "Order", "RowsAt"]
 
 ORDERS: Registry[Order] = Registry(
     "order",
@@ -18,14 +18,6 @@ ORDERS: Registry[Order] = Registry(
         "random": "grain_sft.sampling.orders.random:RANDOM",
         "sequential": "grain_sft.sampling.orders.sequential:SEQUENTIAL",
     },
+    adapt=Order.of,
 )
 """Entries are `Order`s, or functions of (seed, epoch, num_rows) that return every row once."""
-
-
-def order_named(name: str) -> Order:
-    """Return the order of a name in `ORDERS`, or of the form `package.module:Name`.
-
-    Raises:
-      SamplerError: No order has this name.
-    """
-    return Order.of(ORDERS[name])
