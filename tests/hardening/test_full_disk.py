@@ -45,10 +45,10 @@ def make_corpus():
     request = Request((Dataset((str(data / "chats.jsonl"),)),), "primer", str(data / "spm.model"), "primer")
     prepare(request, disk / "prepared", workers=1)
 
-def make_audit():
+def make_audit(folder=disk):
     source = grain_sft.NpyDataSource(grain_sft.WindowLayout(corpus, 16))
     sampler = grain_sft.IndexSampler(len(source), global_batch_size=4, seed=0)
-    list(zip(range(2000), grain_sft.Pipeline(source, sampler, [], audit=disk / "audit").iter(threads=0)))
+    list(zip(range(2000), grain_sft.Pipeline(source, sampler, [], audit=folder / "audit").iter(threads=0)))
 
 MAKERS = dict(index=make_index, plan=make_plan, rows=make_rows, corpus=make_corpus, audit=make_audit)
 
@@ -61,6 +61,7 @@ def become():
         os.setgid(nobody)
         os.setuid(nobody)
 
+make_audit(data)  # what is imported late is imported now: a child can't where its user may not read the environment
 for name in sys.argv[5].split(","):
     child = os.fork()
     if child:
