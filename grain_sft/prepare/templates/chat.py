@@ -14,9 +14,9 @@ from typing import Any, ClassVar
 from grain_sft.errors import PrepareError, RecordError
 from grain_sft.prepare.records.messages import Conversation, Message
 from grain_sft.prepare.records.strict_json import shown, strings
+from grain_sft.prepare.templates.chat_controls import Expected, expected_controls
 from grain_sft.prepare.templates.chat_ids import UnexpectedControlError, encoder_of
-from grain_sft.prepare.templates.chat_source import Expected, expected_controls
-from grain_sft.prepare.templates.chat_spans import content_spans, find_turns
+from grain_sft.prepare.templates.chat_spans import RenderedChat, find_turns
 from grain_sft.prepare.templates.chat_template import ChatTemplate, Spans, with_reasoning
 from grain_sft.prepare.templates.template import (
     Rendered,
@@ -24,7 +24,7 @@ from grain_sft.prepare.templates.template import (
     Template,
     TemplateOptions,
     no_assistant,
-    special_text_of,
+    result_of,
     takes_loss,
 )
 from grain_sft.prepare.tokenizers import Tokenizer
@@ -49,7 +49,6 @@ class Chat(Template):
         text = tokenizer.chat_template if text is None else text
         self._chat = ChatTemplate(tokenizer, self.default() if text is None else text)
         self._encoder = encoder_of(tokenizer)
-        self._spellings = special_text_of(tuple(tokenizer.special_tokens))
 
     def default(self) -> str:
         """Return the template for a tokenizer that has none."""
@@ -59,58 +58,45 @@ class Chat(Template):
         )
 
     def render(self, conversations: Sequence[Conversation]) -> list[Result]:
-        results: list[Result] = []
-        for conversation in conversations:
-            try:
-                self.check(conversation)
-                results.append(self._render(conversation))
-            except RecordError as error:
-                results.append(error)
-        return results
+        return [result_of(self._render, conversation) for conversation in conversations]
 
     def _render(self, conversation: Conversation) -> Rendered:
-        chat = self._chat
+        self.check(conversation)
         messages: list[dict[str, Any]] = []
-        turns: list[int] = []
-        assistants = 0
         if conversation.system is not None:
             messages.append({"role": "system", "content": conversation.system})
-        for index, message in enumerate(conversation.messages):
-            assistants += message.role in _ASSISTANT
-            if takes_loss(conversation, index, by=_ASSISTANT):
-                turns.append(len(messages))
-            messages.append(_as_dict(message))
-        if not assistants:
+        start = len(messages)
+        messages += [_as_dict(message) for message in conversation.messages]
+        indices = range(len(conversation.messages))
+        turns = [start + index for index in indices if takes_loss(conversation, index, by=_ASSISTANT)]
+        if not any(message.role in _ASSISTANT for message in conversation.messages):
             raise no_assistant()
-        tools: Any = list(conversation.tools) if conversation.tools else None
         messages = with_reasoning(messages)
-        spans: Spans | None
-        if chat.marks_turns:
-            text, spans = chat.render_marked(messages, tools)
-            if len(turns) < assistants:
-                spans = _of_turns(spans, messages, turns)
+        tools = list(conversation.tools) if conversation.tools else None
+        marked: Spans | None = None
+        if self._chat.marks_turns:
+            text, marked = self._chat.render_marked(messages, tools)
         else:
-            text, spans = chat.render(messages, tools), None
-        contents = content_spans(chat, messages, tools, text)
-        expected = expected_controls(chat, messages, tools, text, contents, self._encoder.find, self._spellings)
-        if spans is None:
-            spans = [
-                (start, self._end_of_turn(text, stop, expected))
-                for start, stop in find_turns(chat, messages, tools, turns, text, contents)
-            ]
-        plain = self.special is None
+            text = self._chat.render(messages, tools)
+        chat = RenderedChat(self._chat, messages, tools, text)
+        if marked is not None:
+            marked = _of_turns(marked, chat, turns)
+        expected = expected_controls(chat, self._encoder.find, self._encoder.special)
+        if marked is None:
+            spans = [(start, self._end_of_turn(text, stop, expected)) for start, stop in find_turns(chat, turns)]
+        else:
+            spans = marked
         try:
-            return self._encoder.encode(text, spans, expected, plain=plain)
+            return self._encoder.encode(text, spans, expected, plain=self.special is None)
         except UnexpectedControlError as error:
-            raise _refusal(error, conversation, plain) from error
+            raise _refusal(error, conversation, self.special is None) from error
 
     def _end_of_turn(self, text: str, stop: int, expected: Expected) -> int:
         """Return the end of a turn whose content ends at `stop`. A text that spells a control token does not end it."""
         end = self._chat.end_of_turn(text, stop)
         token = text[stop:end].lstrip()
-        spelled = token in self._spellings.spellings and expected.spans is not None
-        if spelled and (end - len(token), end) not in (expected.spans or ()):
-            return stop
+        if token in self._encoder.special.spellings and expected.spans is not None:
+            return end if (end - len(token), end) in expected.spans else stop
         return end
 
 
@@ -143,18 +129,18 @@ def _refusal(error: UnexpectedControlError, conversation: Conversation, plain: b
     texts = [("system", conversation.system or ""), *strings(conversation.tools, "tools")]
     for index, message in enumerate(conversation.messages):
         texts.append((f"messages[{index}].content", message.content))
-        texts += strings(dict(message.extra or {}), f"messages[{index}]")
-    whole = [path for path, text in texts if error.text and error.text in text]
+        texts += strings(message.extra, f"messages[{index}]")
+    option = "" if plain else ", or have it tokenized as ordinary text with --special-text encode"
     cut = tuple(error.text[:size] for size in range(1, len(error.text)))
-    begins = [path for path, text in texts if cut and text.rstrip().endswith(cut)]
-    way = "" if plain else ", or have it tokenized as ordinary text with --special-text encode"
-    if whole:
-        return RecordError(f"{whole[0]}: {shown(error.text)} {error}. Remove it{way}.")
-    if error.text and begins:
-        return RecordError(
-            f"{begins[0]}: with the chat template's text around it, {shown(error.text)} {error}. Remove it{way}."
-        )
-    return RecordError(f"messages: a text {error}. Remove the spelling of special tokens{way}.")
+    for path, text in texts:
+        if error.text and error.text in text:
+            return RecordError(f"{path}: {shown(error.text)} {error}. Remove it{option}.")
+    for path, text in texts:
+        if cut and text.rstrip().endswith(cut):
+            return RecordError(
+                f"{path}: with the chat template's text around it, {shown(error.text)} {error}. Remove it{option}."
+            )
+    return RecordError(f"messages: a text {error}. Remove the spelling of special tokens{option}.")
 
 
 def _as_dict(message: Message) -> dict[str, Any]:
@@ -163,19 +149,21 @@ def _as_dict(message: Message) -> dict[str, Any]:
     if message.role == "assistant_toolcall":
         call = {"type": "function", "function": {"name": extra["name"], "arguments": extra["arguments"]}}
         return {"role": "assistant", "content": message.content, "tool_calls": [call]}
-    content: Any = message.content
     role = message.role
     if role == "toolresult":
         role = "tool"
         if "content" in extra:
             extra["content"] = json.dumps(extra["content"], ensure_ascii=False)
-    found = {"role": role, "content": content, **extra}
-    return {key: value for key, value in found.items() if value is not None}
+    return {
+        key: value for key, value in {"role": role, "content": message.content, **extra}.items() if value is not None
+    }
 
 
-def _of_turns(spans: Spans, messages: list[dict[str, Any]], turns: list[int]) -> Spans:
+def _of_turns(spans: Spans, chat: RenderedChat, turns: list[int]) -> Spans:
     """Return the spans of these turns among those that the template marked."""
-    assistants = [index for index, message in enumerate(messages) if message["role"] == "assistant"]
+    assistants = [index for index, role in enumerate(chat.roles) if role == "assistant"]
+    if len(turns) == len(assistants):
+        return spans
     if len(assistants) != len(spans):
         raise RecordError(
             f"messages: the chat template marks {len(spans)} spans in {len(assistants)} turns of the assistant, so "

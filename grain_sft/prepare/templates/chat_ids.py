@@ -1,31 +1,58 @@
-"""Token ids and loss of a rendered chat, with exactly its expected control tokens.
-
-With a tokenizer of Hugging Face a chat is encoded whole, as `apply_chat_template` does. With SentencePiece and tiktoken
-the text between control tokens is encoded on its own, and a document ends in EOS.
-"""
+"""Token ids and loss of a rendered chat, with exactly its expected control tokens."""
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from grain_sft.errors import CorpusError, RecordError
-from grain_sft.prepare.templates.chat_source import Control, Expected
+from grain_sft.prepare.templates.chat_controls import Control, Expected
 from grain_sft.prepare.templates.chat_template import Spans
-from grain_sft.prepare.templates.template import Rendered, special_text_of
+from grain_sft.prepare.templates.template import Rendered, SpecialText, special_text_of
 from grain_sft.prepare.tokenizers import Tokenizer
 from grain_sft.prepare.tokenizers.huggingface_json import renamed
 
 
-class Encoder(Protocol):
-    """Encodes rendered chats with a tokenizer."""
+class UnexpectedControlError(RecordError):
+    """A chat with other control tokens than the same chat with harmless texts.
 
+    Attributes:
+      text: Characters that become a control token; "" where one is missing.
+    """
+
+    def __init__(self, message: str, text: str = "") -> None:
+        super().__init__(message)
+        self.text = text
+
+
+def encoder_of(tokenizer: Tokenizer) -> Encoder:
+    """Return the encoder of a tokenizer."""
+    return WholeChats(tokenizer) if tokenizer.encodes_whole_chats else ChatPieces(tokenizer)
+
+
+class Encoder(abc.ABC):
+    """Encodes rendered chats with a tokenizer.
+
+    Attributes:
+      special: Spellings of the tokenizer's special tokens.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.special: SpecialText = special_text_of(tuple(tokenizer.special_tokens))
+        self._tokenizer: Any = tokenizer
+        self._spellings = {number: text for text, number in tokenizer.special_tokens.items()}
+        self._is_control = np.zeros(tokenizer.vocab_size, np.bool_)
+        self._is_control[list(self._spellings)] = True
+
+    @abc.abstractmethod
     def find(self, text: str) -> list[Control]:
         """Return the control tokens of a text without unexpected ones."""
 
+    @abc.abstractmethod
     def encode(self, text: str, spans: Spans, expected: Expected, *, plain: bool) -> Rendered:
         """Return the document of a chat.
 
@@ -39,33 +66,28 @@ class Encoder(Protocol):
           UnexpectedControlError: The chat would have other control tokens.
         """
 
-
-class UnexpectedControlError(RecordError):
-    """A chat with other control tokens than the same chat with harmless texts.
-
-    Attributes:
-      text: Characters that become a control token; "" where one is missing.
-    """
-
-    def __init__(self, message: str, text: str) -> None:
-        super().__init__(message)
-        self.text = text
-
-
-def encoder_of(tokenizer: Tokenizer) -> Encoder:
-    """Return the encoder of a tokenizer."""
-    return WholeChats(tokenizer) if tokenizer.encodes_whole_chats else ChatPieces(tokenizer)
+    def _difference(self, controls: list[Control], expected: Expected, text: str) -> UnexpectedControlError | None:
+        """Return the error of a chat with unexpected control tokens, or None."""
+        ids, spans = [number for number, _, _ in controls], [(start, stop) for _, start, stop in controls]
+        if ids == expected.ids and expected.spans in (None, spans):
+            return None
+        if expected.spans is None:
+            surplus = [entry for entry in controls if entry[0] not in expected.ids] or controls
+        else:
+            surplus = [entry for entry in controls if entry[1:] not in expected.spans]
+        if surplus and len(controls) >= len(expected.ids):
+            number, start, stop = surplus[0]
+            return UnexpectedControlError(f"becomes the special token {self._spellings[number]!r}", text[start:stop])
+        return UnexpectedControlError("changes a special token that the chat template writes")
 
 
-class WholeChats:
+class WholeChats(Encoder):
     """Encodes chats whole, with a tokenizer of Hugging Face, and compares the control tokens that come out."""
 
-    def __init__(self, tokenizer: Any) -> None:
-        self._tokenizer = tokenizer  # a HuggingFaceTokenizer
-        self._spellings = {number: text for text, number in tokenizer.special_tokens.items()}
-        self._is_control = _table(tokenizer)
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        super().__init__(tokenizer)
         self._unknown = self._spellings.keys() - tokenizer.control_ids
-        self._normalizer = tokenizer.exact.normalizer
+        self._normalizer = self._tokenizer.exact.normalizer
 
     def find(self, text: str) -> list[Control]:
         encoded = self._tokenizer.exact.encode(text, add_special_tokens=False)
@@ -74,35 +96,39 @@ class WholeChats:
     def encode(self, text: str, spans: Spans, expected: Expected, *, plain: bool) -> Rendered:
         encoded = self._tokenizer.exact.encode(text, add_special_tokens=False)
         ids = np.array(encoded.ids, np.uint32)
-        controls = self._controls(encoded, ids, text)
-        if _are(controls, expected):
+        difference = self._difference(self._controls(encoded, ids, text), expected, text)
+        if difference is None:
             return Rendered(ids, _mask(encoded, spans))
         if not plain or expected.spans is None:
-            raise _difference(controls, expected, text, self._spellings)
-        return self._plain(text, spans, expected)
+            raise difference
+        return self._plain(text, spans, expected.ids, expected.spans)
 
-    def _plain(self, text: str, spans: Spans, expected: Expected) -> Rendered:
+    def _plain(self, text: str, spans: Spans, controls: list[int], places: Spans) -> Rendered:
         """Encode the chat with the renamed tokenizer, whose spellings only the template's own control tokens have."""
         parts, stop = [], 0
         moves = [(0, 0)]  # character of the chat, and the lead of the renamed chat from there
-        controls: list[Control] = []
-        for number, (first, last) in zip(expected.ids, expected.spans or (), strict=True):
+        renamed_places = []
+        for number, (first, last) in zip(controls, places, strict=True):
             name = renamed(self._spellings[number])
             start = first + moves[-1][1]
             parts += [text[stop:first], name]
             moves.append((last, start + len(name) - last))
-            controls.append((number, start, start + len(name)))
+            renamed_places.append((start, start + len(name)))
             stop = last
         changed = "".join([*parts, text[stop:]])
         try:
             encoded = self._tokenizer.plain.encode(changed, add_special_tokens=False)
         except CorpusError as error:
-            raise UnexpectedControlError(f"messages: {error}", "") from error
+            raise UnexpectedControlError(f"messages: {error}") from error
         ids = np.array(encoded.ids, np.uint32)
-        found = self._controls(encoded, ids, changed)
-        if found != controls:
-            raise _difference(found, Expected(expected.ids, [(a, b) for _, a, b in controls]), changed, self._spellings)
-        return Rendered(ids, _mask(encoded, [(_moved(start, moves), _moved(stop, moves)) for start, stop in spans]))
+        expected = Expected(controls, renamed_places)
+        if difference := self._difference(self._controls(encoded, ids, changed), expected, changed):
+            raise difference
+
+        def moved(character: int) -> int:
+            return character + next(lead for start, lead in reversed(moves) if start <= character)
+
+        return Rendered(ids, _mask(encoded, [(moved(start), moved(stop)) for start, stop in spans]))
 
     def _controls(self, encoded: Any, ids: npt.NDArray[np.uint32], text: str) -> list[Control]:
         """Return the control tokens, and their characters without the whitespace that some of them take in."""
@@ -123,57 +149,45 @@ class WholeChats:
         return self._spellings[number] in piece or self._spellings[number] in normalized
 
 
-class ChatPieces:
+class ChatPieces(Encoder):
     """Encodes the text between control tokens, with SentencePiece or tiktoken, which never make control tokens of text.
 
     A document ends in the tokenizer's EOS. Whitespace after the template's last EOS is left out; without such an EOS, one
     is added. It takes loss if a turn that takes loss ends there without a control token.
     """
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
-        self._spellings = {number: text for text, number in tokenizer.special_tokens.items()}
-        self._special = special_text_of(tuple(tokenizer.special_tokens))
-        self._is_control = _table(tokenizer)
-
     def find(self, text: str) -> list[Control]:
         ids = self._tokenizer.special_tokens
-        return [(ids[match.group()], match.start(), match.end()) for match in self._special.pattern.finditer(text)]
+        return [(ids[match.group()], match.start(), match.end()) for match in self.special.pattern.finditer(text)]
 
     def encode(self, text: str, spans: Spans, expected: Expected, *, plain: bool) -> Rendered:
         if expected.spans is None:
             controls = self.find(text)
-            if not _are(controls, expected):
-                raise _difference(controls, expected, text, self._spellings)
+            if difference := self._difference(controls, expected, text):
+                raise difference
         else:
             controls = [(number, *span) for number, span in zip(expected.ids, expected.spans, strict=True)]
-        eos = self._tokenizer.eos_token_id
-        last = controls[-1] if controls else (-1, 0, 0)
-        if last[0] == eos and not text[last[2] :].strip():
-            text = text[: last[2]]
-        return self._assemble(text, controls, spans, ends=eos is None or (last[0] == eos and last[2] == len(text)))
-
-    def _assemble(self, text: str, controls: list[Control], spans: Spans, *, ends: bool) -> Rendered:
-        cuts = [0, *(stop for _, _, stop in controls)]
+        eos, cuts = self._tokenizer.eos_token_id, [0, *(stop for _, _, stop in controls)]
+        if ended := bool(controls) and controls[-1][0] == eos and not text[cuts[-1] :].strip():
+            text = text[: cuts[-1]]
         pieces = list(zip(cuts, [*(start for _, start, _ in controls), len(text)], strict=True))
         encoded = self._tokenizer.encode([text[start:stop] for start, stop in pieces])
         tokens: list[int] = []
         loss: list[npt.NDArray[np.bool_]] = []
-        for index, ((start, stop), ids) in enumerate(zip(pieces, encoded, strict=True)):
+        for (start, stop), ids, control in zip(pieces, encoded, [*controls, None], strict=True):
             tokens += ids
-            loss.append(self._loss(text[start:stop], ids, [(a - start, b - start) for a, b in spans]))
-            if index < len(controls):
-                number, first, _ = controls[index]
-                tokens.append(number)
-                loss.append(np.array([any(a <= first < b for a, b in spans)]))
-        if not ends:
+            loss.append(self._loss(text[start:stop], ids, [(first - start, last - start) for first, last in spans]))
+            if control is not None:
+                tokens.append(control[0])
+                loss.append(np.array([any(first <= control[1] < last for first, last in spans)]))
+        if adds_eos := not ended and eos is not None:
             open_turn = bool(spans) and not text[spans[-1][1] :].strip() and cuts[-1] < spans[-1][1]
-            tokens.append(int(self._tokenizer.eos_token_id or 0))
+            tokens.append(eos)
             loss.append(np.array([open_turn]))
         made = np.array(tokens, np.uint32)
-        if np.count_nonzero(self._is_control[made]) != len(controls) + (not ends):
-            raise UnexpectedControlError("messages: a text becomes a control token of this tokenizer. Remove it.", "")
-        return Rendered(made, np.concatenate(loss) if loss else np.zeros(0, np.bool_))
+        if np.count_nonzero(self._is_control[made]) != len(controls) + adds_eos:
+            raise UnexpectedControlError("messages: a text becomes a control token of this tokenizer. Remove it.")
+        return Rendered(made, np.concatenate(loss))
 
     def _loss(self, text: str, ids: Sequence[int], spans: Spans) -> npt.NDArray[np.bool_]:
         """Return bool [ids], true from the first token that overlaps a span to the last one."""
@@ -185,40 +199,8 @@ class ChatPieces:
             return ~loss
         starts, stops = self._tokenizer.token_spans(text, ids)
         for start, stop in inside:
-            first, after = int(np.searchsorted(stops, start, "right")), int(np.searchsorted(starts, stop, "left"))
-            loss[first:after] = True
+            loss[np.searchsorted(stops, start, "right") : np.searchsorted(starts, stop, "left")] = True
         return loss
-
-
-def _table(tokenizer: Tokenizer) -> npt.NDArray[np.bool_]:
-    """Return bool [vocab_size], true for control tokens."""
-    table = np.zeros(tokenizer.vocab_size, np.bool_)
-    table[list(tokenizer.special_tokens.values())] = True
-    return table
-
-
-def _are(controls: list[Control], expected: Expected) -> bool:
-    if [number for number, _, _ in controls] != expected.ids:
-        return False
-    return expected.spans is None or [(start, stop) for _, start, stop in controls] == expected.spans
-
-
-def _difference(
-    controls: list[Control], expected: Expected, text: str, spellings: dict[int, str]
-) -> UnexpectedControlError:
-    """Return the error of a chat with unexpected control tokens."""
-    if expected.spans is None:
-        surplus = [entry for entry in controls if entry[0] not in expected.ids] or controls
-    else:
-        surplus = [entry for entry in controls if entry[1:] not in expected.spans]
-    if surplus and len(controls) >= len(expected.ids):
-        number, start, stop = surplus[0]
-        return UnexpectedControlError(f"becomes the special token {spellings[number]!r}", text[start:stop])
-    return UnexpectedControlError("changes a special token that the chat template writes", "")
-
-
-def _moved(character: int, moves: list[tuple[int, int]]) -> int:
-    return character + next(move for start, move in reversed(moves) if start <= character)
 
 
 def _mask(encoded: Any, spans: Spans) -> npt.NDArray[np.bool_]:

@@ -8,9 +8,9 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from grain_sft.errors import RecordError
+from grain_sft.errors import MissingExtraError, RecordError
 from grain_sft.prepare.records.strict_json import strings
-from grain_sft.prepare.templates import jinja
+from grain_sft.prepare.templates.template import any_of
 from grain_sft.prepare.tokenizers import Tokenizer
 
 Messages = Sequence[Mapping[str, Any]]
@@ -36,8 +36,6 @@ class ChatTemplate:
       source: Text of the template.
       prompts: Whether the template can ask the assistant for its turn.
       marks_turns: Whether the template itself marks the assistant's texts.
-      around_roles: Texts around contents in any chat of these roles; filled by `chat_spans`.
-      controls_of_roles: Control tokens in those texts; filled by `chat_source`.
 
     Raises:
       PrepareError: The text is not a Jinja template.
@@ -45,33 +43,29 @@ class ChatTemplate:
     """
 
     def __init__(self, tokenizer: Tokenizer, text: str) -> None:
+        try:
+            from grain_sft.prepare.templates import jinja
+        except ImportError as error:
+            raise MissingExtraError.of("a chat template", "jinja2", "chat") from error
         self.source = text
-        self.around_roles: dict[tuple[str, ...], list[str] | None] = {}
-        self.controls_of_roles: dict[tuple[str, ...], Any] = {}
-        self._compiled = jinja.compile_template(text)
-        self._variables = {
-            **tokenizer.template_variables,
-            "documents": None,
-            "strftime_now": jinja.undefined("strftime_now"),
-        }
         self.prompts = "add_generation_prompt" in text
         self.marks_turns = _GENERATION.search(text) is not None
+        self._jinja: Any = jinja
+        self._compiled: Any = jinja.compile_template(text)
+        self._variables = {**tokenizer.template_variables, "documents": None, "strftime_now": jinja.NO_DATE}
         eos = self._variables.get("eos_token")
-        specials = {*tokenizer.special_tokens, *_MARKUP.findall(text), *([eos] if isinstance(eos, str) else [])}
-        longest_first = sorted(specials, key=lambda special: (-len(special), special))
-        self._special_next = re.compile(rf"\s*({'|'.join(map(re.escape, longest_first)) or '(?!)'})")
-        self._eos = eos
+        self._eos = {eos} if isinstance(eos, str) else set()
+        self._special_next = any_of({*tokenizer.special_tokens, *_MARKUP.findall(text), *self._eos}, r"\s*({})")
 
     @functools.cached_property
     def names(self) -> frozenset[str]:
         """The names under which the template looks for values."""
-        return jinja.words_of(self.source)[0]
+        return frozenset(self._jinja.words_of(self.source)[0])
 
     @functools.cached_property
     def compared(self) -> re.Pattern[str]:
         """The words that the template compares texts with."""
-        words = sorted(jinja.words_of(self.source)[1], key=lambda word: (-len(word), word))
-        return re.compile("|".join(map(re.escape, words)) or "(?!)")
+        return any_of(self._jinja.words_of(self.source)[1])
 
     def render(self, messages: Messages, tools: Sequence[Any] | None = None, *, prompt: bool = False) -> str:
         """Return the text of a conversation; with `prompt`, followed by the prompt for the assistant's turn.
@@ -79,22 +73,35 @@ class ChatTemplate:
         Raises:
           RecordError: The template refuses the conversation, or fails on it.
         """
+        return "".join(self._blocks(messages, tools, prompt))
+
+    def attempt(self, messages: Messages, tools: Sequence[Any] | None = None, *, prompt: bool = False) -> str | None:
+        """Return the text of a conversation; None where the template refuses it."""
         try:
-            return str(self._compiled.render(messages=messages, **self._arguments(tools, prompt)))
-        except Exception as error:  # templates are programs
-            raise self._failure(error) from error
+            return self.render(messages, tools, prompt=prompt)
+        except RecordError:
+            return None
 
     def render_marked(self, messages: Messages, tools: Sequence[Any] | None = None) -> tuple[str, Spans]:
         """Return the text, and the spans that the template itself marks with {% generation %}."""
         blocks: list[str] = []
         spans: Spans = []
-        try:
-            with self._compiled.environment.track_generation(blocks, spans):
-                for block in self._compiled.generate(messages=messages, **self._arguments(tools, False)):
-                    blocks.append(block)
-        except Exception as error:
-            raise self._failure(error) from error
+        with self._compiled.environment.track_generation(blocks, spans):
+            for block in self._blocks(messages, tools, False):
+                blocks.append(block)
         return "".join(blocks), spans
+
+    def _blocks(self, messages: Messages, tools: Sequence[Any] | None, prompt: bool) -> Iterable[str]:
+        tools = list(tools) if tools else None
+        try:
+            yield from self._compiled.generate(
+                messages=messages, tools=tools, add_generation_prompt=prompt, **self._variables
+            )
+        except Exception as error:  # templates are programs
+            reason = str(error) or type(error).__name__
+            if "strftime_now" in reason:
+                reason = "it asks for today's date, and the corpus would be another one tomorrow; give one without, with a date"
+            raise RecordError(f"messages: the chat template can't render them: {reason}.") from error
 
     def end_of_turn(self, text: str, stop: int) -> int:
         """Return the end of a turn whose content ends at `stop`: after the special token that ends it, if one does."""
@@ -104,10 +111,7 @@ class ChatTemplate:
     def trim_end(self, text: str, start: int, stop: int) -> int:
         """Return the end of the content of a turn that was rendered to text[start:stop]."""
         stop = start + len(text[start:stop].rstrip())
-        for end in self._ends:
-            if text.endswith(end, start, stop):
-                return stop - len(end)
-        return stop
+        return next((stop - len(end) for end in self._ends if text.endswith(end, start, stop)), stop)
 
     @functools.cached_property
     def _ends(self) -> frozenset[str]:
@@ -119,41 +123,20 @@ class ChatTemplate:
         user, other, assistant = list(unused_characters(3, self.source))
         first = [{"role": "user", "content": user}, {"role": "assistant", "content": assistant}]
         more = [{"role": "user", "content": other}, {"role": "assistant", "content": other}]
-        ends = {*_OTHER_ENDS, *([self._eos] if isinstance(self._eos, str) else [])}
         last = self._after(first, assistant)
-        if last is not None:
-            ends.add(last)
         middle = self._after([*first, *more], assistant)
-        if middle is not None and middle == self._after([*first, *more], user):
-            ends.add(middle)
-        return frozenset(ends)
+        ends = {*_OTHER_ENDS, *self._eos, last, middle if middle == self._after([*first, *more], user) else None}
+        return frozenset(end for end in ends if end is not None)
 
     def _after(self, messages: Messages, content: str) -> str | None:
         """Return the special token after a content, whitespace aside."""
-        try:
-            text = self.render(messages)
-        except RecordError:
-            return None
-        start = text.find(content)
-        found = self._special_next.match(text, start + len(content)) if start >= 0 else None
-        return found.group(1) if found else None
-
-    def _arguments(self, tools: Sequence[Any] | None, prompt: bool) -> dict[str, Any]:
-        return {**self._variables, "tools": list(tools) if tools else None, "add_generation_prompt": prompt}
-
-    def _failure(self, error: Exception) -> RecordError:
-        reason = str(error) or type(error).__name__
-        if "strftime_now" in reason:
-            reason = (
-                "it asks for today's date, and the corpus would be another one tomorrow; give one without, with a date"
-            )
-        return RecordError(f"messages: the chat template can't render them: {reason}.")
+        _, found, rest = (self.attempt(messages) or "").partition(content)
+        special = self._special_next.match(rest) if found else None
+        return special.group(1) if special else None
 
 
 def with_reasoning(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return messages with the assistant's thoughts under the two keys that templates read, as transformers does."""
-    if not any(key in message for message in messages for key in REASONING):
-        return messages
     found = []
     for message in messages:
         thought = next((message[key] for key in REASONING if message.get(key) is not None), None)

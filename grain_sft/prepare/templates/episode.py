@@ -22,8 +22,14 @@ from typing import Any, ClassVar
 
 from grain_sft.errors import RecordError
 from grain_sft.prepare.records.messages import Conversation, Message
-from grain_sft.prepare.templates.pieces import Piece, PiecesTemplate
-from grain_sft.prepare.templates.template import TemplateOptions, no_assistant, special_text_of, takes_loss
+from grain_sft.prepare.templates.template import (
+    Piece,
+    PiecesTemplate,
+    TemplateOptions,
+    no_assistant,
+    special_text_of,
+    takes_loss,
+)
 from grain_sft.prepare.tokenizers import Tokenizer
 
 EOT = "<myPT_eot>"

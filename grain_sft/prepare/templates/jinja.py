@@ -6,20 +6,90 @@ It is the package's own, so that templates render alike with every kind of token
 from __future__ import annotations
 
 import contextlib
-import functools
-import importlib
 import json
 from collections.abc import Iterator
 from typing import Any
 
-from grain_sft.errors import MissingExtraError, PrepareError
+import jinja2
+import jinja2.ext
+import jinja2.nodes
+import jinja2.sandbox
+
+from grain_sft.errors import PrepareError
 
 
-def compile_template(text: str) -> Any:
+class Generation(jinja2.ext.Extension):
+    """The tag {% generation %}, which marks the assistant's texts."""
+
+    tags = {"generation"}  # noqa: RUF012
+
+    def __init__(self, environment: jinja2.Environment) -> None:
+        super().__init__(environment)
+        environment.extend(track_generation=self.track)
+        self._blocks: list[str] | None = None
+        self._spans: list[tuple[int, int]] = []
+
+    def parse(self, parser: Any) -> jinja2.nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return jinja2.nodes.CallBlock(self.call_method("_generated"), [], [], body).set_lineno(line)
+
+    def _generated(self, caller: Any) -> str:
+        text = str(caller())
+        if self._blocks is not None:
+            start = sum(map(len, self._blocks))
+            self._spans.append((start, start + len(text)))
+        return text
+
+    @contextlib.contextmanager
+    def track(self, blocks: list[str], spans: list[tuple[int, int]]) -> Iterator[None]:
+        """Append the spans of marked text to `spans`, while the caller appends rendered text to `blocks`."""
+        self._blocks, self._spans = blocks, spans
+        try:
+            yield
+        finally:
+            self._blocks = None
+
+
+class Namespace(jinja2.utils.Namespace):
+    """A namespace without underscored attributes, by which templates could leave the sandbox."""
+
+    def __init__(*args: Any, **kwargs: Any) -> None:
+        self, *values = args
+        jinja2.utils.Namespace.__init__(self)
+        for name, value in dict(*values, **kwargs).items():
+            self[name] = value
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        if isinstance(name, str) and name.startswith("_"):
+            raise jinja2.exceptions.SecurityError(f"a namespace can't have the attribute {name!r}")
+        super().__setitem__(name, value)
+
+
+def raise_exception(message: str) -> None:
+    """Refuse a conversation, on behalf of a template."""
+    raise jinja2.exceptions.TemplateError(message)
+
+
+def to_json(
+    value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
+) -> str:
+    """Return JSON without escapes for HTML."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+NO_DATE = jinja2.Undefined(name="strftime_now")
+ENVIRONMENT = jinja2.sandbox.ImmutableSandboxedEnvironment(
+    trim_blocks=True, lstrip_blocks=True, extensions=[Generation, jinja2.ext.loopcontrols]
+)
+ENVIRONMENT.filters["tojson"] = to_json
+ENVIRONMENT.globals |= {"raise_exception": raise_exception, "namespace": Namespace}
+
+
+def compile_template(text: str) -> jinja2.Template:
     """Compile a chat template."""
-    jinja2, environment = _import(), _environment()
     try:
-        return environment.from_string(text)
+        return ENVIRONMENT.from_string(text)
     except jinja2.TemplateError as error:
         line = getattr(error, "lineno", None)
         raise PrepareError(f"the chat template is not a valid Jinja template: {error} (line {line}).") from error
@@ -27,8 +97,7 @@ def compile_template(text: str) -> Any:
 
 def words_of(text: str) -> tuple[frozenset[str], frozenset[str]]:
     """Return the names under which a template looks for values, and the words that it compares texts with."""
-    nodes = importlib.import_module("jinja2.nodes")
-    tree = _environment().parse(text)
+    nodes, tree = jinja2.nodes, ENVIRONMENT.parse(text)
     constants = {node.value for node in tree.find_all(nodes.Const) if isinstance(node.value, str)}
     names = {node.attr for node in tree.find_all(nodes.Getattr)} | constants
     compared = {
@@ -38,91 +107,3 @@ def words_of(text: str) -> tuple[frozenset[str], frozenset[str]]:
         if isinstance(inner.value, str) and inner.value.strip()
     }
     return frozenset(names), frozenset(compared)
-
-
-def undefined(name: str) -> Any:
-    """Return the value of a name that has none in a template."""
-    return _import().Undefined(name=name)
-
-
-def _import() -> Any:
-    try:
-        return importlib.import_module("jinja2")
-    except ImportError as error:
-        raise MissingExtraError.of("a chat template", "jinja2", "chat") from error
-
-
-@functools.cache
-def _environment() -> Any:
-    jinja2 = _import()
-    sandbox = importlib.import_module("jinja2.sandbox")
-    importlib.import_module("jinja2.ext")
-
-    class Generation(jinja2.ext.Extension):  # type: ignore[name-defined]
-        """The tag {% generation %}, which marks the assistant's texts."""
-
-        tags = frozenset({"generation"})
-
-        def __init__(self, environment: Any) -> None:
-            super().__init__(environment)
-            environment.extend(track_generation=self.track)
-            self._blocks: list[str] | None = None
-            self._spans: list[tuple[int, int]] = []
-
-        def parse(self, parser: Any) -> Any:
-            line = next(parser.stream).lineno
-            body = parser.parse_statements(["name:endgeneration"], drop_needle=True)
-            return jinja2.nodes.CallBlock(self.call_method("_generated"), [], [], body).set_lineno(line)
-
-        def _generated(self, caller: Any) -> str:
-            text = str(caller())
-            if self._blocks is not None:
-                start = sum(map(len, self._blocks))
-                self._spans.append((start, start + len(text)))
-            return text
-
-        @contextlib.contextmanager
-        def track(self, blocks: list[str], spans: list[tuple[int, int]]) -> Iterator[None]:
-            """Append the spans of marked text to `spans`, while the caller appends rendered text to `blocks`."""
-            self._blocks, self._spans = blocks, spans
-            try:
-                yield
-            finally:
-                self._blocks = None
-
-    class Namespace(jinja2.utils.Namespace):  # type: ignore[name-defined]
-        """A namespace without underscored attributes, by which templates could leave the sandbox."""
-
-        def __init__(*args: Any, **kwargs: Any) -> None:
-            self, args = args[0], args[1:]
-            attributes = dict(*args, **kwargs)
-            for name in attributes:
-                _check_attribute(jinja2, name)
-            jinja2.utils.Namespace.__init__(self, attributes)
-
-        def __setitem__(self, name: str, value: Any) -> None:
-            _check_attribute(jinja2, name)
-            super().__setitem__(name, value)
-
-    def raise_exception(message: str) -> None:
-        raise jinja2.exceptions.TemplateError(message)
-
-    environment = sandbox.ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, jinja2.ext.loopcontrols]
-    )
-    environment.filters["tojson"] = _to_json
-    environment.globals["raise_exception"] = raise_exception
-    environment.globals["namespace"] = Namespace
-    return environment
-
-
-def _check_attribute(jinja2: Any, name: Any) -> None:
-    if isinstance(name, str) and name.startswith("_"):
-        raise jinja2.exceptions.SecurityError(f"a namespace can't have the attribute {name!r}")
-
-
-def _to_json(
-    value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
-) -> str:
-    """Return JSON without escapes for HTML."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)

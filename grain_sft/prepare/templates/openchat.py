@@ -10,8 +10,7 @@ from collections.abc import Mapping
 
 from grain_sft.errors import PrepareError, RecordError
 from grain_sft.prepare.records.messages import Conversation, Message
-from grain_sft.prepare.templates.pieces import Piece, PiecesTemplate
-from grain_sft.prepare.templates.template import TemplateOptions
+from grain_sft.prepare.templates.template import Piece, PiecesTemplate, TemplateOptions
 from grain_sft.prepare.tokenizers import Tokenizer
 
 END_OF_TURN = "<|end_of_turn|>"

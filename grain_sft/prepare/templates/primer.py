@@ -11,8 +11,7 @@ from typing import Any, Protocol
 
 from grain_sft.errors import PrepareError, RecordError
 from grain_sft.prepare.records.messages import Conversation
-from grain_sft.prepare.templates.pieces import Piece, PiecesTemplate
-from grain_sft.prepare.templates.template import TemplateOptions, no_assistant, takes_loss
+from grain_sft.prepare.templates.template import Piece, PiecesTemplate, TemplateOptions, no_assistant, takes_loss
 from grain_sft.prepare.tokenizers import Tokenizer
 
 SPECIAL_TOKENS: Mapping[str, str] = {"sys": "<|sys|>", "usr": "<|usr|>", "asst": "<|asst|>", "eot": "<|eot|>"}

@@ -1,21 +1,24 @@
-"""Template: a way to render conversations as tokens, and what every template checks."""
+"""Template: a way to render conversations as tokens. PiecesTemplate: one that lists texts and ids, each with its loss."""
 
 from __future__ import annotations
 
 import abc
 import dataclasses
 import functools
+import itertools
 import re
-from collections.abc import Sequence
-from typing import Any, ClassVar
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from grain_sft.errors import RecordError
+from grain_sft.errors import PrepareError, RecordError
 from grain_sft.prepare.records.messages import DOCUMENT, Conversation
-from grain_sft.prepare.records.strict_json import strings
+from grain_sft.prepare.records.strict_json import shown, strings
 from grain_sft.prepare.tokenizers import Tokenizer
+
+Made = TypeVar("Made")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,37 +100,114 @@ class Template(abc.ABC):
 
     def check(self, conversation: Conversation) -> None:
         """Refuse a role that the template does not render, two system texts, and text that spells a special token."""
-        special = self.special
+        first = conversation.messages[0].role
+        if first == DOCUMENT and DOCUMENT not in self.roles:
+            raise RecordError(
+                f"the record is a plain document, which template {self.name} can't render: it would have no turns. "
+                "Give --template text for files of documents."
+            )
+        if first != DOCUMENT and DOCUMENT in self.roles:
+            raise RecordError(
+                f"the record is a conversation; template {self.name} renders plain documents. Give a chat template, such "
+                "as hf."
+            )
         for index, message in enumerate(conversation.messages):
-            if (message.role == DOCUMENT) != (DOCUMENT in self.roles):
-                raise RecordError(_other_kind(conversation, self.name))
             if message.role not in self.roles:
                 raise RecordError(
                     f"messages[{index}].role: {message.role!r}; template {self.name} expects one of "
                     f"{', '.join(self.roles)}."
                 )
-            if special is not None:
-                if special.find(message.content):
-                    special.check(message.content, f"messages[{index}].content")
-                if message.extra:
-                    special.check(message.extra, f"messages[{index}]")
-        if conversation.system is not None and conversation.messages[0].role == "system":
+            if self.special is not None:
+                self.special.check(message.content, f"messages[{index}].content")
+                self.special.check(message.extra, f"messages[{index}]")
+        if conversation.system is not None and first == "system":
             raise RecordError("system: the record has one, and its first message is another. Remove one of them.")
-        if special is not None:
+        if self.special is not None:
             for where in ("system", "condition", "tools"):
-                if value := getattr(conversation, where):
-                    special.check(value, where)
+                self.special.check(getattr(conversation, where), where)
 
 
-def _other_kind(conversation: Conversation, template: str) -> str:
-    if conversation.messages[0].role == DOCUMENT:
-        return (
-            f"the record is a plain document, which template {template} can't render: it would have no turns. "
-            "Give --template text for files of documents."
-        )
-    return (
-        f"the record is a conversation; template {template} renders plain documents. Give a chat template, such as hf."
-    )
+Piece = tuple[str | list[int], float]
+"""A text or ids, and the loss of each of its tokens."""
+
+
+class PiecesTemplate(Template):
+    """A template whose subclasses define `pieces`; the texts of a batch are encoded in one call."""
+
+    def __init__(self, tokenizer: Tokenizer, options: TemplateOptions) -> None:
+        super().__init__(tokenizer, options)
+        self._is_control = np.zeros(tokenizer.vocab_size, np.bool_)
+        self._is_control[list(tokenizer.control_ids)] = True
+
+    @abc.abstractmethod
+    def pieces(self, conversation: Conversation) -> list[Piece]:
+        """Return the pieces of a conversation that `check` has passed, or raise a RecordError."""
+
+    def weights(self, ids: list[list[int]], weights: list[float]) -> list[float]:
+        """Return the loss of each piece's tokens, from the ids and the loss of each piece."""
+        return weights
+
+    def render(self, conversations: Sequence[Conversation]) -> list[Result]:
+        plans = [result_of(self._checked_pieces, conversation) for conversation in conversations]
+        pieces: Iterator[Piece] = itertools.chain.from_iterable(plan for plan in plans if isinstance(plan, list))
+        encoded = iter(self.tokenizer.encode([value for value, _ in pieces if isinstance(value, str)]))
+        results: list[Result] = []
+        for plan in plans:
+            if isinstance(plan, RecordError):
+                results.append(plan)
+            else:
+                ids = [next(encoded) if isinstance(value, str) else value for value, _ in plan]
+                results.append(result_of(self._document, plan, ids))
+        return results
+
+    def check_no_control(self, text: str, ids: Sequence[int]) -> None:
+        """Refuse the ids of a text if a control token is among them."""
+        if not self.tokenizer.control_ids.isdisjoint(ids):
+            raise RecordError(f"messages: the text {shown(text)} becomes a special token of this tokenizer. Change it.")
+
+    def _checked_pieces(self, conversation: Conversation) -> list[Piece]:
+        self.check(conversation)
+        return self.pieces(conversation)
+
+    def _document(self, plan: list[Piece], ids: list[list[int]]) -> Rendered:
+        tokens = np.array(list(itertools.chain.from_iterable(ids)), np.uint32)
+        weights: Any = self.weights(ids, [weight for _, weight in plan])
+        dtype = np.dtype(np.float32 if self.weighted else np.bool_)
+        loss: Any = np.repeat(np.array(weights, dtype), [len(part) for part in ids])
+        given = itertools.chain.from_iterable(value for value, _ in plan if not isinstance(value, str))
+        if np.count_nonzero(self._is_control[tokens]) != sum(bool(self._is_control[number]) for number in given):
+            for (value, _), part in zip(plan, ids, strict=True):
+                if isinstance(value, str):
+                    self.check_no_control(value, part)
+        return Rendered(tokens, loss)
+
+
+class Text(PiecesTemplate):
+    """text: a plain document, its text and the tokenizer's EOS; every token takes loss."""
+
+    name = "text"
+    roles = (DOCUMENT,)
+    min_tokens = 2
+
+    def __init__(self, tokenizer: Tokenizer, options: TemplateOptions) -> None:
+        if tokenizer.eos_token_id is None:
+            raise PrepareError(
+                "template text: ends each document in the tokenizer's EOS token, and this tokenizer has none. Give one "
+                "that has."
+            )
+        super().__init__(tokenizer, options)
+        self._eos = [tokenizer.eos_token_id]
+
+    def pieces(self, conversation: Conversation) -> list[Piece]:
+        return [(conversation.messages[0].content, 1.0), (self._eos, 1.0)]
+
+
+def result_of(function: Callable[..., Made], *args: Any) -> Made | RecordError:
+    """Return what the function returns, or the RecordError that it raises."""
+    try:
+        return function(*args)
+    except RecordError as error:
+        return error
 
 
 def takes_loss(conversation: Conversation, index: int, *, by: tuple[str, ...] = ("assistant",)) -> bool:
@@ -158,9 +238,8 @@ class SpecialText:
 
     def __init__(self, spellings: Sequence[str]) -> None:
         self.spellings = frozenset(spelling for spelling in spellings if spelling)
+        self.pattern = any_of(self.spellings)
         self._first = tuple({spelling[0] for spelling in self.spellings})
-        longest_first = sorted(self.spellings, key=lambda spelling: (-len(spelling), spelling))
-        self.pattern = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
 
     def find(self, text: str) -> tuple[str, int] | None:
         """Return the first special token that `text` spells, and its character."""
@@ -178,6 +257,12 @@ class SpecialText:
                     f"{path}: spells the special token {found[0]!r} at character {found[1]}. Remove it, or have it "
                     "tokenized as ordinary text with --special-text encode."
                 )
+
+
+def any_of(texts: Iterable[str], pattern: str = "{}") -> re.Pattern[str]:
+    """Return the pattern of any of these texts, the longest first, within another pattern."""
+    longest_first = sorted(texts, key=lambda text: (-len(text), text))
+    return re.compile(pattern.format("|".join(map(re.escape, longest_first)) or "(?!)"))
 
 
 @functools.lru_cache(maxsize=16)
