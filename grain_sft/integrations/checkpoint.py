@@ -1,14 +1,4 @@
-"""Checkpoint states: a step and a receipt, which a run on other data refuses.
-
-A state is small, JSON-ready and the same on all hosts: `{"next_step": k, "receipt": …, "parts": {…}}`. It fits any number of
-hosts. Orbax saves it as an item next to the weights:
-
-    manager.save(step, args=ocp.args.Composite(weights=ocp.args.StandardSave(weights), data=save_args(batches)))
-    next_step = restore(manager, batches)
-
-`CheckedIterator` and `jax_arrays.GlobalBatches` also go through Grain's own handlers (`grain.checkpoint.CheckpointSave` and
-`CheckpointRestore`), which write a file per process, and so restore on the same number of processes only.
-"""
+"""Checkpoint states: a step and a receipt, which a run on other data refuses. They fit any number of hosts."""
 
 from __future__ import annotations
 
@@ -33,7 +23,7 @@ class Stateful(Protocol):
 
 
 def data_state(pipeline: Pipeline, next_step: int) -> dict[str, Any]:
-    """Return the state of a run's data: the next step and the receipt, JSON-ready."""
+    """Return the state of a run's data, the same on all hosts, as JSON: `{"next_step": k, "receipt": …, "parts": {…}}`."""
     return {_STEP: as_integer("next_step", next_step, 0, RowIndexError), **pipeline.receipt.as_dict()}
 
 
@@ -70,6 +60,9 @@ def resume_step(state: Mapping[str, Any], pipeline: Pipeline, *, allow_other_dat
 class CheckedIterator(PipelineIterator):
     """`pipeline.iter(...)` with a receipt in its state: `set_state` refuses a state of other data.
 
+    Grain's own handlers (`grain.checkpoint.CheckpointSave` and `CheckpointRestore`) take it too, but write a file per process,
+    and so restore on the same number of processes only.
+
     Args:
       pipeline: Pipeline of this host.
       start_step: Step of the first batch.
@@ -105,8 +98,9 @@ def _orbax() -> Any:
 
 
 def save_args(batches: Stateful) -> Any:
-    """Return `orbax.checkpoint.args` of the state of `batches`, an item of a `Composite`. One process writes it, as a JSON
-    file, so that any number of processes restore it.
+    """Return `orbax.checkpoint.args` of the state of `batches`, an item of a `Composite`. One process writes it, as JSON:
+
+        manager.save(step, args=ocp.args.Composite(weights=ocp.args.StandardSave(weights), data=save_args(batches)))
 
     Raises:
       MissingExtraError: Orbax is not installed.

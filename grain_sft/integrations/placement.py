@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import jax
@@ -15,6 +14,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 
 from grain_sft.errors import PipelineError
 
+Index = tuple[slice, ...]
 GlobalBatch = dict[str, jax.Array]
 """Global arrays [rows, L] by key, as in a pipeline's batch."""
 
@@ -110,7 +110,7 @@ class DirectPlacement:
 
     def __init__(self, sharding: Sharding, shape: tuple[int, int], batch_rows: int) -> None:
         mine = process_rows(sharding, shape)
-        self._sharding, self._shape, self._indices, self._rows = sharding, shape, mine.indices, mine.rows
+        self._sharding, self._shape, self._rows = sharding, shape, mine.rows
         self.writer, self.reads = mine.first, mine.rows[mine.rows < batch_rows]
 
     def put(self, array: npt.NDArray[Any]) -> jax.Array:
@@ -118,14 +118,13 @@ class DirectPlacement:
             filled = np.zeros((len(self._rows), *array.shape[1:]), array.dtype)
             filled[: len(array)] = array
             array = filled
-        parts = []
-        for (
-            rows,
-            columns,
-        ) in self._indices.values():  # the rows of a device are consecutive also among those of this process
-            first = int(np.searchsorted(self._rows, rows.start))
-            parts.append(array[first : first + rows.stop - rows.start, columns])
-        return _global_array(self._shape, self._sharding, parts, list(self._indices), array.dtype)
+
+        def part(index: Index) -> npt.NDArray[Any]:
+            start, stop, _ = index[0].indices(self._shape[0])
+            first = int(np.searchsorted(self._rows, start))  # a device's rows are consecutive also among the process's
+            return array[first : first + stop - start, index[1]]
+
+        return _global_array(self._shape, self._sharding, part, array.dtype)
 
     def finish(self, batch: GlobalBatch) -> GlobalBatch:
         return batch
@@ -143,39 +142,32 @@ class LoaderPlacement:
         self._each = -(-batch_rows // len(loading))
         self._shape = (len(devices) * self._each, shape[1])
         self._sharding = NamedSharding(Mesh(np.array(devices), ("rows",)), PartitionSpec("rows"))  # type: ignore[no-untyped-call]
-        self._devices = [device for device in devices if device.process_index == jax.process_index()]
         blocks = np.array_split(np.arange(batch_rows), range(self._each, len(loading) * self._each, self._each))
-        self._of_device = {devices[number]: block for number, block in zip(loading, blocks, strict=True)}
-        mine = [self._of_device[device] for device in self._devices if device in self._of_device]
-        self.reads = np.concatenate([np.zeros(0, np.int64), *mine])
         order = np.zeros(shape[0], np.int32)  # index of each row of the batch among the rows that are put
+        self._read: dict[int, slice] = {}  # rows of each device among those that this process reads
+        self.reads = np.zeros(0, np.int64)
         for number, block in zip(loading, blocks, strict=True):
             order[block] = number * self._each + np.arange(len(block))
+            if devices[number].process_index == jax.process_index():
+                self._read[number] = slice(len(self.reads), len(self.reads) + len(block))
+                self.reads = np.append(self.reads, block)
         filling = np.arange(shape[0]) >= batch_rows
-
-        @functools.partial(jax.jit, out_shardings=sharding)
-        def spread(array: jax.Array) -> jax.Array:
-            return jax.numpy.where(filling[:, None], 0, array[order])
-
-        self._spread = spread
+        self._spread = jax.jit(lambda array: jax.numpy.where(filling[:, None], 0, array[order]), out_shardings=sharding)
 
     def put(self, array: npt.NDArray[Any]) -> jax.Array:
-        parts, begin = [], 0
-        for device in self._devices:
-            count = len(self._of_device.get(device, ()))
-            part = np.zeros((self._each, *array.shape[1:]), array.dtype)
-            part[:count] = array[begin : begin + count]
-            parts.append(part)
-            begin += count
-        return _global_array(self._shape, self._sharding, parts, self._devices, array.dtype)
+        def part(index: Index) -> npt.NDArray[Any]:
+            number = index[0].indices(self._shape[0])[0] // self._each
+            read = array[self._read.get(number, slice(0))]
+            return np.pad(read, ((0, self._each - len(read)), (0, 0)))
+
+        return _global_array(self._shape, self._sharding, part, array.dtype)
 
     def finish(self, batch: GlobalBatch) -> GlobalBatch:
         return {key: self._spread(array) for key, array in batch.items()}  # all processes run collectives in one order
 
 
 def _global_array(
-    shape: tuple[int, int], sharding: Sharding, parts: list[npt.NDArray[Any]], devices: list[Any], dtype: np.dtype[Any]
+    shape: tuple[int, int], sharding: Sharding, part: Callable[[Index], npt.NDArray[Any]], dtype: np.dtype[Any]
 ) -> jax.Array:
-    if parts:
-        return jax.make_array_from_single_device_arrays(shape, sharding, jax.device_put(parts, devices))
-    return jax.make_array_from_single_device_arrays(shape, sharding, [], dtype=dtype)  # no device of this process
+    named = {} if sharding.addressable_devices else {"dtype": dtype}  # which earlier versions of JAX do not take
+    return jax.make_array_from_callback(shape, sharding, part, **named)  # type: ignore[arg-type]

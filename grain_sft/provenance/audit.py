@@ -1,13 +1,4 @@
-"""AuditLog: which data a run was given, written while it runs.
-
-There are four kinds of entries. `dataset_load` is written once per process, with its first batch, and again in a log that
-was moved away. `resume` is written where batches do not follow on the last one. `epoch_start` and `epoch_complete` are
-written with the first and the last batch of an epoch. `audit_events` has their fields and `audit_line` their form;
-`grain-sft audit-check` computes all of it again.
-
-Only host 0 writes, and of its threads and workers only the one that hands a batch to the trainer. So an entry records what
-the trainer was given, not what was read ahead.
-"""
+"""AuditLog: which data a run was given, written while it runs. `audit_check` computes all of it again."""
 
 from __future__ import annotations
 
@@ -28,6 +19,11 @@ from grain_sft.storage import HeldLock, files
 
 class AuditLog(Observer):
     """The audit log of a pipeline's batches.
+
+    There are four kinds of entries. `dataset_load` is written once per process, with its first batch, and again in a log that
+    was moved away. `resume` is written where batches do not follow on the last one. `epoch_start` and `epoch_complete` are
+    written with the first and the last batch of an epoch. Only host 0 writes, and only what the trainer was given, not what
+    was read ahead.
 
     Args:
       path: Local path. Without the suffix `.log` or `.jsonl` both files are written, with one of them that file. Entries are
@@ -80,7 +76,7 @@ class AuditLog(Observer):
 
     def _write(self, pipeline: Pipeline, step: int, delivery: Delivery) -> None:
         if step != self._pending:
-            entries, events, since = self._entries(pipeline, step)
+            events, since, entries = self._entries(pipeline, step)
             time = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
             waiting = [[*before, *((time, fields) for fields in entries)] for before in self._waiting]
             self._waiting, self._events, self._since, self._pending = waiting, events, since, step
@@ -91,22 +87,20 @@ class AuditLog(Observer):
         quiet_until = pipeline.end_step if following is None else following.step
         self._pending, self._next, self._quiet_until, self._recorded = -1, step + 1, quiet_until, delivery
 
-    def _entries(self, pipeline: Pipeline, step: int) -> tuple[list[Fields], Events, int]:
-        found: list[Fields] = []
-        events, since = self._events, self._since
+    def _entries(self, pipeline: Pipeline, step: int) -> tuple[Events, int, list[Fields]]:
+        """Return the events, the step at which batches began, and the entries of `step`."""
         existing = [file.has_entries() for file in self._files]
-        begins = events is None or not all(existing)  # also where a file was moved away during the run
-        again = events is not None or any(existing)
-        events = events or Events(pipeline)
-        if begins:
-            found.append(events.load(pipeline.sampler.host.count))
-        if begins or step != self._next:
-            since = step
-            if again or step:
-                found.append(events.resume(step))
+        begins = self._events is None or not all(existing)  # also where a file was moved away during the run
+        again = self._events is not None or any(existing)
+        events = self._events or Events(pipeline)
+        jumps = begins or step != self._next
+        since = step if jumps else self._since
+        entries = [events.load(pipeline.sampler.host.count)] if begins else []
+        if jumps and (again or step):
+            entries.append(events.resume(step))
         for event in itertools.takewhile(lambda event: event.step == step, events.following(step)):
-            found.append(events.entry(event, since))
-        return found, events, since
+            entries.append(events.entry(event, since))
+        return events, since, entries
 
     def __reduce__(self) -> tuple[type[AuditLog], tuple[str]]:
         return type(self), (self.path,)  # the copy in a worker process delivers nothing, and so writes nothing
@@ -134,15 +128,11 @@ class _LogFile:
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             fd = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
-            lock = None
-            try:
+            with contextlib.ExitStack() as undone:
+                undone.callback(os.close, fd)
                 with contextlib.suppress(OSError):  # a file system without locks: then one process at a time must do
-                    lock = HeldLock(os.dup(fd))
+                    undone.callback(HeldLock(os.dup(fd)).release)
                 self._append(fd, waiting)
-            finally:
-                os.close(fd)
-                if lock is not None:
-                    lock.release()
         except OSError as error:
             raise self._unwritable(error) from error
 
@@ -150,8 +140,7 @@ class _LogFile:
         size = os.fstat(fd).st_size
         before = os.pread(fd, size, 0)
         data = CUT + b"\n" if size and not before.endswith(b"\n") else b""
-        first = (before + data).count(b"\n") + 1
-        for number, (time, fields) in enumerate(waiting, first):
+        for number, (time, fields) in enumerate(waiting, (before + data).count(b"\n") + 1):
             data += self._line(time, {**fields, "entry": number}).encode() + b"\n"
         try:
             written = os.write(fd, data)

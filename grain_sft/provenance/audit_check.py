@@ -78,35 +78,17 @@ def check_audit(path: str | os.PathLike[str], pipeline: Pipeline) -> Checked:
     for number, (fields, following) in enumerate(itertools.pairwise(parsed)):
         if "chain" in following and "chain" not in fields:  # in an older log, whose whole lines all have one
             parsed[number] = {}
-    pipeline = _of_hosts(pipeline, parsed)
-    checked = Checked(receipt=pipeline.receipt.code)
-    run, shifts = _Run(pipeline, checked), {0}
-    for number, fields in enumerate(parsed, 1):
-        if not fields:
-            checked.notes.append(Finding(number, "was being written when its process ended."))
-            continue
-        if "unreadable" in fields:
-            checked.findings.append(
-                Finding(number, f"can't be read: {fields['unreadable']}. It was changed, or added.")
-            )
-            run.lose()
-            continue
-        if "chain" not in fields:  # an older log counts whole lines only
-            shift = _number(fields.get("entry")) - number
-            if shift not in shifts:
-                expected = (
-                    f"expected {number + min(shifts)}. A line before it is missing, or it was changed, added or moved."
-                )
-                checked.findings.append(Finding(number, f"entry={fields.get('entry')}; {expected}"))
-            shifts = {shift} if shift in shifts else shifts | {shift}
-        run.check(number, fields)
+    run = _Run(_of_hosts(pipeline, parsed))
+    for fields in parsed:
+        run.check(fields)
+    checked = run.checked
     if not checked.entries and not checked.findings:
         checked.findings.append(Finding(1, "the file has no entry of an audit log."))
     return checked
 
 
 def _parsed(line: bytes) -> dict[str, str]:
-    """Return the fields of a line; none where it is half written, and `unreadable`, the reason, where it is no entry."""
+    """Return the fields of a line; none if it is half written, and `unreadable`, the reason, if it is not an entry."""
     try:
         return {} if line.endswith(CUT) else read_line(line)
     except (ValueError, RecursionError) as error:
@@ -114,10 +96,9 @@ def _parsed(line: bytes) -> dict[str, str]:
 
 
 def _of_hosts(pipeline: Pipeline, lines: list[dict[str, str]]) -> Pipeline:
-    """Return the pipeline with as many hosts as the log says, where that changes its batches and divides them."""
+    """Return the pipeline with the log's number of hosts, where that changes its batches and divides them."""
     sampler = pipeline.sampler
-    stated = (fields.get("hosts") for fields in lines if fields.get("action") == LOAD)
-    count = _number(next(stated, None))
+    count = _number(next((fields.get("hosts") for fields in lines if fields.get("action") == LOAD), None))
     if not sampler.host_blocks or count < 1 or sampler.global_batch_size % count:
         return pipeline
     return type(pipeline)(pipeline.source, sampler.with_host(Host(0, count)), pipeline.transforms)
@@ -126,72 +107,81 @@ def _of_hosts(pipeline: Pipeline, lines: list[dict[str, str]]) -> Pipeline:
 class _Run:
     """State of a run after some lines of its log."""
 
-    def __init__(self, pipeline: Pipeline, checked: Checked) -> None:
-        self._pipeline, self._checked = pipeline, checked
-        self._events = Events(pipeline)
-        self._steps = pipeline.end_step
+    def __init__(self, pipeline: Pipeline) -> None:
+        self.checked = Checked(receipt=pipeline.receipt.code)
+        self._pipeline, self._events = pipeline, Events(pipeline)
         self._upcoming: Iterator[Event] = iter(())
         self._next: Event | None = None
-        self._since: int | None = 0  # step at which batches began; None: the line that says it was changed
+        self._since: int | None = 0  # step at which batches began; None: the line with it was changed
         self._loaded = self._running = False
-        self._lost = False  # after a line that was changed: the next event says where the run is
+        self._lost = False  # after a line that was changed: the next event decides where the run is
         self._reach = -1  # every step below it may have been delivered; -1: none was
         self._number = 0
+        self._shifts = {0}  # accepted differences between the number of an entry and that of its line
 
-    def lose(self) -> None:
-        """Continue after a line that was changed and may have been of any kind."""
-        self._loaded = self._running = self._lost = True
-        self._since = None
-
-    def check(self, number: int, fields: Mapping[str, str]) -> None:
-        """Compare the next line with what a run may write there."""
-        self._number = number
-        self._checked.entries += 1
+    def check(self, fields: Mapping[str, str]) -> None:
+        """Compare the next line with the entries that a run may write there."""
+        self._number += 1
+        if not fields:
+            self._note("was being written when its process ended.")
+            return
+        if "unreadable" in fields:
+            self._found(f"can't be read: {fields['unreadable']}. It was changed, or added.")
+            self._lose()
+            return
+        if "chain" not in fields:  # an older log counts whole lines only
+            self._check_number(fields)
+        self.checked.entries += 1
         action = fields["action"]
         kinds = {LOAD: self._load, RESUME: self._resume, START: self._event, COMPLETE: self._event}
         if action not in kinds:
             self._found(f"action={action}; expected one of {', '.join(kinds)}.")
-            self.lose()
+            self._lose()
             return
         if action != LOAD and not self._loaded:
             self._found(f"action={action} before any {LOAD}; expected {LOAD} first.")
             self._loaded = True
         kinds[action](fields)
 
+    def _check_number(self, fields: Mapping[str, str]) -> None:
+        shift = _number(fields.get("entry")) - self._number
+        if shift in self._shifts:
+            self._shifts = {shift}
+            return
+        expected = f"expected {self._number + min(self._shifts)}"
+        reason = "A line before it is missing, or it was changed, added or moved."
+        self._found(f"entry={fields.get('entry')}; {expected}. {reason}")
+        self._shifts = self._shifts | {shift}
+
     def _load(self, fields: Mapping[str, str]) -> None:
-        self._checked.loads += 1
+        self.checked.loads += 1
         sizes, hosts = self._pipeline.sampler.batch_sizes.sizes, _number(fields.get("hosts"))
-        if hosts < 1 or all(rows % hosts for rows in sizes):
-            self._found(
-                f"hosts={fields.get('hosts')}; expected a number that divides {' or '.join(map(str, sizes))} rows."
-            )
+        if hosts < 1 or any(rows % hosts for rows in sizes):
+            rows = " or ".join(map(str, sizes))
+            self._found(f"hosts={fields.get('hosts')}; expected a number that divides {rows} rows.")
         self._compare(fields, self._events.load(hosts), {"hosts"})
-        self._loaded, self._running = True, False
-        if self._reach < 0:  # a log that begins at step 0 has no resume
+        self._loaded, self._running = True, self._reach < 0
+        if self._running:  # a log that begins at step 0 has no resume
             self._go(0)
-            self._running = True
 
     def _resume(self, fields: Mapping[str, str]) -> None:
-        self._checked.resumes += 1
-        step = _number(fields.get("step"))
-        if not 0 <= step < self._steps:
-            self._found(f"step={fields.get('step')}; expected 0 to {self._steps - 1}.")
-            self.lose()
+        self.checked.resumes += 1
+        step, end = _number(fields.get("step")), self._pipeline.end_step
+        if not 0 <= step < end:
+            self._found(f"step={fields.get('step')}; expected 0 to {end - 1}.")
+            self._lose()
             return
-        if step and self._checked.entries == self._checked.loads + 1:
-            message = f"the log begins at step {step}: it says nothing of those before."
-            self._checked.notes.append(Finding(self._number, message))
+        if step and self.checked.entries == self.checked.loads + 1:
+            self._note(f"the log begins at step {step}: it says nothing of those before.")
         elif step > self._reach and not self._lost:
-            self._found(
-                f"step={step}, but no line says that steps {self._reach} to {step - 1} were handed out; expected "
-                f"{self._reach} at most."
-            )
+            missing = f"no line says that steps {self._reach} to {step - 1} were handed out"
+            self._found(f"step={step}, but {missing}; expected {self._reach} at most.")
         self._running = True
         if self._compare(fields, self._events.resume(step)):
             self._lost = False
             self._go(step)
         else:
-            self.lose()
+            self._lose()
 
     def _event(self, fields: Mapping[str, str]) -> None:
         if not self._running:
@@ -200,9 +190,7 @@ class _Run:
         event, named = self._next, self._named(fields)
         if named is None or named != event:
             if not self._lost:
-                expected = (
-                    "no more events" if event is None else f"{event.action} of epoch {event.epoch} at step {event.step}"
-                )
+                expected = f"{event.action} of epoch {event.epoch} at step {event.step}" if event else "no more events"
                 self._found(f"action={fields['action']} of epoch {fields.get('epoch')}; expected {expected}.")
             self._lost = named is None or not self._lost
             if named is None:
@@ -210,60 +198,62 @@ class _Run:
             self._upcoming = self._events.following(named.step)
             while self._next != named:
                 self._advance()
-        self._compare(
-            fields, self._events.entry(named, self._since or 0), () if self._since is not None else {"since_step"}
-        )
+        unknown = {"since_step"} if self._since is None else ()
+        self._compare(fields, self._events.entry(named, self._since or 0), unknown)
         if named.action == COMPLETE:
-            self._checked.epochs.add(named.epoch)
+            self.checked.epochs.add(named.epoch)
         self._advance()
 
     def _named(self, fields: Mapping[str, str]) -> Event | None:
         """Return the event with the action, source and epoch of a line."""
+        epoch = _number(fields.get("epoch"))
         for number, stream in enumerate(self._events.streams):
-            if fields.get("source") == (as_text(stream.name) if stream.name else None):
-                epoch = _number(fields.get("epoch"))
-                span = None if epoch < 0 else stream.span(epoch)
+            if epoch >= 0 and fields.get("source") == (as_text(stream.name) if stream.name else None):
+                span = stream.span(epoch)
                 if span is not None:
                     step = span.first if fields["action"] == START else span.last
                     return Event(step, fields["action"], epoch, number)
         return None
 
+    def _lose(self) -> None:
+        """Continue after a line that was changed and may have been of any kind."""
+        self._loaded = self._running = self._lost = True
+        self._since = None
+
     def _go(self, step: int) -> None:
-        self._since = step
-        self._upcoming = self._events.following(step)
+        self._since, self._upcoming = step, self._events.following(step)
         self._advance()
 
     def _advance(self) -> None:
         self._next = next(self._upcoming, None)
-        self._reach = max(self._reach, self._steps if self._next is None else self._next.step)
+        self._reach = max(self._reach, self._pipeline.end_step if self._next is None else self._next.step)
 
     def _compare(self, fields: Mapping[str, str], expected: Fields, unknown: Collection[str] = ()) -> bool:
         """Report the fields that are not as expected, except those of `unknown`. Return whether there are none."""
-        before = len(self._checked.findings)
-        for name, value in expected.items():
-            if name in (*_NOT_COMPUTED, *unknown):
-                continue
-            stated, computed = fields.get(name), as_text(value)
+        before = len(self.checked.findings)
+        for name in [name for name in expected if name not in (*_NOT_COMPUTED, *unknown)]:
+            stated, computed = fields.get(name), as_text(expected[name])
             if stated is None:
                 self._found(f"has no {name}; expected {name}={computed}.")
             elif stated != computed:
-                self._found(f"{name}={stated}; expected {computed}.{self._why(name, stated)}")
+                why = self._differences(stated) if name == "receipt_parts" else ""
+                self._found(f"{name}={stated}; expected {computed}.{why}")
         for name in fields.keys() - expected.keys() - set(_NOT_COMPUTED):
             self._found(f"{name}={fields[name]}; expected no such field.")
-        return len(self._checked.findings) == before
+        return len(self.checked.findings) == before
 
-    def _why(self, name: str, stated: str) -> str:
-        """Return how the receipt of the log differs from the pipeline's."""
-        if name != "receipt_parts":
-            return ""
+    def _differences(self, stated: str) -> str:
+        """Return how the parts of the log's receipt differ from the pipeline's."""
         try:
-            parts = json.loads(json.loads(stated))
+            return " " + " ".join(self._pipeline.receipt.differences(dict(json.loads(json.loads(stated)))))
         except (ValueError, TypeError):
             return ""
-        return " " + " ".join(self._pipeline.receipt.differences(parts)) if isinstance(parts, dict) else ""
 
     def _found(self, message: str) -> None:
-        self._checked.findings.append(Finding(self._number, message))
+        self.checked.findings.append(Finding(self._number, message))
+
+    def _note(self, message: str) -> None:
+        self.checked.notes.append(Finding(self._number, message))
 
 
 def _number(text: str | None) -> int:

@@ -1,7 +1,4 @@
-"""Events of an audit log: the steps at which epochs start and are complete, and the fields of their entries.
-
-All of them are functions of the pipeline and the step, so that `audit_check` computes again what `audit` wrote.
-"""
+"""Events of an audit log, as functions of the pipeline and the step: where epochs start and are complete, and their fields."""
 
 from __future__ import annotations
 
@@ -51,11 +48,10 @@ class Events:
 
     def following(self, step: int) -> Iterator[Event]:
         """Return the events from `step` on, in order; without end where the epochs never end."""
-        if self._sampler.num_steps is not None and step >= self._sampler.num_steps:
+        if step >= self._pipeline.end_step:
             return iter(())
-        return heapq.merge(
-            *(self._of(number, step) for number in range(len(self.streams))), key=lambda event: event.step
-        )
+        streams = (self._of(number, step) for number in range(len(self.streams)))
+        return heapq.merge(*streams, key=lambda event: event.step)
 
     def _of(self, number: int, step: int) -> Iterator[Event]:
         stream = self.streams[number]
@@ -70,19 +66,19 @@ class Events:
         """Return the entry of a process that begins a run on `hosts` hosts."""
         sampler, layout = self._sampler, self._layout
         sources = [stream.source for stream in self.streams]
-        one = sampler.steps_per_epoch is not None
-        fields: Fields = {"action": LOAD, "audit_version": VERSION, "grain_sft": __version__}
-        if not one:
-            fields["sources"] = [stream.name for stream in self.streams]
-        for field, name in (("epoch_seed", "seed"), ("epoch_shuffle", "shuffle"), ("order", "order")):
-            values = [getattr(source, name) for source in sources]
-            fields[field] = values[0] if one else values
-        if one:
+        names = {"epoch_seed": "seed", "epoch_shuffle": "shuffle", "order": "order"}
+        fields: Fields = {field: [getattr(source, name) for source in sources] for field, name in names.items()}
+        if sampler.steps_per_epoch is not None:
+            fields = {field: values[0] for field, values in fields.items()}
             fields |= {"steps_per_epoch": sampler.steps_per_epoch, "epochs": sampler.epochs}
         else:
+            fields = {"sources": [stream.name for stream in self.streams], **fields}
             fields["rows_of_sources"] = [source.num_instances for source in sources]
             fields["epochs"] = [source.epochs for source in sources]
         return {
+            "action": LOAD,
+            "audit_version": VERSION,
+            "grain_sft": __version__,
             **fields,
             "num_episodes": sampler.num_instances,
             "num_rows": sampler.num_instances,
@@ -99,13 +95,8 @@ class Events:
         """Return the entry of batches that continue at `step`, not after the batch before it."""
         begins = {stream.name: stream.begin(step) for stream in self.streams}
         epochs, before = ({name: begin[at] for name, begin in begins.items()} for at in range(2))
-        return {
-            "action": RESUME,
-            "step": step,
-            "epoch": epochs.get("", epochs),
-            "epoch_offset": before.get("", before),
-            **self._receipt,
-        }
+        begun = {"step": step, "epoch": epochs.get("", epochs), "epoch_offset": before.get("", before)}
+        return {"action": RESUME, **begun, **self._receipt}
 
     def entry(self, event: Event, since: int) -> Fields:
         """Return the entry of an event in a run whose batches began at step `since`."""

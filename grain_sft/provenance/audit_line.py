@@ -1,14 +1,6 @@
-"""Lines of an audit log, as text and as JSON.
+"""Lines of an audit log, as JSON and as text in the format of the episode-indexed loader:
 
-As text, in the format of the episode-indexed loader::
-
-    2026-01-03T16:44:19.629Z | TRAINING | INFO | action=epoch_start | epoch=0 | seed=42 | ... | entry=2
-
-As JSON, the same names and values, with `time` first. Lists and objects are JSON in quotes in the text.
-
-`entry`, the last field, is the number of the line in its file. Logs of versions before 0.2 have a hash `chain` after it, which
-is ignored: it had no key, so who changed a line could compute it again.
-"""
+2026-01-03T16:44:19.629Z | TRAINING | INFO | action=epoch_start | epoch=0 | seed=42 | ... | entry=2"""
 
 from __future__ import annotations
 
@@ -19,6 +11,8 @@ from typing import Any
 
 Fields = dict[str, Any]
 
+# `entry`, the last field, is the number of the line in its file. Logs before version 0.2 have a hash `chain` after it, which is
+# ignored: it had no key, so who changed a line could compute it again.
 CUT = b" | half written"
 """End of a line that a process did not finish, appended by the next process that writes to the file."""
 
@@ -65,7 +59,7 @@ def read_line(line: bytes) -> dict[str, str]:
 
 
 def as_text(value: object) -> str:
-    """Return a value as a line of text holds it."""
+    """Return a value as a line of text holds it: lists and objects as JSON in quotes."""
     if isinstance(value, str):
         return value if _BARE.fullmatch(value) else json.dumps(value)
     if isinstance(value, (list, dict)):

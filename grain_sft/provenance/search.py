@@ -16,7 +16,6 @@ from grain_sft.storage import files
 Ints = npt.NDArray[np.int64]
 
 _BLOCK = 1 << 22  # tokens searched together
-_EDGE = 1  # tokens at either end of a text that may be merged with their neighbours
 
 
 def documents_with_text(corpus: Corpus, tokenizer: Tokenizer, text: str) -> Ints:
@@ -32,7 +31,7 @@ def documents_with_text(corpus: Corpus, tokenizer: Tokenizer, text: str) -> Ints
     """
     if not text:
         raise CorpusError("an empty text is in every document: give some words.")
-    needles = {tuple(ids[_EDGE:-_EDGE]) for ids in tokenizer.encode([text, f" {text}"])}
+    needles = {tuple(ids[1:-1]) for ids in tokenizer.encode([text, f" {text}"])}
     chosen = np.arange(len(corpus.documents)) if () in needles else _containing(corpus, sorted(needles))
     found = [number for number in chosen.tolist() if text in tokenizer.decode(corpus.document(number).tokens.tolist())]
     return np.array(found, np.int64)
@@ -60,8 +59,7 @@ def documents_of_record(corpus: Corpus, record: str) -> Ints:
         raise CorpusError(f"record {record!r}: expected LINE, or INPUT:LINE, such as chats.jsonl:17.")
     inputs = np.unique(table[:, 0]).tolist()
     if name:
-        wanted = _inputs(corpus.source_names, name)
-        inputs = [number for number in inputs if number in wanted]
+        inputs = [number for number in inputs if number in _inputs(corpus.source_names, name)]
     if len(inputs) != 1:
         listed = ", ".join(corpus.source_names) or f"numbers 0 to {int(table[:, 0].max(initial=0))}"
         found = "several inputs fit" if inputs else "no such input"

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from grain_sft.corpus import IGNORED, KINDS, Corpus, Shard
-from grain_sft.errors import GrainSftError
 from grain_sft.layout import MaterializedLayout
 from grain_sft.source import NpyDataSource
 from grain_sft.storage import ShardReader
 from grain_sft.transforms import ShiftTargets
 from grain_sft.verify.finding import Report
+
+Ints = npt.NDArray[np.int64]
+Array = npt.NDArray[Any]
 
 _BLOCK_TOKENS = 1 << 20
 
@@ -23,7 +26,7 @@ def check_loss_values(report: Report, corpus: Corpus) -> None:
     for shard in corpus.shards:
         if shard.loss is None:
             continue
-        try:
+        with report.errors("loss", shard.loss.path):
             for begin, values, tokens in _loss_blocks(corpus, shard):
                 wrong, expected = _wrong_loss(shard.loss.kind, values, tokens)
                 if wrong.any():
@@ -31,26 +34,18 @@ def check_loss_values(report: Report, corpus: Corpus) -> None:
                     sentence = f"holds {values[at]}; expected {expected}."
                     report.wrong("loss", shard.loss.path, sentence, f"token {begin + at}")
                     break
-        except GrainSftError as error:
-            report.wrong("loss", shard.loss.path, str(error))
 
 
-def _wrong_loss(
-    kind: str, values: npt.NDArray[np.generic], tokens: npt.NDArray[np.unsignedinteger]
-) -> tuple[npt.NDArray[np.bool_], str]:
+def _wrong_loss(kind: str, values: Array, tokens: Array) -> tuple[Array, str]:
     """Return which values a loss file of this kind cannot have, and which it can."""
-    wrong: npt.NDArray[np.bool_]
     if kind == "bool":
-        wrong = values > 1  # type: ignore[operator]
-        return wrong, "0 or 1"
+        return values > 1, "0 or 1"
     if kind == "float32":
-        return ~np.isfinite(values) | (values < 0), "a finite weight, 0 or more"  # type: ignore[operator]
+        return ~np.isfinite(values) | (values < 0), "a finite weight, 0 or more"
     return (values != IGNORED) & (values != tokens.astype(np.int64)), f"the token itself or {IGNORED}, not shifted"
 
 
-def _loss_blocks(
-    corpus: Corpus, shard: Shard
-) -> Iterator[tuple[int, npt.NDArray[np.generic], npt.NDArray[np.unsignedinteger]]]:
+def _loss_blocks(corpus: Corpus, shard: Shard) -> Iterator[tuple[int, Array, Array]]:
     """Yield the loss of a shard in blocks: the number of the first token, the values, and the tokens where loss is labels."""
     assert shard.loss is not None
     kind = KINDS[shard.loss.kind]
@@ -58,8 +53,7 @@ def _loss_blocks(
     of_tokens = ShardReader((shard,), corpus.dtype.itemsize, 2, remote=corpus.remote)
     for begin in range(0, shard.num_tokens, _BLOCK_TOKENS):
         count = min(_BLOCK_TOKENS, shard.num_tokens - begin)
-        values: npt.NDArray[np.generic] = np.empty(count, kind)
-        tokens: npt.NDArray[np.unsignedinteger] = np.empty(count if shard.loss.kind == "labels" else 0, corpus.dtype)
+        values, tokens = np.empty(count, kind), np.empty(count if shard.loss.kind == "labels" else 0, corpus.dtype)
         of_loss.gather([0], [begin], [0], [values.nbytes], values.data.cast("B"))
         if len(tokens):
             of_tokens.gather([0], [begin], [0], [tokens.nbytes], tokens.data.cast("B"))
@@ -68,15 +62,13 @@ def _loss_blocks(
 
 def check_written_rows(report: Report, corpus: Corpus) -> None:
     """Check that the positions, segments and targets of every row are what its documents and its loss make."""
-    path = corpus.shards[0].path
-    try:
+    with report.errors("rows", corpus.shards[0].path):
         layout = MaterializedLayout(corpus)
         source, length = NpyDataSource(layout), layout.sequence_length
         per_shard = np.cumsum([shard.num_tokens // length for shard in corpus.shards])
         step = max(1, _BLOCK_TOKENS // length)
         for begin in range(0, len(layout), step):
-            rows = np.arange(begin, min(begin + step, len(layout)))
-            wrong = _wrong_row(layout, source, rows)
+            wrong = _wrong_row(layout, source, np.arange(begin, min(begin + step, len(layout))))
             if wrong is not None:
                 name, row, count = wrong
                 path = corpus.shards[int(np.searchsorted(per_shard, row, side="right"))].path
@@ -84,20 +76,13 @@ def check_written_rows(report: Report, corpus: Corpus) -> None:
                 report.wrong("rows", path, sentence, f"row {row}")
                 return
         report.figures["rows"] = len(layout)
-    except GrainSftError as error:
-        report.wrong("rows", path, str(error))
 
 
-def _wrong_row(
-    layout: MaterializedLayout, source: NpyDataSource, rows: npt.NDArray[np.int64]
-) -> tuple[str, int, int] | None:
+def _wrong_row(layout: MaterializedLayout, source: NpyDataSource, rows: Ints) -> tuple[str, int, int] | None:
     """Return the array that is wrong, its first wrong row, and how many of `rows` are wrong; None where none is."""
     element, read = source.read(rows), source.read_rows(rows)
     segments, positions = _from_documents(layout, rows)
-    compared = {
-        "segment_ids": (element["segment_ids"], segments),
-        "positions": (element["positions"], positions),
-    }
+    compared = {"segment_ids": (element["segment_ids"], segments), "positions": (element["positions"], positions)}
     if read is not None and read.target_segment_ids is not None:
         expected = ShiftTargets().map(element)["targets_segmentation"]
         compared["target_segment_ids"] = read.target_segment_ids, expected
@@ -108,9 +93,7 @@ def _wrong_row(
     return None
 
 
-def _from_documents(
-    layout: MaterializedLayout, rows: npt.NDArray[np.int64]
-) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
+def _from_documents(layout: MaterializedLayout, rows: Ints) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
     """Return segment ids and positions [rows, L] of the boundary files."""
     pieces, length = layout.pieces(rows), layout.sequence_length
     segments, positions = (np.zeros((len(rows), length), np.int32) for _ in range(2))

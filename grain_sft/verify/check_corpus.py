@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
+from collections.abc import Iterator
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +16,8 @@ from grain_sft.verify.check_content import check_loss_values, check_written_rows
 from grain_sft.verify.documents import ScannedDocuments, find_duplicates, scan_documents
 from grain_sft.verify.finding import Report
 from grain_sft.verify.vocabulary import VocabularyCheck, load_manifest, vocabulary_size
+
+Ints = npt.NDArray[np.int64]
 
 _NEARLY_ALL = 0.95
 _ENDS_CHECKED = 1000  # documents, of a fast check
@@ -30,33 +34,34 @@ def check_corpus(report: Report, corpus: Corpus, where: str, vocab_size: int | N
     Returns:
       The number of ids, where it is known.
     """
-    report.figures |= {
-        "shards": len(corpus.shards),
-        "tokens": corpus.num_tokens,
-        "fingerprint": corpus.ends_fingerprint,
-    }
+    counts = {"shards": len(corpus.shards), "tokens": corpus.num_tokens, "fingerprint": corpus.ends_fingerprint}
+    report.figures |= counts
     if not _check_files(report, corpus):
         return vocab_size
-    manifest = None
-    try:
+    manifest, path = None, corpus.shards[0].path
+    with report.errors("statistics", where):
         manifest = load_manifest(corpus, where)
         if vocab_size is None:
             vocab_size = vocabulary_size(report, corpus, where, manifest)
-    except GrainSftError as error:
-        report.wrong("statistics", where, str(error))
-    _check_special_ids(report, corpus, vocab_size)
+    for name, number in (("eos_token_id", corpus.eos_token_id), ("pad_token_id", corpus.pad_token_id)):
+        if number is not None and vocab_size is not None and number >= vocab_size:
+            report.wrong("vocabulary", path, f"{name} is {number}, but the vocabulary has {vocab_size} ids.")
     if report.full:
         check_loss_values(report, corpus)
         if corpus.rows is not None:
             check_written_rows(report, corpus)
     located = _has_documents(report, corpus)
+    vocabulary = VocabularyCheck(corpus, vocab_size)
     if located and report.full:
-        _check_all_tokens(report, corpus, vocab_size, manifest)
-    else:
-        _check_ends(report, corpus, vocab_size)
-        if located and corpus.shards[0].boundaries is not None:
+        with _errors_of_files(report, corpus):
+            _check_all_documents(report, corpus, vocabulary, manifest)
+        return vocab_size
+    with _errors_of_files(report, corpus):
+        _check_ends(report, corpus, vocabulary)
+    if located and corpus.shards[0].boundaries is not None:
+        with _errors_of_files(report, corpus):
             _check_some_documents(report, corpus)
-            _check_statistics(report, corpus, manifest, None)
+        _check_statistics(report, corpus, manifest, None)
     return vocab_size
 
 
@@ -84,19 +89,10 @@ def _check_files(report: Report, corpus: Corpus) -> bool:
     return len(report.findings) == before
 
 
-def _check_special_ids(report: Report, corpus: Corpus, vocab_size: int | None) -> None:
-    for name, number in (("eos_token_id", corpus.eos_token_id), ("pad_token_id", corpus.pad_token_id)):
-        if number is not None and vocab_size is not None and number >= vocab_size:
-            report.wrong(
-                "vocabulary", corpus.shards[0].path, f"{name} is {number}, but the vocabulary has {vocab_size} ids."
-            )
-
-
 def _has_documents(report: Report, corpus: Corpus) -> bool:
     """Find the documents, where that takes no pass over the tokens or everything is read anyway; return whether."""
-    by_files = any(shard.boundaries is not None for shard in corpus.shards)
+    by_files, path = any(shard.boundaries is not None for shard in corpus.shards), corpus.shards[0].path
     if not by_files and corpus.eos_token_id is None:
-        path = corpus.shards[0].path
         report.note("boundaries", path, "no boundary files and no eos_token_id: documents were not checked.")
         return False
     if not by_files and not report.full:
@@ -104,14 +100,12 @@ def _has_documents(report: Report, corpus: Corpus) -> bool:
     try:
         documents, sources = corpus.documents, corpus.sources
     except GrainSftError as error:
-        path = next((name for name in _paths(corpus) if name in str(error)), corpus.shards[0].path)
-        report.wrong("boundaries", path, str(error))
+        report.wrong("boundaries", _path_in(corpus, error) or path, str(error))
         return False
-    held = int(documents.length.sum())
-    report.figures |= {"documents": len(documents), "tokens_in_documents": held}
-    if held < corpus.num_tokens:
-        outside = f"{corpus.num_tokens - held:,} tokens are in no document."
-        report.note("boundaries", corpus.shards[0].path, outside)
+    inside = int(documents.length.sum())
+    report.figures |= {"documents": len(documents), "tokens_in_documents": inside}
+    if inside < corpus.num_tokens:
+        report.note("boundaries", path, f"{corpus.num_tokens - inside:,} tokens are in no document.")
     if sources is not None and corpus.sources_file is not None:
         names = len(corpus.source_names)
         wrong = (sources[:, 0] < 0) | (sources[:, 1] < 1) | ((sources[:, 0] >= names) if names else False)
@@ -121,68 +115,65 @@ def _has_documents(report: Report, corpus: Corpus) -> bool:
     return True
 
 
-def _wrong_file(report: Report, corpus: Corpus, error: GrainSftError) -> None:
+@contextlib.contextmanager
+def _errors_of_files(report: Report, corpus: Corpus) -> Iterator[None]:
     """Report a file that cannot be read, by the path in the error."""
-    report.wrong("files", next((path for path in _paths(corpus) if path in str(error)), ""), str(error))
-
-
-def _paths(corpus: Corpus) -> list[str]:
-    return [file.path for shard in corpus.shards for file in (shard.boundaries, shard.loss, shard) if file is not None]
-
-
-def _check_all_tokens(report: Report, corpus: Corpus, vocab_size: int | None, manifest: Json | None) -> None:
-    """Check every token and every document, in one pass."""
-    vocabulary = VocabularyCheck(corpus, vocab_size)
     try:
-        scanned = scan_documents(corpus, vocabulary.check)
+        yield
     except GrainSftError as error:
-        _wrong_file(report, corpus, error)
-        return
+        report.wrong("files", _path_in(corpus, error), str(error))
+
+
+def _path_in(corpus: Corpus, error: GrainSftError) -> str:
+    for shard in corpus.shards:
+        for file in (shard.boundaries, shard.loss, shard):
+            if file is not None and file.path in str(error):
+                return file.path
+    return ""
+
+
+def _check_all_documents(report: Report, corpus: Corpus, vocabulary: VocabularyCheck, manifest: Json | None) -> None:
+    """Check every token and every document, in one pass."""
+    scanned = scan_documents(corpus, vocabulary.check)
     vocabulary.report(report)
-    length = corpus.documents.length
-    _check_eos(report, corpus, np.arange(len(length))[length > 0], scanned.first[length > 0], scanned.last[length > 0])
+    some = np.flatnonzero(corpus.documents.length > 0)
+    _check_eos(report, corpus, some, scanned.first[some], scanned.last[some])
     _check_statistics(report, corpus, manifest, int(scanned.trainable.sum()))
     _count_documents(report, corpus, scanned)
 
 
 def _count_documents(report: Report, corpus: Corpus, scanned: ScannedDocuments) -> None:
     """Count duplicates and documents without loss: they may be meant."""
-    length = corpus.documents.length
+    length, path = corpus.documents.length, corpus.shards[0].path
     found = find_duplicates(scanned.hash, length)
-    silent = int(np.count_nonzero((scanned.trainable == 0) & (length > 0)))
+    silent = np.flatnonzero((scanned.trainable == 0) & (length > 0))
     report.figures |= {
         "trainable_tokens": int(scanned.trainable.sum()),
         "duplicate_documents": found.documents,
         "duplicate_tokens": found.tokens,
         "empty_documents": int(np.count_nonzero(length == 0)),
-        "documents_without_loss": silent,
+        "documents_without_loss": len(silent),
     }
-    path = corpus.shards[0].path
     if found.first is not None:
         sentence = (
             f"{found.documents:,} documents ({found.tokens:,} tokens) have the tokens of another, in {found.groups:,} groups; "
             f"the first are documents {found.first[0]} and {found.first[1]}."
         )
         report.note("duplicates", path, sentence)
-    if silent:
-        first = int(np.flatnonzero((scanned.trainable == 0) & (length > 0))[0])
-        report.note("loss", path, f"{silent:,} documents take no loss; the first is document {first}.")
+    if len(silent):
+        report.note("loss", path, f"{len(silent):,} documents take no loss; the first is document {silent[0]}.")
 
 
-def _check_ends(report: Report, corpus: Corpus, vocab_size: int | None) -> None:
+def _check_ends(report: Report, corpus: Corpus, vocabulary: VocabularyCheck) -> None:
     """Check the ids at both ends of each shard; in a full check, all of them."""
-    vocabulary, begin = VocabularyCheck(corpus, vocab_size), 0
+    begin = 0
     most = 1 << 20 if report.full else DIGEST_BYTES // corpus.dtype.itemsize
-    try:
-        for shard in corpus.shards:
-            end = begin + shard.num_tokens
-            starts = range(begin, end, most) if report.full else sorted({begin, max(begin, end - most)})
-            for start in starts:
-                vocabulary.check(start, corpus.read(start, min(start + most, end))[0])
-            begin = end
-    except GrainSftError as error:
-        _wrong_file(report, corpus, error)
-        return
+    for shard in corpus.shards:
+        end = begin + shard.num_tokens
+        starts = range(begin, end, most) if report.full else sorted({begin, max(begin, end - most)})
+        for start in starts:
+            vocabulary.check(start, corpus.read(start, min(start + most, end))[0])
+        begin = end
     vocabulary.report(report)
 
 
@@ -193,59 +184,43 @@ def _check_some_documents(report: Report, corpus: Corpus) -> None:
     some = some[np.unique(np.linspace(0, len(some) - 1, _ENDS_CHECKED).astype(np.int64))] if len(some) else some
     firsts = documents.start[some]
     lasts = firsts + documents.length[some] - 1
-    try:
-        first, last = ([int(corpus.read(at, at + 1)[0][0]) for at in column.tolist()] for column in (firsts, lasts))
-    except GrainSftError as error:
-        _wrong_file(report, corpus, error)
-        return
-    _check_eos(report, corpus, some, np.array(first, np.int64), np.array(last, np.int64))
+    first, last = (
+        np.array([corpus.read(at, at + 1)[0][0] for at in column.tolist()], np.int64) for column in (firsts, lasts)
+    )
+    _check_eos(report, corpus, some, first, last)
 
 
-def _check_eos(
-    report: Report,
-    corpus: Corpus,
-    numbers: npt.NDArray[np.int64],
-    first: npt.NDArray[np.int64],
-    last: npt.NDArray[np.int64],
-) -> None:
+def _check_eos(report: Report, corpus: Corpus, numbers: Ints, first: Ints, last: Ints) -> None:
     """Check that documents end with EOS, but for those that were cut. Where most don't, boundaries or EOS are wrong."""
-    eos = corpus.eos_token_id
+    eos, boundaries = corpus.eos_token_id, corpus.shards[0].boundaries
     if eos is None or not len(numbers):
         return
-    path = (corpus.shards[0].boundaries or corpus.shards[0]).path
+    path = (boundaries or corpus.shards[0]).path
     unended, shifted = numbers[last != eos], numbers[(first == eos) & (last != eos)]
-
-    def of_checked(count: int) -> str:
-        return f"{count:,} of {len(numbers):,} documents checked"
-
+    checked = f"of {len(numbers):,} documents checked"
     if len(shifted) * 2 > len(numbers):
         sentence = (
-            f"{of_checked(len(shifted))} begin with the EOS token {eos} and don't end with it; the first is document "
+            f"{len(shifted):,} {checked} begin with the EOS token {eos} and don't end with it; the first is document "
             f"{shifted[0]}. The boundaries are shifted by a token."
         )
         report.wrong("boundaries", path, sentence, f"document {shifted[0]}")
-    elif len(unended) * 2 > len(numbers):
-        tokens, counts = np.unique(last, return_counts=True)
-        if corpus.shards[0].boundaries is not None and counts.max() >= _NEARLY_ALL * len(
-            last
-        ):  # a template's own ending
-            sentence = (
-                f"{of_checked(len(unended))} end with the token {tokens[counts.argmax()]}, not with the EOS token {eos}. A "
-                "reader that splits at EOS, as OLMo-core does in local files, does not find their ends."
-            )
-            report.note("boundaries", path, sentence)
-            return
+        return
+    if not len(unended):
+        return
+    sentence = f"{len(unended):,} {checked} don't end with the EOS token {eos}; the first is document {unended[0]}"
+    if len(unended) * 2 <= len(numbers):
+        report.note("boundaries", path, f"{sentence}. Documents that were cut don't.")
+        return
+    tokens, counts = np.unique(last, return_counts=True)
+    if boundaries is not None and counts.max() >= _NEARLY_ALL * len(last):  # a template's own ending
         sentence = (
-            f"{of_checked(len(unended))} don't end with the EOS token {eos}; the first is document {unended[0]}, which ends "
-            f"with {last[last != eos][0]}. The boundaries are of other tokens, or eos_token_id is wrong."
-        )
-        report.wrong("boundaries", path, sentence, f"document {unended[0]}")
-    elif len(unended):
-        sentence = (
-            f"{of_checked(len(unended))} don't end with the EOS token {eos}; the first is document {unended[0]}. Documents "
-            "that were cut don't."
+            f"{len(unended):,} {checked} end with the token {tokens[counts.argmax()]}, not with the EOS token {eos}. A "
+            "reader that splits at EOS, as OLMo-core does in local files, does not find their ends."
         )
         report.note("boundaries", path, sentence)
+        return
+    reason = f"ends with {last[last != eos][0]}. The boundaries are of other tokens, or eos_token_id is wrong."
+    report.wrong("boundaries", path, f"{sentence}, which {reason}", f"document {unended[0]}")
 
 
 def _check_statistics(report: Report, corpus: Corpus, manifest: Json | None, trainable: int | None) -> None:
@@ -255,15 +230,12 @@ def _check_statistics(report: Report, corpus: Corpus, manifest: Json | None, tra
     found = {"documents": len(corpus.documents), "tokens": int(corpus.documents.length.sum())}
     if trainable is not None:
         found["trainable_tokens"] = trainable
-    stated = []
-    try:
-        for split, _ in manifest.object("splits").entries():
-            counts = manifest.object("splits").object(split)
-            stated.append({name: counts.count(name) for name in found})
-    except GrainSftError as error:
-        report.wrong("statistics", manifest.path, str(error))
-        return
-    if stated and all(any(entry[name] not in (None, found[name]) for name in found) for entry in stated):
-        listed = "; or ".join(", ".join(f"{value} {name}" for name, value in entry.items()) for entry in stated)
-        here = ", ".join(f"{value} {name}" for name, value in found.items())
-        report.wrong("statistics", manifest.path, f"says {listed}; the files hold {here}. They are of other documents.")
+    with report.errors("statistics", manifest.path):
+        splits = manifest.object("splits")
+        counts = [splits.object(split) for split, _ in splits.entries()]
+        stated = [{name: count.count(name) for name in found} for count in counts]
+        if stated and all(any(entry[name] not in (None, found[name]) for name in found) for entry in stated):
+            listed = "; or ".join(", ".join(f"{value} {name}" for name, value in entry.items()) for entry in stated)
+            here = ", ".join(f"{value} {name}" for name, value in found.items())
+            sentence = f"says {listed}; the files hold {here}. They are of other documents."
+            report.wrong("statistics", manifest.path, sentence)

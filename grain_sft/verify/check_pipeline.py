@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections.abc import Sequence
 
 import numpy as np
@@ -31,15 +32,18 @@ def check_pipeline(report: Report, pipeline: Pipeline, where: str, vocab_size: i
             arrays = {name: getattr(plan, name) for name in ("start", "length", "document", "ends")}
             arrays["counts"] = np.array(list(plan.counts.values()), np.int64)
             check_plan(report, where, arrays, dataclasses.asdict(part.packing), part.corpus)
-    if any(finding.check == "plan" and finding.wrong for finding in report.findings):
+    if report.has_wrong("plan"):
         return  # its rows cannot be read
-    check_layout(report, layout, where)
+    _check_layout(report, layout, where)
     _check_sampler(report, pipeline, where)
     _check_batches(report, pipeline, where, vocab_size)
-    _check_loss(report, pipeline, where)
+    steps = range(min(_FIRST_STEPS, pipeline.end_step))
+    if not report.has_wrong("batches") and all(takes_loss(pipeline[step]) is False for step in steps):
+        reason = why_no_loss(pipeline, steps)
+        report.wrong("loss", where, f"no target takes loss in the first {len(steps)} steps: {reason}")
 
 
-def check_layout(report: Report, layout: Layout, where: str) -> None:
+def _check_layout(report: Report, layout: Layout, where: str) -> None:
     """Check that the rows of a layout, or in a fast check its first and last ones, lie in the files and in a row."""
     count, length = len(layout), layout.sequence_length
     tokens = np.array([shard.num_tokens for shard in layout.corpus.shards])
@@ -57,8 +61,7 @@ def check_layout(report: Report, layout: Layout, where: str) -> None:
         outside = (pieces.shard < 0) | (pieces.shard >= len(tokens)) | (pieces.start < 0) | (pieces.length < 1)
         outside |= stop > tokens[np.clip(pieces.shard, 0, len(tokens) - 1)]
         before = np.cumsum(pieces.length) - pieces.length
-        first = np.searchsorted(pieces.row, pieces.row, side="left")
-        column = before - before[first]
+        column = before - before[np.searchsorted(pieces.row, pieces.row, side="left")]
         outside |= (pieces.column != column) | (column + pieces.length > length)
         if pieces.segment is not None:
             step = np.diff(pieces.segment, prepend=0)
@@ -77,8 +80,7 @@ def check_layout(report: Report, layout: Layout, where: str) -> None:
 def _check_sampler(report: Report, pipeline: Pipeline, where: str) -> None:
     """Check that rows exist; in a full check, that no step of the first epoch has one that another had."""
     sampler, count = pipeline.sampler, len(pipeline.source)
-    steps = _end_steps(pipeline)
-    for step in steps:
+    for step in _end_steps(pipeline):
         rows = sampler.rows(step)
         if ((rows < 0) & (rows != FILL_ROW)).any() or (rows >= count).any():
             report.wrong("sampler", where, f"reads row {rows.max()}, but there are {count}.", f"step {step}")
@@ -87,8 +89,8 @@ def _check_sampler(report: Report, pipeline: Pipeline, where: str) -> None:
     if not report.full or not once or count > _MOST_ROWS:
         return
     seen = np.zeros(count, np.bool_)
-    step, read = 0, 0
-    while sampler.num_steps is None or step < sampler.num_steps:
+    step = read = 0
+    while step < pipeline.end_step and read < count:
         rows = sampler.rows(step)
         rows = rows[rows != FILL_ROW]
         if read + len(rows) > count:
@@ -100,48 +102,30 @@ def _check_sampler(report: Report, pipeline: Pipeline, where: str) -> None:
             return
         seen[rows] = True
         step, read = step + 1, read + len(rows)
-        if read == count:
-            break
     report.figures["rows_of_first_epoch"] = read
 
 
 def _end_steps(pipeline: Pipeline) -> list[int]:
     """Return the first step and the last; the second step of a run that never ends."""
-    last = pipeline.sampler.num_steps
-    return sorted({0, 1 if last is None else last - 1})
+    return sorted({0, 1 if pipeline.end_step == sys.maxsize else pipeline.end_step - 1})
 
 
 def _check_batches(report: Report, pipeline: Pipeline, where: str, vocab_size: int | None) -> None:
     """Check the arrays of the first and the last batch."""
-    shapes: dict[str, tuple[tuple[int, ...], str]] | None = None
+    shapes: dict[str, tuple[tuple[int, ...], str]] = {}
     trims = any(trait(transform, "trims_columns") for transform in pipeline.transforms)
     one_shape = not (trims or pipeline.sampler.batch_sizes.schedule)
     for step in _end_steps(pipeline):
-        try:
+        with report.errors("batches", where, f"step {step}"):
             batch = pipeline[step]
-        except GrainSftError as error:
-            report.wrong("batches", where, str(error), f"step {step}")
-            return
-        here = {key: (array.shape, array.dtype.name) for key, array in batch.items()}
-        if one_shape and shapes and here != shapes:
-            report.wrong("batches", where, f"its arrays are {here}, those of step 0 {shapes}.", f"step {step}")
-        shapes = shapes or here
-        sentence = wrong_in_batch(batch, vocab_size)
-        if sentence:
-            report.wrong("batches", where, sentence, f"step {step}")
-    report.figures["batch"] = {key: [list(shape), dtype] for key, (shape, dtype) in (shapes or {}).items()}
-
-
-def _check_loss(report: Report, pipeline: Pipeline, where: str) -> None:
-    """Check that a target of the first steps takes loss."""
-    if any(finding.check == "batches" and finding.wrong for finding in report.findings):
-        return  # they cannot be made or trusted
-    steps = range(min(_FIRST_STEPS, pipeline.end_step))
-    for step in steps:
-        if takes_loss(pipeline[step]) is not False:
-            return
-    reason = why_no_loss(pipeline, steps)
-    report.wrong("loss", where, f"no target takes loss in the first {len(steps)} steps: {reason}")
+            here = {key: (array.shape, array.dtype.name) for key, array in batch.items()}
+            shapes = shapes or here
+            if one_shape and here != shapes:
+                report.wrong("batches", where, f"its arrays are {here}, those of step 0 {shapes}.", f"step {step}")
+            sentence = wrong_in_batch(batch, vocab_size)
+            if sentence:
+                report.wrong("batches", where, sentence, f"step {step}")
+    report.figures["batch"] = {key: [list(shape), dtype] for key, (shape, dtype) in shapes.items()}
 
 
 def wrong_in_batch(batch: Element, vocab_size: int | None) -> str:

@@ -1,5 +1,4 @@
-"""One pass over the tokens of a corpus, in bounded memory: the first and last token of each document, its tokens that take
-loss, and a hash of its tokens."""
+"""One pass over the tokens of a corpus, in bounded memory: what a full check needs of each document."""
 
 from __future__ import annotations
 
@@ -14,9 +13,7 @@ from grain_sft.corpus import Corpus
 Ints = npt.NDArray[np.int64]
 Hashes = npt.NDArray[np.uint64]
 
-BLOCK_TOKENS = 1 << 20
-"""Tokens that are read at once."""
-
+BLOCK_TOKENS = 1 << 20  # read at once
 _BASE = 0x9E3779B97F4A7C15  # odd, so that it has an inverse modulo 2**64
 _INVERSE = pow(_BASE, -1, 1 << 64)
 _MASK = (1 << 64) - 1
@@ -121,7 +118,6 @@ def find_duplicates(hashes: Hashes, length: Ints) -> Duplicates:
 
 
 def _sums(tokens: npt.NDArray[np.unsignedinteger], powers: Hashes) -> Hashes:
-    """Return the sums of the terms before each token, and of all: uint64 [tokens + 1]."""
     mixed = tokens.astype(np.uint64)
     mixed += np.uint64(0xD1B54A32D192ED03)
     mixed *= np.uint64(0xAEF17502108EF2D9)

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+from collections.abc import Iterator
 from typing import Any
+
+from grain_sft.errors import GrainSftError
 
 LISTED = 20
 """Findings of one check that are listed; more are counted."""
@@ -62,6 +66,18 @@ class Report:
     def note(self, check: str, where: str, message: str, place: str = "") -> None:
         """Add what is worth knowing."""
         self.findings.append(Finding(check, where, message, place, wrong=False))
+
+    @contextlib.contextmanager
+    def errors(self, check: str, where: str, place: str = "") -> Iterator[None]:
+        """Add what is raised inside."""
+        try:
+            yield
+        except GrainSftError as error:
+            self.wrong(check, where, str(error), place)
+
+    def has_wrong(self, check: str) -> bool:
+        """Return whether a check found what is wrong."""
+        return any(finding.wrong and finding.check == check for finding in self.findings)
 
     def take(self, part: Report) -> None:
         """Add the report of a part; its figures go under its name."""

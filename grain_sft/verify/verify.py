@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from grain_sft.config import is_config, load
 from grain_sft.corpus import Corpus, open_corpus
-from grain_sft.errors import CorpusError, GrainSftError
+from grain_sft.errors import CorpusError
 from grain_sft.sampling import Host
 from grain_sft.storage import artifact, files
 from grain_sft.verify.check_corpus import check_corpus
@@ -57,14 +58,18 @@ def verify(
         raise CorpusError(f"what={what!r}: expected one of {', '.join(KINDS)}.")
     report = Report(kind, path, full or kind == "plan")  # the checksum of a plan reads all its bytes
     given = dict(options or {})
+    opened: Corpus | None = None
     if kind == "config":
         _config(report, path, vocab_size, receipt, host or Host(0, 1))
     elif kind == "plan":
-        of = None if corpus is None else _opened(report, lambda: open_corpus(corpus, **given), os.fspath(corpus))
-        if corpus is None or of is not None:
-            check_plan_file(report, path, of)
+        if corpus is not None:
+            with report.errors("files", os.fspath(corpus)):
+                opened = open_corpus(corpus, **given)
+        if corpus is None or opened is not None:
+            check_plan_file(report, path, opened)
     else:
-        opened = _opened(report, lambda: open_corpus(path, **given), path)
+        with report.errors("files", path):
+            opened = open_corpus(path, **given)
         if opened is not None:
             check_corpus(report, opened, path, vocab_size)
             _note_other_split(report, path)
@@ -78,39 +83,24 @@ def _note_other_split(report: Report, path: str) -> None:
         report.note("files", path, f"only the training split was checked. Check the other: grain-sft verify {other}")
 
 
-def _opened(report: Report, open_it: Callable[[], Corpus], path: str) -> Corpus | None:
-    try:
-        return open_it()
-    except GrainSftError as error:
-        report.wrong("files", path, str(error))
-        return None
-
-
 def _config(report: Report, path: str, vocab_size: int | None, receipt: str | None, host: Host) -> None:
     """Check that a config loads, and its corpus, layout, sampler and batches."""
-    try:
+    with report.errors("files", path):
         pipeline = load(path, host=host)
-    except GrainSftError as error:
-        report.wrong("files", path, str(error))
-        return
-    layout = pipeline.source.layout
-    sizes = []
-    for name, part in layout.parts.items():
-        of_part = Report("corpus", name, report.full) if name else report
-        sizes.append(check_corpus(of_part, part.corpus, "", vocab_size))
-        if name:
-            report.take(of_part)
-    if any(finding.check == "files" and finding.wrong for finding in report.findings):
-        return
-    vocab_size = None if None in sizes else max(filter(None, sizes), default=None)
-    try:
+        sizes = []
+        for name, part in pipeline.source.layout.parts.items():
+            of_part = Report("corpus", name, report.full) if name else report
+            sizes.append(check_corpus(of_part, part.corpus, "", vocab_size))
+            if name:
+                report.take(of_part)
+        if report.has_wrong("files"):
+            return
+        vocab_size = None if None in sizes else max(filter(None, sizes), default=None)
         check_pipeline(report, pipeline, path, vocab_size)
         if receipt is not None and receipt != pipeline.receipt.code:
             listed = "; ".join(f"{name}: {part}" for name, part in pipeline.receipt.parts.items())
             sentence = f"its receipt is {pipeline.receipt.code}, expected {receipt}. Its parts: {listed}."
             report.wrong("receipt", path, sentence)
-    except GrainSftError as error:
-        report.wrong("files", path, str(error))
 
 
 def _tell(path: str) -> str:
@@ -128,12 +118,8 @@ def _tell(path: str) -> str:
         return "corpus"  # opening it gives the reason
     if head.startswith(artifact.MAGIC):
         return "plan"
-    if not path.endswith(".json") or len(head) > _LARGEST_CONFIG:
-        return "corpus"
-    try:
-        stated = json.loads(head)
-    except (ValueError, RecursionError):
-        return "corpus"
-    if not isinstance(stated, dict) or "format_version" in stated or "shards" in stated:
-        return "corpus"
-    return "config" if is_config(stated) else "corpus"
+    with contextlib.suppress(ValueError, RecursionError):
+        stated = json.loads(head) if path.endswith(".json") and len(head) <= _LARGEST_CONFIG else None
+        of_index = not isinstance(stated, dict) or "format_version" in stated or "shards" in stated
+        return "corpus" if of_index or not is_config(stated) else "config"
+    return "corpus"

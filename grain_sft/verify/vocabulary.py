@@ -1,4 +1,4 @@
-"""The vocabulary of a corpus: its size, by prepare.json or by the tokenizer beside the corpus; and ids that are too high."""
+"""The vocabulary of a corpus: its size, by prepare.json or the tokenizer beside the corpus, and ids that are too high."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from grain_sft.corpus import PREPARE, Corpus, Json
-from grain_sft.errors import GrainSftError, MissingExtraError
+from grain_sft.errors import MissingExtraError
 from grain_sft.storage import files
 from grain_sft.verify.finding import Report
 
@@ -33,12 +33,11 @@ def vocabulary_size(report: Report, corpus: Corpus, where: str, manifest: Json |
     size = _check_tokenizer(report, corpus, where) if report.full or stated is None else None
     found = size if stated is None else stated
     if found is None:
-        report.note(
-            "vocabulary",
-            corpus.shards[0].path,
+        sentence = (
             "the size of the vocabulary is unknown: neither prepare.json nor a folder 'tokenizer' is beside the corpus. "
-            "Give vocab_size (--vocab-size) to have the ids checked.",
+            "Give vocab_size (--vocab-size) to have the ids checked."
         )
+        report.note("vocabulary", corpus.shards[0].path, sentence)
     return found
 
 
@@ -58,21 +57,16 @@ def _check_tokenizer(report: Report, corpus: Corpus, where: str) -> int | None:
         path = files.join(folder, "tokenizer")
         if not files.exists(path):
             continue
-        try:
-            tokenizer = load_tokenizer(path)
-        except MissingExtraError as error:
-            report.note("vocabulary", path, f"the tokenizer was not checked: {error}")
-            return None
-        except GrainSftError as error:
-            report.wrong("vocabulary", path, str(error))
-            return None
-        if corpus.tokenizer_sha256 in (None, tokenizer.sha256):
-            return tokenizer.vocab_size
-        sentence = (
-            f"is another tokenizer (sha256 {tokenizer.sha256}) than the corpus was made with ({corpus.tokenizer_sha256}). "
-            "Put that one there."
-        )
-        report.wrong("vocabulary", path, sentence)
+        with report.errors("vocabulary", path):
+            try:
+                tokenizer = load_tokenizer(path)
+            except MissingExtraError as error:
+                report.note("vocabulary", path, f"the tokenizer was not checked: {error}")
+                return None
+            if corpus.tokenizer_sha256 in (None, tokenizer.sha256):
+                return tokenizer.vocab_size
+            other = f"than the corpus was made with ({corpus.tokenizer_sha256}). Put that one there."
+            report.wrong("vocabulary", path, f"is another tokenizer (sha256 {tokenizer.sha256}) {other}")
         return None
     return None
 

@@ -15,7 +15,20 @@ from grain_sft.source import Element
 KEYS = ("inputs", "targets", "inputs_position", "targets_position", "inputs_segmentation", "targets_segmentation")
 """Keys of MaxText's batches, int32 [rows, L]."""
 
-_WEIGHTS = "targets_weights"
+_REFUSED: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "dataset_type": (
+        lambda value: value != "olmo_grain",
+        "expected 'olmo_grain', which grain_sft replaces. Remove the key.",
+    ),
+    "enable_rampup_batch_size": (bool, "it cuts one batch into several steps. Set it to false."),
+    "reuse_example_batch": (bool, "it trains on the first batch in every step. Set it to 0."),
+    "training_objective": (
+        lambda value: value == "block_diffusion",
+        "grain_sft does not make its masks. Choose another.",
+    ),
+    "expansion_factor_real_data": (lambda value: 0 < value < 1, "any number of hosts may resume here. Set it to -1."),
+}
+"""Keys of MaxText's config: whether a value is refused, and the reason."""
 
 
 def check_trainer(config: Any) -> None:
@@ -24,30 +37,10 @@ def check_trainer(config: Any) -> None:
     Raises:
       ConfigError: the message names the key of MaxText's config.
     """
-    if config.dataset_type != "olmo_grain":
-        raise ConfigError(
-            f"MaxText's dataset_type is {config.dataset_type!r}: expected 'olmo_grain', which grain_sft replaces, "
-            "and for which MaxText reads no state of an iterator from checkpoints. Remove the key."
-        )
-    if config.enable_rampup_batch_size:
-        raise ConfigError(
-            "MaxText's enable_rampup_batch_size is true: it cuts one batch into several steps, so that a checkpoint's step "
-            "does not say which batch comes next. Set it to false."
-        )
-    if getattr(config, "reuse_example_batch", 0):
-        raise ConfigError(
-            f"MaxText's reuse_example_batch is {config.reuse_example_batch}: it trains on the first batch in every step. "
-            "Set it to 0."
-        )
-    if getattr(config, "training_objective", "causal_lm") == "block_diffusion":
-        raise ConfigError(
-            "MaxText's training_objective is block_diffusion, whose masks grain_sft does not make. Choose another."
-        )
-    if 0 < config.expansion_factor_real_data < 1:
-        raise ConfigError(
-            f"MaxText's expansion_factor_real_data is {config.expansion_factor_real_data}, which is for iterators whose "
-            "states were saved on more hosts. Here any number of hosts may resume. Set it to -1."
-        )
+    for key, (refused, reason) in _REFUSED.items():
+        value = getattr(config, key, 0)  # versions of MaxText lack some of them
+        if refused(value):
+            raise ConfigError(f"MaxText's {key} is {value!r}: {reason}")
 
 
 def check_batches(config: Any, pipeline: Pipeline, where: str, *, training: bool) -> None:
@@ -83,8 +76,7 @@ def check_batches(config: Any, pipeline: Pipeline, where: str, *, training: bool
             f"{where}: rows hold several documents, but MaxText's packing is false, with which some of its attention kernels "
             "look across documents. Set packing=True."
         )
-    keys = pipeline.read(0, np.zeros(0, np.int64)) if pipeline.end_step else dict.fromkeys(KEYS)
-    missing = [key for key in KEYS if key not in keys]
+    missing = [key for key in KEYS if pipeline.end_step and key not in _no_rows(pipeline)]
     if missing:
         raise PipelineError(
             f"{where}: batches lack {', '.join(missing)}, which MaxText needs. Add the transform shift_targets as "
@@ -111,9 +103,9 @@ def _check_rows(config: Any, pipeline: Pipeline, where: str, training: bool) -> 
         )
 
 
-def has_weights(pipeline: Pipeline) -> bool:
-    """Return whether batches have `targets_weights`, which MaxText's loss does not use."""
-    return pipeline.end_step > 0 and _WEIGHTS in pipeline.read(0, np.zeros(0, np.int64))
+def _no_rows(pipeline: Pipeline) -> Element:
+    """Return a batch without rows, for its keys."""
+    return pipeline.read(0, np.zeros(0, np.int64))
 
 
 def check_weights(pipeline: Pipeline, where: str, ignore: bool) -> None:
@@ -122,7 +114,7 @@ def check_weights(pipeline: Pipeline, where: str, ignore: bool) -> None:
     Raises:
       ConfigError: the batches have weights.
     """
-    if not has_weights(pipeline):
+    if not pipeline.end_step or "targets_weights" not in _no_rows(pipeline):
         return
     if not ignore:
         raise ConfigError(

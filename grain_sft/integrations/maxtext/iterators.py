@@ -17,9 +17,7 @@ from grain_sft.integrations.maxtext.options import PREFIX, Options
 from grain_sft.pipeline import Pipeline
 from grain_sft.sampling import ORDERS, Host
 
-RECORD = "grain_sft_data.json"
-"""File of `RunRecord` in base_output_directory/run_name, next to the folder of checkpoints."""
-
+RECORD = "grain_sft_data.json"  # in base_output_directory/run_name, next to the folder of checkpoints
 TRAINING_CONFIG = "the config of the data to train on"
 
 
@@ -99,9 +97,8 @@ def load_evaluation(where: str) -> Pipeline:
     _, sections = stated(where)
     sampler = sections["sampler"]
     endless = ORDERS[sampler.get("order", "shuffle")].runs_on or "mixture" in sections["corpus"]
-    once = {} if endless else {"epochs": 1, "last_batch": "fill"}
-    added = {key: value for key, value in once.items() if key not in sampler}
-    if not added:
+    added = {key: value for key, value in {"epochs": 1, "last_batch": "fill"}.items() if key not in sampler}
+    if endless or not added:
         return load(where, host=Host(0, 1))
     try:
         return load({**sections, "sampler": {**sampler, **added}}, host=Host(0, 1))
@@ -119,8 +116,7 @@ def _batches(
     *,
     training: bool,
 ) -> MaxTextBatches:
-    """Return global arrays with the sharding of MaxText's train step. Where only some processes load, MaxText's placeholders
-    on the others have rows over all devices."""
+    """Return global arrays with the sharding of MaxText's train step."""
     import jax
     from jax.sharding import NamedSharding, PartitionSpec
     from maxtext.utils.sharding import get_input_data_sharding
@@ -131,7 +127,7 @@ def _batches(
     if everyone and not config.enable_diloco:
         rules = config.logical_axis_rules if training else config.logical_axis_rules_for_eval
         sharding = get_input_data_sharding(config, mesh, rules=rules)
-    else:
+    else:  # as MaxText's placeholders on processes that load nothing
         sharding = NamedSharding(mesh, PartitionSpec(mesh.axis_names))  # type: ignore[no-untyped-call]
         _check_loaders(sharding, (rows, config.max_target_length), process_indices, pipeline)
     batches: MaxTextBatches
@@ -179,14 +175,9 @@ def record_data(
     if not config.enable_checkpointing or not config.checkpoint_dir:
         return
     folder = os.path.dirname(config.checkpoint_dir.rstrip("/"))
-    record = RunRecord(f"{folder}/{RECORD}")
+    record, writes = RunRecord(f"{folder}/{RECORD}"), jax.process_index() == min(process_indices)
     try:
-        record.begin(
-            batches.pipeline,
-            step,
-            allow_other_data=options.allow_other_data,
-            write=jax.process_index() == min(process_indices),
-        )
+        record.begin(batches.pipeline, step, allow_other_data=options.allow_other_data, write=writes)
     except GrainSftError as error:
         advice = f"{record.path}: {error}\nOn this command line that is {PREFIX}allow_other_data=true."
         raise type(error)(advice) from error

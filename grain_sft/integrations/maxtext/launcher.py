@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from absl import logging
@@ -19,36 +18,6 @@ from grain_sft.integrations.maxtext.iterators import (
     record_data,
 )
 from grain_sft.integrations.maxtext.options import Options, split
-
-
-class _Run:
-    """One run: makes iterators, and moves them to the step at which MaxText really begins."""
-
-    def __init__(self, options: Options) -> None:
-        self.options = options
-        self.batches: list[MaxTextBatches] = []
-        self._training: tuple[Any, MaxTextBatches, Sequence[int]] | None = None
-
-    def make_train_iterator(self, config: Any, mesh: Any, process_indices: Sequence[int]) -> MaxTextBatches:
-        batches = make_train_iterator(config, mesh, process_indices, options=self.options)
-        self._training = config, batches, process_indices
-        self.batches.append(batches)
-        return batches
-
-    def make_eval_iterator(self, config: Any, mesh: Any, process_indices: Sequence[int]) -> MaxTextBatches:
-        self.batches.append(make_eval_iterator(config, mesh, process_indices, options=self.options))
-        return self.batches[-1]
-
-    def first_step(self, get_first_step: Callable[..., int], *arguments: Any) -> int:
-        """Return MaxText's first step, which is that of the weights it restored (`load_full_state_path` may name others)."""
-        step = get_first_step(*arguments)
-        if self._training is not None:
-            config, batches, process_indices = self._training
-            if batches.next_step != step:
-                logging.info("grain_sft: the weights are of step %d, so the data continue there.", step)
-                batches.seek(step)
-                record_data(config, batches, step, self.options, process_indices)
-        return step
 
 
 def train(argv: Sequence[str], options: Options) -> None:
@@ -69,16 +38,38 @@ def train(argv: Sequence[str], options: Options) -> None:
         raise MissingExtraError(
             f"MaxText can't be imported ({error}): it needs Python 3.12 and what docs/maxtext.md installs."
         ) from error
-    run = _Run(options)
-    interface.make_olmo_grain_train_iterator = run.make_train_iterator
-    interface.make_olmo_grain_eval_iterator = run.make_eval_iterator
-    trainer.get_first_step = functools.partial(run.first_step, trainer.get_first_step)
+    made: list[MaxTextBatches] = []
+    training: list[tuple[Any, MaxTextBatches, Sequence[int]]] = []
+    get_first_step = trainer.get_first_step
+
+    def training_batches(config: Any, mesh: Any, process_indices: Sequence[int]) -> MaxTextBatches:
+        made.append(make_train_iterator(config, mesh, process_indices, options=options))
+        training[:] = [(config, made[-1], process_indices)]
+        return made[-1]
+
+    def evaluation_batches(config: Any, mesh: Any, process_indices: Sequence[int]) -> MaxTextBatches:
+        made.append(make_eval_iterator(config, mesh, process_indices, options=options))
+        return made[-1]
+
+    def first_step(*arguments: Any) -> int:
+        """Move the data to MaxText's first step, that of the restored weights (`load_full_state_path` may name others)."""
+        step: int = get_first_step(*arguments)
+        for config, batches, process_indices in training:
+            if batches.next_step != step:
+                logging.info("grain_sft: the weights are of step %d, so the data continue there.", step)
+                batches.seek(step)
+                record_data(config, batches, step, options, process_indices)
+        return step
+
+    interface.make_olmo_grain_train_iterator = training_batches
+    interface.make_olmo_grain_eval_iterator = evaluation_batches
+    trainer.get_first_step = first_step
     try:
         trainer.main(list(argv))
     finally:
-        for batches in run.batches:
+        for batches in made:
             batches.close()
-    for batches in run.batches:
+    for batches in made:
         if batches.failure is not None:
             raise batches.failure
 

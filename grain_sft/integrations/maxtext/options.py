@@ -37,20 +37,22 @@ class Options:
           ConfigError: an unknown name, or a value that is neither true nor false.
         """
         kinds = {field.name: field.type for field in dataclasses.fields(cls)}
-        values: dict[str, Any] = {}
+        values: dict[str, Any] = dict(given)
         for name, text in given.items():
             if name not in kinds:
                 near = difflib.get_close_matches(name, kinds, n=1, cutoff=0.0)[0]
                 raise ConfigError(f"unknown key {PREFIX}{name}. The nearest key is {PREFIX}{near}.")
-            if kinds[name] == "bool" and text.lower() not in ("true", "false"):
-                raise ConfigError(f"{PREFIX}{name}={text}: expected true or false.")
-            values[name] = text.lower() == "true" if kinds[name] == "bool" else text
+            if kinds[name] == "bool":
+                if text.lower() not in ("true", "false"):
+                    raise ConfigError(f"{PREFIX}{name}={text}: expected true or false.")
+                values[name] = text.lower() == "true"
         return cls(**values)
 
     @classmethod
-    def from_environment(cls) -> Options:
-        """Return the options of $GRAIN_SFT_CONFIG, $GRAIN_SFT_EVAL_CONFIG, and so on."""
-        return cls.of(_environment())
+    def from_environment(cls, **given: str) -> Options:
+        """Return the options of $GRAIN_SFT_CONFIG, $GRAIN_SFT_EVAL_CONFIG, and so on, except those that are given."""
+        names = {field.name: f"{PREFIX}{field.name}".upper() for field in dataclasses.fields(cls)}
+        return cls.of({name: os.environ[key] for name, key in names.items() if key in os.environ} | given)
 
     def required(self, name: str, noun: str) -> str:
         """Return the path of the option `name`.
@@ -67,21 +69,16 @@ class Options:
         return path
 
 
-def _environment() -> dict[str, str]:
-    names = [field.name for field in dataclasses.fields(Options)]
-    return {name: os.environ[key] for name in names if (key := f"{PREFIX}{name}".upper()) in os.environ}
-
-
 def split(arguments: Sequence[str]) -> tuple[list[str], Options]:
     """Return MaxText's arguments, and the options among them.
 
     Raises:
       ConfigError: as `Options.of`, or another `dataset_type`.
     """
-    theirs = [word for word in arguments if not word.startswith(PREFIX)]
     ours = dict(word.removeprefix(PREFIX).partition("=")[::2] for word in arguments if word.startswith(PREFIX))
-    options = Options.of(_environment() | ours)
-    for word in theirs:
+    options = Options.from_environment(**ours)
+    theirs = [word for word in arguments if not word.startswith((PREFIX, "dataset_type="))]
+    for word in arguments:
         if word.startswith("dataset_type=") and word != "dataset_type=olmo_grain":
             raise ConfigError(f"{word}: the data are grain_sft's here. Remove this argument.")
-    return [*(word for word in theirs if not word.startswith("dataset_type=")), "dataset_type=olmo_grain"], options
+    return [*theirs, "dataset_type=olmo_grain"], options
