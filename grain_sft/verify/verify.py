@@ -120,6 +120,6 @@ def _tell(path: str) -> str:
         return "plan"
     with contextlib.suppress(ValueError, RecursionError):
         stated = json.loads(head) if path.endswith(".json") and len(head) <= _LARGEST_CONFIG else None
-        of_index = not isinstance(stated, dict) or "format_version" in stated or "shards" in stated
-        return "corpus" if of_index or not is_config(stated) else "config"
+        if isinstance(stated, dict) and not stated.keys() & {"format_version", "shards"} and is_config(stated):
+            return "config"
     return "corpus"
