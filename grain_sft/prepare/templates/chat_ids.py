@@ -14,7 +14,7 @@ from grain_sft.prepare.templates.chat_controls import Control, Expected
 from grain_sft.prepare.templates.chat_template import Spans
 from grain_sft.prepare.templates.template import Rendered, SpecialText, special_text_of
 from grain_sft.prepare.tokenizers import Tokenizer
-from grain_sft.prepare.tokenizers.huggingface_json import renamed
+from grain_sft.prepare.tokenizers.huggingface import renamed
 
 
 class UnexpectedControlError(RecordError):

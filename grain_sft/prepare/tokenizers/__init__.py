@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 from fsspec.core import strip_protocol
 
 from grain_sft.errors import CorpusError, CorpusFileError
+from grain_sft.prepare.tokenizers import sentencepiece_model, tiktoken_file
 from grain_sft.prepare.tokenizers.huggingface import HuggingFaceTokenizer
-from grain_sft.prepare.tokenizers.sentencepiece_model import BEGINS, SentencePieceTokenizer
+from grain_sft.prepare.tokenizers.sentencepiece_model import SentencePieceTokenizer
 from grain_sft.prepare.tokenizers.tiktoken_file import TiktokenTokenizer
 from grain_sft.prepare.tokenizers.tokenizer import CHAT_TEMPLATE, Tokenizer
 from grain_sft.storage import files
@@ -28,10 +30,7 @@ _RANK = re.compile(rb"[A-Za-z0-9+/]+={0,2} [0-9]+\r?\n")
 _JSON_OBJECT = re.compile(rb"(?:\xef\xbb\xbf)?\s*\{")
 _OTHERS = (
     (re.compile(rb"\s*\Z"), "an empty file. Download it again."),
-    (
-        re.compile(rb"version https://git-lfs"),
-        "a pointer of Git LFS, not the file itself. Run `git lfs pull` where it came from.",
-    ),
+    (re.compile(rb"version https://git-lfs"), "a pointer of Git LFS. Run `git lfs pull` where it came from."),
     (re.compile(rb"\x1f\x8b|\x28\xb5\x2f\xfd|BZh|\xfd7zXZ"), "a compressed file. Decompress it."),
     (re.compile(rb"PK\x03\x04"), "a ZIP archive. Unpack it, or give a tokenizer's file."),
     (re.compile(rb"\s*<(?:!DOCTYPE|html)", re.IGNORECASE), "an HTML page. Download the file itself."),
@@ -56,18 +55,15 @@ def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
     """
     where = files.normalize(path).rstrip("/")
     if not _is_folder(where):
-        return _load_file(where, None)
+        return _load_file(where, {})
     names = _list_folder(where)
-    template = files.read_text(files.join(where, CHAT_TEMPLATE)).encode() if CHAT_TEMPLATE in names else None
     if _HUGGINGFACE_FOLDER & set(names):
         return HuggingFaceTokenizer(_read_folder(where), where)
-    candidates = [
-        name
-        for name in names
-        if name.endswith((".model", ".tiktoken")) or (name.startswith("tokenizer.") and not name.endswith(".json"))
-    ]
+    other = [name for name in names if name.startswith("tokenizer.") and not name.endswith(".json")]
+    candidates = [name for name in names if name.endswith((".model", ".tiktoken")) or name in other]
     if len(candidates) == 1:
-        return _load_file(files.join(where, candidates[0]), template)
+        templates = {name: files.read_text(files.join(where, name)).encode() for name in names if name == CHAT_TEMPLATE}
+        return _load_file(files.join(where, candidates[0]), templates)
     if candidates:
         raise CorpusFileError(f"{where}: has {', '.join(candidates)}. Give the path of one of them.")
     listed = ", ".join(name for name in names if "/" not in name) or "nothing"
@@ -77,26 +73,25 @@ def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
     )
 
 
-def _load_file(where: str, template: bytes | None) -> Tokenizer:
-    """Load a tokenizer's file; `template` is the chat template of its directory, where the directory was given."""
+def _load_file(where: str, templates: Mapping[str, bytes]) -> Tokenizer:
+    """Load a tokenizer's file; `templates` has the chat template of its directory, where the directory was given."""
     content = files.read_bytes(where)
     if _JSON_OBJECT.match(content):
         if b'"model"' not in content or not any(key in content for key in (b'"added_tokens"', b'"vocab"', b'"merges"')):
             raise _not_a_tokenizer(where, _other_json(content))
         folder = files.parent(where)
-        if files.name_of(where) == "tokenizer.json" and any(
-            files.exists(files.join(folder, name)) for name in _SIDECARS
-        ):
+        if files.name_of(where) == "tokenizer.json" and any(files.exists(files.join(folder, n)) for n in _SIDECARS):
             return HuggingFaceTokenizer(_read_folder(folder), where)
         return HuggingFaceTokenizer({"tokenizer.json": content}, where)
     if _RANK.match(content + b"\n"):
         sidecar = f"{where}.json"
-        return TiktokenTokenizer(content, where, files.read_bytes(sidecar) if files.exists(sidecar) else None, template)
+        settings = {tiktoken_file.SIDECAR: files.read_bytes(sidecar)} if files.exists(sidecar) else {}
+        return TiktokenTokenizer({tiktoken_file.FILE: content, **settings, **templates}, where)
     for pattern, other in _OTHERS:
         if pattern.match(content):
             raise _not_a_tokenizer(where, other)
-    if BEGINS.match(content):
-        return SentencePieceTokenizer(content, where, template)
+    if sentencepiece_model.BEGINS.match(content):
+        return SentencePieceTokenizer({sentencepiece_model.FILE: content, **templates}, where)
     raise _not_a_tokenizer(
         where, "a file of another kind, or a damaged one. Give the file of a tokenizer, or download it again."
     )
@@ -144,10 +139,7 @@ def _read_folder(folder: str) -> dict[str, bytes]:
     found = {}
     for name in _list_folder(folder):
         top, _, rest = name.partition("/")
-        if (
-            name in _HUGGINGFACE_NAMES
-            or (not rest and name.endswith(".model"))
-            or (top == _MORE_TEMPLATES and rest.endswith(".jinja"))
-        ):
+        is_template = top == _MORE_TEMPLATES and rest.endswith(".jinja")
+        if name in _HUGGINGFACE_NAMES or is_template or (not rest and name.endswith(".model")):
             found[name] = files.read_bytes(files.join(folder, name))
     return found

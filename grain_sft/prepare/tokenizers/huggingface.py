@@ -2,35 +2,27 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import importlib
 import json
 import os
 import re
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from grain_sft.errors import CorpusError, MissingExtraError
-from grain_sft.prepare.tokenizers.huggingface_json import exact_json, plain_json, renamed
-from grain_sft.prepare.tokenizers.tokenizer import (
-    CHAT_TEMPLATE,
-    MARKER,
-    Offsets,
-    Tokenizer,
-    hash_files,
-    text_of_bytes,
-)
+from grain_sft.prepare.tokenizers.tokenizer import CHAT_TEMPLATE, MARKER, Offsets, Tokenizer
 
 _ADVICE = "TRANSFORMERS_NO_ADVISORY_WARNINGS"
 _EOS = ("<|endoftext|>", "</s>", "<eos>", "<|end_of_text|>", "<|im_end|>")
 _PAD = ("<pad>", "<|pad|>", "[PAD]", "<|padding|>")
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _SPACE = "\u2581"  # how Metaspace writes a space
+_GUARD = "\0"  # around a renamed token; no text has it: records with NUL are refused
 
 
 class HuggingFaceTokenizer(Tokenizer):
@@ -38,10 +30,6 @@ class HuggingFaceTokenizer(Tokenizer):
 
     Its special tokens are the added tokens that it declares special, and those that look like `<|markers|>`. Other added
     tokens (runs of spaces, `<think>`) are ordinary text, as they are to transformers.
-
-    Args:
-      contents: Content of the tokenizer's files by name.
-      where: Path of the files, for errors.
 
     Raises:
       CorpusError: transformers can't load the files, or the tokenizer is not of the fast kind.
@@ -52,44 +40,40 @@ class HuggingFaceTokenizer(Tokenizer):
     kind = "huggingface"
 
     def __init__(self, contents: Mapping[str, bytes], where: str) -> None:
-        self._contents = dict(contents)
-        self._where = where
-        self.sha256 = hash_files(self._contents)
+        super().__init__(contents, where)
         loaded = self.transformers_tokenizer
-        added = {number: str(token.content) for number, token in loaded.added_tokens_decoder.items()}
-        declared = {number for number, token in loaded.added_tokens_decoder.items() if token.special}
         self.special_tokens = {
-            text: number
-            for number, text in sorted(added.items())
-            if text and (number in declared or MARKER.fullmatch(text))
+            str(token.content): number
+            for number, token in sorted(loaded.added_tokens_decoder.items())
+            if token.content and (token.special or MARKER.fullmatch(token.content))
         }
-        model = json.loads(self._serialized())["model"]
+        model = self._content()["model"]
         unknown = {self.special_tokens.get(name) for name in (model.get("unk_token"), loaded.unk_token) if name}
         self.control_ids = frozenset(self.special_tokens.values()) - unknown - {model.get("unk_id")}
         self.vocab_size = max(loaded.get_vocab().values(), default=-1) + 1
-        self.eos_token_id = _id_or_none(loaded.eos_token_id, self._guess(_EOS))
-        self.pad_token_id = _id_or_none(loaded.pad_token_id, self._guess(_PAD))
-        self.bos_token_id = _id_or_none(loaded.bos_token_id, None)
+        self.eos_token_id = self._id_of(loaded.eos_token_id, _EOS)
+        self.pad_token_id = self._id_of(loaded.pad_token_id, _PAD)
+        self.bos_token_id = self._id_of(loaded.bos_token_id)
         self.empty_ids = tuple(int(number) for number in loaded("")["input_ids"])
         self.template_variables = {
             name: str(value) if isinstance(value, str) else value for name, value in loaded.special_tokens_map.items()
         }
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self._contents, self._where)
-
     @functools.cached_property
     def transformers_tokenizer(self) -> Any:
         """The tokenizer of transformers."""
         transformers = _import("transformers", self._where)
-        with _folder_of(self._contents) as folder:
+        with tempfile.TemporaryDirectory(prefix="grain_sft-tokenizer-") as folder:
+            for name, data in self._contents.items():
+                path = Path(folder, name)
+                path.parent.mkdir(exist_ok=True)
+                path.write_bytes(data)
             try:
                 if self._lone:
+                    template = self._contents.get(CHAT_TEMPLATE)
                     loaded = transformers.PreTrainedTokenizerFast(
                         tokenizer_file=os.path.join(folder, "tokenizer.json"),
-                        chat_template=self._contents[CHAT_TEMPLATE].decode()
-                        if CHAT_TEMPLATE in self._contents
-                        else None,
+                        chat_template=None if template is None else template.decode(),
                     )
                 else:
                     loaded = transformers.AutoTokenizer.from_pretrained(
@@ -119,12 +103,14 @@ class HuggingFaceTokenizer(Tokenizer):
     @functools.cached_property
     def exact(self) -> Any:
         """The `tokenizers.Tokenizer` whose ids are those of transformers, and whose offsets are untrimmed."""
-        return self._from_json(exact_json(self._serialized()))
+        return self._load(self._bare_content())
 
     @functools.cached_property
     def plain(self) -> Any:
-        """The same, except that a text which spells a special token is ordinary; see `huggingface_json.renamed`."""
-        made = self._from_json(plain_json(exact_json(self._serialized()), self.special_tokens.keys()))
+        """The same, except that a text which spells a special token is ordinary: their spellings are `renamed`."""
+        content = self._bare_content()
+        _rename_tokens(content, self.special_tokens.keys())
+        made = self._load(content)
         for text, number in self.special_tokens.items():
             if made.token_to_id(renamed(text)) != number:
                 raise CorpusError(
@@ -146,37 +132,33 @@ class HuggingFaceTokenizer(Tokenizer):
         return starts, stops
 
     def token_text(self, number: int) -> str | None:
-        return self._token_text(number)
+        by_byte, byte_fallback, metaspace, added = self._spelling
+        if number in added:
+            return added[number]
+        text = self.transformers_tokenizer.convert_ids_to_tokens(number) if 0 <= number < self.vocab_size else None
+        if text is None:
+            return None
+        if by_byte and by_byte.keys() >= set(text):
+            return bytes(by_byte[each] for each in text).decode("utf-8", "surrogateescape")
+        if byte_fallback and (byte := _BYTE.fullmatch(text)):
+            return bytes.fromhex(byte[1]).decode("utf-8", "surrogateescape")
+        return str(text).replace(_SPACE, " ") if metaspace else str(text)
 
     @functools.cached_property
-    def _token_text(self) -> Callable[[int], str | None]:
-        loaded = self.transformers_tokenizer
-        content = json.loads(self._serialized())
+    def _spelling(self) -> tuple[dict[str, int], bool, bool, dict[int, str]]:
+        """Byte of each character, if tokens spell bytes; whether `<0xE9>` is a byte, and `_SPACE` a space; added tokens."""
+        content = self._content()
         steps = json.dumps([content.get("decoder"), content.get("pre_tokenizer")])
-        by_byte, fallback = '"ByteLevel"' in steps, bool(content["model"].get("byte_fallback"))
+        by_byte = _bytes_of_characters() if '"ByteLevel"' in steps else {}
         metaspace = '"Metaspace"' in steps or "\\u2581" in steps
-        added = {number: str(token.content) for number, token in loaded.added_tokens_decoder.items()}
+        added = self.transformers_tokenizer.added_tokens_decoder.items()
+        fallback = bool(content["model"].get("byte_fallback"))
+        return by_byte, fallback, metaspace, {number: str(token.content) for number, token in added}
 
-        def token_text(number: int) -> str | None:
-            if number in added:
-                return added[number]
-            text = loaded.convert_ids_to_tokens(number) if 0 <= number < self.vocab_size else None
-            if text is None:
-                return None
-            if by_byte and all(each in _bytes_of_characters() for each in text):
-                return text_of_bytes(bytes(_bytes_of_characters()[each] for each in text))
-            byte = _BYTE.fullmatch(text) if fallback else None
-            if byte:
-                return text_of_bytes(bytes.fromhex(byte[1]))
-            return str(text).replace(_SPACE, " ") if metaspace else str(text)
-
-        return token_text
-
-    def files(self) -> dict[str, bytes]:
-        return dict(self._contents)
-
-    def _guess(self, names: Sequence[str]) -> int | None:
-        """Return the one special token with such a name, for a lone tokenizer.json, which names none itself."""
+    def _id_of(self, number: Any, names: Sequence[str] = ()) -> int | None:
+        """Return the id, or that of the one special token with such a name, for a lone tokenizer.json, which names none."""
+        if isinstance(number, int):
+            return number
         found = [self.special_tokens[name] for name in names if name in self.special_tokens]
         return found[0] if len(found) == 1 and self._lone else None
 
@@ -185,56 +167,37 @@ class HuggingFaceTokenizer(Tokenizer):
         """Whether no file names the special tokens' roles."""
         return self._contents.keys() <= {"tokenizer.json", CHAT_TEMPLATE}
 
-    def _serialized(self) -> str:
-        return str(self.transformers_tokenizer.backend_tokenizer.to_str())
+    def _content(self) -> dict[str, Any]:
+        """Return the tokenizer.json of the tokenizer that transformers made."""
+        content: dict[str, Any] = json.loads(self.transformers_tokenizer.backend_tokenizer.to_str())
+        return content
 
-    def _from_json(self, content: str) -> Any:
+    def _bare_content(self) -> dict[str, Any]:
+        """Return the same without what adds tokens or takes some away, or may trim the space off a token's offsets."""
+        return self._content() | dict.fromkeys(("truncation", "padding", "post_processor"))
+
+    def _load(self, content: dict[str, Any]) -> Any:
         tokenizers = _import("tokenizers", self._where)
         try:
-            return tokenizers.Tokenizer.from_str(content)
+            return tokenizers.Tokenizer.from_str(json.dumps(content, ensure_ascii=False))
         except Exception as error:  # tokenizers raises bare Exceptions
             raise CorpusError(f"{self._where}: tokenizers can't load this tokenizer ({error}).") from error
 
 
-@contextlib.contextmanager
-def _folder_of(contents: Mapping[str, bytes]) -> Iterator[str]:
-    """Yield a temporary folder with these files."""
-    with tempfile.TemporaryDirectory(prefix="grain_sft-tokenizer-") as folder:
-        for name, data in contents.items():
-            path = Path(folder, name)
-            path.parent.mkdir(exist_ok=True)
-            path.write_bytes(data)
-        yield folder
-
-
 def _import(package: str, where: str) -> Any:
+    """Import a package, without transformers' advice to install PyTorch, which tokenizers do not need."""
+    quiet = _ADVICE not in os.environ
+    os.environ.setdefault(_ADVICE, "1")
     try:
         importlib.import_module("jinja2")
-        with _no_advice():
-            return importlib.import_module(package)
+        return importlib.import_module(package)
     except ImportError as error:
         raise MissingExtraError.of(f"{where}: a tokenizer of Hugging Face", "transformers", "hf") from error
-
-
-@contextlib.contextmanager
-def _no_advice() -> Iterator[None]:
-    """Keep transformers from advising to install PyTorch, which tokenizers do not need."""
-    before = os.environ.get(_ADVICE)
-    os.environ[_ADVICE] = "1"
-    try:
-        yield
     finally:
-        if before is None:
+        if quiet:
             del os.environ[_ADVICE]
-        else:
-            os.environ[_ADVICE] = before
 
 
-def _id_or_none(number: Any, otherwise: int | None) -> int | None:
-    return int(number) if isinstance(number, int) else otherwise
-
-
-@functools.cache
 def _bytes_of_characters() -> dict[str, int]:
     """Return the byte of each character by which byte-level BPE writes bytes. Source: openai/gpt-2, encoder.py.
 
@@ -243,3 +206,36 @@ def _bytes_of_characters() -> dict[str, int]:
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [code for code in range(256) if code not in printable]
     return {chr(code): code for code in printable} | {chr(256 + at): code for at, code in enumerate(others)}
+
+
+def renamed(spelling: str) -> str:
+    """Return the spelling of a special token in `HuggingFaceTokenizer.plain`."""
+    return f"{_GUARD}{spelling}{_GUARD}"
+
+
+def _rename_tokens(content: dict[str, Any], special: Collection[str]) -> None:
+    """Give the special tokens of a tokenizer.json another spelling, and keep all ids.
+
+    Then every text becomes ordinary tokens, and a rendered chat can still name the special tokens that it means.
+    """
+
+    def name_of(piece: str) -> str:
+        return renamed(piece) if piece in special else piece
+
+    def is_kept(merge: Any) -> bool:
+        parts = merge.split(" ") if isinstance(merge, str) else merge
+        return not ("".join(parts) in special or any(part in special for part in parts))
+
+    for token in content.get("added_tokens", []):
+        if token["content"] in special:
+            token |= {"content": renamed(token["content"]), "normalized": False, "single_word": False}
+    model = content["model"]
+    vocabulary = model.get("vocab")
+    if isinstance(vocabulary, dict):
+        model["vocab"] = {name_of(piece): number for piece, number in vocabulary.items()}
+    elif isinstance(vocabulary, list):  # Unigram: (piece, score)
+        model["vocab"] = [[name_of(piece), score] for piece, score in vocabulary]
+    if isinstance(model.get("unk_token"), str):
+        model["unk_token"] = name_of(model["unk_token"])
+    if isinstance(model.get("merges"), list):
+        model["merges"] = [merge for merge in model["merges"] if is_kept(merge)]

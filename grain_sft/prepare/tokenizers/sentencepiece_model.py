@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,15 +13,7 @@ import sentencepiece
 from google.protobuf import descriptor_pb2, descriptor_pool, message, message_factory
 
 from grain_sft.errors import CorpusError
-from grain_sft.prepare.tokenizers.tokenizer import (
-    CHAT_TEMPLATE,
-    MARKER,
-    Offsets,
-    Tokenizer,
-    character_spans,
-    hash_files,
-    text_of_bytes,
-)
+from grain_sft.prepare.tokenizers.tokenizer import MARKER, Offsets, OneFileTokenizer, character_spans
 
 FILE = "tokenizer.model"
 BEGINS = re.compile(rb"\n[\x03-\x7f]\n.{1,122}?\x15", re.DOTALL)
@@ -32,17 +25,12 @@ _MARKER = re.compile(rf"{MARKER.pattern}|<(?:start|end)_of_\w+>", re.DOTALL)
 """User-defined pieces that are control tokens: `<|eot|>`, and the turns of Gemma."""
 
 
-class SentencePieceTokenizer(Tokenizer):
+class SentencePieceTokenizer(OneFileTokenizer):
     """A SentencePiece model.
 
     SentencePiece never makes a CONTROL piece out of text, but does make USER_DEFINED ones. Most of the latter are
     ordinary text that the model has a short way of writing (`<h1>`, runs of spaces). Those that look like control tokens
     (`<|eot|>`, `<start_of_turn>`) are turned into CONTROL pieces in memory, ids unchanged.
-
-    Args:
-      model: Content of the model's file.
-      where: Path of the file, for errors.
-      chat_template: Content of the `chat_template.jinja` in the model's directory.
 
     Raises:
       CorpusError: The bytes are not a SentencePiece model.
@@ -50,31 +38,18 @@ class SentencePieceTokenizer(Tokenizer):
 
     kind = "sentencepiece"
 
-    def __init__(self, model: bytes, where: str = FILE, chat_template: bytes | None = None) -> None:
-        self._model = model
-        self._where = where
-        self._chat_template = chat_template
-        self.chat_template = None if chat_template is None else chat_template.decode()
-        self.sha256 = hash_files(self.files())
+    def __init__(self, contents: Mapping[str, bytes], where: str) -> None:
+        super().__init__(contents, where)
         try:
-            self._safe_model, self.special_tokens = _with_control_pieces(model)
+            self._safe_model, special_tokens = _with_control_pieces(self._contents[FILE])
             processor = self._processor
         except (ValueError, RuntimeError, message.DecodeError) as error:
             raise CorpusError(f"{where}: is not a SentencePiece model ({error}).") from error
-        self.control_ids = frozenset(self.special_tokens.values())
-        self._special_texts = {number: text for text, number in self.special_tokens.items()}
         self.vocab_size = int(processor.get_piece_size())
-        ids = [processor.bos_id(), processor.eos_id(), processor.pad_id()]
-        self.bos_token_id, self.eos_token_id, self.pad_token_id = (None if number < 0 else number for number in ids)
-        self.empty_ids = () if self.bos_token_id is None else (self.bos_token_id,)
-        self.template_variables = {
-            f"{name}_token": processor.id_to_piece(number)
-            for name, number in zip(("bos", "eos", "pad"), ids, strict=True)
-            if number >= 0
-        }
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self._model, self._where, self._chat_template)
+        ids = {"bos": processor.bos_id(), "eos": processor.eos_id(), "pad": processor.pad_id()}
+        named = {name: (processor.id_to_piece(number), number) for name, number in ids.items() if number >= 0}
+        self._set_special(special_tokens, named)
+        self._special_texts = {number: text for text, number in special_tokens.items()}
 
     @functools.cached_property
     def _processor(self) -> Any:
@@ -109,18 +84,9 @@ class SentencePieceTokenizer(Tokenizer):
 
     def decode(self, ids: Sequence[int]) -> str:
         parts: list[str] = []
-        run: list[int] = []
-        for number in ids:
-            text = self._special_texts.get(number)
-            if text is None:
-                run.append(int(number))
-                continue
-            if run:
-                parts.append(self._processor.decode(run))
-                run = []
-            parts.append(text)
-        if run:
-            parts.append(self._processor.decode(run))
+        for special, group in itertools.groupby(map(int, ids), self._special_texts.__contains__):
+            run = list(group)
+            parts += [self._special_texts[number] for number in run] if special else [self._processor.decode(run)]
         return "".join(parts)
 
     def token_text(self, number: int) -> str | None:
@@ -129,12 +95,8 @@ class SentencePieceTokenizer(Tokenizer):
             return None
         text = str(processor.id_to_piece(number))
         if processor.is_byte(number):
-            return text_of_bytes(bytes.fromhex(text[3:5]))
+            return bytes.fromhex(text[3:5]).decode("utf-8", "surrogateescape")
         return text if processor.is_unknown(number) else text.replace(_SPACE, " ")
-
-    def files(self) -> dict[str, bytes]:
-        """Return the model, and the chat template where its directory has one."""
-        return {FILE: self._model, **({} if self._chat_template is None else {CHAT_TEMPLATE: self._chat_template})}
 
 
 def _with_control_pieces(model: bytes) -> tuple[bytes, dict[str, int]]:

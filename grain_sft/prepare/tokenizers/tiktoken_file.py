@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import functools
 import importlib
 import json
@@ -13,18 +12,12 @@ from typing import Any
 import numpy as np
 
 from grain_sft.errors import CorpusError, MissingExtraError, RecordError
-from grain_sft.prepare.tokenizers.tokenizer import (
-    CHAT_TEMPLATE,
-    Offsets,
-    Tokenizer,
-    character_spans,
-    hash_files,
-    text_of_bytes,
-)
+from grain_sft.prepare.tokenizers.tokenizer import Offsets, OneFileTokenizer, character_spans
 
 FILE = "tokenizer.tiktoken"
 SIDECAR = "tokenizer.tiktoken.json"
-_KEYS = ("pattern", "special_tokens", "bos_token", "eos_token", "pad_token")
+_NAMED = ("bos", "eos", "pad")
+_KEYS = ("pattern", "special_tokens", *(f"{name}_token" for name in _NAMED))
 
 _LLAMA3_RANKS = 128_000
 _LLAMA3_PROBES = {b" the": 279, b"Hello": 9906}
@@ -44,17 +37,11 @@ _LLAMA3: Mapping[str, Any] = {
 }
 
 
-class TiktokenTokenizer(Tokenizer):
+class TiktokenTokenizer(OneFileTokenizer):
     """A tiktoken file with its split pattern and special tokens.
 
     The file itself has neither. They are in a JSON sidecar, named like the file with `.json` at its end, under the keys
     pattern, special_tokens (spelling to id), bos_token, eos_token, pad_token. Llama 3's file needs no sidecar.
-
-    Args:
-      ranks: Content of the tiktoken file.
-      where: Path of the file, for errors.
-      sidecar: Content of the JSON sidecar.
-      chat_template: Content of the `chat_template.jinja` in the file's directory.
 
     Raises:
       CorpusError: The bytes are not a tiktoken file, or pattern and special tokens are unknown or wrong.
@@ -63,57 +50,36 @@ class TiktokenTokenizer(Tokenizer):
 
     kind = "tiktoken"
 
-    def __init__(
-        self, ranks: bytes, where: str = FILE, sidecar: bytes | None = None, chat_template: bytes | None = None
-    ) -> None:
-        self._files = {FILE: ranks}
-        self._where = where
-        if sidecar is not None:
-            self._files[SIDECAR] = sidecar
-        if chat_template is not None:
-            self._files[CHAT_TEMPLATE] = chat_template
-        self.chat_template = None if chat_template is None else chat_template.decode()
-        self.sha256 = hash_files(self._files)
-        self._ranks = _parse_ranks(ranks, where)
-        settings = self._settings(sidecar)
-        self.special_tokens = settings["special_tokens"]
-        self.control_ids = frozenset(self.special_tokens.values())
-        self._pattern: str = settings["pattern"]
-        self.vocab_size = max([*self._ranks.values(), *self.special_tokens.values()]) + 1
-        named = {name: settings.get(name) for name in ("bos_token", "eos_token", "pad_token")}
-        self.template_variables = {name: text for name, text in named.items() if text is not None}
-        self.bos_token_id, self.eos_token_id, self.pad_token_id = (
-            None if text is None else self.special_tokens[text] for text in named.values()
-        )
-        self.empty_ids = () if self.bos_token_id is None else (self.bos_token_id,)
-        _ = self._encoding
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        files = self._files
-        return type(self), (files[FILE], self._where, files.get(SIDECAR), files.get(CHAT_TEMPLATE))
+    def __init__(self, contents: Mapping[str, bytes], where: str) -> None:
+        super().__init__(contents, where)
+        self._ranks = _parse_ranks(self._contents[FILE], where)
+        settings = self._settings(self._contents.get(SIDECAR))
+        special, texts = settings["special_tokens"], {name: settings.get(f"{name}_token") for name in _NAMED}
+        self._set_special(special, {name: (text, special[text]) for name, text in texts.items() if text is not None})
+        self.vocab_size = max([*self._ranks.values(), *special.values()]) + 1
+        self._encoding = self._load(settings["pattern"])
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """See `Tokenizer`. A RecordError names a text that the pattern can't split, such as a million spaces."""
-        return [self._encode(text) for text in texts]
-
-    def _encode(self, text: str) -> list[int]:
-        try:
-            ids: list[int] = self._encoding.encode_ordinary(text)
-        except BaseException as error:  # tiktoken panics, which is not an Exception
-            if type(error).__name__ != "PanicException":
-                raise
-            raise RecordError(
-                f"messages: tiktoken can't split a text of {len(text):,} characters ({error}). Break up its longest run of "
-                "spaces or letters."
-            ) from error
-        return ids
+        found: list[list[int]] = []
+        for text in texts:
+            try:
+                found.append(self._encoding.encode_ordinary(text))
+            except BaseException as error:  # tiktoken panics, which is not an Exception
+                if type(error).__name__ != "PanicException":
+                    raise
+                raise RecordError(
+                    f"messages: tiktoken can't split a text of {len(text):,} characters ({error}). Break up its longest "
+                    "run of spaces or letters."
+                ) from error
+        return found
 
     def token_spans(self, text: str, ids: Sequence[int]) -> tuple[Offsets, Offsets]:
         return character_spans(text, self._lengths[np.asarray(ids, np.int64)])
 
     def token_text(self, number: int) -> str | None:
         data = self._tokens.get(number)
-        return None if data is None else text_of_bytes(data)
+        return None if data is None else data.decode("utf-8", "surrogateescape")
 
     @functools.cached_property
     def _tokens(self) -> dict[int, bytes]:
@@ -122,23 +88,14 @@ class TiktokenTokenizer(Tokenizer):
     def decode(self, ids: Sequence[int]) -> str:
         return str(self._encoding.decode([int(number) for number in ids]))
 
-    def files(self) -> dict[str, bytes]:
-        """Return the file, and the sidecars that were read."""
-        return dict(self._files)
-
-    @functools.cached_property
-    def _encoding(self) -> Any:
+    def _load(self, pattern: str) -> Any:
         try:
             tiktoken = importlib.import_module("tiktoken")
         except ImportError as error:
             raise MissingExtraError.of(f"{self._where}: a tiktoken file", "tiktoken", "tiktoken") from error
+        ranks, special = self._ranks, dict(self.special_tokens)
         try:
-            return tiktoken.Encoding(
-                name=self.sha256,
-                pat_str=self._pattern,
-                mergeable_ranks=self._ranks,
-                special_tokens=dict(self.special_tokens),
-            )
+            return tiktoken.Encoding(name=self.sha256, pat_str=pattern, mergeable_ranks=ranks, special_tokens=special)
         except Exception as error:  # of its regular expressions, and of ranks that are not whole
             raise CorpusError(f"{self._where}: tiktoken can't load this tokenizer ({error}).") from error
 
@@ -152,9 +109,7 @@ class TiktokenTokenizer(Tokenizer):
 
     def _settings(self, sidecar: bytes | None) -> Mapping[str, Any]:
         if sidecar is None:
-            if len(self._ranks) == _LLAMA3_RANKS and all(
-                self._ranks.get(token) == rank for token, rank in _LLAMA3_PROBES.items()
-            ):
+            if len(self._ranks) == _LLAMA3_RANKS and _LLAMA3_PROBES.items() <= self._ranks.items():
                 return _LLAMA3
             raise CorpusError(
                 f"{self._where}: a tiktoken file of {len(self._ranks):,} ranks. Expected its split pattern and special "
@@ -176,7 +131,7 @@ class TiktokenTokenizer(Tokenizer):
         taken = set(self._ranks.values()) & set(special.values())
         if taken or len(set(special.values())) < len(special):
             raise CorpusError(f"{where}: special_tokens: an id is used twice or is a rank of the file. Fix the ids.")
-        for name in ("bos_token", "eos_token", "pad_token"):
+        for name in _KEYS[2:]:
             if settings.get(name) is not None and settings[name] not in special:
                 raise CorpusError(f"{where}: {name}: {settings[name]!r} is not in special_tokens. Add it there.")
         return settings
@@ -190,7 +145,7 @@ def _parse_ranks(content: bytes, where: str) -> dict[bytes, int]:
         token, _, rank = line.partition(b" ")
         try:
             ranks[base64.b64decode(token, validate=True)] = int(rank)
-        except (ValueError, binascii.Error) as error:
+        except ValueError as error:
             raise CorpusError(
                 f"{where}: line {number} of the tiktoken file: expected base64 and a rank, found {line[:40]!r}. "
                 "Download the file again."

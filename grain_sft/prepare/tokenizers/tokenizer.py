@@ -34,21 +34,34 @@ class Tokenizer(abc.ABC):
       empty_ids: Ids of an empty text where the tokenizer adds tokens of its own: its BOS, or nothing.
       template_variables: Values for chat templates: `bos_token`, `eos_token`, ... and their spellings.
       chat_template: The tokenizer's own Jinja template; None where it has none.
+
+    Args:
+      contents: Content of the tokenizer's files by name.
+      where: Path of the files, for errors.
     """
 
     kind: ClassVar[str]
     encodes_whole_chats: ClassVar[bool] = False
     vocab_size: int
-    eos_token_id: int | None
-    pad_token_id: int | None
-    bos_token_id: int | None
-    sha256: str
+    eos_token_id: int | None = None
+    pad_token_id: int | None = None
+    bos_token_id: int | None = None
     special_tokens: Mapping[str, int]
     control_ids: frozenset[int]
     empty_ids: Sequence[int]
     template_variables: Mapping[str, Any]
     chat_template: str | None
-    _where: str
+
+    def __init__(self, contents: Mapping[str, bytes], where: str) -> None:
+        self._contents = dict(contents)
+        self._where = where
+        self.sha256 = hash_files(self._contents)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self._contents, self._where)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._where!r}, vocab_size={self.vocab_size}, sha256={self.sha256[:12]!r})"
 
     @abc.abstractmethod
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
@@ -74,9 +87,9 @@ class Tokenizer(abc.ABC):
           ids: Tokens of the text, as `encode` gives them.
         """
 
-    @abc.abstractmethod
     def files(self) -> dict[str, bytes]:
         """Return name and content of each file that the tokenizer is loaded from."""
+        return dict(self._contents)
 
     def token_id(self, text: str) -> int | None:
         """Return the id of the special token with this spelling."""
@@ -87,8 +100,20 @@ class Tokenizer(abc.ABC):
         names = ("kind", "sha256", "vocab_size", "eos_token_id", "pad_token_id", "bos_token_id")
         return {**{name: getattr(self, name) for name in names}, "special_tokens": dict(self.special_tokens)}
 
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self._where!r}, vocab_size={self.vocab_size}, sha256={self.sha256[:12]!r})"
+
+class OneFileTokenizer(Tokenizer):
+    """A tokenizer of one file, perhaps with a `chat_template.jinja` beside it, in which no text becomes a control token."""
+
+    def _set_special(self, special_tokens: Mapping[str, int], named: Mapping[str, tuple[str, int]]) -> None:
+        """Set what follows from the special tokens, and from spelling and id of those named "bos", "eos" and "pad"."""
+        self.special_tokens = special_tokens
+        self.control_ids = frozenset(special_tokens.values())
+        for name, (_, number) in named.items():
+            setattr(self, f"{name}_token_id", number)
+        self.empty_ids = () if self.bos_token_id is None else (self.bos_token_id,)
+        self.template_variables = {f"{name}_token": text for name, (text, _) in named.items()}
+        template = self._contents.get(CHAT_TEMPLATE)
+        self.chat_template = None if template is None else template.decode()
 
 
 def hash_files(contents: Mapping[str, bytes]) -> str:
@@ -115,14 +140,9 @@ def character_spans(text: str, lengths: Offsets) -> tuple[Offsets, Offsets]:
     stops = np.cumsum(lengths, dtype=np.int64)
     starts = stops - lengths
     data = np.frombuffer(text.encode(), np.uint8)
-    if len(data) != (int(stops[-1]) if len(stops) else 0):
-        raise ValueError(f"{len(data)} bytes of text, {int(stops[-1]) if len(stops) else 0} of tokens")
+    if len(data) != int(lengths.sum()):
+        raise ValueError(f"{len(data)} bytes of text, {int(lengths.sum())} of tokens")
     if len(data) == len(text):
         return starts, stops
     character = np.cumsum((data & 0xC0) != 0x80, dtype=np.int64) - 1
     return character[starts], character[stops - 1] + 1
-
-
-def text_of_bytes(data: bytes) -> str:
-    """Return bytes as text; those that are not UTF-8 become lone surrogates."""
-    return data.decode("utf-8", "surrogateescape")
