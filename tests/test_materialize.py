@@ -7,6 +7,7 @@ import gzip
 import json
 import os
 import pickle
+import shutil
 
 import numpy as np
 import pytest
@@ -312,8 +313,6 @@ def test_what_was_cut_off_is_not_there_and_goes_on_where_it_was(tmp_path, layout
     with pytest.raises(KeyboardInterrupt):
         materialize(layout, tmp_path / "rows", shard_bytes=1 << 10)
     assert not (tmp_path / "rows").exists()
-    (stage,) = [path for path in tmp_path.iterdir() if path.name not in ("cache", "chats", "whole")]
-    (stage / ".rows_0003.bin.17.0123abcd.tmp").write_bytes(b"what a killed process left there")
     again = materialize(layout, tmp_path / "rows", shard_bytes=1 << 10)
     assert again == whole and len(calls) == 4 + len(whole["rows_of_shards"]) - 3
     for path in (tmp_path / "whole").iterdir():
@@ -346,11 +345,9 @@ def test_unfinished_rows_that_do_not_say_what_they_are_are_begun_anew(tmp_path, 
     with pytest.raises(ZeroDivisionError):
         materialize(layout, tmp_path / "rows", shard_bytes=1 << 10)
     monkeypatch.setattr(NpyDataSource, "read", read)
-    (stage,) = [path for path in tmp_path.iterdir() if path.name not in made]
-    for path in stage.iterdir():
-        path.unlink()
-    for path in (tmp_path / "other").iterdir():
-        (stage / path.name).write_bytes(path.read_bytes())
+    (work,) = [path for path in tmp_path.iterdir() if path.name not in made]
+    (work / "identity.json").unlink()
+    shutil.copytree(tmp_path / "other", work / "corpus")
     materialize(layout, tmp_path / "rows", shard_bytes=1 << 10)
     same_rows(opened(tmp_path / "rows"), NpyDataSource(layout))
 
@@ -394,7 +391,7 @@ def test_only_packed_rows_are_written_out(tmp_path, layout):
 def test_an_output_that_holds_something_else_is_left_alone(tmp_path, layout):
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").write_text("mine")
-    with pytest.raises(LayoutError, match="is not an empty folder"):
+    with pytest.raises(LayoutError, match=r"is not empty, and holds no rows\.json"):
         materialize(layout, tmp_path / "full")
     materialize(layout, tmp_path / "rows")
     with pytest.raises(LayoutError, match="holds other rows"):

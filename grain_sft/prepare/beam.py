@@ -23,7 +23,6 @@ from grain_sft.prepare.beam_steps import Outcome, Run
 from grain_sft.prepare.records import inputs
 from grain_sft.prepare.request import Request
 from grain_sft.prepare.target import Target
-from grain_sft.prepare.workers import error_named
 
 LOCAL_RUNNERS = ("direct", "directrunner")
 DATAFLOW_RUNNERS = ("dataflow", "dataflowrunner")
@@ -60,22 +59,22 @@ def prepare(
     target = Target(output)
     target.check_writable()
     entries = inputs.list_inputs([dataset.paths for dataset in request.datasets])
-    units = inputs.plan_units(entries)
-    with target.locked():
-        target.remove_temporary()
+
+    def attempt() -> Outcome:
         run = Run(request, target.output, overwrite, f"beam-{secrets.token_hex(8)}")
         try:
-            run.save_inputs(entries, units)
-            outcome = _run(beam, options, run, len(units))
-            if outcome.replace:
-                target.clear()
-                run = Run(request, target.output, overwrite, f"beam-{secrets.token_hex(8)}")
-                run.save_inputs(entries, units)
-                outcome = _run(beam, options, run, len(units))
+            run.save("inputs.json", entries)
+            return _run(beam, options, run, len(inputs.plan_units(entries)))
         finally:
             target.forget(run.name)
-        if outcome.error:
-            raise error_named(outcome.error, outcome.message)
+
+    with target.locked():
+        outcome = attempt()
+        if outcome.replace:
+            target.clear()
+            outcome = attempt()
+        if outcome.failure is not None:
+            raise outcome.failure.to_error()
         if outcome.manifest.get("already"):
             target.discard()
         else:
@@ -125,7 +124,8 @@ def _run(beam: Any, options: Any, run: Run, units: int) -> Outcome:
     outcome = run.outcome()
     if outcome is None:
         raise PrepareError(
-            f"the Beam pipeline ended without a result in {run.folder}. Do its workers write to the same {run.output}?"
+            f"the Beam pipeline ended without a result: {run.path('outcome.json')} is missing. Do its workers write to the "
+            f"same {run.output}?"
         )
     return outcome
 

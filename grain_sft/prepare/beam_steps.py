@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
 import msgspec
@@ -22,10 +22,10 @@ from grain_sft.prepare.chunks import Header
 from grain_sft.prepare.documents import Table
 from grain_sft.prepare.job import Job
 from grain_sft.prepare.records import inputs
-from grain_sft.prepare.records.inputs import Input, Scan, Unit
-from grain_sft.prepare.render import Renderer, Work
+from grain_sft.prepare.records.inputs import Input, Scan
 from grain_sft.prepare.request import Request
 from grain_sft.prepare.target import Target
+from grain_sft.prepare.workers import Failure
 from grain_sft.prepare.writers import Plan, SplitStatistics, Task
 from grain_sft.storage import files
 
@@ -38,28 +38,14 @@ _lock = threading.RLock()
 
 
 class Outcome(msgspec.Struct):
-    """End of a run: its manifest, an error of `grain_sft.errors`, or `replace`: another preparation has to be cleared."""
+    """End of a run: its manifest, its first failure, or `replace`: another preparation has to be cleared."""
 
     manifest: dict[str, Any] = {}
-    error: str = ""
-    message: str = ""
+    failure: Failure | None = None
     replace: bool = False
 
 
-class _Inputs(msgspec.Struct):
-    inputs: tuple[Input, ...]
-    units: tuple[Unit, ...]
-
-
-class _Job(msgspec.Struct):
-    work: Work
-    units: tuple[Unit, ...]
-    firsts: tuple[int, ...]
-    input_digests: tuple[str, ...]
-    input_records: tuple[int, ...]
-
-
-class _Plan(msgspec.Struct):
+class _PlanNote(msgspec.Struct):
     statistics: dict[str, SplitStatistics]
     binary: bool
     headers: tuple[Header, ...]
@@ -73,7 +59,7 @@ class Run:
       request: Inputs, template, tokenizer and format.
       output: Folder of the corpus.
       overwrite: Whether files of another preparation may be cleared.
-      name: Name of the run's folder of notes, in the folder of unfinished work.
+      name: Name of the run's folder of notes, in the folder of unfinished work: inputs, job, plan and outcome.
     """
 
     request: Request
@@ -81,52 +67,21 @@ class Run:
     overwrite: bool
     name: str
 
-    @property
-    def target(self) -> Target:
-        """Target of the corpus."""
-        return Target(self.output)
+    def path(self, name: str) -> str:
+        """Return the path of a note."""
+        return files.join(Target(self.output).work, self.name, name)
 
-    @property
-    def folder(self) -> str:
-        """Folder of the run's notes: its inputs, job, plan and outcome."""
-        return files.join(self.target.work, self.name)
+    def save(self, name: str, note: Any) -> None:
+        """Write a note: bytes, or a value as JSON."""
+        files.write_bytes(self.path(name), note if isinstance(note, bytes) else msgspec.json.encode(note))
 
-    def save(self, name: str, data: bytes) -> None:
-        """Write a note."""
-        files.write_bytes(files.join(self.folder, name), data)
-
-    def load(self, name: str) -> bytes:
-        """Read a note."""
-        return files.read_bytes(files.join(self.folder, name))
-
-    def save_inputs(self, entries: Sequence[Input], units: Sequence[Unit]) -> None:
-        """Write the inputs and their units."""
-        self.save("inputs.json", msgspec.json.encode(_Inputs(tuple(entries), tuple(units))))
-
-    def conclude(self, outcome: Outcome) -> None:
-        """Write the outcome; the following steps then do nothing."""
-        self.save("outcome.json", msgspec.json.encode(outcome))
+    def load(self, name: str, kind: type[T]) -> T:
+        """Read a note of JSON."""
+        return msgspec.json.decode(files.read_bytes(self.path(name)), type=kind)
 
     def outcome(self) -> Outcome | None:
-        """Return the outcome, if the run has ended."""
-        if not files.exists(files.join(self.folder, "outcome.json")):
-            return None
-        return msgspec.json.decode(self.load("outcome.json"), type=Outcome)
-
-
-@dataclasses.dataclass(frozen=True)
-class Failure:
-    """An error as data: a runner would retry an exception, and show a traceback of its own.
-
-    Attributes:
-      order: Number of the unit or task.
-      error: Name in `grain_sft.errors`.
-      message: Text of the error.
-    """
-
-    order: int
-    error: str
-    message: str
+        """Return the outcome, if the run has ended; the following steps then do nothing."""
+        return self.load("outcome.json", Outcome) if files.exists(self.path("outcome.json")) else None
 
 
 def numbers(units: int) -> Iterator[int]:
@@ -134,114 +89,111 @@ def numbers(units: int) -> Iterator[int]:
     yield from range(units)
 
 
-def scan(unit: int, run: Run) -> tuple[int, Scan | Failure]:
+def scan(unit: int, run: Run) -> tuple[int, Scan | None, Failure | None]:
     """Count and hash a unit."""
-    listing = _inputs(run)
-    found = listing.units[unit]
-    return unit, _attempt(unit, lambda: inputs.scan_unit(listing.inputs[found.input], found))
+    entries, units = _inputs(run)
+    return unit, *_attempt(unit, lambda: inputs.scan_unit(entries[units[unit].input], units[unit]))
 
 
-def begin(_: object, run: Run, scans: Iterable[tuple[int, Scan | Failure]]) -> Iterator[int]:
+def begin(_: object, run: Run, scans: Iterable[tuple[int, Scan | None, Failure | None]]) -> Iterator[int]:
     """Begin or continue the work; yield the units to render."""
-    found = dict(scans)
-    if not _conclude(run, [scanned for scanned in found.values() if isinstance(scanned, Failure)]):
-        yield from _unless_failed(run, lambda: _begin(run, found)) or ()
+    found = sorted(scans, key=lambda scanned: scanned[0])
+    failures = [failure for *_, failure in found if failure is not None]
+    yield from _advance(run, failures, lambda: _begin(run, [scan for _, scan, _ in found if scan is not None])) or ()
+
+
+def _begin(run: Run, scans: list[Scan]) -> range:
+    entries, units = _inputs(run)
+    job = Job.of(run.request, run.output, entries, units, scans)
+    found = job.target.finished(job.identity, overwrite=run.overwrite)
+    if found is not None:
+        run.save("outcome.json", Outcome({**found, "already": True}))
+    elif job.target.holds_other(job.identity, overwrite=run.overwrite):
+        run.save("outcome.json", Outcome(replace=True))
+    else:
+        job.target.mark(job.identity)
+        run.save("job.json", job)
+        return range(len(units))
+    return range(0)
 
 
 def render(unit: int, run: Run) -> Iterator[Failure]:
-    """Make a unit's chunk; yield its failure, if it has one."""
+    """Make a unit's chunk, unless it exists; yield its failure, if it has one."""
+
+    def step() -> None:
+        job = _job(run)
+        if job.chunks.header(unit) is None:
+            job.chunks.write(unit, job.render(job.units[unit]))
+
     with _lock:
-        if _failed_before(run, unit):
-            return
-        result = _attempt(unit, lambda: _job(run).render(_job(run).units[unit], _renderer(run)))
-        if isinstance(result, Failure):
-            run.save("failed", str(unit).encode())
-            yield result
+        if files.exists(run.path("failed")) and run.load("failed", int) < unit:
+            return  # after an earlier unit has failed, this one decides nothing
+        _, failure = _attempt(unit, step)
+        if failure is not None:
+            run.save("failed", unit)
+            yield failure
 
 
 def plan(_: object, run: Run, failures: Iterable[Failure]) -> Iterator[Task]:
-    """Plan the corpus; yield the tasks of writing it."""
-    if run.outcome() is None and not _conclude(run, failures):
-        yield from _unless_failed(run, lambda: _make_plan(run)) or ()
+    """Plan the corpus and save the plan: 4 bytes a document, and 8 for each time that it is in a split.
+
+    Yields:
+      Tasks of writing the corpus.
+    """
+
+    def step() -> list[Task]:
+        job = _job(run)
+        made = job.plan()
+        table = Table.of(job.chunks, len(job.units))
+        headers = tuple(dataclasses.replace(header, rejected=()) for header in table.headers)
+        run.save("plan.json", _PlanNote(dict(made.statistics), made.binary, headers))
+        run.save("lengths.bin", table.lengths.astype("<u4").tobytes())
+        for split, ids in made.splits.items():
+            run.save(f"{split}.bin", ids.astype("<i8").tobytes())
+        return [task for split in made.splits for task in job.format.tasks(made, split)]
+
+    yield from _advance(run, failures, step) or ()
 
 
 def write(task: Task, run: Run) -> Iterator[Failure]:
     """Write a part of the corpus; yield its failure, if it has one."""
     with _lock:
-        result = _attempt(task.number, lambda: _job(run).format.write(_plan(run), task))
-    if isinstance(result, Failure):
-        yield result
+        _, failure = _attempt(task.number, lambda: _job(run).format.write(_plan(run), task))
+    if failure is not None:
+        yield failure
 
 
 def finish(_: object, run: Run, failures: Iterable[Failure]) -> None:
     """Write metadata and manifest."""
-    if run.outcome() is None and not _conclude(run, failures):
-        manifest = _unless_failed(run, lambda: _job(run).finish(_plan(run)))
-        if manifest is not None:
-            run.conclude(Outcome(manifest))
+    manifest = _advance(run, failures, lambda: _job(run).finish(_plan(run)))
+    if manifest is not None:
+        run.save("outcome.json", Outcome(manifest))
 
 
-def _begin(run: Run, scans: dict[int, Any]) -> range:
-    listing = _inputs(run)
-    target, units = run.target, listing.units
-    job = Job.of(run.request, target, listing.inputs, units, [scans[unit.number] for unit in units])
-    found = target.finished(job.identity(), overwrite=run.overwrite)
-    if found is not None:
-        run.conclude(Outcome({**found, "already": True}))
-        return range(0)
-    if target.holds_other(job.identity(), overwrite=run.overwrite):
-        run.conclude(Outcome(replace=True))
-        return range(0)
-    target.mark(job.identity())
-    note = _Job(*(getattr(job, name) for name in _Job.__struct_fields__))
-    run.save("job.json", msgspec.json.encode(note))
-    return range(len(units))
-
-
-def _make_plan(run: Run) -> list[Task]:
-    """Plan the corpus and save the plan: 4 bytes a document, and 8 for each time that it is in a split."""
-    job = _job(run)
-    made = job.plan()
-    table = Table.of(job.chunks, len(job.units))
-    headers = tuple(dataclasses.replace(header, rejected=()) for header in table.headers)
-    run.save("plan.json", msgspec.json.encode(_Plan(dict(made.statistics), made.binary, headers)))
-    run.save("lengths.bin", table.lengths.astype("<u4").tobytes())
-    for split, ids in made.splits.items():
-        run.save(f"{split}.bin", ids.astype("<i8").tobytes())
-    return [task for split in made.splits for task in job.format.tasks(made, split)]
-
-
-def _failed_before(run: Run, unit: int) -> bool:
-    """Return whether an earlier unit has failed, so that this one decides nothing any more."""
-    return files.exists(files.join(run.folder, "failed")) and int(run.load("failed")) < unit
-
-
-def _conclude(run: Run, failures: Iterable[Failure]) -> bool:
-    """End the run with the first of the failures, if any."""
-    first = min(failures, key=lambda failure: (failure.order, failure.message), default=None)
-    if first is not None:
-        run.conclude(Outcome(error=first.error, message=first.message))
-    return first is not None
-
-
-def _unless_failed(run: Run, step: Callable[[], T]) -> T | None:
-    """Return the result of a step; None where it failed, which ends the run."""
-    with _lock:
-        result = _attempt(0, step)
-    if isinstance(result, Failure):
-        _conclude(run, [result])
+def _advance(run: Run, failures: Iterable[Failure], step: Callable[[], T]) -> T | None:
+    """Return the result of a step; None where the run has ended, or ends now, with the first failure."""
+    if run.outcome() is not None:
         return None
+    first, result = min(failures, key=lambda failure: (failure.unit, failure.message), default=None), None
+    if first is None:
+        with _lock:
+            result, first = _attempt(0, step)
+    if first is not None:
+        run.save("outcome.json", Outcome(failure=first))
     return result
 
 
-def _attempt(order: int, step: Callable[[], T]) -> T | Failure:
-    """Return the result of a step, or its failure. Failed accesses to storage are tried again."""
+def _attempt(unit: int, step: Callable[[], T]) -> tuple[T | None, Failure | None]:
+    """Return the result of a step, or its failure: a runner would retry an exception, and show a traceback of its own.
+
+    Failed accesses to storage are tried again.
+    """
     for pause in (*PAUSES, None):
         try:
-            return step()
+            return step(), None
         except GrainSftError as error:
             if pause is None or not isinstance(error, OSError):
-                return Failure(order, type(error).__name__, str(error))
+                return None, Failure.of(unit, error)
             time.sleep(pause)
     raise AssertionError
 
@@ -250,26 +202,22 @@ def _attempt(order: int, step: Callable[[], T]) -> T | Failure:
 
 
 @functools.lru_cache(1)
-def _inputs(run: Run) -> _Inputs:
-    return msgspec.json.decode(run.load("inputs.json"), type=_Inputs)
+def _inputs(run: Run) -> tuple[tuple[Input, ...], list[inputs.Unit]]:
+    entries = run.load("inputs.json", tuple[Input, ...])
+    return entries, inputs.plan_units(entries)
 
 
 @functools.lru_cache(1)
 def _job(run: Run) -> Job:
-    return Job(target=run.target, **msgspec.structs.asdict(msgspec.json.decode(run.load("job.json"), type=_Job)))
-
-
-@functools.lru_cache(1)
-def _renderer(run: Run) -> Renderer:
-    return Renderer(_job(run).work)
+    return run.load("job.json", Job)
 
 
 @functools.lru_cache(1)
 def _plan(run: Run) -> Plan:
-    note = msgspec.json.decode(run.load("plan.json"), type=_Plan)
+    note = run.load("plan.json", _PlanNote)
 
     def array(name: str, dtype: str) -> npt.NDArray[Any]:
-        return np.frombuffer(run.load(f"{name}.bin"), dtype)
+        return np.frombuffer(files.read_bytes(run.path(f"{name}.bin")), dtype)
 
     table = Table.of_lengths(array("lengths", "<u4"), note.headers)
     splits = {split: array(split, "<i8") for split in note.statistics}

@@ -37,7 +37,7 @@ T = TypeVar("T")
 
 @dataclasses.dataclass(frozen=True)
 class Header:
-    """Contents of a chunk, and their places in its file.
+    """Contents of a chunk, and their offsets in its file in bytes.
 
     Attributes:
       key: Hash of all that the content depends on.
@@ -66,60 +66,47 @@ class Header:
 
     @property
     def tokens_at(self) -> int:
-        """Offset of the tokens in bytes."""
         return self.size + self.records * RECORD.itemsize
 
     @property
     def loss_at(self) -> int:
-        """Offset of the loss in bytes."""
         return self.tokens_at + self.tokens * np.dtype(self.token_dtype).itemsize
 
     @property
     def end(self) -> int:
-        """Bytes of the whole file."""
         return self.loss_at + self.tokens * np.dtype(self.loss_dtype).itemsize
 
 
-def encode(
-    key: str,
-    records: Sequence[tuple[int, ...]],
-    tokens: Sequence[npt.NDArray[Any]],
-    loss: Sequence[npt.NDArray[Any]],
-    rejected: Sequence[dict[str, Any]],
-    *,
-    token_dtype: np.dtype[Any],
-    loss_dtype: np.dtype[Any],
-    eos_token_id: int | None,
-) -> bytes:
-    """Return the bytes of a chunk's file.
+@dataclasses.dataclass
+class Contents:
+    """Contents of a chunk that is being made: fields of `RECORD` for each valid record, and the kept documents."""
 
-    Args:
-      key: Hash of all that the content depends on.
-      records: Fields of `RECORD` for each valid record.
-      tokens: Tokens of each kept document.
-      loss: Loss of each kept document, aligned to its tokens.
-      rejected: Records that were left out.
-      token_dtype: Dtype of tokens in the file.
-      loss_dtype: Dtype of the loss in the file.
-      eos_token_id: Id of the tokenizer's EOS.
-    """
-    all_tokens = np.concatenate([np.empty(0, token_dtype), *tokens], dtype=token_dtype, casting="unsafe")
-    all_loss = np.concatenate([np.empty(0, loss_dtype), *loss], dtype=loss_dtype, casting="unsafe")
-    header = Header(
-        key=key,
-        records=len(records),
-        tokens=len(all_tokens),
-        token_dtype=token_dtype.name,
-        loss_dtype=loss_dtype.name,
-        rejected=tuple(rejected),
-        binary=loss_dtype == np.bool_ or bool(((all_loss == 0) | (all_loss == 1)).all()),
-        first_weights=any(len(part) > 0 and bool(part[0]) for part in loss),
-        unended=sum(int(part[-1]) != eos_token_id for part in tokens),
-        inner_eos=sum(eos_token_id is not None and bool((part[:-1] == eos_token_id).any()) for part in tokens),
-    )
-    text = msgspec.json.encode(header)
-    prefix = _MAGIC + len(text).to_bytes(8, "little") + text
-    return b"".join([prefix, np.array(records, RECORD).tobytes(), all_tokens.tobytes(), all_loss.tobytes()])
+    records: list[tuple[int, ...]] = dataclasses.field(default_factory=list)
+    tokens: list[npt.NDArray[np.uint32]] = dataclasses.field(default_factory=list)
+    loss: list[npt.NDArray[Any]] = dataclasses.field(default_factory=list)
+    rejected: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+
+    def encode(
+        self, key: str, token_dtype: np.dtype[Any], loss_dtype: np.dtype[Any], eos_token_id: int | None
+    ) -> bytes:
+        """Return the bytes of the chunk's file."""
+        tokens = np.concatenate([np.empty(0, token_dtype), *self.tokens], dtype=token_dtype, casting="unsafe")
+        loss = np.concatenate([np.empty(0, loss_dtype), *self.loss], dtype=loss_dtype, casting="unsafe")
+        header = Header(
+            key=key,
+            records=len(self.records),
+            tokens=len(tokens),
+            token_dtype=token_dtype.name,
+            loss_dtype=loss_dtype.name,
+            rejected=tuple(self.rejected),
+            binary=loss_dtype == np.bool_ or bool(((loss == 0) | (loss == 1)).all()),
+            first_weights=any(len(part) > 0 and bool(part[0]) for part in self.loss),
+            unended=sum(int(part[-1]) != eos_token_id for part in self.tokens),
+            inner_eos=sum(eos_token_id is not None and bool((part[:-1] == eos_token_id).any()) for part in self.tokens),
+        )
+        text = msgspec.json.encode(header)
+        parts = [np.array(self.records, RECORD).tobytes(), tokens.tobytes(), loss.tobytes()]
+        return b"".join([_MAGIC, len(text).to_bytes(8, "little"), text, *parts])
 
 
 class Chunks:
@@ -131,11 +118,9 @@ class Chunks:
         self.remote = files.is_remote(folder)
 
     def path(self, unit: int) -> str:
-        """Return the path of a unit's chunk."""
         return files.join(self._folder, f"unit-{unit:06d}.chunk")
 
     def write(self, unit: int, data: bytes) -> None:
-        """Write a unit's chunk."""
         files.write_bytes(self.path(unit), data)
 
     def header(self, unit: int) -> Header | None:
@@ -160,10 +145,11 @@ class Chunks:
 
     def headers(self, units: int) -> list[Header]:
         """Return the headers of the chunks of units 0 to `units`, which have all been made."""
-        headers = list(self._each(self.header, range(units), REMOTE_THREADS))
-        found = [header for header in headers if header is not None]
-        if len(found) < units:
-            raise StorageError(f"{self.path(headers.index(None))}: is missing. Prepare again.")
+        found = []
+        for unit, header in enumerate(self._each(self.header, range(units), REMOTE_THREADS)):
+            if header is None:
+                raise StorageError(f"{self.path(unit)}: is missing. Prepare again.")
+            found.append(header)
         return found
 
     def records(self, headers: Sequence[Header]) -> Iterator[npt.NDArray[Any]]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
+import io
 import itertools
-import os
 import tempfile
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
@@ -33,12 +34,6 @@ class Block(NamedTuple):
     lengths: npt.NDArray[np.int64]
     tokens: npt.NDArray[Any]
     loss: npt.NDArray[Any]
-
-    def documents(self) -> Iterator[tuple[npt.NDArray[Any], npt.NDArray[Any]]]:
-        """Yield tokens and loss of each document."""
-        ends = np.cumsum(self.lengths).tolist()
-        for start, end in zip([0, *ends], ends, strict=False):
-            yield self.tokens[start:end], self.loss[start:end]
 
 
 class Source(Protocol):
@@ -136,7 +131,7 @@ class Documents:
         self.loss_dtype = np.dtype(table.headers[0].loss_dtype if table.headers else np.bool_)
         self._chunks = chunks
         self._unit_inputs = np.array(unit_inputs, np.int64)
-        self._open: dict[int, _File] = {}  # the last used at its end
+        self._file = functools.lru_cache(MAX_OPEN)(lambda unit: _opened(chunks.path(unit)))
 
     def blocks(self, ids: Ids) -> Iterator[Block]:
         if not self._chunks.remote:
@@ -191,8 +186,10 @@ class Documents:
                 continue
             unit, first = int(units[begin]), int(self.table.starts[ids[begin]])
             header, file = self.table.headers[unit], self._file(unit)
-            file.fill(header.tokens_at + first * tokens.itemsize, tokens[start:stop])
-            file.fill(header.loss_at + first * loss.itemsize, loss[start:stop])
+            for offset, out in ((header.tokens_at, tokens), (header.loss_at, loss)):
+                file.seek(offset + first * out.itemsize)
+                if file.readinto(out[start:stop]) != (stop - start) * out.itemsize:  # type: ignore[arg-type]
+                    raise StorageError(f"{file.name}: was cut short while in use. Prepare again.")
         return Block(lengths, tokens, loss)
 
     def sources(self, ids: Ids) -> Iterator[npt.NDArray[np.int64]]:
@@ -207,39 +204,12 @@ class Documents:
                 inputs = self._unit_inputs[self.table.units_of(some)]
                 yield np.stack([inputs, lines[some].astype(np.int64)], axis=1)
 
-    def _file(self, unit: int) -> _File:
-        file = self._open.pop(unit, None) or _File(self._chunks.path(unit))
-        if len(self._open) >= MAX_OPEN:
-            del self._open[next(iter(self._open))]
-        self._open[unit] = file
-        return file
 
-
-class _File:
-    """A local chunk, open for reading."""
-
-    _fd = -1
-
-    def __init__(self, path: str) -> None:
-        self._path = path
-        try:
-            self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        except OSError as error:
-            raise StorageError(f"{path}: can't be opened ({error.strerror}). Prepare again.") from error
-
-    def fill(self, offset: int, out: npt.NDArray[Any]) -> None:
-        """Fill an array from an offset of the file."""
-        view = memoryview(out.view(np.uint8).data).cast("B")
-        done = 0
-        while done < len(view):
-            count = os.preadv(self._fd, (view[done:],), offset + done)
-            if not count:
-                raise StorageError(f"{self._path}: was cut short while in use. Prepare again.")
-            done += count
-
-    def __del__(self) -> None:
-        if self._fd >= 0:
-            os.close(self._fd)
+def _opened(path: str) -> io.FileIO:
+    try:
+        return open(path, "rb", buffering=0)
+    except OSError as error:
+        raise StorageError(f"{path}: can't be opened ({error.strerror}). Prepare again.") from error
 
 
 @contextlib.contextmanager

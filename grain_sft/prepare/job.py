@@ -2,22 +2,22 @@
 
 The steps: `scan` the units (in any order), `begin`, `render` the units (in any order), `plan`, write the plan's tasks
 (in any order), `finish`. Each step's result is a file that appears whole, so a job that was stopped continues where it was.
-No step depends on the others' order, so every runner makes the same bytes.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
+import itertools
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
 import numpy as np
 
 from grain_sft.errors import PrepareError
-from grain_sft.prepare import chunks
-from grain_sft.prepare.chunks import Chunks, Header
+from grain_sft.prepare.chunks import DROPPED, Chunks, Header
 from grain_sft.prepare.documents import Documents, Ids, Table
 from grain_sft.prepare.records import inputs
 from grain_sft.prepare.records.inputs import Input, Scan, Unit
@@ -31,11 +31,11 @@ from grain_sft.storage import files
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """A preparation whose inputs have been scanned.
+    """A preparation whose inputs have been scanned; JSON between processes.
 
     Attributes:
       work: Request, inputs and key.
-      target: Folder of the corpus.
+      output: Folder of the corpus.
       units: Units of all inputs.
       firsts: Number of each unit's first record in its input.
       input_digests: Hashes of the inputs' contents.
@@ -43,7 +43,7 @@ class Job:
     """
 
     work: Work
-    target: Target
+    output: str
     units: tuple[Unit, ...]
     firsts: tuple[int, ...]
     input_digests: tuple[str, ...]
@@ -51,7 +51,7 @@ class Job:
 
     @classmethod
     def of(
-        cls, request: Request, target: Target, entries: Sequence[Input], units: Sequence[Unit], scans: Sequence[Scan]
+        cls, request: Request, output: str, entries: Sequence[Input], units: Sequence[Unit], scans: Sequence[Scan]
     ) -> Job:
         """Return the job of a request, from the scans of all its units.
 
@@ -68,38 +68,48 @@ class Job:
             firsts.append(records[unit.input] + 1)
             records[unit.input] += scan.records
         hashes = inputs.digests(units, scans, entries)
-        work = Work(request, tuple(entries), "")
-        _ = work.template
+        work = Work(request, tuple(entries))
+        _ = work.template  # which may be unknown
         paths = [entry.path for entry in entries]
-        key = hash_of([request.as_dict(), paths, hashes, work.tokenizer.sha256])
-        work = dataclasses.replace(work, key=key)
+        work = dataclasses.replace(work, key=hash_of([request.as_dict(), paths, hashes, work.tokenizer.sha256]))
         scanned = tuple(dataclasses.replace(unit, digest=scan.digest) for unit, scan in zip(units, scans, strict=True))
-        return cls(work, target, scanned, tuple(firsts), tuple(hashes), tuple(records))
+        return cls(work, output, scanned, tuple(firsts), tuple(hashes), tuple(records))
+
+    @functools.cached_property
+    def target(self) -> Target:
+        return Target(self.output)
 
     @property
     def format(self) -> Format:
-        """Format of the corpus."""
         return FORMATS[self.work.request.format]
 
-    @property
+    @functools.cached_property
     def chunks(self) -> Chunks:
         """Folder of rendered units."""
         return Chunks(self.target.chunks, self.work.key)
 
+    @functools.cached_property
     def identity(self) -> dict[str, Any]:
-        """Return all that decides the output, as JSON, for comparison with later runs."""
+        """All that decides the output, as JSON, for comparison with later runs."""
         described = [
             {"path": entry.path, "size": entry.size, "records": records, "digest": digest}
             for entry, digest, records in zip(self.work.inputs, self.input_digests, self.input_records, strict=True)
         ]
         tokenizer = json.loads(json.dumps(self.work.tokenizer.description()))
-        request = self.work.request.as_dict()
-        return {"key": self.work.key, "request": request, "inputs": described, "tokenizer": tokenizer}
+        return {
+            "key": self.work.key,
+            "request": self.work.request.as_dict(),
+            "inputs": described,
+            "tokenizer": tokenizer,
+        }
 
-    def render(self, unit: Unit, renderer: Renderer) -> None:
-        """Write a unit's chunk, unless it exists."""
-        if self.chunks.header(unit.number) is None:
-            self.chunks.write(unit.number, renderer.chunk(unit, self.firsts[unit.number]))
+    @functools.cached_property
+    def _renderer(self) -> Renderer:
+        return Renderer(self.work)
+
+    def render(self, unit: Unit) -> bytes:
+        """Return a unit's chunk."""
+        return self._renderer.chunk(unit, self.firsts[unit.number])
 
     def plan(self) -> Plan:
         """Return the plan of the corpus, when all units are rendered.
@@ -110,18 +120,17 @@ class Job:
         table = Table.of(self.chunks, len(self.units))
         splits = split(self._datasets(table), table.lengths, self.work.request, self.format.rule)
         statistics = {name: self._count(table, ids) for name, ids in splits.items()}
-        plan = self.plan_of(table, splits, statistics, all(header.binary for header in table.headers))
         for name, ids in splits.items():
             if not len(ids):
                 rejected = [entry for header in table.headers for entry in header.rejected]
-                dropped = [f"{count} dropped ({reason})" for reason, count in self._dropped(table.headers).items()]
-                first = "".join(
-                    f" The first: {entry['file']}:{entry['line']}: {entry['reason']}" for entry in rejected[:1]
-                )
+                counts = [f"{count} dropped ({reason})" for reason, count in self._dropped(table.headers).items()]
+                counts.append(f"{len(rejected)} rejected")
+                first = "".join(f" The first: {bad['file']}:{bad['line']}: {bad['reason']}" for bad in rejected[:1])
                 raise PrepareError(
                     f"no document is left for the split {name!r}: {len(table.lengths)} valid records, "
-                    f"{', '.join([*dropped, f'{len(rejected)} rejected'])}.{first}"
+                    f"{', '.join(counts)}.{first}"
                 )
+        plan = self.plan_of(table, splits, statistics, all(header.binary for header in table.headers))
         self.format.check(plan)
         return plan
 
@@ -130,7 +139,7 @@ class Job:
         return Plan(
             folder=self.target.stage,
             request=self.work.request,
-            tokenizer=self.identity()["tokenizer"],
+            tokenizer=self.identity["tokenizer"],
             documents=Documents(self.chunks, table, [unit.input for unit in self.units]),
             splits=splits,
             statistics=statistics,
@@ -141,44 +150,33 @@ class Job:
 
     def finish(self, plan: Plan) -> dict[str, Any]:
         """Write metadata, tokenizer and rejected records, and then the manifest, which is returned."""
-        self.format.finish(plan)
-        for name, data in self.work.tokenizer.files().items():
-            files.write_bytes(plan.path("tokenizer", name), data)
         headers = self.chunks.headers(len(self.units))
         rejected = [entry for header in headers for entry in header.rejected]
-        manifest = {
-            "format": self.work.request.format,
-            "version": VERSION,
-            **self.identity(),
-            "splits": msgspec.to_builtins(plan.statistics),
+        if self.work.request.on_error == "skip":
+            with files.atomic_write(self.target.rejected) as file:
+                file.writelines(json.dumps(entry, ensure_ascii=False) + "\n" for entry in rejected)
+        counts = {
             "dropped": self._dropped(headers),
             "rejected": len(rejected),
             "without_final_eos": sum(header.unended for header in headers),
             "with_inner_eos": sum(header.inner_eos for header in headers),
         }
-        if self.work.request.on_error == "skip":
-            with files.atomic_write(self.target.rejected) as file:
-                file.writelines(json.dumps(entry, ensure_ascii=False) + "\n" for entry in rejected)
-        plan.write_json(MANIFEST, manifest)
-        return manifest
+        return finish(plan, self.identity, self.work.tokenizer.files(), counts)
 
     def _dropped(self, headers: Sequence[Header]) -> dict[str, int]:
         """Return the number of dropped records by reason."""
-        counts = np.zeros(len(chunks.DROPPED), np.int64)
+        counts = np.zeros(len(DROPPED), np.int64)
         for records in self.chunks.records(headers):
-            counts += np.bincount(records["dropped"], minlength=len(chunks.DROPPED))
-        names = [text.format(min_tokens=self.work.template.min_tokens) for text in chunks.DROPPED]
+            counts += np.bincount(records["dropped"], minlength=len(DROPPED))
+        names = [text.format(min_tokens=self.work.template.min_tokens) for text in DROPPED]
         return {name: int(count) for name, count in zip(names[1:], counts[1:], strict=True) if count}
 
     def _datasets(self, table: Table) -> list[Ids]:
         """Return the documents of each dataset, in order."""
         dataset_of = np.array([self.work.inputs[unit.input].dataset for unit in self.units], np.int64)
-        found = []
-        for dataset in range(len(self.work.request.datasets)):
-            units = np.flatnonzero(dataset_of == dataset)
-            bounds = (int(table.first[units[0]]), int(table.first[units[-1] + 1])) if len(units) else (0, 0)
-            found.append(np.arange(*bounds, dtype=np.int32 if len(table.lengths) < 1 << 31 else np.int64))
-        return found
+        dtype = np.int32 if len(table.lengths) < 1 << 31 else np.int64
+        borders = np.searchsorted(dataset_of, np.arange(len(self.work.request.datasets) + 1))
+        return [np.arange(*bounds, dtype=dtype) for bounds in itertools.pairwise(table.first[borders].tolist())]
 
     def _count(self, table: Table, ids: Ids) -> SplitStatistics:
         """Return the statistics of the documents `ids`; a document that occurs twice counts twice."""
@@ -191,11 +189,18 @@ class Job:
             for name in totals:
                 totals[name] += int((records[name].astype(np.int64) * weight).sum())
             truncated += int(weight[records["cut"] > 0].sum())
-        return SplitStatistics(
-            documents=len(ids),
-            tokens=totals["length"],
-            trainable_tokens=totals["trainable"],
-            truncated=truncated,
-            cut_tokens=totals["cut"],
-            cut_trainable_tokens=totals["cut_trainable"],
-        )
+        tokens, trainable, cut, cut_trainable = totals.values()
+        return SplitStatistics(len(ids), tokens, trainable, truncated, cut, cut_trainable)
+
+
+def finish(
+    plan: Plan, identity: Mapping[str, Any], tokenizer: Mapping[str, bytes], counts: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Write metadata and the tokenizer's files, and then the manifest with `counts`, which is returned."""
+    FORMATS[plan.request.format].finish(plan)
+    for name, data in tokenizer.items():
+        files.write_bytes(plan.path("tokenizer", name), data)
+    splits = msgspec.to_builtins(plan.statistics)
+    manifest = {"format": plan.request.format, "version": VERSION, **identity, "splits": splits, **counts}
+    plan.write_json(MANIFEST, manifest)
+    return manifest

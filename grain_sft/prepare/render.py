@@ -9,10 +9,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from grain_sft.errors import PrepareError, RecordError
-from grain_sft.prepare import chunks
+from grain_sft.prepare.chunks import Contents
 from grain_sft.prepare.records.inputs import Input, Unit, read_records
 from grain_sft.prepare.records.messages import Conversation
 from grain_sft.prepare.records.schema import read_record
@@ -32,7 +31,7 @@ class Work:
 
     request: Request
     inputs: tuple[Input, ...]
-    key: str
+    key: str = ""
 
     @functools.cached_property
     def template(self) -> type[Template]:
@@ -88,40 +87,46 @@ class Renderer:
           RecordError: A record is bad, and the request is to stop at it: its file and line, and its fault.
           CorpusFileError: The input can't be read.
         """
-        made = _Documents(self._request.on_error == "stop", self.work.inputs[unit.input].path)
+        made, path = Contents(), self.work.inputs[unit.input].path
         batch: list[tuple[int, Any, Conversation]] = []
+
+        def flush() -> None:
+            for (line, raw, _), result in zip(batch, self.render([entry[2] for entry in batch]), strict=True):
+                if isinstance(result, RecordError):
+                    made.rejected.append(self._rejected(path, line, raw, result))
+                else:
+                    self._add(line, result, made)
+            batch.clear()
+
         for line, raw in read_records(self.work.inputs[unit.input], unit, first):
             try:
                 conversation = self.read(raw)
             except RecordError as error:
-                self._flush(batch, made)  # an earlier record may be bad too, and comes first
-                made.reject(line, raw, error)
+                flush()  # an earlier record may be bad too, and comes first
+                made.rejected.append(self._rejected(path, line, raw, error))
                 continue
             batch.append((line, raw, conversation))
             if len(batch) == BATCH:
-                self._flush(batch, made)
-        self._flush(batch, made)
+                flush()
+        flush()
         tokenizer = self.work.tokenizer
-        return chunks.encode(
-            self.work.key,
-            made.records,
-            made.tokens,
-            made.loss,
-            made.rejected,
-            token_dtype=np.min_scalar_type(max(1, tokenizer.vocab_size - 1)),
-            loss_dtype=np.dtype(np.float32 if self._template.weighted else np.bool_),
-            eos_token_id=tokenizer.eos_token_id,
-        )
+        token_dtype = np.min_scalar_type(max(1, tokenizer.vocab_size - 1))
+        loss_dtype = np.dtype(np.float32 if self._template.weighted else np.bool_)
+        return made.encode(self.work.key, token_dtype, loss_dtype, tokenizer.eos_token_id)
 
-    def _flush(self, batch: list[tuple[int, Any, Conversation]], made: _Documents) -> None:
-        for (line, raw, _), result in zip(batch, self.render([entry[2] for entry in batch]), strict=True):
-            if isinstance(result, RecordError):
-                made.reject(line, raw, result)
-            else:
-                self._add(line, result, made)
-        batch.clear()
+    def _rejected(self, path: str, line: int, raw: Any, error: RecordError) -> dict[str, Any]:
+        """Return the entry of a bad record; raise its error, if the request is to stop there."""
+        if self._request.on_error == "stop":
+            raise RecordError(f"{path}:{line}: {error}") from error
+        record = {"record": repr(raw)}
+        if isinstance(raw, bytes):
+            try:
+                record = {"record": raw.decode()}
+            except UnicodeDecodeError:
+                record = {"record_base64": base64.b64encode(raw).decode()}
+        return {"file": path, "line": line, "reason": str(error), **record}
 
-    def _add(self, line: int, result: Rendered, made: _Documents) -> None:
+    def _add(self, line: int, result: Rendered, made: Contents) -> None:
         """Cut a document to its length, count the tokens cut off, and keep the rest or drop it."""
         tokens, loss = result.tokens, result.loss
         total, total_trainable = len(tokens), int(np.count_nonzero(loss))
@@ -133,9 +138,8 @@ class Renderer:
             trained = np.flatnonzero(loss)
             end = int(trained[-1]) + 1 if len(trained) else 0
             tokens, loss = tokens[:end], loss[:end]
-        length, trainable = len(tokens), total_trainable
-        if length != total:
-            trainable = int(np.count_nonzero(loss))
+        length = len(tokens)
+        trainable = total_trainable if length == total else int(np.count_nonzero(loss))
         dropped = 0
         if not trainable and self._drops_untrainable:
             dropped = _NO_LOSS
@@ -147,26 +151,3 @@ class Renderer:
         made.records.append((line, length, trainable, total - length, total_trainable - trainable, 0))
         made.tokens.append(tokens)
         made.loss.append(loss)
-
-
-@dataclasses.dataclass
-class _Documents:
-    """Documents and rejected records of one unit."""
-
-    stops: bool
-    path: str
-    records: list[tuple[int, ...]] = dataclasses.field(default_factory=list)
-    tokens: list[npt.NDArray[np.uint32]] = dataclasses.field(default_factory=list)
-    loss: list[npt.NDArray[Any]] = dataclasses.field(default_factory=list)
-    rejected: list[dict[str, Any]] = dataclasses.field(default_factory=list)
-
-    def reject(self, line: int, raw: Any, error: RecordError) -> None:
-        if self.stops:
-            raise RecordError(f"{self.path}:{line}: {error}") from error
-        record = {"record": repr(raw)}
-        if isinstance(raw, bytes):
-            try:
-                record = {"record": raw.decode()}
-            except UnicodeDecodeError:
-                record = {"record_base64": base64.b64encode(raw).decode()}
-        self.rejected.append({"file": self.path, "line": line, "reason": str(error), **record})

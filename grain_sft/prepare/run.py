@@ -1,4 +1,4 @@
-"""prepare: a corpus made of conversations, on this machine; dry_run: a look at its first documents."""
+"""prepare: a corpus made of conversations, on this machine; dry_run: its first documents as text."""
 
 from __future__ import annotations
 
@@ -67,39 +67,41 @@ def prepare(
     target.check_writable()
     entries = inputs.list_inputs([dataset.paths for dataset in request.datasets], report)
     units = inputs.plan_units(entries)
-    job = Job.of(request, target, entries, units, _scan(entries, units, report))
-    found = target.finished(job.identity(), overwrite=overwrite)
-    if found is not None:
-        target.discard()
-        return {**found, "already": True}
-    with target.claim(job.identity(), overwrite=overwrite):
-        todo = [unit for unit in job.units if job.chunks.header(unit.number) is None]
-        total = sum(_cost(entries, unit) for unit in units)
-        done = total - sum(_cost(entries, unit) for unit in todo)
-        report("Rendering", done, total)
-        most = min(os.cpu_count() or 1, -(-len(todo) // UNITS_PER_WORKER)) if workers is None else workers
-        try:
-            for unit in render_all(job, todo, most):
-                done += _cost(entries, unit)
-                report("Rendering", done, total)
-        except GrainSftError as error:
-            if isinstance(error, RecordError) or not done:
-                target.discard()  # the same request would fail again, and a corrected one finds nothing in its way
-            raise
+    job = Job.of(request, target.output, entries, units, _scan(entries, units, report))
+
+    def make() -> dict[str, Any]:
+        _render(job, workers, report)
         try:
             plan = job.plan()
         except PrepareError:
             target.discard()
             raise
         write_tasks(plan, job.format, report)
-        manifest = job.finish(plan)
-        target.publish()
-        return manifest
+        return job.finish(plan)
+
+    return target.produce(job.identity, make, overwrite=overwrite)
 
 
-def write_tasks(plan: Plan, format: Format, progress: Progress | None) -> None:
+def _render(job: Job, workers: int | None, report: Progress) -> None:
+    """Render the units that have no chunk yet."""
+    todo = [unit for unit in job.units if job.chunks.header(unit.number) is None]
+    if workers is None:
+        workers = min(os.cpu_count() or 1, -(-len(todo) // UNITS_PER_WORKER))
+    total = sum(_cost(job.work.inputs, unit) for unit in job.units)
+    done = total - sum(_cost(job.work.inputs, unit) for unit in todo)
+    report("Rendering", done, total)
+    try:
+        for unit in render_all(job, todo, workers):
+            done += _cost(job.work.inputs, unit)
+            report("Rendering", done, total)
+    except GrainSftError as error:
+        if isinstance(error, RecordError) or not done:
+            job.target.discard()  # the same request would fail again, and a corrected one finds nothing in its way
+        raise
+
+
+def write_tasks(plan: Plan, format: Format, report: Progress) -> None:
     """Write the parts of all splits."""
-    report = progress or (lambda what, done, total: None)
     tasks = [task for split in plan.splits for task in format.tasks(plan, split)]
     for number, task in enumerate(tasks):
         report("Writing", number, len(tasks))
@@ -108,12 +110,13 @@ def write_tasks(plan: Plan, format: Format, progress: Progress | None) -> None:
 
 
 def _scan(entries: Sequence[Input], units: Sequence[Unit], report: Progress) -> list[Scan]:
+    """Count and hash all units."""
     total = sum(_cost(entries, unit) for unit in units)
-    found, done = [], 0
+    found: list[Scan] = []
+    done = 0
     with concurrent.futures.ThreadPoolExecutor(SCAN_THREADS) as pool:
-        for unit, scan in zip(
-            units, pool.map(lambda unit: inputs.scan_unit(entries[unit.input], unit), units), strict=True
-        ):
+        scans = pool.map(lambda unit: inputs.scan_unit(entries[unit.input], unit), units)
+        for unit, scan in zip(units, scans, strict=True):
             found.append(scan)
             done += _cost(entries, unit)
             report("Scanning the inputs", done, total)
@@ -138,34 +141,31 @@ def dry_run(request: Request, records: int) -> str:
       GrainSftError: An input or the tokenizer can't be read.
     """
     entries = inputs.list_inputs([dataset.paths for dataset in request.datasets])
-    work = Work(request, tuple(entries), "")
+    work = Work(request, tuple(entries))
     renderer = Renderer(work)
-    lengths, trainable, bad = [], [], []
-    first: Rendered | None = None
+    made: list[Rendered] = []
+    bad: list[str] = []
     for entry, line, raw in itertools.islice(inputs.all_records(entries), records):
         try:
-            conversation = renderer.read(raw)
-            [result] = renderer.render([conversation])
+            [result] = renderer.render([renderer.read(raw)])
             if isinstance(result, RecordError):
                 raise result
+            made.append(result)
         except RecordError as error:
             bad.append(f"  {entry.path}:{line}: {error}")
-            continue
-        first = first or result
-        lengths.append(len(result.tokens))
-        trainable.append(int(np.count_nonzero(result.loss)))
-    total = max(1, sum(lengths))
-    lines = [f"{len(lengths):,} of the first {len(lengths) + len(bad):,} records can be prepared; nothing was written."]
-    if lengths:
+    lengths = [len(each.tokens) for each in made]
+    lines = [f"{len(made):,} of the first {len(made) + len(bad):,} records can be prepared; nothing was written."]
+    if made:
+        trainable = sum(int(np.count_nonzero(each.loss)) for each in made)
         lines.append(f"tokens     {sum(lengths):,}: {min(lengths):,} to {max(lengths):,} a document")
-        lines.append(f"trainable  {sum(trainable):,} ({sum(trainable) / total:.1%})")
+        lines.append(f"trainable  {trainable:,} ({trainable / max(1, sum(lengths)):.1%})")
     if request.max_length is not None:
         over = sum(length > request.max_length for length in lengths)
         lines.append(f"cut        {over:,} documents are longer than {request.max_length:,} tokens")
     if bad:
         lines += [f"rejected   {len(bad):,}", *bad[:20]]
-    if first is not None:
-        lines += ["the first document (| takes loss, . does not):", *_pieces(first, work.tokenizer)]
+    if made:
+        lines += ["the first document (| takes loss, . does not):", *_pieces(made[0], work.tokenizer)]
     return "\n".join(lines)
 
 

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
-import glob
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from grain_sft.errors import PrepareError, StorageError
+from grain_sft.errors import GrainSftError, PrepareError, StorageError
 from grain_sft.prepare.records.strict_json import check_name
 from grain_sft.prepare.request import differences
-from grain_sft.storage import files
+from grain_sft.storage import exclusive, files
 
 MANIFEST = "prepare.json"
 """Name of the file that is written last: a folder with one is a finished corpus."""
@@ -29,34 +27,65 @@ class Target:
     Args:
       output: Folder of the corpus; local, or a URL.
 
+    Attributes:
+      stage: Folder that the files are written to, which becomes the output.
+      state: Path of the identity of the unfinished work.
+
     Raises:
       PrepareError: The output is the root of a file system or a bucket, or has no name.
     """
+
+    manifest_name = MANIFEST
+    work_suffix = "work"
+    error: type[GrainSftError] = PrepareError
 
     def __init__(self, output: str | os.PathLike[str]) -> None:
         check_name("output", os.fspath(output))
         self.output = files.absolute(files.normalize(output)).rstrip("/")
         self.remote = files.is_remote(self.output)
         if not self.output:
-            raise PrepareError("output /: is the root of the file system. Give a folder in it.")
+            raise self.error("output /: is the root of the file system. Give a folder in it.")
+        if self.remote and "/" not in self.output.split("://", 1)[1]:
+            raise self.error(f"{self.output}: is a bucket. Give a folder in it, such as {self.output}/corpus.")
         self.rejected = f"{self.output}.rejected.jsonl"
         if not self.remote and os.path.islink(self.output):
             self.output = os.path.realpath(self.output)  # so that a link to a folder stays one
-        if self.remote and "/" not in self.output.split("://", 1)[1]:
-            raise PrepareError(f"{self.output}: is a bucket. Give a folder in it, such as {self.output}/corpus.")
         parent, name = self.output.rsplit("/", 1)
-        self.work = f"{parent}/.{name}.grain_sft-work"
+        self.work = f"{parent}/.{name}.grain_sft-{self.work_suffix}"
         self.chunks = files.join(self.work, "chunks")
         self.stage = self.output if self.remote else files.join(self.work, "corpus")
+        self.state = files.join(self.work, "identity.json")
+        self.manifest = files.join(self.output, self.manifest_name)
 
-    @property
-    def state(self) -> str:
-        """Path of the identity of the unfinished work."""
-        return files.join(self.work, "identity.json")
+    def produce(
+        self, identity: Mapping[str, Any], make: Callable[[], dict[str, Any]], *, overwrite: bool, wait: bool = False
+    ) -> dict[str, Any]:
+        """Return the manifest of the corpus that `make` writes to the stage.
+
+        Args:
+          identity: All that decides the corpus, as JSON, and its hash as "key".
+          make: Function that writes the corpus and returns its manifest.
+          overwrite: Whether another corpus or other unfinished work may be replaced.
+          wait: Whether to wait for another process that makes the same output.
+
+        Returns:
+          The manifest; with "already": True where the corpus was finished before.
+        """
+        found = self.finished(identity, overwrite=overwrite)
+        if found is None:
+            with self.locked(wait=wait):
+                found = self.finished(identity, overwrite=overwrite)  # another process may have made it meanwhile
+                if found is None:
+                    self.begin(identity, overwrite=overwrite)
+                    manifest = make()
+                    self.publish()
+                    return manifest
+        self.discard()
+        return {**found, "already": True}
 
     def check_writable(self) -> None:
         """Refuse an output that can't be written, before the work; a finished corpus may be read-only."""
-        if not files.exists(files.join(self.output, MANIFEST)):
+        if not files.exists(self.manifest):
             files.check_writable(self.output, folder=True)
 
     def finished(self, identity: Mapping[str, Any], *, overwrite: bool) -> dict[str, Any] | None:
@@ -65,40 +94,57 @@ class Target:
         Raises:
           PrepareError: The output is another corpus, or something else, and is not to be overwritten.
         """
-        manifest = files.join(self.output, MANIFEST)
-        if files.exists(manifest):
-            found = _load(manifest)
+        if files.exists(self.manifest):
+            found = _load(self.manifest)
             if found.get("key") == identity["key"]:
                 return found
             if not overwrite:
-                raise PrepareError(_changed(self.output, "a corpus made from", found, identity))
-        elif self.remote:
-            if not files.exists(self.state) and _remote_files(self.output):
-                raise PrepareError(
-                    f"{self.output}: is not empty, and holds no {MANIFEST}, so it was not made here. "
-                    "Give a folder that is empty or does not exist yet, or remove its files yourself."
-                )
-        elif os.path.lexists(self.output):
-            if not os.path.isdir(self.output):
-                raise PrepareError(f"{self.output}: is not a folder. Give another output.")
-            if os.listdir(self.output) and overwrite:
-                raise PrepareError(f"{self.output}: holds no {MANIFEST}, so it is not overwritten. Remove it yourself.")
-            if os.listdir(self.output):
-                raise PrepareError(
-                    f"{self.output}: is not empty, and holds no {MANIFEST}, so it was not made here. "
-                    "Give a folder that is empty or does not exist yet."
-                )
+                raise self.error(self.changed("a corpus made", found, identity))
+            return None
+        if self.remote:
+            taken = not files.exists(self.state) and bool(_remote_files(self.output))
+        elif os.path.lexists(self.output) and not os.path.isdir(self.output):
+            raise self.error(f"{self.output}: is not a folder. Give another output.")
+        else:
+            taken = os.path.isdir(self.output) and bool(os.listdir(self.output))
+        if taken:
+            raise self.error(
+                f"{self.output}: is not empty, and holds no {self.manifest_name}, so it was not made here. "
+                "Give a folder that is empty or does not exist yet, or remove its files yourself."
+            )
         return None
 
+    def changed(self, what: str, found: Mapping[str, Any], identity: Mapping[str, Any]) -> str:
+        """Return the message for `what` with an identity `found` other than `identity`."""
+        listed = "\n  ".join((differences(_compared(found), _compared(identity)) or ["its key"])[:20])
+        return (
+            f"{self.output}: holds {what} from other inputs or options. What changed:\n  {listed}\n"
+            "Give another output, the old inputs and options, or --overwrite to begin again."
+        )
+
     @contextlib.contextmanager
-    def claim(self, identity: Mapping[str, Any], *, overwrite: bool) -> Iterator[None]:
-        """Make the folder of unfinished work or continue it, and keep other processes out of it."""
-        with self.locked():
-            if self.holds_other(identity, overwrite=overwrite):
-                self.clear()
-            self.mark(identity)
-            self.remove_temporary()
+    def locked(self, *, wait: bool = False) -> Iterator[None]:
+        """Make the folder of unfinished work, and keep other processes of this machine out of it."""
+        if self.remote:
+            yield  # buckets have no locks
+            return
+        try:
+            os.makedirs(self.work, exist_ok=True)
+            fd = os.open(files.join(self.work, "lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        except OSError as error:
+            raise StorageError(
+                f"{self.work}: can't be made ({error.strerror}). Give an output in a folder that can be written to."
+            ) from error
+        with exclusive(fd, f"{self.output}: is being prepared by another process. Wait for it.", wait=wait):
             yield
+
+    def begin(self, identity: Mapping[str, Any], *, overwrite: bool) -> None:
+        """Begin or continue the work of `identity`: clear what belongs to another preparation."""
+        if self.holds_other(identity, overwrite=overwrite):
+            self.clear()
+        elif not files.exists(self.state):
+            self._clear_work()
+        self.mark(identity)
 
     def holds_other(self, identity: Mapping[str, Any], *, overwrite: bool) -> bool:
         """Return whether files of another preparation have to be cleared; refuse, unless they are to be overwritten."""
@@ -106,10 +152,10 @@ class Target:
             found = _load(self.state)
             if found.get("key") != identity["key"]:
                 if not overwrite:
-                    raise PrepareError(_changed(self.output, "unfinished work from", found, identity))
+                    raise self.error(self.changed("unfinished work", found, identity))
                 return True
         # a local corpus is replaced when the new one is complete; in a bucket the new one's files go to the same names
-        return self.remote and files.exists(files.join(self.output, MANIFEST))
+        return self.remote and files.exists(self.manifest)
 
     def mark(self, identity: Mapping[str, Any]) -> None:
         """Write the identity of the unfinished work."""
@@ -121,11 +167,19 @@ class Target:
         if self.remote:
             # a run that is stopped half-way leaves unfinished work without a key, not a folder that looks new
             files.write_bytes(self.state, json.dumps({"key": None}).encode())
-            manifest = files.join(self.output, MANIFEST)
-            if files.exists(manifest):
-                _remove_remote(manifest, [manifest])
-            _remove_remote(self.output, _remote_files(self.output))
-        self._clear()
+            _remove(self.manifest)
+            _remove(self.output)
+        self._clear_work()
+
+    def _clear_work(self) -> None:
+        """Remove the unfinished work but its lock, its state last."""
+        if self.remote:
+            _remove(self.work, but=self.state)
+        else:
+            for name in os.listdir(self.work):
+                if name not in ("lock", os.path.basename(self.state)):
+                    _remove(os.path.join(self.work, name))
+        _remove(self.state)
 
     def publish(self) -> None:
         """Rename the staged corpus to the output, and remove the rest."""
@@ -143,82 +197,37 @@ class Target:
 
     def discard(self) -> None:
         """Remove the unfinished work, its state last."""
-        self._clear()
-        if self.remote:
-            return
-        with contextlib.suppress(OSError):
-            shutil.rmtree(self.work)
-
-    def _clear(self) -> None:
-        if self.remote:
-            found = _remote_files(self.work)
-            state = [path for path in found if path.endswith(self.state.split("://", 1)[1])]
-            _remove_remote(self.work, [path for path in found if path not in state])
-            _remove_remote(self.work, state)
-            return
-        for path in (self.chunks, files.join(self.work, "corpus"), files.join(self.work, "replaced")):
-            with contextlib.suppress(FileNotFoundError):
-                shutil.rmtree(path)
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(self.state)
+        if self.remote or os.path.isdir(self.work):
+            self._clear_work()
+        if not self.remote:
+            shutil.rmtree(self.work, ignore_errors=True)
 
     def forget(self, name: str) -> None:
         """Remove the folder `name` of the unfinished work; all of the work, where it has no identity."""
-        if not files.exists(self.state):
-            self.discard()
-        elif self.remote:
-            folder = files.join(self.work, name)
-            _remove_remote(folder, _remote_files(folder))
+        if files.exists(self.state):
+            _remove(files.join(self.work, name))
         else:
-            shutil.rmtree(files.join(self.work, name), ignore_errors=True)
-
-    def remove_temporary(self) -> None:
-        """Remove files that a killed run was writing."""
-        if self.remote:
-            return
-        found = [os.path.join(folder, name) for folder, _, names in os.walk(self.work) for name in names]
-        parent, name = os.path.split(self.rejected)
-        found += glob.glob(os.path.join(glob.escape(parent), f".{glob.escape(name)}.*.tmp"))
-        for path in found:
-            if os.path.basename(path).startswith(".") and path.endswith(".tmp"):
-                with contextlib.suppress(OSError):
-                    os.unlink(path)
-
-    @contextlib.contextmanager
-    def locked(self) -> Iterator[None]:
-        """Make the folder of unfinished work, and keep other processes of this machine out of it."""
-        if self.remote:
-            yield  # buckets have no locks
-            return
-        try:
-            os.makedirs(self.work, exist_ok=True)
-            lock = os.open(files.join(self.work, "lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        except OSError as error:
-            raise StorageError(
-                f"{self.work}: can't be made ({error.strerror}). Give an output in a folder that can be written to."
-            ) from error
-        try:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                raise StorageError(f"{self.output}: is being prepared by another process. Wait for it.") from error
-            except OSError:  # a network file system without locks
-                pass
-            yield
-        finally:
-            os.close(lock)
+            self.discard()
 
 
 def _remote_files(folder: str) -> list[str]:
-    """Return all files below a folder in a bucket."""
+    """Return the file `folder`, or all files below it in its bucket."""
+    base = folder.split("://", 1)[1]
     with files.remote(folder) as client:
-        return [str(path) for path in client.find(folder.rstrip("/") + "/")]
+        return [path for path in client.find(folder) if f"{path.lstrip('/')}/".startswith(f"{base}/")]
 
 
-def _remove_remote(where: str, paths: Sequence[str]) -> None:
-    with files.remote(where) as client:
-        if paths:
-            client.rm(list(paths))
+def _remove(path: str, *, but: str = "") -> None:
+    """Remove a file or a folder, where it exists; in a bucket, all files below it other than `but`."""
+    if files.is_remote(path):
+        found = [each for each in _remote_files(path) if not but.endswith(f"/{each.lstrip('/')}")]
+        with files.remote(path) as client:
+            if found:
+                client.rm(found)
+    elif os.path.isdir(path):
+        shutil.rmtree(path)
+    else:
+        Path(path).unlink(missing_ok=True)
 
 
 def _load(path: str) -> dict[str, Any]:
@@ -231,18 +240,9 @@ def _load(path: str) -> dict[str, Any]:
         raise PrepareError(f"{path}: damaged ({error}). Remove it, and prepare again.") from error
 
 
-def _changed(output: str, what: str, found: Mapping[str, Any], identity: Mapping[str, Any]) -> str:
-    changed = differences(_compared(found), _compared(identity)) or ["its key"]
-    listed = "\n  ".join(changed[:20])
-    return (
-        f"{output}: holds {what} other inputs or options. What changed:\n  {listed}\n"
-        "Give another output, the old inputs and options, or --overwrite to begin again."
-    )
-
-
 def _compared(identity: Mapping[str, Any]) -> dict[str, Any]:
     """Return the parts of an identity that are compared, inputs by their paths."""
     inputs = identity.get("inputs") or []
-    paths = [str(entry.get("path")) for entry in inputs]
-    by_path = dict(zip(paths, inputs, strict=True)) if len(set(paths)) == len(paths) else inputs
-    return {"request": identity.get("request"), "inputs": by_path, "tokenizer": identity.get("tokenizer")}
+    by_path = {str(entry.get("path")): entry for entry in inputs}
+    unique = len(by_path) == len(inputs)
+    return {**{key: identity.get(key) for key in ("request", "tokenizer")}, "inputs": by_path if unique else inputs}

@@ -15,7 +15,7 @@ from grain_sft.storage.file_stamp import (
     size_change,
 )
 from grain_sft.storage.files import CACHE_DIR_VARIABLE, atomic_write, write_bytes
-from grain_sft.storage.locks import ForkSafeLock, HeldLock, without_interrupts
+from grain_sft.storage.locks import ForkSafeLock, HeldLock, exclusive, without_interrupts
 from grain_sft.storage.regular_files import inside, open_regular, outside, read_regular
 from grain_sft.storage.remote import files as remote_files
 from grain_sft.storage.remote.files import open_remote
@@ -28,7 +28,7 @@ from grain_sft.storage.shard_reader import Buffers, ShardReader
 __all__ = [
     "CACHE_DIR_VARIABLE", "DIGEST_BYTES", "MAGIC", "Buffers", "FileStamp", "ForkSafeLock", "HeldLock", "Limits",
     "Range", "RemoteOptions", "ShardReader", "StampedFile", "activity", "artifact", "atomic_write", "describe",
-    "digest_of", "files", "hashing", "identify", "inside", "npy_header", "open_regular", "open_remote",
+    "digest_of", "exclusive", "files", "hashing", "identify", "inside", "npy_header", "open_regular", "open_remote",
     "outside", "read_head", "read_regular", "read_whole", "remote_files", "replaced", "size_change",
     "without_interrupts", "write_bytes",
 ]  # fmt: skip

@@ -120,6 +120,27 @@ def locked(target: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def exclusive(fd: int, in_use: str, *, wait: bool = False) -> Iterator[None]:
+    """Hold the lock of the open file `fd`, which is closed in the end; do without where the file system has no locks.
+
+    Raises:
+      StorageError: Another process holds it, and `wait` is false; with the text `in_use`.
+    """
+    lock = None
+    try:
+        lock = HeldLock(fd, wait=wait)
+    except BlockingIOError as error:
+        raise StorageError(in_use) from error
+    except OSError:
+        pass
+    try:
+        yield
+    finally:
+        if lock is not None:
+            lock.release()
+
+
+@contextlib.contextmanager
 def without_interrupts() -> Iterator[None]:
     """Start processes that do not get Ctrl-C, because the process that starts them handles it.
 

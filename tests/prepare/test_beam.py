@@ -134,7 +134,7 @@ def test_steps_may_run_in_any_order_twice_and_at_once(
         return found
 
     with target.locked():
-        run.save_inputs(entries, units)
+        run.save("inputs.json", entries)
         scans = twice(lambda unit, run: [steps.scan(unit, run)], range(len(units)))
         todo = twice(steps.begin, [None], scans)
         assert sorted(todo) == list(range(len(units)))

@@ -6,21 +6,15 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 from typing import Any
 
 import numpy as np
 
 from grain_sft.prepare import splits
-from grain_sft.prepare.writers.plan import Format, Plan, SplitStatistics, Task, running_length
+from grain_sft.prepare.writers.plan import Format, Plan, SplitStatistics, Task, whole_files
 from grain_sft.storage import files
 
 TOKEN_DTYPE = np.dtype("<u4")
-
-
-def check(plan: Plan) -> None:
-    """Accept every plan."""
 
 
 def tasks(plan: Plan, split: str) -> list[Task]:
@@ -28,7 +22,7 @@ def tasks(plan: Plan, split: str) -> list[Task]:
     most = plan.request.shard_tokens
     found: list[Task] = []
     start, used = 0, 0
-    for begin, lengths in running_length(plan, plan.splits[split]):
+    for begin, lengths in plan.running_lengths(split):
         ends = np.cumsum(lengths)
         position = 0
         while position < len(lengths):
@@ -49,17 +43,13 @@ def tasks(plan: Plan, split: str) -> list[Task]:
 
 def write(plan: Plan, task: Task) -> None:
     """Write one shard, its episode index last."""
-    folder = plan.path(task.split, f"shard_{task.number:05d}")
-    index_path = files.join(folder, "episodes.idx")
-    if files.exists(index_path):
-        return  # a shard that an earlier run has finished
     mask_name, mask_dtype = ("mask.bin", np.uint8) if plan.binary else ("mask_weighted.bin", np.float32)
+    folder = plan.path(task.split, f"shard_{task.number:05d}")
+    paths = [files.join(folder, name) for name in ("episodes.idx", mask_name, "tokens.bin")]
+    if files.exists(paths[0]):
+        return  # a shard that an earlier run has finished
     start = 0
-    with contextlib.ExitStack() as stack:
-        # closed, and so renamed, in the opposite order
-        index = stack.enter_context(files.atomic_write(index_path, "wb"))
-        mask = stack.enter_context(files.atomic_write(files.join(folder, mask_name), "wb"))
-        tokens = stack.enter_context(files.atomic_write(files.join(folder, "tokens.bin"), "wb"))
+    with whole_files(paths) as (index, mask, tokens):
         for block in plan.blocks(task):
             tokens.write(block.tokens.astype(TOKEN_DTYPE).tobytes())
             mask.write(block.loss.astype(mask_dtype).tobytes())
@@ -70,12 +60,11 @@ def write(plan: Plan, task: Task) -> None:
 
 def finish(plan: Plan) -> None:
     """Write sources, metadata and the tokenizer's state."""
-    for split in plan.splits:
-        plan.write_sources(split, split, "sources.bin")
-    special: dict[str, int] = dict(plan.tokenizer.get("special_tokens", {}))
-    eos = special.get("<myPT_eot>", special.get("<|eot|>", plan.tokenizer.get("eos_token_id")))
-    for split in plan.splits:
-        plan.write_metadata(split, eos_token_id=eos)
+    tokenizer = plan.tokenizer
+    special: dict[str, int] = dict(tokenizer.get("special_tokens", {}))
+    eos = special.get("<myPT_eot>", special.get("<|eot|>", tokenizer.get("eos_token_id")))
+    plan.write_sources("{}/sources.bin".format)
+    plan.write_metadata(eos)
     metadata: dict[str, Any] = {
         "schema": "episode_indexed_sft_v1",
         "has_loss_mask": True,
@@ -90,20 +79,20 @@ def finish(plan: Plan) -> None:
         metadata[f"num_{split}_shards"] = len(tasks(plan, split)) if split in plan.splits else 0
         metadata[f"{split}_mask_ratio"] = counts.trainable_tokens / counts.tokens if counts.tokens else 0.0
     metadata |= {
-        "tokenization": plan.tokenizer["kind"],
-        "tokenizer_sha256": plan.tokenizer["sha256"],
-        "vocab_size": plan.tokenizer["vocab_size"],
+        "tokenization": tokenizer["kind"],
+        "tokenizer_sha256": tokenizer["sha256"],
+        "vocab_size": tokenizer["vocab_size"],
         "token_dtype": TOKEN_DTYPE.name,
         "eot_token_id": eos,
-        "pad_token_id": plan.tokenizer.get("pad_token_id"),
+        "pad_token_id": tokenizer.get("pad_token_id"),
         "tokens_per_shard": plan.request.shard_tokens,
         "val_split": plan.request.val_frac,
         "seed": plan.request.seed,
         "max_length": plan.request.max_length,
         "special_tokens_used": sorted(special),
     }
-    plan.write_json("tokenizer_state.json", {"token_kind": plan.tokenizer["kind"], "chars": None, **plan.tokenizer})
-    plan.write_json("dataset_metadata.json", json.loads(json.dumps(metadata)))
+    plan.write_json("tokenizer_state.json", {"token_kind": tokenizer["kind"], "chars": None, **tokenizer})
+    plan.write_json("dataset_metadata.json", metadata)
 
 
-FORMAT = Format(splits.by_random_state, check, tasks, write, finish, max_seed=(1 << 32) - 1)
+FORMAT = Format(splits.by_random_state, lambda plan: None, tasks, write, finish, max_seed=(1 << 32) - 1)

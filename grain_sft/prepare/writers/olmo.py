@@ -7,15 +7,15 @@ bool), `token_ids_part_NNNN.csv.gz` (`start,end` of each document, relative to t
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import gzip
+import itertools
 from typing import Any
 
 import numpy as np
 
 from grain_sft.prepare import splits
-from grain_sft.prepare.writers.plan import Format, Plan, Task, refuse_weights, running_length
+from grain_sft.prepare.writers.plan import Format, Plan, Task, refuse_weights, whole_files
 from grain_sft.storage import files
 
 
@@ -29,23 +29,20 @@ def tasks(plan: Plan, split: str) -> list[Task]:
     size = max(1, plan.request.part_bytes // plan.documents.token_dtype.itemsize)
     total = plan.statistics[split].tokens
     cuts = list(range(0, total, size)) or [0]
-    firsts = _documents_at(plan, split, cuts)  # (document, tokens of it before the cut)
-    found = []
-    for number, (cut, (first, skip)) in enumerate(zip(cuts, firsts, strict=True)):
-        if number + 1 < len(cuts):
-            after, rest = firsts[number + 1]
-            stop = after + (1 if rest else 0)
-        else:
-            stop = len(plan.splits[split])
-        found.append(Task(split, number, first, stop, skip, min(size, total - cut)))
-    return found
+    firsts = [*_documents_at(plan, split, cuts), (len(plan.splits[split]), 0)]
+    return [
+        Task(split, number, first, after + (rest > 0), skip, min(size, total - cut))
+        for number, (cut, ((first, skip), (after, rest))) in enumerate(
+            zip(cuts, itertools.pairwise(firsts), strict=True)
+        )
+    ]
 
 
 def _documents_at(plan: Plan, split: str, cuts: list[int]) -> list[tuple[int, int]]:
-    """Return the document that holds each of these ascending token numbers, and how many of its tokens come before."""
+    """Return the document that holds each of these ascending token offsets, and how many of its tokens come before."""
     found: list[tuple[int, int]] = []
     before = 0
-    for begin, lengths in running_length(plan, plan.splits[split]):
+    for begin, lengths in plan.running_lengths(split):
         ends = before + np.cumsum(lengths)
         while len(found) < len(cuts) and cuts[len(found)] < ends[-1]:
             cut = cuts[len(found)]
@@ -57,18 +54,11 @@ def _documents_at(plan: Plan, split: str, cuts: list[int]) -> list[tuple[int, in
 
 def write(plan: Plan, task: Task) -> None:
     """Write one part: its mask and boundaries, and its tokens last."""
-    stem = plan.path(task.split)
-    tokens_path = files.join(stem, f"token_ids_part_{task.number:04d}.npy")
-    if files.exists(tokens_path):
+    names = ("token_ids_part_{:04d}.npy", "labels_mask_part_{:04d}.npy", "token_ids_part_{:04d}.csv.gz")
+    paths = [plan.path(task.split, name.format(task.number)) for name in names]
+    if files.exists(paths[0]):
         return  # a part that an earlier run has finished
-    mask_path = files.join(stem, f"labels_mask_part_{task.number:04d}.npy")
-    boundary_path = files.join(stem, f"token_ids_part_{task.number:04d}.csv.gz")
-    with contextlib.ExitStack() as stack:
-        # closed, and so renamed, in the opposite order
-        tokens = stack.enter_context(files.atomic_write(tokens_path, "wb"))
-        mask = stack.enter_context(files.atomic_write(mask_path, "wb"))
-        raw = stack.enter_context(files.atomic_write(boundary_path, "wb"))
-        boundaries = stack.enter_context(gzip.GzipFile("", "wb", fileobj=raw, mtime=0))
+    with whole_files(paths) as (tokens, mask, raw), gzip.GzipFile("", "wb", fileobj=raw, mtime=0) as boundaries:
         skip, left = task.skip, task.tokens
         for block in plan.blocks(task):
             stop = min(len(block.tokens), skip + left)
@@ -86,9 +76,9 @@ def write(plan: Plan, task: Task) -> None:
 
 def finish(plan: Plan) -> None:
     """Write sources, metadata and statistics of every split."""
+    plan.write_sources("{}/sources.bin".format)
+    plan.write_metadata(plan.tokenizer.get("eos_token_id"))
     for split in plan.splits:
-        plan.write_sources(split, split, "sources.bin")
-        plan.write_metadata(split, eos_token_id=plan.tokenizer.get("eos_token_id"))
         _statistics(plan, split)
 
 

@@ -35,23 +35,16 @@ def write(plan: Plan, task: Task) -> None:
     if files.exists(path):
         return  # a split that an earlier run has finished
     arrow, parquet = _arrow()
-    integers = arrow.list_(arrow.int32())
-    fields = {
-        "total_length": arrow.int32(),
-        "num_seqs": arrow.float32(),
-        "seqlens": integers,
-        "nz_input_ids": integers,
-        "nz_position_ids": integers,
-        "nz_shifted_label_ids": integers,
-        "nz_shifted_loss_weights": arrow.list_(arrow.float32()),
-    }
+    integers, weights = arrow.list_(arrow.int32()), arrow.list_(arrow.float32())
+    names = ("seqlens", "nz_input_ids", "nz_position_ids", "nz_shifted_label_ids")
+    fields = [("total_length", arrow.int32()), ("num_seqs", arrow.float32()), *((name, integers) for name in names)]
+    fields.append(("nz_shifted_loss_weights", weights))
     metadata = {"model_type": plan.request.source or plan.request.template}
     travels = plan.metadata(task.split, plan.tokenizer.get("eos_token_id"))
     name = files.name_of(plan.request.tokenizer) if plan.request.tokenizer else None
     travels |= {"tokenizer": name, "source_names": []}  # paths are in prepare.json
-    schema = arrow.schema(
-        list(fields.items()), metadata={"metadata_json": json.dumps(metadata), METADATA_KEY: json.dumps(travels)}
-    )
+    texts = {"metadata_json": json.dumps(metadata), METADATA_KEY: json.dumps(travels)}
+    schema = arrow.schema(fields, metadata=texts)
     with files.atomic_write(path, "wb") as file, parquet.ParquetWriter(file, schema) as writer:
         for block in plan.blocks(task):
             writer.write_table(_table(arrow, schema, block))
@@ -90,16 +83,15 @@ def _table(arrow: Any, schema: Any, block: Block) -> Any:
 
 def finish(plan: Plan) -> None:
     """Write sources, and the weights of first tokens."""
-    for split, ids in plan.splits.items():
-        stem = f"{PREFIX}.{NAMES[split]}"
-        plan.write_sources(split, f"{stem}.sources.bin")
-        if plan.documents.first_weights:
-            with files.atomic_write(plan.path(f"{stem}.first_weights.bin"), "wb") as file:
-                for block in plan.documents.blocks(ids):
-                    starts, held = np.cumsum(block.lengths) - block.lengths, block.lengths > 0
-                    first = np.zeros(len(starts), "<f4")
-                    first[held] = block.loss[starts[held]]
-                    file.write(first.tobytes())
+    stems = {split: f"{PREFIX}.{name}" for split, name in NAMES.items()}
+    plan.write_sources(lambda split: f"{stems[split]}.sources.bin")
+    for split, ids in plan.splits.items() if plan.documents.first_weights else ():
+        with files.atomic_write(plan.path(f"{stems[split]}.first_weights.bin"), "wb") as file:
+            for block in plan.documents.blocks(ids):
+                starts, has_tokens = np.cumsum(block.lengths) - block.lengths, block.lengths > 0
+                first = np.zeros(len(starts), "<f4")
+                first[has_tokens] = block.loss[starts[has_tokens]]
+                file.write(first.tobytes())
 
 
 def _arrow() -> tuple[Any, Any]:

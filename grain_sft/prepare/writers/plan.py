@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from grain_sft.corpus import SPLIT, split_metadata
 from grain_sft.errors import PrepareError
-from grain_sft.prepare.documents import Block, Ids, Source
+from grain_sft.prepare.documents import Block, Source
 from grain_sft.prepare.request import Request
 from grain_sft.prepare.splits import Rule, Splits
 from grain_sft.storage import files
@@ -82,14 +84,16 @@ class Plan:
         """Yield the documents of a task, some at a time."""
         return self.documents.blocks(self.splits[task.split][task.start : task.stop])
 
+    def running_lengths(self, split: str) -> Iterator[tuple[int, npt.NDArray[np.int64]]]:
+        """Yield the place of a split's document in its order, and the lengths [documents] from there on, some at a time."""
+        ids = self.splits[split]
+        for begin in range(0, len(ids), 1 << 16):
+            yield begin, self.documents.lengths[ids[begin : begin + (1 << 16)]].astype(np.int64)
+
     def write_json(self, name: str, value: Any) -> None:
         """Write a JSON file."""
         with files.atomic_write(self.path(name)) as file:
             file.write(json.dumps(value, indent=2, ensure_ascii=False) + "\n")
-
-    def write_metadata(self, split: str, eos_token_id: int | None) -> None:
-        """Write corpus.json into a split's folder, for a split that is copied alone; see `metadata`."""
-        self.write_json(f"{split}/{SPLIT}", self.metadata(split, eos_token_id))
 
     def metadata(self, split: str, eos_token_id: int | None) -> dict[str, Any]:
         """Return a split's metadata; `eos_token_id` is the token that ends a document in the meaning of the format."""
@@ -104,11 +108,17 @@ class Plan:
             source_names=self.source_names,
         )
 
-    def write_sources(self, split: str, *names: str) -> None:
-        """Write a split's sources: int64 little-endian pairs (input, line)."""
-        with files.atomic_write(self.path(*names), "wb") as file:
-            for some in self.documents.sources(self.splits[split]):
-                file.write(some.astype("<i8").tobytes())
+    def write_metadata(self, eos_token_id: int | None) -> None:
+        """Write corpus.json into the folder of each split, for a split that is copied alone; see `metadata`."""
+        for split in self.splits:
+            self.write_json(f"{split}/{SPLIT}", self.metadata(split, eos_token_id))
+
+    def write_sources(self, name: Callable[[str], str]) -> None:
+        """Write the sources of each split, int64 little-endian pairs (input, line), to the file `name(split)`."""
+        for split, ids in self.splits.items():
+            with files.atomic_write(self.path(name(split)), "wb") as file:
+                for some in self.documents.sources(ids):
+                    file.write(some.astype("<i8").tobytes())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -138,6 +148,13 @@ class Format:
     max_seed: int | None = None
 
 
+@contextlib.contextmanager
+def whole_files(paths: Sequence[str]) -> Iterator[list[IO[bytes]]]:
+    """Open files that appear whole, the first one last: where it exists, all do."""
+    with contextlib.ExitStack() as stack:  # which closes, and so renames, in the opposite order
+        yield [stack.enter_context(files.atomic_write(path, "wb")) for path in paths]
+
+
 def refuse_weights(plan: Plan, holder: str) -> None:
     """Refuse weights other than 0 and 1, for a format whose part `holder` can't express them."""
     if not plan.binary:
@@ -149,11 +166,4 @@ def refuse_weights(plan: Plan, holder: str) -> None:
 
 def whole_split(plan: Plan, split: str) -> list[Task]:
     """Return one task for all of a split."""
-    ids = plan.splits[split]
-    return [Task(split, 0, 0, len(ids), 0, plan.statistics[split].tokens)]
-
-
-def running_length(plan: Plan, ids: Ids) -> Iterator[tuple[int, Ids]]:
-    """Yield the place of the first document and the tokens [documents] of each, for some of `ids` at a time."""
-    for begin in range(0, len(ids), 1 << 16):
-        yield begin, plan.documents.lengths[ids[begin : begin + (1 << 16)]].astype(np.int64)
+    return [Task(split, 0, 0, len(plan.splits[split]), 0, plan.statistics[split].tokens)]

@@ -15,7 +15,7 @@ import numpy as np
 from grain_sft.errors import PrepareError, StorageError
 from grain_sft.prepare import splits
 from grain_sft.prepare.templates.primer import IGNORED, SPECIAL_TOKENS
-from grain_sft.prepare.writers.plan import Format, Plan, Task, refuse_weights, running_length, whole_split
+from grain_sft.prepare.writers.plan import Format, Plan, SplitStatistics, Task, refuse_weights, whole_files, whole_split
 from grain_sft.storage import files
 
 SHARD = "shard_00000"
@@ -33,19 +33,15 @@ def check(plan: Plan) -> None:
 
 def write(plan: Plan, task: Task) -> None:
     """Write a whole split, its index last."""
-    index_path = plan.path(f"{task.split}_idx.npy")
-    if files.exists(index_path):
+    paths = [plan.path(f"{task.split}_{name}") for name in ("idx.npy", "input_ids.bin", "labels.bin")]
+    if files.exists(paths[0]):
         return  # a split that an earlier run has finished
     starts = np.empty(task.stop, "<i8")
     total = 0
-    for begin, lengths in running_length(plan, plan.splits[task.split]):
+    for begin, lengths in plan.running_lengths(task.split):
         starts[begin : begin + len(lengths)] = total + np.cumsum(lengths) - lengths
         total += int(lengths.sum())
-    with contextlib.ExitStack() as stack:
-        # closed, and so renamed, in the opposite order
-        index = stack.enter_context(files.atomic_write(index_path, "wb"))
-        tokens = stack.enter_context(files.atomic_write(plan.path(f"{task.split}_input_ids.bin"), "wb"))
-        labels = stack.enter_context(files.atomic_write(plan.path(f"{task.split}_labels.bin"), "wb"))
+    with whole_files(paths) as (index, tokens, labels):
         np.save(index, starts, allow_pickle=False)
         for block in plan.blocks(task):
             tokens.write(block.tokens.astype("<u2").tobytes())
@@ -54,27 +50,22 @@ def write(plan: Plan, task: Task) -> None:
 
 def finish(plan: Plan) -> None:
     """Write sources, links and meta.json."""
-    described: dict[str, Any] = {}
     special = plan.tokenizer.get("special_tokens", {})
     eot = special.get(SPECIAL_TOKENS["eot"])
-    eos = plan.tokenizer.get("eos_token_id") if eot is None else eot
+    plan.write_sources("{}_sources.bin".format)
+    plan.write_metadata(plan.tokenizer.get("eos_token_id") if eot is None else eot)
+    described: dict[str, Any] = {}
     for split in ("train", "val"):
-        counts = plan.statistics.get(split)
-        if split not in plan.splits or counts is None:
-            described[split] = dict.fromkeys(
-                ("num_examples", "num_tokens", "num_label_tokens", "num_shards", "shard_size"), 0
-            )
-            continue
-        plan.write_sources(split, f"{split}_sources.bin")
-        _link(plan, split)
-        plan.write_metadata(split, eos_token_id=eos)
+        counts = plan.statistics.get(split, SplitStatistics())
         described[split] = {
             "num_examples": counts.documents,
             "num_tokens": counts.tokens,
             "num_label_tokens": counts.trainable_tokens,
-            "num_shards": 1,
+            "num_shards": int(split in plan.splits),
             "shard_size": counts.tokens,
         }
+        if split in plan.splits:
+            _link(plan, split)
     plan.write_json(
         "meta.json",
         {
