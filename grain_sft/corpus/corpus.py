@@ -7,7 +7,7 @@ import functools
 import operator
 import os
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +23,9 @@ from grain_sft.errors import CorpusError, RowIndexError
 from grain_sft.html_table import html_facts
 from grain_sft.storage import ShardReader, read_whole
 
+if TYPE_CHECKING:
+    from jaxtyping import Shaped, UInt, UInt32
+
 _BLOCK_TOKENS = 1 << 20  # read at once when documents are iterated
 
 
@@ -35,8 +38,8 @@ class Document(NamedTuple):
       source: (number of the input, line or row in it from 1), if the corpus states it.
     """
 
-    tokens: npt.NDArray[np.uint32]
-    loss: npt.NDArray[Any]
+    tokens: UInt32[np.ndarray, " n"]
+    loss: Shaped[np.ndarray, " n"]
     source: tuple[int, int] | None
 
 
@@ -134,7 +137,7 @@ class Corpus(CorpusFiles):
     def _reader(self) -> _TokenReader:
         return _TokenReader(self)
 
-    def read(self, start: int, stop: int) -> tuple[npt.NDArray[Any], npt.NDArray[Any] | None]:
+    def read(self, start: int, stop: int) -> tuple[UInt[np.ndarray, " tokens"], Shaped[np.ndarray, " tokens"] | None]:
         """Return the tokens from `start` to `stop`, counted through all shards, and their loss.
 
         Returns:

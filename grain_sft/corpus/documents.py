@@ -8,7 +8,7 @@ import io
 import re
 import zlib
 from collections.abc import Callable, Iterator
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import msgspec
 import numpy as np
@@ -16,6 +16,9 @@ import numpy.typing as npt
 
 from grain_sft.errors import CorpusError, shortened
 from grain_sft.storage import MAGIC, describe, npy_header
+
+if TYPE_CHECKING:
+    from jaxtyping import Int64
 
 Count = Annotated[int, msgspec.Meta(ge=0)]
 Ints = npt.NDArray[np.int64]
@@ -39,8 +42,8 @@ class Documents:
       tokens: Hash of every token, if finding the documents read all of them; else None.
     """
 
-    start: Ints
-    length: Ints
+    start: Int64[np.ndarray, " documents"]
+    length: Int64[np.ndarray, " documents"]
     highest_token: int | None = None
     content: str = ""
     tokens: str | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 import numpy as np
@@ -12,6 +12,9 @@ import numpy.typing as npt
 
 from grain_sft.errors import CorpusError
 from grain_sft.storage import DIGEST_BYTES, MAGIC, RemoteOptions, ShardReader, digest_of, files, npy_header, read_head
+
+if TYPE_CHECKING:
+    from jaxtyping import Int64, Shaped
 
 Count = Annotated[int, msgspec.Meta(ge=0)]
 Ints = npt.NDArray[np.int64]
@@ -125,7 +128,14 @@ class LossReader:
         ]
         self._uniform = len(self._sets) == 1 and None not in kinds
 
-    def gather(self, shard: Ints, start: Ints, place: Ints, length: Ints, count: int) -> npt.NDArray[Any]:
+    def gather(
+        self,
+        shard: Int64[np.ndarray, " pieces"],
+        start: Int64[np.ndarray, " pieces"],
+        place: Int64[np.ndarray, " pieces"],
+        length: Int64[np.ndarray, " pieces"],
+        count: int,
+    ) -> Shaped[np.ndarray, " count"]:
         """Return bool or float32 [count]: from `place` on, `length` values of `shard` from token `start` on; else no loss.
 
         Args:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +14,9 @@ from grain_sft.corpus.content import PREFIX
 from grain_sft.corpus.corpus import Corpus
 from grain_sft.corpus.documents import Documents
 from grain_sft.errors import CorpusError
+
+if TYPE_CHECKING:
+    from jaxtyping import Shaped, UInt
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -62,7 +65,7 @@ class MixtureCorpus(Corpus):
         counts = [part.num_documents for part in self.parts]
         return None if None in counts else sum(count for count in counts if count is not None)
 
-    def read(self, start: int, stop: int) -> tuple[npt.NDArray[Any], npt.NDArray[Any] | None]:
+    def read(self, start: int, stop: int) -> tuple[UInt[np.ndarray, " tokens"], Shaped[np.ndarray, " tokens"] | None]:
         """Raise CorpusError: the files of a mixture may have several dtypes."""
         raise CorpusError(
             "tokens of a mixture are read from one of its corpora: corpus.parts[number].read(start, stop)."

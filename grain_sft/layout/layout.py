@@ -17,6 +17,8 @@ from grain_sft.layout.pieces import Ints, Pieces, Span
 from grain_sft.storage import read_whole
 
 if TYPE_CHECKING:
+    from jaxtyping import Int64
+
     from grain_sft.corpus import Documents, RowFormat
     from grain_sft.layout.packing import PackingOptions
     from grain_sft.layout.plan import Plan
@@ -65,7 +67,7 @@ class Layout(Protocol):
         """Return the number of rows."""
         ...
 
-    def pieces(self, rows: Ints) -> Pieces:
+    def pieces(self, rows: Int64[np.ndarray, " rows"]) -> Pieces:
         """Return the pieces of `rows`.
 
         Args:
@@ -119,11 +121,11 @@ class Layout(Protocol):
         return len(self.documents or self.corpus.documents)
 
     @property
-    def sources(self) -> Ints | None:
+    def sources(self) -> Int64[np.ndarray, " documents"] | None:
         """Input and line of each of `documents`, int64 [documents, 2]; None where the corpus does not have them."""
         return sources_of(self.corpus) if self.follows_documents else None
 
-    def rows_of_documents(self, documents: Ints) -> Ints:
+    def rows_of_documents(self, documents: Int64[np.ndarray, " documents"]) -> Int64[np.ndarray, " rows"]:
         """Return the rows that hold a token of `documents`, ascending.
 
         Args:
@@ -150,7 +152,9 @@ class Layout(Protocol):
             found.append(pieces.row[held] + first)
         return np.unique(np.concatenate(found))
 
-    def epoch_of(self, rows: Ints) -> tuple[Ints, Ints]:
+    def epoch_of(
+        self, rows: Int64[np.ndarray, " rows"]
+    ) -> tuple[Int64[np.ndarray, " rows"], Int64[np.ndarray, " rows"]]:
         """Return the epoch, from 0, that each of `rows` (int64 [n]) was packed for, and its number among the rows of that
         epoch. The row after the last is row 0 of an epoch that does not exist."""
         return np.zeros(len(rows), np.int64), rows

@@ -14,6 +14,8 @@ from grain_sft.corpus import Corpus
 from grain_sft.errors import RowIndexError
 
 if TYPE_CHECKING:
+    from jaxtyping import Int64
+
     from grain_sft.layout.layout import Layout
 
 Ints = npt.NDArray[np.int64]
@@ -60,18 +62,19 @@ class Pieces(NamedTuple):
       document: Number of the document in `layout.documents`, -1 for none; None in a layout that does not follow documents.
     """
 
-    row: Ints
-    column: Ints
-    shard: Ints
-    start: Ints
-    length: Ints
-    segment: Ints | None = None
-    position: Ints | None = None
-    document: Ints | None = None
+    row: Int64[np.ndarray, " pieces"]
+    column: Int64[np.ndarray, " pieces"]
+    shard: Int64[np.ndarray, " pieces"]
+    start: Int64[np.ndarray, " pieces"]
+    length: Int64[np.ndarray, " pieces"]
+    segment: Int64[np.ndarray, " pieces"] | None = None
+    position: Int64[np.ndarray, " pieces"] | None = None
+    document: Int64[np.ndarray, " pieces"] | None = None
 
     def offsets(self, length: int) -> Ints:
         """Return the offset of each piece in the flattened rows of `length` tokens each."""
-        return self.row * length + self.column
+        offsets: Ints = self.row * length + self.column
+        return offsets
 
 
 class ShardOffsets:

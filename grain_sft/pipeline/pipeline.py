@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from threading import get_ident
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import grain
 import numpy as np
@@ -25,6 +25,9 @@ from grain_sft.registry import Registry
 from grain_sft.sampling import Sampler
 from grain_sft.source import Element, MixtureSource, NpyDataSource
 from grain_sft.storage import activity
+
+if TYPE_CHECKING:
+    from jaxtyping import Int64
 
 VIEWERS: Registry[Callable[..., None]] = Registry("viewer", PipelineError, {"text": "grain_sft.view.show:show"})
 """Functions of a pipeline, a step, rows and a tokenizer that `Pipeline.show` calls, by name."""
@@ -96,7 +99,7 @@ class Pipeline:
         """
         return self._batch(self.sampler.rows(step))
 
-    def read(self, step: int, slots: npt.NDArray[np.int64]) -> Element:
+    def read(self, step: int, slots: Int64[np.ndarray, " slots"]) -> Element:
         """Return some rows of this host's batch of `step`: arrays [n, L].
 
         With `Host(0, 1)` these are slots of the global batch, so that a process can read the rows of its devices

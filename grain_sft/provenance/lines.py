@@ -19,6 +19,7 @@ from grain_sft.sampling import BatchSlots, Host, Sampler
 
 if TYPE_CHECKING:
     import pandas
+    from jaxtyping import Bool, Int64
 
 Ints = npt.NDArray[np.int64]
 
@@ -53,19 +54,19 @@ class Trace:
       receipt: Code of the pipeline's receipt.
     """
 
-    step: Ints
-    epoch: Ints
-    row: Ints
-    host: Ints
-    instance: Ints
-    segment: Ints
-    shard: Ints
-    start: Ints
-    stop: Ints
-    document: Ints
-    source: Ints
-    record: Ints
-    trainable: Ints | None
+    step: Int64[np.ndarray, " lines"]
+    epoch: Int64[np.ndarray, " lines"]
+    row: Int64[np.ndarray, " lines"]
+    host: Int64[np.ndarray, " lines"]
+    instance: Int64[np.ndarray, " lines"]
+    segment: Int64[np.ndarray, " lines"]
+    shard: Int64[np.ndarray, " lines"]
+    start: Int64[np.ndarray, " lines"]
+    stop: Int64[np.ndarray, " lines"]
+    document: Int64[np.ndarray, " lines"]
+    source: Int64[np.ndarray, " lines"]
+    record: Int64[np.ndarray, " lines"]
+    trainable: Int64[np.ndarray, " lines"] | None
     source_names: tuple[str, ...]
     paths: tuple[str, ...]
     receipt: str
@@ -77,7 +78,7 @@ class Trace:
         """Return the arrays by name, without `trainable` where it was not counted."""
         return {name: column for name, column in vars(self).items() if isinstance(column, np.ndarray)}
 
-    def select(self, lines: npt.NDArray[np.bool_]) -> Trace:
+    def select(self, lines: Bool[np.ndarray, " lines"]) -> Trace:
         """Return the lines of a mask, bool [lines]."""
         changed: dict[str, Any] = {name: column[lines] for name, column in self.columns().items()}
         return dataclasses.replace(self, **changed)

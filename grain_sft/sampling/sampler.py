@@ -6,7 +6,7 @@ import abc
 import functools
 import sys
 from collections.abc import Iterable, Sequence
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import grain
 import numpy as np
@@ -19,6 +19,9 @@ from grain_sft.sampling.host import Host
 from grain_sft.sampling.orders import Ints
 from grain_sft.sampling.slots import BatchSlots
 from grain_sft.sampling.streams import EpochStream
+
+if TYPE_CHECKING:
+    from jaxtyping import Int64
 
 _STEPS_AT_ONCE = 64
 _ROWS_AT_ONCE = 1 << 11
@@ -93,7 +96,9 @@ class Sampler(abc.ABC):
         """
 
     @abc.abstractmethod
-    def find_slots(self, rows: Ints, *, epochs: int | None = None, hosts: Sequence[int] | None = None) -> BatchSlots:
+    def find_slots(
+        self, rows: Int64[np.ndarray, " rows"], *, epochs: int | None = None, hosts: Sequence[int] | None = None
+    ) -> BatchSlots:
         """Return the slots that hold `rows`. Searches every index of the order of each epoch.
 
         Args:
@@ -135,7 +140,7 @@ class Sampler(abc.ABC):
         """Return the same run, seen from another host."""
         return type(self)(**self.__getstate__() | {"host": host})
 
-    def rows(self, step: int) -> Ints:
+    def rows(self, step: int) -> Int64[np.ndarray, " rows"]:
         """Return the rows of `step` (from 0) that this host reads: int64 [global_batch_size // host.count].
 
         Raises:
@@ -174,7 +179,7 @@ class Sampler(abc.ABC):
         count = self.batch_sizes.steps_of_one_size(step)
         return count if self.num_steps is None else min(count, self.num_steps - step)
 
-    def rows_at(self, step: int, places: Ints) -> Ints:
+    def rows_at(self, step: int, places: Int64[np.ndarray, " n"]) -> Int64[np.ndarray, " n"]:
         """Return some of `rows(step)`, without computing the others: int64 [len(places)].
 
         Args:

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from grain_sft.sampling.orders import Ints, RowsAt
+
+if TYPE_CHECKING:
+    from jaxtyping import Int64
 
 _SCANNED = 1 << 20  # indices of an order searched together
 
@@ -27,13 +31,13 @@ class BatchSlots:
       row: Number of the row in the layout; `FILL_ROW` where a filled batch has none.
     """
 
-    step: Ints
-    slot: Ints
-    host: Ints
-    source: Ints
-    epoch: Ints
-    index: Ints
-    row: Ints
+    step: Int64[np.ndarray, " slots"]
+    slot: Int64[np.ndarray, " slots"]
+    host: Int64[np.ndarray, " slots"]
+    source: Int64[np.ndarray, " slots"]
+    epoch: Int64[np.ndarray, " slots"]
+    index: Int64[np.ndarray, " slots"]
+    row: Int64[np.ndarray, " slots"]
 
     def columns(self) -> tuple[Ints, ...]:
         """Return all columns, in the order of the attributes."""

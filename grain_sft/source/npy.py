@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import grain
 import numpy as np
@@ -17,6 +17,9 @@ from grain_sft.source.arrays import Arrays, Element
 from grain_sft.source.row_reader import ReadyArrays, RowReader
 from grain_sft.source.segment_reader import SegmentReader
 from grain_sft.storage import ShardReader
+
+if TYPE_CHECKING:
+    from jaxtyping import Int32, Int64, Integer
 
 workers.default_grain_flags()  # so that worker processes of any grain.DataLoader over an NpyDataSource start
 
@@ -37,14 +40,14 @@ class ReadRows(NamedTuple):
       inputs, targets: int32, what `ShiftTargets` makes of the tokens, where that is known.
     """
 
-    tokens: npt.NDArray[Any]
+    tokens: Integer[np.ndarray, "rows length"]
     loss: npt.NDArray[Any] | None
-    segment_ids: npt.NDArray[np.int32]
-    positions: npt.NDArray[np.int32]
-    target_segment_ids: npt.NDArray[np.int32] | None = None
-    inputs: npt.NDArray[np.int32] | None = None
-    targets: npt.NDArray[np.int32] | None = None
-    lasts: npt.NDArray[np.int64] | None = None
+    segment_ids: Int32[np.ndarray, "rows length"]
+    positions: Int32[np.ndarray, "rows length"]
+    target_segment_ids: Int32[np.ndarray, "rows length"] | None = None
+    inputs: Int32[np.ndarray, "rows width"] | None = None
+    targets: Int32[np.ndarray, "rows width"] | None = None
+    lasts: Int64[np.ndarray, " segments"] | None = None
     held: npt.NDArray[np.bool_] | None = None
 
 

@@ -6,6 +6,7 @@ The rule: allenai/OLMo-core, `find_periodic_sequences` and `InstanceFilterConfig
 from __future__ import annotations
 
 import functools
+from typing import TYPE_CHECKING
 
 import grain
 import numpy as np
@@ -16,6 +17,9 @@ from grain_sft.errors import TransformError
 from grain_sft.source import Element
 from grain_sft.storage import activity
 from grain_sft.transforms.element import require_keys
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Integer
 
 _PROBES = 8  # neighbours that are compared before a run is measured
 
@@ -76,7 +80,11 @@ class NgramFilter(grain.transforms.Map):
         loss_mask = element["loss_mask"] & ~failing.reshape(*tokens.shape[:-1], 1)
         return {**element, "loss_mask": loss_mask}
 
-    def fails(self, tokens: Tokens, segment_ids: Tokens | None = None) -> npt.NDArray[np.bool_]:
+    def fails(
+        self,
+        tokens: Integer[np.ndarray, "*rows length"],
+        segment_ids: Integer[np.ndarray, "*rows length"] | None = None,
+    ) -> Bool[np.ndarray, "*rows"]:
         """Return whether each row fails: bool [] for tokens [L], bool [rows] for tokens [rows, L].
 
         Args:

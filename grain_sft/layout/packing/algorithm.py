@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator
-from typing import Any, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import numpy.typing as npt
 
 from grain_sft.arguments import as_integer, as_sequence_length
 from grain_sft.errors import LayoutError
+
+if TYPE_CHECKING:
+    from jaxtyping import Int64
 
 Ints = npt.NDArray[np.int64]
 Argsort = Callable[[Ints], Ints]
@@ -36,10 +39,10 @@ class PackedRows(NamedTuple):
       ends: int64 [rows], number of pieces up to and with each row.
     """
 
-    document: Ints
-    offset: Ints
-    length: Ints
-    ends: Ints
+    document: Int64[np.ndarray, " pieces"]
+    offset: Int64[np.ndarray, " pieces"]
+    length: Int64[np.ndarray, " pieces"]
+    ends: Int64[np.ndarray, " rows"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,7 +124,7 @@ class PackingAlgorithm:
         """Return `entry`, or the algorithm of a bare function, with the default traits."""
         return entry if isinstance(entry, cls) else cls(entry)
 
-    def __call__(self, lengths: Ints, options: PackingOptions) -> PackedRows:
+    def __call__(self, lengths: Int64[np.ndarray, " documents"], options: PackingOptions) -> PackedRows:
         return self.pack(lengths, options)
 
 

@@ -1,0 +1,94 @@
+"""The shapes and dtypes in signatures hold, checked by jaxtyping while batches are made, traced and found again."""
+
+from __future__ import annotations
+
+import inspect
+import types
+
+import jaxtyping
+import numpy as np
+import pytest
+from beartype import beartype
+from sft_files import EOS, documents, write_olmo
+
+import grain_sft
+from grain_sft import corpus, layout, pipeline, provenance, sampling, source, transforms
+
+LAYOUTS = [
+    {"kind": "windows"},
+    {"kind": "packed", "long_documents": "fragment"},
+    {"kind": "packed", "algorithm": "concat_then_split"},
+    {"kind": "padded"},
+]
+CLASSES = [
+    each
+    for room in (corpus, layout, layout.packing, source, sampling, transforms, pipeline, provenance)
+    for each in (getattr(room, name) for name in room.__all__)
+    if inspect.isclass(each)
+]
+
+
+def checking(function: types.FunctionType) -> types.FunctionType | None:
+    """Return `function` with its shapes checked in each call; None where its signature has none."""
+    stated = {name: getattr(text, "__forward_arg__", text) for name, text in function.__annotations__.items()}
+    shapes = {name: eval(text, vars(jaxtyping) | {"np": np}) for name, text in stated.items() if "[np.nd" in str(text)}
+    if not shapes:
+        return None
+    copy = types.FunctionType(function.__code__, function.__globals__, "checking", closure=function.__closure__)
+    copy.__defaults__, copy.__kwdefaults__, copy.__annotations__ = (
+        function.__defaults__,
+        function.__kwdefaults__,
+        shapes,
+    )
+    copy.__qualname__ = "checking"
+    return jaxtyping.jaxtyped(typechecker=beartype)(copy)
+
+
+@pytest.fixture
+def checked(monkeypatch) -> set[str]:
+    """Names of the methods whose shapes are checked until the test ends."""
+    names = set()
+    for owner in {base for each in CLASSES for base in each.__mro__ if base.__module__.startswith("grain_sft")}:
+        for name, function in list(vars(owner).items()):
+            plain = function.__func__ if isinstance(function, staticmethod) else function  # __new__ of a NamedTuple
+            if inspect.isfunction(plain) and (checks := checking(plain)):
+                monkeypatch.setattr(owner, name, checks if plain is function else staticmethod(checks))
+                names.add(f"{owner.__name__}.{name}")
+    return names
+
+
+@pytest.fixture
+def load(tmp_path):
+    write_olmo(tmp_path / "olmo", documents(300), part_tokens=5000)
+
+    def load(stated: dict) -> grain_sft.Pipeline:
+        return grain_sft.load(
+            {
+                "corpus": {"path": str(tmp_path / "olmo"), "eos_token_id": EOS},
+                "layout": {"sequence_length": 64, **stated},
+                "sampler": {"seed": 1, "global_batch_size": 8},
+                "transforms": ["ngram_filter", "shift_targets"],
+            }
+        )
+
+    return load
+
+
+@pytest.mark.parametrize("stated", LAYOUTS)
+def test_every_array_is_what_its_signature_says(checked, load, stated):
+    loaded = load(stated)
+    made, rows = loaded.source.layout, loaded.sampler.rows(3)
+    assert loaded[3]["inputs"].shape == (8, 64) and made.epoch_of(rows)[0].shape == rows.shape
+    assert set(loaded.sampler.find_slots(rows, epochs=1).step) == {3}
+    lines = provenance.trace(loaded, range(2))
+    assert len(lines.select(lines.segment == 1)) <= len(lines)
+    assert len(made.rows_of_documents(np.arange(3))) > 0
+    assert made.corpus.document(2).tokens.dtype == np.uint32
+    assert {"Pieces.__new__", "PackedRows.__new__", "BatchSlots.__init__", "Layout.pieces", "Corpus.read"} <= checked
+
+
+def test_an_array_of_another_shape_or_dtype_is_found(checked):
+    three, two = np.zeros(3, np.int64), np.zeros(2, np.int64)
+    for wrong in (two, three.astype(np.int32), three[:, None]):
+        with pytest.raises(jaxtyping.TypeCheckError):
+            layout.Pieces(three, three, three, three, wrong)
