@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+LOCAL = "process-local data"
 CASES = ("data", "data x sequence", "data x sequence over hosts", "data x model", "data x model over hosts", "columns")
 """Meshes: how rows and columns lie over devices. In those "over hosts" the second axis is the one that divides processes."""
 
@@ -25,18 +26,13 @@ def digest(array: Any) -> str:
 
 def run(job: dict[str, Any], processes: int, devices: int, folder: Path) -> list[list[dict[str, Any]]]:
     """What every process printed; each has `devices` virtual devices."""
-    return run_processes([__file__, json.dumps(job)], processes, devices, folder)
-
-
-def run_processes(program: list[str], processes: int, devices: int, folder: Path) -> list[list[dict[str, Any]]]:
-    """What every process of a Python program printed as JSON; each is told its port, index, count and devices."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     started, outputs = [], []
     for index in range(processes):
         output = (folder / f"output-{processes}-{index}.jsonl").open("w+")  # no pipe: one that is full stops them all
-        command = [sys.executable, *program, *map(str, (port, index, processes, devices))]
+        command = [sys.executable, __file__, json.dumps(job), *map(str, (port, index, processes, devices))]
         started.append(subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, text=True))
         outputs.append(output)
     try:
@@ -84,7 +80,17 @@ def main(job: dict[str, Any], port: int, index: int, count: int, devices: int) -
     from grain_sft import Host, load
     from grain_sft.integrations.jax_arrays import GlobalBatches
 
-    for case in job["cases"]:
+    if LOCAL in job["cases"]:  # each process loads its own host, and JAX puts what they hold side by side
+        pipeline, sharding = load(job["config"]), sharding_of("data")
+        assert pipeline.sampler.host == Host(jax.process_index(), jax.process_count())
+        gather = jax.jit(lambda x: x, out_shardings=NamedSharding(sharding.mesh, PartitionSpec()))
+        for step in range(job["steps"]):
+            arrays = {
+                key: jax.make_array_from_process_local_data(sharding, each) for key, each in pipeline[step].items()
+            }
+            digests = {key: digest(np.asarray(gather(array))) for key, array in sorted(arrays.items())}
+            print(json.dumps({"case": LOCAL, "step": step, "digests": digests}), flush=True)
+    for case in [case for case in job["cases"] if case != LOCAL]:
         pipeline, sharding = load(job["config"], host=Host(0, 1)), sharding_of(case)
         batches = GlobalBatches(pipeline, sharding, **job.get("options", {}))
         if "state" in job:

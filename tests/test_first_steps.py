@@ -7,6 +7,7 @@ import re
 import numpy as np
 import pytest
 from absl import logging
+from batches import assert_same
 from sft_files import EOS, write_olmo
 
 import grain_sft
@@ -16,49 +17,20 @@ from grain_sft.pipeline import NUM_CHECKED, takes_loss
 from grain_sft.verify import verify
 
 COUNT, LENGTH = 200, 64
-
-
-def document(length, loss, token=None):
-    tokens = np.arange(3, 3 + length, dtype=np.uint32) if token is None else np.full(length, token, np.uint32)
-    tokens[-1] = EOS
-    return tokens, np.asarray(loss, bool)
-
-
-def sound():
-    return [document(20, np.arange(20) >= 8) for _ in range(COUNT)], {}
-
-
-def zeros():
-    return [document(20, np.zeros(20)) for _ in range(COUNT)], {}
-
-
-def repeated():
-    options = {"transforms": [{"ngram_filter": {"max_count": 16}}, "shift_targets"]}
-    return [document(20, np.arange(20) >= 8, token=9) for _ in range(COUNT)], options
-
-
-def truncated():
-    keep = {"layout": {"kind": "padded", "sequence_length": LENGTH, "keep": "first"}}
-    return [document(90, np.arange(90) >= 70) for _ in range(COUNT)], keep
-
-
-def too_short():
-    return [document(1, [True]) for _ in range(COUNT)], {
-        "layout": {"kind": "padded", "sequence_length": LENGTH, "min_tokens": 1}
-    }
-
-
-def first_token_only():
-    return [document(20, np.arange(20) == 0) for _ in range(COUNT)], {}
-
-
-TEACH_NOTHING = {
-    zeros: "the loss mask is 0 for each token of these rows and of their documents",
-    repeated: r"NgramFilter\(.*max_count=16.*\) took the loss off all \d+ rows",
-    truncated: "longer than sequence_length=64, and only tokens that were cut off take loss",
-    too_short: "The longest document here has 1 token:",
-    first_token_only: "only the first token of a document takes loss",
+PADDED = {"kind": "padded", "sequence_length": LENGTH}
+FILTER = {"transforms": [{"ngram_filter": {"max_count": 16}}, "shift_targets"]}
+CASES = {  # loss of each document, changes of the config, and the reason
+    "zeros": (np.zeros(20), {}, "the loss mask is 0 for each token of these rows and of their documents"),
+    "repeated": (np.arange(20) >= 8, FILTER, r"NgramFilter\(.*max_count=16.*\) took the loss off all \d+ rows"),
+    "truncated": (
+        np.arange(90) >= 70,
+        {"layout": {**PADDED, "keep": "first"}},
+        "longer than sequence_length=64, and only tokens that were cut off take loss",
+    ),
+    "too short": (np.ones(1), {"layout": {**PADDED, "min_tokens": 1}}, "The longest document here has 1 token:"),
+    "first token only": (np.arange(20) == 0, {}, "only the first token of a document takes loss"),
 }
+SOUND = np.arange(20) >= 8
 
 
 @pytest.fixture(autouse=True)
@@ -73,60 +45,59 @@ def warnings(monkeypatch):
     return found
 
 
-def write_config(make, folder, **sections):
-    docs, options = make()
-    write_olmo(folder / "corpus", docs, part_tokens=10**9)
-    config = {
-        "corpus": {"path": str(folder / "corpus"), "dtype": "uint16", "eos_token_id": EOS},
-        "layout": {"kind": "packed", "sequence_length": LENGTH},
-        "sampler": {"seed": 0, "global_batch_size": 4},
-        **options,
-        **sections,
-    }
-    path = folder / "run.json"
-    path.write_text(json.dumps(config))
-    return path
+@pytest.fixture
+def write_config(tmp_path):
+    def write(case, **sections):
+        loss, options, _ = CASES.get(case, (SOUND, {}, ""))
+        tokens = np.full(len(loss), 9) if case == "repeated" else np.arange(3, 3 + len(loss))
+        tokens[-1] = EOS
+        write_olmo(tmp_path / "corpus", [(tokens.astype(np.uint32), loss.astype(bool))] * COUNT, part_tokens=10**9)
+        config = {
+            "corpus": {"path": str(tmp_path / "corpus"), "dtype": "uint16", "eos_token_id": EOS},
+            "layout": {"kind": "packed", "sequence_length": LENGTH},
+            "sampler": {"seed": 0, "global_batch_size": 4},
+        }
+        (tmp_path / "run.json").write_text(json.dumps(config | options | sections))
+        return tmp_path / "run.json"
+
+    return write
 
 
-@pytest.mark.parametrize("make", TEACH_NOTHING, ids=lambda make: make.__name__)
-def test_verify_fails_and_says_why(make, tmp_path, capsys):
-    path = write_config(make, tmp_path)
+@pytest.mark.parametrize("case", CASES)
+def test_verify_fails_and_iterating_warns_once_and_says_why(case, write_config, warnings, capsys):
+    path, reason = write_config(case), CASES[case][2]
     (finding,) = [each for each in verify(path).findings if each.wrong]
     assert finding.check == "loss"
-    assert re.search(TEACH_NOTHING[make], finding.message), finding.message
-    assert finding.message.startswith("no target takes loss in the first 8 steps: ")
+    assert re.match(f"no target takes loss in the first 8 steps: .*{reason}", finding.message), finding.message
     assert main(["verify", str(path)]) == 1
     assert "not sound" in capsys.readouterr().out
+    for threads in (0, 2):
+        pipeline = grain_sft.load(path, host=Host(0, 1))
+        for _ in range(2):
+            with contextlib.closing(pipeline.iter(threads=threads)) as batches:
+                for _ in range(2 * NUM_CHECKED):
+                    next(batches)
+        sentence = warnings.pop()
+        assert not warnings
+        expected = rf"No target takes loss in the first batches \(steps 0, 1, 2, 3\): .*{reason}"
+        assert re.match(expected, sentence), sentence
 
 
-@pytest.mark.parametrize("make", TEACH_NOTHING, ids=lambda make: make.__name__)
-@pytest.mark.parametrize("threads", [0, 2])
-def test_iterating_warns_once_and_says_why(make, threads, tmp_path, warnings):
-    pipeline = grain_sft.load(write_config(make, tmp_path), host=Host(0, 1))
-    for _ in range(2):
-        batches = pipeline.iter(threads=threads)
-        for _ in range(2 * NUM_CHECKED):
-            next(batches)
-        batches.close()
-    (sentence,) = warnings
-    assert sentence.startswith("No target takes loss in the first batches (steps 0, 1, 2, 3): ")
-    assert re.search(TEACH_NOTHING[make], sentence), sentence
-
-
-def test_global_batches_warn_too(tmp_path, warnings):
+def test_global_batches_warn_too(write_config, warnings):
     jax = pytest.importorskip("jax")
     from grain_sft.integrations.jax_arrays import GlobalBatches
 
-    pipeline = grain_sft.load(write_config(zeros, tmp_path), host=Host(0, 1))
+    pipeline = grain_sft.load(write_config("zeros"), host=Host(0, 1))
     with contextlib.closing(GlobalBatches(pipeline, jax.sharding.SingleDeviceSharding(jax.devices()[0]))) as batches:
         for _ in range(NUM_CHECKED + 32):  # the batch whose check warns may be one that is made ahead
             next(batches)
-    assert len(warnings) == 1 and re.search(TEACH_NOTHING[zeros], warnings[0])
+    (sentence,) = warnings
+    assert CASES["zeros"][2] in sentence
 
 
-def test_a_run_of_fewer_steps_warns_at_its_last(tmp_path, warnings):
+def test_a_run_of_fewer_steps_warns_at_its_last(write_config, warnings):
     sampler = {"seed": 0, "global_batch_size": 25, "epochs": 1}
-    pipeline = grain_sft.load(write_config(zeros, tmp_path, sampler=sampler), host=Host(0, 1))
+    pipeline = grain_sft.load(write_config("zeros", sampler=sampler), host=Host(0, 1))
     assert 1 < len(pipeline) < NUM_CHECKED
     list(pipeline.iter())
     (sentence,) = warnings
@@ -134,35 +105,29 @@ def test_a_run_of_fewer_steps_warns_at_its_last(tmp_path, warnings):
 
 
 @pytest.mark.parametrize("transforms", [["shift_targets"], ["ngram_filter", "shift_targets"]])
-def test_a_sound_run_warns_of_nothing(transforms, tmp_path, warnings):
-    path = write_config(sound, tmp_path, transforms=transforms)
+def test_a_sound_run_warns_of_nothing(transforms, write_config, warnings):
+    path = write_config("sound", transforms=transforms)
     pipeline = grain_sft.load(path, host=Host(0, 1))
-    iterator = pipeline.iter()
-    next(iterator)
+    with contextlib.closing(pipeline.iter()) as iterator:
+        next(iterator)
     assert pipeline.first_steps.left == 0  # one batch is checked, not each
-    iterator.close()
     assert not warnings and verify(path).sound
 
 
-def test_a_pipeline_without_transforms_says_once_which_keys_it_gives(tmp_path, warnings):
-    pipeline = grain_sft.load(write_config(sound, tmp_path, transforms=[]), host=Host(0, 1))
-    iterator = pipeline.iter()
-    assert "inputs" not in next(iterator) and "inputs" not in next(iterator)
-    iterator.close()
+def test_a_pipeline_without_transforms_says_once_which_keys_it_gives(write_config, warnings):
+    pipeline = grain_sft.load(write_config("sound", transforms=[]), host=Host(0, 1))
+    with contextlib.closing(pipeline.iter()) as iterator:
+        assert "inputs" not in next(iterator) and "inputs" not in next(iterator)
     (sentence,) = warnings
     assert "keys tokens, loss_mask, segment_ids, positions" in sentence and "[ShiftTargets()]" in sentence
 
 
-def test_the_check_changes_no_batch(tmp_path, warnings):
-    path = write_config(zeros, tmp_path)
+def test_the_check_changes_no_batch(write_config, warnings):
+    path = write_config("zeros")
     checked, plain = (grain_sft.load(path, host=Host(0, 1)) for _ in range(2))
-    batches = checked.iter()
-    for step in range(6):
-        batch, expected = next(batches), plain[step]
-        assert batch.keys() == expected.keys()
-        for key, array in expected.items():
-            np.testing.assert_array_equal(batch[key], array)
-    batches.close()
+    with contextlib.closing(checked.iter()) as batches:
+        for step in range(6):
+            assert_same(next(batches), plain[step])
     assert checked.data_key == plain.data_key and checked.receipt == plain.receipt
 
 

@@ -7,8 +7,9 @@ import grain
 import jax
 import numpy as np
 import pytest
+from batches import assert_same
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
-from jax_processes import CASES, digest, run
+from jax_processes import CASES, LOCAL, digest, run
 
 from grain_sft import GrainSftError, Host, Pipeline, load
 from grain_sft.integrations.jax_arrays import GlobalBatches, process_rows
@@ -39,16 +40,13 @@ def pipeline(folder):
     return load(config(folder), host=Host(0, 1))
 
 
-def digests(pipeline, steps, num_rows=BATCH):
+def digests(pipeline, steps, num_rows=BATCH, order=slice(None)):
     """Of the global batches, by numpy alone."""
-    found = {}
-    for step in steps:
-        found[step] = {}
-        for key, array in sorted(pipeline[step].items()):
-            filled = np.zeros((num_rows, LENGTH), array.dtype)
-            filled[:BATCH] = array
-            found[step][key] = digest(filled)
-    return found
+    fill = ((0, num_rows - BATCH), (0, 0))
+    return {
+        step: {key: digest(np.pad(array[order], fill)) for key, array in sorted(pipeline[step].items())}
+        for step in steps
+    }
 
 
 def check(printed, expected, cases):
@@ -69,9 +67,10 @@ def test_two_processes_have_the_global_arrays_of_one_on_every_mesh(folder, pipel
     """Resumed at step 2 from the state of one process, which took two steps."""
     one = GlobalBatches(pipeline, SingleDeviceSharding(jax.devices()[0]))
     assert [next(one) and one.next_step for _ in range(2)] == [1, 2]
-    job = {"config": config(folder), "cases": CASES, "steps": STEPS, "state": one.get_state()}
+    job = {"config": config(folder), "cases": [*CASES, LOCAL], "steps": STEPS, "state": one.get_state()}
     printed = run(job, 2, DEVICES // 2, tmp_path)
     check(printed, digests(pipeline, range(2, 2 + STEPS)), CASES)
+    check(printed, digests(pipeline, range(STEPS), order=[0, 2, 4, 6, 1, 3, 5, 7]), [LOCAL])
     assert states(printed)["next_step"] == 2 + STEPS
     reads = {case: [lines[0]["reads"] for lines in by_case(printed, case)] for case in CASES}
     assert reads["data"] == [[0, 1, 2, 3], [4, 5, 6, 7]]
@@ -104,10 +103,9 @@ def test_any_number_of_processes_has_the_same_global_arrays_and_goes_on_where_an
 def test_processes_that_do_not_load_get_their_rows_from_those_that_do(
     folder, pipeline, tmp_path, processes, loaders, num_rows
 ):
-    job = {"config": config(folder), "cases": CASES, "steps": STEPS}
-    printed = run(
-        job | {"options": {"loaders": loaders, "num_rows": num_rows}}, processes, DEVICES // processes, tmp_path
-    )
+    options = {"loaders": loaders, "num_rows": num_rows}
+    job = {"config": config(folder), "cases": CASES, "steps": STEPS, "options": options}
+    printed = run(job, processes, DEVICES // processes, tmp_path)
     check(printed, digests(pipeline, range(STEPS), num_rows), CASES)
     read = [set(lines[0]["reads"]) for lines in printed]
     assert all(bool(rows) == (process in loaders) for process, rows in enumerate(read))
@@ -118,19 +116,12 @@ def sharding():
     return NamedSharding(Mesh(np.array(jax.devices()[:1]), ("data",)), PartitionSpec("data"))
 
 
-def same(batch, expected):
-    assert batch.keys() == expected.keys()
-    for key, array in expected.items():
-        np.testing.assert_array_equal(np.asarray(batch[key]), array, err_msg=key)
-        assert batch[key].dtype == array.dtype
-
-
 @pytest.mark.parametrize("ahead", [0, 1, 2, 5])
 def test_how_far_ahead_batches_begin_changes_no_value(pipeline, ahead):
     batches = GlobalBatches(pipeline, sharding(), start_step=4, ahead=ahead)
-    taken = [next(batches) for _ in range(5)]  # held: none is written over by those that are made ahead
+    taken = [next(batches) for _ in range(5)]  # kept: none is written over by those that are made ahead
     for step, batch in enumerate(taken, 4):
-        same(batch, pipeline[step])
+        assert_same(batch, pipeline[step])
 
 
 class Counting(grain.transforms.Map):
@@ -164,14 +155,14 @@ def test_the_batches_end_with_the_last_step_and_begin_again_when_reset(folder):
     for _ in range(2):
         steps = list(batches)
         assert len(steps) == 8
-        same(steps[7], whole[7])
+        assert_same(steps[7], whole[7])
         assert not np.asarray(steps[7]["targets_segmentation"])[4:].any()
         batches.reset()
 
 
 def test_rows_after_the_batch_are_zero_and_take_no_loss(pipeline):
     batch = next(GlobalBatches(pipeline, sharding(), num_rows=12))
-    same({key: array[:8] for key, array in batch.items()}, pipeline[0])
+    assert_same({key: array[:8] for key, array in batch.items()}, pipeline[0])
     assert all(array.shape == (12, LENGTH) and not np.asarray(array)[8:].any() for array in batch.values())
 
 
@@ -181,7 +172,7 @@ def test_batches_whose_size_changes_at_a_step(folder):
     for step in range(5):
         batch = next(batches)
         assert batch["inputs"].shape == ((8 if step < 3 else 16), LENGTH)
-        same(batch, scheduled[step])
+        assert_same(batch, scheduled[step])
 
 
 def test_a_mixture(folder, tmp_path):
@@ -191,7 +182,7 @@ def test_a_mixture(folder, tmp_path):
     batches = GlobalBatches(mixed, sharding(), start_step=2)
     for step in (2, 3):
         batch = next(batches)
-        same(batch, mixed[step])
+        assert_same(batch, mixed[step])
         assert (np.asarray(batch["inputs"])[:, 0] >= 2000).sum() == 2
 
 
@@ -204,13 +195,13 @@ def test_a_step_that_failed_is_tried_again(tmp_path):
     batches = GlobalBatches(whole, sharding())
     (tmp_path / "b.npy").rename(tmp_path / "away")
     for step in range(5):
-        same(next(batches), expected[step])
+        assert_same(next(batches), expected[step])
     for _ in range(2):
         with pytest.raises(GrainSftError, match=r"b\.npy"):
             next(batches)
     assert batches.next_step == 5
     (tmp_path / "away").rename(tmp_path / "b.npy")
-    same(next(batches), expected[5])
+    assert_same(next(batches), expected[5])
 
 
 def test_a_state_of_other_data_is_refused_and_what_changed_is_named(folder, pipeline):
@@ -222,10 +213,10 @@ def test_a_state_of_other_data_is_refused_and_what_changed_is_named(folder, pipe
         GlobalBatches(other, sharding()).set_state(state)
     allowed = GlobalBatches(other, sharding(), allow_other_data=True)
     allowed.set_state(state)
-    same(next(allowed), other[1])
+    assert_same(next(allowed), other[1])
 
 
-def test_an_audit_log_says_what_was_handed_out(folder, tmp_path):
+def test_an_audit_log_has_what_was_handed_out(folder, tmp_path):
     audited = load({**config(folder), "audit": str(tmp_path / "audit.jsonl")}, host=Host(0, 1))
     batches = GlobalBatches(audited, sharding())
     next(batches)
@@ -249,17 +240,11 @@ def test_what_a_process_holds_is_a_block_or_not(pipeline):
         ({"loaders": [1]}, "none of these processes"),
     ],
 )
-def test_options_that_do_not_fit_are_named(pipeline, options, message):
+def test_what_does_not_fit_is_named(folder, pipeline, options, message):
     with pytest.raises(GrainSftError, match=message):
         GlobalBatches(pipeline, sharding(), **options)
-
-
-def test_a_pipeline_of_one_host_of_many_is_refused(folder):
     with pytest.raises(GrainSftError, match=r"load it with host=Host\(0, 1\)"):
         GlobalBatches(load(config(folder), host=Host(1, 2)), sharding())
-
-
-def test_columns_that_are_cut_off_are_named(folder):
     cut = load({**config(folder), "transforms": ["shift_targets", "drop_last_position"]}, host=Host(0, 1))
     with pytest.raises(GrainSftError, match=r"\[8, 31\].*\[8, 32\].*take out"):
         next(GlobalBatches(cut, sharding()))
