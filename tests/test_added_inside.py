@@ -1,0 +1,80 @@
+"""One new file and one line in one table add an entry of each kind: the plugin's files, in a copy of the package."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from test_plugin import PLUGIN, config, packed
+
+import grain_sft
+
+ENTRIES = {  # file of the plugin, and entry in it: folder of the new file, file of the table, and the table
+    "formats:Articles": ("corpus/formats", "corpus/formats/__init__.py", "FORMATS"),
+    "layouts:OverlappingWindows": ("layout", "layout/__init__.py", "LAYOUTS"),
+    "packing:next_fit": ("layout/packing", "layout/packing/__init__.py", "ALGORITHMS"),
+    "orders:evens_first": ("sampling/orders", "sampling/orders/__init__.py", "ORDERS"),
+    "transforms:MaskTokens": ("transforms", "transforms/__init__.py", "TRANSFORMS"),
+    "templates:SHOUTING": ("prepare/templates", "prepare/templates/__init__.py", "TEMPLATES"),
+    "observers:StepFile": ("observers", "pipeline/observer.py", "OBSERVERS"),
+}
+PROGRAM = """
+import contextlib, hashlib, json, sys
+import grain_sft
+from grain_sft.config import config_schema
+from grain_sft.prepare.templates import TEMPLATES
+
+*paths, folder = sys.argv[1:]
+assert grain_sft.__file__.startswith(folder)
+assert json.dumps(config_schema()).count('"example"') >= 6
+for path in paths:
+    pipeline = grain_sft.load(path, host=grain_sft.Host(0, 1))
+    with contextlib.closing(pipeline.iter(start_step=2)) as batches:
+        arrays = sorted(next(batches).items())
+    print(hashlib.sha256(b"".join(array.tobytes() for _, array in arrays)).hexdigest(), pipeline.receipt)
+print(TEMPLATES["example"].jinja.replace("\\n", " "))
+"""
+
+
+@pytest.fixture
+def package(tmp_path):
+    """The folder of a copy of the package with the plugin's entries inside, each named "example"."""
+    root = tmp_path / "inside" / "grain_sft"
+    shutil.copytree(Path(grain_sft.__file__).parent, root, ignore=shutil.ignore_patterns("*.pyc.*"))
+    for entry, (folder, file, table) in ENTRIES.items():
+        module, name = entry.split(":")
+        new = root / folder / "example.py"
+        assert not new.exists()
+        shutil.copy(PLUGIN / "grain_sft_example" / f"{module}.py", new)
+        head, begin, rest = (root / file).read_text().partition(f"\n{table}: Registry")
+        before, brace, entries = rest.partition("{\n")
+        line = f'        "example": "grain_sft.{folder.replace("/", ".")}.example:{name}",\n'
+        (root / file).write_text(head + begin + before + brace + line + entries)
+    return root.parent
+
+
+def test_every_kind_of_entry_takes_one_file_and_one_line(tmp_path, package, monkeypatch):
+    monkeypatch.setenv("GRAIN_SFT_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("GRAIN_SFT_EXAMPLE_STEPS", str(tmp_path / "steps.txt"))
+    monkeypatch.setenv("PYTHONPATH", str(package))
+    monkeypatch.syspath_prepend(str(PLUGIN))
+    expected, paths = [], []
+    for make in (config, packed):
+        from_outside = make(tmp_path)
+        arrays = sorted(grain_sft.load(from_outside, host=grain_sft.Host(0, 1))[2].items())
+        expected.append(hashlib.sha256(b"".join(array.tobytes() for _, array in arrays)).hexdigest())
+        paths.append(tmp_path / f"{make.__name__}.json")
+        paths[-1].write_text(re.sub(r"grain_sft_example\.\w+:\w+", "example", json.dumps(from_outside)))
+    command = [sys.executable, "-c", PROGRAM, *map(str, paths), str(package)]
+    run = subprocess.run(command, capture_output=True, text=True, cwd=package, timeout=400)
+    assert run.returncode == 0, run.stderr
+    *lines, template = run.stdout.splitlines()
+    assert [line.split()[0] for line in lines] == expected and all(" gs2-" in line for line in lines)
+    assert (tmp_path / "steps.txt").read_text().split() == ["2", "2"]
+    assert "upper()" in template
