@@ -1,11 +1,6 @@
 """Metrics: what a run has read and handed out, in the registry of prometheus_client.
 
 Whoever serves that registry serves them: Grain's server, `prometheus_client.start_http_server`, or `start_server` here.
-Grain's own wrappers export only names that Grain lists.
-
-Batches are counted in Python and turned into metrics when somebody collects them, because a dozen calls of prometheus_client
-take longer than the copies of a small batch. Where $PROMETHEUS_MULTIPROC_DIR has several processes write to one folder,
-prometheus_client's own counters are kept, which it writes there; they are brought up to date after each batch.
 """
 
 from __future__ import annotations
@@ -26,8 +21,6 @@ _SECONDS = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 
 _MOST_UNCOUNTED = 1 << 10  # batches
 _FOLDER_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
 _NEXT_STEP = "grain_sft_next_step", "The step whose batch is next handed out."
-
-
 _COUNTERS = {
     "rows": "Rows handed out.",
     "tokens": "Tokens handed out, padding included.",
@@ -50,7 +43,10 @@ _HISTOGRAMS = {
 class Metrics(Observer):
     """Observer that counts what is made and handed out, and the counters of `grain_sft.storage.activity`.
 
-    There is one in a process, and prometheus_client collects it. Without prometheus_client it counts for nobody.
+    There is one in a process. Batches are counted in Python and turned into metrics when prometheus_client collects them,
+    because a dozen calls of prometheus_client take longer than the copies of a small batch. Where $PROMETHEUS_MULTIPROC_DIR has
+    several processes write to one folder, prometheus_client's own counters are brought up to date after each batch. Without
+    prometheus_client nobody collects.
     """
 
     def __init__(self) -> None:
@@ -92,9 +88,8 @@ class Metrics(Observer):
             handed_out = _taken(self._handed_out)
             steps, rows, tokens, seconds["wait"] = (handed_out[field::4] for field in range(4))
             for name, values in seconds.items():
-                buckets = self._buckets[name]
                 for value in values:
-                    buckets[bisect.bisect_left(_SECONDS, value)] += 1
+                    self._buckets[name][bisect.bisect_left(_SECONDS, value)] += 1
                 self._sums[name] += sum(values)
             if steps:
                 self._counts["rows"] += int(sum(rows))
@@ -145,7 +140,7 @@ class _SharedMetrics:
         self._counters: dict[str, Any] = {name: Counter(f"grain_sft_{name}", text) for name, text in _COUNTERS.items()}
         read = Counter(*_READ)
         self._counters |= {name: read.labels(store) for name, store in _STORES.items()}
-        self._sent: dict[str, int] = {}
+        self._sent = dict.fromkeys(self._counters, 0)
 
     def update(self, counts: dict[str, int], seconds: dict[str, list[float]], next_step: int) -> None:
         """Add what was counted since the last update; `seconds` are only those since then."""
@@ -153,8 +148,8 @@ class _SharedMetrics:
             for value in values:
                 self._histograms[name].observe(value)
         for key, value in counts.items():
-            if value != self._sent.get(key, 0):
-                self._counters[key].inc(value - self._sent.get(key, 0))
+            if value != self._sent[key]:
+                self._counters[key].inc(value - self._sent[key])
                 self._sent[key] = value
         if next_step:
             self._gauge.set(next_step)

@@ -32,13 +32,9 @@ SUMMARY_VARIABLE = "GRAIN_SFT_LOG_EVERY"
 _CHECKS = 8  # within the time that is called a stall
 _LONGEST_PAUSE = 1.0  # seconds
 _STATES = {
-    "R": "running",
-    "S": "waiting",
-    "D": "waiting for a disk or network file system",
-    "T": "stopped by a signal",
-    "t": "stopped by a debugger",
-    "Z": "dead",
-}
+    "R": "running", "S": "waiting", "D": "waiting for a disk or network file system", "T": "stopped by a signal",
+    "t": "stopped by a debugger", "Z": "dead",
+}  # fmt: skip
 
 
 class Settings(NamedTuple):
@@ -49,17 +45,17 @@ class Settings(NamedTuple):
       summary: Time between two summaries.
     """
 
-    stall: float = 30.0
-    summary: float = 0.0
+    stall: float
+    summary: float
 
     @classmethod
     def from_environment(cls) -> Settings:
-        """Return the values of $GRAIN_SFT_STALL_SECONDS and $GRAIN_SFT_LOG_EVERY.
+        """Return the values of $GRAIN_SFT_STALL_SECONDS (30) and $GRAIN_SFT_LOG_EVERY (0).
 
         Raises:
           PipelineError: A value is not a number of seconds.
         """
-        return cls(_seconds(STALL_VARIABLE, cls().stall), _seconds(SUMMARY_VARIABLE, cls().summary))
+        return cls(_seconds(STALL_VARIABLE, 30.0), _seconds(SUMMARY_VARIABLE, 0.0))
 
 
 class _Watch:
@@ -75,7 +71,6 @@ class _Watch:
         return self._iterator() is not None
 
     def check(self, now: float) -> None:
-        """Log what has to be logged now."""
         waiting = self.stats.waiting
         if self._warned is not None and waiting != self._warned:
             self._warned, self._next_warning = None, self.settings.stall
@@ -94,23 +89,23 @@ class _Watch:
         else:
             states = ", ".join(f"{pid} is {_state(pid)}" for pid in sorted(pids))
             lines = [f"it is to come from worker process {pids[0]}; {states}" if pids else "no worker process is alive"]
-        if self.stats.waiting != waiting:
-            return  # the batch came meanwhile
+        if self.stats.waiting != waiting:  # the batch came meanwhile
+            return
         self._warned, self._next_warning = waiting, _doubled(self._next_warning, seconds)
         self._dog.stalled.add((id(iterator.pipeline), waiting[0]))
-        recent = list(self._dog.recent)
-        if recent:
+        if recent := list(self._dog.recent):
             lines.append(f"before, a batch took {_short(sum(recent) / len(recent))} to make on average")
         if self.stats.steps:
             lines.append(f"before, the training loop took {_short(self.stats.elsewhere / self.stats.steps)} a step")
-        logging.warning("Step %d: no batch after %.1f s.\n%s", waiting[0], seconds, _indented(lines))
+        logging.warning("Step %d: no batch after %.1f s.\n  %s", waiting[0], seconds, "\n  ".join(lines))
 
     def _summarise(self, now: float) -> None:
         """Log what happened since the last summary."""
         last, stats, seconds = self._last, copy.copy(self.stats), now - self._summarised
         self._summarised, self._last, steps = now, stats, stats.steps - last.steps
-        # absl hides INFO unless its verbosity is raised
-        log = logging.info if logging.level_info() else logging.warning
+        log = (
+            logging.info if logging.level_info() else logging.warning
+        )  # absl hides INFO unless its verbosity is raised
         if not steps:
             log("No step in %.0f s; the next one is %d.", seconds, stats.next_step)
             return
@@ -147,8 +142,8 @@ class _WorkerWatch:
             return
         for entry in late:
             self._next_warning[entry] = _doubled(self._next_warning[entry], now - entry[1])
-        seconds, lines = now - min(since for _, since in late), activity.describe_makers()
-        logging.warning("Worker process %d: no batch after %.1f s.\n%s", os.getpid(), seconds, _indented(lines))
+        seconds, lines = now - min(since for _, since in late), "\n  ".join(activity.describe_makers())
+        logging.warning("Worker process %d: no batch after %.1f s.\n  %s", os.getpid(), seconds, lines)
 
 
 class Watchdog(Observer):
@@ -168,7 +163,7 @@ class Watchdog(Observer):
         os.register_at_fork(after_in_child=self._begin)
 
     def _begin(self) -> None:
-        """Begin in a new process, which has no thread of the watchdog's."""
+        """Begin in a new process, which has no thread of the watchdog."""
         self._watches: list[_Watch | _WorkerWatch] = []
         self._in_worker = False
         self._lock = threading.Lock()
@@ -272,14 +267,8 @@ def _short(seconds: float) -> str:
     return f"{seconds / 1e-6:.0f} µs"
 
 
-def _indented(lines: list[str]) -> str:
-    return "\n".join(f"  {line}" for line in lines)
-
-
 def _seconds(variable: str, default: float) -> float:
-    text = os.environ.get(variable)
-    if not text:
-        return default
+    text = os.environ.get(variable) or str(default)
     try:
         number = float(text)
     except ValueError:
