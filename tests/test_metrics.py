@@ -1,6 +1,5 @@
 """Metrics and the watchdog: what is counted is what was handed out, and a stall says where it is while it lasts."""
 
-import fcntl
 import gc
 import http.server
 import logging
@@ -367,13 +366,12 @@ def test_the_cache_counts_and_names_the_process_that_holds_a_block(server, log, 
     }
     (block,) = [path for path in (tmp_path / "cache").rglob("*") if path.is_file() and "-" in path.name]
     block.unlink()
-    fd = cache_blocks.claim(str(block))
-    assert fd is not None
+    lock = cache_blocks.claim(str(block))
+    assert lock is not None
 
     def let_go():
         log.wait("downloads into the shard cache")
-        fcntl.flock(fd, fcntl.LOCK_UN)
-        os.close(fd)
+        lock.release()
 
     threading.Thread(target=let_go).start()
     with closing(pipeline.iter(threads=0)) as batches:

@@ -10,6 +10,7 @@ from grain_sft.corpus import open_corpus
 from grain_sft.layout import LAYOUTS
 from grain_sft.options import REQUIRED, Option, Options, options_of
 from grain_sft.sampling import IndexSampler, OnExhausted
+from grain_sft.storage import Remote
 from grain_sft.transforms import TRANSFORMS
 
 
@@ -29,34 +30,6 @@ class Top(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     transforms: tuple[Any, ...] = ("shift_targets",)
     observers: tuple[Any, ...] = ()
     audit: str | None = None
-
-
-class RemoteCache(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Local copy of what was read of remote files.
-
-    Args:
-      folder: Folder on a local disk. Nothing else may be in it.
-      max_bytes: Bound on its size, such as `200GiB`.
-      unit: Bytes that are fetched and kept together, or `shard`.
-    """
-
-    folder: str
-    max_bytes: int | str
-    unit: int | str = "4MiB"
-
-
-class Remote(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How files in a bucket are read.
-
-    Args:
-      seconds: Time in which failing requests for a file are repeated before it is an error.
-      requests: Number of requests that one read makes at once.
-      cache: Local copy of what was read.
-    """
-
-    seconds: float = 120
-    requests: int = 64
-    cache: RemoteCache | None = None
 
 
 class CorpusSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

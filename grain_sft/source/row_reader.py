@@ -92,7 +92,7 @@ class RowReader:
             ARRAYS, (count, self._length), self._blocks
         )
         reader = self._rows
-        at = reader.at(shards, rows)
+        at = reader.places_of(shards, rows)
         if at is not None:
             files, fds, offsets = at
             if count:

@@ -19,7 +19,7 @@ from grain_sft.storage.locks import ForkSafeLock, HeldLock, exclusive, without_i
 from grain_sft.storage.regular_files import inside, open_regular, outside, read_regular
 from grain_sft.storage.remote import files as remote_files
 from grain_sft.storage.remote.files import open_remote
-from grain_sft.storage.remote.options import RemoteOptions
+from grain_sft.storage.remote.options import Remote, RemoteOptions
 from grain_sft.storage.remote.requests import Range
 from grain_sft.storage.remote.retries import Limits
 from grain_sft.storage.remote.shards import identify
@@ -27,7 +27,7 @@ from grain_sft.storage.shard_reader import Buffers, ShardReader
 
 __all__ = [
     "CACHE_DIR_VARIABLE", "DIGEST_BYTES", "MAGIC", "Buffers", "FileStamp", "ForkSafeLock", "HeldLock", "Limits",
-    "Range", "RemoteOptions", "ShardReader", "StampedFile", "activity", "artifact", "atomic_write", "describe",
+    "Range", "Remote", "RemoteOptions", "ShardReader", "StampedFile", "activity", "artifact", "atomic_write", "describe",
     "digest_of", "exclusive", "files", "hashing", "identify", "inside", "npy_header", "open_regular", "open_remote",
     "outside", "read_head", "read_regular", "read_whole", "remote_files", "replaced", "size_change",
     "without_interrupts", "write_bytes",

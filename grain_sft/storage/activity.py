@@ -36,7 +36,6 @@ _MOST_REQUESTS = 4  # that are named
 doing: dict[int, tuple[object, ...]] = {}
 """Current operation by thread: a format text and its values."""
 
-
 making: dict[int, tuple[int, float, object]] = {}
 """Batch that each thread makes: its step, when it began on `time.perf_counter`'s clock, and its pipeline."""
 
@@ -78,8 +77,7 @@ def describe(thread: int) -> str:
 
 
 def describe_makers(pipeline: object = None) -> list[str]:
-    """Return a line for each thread that makes a batch of `pipeline` (None: of any), the oldest first, and one for each remote
-    request without an answer."""
+    """Return a line for each thread that makes a batch of `pipeline` (None: of any), the oldest first, and for each request."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     lines = [
         f"{names.get(thread, thread)}: making step {step} for {time.perf_counter() - since:.1f} s: {describe(thread)}"
@@ -87,10 +85,8 @@ def describe_makers(pipeline: object = None) -> list[str]:
         if pipeline is None or whose is pipeline
     ]
     requests = [str(request) for _, request in sorted(_requests.copy().items())]
-    lines += requests[:_MOST_REQUESTS]
-    if len(requests) > _MOST_REQUESTS:
-        lines.append(f"and {len(requests) - _MOST_REQUESTS} more such requests")
-    return lines
+    more = [f"and {len(requests) - _MOST_REQUESTS} more such requests"] if len(requests) > _MOST_REQUESTS else []
+    return lines + requests[:_MOST_REQUESTS] + more
 
 
 class _Request:

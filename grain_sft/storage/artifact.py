@@ -32,18 +32,10 @@ MAGIC, SUFFIX = b"GSFTART2", ".arrays"
 _OLD_MAGIC = b"GSFTART1"
 _ALIGN = 64
 _NO_CHECKSUM = "0" * 64
-# what a damaged header may raise in json and numpy
 _DAMAGED = (
-    ValueError,
-    TypeError,
-    LookupError,
-    AttributeError,
-    OverflowError,
-    MemoryError,
-    RecursionError,
-    SyntaxError,
-    EOFError,
-)
+    ValueError, TypeError, LookupError, AttributeError, OverflowError, MemoryError, RecursionError, SyntaxError, EOFError,
+)  # fmt: skip
+"""What a damaged header may raise in json and numpy."""
 
 
 class Frame(NamedTuple):
@@ -56,10 +48,6 @@ class Frame(NamedTuple):
 
     header: bytes
     start: bytes
-
-    def sealed(self, checksum: str) -> bytes:
-        """Return the header with its checksum."""
-        return self.header.replace(_NO_CHECKSUM.encode(), checksum.encode(), 1)
 
 
 def load_or_make(
@@ -171,7 +159,7 @@ def save(path: Path, depends: Mapping[str, Any], arrays: Arrays) -> None:
                 hasher.add(0, array[begin : begin + hashing.BLOCK].data)
         checksum = hasher.joined(0, made.start)
     with files.atomic_write(path, "wb") as file:
-        file.write(made.sealed(checksum))
+        file.write(made.header.replace(_NO_CHECKSUM.encode(), checksum.encode(), 1))
         for array in flat:
             file.write(array.data)
             file.write(b"\0" * (_padded(array.nbytes) - array.nbytes))
@@ -188,40 +176,41 @@ def open_file(path: Path) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]:
     except OSError as error:
         raise StorageError(f"{path}: can't be opened ({error.strerror or error}).") from error
     try:
-        status = os.fstat(fd)
-        first = os.pread(fd, 16, 0)
-        if first.startswith(_OLD_MAGIC):
-            raise ValueError("an earlier version wrote it")
-        if len(first) < 16 or not first.startswith(MAGIC):
-            raise ValueError("it is not a file of arrays")
-        size = int.from_bytes(first[8:], "little")
-        if 16 + size > status.st_size:
-            raise ValueError("its header is cut short")
-        header = json.loads(os.pread(fd, size, 16))
-        found, ranges = {}, []
-        with os.fdopen(os.dup(fd), "rb") as file:
-            for name, entry in header["arrays"].items():
-                shape, at = tuple(map(int, entry["shape"])), 16 + size + int(entry["at"])
-                dtype = np.dtype(str(entry["dtype"]))
-                if dtype.kind not in "biuf":
-                    raise ValueError(f"an array of {dtype}")
-                if 0 in shape:
-                    array: npt.NDArray[Any] = np.empty(shape, dtype)
-                elif at < 0:
-                    raise ValueError("an array before the file's first byte")
-                else:
-                    array = np.memmap(file, dtype, "r", at, shape)
-                    ranges.append((fd, at, at + array.nbytes))
-                found[name] = array
-        if hashing.joined(hashing.blocks_of(ranges), _start(header["depends"], header["arrays"])) != header["checksum"]:
-            raise ValueError("its arrays are not those that were written")
-        return found, dict(header["depends"])
+        return _mapped(fd)
     except OSError as error:
         raise StorageError(f"{path}: can't be read ({error.strerror or error}).") from error
     except _DAMAGED as error:
         raise StorageError(f"{path}: damaged ({error}). Delete it; it will be made again.") from error
     finally:
         os.close(fd)
+
+
+def _mapped(fd: int) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]:
+    """Return the arrays of an open file and what they depend on, or raise one of `_DAMAGED`."""
+    first = os.pread(fd, 16, 0)
+    if first.startswith(_OLD_MAGIC):
+        raise ValueError("an earlier version wrote it")
+    if len(first) < 16 or not first.startswith(MAGIC):
+        raise ValueError("it is not a file of arrays")
+    size = int.from_bytes(first[8:], "little")
+    if 16 + size > os.fstat(fd).st_size:
+        raise ValueError("its header is cut short")
+    header = json.loads(os.pread(fd, size, 16))
+    found, ranges = {}, []
+    with os.fdopen(os.dup(fd), "rb") as file:
+        for name, entry in header["arrays"].items():
+            shape, at = tuple(map(int, entry["shape"])), 16 + size + int(entry["at"])
+            dtype = np.dtype(str(entry["dtype"]))
+            if dtype.kind not in "biuf":
+                raise ValueError(f"an array of {dtype}")
+            if at < 0:
+                raise ValueError("an array before the file's first byte")
+            array: npt.NDArray[Any] = np.empty(shape, dtype) if 0 in shape else np.memmap(file, dtype, "r", at, shape)
+            ranges.append((fd, at, at + array.nbytes))
+            found[name] = array
+    if hashing.joined(hashing.blocks_of(ranges), _start(header["depends"], header["arrays"])) != header["checksum"]:
+        raise ValueError("its arrays are not those that were written")
+    return found, dict(header["depends"])
 
 
 def open_cached(

@@ -1,58 +1,48 @@
 """Files of the shard cache: blocks with their checksums, and a bound on the bytes of all of them.
 
 A block file holds 64 bytes that name the block, a CRC-32 of each 32 KiB, and the bytes. While it is made it has the suffix
-.part and its maker holds its lock, which the kernel frees however the maker ends. It is not synced: what a power cut leaves of
-it has wrong checksums, and is fetched again.
+.part and its maker holds its lock. It is not synced: what a power cut leaves of it has wrong checksums, and is fetched again.
 """
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import fcntl
 import functools
 import hashlib
 import os
 import re
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
+from grain_sft.storage.locks import HeldLock, is_at
 from grain_sft.storage.regular_files import pread
+from grain_sft.storage.remote.files import RemoteFile, RemotePiece
 
-CHECKED_BYTES = 1 << 15
 PART = ".part"
 BLOCKS = "blocks"
 """Folder within the cache's folder that has the files: whatever else is in the cache's folder is left alone."""
 
 _MAGIC = b"GSFTBLK1"
 _HEADER = 64
+_CHECKED_BYTES = 1 << 15  # of one checksum
 _LOCK = "space"
 _LOCK_BYTES = 4096  # that the lock file may take
 _NAME = re.compile(r"[0-9a-f]{32}-\d+-\d+(\.part)?")
 _SPARE = 10  # room is made for this part of the cache at once, so that the folder is not listed for every block
 
 
-class Wanted(NamedTuple):
-    """`size` bytes of a block from byte `start` on, and their offset in the output."""
-
-    start: int
-    place: int
-    size: int
-
-
 class DamagedBlockError(Exception):
     """A file of the cache that holds other bytes than were written."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Block:
-    """Bytes `start` to `stop` of one version of a remote file; `version` is the hash of all that tells it from others."""
+class Block(NamedTuple):
+    """Bytes `start` to `stop` of one version of a remote file."""
 
-    version: str
+    file: RemoteFile
     start: int
     stop: int
 
@@ -63,7 +53,7 @@ class Block:
 
     @property
     def _data_offset(self) -> int:
-        return _HEADER - 4 * (-self.size // CHECKED_BYTES)
+        return _HEADER - 4 * (-self.size // _CHECKED_BYTES)
 
     @property
     def file_size(self) -> int:
@@ -72,33 +62,40 @@ class Block:
 
     def path(self, folder: str) -> str:
         """Return the path of the block's file."""
-        return os.path.join(folder, self.version[:2], f"{self.version}-{self.start}-{self.stop}")
+        key = self.file.key
+        return os.path.join(folder, key[:2], f"{key}-{self.start}-{self.stop}")
 
-    def read(self, fd: int, wanted: Sequence[Wanted], out: memoryview) -> None:
-        """Copy what is wanted of the block from its open file.
+    def read(self, fd: int, pieces: Sequence[RemotePiece], out: memoryview) -> None:
+        """Copy pieces of the block from its open file.
 
         Raises:
           DamagedBlockError: The checksums differ.
         """
         if pread(fd, _HEADER, 0) != self._header():
             raise DamagedBlockError("its beginning is of no such block")
-        for start, place, size in wanted:
-            first, last = start // CHECKED_BYTES, -(-(start + size) // CHECKED_BYTES)
-            begin, end = first * CHECKED_BYTES, min(self.size, last * CHECKED_BYTES)
+        for _, offset, place, size in pieces:
+            start = offset - self.start
+            first, last = start // _CHECKED_BYTES, -(-(start + size) // _CHECKED_BYTES)
+            begin, end = first * _CHECKED_BYTES, min(self.size, last * _CHECKED_BYTES)
             expected = np.frombuffer(pread(fd, 4 * (last - first), _HEADER + 4 * first), "<u4")
             data = memoryview(pread(fd, end - begin, self._data_offset + begin))
             if len(data) != end - begin or len(expected) != last - first or expected.tolist() != _sums(data):
                 raise DamagedBlockError(f"bytes {begin} to {end} are not those that were written")
             out[place : place + size] = data[start - begin : start - begin + size]
 
-    def write(self, fd: int, start: int, data: bytes) -> None:
-        """Write bytes and their checksums to the block's file, from its byte `start` on, a multiple of 32 KiB.
+    def write(self, fd: int, offset: int, data: bytes) -> None:
+        """Write bytes and their checksums to the block's file.
+
+        Args:
+          fd: Open file of the block.
+          offset: Offset of the bytes in the remote file, a multiple of 32 KiB after the block's start.
+          data: Bytes to write.
 
         Raises:
           OSError: The disk is full.
         """
-        sums = np.array(_sums(memoryview(data)), "<u4").tobytes()
-        _write_all(fd, sums, _HEADER + 4 * (start // CHECKED_BYTES))
+        start = offset - self.start
+        _write_all(fd, np.array(_sums(memoryview(data)), "<u4").tobytes(), _HEADER + 4 * (start // _CHECKED_BYTES))
         _write_all(fd, data, self._data_offset + start)
 
     def finish(self, fd: int) -> None:
@@ -106,12 +103,12 @@ class Block:
         _write_all(fd, self._header(), 0)
 
     def _header(self) -> bytes:
-        name = hashlib.blake2b(f"{self.version}\0{self.start}\0{self.stop}".encode(), digest_size=32).digest()
+        name = hashlib.blake2b(f"{self.file.key}\0{self.start}\0{self.stop}".encode(), digest_size=32).digest()
         return (_MAGIC + name).ljust(_HEADER, b"\0")
 
 
 def _sums(data: memoryview) -> list[int]:
-    return [zlib.crc32(data[at : at + CHECKED_BYTES]) for at in range(0, len(data), CHECKED_BYTES)]
+    return [zlib.crc32(data[at : at + _CHECKED_BYTES]) for at in range(0, len(data), _CHECKED_BYTES)]
 
 
 def _write_all(fd: int, data: bytes, offset: int) -> None:
@@ -121,7 +118,7 @@ def _write_all(fd: int, data: bytes, offset: int) -> None:
         view, offset = view[count:], offset + count
 
 
-def claim(path: str) -> int | None:
+def claim(path: str) -> HeldLock | None:
     """Open the file `path`.part and take its lock; return None where another process or thread holds it.
 
     Raises:
@@ -130,22 +127,15 @@ def claim(path: str) -> int | None:
     part = path + PART
     while True:
         try:
-            fd = os.open(part, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            lock = HeldLock(os.open(part, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666), wait=False)
         except FileNotFoundError:  # its folder: new, or emptied meanwhile
             os.makedirs(os.path.dirname(path), exist_ok=True)
             continue
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            with contextlib.suppress(FileNotFoundError):
-                if os.path.samestat(os.fstat(fd), os.stat(part)):
-                    return fd
-            os.close(fd)  # it was finished or removed between opening and locking
         except BlockingIOError:
-            os.close(fd)
             return None
-        except OSError:
-            os.close(fd)
-            raise
+        if is_at(lock.fd, part):
+            return lock
+        lock.release()  # the file was finished or removed between opening and locking
 
 
 class Space:
@@ -189,8 +179,8 @@ class Space:
 
     def remove(self, path: str, fd: int) -> None:
         """Remove the file `path` if it still is the open one."""
-        with self._locked() as lock, contextlib.suppress(FileNotFoundError):
-            if os.path.samestat(os.fstat(fd), os.stat(path)):
+        with self._locked() as lock:
+            if is_at(fd, path):
                 used, size = self._used(lock), os.fstat(fd).st_size
                 os.unlink(path)
                 self._note(lock, max(0, used - size))
@@ -200,18 +190,12 @@ class Space:
         with self._locked():
             os.replace(path + PART, path)
 
-    @contextlib.contextmanager
-    def _locked(self) -> Iterator[int]:
-        fd = os.open(os.path.join(self._folder, _LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX)
-            yield fd
-        finally:
-            os.close(fd)
+    def _locked(self) -> HeldLock:
+        return HeldLock(os.open(os.path.join(self._folder, _LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666))
 
-    def _used(self, lock: int) -> int:
+    def _used(self, lock: HeldLock) -> int:
         """Return the bytes that are taken or reserved."""
-        boot, _, count = os.pread(lock, 256, 0).decode("ascii", "replace").strip().partition(" ")
+        boot, _, count = os.pread(lock.fd, 256, 0).decode("ascii", "replace").strip().partition(" ")
         if boot == _boot() and count.isdecimal():
             return int(count)
         used = sum(size for entries in self._list() for _, size, _ in entries)
@@ -219,8 +203,8 @@ class Space:
         return used
 
     @staticmethod
-    def _note(lock: int, used: int) -> None:
-        os.pwrite(lock, f"{_boot()} {used}".ljust(128).encode(), 0)
+    def _note(lock: HeldLock, used: int) -> None:
+        os.pwrite(lock.fd, f"{_boot()} {used}".ljust(128).encode(), 0)
 
     def _make_room(self, size: int) -> int:
         """Remove files until there is room for `size` bytes and some more; return the bytes still taken."""
@@ -245,32 +229,24 @@ class Space:
             for file in os.scandir(folder.path) if folder.is_dir(follow_symlinks=False) else ():
                 if not _NAME.fullmatch(file.name):
                     continue
-                try:
+                with contextlib.suppress(FileNotFoundError):  # removed by hand
                     found = file.stat(follow_symlinks=False)
-                except FileNotFoundError:  # removed by hand
-                    continue
-                entry = found.st_mtime_ns, found.st_size, file.path
-                if not file.name.endswith(PART):
-                    whole.append(entry)
-                elif _is_held(file.path):
-                    unfinished.append(entry)
+                    entry = found.st_mtime_ns, found.st_size, file.path
+                    if not file.name.endswith(PART):
+                        whole.append(entry)
+                    elif not _remove_unlocked(file.path):
+                        unfinished.append(entry)
         return whole, unfinished
 
 
-def _is_held(part: str) -> bool:
-    """Return whether a living process makes this file; remove it, if not."""
+def _remove_unlocked(part: str) -> bool:
+    """Remove an unfinished file and return True, unless a living process makes it."""
     try:
-        fd = os.open(part, os.O_RDWR | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return False
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        os.unlink(part)
-        return False
-    except BlockingIOError:
+        with HeldLock(os.open(part, os.O_RDWR | os.O_CLOEXEC), wait=False):
+            os.unlink(part)
         return True
-    finally:
-        os.close(fd)
+    except BlockingIOError:
+        return False
 
 
 @functools.cache

@@ -10,7 +10,7 @@ import os
 import struct
 from typing import NamedTuple, Protocol
 
-from grain_sft.errors import CorpusError, CorpusFileError, GrainSftError
+from grain_sft.errors import CorpusError, CorpusFileError
 from grain_sft.storage import files
 from grain_sft.storage.regular_files import inside, open_regular, pread
 
@@ -34,19 +34,14 @@ class StampedFile(Protocol):
 
     @property
     def path(self) -> str: ...
-
     @property
     def size(self) -> int: ...
-
     @property
     def data_offset(self) -> int: ...
-
     @property
     def digest(self) -> str: ...
-
     @property
     def version(self) -> str | None: ...
-
     @property
     def root(self) -> str | None: ...
 
@@ -101,8 +96,7 @@ def read_whole(stored: StampedFile) -> bytes:
 def read_digest(fd: int, stored: StampedFile) -> str:
     """Return the digest of the open local file `fd`, to be compared with `stored.digest`."""
     tail_start = max(stored.data_offset, stored.size - DIGEST_BYTES)
-    head = pread(fd, DIGEST_BYTES, stored.data_offset)
-    return digest_of(head, pread(fd, DIGEST_BYTES, tail_start))
+    return digest_of(pread(fd, DIGEST_BYTES, stored.data_offset), pread(fd, DIGEST_BYTES, tail_start))
 
 
 def digest_of(head: bytes, tail: bytes) -> str:
@@ -137,20 +131,12 @@ def read_head(path: str) -> Head:
     if files.is_remote(path):
         size, version = files.size_and_version(path)
         return Head(size, files.read_range(path, 0, min(size, want), version=version), version)
-    try:
+    with files.reading(path):
         fd = open_regular(path)
         try:
             return Head(os.fstat(fd).st_size, pread(fd, want, 0), None)
         finally:
             os.close(fd)
-    except GrainSftError:
-        raise
-    except (FileNotFoundError, NotADirectoryError) as error:
-        raise CorpusFileError(
-            f"{path}: no such file. Check the path, or map it to where the data are with path_remap."
-        ) from error
-    except (OSError, ValueError) as error:  # ValueError: no file can have that name
-        raise CorpusFileError(f"{path}: can't be read ({error}).") from error
 
 
 def npy_header(path: str, head: bytes, size: int, version: str | None = None) -> tuple[object, tuple[object, ...], int]:
@@ -168,16 +154,14 @@ def npy_header(path: str, head: bytes, size: int, version: str | None = None) ->
     field = stream.read(struct.calcsize(length_format))
     if len(field) < struct.calcsize(length_format):
         raise CorpusError(f"{path}: the .npy header breaks off after {size} bytes.")
-    length = struct.unpack(length_format, field)[0]
-    offset = stream.tell() + length
+    (length,) = struct.unpack(length_format, field)
+    start, offset = stream.tell(), stream.tell() + length
     if length > _HEADER_LIMIT or offset > size:
         raise CorpusError(
             f"{path}: the .npy header claims {length} bytes, but the file has {size} and a header of a token array "
             f"at most {_HEADER_LIMIT}. The file is damaged."
         )
-    text = (
-        stream.read(length) if offset <= len(head) else files.read_range(path, stream.tell(), offset, version=version)
-    )
+    text = head[start:offset] if offset <= len(head) else files.read_range(path, start, offset, version=version)
     try:
         header = ast.literal_eval(text.decode("utf-8" if written[0] == 3 else "latin1"))
         descr, shape = header["descr"], tuple(header["shape"])

@@ -22,9 +22,9 @@ from grain_sft.storage.temporary import sync_folder
 __all__ = [
     "CACHE_DIR_VARIABLE", "absolute", "atomic_write", "cache_dir", "cache_url", "candidate_dirs", "check_writable", "exists",
     "filesystem", "glob", "is_file", "is_remote", "join", "locked", "name_of", "normalize", "parent", "read_bytes",
-    "read_range", "read_text", "remote", "sidecar", "size", "size_and_version", "sync_folder", "upload", "write_bytes",
+    "read_range", "read_text", "reading", "remote", "sidecar", "size", "size_and_version", "sync_folder", "upload",
+    "write_bytes",
 ]  # fmt: skip
-
 
 _URL = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]+)://")
 
@@ -37,9 +37,7 @@ def is_remote(path: str) -> bool:
 
 def normalize(path: str | os.PathLike[str]) -> str:
     """Return `path` as text: URLs unchanged, `file://` stripped, `~` expanded."""
-    text = os.fspath(path)
-    if text.startswith("file://"):
-        text = text[len("file://") :]
+    text = os.fspath(path).removeprefix("file://")
     return text if is_remote(text) else os.path.expanduser(text)
 
 
@@ -49,33 +47,31 @@ def absolute(path: str) -> str:
 
 
 @contextlib.contextmanager
-def remote(path: str) -> Iterator[Any]:
-    """Give the file system of the URL `path`, and turn what its client raises into an error of grain_sft.
+def reading(path: str, part: str = "") -> Iterator[None]:
+    """Turn what a local or remote file system raises about a file, or a part of it, into an error of grain_sft.
 
     Raises:
-      CorpusFileError: No such file, no credentials, no network.
+      CorpusFileError: No such file, no permission, no credentials, no network.
     """
     try:
-        yield filesystem(path)
+        yield
     except GrainSftError:
         raise
     except Exception as error:  # clients raise their own kinds, such as gcsfs.retry.HttpError
-        raise remote_files.failure(path, error) from error
+        raise remote_files.failure(path, error, part) from error
+
+
+@contextlib.contextmanager
+def remote(path: str) -> Iterator[Any]:
+    """Give the file system of the URL `path`, and turn what its client raises into an error of grain_sft, as `reading`."""
+    with reading(path):
+        yield filesystem(path)
 
 
 def read_bytes(path: str, *, version: str | None = None) -> bytes:
     """Return a whole small file, local or remote; `version` as in `read_range`."""
-    if is_remote(path):
-        with remote(path):
-            return remote_files.read(path, version=version)
-    try:
-        return read_regular(path)
-    except GrainSftError:
-        raise
-    except FileNotFoundError as error:
-        raise CorpusFileError(f"{path}: no such file.") from error
-    except (OSError, ValueError) as error:  # ValueError: no file can have that name
-        raise CorpusFileError(f"{path}: can't be read ({error}).") from error
+    with reading(path):
+        return remote_files.read(path, version=version) if is_remote(path) else read_regular(path)
 
 
 def read_range(path: str, start: int, stop: int, *, version: str | None = None) -> bytes:
@@ -86,15 +82,10 @@ def read_range(path: str, start: int, stop: int, *, version: str | None = None) 
     """
     if stop <= start:
         return b""
-    if is_remote(path):
-        with remote(path):
+    with reading(path, f"bytes {start} to {stop} "):
+        if is_remote(path):
             return remote_files.read(path, start, stop, version=version)
-    try:
         return read_regular(path, start, stop)
-    except GrainSftError:
-        raise
-    except (OSError, ValueError) as error:
-        raise CorpusFileError(f"{path}: can't be read at byte {start} ({error}).") from error
 
 
 def size(path: str) -> int:
@@ -104,22 +95,13 @@ def size(path: str) -> int:
 
 def size_and_version(path: str) -> tuple[int, str | None]:
     """Return the number of bytes of a file, and the version of a remote one where its file system has versions."""
-    if is_remote(path):
-        with remote(path):
-            return remote_files.size_and_version(path)
-    try:
-        return os.stat(path).st_size, None
-    except FileNotFoundError as error:
-        raise CorpusFileError(f"{path}: no such file.") from error
-    except (OSError, ValueError) as error:
-        raise CorpusFileError(f"{path}: can't be read ({error}).") from error
+    with reading(path):
+        return remote_files.size_and_version(path) if is_remote(path) else (os.stat(path).st_size, None)
 
 
 def exists(path: str) -> bool:
     """Return whether a file or folder exists, local or remote."""
-    if is_remote(path):
-        return _remote_kind(path) is not None
-    return os.path.lexists(path)
+    return _remote_kind(path) is not None if is_remote(path) else os.path.lexists(path)
 
 
 def is_file(path: str) -> bool:
@@ -275,8 +257,7 @@ def cache_dir() -> Path:
     chosen = os.environ.get(CACHE_DIR_VARIABLE)
     if chosen and not is_remote(chosen):
         return Path(normalize(chosen))
-    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(base).expanduser() / "grain_sft"
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "grain_sft"
 
 
 def cache_url() -> str | None:

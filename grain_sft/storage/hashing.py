@@ -1,7 +1,6 @@
 """Content hashes: SHA-256 over the SHA-256 of each 4 MiB, so that several threads hash one file.
 
-SHA-256 and not a faster hash: CPUs since 2019 have instructions for it (about 1 GB/s a core, twice BLAKE2b), hashlib has it,
-and it is cryptographic.
+SHA-256 because CPUs since 2019 have instructions for it (about 1 GB/s a core, twice BLAKE2b), and it is cryptographic.
 """
 
 from __future__ import annotations

@@ -26,7 +26,12 @@ def _stamp(status: os.stat_result) -> Stamp:
 
 
 class LocalFile:
-    """An open file that closes itself when the last reader drops it."""
+    """An open file that closes itself when the last reader drops it.
+
+    Attributes:
+      address: Address of the first byte; 0 where the file is not mapped.
+      stamp: Stamp of the file when its ends were last checked.
+    """
 
     fd = -1  # also where an exception, as Ctrl-C, arrives before `__init__` begins
 
@@ -45,11 +50,9 @@ class LocalFile:
             raise CorpusFileError(
                 f"{shard.path}: can't be opened ({error.strerror}). Check the mount, or map the path with path_remap."
             ) from error
-        if found != shard.size:
-            raise CorpusFileError(size_change(shard, found))
-        if other:
-            raise CorpusFileError(replaced(shard))
-        self.address = 0  # of the first byte, mapped; 0 where it is not
+        if found != shard.size or other:
+            raise CorpusFileError(replaced(shard) if found == shard.size else size_change(shard, found))
+        self.address = 0
         self._map: mmap.mmap | None = None
         self._gathers = 0
 
@@ -78,13 +81,16 @@ class LocalFile:
         except OSError as error:
             raise CorpusFileError(f"{self.shard.path}: can't be checked after a read ({error.strerror}).") from error
         if found != self.shard.size:
-            raise CorpusFileError(
-                f"{self.shard.path}: the file has {found} bytes, expected {self.shard.size}: it was "
-                f"{'cut short' if found < self.shard.size else 'appended to'} while in use."
-            )
+            raise self._cut(found)
         if other:
             raise CorpusFileError(replaced(self.shard))
         self.stamp = stamp
+
+    def _cut(self, found: int) -> CorpusFileError:
+        change = "cut short" if found <= self.shard.size else "appended to"
+        return CorpusFileError(
+            f"{self.shard.path}: the file has {found} bytes, expected {self.shard.size}: it was {change} while in use."
+        )
 
     def _release_pages(self, of: mmap.mmap) -> None:
         """Release now and then the pages that were touched: else the whole file would become resident."""
@@ -112,10 +118,7 @@ class LocalFile:
                     f"{self.shard.path}: can't be read at byte {offset + done} ({error.strerror})."
                 ) from error
             if not count:
-                raise CorpusFileError(
-                    f"{self.shard.path}: the file has {os.fstat(self.fd).st_size} bytes, expected {self.shard.size}: "
-                    "it was cut short while in use."
-                )
+                raise self._cut(os.fstat(self.fd).st_size)
             done += count
 
     def __del__(self, close: Callable[[int], None] = os.close) -> None:

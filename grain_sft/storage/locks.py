@@ -10,16 +10,18 @@ import threading
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from grain_sft.errors import StorageError
 
 CACHE_DIR_VARIABLE = "GRAIN_SFT_CACHE_DIR"
 
+_locks: weakref.WeakSet[ForkSafeLock] = weakref.WeakSet()
+_held: weakref.WeakSet[HeldLock] = weakref.WeakSet()
+
 
 class ForkSafeLock:
-    """A lock that is free in processes that are forked from this one.
-
-    Only the thread that forks exists in the child, so a lock that another thread held then would never be released.
+    """A lock that is free in processes that are forked from this one, where the thread that held it does not exist.
 
     Attributes:
       lock: Lock to enter. It is one of C, so that no exception, as Ctrl-C, arrives between acquiring and entering it.
@@ -30,11 +32,8 @@ class ForkSafeLock:
         _locks.add(self)
 
 
-_locks: weakref.WeakSet[ForkSafeLock] = weakref.WeakSet()
-
-
 class HeldLock:
-    """An exclusive lock of an open file, which this object closes in the end.
+    """An exclusive lock of an open file, which this object closes in the end. Usable as a context.
 
     A process that is forked while the lock is held closes its copy of the descriptor: it would keep the lock for as long as it
     lives, whatever becomes of its parent.
@@ -71,17 +70,28 @@ class HeldLock:
         finally:
             os.close(fd)
 
+    def __enter__(self) -> HeldLock:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
     def __del__(self) -> None:  # an exception, as Ctrl-C, arrived before the caller had this object
         self.release()
 
 
-_held: weakref.WeakSet[HeldLock] = weakref.WeakSet()
+def is_at(fd: int, path: str) -> bool:
+    """Return whether the open file `fd` still has this path."""
+    with contextlib.suppress(FileNotFoundError):
+        return os.path.samestat(os.fstat(fd), os.stat(path))
+    return False
 
 
 def _forked() -> None:
+    """Free what the parent's threads held, and close the parent's locked files."""
     for each in list(_locks):
         each.lock = threading.Lock()
-    for lock in list(_held):  # it is the parent's
+    for lock in list(_held):
         fd, lock.fd = lock.fd, -1
         with contextlib.suppress(OSError):
             os.close(fd)
@@ -113,10 +123,8 @@ def locked(target: Path) -> Iterator[None]:
             f"{target.parent}: is on a file system without locks ({error.strerror}), which keep many processes from "
             f"making the same file. Point ${CACHE_DIR_VARIABLE} to a folder on a local disk."
         ) from error
-    try:
+    with lock:
         yield
-    finally:
-        lock.release()
 
 
 @contextlib.contextmanager
@@ -126,26 +134,20 @@ def exclusive(fd: int, in_use: str, *, wait: bool = False) -> Iterator[None]:
     Raises:
       StorageError: Another process holds it, and `wait` is false; with the text `in_use`.
     """
-    lock = None
+    lock: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
     try:
         lock = HeldLock(fd, wait=wait)
     except BlockingIOError as error:
         raise StorageError(in_use) from error
     except OSError:
         pass
-    try:
+    with lock:
         yield
-    finally:
-        if lock is not None:
-            lock.release()
 
 
 @contextlib.contextmanager
 def without_interrupts() -> Iterator[None]:
-    """Start processes that do not get Ctrl-C, because the process that starts them handles it.
-
-    A process inherits the signals that the thread which starts it blocks, also over exec.
-    """
+    """Start processes that inherit a blocked SIGINT, because the process that starts them handles Ctrl-C."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield

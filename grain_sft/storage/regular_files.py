@@ -30,10 +30,7 @@ def inside(root: str | None, but: str = "") -> Iterator[None]:
       root: Real path of the folder, with a slash at its end; None adds no bound.
       but: Path that the caller of the package gave, which need not be in `root`.
     """
-    if root is None:
-        yield
-        return
-    token = _root.set((root, but))
+    token = _root.set(_root.get() if root is None else (root, but))
     try:
         yield
     finally:
@@ -59,12 +56,12 @@ def open_regular(path: str | os.PathLike[str]) -> int:
     """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    except BlockingIOError:  # another program holds a lease of the file, and has to be asked for it
-        check_regular(path)
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        check_regular(path)
-        raise
+    except OSError as error:
+        if os.path.exists(path):
+            _check_mode(path, os.stat(path).st_mode)
+        if not isinstance(error, BlockingIOError):
+            raise
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)  # another program has a lease of the file, and gives it up now
     try:
         _check_mode(path, os.fstat(fd).st_mode)
         _check_root(fd, path)
@@ -75,19 +72,6 @@ def open_regular(path: str | os.PathLike[str]) -> int:
     return fd
 
 
-def check_regular(path: str | os.PathLike[str]) -> None:
-    """Check that `path` is a regular file, or missing, without opening it.
-
-    Raises:
-      CorpusFileError: `path` is not a regular file.
-    """
-    try:
-        mode = os.stat(path).st_mode
-    except (OSError, ValueError):
-        return
-    _check_mode(path, mode)
-
-
 def read_regular(path: str | os.PathLike[str], start: int = 0, stop: int | None = None) -> bytes:
     """Return the bytes `start` to `stop` of the regular file `path`, fewer at its end; without `stop`, all from `start`.
 
@@ -95,22 +79,17 @@ def read_regular(path: str | os.PathLike[str], start: int = 0, stop: int | None 
     """
     fd = open_regular(path)
     try:
-        if stop is None:
-            stop = os.fstat(fd).st_size
-        return pread(fd, max(0, stop - start), start)
+        return pread(fd, max(0, (os.fstat(fd).st_size if stop is None else stop) - start), start)
     finally:
         os.close(fd)
 
 
 def pread(fd: int, count: int, offset: int) -> bytes:
     """Return `count` bytes of an open file from `offset` on, fewer only at its end; `os.pread` may stop earlier."""
-    data = os.pread(fd, count, offset)
-    if len(data) == count:
-        return data
-    parts = [data]
-    while parts[-1] and (count := count - len(parts[-1])):
-        offset += len(parts[-1])
-        parts.append(os.pread(fd, count, offset))
+    parts: list[bytes] = []
+    while count and (data := os.pread(fd, count, offset)):
+        parts.append(data)
+        count, offset = count - len(data), offset + len(data)
     return b"".join(parts)
 
 

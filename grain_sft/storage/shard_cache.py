@@ -10,16 +10,17 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from threading import get_ident
 from typing import NamedTuple, TypeVar
 
 from absl import logging
 
 from grain_sft.storage import activity
-from grain_sft.storage.cache_blocks import BLOCKS, PART, Block, DamagedBlockError, Space, Wanted, claim
+from grain_sft.storage.cache_blocks import BLOCKS, PART, Block, DamagedBlockError, Space, claim
+from grain_sft.storage.locks import HeldLock
 from grain_sft.storage.regular_files import open_regular
-from grain_sft.storage.remote import files as remote_files
+from grain_sft.storage.remote.files import PART_BYTES, RemotePiece, fetch_exactly, read_pieces
 from grain_sft.storage.remote.options import CacheOptions
 from grain_sft.storage.remote.requests import Range
 from grain_sft.storage.remote.retries import Limits
@@ -29,39 +30,8 @@ _BATCH_BLOCKS = 64  # made at once, each with an open file
 _POLL, _LONGEST_POLL = 0.002, 0.05  # seconds
 
 T = TypeVar("T")
-
-
-class CachedFile(NamedTuple):
-    """One version of a remote file.
-
-    Attributes:
-      path: URL.
-      size: Number of bytes.
-      key: Hash of URL, size, digest and version.
-      version: Version of the file, where its file system has any; bytes of no other one are kept.
-    """
-
-    path: str
-    size: int
-    key: str
-    version: str | None
-
-
-class CachePiece(NamedTuple):
-    """`size` bytes of a file from byte `offset` on, and their offset in the output."""
-
-    file: CachedFile
-    offset: int
-    place: int
-    size: int
-
-
-class _Job(NamedTuple):
-    """A block that is needed, its file, and the parts of it that are wanted."""
-
-    block: Block
-    file: CachedFile
-    wanted: list[Wanted]
+Jobs = Mapping[Block, list[RemotePiece]]
+"""Blocks that are needed, and what is wanted of each."""
 
 
 class ShardCache:
@@ -78,51 +48,55 @@ class ShardCache:
         self._space = Space(self._folder, options.max_bytes)
         self._warned = False
 
-    def read(self, pieces: Sequence[CachePiece], out: memoryview) -> None:
+    def read(self, pieces: Sequence[RemotePiece], out: memoryview) -> None:
         """Copy all pieces to `out`.
 
         Raises:
           CorpusFileError: A file is missing, was replaced, or kept failing until its time was up.
         """
         jobs = self._jobs(pieces)
-        pending = [job for job in jobs if not self._serve(job, out)]
+        pending = {block: wanted for block, wanted in jobs.items() if not self._serve(block, wanted, out)}
         activity.count(shard_cache_hits=len(jobs) - len(pending), shard_cache_misses=len(pending))
         pause, since = _POLL, time.monotonic()
         while pending:
-            held = [job for batch in _batches(pending, lambda job: job.block.size) for job in self._make(batch, out)]
+            held: dict[Block, list[RemotePiece]] = {}
+            for batch in _batches(pending.items(), lambda job: job[0].size):
+                held |= self._make(dict(batch), out)
             if len(held) < len(pending):
                 pause, since = _POLL, time.monotonic()
-            elif time.monotonic() - max(since, *(self._last_progress(job) for job in held)) > self._limits.seconds:
-                self._read_bucket(held, out)  # their makers are stopped
-                return
+            elif time.monotonic() - max(since, *map(self._last_progress, held)) > self._limits.seconds:
+                held = {}  # their makers are stopped
+                self._read_bucket(pending.values(), out)
             pending = held
             if pending:
-                block, file, _ = pending[0]
-                maker = _Holder(block.path(self._folder) + PART)
-                activity.doing[get_ident()] = activity.AWAITING_BLOCK, block.start, block.stop, file.path, maker
+                block = next(iter(pending))
+                maker = _Holder(self._path(block) + PART)
+                activity.doing[get_ident()] = activity.AWAITING_BLOCK, block.start, block.stop, block.file.path, maker
                 time.sleep(pause)
                 pause = min(_LONGEST_POLL, 2 * pause)
 
-    def _jobs(self, pieces: Sequence[CachePiece]) -> list[_Job]:
-        jobs: dict[Block, _Job] = {}
+    def _jobs(self, pieces: Sequence[RemotePiece]) -> Jobs:
+        jobs: dict[Block, list[RemotePiece]] = {}
         for file, offset, place, size in pieces:
             unit = self._unit or max(1, file.size)
             for start in range(offset // unit * unit, offset + size, unit):
-                block = Block(file.key, start, min(file.size, start + unit))
-                job = jobs.setdefault(block, _Job(block, file, []))
                 first, last = max(offset, start), min(offset + size, start + unit)
-                job.wanted.append(Wanted(first - start, place + first - offset, last - first))
-        return list(jobs.values())
+                block = Block(file, start, min(file.size, start + unit))
+                jobs.setdefault(block, []).append(RemotePiece(file, first, place + first - offset, last - first))
+        return jobs
 
-    def _serve(self, job: _Job, out: memoryview) -> bool:
+    def _path(self, block: Block) -> str:
+        return block.path(self._folder)
+
+    def _serve(self, block: Block, wanted: Sequence[RemotePiece], out: memoryview) -> bool:
         """Copy what is wanted of a block from its file; return False where there is none, or a damaged one."""
-        path = job.block.path(self._folder)
+        path = self._path(block)
         try:
             fd = open_regular(path)
         except OSError:
             return False
         try:
-            job.block.read(fd, job.wanted, out)
+            block.read(fd, wanted, out)
             with contextlib.suppress(OSError):  # of a folder that may only be read
                 os.utime(path)
             return True
@@ -134,96 +108,85 @@ class ShardCache:
         finally:
             os.close(fd)
 
-    def _make(self, jobs: Sequence[_Job], out: memoryview) -> list[_Job]:
+    def _make(self, jobs: Jobs, out: memoryview) -> Jobs:
         """Fetch and keep the blocks that no other process fetches, and copy what is wanted of them; return the others."""
-        mine: list[tuple[_Job, int]] = []
-        held: list[_Job] = []
-        straight: list[_Job] = []
+        mine: dict[Block, HeldLock] = {}
+        held, straight = {}, []
         try:
-            for job in jobs:
-                if self._serve(job, out):  # made meanwhile
+            for block, wanted in jobs.items():
+                if self._serve(block, wanted, out):  # made meanwhile
                     continue
                 try:
-                    fd = claim(job.block.path(self._folder))
-                    if fd is None:
-                        held.append(job)
-                    elif self._reserve(job, fd):
-                        mine.append((job, fd))
-                    elif not self._serve(job, out):
-                        straight.append(job)
+                    lock = claim(self._path(block))
+                    if lock is None:
+                        held[block] = wanted
+                    elif self._reserve(block, lock):
+                        mine[block] = lock
+                    elif not self._serve(block, wanted, out):
+                        straight.append(wanted)
                 except OSError as error:
                     self._warn(error)
-                    straight.append(job)
+                    straight.append(wanted)
             failed = self._fill(mine)
-            for job, fd in mine:
+            for block, lock in mine.items():
                 try:
-                    if job not in failed:
-                        job.block.finish(fd)
-                        self._space.publish(job.block.path(self._folder))
-                        job.block.read(fd, job.wanted, out)
+                    if block not in failed:
+                        block.finish(lock.fd)
+                        self._space.publish(self._path(block))
+                        block.read(lock.fd, jobs[block], out)
                         continue
                 except (OSError, DamagedBlockError) as error:
                     self._warn(error)
-                straight.append(job)
+                straight.append(jobs[block])
         finally:
-            for job, fd in mine:
-                with contextlib.suppress(OSError):  # what was finished has no such name
-                    self._space.remove(job.block.path(self._folder) + PART, fd)
-                os.close(fd)
+            for block, lock in mine.items():
+                self._discard(block, lock)  # what was finished has no such name
         self._read_bucket(straight, out)
         return held
 
-    def _reserve(self, job: _Job, fd: int) -> bool:
-        """Reserve room for the claimed file `fd`; if another process was faster or there is no room, remove and close it."""
-        path = job.block.path(self._folder)
+    def _reserve(self, block: Block, lock: HeldLock) -> bool:
+        """Reserve room for a claimed block; if another process was faster or there is no room, discard its file."""
         reserved = False
         try:
-            reserved = not os.path.exists(path) and self._space.reserve(fd, job.block.file_size)
+            reserved = not os.path.exists(self._path(block)) and self._space.reserve(lock.fd, block.file_size)
             return reserved
         finally:
             if not reserved:
-                with contextlib.suppress(OSError):
-                    self._space.remove(path + PART, fd)
-                os.close(fd)
+                self._discard(block, lock)
 
-    def _fill(self, jobs: Sequence[tuple[_Job, int]]) -> list[_Job]:
+    def _discard(self, block: Block, lock: HeldLock) -> None:
+        """Remove the unfinished file of a block, and free its lock."""
+        with lock, contextlib.suppress(OSError):
+            self._space.remove(self._path(block) + PART, lock.fd)
+
+    def _fill(self, claimed: Mapping[Block, HeldLock]) -> set[Block]:
         """Fetch blocks into their files; return those that could not be written."""
-        parts = []
-        for job, fd in jobs:
-            for start in range(job.block.start, job.block.stop, remote_files.PART_BYTES):
-                stop = min(job.block.stop, start + remote_files.PART_BYTES)
-                parts.append((job, fd, Range(job.file.path, start, stop, version=job.file.version)))
-        failed: list[_Job] = []
-        for group in _batches(parts, lambda part: part[2].stop - part[2].start):
-            block, file, _ = group[0][0]
-            activity.doing[get_ident()] = activity.DOWNLOADING, len(group), block.start, block.stop, file.path
-            bodies = remote_files.fetch_exactly([wanted for _, _, wanted in group], self._limits)
+        parts = [
+            (block, Range(block.file.path, start, min(block.stop, start + PART_BYTES), block.file.version))
+            for block in claimed
+            for start in range(block.start, block.stop, PART_BYTES)
+        ]
+        failed = set()
+        for group in _batches(parts, lambda part: part[1].stop - part[1].start):
+            first = group[0][0]
+            activity.doing[get_ident()] = activity.DOWNLOADING, len(group), first.start, first.stop, first.file.path
+            bodies = fetch_exactly([wanted for _, wanted in group], self._limits)
             activity.count(shard_cache_fetched_bytes=sum(map(len, bodies)))
-            for (job, fd, wanted), body in zip(group, bodies, strict=True):
+            for (block, wanted), body in zip(group, bodies, strict=True):
                 try:
-                    job.block.write(fd, wanted.start - job.block.start, body)
+                    block.write(claimed[block].fd, wanted.start, body)
                 except OSError as error:
                     self._warn(error)
-                    failed.append(job)
+                    failed.add(block)
         return failed
 
-    def _read_bucket(self, jobs: Sequence[_Job], out: memoryview) -> None:
-        """Copy what is wanted from the bucket itself."""
-        ranges, places = [], []
-        for job in jobs:
-            for start, place, size in job.wanted:
-                begin = job.block.start + start
-                ranges.append(Range(job.file.path, begin, begin + size, version=job.file.version))
-                places.append(place)
-        if not ranges:
-            return
-        for place, body in zip(places, remote_files.fetch_exactly(ranges, self._limits), strict=True):
-            out[place : place + len(body)] = body
+    def _read_bucket(self, wanted: Iterable[Sequence[RemotePiece]], out: memoryview) -> None:
+        read_pieces([piece for pieces in wanted for piece in pieces], out, self._limits)
 
-    def _last_progress(self, job: _Job) -> float:
+    def _last_progress(self, block: Block) -> float:
         """Return when, on the monotonic clock, the block's maker last wrote to its file."""
         try:
-            age = time.time() - os.stat(job.block.path(self._folder) + PART).st_mtime
+            age = time.time() - os.stat(self._path(block) + PART).st_mtime
         except OSError:
             return 0.0
         return time.monotonic() - max(0.0, age)
@@ -254,7 +217,7 @@ class _Holder(NamedTuple):
         return next((f"process {each[4]}" for each in held), "another process")
 
 
-def _batches(items: Sequence[T], size_of: Callable[[T], int]) -> Iterator[list[T]]:
+def _batches(items: Iterable[T], size_of: Callable[[T], int]) -> Iterator[list[T]]:
     """Yield groups of items that fit into memory, and whose files may be open at once."""
     batch: list[T] = []
     size = 0

@@ -3,12 +3,9 @@
 Long pieces are read with `preadv` straight into the batch: a file that was cut short comes back short and can be
 explained, and on network file systems one read is one request instead of one per page fault.
 
-Many small pieces are copied from maps of their files, all in one system call (see `many_pieces`): a read costs a
-microsecond and more whatever its size. After each such copy its files are looked at, so that one that was cut short,
-replaced or written to is an error here too.
-
-What is not in the page cache is better read: a map waits for each of its pages by itself. So after a copy that waited for
-the disk the next batches are read, and then a copy is tried again.
+Many small pieces are copied from maps of their files, all in one system call (see `vectored_copy`): a read costs a
+microsecond and more whatever its size. What is not in the page cache is better read, since a map waits for each of its pages
+by itself: after a copy that waited for the disk the next batches are read, and then a copy is tried again.
 """
 
 from __future__ import annotations
@@ -30,36 +27,35 @@ from grain_sft.storage.remote.options import RemoteOptions
 from grain_sft.storage.remote.shards import Piece, RemoteShards
 from grain_sft.storage.vectored_copy import copies
 
-DEFAULT_MAX_OPEN_FILES = 1024
-
+_MAX_OPEN_FILES = 1024
 _MANY_PIECES = 8  # of a gather
 _SMALL_PIECE = 1 << 13  # bytes, on average
 _READ_INSTEAD = 1 << 8  # batches, after a copy from a map that waited for the disk
 
 Ints = npt.NDArray[np.int64]
+IntsOrList = Sequence[int] | Ints
 Buffers = tuple[memoryview, ...]
 """Memory that is read into, one after the other, as `os.preadv` takes it."""
 
-At = tuple[list[LocalFile], list[int], list[int]]
-"""Places in local files: what keeps the files open, which of them is to be looked at once it was read; and for each place
-what the file is open as, and the byte in it."""
+Places = tuple[list[LocalFile], list[int], list[int]]
+"""Places in local files: the files, to be checked after the read, and the descriptor and the byte offset of each place."""
 
 
 class ShardReader:
-    """Reads values of a set of files: a corpus's tokens, or what is aligned to them. Safe in threads; at most
-    `max_open_files` files stay open: the oldest makes room. A file that another thread is reading from stays open
-    until that read is done.
+    """Reads values of a set of files: a corpus's tokens, or what is aligned to them. Safe in threads. At most
+    `max_open_files` stay open: the oldest makes room. A file that another thread is reading from stays open until that read is
+    done.
 
     Args:
-      shards: the files.
-      itemsize: bytes of a value, such as a token.
-      max_open_files: None means 1024, or a quarter of the process's limit (`ulimit -n`) where that is less.
-      scattered: what is read is far apart, and once: the system reads nothing ahead, and nothing is mapped.
-      remote: how remote files are read; None: as the environment says.
-      whole_rows: a value is a row with all that is in it.
+      shards: Files.
+      itemsize: Bytes of a value, such as a token.
+      max_open_files: Most open files; None means 1024, or a quarter of the process's limit (`ulimit -n`) if that is less.
+      scattered: Whether reads are far apart, and each once: the system reads nothing ahead, and nothing is mapped.
+      remote: Options of remote files; None means those of the environment.
+      whole_rows: Whether a value is a row with all that is in it.
 
     Attributes:
-      plain: no file is remote, and nothing is between its values.
+      plain: Whether no file is remote, and nothing is between the values of a file.
     """
 
     def __init__(
@@ -74,16 +70,13 @@ class ShardReader:
     ) -> None:
         if max_open_files is None:
             soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-            quarter = DEFAULT_MAX_OPEN_FILES if soft == resource.RLIM_INFINITY else soft // 4
-            max_open_files = max(1, min(DEFAULT_MAX_OPEN_FILES, quarter))
+            max_open_files = _MAX_OPEN_FILES if soft == resource.RLIM_INFINITY else min(_MAX_OPEN_FILES, soft // 4)
         self._shards = shards
         self._remote = RemoteShards(shards, itemsize, remote)
         rows = {None if whole_rows else getattr(shard, "row", None) for shard in shards}
         self._row: tuple[int, int] | None = rows.pop() if len(rows) == 1 else None
         self.plain = not self._remote and self._row is None
-        self._itemsize = itemsize
-        self._scattered = scattered
-        self._max_open_files = max(1, max_open_files)
+        self._itemsize, self._scattered, self._max_open_files = itemsize, scattered, max(1, max_open_files)
         self._open: dict[int, LocalFile] = {}  # in the order in which they were opened
         self._verified: dict[int, Stamp] = {}
         self._lock = ForkSafeLock()
@@ -91,17 +84,12 @@ class ShardReader:
         self._thread = threading.local()
 
     def gather(
-        self,
-        shards: Sequence[int] | Ints,
-        starts: Sequence[int] | Ints,
-        places: Sequence[int] | Ints,
-        sizes: Sequence[int] | Ints,
-        out: memoryview,
+        self, shards: IntsOrList, starts: IntsOrList, places: IntsOrList, sizes: IntsOrList, out: memoryview
     ) -> None:
         """Fill the bytes `out[place : place + size]` with tokens of a shard from token `start` on, for each of the four.
 
         Raises:
-          CorpusFileError: the file is missing, unreadable, or not the one that was indexed.
+          CorpusFileError: The file is missing, unreadable, or not the one that was indexed.
         """
         if self._row is not None:
             shards, starts, places, sizes = self._by_row(self._row, shards, starts, places, sizes)
@@ -117,11 +105,11 @@ class ShardReader:
         pieces: Iterable[Piece] = zip(*listed, strict=True)
         if self._remote:
             pieces = self._remote.gather(list(pieces), out)
-        self.fill(pieces, out)
+        self._fill(pieces, out)
         self.check_unchanged(set(listed[0]))
 
-    def _by_row(self, row: tuple[int, int], *pieces: Sequence[int] | Ints) -> tuple[Ints, Ints, Ints, Ints]:
-        """The same pieces, cut where rows end; each begins at a place in its file, in values."""
+    def _by_row(self, row: tuple[int, int], *pieces: IntsOrList) -> tuple[Ints, Ints, Ints, Ints]:
+        """Return the same pieces, cut where rows end; each begins at a place in its file, in values."""
         shards, starts, places, sizes = (np.asarray(each, np.int64) for each in pieces)
         length, apart = row
         stops = starts + sizes // self._itemsize
@@ -135,12 +123,8 @@ class ShardReader:
         to = places[piece] + (begins - starts[piece]) * self._itemsize
         return shards[piece], in_file, to, (ends - begins) * self._itemsize
 
-    def fill(self, pieces: Iterable[Piece], out: memoryview) -> None:
-        """Fill `out` with pieces of plain files, which are to be looked at before what was read is used.
-
-        Raises:
-          CorpusFileError: a file is missing, unreadable, not the one that was indexed, or ends before a piece does.
-        """
+    def _fill(self, pieces: Iterable[Piece], out: memoryview) -> None:
+        """Fill `out` with pieces of plain files, which are to be checked before what was read is used."""
         opened, itemsize, preadv, doing, thread = self._open, self._itemsize, os.preadv, activity.doing, get_ident()
         for shard, start, place, size in pieces:
             file = opened.get(shard) or self._open_file(shard)
@@ -150,42 +134,44 @@ class ShardReader:
             try:
                 done = preadv(file.fd, (piece,), offset)
             except OSError:
-                done = 0  # read_rest says what it is
+                done = 0  # read_rest raises what it is
             if done != size:
                 file.read_rest(offset, piece, done)
 
     def fill_in_turn(
         self, shards: Sequence[int] | None, starts: Sequence[int], stops: Sequence[int], out: memoryview
     ) -> None:
-        """As `fill`, of pieces that go to `out`, which is of tokens, one after the other, each up to token `stops[i]`; without
-        `shards` all are of the first."""
+        """Fill `out`, one token an item, with pieces of plain files, one after the other, each up to `out[stops[i]]`.
+
+        Without `shards` all are of the first. The files are to be checked before what was read is used.
+
+        Raises:
+          CorpusFileError: A file is missing, unreadable, not the one that was indexed, or ends before a piece does.
+        """
         size, place, done = self._itemsize, 0, -1
         if shards is None:
             file = self._open.get(0) or self._open_file(0)
             fd, begin, preadv, done = file.fd, file.data_offset, os.preadv, 0
-            activity.doing[get_ident()] = (
-                activity.READING,
-                file.shard,
-                begin + starts[0] * size if len(starts) else begin,
-            )
+            first = begin + starts[0] * size if len(starts) else begin
+            activity.doing[get_ident()] = activity.READING, file.shard, first
             try:
                 for start, stop in zip(starts, stops):  # noqa: B905
                     done += preadv(fd, (out[place:stop],), begin + start * size)
                     place = stop
             except OSError:
                 done = -1
-        if done != place * size:  # there are several files, or something is wrong, and `fill` says what
+        if done != place * size:  # there are several files, or something is wrong, and `_fill` raises what
             of = [0] * len(starts) if shards is None else shards
             columns = zip(of, starts, [0, *stops], stops, strict=False)
             pieces = [(shard, start, place * size, (stop - place) * size) for shard, start, place, stop in columns]
-            self.fill(pieces, out.cast("B"))
+            self._fill(pieces, out.cast("B"))
 
-    def at(self, shards: Ints | None, starts: Ints) -> At | None:
-        """Where value `starts[i]` of shard `shards[i]` (without `shards`, of the first) is, for each i; None where they are
-        not plain, or more than may be open at once.
+    def places_of(self, shards: Ints | None, starts: Ints) -> Places | None:
+        """Return where value `starts[i]` of shard `shards[i]` (without `shards`, of the first) is, for each i; None where files
+        are not plain, or more than may be open at once.
 
         Raises:
-          CorpusFileError: a file is missing, unreadable, or not the one that was indexed.
+          CorpusFileError: A file is missing, unreadable, or not the one that was indexed.
         """
         if not self.plain:
             return None
@@ -201,11 +187,10 @@ class ShardReader:
         return files, [file.fd for file in files], offsets
 
     def read_again(self, shards: Ints | None, offsets: Sequence[int], out: Sequence[Buffers]) -> None:
-        """Fill buffers of `out` with a value from each of `offsets` on, bit by bit: a read at once got less than that, or
-        failed.
+        """Fill buffers of `out` with a value from each of `offsets` on, after one read for all failed or came back short.
 
         Raises:
-          CorpusFileError: a file is unreadable, or ends too early.
+          CorpusFileError: A file is unreadable, or ends too early.
         """
         of = [0] * len(offsets) if shards is None else shards.tolist()
         for shard, offset, buffers in zip(of, offsets, out, strict=False):
@@ -215,10 +200,10 @@ class ShardReader:
                 offset += len(view)
 
     def check_unchanged(self, shards: Iterable[int]) -> None:
-        """See that these, of which pieces were read, are as they were when they were indexed.
+        """Check that shards that were read are as they were when they were indexed.
 
         Raises:
-          CorpusFileError: one is not.
+          CorpusFileError: One is not.
         """
         files = [file for file in map(self._open.get, shards) if file is not None]
         if files:
@@ -234,24 +219,20 @@ class ShardReader:
         distinct = sorted(set(shards.tolist())) if len(self._shards) > 1 else [0]
         if 2 * len(distinct) > self._max_open_files:  # a mapped file has two descriptors
             return False
-        files = [self._mapped(shard) for shard in distinct]  # held, so that no other thread lets go of them
+        files = [self._mapped(shard) for shard in distinct]  # a list, so that no other thread lets go of them
         if not all(file.address for file in files):
             return False
-        from_start, ends = starts * self._itemsize, places + sizes
-        base: int | Ints
-        held: int | Ints
-        if len(files) == 1:
-            base, held = (
-                files[0].address + files[0].shard.data_offset,
-                files[0].shard.size - files[0].shard.data_offset,
-            )
-        else:
+        bases = [file.address + file.data_offset for file in files]
+        lengths = [file.shard.size - file.data_offset for file in files]
+        base: int | Ints = bases[0]
+        length: int | Ints = lengths[0]
+        if len(files) > 1:
             at = np.searchsorted(distinct, shards)
-            base = np.array([file.address + file.shard.data_offset for file in files], np.int64)[at]
-            held = np.array([file.shard.size - file.shard.data_offset for file in files], np.int64)[at]
-        left = held - (from_start + sizes)
+            base, length = np.array(bases, np.int64)[at], np.array(lengths, np.int64)[at]
+        from_start, ends = starts * self._itemsize, places + sizes
+        left = length - (from_start + sizes)
         if np.minimum.reduce(left | from_start | places | sizes) < 0 or np.maximum.reduce(ends) > len(out):
-            return False  # of what a plan, say, has wrong, a read tells
+            return False  # a read raises what a plan, say, has wrong
         if not hasattr(self._thread, "waits"):
             self._thread.waits = _disk_waits()
         activity.doing[get_ident()] = activity.COPYING, len(sizes), files[0].shard, len(files) - 1
@@ -275,26 +256,24 @@ class ShardReader:
         """Open a shard in place of the one that has been open longest."""
         with self._lock.lock:
             found = self._open.get(shard)
-            if found is not None:
-                return found
-            self._make_room(1)
-            entry = self._shards[shard]
-            opened = LocalFile(entry, self._verified.get(shard), self._scattered)
-            self._verified[shard] = opened.stamp
-            self._open[shard] = opened
-            return opened
+            if found is None:
+                self._make_room(1)
+                found = LocalFile(self._shards[shard], self._verified.get(shard), self._scattered)
+                self._verified[shard] = found.stamp
+                self._open[shard] = found
+            return found
 
     def _make_room(self, descriptors: int, keep: LocalFile | None = None) -> None:
-        """Let go of the files that have been open longest, until so many more descriptors may be opened."""
-        held = len(self._open) + sum(1 for file in self._open.values() if file.address)
+        """Let go of the files that have been open longest, until `descriptors` more may be opened."""
+        in_use = len(self._open) + sum(1 for file in self._open.values() if file.address)
         for shard, file in list(self._open.items()):
-            if held + descriptors <= self._max_open_files:
+            if in_use + descriptors <= self._max_open_files:
                 return
             if file is not keep:
                 del self._open[shard]
-                held -= 2 if file.address else 1
+                in_use -= 2 if file.address else 1
 
 
 def _disk_waits() -> int:
-    """Page faults of this thread, so far, that waited for a disk."""
+    """Return the page faults of this thread, so far, that waited for a disk."""
     return resource.getrusage(resource.RUSAGE_THREAD).ru_majflt

@@ -1,7 +1,6 @@
-"""Unfinished files, and the locks that show that a process still makes them.
+"""Unfinished files: each has a name of its own, and its maker holds its lock, which the kernel frees however the maker ends.
 
-An unfinished file has a name that tells it from all others, and its maker holds its lock, which the kernel frees however
-the maker ends. So the next process that writes to the folder recognises and removes what a killed one left there.
+So the next process that writes to a folder recognises and removes what a killed one left there.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from grain_sft.storage.locks import HeldLock
+from grain_sft.storage.locks import HeldLock, is_at
 
 _NAME = re.compile(r"\..*\.(?P<host>[0-9a-f]{8})-\d+\.[0-9a-f]{8}\.tmp", re.DOTALL)
 _LONGEST_NAME = 150  # bytes of the target's name
@@ -27,7 +26,6 @@ _ABANDONED_AFTER = 86_400.0  # seconds, of files of other hosts: their locks may
 
 _cleaned: set[str] = set()  # folders
 _unfinished: set[str] = set()  # for a process that ends while it writes (Ctrl-C in native code)
-
 
 os.register_at_fork(after_in_child=_unfinished.clear)
 
@@ -49,7 +47,8 @@ def write_whole(target: Path, mode: str) -> Iterator[IO[Any]]:
     path, lock = "", None
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        path, fd, lock = create(target)
+        _remove_abandoned(os.path.abspath(target.parent))
+        path, fd, lock = _create(target)
         _unfinished.add(path)
         with os.fdopen(fd, mode, encoding=None if "b" in mode else "utf-8") as file:
             yield file
@@ -76,37 +75,26 @@ def sync_folder(folder: Path) -> None:
         os.close(fd)
 
 
-def create(target: Path) -> tuple[str, int, HeldLock | None]:
-    """Create an unfinished file next to `target`, after removing what killed processes left in that folder.
-
-    Returns:
-      Its path; its descriptor, which the caller closes; and its lock, None where the file system has none.
-
-    Raises:
-      OSError: The folder can't be written to.
-    """
-    remove_abandoned(target.parent)
+def _create(target: Path) -> tuple[str, int, HeldLock | None]:
+    """Create an unfinished file next to `target`; return its path, its descriptor, and its lock where there are locks."""
     name = os.fsdecode(os.fsencode(target.name)[:_LONGEST_NAME])
     while True:
         path = os.path.join(target.parent, f".{name}.{_host()}-{os.getpid()}.{secrets.token_hex(4)}.tmp")
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         try:
             lock = HeldLock(os.dup(fd), wait=False)
+            if is_at(fd, path):
+                return path, fd, lock
+            lock.release()
         except BlockingIOError:  # another process takes it for abandoned, before it was locked
-            os.close(fd)
-            continue
+            pass
         except OSError:
             return path, fd, None
-        with contextlib.suppress(FileNotFoundError):
-            if os.path.samestat(os.fstat(fd), os.stat(path)):
-                return path, fd, lock
-        lock.release()
         os.close(fd)
 
 
-def remove_abandoned(folder: str | os.PathLike[str]) -> None:
+def _remove_abandoned(folder: str) -> None:
     """Remove unfinished files of dead processes from `folder`, once in the life of this process."""
-    folder = os.path.abspath(folder)
     if folder in _cleaned:
         return
     _cleaned.add(folder)
@@ -116,18 +104,11 @@ def remove_abandoned(folder: str | os.PathLike[str]) -> None:
             if match is None or not entry.is_file(follow_symlinks=False):
                 continue
             with contextlib.suppress(OSError):
-                own = match["host"] == _host()
-                if own or time.time() - entry.stat(follow_symlinks=False).st_mtime > _ABANDONED_AFTER:
-                    _remove_unlocked(entry.path)
-
-
-def _remove_unlocked(path: str) -> None:
-    """Remove a file whose lock is free; raise OSError for another one."""
-    lock = HeldLock(os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), wait=False)
-    try:
-        os.unlink(path)
-    finally:
-        lock.release()
+                age = time.time() - entry.stat(follow_symlinks=False).st_mtime
+                if match["host"] == _host() or age > _ABANDONED_AFTER:
+                    flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+                    with HeldLock(os.open(entry.path, flags), wait=False):
+                        os.unlink(entry.path)
 
 
 @functools.cache

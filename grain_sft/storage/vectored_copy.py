@@ -25,7 +25,7 @@ _LEAST = 1 << 20  # bytes of a file in memory
 
 
 def _find() -> Any:
-    """The C library's function; None where there are no files in memory, as on macOS."""
+    """Return the C library's function; None where there are no files in memory, as on macOS."""
     if not hasattr(os, "memfd_create") or ctypes.sizeof(ctypes.c_void_p) != 8:
         return None
     function = ctypes.CDLL(None, use_errno=True).pwritev
@@ -59,20 +59,20 @@ _of_thread = threading.local()
 
 
 def _memory(size: int) -> _Memory:
-    """This thread's, of at least `size` bytes. A process that forks shares its own with the child, which makes another."""
-    held: _Memory | None = getattr(_of_thread, "memory", None)
-    if held is None or len(held.bytes) < size or held.process != os.getpid():
-        held = _of_thread.memory = _Memory(max(_LEAST, 1 << (size - 1).bit_length()))
-    return held
+    """Return this thread's memory of at least `size` bytes. A forked child shares its parent's, and so makes another."""
+    found: _Memory | None = getattr(_of_thread, "memory", None)
+    if found is None or len(found.bytes) < size or found.process != os.getpid():
+        found = _of_thread.memory = _Memory(max(_LEAST, 1 << (size - 1).bit_length()))
+    return found
 
 
 def copies(addresses: Ints, places: Ints, ends: Ints, out: memoryview) -> bool:
     """Copy pieces of this process's memory to `out[place : end]`.
 
     Args:
-      addresses: [pieces]. The caller holds what is there, such as a map.
-      places, ends: [pieces], in `out`; copied fastest where one begins at the end of the one before.
-      out: bytes.
+      addresses: int64 [pieces], addresses in memory that the caller keeps, such as a map.
+      places, ends: int64 [pieces], offsets in `out`; copied fastest where one begins at the end of the one before.
+      out: Bytes.
 
     Returns:
       Whether all of them were copied. If not, some may have been: a page could not be had, or the system doesn't offer
@@ -83,13 +83,10 @@ def copies(addresses: Ints, places: Ints, ends: Ints, out: memoryview) -> bool:
     try:
         if len(ends) <= _AT_ONCE:
             return _copies(addresses, places, ends, out)
-        for begin in range(0, len(ends), _AT_ONCE):
-            part = slice(begin, begin + _AT_ONCE)
-            if not _copies(addresses[part], places[part], ends[part], out):
-                return False
+        parts = (slice(begin, begin + _AT_ONCE) for begin in range(0, len(ends), _AT_ONCE))
+        return all(_copies(addresses[part], places[part], ends[part], out) for part in parts)
     except OSError:  # no more memory, or open files
         return False
-    return True
 
 
 def _copies(addresses: Ints, places: Ints, ends: Ints, out: memoryview) -> bool:

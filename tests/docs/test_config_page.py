@@ -5,10 +5,10 @@ import importlib.util
 import doc_pages as pages
 import pytest
 
-from grain_sft.config.sections import SECTIONS, Remote, tables
+from grain_sft.config.sections import SECTIONS, tables
 from grain_sft.errors import CorpusError
 from grain_sft.options import options_of
-from grain_sft.storage import RemoteOptions
+from grain_sft.storage import Remote, RemoteOptions
 
 
 def config_page():
@@ -39,8 +39,8 @@ def test_the_keys_of_remote_files_are_those_that_are_taken(tmp_path):
     RemoteOptions.of(given)
     options = options_of(Remote)
     assert list(options) == list(given)
-    for wrong, message in ({"x": 1}, "seconds, requests, cache"), ({"cache": {"x": 1}}, "folder, max_bytes, unit"):
-        with pytest.raises(CorpusError, match=f"expected {message}"):
+    for wrong, where in ({"x": 1}, "remote"), ({"cache": {"x": 1}}, "remote: cache"):
+        with pytest.raises(CorpusError, match=f"{where}: unknown key 'x'"):
             RemoteOptions.of(wrong)
     limits = RemoteOptions().limits
     assert (options["seconds"].default, options["requests"].default) == (limits.seconds, limits.requests)

@@ -6,7 +6,7 @@ import re
 
 import aiohttp
 
-from grain_sft.storage.remote.requests import answer, check_encoding, check_range
+from grain_sft.storage.remote.requests import NO_RANGES, answer, check_encoding, check_range
 from grain_sft.storage.remote.retries import RefusedBodyError, WrongBodyError
 
 _LARGEST_LISTING, _LARGEST_ANSWER = 16 << 20, 1 << 20
@@ -20,14 +20,14 @@ class CheckedResponse(aiohttp.ClientResponse):
         """Return the body.
 
         Raises:
-          WrongBodyError: the body is of another range, or too long.
-          RefusedBodyError: the body is compressed, or the server has no ranged reads.
+          WrongBodyError: The body is of another range, or too long.
+          RefusedBodyError: The body is compressed, or the server has no ranged reads.
         """
         if self._body is not None:
             return self._body
         parts, size = [], 0
         try:
-            limit = self._checked() if self.status in (200, 206) else _LARGEST_ANSWER
+            limit = self._largest() if self.status in (200, 206) else _LARGEST_ANSWER
             while part := await self.content.readany():
                 size += len(part)
                 if size > limit:
@@ -39,7 +39,7 @@ class CheckedResponse(aiohttp.ClientResponse):
         self._body = b"".join(parts)
         return self._body
 
-    def _checked(self) -> int:
+    def _largest(self) -> int:
         """Check the headers of an answer; return the bytes that its body may have."""
         asked = re.fullmatch(r"bytes=(\d+)-(\d+)", self.request_info.headers.get("Range", ""))
         if asked is None:
@@ -53,7 +53,7 @@ class CheckedResponse(aiohttp.ClientResponse):
         elif start == 0 and self.content_length is not None and self.content_length <= stop:
             count = size = self.content_length
         else:
-            raise RefusedBodyError("its server has no ranged reads. Copy the files to one that has")
+            raise RefusedBodyError(NO_RANGES)
         stated = answer.get()
         if stated is not None:
             generation, tag = (self.headers.get(header) for header in ("x-goog-generation", "ETag"))

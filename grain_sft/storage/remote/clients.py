@@ -14,8 +14,6 @@ from typing import Any
 from grain_sft.errors import CorpusFileError, MissingExtraError
 
 PROBE_SECONDS, PROBES = 1.5, 2
-_METADATA_SERVER = "169.254.169.254"
-
 NO_CREDENTIALS = (
     "no credentials of Google Cloud were found on this machine, and without them its server refuses. Run `gcloud auth "
     "application-default login`, or set $GOOGLE_APPLICATION_CREDENTIALS to a key file"
@@ -45,6 +43,10 @@ def filesystem(path: str) -> Any:
             if emulator := os.environ.get("STORAGE_EMULATOR_HOST"):  # gcsfs looks there once
                 options["endpoint_url"] = emulator
             return GoogleStorage(session_kwargs=_session("session_kwargs", "gs", "gcs"), **options)
+        if protocol in ("s3", "s3a"):
+            from grain_sft.storage.remote.s3_storage import S3Storage
+
+            return S3Storage(**options)
         if protocol in ("http", "https"):
             options["client_kwargs"] = _session("client_kwargs", protocol)
         return fsspec.filesystem(protocol, **options)
@@ -81,11 +83,8 @@ def _session(key: str, *protocols: str) -> dict[str, Any]:
 
     given = dict(_configured(*protocols).get(key, {}))
     # a body that is unpacked on the way has another size than its file
-    return {
-        **given,
-        "headers": {**given.get("headers", {}), "Accept-Encoding": "identity"},
-        "response_class": CheckedResponse,
-    }
+    headers = {**given.get("headers", {}), "Accept-Encoding": "identity"}
+    return {**given, "headers": headers, "response_class": CheckedResponse}
 
 
 def _may_find_credentials() -> bool:
@@ -99,7 +98,7 @@ def _may_find_credentials() -> bool:
     if os.environ.get("NO_GCE_CHECK", "").lower() == "true" or os.environ.get("STORAGE_EMULATOR_HOST"):
         return False
     return _answers_as_metadata_server(
-        os.environ.get("GCE_METADATA_HOST") or os.environ.get("GCE_METADATA_IP") or _METADATA_SERVER
+        os.environ.get("GCE_METADATA_HOST") or os.environ.get("GCE_METADATA_IP") or "169.254.169.254"
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import itertools
 from collections.abc import Mapping, Sequence
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 from grain_sft.errors import CorpusFileError, GrainSftError, RemoteTimeoutError
 from grain_sft.storage.remote.clients import NO_CREDENTIALS, lacks_credentials
@@ -24,28 +24,48 @@ _DOWNLOAD_BYTES = 64 << 20  # of a download, in memory at once
 _BUFFER = 1 << 20  # bytes of one request of an open file, where fewer are asked for
 
 
+class RemoteFile(NamedTuple):
+    """One version of a remote file.
+
+    Attributes:
+      path: URL.
+      size: Number of bytes.
+      key: Hash of URL, size, digest and version.
+      version: Version of the file, where its file system has any.
+    """
+
+    path: str
+    size: int
+    key: str
+    version: str | None
+
+
+class RemotePiece(NamedTuple):
+    """`size` bytes of a file from byte `offset` on, and their offset in the output."""
+
+    file: RemoteFile
+    offset: int
+    place: int
+    size: int
+
+
 def fetch(ranges: Sequence[Range], limits: Limits | None = None) -> list[bytes | Exception]:
     """Return the bytes of each range, fewer where its file ends, or what its client raised; all at once.
 
     Raises:
       RemoteTimeoutError: A request kept failing until its time was up.
     """
-    limits = limits or Limits.from_environment()
-    parts = [_parts(each) for each in ranges]
-    found = iter(fetch_bodies([part for each in parts for part in each], limits.seconds, limits.requests))
+    parts = [
+        [whole._replace(start=at, stop=min(at + PART_BYTES, whole.stop)) for at in range(*whole[1:3], PART_BYTES)]
+        for whole in ranges
+    ]
+    found = iter(fetch_bodies(list(itertools.chain(*parts)), limits or Limits.from_environment()))
     joined: list[bytes | Exception] = []
     for each in parts:
         bodies = list(itertools.islice(found, len(each)))
         failed = next((body for body in bodies if isinstance(body, Exception)), None)
         joined.append(failed or b"".join(body for body in bodies if isinstance(body, bytes)))
     return joined
-
-
-def _parts(whole: Range) -> list[Range]:
-    if whole.stop - whole.start <= PART_BYTES or whole.least is not None:
-        return [whole]
-    borders = [*range(whole.start, whole.stop, PART_BYTES), whole.stop]
-    return [whole._replace(start=start, stop=stop) for start, stop in itertools.pairwise(borders)]
 
 
 def fetch_exactly(ranges: Sequence[Range], limits: Limits | None = None) -> list[bytes]:
@@ -59,7 +79,7 @@ def fetch_exactly(ranges: Sequence[Range], limits: Limits | None = None) -> list
 
 
 def _whole(wanted: Range, body: bytes | Exception, limits: Limits | None) -> bytes:
-    path, start, stop, _, version = wanted
+    path, start, stop, version = wanted
     if isinstance(body, bytes) and len(body) == stop - start:
         return body
     if isinstance(body, (GrainSftError, FileNotFoundError)):
@@ -77,24 +97,32 @@ def _whole(wanted: Range, body: bytes | Exception, limits: Limits | None) -> byt
     )
 
 
+def read_pieces(pieces: Sequence[RemotePiece], out: memoryview, limits: Limits) -> None:
+    """Copy all pieces to `out`.
+
+    Raises: as `fetch_exactly`.
+    """
+    ranges = [Range(file.path, offset, offset + size, file.version) for file, offset, _, size in pieces]
+    bodies = fetch_exactly(ranges, limits) if ranges else []
+    for piece, body in zip(pieces, bodies, strict=True):
+        out[piece.place : piece.place + piece.size] = body
+
+
 def infos(paths: Sequence[str], limits: Limits | None = None) -> list[Mapping[str, Any] | Exception]:
     """Return the file system's description of each file, such as its size, or what its client raised; all at once.
 
     Raises:
       RemoteTimeoutError: A request kept failing until its time was up.
     """
-    limits = limits or Limits.from_environment()
-    return fetch_infos(paths, limits.seconds, limits.requests)
+    return fetch_infos(paths, limits or Limits.from_environment())
 
 
 def failure(path: str, error: Exception, part: str = "") -> GrainSftError:
-    """Return the error for what a client raised when it was asked for a file, or a part of it."""
+    """Return the error for what a remote or local file system raised when it was asked for a file, or a part of it."""
     if isinstance(error, GrainSftError):
         return error
-    if isinstance(error, FileNotFoundError):
-        return CorpusFileError(
-            f"{path}: no such file. Check the path, or map it to where the data are with path_remap."
-        )
+    if isinstance(error, (FileNotFoundError, NotADirectoryError)):
+        return CorpusFileError(f"{path}: no such file. Check the path; files of a corpus are mapped with path_remap.")
     if isinstance(error, ReplacedError):
         return CorpusFileError(_gone(path, None))
     if isinstance(error, RequestFailedError):
@@ -114,17 +142,16 @@ def _gone(path: str, version: str | None) -> str:
     )
 
 
-def read(path: str, start: int | None = None, stop: int | None = None, *, version: str | None = None) -> bytes:
-    """Return a whole file, or bytes `start` to `stop` of it, fewer at its end; all of `version`, or of any one version.
+def read(path: str, start: int = 0, stop: int | None = None, *, version: str | None = None) -> bytes:
+    """Return bytes `start` to `stop` of a file, fewer at its end; all of `version`, or of any one version.
 
     Raises: as the file's client does, or RemoteTimeoutError.
     """
     for last in (False, False, True):
-        if start is None or stop is None:
+        wanted = Range(path, start, stop or 0, version)
+        if stop is None:
             size, now = size_and_version(path)
-            wanted = Range(path, 0, size, version=version or now)
-        else:
-            wanted = Range(path, start, stop, version=version)
+            wanted = Range(path, start, size, version or now)
         (body,) = fetch([wanted])
         if isinstance(body, bytes):
             return body
@@ -157,7 +184,7 @@ def download(path: str, file: IO[bytes]) -> None:
     """
     size, version = size_and_version(path)
     for start in range(0, size, _DOWNLOAD_BYTES):
-        file.write(fetch_exactly([Range(path, start, min(size, start + _DOWNLOAD_BYTES), version=version)])[0])
+        file.write(fetch_exactly([Range(path, start, min(size, start + _DOWNLOAD_BYTES), version)])[0])
 
 
 def open_remote(path: str, version: str | None = None) -> io.BufferedReader:
@@ -178,8 +205,7 @@ class _Ranges(io.RawIOBase):
 
     def __init__(self, path: str, size: int, version: str | None) -> None:
         super().__init__()
-        self._path, self._size, self._version = path, size, version
-        self._offset = 0
+        self._path, self._size, self._version, self._offset = path, size, version, 0
 
     def readable(self) -> bool:
         return True
@@ -196,7 +222,7 @@ class _Ranges(io.RawIOBase):
         stop = min(self._size, self._offset + len(view))
         if stop <= self._offset:
             return 0
-        (data,) = fetch_exactly([Range(self._path, self._offset, stop, version=self._version)])
+        (data,) = fetch_exactly([Range(self._path, self._offset, stop, self._version)])
         view[: len(data)] = data
         self._offset = stop
         return len(data)

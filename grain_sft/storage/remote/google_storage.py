@@ -1,9 +1,9 @@
-"""gcsfs with the retries, the deadlines and the messages of `remote_retries`. Imports gcsfs."""
+"""gcsfs with the retries, the deadlines and the messages of `retries`. Imports gcsfs."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import concurrent.futures
 import json
 import threading
 from collections.abc import Callable
@@ -32,35 +32,33 @@ class GoogleStorage(GCSFileSystem):
 
     async def _call(self, method: str, path: str, *args: Any, **options: Any) -> Any:
         """Make a request again until it succeeds; gcsfs makes all of its requests here."""
+        call = super()._call
 
         async def once() -> Any:
             if self.credentials.credentials is not None:
                 await _in_a_thread(self.credentials.maybe_refresh)
             try:
-                return await super(GoogleStorage, self)._call(method, path, *args, **options)
+                return await call(method, path, *args, **options)
             except json.JSONDecodeError as error:
                 raise WrongBodyError(f"an answer of {len(error.doc)} characters that breaks off") from error
 
+        bounded, seconds = method.upper() == "GET", Limits.from_environment().seconds
         with activity.open_request(f"{method} {path}"):
-            return await retried(
-                once, Limits.from_environment().seconds, bounded=method.upper() == "GET", server=self.server
-            )
+            return await retried(once, seconds, bounded=bounded, server=self.server)
 
 
 async def _in_a_thread(function: Callable[[], object]) -> None:
     """Call a function that may wait for minutes, in a thread that holds up neither the loop nor the end of the process."""
-    loop, done = asyncio.get_running_loop(), asyncio.Event()
-    raised: list[BaseException] = []
+    future: concurrent.futures.Future[None] = concurrent.futures.Future()
+    future.set_running_or_notify_cancel()
 
     def call() -> None:
         try:
             function()
         except BaseException as error:
-            raised.append(error)
-        with contextlib.suppress(RuntimeError):  # the loop has ended
-            loop.call_soon_threadsafe(done.set)
+            future.set_exception(error)
+        else:
+            future.set_result(None)
 
     threading.Thread(target=call, daemon=True).start()
-    await done.wait()
-    if raised:
-        raise raised[0]
+    await asyncio.wrap_future(future)

@@ -8,18 +8,48 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from grain_sft.errors import CorpusError
+import msgspec
+
+from grain_sft.errors import ConfigError, CorpusError
+from grain_sft.options import check, options_of
 from grain_sft.storage import files
 from grain_sft.storage.remote.retries import Limits
 
 FOLDER_VARIABLE = "GRAIN_SFT_SHARD_CACHE"
 BYTES_VARIABLE = "GRAIN_SFT_SHARD_CACHE_BYTES"
 UNIT_VARIABLE = "GRAIN_SFT_SHARD_CACHE_UNIT"
-DEFAULT_UNIT = 4 << 20  # bytes
 SMALLEST_UNIT = 1 << 15
 
 _UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
 _UNITS |= {"kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40}
+
+
+class RemoteCache(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Local copy of what was read of remote files.
+
+    Args:
+      folder: Folder on a local disk. Nothing else may be in it.
+      max_bytes: Bound on its size, such as `200GiB`.
+      unit: Bytes that are fetched and kept together, or `shard`.
+    """
+
+    folder: str
+    max_bytes: int | str
+    unit: int | str = "4MiB"
+
+
+class Remote(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How files in a bucket are read.
+
+    Args:
+      seconds: Time in which failing requests for a file are repeated before it is an error.
+      requests: Number of requests that one read makes at once.
+      cache: Local copy of what was read.
+    """
+
+    seconds: float = 120
+    requests: int = 64
+    cache: RemoteCache | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,10 +67,10 @@ class CacheOptions:
 
     folder: str
     max_bytes: int
-    unit: int | None = DEFAULT_UNIT
+    unit: int | None = 4 << 20
 
     def __post_init__(self) -> None:
-        if files.is_remote(self.folder):
+        if not self.folder or files.is_remote(self.folder):
             raise CorpusError(f"cache folder {self.folder}: expected a folder on a local disk, not a URL.")
         if self.unit is not None and self.unit < SMALLEST_UNIT:
             raise CorpusError(f"cache {self.folder}: unit is {self.unit} bytes; expected {SMALLEST_UNIT} or more.")
@@ -48,22 +78,6 @@ class CacheOptions:
             raise CorpusError(
                 f"cache {self.folder}: max_bytes is {self.max_bytes}; expected at least {least}, two of its units."
             )
-
-    @classmethod
-    def of(cls, given: object) -> CacheOptions:
-        """Return the options of a mapping with folder, max_bytes and unit, as a config has it."""
-        if not isinstance(given, Mapping):
-            raise CorpusError(f"remote: cache is {given!r}; expected folder, max_bytes and unit.")
-        _check_keys("remote: cache", given, ("folder", "max_bytes", "unit"))
-        for key in ("folder", "max_bytes"):
-            if given.get(key) in (None, ""):
-                raise CorpusError(f"remote: cache has no {key}: expected folder, max_bytes and, if you like, unit.")
-        unit = given.get("unit", DEFAULT_UNIT)
-        return cls(
-            files.normalize(str(given["folder"])),
-            parse_bytes(given["max_bytes"], "cache: max_bytes"),
-            None if unit == "shard" else parse_bytes(unit, "cache: unit (or 'shard')"),
-        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,11 +105,12 @@ class RemoteOptions:
         bound, unit = os.environ.get(BYTES_VARIABLE), os.environ.get(UNIT_VARIABLE)
         if not bound:
             raise CorpusError(f"${FOLDER_VARIABLE} is {folder}, but its bound is missing: set ${BYTES_VARIABLE}.")
-        return cls(cache=CacheOptions.of({"folder": folder, "max_bytes": bound, **({"unit": unit} if unit else {})}))
+        given = {"folder": folder, "max_bytes": bound, **({"unit": unit} if unit else {})}
+        return cls(cache=_cache_of(msgspec.convert(given, RemoteCache)))
 
     @classmethod
     def of(cls, given: RemoteOptions | Mapping[str, Any] | None) -> RemoteOptions:
-        """Return the options of a mapping with seconds, requests and cache, as a config has it; others are the environment's.
+        """Return the options of a mapping like `Remote`, as a config has it; others are the environment's.
 
         Raises:
           CorpusError, StorageError: An unknown key or a wrong value.
@@ -105,15 +120,27 @@ class RemoteOptions:
         options = cls.from_environment()
         if given is None:
             return options
-        _check_keys("remote", given, ("seconds", "requests", "cache"))
-        limits = {key: given[key] for key in ("seconds", "requests") if given.get(key) is not None}
-        for key, value in limits.items():
-            if isinstance(value, bool) or not isinstance(value, int if key == "requests" else (int, float)):
-                raise CorpusError(f"remote: {key} is {value!r}; expected a number.")
-        cache = options.cache
-        if "cache" in given:
-            cache = None if given["cache"] is None else CacheOptions.of(given["cache"])
+        stated = _plain(given)
+        try:
+            check(stated, options_of(Remote), "remote")
+        except ConfigError as error:
+            raise CorpusError(str(error)) from error
+        limits = {key: stated[key] for key in ("seconds", "requests") if key in stated}
+        found = msgspec.convert(stated, Remote)
+        cache = options.cache if "cache" not in stated else None if found.cache is None else _cache_of(found.cache)
         return cls(dataclasses.replace(options.limits, **limits), cache)
+
+
+def _plain(given: object) -> Any:
+    """Return a mapping with its paths, at any depth, as text."""
+    if isinstance(given, Mapping):
+        return {key: _plain(value) for key, value in given.items()}
+    return os.fspath(given) if isinstance(given, os.PathLike) else given
+
+
+def _cache_of(given: RemoteCache) -> CacheOptions:
+    unit = None if given.unit == "shard" else parse_bytes(given.unit, "cache: unit (or 'shard')")
+    return CacheOptions(files.normalize(given.folder), parse_bytes(given.max_bytes, "cache: max_bytes"), unit)
 
 
 def parse_bytes(text: object, what: str) -> int:
@@ -128,9 +155,3 @@ def parse_bytes(text: object, what: str) -> int:
     if match is None or match.group(2).lower() not in _UNITS:
         raise CorpusError(f"{what} is {text!r}: expected bytes, such as 200GiB, 500GB or 1073741824.")
     return int(float(match.group(1)) * _UNITS[match.group(2).lower()])
-
-
-def _check_keys(what: str, given: Mapping[str, Any], keys: tuple[str, ...]) -> None:
-    for key in given:
-        if key not in keys:
-            raise CorpusError(f"{what}: unknown key {key!r}; expected {', '.join(keys)}.")

@@ -15,6 +15,7 @@ from grain_sft.errors import RemoteTimeoutError
 from grain_sft.storage import activity
 from grain_sft.storage.remote.clients import filesystem
 from grain_sft.storage.remote.retries import (
+    Limits,
     RefusedBodyError,
     ReplacedError,
     RequestFailedError,
@@ -23,11 +24,11 @@ from grain_sft.storage.remote.retries import (
     server_of,
 )
 
-_S3_READ = 1 << 18  # bytes of a body at once
+NO_RANGES = "its server has no ranged reads. Copy the files to one that has"
+
 _VERSION_KEYS = (
     "generation", "ETag", "etag", "version_id", "mtime", "LastModified", "last_modified", "Last-Modified", "created",
 )  # fmt: skip
-_NO_RANGES = "its server has no ranged reads. Copy the files to one that has"
 
 T = TypeVar("T")
 Job = tuple[str, str, Callable[[Any], Awaitable[T]]]
@@ -40,14 +41,12 @@ class Range(NamedTuple):
     Attributes:
       path: URL.
       start, stop: Offsets in the file.
-      least: Number of bytes that have to come, unless the file ends before; None means all.
       version: Version of the file, as `version_of` names it; another version is a `ReplacedError`. None means any.
     """
 
     path: str
     start: int
     stop: int
-    least: int | None = None
     version: str | None = None
 
 
@@ -59,11 +58,10 @@ class _Body(NamedTuple):
 
 
 class Answer:
-    """Size and version of a file, as the server of a body states them."""
+    """Size and version of a file, where the server of a body states them."""
 
-    def __init__(self) -> None:
-        self.size: int | None = None
-        self.version: str | None = None
+    size: int | None = None
+    version: str | None = None
 
 
 answer: contextvars.ContextVar[Answer | None] = contextvars.ContextVar("grain_sft_answer", default=None)
@@ -76,7 +74,7 @@ def version_of(info: Mapping[str, Any]) -> str | None:
     return None if found is None else f"{found} {info[found]}"
 
 
-def fetch_bodies(ranges: Sequence[Range], seconds: float, at_once: int) -> list[bytes | Exception]:
+def fetch_bodies(ranges: Sequence[Range], limits: Limits) -> list[bytes | Exception]:
     """Return the bytes of each range, fewer where its file ends, or what the client raised.
 
     Where a server does not state the version that it sent, the version is asked for afterwards.
@@ -84,32 +82,34 @@ def fetch_bodies(ranges: Sequence[Range], seconds: float, at_once: int) -> list[
     Raises:
       RemoteTimeoutError: The time of one was up.
     """
-    jobs = [(r.path, f"bytes {r.start} to {r.stop} ", functools.partial(_body, r, seconds)) for r in ranges]
-    found = _run_jobs(jobs, at_once)
-    doubtful = {r.path for r, body in zip(ranges, found, strict=True) if isinstance(body, _Body) and not body.confirmed}
-    now = dict(zip(doubtful, fetch_infos(list(doubtful), seconds, at_once), strict=True)) if doubtful else {}
-    results: list[bytes | Exception] = []
-    for wanted, body in zip(ranges, found, strict=True):
-        if isinstance(body, Exception):
-            results.append(body)
-            continue
-        info = None if body.confirmed else now[wanted.path]
-        if isinstance(info, Exception):
-            results.append(info)
-        elif info is not None and version_of(info) != wanted.version:
-            results.append(ReplacedError(f"{version_of(info)} came"))
-        else:
-            results.append(body.data)
-    return results
+    jobs = [(r.path, f"bytes {r.start} to {r.stop} ", functools.partial(_body, r, limits.seconds)) for r in ranges]
+    bodies = _run_jobs(jobs, limits.requests)
+    doubtful = {
+        r.path for r, body in zip(ranges, bodies, strict=True) if isinstance(body, _Body) and not body.confirmed
+    }
+    now = dict(zip(doubtful, fetch_infos(list(doubtful), limits), strict=True)) if doubtful else {}
+    return [_confirmed(wanted, body, now) for wanted, body in zip(ranges, bodies, strict=True)]
 
 
-def fetch_infos(paths: Sequence[str], seconds: float, at_once: int) -> list[Mapping[str, Any] | Exception]:
+def _confirmed(
+    wanted: Range, body: _Body | Exception, now: Mapping[str, Mapping[str, Any] | Exception]
+) -> bytes | Exception:
+    if isinstance(body, Exception) or body.confirmed:
+        return body if isinstance(body, Exception) else body.data
+    info = now[wanted.path]
+    if isinstance(info, Exception):
+        return info
+    found = version_of(info)
+    return body.data if found == wanted.version else ReplacedError(f"{found} came")
+
+
+def fetch_infos(paths: Sequence[str], limits: Limits) -> list[Mapping[str, Any] | Exception]:
     """Return the file system's description of each file, or what the client raised."""
 
     async def info(path: str, client: Any) -> Mapping[str, Any]:
-        return await retried(lambda: _info(client, path), seconds, server=server_of(client, path), client=client)
+        return await retried(lambda: _info(client, path), limits.seconds, server=server_of(client, path), client=client)
 
-    return _run_jobs([(path, "", functools.partial(info, path)) for path in paths], at_once)
+    return _run_jobs([(path, "", functools.partial(info, path)) for path in paths], limits.requests)
 
 
 def _run_jobs(jobs: Sequence[Job[T]], at_once: int) -> list[T | Exception]:
@@ -153,18 +153,16 @@ async def _run_together(client: Any, jobs: Sequence[Job[T]], at_once: int) -> li
 
 
 async def _info(client: Any, path: str) -> Mapping[str, Any]:
-    found: Mapping[str, Any] = (
-        await client._info(path) if client.async_impl else await asyncio.to_thread(client.info, path)
-    )
-    return found
+    found = await client._info(path) if client.async_impl else await asyncio.to_thread(client.info, path)
+    return dict(found)
 
 
 async def _body(wanted: Range, seconds: float, client: Any) -> _Body:
-    path, start, stop, least, version = wanted
+    path, start, stop, version = wanted
 
     async def attempt() -> _Body:
         body = await _checked_body(client, wanted)
-        if len(body.data) < (stop - start if least is None else least):
+        if len(body.data) < stop - start:
             size = int((await _info(client, path))["size"])
             if min(stop, size) - start > len(body.data):
                 raise WrongBodyError(f"a body of {len(body.data)} bytes instead of {stop - start}")
@@ -198,22 +196,22 @@ async def _checked_body(client: Any, wanted: Range) -> _Body:
         answer.reset(token)
     if len(data) > wanted.stop - wanted.start:
         raise RefusedBodyError(
-            f"{len(data)} bytes came where bytes {wanted.start} to {wanted.stop} were asked for: {_NO_RANGES}"
+            f"{len(data)} bytes came where bytes {wanted.start} to {wanted.stop} were asked for: {NO_RANGES}"
         )
     if stated.size is not None and len(data) != (expected := max(0, min(wanted.stop, stated.size) - wanted.start)):
         raise WrongBodyError(f"a body of {len(data)} bytes instead of {expected}")
-    if wanted.version is not None and stated.version is not None and _kind(stated.version) == _kind(wanted.version):
-        if stated.version != wanted.version:
-            raise ReplacedError(f"{stated.version} came")
-        return _Body(data, True)
-    return _Body(data, wanted.version is None)
+    if wanted.version is None or stated.version is None or _kind(stated.version) != _kind(wanted.version):
+        return _Body(data, wanted.version is None)
+    if stated.version != wanted.version:
+        raise ReplacedError(f"{stated.version} came")
+    return _Body(data, True)
 
 
 async def _requested(client: Any, wanted: Range, stated: Answer) -> bytes:
-    path, start, stop, _, version = wanted
+    path, start, stop, version = wanted
     protocol, value = path.split("://", 1)[0], (version or "").partition(" ")[2]
     if protocol in ("s3", "s3a"):
-        return await _s3(client, wanted, stated)
+        return bytes(await client.read_range(wanted, stated))
     options: dict[str, Any] = {}
     if protocol in ("gs", "gcs") and _kind(version) == "generation":
         options["generation"] = value
@@ -222,32 +220,6 @@ async def _requested(client: Any, wanted: Range, stated: Answer) -> bytes:
     if client.async_impl:
         return bytes(await client._cat_file(path, start=start, end=stop, **options))
     return bytes(await asyncio.to_thread(client.cat_file, path, start, stop, **options))
-
-
-async def _s3(client: Any, wanted: Range, stated: Answer) -> bytes:
-    """Return the body of an S3 object: s3fs's own reads take no condition and no bound."""
-    bucket, key, version_id = client.split_path(wanted.path)
-    options = {**client.req_kw, **({"VersionId": version_id} if version_id else {})}
-    if _kind(wanted.version) == "ETag":
-        options["IfMatch"] = str(wanted.version).partition(" ")[2]
-    asked = f"bytes={wanted.start}-{wanted.stop - 1}"
-    found = await client._call_s3("get_object", Bucket=bucket, Key=key, Range=asked, **options)
-    body = found["Body"]
-    try:
-        check_encoding(found.get("ContentEncoding"), key)
-        if found.get("ContentRange") is None and wanted.start:
-            raise RefusedBodyError(_NO_RANGES)
-        count = int(found["ContentLength"])
-        if found.get("ContentRange") is not None:
-            count, stated.size = check_range(found["ContentRange"], wanted.start, wanted.stop)
-        stated.version = f"ETag {found['ETag']}" if found.get("ETag") else None
-        parts, left = [], min(count, wanted.stop - wanted.start) + 1
-        while left > 0 and (part := await body.read(min(_S3_READ, left))):
-            parts.append(part)
-            left -= len(part)
-        return b"".join(parts)
-    finally:
-        body.close()
 
 
 def check_range(content_range: str | None, start: int, stop: int) -> tuple[int, int | None]:

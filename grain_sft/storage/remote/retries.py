@@ -98,24 +98,7 @@ class ReplacedError(Exception):
 
 
 class RequestFailedError(Exception):
-    """A request that was made again and again, until its time was up.
-
-    Args:
-      unreached: Server that has never answered this process; "" where it has.
-    """
-
-    def __init__(self, attempts: int, seconds: float, limit: float, last: str, unreached: str = "") -> None:
-        requests = (
-            f"{attempts} request{'s' if attempts > 1 else ''} failed within {seconds:.1f} s, the last with {last}"
-        )
-        if unreached:
-            text = f"the network does not reach {unreached}: {requests}. Check the network, its name servers and its firewall"
-        else:
-            text = (
-                f"{requests}. Check the network, the bucket's region and its quota; a longer time than {limit:g} s is "
-                f"given with ${SECONDS_VARIABLE}"
-            )
-        super().__init__(text)
+    """A request that was made again and again, until its time was up."""
 
 
 async def retried(
@@ -142,10 +125,10 @@ async def retried(
     end, seconds, reached = _deadline.get() or (begin + seconds, seconds, reached)
     token = _deadline.set((end, seconds, reached))
     try:
-        for number in itertools.count(1):
+        for number in itertools.count():
             known = reached or server in _reached
             deadline = end if known else min(end, begin + FIRST_CONTACT)
-            longest = min(_FIRST_ATTEMPT, seconds / 4) * 2 ** min(number - 1, 30)
+            longest = min(_FIRST_ATTEMPT, seconds / 4) * 2 ** min(number, 30)
             if not nested:
                 activity.count(remote_requests=1)
             try:
@@ -160,16 +143,27 @@ async def retried(
                 if not is_transient(error):
                     raise
                 last, reason = error, _describe(error)
-            pause = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2 ** min(number - 1, 30)) * _jitter.uniform(0.5, 1.5)
             now = time.monotonic()
             if deadline - now < _FIRST_PAUSE:
                 unreached = "" if known or deadline == end else server
-                raise RequestFailedError(number, now - begin, seconds, reason, unreached) from last
+                raise RequestFailedError(_explain(number + 1, now - begin, seconds, reason, unreached)) from last
             activity.request_failed(reason)
+            pause = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2 ** min(number, 30)) * _jitter.uniform(0.5, 1.5)
             await asyncio.sleep(min(pause, (deadline - now) / 2))
         raise AssertionError
     finally:
         _deadline.reset(token)
+
+
+def _explain(attempts: int, seconds: float, limit: float, last: str, unreached: str) -> str:
+    """Return the message for a request that was given up; `unreached` is a server that never answered this process."""
+    text = f"{attempts} request{'s' if attempts > 1 else ''} failed within {seconds:.1f} s, the last with {last}"
+    if unreached:
+        return f"the network does not reach {unreached}: {text}. Check the network, its name servers and its firewall"
+    return (
+        f"{text}. Check the network, the bucket's region and its quota; a longer time than {limit:g} s is "
+        f"given with ${SECONDS_VARIABLE}"
+    )
 
 
 def server_of(client: Any, path: str) -> str:
@@ -205,10 +199,8 @@ def _is_named(error: BaseException, names: set[str]) -> bool:
 
 def _describe(error: BaseException) -> str:
     """Return a failure in a few words."""
-    if isinstance(error, TimeoutError):
-        return "no answer in time"
-    if isinstance(error, WrongBodyError):
-        return str(error)
+    if isinstance(error, (TimeoutError, WrongBodyError)):
+        return "no answer in time" if isinstance(error, TimeoutError) else str(error)
     code = getattr(error, "status", None) or getattr(error, "code", None)
     text = " ".join(str(error).split())[:200]
     return f"{type(error).__name__}: {text or code or 'no more is known'}"

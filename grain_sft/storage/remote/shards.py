@@ -6,14 +6,15 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from grain_sft.errors import CorpusFileError
+from grain_sft.errors import CorpusFileError, RemoteTimeoutError
 from grain_sft.storage import activity, files
 from grain_sft.storage.file_stamp import DIGEST_BYTES, StampedFile, digest_of, replaced, size_change
 from grain_sft.storage.remote import files as remote_files
+from grain_sft.storage.remote.files import RemoteFile, RemotePiece
 from grain_sft.storage.remote.options import RemoteOptions
-from grain_sft.storage.remote.requests import Range, version_of
+from grain_sft.storage.remote.requests import version_of
 from grain_sft.storage.remote.retries import Limits
-from grain_sft.storage.shard_cache import CachedFile, CachePiece, ShardCache
+from grain_sft.storage.shard_cache import ShardCache
 
 Piece = tuple[int, int, int, int]
 """Shard, first token, offset of its first byte in the output, bytes."""
@@ -36,7 +37,7 @@ class RemoteShards:
         options = options or RemoteOptions.from_environment()
         self._limits = options.limits
         self._cache = None if options.cache is None else ShardCache(options.cache, options.limits)
-        self._files: dict[int, CachedFile] = {}  # that were checked
+        self._files: dict[int, RemoteFile] = {}  # that were checked
 
     def __len__(self) -> int:
         return len(self._shards)
@@ -50,28 +51,51 @@ class RemoteShards:
         remote = [piece for piece in pieces if piece[0] in self._shards and piece[3]]
         local = [piece for piece in pieces if piece[0] not in self._shards]
         new = sorted({piece[0] for piece in remote} - self._files.keys())
-        found = identify([self._shards[number] for number in new], self._limits)
-        pairs = [(file, self._shards[number]) for number, file in zip(new, found, strict=True)]
-        if self._cache is None:
-            _check(pairs, self._limits)
-        else:
-            _check_cached(pairs, self._cache)
-        self._files |= dict(zip(new, found, strict=True))
+        if new:
+            shards = [self._shards[number] for number in new]
+            found = identify(shards, self._limits)
+            self._check(shards, found)
+            self._files |= dict(zip(new, found, strict=True))
         wanted = []
         for shard, start, place, size in remote:
             offset = self._shards[shard].data_offset + start * self._itemsize
-            wanted.append(CachePiece(self._files[shard], offset, place, size))
-        if self._cache is None:
-            ranges = [Range(p.file.path, p.offset, p.offset + p.size, version=p.file.version) for p in wanted]
-            for piece, body in zip(wanted, remote_files.fetch_exactly(ranges, self._limits), strict=True):
-                out[piece.place : piece.place + piece.size] = body
-        else:
-            self._cache.read(wanted, out)
+            wanted.append(RemotePiece(self._files[shard], offset, place, size))
+        self._read(wanted, out)
         activity.count(remote_bytes=sum(p[3] for p in remote), local_bytes=sum(p[3] for p in local))
         return local
 
+    def _read(self, pieces: Sequence[RemotePiece], out: memoryview) -> None:
+        if self._cache is None:
+            remote_files.read_pieces(pieces, out, self._limits)
+        else:
+            self._cache.read(pieces, out)
 
-def identify(shards: Sequence[StampedFile], limits: Limits) -> list[CachedFile]:
+    def _check(self, shards: Sequence[StampedFile], found: Sequence[RemoteFile]) -> None:
+        """Check that files have the ends that were indexed; those of a cache stay in it, so that none is fetched twice."""
+        pieces, place = [], 0
+        for file, shard in zip(found, shards, strict=True):
+            size = min(DIGEST_BYTES, shard.size - shard.data_offset)
+            for offset in (shard.data_offset, shard.size - size):
+                pieces.append(RemotePiece(file, offset, place, size))
+                place += size
+        ends = memoryview(bytearray(place))
+        try:
+            self._read(pieces, ends)
+        except RemoteTimeoutError:
+            raise
+        except CorpusFileError:
+            for shard, now in zip(shards, _infos(shards, self._limits), strict=True):
+                if int(now["size"]) != shard.size:
+                    raise CorpusFileError(size_change(shard, int(now["size"]))) from None
+                if shard.version not in (None, version_of(now)):
+                    raise CorpusFileError(replaced(shard)) from None
+            raise
+        for shard, head, tail in zip(shards, pieces[::2], pieces[1::2], strict=True):
+            if digest_of(*(bytes(ends[end.place : end.place + end.size]) for end in (head, tail))) != shard.digest:
+                raise CorpusFileError(replaced(shard))
+
+
+def identify(shards: Sequence[StampedFile], limits: Limits) -> list[RemoteFile]:
     """Return the versions of files that were indexed; where the index has none, those of now.
 
     Raises:
@@ -88,49 +112,8 @@ def identify(shards: Sequence[StampedFile], limits: Limits) -> list[CachedFile]:
             version = version_of(now[shard.path])
         fields = (shard.path, shard.size, shard.data_offset, shard.digest, version or "")
         key = hashlib.blake2b("\0".join(map(str, fields)).encode(), digest_size=16).hexdigest()
-        identified.append(CachedFile(shard.path, shard.size, key, version))
+        identified.append(RemoteFile(shard.path, shard.size, key, version))
     return identified
-
-
-def _check(found: Sequence[tuple[CachedFile, StampedFile]], limits: Limits) -> None:
-    """Check that files have the size and the ends that were indexed."""
-    ranges = []
-    for file, shard in found:
-        tail = max(shard.data_offset, shard.size - DIGEST_BYTES)
-        head_stop = min(shard.size, shard.data_offset + DIGEST_BYTES)
-        ranges.append(Range(shard.path, shard.data_offset, head_stop, version=file.version))
-        # up to one byte more than there should be
-        ranges.append(Range(shard.path, tail, shard.size + 1, shard.size - tail, file.version))
-    bodies = remote_files.fetch(ranges, limits) if ranges else []
-    for number, (_, shard) in enumerate(found):
-        here = slice(2 * number, 2 * number + 2)
-        ends = [body for body in bodies[here] if isinstance(body, bytes)]
-        if len(ends) == 2 and digest_of(*ends) == shard.digest:
-            continue
-        (now,) = _infos([shard], limits)
-        if int(now["size"]) != shard.size:
-            raise CorpusFileError(size_change(shard, int(now["size"])))
-        if shard.version in (None, version_of(now)):
-            both = [each._replace(stop=min(each.stop, shard.size), least=None) for each in ranges[here]]
-            remote_files.fetch_exactly(both, limits)  # raises what is wrong, if it is not the content
-        raise CorpusFileError(replaced(shard))
-
-
-def _check_cached(found: Sequence[tuple[CachedFile, StampedFile]], cache: ShardCache) -> None:
-    """Check the ends of files by way of the cache, so that no byte of them is fetched twice."""
-    if not found:
-        return
-    pieces, place = [], 0
-    for file, shard in found:
-        size = min(DIGEST_BYTES, shard.size - shard.data_offset)
-        for offset in (shard.data_offset, shard.size - size):
-            pieces.append(CachePiece(file, offset, place, size))
-            place += size
-    ends = memoryview(bytearray(place))
-    cache.read(pieces, ends)
-    for (_, shard), head, tail in zip(found, pieces[::2], pieces[1::2], strict=True):
-        if digest_of(*(bytes(ends[end.place : end.place + end.size]) for end in (head, tail))) != shard.digest:
-            raise CorpusFileError(replaced(shard))
 
 
 def _infos(shards: Sequence[StampedFile], limits: Limits) -> list[Mapping[str, Any]]:
