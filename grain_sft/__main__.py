@@ -1,8 +1,6 @@
 """`python -m grain_sft COMMAND ...`: the command line, where `grain-sft` is not on the path."""
 
-from __future__ import annotations
-
-from grain_sft.cli.main import console
+from grain_sft.cli import main
 
 if __name__ == "__main__":  # worker processes import this file too
-    console()
+    main.console()

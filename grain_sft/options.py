@@ -258,28 +258,32 @@ def _code(value: object) -> str:
     return f"`{value if isinstance(value, str) else json.dumps(value, default=list)}`"
 
 
-def add_arguments(parser: Any, options: Options) -> None:
-    """Add each option to a parser or a group of arguments, as `--name`, with its type, bounds, default and help text."""
+def add_arguments(parser: Any, options: Options, spelled: Mapping[str, Iterable[str]] | None = None) -> None:
+    """Add each option to a parser or a group of arguments, as `--name` or as `spelled` has it, with its type, bounds, default
+    and help text."""
     for option in options.values():
-        kinds = [each for each in _members(option.type) if each is not type(None)]
-        kind = get_args(kinds[0])[0] if get_origin(kinds[0]) is Annotated else kinds[0]
+        flags = (spelled or {}).get(option.name) or [f"--{option.name}".replace("_", "-")]
+        kind = next(each for each in _members(option.type) if each is not type(None))
         settings: dict[str, Any] = {"required": True} if option.default is REQUIRED else {"default": option.default}
+        if get_origin(kind) is list:
+            settings["nargs"], (kind,) = "+", get_args(kind)
+        bounded, kind = kind, get_args(kind)[0] if get_origin(kind) is Annotated else kind
         if kind is bool:
             settings["action"] = argparse.BooleanOptionalAction
         elif get_origin(kind) is Literal:
             settings["choices"] = get_args(kind)
         else:
-            settings["type"] = functools.partial(_parsed, kind, option)
+            settings["type"] = functools.partial(_parsed, kind, bounded)
             settings["metavar"] = "NAME" if kind is str else "N"
         default = "" if option.default in (REQUIRED, None, "") else f" (default: {option.default})"
         help_text = f"{option.help.removesuffix('.')}{default}".replace("%", "%%")
-        parser.add_argument(f"--{option.name}".replace("_", "-"), help=help_text, **settings)
+        parser.add_argument(*flags, dest=option.name, help=help_text, **settings)
 
 
-def _parsed(kind: type[Any], option: Option, text: str) -> Any:
+def _parsed(kind: type[Any], bounded: Any, text: str) -> Any:
     try:
         value = kind(text)
-        check_value(value, option.type, repr(text))
+        check_value(value, bounded, repr(text))
     except ValueError as error:  # ConfigError is one
         _, _, expected = (
             str(error).partition("; ") if isinstance(error, ConfigError) else ("", "", "expected a number.")

@@ -1,6 +1,6 @@
 """Measurements of speed; run by `grain-sft bench`, never by tests with a clock.
 
-`BENCHMARKS` has those of made-up corpora, each a function of a folder and a `Scale`; `config` measures a config's pipeline.
+`BENCHMARKS` has those of made-up corpora; the module `config` measures a config's pipeline, and `advice` shows that as text.
 """
 
 from __future__ import annotations
@@ -8,7 +8,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
+
+import msgspec
 
 from grain_sft.errors import PipelineError
 from grain_sft.registry import Registry
@@ -16,35 +18,38 @@ from grain_sft.registry import Registry
 Figures = Mapping[str, Any]
 """What was measured, ready for JSON."""
 
+Count = Annotated[int, msgspec.Meta(ge=1)]
+
 
 @dataclasses.dataclass(frozen=True)
 class Scale:
-    """Sizes of the made-up corpora, and how long they are measured. Fields have their help text in `SCALE_HELP`."""
+    """Sizes of the made-up corpora, and how long they are measured.
+
+    Args:
+      seconds: Seconds of each measurement.
+      repeats: Measurements of each loader, in turn.
+      files: windows: token files.
+      tokens: windows: tokens of a file.
+      sequence_length: windows: tokens of a row.
+      batch_size: windows: rows of a batch.
+      startup_files: startup: files of each index.
+      order_rows: orders: rows of the exact order.
+      plan_documents: plans: documents, of some 9,000 tokens, as sparse files.
+      conversations: prepare: conversations, of some 200 tokens.
+      documents: trace: documents, of some 10,000 tokens, as sparse files; OLMo-3's run has 2,268,468.
+    """
 
     seconds: float = 2.0
-    repeats: int = 3
-    files: int = 8
-    tokens: int = 16_000_000
-    sequence_length: int = 8192
-    batch_size: int = 8
-    startup_files: tuple[int, ...] = (8, 950)
-    order_rows: int = 100_000_000
-    plan_documents: int = 2_270_000
-    conversations: int = 100_000
-    documents: int = 100_000
-
-
-SCALE_HELP = {
-    "files": "windows: token files",
-    "tokens": "windows: tokens of a file",
-    "sequence_length": "windows: tokens of a row",
-    "batch_size": "windows: rows of a batch",
-    "startup_files": "startup: files of each index",
-    "order_rows": "orders: rows of the exact order",
-    "plan_documents": "plans: documents, of some 9,000 tokens, as sparse files",
-    "conversations": "prepare: conversations, of some 200 tokens",
-    "documents": "trace: documents, of some 10,000 tokens, as sparse files; OLMo-3's run has 2,268,468",
-}
+    repeats: Count = 3
+    files: Count = 8
+    tokens: Count = 16_000_000
+    sequence_length: Count = 8192
+    batch_size: Count = 8
+    startup_files: tuple[Count, ...] = (8, 950)
+    order_rows: Count = 100_000_000
+    plan_documents: Count = 2_270_000
+    conversations: Count = 100_000
+    documents: Count = 100_000
 
 
 class Benchmark(NamedTuple):

@@ -49,33 +49,38 @@ def choose(delivered: Sequence[Row], slowest_ms: float) -> Choice:
     """
     threads = [row for row in delivered if row["threads"] and not row["worker_count"]]
     workers = [row for row in delivered if row["worker_count"]]
-    steps = sorted({wait["step_ms"] for row in delivered for wait in row["waits"]})
     for rows in (threads, workers):
-        for step_ms in steps:
+        for step_ms in sorted({wait["step_ms"] for row in delivered for wait in row["waits"]}):
             row = next((row for row in rows if _keeps_up(row, step_ms)), None)
             if row is not None:
-                return Choice(_setting(row, _prefetch(row, slowest_ms, step_ms)), step_ms)
+                workers_used, being_made = max(1, row["worker_count"]), max(1, row["threads"])
+                # as many as there are steps in the time of the slowest batch, and those that are being made
+                needed = 2 ** math.ceil(math.log2(math.ceil(slowest_ms / step_ms / workers_used) + being_made))
+                prefetch = min(_MOST_PREFETCH, max(_LEAST_PREFETCH, needed))
+                return Choice(Setting(row["threads"], prefetch, row["worker_count"]), step_ms)
     able = threads + workers or list(delivered)
     fastest = min(row["ms_per_batch"] for row in able)
     row = next(row for row in able if fastest >= AS_FAST * row["ms_per_batch"])
-    return Choice(_setting(row, PREFETCH), None)
+    return Choice(Setting(row["threads"], PREFETCH, row["worker_count"]), None)
 
 
 def reason(choice: Choice, recommended: Row, delivered: Sequence[Row]) -> str:
     """Return in one sentence why that is recommended."""
     direct = next(row for row in delivered if not row["threads"] and not row["worker_count"])
     steps = sorted(wait["step_ms"] for wait in recommended["waits"])
-    made = recommended["ms_per_batch"]
     if choice.step_ms is None:
         return (
             f"no measured setting is enough, and this is as fast as any: a step of {steps[-1]:g} ms waits "
-            f"{_wait_ms(recommended, steps[-1]):.2f} ms for its batch; steps of more than the {made:.2f} ms that a batch takes "
-            "should not wait"
+            f"{_wait_ms(recommended, steps[-1]):.2f} ms for its batch; steps of more than the "
+            f"{recommended['ms_per_batch']:.2f} ms that a batch takes should not wait"
         )
+    threads, _, workers = choice.setting
+    enough = "one thread is enough" if threads == 1 else f"{threads} threads are the fewest that are enough"
+    if workers:
+        enough = f"threads alone are not enough, and worker_count={workers} is"
     sentence = (
-        f"{_enough(choice.setting)}: a step of {choice.step_ms:g} ms or more waits "
-        f"{_wait_ms(recommended, choice.step_ms):.2f} ms for its batch, and with threads=0 it waits "
-        f"{_wait_ms(direct, choice.step_ms):.2f} ms"
+        f"{enough}: a step of {choice.step_ms:g} ms or more waits {_wait_ms(recommended, choice.step_ms):.2f} ms "
+        f"for its batch, and with threads=0 it waits {_wait_ms(direct, choice.step_ms):.2f} ms"
     )
     if not _keeps_up(recommended, choice.step_ms):
         sentence += " (it kept up when it was first measured and does not now: measure again, for longer)"
@@ -90,59 +95,33 @@ def accelerators(tokens_per_second: float, hosts: int, each: float | None) -> li
     Args:
       each: Tokens/s of one accelerator; None: each of `RATES`.
     """
-    return [
-        {"tokens_per_second": rate, "this_host": here, "all_hosts": here * hosts}
-        for rate in (RATES if each is None else (each,))
-        for here in (int(tokens_per_second // rate),)
-    ]
+    found = [(rate, int(tokens_per_second // rate)) for rate in (RATES if each is None else (each,))]
+    return [{"tokens_per_second": rate, "this_host": here, "all_hosts": here * hosts} for rate, here in found]
 
 
 def _keeps_up(row: Row, step_ms: float) -> bool:
     """Return whether steps do not wait for a setting, and would not later: batches that are ready hide for a while that
     making one takes longer than a step."""
-    felt = _wait_ms(row, step_ms) > max(LEAST_MS, FELT * step_ms)
-    return not felt and bool(row["ms_per_batch"] <= AS_FAST * step_ms)
+    waits = _wait_ms(row, step_ms) > max(LEAST_MS, FELT * step_ms)
+    return not waits and bool(row["ms_per_batch"] <= AS_FAST * step_ms)
 
 
 def _wait_ms(row: Row, step_ms: float) -> float:
     return next(float(wait["median_ms"]) for wait in row["waits"] if wait["step_ms"] == step_ms)
 
 
-def _enough(setting: Setting) -> str:
-    if setting.worker_count:
-        return f"threads alone are not enough, and worker_count={setting.worker_count} is"
-    return (
-        "one thread is enough" if setting.threads == 1 else f"{setting.threads} threads are the fewest that are enough"
-    )
-
-
-def _setting(row: Row, prefetch: int) -> Setting:
-    return Setting(row["threads"], prefetch, row["worker_count"])
-
-
-def _prefetch(row: Row, slowest_ms: float, step_ms: float) -> int:
-    """Return the batches to keep ready in each worker: as many as there are steps in the time of the slowest batch, and
-    those that are being made; a power of 2."""
-    needed = math.ceil(slowest_ms / step_ms / max(1, row["worker_count"])) + max(1, row["threads"])
-    return int(min(_MOST_PREFETCH, max(_LEAST_PREFETCH, 2 ** math.ceil(math.log2(needed)))))
-
-
-# --- text ---
-
-
 def lines(figures: Mapping[str, Any], name: str) -> Iterator[str]:
     """Yield the figures of `grain_sft.bench.config.measure` as text, for the config that is called `name`."""
+    recommended = figures["recommended"]
     yield from _head(figures, name)
     yield ""
     yield f"{'stages, read before':{_NAME}}{'ms/batch':>10}{'Mtok/s':>10}{'of limit':>10}{'of a step':>14}"
     for row in figures["stages"]:
         yield f"{row['name']:{_NAME}}{_rate(row)}{row['of_step']:14.2f}"
     yield ""
-    recommended = figures["recommended"]
-    beside = "".join(f"{f'wait/{step_ms:g} ms':>14}" for step_ms in (wait["step_ms"] for wait in recommended["waits"]))
-    yield f"{'delivered, step after step':{_NAME}}{'ms/batch':>10}{'Mtok/s':>10}{'of limit':>10}{beside}"
-    for row in figures["delivered"]:
-        yield _delivered(row)
+    waits = "".join(f"{f'wait/{step_ms:g} ms':>14}" for step_ms in (wait["step_ms"] for wait in recommended["waits"]))
+    yield f"{'delivered, step after step':{_NAME}}{'ms/batch':>10}{'Mtok/s':>10}{'of limit':>10}{waits}"
+    yield from map(_delivered, figures["delivered"])
     for setting in figures["left_out"]:
         yield f"{setting:{_NAME}} left out: the time was up"
     yield ""
@@ -151,7 +130,12 @@ def lines(figures: Mapping[str, Any], name: str) -> Iterator[str]:
     ready = f"The batches that are kept ready take {_size(recommended['buffer_bytes'])} of memory."
     yield from textwrap.wrap(f"{recommended['reason']}. {ready}", _WIDTH, initial_indent="  ", subsequent_indent="  ")
     yield ""
-    yield from _feeds(figures)
+    count = figures["host"]["count"]
+    every = "" if count == 1 else f"{f'on {count} such hosts':>20}"
+    yield f"{'it feeds accelerators of':>26}{'on this host':>16}{every}"
+    for row in figures["accelerators"]:
+        every = "" if count == 1 else f"{row['all_hosts']:20,}"
+        yield f"{row['tokens_per_second']:17,.0f} tokens/s{row['this_host']:16,}{every}"
 
 
 def _head(figures: Mapping[str, Any], name: str) -> Iterator[str]:
@@ -173,16 +157,7 @@ def _rate(row: Row) -> str:
 
 def _delivered(row: Row) -> str:
     waits = "".join(f"{wait['median_ms']:14.3f}" for wait in row["waits"])
-    return f"{_setting(row, row['prefetch'])!s:{_NAME}}{_rate(row)}{waits}"
-
-
-def _feeds(figures: Mapping[str, Any]) -> Iterator[str]:
-    count = figures["host"]["count"]
-    every = "" if count == 1 else f"{f'on {count} such hosts':>20}"
-    yield f"{'it feeds accelerators of':>26}{'on this host':>16}{every}"
-    for row in figures["accelerators"]:
-        every = "" if count == 1 else f"{row['all_hosts']:20,}"
-        yield f"{row['tokens_per_second']:17,.0f} tokens/s{row['this_host']:16,}{every}"
+    return f"{Setting(row['threads'], row['prefetch'], row['worker_count'])!s:{_NAME}}{_rate(row)}{waits}"
 
 
 def _size(count: float) -> str:

@@ -12,7 +12,7 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from grain_sft.bench import stages
 from grain_sft.bench.advice import Setting, accelerators, choose, reason
-from grain_sft.bench.measuring import LIMIT, rate, seconds_a_batch, seconds_in_turn, seconds_waited
+from grain_sft.bench.measuring import LIMIT, Next, limit, rate, seconds_a_batch, seconds_in_turn, seconds_waited
 from grain_sft.layout import padding_share
 from grain_sft.pipeline import PREFETCH, Pipeline, PipelineIterator
 from grain_sft.sampling import Sampler
@@ -32,9 +32,10 @@ STEPS_MS = (10.0, 50.0)
 _MOST_THREADS = 16  # what Grain reads with
 _MOST_WORKERS = 8  # each takes seconds to start
 _REMOTE_THREADS = 4  # in a worker whose files are in a bucket; it only waits
+_WARM = 3  # batches
 
 # of the time: the rest is for worker processes, as far as it goes
-_FIRST, _STAGES, _RATES, _WAITS, _LAST = 0.05, 0.1, 0.2, 0.2, 0.15
+_FIRST, _STAGES, _RATES, _WAITS, _WORKER, _LAST = 0.05, 0.1, 0.2, 0.2, 0.05, 0.15
 
 
 class Plan(NamedTuple):
@@ -62,19 +63,28 @@ def measure(pipeline: Pipeline, plan: Plan) -> dict[str, Any]:
       RowIndexError, CorpusFileError, TransformError: as the pipeline's batches do.
     """
     begin = time.perf_counter()
-    run = _Run(pipeline)
-    first = run.first_reading(plan.seconds * _FIRST)
+    run = _Run(pipeline, plan, begin)
+    first = run.first_reading()
     batches = stages.sample(run.pipeline, run.steps, plan.seconds * _STAGES)
     tokens = statistics.fmean(map(stages.num_tokens, batches))
-    timed = _stage_times(run.pipeline, batches, plan)
+    timed = stages.stages(run.pipeline, batches)
+    for stage in timed.values():
+        stage()
+    medians = seconds_in_turn(timed, plan.seconds * _STAGES / len(timed) / plan.repeats, plan.repeats)
 
-    def row(seconds: float) -> dict[str, float]:
-        return rate(tokens, seconds, timed[LIMIT])
+    def figures(setting: Setting, rounds: list[Round]) -> dict[str, Any]:
+        waits = []
+        for step_ms in plan.steps_ms:
+            times = [wait * 1e3 for each in rounds for wait in each.waits[step_ms]]
+            spread = {"median_ms": statistics.median(times), "longest_ms": max(times), "steps": len(times)}
+            waits.append({"step_ms": step_ms, **spread})
+        taken = statistics.median(each.seconds_a_batch for each in rounds)
+        return {**setting._asdict(), **rate(tokens, taken, medians[LIMIT]), "waits": waits}
 
-    measured, left_out = _settings(run, plan, begin)
-    delivered = [_delivered(setting, rounds, row) for setting, rounds in measured.items()]
+    measured, left_out = run.settings()
+    delivered = [figures(setting, rounds) for setting, rounds in measured.items()]
     choice = choose(delivered, first["slowest_ms"])
-    recommended = _delivered(choice.setting, _last_rounds(run, choice.setting, plan, begin), row)
+    recommended = figures(choice.setting, run.last_rounds(choice.setting))
     host, layout = pipeline.sampler.host, pipeline.source.layout
     ahead = choice.setting.prefetch * max(1, choice.setting.worker_count)
     return {
@@ -84,7 +94,8 @@ def measure(pipeline: Pipeline, plan: Plan) -> dict[str, Any]:
         "batch": _batch(batches, tokens),
         "first_reading": {**first, "mtok_per_s": tokens / first["ms_per_batch"] / 1e3},
         "stages": [
-            {"name": name, **row(seconds), "of_step": seconds / timed[stages.WHOLE]} for name, seconds in timed.items()
+            {"name": name, **rate(tokens, seconds, medians[LIMIT]), "of_step": seconds / medians[stages.WHOLE]}
+            for name, seconds in medians.items()
         ],
         "delivered": delivered,
         "left_out": left_out,
@@ -98,6 +109,37 @@ def measure(pipeline: Pipeline, plan: Plan) -> dict[str, Any]:
         "accelerators": accelerators(recommended["mtok_per_s"] * 1e6, host.count, plan.tokens_per_second),
         "seconds": time.perf_counter() - begin,
     }
+
+
+def report_speed(pipeline: Pipeline, seconds: float) -> dict[str, Any]:
+    """Return the speed of a config's batches for its report: of the limit, of one thread, and of the default threads.
+
+    Args:
+      pipeline: Pipeline of the config.
+      seconds: Time for which each is measured.
+
+    Returns:
+      `rows`: name and the figures of `rate`; `tokens` of a batch; `seconds`.
+    """
+    first = pipeline[0]
+    loaders: dict[str, Next] = {
+        LIMIT: limit(first),
+        "one thread": _endless(lambda: pipeline.iter(threads=0)).__next__,
+        "default (prefetching threads)": _endless(pipeline.iter).__next__,
+    }
+    for next_batch in loaders.values():
+        for _ in range(_WARM):
+            next_batch()
+    times, tokens = seconds_in_turn(loaders, seconds, 1), stages.num_tokens(first)
+    rows = [{"name": name, **rate(tokens, taken, times[LIMIT])} for name, taken in times.items()]
+    return {"tokens": tokens, "seconds": seconds, "rows": rows}
+
+
+def _endless(make: Callable[[], PipelineIterator]) -> Iterator[Element]:
+    """Yield the batches of a run, again from the first where it ends."""
+    while True:
+        with contextlib.closing(make()) as batches:
+            yield from batches
 
 
 def cores() -> int:
@@ -121,7 +163,8 @@ class _Run:
       next_step: First step that no measurement has read.
     """
 
-    def __init__(self, pipeline: Pipeline) -> None:
+    def __init__(self, pipeline: Pipeline, plan: Plan, begin: float) -> None:
+        self._plan, self._begin = plan, begin
         schedule = pipeline.sampler.batch_sizes.schedule
         self.steps = min(pipeline.end_step, schedule[0][0] if schedule else sys.maxsize)
         self.pipeline = copy.copy(pipeline)
@@ -130,24 +173,55 @@ class _Run:
         self.pipeline.sampler = sampler
         self.next_step = 0
 
-    def first_reading(self, seconds: float) -> dict[str, float]:
+    def first_reading(self) -> dict[str, float]:
         """Measure batches made one by one when asked; the first, which opens files, apart."""
         times: list[float] = []
-        while len(times) < 3 or sum(times[1:]) < seconds:
-            begin = time.perf_counter()
-            self.pipeline[self.next_step]
-            times.append(time.perf_counter() - begin)
+        while len(times) < 3 or sum(times[1:]) < self._plan.seconds * _FIRST:
+            times.append(seconds_waited(lambda: self.pipeline[self.next_step], 0))
             self.next_step += 1
         first, *others = times
         figures = {"first_ms": first, "ms_per_batch": statistics.median(others), "slowest_ms": max(others)}
         return {"steps": len(times)} | {name: value * 1e3 for name, value in figures.items()}
 
-    def round(self, setting: Setting, rate_seconds: float, wait_seconds: float, steps_ms: Sequence[float]) -> Round:
-        """Measure a setting as fast as it goes, then beside each step."""
-        with self._iterator(setting, rate_seconds) as batches:
-            taken = seconds_a_batch(batches.__next__, rate_seconds)
-            waits = {step_ms: _beside(batches, step_ms / 1e3, wait_seconds / len(steps_ms)) for step_ms in steps_ms}
-        return Round(taken, waits)
+    def settings(self) -> tuple[dict[Setting, list[Round]], list[str]]:
+        """Measure settings, fewest resources first; return also those for which there was no time."""
+        plan = self._plan
+        remote = any(files.is_remote(shard.path) for shard in self.pipeline.source.layout.corpus.shards)
+        most = _MOST_THREADS if remote else min(_MOST_THREADS, max(2, cores()))
+        threads = [Setting(count, PREFETCH, 0) for count in (0, *_doubled(most))]
+        turns = len(threads) * plan.repeats
+        measured: dict[Setting, list[Round]] = {}
+        for number in range(plan.repeats):
+            for setting in threads:
+                if not (self._is_late(1 - _LAST) and (number or setting.threads > 1)):
+                    measured.setdefault(setting, []).append(self._round(setting, _RATES / turns, _WAITS / turns))
+        left_out = [str(setting) for setting in threads if setting not in measured]
+        for count in _doubled(min(_MOST_WORKERS, cores()) if plan.max_workers is None else plan.max_workers):
+            setting = Setting(_REMOTE_THREADS if remote else 0, PREFETCH, count)
+            if self._is_late(1 - _LAST):
+                left_out.append(str(setting))
+            else:
+                measured[setting] = [self._round(setting, _WORKER, _WORKER)]
+        return measured, left_out
+
+    def last_rounds(self, setting: Setting) -> list[Round]:
+        """Measure the recommended setting by itself; once where the time is up."""
+        part = _LAST / 2 / self._plan.repeats
+        rounds = [self._round(setting, part, part)]
+        while len(rounds) < self._plan.repeats and not self._is_late(1):
+            rounds.append(self._round(setting, part, part))
+        return rounds
+
+    def _is_late(self, part: float) -> bool:
+        return time.perf_counter() - self._begin > self._plan.seconds * part
+
+    def _round(self, setting: Setting, rate_part: float, wait_part: float) -> Round:
+        """Measure a setting as fast as it goes, then beside each step, for parts of the plan's time."""
+        seconds, steps_ms = self._plan.seconds, self._plan.steps_ms
+        with self._iterator(setting, seconds * rate_part) as batches:
+            taken = seconds_a_batch(batches.__next__, seconds * rate_part)
+            each = seconds * wait_part / len(steps_ms)
+            return Round(taken, {step_ms: _waits(batches, step_ms / 1e3, each) for step_ms in steps_ms})
 
     @contextlib.contextmanager
     def _iterator(self, setting: Setting, warm_seconds: float) -> Iterator[PipelineIterator]:
@@ -184,7 +258,7 @@ class _FirstSteps:
         """Accept any step: all are like the first."""
 
 
-def _beside(batches: PipelineIterator, step_seconds: float, seconds: float) -> list[float]:
+def _waits(batches: PipelineIterator, step_seconds: float, seconds: float) -> list[float]:
     """Return how long each of three or more steps of `step_seconds` waits for its batch."""
     waits: list[float] = []
     begin = time.perf_counter()
@@ -193,76 +267,18 @@ def _beside(batches: PipelineIterator, step_seconds: float, seconds: float) -> l
     return waits
 
 
-def _stage_times(pipeline: Pipeline, batches: list[Element], plan: Plan) -> dict[str, float]:
-    """Return the median seconds of each stage."""
-    timed = stages.stages(pipeline, batches)
-    for stage in timed.values():
-        stage()
-    times = seconds_in_turn(timed, plan.seconds * _STAGES / len(timed) / plan.repeats, plan.repeats)
-    return {name: statistics.median(each) for name, each in times.items()}
-
-
-def _settings(run: _Run, plan: Plan, begin: float) -> tuple[dict[Setting, list[Round]], list[str]]:
-    """Measure settings, fewest resources first; return also those for which there was no time."""
-    remote = any(files.is_remote(shard.path) for shard in run.pipeline.source.layout.corpus.shards)
-    most = min(_MOST_THREADS, max(2, cores())) if not remote else _MOST_THREADS
-    threads = [Setting(count, PREFETCH, 0) for count in (0, *_doubled(most))]
-    workers = _doubled(min(_MOST_WORKERS, cores()) if plan.max_workers is None else plan.max_workers)
-    turns = len(threads) * plan.repeats
-    windows = plan.seconds * _RATES / turns, plan.seconds * _WAITS / turns
-    measured: dict[Setting, list[Round]] = {}
-    left_out = []
-
-    def late() -> bool:
-        return time.perf_counter() - begin > plan.seconds * (1 - _LAST)
-
-    for number in range(plan.repeats):
-        for setting in threads:
-            if not (late() and (number or setting.threads > 1)):
-                measured.setdefault(setting, []).append(run.round(setting, *windows, plan.steps_ms))
-    left_out += [str(setting) for setting in threads if setting not in measured]
-    for count in workers:
-        setting = Setting(_REMOTE_THREADS if remote else 0, PREFETCH, count)
-        if late():
-            left_out.append(str(setting))
-        else:
-            measured[setting] = [run.round(setting, plan.seconds * 0.05, plan.seconds * 0.05, plan.steps_ms)]
-    return measured, left_out
-
-
-def _last_rounds(run: _Run, setting: Setting, plan: Plan, begin: float) -> list[Round]:
-    """Measure the recommended setting by itself; once where the time is up."""
-    seconds = plan.seconds * _LAST / 2 / plan.repeats
-    rounds = [run.round(setting, seconds, seconds, plan.steps_ms)]
-    while len(rounds) < plan.repeats and time.perf_counter() - begin < plan.seconds:
-        rounds.append(run.round(setting, seconds, seconds, plan.steps_ms))
-    return rounds
-
-
 def _doubled(most: int) -> list[int]:
     """Return 1, 2, 4 and so on up to `most`, and `most`."""
-    found = [1 << bit for bit in range(most.bit_length())]
-    return found if not most or found[-1] == most else [*found, most]
-
-
-def _delivered(setting: Setting, rounds: list[Round], row: Any) -> dict[str, Any]:
-    waits = []
-    for step_ms in rounds[0].waits:
-        times = [wait * 1e3 for each in rounds for wait in each.waits[step_ms]]
-        figures = {"median_ms": statistics.median(times), "longest_ms": max(times), "steps": len(times)}
-        waits.append({"step_ms": step_ms, **figures})
-    taken: dict[str, Any] = row(statistics.median(each.seconds_a_batch for each in rounds))
-    return {**setting._asdict(), **taken, "waits": waits}
+    return sorted({*(1 << bit for bit in range(most.bit_length())), most} - {0})
 
 
 def _batch(batches: list[Element], tokens: float) -> dict[str, Any]:
     """Return the sizes of this host's batch; of `batches` that differ in length, the mean."""
-    counts = [stages.num_held(batch) for batch in batches]
-    known = [count for count in counts if count is not None]
+    counts = [count for count in map(stages.num_unpadded, batches) if count is not None]
     return {
         "rows": len(next(iter(batches[0].values()))),
         "tokens": tokens,
-        "padding_share": padding_share(statistics.fmean(known), tokens) if known else None,
+        "padding_share": padding_share(statistics.fmean(counts), tokens) if counts else None,
         "bytes": stages.nbytes(batches[0]),
         "arrays": len({id(array) for array in batches[0].values()}),
     }

@@ -5,17 +5,17 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from grain_sft.errors import PipelineError
-from grain_sft.pipeline import Pipeline
 from grain_sft.storage import CACHE_DIR_VARIABLE
 
 Next = Callable[[], Any]
@@ -26,7 +26,6 @@ SEED = 34521
 
 _BYTES = 1 << 27  # of rows that are copied
 _ROWS = 4096
-_WARM = 3  # batches
 
 _PREAMBLE = """
 import json, os, sys, time
@@ -71,13 +70,13 @@ def seconds_a_batch(next_batch: Next, seconds: float) -> float:
     return elapsed / count
 
 
-def seconds_in_turn(loaders: Mapping[str, Next], seconds: float, turns: int) -> dict[str, list[float]]:
-    """Return the seconds a batch of every loader in each of `turns`: what else the machine does meets all loaders alike."""
+def seconds_in_turn(loaders: Mapping[str, Next], seconds: float, turns: int) -> dict[str, float]:
+    """Return the median seconds a batch of every loader over `turns`: what else the machine does meets all loaders alike."""
     times: dict[str, list[float]] = {name: [] for name in loaders}
     for _ in range(turns):
         for name, next_batch in loaders.items():
             times[name].append(seconds_a_batch(next_batch, seconds))
-    return times
+    return {name: statistics.median(found) for name, found in times.items()}
 
 
 def seconds_waited(next_batch: Next, step_seconds: float) -> float:
@@ -90,18 +89,15 @@ def seconds_waited(next_batch: Next, step_seconds: float) -> float:
 
 def rate(tokens: float, seconds: float, limit_seconds: float) -> dict[str, float]:
     """Return the figures of a speed: tokens and milliseconds a batch, and the share of the limit's speed."""
-    return {
-        "mtok_per_s": tokens / seconds / 1e6,
-        "ms_per_batch": seconds * 1e3,
-        "of_limit": limit_seconds / seconds,
-    }
+    speed = {"mtok_per_s": tokens / seconds / 1e6, "ms_per_batch": seconds * 1e3}
+    return {**speed, "of_limit": limit_seconds / seconds}
 
 
 def run_program(program: str, *arguments: str, cache: str | None = None) -> dict[str, Any]:
     """Run a Python program in a process of its own, whose memory is nobody else's.
 
     Args:
-      program: Has `json`, `os`, `sys`, `time` and `memory()`, the megabytes that it holds and held at most. It prints an
+      program: Has `json`, `os`, `sys`, `time` and `memory()`, the megabytes that it has now and had at most. It prints an
         object of JSON last.
       arguments: Its `sys.argv[1:]`.
       cache: Folder of its artifacts; None: the user's.
@@ -127,38 +123,3 @@ def run_program(program: str, *arguments: str, cache: str | None = None) -> dict
 def line(name: str, *cells: object, width: int = 12) -> str:
     """Return a line of a table."""
     return f"{name:54}" + "".join(f"{cell:>{width}}" for cell in cells)
-
-
-def report_speed(pipeline: Pipeline, seconds: float) -> dict[str, Any]:
-    """Return the speed of a config's batches for its report: of the limit, of one thread, and of the default threads.
-
-    Args:
-      pipeline: Pipeline of the config.
-      seconds: Time for which each is measured.
-
-    Returns:
-      `rows`: name and the figures of `rate`; `tokens` of a batch; `seconds`.
-    """
-    first = pipeline[0]
-    loaders: dict[str, Next] = {
-        LIMIT: limit(first),
-        "one thread": _endless(lambda: pipeline.iter(threads=0)).__next__,
-        "default (prefetching threads)": _endless(pipeline.iter).__next__,
-    }
-    for next_batch in loaders.values():
-        for _ in range(_WARM):
-            next_batch()
-    times = {name: found for name, (found,) in seconds_in_turn(loaders, seconds, 1).items()}
-    tokens = next(iter(first.values())).size
-    rows = [{"name": name, **rate(tokens, taken, times[LIMIT])} for name, taken in times.items()]
-    return {"tokens": tokens, "seconds": seconds, "rows": rows}
-
-
-def _endless(make: Callable[[], Any]) -> Iterator[Any]:
-    """Yield the batches of a run, again from the first where it ends."""
-    while True:
-        batches = make()
-        try:
-            yield from batches
-        finally:
-            batches.close()

@@ -3,7 +3,6 @@ process, one thread."""
 
 from __future__ import annotations
 
-import statistics
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +14,7 @@ import numpy.typing as npt
 
 from grain_sft.bench import Benchmark, Figures, Scale
 from grain_sft.bench.measuring import LIMIT, SEED, Next, limit, line, rate, seconds_in_turn
-from grain_sft.corpus import Corpus, open_corpus
+from grain_sft.corpus import open_corpus
 from grain_sft.layout import MaterializedLayout, PackedLayout
 from grain_sft.pipeline import Pipeline
 from grain_sft.prepare import materialize
@@ -51,8 +50,7 @@ def _measure(folder: Path, scale: Scale) -> Figures:
             for name, next_batch in loaders.items():
                 for _ in range(5 if name == GRAIN else 50):
                     next_batch()
-            times = seconds_in_turn(loaders, scale.seconds / _TURNS, scale.repeats * _TURNS)
-            medians = {name: statistics.median(found) for name, found in times.items()}
+            medians = seconds_in_turn(loaders, scale.seconds / _TURNS, scale.repeats * _TURNS)
             tokens = profile.sequence_length * profile.batch
             figures[profile.name] = {
                 name: rate(tokens, median, medians[LIMIT]) | {"times_grain": medians[GRAIN] / median}
@@ -66,47 +64,40 @@ def _lines(figures: Figures) -> Iterator[str]:
         title = f"packed, {profile.name}: {profile.batch} x {profile.sequence_length:,}"
         yield line(title, "Mtok/s", "ms/batch", "of limit", "x Grain")
         for name, row in figures["packed"][profile.name].items():
-            cells = f"{row['mtok_per_s']:.1f}", f"{row['ms_per_batch']:.3f}", f"{row['of_limit']:.2f}"
-            yield line(name, *cells, f"{row['times_grain']:.1f}")
+            speed = f"{row['mtok_per_s']:.1f}", f"{row['ms_per_batch']:.3f}"
+            yield line(name, *speed, f"{row['of_limit']:.2f}", f"{row['times_grain']:.1f}")
 
 
 PACKED = Benchmark(_measure, _lines)
 
 
-def _make_documents(profile: Profile, folder: Path) -> tuple[Corpus, npt.NDArray[np.int64]]:
-    """Return a corpus of random uint32 tokens with an EOS after each document, and the documents' lengths."""
+def _loaders(profile: Profile, folder: Path) -> dict[str, Next]:
+    """Return loaders of the same documents: random uint32 tokens with an EOS after each document."""
     rng = np.random.default_rng(0)
     lengths = np.exp(rng.normal(np.log(profile.median), 1.0, profile.documents))
-    lengths = np.clip(lengths, 1, profile.sequence_length).astype(np.int64)
-    tokens = rng.integers(2, 100_000, int(lengths.sum()), dtype=np.uint32)
-    tokens[np.cumsum(lengths) - 1] = 1
-    path = folder / f"{profile.name}.npy"
+    ends = np.cumsum(np.clip(lengths, 1, profile.sequence_length).astype(np.int64))
+    tokens = rng.integers(2, 100_000, int(ends[-1]), dtype=np.uint32)
+    tokens[ends - 1] = 1
+    path, rows = folder / f"{profile.name}.npy", folder / f"{profile.name}-rows"
     tokens.tofile(path)
-    return open_corpus(path, dtype="uint32", eos_token_id=1), lengths
-
-
-def _loaders(profile: Profile, folder: Path) -> dict[str, Next]:
-    corpus, lengths = _make_documents(profile, folder)
-    layout = PackedLayout(corpus, profile.sequence_length, cache_dir=folder)
-    source = NpyDataSource(layout)
-    materialize(layout, folder / f"{profile.name}-rows")
-    written = NpyDataSource(MaterializedLayout(open_corpus(folder / f"{profile.name}-rows")))
+    layout = PackedLayout(open_corpus(path, dtype="uint32", eos_token_id=1), profile.sequence_length, cache_dir=folder)
+    materialize(layout, rows)
+    source, written = NpyDataSource(layout), NpyDataSource(MaterializedLayout(open_corpus(rows)))
     sampler = IndexSampler(len(source), global_batch_size=profile.batch, seed=SEED)
     ours = Pipeline(source, sampler, [ShiftTargets()])
     return {
         LIMIT: limit(ours[0]),
         OURS: ours.iter(threads=0).__next__,
         WRITTEN: Pipeline(written, sampler, [ShiftTargets()]).iter(threads=0).__next__,
-        GRAIN: _grain(profile, corpus, lengths).__next__,
+        GRAIN: _grain(profile, np.split(tokens.view(np.int32), ends[:-1])).__next__,
     }
 
 
-def _grain(profile: Profile, corpus: Corpus, lengths: npt.NDArray[np.int64]) -> Iterator[Any]:
+def _grain(profile: Profile, documents: list[npt.NDArray[np.int32]]) -> Iterator[Any]:
     """Return batches that Grain packs, without end, of documents that are in memory, in a shuffled order."""
-    tokens = corpus.read(0, corpus.num_tokens)[0].view(np.int32)
-    documents = [{"tokens": part} for part in np.split(tokens, np.cumsum(lengths)[:-1])]
     options = grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)
-    dataset = grain.MapDataset.source(documents).shuffle(seed=SEED).repeat().to_iter_dataset(options)
+    elements = [{"tokens": document} for document in documents]
+    dataset = grain.MapDataset.source(elements).shuffle(seed=SEED).repeat().to_iter_dataset(options)
     packed = grain.experimental.BestFitPackIterDataset(
         dataset, length_struct={"tokens": profile.sequence_length}, num_packing_bins=64
     )

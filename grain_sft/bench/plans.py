@@ -110,28 +110,26 @@ PLANS = Benchmark(_measure_plans, _plan_lines)
 
 
 def _measure_trace(folder: Path, scale: Scale) -> Figures:
-    """Return the seconds from start to end of processes of the command line, and the most memory that each held: with an
-    empty cache first, then with what that left."""
+    """Return the seconds from start to end of processes of the command line, and the most memory that each had: with an empty
+    cache first, then with what that left."""
+    first, last = (max(1, int(step * scale.documents / DOCUMENTS)) for step in STEPS)
+    span = f"{first}:{max(last, first + 1)}"
     with tempfile.TemporaryDirectory(dir=folder) as temporary:
         here = Path(temporary)
-        config, output = make_corpus(here, trace_lengths(scale.documents)), str(here / "lines.csv")
-        first, last = (max(1, int(step * scale.documents / DOCUMENTS)) for step in STEPS)
-        span = f"{first}:{max(last, first + 1)}"
+        config, output = make_corpus(here, trace_lengths(scale.documents)), ("--output", str(here / "lines.csv"))
         steps = ("trace", config, "--steps", span)
         commands: dict[str, tuple[str, ...]] = {
-            f"cold: plan, order, trace --steps {span}": (*steps, "--output", output),
-            f"warm: trace --steps {span}": (*steps, "--output", output),
+            f"cold: plan, order, trace --steps {span}": (*steps, *output),
+            f"warm: trace --steps {span}": (*steps, *output),
             "warm: the same, --summary": (*steps, "--summary"),
-            "warm: the same without counting loss": (*steps, "--output", output, "--no-trainable"),
+            "warm: the same without counting loss": (*steps, *output, "--no-trainable"),
             "warm: trace --document": ("trace", config, "--document", str(scale.documents // 2)),
             "warm: trace --checkpoints": ("trace", config, "--checkpoints"),
             "warm: receipt": ("receipt", config),
         }
-        cache = str(here / "cache")
-        found = {name: run_program(_COMMAND, *words, cache=cache) for name, words in commands.items()}
-    return {
-        "trace": {name: {"seconds": row["process_s"], "gigabytes": row["peak_mb"] / 1e3} for name, row in found.items()}
-    }
+        found = {name: run_program(_COMMAND, *words, cache=str(here / "cache")) for name, words in commands.items()}
+    figures = {name: {"seconds": row["process_s"], "gigabytes": row["peak_mb"] / 1e3} for name, row in found.items()}
+    return {"trace": figures}
 
 
 def _trace_lines(figures: Figures) -> Iterator[str]:
@@ -171,20 +169,18 @@ def make_corpus(folder: Path, lengths: Ints) -> str:
     return str(path)
 
 
-def made_up_lengths(documents: int) -> Ints:
-    """Return log-normal lengths; a few in a hundred are longer than a row."""
+def made_up_lengths(documents: int, median: float = MEDIAN, longest: int | None = None) -> Ints:
+    """Return log-normal lengths; without a limit, a few in a hundred are longer than a row."""
     normal = np.random.default_rng(0).standard_normal(documents)
-    lengths: Ints = np.exp(np.log(MEDIAN) + normal).astype(np.int64).clip(1)
+    lengths: Ints = np.exp(np.log(median) + normal).astype(np.int64).clip(1, longest)
     return lengths
 
 
 def trace_lengths(documents: int) -> Ints:
     """Return log-normal lengths, 1 to a row, whose mean is that of the run's documents."""
-    normal = np.random.default_rng(0).standard_normal(documents)
     low, high = 1.0, float(LENGTH)
-    lengths: Ints = np.ones(documents, np.int64)
     for _ in range(40):
         median = (low + high) / 2
-        lengths = np.clip(np.exp(np.log(median) + normal), 1, LENGTH).astype(np.int64)
+        lengths = made_up_lengths(documents, median, LENGTH)
         low, high = (median, high) if lengths.mean() < TOKENS / DOCUMENTS else (low, median)
     return lengths

@@ -49,19 +49,14 @@ def _measure(folder: Path, scale: Scale) -> Figures:
     count = scale.conversations
     with tempfile.TemporaryDirectory(dir=folder) as temporary:
         here = Path(temporary)
-        texts = [entry.text for entry in docstrings()]
+        text = "\n".join(entry.text for entry in docstrings())
         model = str(here / "spm.model")
-        lines = (line for text in texts for line in text.splitlines() if line)
-        write_bytes(model, train_tokenizer(lines, VOCAB_SIZE, CHAT_TOKENS))
-        for size in (max(1, count // 10), count):
+        write_bytes(model, train_tokenizer(filter(None, text.splitlines()), VOCAB_SIZE, CHAT_TOKENS))
+        for size, kind in ((max(1, count // 10), "memory"), (count, "memory"), (count, "speed")):
             path = here / f"{size}.jsonl"
-            _write(path, "\n".join(texts), size)
-            figures[f"{size:,} conversations, memory"] = run_program(
-                _PROGRAM, str(path), model, str(here / f"m{size}"), "alone"
-            )
-        figures[f"{count:,} conversations, speed"] = run_program(
-            _PROGRAM, str(path), model, str(here / "speed"), "bare"
-        )
+            _write(path, text, size)
+            words = (str(path), model, str(here / f"{kind}-{size}"), "bare" if kind == "speed" else "alone")
+            figures[f"{size:,} conversations, {kind}"] = run_program(_PROGRAM, *words)
     return {"prepare": figures}
 
 

@@ -41,11 +41,11 @@ def _measure_startup(folder: Path, scale: Scale) -> Figures:
                 np.arange(8192, dtype=np.uint32).tofile(tokens / f"{number:04d}.npy")
             open_corpus(tokens, dtype="uint32").save(index)
         programs[f"first batch of a saved index, {count} files"] = (_FIRST_BATCH, str(index))
-    turns = [
-        {name: run_program(*program)["process_s"] for name, program in programs.items()}
-        for _ in range(scale.repeats + 1)
-    ]
-    return {"startup": {name: statistics.median(turn[name] for turn in turns[1:]) for name in programs}}
+    times: dict[str, list[float]] = {name: [] for name in programs}
+    for _ in range(scale.repeats + 1):
+        for name, program in programs.items():
+            times[name].append(run_program(*program)["process_s"])
+    return {"startup": {name: statistics.median(found[1:]) for name, found in times.items()}}
 
 
 def _startup_lines(figures: Figures) -> Iterator[str]:

@@ -66,7 +66,7 @@ def num_tokens(batch: Element) -> int:
     return next(iter(batch.values())).size
 
 
-def num_held(batch: Element) -> int | None:
+def num_unpadded(batch: Element) -> int | None:
     """Return the tokens of a batch without padding; None where it has no segments."""
     segments = next((batch[key] for key in ("inputs_segmentation", "segment_ids") if key in batch), None)
     return None if segments is None else int(np.count_nonzero(segments))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import json
 import math
 import re
@@ -11,9 +12,12 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from grain_sft.errors import PrepareError, SamplerError
+from grain_sft.errors import SamplerError
+from grain_sft.options import add_arguments, options_of
 
 if TYPE_CHECKING:
+    from grain_sft.corpus import Corpus
+    from grain_sft.pipeline import Pipeline
     from grain_sft.sampling import Host
 
 
@@ -45,19 +49,16 @@ def _number(kind: type[Any], accepts: Callable[[Any], bool], expected: str) -> C
 
 positive = _number(float, lambda value: 0 < value < math.inf, "a number above 0")
 not_negative = _number(float, lambda value: 0 <= value < math.inf, "a number, 0 or more")
-share = _number(float, lambda value: 0 <= value < 1, "a share from 0 up to, not including, 1")
 
 
-def pair(text: str) -> tuple[str, str]:
-    """Parse `FROM=TO`."""
+def _pair(text: str) -> tuple[str, str]:
     old, found, new = text.partition("=")
     if not found or not old:
         raise argparse.ArgumentTypeError(f"{text!r}: expected FROM=TO.")
     return old, new
 
 
-def host_of(text: str) -> Host:
-    """Parse `h/H`: host h of H."""
+def _host(text: str) -> Host:
     from grain_sft.sampling import Host  # imports Grain
 
     index, found, count = text.partition("/")
@@ -72,48 +73,49 @@ def add_config(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("config", help="path of a .yaml or .json config")
 
 
-def add_schema(parser: argparse.ArgumentParser) -> None:
-    """Add `--schema`."""
-    from grain_sft.prepare import SCHEMAS
-
-    parser.add_argument(
-        "--schema",
-        type=_schema,
-        default="auto",
-        metavar="NAME[:KEY=KEY,...]",
-        help=f"schema of the records: {', '.join(SCHEMAS)}; after a colon, keys that have other names in the file, as in "
-        "prompt_completion:prompt=question,completion=answer (default: auto, by the keys of each record)",
-    )
+def add_host(parser: Any, help_text: str) -> None:
+    """Add `--host`."""
+    parser.add_argument("--host", type=_host, metavar="h/H", help=help_text)
 
 
-def _schema(text: str) -> str:
-    from grain_sft.prepare import check_schema
+def open_config(options: argparse.Namespace) -> Pipeline:
+    """Return the pipeline of `config` for `--host`, by default for one host that reads all rows."""
+    from grain_sft.config import load
+    from grain_sft.progress import elapsed
+    from grain_sft.sampling import Host
 
-    try:
-        check_schema(text)
-    except PrepareError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
-    return text
+    with elapsed("Opening"):
+        return load(options.config, host=getattr(options, "host", None) or Host(0, 1))
+
+
+def add_declared(
+    group: Any,
+    declaration: Callable[..., Any],
+    names: Sequence[str],
+    *,
+    spelled: Mapping[str, Sequence[str]] | None = None,
+    **changes: Any,
+) -> None:
+    """Add options of a constructor, as it declares them but for `changes` of an `Option`; `spelled` has other spellings."""
+    declared = options_of(declaration)
+    add_arguments(group, {name: dataclasses.replace(declared[name], **changes) for name in names}, spelled or {})
 
 
 def add_corpus_options(group: Any) -> None:
     """Add the options of `open_corpus` that say how its files are read."""
     from grain_sft.corpus import open_corpus
-    from grain_sft.options import add_arguments as add_options
-    from grain_sft.options import options_of
 
-    declared = options_of(open_corpus)
-    add_options(group, {name: declared[name] for name in ("dtype", "eos_token_id", "use_loss_mask")})
+    add_declared(group, open_corpus, ("dtype", "eos_token_id", "use_loss_mask"))
     group.add_argument(
         "--tokenizer-name",
         metavar="NAME",
         help="name that fills {TOKENIZER} in a mix's paths; a corpus made with another tokenizer, by name or file, is refused",
     )
-    group.add_argument("--tokenizer", action=_OldName, dest="tokenizer_name", help=argparse.SUPPRESS)
+    group.add_argument("--tokenizer", dest="former_tokenizer", help=argparse.SUPPRESS)
     group.add_argument(
         "--path-remap",
         action="append",
-        type=pair,
+        type=_pair,
         default=[],
         metavar="FROM=TO",
         help="replace the prefix FROM, or the placeholder {FROM}, in paths; may be given several times",
@@ -136,29 +138,25 @@ def add_format(group: Any) -> None:
 
 def corpus_options(options: argparse.Namespace) -> dict[str, Any]:
     """Return what was given of `add_corpus_options`, as keyword arguments of `open_corpus`."""
-    return {
-        "format": getattr(options, "format", "auto"),
-        "dtype": options.dtype,
-        "eos_token_id": options.eos_token_id,
-        "tokenizer": options.tokenizer_name,
-        "path_remap": dict(options.path_remap),
-        "label_mask_paths": options.label_mask_paths,
-        "use_loss_mask": options.use_loss_mask,
-    }
-
-
-class _OldName(argparse.Action):
-    """`--tokenizer`, as version 0.1.0 spells `--tokenizer-name`."""
-
-    def __call__(
-        self, parser: object, namespace: argparse.Namespace, values: str | Sequence[Any] | None, option: object = None
-    ) -> None:
+    if (former := options.former_tokenizer) is not None:
         print(
-            f"warning: --tokenizer {values} is taken as --tokenizer-name {values}. In other commands --tokenizer is a file "
+            f"warning: --tokenizer {former} is taken as --tokenizer-name {former}. In other commands --tokenizer is a file "
             "or directory that is opened. Write --tokenizer-name.",
             file=sys.stderr,
         )
-        setattr(namespace, self.dest, values)
+    return {
+        "format": getattr(options, "format", "auto"),
+        "tokenizer": options.tokenizer_name if former is None else former,
+        "path_remap": dict(options.path_remap),
+        **{name: getattr(options, name) for name in ("dtype", "eos_token_id", "label_mask_paths", "use_loss_mask")},
+    }
+
+
+def open_paths(paths: Sequence[str], options: argparse.Namespace) -> Corpus:
+    """Return the corpus of one or more paths with the options of `add_corpus_options`."""
+    from grain_sft.corpus import open_corpus
+
+    return open_corpus(paths[0] if len(paths) == 1 else paths, **corpus_options(options))
 
 
 def check_output(path: str | None, *, folder: bool = False) -> None:
@@ -179,23 +177,21 @@ def add_figures(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-o", "--output", metavar="FILE", help="also write the figures to this file, as JSON")
 
 
-def figures_output(options: argparse.Namespace) -> contextlib.AbstractContextManager[object]:
-    """Check that the figures can be written; with `--json`, send what is printed meanwhile to stderr.
+def write_figures(measure: Callable[[], Mapping[str, Any]], options: argparse.Namespace) -> Mapping[str, Any]:
+    """Print and write the figures of `measure` as the options ask; with `--json`, what it prints goes to stderr.
 
     Raises:
       StorageError: `--output` cannot be written.
     """
-    check_output(options.output)
-    return contextlib.redirect_stdout(sys.stderr) if options.json else contextlib.nullcontext()
-
-
-def write_figures(figures: Mapping[str, Any], options: argparse.Namespace) -> None:
-    """Print and write the figures as the options ask."""
     from grain_sft.storage import files
 
+    check_output(options.output)
+    with contextlib.redirect_stdout(sys.stderr) if options.json else contextlib.nullcontext():
+        figures = measure()
     text = json.dumps(figures, indent=2) + "\n"
     if options.output:
         with files.atomic_write(options.output) as file:
             file.write(text)
     if options.json:
         sys.stdout.write(text)
+    return figures

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from grain_sft.cli.arguments import add_config, at_least
+from grain_sft.cli.arguments import add_config, at_least, open_config
 from grain_sft.progress import elapsed
 
 
@@ -17,12 +17,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Confirm the log (status 0), or print its lines that contradict the config (status 1)."""
-    from grain_sft.config import load
     from grain_sft.provenance import check_audit
-    from grain_sft.sampling import Host
 
+    pipeline = open_config(options)
     with elapsed("Checking the log"):
-        checked = check_audit(options.log, load(options.config, host=Host(0, 1)))
+        checked = check_audit(options.log, pipeline)
     for line in (*checked.notes, *checked.findings[: options.most]):
         print(f"{options.log}: {line}")
     if len(checked.findings) > options.most:

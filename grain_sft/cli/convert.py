@@ -21,16 +21,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Convert the corpus."""
+    names = ("tokenizer", "part_bytes", "shard_tokens", "overwrite")
+    given = {name: getattr(options, name) for name in names}
     with progress_bar() as progress:
-        manifest = convert(
-            options.corpus,
-            options.output,
-            options.format,
-            tokenizer=options.tokenizer,
-            part_bytes=options.part_bytes,
-            shard_tokens=options.shard_tokens,
-            overwrite=options.overwrite,
-            progress=progress,
-        )
+        manifest = convert(options.corpus, options.output, options.format, **given, progress=progress)
     print_summary(manifest, options.output)
     return 0

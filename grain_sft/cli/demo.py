@@ -6,23 +6,17 @@ import argparse
 
 from grain_sft.cli.arguments import at_least
 
-MIN_STEPS, DEFAULT_STEPS = 9, 48
+MIN_STEPS = 9
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
-    parser.add_argument(
-        "--dir", default="grain_sft_demo", help="folder for everything it makes: new, empty, or an earlier demo's"
-    )
-    parser.add_argument(
-        "--steps",
-        type=at_least(MIN_STEPS),
-        default=DEFAULT_STEPS,
-        help=f"steps of training, {MIN_STEPS} or more (default: {DEFAULT_STEPS})",
-    )
-    parser.add_argument(
-        "--seed", type=at_least(0), default=0, help="seed of the order of rows and of the model (default: 0)"
-    )
+    folder = "folder for everything it makes: new, empty, or an earlier demo's"
+    parser.add_argument("--dir", default="grain_sft_demo", help=folder)
+    steps = f"steps of training, {MIN_STEPS} or more (default: 48)"
+    parser.add_argument("--steps", type=at_least(MIN_STEPS), default=48, help=steps)
+    seed = "seed of the order of rows and of the model (default: 0)"
+    parser.add_argument("--seed", type=at_least(0), default=0, help=seed)
 
 
 def run(options: argparse.Namespace) -> int:

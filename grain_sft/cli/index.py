@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 import collections
 
-from grain_sft.cli.arguments import add_corpus_options, at_least, check_output, corpus_options
-from grain_sft.corpus import Corpus, open_corpus
+from grain_sft.cli.arguments import add_corpus_options, at_least, check_output, open_paths
+from grain_sft.corpus import Corpus
 from grain_sft.layout import WindowLayout
 
 
@@ -16,10 +16,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-o", "--output", help="the index to write (JSON); without it the corpus is only described")
     add_corpus_options(parser)
     parser.add_argument("--sequence-length", type=at_least(1), help="tokens of a row; counts the rows")
-    parser.add_argument(
-        "--maxtext", action="store_true", help="write MaxText's olmo_grain index (with -o and --sequence-length)"
-    )
-    parser.set_defaults(parser=parser)
+    maxtext = "write MaxText's olmo_grain index (with -o and --sequence-length)"
+    parser.add_argument("--maxtext", action="store_true", help=maxtext)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -28,23 +26,20 @@ def run(options: argparse.Namespace) -> int:
     if options.maxtext and not (options.output and length):
         options.parser.error("--maxtext needs --output and --sequence-length: MaxText's index is made for one length.")
     check_output(options.output)
-    where = options.where[0] if len(options.where) == 1 else options.where
-    corpus = open_corpus(where, **corpus_options(options))
+    corpus = open_paths(options.where, options)
     _describe(corpus)
     if length is not None:
         print(f"rows         {len(WindowLayout(corpus, length)):,} of {length:,} tokens")
     if options.output:
-        format = "maxtext" if options.maxtext else "grain_sft"
-        corpus.save(options.output, format=format, sequence_length=length)
+        corpus.save(options.output, format="maxtext" if options.maxtext else "grain_sft", sequence_length=length)
         print(f"written      {options.output}")
     return 0
 
 
 def _describe(corpus: Corpus) -> None:
-    shards: collections.Counter[str] = collections.Counter()
+    shards = collections.Counter(shard.label for shard in corpus.shards)
     tokens: collections.Counter[str] = collections.Counter()
     for shard in corpus.shards:
-        shards[shard.label] += 1
         tokens[shard.label] += shard.num_tokens
     print(f"shards       {len(corpus.shards):,}")
     print(f"tokens       {corpus.num_tokens:,} {corpus.dtype.name}")
@@ -52,7 +47,6 @@ def _describe(corpus: Corpus) -> None:
     masks = sum(shard.loss is not None for shard in corpus.shards)
     if masks or corpus.ignores_loss:
         print(f"loss masks   {f'{masks:,}' if masks else 'ignored'}")
-    if any(shards):
-        for label, count in tokens.most_common():
-            share = count / max(1, corpus.num_tokens)
-            print(f"  {share:6.2%}  {count:>18,} tokens  {shards[label]:>5,} shards  {label}")
+    for label, count in tokens.most_common() if any(shards) else ():
+        share = count / max(1, corpus.num_tokens)
+        print(f"  {share:6.2%}  {count:>18,} tokens  {shards[label]:>5,} shards  {label}")

@@ -7,10 +7,8 @@ import os
 import shutil
 import sys
 
-from grain_sft.cli.arguments import add_config, at_least, check_output, host_of
-from grain_sft.config import load
+from grain_sft.cli.arguments import add_config, add_host, at_least, check_output, open_config
 from grain_sft.progress import elapsed
-from grain_sft.sampling import Host
 from grain_sft.storage import atomic_write
 
 
@@ -18,51 +16,39 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     add_config(parser)
     parser.add_argument("--step", type=at_least(0), required=True, metavar="K", help="step, from 0")
-    parser.add_argument(
-        "--row", type=at_least(0), metavar="R", help="row of the host's batch (default: 0; with --html, all rows)"
-    )
-    parser.add_argument("--host", type=host_of, metavar="h/H", help="rows of host h of H (default: 0/1, all rows)")
+    row = "row of the host's batch (default: 0; with --html, all rows)"
+    parser.add_argument("--row", type=at_least(0), metavar="R", help=row)
+    add_host(parser, "rows of host h of H (default: 0/1, all rows)")
     add_tokenizer(parser)
     parser.add_argument("--html", metavar="FILE", help="write a page with this step, the one before and the one after")
-    parser.add_argument(
-        "--colour",
-        "--color",
-        choices=("auto", "always", "never"),
-        default="auto",
-        help="(default: auto: on a terminal, unless NO_COLOR is set)",
-    )
+    colour = "(default: auto: on a terminal, unless NO_COLOR is set)"
+    parser.add_argument("--colour", "--color", choices=("auto", "always", "never"), default="auto", help=colour)
 
 
 def add_tokenizer(parser: argparse.ArgumentParser) -> None:
     """Add `--tokenizer`, by which tokens are shown as text."""
-    parser.add_argument(
-        "--tokenizer", metavar="PATH", help="(default: the folder 'tokenizer' of the corpus; else ids are shown)"
-    )
+    text = "(default: the folder 'tokenizer' of the corpus; else ids are shown)"
+    parser.add_argument("--tokenizer", metavar="PATH", help=text)
 
 
 def run(options: argparse.Namespace) -> int:
     """Print the row, or write the page."""
-    from grain_sft.view.inspect_page import inspect_page
-    from grain_sft.view.rows import view_rows
-    from grain_sft.view.terminal import row_lines, wants_colour
-    from grain_sft.view.token_text import texts_of
+    from grain_sft import view
 
     check_output(options.html)
-    with elapsed("Opening"):
-        pipeline = load(options.config, host=options.host or Host(0, 1))
-    texts = texts_of(pipeline.source.layout.corpus, options.tokenizer)
+    pipeline = open_config(options)
+    texts = view.texts_of(pipeline.source.layout.corpus, options.tokenizer)
     if options.html:
         rows = None if options.row is None else [options.row]
         with elapsed("Drawing"):
-            page = inspect_page(pipeline, options.step, texts, rows=rows, title=os.path.basename(options.config))
+            page = view.inspect_page(pipeline, options.step, texts, rows=rows, title=os.path.basename(options.config))
         with atomic_write(options.html) as file:
             file.write(page)
         print(f"{options.html}: step {options.step}, {len(page.encode()) / 1e6:.1f} MB; open it in a browser")
         return 0
-    (view,) = view_rows(pipeline, options.step, [options.row or 0])
+    (row,) = view.view_rows(pipeline, options.step, [options.row or 0])
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="backslashreplace")  # the terminal's encoding may lack the signs
-    colour = options.colour == "always" or (options.colour == "auto" and wants_colour())
-    for line in row_lines(view, texts, colour=colour, width=shutil.get_terminal_size().columns):
-        print(line)
+    colour = options.colour == "always" or (options.colour == "auto" and view.wants_colour())
+    print(*view.row_lines(row, texts, colour=colour, width=shutil.get_terminal_size().columns), sep="\n")
     return 0

@@ -6,11 +6,9 @@ Within two seconds the process is gone, with one line on stderr and exit status 
   import it waits: an exception inside the initialization of an extension module can crash the interpreter.
 - A thread, which the C handler wakes, ends the process where the main thread is not done after `UNWIND` seconds: in native
   code, in an import, or while it waits for other threads.
-- Both end with `os._exit`, after child processes were killed and `atexit` functions, which remove temporary folders, ran.
+- Both kill the child processes and run the `atexit` functions, which remove temporary folders, before they call `os._exit`.
 - A command that is done ends with `os._exit` too, after all other `atexit` functions: while the interpreter takes itself down,
   it has the system's own response to SIGINT back.
-
-This module is imported before everything else, so it imports next to nothing.
 """
 
 from __future__ import annotations
@@ -22,7 +20,7 @@ import signal
 import sys
 import time
 
-TYPE_CHECKING = False  # importing `typing` takes longer than all else here
+TYPE_CHECKING = False  # this module is imported first, and importing `typing` takes longer than all else here
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import FrameType
@@ -38,16 +36,14 @@ class Guard:
     """The response of this process to Ctrl-C.
 
     Args:
-      name: name of the program, for the line on stderr.
-      ends_process: whether the process ends after the command, with its exit status.
+      name: Name of the program, for the line on stderr.
+      ends_process: Whether the process ends after the command, with its exit status.
     """
 
     def __init__(self, name: str, *, ends_process: bool = False) -> None:
         self.name = name
         self._ends_process = ends_process
-        self._interrupted = False
-        self._raised = False
-        self._finished = False
+        self._interrupted = self._raised = self._finished = False
         self._status, self._pid = 0, os.getpid()
         self._announcing, self._leaving = _thread.allocate_lock(), _thread.allocate_lock()
 
@@ -93,7 +89,7 @@ class Guard:
             os.close(write)
 
     def _finish(self, status: object) -> None:
-        """Only the end of the interpreter is left, which takes a while. `status`: as `sys.exit` takes it."""
+        """Note the status, as `sys.exit` takes it: only the end of the interpreter is left, which takes a while."""
         self._status = status if isinstance(status, int) else int(status is not None)
         self._finished = True
         if self._interrupted:
@@ -151,11 +147,9 @@ class Guard:
 
 def _importing(frame: FrameType | None) -> bool:
     """Return whether a module is being imported in `frame` or in one that called it."""
-    while frame is not None:
-        if frame.f_code.co_filename == "<frozen importlib._bootstrap>":
-            return True
+    while frame is not None and frame.f_code.co_filename != "<frozen importlib._bootstrap>":
         frame = frame.f_back
-    return False
+    return frame is not None
 
 
 def _kill_children() -> None:
@@ -169,22 +163,18 @@ def _kill_children() -> None:
             fields = _read_proc(name, "stat").rpartition(b")")[2].split()
             parents[int(name)] = int(fields[1]) if len(fields) > 1 else 0
     for pid in parents:
-        ancestor: int | None = parents[pid]
+        ancestor = parents[pid]
         while ancestor and ancestor != os.getpid():
-            ancestor = parents.get(ancestor)
+            ancestor = parents.get(ancestor, 0)
         if ancestor and pid != os.getpid() and b"multiprocessing.resource_tracker" not in _read_proc(pid, "cmdline"):
-            _kill(pid)
-
-
-def _kill(pid: int) -> None:
-    try:
-        os.kill(pid, signal.SIGKILL)
-    except OSError:
-        return  # it has ended
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except OSError:  # it has ended
+                continue
 
 
 def _read_proc(pid: int | str, name: str) -> bytes:
-    """Return a file of /proc/PID, or "" in its place where the process has ended."""
+    """Return a file of /proc/PID, or nothing where the process has ended."""
     try:
         with open(f"/proc/{pid}/{name}", "rb") as file:
             return file.read()

@@ -45,8 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line `argv`.
 
     Args:
-      argv: arguments after the name of the program. None means those of this process, which then ends on Ctrl-C
-        (`grain_sft.cli.interrupts`).
+      argv: Arguments after the name of the program. None means those of this process, which then ends on Ctrl-C.
 
     Returns:
       The exit status: 0, 1 for a failure, 130 for Ctrl-C. Wrong arguments raise SystemExit(2), as argparse does.
@@ -59,11 +58,17 @@ def console() -> None:
     sys.exit(_guarded(ends_process=True))
 
 
+def module_of(command: str) -> Any:
+    """Import and return the module that carries a command out."""
+    import importlib
+
+    return importlib.import_module(f"grain_sft.cli.{'legacy' if command in LEGACY else command.replace('-', '_')}")
+
+
 def _guarded(*, ends_process: bool) -> int:
     arguments = sys.argv[1:]
-    command = next((word for word in arguments if word in COMMANDS), None)
-    guard = Guard("grain-sft" if command is None else f"grain-sft {command}", ends_process=ends_process)
-    return guard.run(lambda: _run(arguments, own_process=True))
+    name = " ".join(["grain-sft", *[word for word in arguments if word in COMMANDS][:1]])
+    return Guard(name, ends_process=ends_process).run(lambda: _run(arguments, own_process=True))
 
 
 def _run(arguments: list[str], *, own_process: bool) -> int:
@@ -81,28 +86,29 @@ def _run(arguments: list[str], *, own_process: bool) -> int:
         _import_grain_without_jax()
     for name, summary in COMMANDS.items():
         subparser = subparsers.add_parser(name, help=summary, description=summary[0].upper() + summary[1:] + ".")
+        subparser.set_defaults(parser=subparser)
         if name == named:
             module_of(name).add_arguments(subparser)
     options, unknown = parser.parse_known_args(arguments)
     options.unknown = [word for word in unknown if word != "--"]
     if options.unknown and getattr(options, "runner", None) is None:  # else they are Beam's
-        subparsers.choices[options.command].error(f"unrecognized arguments: {' '.join(options.unknown)}")
-    module = module_of(options.command)
+        options.parser.error(f"unrecognized arguments: {' '.join(options.unknown)}")
+    prefix = f"grain-sft {options.command}:"
     try:
-        status: int = module.run(options)
+        status: int = module_of(options.command).run(options)
         sys.stdout.flush()
         return status
     except GrainSftError as error:
-        print(f"grain-sft {options.command}: {error}", file=sys.stderr)
+        print(prefix, error, file=sys.stderr)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except KeyboardInterrupt:
         if own_process:  # the guard's part
             raise
-        print(f"\ngrain-sft {options.command}: interrupted.", file=sys.stderr)
+        print(f"\n{prefix} interrupted.", file=sys.stderr)
         return STATUS
     except (OSError, MemoryError) as error:
-        print(f"grain-sft {options.command}: {type(error).__name__}: {error}", file=sys.stderr)
+        print(f"{prefix} {type(error).__name__}: {error}", file=sys.stderr)
     return 1
 
 
@@ -120,14 +126,6 @@ def _import_grain_without_jax() -> None:
     finally:
         del sys.modules["jax"]
         logging.set_verbosity(verbosity)
-
-
-def module_of(command: str) -> Any:
-    """Import and return the module that carries a command out."""
-    import importlib
-
-    name = "legacy" if command in LEGACY else command.replace("-", "_")
-    return importlib.import_module(f"grain_sft.cli.{name}")
 
 
 if __name__ == "__main__":

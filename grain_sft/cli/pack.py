@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import time
 from typing import Any
 
 from grain_sft.cli.arguments import (
     add_corpus_options,
+    add_declared,
     add_figures,
     add_format,
     at_least,
     check_output,
-    corpus_options,
-    figures_output,
+    open_paths,
     write_figures,
 )
-from grain_sft.corpus import Corpus, open_corpus
+from grain_sft.corpus import Corpus
 from grain_sft.layout import PackedLayout, algorithm_title, compare_algorithms, packing_report, plan_places
-from grain_sft.options import add_arguments as add_options
-from grain_sft.options import options_of
 from grain_sft.progress import progress_bar
 
 PACKING = (
@@ -34,12 +31,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     parser.add_argument("corpus", nargs="+", help="what open_corpus takes: a prepared corpus, a mix, an index, ...")
     parser.add_argument("--sequence-length", type=at_least(1), required=True, help="tokens of a row")
-    declared = options_of(PackedLayout)
     compared = "Algorithm; compares all of them if none is given."
-    add_options(parser, {"algorithm": dataclasses.replace(declared["algorithm"], default=None, help=compared)})
+    add_declared(parser, PackedLayout, ("algorithm",), default=None, help=compared)
     parser.add_argument("--compare", action="store_true", help="compare all algorithms, after the report of one")
-    rows = parser.add_argument_group("rows")
-    add_options(rows, {name: declared[name] for name in PACKING})
+    add_declared(parser.add_argument_group("rows"), PackedLayout, PACKING)
     files = parser.add_argument_group("files")
     add_format(files)
     add_corpus_options(files)
@@ -47,16 +42,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     rate.add_argument("--batch-tokens", type=at_least(1), help="tokens of one rank, padding included; prints the rate")
     rate.add_argument("--ranks", type=at_least(1), default=1, help="data-parallel processes (default: 1)")
     rate.add_argument("--model-type", default="", help="a name such as openchat_v3.2_mistral (default: none)")
-    parser.add_argument(
-        "--materialize",
-        metavar="FOLDER",
-        help="write the rows of --algorithm there, as a corpus for layout kind materialized; local or gs://",
-    )
-    parser.add_argument(
-        "--shard-bytes", type=at_least(1), default=1 << 30, help="size of a file of rows (default: 1 GiB)"
-    )
+    folder = "write the rows of --algorithm there, as a corpus for layout kind materialized; local or gs://"
+    parser.add_argument("--materialize", metavar="FOLDER", help=folder)
+    size = "size of a file of rows (default: 1 GiB)"
+    parser.add_argument("--shard-bytes", type=at_least(1), default=1 << 30, help=size)
     add_figures(parser)
-    parser.set_defaults(parser=parser)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -64,21 +54,21 @@ def run(options: argparse.Namespace) -> int:
     if options.materialize is not None and options.algorithm is None:
         options.parser.error("--materialize needs --algorithm: the rows of one are written.")
     check_output(options.materialize, folder=True)
-    with figures_output(options):
-        figures = _figures(options)
-    write_figures(figures, options)
+    figures = write_figures(lambda: _figures(options), options)
     return 1 if all("error" in each for each in figures.get("algorithms", ({},))) else 0
 
 
 def _figures(options: argparse.Namespace) -> dict[str, Any]:
     """Pack and print, and return the figures."""
-    where = options.corpus[0] if len(options.corpus) == 1 else options.corpus
-    corpus = open_corpus(where, **corpus_options(options))
+    corpus = open_paths(options.corpus, options)
+    packing = {name: getattr(options, name) for name in PACKING}
     figures: dict[str, Any] = {"corpus": _corpus(corpus)}
     if options.algorithm is not None:
-        figures["packing"], layout = _one(corpus, options)
+        begin = time.perf_counter()
+        layout = PackedLayout(corpus, options.sequence_length, algorithm=options.algorithm, **packing)
+        figures["packing"] = _one(layout, time.perf_counter() - begin)
     if options.compare or options.algorithm is None:
-        figures["algorithms"] = _compare(corpus, options)
+        figures["algorithms"] = _compare(corpus, options.sequence_length, packing)
     figures["learning_rate"] = _learning_rate(corpus, options)
     if options.materialize is not None:
         figures["materialized"] = _materialize(layout, options)
@@ -89,27 +79,19 @@ def _corpus(corpus: Corpus) -> dict[str, Any]:
     begin = time.perf_counter()
     documents = len(corpus.documents)
     seconds = time.perf_counter() - begin
-    held = int(corpus.documents.length.sum())
+    in_documents = int(corpus.documents.length.sum())
     _line("corpus", f"{documents:,} documents, {corpus.num_tokens:,} tokens, in {len(corpus.shards):,} files")
-    if held != corpus.num_tokens:
-        _line("", f"{corpus.num_tokens - held:,} tokens are in no document")
+    if in_documents != corpus.num_tokens:
+        _line("", f"{corpus.num_tokens - in_documents:,} tokens are in no document")
     _line("", f"{corpus.ends_fingerprint} (documents found in {seconds:.2f} s)")
-    return {
-        "documents": documents,
-        "tokens": corpus.num_tokens,
-        "tokens_in_documents": held,
-        "fingerprint": corpus.ends_fingerprint,
-        "seconds": seconds,
-    }
+    found = {"documents": documents, "tokens": corpus.num_tokens, "tokens_in_documents": in_documents}
+    return {**found, "fingerprint": corpus.ends_fingerprint, "seconds": seconds}
 
 
-def _one(corpus: Corpus, options: argparse.Namespace) -> tuple[dict[str, Any], PackedLayout]:
-    """Return the figures of one algorithm, and its layout; the plan is kept."""
+def _one(layout: PackedLayout, seconds: float) -> dict[str, Any]:
+    """Return the figures of a layout that was planned in `seconds`."""
     from grain_sft.pipeline import layout_receipt  # imports Grain, which --help does not wait for
 
-    begin = time.perf_counter()
-    layout = PackedLayout(corpus, options.sequence_length, algorithm=options.algorithm, **_packing(options))
-    seconds = time.perf_counter() - begin
     found = packing_report(layout) | {"plans": plan_places(layout), "seconds": seconds}
     found["receipt"] = layout_receipt(layout)
     segments = found["segments_a_row"]
@@ -125,20 +107,16 @@ def _one(corpus: Corpus, options: argparse.Namespace) -> tuple[dict[str, Any], P
         _line("plan", plan["fingerprint"])
         _line("", plan["path"])
     _line("receipt", f"{found['receipt']}, the same for the same rows wherever they were packed")
-    return found, layout
+    return found
 
 
-def _compare(corpus: Corpus, options: argparse.Namespace) -> list[dict[str, Any]]:
+def _compare(corpus: Corpus, sequence_length: int, packing: dict[str, Any]) -> list[dict[str, Any]]:
     """Print a table of all algorithms, one epoch of each, whose plans are not kept."""
-    head = ("rows", "padding", "truncated", "dropped", "split", "seg. mean", "med.", "max", "seconds")
-    widths = (11, 9, 15, 15, 11, 10, 6, 6, 9)
-
-    def line(name: str, cells: tuple[str, ...]) -> str:
-        return f"{name:22}" + "".join(f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=True))
-
-    print("\n" + line("", head))
+    line = "{:22}{:>11}{:>9}{:>15}{:>15}{:>11}{:>10}{:>6}{:>6}{:>9}".format
+    print()
+    print(line("", "rows", "padding", "truncated", "dropped", "split", "seg. mean", "med.", "max", "seconds"))
     found = []
-    for each in compare_algorithms(corpus, options.sequence_length, _packing(options)):
+    for each in compare_algorithms(corpus, sequence_length, packing):
         found.append(each)
         name = algorithm_title(each)
         if "error" in each:
@@ -147,26 +125,22 @@ def _compare(corpus: Corpus, options: argparse.Namespace) -> list[dict[str, Any]
         segments = each["segments_a_row"]
         counts = (f"{each[key]:,}" for key in ("truncated_tokens", "dropped_tokens", "split_documents"))
         by_row = (f"{segments['mean']:.2f}", f"{segments['median']:g}", f"{segments['max']:,}")
-        print(
-            line(
-                name, (f"{each['rows']:,}", f"{each['padding_share']:.3%}", *counts, *by_row, f"{each['seconds']:.2f}")
-            )
-        )
+        sizes = (f"{each['rows']:,}", f"{each['padding_share']:.3%}")
+        print(line(name, *sizes, *counts, *by_row, f"{each['seconds']:.2f}"))
     print("truncated, dropped: tokens; split: documents in several pieces; seconds: to make, write and check a plan")
-    print(
-        "multipack x N: for batches of N rows, --batch-rows; a config's is its global batch, and more rows pad less\n"
-    )
+    print("multipack x N: for batches of N rows, --batch-rows; a config's is its global batch, and more rows pad less")
+    print()
     return found
 
 
 def _learning_rate(corpus: Corpus, options: argparse.Namespace) -> dict[str, Any]:
-    from grain_sft.replay.learning_rate import automatic_learning_rate, supervised_ratio
+    from grain_sft.replay import learning_rate
 
-    ratio = supervised_ratio(corpus)
+    ratio = learning_rate.supervised_ratio(corpus)
     _line("supervised", f"{ratio:.4%} of the tokens take loss as targets")
     found: dict[str, Any] = {"supervised_ratio": ratio}
     if options.batch_tokens is not None:
-        rate = automatic_learning_rate(corpus, options.batch_tokens, options.ranks, options.model_type)
+        rate = learning_rate.automatic_learning_rate(corpus, options.batch_tokens, options.ranks, options.model_type)
         batch = options.batch_tokens * options.ranks
         _line("learning rate", f"{rate:.4e}, OpenChat's for batches of {batch:,} tokens")
         names = ("batch_tokens", "ranks", "model_type")
@@ -184,10 +158,6 @@ def _materialize(layout: PackedLayout, options: argparse.Namespace) -> dict[str,
     _line("rows written", f"{options.materialize}, {len(written['rows_of_shards']):,} shards, in {seconds:.1f} s")
     _line("", f"ends-{written['fingerprint']}")
     return written | {"seconds": seconds}
-
-
-def _packing(options: argparse.Namespace) -> dict[str, Any]:
-    return {name: getattr(options, name) for name in PACKING}
 
 
 def _line(name: str, text: str) -> None:

@@ -8,11 +8,9 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from grain_sft.cli.arguments import add_schema, at_least
+from grain_sft.cli.arguments import add_declared, at_least
 from grain_sft.errors import PrepareError
-from grain_sft.options import add_arguments as add_options
-from grain_sft.options import options_of
-from grain_sft.prepare import FORMATS, TEMPLATES, Dataset, Request, dry_run, prepare
+from grain_sft.prepare import FORMATS, SCHEMAS, TEMPLATES, Dataset, Request, check_schema, dry_run, prepare
 from grain_sft.progress import progress_bar
 from grain_sft.storage import files
 
@@ -48,8 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--format", choices=list(FORMATS), help="format of the corpus (default: the template's own)")
     parser.add_argument("-o", "--output", required=True, help="a folder that is new or empty; local or gs://")
     add_schema(parser)
-    declared = options_of(Request)
-    add_options(parser, {name: declared[name] for name in DERIVED})
+    add_declared(parser, Request, DERIVED)
     parser.add_argument("--chat-template", metavar="FILE", help="hf, olmo: a Jinja template instead of the tokenizer's")
     add_sizes(parser)
     parser.add_argument(
@@ -58,19 +55,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_run_options(parser)
 
 
+def add_schema(parser: argparse.ArgumentParser) -> None:
+    """Add `--schema`."""
+    parser.add_argument(
+        "--schema",
+        type=_schema,
+        default="auto",
+        metavar="NAME[:KEY=KEY,...]",
+        help=f"schema of the records: {', '.join(SCHEMAS)}; after a colon, keys that have other names in the file, as in "
+        "prompt_completion:prompt=question,completion=answer (default: auto, by the keys of each record)",
+    )
+
+
+def _schema(text: str) -> str:
+    try:
+        check_schema(text)
+    except PrepareError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+    return text
+
+
 def add_sizes(parser: argparse.ArgumentParser) -> None:
     """Add the sizes of files in the formats that have parts."""
-    declared = options_of(Request)
-    add_options(parser, {"part_bytes": declared["part_bytes"]})
-    tokens = declared["shard_tokens"]
-    parser.add_argument(
-        "--tokens-per-shard",
-        dest=tokens.name,
-        type=at_least(1),
-        default=tokens.default,
-        metavar="N",
-        help=f"{tokens.help.removesuffix('.')} (default: {tokens.default})",
-    )
+    spelled = {"shard_tokens": ("--tokens-per-shard",)}
+    add_declared(parser, Request, ("part_bytes", "shard_tokens"), spelled=spelled)
 
 
 def add_run_options(parser: argparse.ArgumentParser) -> None:
@@ -108,12 +116,11 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _template(word: str) -> str:
-    suffixes = (".jinja", ".j2", ".txt")
-    if word in TEMPLATES or _is_imported(word) or word.endswith(suffixes) or files.is_file(word):
+    if word in TEMPLATES or _is_imported(word) or word.endswith((".jinja", ".j2", ".txt")) or files.is_file(word):
         return word
+    listed = ", ".join(TEMPLATES)
     raise argparse.ArgumentTypeError(
-        f"{word!r} is neither a template nor a file. Give one of {', '.join(TEMPLATES)}, "
-        "package.module:Name, or a Jinja file."
+        f"{word!r} is neither a template nor a file. Give one of {listed}, package.module:Name, or a Jinja file."
     )
 
 
@@ -128,39 +135,34 @@ def datasets_of(words: Sequence[str]) -> list[Dataset]:
       PrepareError: an amount that follows no input.
     """
     found: list[Dataset] = []
-    expects_amount = False
+    takes_amount = False
     for word in words:
-        is_amount = _AMOUNT.fullmatch(word) is not None
-        if not is_amount:
+        takes_amount, expected = _AMOUNT.fullmatch(word) is None, takes_amount
+        if takes_amount:
             found.append(Dataset((word,)))
-        elif expects_amount:
+        elif expected:
             found[-1] = Dataset(found[-1].paths, word)
         else:
             raise PrepareError(f"{word!r}: an amount follows an input, once. Write ./{word} for a file of that name.")
-        expects_amount = not is_amount
     return found
 
 
 def run_request(request: Request, output: str, options: argparse.Namespace) -> int:
-    """Prepare, showing progress, and print the summary."""
-    if options.runner is not None:
-        manifest = _run_by_beam(request, output, options)
-    else:
+    """Prepare, on this machine or by Beam, and print the summary."""
+    if options.runner is None:
         with progress_bar() as progress:
             manifest = prepare(request, output, workers=options.workers, overwrite=options.overwrite, progress=progress)
+    elif options.workers is not None:
+        raise PrepareError("--workers is of a preparation on this machine. Give the options of Beam's runner instead.")
+    else:
+        from grain_sft.prepare import beam
+
+        logging.basicConfig(level=logging.WARNING, format="%(message)s")
+        logging.getLogger("apache_beam.runners.dataflow").setLevel(logging.INFO)  # prints the job's page and its state
+        arguments = [f"--runner={options.runner}", *options.unknown]
+        manifest = beam.prepare(request, output, pipeline_args=arguments, overwrite=options.overwrite)
     print_summary(manifest, output)
     return 0
-
-
-def _run_by_beam(request: Request, output: str, options: argparse.Namespace) -> dict[str, Any]:
-    from grain_sft.prepare import beam
-
-    if options.workers is not None:
-        raise PrepareError("--workers is of a preparation on this machine. Give the options of Beam's runner instead.")
-    logging.basicConfig(level=logging.WARNING, format="%(message)s")
-    logging.getLogger("apache_beam.runners.dataflow").setLevel(logging.INFO)  # prints the job's page and its state
-    arguments = [f"--runner={options.runner}", *options.unknown]
-    return beam.prepare(request, output, pipeline_args=arguments, overwrite=options.overwrite)
 
 
 def print_summary(manifest: Mapping[str, Any], output: str) -> None:
@@ -168,37 +170,28 @@ def print_summary(manifest: Mapping[str, Any], output: str) -> None:
     if manifest.get("already"):
         print(f"{output} is complete: nothing to do.")
     for split, counts in manifest["splits"].items():
-        trainable = f"{counts['trainable_tokens']:>14,} trainable"
-        share = counts["trainable_tokens"] / max(1, counts["tokens"])
-        print(
-            f"{split:<6} {counts['documents']:>12,} examples  {counts['tokens']:>14,} tokens  {trainable} ({share:.1%})"
-        )
+        trainable = counts["trainable_tokens"]
+        share = trainable / max(1, counts["tokens"])
+        sizes = f"{counts['documents']:>12,} examples  {counts['tokens']:>14,} tokens"
+        print(f"{split:<6} {sizes}  {trainable:>14,} trainable ({share:.1%})")
         if counts["truncated"]:
-            lost = f"{counts['cut_trainable_tokens']:>14,} trainable lost"
-            print(f"       {counts['truncated']:>12,} cut       {counts['cut_tokens']:>14,} tokens  {lost}")
+            cut = f"{counts['truncated']:>12,} cut       {counts['cut_tokens']:>14,} tokens"
+            print(f"       {cut}  {counts['cut_trainable_tokens']:>14,} trainable lost")
     for reason, count in manifest["dropped"].items():
         print(f"dropped  {count:,}: {reason}")
     if manifest["rejected"]:
         print(f"rejected {manifest['rejected']:,}: see {output.rstrip('/')}.rejected.jsonl")
     format = FORMATS[manifest["format"]]
-    if format.found_by_eos:
-        _print_exceptions(manifest)
-    print(f"output {output}")
-    for split in manifest["splits"]:
-        print(f"  {split:<5} {files.join(output, format.split_paths[split])}")
-
-
-def _print_exceptions(manifest: Mapping[str, Any]) -> None:
-    """Print how many documents OLMo-core would not find by their EOS token.
-
-    Only where they are few, such as documents that were cut: a template may end all documents with another token than the
-    tokenizer's EOS, or each message with it.
-    """
     documents = sum(counts["documents"] for counts in manifest["splits"].values())
     for key, what in (("without_final_eos", "don't end with"), ("with_inner_eos", "have, before their end,")):
         count = manifest.get(key) or 0
-        if 0 < 2 * count < documents:
+        if (
+            format.found_by_eos and 0 < 2 * count < documents
+        ):  # else the template ends documents or messages differently
             print(
                 f"note     {count:,} of {documents:,} documents {what} the EOS token. In local files OLMo-core finds "
                 "documents by it, unless use_array_if_local=False is set; this project reads the .csv.gz files."
             )
+    print(f"output {output}")
+    for split in manifest["splits"]:
+        print(f"  {split:<5} {files.join(output, format.split_paths[split])}")

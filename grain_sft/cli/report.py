@@ -6,60 +6,47 @@ import argparse
 import json
 import os
 
-from grain_sft.cli.arguments import add_config, at_least, check_output, not_negative
+from grain_sft.cli.arguments import add_config, at_least, check_output, not_negative, open_config
 from grain_sft.cli.inspect import add_tokenizer
-from grain_sft.config import load
 from grain_sft.errors import ConfigError
 from grain_sft.progress import elapsed
-from grain_sft.sampling import Host
 from grain_sft.storage import atomic_write
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     add_config(parser)
-    parser.add_argument(
-        "-o",
-        "--output",
-        default="report.html",
-        metavar="FILE",
-        help="the page (default: report.html); beside it FILE's name with .json, and a .png of each picture",
-    )
+    output = "the page (default: report.html); beside it FILE's name with .json, and a .png of each picture"
+    parser.add_argument("-o", "--output", default="report.html", metavar="FILE", help=output)
     parser.add_argument("--steps", type=at_least(1), default=64, help="steps that are sampled, at most (default: 64)")
-    parser.add_argument(
-        "--seconds", type=not_negative, default=1.0, help="for each speed; 0 measures none (default: 1)"
-    )
+    seconds = "for each speed; 0 measures none (default: 1)"
+    parser.add_argument("--seconds", type=not_negative, default=1.0, help=seconds)
     add_tokenizer(parser)
 
 
 def run(options: argparse.Namespace) -> int:
     """Gather, draw, write."""
-    from grain_sft.bench.measuring import report_speed
-    from grain_sft.view.pictures import Pictures, require_matplotlib
-    from grain_sft.view.report import make_report
-    from grain_sft.view.report_page import report_page
-    from grain_sft.view.token_text import texts_of
+    from grain_sft import view
+    from grain_sft.bench import config as speed
 
-    require_matplotlib()
+    view.require_matplotlib()
     base = os.path.splitext(options.output)[0]
     if os.path.abspath(options.config) in (os.path.abspath(f"{base}.json"), os.path.abspath(options.output)):
         raise ConfigError(f"--output {options.output}: {options.config} would be written over. Give another name.")
     for path in (options.output, f"{base}.json"):
         check_output(path)
-    with elapsed("Opening"):
-        pipeline = load(options.config, host=Host(0, 1))
-    texts = texts_of(pipeline.source.layout.corpus, options.tokenizer)
-    name = os.path.basename(options.config)
+    pipeline = open_config(options)
+    texts = view.texts_of(pipeline.source.layout.corpus, options.tokenizer)
     with elapsed("Sampling steps"):
-        report = make_report(pipeline, texts, name=name, steps=options.steps)
+        report = view.make_report(pipeline, texts, name=os.path.basename(options.config), steps=options.steps)
     if options.seconds:
         with elapsed("Measuring"):
-            report["throughput"] = report_speed(pipeline, options.seconds)
+            report["throughput"] = speed.report_speed(pipeline, options.seconds)
     with elapsed("Drawing"):
-        pictures = Pictures(report)
+        pictures = view.draw_pictures(report)
         written: dict[str, str | bytes] = {f"{base}.json": json.dumps(report, indent=2) + "\n"}
-        written |= {f"{base}.{name}.png": pictures.png(name) for name in pictures}
-        written[options.output] = report_page(report, pictures)
+        written |= {f"{base}.{name}.png": picture.png for name, picture in pictures.items()}
+        written[options.output] = view.report_page(report, pictures)
     for path, content in written.items():
         with atomic_write(path, "wb" if isinstance(content, bytes) else "w") as file:
             file.write(content)

@@ -8,29 +8,12 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
-from grain_sft.cli.arguments import add_config, at_least, check_output, host_of
-from grain_sft.config import load
+from grain_sft import provenance
+from grain_sft.cli.arguments import add_config, add_host, at_least, check_output, open_config
 from grain_sft.errors import CorpusError, RowIndexError
 from grain_sft.pipeline import Pipeline
 from grain_sft.progress import elapsed
-from grain_sft.provenance import (
-    SUFFIXES,
-    WRITERS,
-    Columns,
-    Labels,
-    Trace,
-    Writer,
-    checkpoint_table,
-    find_document,
-    iter_trace,
-    layouts_of,
-    number_of_document,
-    numbers_in,
-    open_writer,
-    steps_between,
-    summarize,
-)
-from grain_sft.sampling import Host
+from grain_sft.provenance import Labels, Trace
 
 _EVERY = 1000
 
@@ -64,69 +47,66 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="EVERY",
         help=f"a table of where the run is after each EVERY steps (default: {_EVERY}); epochs count from 0",
     )
-    parser.add_argument("--host", type=host_of, metavar="h/H", help="only rows of host h of H (default: all of one)")
+    add_host(parser, "only rows of host h of H (default: all of one)")
     parser.add_argument("--epochs", type=at_least(1), help="epochs to search (default: all, or 1 where they never end)")
     parser.add_argument("--tokenizer", metavar="PATH", help="of --find (default: the folder 'tokenizer' of the corpus)")
     parser.add_argument("--summary", action="store_true", help="tokens and documents by source instead of lines")
-    parser.add_argument(
-        "--no-trainable", action="store_true", help="don't count tokens that take loss, so read no loss files"
-    )
-    parser.add_argument("--format", choices=list(WRITERS), help="(default: as --output is named, or a table)")
+    no_trainable = "don't count tokens that take loss, so read no loss files"
+    parser.add_argument("--no-trainable", action="store_true", help=no_trainable)
+    kinds = list(provenance.WRITERS)
+    parser.add_argument("--format", choices=kinds, help="(default: as --output is named, or a table)")
     parser.add_argument("-o", "--output", metavar="FILE", help="(default: standard output)")
 
 
 def run(options: argparse.Namespace) -> int:
     """Trace and write."""
     check_output(options.output)
-    with elapsed("Opening"):
-        pipeline = load(options.config, host=options.host or Host(0, 1))
+    pipeline = open_config(options)
     suffix = os.path.splitext(options.output or "")[1]
-    kind = options.format or SUFFIXES.get(suffix, "table")
+    kind = options.format or provenance.SUFFIXES.get(suffix, "table")
     if options.checkpoints is not None:
-        table = checkpoint_table(pipeline, options.checkpoints, epochs=options.epochs)
-        names: dict[str, Any] = {"checkpoint": [f"step{step}" for step in table["step"]]}
-        with open_writer(kind, options.output, pipeline.receipt, f"every {options.checkpoints} steps") as writer:
-            writer(names | table)
-        return 0
-    with elapsed("Searching"):
-        about, parts = _asked(pipeline, options)
+        columns = provenance.checkpoint_table(pipeline, options.checkpoints, epochs=options.epochs)
+        about = f"every {options.checkpoints} steps"
+        parts: Iterator[Any] = iter([{"checkpoint": [f"step{step}" for step in columns["step"]]} | columns])
+    else:
+        with elapsed("Searching"):
+            about, traces = _asked(pipeline, options)
+        if options.summary:
+            parts = (_summary(all_parts, kind) for all_parts in [traces])
+        else:
+            parts = (_columns(part, kind) for part in traces)
     quiet = options.output or options.summary  # else the lines themselves show how far it is
     shown = elapsed("Tracing") if quiet else contextlib.nullcontext()
-    with shown, open_writer(kind, options.output, pipeline.receipt, about) as writer:
-        if options.summary:
-            _write_summary(writer, parts, kind)
-        else:
-            for part in parts:
-                writer(_columns(part, kind))
+    with shown, provenance.open_writer(kind, options.output, pipeline.receipt, about) as writer:
+        for part in parts:
+            writer(part)
     return 0
 
 
 def _asked(pipeline: Pipeline, options: argparse.Namespace) -> tuple[str, Iterator[Trace]]:
     """Return the question in words, and the traces that answer it."""
-    trainable = not options.no_trainable
+    counted: dict[str, Any] = {"host": options.host, "trainable": not options.no_trainable}
     of_host = f", host {options.host.index}/{options.host.count}" if options.host else ""
-    between = options.between is not None
-    if between or options.steps is not None:
-        steps = steps_between(pipeline, *options.between) if between else _steps(pipeline, options.steps)
-        about = f"steps {steps.start}:{steps.stop}{of_host}"
-        return about, iter_trace(pipeline, steps, host=options.host, trainable=trainable)
-    documents, about = _documents(pipeline, options)
-    found = find_document(pipeline, documents, host=options.host, epochs=options.epochs, trainable=trainable)
-    return f"{about}{of_host}: {_seen(found, len(documents))}", iter([found])
+    if options.between is not None:
+        steps = provenance.steps_between(pipeline, *options.between)
+    elif options.steps is not None:
+        steps = _steps(pipeline, options.steps)
+    else:
+        documents, about = _documents(pipeline, options)
+        found = provenance.find_document(pipeline, documents, epochs=options.epochs, **counted)
+        return f"{about}{of_host}: {_seen(found, len(documents))}", iter([found])
+    return f"steps {steps.start}:{steps.stop}{of_host}", provenance.iter_trace(pipeline, steps, **counted)
 
 
 def _documents(pipeline: Pipeline, options: argparse.Namespace) -> tuple[list[int], str]:
     """Return the numbers of the documents in question, and the question in words."""
     layout = pipeline.source.layout
     if options.document is not None:
-        numbers = [number_of_document(layout, name, number) for name, number in options.document]
-        names = ", ".join(f"{name}:{number}" if name else str(number) for name, number in options.document)
-        return numbers, f"document {names}"
-    from grain_sft import provenance
-
+        numbers = [provenance.number_of_document(layout, name, number) for name, number in options.document]
+        return numbers, f"document {', '.join(f'{name}:{number}'.lstrip(':') for name, number in options.document)}"
     found: list[int] = []
     problem: CorpusError | None = None
-    parts = layouts_of(layout)
+    parts = provenance.layouts_of(layout)
     for first, part in parts:
         corpus = part.corpus
         try:
@@ -135,12 +115,11 @@ def _documents(pipeline: Pipeline, options: argparse.Namespace) -> tuple[list[in
             else:
                 tokenizer = provenance.tokenizer_of(corpus, options.tokenizer)
                 some = provenance.documents_with_text(corpus, tokenizer, options.find)
+            found += (provenance.numbers_in(part, some) + first).tolist()
         except CorpusError as error:  # some sources of a mixture may lack records, or a tokenizer
             if len(parts) == 1:
                 raise
             problem = error
-        else:
-            found += (numbers_in(part, some) + first).tolist()
     if problem is not None and not found:
         raise problem
     return found, f"record {options.record}" if options.record is not None else f"text {options.find!r}"
@@ -176,23 +155,21 @@ def _steps(pipeline: Pipeline, text: str) -> range:
     return range(begin, end)
 
 
-def _columns(part: Trace, kind: str) -> Columns:
+def _columns(part: Trace, kind: str) -> dict[str, Any]:
     """Return the columns to write: files and sources by name; in a table, files without their folders."""
-    columns: dict[str, Any] = dict(part.columns())
     paths = part.paths if kind != "table" else [path.rpartition("/")[2] for path in part.paths]
     named: dict[str, Any] = {}
-    for name, column in columns.items():
+    for name, column in part.columns().items():
+        named[name] = column
         if name == "shard":
-            named |= {"shard": column, "file": Labels(column, paths)}
+            named["file"] = Labels(column, paths)
         elif name == "source":
-            named["source"] = Labels(column, [text or str(number) for number, text in enumerate(part.source_names)])
-        else:
-            named[name] = column
+            named[name] = Labels(column, [text or str(number) for number, text in enumerate(part.source_names)])
     return named
 
 
-def _write_summary(writer: Writer, parts: Iterator[Trace], kind: str) -> None:
-    found = summarize(parts)
+def _summary(parts: Iterator[Trace], kind: str) -> dict[str, Any]:
+    found = provenance.summarize(parts)
     if kind == "table" and len(found["source"]) != 1:
         found = {name: [*column, "all" if name == "source" else sum(column)] for name, column in found.items()}
-    writer(found)
+    return found

@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator
 
-from grain_sft.cli.arguments import add_schema, at_least, check_output
+from grain_sft.cli.arguments import at_least, check_output
+from grain_sft.cli.prepare import add_schema
 from grain_sft.prepare import CHAT_TOKENS, MIN_VOCAB, conversation_lines, train_tokenizer
 from grain_sft.progress import elapsed
 from grain_sft.storage import files

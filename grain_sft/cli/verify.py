@@ -7,7 +7,7 @@ import json
 import time
 from typing import Any
 
-from grain_sft.cli.arguments import add_corpus_options, add_format, at_least, corpus_options, host_of
+from grain_sft.cli.arguments import add_corpus_options, add_format, add_host, at_least, corpus_options
 from grain_sft.progress import elapsed
 from grain_sft.sampling import Host
 from grain_sft.verify import KINDS, Report, verify
@@ -17,26 +17,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     parser.add_argument("where", help="what open_corpus takes, the file of a plan (.arrays), or a config")
     depth = parser.add_mutually_exclusive_group()
-    depth.add_argument(
-        "--fast", action="store_true", help="sizes, headers, boundaries and the ends of files; seconds (the default)"
-    )
+    fast = "sizes, headers, boundaries and the ends of files; seconds (the default)"
+    depth.add_argument("--fast", action="store_true", help=fast)
     depth.add_argument("--full", action="store_true", help="read everything, in bounded memory")
-    parser.add_argument(
-        "--as", dest="what", choices=KINDS, help="what it is (default: inferred from its name and first bytes)"
-    )
+    kind = "what it is (default: inferred from its name and first bytes)"
+    parser.add_argument("--as", dest="what", choices=KINDS, help=kind)
     parser.add_argument("--vocab-size", type=at_least(1), help="ids are below this (default: the tokenizer's size)")
     parser.add_argument("--corpus", help="with a plan: the corpus that it is of")
     parser.add_argument("--receipt", metavar="CODE", help="with a config: the receipt that it must have")
-    parser.add_argument("--host", type=host_of, default=Host(0, 1), metavar="h/H", help="with a config (default: 0/1)")
+    add_host(parser, "with a config (default: 0/1)")
     parser.add_argument("--refuse-duplicates", action="store_true", help="documents with equal tokens are an error too")
     parser.add_argument("--json", action="store_true", help="print as JSON")
     files = parser.add_argument_group("files, of a corpus")
     add_format(files)
     add_corpus_options(files)
-    files.add_argument(
-        "--root", metavar="FOLDER", help="folder that all files must lie in, links followed (default: anywhere)"
-    )
-    parser.set_defaults(parser=parser)
+    root = "folder that all files must lie in, links followed (default: anywhere)"
+    files.add_argument("--root", metavar="FOLDER", help=root)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -44,13 +40,10 @@ def run(options: argparse.Namespace) -> int:
     if options.refuse_duplicates and not options.full:
         options.parser.error("--refuse-duplicates needs --full: duplicates are found by reading everything.")
     begin = time.perf_counter()
-    names = ("full", "what", "vocab_size", "corpus", "receipt", "host")
+    given = {name: getattr(options, name) for name in ("full", "what", "vocab_size", "corpus", "receipt")}
+    opening = corpus_options(options) | {"root": options.root}
     with elapsed("Verifying"):
-        report = verify(
-            options.where,
-            options=corpus_options(options) | {"root": options.root},
-            **{name: getattr(options, name) for name in names},
-        )
+        report = verify(options.where, options=opening, host=options.host or Host(0, 1), **given)
     if options.refuse_duplicates:
         for finding in [each for each in report.findings if each.check == "duplicates"]:
             report.findings.remove(finding)

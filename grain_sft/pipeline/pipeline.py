@@ -29,7 +29,7 @@ from grain_sft.storage import activity
 if TYPE_CHECKING:
     from jaxtyping import Int64
 
-VIEWERS: Registry[Callable[..., None]] = Registry("viewer", PipelineError, {"text": "grain_sft.view.show:show"})
+VIEWERS: Registry[Callable[..., None]] = Registry("viewer", PipelineError, {"text": "grain_sft.view.terminal:show"})
 """Functions of a pipeline, a step, rows and a tokenizer that `Pipeline.show` calls, by name."""
 
 

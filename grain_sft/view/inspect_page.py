@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import dataclasses
 import html
 from collections.abc import Sequence
 from typing import Any
@@ -14,8 +15,7 @@ from grain_sft.errors import RowIndexError
 from grain_sft.pipeline import Pipeline
 from grain_sft.view.page import make_page, part
 from grain_sft.view.rows import RowView, place_of, segment_runs, view_rows
-from grain_sft.view.token_text import TokenTexts, split_characters
-from grain_sft.view.visible import visible, visible_line
+from grain_sft.view.text import TokenTexts, split_characters, visible, visible_line
 
 MOST_TOKENS = 1 << 22
 """Most tokens of a page: some 20 MB, which a browser opens."""
@@ -67,8 +67,8 @@ def _row(view: RowView, texts: TokenTexts) -> dict[str, Any]:
     runs = list(segment_runs(view))
     split = []
     for _, first, stop in runs:
-        known = [texts.text(number) for number in view.tokens[first:stop].tolist()]
-        split += [[first + begin, first + end, visible(whole)] for begin, end, whole in split_characters(known)]
+        found = split_characters([texts.text(number) for number in view.tokens[first:stop].tolist()])
+        split += [[first + begin, first + end, visible(whole)] for begin, end, whole in found]
     return {
         "epoch": view.epoch,
         "row": view.row,
@@ -84,13 +84,9 @@ def _row(view: RowView, texts: TokenTexts) -> dict[str, Any]:
         "split": split,
         "pieces": [
             {
-                "segment": piece.segment,
-                "document": piece.document,
+                **dataclasses.asdict(piece),
                 "source": visible_line(piece.source),
-                "record": piece.record,
                 "file": visible_line(piece.file),
-                "start": piece.start,
-                "stop": piece.stop,
                 "words": place_of(piece),
             }
             for piece in view.pieces
@@ -113,9 +109,5 @@ def _counting_runs(positions: npt.NDArray[np.int64]) -> list[list[int]]:
 def _vocabulary(views: Sequence[RowView], texts: TokenTexts) -> dict[str, Any]:
     """Return every token id that occurs, with its visible text (null without one), and those that are special."""
     numbers = np.unique(np.concatenate([np.zeros(0, np.int64), *(view.tokens for view in views)])).tolist()
-    known = [texts.text(number) for number in numbers]
-    return {
-        "ids": numbers,
-        "shown": [None if text is None else visible(text) for text in known],
-        "special": [number for number in numbers if texts.is_special(number)],
-    }
+    shown = [None if (text := texts.text(number)) is None else visible(text) for number in numbers]
+    return {"ids": numbers, "shown": shown, "special": [number for number in numbers if texts.is_special(number)]}

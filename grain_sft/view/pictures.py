@@ -5,8 +5,8 @@ from __future__ import annotations
 import importlib
 import io
 import re
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from grain_sft.errors import MissingExtraError
 from grain_sft.layout import algorithm_title
@@ -17,68 +17,63 @@ COLOURS = ("#0b7a75", "#b8690f", "#8e3ba8", "#3f7d23", "#2456c5", "#b3263d", "#6
 """Colours of the first, second, ... series; in a page the style sheet's --c0, --c1, ..."""
 _INK, _QUIET, _PAPER = "#1b1f24", "#5a626c", "#ffffff"
 _MOST_SOURCES = 7  # beside "others"
-_WIDTH = 8.0  # inches
+_SIZE = (8.0, 3.2)  # inches
 
 
-class Pictures:
-    """The pictures of a report, by name.
+_STYLE: dict[Any, Any] = {
+    "svg.fonttype": "none",
+    "svg.hashsalt": "grain_sft",
+    "font.family": "sans-serif",
+    "font.size": 10.0,
+    "text.parse_math": False,  # labels are names of files: $ is not a formula
+    "axes.edgecolor": _QUIET,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    **dict.fromkeys(("text.color", "axes.labelcolor", "xtick.color", "ytick.color"), _INK),
+}
+
+
+class Picture(NamedTuple):
+    """A picture as a PNG on white, and as an SVG element in the colours of its page."""
+
+    png: bytes
+    svg: str
+
+
+def draw_pictures(report: Report) -> dict[str, Picture]:
+    """Return the pictures of a report, by name.
 
     Raises:
       MissingExtraError: matplotlib is not installed.
     """
+    require_matplotlib()
+    import matplotlib
+    from matplotlib.figure import Figure
 
-    def __init__(self, report: Report) -> None:
-        require_matplotlib()
-        import matplotlib
-        from matplotlib.figure import Figure
+    drawn = {}
+    with matplotlib.rc_context(_STYLE):
+        for name, (wanted, draw) in _PICTURES.items():
+            if wanted(report):
+                figure = Figure(figsize=_SIZE, layout="constrained", facecolor=_PAPER)
+                draw(figure, report)
+                png, svg = io.BytesIO(), io.StringIO()
+                figure.savefig(png, format="png", dpi=150)
+                figure.savefig(svg, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+                drawn[name] = Picture(png.getvalue(), _element(name, svg.getvalue()))
+    return drawn
 
-        self._matplotlib = matplotlib
-        style: dict[Any, Any] = {
-            "svg.fonttype": "none",
-            "svg.hashsalt": "grain_sft",
-            "font.family": "sans-serif",
-            "font.size": 10.0,
-            "text.parse_math": False,  # labels are names of files: $ is not a formula
-            "axes.edgecolor": _QUIET,
-            "axes.spines.top": False,
-            "axes.spines.right": False,
-        }
-        style |= dict.fromkeys(("text.color", "axes.labelcolor", "xtick.color", "ytick.color"), _INK)
-        self._style = style
-        self._figures: dict[str, Any] = {}
-        with matplotlib.rc_context(style):
-            for name, (wanted, draw) in _PICTURES.items():
-                if wanted(report):
-                    figure = Figure(figsize=(_WIDTH, 3.2), layout="constrained", facecolor=_PAPER)
-                    draw(figure, report)
-                    self._figures[name] = figure
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._figures)
-
-    def png(self, name: str) -> bytes:
-        """Return a picture on white."""
-        return self._saved(name, "png", dpi=150)
-
-    def svg(self, name: str) -> str:
-        """Return a picture as an element of a page, with the page's colours and ids that begin with its name."""
-        written = self._saved(name, "svg", transparent=True, metadata={"Date": None, "Creator": None}).decode()
-        element = re.sub(r"<metadata>.*?</metadata>", "", written[written.index("<svg") :], flags=re.DOTALL)
-        element = re.sub(r'\bid="', f'id="{name}-', element)
-        element = re.sub(r'(url\(|href=")#', rf"\1#{name}-", element)
-        element = re.sub(r' width="[^"]*pt"| height="[^"]*pt"', "", element, count=2)
-        element = re.sub(r' xmlns:?\w*="[^"]*"', "", element).replace("xlink:href", "href")
-        named = {_INK: "var(--ink)", _QUIET: "var(--quiet)", _PAPER: "var(--paper)"}
-        named |= {colour: f"var(--c{at})" for at, colour in enumerate(COLOURS)}
-        for colour, variable in named.items():
-            element = element.replace(colour, variable)
-        return element.replace("<svg", f'<svg role="img" aria-label="{name}: the numbers are below"', 1).strip()
-
-    def _saved(self, name: str, kind: str, **options: Any) -> bytes:
-        file = io.BytesIO()
-        with self._matplotlib.rc_context(self._style):
-            self._figures[name].savefig(file, format=kind, **options)
-        return file.getvalue()
+def _element(name: str, svg: str) -> str:
+    """Return an SVG file as an element of a page, with the page's colours and ids that begin with `name`."""
+    element = re.sub(r"<metadata>.*?</metadata>", "", svg[svg.index("<svg") :], flags=re.DOTALL)
+    element = re.sub(r'\bid="', f'id="{name}-', element)
+    element = re.sub(r'(url\(|href=")#', rf"\1#{name}-", element)
+    element = re.sub(r' width="[^"]*pt"| height="[^"]*pt"', "", element, count=2)
+    element = re.sub(r' xmlns:?\w*="[^"]*"', "", element).replace("xlink:href", "href")
+    variables = {_INK: "ink", _QUIET: "quiet", _PAPER: "paper", **{each: f"c{at}" for at, each in enumerate(COLOURS)}}
+    for colour, variable in variables.items():
+        element = element.replace(colour, f"var(--{variable})")
+    return element.replace("<svg", f'<svg role="img" aria-label="{name}: the numbers are below"', 1).strip()
 
 
 def require_matplotlib() -> None:
@@ -106,21 +101,19 @@ def short(name: str, most: int = 28) -> str:
 
 
 def _lengths(figure: Any, report: Report) -> None:
-    found = report["lengths"]
-    bins = found["bins"]
+    bins = report["lengths"]["bins"]
     names = [f"{each['first']:,}" for each in bins]
-    left, right = figure.subplots(1, 2)
-    for axes, key, word in ((left, "documents", "documents"), (right, "tokens", "tokens in them")):
-        axes.bar(names, [each[key] for each in bins], color=COLOURS[0 if key == "documents" else 1], width=0.9)
+    for at, (axes, label) in enumerate(zip(figure.subplots(1, 2), ("documents", "tokens in them"), strict=True)):
+        axes.bar(names, [each[("documents", "tokens")[at]] for each in bins], color=COLOURS[at], width=0.9)
         axes.set_xlabel("length from, in tokens")
-        axes.set_ylabel(word)
+        axes.set_ylabel(label)
         axes.tick_params("x", rotation=60)
         axes.yaxis.set_major_formatter(_count)
 
 
 def _packing(figure: Any, report: Report) -> None:
-    found = [each for each in report["packing"]["algorithms"] if "error" not in each]
-    names = [algorithm_title(each) + (" ◂" if each["algorithm"] == report["packing"]["used"] else "") for each in found]
+    used, found = report["packing"]["used"], [each for each in report["packing"]["algorithms"] if "error" not in each]
+    names = [algorithm_title(each) + (" ◂" if each["algorithm"] == used else "") for each in found]
     left, right = figure.subplots(1, 2, sharey=True)
     full = [100 * (1 - each["padding_share"]) for each in found]
     _bars(left, names, full, [f"{each:.3f}%" for each in full], COLOURS[0])
@@ -134,26 +127,20 @@ def _packing(figure: Any, report: Report) -> None:
 
 def _left_out(figure: Any, report: Report) -> None:
     lines = [each for each in report["left_out"] if each["tokens"]]
-    total = report["corpus"]["tokens"]
-    share = [100 * each["tokens"] / total for each in lines]
-    _bars(
-        figure.subplots(),
-        [each["what"].split(", ")[0] for each in lines],
-        share,
-        [f"{each:.3g}%" for each in share],
-        COLOURS[5],
-    )
-    figure.axes[0].set_xlabel("tokens, in % of the corpus")
+    names = [each["what"].split(", ")[0] for each in lines]
+    share = [100 * each["tokens"] / report["corpus"]["tokens"] for each in lines]
+    axes = figure.subplots()
+    _bars(axes, names, share, [f"{each:.3g}%" for each in share], COLOURS[5])
+    axes.set_xlabel("tokens, in % of the corpus")
 
 
 def _sources(figure: Any, report: Report) -> None:
     columns = report["sources"]["columns"]
-    order = sorted(range(len(columns["source"])), key=lambda at: -columns["tokens"][at])[: _MOST_SOURCES + 1]
-    names = [short(columns["source"][at]) for at in order]
-    tokens, trainable = ([columns[key][at] for at in order] for key in ("tokens", "trainable"))
+    largest = sorted(zip(columns["tokens"], columns["trainable"], columns["source"], strict=True), reverse=True)
+    tokens, trainable, names = zip(*largest[: _MOST_SOURCES + 1], strict=True)
+    shares = [f"{taken / max(1, count):.1%} take loss" for taken, count in zip(trainable, tokens, strict=True)]
     axes = figure.subplots()
-    shares = [f"{taken / max(1, all_):.1%} take loss" for taken, all_ in zip(trainable, tokens, strict=True)]
-    _bars(axes, names, tokens, shares, COLOURS[6])
+    _bars(axes, [short(name) for name in names], tokens, shares, COLOURS[6])
     axes.barh(range(len(names)), trainable, color=COLOURS[0], height=0.4)
     axes.xaxis.set_major_formatter(_count)
     axes.set_xlabel("tokens of the sampled steps; narrow: those that take loss")
@@ -182,11 +169,11 @@ def _throughput(figure: Any, report: Report) -> None:
     axes.set_xlabel("million tokens a second")
 
 
-def _bars(axes: Any, names: list[str], values: list[float], labels: list[str], colour: str) -> None:
+def _bars(axes: Any, names: list[str], values: Sequence[float], labels: list[str], colour: str) -> None:
     """Draw bars from top to bottom, each with its label beside it."""
     bars = axes.barh(range(len(names)), values, color=colour, height=0.7)
     axes.set_yticks(range(len(names)), names)
-    axes.invert_yaxis() if not axes.yaxis_inverted() else None
+    axes.yaxis.set_inverted(True)
     axes.bar_label(bars, labels, padding=4)
     axes.margins(x=0.35)
     axes.set_xlim(left=0)

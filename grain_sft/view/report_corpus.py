@@ -56,13 +56,8 @@ def lengths(layout: Layout) -> dict[str, Any]:
         "longer_than_a_row": int(np.count_nonzero(length > layout.sequence_length)),
         "percentiles": {f"{name}%": float(value) for name, value in named},
         "bins": [
-            {
-                "first": 1 << (number - 1),
-                "last": (1 << number) - 1,
-                "documents": int(counts[number]),
-                "tokens": int(tokens[number]),
-            }
-            for number in range(int(bins.min()), len(counts))
+            {"first": 1 << (at - 1), "last": (1 << at) - 1, "documents": int(counts[at]), "tokens": int(tokens[at])}
+            for at in range(int(bins.min()), len(counts))
         ],
     }
 
@@ -81,9 +76,8 @@ def packing(pipeline: Pipeline) -> dict[str, Any]:
     are packed; or `error`."""
     layout = pipeline.source.layout
     if "" not in layout.parts:
-        return {
-            "error": "Not compared for a mixture, whose sources are packed by themselves: see `grain-sft pack` of each."
-        }
+        why = "Not compared for a mixture, whose sources are packed by themselves: see `grain-sft pack` of each."
+        return {"error": why}
     used = None if layout.packing is None else layout.packing.algorithm
     options: dict[str, Any] = {"batch_rows": pipeline.sampler.global_batch_size}
     if layout.packing is not None:
@@ -119,13 +113,14 @@ def left_out(pipeline: Pipeline) -> list[dict[str, Any]]:
 def _of_sampler(pipeline: Pipeline) -> list[LeftOut]:
     sampler, length = pipeline.sampler, pipeline.source.layout.sequence_length
     if sampler.steps_per_epoch is None or sampler.batch_sizes.schedule:
-        return []  # epochs of each source, or steps of several sizes, are not told in a line
+        return []  # epochs of each source, or steps of several sizes, do not fit into a line
     rest = len(pipeline.source) - sampler.steps_per_epoch * sampler.global_batch_size
     if sampler.runs_on or not rest:
         return []
+    what = "rows of each epoch, other ones each time, that fill no step"
     if rest < 0:
-        return [(f"{-rest:,} rows of padding, which fill the last step of an epoch", None, -rest * length)]
-    return [(f"{rest:,} rows of each epoch, other ones each time, that fill no step", None, rest * length)]
+        what = "rows of padding, which fill the last step of an epoch"
+    return [(f"{abs(rest):,} {what}", None, abs(rest) * length)]
 
 
 def _of_preparation(corpus: Corpus) -> list[LeftOut]:
@@ -135,14 +130,12 @@ def _of_preparation(corpus: Corpus) -> list[LeftOut]:
         return []
     try:
         manifest = json.loads(files.read_bytes(path))
-        found: list[LeftOut] = []
-        for split, counts in manifest["splits"].items():
-            if counts["truncated"]:
-                found.append((f"preparing: truncated, split {split}", counts["truncated"], counts["cut_tokens"]))
+        splits = [(split, each["truncated"], each["cut_tokens"]) for split, each in manifest["splits"].items()]
+        found: list[LeftOut] = [
+            (f"preparing: truncated, split {split}", count, cut) for split, count, cut in splits if count
+        ]
         found += [(f"preparing: dropped, {reason}", count, None) for reason, count in manifest["dropped"].items()]
-        if manifest["rejected"]:
-            found.append(("preparing: rejected", manifest["rejected"], None))
-        return found
+        return found + ([("preparing: rejected", manifest["rejected"], None)] if manifest["rejected"] else [])
     except (ValueError, KeyError, TypeError, AttributeError):
         return [(f"preparing: {path} can't be read", None, None)]
 

@@ -8,13 +8,13 @@ from typing import Any
 
 from grain_sft.layout import algorithm_title
 from grain_sft.view.page import make_page, part
-from grain_sft.view.pictures import Pictures, top_sources
-from grain_sft.view.visible import visible_line
+from grain_sft.view.pictures import Picture, top_sources
+from grain_sft.view.text import visible_line
 
 Report = Mapping[str, Any]
 
 
-def report_page(report: Report, pictures: Pictures) -> str:
+def report_page(report: Report, pictures: Mapping[str, Picture]) -> str:
     """Return the report as one page of HTML, with all figures as JSON in the element `data`."""
     sections = {
         "run": ("The run", _run(report)),
@@ -24,21 +24,16 @@ def report_page(report: Report, pictures: Pictures) -> str:
         "sources": ("Sources, and what of them takes loss", _sources(report)),
         "mixture": ("The mixture over steps", _mixture(report["sources"])),
         "filter": ("Rows that the filter rejects", _filter(report["filter"])),
-        "throughput": ("Speed, and the limit", _throughput(report)),
+        "throughput": ("Speed, and the limit", _throughput(report["throughput"])),
         "receipt": ("Receipt", _receipt(report)),
     }
-    parts = [f"<h1>{_text(report['name'])}</h1>", "<nav aria-label='Sections'><ul>"]
-    parts += [f'<li><a href="#{name}">{title}</a></li>' for name, (title, _) in sections.items()]
-    parts += ["</ul></nav>", "<main>"]
+    links = "\n".join(f'<li><a href="#{name}">{title}</a></li>' for name, (title, _) in sections.items())
+    parts = [f"<h1>{_text(report['name'])}</h1>\n<nav aria-label='Sections'><ul>\n{links}\n</ul></nav>\n<main>"]
     for name, (title, body) in sections.items():
-        parts.append(f'<section id="{name}"><h2>{title}</h2>')
-        if name in pictures:
-            parts.append(f"<figure>{pictures.svg(name)}</figure>")
-        parts += [body, "</section>"]
-    parts.append("</main>")
-    return make_page(
-        f"Report: {visible_line(report['name'])}", "\n".join(parts), styles=part("report.css"), data=report
-    )
+        figure = f"<figure>{pictures[name].svg}</figure>\n" if name in pictures else ""
+        parts.append(f'<section id="{name}"><h2>{title}</h2>\n{figure}{body}\n</section>')
+    body = "\n".join([*parts, "</main>"])
+    return make_page(f"Report: {visible_line(report['name'])}", body, styles=part("report.css"), data=report)
 
 
 def _run(report: Report) -> str:
@@ -48,11 +43,10 @@ def _run(report: Report) -> str:
         ("rows", f"{run['rows']:,} of {run['sequence_length']:,} tokens"),
         ("batch", f"{run['global_batch_size']:,} rows, {run['global_batch_size'] * run['sequence_length']:,} tokens"),
         ("steps", "never end" if run["steps"] is None else f"{run['steps']:,}"),
-        *([] if run["steps_per_epoch"] is None else [("steps an epoch", f"{run['steps_per_epoch']:,}")]),
-        *([] if run["epochs"] is None else [("epochs", f"{run['epochs']:,}")]),
-        ("receipt", report["receipt"]),
     ]
-    return _table("run-table", ("", ""), lines, words=2)
+    for name, count in (("steps an epoch", run["steps_per_epoch"]), ("epochs", run["epochs"])):
+        lines += [] if count is None else [(name, f"{count:,}")]
+    return _table("run-table", ("", ""), [*lines, ("receipt", report["receipt"])], words=2)
 
 
 def _lengths(found: Report, length: int) -> str:
@@ -62,12 +56,8 @@ def _lengths(found: Report, length: int) -> str:
     facts += [(name, round(value, 1)) for name, value in found["percentiles"].items()]
     facts += [("longest", found["longest"]), (f"longer than a row ({length:,})", found["longer_than_a_row"])]
     bins = [(each["first"], each["last"], each["documents"], each["tokens"]) for each in found["bins"]]
-    head = ("from", "to", "documents", "tokens")
-    return (
-        _note(found["sampled"])
-        + _table("length-facts", ("", "tokens or count"), facts)
-        + _table("length-bins", head, bins)
-    )
+    tables = _table("length-facts", ("", "tokens or count"), facts)
+    return _note(found["sampled"]) + tables + _table("length-bins", ("from", "to", "documents", "tokens"), bins)
 
 
 def _packing(found: Report) -> str:
@@ -102,24 +92,30 @@ def _packing(found: Report) -> str:
 
 
 def _left_out(report: Report) -> str:
-    total = report["corpus"]["tokens"]
-    lines = [
-        (each["what"], _or_dash(each["documents"]), _or_dash(each["tokens"]), f"{(each['tokens'] or 0) / total:.4%}")
-        for each in report["left_out"]
-    ]
+    lines = []
+    for each in report["left_out"]:
+        counts = ("-" if each[key] is None else f"{each[key]:,}" for key in ("documents", "tokens"))
+        lines.append((each["what"], *counts, f"{(each['tokens'] or 0) / report['corpus']['tokens']:.4%}"))
     if not lines:
         return _note("Nothing is: every token of the corpus is in a row.")
     return _table("left-out-table", ("what", "documents", "tokens", "of the corpus"), lines)
 
 
 def _sources(report: Report) -> str:
-    columns = report["sources"]["columns"]
     head = ("source", "documents", "segments", "tokens", "share", "take loss", "of its tokens")
     lines = [
         (name, documents, segments, tokens, f"{share:.4%}", trainable, f"{trainable / max(1, tokens):.4%}")
-        for name, documents, segments, tokens, share, trainable in zip(*columns.values(), strict=True)
+        for name, documents, segments, tokens, share, trainable in zip(
+            *report["sources"]["columns"].values(), strict=True
+        )
     ]
-    return _note(_sampled(report["sampled"])) + _table("sources-table", head, lines)
+    sampled = report["sampled"]
+    if sampled["steps"] == sampled["of"] and sampled["ends"]:
+        note = f"All {sampled['of']:,} steps."
+    else:
+        endless = "" if sampled["ends"] else ", which see as many rows as there are (the run never ends)"
+        note = f"Of {sampled['steps']:,} steps at equal distances, out of {sampled['of']:,} steps{endless}."
+    return _note(note) + _table("sources-table", head, lines)
 
 
 def _mixture(found: Report) -> str:
@@ -134,11 +130,8 @@ def _mixture(found: Report) -> str:
 
 def _filter(found: Report) -> str:
     owner = "of this config" if found["used"] else "with defaults, which this config does not have"
-    lines = [
-        ("rows checked", found["rows"]),
-        ("rejected", found["rejected"]),
-        ("of these for their padding alone", found["rejected_for_padding"]),
-    ]
+    names = {"rows": "rows checked", "rejected": "rejected", "rejected_for_padding": "of these for their padding alone"}
+    lines = [(name, found[key]) for key, name in names.items()]
     body = _note(f"{found['filter']}, {owner}; in the sampled steps.") + _table("filter-table", ("", "rows"), lines)
     if not found["examples"]:
         return body + _note("No row of these is rejected for its text.")
@@ -148,34 +141,19 @@ def _filter(found: Report) -> str:
     return body + _table("filter-examples", head, examples, code=True)
 
 
-def _throughput(report: Report) -> str:
-    found = report["throughput"]
+def _throughput(found: Report | None) -> str:
     if found is None:
         return _note("Not measured.")
-    lines = [
-        (each["name"], round(each["mtok_per_s"], 1), round(each["ms_per_batch"], 3), round(each["of_limit"], 3))
-        for each in found["rows"]
-    ]
-    note = (
-        f"Batches of {found['tokens']:,} tokens, some {found['seconds']:g} s each, on the machine that made this page."
-    )
-    return _note(note) + _table("throughput-table", ("", "Mtok/s", "ms a batch", "of the limit"), lines)
+    digits = {"mtok_per_s": 1, "ms_per_batch": 3, "of_limit": 3}
+    lines = [(each["name"], *(round(each[key], count) for key, count in digits.items())) for each in found["rows"]]
+    size, seconds = f"{found['tokens']:,}", f"{found['seconds']:g}"
+    note = _note(f"Batches of {size} tokens, some {seconds} s each, on the machine that made this page.")
+    return note + _table("throughput-table", ("", "Mtok/s", "ms a batch", "of the limit"), lines)
 
 
 def _receipt(report: Report) -> str:
-    lines = [("code", report["receipt"]), *report["parts"].items()]
-    return _note("Two runs with this receipt have the same batches.") + _table(
-        "receipt-table", ("", ""), lines, words=2
-    )
-
-
-def _sampled(sampled: Report) -> str:
-    if sampled["steps"] == sampled["of"] and sampled["ends"]:
-        return f"All {sampled['of']:,} steps."
-    of = f"{sampled['of']:,} steps" + (
-        "" if sampled["ends"] else ", which see as many rows as there are (the run never ends)"
-    )
-    return f"Of {sampled['steps']:,} steps at equal distances, out of {of}."
+    note = _note("Two runs with this receipt have the same batches.")
+    return note + _table("receipt-table", ("", ""), [("code", report["receipt"]), *report["parts"].items()], words=2)
 
 
 def _table(
@@ -191,33 +169,26 @@ def _table(
     last column is text of tokens."""
     count = len(head)
 
-    def cell(tag: str, at: int, value: object) -> str:
-        is_text = at < words or (code and at == count - 1)
-        shown = f"{value:,}" if isinstance(value, int | float) and not isinstance(value, bool) else _text(str(value))
-        inside = f"<code>{shown}</code>" if code and tag == "td" and at == count - 1 else shown
-        return f"<{tag}{' class=text' if is_text else ''}>{inside}</{tag}>"
+    def row(tag: str, line: Sequence[object]) -> str:
+        cells = []
+        for at, value in enumerate(line):
+            is_code, is_merged = code and at == count - 1, at == len(line) - 1 < count - 1
+            shown = (
+                f"{value:,}" if isinstance(value, int | float) and not isinstance(value, bool) else _text(str(value))
+            )
+            shown = f"<code>{shown}</code>" if is_code and tag == "td" else shown
+            kind = " class=text" if at < words or is_code or is_merged else ""
+            width = f' colspan="{count - at}"' if is_merged else ""
+            cells.append(f"<{tag}{kind}{width}>{shown}</{tag}>")
+        return f"<tr{' class=used' if used is not None and line[0] == used else ''}>{''.join(cells)}</tr>"
 
-    titles = "".join(cell("th", at, value) for at, value in enumerate(head))
-    rows = []
-    for line in lines:
-        cells = "".join(cell("td", at, value) for at, value in enumerate(line[:-1]))
-        last = cell("td", len(line) - 1, line[-1])
-        cells += (
-            last if len(line) == count else last.replace("<td", f'<td class=text colspan="{count - len(line) + 1}"', 1)
-        )
-        rows.append(f"<tr{' class=used' if used is not None and line[0] == used else ''}>{cells}</tr>")
-    titled = f"<thead><tr>{titles}</tr></thead>" if any(head) else ""
-    body = "".join(rows)
     opened = f'<div class="scroll" tabindex="0" role="region" aria-label="{name}"><table id="{name}">'
-    return f"{opened}{titled}<tbody>{body}</tbody></table></div>\n"
+    titled = f"<thead>{row('th', head)}</thead>" if any(head) else ""
+    return f"{opened}{titled}<tbody>{''.join(row('td', line) for line in lines)}</tbody></table></div>\n"
 
 
 def _note(text: str | None) -> str:
     return "" if not text else f'<p class="quiet">{_text(text)}</p>\n'
-
-
-def _or_dash(value: int | None) -> str:
-    return "-" if value is None else f"{value:,}"
 
 
 def _text(text: str) -> str:

@@ -15,10 +15,12 @@ from grain_sft.pipeline import Pipeline
 from grain_sft.provenance import Trace, trace
 from grain_sft.source import Element
 from grain_sft.transforms import trait
-from grain_sft.view.visible import visible_line
+from grain_sft.view.text import visible_line
 
-_BATCH = ("inputs", "targets", "inputs_position", "inputs_segmentation", "targets_segmentation")
-_SOURCE = ("tokens", "loss_mask", "positions", "segment_ids")
+_BATCH = ("inputs", "inputs_segmentation", "inputs_position", "targets", "targets_segmentation")
+_SOURCE = ("tokens", "segment_ids", "positions", "loss_mask")
+
+Ints = npt.NDArray[np.int64]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,9 +67,9 @@ class RowView:
     row: int
     place: int
     instance: int
-    tokens: npt.NDArray[np.int64]
-    segments: npt.NDArray[np.int64]
-    positions: npt.NDArray[np.int64]
+    tokens: Ints
+    segments: Ints
+    positions: Ints
     loss: npt.NDArray[np.bool_]
     weights: npt.NDArray[np.float32] | None
     pieces: tuple[Piece, ...]
@@ -96,12 +98,11 @@ def view_rows(pipeline: Pipeline, step: int, rows: Sequence[int] | None = None) 
         of_row = lines.select(lines.row == places[row])
         columns = _columns({name: array[row] for name, array in batch.items()})
         pieces = _pieces(of_row)
-        notes = [*_notes(batch, row, columns["segments"], pieces)]
+        notes = _notes(batch, row, columns["segments"], pieces)
         if failing is not None and failing[row]:
             notes.append("NgramFilter took the loss off this row: it repeats itself.")
-        at: dict[str, Any] = {"step": step, "epoch": int(of_row.epoch[0]), "row": row}
-        at |= {"place": int(of_row.row[0]), "instance": int(of_row.instance[0])}
-        views.append(RowView(**at, **columns, pieces=pieces, notes=tuple(notes)))
+        at: Any = {"epoch": int(of_row.epoch[0]), "place": int(of_row.row[0]), "instance": int(of_row.instance[0])}
+        views.append(RowView(step=step, row=row, **at, **columns, pieces=pieces, notes=tuple(notes)))
     return views
 
 
@@ -124,61 +125,54 @@ def place_of(piece: Piece) -> str:
 
 def _columns(row: Element) -> dict[str, Any]:
     """Return tokens, segments, positions, loss and weights of a row."""
-    if row.keys() >= set(_BATCH):
-        inputs, segments, positions = (row[key].astype(np.int64) for key in (_BATCH[0], _BATCH[3], _BATCH[2]))
-        taken = row["targets_segmentation"] != 0
-        loss, weights = np.append(False, taken), row.get("targets_weights")
-        weights = None if weights is None else np.append(np.float32(0), weights).astype(np.float32)
-        if len(taken) and taken[-1]:
-            inputs = np.append(inputs, np.int64(row["targets"][-1]))
-            segments = np.append(segments, np.int64(row["targets_segmentation"][-1]))
-            positions = np.append(positions, positions[-1] + 1)
-    elif row.keys() >= set(_SOURCE):
-        inputs, segments, positions = (row[key].astype(np.int64) for key in (_SOURCE[0], _SOURCE[3], _SOURCE[2]))
-        loss, weights = row["loss_mask"], row.get("loss_weights")
-    else:
+    shifted = row.keys() >= set(_BATCH)
+    if not shifted and not row.keys() >= set(_SOURCE):
         raise PipelineError(
             f"a batch with the keys {', '.join(row)}: expected those of ShiftTargets ({', '.join(_BATCH)}) or of the source "
             f"({', '.join(_SOURCE)}). Other batches can't be shown."
         )
-    count = len(inputs)
-    return {
-        "tokens": inputs,
-        "segments": segments,
-        "positions": positions,
-        "loss": loss[:count],
-        "weights": None if weights is None else weights[:count],
-    }
+    tokens, segments, positions = (row[key].astype(np.int64) for key in (_BATCH if shifted else _SOURCE)[:3])
+    if not shifted:
+        loss, weights = row["loss_mask"], row.get("loss_weights")
+    else:
+        loss, weights = np.append(False, row["targets_segmentation"] != 0), row.get("targets_weights")
+        if loss[-1]:
+            tokens = np.append(tokens, np.int64(row["targets"][-1]))
+            segments = np.append(segments, np.int64(row["targets_segmentation"][-1]))
+            positions = np.append(positions, positions[-1] + 1)
+        loss = loss[: len(tokens)]
+        weights = None if weights is None else np.append(np.float32(0), weights).astype(np.float32)[: len(tokens)]
+    return {"tokens": tokens, "segments": segments, "positions": positions, "loss": loss, "weights": weights}
 
 
 def _pieces(lines: Trace) -> tuple[Piece, ...]:
     """Return the pieces of a row's trace; none for a row of padding alone."""
-    columns = {name: column.tolist() for name, column in lines.columns().items()}
+    names = ("segment", "document", "source", "record", "shard", "start", "stop")
+    found = lines.select(lines.instance >= 0).columns()
     return tuple(
         Piece(
-            segment=columns["segment"][at],
-            document=None if columns["document"][at] < 0 else columns["document"][at],
-            source=lines.source_names[columns["source"][at]],
-            record=None if columns["record"][at] < 0 else columns["record"][at],
-            file=lines.paths[columns["shard"][at]],
-            start=columns["start"][at],
-            stop=columns["stop"][at],
+            segment=segment,
+            document=None if document < 0 else document,
+            source=lines.source_names[source],
+            record=None if record < 0 else record,
+            file=lines.paths[shard],
+            start=start,
+            stop=stop,
         )
-        for at in np.flatnonzero(lines.instance >= 0).tolist()
+        for segment, document, source, record, shard, start, stop in zip(
+            *(found[name].tolist() for name in names), strict=True
+        )
     )
 
 
-def _notes(batch: Element, row: int, segments: npt.NDArray[np.int64], pieces: Sequence[Piece]) -> list[str]:
+def _notes(batch: Element, row: int, segments: Ints, pieces: Sequence[Piece]) -> list[str]:
     """Return a sentence for each difference between the batch and its trace, or its shifted targets."""
     notes = []
-    counts = np.bincount(segments)
-    stated = np.zeros(max(len(counts), max((piece.segment for piece in pieces), default=0) + 1), np.int64)
+    count = max(segments.max(initial=0), max((piece.segment for piece in pieces), default=0)) + 1
+    found, stated = np.bincount(segments, minlength=count), np.zeros(count, np.int64)
     for piece in pieces:
         stated[piece.segment] += piece.stop - piece.start
-    found = np.zeros_like(stated)
-    found[: len(counts)] = counts
-    found[0] = stated[0] = 0
-    differing = np.flatnonzero(found != stated)
+    differing = np.flatnonzero(found[1:] != stated[1:]) + 1
     cut = len(differing) and found[differing[0]] < stated[differing[0]] and not found[differing[0] + 1 :].any()
     if len(differing) and not cut:  # a last column that is cut off is expected
         notes.append(
@@ -198,10 +192,6 @@ def _notes(batch: Element, row: int, segments: npt.NDArray[np.int64], pieces: Se
 
 def _failing(pipeline: Pipeline, batch: Element) -> npt.NDArray[np.bool_] | None:
     """Return which rows of the batch the pipeline's filter rejects; None without a filter."""
-    tokens = batch["inputs"] if "inputs" in batch else batch.get("tokens")
-    segments = batch["inputs_segmentation"] if "inputs" in batch else batch.get("segment_ids")
-    for transform in pipeline.transforms:
-        if trait(transform, "filters_repetition") and tokens is not None:
-            failing: npt.NDArray[np.bool_] = transform.fails(tokens, segments)
-            return failing
-    return None
+    chosen: Any = next((each for each in pipeline.transforms if trait(each, "filters_repetition")), None)
+    tokens, segments = _BATCH[:2] if "inputs" in batch else _SOURCE[:2]
+    return None if chosen is None or tokens not in batch else chosen.fails(batch[tokens], batch.get(segments))

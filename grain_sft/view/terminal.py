@@ -1,17 +1,20 @@
-"""A row as lines of a terminal."""
+"""Rows of a step as lines of a terminal, also in a notebook: `Pipeline.show`."""
 
 from __future__ import annotations
 
 import os
+import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from grain_sft.view.rows import RowView, place_of, segment_runs
-from grain_sft.view.token_text import TokenTexts, shown_texts
-from grain_sft.view.visible import columns
+from grain_sft.arguments import as_integer
+from grain_sft.errors import MissingExtraError, PipelineError
+from grain_sft.pipeline import Pipeline
+from grain_sft.view.rows import RowView, place_of, segment_runs, view_rows
+from grain_sft.view.text import TokenTexts, columns, shown_texts, texts_of
 
 _COLOURS = (36, 33, 35, 32, 34, 31)  # cyan, yellow, magenta, green, blue, red: one segment after the other
 _RESET, _NO_LOSS, _SPECIAL = "\x1b[0m", "2", "7"
@@ -35,6 +38,20 @@ def wants_colour() -> bool:
     return sys.stdout.isatty() or "ipykernel" in type(sys.stdout).__module__
 
 
+def show(pipeline: Pipeline, step: int, rows: int | Sequence[int], tokenizer: str | os.PathLike[str] | None) -> None:
+    """Print rows of a step; see `Pipeline.show`."""
+    try:
+        texts = texts_of(pipeline.source.layout.corpus, tokenizer, print, "tokenizer=PATH")
+    except MissingExtraError as error:
+        print(f"Ids are shown: {error}")
+        texts = TokenTexts(None)
+    if not isinstance(rows, Sequence):
+        rows = range(min(as_integer("rows", rows, 1, PipelineError), len(pipeline.sampler.rows(step))))
+    colour, width = wants_colour(), shutil.get_terminal_size().columns
+    for view in view_rows(pipeline, step, rows):
+        print(*row_lines(view, texts, colour=colour, width=width), "", sep="\n")
+
+
 def row_lines(view: RowView, texts: TokenTexts, *, colour: bool, width: int) -> Iterator[str]:
     """Yield the lines of a row: a heading, and of each segment its pieces and its tokens, wrapped.
 
@@ -52,27 +69,23 @@ def row_lines(view: RowView, texts: TokenTexts, *, colour: bool, width: int) -> 
     yield f"{len(view.tokens):,} tokens, {int(view.loss.sum()):,} take loss"
     yield from view.notes
     for segment, first, stop in segment_runs(view):
+        yield ""
         if not segment:
             ids = ", ".join(map(str, np.unique(view.tokens[first:stop])[:3].tolist()))
-            yield ""
             yield f"padding: {stop - first:,} tokens of id {ids}"
             continue
-        yield ""
         code = _COLOURS[(segment - 1) % len(_COLOURS)]
         loss = int(view.loss[first:stop].sum())
         heading = f"segment {segment}: tokens {first:,} to {stop - 1:,}, {loss:,} of {stop - first:,} take loss"
         yield _styled(heading, f"1;{code}", colour)
-        for piece in view.pieces:
-            if piece.segment == segment:
-                yield f"  {place_of(piece)}"
+        yield from (f"  {place_of(piece)}" for piece in view.pieces if piece.segment == segment)
         yield from _wrapped(_cells(view, texts, first, stop), colour, code, max(width - _GUTTER, 16))
 
 
 def _cells(view: RowView, texts: TokenTexts, first: int, stop: int) -> Iterator[Cell]:
     numbers = view.tokens[first:stop].tolist()
-    shown = shown_texts(numbers, texts)
     loss, positions = view.loss[first:stop].tolist(), view.positions[first:stop].tolist()
-    for number, text, takes, position in zip(numbers, shown, loss, positions, strict=True):
+    for number, text, takes, position in zip(numbers, shown_texts(numbers, texts), loss, positions, strict=True):
         yield Cell(text, takes, texts.is_special(number), position, text.endswith("⏎"))
 
 
@@ -97,13 +110,10 @@ def _wrapped(cells: Iterator[Cell], colour: bool, code: int, width: int) -> Iter
 
 def _fitting(cell: Cell, width: int) -> Iterator[Cell]:
     """Yield the token in parts that fit into a line."""
-    if columns(cell.text) <= width:
-        yield cell
-        return
-    size = max(width // 2, 1)
-    parts = [cell.text[at : at + size] for at in range(0, len(cell.text), size)]
-    for number, part in enumerate(parts):
-        yield cell._replace(text=part, ends_line=cell.ends_line and number == len(parts) - 1)
+    size = len(cell.text) if columns(cell.text) <= width else max(width // 2, 1)
+    for at in range(0, max(len(cell.text), 1), size or 1):
+        ends_line = cell.ends_line and at + size >= len(cell.text)
+        yield cell._replace(text=cell.text[at : at + size], ends_line=ends_line)
 
 
 def _runs(line: list[Cell]) -> int:
@@ -117,10 +127,10 @@ def _line(line: list[Cell], colour: bool, code: int) -> str:
         if colour:
             style = f"{code}" if cell.loss else f"{_NO_LOSS};{code}"
             parts.append(_styled(cell.text, f"{style};{_SPECIAL}" if cell.special else style, True))
-            continue
-        opens = cell.loss and (not at or not line[at - 1].loss)
-        closes = cell.loss and (at == len(line) - 1 or not line[at + 1].loss)
-        parts.append(("⟦" if opens else "") + cell.text + ("⟧" if closes else ""))
+        else:
+            opens = cell.loss and (not at or not line[at - 1].loss)
+            closes = cell.loss and (at == len(line) - 1 or not line[at + 1].loss)
+            parts.append("⟦" * opens + cell.text + "⟧" * closes)
     return f"{line[0].position:>{_GUTTER - 3},} │ {''.join(parts)}"
 
 

@@ -16,8 +16,7 @@ from grain_sft.errors import PipelineError, RowIndexError
 from grain_sft.provenance import tokenizer_of
 from grain_sft.view.rows import segment_runs, view_rows
 from grain_sft.view.terminal import row_lines
-from grain_sft.view.token_text import TokenTexts
-from grain_sft.view.visible import columns, visible
+from grain_sft.view.text import TokenTexts, columns, visible
 
 HOST = Host(0, 1)
 

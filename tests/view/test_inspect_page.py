@@ -3,6 +3,7 @@
 import base64
 import json
 import re
+import sys
 
 import numpy as np
 import pytest
@@ -12,8 +13,7 @@ from grain_sft.cli.main import main
 from grain_sft.provenance import tokenizer_of
 from grain_sft.view import inspect_page
 from grain_sft.view.rows import place_of, segment_runs, view_rows
-from grain_sft.view.token_text import TokenTexts, shown_texts
-from grain_sft.view.visible import visible
+from grain_sft.view.text import TokenTexts, shown_texts, visible
 
 STEP = 2
 
@@ -106,9 +106,9 @@ def test_the_ends_of_a_run_have_one_neighbour(run, pipeline, tmp_path):
 
 
 def test_of_very_many_tokens_the_first_rows_are_on_the_page(pipeline, texts, tmp_path, monkeypatch):
-    monkeypatch.setattr(inspect_page, "MOST_TOKENS", 2 * 3 * 512 + 5)
+    monkeypatch.setattr(sys.modules["grain_sft.view.inspect_page"], "MOST_TOKENS", 2 * 3 * 512 + 5)
     path = tmp_path / "some.html"
-    path.write_text(inspect_page.inspect_page(pipeline, STEP, texts))
+    path.write_text(inspect_page(pipeline, STEP, texts))
     assert [len(step["rows"]) for step in data_of(path)["steps"]] == [2, 2, 2]
     assert {step["rows_of_batch"] for step in data_of(path)["steps"]} == {4}
 
@@ -158,7 +158,7 @@ def test_weights_ids_of_four_bytes_and_ids_without_a_text(write_tokens, tmp_path
     transform = type("Weigh", (grain.transforms.Map,), {"map": Weighted.map})()
     pipeline = Pipeline(source, IndexSampler(6, global_batch_size=2, seed=0), [transform, ShiftTargets()])
     path = tmp_path / "weights.html"
-    path.write_text(inspect_page.inspect_page(pipeline, 1, TokenTexts(None)))
+    path.write_text(inspect_page(pipeline, 1, TokenTexts(None)))
     batch = pipeline[1]
     data = data_of(path)
     for row, held in enumerate(data["steps"][1]["rows"]):

@@ -63,5 +63,5 @@ def test_the_limit_copies_arrays_of_the_batch_each_once():
 def test_the_report_measures_that_limit(run):
     config, _ = run
     pipeline = grain_sft.load(config, host=Host(0, 1))
-    figures = measuring.report_speed(pipeline, 0.01)
+    figures = of_config.report_speed(pipeline, 0.01)
     assert figures["rows"][0]["name"] == measuring.LIMIT and figures["rows"][0]["of_limit"] == 1

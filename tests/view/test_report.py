@@ -14,9 +14,10 @@ from grain_sft.cli.main import main
 from grain_sft.layout.packing import ALGORITHMS
 from grain_sft.layout.report import algorithm_title, packing_report
 from grain_sft.transforms import NgramFilter
-from grain_sft.view import report_corpus, report_steps
+from grain_sft.view import report as report_module
+from grain_sft.view import report_corpus
 from grain_sft.view.report import make_report
-from grain_sft.view.token_text import TokenTexts
+from grain_sft.view.text import TokenTexts
 
 pytest.importorskip("matplotlib", reason="needs the extra 'report'")
 
@@ -233,7 +234,7 @@ def test_very_much_is_sampled_and_said(write_tokens, tmp_path, monkeypatch, conf
     path.write_text(json.dumps(sections))
     monkeypatch.setattr(report_corpus, "MOST_SCANNED", 4000)
     monkeypatch.setattr(report_corpus, "MOST_PACKED", 60)
-    monkeypatch.setattr(report_steps, "MOST_TOKENS", 1000)
+    monkeypatch.setattr(report_module, "MOST_TOKENS", 1000)
     report = make_report(load(path, host=Host(0, 1)), TokenTexts(None), steps=64)
     assert report["lengths"]["documents"] == 4 * 20
     assert report["lengths"]["sampled"].startswith("Of 4 of the 8 files at equal distances, 50.0% of the tokens")

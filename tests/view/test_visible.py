@@ -17,8 +17,7 @@ from tokenizer_makers import (
 )
 
 from grain_sft.prepare.tokenizers import load_tokenizer
-from grain_sft.view.token_text import TokenTexts, split_characters
-from grain_sft.view.visible import columns, visible, visible_line
+from grain_sft.view.text import TokenTexts, columns, split_characters, visible, visible_line
 
 ANYTHING = st.text(st.characters(), max_size=20)
 
