@@ -7,8 +7,7 @@ from grain_sft.sampling.mixture import Mixture, OnExhausted
 from grain_sft.sampling.mixture_sampler import MixtureLastBatch, MixtureSampler
 from grain_sft.sampling.orders import ORDERS, Order
 from grain_sft.sampling.sampler import Sampler
-from grain_sft.sampling.slots import BatchSlots
-from grain_sft.sampling.streams import EpochSpan, EpochStream, SourceOrder
+from grain_sft.sampling.streams import BatchSlots, EpochSpan, EpochStream, SourceOrder
 
 __all__ = [
     "ORDERS",

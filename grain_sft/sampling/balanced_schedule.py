@@ -14,13 +14,15 @@ from __future__ import annotations
 
 import functools
 import heapq
+import itertools
 import math
+from collections.abc import Iterator
 from fractions import Fraction
 
 import numpy as np
 import numpy.typing as npt
 
-Ints = npt.NDArray[np.int64]
+from grain_sft.sampling.orders import Ints
 
 _INT64 = 1 << 62
 
@@ -35,64 +37,53 @@ class ScheduleTable:
 
     Attributes:
       bound: Rows that a source may be away from its share, from an even start on.
+      table_rows: Rows of the table.
     """
 
     def __init__(self, weights: tuple[int, ...], deficit: tuple[Fraction, ...], num_rows: int | None = None) -> None:
-        common = math.gcd(*weights)
-        weights = tuple(weight // common for weight in weights)
+        common, number = math.gcd(*weights), len(weights)
         active = sum(weight > 0 for weight in weights)
         self.bound = 0.0 if active == 1 else 1 - 1 / (2 * (active - 1))
-        self._weights = weights
-        repeats = not any(deficit)
-        choices, self._begin = _choices(weights, deficit, None if repeats else num_rows)
-        self._choices = choices
-        self._period = len(choices) - self._begin
-        order = np.argsort(choices, kind="stable")
-        self._ends: Ints = np.cumsum(np.bincount(choices, minlength=len(weights)))
-        self._starts = self._ends - np.bincount(choices, minlength=len(weights))
-        self._rows_by_source = order.astype(np.uint32)  # of the rows of each source, source after source
-        self._ranks = np.empty(len(choices), np.uint32)  # rows of the same source before each
-        self._ranks[order] = np.arange(len(choices)) - self._starts[choices[order]]
-        before = [int(np.searchsorted(self._of(source), self._begin)) for source in range(len(weights))]
-        self._before = np.array(before, np.int64)  # rows of each source before the period
-        self._each = self._ends - self._starts - self._before  # and in it
-
-    def _of(self, source: int) -> npt.NDArray[np.uint32]:
-        return self._rows_by_source[self._starts[source] : self._ends[source]]
-
-    @property
-    def table_rows(self) -> int:
-        """Rows of the table."""
-        return len(self._choices)
+        self._choices, self._begin = _choices(
+            tuple(weight // common for weight in weights), deficit, num_rows if any(deficit) else None
+        )
+        self.table_rows = len(self._choices)
+        self._period = self.table_rows - self._begin
+        self._before = np.bincount(
+            self._choices[: self._begin], minlength=number
+        )  # rows of each source before the period
+        self._each = np.bincount(self._choices[self._begin :], minlength=number)  # and in it
+        order = np.argsort(self._choices, kind="stable").astype(np.uint32)
+        self._rows = np.split(order, np.cumsum(self._before + self._each)[:-1])  # of each source
+        self._ranks = np.empty(self.table_rows, np.uint32)  # rows of the same source before each
+        for rows in self._rows:
+            self._ranks[rows] = np.arange(len(rows))
 
     def choose(self, rows: Ints) -> tuple[Ints, Ints]:
         """Return the source of each of `rows` (int64 [n]), and the number of rows taken from it before."""
-        periods, at = self._folded(rows)
+        periods = np.maximum(rows - self._begin, 0) // self._period
+        at = rows - periods * self._period
         sources = self._choices[at].astype(np.int64)
         return sources, self._ranks[at] + periods * self._each[sources]
 
     def counts(self, row: int) -> list[int]:
         """Return the rows taken from each source before `row`."""
-        periods, at = (int(value[0]) for value in self._folded(np.array([row])))
-        counts = [int(np.searchsorted(self._of(source), at)) for source in range(len(self._weights))]
-        return [count + periods * int(each) for count, each in zip(counts, self._each, strict=True)]
+        periods = max(row - self._begin, 0) // self._period
+        at = row - periods * self._period
+        return [
+            int(np.searchsorted(rows, at)) + periods * int(each)
+            for rows, each in zip(self._rows, self._each, strict=True)
+        ]
 
     def find(self, source: int, numbers: Ints) -> Ints:
         """Return the row at which `source` gives each of its rows `numbers` (int64 [n], from 0); -1 where it never does."""
-        rows, before, each = self._of(source), int(self._before[source]), int(self._each[source])
-        periods = np.zeros(len(numbers), np.int64)
-        if each:
-            periods = np.maximum(numbers - before, 0) // each
+        rows, before, each = self._rows[source], int(self._before[source]), int(self._each[source])
+        periods = np.maximum(numbers - before, 0) // each if each else np.zeros(len(numbers), np.int64)
         at = numbers - periods * each
         there = at < len(rows)
         found = np.full(len(numbers), -1, np.int64)
         found[there] = rows[at[there]] + periods[there] * self._period
         return found
-
-    def _folded(self, rows: Ints) -> tuple[Ints, Ints]:
-        """Return the number of whole periods before each row, and its row in the table."""
-        periods = np.maximum(rows - self._begin, 0) // self._period
-        return periods, rows - periods * self._period
 
 
 @functools.lru_cache(maxsize=16)
@@ -101,101 +92,88 @@ def _choices(
 ) -> tuple[npt.NDArray[np.unsignedinteger], int]:
     """Return the sources in turn, uint8 or uint16, until they repeat or there are `num_rows`; and where the period begins.
 
-    The choices depend on the rows of each source beyond its share, and on the position in the period of the weights. Where both
-    recur, all that follows recurs. With a deficit at the start, the bound of even starts may be out of reach; then the bound is
-    a whole row, and if that is too, the source that would exceed it first comes first.
+    With a deficit at the start, the bound of even starts may be out of reach; then the bound is a whole row, and if that is
+    too, the source that would exceed it first comes first.
     """
-    bounds = [None, Fraction(0)] if any(deficit) else [None]
-    for slack in bounds:
-        queue = _Queue(weights, deficit, slack)
-        begins = {tuple(0 for _ in weights): 0}
-        chosen: list[int] = []
-        while not queue.late or slack is bounds[-1]:
-            chosen += queue.period(num_rows)
-            beyond = tuple(count - weight * queue.periods for count, weight in zip(queue.counts, weights, strict=True))
-            if beyond in begins or (num_rows is not None and len(chosen) >= num_rows):
-                dtype = np.uint8 if len(weights) <= 1 << 8 else np.uint16
-                if not queue.late or slack is bounds[-1]:
-                    return np.array(chosen, dtype), begins.get(beyond, 0)
-            begins[beyond] = len(chosen)
-    raise AssertionError("the last bound is taken as it comes")
+    tight = Fraction(1, 2 * max(1, sum(weight > 0 for weight in weights) - 1))  # one less the bound
+    for slack in (tight, Fraction(0)):
+        found = _repeating(weights, deficit, slack, num_rows, strict=any(deficit) and slack > 0)
+        if found is not None:
+            return found
+    raise AssertionError("the last bound is not strict")
 
 
-class _Queue:
-    """Rows that wait to be taken, by the row at which they are late."""
+def _repeating(
+    weights: tuple[int, ...], deficit: tuple[Fraction, ...], slack: Fraction, num_rows: int | None, *, strict: bool
+) -> tuple[npt.NDArray[np.unsignedinteger], int] | None:
+    """Return `_choices` for a bound of 1 - `slack`; None where it is out of reach, and `strict`.
 
-    def __init__(self, weights: tuple[int, ...], deficit: tuple[Fraction, ...], slack: Fraction | None) -> None:
-        self._weights, self._rows = weights, sum(weights)
-        self._active = [source for source, weight in enumerate(weights) if weight]
-        self._slack = Fraction(1, 2 * max(1, len(self._active) - 1)) if slack is None else slack  # one less the bound
-        self._deficit = deficit
-        self._made = [0] * len(weights)  # rows of each source that wait, or waited
-        self._waiting: list[int] = []  # when each row is due that was not due yet, and its key, by when it is due
-        self._keys: list[int] = []
-        self._passed = 0  # of these, that are due now
-        self._due: list[int] = []  # keys: when late, and the source
-        self.late = False  # whether a row was taken after it was late, or before it was due
-        self.periods = 0
-        self.counts = [0] * len(weights)
+    The choices depend on the rows of each source beyond its share, and on the position in the period of the weights. Where both
+    recur, all that follows recurs.
+    """
+    beyond = np.zeros(len(weights), np.int64)
+    begins: dict[bytes, int] = {}
+    chosen: list[npt.NDArray[np.unsignedinteger]] = []
+    rows = 0
+    for sources, kept in _periods(weights, deficit, slack, num_rows):
+        if strict and not kept:
+            return None
+        begins[beyond.tobytes()] = rows
+        chosen.append(sources.astype(np.uint8 if len(weights) <= 1 << 8 else np.uint16))
+        rows += len(sources)
+        beyond = beyond + np.bincount(sources, minlength=len(weights)) - weights
+        if beyond.tobytes() in begins or (num_rows is not None and rows >= num_rows):
+            break
+    return np.concatenate(chosen), begins.get(beyond.tobytes(), 0)
 
-    def period(self, num_rows: int | None) -> list[int]:
-        """The sources of the next `sum(weights)` rows, or of as many as are left of `num_rows`."""
-        first = self.periods * self._rows
-        end = first + self._rows if num_rows is None else min(first + self._rows, num_rows)
-        self._make(end)
-        taken = self._take(first, end)
-        lasts, sources = np.divmod(np.array(taken), len(self._weights))
-        self.late = self.late or bool((lasts < np.arange(first + 1, end + 1)).any())
-        self.periods += 1
-        for source, count in enumerate(np.bincount(sources.astype(np.int64), minlength=len(self._weights)).tolist()):
-            self.counts[source] += count
-        chosen: list[int] = sources.tolist()
-        return chosen
 
-    def _take(self, first: int, end: int) -> list[int]:
-        """The keys of the rows that are taken after row `first`, up to row `end`."""
-        due, waiting, keys, passed, taken = self._due, self._waiting, self._keys, self._passed, []
-        push, pop, count = heapq.heappush, heapq.heappop, len(waiting)
+def _periods(
+    weights: tuple[int, ...], deficit: tuple[Fraction, ...], slack: Fraction, num_rows: int | None
+) -> Iterator[tuple[Ints, bool]]:
+    """Yield the sources of the next `sum(weights)` rows in turn, or of as many as are left of `num_rows`; and whether each
+    row of these is taken after it is due and before it is late."""
+    push, pop, number, period = heapq.heappush, heapq.heappop, len(weights), sum(weights)
+    due: list[int] = []  # keys of rows that are due and not taken
+    passed = np.zeros(number, np.int64)  # rows of each source that are or were due
+    for first in itertools.count(0, period):
+        end = first + period if num_rows is None else min(first + period, num_rows)
+        begins, keys = _waiting(weights, deficit, slack, passed, end)
+        count, taken, kept = 0, [], True
         for row in range(first + 1, end + 1):
-            while passed < count and waiting[passed] <= row:
-                push(due, keys[passed])
-                passed += 1
-            if not due:  # nothing is due: what is due first
-                self.late, self._passed = True, passed
-                if passed == count:
-                    self._make(end, extra=True)
-                    waiting, keys, passed, count = self._waiting, self._keys, 0, len(self._waiting)
-                push(due, keys[passed])
-                passed += 1
+            while begins[count] <= row:
+                push(due, keys[count])
+                count += 1
+            if not due:  # take what is due first
+                kept = False
+                push(due, keys[count])
+                count += 1
             taken.append(pop(due))
-        self._passed = passed
-        return taken
+        passed += np.bincount(np.array(keys[:count], np.int64) % number, minlength=number)
+        lasts, sources = np.divmod(np.array(taken, np.int64), number)
+        yield sources, kept and bool((lasts >= np.arange(first + 1, end + 1)).all())
 
-    def _make(self, last: int, extra: bool = False) -> None:
-        """Let all rows wait that are due by row `last` (counted from 1), and with `extra` one more of each source."""
-        firsts = [np.array(self._waiting[self._passed :], np.int64)]
-        keys = [np.array(self._keys[self._passed :], np.int64)]
-        for source in self._active:
-            share = Fraction(self._weights[source], self._rows)
-            wanted = math.floor(self._deficit[source] + share * last - self._slack) + 1
-            begin = self._made[source]
-            stop = max(begin, wanted) + extra
-            first, key = self._windows(source, begin, stop)
-            firsts.append(first)
-            keys.append(key)
-            self._made[source] = stop
-        joined, of_joined = np.concatenate(firsts), np.concatenate(keys)
-        order = np.lexsort((of_joined, joined))
-        self._waiting, self._keys, self._passed = joined[order].tolist(), of_joined[order].tolist(), 0
 
-    def _windows(self, source: int, begin: int, stop: int) -> tuple[Ints, Ints]:
-        """When each of some rows of a source (from 0) is due, and its key."""
-        weight, number = self._weights[source], len(self._weights)
-        due, late = self._slack - self._deficit[source], 1 - self._slack - self._deficit[source]
+def _waiting(
+    weights: tuple[int, ...], deficit: tuple[Fraction, ...], slack: Fraction, passed: Ints, end: int
+) -> tuple[list[int], list[int]]:
+    """Return when each row is due, counted from 1, and its key, which is when it is late and its source; in this order.
+
+    The rows are those from `passed` on that are due by `end`, and of each source as many more as may be taken before they are
+    due: what sources of weight 0 lack, and one.
+    """
+    number, period, spare = len(weights), sum(weights), int(sum(map(abs, deficit))) + 3
+    firsts, keys = [], []
+    for source in np.flatnonzero(weights).tolist():
+        weight, due, late = weights[source], slack - deficit[source], 1 - slack - deficit[source]
+        begin = int(passed[source])
+        stop = max(begin, math.floor(Fraction(weight * end, period) - due) + 1) + spare
         unit = math.lcm(due.denominator, late.denominator)
-        dtype = np.int64 if (stop + 3) * unit * self._rows * number < _INT64 else object
+        dtype = np.int64 if (stop + 3) * unit * period * number < _INT64 else object
         numbers = np.arange(begin, stop).astype(dtype) * unit
-        low, high = int(due * unit), int(late * unit)
-        first = -((-(numbers + low) * self._rows) // (weight * unit))  # from when it is due
-        last = (numbers + high) * self._rows // (weight * unit) + 1  # when it would be late
-        return first.astype(np.int64), (last * number + source).astype(np.int64)
+        first = -((-(numbers + int(due * unit)) * period) // (weight * unit))
+        last = (numbers + int(late * unit)) * period // (weight * unit) + 1
+        firsts.append(first.astype(np.int64))
+        keys.append((last * number + source).astype(np.int64))
+    begins, of_begins = np.concatenate(firsts), np.concatenate(keys)
+    order = np.lexsort((of_begins, begins))
+    return begins[order].tolist(), of_begins[order].tolist()

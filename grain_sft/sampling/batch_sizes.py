@@ -1,19 +1,17 @@
-"""BatchSizes: the rows of the global batch of each step, and the rows before it."""
+"""Rows of the global batch of each step, and the rows before it."""
 
 from __future__ import annotations
 
+import functools
 import sys
 from bisect import bisect_right
 from collections.abc import Iterable
 
 import numpy as np
-import numpy.typing as npt
 
 from grain_sft.arguments import as_integer
 from grain_sft.errors import SamplerError
-
-Ints = npt.NDArray[np.int64]
-Schedule = tuple[tuple[int, int], ...]
+from grain_sft.sampling.orders import Ints
 
 
 class BatchSizes:
@@ -32,15 +30,18 @@ class BatchSizes:
 
     def __init__(self, first: int, schedule: Iterable[tuple[int, int]] = ()) -> None:
         self.steps, self.sizes = [0], [as_integer("global_batch_size", first, 1, SamplerError)]
-        for entry in checked_entries(schedule, "(step, global_batch_size)"):
-            self.steps.append(entry[0])
-            self.sizes.append(as_integer(f"schedule: global_batch_size at step {entry[0]}", entry[1], 1, SamplerError))
-        self._before = [0]
-        for step, following, size in zip(self.steps[:-1], self.steps[1:], self.sizes[:-1], strict=True):
-            self._before.append(self._before[-1] + (following - step) * size)
+        self._before = [0]  # rows before each of `steps`
+        for step, size in checked_entries(schedule, "(step, global_batch_size)"):
+            self._before.append(self._before[-1] + (step - self.steps[-1]) * self.sizes[-1])
+            self.steps.append(step)
+            self.sizes.append(as_integer(f"schedule: global_batch_size at step {step}", size, 1, SamplerError))
+
+    @functools.cached_property
+    def _columns(self) -> Ints:
+        return np.array([self.steps, self.sizes, self._before], np.int64)
 
     @property
-    def schedule(self) -> Schedule:
+    def schedule(self) -> tuple[tuple[int, int], ...]:
         """The changes, as given."""
         return tuple(zip(self.steps[1:], self.sizes[1:], strict=True))
 
@@ -50,8 +51,7 @@ class BatchSizes:
 
     def steps_of_one_size(self, step: int) -> int:
         """Return the number of steps from `step` on that have its size; `sys.maxsize` where all do."""
-        following = bisect_right(self.steps, step)
-        return self.steps[following] - step if following < len(self.steps) else sys.maxsize
+        return next((change - step for change in self.steps if change > step), sys.maxsize)
 
     def before(self, step: int) -> int:
         """Return the rows of all steps before `step`."""
@@ -65,16 +65,14 @@ class BatchSizes:
 
     def begins(self, steps: Ints) -> tuple[Ints, Ints]:
         """Return the rows before each of `steps`, int64 [n], and the rows of each."""
-        piece = np.searchsorted(self.steps, steps, side="right") - 1
-        sizes = np.array(self.sizes, np.int64)[piece]
-        before = np.array(self._before, np.int64)[piece]
-        return before + (steps - np.array(self.steps, np.int64)[piece]) * sizes, sizes
+        first, sizes, before = self._columns[:, np.searchsorted(self.steps, steps, side="right") - 1]
+        return before + (steps - first) * sizes, sizes
 
     def steps_of(self, rows: Ints) -> Ints:
         """Return the step that reads each of `rows`, int64 [n], rows of the run."""
-        piece = np.searchsorted(self._before, rows, side="right") - 1
-        past = rows - np.array(self._before, np.int64)[piece]
-        return np.array(self.steps, np.int64)[piece] + past // np.array(self.sizes, np.int64)[piece]
+        first, sizes, before = self._columns[:, np.searchsorted(self._before, rows, side="right") - 1]
+        steps: Ints = first + (rows - before) // sizes
+        return steps
 
     def shared(self, hosts: int) -> BatchSizes:
         """Return the rows of a step that each of `hosts` reads.
@@ -82,8 +80,7 @@ class BatchSizes:
         Raises:
           SamplerError: A size is not a multiple of `hosts`.
         """
-        for step, size in zip(self.steps, self.sizes, strict=True):
-            check_divided(size, hosts, step if len(self.sizes) > 1 else None)
+        self.check_from(0, hosts)
         return BatchSizes(self.sizes[0] // hosts, [(step, size // hosts) for step, size in self.schedule])
 
     def check_from(self, step: int, hosts: int) -> None:
@@ -92,9 +89,8 @@ class BatchSizes:
         Raises:
           SamplerError: It names the first such step.
         """
-        for first, size in zip(self.steps, self.sizes, strict=True):
-            following = next((each for each in self.steps if each > first), None)
-            if following is None or following > step:
+        for first, size, end in zip(self.steps, self.sizes, [*self.steps[1:], step + 1], strict=True):
+            if end > step:
                 check_divided(size, hosts, max(first, step) if len(self.sizes) > 1 else None)
 
 

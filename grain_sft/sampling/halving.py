@@ -13,12 +13,12 @@ from __future__ import annotations
 import dataclasses
 import math
 from fractions import Fraction
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-Ints = npt.NDArray[np.int64]
+from grain_sft.sampling.orders import Ints
 
 _HALF = Fraction(1, 2)
 _ALL_TRIED = 9  # sources up to which every cut is tried
@@ -29,8 +29,6 @@ _INT64 = 1 << 62
 class _Split:
     """Of the first t rows that reach it, the left branch gets floor(share * t + offset), at least 0 and at most t."""
 
-    left: _Split | int  # int: a source
-    right: _Split | int
     share: Fraction
     offset: Fraction
 
@@ -55,6 +53,9 @@ class _Split:
         return row
 
 
+_Tree: TypeAlias = "int | tuple[_Split, _Tree, _Tree]"  # int: a source
+
+
 class HalvingTree:
     """Choices among sources of constant weights, from row 0 on.
 
@@ -71,78 +72,58 @@ class HalvingTree:
     table_rows = 0
 
     def __init__(self, weights: tuple[int, ...], deficit: tuple[Fraction, ...]) -> None:
-        self._number = len(weights)
         self._weights, self._deficit = weights, deficit
+        self._paths: dict[
+            int, list[tuple[_Split, bool]]
+        ] = {}  # splits above each source, and whether it is to their left
+        self.bound = 0.0
         active = sorted((source for source, weight in enumerate(weights) if weight), key=lambda each: -weights[each])
-        self._root = self._node(active, 0.0)
-        self._paths: dict[int, list[tuple[_Split, bool]]] = {}
-        self.bound = float(self._walk(self._root, [], Fraction(0)))
+        self._root = self._tree(active, [], Fraction(0), 0.0)
 
-    def _node(self, sources: list[int], off: float) -> _Split | int:
-        """Return the tree of sources, heaviest first, that together are `off` rows from their share: divided where the worst
-        of them is best or, for many sources, where the halves are most even."""
+    def _tree(self, sources: list[int], path: list[tuple[_Split, bool]], off: Fraction, about: float) -> _Tree:
+        """Return the tree of sources, heaviest first, that together are `off` (as a float, `about`) rows from their share:
+        divided where the worst of them is best or, for many sources, where the halves are most even."""
         if len(sources) == 1:
+            self._paths[sources[0]] = path
+            self.bound = max(self.bound, float(off))
             return sources[0]
-        whole = self._sum(sources)
-        if len(sources) <= _ALL_TRIED:
-            _, cut = self._best([self._weights[source] / whole for source in sources], off)
-        else:
-            cut = min(range(1, len(sources)), key=lambda at: abs(2 * self._sum(sources[:at]) - whole))
-        left = sources[:cut]
-        share = Fraction(self._sum(left), whole)
-        deficit = sum((self._deficit[source] for source in sources), Fraction(0))
-        offset = sum((self._deficit[source] for source in left), Fraction(0)) - share * deficit + _HALF
-        part = float(share)
-        right = self._node(sources[cut:], 0.5 + (1 - part) * off)
-        return _Split(self._node(left, 0.5 + part * off), right, share, offset)
-
-    def _best(self, weights: list[float], off: float) -> tuple[float, int]:
-        """Return the least distance of the worst source over all ways to divide these sources, and the cut."""
-        if len(weights) == 1:
-            return off, 0
+        weights = [self._weights[source] for source in sources]
         whole = sum(weights)
-        tried = []
-        for cut in range(1, len(weights)):
-            part = sum(weights[:cut]) / whole
-            left, _ = self._best(weights[:cut], 0.5 + part * off)
-            right, _ = self._best(weights[cut:], 0.5 + (1 - part) * off)
-            tried.append((round(max(left, right), 12), cut))
-        return min(tried)
-
-    def _sum(self, sources: list[int]) -> int:
-        return sum(self._weights[source] for source in sources)
-
-    def _walk(self, node: _Split | int, path: list[tuple[_Split, bool]], off: Fraction) -> Fraction:
-        """Note the path of every source below a node that is `off` rows from its share; return the distance of the worst."""
-        if isinstance(node, int):
-            self._paths[node] = path
-            return off
-        left = self._walk(node.left, [*path, (node, True)], _HALF + node.share * off)
-        right = self._walk(node.right, [*path, (node, False)], _HALF + (1 - node.share) * off)
-        return max(left, right)
+        if len(sources) <= _ALL_TRIED:
+            _, cut = _best_cut([weight / whole for weight in weights], about)
+        else:
+            cut = min(range(1, len(sources)), key=lambda at: abs(2 * sum(weights[:at]) - whole))
+        share = Fraction(sum(weights[:cut]), whole)
+        deficits = [self._deficit[source] for source in sources]
+        split = _Split(share, sum(deficits[:cut], Fraction(0)) - share * sum(deficits, Fraction(0)) + _HALF)
+        part = float(share)
+        left = self._tree(sources[:cut], [*path, (split, True)], _HALF + share * off, 0.5 + part * about)
+        right = self._tree(sources[cut:], [*path, (split, False)], _HALF + (1 - share) * off, 0.5 + (1 - part) * about)
+        return split, left, right
 
     def choose(self, rows: Ints) -> tuple[Ints, Ints]:
         """Return the source of each of `rows` (int64 [n]), and the number of rows taken from it before."""
         sources, numbers = np.empty(len(rows), np.int64), np.empty(len(rows), np.int64)
-        stack: list[tuple[_Split | int, Ints, Ints]] = [(self._root, np.arange(len(rows)), rows)]
+        stack: list[tuple[_Tree, Ints, Ints]] = [(self._root, np.arange(len(rows)), rows)]
         while stack:
             node, at, local = stack.pop()
             if isinstance(node, int):
                 sources[at], numbers[at] = node, local
             elif len(at):
-                before = node.lefts(local)
-                left = node.lefts(local + 1) > before
-                stack.append((node.left, at[left], before[left]))
-                stack.append((node.right, at[~left], (local - before)[~left]))
+                split, left_branch, right_branch = node
+                before = split.lefts(local)
+                left = split.lefts(local + 1) > before
+                stack.append((left_branch, at[left], before[left]))
+                stack.append((right_branch, at[~left], (local - before)[~left]))
         return sources, numbers
 
     def counts(self, row: int) -> list[int]:
         """Return the rows taken from each source before `row`."""
-        found = [0] * self._number
+        found = [0] * len(self._weights)
         for source, path in self._paths.items():
             local = np.array([row], np.int64)
-            for node, left in path:
-                before = node.lefts(local)
+            for split, left in path:
+                before = split.lefts(local)
                 local = before if left else local - before
             found[source] = int(local[0])
         return found
@@ -151,9 +132,22 @@ class HalvingTree:
         """Return the row at which `source` gives each of its rows `numbers` (int64 [n], from 0); -1 where it never does."""
         if source not in self._paths:
             return np.full(len(numbers), -1, np.int64)
-        for node, left in reversed(self._paths[source]):
-            numbers = node.find(numbers, left)
+        for split, left in reversed(self._paths[source]):
+            numbers = split.find(numbers, left)
         return numbers
+
+
+def _best_cut(weights: list[float], off: float) -> tuple[float, int]:
+    """Return the least distance of the worst source over all ways to divide these sources, and the first cut."""
+    if len(weights) == 1:
+        return off, 0
+    tried = []
+    for cut in range(1, len(weights)):
+        part = sum(weights[:cut]) / sum(weights)
+        left, _ = _best_cut(weights[:cut], 0.5 + part * off)
+        right, _ = _best_cut(weights[cut:], 0.5 + (1 - part) * off)
+        tried.append((round(max(left, right), 12), cut))
+    return min(tried)
 
 
 def _wide(values: Ints, factor: int) -> npt.NDArray[Any]:

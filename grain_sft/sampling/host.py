@@ -22,15 +22,22 @@ class Host:
     def __post_init__(self) -> None:
         for name in ("index", "count"):  # plain ints, so that equal hosts have equal reprs
             object.__setattr__(self, name, as_integer(f"host {name}", getattr(self, name), -(1 << 63), SamplerError))
-        if self.count < 1 or not 0 <= self.index < self.count:
+        if not 0 <= self.index < self.count:
             raise SamplerError(
                 f"host index {self.index} of {self.count} hosts: expected 0 to {max(0, self.count - 1)}. "
                 "Under JAX it is Host(jax.process_index(), jax.process_count())."
             )
 
     @classmethod
+    def checked(cls, host: object) -> Host:
+        """Return `host`. Raises SamplerError where it is not a `Host`."""
+        if not isinstance(host, cls):
+            raise SamplerError(f"host={host!r}: expected Host(index, count).")
+        return host
+
+    @classmethod
     def from_jax(cls) -> Host:
-        """This JAX process among all. Starts JAX's backend, so call `jax.distributed.initialize` before."""
+        """Return this JAX process among all. Starts JAX's backend, so call `jax.distributed.initialize` before."""
         import jax
 
         return cls(jax.process_index(), jax.process_count())

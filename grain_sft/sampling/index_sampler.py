@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Iterable, Sequence
-from typing import Annotated, Any, Literal, get_args
+from collections.abc import Iterable
+from typing import Annotated, Literal, get_args
 
 import msgspec
 import numpy as np
@@ -13,12 +13,11 @@ import numpy as np
 from grain_sft.arguments import as_integer
 from grain_sft.errors import RowIndexError, SamplerError
 from grain_sft.layout import FILL_ROW
-from grain_sft.sampling.epochs import EndingEpochs, Epochs, RunningEpochs
+from grain_sft.sampling.epochs import EndingEpochs, RunningEpochs
 from grain_sft.sampling.host import Host
 from grain_sft.sampling.orders import ORDERS, Ints
 from grain_sft.sampling.sampler import Sampler
-from grain_sft.sampling.slots import BatchSlots, joined, scan
-from grain_sft.sampling.streams import EpochSpan, EpochStream, SourceOrder
+from grain_sft.sampling.streams import BatchSlots, EpochSpan, EpochStream, SourceOrder
 
 LastBatch = Literal["drop", "fill", "run_on"]
 
@@ -81,7 +80,7 @@ class IndexSampler(Sampler):
     ) -> None:
         source = SourceOrder(num_instances, seed, order, bool(shuffle), epochs)
         self.num_instances, self.seed, self.epochs = source.num_instances, source.seed, source.epochs
-        self.order, self.shuffle, self.last_batch = order, source.shuffle, last_batch
+        self.order, self.shuffle, self.last_batch, self.cache_dir = order, source.shuffle, last_batch, cache_dir
         if last_batch not in get_args(LastBatch):
             raise SamplerError(f"last_batch={last_batch!r}: expected one of {', '.join(get_args(LastBatch))}.")
         traits = ORDERS[order]
@@ -89,35 +88,30 @@ class IndexSampler(Sampler):
         if last_batch == "fill" and traits.runs_on:
             raise SamplerError(f"last_batch='fill': order {order!r} runs on across epochs and has no last batch.")
         self.runs_on = traits.runs_on or last_batch == "run_on"
-        self._source, self._cache_dir = source, cache_dir
-        self._order = source.rows_at(cache_dir)
+        self._source, self._order = source, source.rows_at(cache_dir)
         blocks = host.count if self.host_blocks else 1
-        self._stream_rows = (
+        self._block_rows = (
             self.num_instances // blocks
         )  # of an epoch, in the stream that this host's rows are taken from
-        self._block_start = host.index * self._stream_rows if self.host_blocks else 0
+        self._block_start = host.index * self._block_rows if self.host_blocks else 0
         self._epochs = self._make_epochs()
-        self._check_steps()
+        if self.num_steps == 0:
+            raise SamplerError(
+                f"global_batch_size={self.global_batch_size} is more than the {num_instances} rows in epochs={epochs}."
+            )
         self.streams = (EpochStream("", source, 0, self._begin, self._span, self._order, blocks),)
 
-    def _make_epochs(self) -> Epochs:
-        if not self.runs_on:
-            return EndingEpochs(self.num_instances, self.batch_sizes, fill=self.last_batch == "fill")
-        sizes = self.batch_sizes.shared(self.host.count) if self.host_blocks else self.batch_sizes
-        return RunningEpochs(max(1, self._stream_rows), sizes)
-
-    def _check_steps(self) -> None:
-        """Refuse a batch that is never full."""
-        rows = f"{self.num_instances} rows"
-        if self.num_steps == 0 and not self.host_blocks:
-            raise SamplerError(
-                f"global_batch_size={self.global_batch_size} is more than the {rows} in epochs={self.epochs}."
-            )
-        if self.host_blocks and self._stream_rows * self.host.count < max(self.batch_sizes.sizes):
-            raise SamplerError(
-                f"global_batch_size={max(self.batch_sizes.sizes)} is more than the {rows} of an epoch. Take a "
-                "smaller batch."
-            )
+    def _make_epochs(self) -> RunningEpochs:
+        sizes, most = self.batch_sizes, max(self.batch_sizes.sizes)
+        if self.host_blocks:
+            sizes = sizes.shared(self.host.count)
+            if self._block_rows * self.host.count < most:
+                raise SamplerError(
+                    f"global_batch_size={most} is more than the {self.num_instances} rows of an epoch. Take a smaller batch."
+                )
+        if self.runs_on:
+            return RunningEpochs(self._block_rows, sizes)
+        return EndingEpochs(self._block_rows, sizes, fill=self.last_batch == "fill")
 
     @functools.cached_property
     def steps_per_epoch(self) -> int:
@@ -128,9 +122,7 @@ class IndexSampler(Sampler):
     def rows_per_host_and_epoch(self) -> int:
         """Records of this host in an epoch, filling rows included; rounded down where epochs don't end with a step. With a
         schedule, of the first epoch."""
-        if self.runs_on:
-            return self.num_instances // self.host.count
-        return self._host_sizes.before(self.steps_per_epoch)
+        return self.num_instances // self.host.count if self.runs_on else self._host_sizes.before(self.steps_per_epoch)
 
     @functools.cached_property
     def num_steps(self) -> int | None:
@@ -143,42 +135,45 @@ class IndexSampler(Sampler):
         return self._epochs.steps_before(as_integer("epoch", epoch, 0, SamplerError))
 
     def steps_of_epochs(self, epochs: int | None) -> int:
-        return self.steps_before(self._checked_epochs(epochs))
-
-    def _checked_epochs(self, epochs: int | None) -> int:
-        if epochs is None:
-            return self.epochs or 1
-        epochs = as_integer("epochs", epochs, 1, SamplerError)
-        if self.epochs is not None and epochs > self.epochs:
-            raise SamplerError(f"epochs={epochs}: the sampler has {self.epochs}.")
-        return epochs
+        return self._epochs.steps_before(self._checked_epochs(epochs) or self.epochs or 1)
 
     def _rows(self, step: int, indices: Ints) -> Ints:
         epoch, first = self._epochs.begin(step)
         indices = indices + first
-        if not len(indices) or indices.max() < self._stream_rows:
+        if not len(indices) or indices.max() < self._block_rows:
             return self._order(epoch, indices + self._block_start if self.host_blocks else indices)
-        rows = np.full(len(indices), FILL_ROW, np.int64)
-        if not self.runs_on:
-            real = indices < self.num_instances
-            rows[real] = self._order(epoch, indices[real])
-            return rows
-        later, indices = np.divmod(indices, self._stream_rows)
-        for each in range(int(later.min()), int(later.max()) + 1):
-            here = later == each
-            rows[here] = self._order(epoch + each, indices[here] + self._block_start)
-        return rows
+        return self._read(np.full(len(indices), epoch), indices, self._block_start)[2]
+
+    def _read(self, epoch: Ints, index: Ints, start: Ints | int) -> tuple[Ints, Ints, Ints]:
+        """Return epoch, index in its order, and row (`FILL_ROW` past the end of an epoch).
+
+        Args:
+          epoch, index: Epochs, and indices in streams of blocks, counted from the begin of the epoch: int64 [n].
+          start: Index in the order at which each block begins.
+        """
+        if self.runs_on:
+            later, index = np.divmod(index, self._block_rows)
+            epoch = epoch + later
+        rows = np.full(len(index), FILL_ROW, np.int64)
+        at = index + start
+        for each in range(int(epoch.min()), int(epoch.max()) + 1) if len(epoch) else ():
+            real = np.flatnonzero((epoch == each) & (index < self._block_rows))
+            if len(real):
+                rows[real] = self._order(each, at[real])
+        return epoch, at, rows
 
     def _steps_of_one_size(self, step: int, size: int) -> int:
         count = super()._steps_of_one_size(step, size)
-        return count if self.runs_on else min(count, (self.num_instances - self._epochs.begin(step)[1]) // size)
+        if self.runs_on:
+            return count
+        share = size // self.host.count if self.host_blocks else size
+        return min(count, (self._block_rows - self._epochs.begin(step)[1]) // share)
 
     def epoch(self, step: int) -> int:
         """Return the epoch, from 0, in which `step` begins."""
-        return self._epochs.begin(as_integer("step", step, 0, RowIndexError))[0]
+        return self._begin(step)[0]
 
     def _begin(self, step: int) -> tuple[int, int]:
-        """Return the epoch in which `step` begins, and the rows of it that all hosts read before."""
         epoch, rows = self._epochs.begin(as_integer("step", step, 0, RowIndexError))
         return epoch, rows * self.host.count if self.host_blocks else rows
 
@@ -189,50 +184,19 @@ class IndexSampler(Sampler):
     def _slots(self, steps: Ints, which: Ints, slot: Ints, host: Ints) -> BatchSlots:
         epoch, index = (column[which] for column in self._epochs.begins(steps))
         index = index + slot
+        start: Ints | int = 0
         if self.host_blocks:
             index -= host * (self.batch_sizes.begins(steps)[1][which] // self.host.count)
-        if self.runs_on:
-            later, index = np.divmod(index, self._stream_rows)
-            epoch = epoch + later
-        if self.host_blocks:
-            index = index + host * self._stream_rows
-        row = np.full(len(index), FILL_ROW, np.int64)
-        for each in np.unique(epoch).tolist():
-            real = np.flatnonzero((epoch == each) & (index < self.num_instances))
-            row[real] = self._order(each, index[real])
-        return BatchSlots(steps[which], slot, host, np.zeros_like(slot), epoch, index, row)
+            start = host * self._block_rows
+        return BatchSlots(steps[which], slot, host, np.zeros_like(slot), *self._read(epoch, index, start))
 
-    def find_slots(self, rows: Ints, *, epochs: int | None = None, hosts: Sequence[int] | None = None) -> BatchSlots:
-        count, found = self.host.count, []
-        for epoch in range(self._checked_epochs(epochs)):
-            for block in range(count) if self.host_blocks else (0,):
-                if hosts is not None and self.host_blocks and block not in hosts:
-                    continue
-                first = block * self._stream_rows
-                for index, held in scan(self._order, epoch, first, first + self._stream_rows, rows):
-                    step, slot = self._epochs.find(epoch, index - first)
-                    read = step >= 0
-                    step, slot, index, held = step[read], slot[read], index[read], held[read]
-                    host = slot % count
-                    if self.host_blocks:
-                        host = np.full(len(slot), block)
-                        slot = slot + block * (self.batch_sizes.begins(step)[1] // count)
-                    found.append(BatchSlots(step, slot, host, slot * 0, np.full(len(slot), epoch), index, held))
-        return joined(found, hosts, self.num_steps)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {
-            "num_instances": self.num_instances,
-            "global_batch_size": self.global_batch_size,
-            "seed": self.seed,
-            "order": self.order,
-            "host": self.host,
-            "shuffle": self.shuffle,
-            "epochs": self.epochs,
-            "last_batch": self.last_batch,
-            "schedule": self.batch_sizes.schedule,
-            "cache_dir": self._cache_dir,
-        }
+    def _find(self, source: int, epoch: int, indices: Ints) -> tuple[Ints, Ints, Ints]:
+        block, index = indices // self._block_rows, indices % self._block_rows
+        step, slot = self._epochs.find(epoch, index)
+        if not self.host_blocks:
+            return step, slot, slot % self.host.count
+        step[block >= self.host.count] = -1  # rows that no host reads
+        return step, slot + block * (self.batch_sizes.begins(step)[1] // self.host.count), block
 
     @property
     def data_key(self) -> str:

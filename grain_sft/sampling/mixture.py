@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from fractions import Fraction
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, get_args
 
 import numpy as np
 
 from grain_sft.deprecated import renamed_arguments
 from grain_sft.errors import SamplerError
 from grain_sft.sampling.batch_sizes import checked_entries
-from grain_sft.sampling.orders import Ints
-from grain_sft.sampling.orders.order import CacheDir
+from grain_sft.sampling.orders import CacheDir, Ints
 from grain_sft.sampling.proportions import Proportions, as_shares
 from grain_sft.sampling.streams import SourceOrder
 
@@ -21,6 +20,7 @@ Weight = int | float | str | Fraction
 RowsBefore = Callable[[int], int]
 """Rows of the whole mixture before a step."""
 OnExhausted = Literal["repeat", "stop", "renormalize"]
+Path = tuple[tuple[Proportions, int], ...]
 
 
 @renamed_arguments(when_dry="on_exhausted")
@@ -73,14 +73,15 @@ class Mixture:
         return as_shares([(name, (weights or own)[name]) for name in self.sources])
 
     def _check_ends(self) -> None:
-        for name, (_, rows) in self.sources.items():
-            if rows.num_rows is not None and isinstance(rows, Mixture) and rows.schedule:
+        ending = [name for name, (_, rows) in self.sources.items() if rows.num_rows is not None]
+        for name in ending:
+            rows = self.sources[name][1]
+            if isinstance(rows, Mixture) and rows.schedule:
                 raise SamplerError(
                     f"source {name!r} is a mixture with a schedule and on_exhausted={rows.on_exhausted!r}: its number of rows "
                     "would depend on this mixture, and the other way round. Remove its schedule, or take "
                     "on_exhausted='repeat'."
                 )
-        ending = [name for name, (_, rows) in self.sources.items() if rows.num_rows is not None]
         if self.on_exhausted == "repeat" and ending:
             raise SamplerError(
                 f"source {ending[0]!r} ends (it has epochs, or is a mixture that ends), but on_exhausted='repeat' reads every "
@@ -119,34 +120,24 @@ class Mixture:
         return Proportions(list(changes.items()), limits, self.on_exhausted)
 
 
-@dataclasses.dataclass(frozen=True)
-class MixtureRows:
-    """Rows of a mixture, as columns, int64 [n].
+class LeafSource:
+    """A source that is not a mixture, in the stream of the whole.
 
-    Attributes:
-      source: Index of the leaf source.
-      epoch: Epoch of that source, from 0.
-      index: Index of the row in the source's order of that epoch.
-      row: Number of the row, through all sources.
+    Args:
+      name: Its name, below the names of the mixtures that contain it: "outer/inner".
+      source: Its rows.
+      first_row: Number of its first row among the rows of all sources.
+      path: Proportions of each mixture that contains it, outermost first, and its index among their sources.
+      cache_dir: Folder of exact orders.
     """
 
-    source: Ints
-    epoch: Ints
-    index: Ints
-    row: Ints
-
-
-class LeafSource:
-    """A source that is not a mixture, in the stream of the whole."""
-
-    def __init__(self, name: str, source: SourceOrder, first_row: int, cache_dir: CacheDir) -> None:
-        self.name, self.source, self.first_row = name, source, first_row
+    def __init__(self, name: str, source: SourceOrder, first_row: int, path: Path, cache_dir: CacheDir) -> None:
+        self.name, self.source, self.first_row, self.path = name, source, first_row, path
         self.rows_at = source.rows_at(cache_dir)
-        self.path: list[tuple[Proportions, int]] = []  # of the mixtures that contain it, innermost first
 
     def find(self, numbers: Ints) -> Ints:
         """Return the row of the whole at which each of the source's rows `numbers` is drawn; -1 where it never is."""
-        for proportions, source in self.path:
+        for proportions, source in reversed(self.path):
             found = np.full(len(numbers), -1, np.int64)
             drawn = numbers >= 0
             found[drawn] = proportions.find(source, numbers[drawn])
@@ -155,9 +146,7 @@ class LeafSource:
 
     def count(self, row: int) -> int:
         """Return how many of its rows are drawn before `row` of the whole."""
-        for proportions, source in reversed(self.path):
-            row = proportions.counts(row)[source]
-        return row
+        return _count(self.path, row)
 
 
 class MixtureStream:
@@ -176,64 +165,60 @@ class MixtureStream:
 
     def __init__(self, mixture: Mixture, rows_before: RowsBefore, cache_dir: CacheDir) -> None:
         self.leaves: list[LeafSource] = []
-        self._root = self._node(mixture, rows_before, cache_dir, "", 0)
-        self.proportions = self._root.proportions
+        self._children: dict[
+            Proportions, list[Proportions | int]
+        ] = {}  # of each mixture: mixtures, or indices of leaves
+        self._rows_before, self._cache_dir = rows_before, cache_dir
+        self.proportions = self._add(mixture, "", 0, ())
         self.length = self.proportions.length
 
-    def _node(self, mixture: Mixture, rows_before: RowsBefore, cache_dir: CacheDir, prefix: str, first: int) -> _Node:
-        node = _Node(mixture.proportions(rows_before), [])
+    def _add(self, mixture: Mixture, prefix: str, first_row: int, path: Path) -> Proportions:
+        proportions = mixture.proportions(lambda step: _count(path, self._rows_before(step)))
+        children = self._children[proportions] = []
         for source, (name, (_, rows)) in enumerate(mixture.sources.items()):
-            begin = len(self.leaves)
+            below = (*path, (proportions, source))
             if isinstance(rows, Mixture):
-                before = _rows_of_source_before(node.proportions, source, rows_before)
-                node.children.append(self._node(rows, before, cache_dir, f"{prefix}{name}/", first))
+                children.append(self._add(rows, f"{prefix}{name}/", first_row, below))
             else:
-                node.children.append(begin)
-                self.leaves.append(LeafSource(prefix + name, rows, first, cache_dir))
-            for leaf in self.leaves[begin:]:
-                leaf.path.append((node.proportions, source))
-            first += rows.num_instances
-        return node
+                children.append(len(self.leaves))
+                self.leaves.append(LeafSource(prefix + name, rows, first_row, below, self._cache_dir))
+            first_row += rows.num_instances
+        return proportions
 
-    def draw(self, rows: Ints) -> MixtureRows:
-        """Return what is drawn at `rows` of the whole (int64 [n], below `length`)."""
-        columns = np.empty((4, len(rows)), np.int64)
-        for number, at, local in self._walk(self._root, np.arange(len(rows)), rows):
-            leaf = self.leaves[number]
-            epochs, indices = np.divmod(local, leaf.source.num_instances)
-            columns[0, at], columns[1, at], columns[2, at] = number, epochs, indices
-            for epoch in np.unique(epochs).tolist():
-                here = epochs == epoch
-                columns[3, at[here]] = leaf.rows_at(epoch, indices[here]) + leaf.first_row
-        return MixtureRows(*columns)
+    def draw(self, rows: Ints) -> Ints:
+        """Return what is drawn at `rows` of the whole (int64 [n], below `length`): int64 [4, n], the index of the leaf
+        source, its epoch, the index in the source's order of that epoch, and the number of the row through all sources."""
+        drawn = np.empty((4, len(rows)), np.int64)
+        waiting: list[tuple[Proportions | int, Ints, Ints]] = [(self.proportions, np.arange(len(rows)), rows)]
+        while waiting:
+            node, at, numbers = waiting.pop()
+            if isinstance(node, int):
+                self._draw_leaf(node, at, numbers, drawn)
+                continue
+            sources, numbers = node.choose(numbers)
+            for source, child in enumerate(self._children[node]):
+                here = sources == source
+                if here.any():
+                    waiting.append((child, at[here], numbers[here]))
+        return drawn
 
-    def _walk(self, node: _Node, at: Ints, rows: Ints) -> Iterator[tuple[int, Ints, Ints]]:
-        """Yield, for each leaf that is drawn from: its index, where in `rows`, and the numbers of its rows."""
-        sources, numbers = node.proportions.choose(rows)
-        for source, child in enumerate(node.children):
-            here = sources == source
-            if here.any():
-                if isinstance(child, int):
-                    yield child, at[here], numbers[here]
-                else:
-                    yield from self._walk(child, at[here], numbers[here])
+    def _draw_leaf(self, number: int, at: Ints, numbers: Ints, drawn: Ints) -> None:
+        """Put the rows `numbers` of a leaf at the indices `at` of `drawn`."""
+        leaf = self.leaves[number]
+        epochs, indices = np.divmod(numbers, leaf.source.num_instances)
+        drawn[0, at], drawn[1, at], drawn[2, at] = number, epochs, indices
+        for epoch in np.unique(epochs).tolist():
+            here = epochs == epoch
+            drawn[3, at[here]] = leaf.rows_at(epoch, indices[here]) + leaf.first_row
 
     @property
     def table_rows(self) -> int:
         """Rows of all tables of choices."""
-        return sum({id(each): each.table_rows for leaf in self.leaves for each, _ in leaf.path}.values())
+        return sum(proportions.table_rows for proportions in self._children)
 
 
-class _Node(NamedTuple):
-    """A mixture in the stream of the whole; its children are mixtures, or indices of leaves."""
-
-    proportions: Proportions
-    children: list[_Node | int]
-
-
-def _rows_of_source_before(proportions: Proportions, source: int, rows_before: RowsBefore) -> RowsBefore:
-    def before(step: int) -> int:
-        row = rows_before(step)
-        return proportions.counts(row if proportions.length is None else min(row, proportions.length))[source]
-
-    return before
+def _count(path: Path, row: int) -> int:
+    """Return how many rows the source at the end of a path gives before `row` of the whole."""
+    for proportions, source in path:
+        row = proportions.counts(row)[source]
+    return row

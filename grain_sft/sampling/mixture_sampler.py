@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import sys
-from collections.abc import Iterable, Sequence
-from typing import Any, Literal, get_args
+from collections.abc import Iterable
+from functools import cached_property, partial
+from typing import Literal, get_args
 
 import numpy as np
 
@@ -16,8 +16,7 @@ from grain_sft.sampling.host import Host
 from grain_sft.sampling.mixture import LeafSource, Mixture, MixtureStream
 from grain_sft.sampling.orders import Ints
 from grain_sft.sampling.sampler import Sampler
-from grain_sft.sampling.slots import BatchSlots, joined, scan
-from grain_sft.sampling.streams import EpochSpan, EpochStream
+from grain_sft.sampling.streams import BatchSlots, EpochSpan, EpochStream
 
 MixtureLastBatch = Literal["drop", "fill"]
 _MOST_ROWS = 1 << 62  # of the stream: row numbers in it are int64
@@ -61,7 +60,7 @@ class MixtureSampler(Sampler):
             raise SamplerError(
                 f"last_batch={last_batch!r}: a mixture takes one of {', '.join(get_args(MixtureLastBatch))}."
             )
-        self.mixture, self.last_batch, self._cache_dir = mixture, last_batch, cache_dir
+        self.mixture, self.last_batch, self.cache_dir = mixture, last_batch, cache_dir
         self.num_instances = mixture.num_instances
         self.stream = MixtureStream(mixture, self.batch_sizes.before, cache_dir)
         if self.num_steps == 0:
@@ -69,27 +68,19 @@ class MixtureSampler(Sampler):
                 f"global_batch_size={self.global_batch_size} is more than the {self.stream.length} rows of the mixture. Take a "
                 "smaller batch, or last_batch='fill' for evaluation."
             )
-        self.streams = tuple(
-            EpochStream(
-                leaf.name,
-                leaf.source,
-                leaf.first_row,
-                functools.partial(self._begin, leaf),
-                functools.partial(self._span, leaf),
-                leaf.rows_at,
-            )
-            for leaf in self.stream.leaves
-        )
+        self.streams = tuple(map(self._stream_of, self.stream.leaves))
 
-    @functools.cached_property
+    def _stream_of(self, leaf: LeafSource) -> EpochStream:
+        begin, span = partial(self._begin, leaf), partial(self._span, leaf)
+        return EpochStream(leaf.name, leaf.source, leaf.first_row, begin, span, leaf.rows_at)
+
+    @cached_property
     def num_steps(self) -> int | None:
         """Number of steps; None where they never end."""
-        length = self.stream.length
+        length, sizes = self.stream.length, self.batch_sizes
         if length is None:
             return None
-        return (
-            self.batch_sizes.step_of(length) if self.last_batch == "drop" else self.batch_sizes.step_of(length - 1) + 1
-        )
+        return sizes.step_of(length) if self.last_batch == "drop" else sizes.step_of(length - 1) + 1
 
     @property
     def most_rows_off(self) -> float | None:
@@ -112,21 +103,26 @@ class MixtureSampler(Sampler):
         return step
 
     def _rows(self, step: int, indices: Ints) -> Ints:
-        indices = indices + self.batch_sizes.before(step)
-        length = self.stream.length
-        if length is None or not len(indices) or indices.max() < length:
-            return self.stream.draw(indices).row
-        rows = np.full(len(indices), FILL_ROW, np.int64)
-        real = indices < length
-        rows[real] = self.stream.draw(indices[real]).row
+        rows: Ints = self._draw(indices + self.batch_sizes.before(step))[3]
         return rows
 
+    def _draw(self, indices: Ints) -> Ints:
+        """Return `MixtureStream.draw` of some indices of the stream; -1 past its end, and `FILL_ROW` in place of rows."""
+        length = self.stream.length
+        if length is None or not len(indices) or indices.max() < length:
+            return self.stream.draw(indices)
+        drawn = np.full((4, len(indices)), -1, np.int64)
+        drawn[3] = FILL_ROW
+        real = np.flatnonzero(indices < length)
+        drawn[:, real] = self.stream.draw(indices[real])
+        return drawn
+
     def _begin(self, leaf: LeafSource, step: int) -> tuple[int, int]:
-        """Return the epoch of the first row that a source gives from `step` on, and the rows of that epoch before it."""
-        return divmod(leaf.count(self._rows_before(step)), leaf.source.num_instances)
+        return divmod(leaf.count(self.batch_sizes.before(step)), leaf.source.num_instances)
 
     def _span(self, leaf: LeafSource, epoch: int) -> EpochSpan | None:
-        size, end = leaf.source.num_instances, None if self.num_steps is None else self._rows_before(self.num_steps)
+        size = leaf.source.num_instances
+        end = None if self.num_steps is None else self.batch_sizes.before(self.num_steps)
         first, last = (int(row) for row in leaf.find(np.array([epoch * size, epoch * size + size - 1])))
         if first < 0 or (end is not None and first >= end):
             return None
@@ -135,45 +131,15 @@ class MixtureSampler(Sampler):
             last, rows = end - 1, leaf.count(end) - epoch * size
         return EpochSpan(step, self.batch_sizes.step_of(last) if last >= 0 else sys.maxsize, rows)
 
-    def _rows_before(self, step: int) -> int:
-        rows = self.batch_sizes.before(step)
-        return rows if self.stream.length is None else min(rows, self.stream.length)
-
     def _slots(self, steps: Ints, which: Ints, slot: Ints, host: Ints) -> BatchSlots:
-        index = self.batch_sizes.begins(steps)[0][which] + slot
-        length = self.stream.length
-        real = np.flatnonzero(index < length) if length is not None else np.arange(len(index))
-        drawn = self.stream.draw(index[real])
-        source, epoch, index_of_epoch = np.full((3, len(index)), -1, np.int64)
-        row = np.full(len(index), FILL_ROW, np.int64)
-        source[real], epoch[real], index_of_epoch[real], row[real] = drawn.source, drawn.epoch, drawn.index, drawn.row
-        return BatchSlots(steps[which], slot, host, source, epoch, index_of_epoch, row)
+        return BatchSlots(steps[which], slot, host, *self._draw(self.batch_sizes.begins(steps)[0][which] + slot))
 
-    def find_slots(self, rows: Ints, *, epochs: int | None = None, hosts: Sequence[int] | None = None) -> BatchSlots:
-        found = []
-        for number, leaf in enumerate(self.stream.leaves):
-            size = leaf.source.num_instances
-            mine = rows[(rows >= leaf.first_row) & (rows < leaf.first_row + size)] - leaf.first_row
-            for epoch in range(epochs or leaf.source.epochs or 1) if len(mine) else ():
-                for index, held in scan(leaf.rows_at, epoch, 0, size, mine):
-                    at = leaf.find(index + epoch * size)
-                    index, held, at = index[at >= 0], held[at >= 0], at[at >= 0]
-                    step = self.batch_sizes.steps_of(at)
-                    slot = at - self.batch_sizes.begins(step)[0]
-                    sources, epochs_ = np.full(len(at), number), np.full(len(at), epoch)
-                    row = held + leaf.first_row
-                    found.append(BatchSlots(step, slot, slot % self.host.count, sources, epochs_, index, row))
-        return joined(found, hosts, self.num_steps)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {
-            "mixture": self.mixture,
-            "global_batch_size": self.global_batch_size,
-            "host": self.host,
-            "last_batch": self.last_batch,
-            "schedule": self.batch_sizes.schedule,
-            "cache_dir": self._cache_dir,
-        }
+    def _find(self, source: int, epoch: int, indices: Ints) -> tuple[Ints, Ints, Ints]:
+        leaf = self.stream.leaves[source]
+        at = leaf.find(indices + epoch * leaf.source.num_instances)
+        step = self.batch_sizes.steps_of(at)
+        slot = at - self.batch_sizes.begins(step)[0]
+        return np.where(at < 0, -1, step), slot, slot % self.host.count
 
     @property
     def data_key(self) -> str:
@@ -181,7 +147,3 @@ class MixtureSampler(Sampler):
             f"MixtureSampler({self.mixture.data_key}, global_batch_size={self.global_batch_size}, "
             f"last_batch={self.last_batch!r}{self._schedule_text})"
         )
-
-    @property
-    def receipt(self) -> str:
-        return self.data_key

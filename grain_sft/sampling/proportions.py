@@ -10,13 +10,12 @@ from fractions import Fraction
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from grain_sft.errors import SamplerError
 from grain_sft.sampling.balanced_schedule import ScheduleTable
 from grain_sft.sampling.halving import HalvingTree
+from grain_sft.sampling.orders import Ints
 
-Ints = npt.NDArray[np.int64]
 Shares = tuple[Fraction, ...]
 
 TABLE_ROWS = 1 << 22
@@ -24,11 +23,11 @@ TABLE_ROWS = 1 << 22
 
 
 class _Phase(NamedTuple):
-    """Rows that are divided by constant weights."""
+    """Rows that are divided by constant weights: the first, and the rows of each source before it."""
 
-    row: int  # the first
-    counts: tuple[int, ...]  # rows of each source before it
-    chooser: ScheduleTable | HalvingTree | None  # None: after the last row
+    row: int
+    counts: tuple[int, ...]
+    chooser: ScheduleTable | HalvingTree
 
 
 class Proportions:
@@ -56,43 +55,38 @@ class Proportions:
     def __init__(
         self, changes: Sequence[tuple[int, Shares]], limits: Sequence[int | None], on_exhausted: str = "repeat"
     ) -> None:
-        self._changes, self._limits = list(changes), list(limits)
-        self.length: int | None = None
-        count = len(limits)
+        self._changes, self._limits, self._on_exhausted = list(changes), list(limits), on_exhausted
         self._phases: list[_Phase] = []
-        row, counts, shares = 0, [0] * count, [Fraction(0)] * count
-        while self.length is None:
-            weights = self._weights(row, counts, on_exhausted)
-            following = next((at for at, _ in self._changes if at > row), None)
-            if weights is None:
-                self.length = row
-                self._phases.append(_Phase(row, tuple(counts), None))
-                break
-            deficit = tuple(share - given for share, given in zip(shares, counts, strict=True))
-            whole = sum(weights)
-            chooser = self._chooser(weights, deficit, None if following is None else following - row)
-            self._phases.append(_Phase(row, tuple(counts), chooser))
-            end = self._rows_until_end(chooser, counts, on_exhausted)
-            if end is not None and (following is None or row + end <= following):
+        self.length: int | None = None
+        row, counts, shares = 0, (0,) * len(limits), [Fraction(0)] * len(limits)
+        while weights := self._weights(row, counts):
+            end = next((at for at, _ in self._changes if at > row), None)
+            deficit = tuple(share - count for share, count in zip(shares, counts, strict=True))
+            chooser = self._chooser(weights, deficit, None if end is None else end - row)
+            self._phases.append(_Phase(row, counts, chooser))
+            exhausted = self._first_exhausted(self._phases[-1])
+            if exhausted is not None and (end is None or exhausted <= end):
+                end = exhausted
                 if on_exhausted == "stop":
-                    self.length = row + end
+                    self.length = end
                     break
-                following = row + end
-            if following is None:
+            if end is None:
                 break
             for source, weight in enumerate(weights):
-                shares[source] += Fraction(weight * (following - row), whole)
-            counts = [before + more for before, more in zip(counts, chooser.counts(following - row), strict=True)]
-            row = following
+                shares[source] += Fraction(weight * (end - row), sum(weights))
+            more = chooser.counts(end - row)
+            row, counts = end, tuple(before + after for before, after in zip(counts, more, strict=True))
+        else:
+            self.length = row
         self._rows = [phase.row for phase in self._phases]
         self._counts = np.array([phase.counts for phase in self._phases], np.int64)
 
-    def _weights(self, row: int, counts: Sequence[int], on_exhausted: str) -> tuple[int, ...] | None:
+    def _weights(self, row: int, counts: Sequence[int]) -> tuple[int, ...] | None:
         """Return the weights from `row` on, as integers; None where no source is left."""
         _, shares = self._changes[bisect_right([at for at, _ in self._changes], row) - 1]
         common = math.lcm(*(share.denominator for share in shares))
         weights = [int(share * common) for share in shares]
-        if on_exhausted == "renormalize":
+        if self._on_exhausted == "renormalize":
             for source, limit in enumerate(self._limits):
                 if limit is not None and counts[source] >= limit:
                     weights[source] = 0
@@ -106,54 +100,47 @@ class Proportions:
         fits = sum(weights) <= TABLE_ROWS
         return ScheduleTable(weights, deficit, num_rows) if fits else HalvingTree(weights, deficit)
 
-    def _rows_until_end(
-        self, chooser: ScheduleTable | HalvingTree, counts: Sequence[int], on_exhausted: str
-    ) -> int | None:
-        """Return the rows of a phase until a source is exhausted; None where none is."""
-        if on_exhausted == "repeat":
+    def _first_exhausted(self, phase: _Phase) -> int | None:
+        """Return the row from which on a source has no rows; None where all have. To "stop" is to lack a row that is asked
+        for, and to "renormalize" takes effect after the last row of a source."""
+        if self._on_exhausted == "repeat":
             return None
+        last = self._on_exhausted == "renormalize"
         ends = []
-        for source, (limit, count) in enumerate(zip(self._limits, counts, strict=True)):
-            if limit is not None:
-                asked = limit - count - (on_exhausted == "renormalize")  # number of the row that decides
-                found = int(chooser.find(source, np.array([asked]))[0]) if asked >= 0 else -1
+        for source, (limit, count) in enumerate(zip(self._limits, phase.counts, strict=True)):
+            if limit is not None and (asked := limit - count - last) >= 0:
+                found = int(phase.chooser.find(source, np.array([asked]))[0])
                 if found >= 0:
-                    ends.append(found + (on_exhausted == "renormalize"))
+                    ends.append(phase.row + found + last)
         return min(ends, default=None)
 
     @property
     def table_rows(self) -> int:
         """Rows of all tables. It does not depend on the rows that are asked for."""
-        return sum(phase.chooser.table_rows for phase in self._phases if phase.chooser is not None)
+        return sum(phase.chooser.table_rows for phase in self._phases)
 
     @property
     def bound(self) -> float | None:
         """Rows that a source may be away from its share after any number of rows; None where weights change."""
-        if len(self._phases) > 1:
-            return None
-        chooser = self._phases[0].chooser
-        return None if chooser is None else chooser.bound
+        return self._phases[0].chooser.bound if len(self._phases) == 1 else None
 
     def choose(self, rows: Ints) -> tuple[Ints, Ints]:
         """Return the source of each of `rows` (int64 [n], below `length`), and the number of its rows before."""
         if len(self._phases) == 1:
-            chooser = self._phases[0].chooser
-            assert chooser is not None
-            return chooser.choose(rows)
-        sources, before = np.empty(len(rows), np.int64), np.empty(len(rows), np.int64)
+            return self._phases[0].chooser.choose(rows)
+        sources, before = np.empty((2, len(rows)), np.int64)
         which = np.searchsorted(self._rows, rows, side="right") - 1
         for number in np.unique(which).tolist():
-            chooser, here = self._phases[number].chooser, which == number
-            assert chooser is not None
-            sources[here], local = chooser.choose(rows[here] - self._rows[number])
+            here = which == number
+            sources[here], local = self._phases[number].chooser.choose(rows[here] - self._rows[number])
             before[here] = local + self._counts[number][sources[here]]
         return sources, before
 
     def counts(self, row: int) -> list[int]:
-        """Return the rows of each source before `row`, which is at most `length`."""
+        """Return the rows of each source before `row`, or before the end."""
+        if self.length is not None:
+            row = min(row, self.length)
         phase = self._phases[bisect_right(self._rows, row) - 1]
-        if phase.chooser is None:
-            return list(phase.counts)
         local = phase.chooser.counts(row - phase.row)
         return [before + more for before, more in zip(phase.counts, local, strict=True)]
 
@@ -162,10 +149,9 @@ class Proportions:
         found = np.full(len(rows), -1, np.int64)
         which = np.searchsorted(self._counts[:, source], rows, side="right") - 1
         for number in np.unique(which).tolist():
-            chooser, here = self._phases[number].chooser, which == number
-            if chooser is not None:
-                at = chooser.find(source, rows[here] - int(self._counts[number, source]))
-                found[here] = np.where(at >= 0, at + self._rows[number], -1)
+            phase, here = self._phases[number], which == number
+            at = phase.chooser.find(source, rows[here] - phase.counts[source])
+            found[here] = np.where(at >= 0, at + phase.row, -1)
         if self.length is not None:
             found[found >= self.length] = -1
         return found

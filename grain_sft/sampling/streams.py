@@ -1,17 +1,19 @@
-"""Rows that a run reads epoch after epoch: all rows of a sampler, or those of one source of a mixture."""
+"""Streams: the rows that a run reads epoch after epoch, of a whole sampler or of one source of a mixture; and their slots."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from grain_sft.arguments import as_integer
 from grain_sft.errors import SamplerError
-from grain_sft.sampling.orders import ORDERS, Ints, RowsAt
-from grain_sft.sampling.orders.order import CacheDir
+from grain_sft.sampling.orders import ORDERS, CacheDir, Ints, RowsAt
+
+if TYPE_CHECKING:
+    from jaxtyping import Int64
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,10 +40,10 @@ class SourceOrder:
     epochs: int | None = None
 
     def __post_init__(self) -> None:
-        for name, least in (("num_instances", 1), ("seed", 0)):
-            object.__setattr__(self, name, as_integer(name, getattr(self, name), least, SamplerError))
-        if self.epochs is not None:
-            object.__setattr__(self, "epochs", as_integer("epochs", self.epochs, 1, SamplerError))
+        for name, least in (("num_instances", 1), ("seed", 0), ("epochs", 1)):
+            value = getattr(self, name)
+            if name != "epochs" or value is not None:
+                object.__setattr__(self, name, as_integer(name, value, least, SamplerError))
 
     @property
     def num_rows(self) -> int | None:
@@ -103,3 +105,35 @@ class EpochStream:
         """Return at most `count` of the first rows of an epoch that the run reads: int64 [n]."""
         span = self.span(epoch)
         return self.rows_at(epoch, np.arange(min(count, span.rows // self.num_blocks if span else 0)))
+
+
+@dataclasses.dataclass(frozen=True)
+class BatchSlots:
+    """Slots of global batches and their rows, as columns, int64 [slots]; ordered by step, then by slot.
+
+    Attributes:
+      step: Step, from 0.
+      slot: Index into the global batch. Host h of H has slots h, h + H, h + 2H, ...; where hosts read blocks of their own
+        (order "maxtext"), host h has `rows_per_host` consecutive slots.
+      host: Host that reads the slot.
+      source: Index of the row's stream in `sampler.streams`.
+      epoch: Epoch of the row in its stream, from 0; -1 in a filled batch of a mixture.
+      index: Index of the row in the order of that epoch.
+      row: Number of the row in the layout; `FILL_ROW` where a filled batch has none.
+    """
+
+    step: Int64[np.ndarray, " slots"]
+    slot: Int64[np.ndarray, " slots"]
+    host: Int64[np.ndarray, " slots"]
+    source: Int64[np.ndarray, " slots"]
+    epoch: Int64[np.ndarray, " slots"]
+    index: Int64[np.ndarray, " slots"]
+    row: Int64[np.ndarray, " slots"]
+
+    def columns(self) -> tuple[Ints, ...]:
+        """Return all columns, in the order of the attributes."""
+        return tuple(vars(self).values())
+
+    def select(self, at: Ints) -> BatchSlots:
+        """Return the slots at some indices, int64 [n]."""
+        return BatchSlots(*(column[at] for column in self.columns()))

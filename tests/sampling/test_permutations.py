@@ -3,7 +3,6 @@
 import hashlib
 import multiprocessing
 import os
-import socket
 import subprocess
 import sys
 from concurrent.futures import ProcessPoolExecutor
@@ -50,13 +49,6 @@ def test_many_processes_that_start_at_once_make_it_once(tmp_path):
     digest_of_an_order(tmp_path)
     assert made.stat().st_mtime_ns == before
     assert not list(tmp_path.glob("*.tmp"))
-
-
-def test_a_builder_that_was_killed_leaves_no_order_and_its_remains_are_removed(tmp_path):
-    remains = tmp_path / f"olmo-{ROWS}-3-1.arrays.{socket.gethostname()}.4711.tmp"
-    remains.write_bytes(b"half")
-    load(tmp_path)
-    assert not remains.exists()
 
 
 def other(kind="olmo", rows=ROWS, seed=3, epoch=1, values=None):

@@ -16,12 +16,9 @@ def _generator(seed: int, epoch: int) -> Generator:
     return "RandomState", seed + epoch
 
 
-_stored = stored_order("episode", _generator)
-
-
 def _make(num_rows: int, *, seed: int, cache_dir: CacheDir) -> RowsAt:
     _generator(seed, 0)  # refuse the seed now
-    return _stored(num_rows, seed=seed, cache_dir=cache_dir)
+    return stored_order("episode", _generator)(num_rows, seed=seed, cache_dir=cache_dir)
 
 
 EPISODE = Order(_make, epoch_seed=lambda seed, epoch: seed + epoch)

@@ -1,7 +1,7 @@
 """Order olmo: OLMo-core's, bit for bit."""
 
 from grain_sft.sampling.orders.order import Order
-from grain_sft.sampling.orders.stored import Generator, stored_order
+from grain_sft.sampling.orders.stored import stored_order
 
 
 def epoch_seed(seed: int, epoch: int) -> int:
@@ -9,8 +9,4 @@ def epoch_seed(seed: int, epoch: int) -> int:
     return seed + epoch + 1
 
 
-def _generator(seed: int, epoch: int) -> Generator:
-    return "PCG64", epoch_seed(seed, epoch)
-
-
-OLMO = Order(stored_order("olmo", _generator), epoch_seed=epoch_seed)
+OLMO = Order(stored_order("olmo", lambda seed, epoch: ("PCG64", epoch_seed(seed, epoch))), epoch_seed=epoch_seed)

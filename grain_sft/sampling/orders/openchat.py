@@ -1,12 +1,14 @@
 """Order openchat: that in which OpenChat takes documents, bit for bit."""
 
 from grain_sft.sampling.orders.order import Order
-from grain_sft.sampling.orders.stored import Generator, stored_order
+from grain_sft.sampling.orders.stored import stored_order
 
 
-def _generator(seed: int, epoch: int) -> Generator:
-    """Return `default_rng(seed + epoch)` of ochat/training_deepspeed/multipack_sampler.py, before it makes batches."""
-    return "PCG64", seed + epoch
+def epoch_seed(seed: int, epoch: int) -> int:
+    """Return the seed of `default_rng` in ochat/training_deepspeed/multipack_sampler.py, before it makes batches."""
+    return seed + epoch
 
 
-OPENCHAT = Order(stored_order("openchat", _generator), epoch_seed=lambda seed, epoch: seed + epoch)
+OPENCHAT = Order(
+    stored_order("openchat", lambda seed, epoch: ("PCG64", epoch_seed(seed, epoch))), epoch_seed=epoch_seed
+)

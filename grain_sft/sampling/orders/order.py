@@ -22,17 +22,9 @@ EPOCHS_KEPT = 2  # a batch may straddle two
 
 
 class MakeOrder(Protocol):
-    """Makes an order of `num_rows` rows.
-
-    Raises:
-      SamplerError: a number of rows or a seed that it cannot take.
-    """
+    """Makes an order of `num_rows` rows. Raises `SamplerError` for a number of rows or a seed that it cannot take."""
 
     def __call__(self, num_rows: int, *, seed: int, cache_dir: CacheDir) -> RowsAt: ...
-
-
-def _seed_of_run(seed: int, epoch: int) -> int:
-    return seed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,7 +44,7 @@ class Order:
     host_blocks: bool = False
     runs_on: bool = False
     sequential: bool = False
-    epoch_seed: Callable[[int, int], int] = _seed_of_run
+    epoch_seed: Callable[[int, int], int] = lambda seed, epoch: seed
 
     @classmethod
     def from_permutation(cls, permutation: Callable[[int, int, int], Any], **traits: Any) -> Order:

@@ -1,19 +1,20 @@
 """Permutations by numpy's generators; also run as a program that writes one to a file.
 
-Imports numpy alone: the process that makes a permutation of a billion rows should cost what the permutation costs.
+The program imports little besides numpy: the process that makes a permutation of a billion rows should cost what the
+permutation costs.
 """
 
 from __future__ import annotations
 
-import hashlib
-import os
+import json
 import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-_BLOCK = 1 << 22  # bytes hashed together, as in storage/hashing.py
+from grain_sft.storage import artifact
 
 
 def row_dtype(num_rows: int) -> np.dtype[Any]:
@@ -37,28 +38,9 @@ def permutation(num_rows: int, generator: str, seed: int) -> npt.NDArray[Any]:
     return rows
 
 
-def main(num_rows: str, generator: str, seed: str, temporary: str, target: str) -> None:
-    """Write a permutation as a file of arrays: to `temporary`, synced, then renamed to `target`.
-
-    Standard input has two lines, the frame of such a file in hexadecimal digits: its header with zeros for the checksum, and
-    the bytes that are hashed before the blocks. storage/hashing.py and storage/artifact.py define the checksum; neither is
-    imported, because they import more than numpy.
-    """
-    header, start = (bytes.fromhex(line) for line in sys.stdin.read().split())
-    data = permutation(int(num_rows), generator, int(seed)).view(np.uint8).data
-    blocks = (hashlib.sha256(data[at : at + _BLOCK]).digest() for at in range(0, len(data), _BLOCK))
-    checksum = hashlib.sha256(start + b"".join(blocks)).hexdigest()
-    with open(temporary, "wb") as file:
-        file.write(header.replace(b"0" * 64, checksum.encode(), 1))
-        file.write(data)
-        file.write(b"\0" * (-len(data) % 64))
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, target)
-
-
 if __name__ == "__main__":
+    target, generator, seed, depends = sys.argv[1], sys.argv[2], int(sys.argv[3]), json.loads(sys.argv[4])
     try:
-        main(*sys.argv[1:])
+        artifact.save(Path(target), depends, {"rows": permutation(depends["rows"], generator, seed)})
     except (OSError, MemoryError) as problem:
         sys.exit(f"{type(problem).__name__}: {problem}")

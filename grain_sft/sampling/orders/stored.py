@@ -8,12 +8,10 @@ such a file takes a minute.
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import glob
+import json
 import mmap
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -85,22 +83,6 @@ def load_permutation(depends: Mapping[str, Any], generator: Generator, cache_dir
         return permute.permutation(num_rows, *generator)
     name = "-".join(str(depends[key]) for key in ("order", "rows", "seed", "epoch")) + artifact.SUFFIX
     target = Path(cache_dir or files.cache_dir() / "orders") / name
-    found = _open(target, depends, num_rows)
-    if found is not None:
-        return found
-    with files.locked(target):
-        found = _open(target, depends, num_rows)  # another process may have made it meanwhile
-        if found is not None:
-            return found
-        _build(target, depends, num_rows, generator)
-        found = _open(target, depends, num_rows)
-    if found is None:
-        raise StorageError(f"{target}: was written and can't be opened. Is another program clearing the folder?")
-    return found
-
-
-def _open(target: Path, depends: Mapping[str, Any], num_rows: int) -> npt.NDArray[Any] | None:
-    """Return the mapped permutation; None where the file is missing, damaged, or of another permutation."""
 
     def check(arrays: artifact.Arrays) -> None:
         rows = arrays.get("rows")
@@ -108,14 +90,19 @@ def _open(target: Path, depends: Mapping[str, Any], num_rows: int) -> npt.NDArra
             raise ValueError(f"it does not hold {num_rows} rows")
 
     found = artifact.open_cached(target, depends, check)
-    return None if found is None else found["rows"]
+    if found is None:
+        with files.locked(target):
+            found = artifact.open_cached(target, depends, check)  # another process may have made it meanwhile
+            if found is None:
+                _build(target, depends, generator)
+                found = artifact.open_cached(target, depends, check)
+    if found is None:
+        raise StorageError(f"{target}: was written and can't be opened. Is another program clearing the folder?")
+    return found["rows"]
 
 
-def _build(target: Path, depends: Mapping[str, Any], num_rows: int, generator: Generator) -> None:
-    host = f"{target.name}.{socket.gethostname()}"
-    for stale in target.parent.glob(f"{glob.escape(host)}.*.tmp"):  # of a builder that was killed; we hold the lock
-        with contextlib.suppress(OSError):
-            stale.unlink()
+def _build(target: Path, depends: Mapping[str, Any], generator: Generator) -> None:
+    num_rows: int = depends["rows"]
     needed = num_rows * permute.row_dtype(num_rows).itemsize
     free = os.statvfs(target.parent).f_bavail * os.statvfs(target.parent).f_frsize
     if free < needed:
@@ -124,17 +111,12 @@ def _build(target: Path, depends: Mapping[str, Any], num_rows: int, generator: G
             f"Make room, or point ${files.CACHE_DIR_VARIABLE} to another disk."
         )
     logging.info("Making the order of %d rows: %s", num_rows, target)
-    temporary = target.with_name(f"{host}.{os.getpid()}.tmp")
-    command = [sys.executable, "-P", permute.__file__, str(num_rows), *map(str, generator), str(temporary), str(target)]
+    command = [sys.executable, "-P", permute.__file__, str(target), *map(str, generator), json.dumps(depends)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    frame = artifact.frame(depends, {"rows": (permute.row_dtype(num_rows), (num_rows,))})
-    lines = f"{frame.header.hex()}\n{frame.start.hex()}\n"
     try:
-        result = subprocess.run(command, env=environment, input=lines, capture_output=True, text=True)
+        result = subprocess.run(command, env=environment, capture_output=True, text=True)
     except OSError as error:
         raise StorageError(f"{target}: no process could be started to make it ({error}).") from error
-    finally:
-        temporary.unlink(missing_ok=True)
     if result.returncode:
         reason = result.stderr.strip().splitlines()[-1:] or [f"exit status {result.returncode}"]
         raise StorageError(
