@@ -1,9 +1,6 @@
 """Content hashes: what is derived from the bytes of a corpus is found by these bytes alone.
 
-A full hash reads every byte, about 1 GB/s a core. So this machine caches the hashes of files by what changes whenever a file
-is written to: device, inode, size, and the times of the last change of bytes and of metadata; for an object in a bucket its
-URL, size, and generation or entity tag. The hash of a file that was written to within the last two seconds is not cached:
-another write could leave its times as they are.
+A full hash reads every byte, about 1 GB/s a core, so this machine caches the hashes of files; see `_depends`.
 """
 
 from __future__ import annotations
@@ -16,7 +13,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from grain_sft.corpus.corpus_files import CorpusFiles
 from grain_sft.errors import CorpusFileError
@@ -47,13 +43,9 @@ Read = Callable[[], list[str]]
 class _ChangedError(Exception):
     """Files changed while they were hashed. The hashes are right for the bytes that were read."""
 
-    def __init__(self, hashes: list[str]) -> None:
-        super().__init__()
-        self.hashes = hashes
-
 
 def hashes_of(stored: Sequence[StampedFile], read: Read | None = None, *, of: str = "bytes") -> list[str]:
-    """Return the hash of each file's data, from the cache where it is there.
+    """Return the hash of each file's data, from the cache if it has them.
 
     Args:
       stored: Files.
@@ -64,17 +56,18 @@ def hashes_of(stored: Sequence[StampedFile], read: Read | None = None, *, of: st
     depends = _depends(stored, of)
     if depends is None:
         return read()
+    hashes: list[str] = []
 
-    def make() -> dict[str, npt.NDArray[Any]]:
-        hashes = read()
+    def make() -> artifact.Arrays:
+        hashes[:] = read()
         if _depends(stored, of) != depends:
-            raise _ChangedError(hashes)
+            raise _ChangedError
         return {"sha256": np.array([list(bytes.fromhex(each)) for each in hashes], np.uint8)}
 
     try:
         return _listed(artifact.load_or_make("content", depends, make, _folder(stored), check=_check(len(stored))))
-    except _ChangedError as changed:
-        return changed.hashes
+    except _ChangedError:
+        return hashes
 
 
 def recall(stored: Sequence[StampedFile], *, of: str = "bytes") -> list[str] | None:
@@ -96,17 +89,15 @@ def read_hashes(stored: Sequence[StampedFile]) -> list[str]:
 def _read_local(file: StampedFile) -> str:
     try:
         with inside(file.root):
-            fd = open_regular(file.path)
-        try:
-            status = os.fstat(fd)
-            if status.st_size != file.size:
-                raise CorpusFileError(size_change(file, status.st_size))
-            return hashing.joined(hashing.blocks_of([(fd, file.data_offset, file.size)]))
-        finally:
-            os.close(fd)
+            opened = os.fdopen(open_regular(file.path), "rb", 0)
+        with opened:
+            size = os.fstat(opened.fileno()).st_size
+            if size != file.size:
+                raise CorpusFileError(size_change(file, size))
+            return hashing.joined(hashing.blocks_of([(opened.fileno(), file.data_offset, size)]))
+    except CorpusFileError:
+        raise
     except OSError as error:
-        if isinstance(error, CorpusFileError):
-            raise
         raise CorpusFileError(f"{file.path}: can't be read ({error.strerror or error}).") from error
     except EOFError as error:
         raise CorpusFileError(f"{file.path}: was cut short while it was read: {error}.") from error
@@ -124,7 +115,12 @@ def _read_remote(file: StampedFile) -> str:
 
 
 def _depends(stored: Sequence[StampedFile], of: str) -> Mapping[str, Any] | None:
-    """Return what changes whenever these files do; None where nothing does, or where they are small."""
+    """Return what changes whenever these files are written to; None where nothing does, or where they are small.
+
+    It is device, inode, size, and the times of the last change of bytes and of metadata; of an object in a bucket its URL,
+    size, and generation or entity tag. Nothing is sure of a file that was written to within the last two seconds: another
+    write could leave its times as they are.
+    """
     if sum(file.size for file in stored) < _REMEMBERED_FROM:
         return None
     stamps: list[list[Any]] = []
@@ -150,14 +146,14 @@ def _depends(stored: Sequence[StampedFile], of: str) -> Mapping[str, Any] | None
 
 
 def _version(info: Mapping[str, Any] | Exception, size: int) -> str:
-    """Return the version of a remote file, which no other bytes will ever have; "" where its store has no versions."""
+    """Return the version of a remote file; "" where its store has no versions."""
     if isinstance(info, Exception) or info.get("size") != size:
         return ""
     return next((f"{key} {info[key]}" for key in _VERSIONS if info.get(key)), "")
 
 
 def _folder(stored: Sequence[StampedFile]) -> Any:
-    """Return where hashes are kept: those of remote files in the cache that machines share, if there is one."""
+    """Return the folder of hashes: those of remote files are in the cache that machines share, if there is one."""
     return None if all(files.is_remote(file.path) for file in stored) else files.cache_dir()
 
 
@@ -180,23 +176,24 @@ def content_of_boundaries(corpus: CorpusFiles, hashes: list[str]) -> str:
     The last token of each shard, which its digest covers, and the number of sources decide whether a document continues in
     the next part.
     """
-    of_files: list[Any] = []
-    for shard, found in zip(corpus.shards, hashes, strict=True):
-        assert shard.boundaries is not None
-        of_files.append([shard.num_tokens, shard.digest, shard.boundaries.kind, shard.boundaries.continues, found])
+    of_files = [
+        [shard.num_tokens, shard.digest, file.kind, file.continues, found]
+        for shard, found in zip(corpus.shards, hashes, strict=True)
+        if (file := shard.boundaries) is not None
+    ]
     sources = None if corpus.sources_file is None else corpus.sources_file.size
-    return _hash(["boundaries", corpus.dtype.name, _eos(corpus), sources, of_files])
+    return _hash("boundaries", corpus.dtype.name, corpus.eos_token_id, sources, of_files)
 
 
 def content_of_tokens(corpus: CorpusFiles, hashes: list[str], bos_token_id: int | None) -> str:
     """Return the key of the documents that EOS tokens end in shards that have these hashes."""
-    return _hash(["eos", hash_of_tokens(corpus, hashes), _eos(corpus), bos_token_id])
+    return _hash("eos", hash_of_tokens(corpus, hashes), corpus.eos_token_id, bos_token_id)
 
 
 def hash_of_tokens(corpus: CorpusFiles, hashes: list[str]) -> str:
     """Return the hash of every token of shards that have these hashes."""
     of_files = [[shard.num_tokens, found] for shard, found in zip(corpus.shards, hashes, strict=True)]
-    return _hash(["tokens", corpus.dtype.name, of_files])
+    return _hash("tokens", corpus.dtype.name, of_files)
 
 
 def content_of_corpus(corpus: CorpusFiles) -> str:
@@ -210,18 +207,14 @@ def content_of_corpus(corpus: CorpusFiles) -> str:
             of_files.append(["loss", shard.loss.kind, next(rest)])
         if shard.boundaries is not None:
             of_files.append(["boundaries", shard.boundaries.kind, shard.boundaries.continues, next(rest)])
-    return _hash(["corpus", corpus.dtype.name, _eos(corpus), of_files])
+    return _hash("corpus", corpus.dtype.name, corpus.eos_token_id, of_files)
 
 
 def hashed_of(corpus: CorpusFiles) -> str:
     """Return what a scan of tokens hashes of each shard, as the argument `of` of `hashes_of`."""
-    return "bytes" if all(shard.row is None for shard in corpus.shards) else "tokens in rows"
+    return "bytes" if corpus.rows is None else "tokens in rows"
 
 
-def _eos(corpus: CorpusFiles) -> int | None:
-    return None if corpus.eos_token_id is None else int(corpus.eos_token_id)
-
-
-def _hash(what: list[Any]) -> str:
+def _hash(*what: Any) -> str:
     text = json.dumps(["grain_sft content", 1, *what])
     return f"{PREFIX}{hashlib.sha256(text.encode()).hexdigest()}"

@@ -83,11 +83,8 @@ class Corpus(CorpusFiles):
     def num_documents(self) -> int | None:
         """Number of documents: those of the boundary files, or of EOS tokens; None where neither is known.
 
-        Without boundary files the first access reads every token, at the speed of memory or of the disk.
-
-        Raises:
-          CorpusFileError: a file is missing or is not the one that was indexed.
-          CorpusError: a boundary file is damaged.
+        Without boundary files the first access reads every token, at the speed of memory or of the disk. Errors are those
+        of `documents`.
         """
         if self.has_boundary_files:
             return len(self.documents)
@@ -151,23 +148,14 @@ class Corpus(CorpusFiles):
         return self._reader.read(operator.index(start), operator.index(stop))
 
     def document(self, number: int) -> Document:
-        """Return document `number`, from 0.
-
-        Raises:
-          RowIndexError: there is no such document.
-          CorpusFileError, CorpusError: as `documents` and `read`.
-        """
+        """Return document `number`, from 0. Errors are those of `documents` and `read`."""
         number = operator.index(number)
         if not 0 <= number < len(self.documents):
             raise RowIndexError(f"document {number} of {self!r}: expected 0 to {len(self.documents) - 1}.")
         return next(self._block(number, number + 1))
 
     def iter_documents(self) -> Iterator[Document]:
-        """Yield every document in order. Some MB are read at a time, and the arrays are views of such a block.
-
-        Raises:
-          CorpusFileError, CorpusError: as `documents` and `read`.
-        """
+        """Yield every document in order, as views of blocks of some MB. Errors are those of `documents` and `read`."""
         start, length = self.documents
         stop = start + length
         breaks = np.append(np.flatnonzero(start[1:] < stop[:-1]) + 1, len(start))  # where the order turns back
@@ -180,10 +168,9 @@ class Corpus(CorpusFiles):
 
     def _block(self, first: int, last: int) -> Iterator[Document]:
         """Yield documents that ascend in the corpus, from one read."""
-        start = self.documents.start[first:last]
-        stop = start + self.documents.length[first:last]
+        start, length = (each[first:last] for each in self.documents)
         begin = int(start[0])
-        tokens, loss = self.read(begin, int(stop[-1]))
+        tokens, loss = self.read(begin, int(start[-1] + length[-1]))
         if tokens.dtype.itemsize > 4 and len(tokens) and int(tokens.max()) > np.iinfo(np.uint32).max:
             raise CorpusError(
                 f"a token id of {int(tokens.max())}: no vocabulary has it. The corpus was opened with the wrong dtype."
@@ -192,8 +179,8 @@ class Corpus(CorpusFiles):
         if loss is None:
             loss = np.ones(len(tokens), np.bool_)
         sources = [None] * (last - first) if self.sources is None else map(tuple, self.sources[first:last].tolist())
-        for at, to, source in zip((start - begin).tolist(), (stop - begin).tolist(), sources, strict=True):
-            yield Document(tokens[at:to], loss[at:to], source)
+        for at, size, source in zip((start - begin).tolist(), length.tolist(), sources, strict=True):
+            yield Document(tokens[at : at + size], loss[at : at + size], source)
 
     def content_hash(self) -> str:
         """Return the hash of every byte of all files, with dtype, EOS id and lengths, such as "content-sha256:3f9a…".
@@ -226,7 +213,7 @@ class Corpus(CorpusFiles):
           StorageError: `path` can't be written.
           CorpusError: an unknown format, or "maxtext" without a sequence length.
         """
-        index_writer.save(self, path, format=format, sequence_length=sequence_length, tokenizer=tokenizer)
+        index_writer.save(self, path, format, sequence_length, tokenizer)
 
     def __getstate__(self) -> dict[str, Any]:
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
@@ -243,24 +230,23 @@ class _TokenReader:
 
     def __init__(self, corpus: CorpusFiles) -> None:
         counts = np.array([shard.num_tokens for shard in corpus.shards], np.int64)
-        self._ends: npt.NDArray[np.int64] = np.cumsum(counts)
+        self._ends = np.cumsum(counts)
         self._begins = self._ends - counts
-        self._dtype = corpus.dtype
+        self._dtype, self._total = corpus.dtype, corpus.num_tokens
         self._tokens = ShardReader(corpus.shards, corpus.dtype.itemsize, remote=corpus.remote)
         self._loss = LossReader(corpus.loss_files, remote=corpus.remote) if corpus.has_loss else None
 
     def read(self, start: int, stop: int) -> tuple[npt.NDArray[Any], npt.NDArray[Any] | None]:
-        total = int(self._ends[-1]) if len(self._ends) else 0
-        if not 0 <= start <= stop <= total:
-            raise RowIndexError(f"tokens {start} to {stop}: expected a range within 0 to {total}, the corpus's tokens.")
-        count = stop - start
+        if not 0 <= start <= stop <= self._total:
+            raise RowIndexError(
+                f"tokens {start} to {stop}: expected a range within 0 to {self._total}, the corpus's tokens."
+            )
         shard = np.flatnonzero((self._ends > start) & (self._begins < stop))
         first = np.maximum(self._begins[shard], start)
         length = np.minimum(self._ends[shard], stop) - first
         at, place = first - self._begins[shard], first - start
-        tokens: npt.NDArray[Any] = np.empty(count, self._dtype)
-        width = tokens.itemsize
-        if count:
-            places, sizes = (place * width).tolist(), (length * width).tolist()
+        tokens: npt.NDArray[Any] = np.empty(stop - start, self._dtype)
+        if len(tokens):
+            places, sizes = (place * tokens.itemsize).tolist(), (length * tokens.itemsize).tolist()
             self._tokens.gather(shard.tolist(), at.tolist(), places, sizes, tokens.data.cast("B"))
-        return tokens, None if self._loss is None else self._loss.gather(shard, at, place, length, count)
+        return tokens, None if self._loss is None else self._loss.gather(shard, at, place, length, len(tokens))

@@ -42,6 +42,7 @@ class CorpusFiles:
                 continue
             if isinstance(number, bool) or not isinstance(number, int | np.integer) or not 0 <= number <= highest:
                 raise CorpusError(f"{name}={number!r}: expected an id that {self.dtype.name} holds, 0 to {highest}.")
+            object.__setattr__(self, name, int(number))  # numpy's integers are not JSON
 
     @functools.cached_property
     def num_tokens(self) -> int:
@@ -51,7 +52,7 @@ class CorpusFiles:
     @property
     def padding_token_id(self) -> int:
         """Token that fills the end of a row: `pad_token_id`, else `eos_token_id`, else 0."""
-        return int(next((number for number in (self.pad_token_id, self.eos_token_id) if number is not None), 0))
+        return next((number for number in (self.pad_token_id, self.eos_token_id) if number is not None), 0)
 
     @property
     def has_loss(self) -> bool:
@@ -66,7 +67,7 @@ class CorpusFiles:
     @property
     def has_weights(self) -> bool:
         """Whether some loss files hold weights."""
-        return any(shard.loss is not None and shard.loss.kind == "float32" for shard in self.shards)
+        return any(shard.loss is not None and shard.loss.values.weighted for shard in self.shards)
 
     @property
     def has_boundary_files(self) -> bool:
@@ -109,9 +110,9 @@ class CorpusFiles:
                 file = shard.boundaries
                 digest.update(f"\0boundaries\0{file.kind}\0{file.continues}\0{file.size}\0{file.digest}".encode())
         if self.rows is not None:
-            digest.update(f"\0rows\0{self.rows.sequence_length}\0{self.rows.made_of}".encode())
-            kinds = self.rows.positions_dtype, self.rows.segments_dtype, self.rows.most_segments
-            digest.update("".join(f"\0{kind}" for kind in kinds).encode())
+            rows = self.rows
+            parts = rows.sequence_length, rows.made_of, rows.positions_dtype, rows.segments_dtype, rows.most_segments
+            digest.update("\0".join(["\0rows", *map(str, parts)]).encode())
         return f"sha256:{digest.hexdigest()}"
 
     @property

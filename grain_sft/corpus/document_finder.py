@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import functools
+import itertools
 
 import numpy as np
-import numpy.typing as npt
 
 from grain_sft.corpus import content
 from grain_sft.corpus.corpus_files import CorpusFiles
@@ -77,21 +77,17 @@ def part_by_part(corpus: CorpusFiles) -> Documents:
 
     Raises: as `DocumentFinder.documents`.
     """
-    return Documents(*_concatenated(_read_parts(corpus)[0]))
+    start, length = map(np.concatenate, zip(*_read_parts(corpus)[0], strict=True))
+    return Documents(start, length)
 
 
 def _by_files(corpus: CorpusFiles) -> Documents:
-    without = next((shard.path for shard in corpus.shards if shard.boundaries is None), None)
-    if without is not None:
-        raise CorpusError(f"{without}: has no document boundaries, but others have.")
     parts, hashes = _read_parts(corpus)
-    for number in _continued(corpus, parts) if len(parts) > 1 else []:
-        before = number - 1
-        while not len(parts[before][0]):
-            before -= 1
+    for number, before in reversed(_continued(corpus, parts) if len(parts) > 1 else []):
         parts[before][1][-1] += parts[number][1][0]
         parts[number] = (parts[number][0][1:], parts[number][1][1:])
-    return Documents(*_concatenated(parts), content=content.content_of_boundaries(corpus, hashes))
+    start, length = map(np.concatenate, zip(*parts, strict=True))
+    return Documents(start, length, content=content.content_of_boundaries(corpus, hashes))
 
 
 def _read_parts(corpus: CorpusFiles) -> tuple[list[tuple[Ints, Ints]], list[str]]:
@@ -100,7 +96,8 @@ def _read_parts(corpus: CorpusFiles) -> tuple[list[tuple[Ints, Ints]], list[str]
     hashes = []
     first = 0
     for shard in corpus.shards:
-        assert shard.boundaries is not None
+        if shard.boundaries is None:
+            raise CorpusError(f"{shard.path}: has no document boundaries, but others have.")
         data = read_whole(shard.boundaries)
         hashes.append(hashing.of_bytes(data))
         start, length = parse_boundaries(shard.boundaries, data, shard.num_tokens)
@@ -109,63 +106,55 @@ def _read_parts(corpus: CorpusFiles) -> tuple[list[tuple[Ints, Ints]], list[str]
     return parts, hashes
 
 
-def _concatenated(parts: list[tuple[Ints, Ints]]) -> tuple[Ints, Ints]:
-    return np.concatenate([start for start, _ in parts]), np.concatenate([length for _, length in parts])
-
-
-def _continued(corpus: CorpusFiles, parts: list[tuple[Ints, Ints]]) -> list[int]:
-    """Return the shards, last first, whose first document began in the shard before.
+def _continued(corpus: CorpusFiles, parts: list[tuple[Ints, Ints]]) -> list[tuple[int, int]]:
+    """Return (shard, shard before) for the shards whose first document began in the shard before.
 
     Parts of the format olmo cut through documents. A document continues where one part ends in a document, the next one
     begins with a document, and no EOS is between them. The number of sources decides, where it is stated.
     """
     touching = _touching(corpus, parts)
-    boundaries = [corpus.shards[number].boundaries for number in touching]
+    boundaries = [corpus.shards[number].boundaries for number, _ in touching]
     if all(file is not None and file.continues for file in boundaries):
-        return list(touching)[::-1]
-    everything = list(touching)
+        return touching
     without_eos = None if corpus.eos_token_id is None else _without_eos(corpus, touching)
     if corpus.sources_file is None:
         if without_eos is None:
             raise CorpusError(
-                f"{corpus.shards[everything[0]].path}: whether its first document continues one of the part before is "
+                f"{corpus.shards[touching[0][0]].path}: whether its first document continues one of the part before is "
                 "unknown without the token that ends documents. Give eos_token_id."
             )
-        return without_eos[::-1]
+        return without_eos
     pieces, sources = sum(len(start) for start, _ in parts), corpus.sources_file.size // 16
-    for choice in (without_eos, everything, []):
+    for choice in (without_eos, touching, []):
         if choice is not None and pieces - len(choice) == sources:
-            return choice[::-1]
+            return choice
     raise CorpusError(
         f"{corpus.sources_file.path}: lists {sources} documents, but the boundary files hold {pieces} pieces, of which "
-        f"{len(everything)} may continue one of the part before. They don't belong together, or eos_token_id "
+        f"{len(touching)} may continue one of the part before. They don't belong together, or eos_token_id "
         f"({corpus.eos_token_id}) is wrong."
     )
 
 
-def _touching(corpus: CorpusFiles, parts: list[tuple[Ints, Ints]]) -> dict[int, int]:
-    """Return the shards that begin with a document where the shard before, their value here, ends with one."""
-    found: dict[int, int] = {}
-    before = -1
-    for number, (shard, (start, _)) in enumerate(zip(corpus.shards, parts, strict=True)):
-        if not shard.num_tokens:
+def _touching(corpus: CorpusFiles, parts: list[tuple[Ints, Ints]]) -> list[tuple[int, int]]:
+    """Return (shard, shard before) for the shards that begin with a document where the shard before ends with one."""
+    found = []
+    tokens = [number for number, shard in enumerate(corpus.shards) if shard.num_tokens]
+    for before, number in itertools.pairwise(tokens):
+        file, (start, length) = corpus.shards[number].boundaries, parts[before]
+        if file is None or not file.cuts_documents or file.continues is False or not len(start):
             continue
-        file = shard.boundaries
-        if before >= 0 and file is not None and file.kind == "csv" and file.continues is not False:
-            last_start, last_length = parts[before]
-            if int(last_start[-1] + last_length[-1]) == int(start[0]):
-                found[number] = before
-        before = number
+        if start[-1] + length[-1] == parts[number][0][0]:
+            found.append((number, before))
     return found
 
 
-def _without_eos(corpus: CorpusFiles, touching: dict[int, int]) -> list[int]:
-    """Return those of `touching` whose predecessor does not end with an EOS."""
+def _without_eos(corpus: CorpusFiles, touching: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return those of `touching` where the shard before does not end with an EOS."""
     reader = ShardReader(corpus.shards, corpus.dtype.itemsize, 1, remote=corpus.remote)
-    last: npt.NDArray[np.unsignedinteger] = np.empty(1, corpus.dtype)
+    last = np.empty(1, corpus.dtype)
     found = []
-    for number, before in touching.items():
+    for number, before in touching:
         reader.gather([before], [corpus.shards[before].num_tokens - 1], [0], [last.nbytes], last.data.cast("B"))
         if int(last[0]) != corpus.eos_token_id:
-            found.append(number)
+            found.append((number, before))
     return found

@@ -15,6 +15,7 @@ from grain_sft.errors import CorpusError, CorpusFileError
 from grain_sft.storage import ShardReader, artifact, hashing
 
 _SCAN_BYTES = hashing.BLOCK
+_ARRAYS = ("start", "length", "highest_token")
 _KEPT_FROM = 1 << 23  # bytes of tokens; fewer are scanned in a millisecond
 
 
@@ -37,46 +38,40 @@ def by_eos(corpus: CorpusFiles, bos_token_id: int | None = None) -> Documents:
             f"{corpus.shards[0].path}: where documents end is not known: no boundary files. Give eos_token_id, the token "
             "that ends each."
         )
-    scanned: dict[str, Ints] = {}
-
-    def scan_once() -> list[str]:
-        arrays, hashes = scan(corpus, bos_token_id)
-        scanned.update(arrays)
-        return hashes
-
-    def documents(arrays: artifact.Arrays, hashes: list[str]) -> Documents:
-        start, length, highest = (arrays[name].view(np.ndarray) for name in ("start", "length", "highest_token"))
-        key = content.content_of_tokens(corpus, hashes, bos_token_id)
-        return Documents(start, length, int(highest[0]), key, content.hash_of_tokens(corpus, hashes))
-
+    scan_once = functools.cache(lambda: scan(corpus, bos_token_id))
     if corpus.num_tokens * corpus.dtype.itemsize < _KEPT_FROM:
-        hashes = scan_once()
-        return documents(scanned, hashes)
-    hashes = content.hashes_of(corpus.shards, scan_once, of=content.hashed_of(corpus))
-    depends = {"documents": 3, "content": content.content_of_tokens(corpus, hashes, bos_token_id)}
+        arrays: artifact.Arrays
+        arrays, hashes = scan_once()
+    else:
+        hashes = content.hashes_of(corpus.shards, lambda: scan_once()[1], of=content.hashed_of(corpus))
 
-    def make() -> dict[str, Ints]:
-        if not scanned and scan_once() != hashes:
-            raise CorpusFileError(
-                f"{corpus.shards[0].path}, or another file of its corpus, was written to during the search for documents. "
-                "Wait until the files are complete, then open the corpus again."
-            )
-        return scanned
+        def make() -> dict[str, Ints]:
+            made, now = scan_once()
+            if now != hashes:
+                raise CorpusFileError(
+                    f"{corpus.shards[0].path}, or another file of its corpus, was written to during the search for "
+                    "documents. Wait until the files are complete, then open the corpus again."
+                )
+            return made
 
-    check = functools.partial(_check_documents, corpus.num_tokens)
-    return documents(artifact.load_or_make("documents", depends, make, check=check), hashes)
+        depends = {"documents": 3, "content": content.content_of_tokens(corpus, hashes, bos_token_id)}
+        check = functools.partial(_check_documents, corpus.num_tokens)
+        arrays = artifact.load_or_make("documents", depends, make, check=check)
+    start, length, highest = (arrays[name].view(np.ndarray) for name in _ARRAYS)
+    key = content.content_of_tokens(corpus, hashes, bos_token_id)
+    return Documents(start, length, int(highest[0]), key, content.hash_of_tokens(corpus, hashes))
 
 
 def _check_documents(num_tokens: int, arrays: artifact.Arrays) -> None:
     """Raise ValueError for arrays that no scan returns."""
-    start, length, highest = (arrays.get(name) for name in ("start", "length", "highest_token"))
-    if start is None or length is None or highest is None or start.ndim != 1 or start.shape != length.shape:
-        raise ValueError("it lacks an array")
+    start, length, highest = (arrays.get(name, np.empty((0, 0))) for name in _ARRAYS)
     if any(array.dtype != np.int64 for array in (start, length, highest)) or highest.shape != (1,):
         raise ValueError("its arrays are not int64 [documents]")
+    if start.ndim != 1 or start.shape != length.shape:
+        raise ValueError("its arrays are not of one length")
+    stop = start + length
     if len(start) and (start.min() < 0 or length.min() < 1 or start.max() >= num_tokens or length.max() > num_tokens):
         raise ValueError("a document lies outside the corpus")
-    stop = start + length
     if (start[1:] < stop[:-1]).any() or (len(stop) and stop[-1] > num_tokens):
         raise ValueError("its documents overlap or lie outside the corpus")
 
@@ -109,9 +104,8 @@ def scan(corpus: CorpusFiles, bos_token_id: int | None) -> tuple[dict[str, Ints]
                 after = int(found[-1])
         hashes = [hasher.joined(shard) for shard in range(len(corpus.shards))]
     start = np.concatenate(starts)
-    highest = min(highest, np.iinfo(np.int64).max)
-    arrays = {"start": start, "length": np.concatenate(ends) - start, "highest_token": np.array([highest], np.int64)}
-    return arrays, hashes
+    values = start, np.concatenate(ends) - start, np.array([min(highest, np.iinfo(np.int64).max)], np.int64)
+    return dict(zip(_ARRAYS, values, strict=True)), hashes
 
 
 def _chunks(corpus: CorpusFiles) -> Iterator[tuple[int, int, npt.NDArray[np.unsignedinteger]]]:

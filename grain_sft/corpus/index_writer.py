@@ -23,12 +23,7 @@ MAXTEXT_VERSION = "1"
 
 
 def save(
-    corpus: CorpusFiles,
-    path: str | os.PathLike[str],
-    *,
-    format: str,
-    sequence_length: int | None,
-    tokenizer: str | None,
+    corpus: CorpusFiles, path: str | os.PathLike[str], format: str, sequence_length: int | None, tokenizer: str | None
 ) -> None:
     """Write an index of `corpus`; see `Corpus.save`."""
     path = files.normalize(path)
@@ -48,16 +43,11 @@ def save(
 def _own_json(corpus: CorpusFiles, path: str, sequence_length: int | None, tokenizer: str | None) -> dict[str, Any]:
     folder = os.path.dirname(os.path.abspath(path)).rstrip("/") + "/"
 
-    def stored_path(path: str) -> str:
-        if files.is_remote(path):
-            return path
-        absolute = os.path.abspath(path)
-        return os.path.relpath(absolute, folder) if absolute.startswith(folder) else absolute
-
     def entry(file: Any) -> dict[str, Any]:
         fields = {key: value for key, value in vars(file).items() if value is not None and key != "root"}
         sidecars = {key: entry(fields[key]) for key in ("loss", "boundaries") if key in fields}
-        return {**fields, **sidecars, "path": stored_path(file.path)}
+        stored = file.path if files.is_remote(file.path) else os.path.abspath(file.path).removeprefix(folder)
+        return {**fields, **sidecars, "path": stored}
 
     optional = {
         "tokenizer_sha256": corpus.tokenizer_sha256,
@@ -70,7 +60,7 @@ def _own_json(corpus: CorpusFiles, path: str, sequence_length: int | None, token
         "version": INDEX_VERSION,
         "fingerprint": corpus.fingerprint,
         "dtype": corpus.dtype.name,
-        "eos_token_id": None if corpus.eos_token_id is None else int(corpus.eos_token_id),
+        "eos_token_id": corpus.eos_token_id,
         "tokenizer": corpus.tokenizer,
         "num_tokens": corpus.num_tokens,
         "use_loss_mask": True if corpus.has_loss else False if corpus.ignores_loss else None,
@@ -113,15 +103,15 @@ def _maxtext_json(corpus: CorpusFiles, path: str, sequence_length: int | None, t
     }
 
 
+_WRITERS: Mapping[str, Callable[[CorpusFiles, str, int | None, str | None], dict[str, Any]]] = {
+    "grain_sft": _own_json,
+    "maxtext": _maxtext_json,
+}
+
+
 def maxtext_fingerprint(sequence_length: int, dtype: str, tokenizer: str, entries: list[dict[str, Any]]) -> str:
     """Return MaxText's `compute_fingerprint`: SHA-256 over NUL-terminated fields, paths and token counts in order."""
     fields = [MAXTEXT_VERSION, str(sequence_length), dtype, tokenizer]
     for entry in entries:
         fields += [str(entry["path"]), str(entry["n_tokens"])]
     return "sha256:" + hashlib.sha256("".join(f"{field}\0" for field in fields).encode()).hexdigest()
-
-
-_WRITERS: Mapping[str, Callable[[CorpusFiles, str, int | None, str | None], dict[str, Any]]] = {
-    "grain_sft": _own_json,
-    "maxtext": _maxtext_json,
-}

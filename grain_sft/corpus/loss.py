@@ -3,99 +3,106 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Literal
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from grain_sft.corpus.array_file import scan_array
 from grain_sft.errors import CorpusError
-from grain_sft.storage import DIGEST_BYTES, MAGIC, RemoteOptions, ShardReader, digest_of, files, npy_header, read_head
+from grain_sft.storage import FileStamp, RemoteOptions, ShardReader
 
 if TYPE_CHECKING:
     from jaxtyping import Int64, Shaped
 
-Count = Annotated[int, msgspec.Meta(ge=0)]
 Ints = npt.NDArray[np.int64]
 LossKind = Literal["bool", "float32", "labels"]
 
 IGNORED = -100
 """The label of a token that takes no loss."""
 
-KINDS: dict[LossKind, np.dtype[np.generic]] = {
-    "bool": np.dtype(np.uint8),  # 0 or 1
-    "float32": np.dtype("<f4"),  # a weight; 0: no loss
-    "labels": np.dtype("<i4"),  # the token itself, or IGNORED
-}
-_HEADERS = {"bool": ("|b1", "|u1"), "float32": ("<f4",), "labels": ("<i4",)}
-
 
 @dataclasses.dataclass(frozen=True)
-class LossFile:
-    """The loss of one shard's tokens. Value i states whether token i, as a target, takes loss.
+class LossValues:
+    """The values in loss files of one kind.
 
     Attributes:
-      path: Local path, or URL.
-      kind: "bool", "float32" (weights) or "labels" (int32, loss where it is not -100).
-      size: Size of the whole file in bytes.
-      data_offset: Bytes before the first value.
-      digest: Hash of the first and the last 4 KiB of values.
-      version: Version of a remote file; None: unknown.
-      root: Folder that the file must lie in whenever it is opened; None: anywhere. It is not saved.
+      dtype: Dtype in the file.
+      headers: Dtypes that a .npy header may state.
+      expected: What a value may be, for messages.
+      wrong: Function of the values and their tokens that returns which values are not `expected`.
+      no_loss: Value of a token that takes no loss.
+      weighted: Whether values are weights.
+      follow_tokens: Whether `wrong` needs the tokens.
     """
 
-    path: str
+    dtype: np.dtype[Any]
+    headers: tuple[str, ...]
+    expected: str
+    wrong: Callable[[npt.NDArray[Any], npt.NDArray[Any]], npt.NDArray[np.bool_]]
+    no_loss: int = 0
+    weighted: bool = False
+    follow_tokens: bool = False
+
+
+KINDS: dict[LossKind, LossValues] = {
+    "bool": LossValues(np.dtype(np.uint8), ("|b1", "|u1"), "0 or 1", lambda values, _: values > 1),
+    "float32": LossValues(
+        np.dtype("<f4"),
+        ("<f4",),
+        "a finite weight, 0 or more",
+        lambda values, _: ~np.isfinite(values) | (values < 0),
+        weighted=True,
+    ),
+    "labels": LossValues(
+        np.dtype("<i4"),
+        ("<i4",),
+        f"the token itself or {IGNORED}, not shifted",
+        lambda values, tokens: (values != IGNORED) & (values != tokens.astype(np.int64)),
+        no_loss=IGNORED,
+        follow_tokens=True,
+    ),
+}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LossFile(FileStamp):
+    """The loss of one shard's tokens, with the attributes of `StampedFile`. Value i belongs to token i as a target.
+
+    Attributes:
+      kind: "bool", "float32" (weights) or "labels" (int32, loss where it is not -100).
+    """
+
     kind: LossKind
-    size: Count
-    data_offset: Count
-    digest: str
-    version: str | None = dataclasses.field(default=None, compare=False)
-    root: str | None = dataclasses.field(default=None, compare=False, repr=False)
+
+    @property
+    def values(self) -> LossValues:
+        """The values in files of this kind."""
+        return KINDS[self.kind]
 
     @property
     def count(self) -> int:
         """Number of values in the file."""
-        return (self.size - self.data_offset) // KINDS[self.kind].itemsize
+        return (self.size - self.data_offset) // self.values.dtype.itemsize
 
 
 def scan_loss(path: str, kind: LossKind) -> LossFile:
-    """Return a loss file of one of `KINDS`, after a check of the values at its ends."""
-    size, head, version = read_head(path)
-    dtype, offset = KINDS[kind], 0
-    if head.startswith(MAGIC):
-        descr, shape, offset = npy_header(path, head, size, version)
-        if descr not in _HEADERS[kind] or len(shape) != 1:
-            raise CorpusError(
-                f"{path}: its .npy header says dtype {descr!r} and shape {shape}; expected {_HEADERS[kind][0]!r} "
-                "and one dimension."
-            )
-        if not isinstance(shape[0], int) or shape[0] * dtype.itemsize != size - offset:
-            raise CorpusError(f"{path}: the header promises {shape[0]} values, but {size - offset} bytes follow it.")
-    if (size - offset) % dtype.itemsize:
-        raise CorpusError(
-            f"{path}: {size} bytes is not a multiple of {dtype.itemsize}, the size of a {dtype.name}. It was cut short."
-        )
-    first = files.read_range(path, offset, offset + DIGEST_BYTES, version=version) if offset else head[:DIGEST_BYTES]
-    tail_start = max(offset, size - DIGEST_BYTES)
-    last = files.read_range(path, tail_start, size, version=version)
-    _check_values(path, kind, first)
-    _check_values(path, kind, last)
-    return LossFile(path, kind, size, offset, digest_of(first, last), version)
+    """Return a loss file of one of `KINDS`. The values at its ends are checked, where that needs no tokens."""
+    values = KINDS[kind]
 
+    def parse(stated: object) -> np.dtype[Any]:
+        if stated not in values.headers:
+            raise CorpusError(f"{path}: its .npy header says dtype {stated!r}; expected {values.headers[0]!r}.")
+        return values.dtype
 
-def _check_values(path: str, kind: LossKind, data: bytes) -> None:
-    """Check the values at an end of the file. `check_labels` compares labels with the tokens."""
-    dtype = KINDS[kind]
-    values: npt.NDArray[Any] = np.frombuffer(data[: len(data) // dtype.itemsize * dtype.itemsize], dtype)
-    if kind == "bool":
-        wrong, expected = values > 1, "0 or 1"
-    elif kind == "float32":
-        wrong, expected = ~np.isfinite(values) | (values < 0), "a finite weight, 0 or more"
-    else:
-        return
-    if wrong.any():
-        raise CorpusError(f"{path}: holds {values[wrong][0]}; expected {expected} for each token. It is another file.")
+    found = scan_array(path, values.dtype, parse)
+    for data in () if values.follow_tokens else (found.first, found.last):
+        array: npt.NDArray[Any] = np.frombuffer(data, values.dtype, len(data) // values.dtype.itemsize)
+        wrong = values.wrong(array, array)
+        if wrong.any():
+            raise CorpusError(f"{path}: holds {array[wrong][0]}; expected {values.expected} for each token.")
+    return LossFile(**vars(found.stamp), kind=kind)
 
 
 class LossReader:
@@ -120,12 +127,15 @@ class LossReader:
         remote: RemoteOptions | None = None,
     ) -> None:
         kinds = [None if loss is None else loss.kind for loss in losses]
-        self.weighted = "float32" in kinds
-        self._sets = [
-            _LossSet(kind, losses, max_open_files, scattered, remote)
-            for kind in dict.fromkeys(kinds)
-            if kind is not None
-        ]
+        self._sets = []
+        for kind in dict.fromkeys(kinds):
+            if kind is not None:
+                mine = [loss for loss in losses if loss is not None and loss.kind == kind]
+                reader = ShardReader(
+                    mine, KINDS[kind].dtype.itemsize, max_open_files, scattered=scattered, remote=remote
+                )
+                self._sets.append(_LossSet(np.array([each == kind for each in kinds]), mine, reader))
+        self.weighted = any(each.values.weighted for each in self._sets)
         self._uniform = len(self._sets) == 1 and None not in kinds
 
     def gather(
@@ -154,7 +164,7 @@ class LossReader:
         out: npt.NDArray[Any] = np.zeros(count, np.float32 if self.weighted else np.bool_)
         left = np.ones(len(shard), np.bool_)
         for each in self._sets:
-            mine = each.number[shard] >= 0
+            mine = each.has[shard]
             left &= ~mine
             out = np.add(out, each.gather(shard[mine], start[mine], place[mine], length[mine], count), dtype=out.dtype)
         for first, size in zip(place[left].tolist(), length[left].tolist(), strict=True):
@@ -163,38 +173,26 @@ class LossReader:
 
 
 class _LossSet:
-    """The loss files of one kind."""
+    """The loss files of one kind; `has` tells which shards they belong to."""
 
-    def __init__(
-        self,
-        kind: LossKind,
-        losses: Sequence[LossFile | None],
-        max_open_files: int | None,
-        scattered: bool,
-        remote: RemoteOptions | None,
-    ) -> None:
-        self.number: Ints = np.full(len(losses), -1, np.int64)  # index of each shard's file in `_files`
-        mine = [number for number, loss in enumerate(losses) if loss is not None and loss.kind == kind]
-        self.number[mine] = np.arange(len(mine))
-        self._kind, self._files = kind, [loss for loss in losses if loss is not None and loss.kind == kind]
-        self._reader = ShardReader(
-            self._files, KINDS[kind].itemsize, max_open_files, scattered=scattered, remote=remote
-        )
+    def __init__(self, has: npt.NDArray[np.bool_], losses: Sequence[LossFile], reader: ShardReader) -> None:
+        self.has, self.values = has, losses[0].values
+        self._number: Ints = np.cumsum(has) - 1  # index of each shard's file in `losses`
+        self._losses, self._reader = losses, reader
 
     def gather(self, shard: Ints, start: Ints, place: Ints, length: Ints, count: int) -> npt.NDArray[Any]:
-        dtype = KINDS[self._kind]
-        raw: npt.NDArray[Any] = np.full(count, IGNORED if self._kind == "labels" else 0, dtype)
-        numbers = self.number[shard]
-        self._reader.gather(numbers, start, place * dtype.itemsize, length * dtype.itemsize, raw.data.cast("B"))
-        if self._kind != "float32":
-            taken: npt.NDArray[np.bool_] = raw != (IGNORED if self._kind == "labels" else 0)
+        values, number = self.values, self._number[shard]
+        raw: npt.NDArray[Any] = np.full(count, values.no_loss, values.dtype)
+        width = raw.itemsize
+        self._reader.gather(number, start, place * width, length * width, raw.data.cast("B"))
+        if not values.weighted:
+            taken: npt.NDArray[np.bool_] = raw != values.no_loss
             return taken
         if raw.size and not (raw.min() >= 0 and raw.max() < np.inf):  # both are false for NaN
-            at = int(np.flatnonzero(~(raw >= 0) | (raw == np.inf))[0])
+            at = int(np.flatnonzero(values.wrong(raw, raw))[0])
             piece = int(np.flatnonzero((place <= at) & (at < place + length))[0])
-            token = int(start[piece] + at - place[piece])
             raise CorpusError(
-                f"{self._files[numbers[piece]].path}: the weight of token {token} is {raw[at]}; expected a finite number, 0 or "
-                "more. Prepare the corpus again."
+                f"{self._losses[number[piece]].path}: the weight of token {start[piece] + at - place[piece]} is {raw[at]}; "
+                "expected a finite number, 0 or more. Prepare the corpus again."
             )
         return raw

@@ -5,10 +5,11 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
+import itertools
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from grain_sft.corpus.content import PREFIX
 from grain_sft.corpus.corpus import Corpus
@@ -43,7 +44,7 @@ class MixtureCorpus(Corpus):
             second, first = list(made_with.values())[-2:]
             raise CorpusError(
                 f"{second.shards[0].path}: the corpus was made with the tokenizer {second.tokenizer!r} (sha256 "
-                f"{second.tokenizer_sha256}), but {first.shards[0].path} was made with {first.tokenizer!r} (sha256 "
+                f"{second.tokenizer_sha256}), but {first.shards[0].path} with {first.tokenizer!r} (sha256 "
                 f"{first.tokenizer_sha256}). The sources of a mixture have one tokenizer. Prepare one of them again."
             )
         dtype: np.dtype[Any] = np.result_type(*(part.dtype for part in parts))
@@ -52,35 +53,32 @@ class MixtureCorpus(Corpus):
     @functools.cached_property
     def documents(self) -> Documents:
         """Start, counted through all shards, and length of the documents of all corpora; see `Corpus.documents`."""
-        starts: list[npt.NDArray[np.int64]] = []
-        before = 0
-        for part in self.parts:
-            starts.append(part.documents.start + before)
-            before += part.num_tokens
+        befores = itertools.accumulate((part.num_tokens for part in self.parts), initial=0)
+        starts = [part.documents.start + before for part, before in zip(self.parts, befores, strict=False)]
         return Documents(np.concatenate(starts), np.concatenate([part.documents.length for part in self.parts]))
 
     @property
     def num_documents(self) -> int | None:
         """Number of documents of all corpora; None where that of one is unknown."""
-        counts = [part.num_documents for part in self.parts]
-        return None if None in counts else sum(count for count in counts if count is not None)
+        counts = [count for part in self.parts if (count := part.num_documents) is not None]
+        return sum(counts) if len(counts) == len(self.parts) else None
 
     def read(self, start: int, stop: int) -> tuple[UInt[np.ndarray, " tokens"], Shaped[np.ndarray, " tokens"] | None]:
         """Raise CorpusError: the files of a mixture may have several dtypes."""
-        raise CorpusError(
-            "tokens of a mixture are read from one of its corpora: corpus.parts[number].read(start, stop)."
-        )
+        raise CorpusError("tokens of a mixture are read from one of its corpora: corpus.parts[0].read(start, stop).")
 
     @functools.cached_property
     def fingerprint(self) -> str:
         """Hash of the fingerprints of all corpora."""
-        joined = "\0".join(["grain_sft mixture", *(part.fingerprint for part in self.parts)])
-        return f"sha256:{hashlib.sha256(joined.encode()).hexdigest()}"
+        return f"sha256:{_joined(part.fingerprint for part in self.parts)}"
 
     def content_hash(self) -> str:
         """Return the hash of the content of all corpora."""
-        joined = "\0".join(["grain_sft mixture", *(part.content_hash() for part in self.parts)])
-        return f"{PREFIX}{hashlib.sha256(joined.encode()).hexdigest()}"
+        return f"{PREFIX}{_joined(part.content_hash() for part in self.parts)}"
 
     def __repr__(self) -> str:
         return f"MixtureCorpus({list(self.parts)!r})"
+
+
+def _joined(hashes: Iterable[str]) -> str:
+    return hashlib.sha256("\0".join(["grain_sft mixture", *hashes]).encode()).hexdigest()

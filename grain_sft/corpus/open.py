@@ -82,7 +82,7 @@ def open_corpus(
         length than their tokens, another tokenizer than the corpus was made with, or a file outside of `root`.
       WrongTypeError: an argument of another type.
     """
-    as_paths("where", where)
+    paths = as_paths("where", where)
     texts = [each for pair in path_remap.items() for each in pair] if isinstance(path_remap, Mapping) else []
     for name, value, kind, expected in (
         ("format", format, str, "a string"),
@@ -94,11 +94,9 @@ def open_corpus(
         ("use_loss_mask", use_loss_mask, bool | None, "True or False"),
     ):
         check_type(name, value, kind, expected)
-    remote_options = None if remote is None else RemoteOptions.of(remote)
-    allowed = None if root is None else AllowedRoot(root)
-    forms = formats() if format == AUTO else [FORMATS[format]()]
     if label_mask_paths is not None and use_loss_mask is False:
         raise CorpusError("label_mask_paths are given, but use_loss_mask=False ignores them. Leave one of the two out.")
+    remote_options = None if remote is None else RemoteOptions.of(remote)
     remaps = {files.normalize(key): files.normalize(value) for key, value in (path_remap or {}).items()}
     if tokenizer is not None:
         remaps.setdefault("{TOKENIZER}", tokenizer)
@@ -106,23 +104,27 @@ def open_corpus(
     def remap(path: str) -> str:
         return files.normalize(remap_path(path, remaps))
 
+    folder = None if root is None else _root_folder(files.normalize(root))
     options = ReadOptions(
         dtype=None if dtype is None else token_dtype(dtype, "dtype"),
         eos_token_id=eos_token_id,
         use_loss_mask=use_loss_mask,
         masks=None if label_mask_paths is None else _expand_masks(label_mask_paths, remap),
         remap=remap,
+        check_paths=lambda listed: None if folder is None else _check_inside(folder, listed),
     )
-    if allowed is not None:
-        options = dataclasses.replace(options, check_paths=allowed.check)
-    with contextlib.nullcontext() if allowed is None else allowed.opening(where):
-        if isinstance(where, str | os.PathLike):
-            corpus = _open_path(files.normalize(where), format, options)
+    named = files.normalize(where) if isinstance(where, str | os.PathLike) else None
+    with inside(None if folder is None or files.is_remote(folder) else folder, named or ""):
+        if named is not None:
+            corpus = _open_path(named, format, options)
         else:
-            paths = [remap(files.normalize(path)) for path in where]
-            corpus = forms[-1].read_list(paths, options, DirectoryListing())
-    if allowed is not None:
-        corpus = allowed.bound(corpus)
+            listed = [remap(files.normalize(path)) for path in paths]
+            form = FORMATS["files" if format == AUTO else format]()
+            corpus = form.read_list(listed, options, DirectoryListing())
+    if folder is not None:
+        _check_inside(folder, (file.path for file in corpus.files()))
+        if not files.is_remote(folder):
+            corpus = corpus.map_files(lambda file: dataclasses.replace(file, root=folder))
     if use_loss_mask and not corpus.has_loss:
         raise CorpusError(
             f"{corpus.shards[0].path}: use_loss_mask=True, but this file has no loss mask. Name the masks with "
@@ -154,8 +156,7 @@ def _expand_masks(
     paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]], remap: Callable[[str], str]
 ) -> tuple[str, ...]:
     found: list[str] = []
-    for item in as_paths("label_mask_paths", paths):
-        path = remap(files.normalize(item))
+    for path in (remap(files.normalize(item)) for item in as_paths("label_mask_paths", paths)):
         matches = files.glob(path) if is_glob(path) else [path]
         if not matches:
             raise CorpusFileError(f"{path}: label_mask_paths: the glob matches no file.")
@@ -163,34 +164,18 @@ def _expand_masks(
     return tuple(found)
 
 
-class AllowedRoot:
-    """A local folder or a URL that no file of a corpus may lie outside of, after links are followed."""
+def _root_folder(root: str) -> str:
+    """Return the real path of a folder, or its URL, with a slash at its end."""
+    return (root if files.is_remote(root) else os.path.realpath(root)).rstrip("/") + "/"
 
-    def __init__(self, root: str | os.PathLike[str]) -> None:
-        path = files.normalize(root)
-        self._remote = files.is_remote(path)
-        self._folder = (path if self._remote else os.path.realpath(path)).rstrip("/") + "/"
 
-    def check(self, paths: Iterable[str]) -> None:
-        """Raise CorpusError for the first path that lies outside."""
-        for path in paths:
-            remote = files.is_remote(path)
-            real = path if remote else os.path.realpath(path)
-            if remote != self._remote or not real.startswith(self._folder) or (remote and ".." in path.split("/")):
-                raise outside(path, real, self._folder)
-
-    def opening(self, given: object) -> contextlib.AbstractContextManager[None]:
-        """Refuse files outside that are opened meanwhile, other than `given`, which the caller named."""
-        but = files.normalize(given) if isinstance(given, str | os.PathLike) else ""
-        return inside(None if self._remote else self._folder, but)
-
-    def bound(self, corpus: Corpus) -> Corpus:
-        """Return `corpus` with files that have to lie inside whenever they are opened, and do now."""
-        self.check(file.path for file in corpus.files())
-        if self._remote:
-            return corpus
-
-        return corpus.map_files(lambda file: dataclasses.replace(file, root=self._folder))
+def _check_inside(folder: str, paths: Iterable[str]) -> None:
+    """Refuse the first path that, after links are followed, lies outside of a local folder or of a URL."""
+    for path in paths:
+        remote = files.is_remote(path)
+        real = path if remote else os.path.realpath(path)
+        if not real.startswith(folder) or (remote and ".." in path.split("/")):
+            raise outside(path, real, folder)
 
 
 def check_tokenizer(corpus: Corpus, given: str) -> None:
@@ -204,33 +189,28 @@ def check_tokenizer(corpus: Corpus, given: str) -> None:
       CorpusError: it is another one, or can't be compared.
       CorpusFileError: there is no tokenizer at the path `given`.
     """
-    name, sha256 = corpus.tokenizer, corpus.tokenizer_sha256
+    name, sha256, where = corpus.tokenizer, corpus.tokenizer_sha256, corpus.shards[0].path
     found = None
     if sha256 is not None and files.exists(path := files.normalize(given)):
         with contextlib.suppress(MissingExtraError):
             found = TOKENIZER_READERS["any"](path).sha256
-    if found is not None:
-        same = found == sha256
-    elif name is not None:
-        same = _is_same_name(name, given)
-    elif sha256 is not None:
+    if found is None and name is None:
+        if sha256 is None:
+            return
         raise CorpusError(
-            f"{corpus.shards[0].path}: the corpus records the hash of its tokenizer ({sha256}) but not its name, so it "
-            f"can't be compared with {given!r}, which is not a file. Give the path of the tokenizer, or none."
+            f"{where}: the corpus records the hash of its tokenizer ({sha256}) but not its name, so it can't be compared with "
+            f"{given!r}, which is not a file. Give the path of the tokenizer, or none."
         )
-    else:
-        return
-    if not same:
+    if found != sha256 if found is not None else not _is_same_name(name or "", given):
         made_with = repr(name) if sha256 is None else f"{name!r} (sha256 {sha256})" if name else f"sha256 {sha256}"
         other = f"{given!r}" if found is None else f"{given!r} (sha256 {found})"
         raise CorpusError(
-            f"{corpus.shards[0].path}: the corpus was made with the tokenizer {made_with}, but {other} is named. Name that "
-            "one, or prepare the corpus again with the other."
+            f"{where}: the corpus was made with the tokenizer {made_with}, but {other} is named. Name that one, or prepare "
+            "the corpus again with the other."
         )
 
 
 def _is_same_name(one: str, other: str) -> bool:
     """Return whether two names or paths are of one tokenizer: equal, or one ends with the other."""
-    parts = [name.rstrip("/").removeprefix("./").split("/") for name in (one, other)]
-    short, long = sorted(parts, key=len)
+    short, long = sorted((name.rstrip("/").removeprefix("./").split("/") for name in (one, other)), key=len)
     return long[-len(short) :] == short

@@ -1,21 +1,21 @@
-"""Shard: one token file, a headerless raw array, as AI2 writes them under the name .npy, or a true .npy file.
-
-The .npy format: https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html
-"""
+"""Shard: one token file; and RowFormat: how the rows that `grain-sft pack --materialize` writes are stored in it."""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from grain_sft.corpus.array_file import scan_array
 from grain_sft.corpus.documents import BoundaryFile
-from grain_sft.corpus.loss import Count, LossFile
+from grain_sft.corpus.loss import LossFile
 from grain_sft.errors import CorpusError
-from grain_sft.storage import DIGEST_BYTES, MAGIC, digest_of, files, npy_header, read_head
 
+Count = Annotated[int, msgspec.Meta(ge=0)]
+Dtype = np.dtype[np.unsignedinteger]
 TokenDtype = Literal["uint8", "uint16", "uint32", "uint64"]
 TOKEN_DTYPES: tuple[str, ...] = get_args(TokenDtype)
 LONG_SEGMENT = 1 << 10  # tokens
@@ -26,7 +26,7 @@ _ROW_ALIGNMENT = 8  # bytes
 
 @dataclasses.dataclass(frozen=True)
 class Shard:
-    """The location of the tokens of one file, and what tells the file from another.
+    """One token file, as it was when it was indexed.
 
     Attributes:
       path: Local path, or URL.
@@ -104,9 +104,8 @@ class RowFormat:
         formats = [(np.dtype(dtype).newbyteorder("<"), (count,)) for dtype, count in planes.values()]
         offsets, size = [], 0
         for name, dtype in zip(planes, formats, strict=True):
-            begin = _aligned(size) if name == "ends" else size
-            offsets.append(begin)
-            size = begin + np.dtype(dtype).itemsize
+            offsets.append(_aligned(size) if name == "ends" else size)
+            size = offsets[-1] + np.dtype(dtype).itemsize
         return np.dtype({"names": list(planes), "formats": formats, "offsets": offsets, "itemsize": _aligned(size)})
 
 
@@ -119,10 +118,10 @@ def _aligned(size: int) -> int:
     return -(-size // _ROW_ALIGNMENT) * _ROW_ALIGNMENT
 
 
-def token_dtype(name: object, where: str) -> np.dtype[np.unsignedinteger]:
+def token_dtype(name: object, where: str) -> Dtype:
     """Return the numpy dtype of that name, if tokens are stored in it; `where` begins the message of the error."""
     try:
-        dtype: np.dtype[np.unsignedinteger] = np.dtype(name)  # type: ignore[call-overload]
+        dtype: Dtype = np.dtype(name)  # type: ignore[call-overload]
     except (TypeError, ValueError, SyntaxError) as error:  # numpy parses 'u4,u4' and the like as Python
         raise CorpusError(f"{where}: {name!r} is not a dtype; expected one of {', '.join(TOKEN_DTYPES)}.") from error
     if dtype.name not in TOKEN_DTYPES or not dtype.isnative:
@@ -133,67 +132,36 @@ def token_dtype(name: object, where: str) -> np.dtype[np.unsignedinteger]:
     return dtype
 
 
-def scan_shard(
-    path: str, label: str, dtype: np.dtype[np.unsignedinteger] | None
-) -> tuple[Shard, np.dtype[np.unsignedinteger]]:
-    """Return one token file as a shard, and its dtype. The content decides whether it has a header, never the name.
+def scan_shard(path: str, label: str, dtype: Dtype | None) -> tuple[Shard, Dtype]:
+    """Return one token file as a shard, and its dtype.
 
     Args:
       path: Local path or URL.
       label: Label of the shard.
-      dtype: Dtype of a raw file. None: a raw file is read as uint32 if its first bytes look like uint32 token ids.
+      dtype: Dtype of a raw file. None: a raw file is read as uint32, as AI2 writes, if it looks like uint32 token ids.
     """
-    size, head, version = read_head(path)
-    if head.startswith(MAGIC):
-        header_dtype, num_tokens, offset = _npy_array(path, head, size, version)
-        if dtype is not None and header_dtype != dtype:
+
+    def parse(stated: object) -> Dtype:
+        found = token_dtype(stated, path)
+        if dtype not in (None, found):
             raise CorpusError(
-                f"{path}: its .npy header says {header_dtype.name}, but dtype={dtype.name} was asked for. "
-                "Leave dtype out, or give the header's."
+                f"{path}: its .npy header says {found.name}, but dtype={dtype} was asked for. Leave dtype out, or give the "
+                "header's."
             )
-        dtype = header_dtype
-    else:
-        offset = 0
-        guessed = dtype is None
-        dtype = dtype or np.dtype("uint32")  # as AI2 writes
-        num_tokens, rest = divmod(size, dtype.itemsize)
-        if rest:
-            raise CorpusError(
-                f"{path}: {size} bytes is not a multiple of {dtype.itemsize}, the size of a {dtype.name} token. "
-                "The file is truncated or its dtype is another: give dtype=uint8, uint16, uint32 or uint64."
-            )
-        if guessed:
-            check_plausible(path, head, dtype)
-    first = head[offset : offset + DIGEST_BYTES]
-    if len(first) < min(DIGEST_BYTES, size - offset):  # an unusually long header
-        first = files.read_range(path, offset, offset + DIGEST_BYTES, version=version)
-    tail_start = max(offset, size - DIGEST_BYTES)
-    digest = digest_of(first, files.read_range(path, tail_start, size, version=version))
-    return Shard(path, num_tokens, size, offset, label, digest, version=version), dtype
+        return found
+
+    found = scan_array(path, dtype or np.dtype("uint32"), parse)
+    stamp = found.stamp
+    if dtype is None and not stamp.data_offset:
+        check_plausible(path, found.first, found.dtype)
+    shard = Shard(path, found.length, stamp.size, stamp.data_offset, label, stamp.digest, version=stamp.version)
+    return shard, found.dtype
 
 
-def _npy_array(path: str, head: bytes, size: int, version: str | None) -> tuple[np.dtype[np.unsignedinteger], int, int]:
-    """Return (dtype, number of tokens, bytes before the data) of a .npy file."""
-    descr, shape, offset = npy_header(path, head, size, version)
-    dtype = token_dtype(descr, path)
-    if len(shape) != 1 or not isinstance(shape[0], int) or shape[0] < 0:
-        raise CorpusError(
-            f"{path}: the array has shape {shape}; tokens are one-dimensional. Save it flattened: array.reshape(-1)."
-        )
-    found = size - offset
-    if found != shape[0] * dtype.itemsize:
-        raise CorpusError(
-            f"{path}: the header promises {shape[0]} tokens ({shape[0] * dtype.itemsize} bytes), "
-            f"but {found} bytes follow it. The file was truncated or appended to; write it again."
-        )
-    return dtype, shape[0], offset
-
-
-def check_plausible(path: str, head: bytes, dtype: np.dtype[np.unsignedinteger]) -> None:
+def check_plausible(path: str, head: bytes, dtype: Dtype) -> None:
     """Refuse a file whose first bytes don't read as token ids of a dtype that nobody gave."""
     whole = head[: len(head) // 8 * 8]
-    sample: npt.NDArray[np.unsignedinteger] = np.frombuffer(whole, dtype)
-    words: npt.NDArray[np.uint32] = np.frombuffer(whole, "<u4")
+    sample, words = np.frombuffer(whole, dtype), np.frombuffer(whole, "<u4")
     looks_like_uint64 = dtype.itemsize == 4 and len(words) >= 16 and not words[1::2].any() and words[::2].any()
     if len(sample) and (int(sample.max()) >= _PLAUSIBLE_TOKEN or looks_like_uint64):
         raise CorpusError(

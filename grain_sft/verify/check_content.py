@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from grain_sft.corpus import IGNORED, KINDS, Corpus, Shard
+from grain_sft.corpus import Corpus, Shard
 from grain_sft.layout import MaterializedLayout
 from grain_sft.source import NpyDataSource
 from grain_sft.storage import ShardReader
@@ -28,32 +28,23 @@ def check_loss_values(report: Report, corpus: Corpus) -> None:
             continue
         with report.errors("loss", shard.loss.path):
             for begin, values, tokens in _loss_blocks(corpus, shard):
-                wrong, expected = _wrong_loss(shard.loss.kind, values, tokens)
-                if wrong.any():
-                    at = int(np.flatnonzero(wrong)[0])
-                    sentence = f"holds {values[at]}; expected {expected}."
+                wrong = np.flatnonzero(shard.loss.values.wrong(values, tokens))
+                if len(wrong):
+                    at = int(wrong[0])
+                    sentence = f"holds {values[at]}; expected {shard.loss.values.expected}."
                     report.wrong("loss", shard.loss.path, sentence, f"token {begin + at}")
                     break
-
-
-def _wrong_loss(kind: str, values: Array, tokens: Array) -> tuple[Array, str]:
-    """Return which values a loss file of this kind cannot have, and which it can."""
-    if kind == "bool":
-        return values > 1, "0 or 1"
-    if kind == "float32":
-        return ~np.isfinite(values) | (values < 0), "a finite weight, 0 or more"
-    return (values != IGNORED) & (values != tokens.astype(np.int64)), f"the token itself or {IGNORED}, not shifted"
 
 
 def _loss_blocks(corpus: Corpus, shard: Shard) -> Iterator[tuple[int, Array, Array]]:
     """Yield the loss of a shard in blocks: the number of the first token, the values, and the tokens where loss is labels."""
     assert shard.loss is not None
-    kind = KINDS[shard.loss.kind]
-    of_loss = ShardReader((shard.loss,), kind.itemsize, 2, remote=corpus.remote)
+    kind = shard.loss.values
+    of_loss = ShardReader((shard.loss,), kind.dtype.itemsize, 2, remote=corpus.remote)
     of_tokens = ShardReader((shard,), corpus.dtype.itemsize, 2, remote=corpus.remote)
     for begin in range(0, shard.num_tokens, _BLOCK_TOKENS):
         count = min(_BLOCK_TOKENS, shard.num_tokens - begin)
-        values, tokens = np.empty(count, kind), np.empty(count if shard.loss.kind == "labels" else 0, corpus.dtype)
+        values, tokens = np.empty(count, kind.dtype), np.empty(count if kind.follow_tokens else 0, corpus.dtype)
         of_loss.gather([0], [begin], [0], [values.nbytes], values.data.cast("B"))
         if len(tokens):
             of_tokens.gather([0], [begin], [0], [tokens.nbytes], tokens.data.cast("B"))

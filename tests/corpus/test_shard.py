@@ -122,14 +122,14 @@ def test_a_raw_file_that_ends_within_a_token_is_refused(tmp_path, dtype):
     itemsize = np.dtype(dtype).itemsize
     (tmp_path / "a.npy").write_bytes(bytes(10 * itemsize + 1))
     message = error_of(tmp_path / "a.npy", dtype=dtype)
-    assert f"{10 * itemsize + 1} bytes is not a multiple of {itemsize}, the size of a {dtype} token" in message
+    assert f"{10 * itemsize + 1} bytes is not a multiple of {itemsize}, the size of a {dtype}." in message
 
 
 @pytest.mark.parametrize("shape", [(), (2, 3), (6, 1), (1, 1, 6)])
 def test_an_array_that_is_not_one_dimensional_is_refused(tmp_path, shape):
     path = write_npy(tmp_path / "a.npy", np.zeros(shape, np.uint32))
     message = error_of(path)
-    assert f"shape {shape}; tokens are one-dimensional" in message and "reshape(-1)" in message
+    assert f"shape {shape}; expected one dimension" in message and "reshape(-1)" in message
 
 
 @pytest.mark.parametrize(
@@ -181,8 +181,8 @@ def test_an_array_of_objects_is_refused_and_never_unpickled(tmp_path):
     ("data", "expected"),
     [
         *((NPY[:size], "header" if size > 7 else "version") for size in (6, 7, 8, 9, 10, 11, 60, 127)),
-        *((NPY[:size], f"promises 50 tokens (200 bytes), but {size - 128} bytes follow it") for size in (324, 327)),
-        *((NPY + bytes(more), f"promises 50 tokens (200 bytes), but {200 + more} bytes") for more in (1, 4)),
+        *((NPY[:size], f"promises 50 values (200 bytes), but {size - 128} bytes follow it") for size in (324, 327)),
+        *((NPY + bytes(more), f"promises 50 values (200 bytes), but {200 + more} bytes") for more in (1, 4)),
         (MAGIC + b"\x02\x00" + struct.pack("<I", 0xFFFFFFF0) + b"{}", "claims 4294967280 bytes, but the file has 14"),
         (MAGIC + b"\x09\x00" + bytes(120), "version [9, 0]; versions [1, 0], [2, 0] and [3, 0] can be read"),
         (b"label,path.npy\n# x" * 4, "don't read as uint32 token ids"),

@@ -136,8 +136,8 @@ def test_a_mask_of_another_length_is_refused_with_both_files_and_lengths(parts):
     mask.write_bytes(mask.read_bytes()[:-1])
     message = refused("239 values for 240 uint16 tokens", f"{parts}/token*.npy")
     assert str(mask) in message and str(tokens) in message
-    moved = [*masks_of(parts)[:1], *masks_of(parts)[2:], mask]
-    message = refused("values for 240 uint16 tokens", tokens_of(parts), dtype="uint16", label_mask_paths=moved)
+    masks = masks_of(parts)
+    refused("239 values for 240 uint16 tokens", tokens_of(parts), dtype="uint16", label_mask_paths=masks)
     assert grain_sft.open_corpus(tokens_of(parts), dtype="uint16", use_loss_mask=False).ignores_loss
 
 

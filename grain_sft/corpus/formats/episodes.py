@@ -24,7 +24,6 @@ from grain_sft.corpus.shard import token_dtype
 from grain_sft.errors import CorpusError
 from grain_sft.storage import files
 
-_DTYPES = ("uint16", "uint32")
 _TOKENS, _INDEX, _SEGMENTS, _SHARD = "tokens.bin", "episodes.idx", "segment_ids.bin", "shard_"
 _METADATA, _TOKENIZER = "dataset_metadata.json", "tokenizer_state.json"
 _EOS_KEYS = ("eot_token_id", "eos_token_id", "eot_id", "eos_id")
@@ -39,18 +38,18 @@ class Episodes(Format):
 
     def detect(self, path: str, listing: DirectoryListing) -> str | None:
         for folder in (files.join(path, "train"), path):
-            if any(_INDEX in listing.names(each) for each in _folders(folder, listing)):
+            if any(_INDEX in listing.names(each) for each in (folder, *_shards(folder, listing))):
                 return folder
         return None
 
     def read(self, found: str, options: ReadOptions, listing: DirectoryListing) -> Corpus:
-        shards = _folders(found, listing)[1:]
+        shards = _shards(found, listing)
         if shards and _INDEX in listing.names(found):
             raise CorpusError(
                 f"{found}: holds both episodes.idx and {files.name_of(shards[0])}/. Either may be the dataset: remove one."
             )
-        lacking = f"{SPLIT} and {files.join(files.parent(found), _METADATA)}"
         split = self.split(found, listing)
+        lacking = f"{SPLIT} and {files.join(files.parent(found), _METADATA)}"
         warn_unknown(found, lacking, split.metadata, options.eos_token_id)
         return self.read_split(split, options, listing)
 
@@ -65,17 +64,13 @@ class Episodes(Format):
     def part(self, path: str, listing: DirectoryListing) -> TokenFile:
         folder = files.parent(path)
         names = listing.sidecars(path, _TOKENS, _INDEX, *_MASKS)
-        masks = [name for name in _MASKS if name in names]
-        for name, exists in (
-            (_TOKENS, _TOKENS in names),
-            (_INDEX, _INDEX in names),
-            ("mask.bin or mask_weighted.bin", bool(masks)),
-        ):
-            if not exists:
+        mask = next((name for name in _MASKS if name in names), " or ".join(reversed(_MASKS)))
+        for name in (_TOKENS, _INDEX, mask):
+            if name not in names:
                 raise CorpusError(
                     f"{folder}: lacks {name}: the dataset is not whole. Copy it, or prepare the dataset again."
                 )
-        return TokenFile(path, files.join(folder, masks[0]), _MASKS[masks[0]], files.join(folder, _INDEX), "pairs")
+        return TokenFile(path, files.join(folder, mask), _MASKS[mask], files.join(folder, _INDEX), "pairs")
 
     def home(self, path: str) -> str:
         folder = files.parent(path)
@@ -83,38 +78,31 @@ class Episodes(Format):
 
     def split(self, home: str, listing: DirectoryListing) -> Split:
         root = files.parent(home)
-        dtype = None
-        if _METADATA in listing.names(root):
-            path = files.join(root, _METADATA)
-            name = Json.load(path).text("token_dtype")
-            dtype = None if name is None else token_dtype(name, path)
+        path = listing.find(root, _METADATA)
+        dtype = Json.load(path).text("token_dtype") if path else None
         return Split(
-            files=tuple(files.join(each, _TOKENS) for each in _folders(home, listing)[1:] or [home]),
+            files=tuple(files.join(each, _TOKENS) for each in _shards(home, listing) or [home]),
             metadata=_read_metadata(home, root, listing),
-            dtype=dtype,
-            dtypes=_DTYPES,
-            sources=files.join(home, "sources.bin") if "sources.bin" in listing.names(home) else "",
+            dtype=None if dtype is None else token_dtype(dtype, path),
+            dtypes=("uint16", "uint32"),
+            sources=listing.find(home, "sources.bin"),
         )
 
 
-def _folders(folder: str, listing: DirectoryListing) -> list[str]:
-    """Return the folder itself, then its shards."""
+def _shards(folder: str, listing: DirectoryListing) -> list[str]:
     names = sorted(name for name in listing.names(folder) if name.startswith(_SHARD) and "." not in name)
-    return [folder, *(files.join(folder, name) for name in names)]
+    return [files.join(folder, name) for name in names]
 
 
 def _read_metadata(folder: str, root: str, listing: DirectoryListing) -> CorpusMetadata:
     """Return the split's corpus.json, or else prepare.json and the dataset's own metadata, of which the EOS id is taken."""
-    metadata, eos = read_metadata((folder, root), listing), None
-    if files.name_of(metadata.path or root) == SPLIT:
+    metadata, ids = read_metadata((folder, root), listing), []
+    if metadata.of_split:
         return metadata
-    for name in (_METADATA, _TOKENIZER):
-        if name not in listing.names(root):
-            continue
-        data = Json.load(files.join(root, name))
-        ids = [data.count(key) for key in _EOS_KEYS]
-        eos = eos if eos is not None else next((each for each in ids if each is not None), None)
+    for path in filter(None, (listing.find(root, name) for name in (_METADATA, _TOKENIZER))):
+        data = Json.load(path)
+        ids += [number for key in _EOS_KEYS if (number := data.count(key)) is not None]
         metadata = metadata.filled(
             pad_token_id=data.count("pad_token_id"), tokenizer_sha256=data.text("tokenizer_sha256")
         )
-    return metadata if eos is None else dataclasses.replace(metadata, eos_token_id=eos)
+    return dataclasses.replace(metadata, eos_token_id=ids[0]) if ids else metadata

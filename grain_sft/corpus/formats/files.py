@@ -5,20 +5,19 @@ Files of no other format are `NAME.npy`, with the document boundaries that Dolma
 
 from __future__ import annotations
 
-import concurrent.futures
 import dataclasses
 import glob
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from grain_sft.corpus.corpus import Corpus
+from grain_sft.corpus.documents import BOUNDARY_KINDS
 from grain_sft.corpus.formats import Format, formats
 from grain_sft.corpus.formats.metadata import PREPARE, SPLIT, CorpusMetadata, DirectoryListing
-from grain_sft.corpus.formats.scanning import THREADS, ReadOptions, Split, TokenFile, scan_corpus
-from grain_sft.corpus.loss import LossKind
+from grain_sft.corpus.formats.scanning import ReadOptions, Split, TokenFile, in_threads, scan_corpus
 from grain_sft.corpus.shard import TOKEN_DTYPES
 from grain_sft.errors import CorpusError, CorpusFileError, GrainSftError
 from grain_sft.storage import files, read_regular
@@ -28,8 +27,6 @@ LIST_SUFFIXES = (".txt", ".csv", ".mix", ".json")
 
 _BOUNDARIES = ".csv.gz"
 _NO_TOKENS = re.compile(r".*\.(gz|zst|json|jsonl|txt|csv|md|yaml|idx|arrays)")
-
-T = TypeVar("T")
 
 
 class Files(Format):
@@ -64,9 +61,7 @@ class Files(Format):
             if path.endswith(LIST_SUFFIXES) and os.path.isfile(path) and not _is_metadata(path, forms):
                 raise CorpusError(f"{path}: a mix or an index, in a list of files. Open it by itself.")
             split: Sequence[str] = ()
-            if not is_glob(path) and not path.endswith(
-                TOKEN_SUFFIXES
-            ):  # an SFT corpus is its training split, as by itself
+            if not is_glob(path) and not path.endswith(TOKEN_SUFFIXES):  # a corpus is its training split, as by itself
                 absolute = files.absolute(path)
                 split = next((each for form in forms if (each := _split_files(form, absolute, listing))), ())
             found += split or _expand(path, forms)
@@ -87,7 +82,7 @@ class Files(Format):
 
 
 class _Listed(NamedTuple):
-    """A token file of the list."""
+    """A token file of the list, and the split that it is of."""
 
     part: TokenFile
     split: Split
@@ -102,13 +97,15 @@ def corpus_of_files(sources: Sequence[tuple[str, str]], options: ReadOptions, li
       listing: Folders listed before.
     """
     forms = formats()
-    sources = [(files.absolute(path), label) for path, label in sources]
-    options.check_paths([path for path, _ in sources])  # before any file is opened
-    _list_folders([path for path, _ in sources], listing)
+    labels = [(files.absolute(path), label) for path, label in sources]
+    options.check_paths([path for path, _ in labels])  # before any file is opened
+    folders = dict.fromkeys(files.parent(path) for path, _ in labels if files.is_remote(path))
+    if len(folders) > 1:
+        in_threads(listing.names, folders)  # each is a request
     listed: list[_Listed] = []
     sidecars: dict[str, str] = {}
     splits: dict[tuple[Format, str], Split] = {}
-    for path, label in sources:
+    for path, label in labels:
         if _is_metadata(path, forms):
             continue
         path = _followed(path, forms, listing)
@@ -119,31 +116,36 @@ def corpus_of_files(sources: Sequence[tuple[str, str]], options: ReadOptions, li
         key = form, form.home(path)
         if key not in splits:
             splits[key] = form.split(key[1], listing)
-        listed.append(_Listed(form.part(path, listing)._replace(label=label), splits[key]))
-    _check_sidecars(sidecars, {each.part.tokens for each in listed})
+        part = form.part(path, listing)
+        continues = _continues(part, splits[key], listed[-1].part.tokens if listed else "")
+        listed.append(_Listed(part._replace(label=label, continues=continues), splits[key]))
+    parts = [part for part, _ in listed]
+    tokens = {part.tokens for part in parts}
+    for path, owner in sidecars.items():
+        if owner not in tokens:
+            raise CorpusError(
+                f"{path}: belongs to the token file {owner}, which is not among the files. It holds no tokens: name that file "
+                "too, or leave this one out."
+            )
     if not listed:
-        raise CorpusError(f"{sources[0][0]}: holds no tokens, and no other file is named. Name the token files.")
+        raise CorpusError(f"{labels[0][0]}: holds no tokens, and no other file is named. Name the token files.")
     for form in dict.fromkeys(form for form, _ in splits):
-        form.check_parts([each.part for each in listed], options, listing)
-    return scan_corpus(_joined(listed, options), _with_continuations(listed), options)
+        form.check_parts(parts, options, listing)
+    return scan_corpus(_joined(listed, options), parts, options)
 
 
-def find_loss(path: str, listing: DirectoryListing) -> tuple[str, LossKind]:
-    """Return the loss file that belongs to a token file by its name, or "", and its kind."""
+def find_loss(path: str, listing: DirectoryListing) -> TokenFile:
+    """Return a token file with the loss file that belongs to it by its name, if there is one."""
     form, owner = _owner(path, formats(), listing)
     if owner != path or form.any_path:  # raw tokens have no loss file, and listing their folders takes requests
-        return TokenFile(path).loss, TokenFile(path).loss_kind
-    found = form.part(path, listing)
-    return found.loss, found.loss_kind
+        return TokenFile(path)
+    return form.part(path, listing)
 
 
 def boundaries_of(path: str, listing: DirectoryListing) -> str:
     """Return the path of a token file's `NAME.csv.gz`; "" where there is none."""
     name = files.name_of(path)
-    if not name.endswith(".npy"):
-        return ""
-    found = listing.sidecars(path, name.removesuffix(".npy") + _BOUNDARIES)
-    return files.join(files.parent(path), found[0]) if found else ""
+    return listing.sidecar(path, name.removesuffix(".npy") + _BOUNDARIES) if name.endswith(".npy") else ""
 
 
 def is_glob(path: str) -> bool:
@@ -191,91 +193,63 @@ def _owner(path: str, forms: Sequence[Format], listing: DirectoryListing) -> tup
 
 def _followed(path: str, forms: Sequence[Format], listing: DirectoryListing) -> str:
     """Return the target of the link `path`, if that file has sidecars and the link has none; else `path`."""
+
+    def has_sidecars(path: str) -> bool:
+        form, owner = _owner(path, forms, listing)
+        part = form.part(path, listing) if owner == path else TokenFile(path)
+        return bool(part.loss or part.boundaries)
+
     if files.is_remote(path) or not os.path.islink(path):
         return path
     target = os.path.realpath(path)
-    return target if _has_sidecars(target, forms, listing) and not _has_sidecars(path, forms, listing) else path
+    return target if has_sidecars(target) and not has_sidecars(path) else path
 
 
-def _has_sidecars(path: str, forms: Sequence[Format], listing: DirectoryListing) -> bool:
-    form, owner = _owner(path, forms, listing)
-    if owner != path:
+def _continues(part: TokenFile, split: Split, before: str) -> bool | None:
+    """Return whether a file's first document began in the file `before` in the list ("": none); None: EOS tokens decide.
+
+    It may only where that is the file before in the split. Of a file that the split does not list, since its folder can't be
+    listed or the file has no number, the folder decides.
+    """
+    if not BOUNDARY_KINDS[part.boundaries_kind].cuts_documents or part.continues is False:
+        return part.continues
+    predecessor = split.predecessors.get(part.tokens)
+    follows = files.parent(before) == files.parent(part.tokens) if predecessor is None else predecessor == before
+    if before and not follows:
         return False
-    found = form.part(path, listing)
-    return bool(found.loss or found.boundaries)
-
-
-def _list_folders(paths: Sequence[str], listing: DirectoryListing) -> None:
-    """List remote folders at once: each is a request."""
-    folders = list(dict.fromkeys(files.parent(path) for path in paths if files.is_remote(path)))
-    if len(folders) > 1:
-        with concurrent.futures.ThreadPoolExecutor(min(THREADS, len(folders))) as pool:
-            list(pool.map(listing.names, folders))
-
-
-def _check_sidecars(sidecars: Mapping[str, str], tokens: set[str]) -> None:
-    for path, owner in sidecars.items():
-        if owner not in tokens:
-            raise CorpusError(
-                f"{path}: belongs to the token file {owner}, which is not among the files. It holds no tokens: name that file "
-                "too, or leave this one out."
-            )
-
-
-def _with_continuations(listed: Sequence[_Listed]) -> list[TokenFile]:
-    """Return the parts with `continues`, which may be True only where the part before is the one before in its corpus."""
-    found: list[TokenFile] = []
-    numbers = {id(split): {path: at for at, path in enumerate(split.files)} for _, split in listed}
-    before = ""
-    for part, split in listed:
-        at = numbers[id(split)].get(part.tokens, -1)
-        follows = not before or (split.files[at - 1] == before if at > 0 else False)
-        if before and at < 0:  # the folder can't be listed, or the file has no number: EOS tokens decide
-            follows = files.parent(before) == files.parent(part.tokens)
-        continues = part.continues
-        if part.boundaries_kind == "csv" and continues is not False:
-            continues = False
-            if follows:
-                continues = None if split.continued is None else part.tokens in split.continued
-        found.append(part._replace(continues=continues))
-        before = part.tokens
-    return found
+    return None if split.continued is None else part.tokens in split.continued
 
 
 def _joined(listed: Sequence[_Listed], options: ReadOptions) -> Split:
     """Return one split of all files, with what their splits agree on."""
-    firsts: dict[int, _Listed] = {}
-    for each in listed:
-        firsts.setdefault(id(each.split), each)
-    found = [(each.part.tokens, each.split) for each in firsts.values()]
-    if len(found) == 1:
-        split = found[0][1]
+    splits: dict[int, tuple[str, Split]] = {}
+    for part, split in listed:
+        splits.setdefault(id(split), (part.tokens, split))
+    if len(splits) == 1:
         whole = split.files == tuple(part.tokens for part, _ in listed)
         return split if whole else dataclasses.replace(split, sources="")  # the documents that are left out are unknown
-    stated = [(path, split.metadata) for path, split in found]
-    names = {metadata.tokenizer for _, metadata in stated}
 
     def agreed(name: str) -> Any:
-        return _agreed(name, [(path, getattr(metadata, name)) for path, metadata in stated])
+        """Return the value that all have; None where some have none."""
+        stated = [
+            (path, split.dtype if name == "dtype" else getattr(split.metadata, name)) for path, split in splits.values()
+        ]
+        values = {value: path for path, value in reversed(stated) if value is not None}
+        if len(values) > 1:
+            (one, first), (other, second) = list(values.items())[-2:]
+            raise CorpusError(
+                f"{second}: its {name} is {other}, but that of {first} is {one}. All files of a corpus are made with one "
+                "tokenizer and have one dtype: open them as two corpora."
+            )
+        return stated[0][1] if all(value is not None for _, value in stated) else None
 
+    names = {split.metadata.tokenizer for _, split in splits.values()}
     metadata = CorpusMetadata(
         eos_token_id=None if options.eos_token_id is not None else agreed("eos_token_id"),
         pad_token_id=agreed("pad_token_id"),
         tokenizer=names.pop() if len(names) == 1 else None,
         tokenizer_sha256=agreed("tokenizer_sha256"),
     )
-    dtype = options.dtype or _agreed("dtype", [(path, split.dtype) for path, split in found])
-    dtypes = {tuple(split.dtypes) for _, split in found}
+    dtypes = {tuple(split.dtypes) for _, split in splits.values()}
+    dtype = options.dtype or agreed("dtype")
     return Split(metadata=metadata, dtype=dtype, dtypes=dtypes.pop() if len(dtypes) == 1 else TOKEN_DTYPES)
-
-
-def _agreed(name: str, stated: Sequence[tuple[str, T | None]]) -> T | None:
-    """Return the value that all of `stated`, by token file, have; None where some have none."""
-    values = {value: path for path, value in reversed(stated) if value is not None}
-    if len(values) > 1:
-        (one, first), (other, second) = list(values.items())[-2:]
-        raise CorpusError(
-            f"{second}: its {name} is {other}, but that of {first} is {one}. All files of a corpus are made with one "
-            "tokenizer and have one dtype: open them as two corpora."
-        )
-    return stated[0][1] if all(value is not None for _, value in stated) else None

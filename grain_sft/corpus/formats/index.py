@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import concurrent.futures
 import dataclasses
-import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -15,20 +13,20 @@ import numpy as np
 from grain_sft.corpus.corpus import Corpus
 from grain_sft.corpus.formats import Format
 from grain_sft.corpus.formats.files import corpus_of_files, find_loss
-from grain_sft.corpus.formats.metadata import DirectoryListing
+from grain_sft.corpus.formats.metadata import DirectoryListing, Json
 from grain_sft.corpus.formats.mix import head_of
-from grain_sft.corpus.formats.scanning import THREADS, ReadOptions, check_loss, check_mask_count, check_mask_order
+from grain_sft.corpus.formats.scanning import ReadOptions, TokenFile, check_loss, check_masks, in_threads
 from grain_sft.corpus.index_writer import INDEX_FORMAT, INDEX_VERSION, MAXTEXT_VERSION, maxtext_fingerprint
-from grain_sft.corpus.loss import Count, LossKind, scan_loss
-from grain_sft.corpus.shard import Shard, TokenDtype, token_dtype
+from grain_sft.corpus.loss import scan_loss
+from grain_sft.corpus.shard import Count, Shard, TokenDtype, token_dtype
 from grain_sft.errors import CorpusError, CorpusFileError, GrainSftError
 from grain_sft.storage import FileStamp, Limits, StampedFile, files, identify, size_change
 
 _EXPECTED = (
-    "Expected token files, or an index that `grain-sft index` wrote. If these are chats or texts, make a corpus of them "
+    " Expected token files, or an index that `grain-sft index` wrote. If these are chats or texts, make a corpus of them "
     "with `grain-sft prepare`."
 )
-Remap = Callable[[str], str]
+_DAMAGED = "The index is damaged: build it again."
 
 
 class Index(Format):
@@ -45,35 +43,30 @@ class Index(Format):
         return path if head is not None and head.startswith(b"{") else None
 
     def read(self, found: str, options: ReadOptions, listing: DirectoryListing) -> Corpus:
-        path = found
+        data = Json.load(found, _EXPECTED)
+        keys = dict(data.entries())
         try:
-            data = json.loads(files.read_text(path))
-        except (ValueError, RecursionError) as error:
-            raise CorpusError(f"{path}: not JSON ({error}). {_EXPECTED}") from error
-        if not isinstance(data, dict):
-            raise CorpusError(f"{path}: expected a JSON object, found a {type(data).__name__}. {_EXPECTED}")
-        try:
-            if data.get("format") == INDEX_FORMAT:
-                corpus = _read_own(path, data, options, listing)
-            elif "format_version" in data and "files" in data:
-                corpus = _read_maxtext(path, data, options, listing)
+            if keys.get("format") == INDEX_FORMAT:
+                corpus = _read_own(data, options, listing)
+            elif "format_version" in keys and "files" in keys:
+                corpus = _read_maxtext(data, options, listing)
             else:
                 raise CorpusError(
-                    f"{path}: neither a grain_sft index nor MaxText's (no key 'format' or 'format_version'). "
+                    f"{found}: neither a grain_sft index nor MaxText's (no key 'format' or 'format_version'). "
                     "Build one with `grain-sft index`."
                 )
         except GrainSftError:
             raise
-        except (msgspec.ValidationError, OverflowError, ValueError) as error:
-            raise CorpusError(f"{path}: {error}. The index is damaged: build it again.") from error
-        if options.dtype is not None and options.dtype != corpus.dtype:
+        except ValueError as error:  # of paths that no file can have
+            raise CorpusError(f"{found}: {error}. {_DAMAGED}") from error
+        if options.dtype not in (None, corpus.dtype):
             raise CorpusError(
-                f"{path}: the index is of {corpus.dtype.name} tokens, but dtype={options.dtype} was asked for."
+                f"{found}: the index is of {corpus.dtype} tokens, but dtype={options.dtype} was asked for."
             )
         eos = options.eos_token_id
         if eos is not None and corpus.eos_token_id not in (None, eos):
-            raise CorpusError(f"{path}: the index has eos_token_id {corpus.eos_token_id}, but {eos} was asked for.")
-        return dataclasses.replace(corpus, eos_token_id=corpus.eos_token_id if eos is None else eos)
+            raise CorpusError(f"{found}: the index has eos_token_id {corpus.eos_token_id}, but {eos} was asked for.")
+        return corpus if eos is None else dataclasses.replace(corpus, eos_token_id=eos)
 
 
 class _OwnIndex(msgspec.Struct):
@@ -92,24 +85,23 @@ class _OwnIndex(msgspec.Struct):
     use_loss_mask: bool | None = None
 
 
-def _read_own(path: str, data: Any, options: ReadOptions, listing: DirectoryListing) -> Corpus:
-    if data.get("version", INDEX_VERSION) != INDEX_VERSION:
+def _read_own(data: Json, options: ReadOptions, listing: DirectoryListing) -> Corpus:
+    path, entries = data.path, dict(data.entries())
+    if entries.get("version", INDEX_VERSION) != INDEX_VERSION:
         raise CorpusError(
-            f"{path}: index version {data['version']!r}; this grain_sft reads version {INDEX_VERSION}. "
+            f"{path}: index version {entries['version']!r}; this grain_sft reads version {INDEX_VERSION}. "
             "Build it again with `grain-sft index`."
         )
-    index = msgspec.convert(data, _OwnIndex)
+    index = data.convert(_OwnIndex, _DAMAGED)
 
     def locate(file: Any) -> Any:
         """Return the file where it is now. The version is that of the file that was indexed, not of a copy."""
-        found = _locate(path, file.path, options.remap)
+        found = _locate(path, file.path, options)
         return dataclasses.replace(file, path=found, version=file.version if found == file.path else None, root=None)
 
     dtype = token_dtype(index.dtype, path)
     if (index.eos_token_id or 0) > np.iinfo(dtype).max:
-        raise CorpusError(
-            f"{path}: eos_token_id is {index.eos_token_id}, which {dtype.name} can't hold. Build it again."
-        )
+        raise CorpusError(f"{path}: eos_token_id is {index.eos_token_id}, which {dtype} can't hold. Build it again.")
     corpus = Corpus(
         shards=index.shards,
         dtype=dtype,
@@ -129,24 +121,21 @@ def _pinned(corpus: Corpus) -> Corpus:
     unknown = {file.path: file for file in corpus.files() if files.is_remote(file.path) and file.version is None}
     if not unknown:
         return corpus
-    limits = Limits.from_environment() if corpus.remote is None else corpus.remote.limits
-    found = {file.path: file.version for file in identify(list(unknown.values()), limits)}
-    return corpus.map_files(
-        lambda file: dataclasses.replace(file, version=found[file.path]) if file.path in found else file
-    )
+    found = {file.path: file.version for file in identify(list(unknown.values()), Limits.from_environment())}
+    return corpus.map_files(lambda file: dataclasses.replace(file, version=found.get(file.path, file.version)))
 
 
 def _check_own(path: str, fingerprint: str, corpus: Corpus) -> None:
     for number, shard in enumerate(corpus.shards):
         if shard.data_offset + shard.num_tokens * corpus.dtype.itemsize != shard.size:
             raise CorpusError(
-                f"{path}: shard {number} ({shard.path}) has {shard.num_tokens} {corpus.dtype.name} tokens after "
-                f"{shard.data_offset} bytes, which is not its size of {shard.size}. The index is damaged: build it again."
+                f"{path}: shard {number} ({shard.path}) has {shard.num_tokens} {corpus.dtype} tokens after "
+                f"{shard.data_offset} bytes, which is not its size of {shard.size}. {_DAMAGED}"
             )
         if shard.loss is not None and shard.loss.count != shard.num_tokens:
             raise CorpusError(
                 f"{path}: shard {number} ({shard.path}) has {shard.num_tokens} tokens, but its loss file "
-                f"{shard.loss.count} values. The index is damaged: build it again."
+                f"{shard.loss.count} values. {_DAMAGED}"
             )
     if not corpus.shards:
         raise CorpusError(f"{path}: the index lists no shard.")
@@ -155,13 +144,8 @@ def _check_own(path: str, fingerprint: str, corpus: Corpus) -> None:
             f"{path}: the fingerprint in the index ({fingerprint}) is not that of its entries "
             f"({corpus.fingerprint}). It was edited or damaged: build it again with `grain-sft index`."
         )
-    _check_sizes(path, [file for file in corpus.files() if not files.is_remote(file.path)])
 
-
-def _check_sizes(path: str, local: Sequence[StampedFile]) -> None:
-    """Check what one `stat` tells. A remote file is checked when it is first read."""
-
-    def check(file: StampedFile) -> None:
+    def check_size(file: StampedFile) -> None:
         try:
             found = os.stat(file.path).st_size
         except OSError as error:
@@ -172,21 +156,21 @@ def _check_sizes(path: str, local: Sequence[StampedFile]) -> None:
         if found != file.size:
             raise CorpusFileError(f"{size_change(file, found)} Index: {path}.")
 
+    local = [file for file in corpus.files() if not files.is_remote(file.path)]  # others are checked when they are read
     for file in local[:1]:  # the usual mistake, a folder that moved, is answered at once
-        check(file)
-    with concurrent.futures.ThreadPoolExecutor(THREADS) as pool:
-        list(pool.map(check, local[1:]))
+        check_size(file)
+    in_threads(check_size, local[1:])
 
 
-def _locate(index: str, stated: str, remap: Remap) -> str:
-    """Return the path of a file of `index`. Relative paths start at its folder; `remap` applies before or after that."""
-    path = remap(stated)
+def _locate(index: str, stated: str, options: ReadOptions) -> str:
+    """Return the path of a file of `index`. Relative paths start at its folder; they are remapped before or after that."""
+    path = options.remap(stated)
     if files.is_remote(path) or os.path.isabs(path):
         return path
     found = files.join(files.parent(index), path)
     if not files.is_remote(index):
         found = os.path.normpath(found)
-    return remap(found) if path == stated else found
+    return options.remap(found) if path == stated else found
 
 
 def _choose_loss(
@@ -196,41 +180,34 @@ def _choose_loss(
 
     `stated` is the index's own `use_loss_mask`, which version 0.1.0 did not write, nor masks of listed files.
     """
-    wanted = stated if options.use_loss_mask is None else options.use_loss_mask
     tokens = [shard.path for shard in corpus.shards]
     if options.masks is not None:
-        check_mask_count(tokens, options.masks)
-        masked = _with_losses(corpus, [(mask, "bool") for mask in options.masks])
-        check_mask_order(tokens, options.masks)
-        return masked
-    if wanted is False:
+        check_masks(tokens, options.masks)
+        return _with_losses(corpus, [TokenFile(path, mask) for path, mask in zip(tokens, options.masks, strict=True)])
+    if (stated if options.use_loss_mask is None else options.use_loss_mask) is False:
         shards = tuple(dataclasses.replace(shard, loss=None) for shard in corpus.shards)
         return dataclasses.replace(corpus, shards=shards, ignores_loss=stated is False or corpus.has_loss)
     if corpus.has_loss:
         return corpus
-    found = [find_loss(token_path, listing) for token_path in tokens]
-    if not any(loss for loss, _ in found):
+    parts = [find_loss(each, listing) for each in tokens]
+    if not any(part.loss for part in parts):
         return corpus
-    if stated is False and all(loss for loss, _ in found):  # the index ignores them, the caller doesn't
-        return _with_losses(corpus, found)
-    at = next(number for number, (loss, _) in enumerate(found) if loss)
+    if stated is False and all(part.loss for part in parts):  # the index ignores them, the caller doesn't
+        return _with_losses(corpus, parts)
+    found = next(part for part in parts if part.loss)
     raise CorpusError(
-        f"{path}: lists {tokens[at]} without its loss mask {found[at][0]}, so all of its tokens would take loss. "
+        f"{path}: lists {found.tokens} without its loss mask {found.loss}, so all of its tokens would take loss. "
         "Build the index again, or give use_loss_mask=False to ignore the masks."
     )
 
 
-def _with_losses(corpus: Corpus, losses: Sequence[tuple[str, LossKind]]) -> Corpus:
-    """Return the corpus with these loss files, of these kinds."""
-
-    def scan(shard: Shard, path: str, kind: LossKind) -> Shard:
-        loss = scan_loss(path, kind)
+def _with_losses(corpus: Corpus, parts: Sequence[TokenFile]) -> Corpus:
+    def scan(shard: Shard, part: TokenFile) -> Shard:
+        loss = scan_loss(part.loss, part.loss_kind)
         check_loss(shard, loss, corpus.dtype)
         return dataclasses.replace(shard, loss=loss)
 
-    with concurrent.futures.ThreadPoolExecutor(THREADS) as pool:
-        shards = tuple(pool.map(scan, corpus.shards, *zip(*losses, strict=True)))
-    return dataclasses.replace(corpus, shards=shards, ignores_loss=False)
+    return dataclasses.replace(corpus, shards=tuple(in_threads(scan, corpus.shards, parts)), ignores_loss=False)
 
 
 class _MaxTextFile(msgspec.Struct):
@@ -247,14 +224,15 @@ class _MaxTextIndex(msgspec.Struct):
     files: list[_MaxTextFile]
 
 
-def _read_maxtext(path: str, data: Mapping[str, Any], options: ReadOptions, listing: DirectoryListing) -> Corpus:
+def _read_maxtext(data: Json, options: ReadOptions, listing: DirectoryListing) -> Corpus:
     """Return the corpus of MaxText's index, whose files are scanned and compared with it; it can't list sidecars."""
-    if data["format_version"] != MAXTEXT_VERSION:
+    path, version = data.path, data.get("format_version")
+    if version != MAXTEXT_VERSION:
         raise CorpusError(
-            f"{path}: MaxText index of format version {data['format_version']!r}; version {MAXTEXT_VERSION!r} can be read."
+            f"{path}: MaxText index of format version {version!r}; version {MAXTEXT_VERSION!r} can be read."
         )
-    index = msgspec.convert(data, _MaxTextIndex)
-    expected = maxtext_fingerprint(index.sequence_length, index.dtype, index.tokenizer, data["files"])
+    index = data.convert(_MaxTextIndex, _DAMAGED)
+    expected = maxtext_fingerprint(index.sequence_length, index.dtype, index.tokenizer, data.items("files"))
     if index.fingerprint != expected:
         raise CorpusError(
             f"{path}: the fingerprint in MaxText's index ({index.fingerprint}) is not that of its entries ({expected}). "
@@ -262,9 +240,8 @@ def _read_maxtext(path: str, data: Mapping[str, Any], options: ReadOptions, list
         )
     if not index.files:
         raise CorpusError(f"{path}: the index lists no file.")
-    dtype: np.dtype[np.unsignedinteger] = token_dtype(index.dtype, path)
     sources = [(options.remap(entry.path), entry.label) for entry in index.files]
-    corpus = corpus_of_files(sources, dataclasses.replace(options, dtype=dtype), listing)
+    corpus = corpus_of_files(sources, dataclasses.replace(options, dtype=token_dtype(index.dtype, path)), listing)
     if len(corpus.shards) != len(index.files):
         raise CorpusError(f"{path}: lists files that hold no tokens, such as label masks. Build the index again.")
     for shard, entry in zip(corpus.shards, index.files, strict=True):

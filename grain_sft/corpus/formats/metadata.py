@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import msgspec
 from absl import logging
 
-from grain_sft.corpus.documents import Count
+from grain_sft.corpus.shard import Count
 from grain_sft.errors import CorpusError, CorpusFileError, GrainSftError, RemoteTimeoutError, shortened
 from grain_sft.storage import files
 
@@ -49,9 +49,13 @@ class CorpusMetadata:
 
     def filled(self, **values: Any) -> CorpusMetadata:
         """Return a copy with `values` where this has None."""
-        return dataclasses.replace(
-            self, **{name: value for name, value in values.items() if getattr(self, name) is None}
-        )
+        missing = {name: value for name, value in values.items() if getattr(self, name) is None}
+        return dataclasses.replace(self, **missing)
+
+    @property
+    def of_split(self) -> bool:
+        """Whether the split itself states them, in its corpus.json."""
+        return files.name_of(self.path) == SPLIT if self.path else False
 
 
 class DirectoryListing:
@@ -65,6 +69,10 @@ class DirectoryListing:
         if folder not in self._names:
             self._names[folder] = frozenset(_list(folder))
         return self._names[folder]
+
+    def find(self, folder: str, name: str) -> str:
+        """Return the path of `name` in `folder`; "" where it is not."""
+        return files.join(folder, name) if name in self.names(folder) else ""
 
     def sidecars(self, path: str, *candidates: str) -> list[str]:
         """Return those of `candidates`, names of files, that are in the folder of the file `path`.
@@ -81,6 +89,10 @@ class DirectoryListing:
         if not files.exists(path):
             return []  # opening it reports that
         return [name for name in candidates if files.exists(files.join(folder, name))]
+
+    def sidecar(self, path: str, name: str) -> str:
+        """Return the path of the sidecar file `name` of the file `path`; "" where there is none."""
+        return files.join(files.parent(path), name) if self.sidecars(path, name) else ""
 
 
 def _list(folder: str) -> list[str]:
@@ -101,15 +113,15 @@ def _list(folder: str) -> list[str]:
 
 
 class Json:
-    """A JSON object in a file, whose values are read by key and checked."""
+    """A JSON object in a file, whose values are read by key and checked. Keys that are missing have the value None."""
 
     def __init__(self, path: str, data: dict[str, Any]) -> None:
         self.path = path
         self._data = data
 
     @classmethod
-    def load(cls, path: str) -> Json:
-        """Return the object in the file `path`.
+    def load(cls, path: str, advice: str = "") -> Json:
+        """Return the object in the file `path`; errors end in `advice`.
 
         Raises:
           CorpusFileError: the file is missing or unreadable.
@@ -117,39 +129,35 @@ class Json:
         """
         try:
             data = json.loads(files.read_text(path))
-        except (json.JSONDecodeError, RecursionError) as error:
-            raise CorpusError(f"{path}: not JSON ({error}).") from error
-        except ValueError as error:  # integers of thousands of digits
-            raise CorpusError(f"{path}: not JSON that can be read ({error}).") from error
+        except (ValueError, RecursionError) as error:
+            raise CorpusError(f"{path}: not JSON that can be read ({error}).{advice}") from error
         if not isinstance(data, dict):
-            raise CorpusError(f"{path}: expected a JSON object, found a {type(data).__name__}.")
+            raise CorpusError(f"{path}: expected a JSON object, found a {type(data).__name__}.{advice}")
         return cls(path, data)
 
     def get(self, key: str) -> Any:
-        """Return the unchecked value of `key`, or None."""
+        """Return the unchecked value of `key`."""
         return self._data.get(key)
 
     def entries(self) -> list[tuple[str, Any]]:
         """Return every key with its value."""
         return list(self._data.items())
 
-    def convert(self, kind: type[T]) -> T:
-        """Return the object as a dataclass or a msgspec Struct; keys that it lacks are ignored."""
+    def convert(self, kind: type[T], advice: str = "It was edited or damaged.") -> T:
+        """Return the object as a dataclass or a msgspec Struct; further keys are ignored."""
         try:
             return msgspec.convert(self._data, kind)
         except (msgspec.ValidationError, OverflowError) as error:
-            raise CorpusError(f"{self.path}: {error}. It was edited or damaged.") from error
+            raise CorpusError(f"{self.path}: {error}. {advice}") from error
 
     def text(self, key: str) -> str | None:
-        """Return the string of `key`, or None. This and the methods below raise CorpusError for another type."""
+        """Return the string of `key`. This and the methods below raise CorpusError for another type."""
         value: str | None = self._checked(key, str, "a string")
         return value
 
     def count(self, key: str) -> int | None:
-        """Return the integer, 0 or more, of `key`, or None."""
+        """Return the integer, 0 or more, of `key`."""
         value: int | None = self._checked(key, int, "an integer, 0 or more")
-        if value is not None and not 0 <= value < 1 << 63:
-            raise CorpusError(f"{self.path}: {key} is {value!r}; expected an integer, 0 or more.")
         return value
 
     def object(self, key: str) -> Json:
@@ -162,23 +170,21 @@ class Json:
 
     def _checked(self, key: str, kind: type, expected: str) -> Any:
         value = self._data.get(key)
-        if value is None:
-            return None
-        if not isinstance(value, kind) or isinstance(value, bool):
-            raise CorpusError(f"{self.path}: {key} is {shortened(repr(value))}; expected {expected}.")
-        return value
+        in_range = not isinstance(value, int) or 0 <= value < 1 << 63
+        if value is None or (type(value) is kind and in_range):
+            return value
+        raise CorpusError(f"{self.path}: {key} is {shortened(repr(value))}; expected {expected}.")
 
 
 def read_metadata(folders: Iterable[str], listing: DirectoryListing) -> CorpusMetadata:
     """Return what the first corpus.json or prepare.json in `folders` states: the split's folder, then that of the corpus."""
     for folder in folders:
-        names = listing.names(folder)
-        if SPLIT in names:
-            data = Json.load(files.join(folder, SPLIT))
+        if path := listing.find(folder, SPLIT):
+            data = Json.load(path)
             if data.get("format") == SPLIT_FORMAT:  # another tool may have a file of that name
                 return parse_metadata(data)
-        if PREPARE in names:
-            return _parse_prepare(Json.load(files.join(folder, PREPARE)))
+        if path := listing.find(folder, PREPARE):
+            return _parse_prepare(Json.load(path))
     return CorpusMetadata()
 
 
@@ -192,33 +198,25 @@ def parse_metadata(data: Json) -> CorpusMetadata:
 
 
 def _parse_prepare(data: Json) -> CorpusMetadata:
-    tokenizer = data.object("tokenizer")
-    names = []
-    for number, entry in enumerate(data.items("inputs")):
+    tokenizer, inputs = data.object("tokenizer"), data.items("inputs")
+    for number, entry in enumerate(inputs):
         if not isinstance(entry, dict) or not isinstance(entry.get("path"), str):
             raise CorpusError(
                 f"{data.path}: inputs[{number}] is {shortened(repr(entry))}; expected an object with a path."
             )
-        names.append(entry["path"])
     return CorpusMetadata(
         eos_token_id=tokenizer.count("eos_token_id"),
         pad_token_id=tokenizer.count("pad_token_id"),
         tokenizer=data.object("request").text("tokenizer") or None,
         tokenizer_sha256=tokenizer.text("sha256"),
-        source_names=tuple(names),
+        source_names=tuple(entry["path"] for entry in inputs),
         path=data.path,
     )
 
 
 def split_metadata(*, format: str, split: str, **metadata: Any) -> dict[str, Any]:
     """Return the content of a split's corpus.json; `metadata` are fields of `CorpusMetadata`, and `vocab_size`."""
-    return {
-        "format": SPLIT_FORMAT,
-        "version": SPLIT_VERSION,
-        "corpus_format": format,
-        "split": split,
-        **metadata,
-    }
+    return {"format": SPLIT_FORMAT, "version": SPLIT_VERSION, "corpus_format": format, "split": split, **metadata}
 
 
 def warn_unknown(folder: str, lacks: str, metadata: CorpusMetadata, eos_token_id: int | None) -> None:
@@ -237,20 +235,18 @@ def fill_ids(metadata: CorpusMetadata, folder: str, listing: DirectoryListing) -
 
     It is a guess: a tokenizer whose files don't parse adds nothing.
     """
-    if "tokenizer" not in listing.names(folder):
+    folder = listing.find(folder, "tokenizer")
+    if not folder:
         return metadata
-    folder = files.join(folder, "tokenizer")
-    names = listing.names(folder)
     try:
-        configs = [Json.load(files.join(folder, name)) for name in _TOKENIZER_CONFIGS if name in names]
-        ids = {
-            entry["content"]: int(number)
-            for config in configs
-            for number, entry in config.object("added_tokens_decoder").entries()
-        }
+        configs = [Json.load(path) for name in _TOKENIZER_CONFIGS if (path := listing.find(folder, name))]
+        ids: dict[str, Any] = {}
+        for config in configs:
+            ids |= {entry["content"]: int(key) for key, entry in config.object("added_tokens_decoder").entries()}
         texts = {f"{key}_id": _special_token(configs, key) for key in ("eos_token", "pad_token")}
-        if not {text for text in texts.values() if text is not None} <= set(ids) and "tokenizer.json" in names:
-            model = Json.load(files.join(folder, "tokenizer.json"))
+        path = listing.find(folder, "tokenizer.json")
+        if path and not {text for text in texts.values() if text is not None} <= set(ids):
+            model = Json.load(path)
             ids |= {entry["content"]: entry["id"] for entry in model.items("added_tokens")}
             vocabulary = model.object("model").get("vocab")
             ids = {**(vocabulary if isinstance(vocabulary, dict) else {}), **ids}
@@ -264,8 +260,7 @@ def _special_token(configs: list[Json], key: str) -> str | None:
     """Return the text of a special token, which is a string, or an object with its content."""
     for config in configs:
         value = config.get(key)
-        if isinstance(value, dict):
-            value = value.get("content")
-        if isinstance(value, str):
-            return value
+        text = value.get("content") if isinstance(value, dict) else value
+        if isinstance(text, str):
+            return text
     return None

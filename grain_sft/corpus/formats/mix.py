@@ -52,8 +52,7 @@ def head_of(path: str) -> bytes | None:
 def parse_mix(path: str, text: str) -> list[tuple[str, str]]:
     """Return (path, label) of every line of a mix file, in order; paths are as written."""
     entries = []
-    for number, raw in enumerate(text.splitlines(), 1):
-        line = raw.strip()
+    for number, line in enumerate(map(str.strip, text.splitlines()), 1):
         if not line or line.startswith("#"):
             continue
         fields = [field.strip() for field in line.split(",")]
@@ -70,20 +69,21 @@ def parse_mix(path: str, text: str) -> list[tuple[str, str]]:
 
 def remap_path(path: str, remap: Mapping[str, str]) -> str:
     """Return `path` with its longest prefix among the keys of `remap` replaced, and its `{PLACEHOLDER}` keys filled in."""
+    values = {key: value for key, value in remap.items() if _PLACEHOLDER.fullmatch(key)}
 
     def fill(text: str) -> str:
-        for key, value in remap.items():
-            if _PLACEHOLDER.fullmatch(key):
-                text = text.replace(key, value)
+        for key, value in values.items():
+            text = text.replace(key, value)
         return text
 
     for candidate in (path, fill(path)):
-        prefixes = [key for key in remap if not _PLACEHOLDER.fullmatch(key) and candidate.startswith(key)]
+        prefixes = [key for key in remap if key not in values and candidate.startswith(key)]
         if prefixes:
             longest = max(prefixes, key=len)
             start, rest = remap[longest], candidate[len(longest) :]
-            slash = "/" if longest.endswith("/") or not longest else ""  # of a folder, which a Path spells without it
-            return fill(start.rstrip("/") + slash + rest.lstrip("/") if slash and start else start + rest)
+            if start and (longest.endswith("/") or not longest):  # a folder, which a Path spells without the slash
+                return fill(f"{start.rstrip('/')}/{rest.lstrip('/')}")
+            return fill(start + rest)
     return fill(path)
 
 
@@ -92,18 +92,14 @@ def resolve_relative(mix_path: str, paths: list[str]) -> list[str]:
 
     They start at the mix's own folder or, if the first file is in the working directory and not there, at that one.
     """
-    folder = files.parent(mix_path)
-    relative = dict.fromkeys(path for path in paths if not files.is_remote(path) and not os.path.isabs(path))
-    base = folder
-    if relative and not files.is_remote(folder):
-        first = next(iter(relative))
-        if not os.path.exists(os.path.join(folder, first)) and os.path.exists(first):
-            base = os.getcwd()
+    base = files.parent(mix_path)
+    first = next(filter(_is_relative, paths), "")
+    if not files.is_remote(base) and not os.path.exists(os.path.join(base, first)) and os.path.exists(first):
+        base = os.getcwd()
     resolved = []
     for path in paths:
         placeholder = _PLACEHOLDER.search(path)
-        if path in relative:
-            path = f"{base}/{path}"
+        path = f"{base}/{path}" if _is_relative(path) else path
         if placeholder and (files.is_remote(path) or not os.path.exists(path)):
             raise CorpusError(
                 f"{mix_path}: {path} holds the placeholder {placeholder.group()}, and no file has that name. "
@@ -111,3 +107,7 @@ def resolve_relative(mix_path: str, paths: list[str]) -> list[str]:
             )
         resolved.append(path)
     return resolved
+
+
+def _is_relative(path: str) -> bool:
+    return not files.is_remote(path) and not os.path.isabs(path)

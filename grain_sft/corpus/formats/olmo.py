@@ -61,34 +61,32 @@ class Olmo(Format):
         return path if _ANY_TOKENS.fullmatch(name) else None
 
     def part(self, path: str, listing: DirectoryListing) -> TokenFile:
-        tokens = _ANY_TOKENS.fullmatch(files.name_of(path))
-        assert tokens is not None
-        masks = listing.sidecars(path, f"labels_mask{tokens[1]}.npy")
-        mask = files.join(files.parent(path), masks[0]) if masks else ""
-        return TokenFile(path, mask, boundaries=boundaries_of(path, listing))
+        mask = files.name_of(path).replace("token_ids", "labels_mask", 1)
+        return TokenFile(path, listing.sidecar(path, mask), boundaries=boundaries_of(path, listing))
 
     def home(self, path: str) -> str:
         return files.parent(path)
 
     def split(self, home: str, listing: DirectoryListing) -> Split:
-        names = listing.names(home)
-        root = files.parent(home) if files.name_of(home) in ("train", "val") else home
-        statistics = Json.load(files.join(home, _STATISTICS)) if _STATISTICS in names else Json("", {})
+        folders = [home, files.parent(home)] if files.name_of(home) in ("train", "val") else [home]
+        path = listing.find(home, _STATISTICS)
+        statistics = Json.load(path) if path else Json("", {})
         configuration = statistics.object("configuration")
-        metadata = read_metadata(dict.fromkeys((home, root)), listing)
+        metadata = read_metadata(folders, listing)
         if not metadata.path:
-            metadata = _stated(configuration)
-        for folder in dict.fromkeys((home, root)):
+            metadata = _metadata_in(configuration)
+        for folder in folders:
             metadata = metadata if metadata.eos_token_id is not None else fill_ids(metadata, folder, listing)
         dtype = configuration.text("token_dtype")
-        numbers = _numbered(home, names, _TOKENS)
-        paths = {number: files.join(home, numbers[number]) for number in sorted(numbers)}
+        paths = {
+            number: files.join(home, name) for number, name in _numbered(home, listing.names(home), _TOKENS).items()
+        }
         continued = _continued(statistics)
         return Split(
             files=tuple(paths.values()),
             metadata=metadata,
             dtype=None if dtype is None else token_dtype(dtype, statistics.path),
-            sources=files.join(home, "sources.bin") if "sources.bin" in names else "",
+            sources=listing.find(home, "sources.bin"),
             continued=None if continued is None else frozenset(paths[each] for each in continued if each in paths),
         )
 
@@ -100,45 +98,37 @@ class Olmo(Format):
             if not _ANY_TOKENS.fullmatch(files.name_of(each.tokens)):
                 continue
             folder = files.parent(each.tokens)
-            masks = sorted(name for name in listing.names(folder) if _ANY_MASK.fullmatch(name))
+            mask = min((name for name in listing.names(folder) if _ANY_MASK.fullmatch(name)), default=None)
             metadata = _metadata_of_masked(folder, listing)
-            if metadata and not masks:
-                raise CorpusError(
-                    f"{each.tokens}: has no label mask, but {metadata} is of a corpus with label masks. Without them, all of "
-                    "its tokens would take loss. Copy the masks, name them with label_mask_paths, or ignore them with "
-                    "use_loss_mask=False."
-                )
-            if masks:
-                raise CorpusError(
-                    f"{each.tokens}: has no label mask of its name, but its folder holds {masks[0]}. Without a mask, all of "
-                    "its tokens would take loss. Rename the mask, name it with label_mask_paths, or ignore the masks with "
-                    "use_loss_mask=False."
-                )
+            if mask is not None:
+                found = f"has no label mask of its name, but its folder holds {mask}"
+            elif metadata:
+                found = f"has no label mask, but {metadata} is of a corpus with label masks"
+            else:
+                continue
+            raise CorpusError(
+                f"{each.tokens}: {found}. Without a mask, all of its tokens would take loss. Copy or rename the mask, name it "
+                "with label_mask_paths, or ignore the masks with use_loss_mask=False."
+            )
 
     def training_files(self, paths: Sequence[str]) -> list[str]:
         """Leave out the files of each val/ with parts that has a sibling train/ with parts."""
         folders = {files.parent(path) for path in paths if _TOKENS.fullmatch(files.name_of(path))}
-        validation = {
-            folder
-            for folder in folders
-            if files.name_of(folder) == "val" and files.join(files.parent(folder), "train") in folders
-        }
+        validation = {each for each in folders if files.name_of(each) == "val"}
+        validation = {each for each in validation if files.join(files.parent(each), "train") in folders}
         return [path for path in paths if files.parent(path) not in validation]
 
 
 def _metadata_of_masked(folder: str, listing: DirectoryListing) -> str:
     """Return the metadata in a folder whose writer writes a label mask for every part; "" where there are none."""
-    names = listing.names(folder)
-    if _STATISTICS in names:
-        return files.join(folder, _STATISTICS)
-    path = files.join(folder, SPLIT)
-    if SPLIT not in names:
-        return ""
-    data = Json.load(path)
+    if path := listing.find(folder, _STATISTICS):
+        return path
+    path = listing.find(folder, SPLIT)
+    data = Json.load(path) if path else Json("", {})
     return path if (data.get("format"), data.get("corpus_format")) == (SPLIT_FORMAT, "olmo") else ""
 
 
-def _stated(configuration: Json) -> CorpusMetadata:
+def _metadata_in(configuration: Json) -> CorpusMetadata:
     """Return the statistics' metadata of a split that was copied without prepare.json. Those of other tools differ."""
 
     def value(key: str, kind: type) -> Any:
@@ -157,29 +147,29 @@ def _check_whole(folder: str, names: frozenset[str], options: ReadOptions) -> No
     """Refuse a folder that lacks a part, or a sidecar that other parts have."""
     tokens, masks = _numbered(folder, names, _TOKENS), _numbered(folder, names, _MASKS)
     last = max([*tokens, *masks])
-    needed = [(tokens, "token_ids")] + ([(masks, "labels_mask")] if options.masks is None else [])
     for number in range(last + 1):
-        for found, stem in needed:
-            if number not in found:
+        for found, stem in ((tokens, "token_ids"), (masks, "labels_mask")):
+            if number not in found and (found is tokens or options.masks is None):
                 raise CorpusError(
                     f"{folder}: lacks {stem}_part_{number:04d}.npy, but part {last} exists: the corpus is not whole. Copy the "
                     "missing file, or prepare it again."
                 )
-    boundaries = [tokens[number].removesuffix(".npy") + ".csv.gz" for number in range(last + 1)]
+    boundaries = [name.removesuffix(".npy") + ".csv.gz" for name in tokens.values()]
     missing = [name for name in boundaries if name not in names]
     if missing and len(missing) < len(boundaries):
         raise CorpusError(f"{folder}: lacks {missing[0]}, but other parts have such a file: the corpus is not whole.")
 
 
 def _numbered(folder: str, names: frozenset[str], pattern: re.Pattern[str]) -> dict[int, str]:
+    """Return the names that match, by their numbers, which ascend."""
     found: dict[int, str] = {}
     for name in sorted(names):
         if match := pattern.fullmatch(name):
-            number = int(match.group(1)[:18])
+            number = int(match[1][:18])
             if number in found:
                 raise CorpusError(f"{folder}: {found[number]} and {name} are both part {number}. Remove one of them.")
             found[number] = name
-    return found
+    return dict(sorted(found.items()))
 
 
 def _continued(statistics: Json) -> frozenset[int] | None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Sequence
 
 from grain_sft.corpus.corpus import Corpus
 from grain_sft.corpus.formats import Format
@@ -43,7 +42,7 @@ class Primer(Format):
             if _LINK.fullmatch(name) and files.name_of(folder) in ("train", "val"):
                 folder, split = files.parent(folder), files.name_of(folder)
             elif match:
-                split = match.group(1)
+                split = match[1]
             else:
                 return None
             if {f"{split}_input_ids.bin", f"{split}_labels.bin"} <= listing.names(folder):
@@ -68,13 +67,12 @@ class Primer(Format):
         split = self.split(found, listing)
         warn_unknown(root, f"{SPLIT} and {_META}", split.metadata, options.eos_token_id)
         corpus = self.read_split(split, options, listing)
-        if _META in listing.names(root):
-            counts = Json.load(files.join(root, _META)).object("splits").object(name)
+        if meta := listing.find(root, _META):
+            counts = Json.load(meta).object("splits").object(name)
             counts.count("num_examples")
-            stated = counts.count("num_tokens")
-            if stated not in (None, corpus.num_tokens):
+            if counts.count("num_tokens") not in (None, corpus.num_tokens):
                 raise CorpusError(
-                    f"{files.join(root, _META)}: {name} has {stated} tokens, but {corpus.shards[0].path} holds "
+                    f"{meta}: {name} has {counts.count('num_tokens')} tokens, but {corpus.shards[0].path} holds "
                     f"{corpus.num_tokens}. A file was cut short, or is of another corpus."
                 )
         return corpus
@@ -90,8 +88,7 @@ class Primer(Format):
 
     def part(self, path: str, listing: DirectoryListing) -> TokenFile:
         tokens, labels, starts = _files_of(self.home(path))
-        has_starts = listing.sidecars(path, files.name_of(starts))
-        return TokenFile(tokens, labels, "labels", starts if has_starts else "", "starts")
+        return TokenFile(tokens, labels, "labels", listing.sidecar(path, files.name_of(starts)), "starts")
 
     def home(self, path: str) -> str:
         name = files.name_of(path)
@@ -99,15 +96,14 @@ class Primer(Format):
         return files.join(files.parent(path), stem)
 
     def split(self, home: str, listing: DirectoryListing) -> Split:
-        folder, stem = files.parent(home), files.name_of(home)
-        name = files.name_of(folder) if stem == _LINKS else stem.removesuffix("_")
-        root = files.parent(folder) if stem == _LINKS else folder
-        sources = files.join(root, f"{name}_sources.bin")
+        root, stem = files.parent(home), files.name_of(home)
+        folder = root if stem == _LINKS else files.join(root, stem.removesuffix("_"))
+        root = files.parent(folder)
         return Split(
             files=(_files_of(home)[0],),
-            metadata=_read_metadata((folder if stem == _LINKS else files.join(folder, name), root), listing),
+            metadata=_read_metadata(folder, root, listing),
             dtypes=("uint16",),
-            sources=sources if files.name_of(sources) in listing.names(root) else "",
+            sources=listing.find(root, f"{files.name_of(folder)}_sources.bin"),
         )
 
 
@@ -118,16 +114,13 @@ def _files_of(prefix: str) -> tuple[str, str, str]:
     return f"{prefix}input_ids.bin", f"{prefix}labels.bin", f"{prefix}idx.npy"
 
 
-def _read_metadata(folders: Sequence[str], listing: DirectoryListing) -> CorpusMetadata:
+def _read_metadata(folder: str, root: str, listing: DirectoryListing) -> CorpusMetadata:
     """Return the split's corpus.json, or else prepare.json and meta.json, of which the EOS id is taken."""
-    metadata = read_metadata(folders, listing)
-    if files.name_of(metadata.path or _META) == SPLIT:
+    metadata = read_metadata((folder, root), listing)
+    path = listing.find(folder, _META) or listing.find(root, _META)
+    if metadata.of_split or not path:
         return metadata
-    for folder in folders:
-        if _META in listing.names(folder):
-            meta = Json.load(files.join(folder, _META))
-            eos = meta.object("special_token_ids").count("eot")
-            if eos is not None:
-                metadata = dataclasses.replace(metadata, eos_token_id=eos)
-            return metadata.filled(tokenizer_sha256=meta.text("tokenizer_sha256"))
-    return metadata
+    meta = Json.load(path)
+    eos = meta.object("special_token_ids").count("eot")
+    metadata = metadata.filled(tokenizer_sha256=meta.text("tokenizer_sha256"))
+    return metadata if eos is None else dataclasses.replace(metadata, eos_token_id=eos)

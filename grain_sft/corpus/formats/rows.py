@@ -8,7 +8,6 @@
 
 from __future__ import annotations
 
-import concurrent.futures
 import dataclasses
 import re
 from typing import Annotated, Literal
@@ -19,11 +18,11 @@ from grain_sft.corpus.corpus import Corpus
 from grain_sft.corpus.documents import describe_boundaries
 from grain_sft.corpus.formats import Format
 from grain_sft.corpus.formats.metadata import CorpusMetadata, DirectoryListing, Json
-from grain_sft.corpus.formats.scanning import THREADS, ReadOptions, corpus_of
-from grain_sft.corpus.loss import Count, scan_loss
-from grain_sft.corpus.shard import RowFormat, Shard, TokenDtype, token_dtype
+from grain_sft.corpus.formats.scanning import ReadOptions, corpus_of, in_threads
+from grain_sft.corpus.loss import scan_loss
+from grain_sft.corpus.shard import Count, RowFormat, Shard, TokenDtype, token_dtype
 from grain_sft.errors import CorpusError
-from grain_sft.storage import describe, files
+from grain_sft.storage import StampedFile, describe, files
 
 ROWS_MANIFEST = "rows.json"
 ROWS_FORMAT = "grain_sft rows"
@@ -91,33 +90,31 @@ def scan_rows(
 ) -> Corpus:
     """Return the corpus of the files in `folder` that the manifest `data` describes."""
     options, listing = options or ReadOptions(), listing or DirectoryListing()
-    rows = data.convert(_Manifest)
-    if not rows.most_segments and not (rows.positions_dtype and rows.segments_dtype):
+    stated = data.convert(_Manifest)
+    if not stated.most_segments and not (stated.positions_dtype and stated.segments_dtype):
         raise CorpusError(f"{data.path}: lacks positions_dtype or segments_dtype. It was edited or damaged.")
-    length, loss, counts = rows.sequence_length, rows.loss, rows.rows_of_shards
-    dtype = token_dtype(rows.dtype, data.path)
+    dtype = token_dtype(stated.dtype, data.path)
     if options.dtype not in (None, dtype):
         raise CorpusError(f"{data.path}: says dtype {dtype}, but dtype={options.dtype} was asked for. Leave it out.")
-    row_format = RowFormat(length, rows.positions_dtype, rows.segments_dtype, rows.most_segments, rows.made_of)
-    row = row_format.dtype(dtype)
+    length, loss = stated.sequence_length, stated.loss
+    rows = RowFormat(length, stated.positions_dtype, stated.segments_dtype, stated.most_segments, stated.made_of)
+    row_bytes = rows.dtype(dtype).itemsize
 
-    def scan_one(number: int) -> Shard:
+    def scan_one(number: int, count: int) -> Shard:
         paths = {kind: files.join(folder, file) for kind, file in row_files(number, loss).items()}
         stamp = describe(paths["rows"])
-        tokens = counts[number] * length
-        _check_size(paths["rows"], stamp.size, counts[number] * row.itemsize)
+        _check_size(stamp, count * row_bytes)
         found = None if loss is None else scan_loss(paths["loss"], loss)
         if found is not None:
-            _check_size(paths["loss"], found.size, tokens * (1 if loss == "bool" else 4))
+            _check_size(found, count * length * found.values.dtype.itemsize)
         boundaries = describe_boundaries(paths["documents"], "pairs")
-        stride = (length, row.itemsize // dtype.itemsize)
-        return Shard(paths["rows"], tokens, stamp.size, 0, "", stamp.digest, found, boundaries, stride, stamp.version)
+        row = (length, row_bytes // dtype.itemsize)
+        return Shard(stamp.path, count * length, stamp.size, 0, "", stamp.digest, found, boundaries, row, stamp.version)
 
-    with concurrent.futures.ThreadPoolExecutor(min(THREADS, len(counts))) as pool:
-        shards = tuple(pool.map(scan_one, range(len(counts))))
+    counts = stated.rows_of_shards
+    shards = tuple(in_threads(scan_one, range(len(counts)), counts))
     metadata = dataclasses.replace(data.convert(CorpusMetadata), path=data.path)
-    sources = files.join(folder, "sources.bin") if "sources.bin" in listing.names(folder) else ""
-    return corpus_of(shards, dtype, options, metadata, sources=sources, rows=row_format)
+    return corpus_of(shards, dtype, options, metadata, sources=listing.find(folder, "sources.bin"), rows=rows)
 
 
 def row_files(number: int, loss: str | None) -> dict[str, str]:
@@ -126,9 +123,9 @@ def row_files(number: int, loss: str | None) -> dict[str, str]:
     return {kind: f"{kind}_{number:04d}.{suffix}" for kind, suffix in kinds.items() if kind != "loss" or loss}
 
 
-def _check_size(path: str, found: int, expected: int) -> None:
-    if found != expected:
+def _check_size(file: StampedFile, expected: int) -> None:
+    if file.size != expected:
         raise CorpusError(
-            f"{path}: {found} bytes, but {ROWS_MANIFEST} states {expected}. It was cut short, or is of other "
+            f"{file.path}: {file.size} bytes, but {ROWS_MANIFEST} states {expected}. It was cut short, or is of other "
             "rows. Copy it again."
         )

@@ -4,24 +4,25 @@ from __future__ import annotations
 
 import concurrent.futures
 import dataclasses
+import functools
 import re
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
 from grain_sft.corpus.corpus import Corpus
 from grain_sft.corpus.documents import BoundaryKind, describe_boundaries
 from grain_sft.corpus.formats.metadata import CorpusMetadata
-from grain_sft.corpus.loss import IGNORED, KINDS, LossFile, LossKind, scan_loss
-from grain_sft.corpus.shard import TOKEN_DTYPES, Shard, check_plausible, scan_shard
+from grain_sft.corpus.loss import LossFile, LossKind, scan_loss
+from grain_sft.corpus.shard import TOKEN_DTYPES, Dtype, Shard, check_plausible, scan_shard
 from grain_sft.errors import CorpusError
 from grain_sft.progress import with_progress
-from grain_sft.storage import DIGEST_BYTES, MAGIC, describe, files, read_head
+from grain_sft.storage import DIGEST_BYTES, MAGIC, StampedFile, describe, files, read_head
 
 THREADS = 32  # a scan waits for the disk or for a bucket, not for the processor
 
-Dtype = np.dtype[np.unsignedinteger]
+T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,6 +88,11 @@ class Split:
     sources: str = ""
     continued: frozenset[str] | None = None
 
+    @functools.cached_property
+    def predecessors(self) -> dict[str, str]:
+        """The file before each of `files`; "" for the first."""
+        return dict(zip(self.files, ("", *self.files), strict=False))
+
 
 def scan_corpus(split: Split, parts: Sequence[TokenFile], options: ReadOptions) -> Corpus:
     """Return the corpus of the token files `parts`, scanned, with the metadata of `split`.
@@ -95,16 +101,13 @@ def scan_corpus(split: Split, parts: Sequence[TokenFile], options: ReadOptions) 
       CorpusFileError: a file is missing or unreadable.
       CorpusError: files that don't fit together, or masks for some parts only.
     """
-    parts = list(parts)
-    uses_loss = options.use_loss_mask is not False
     if options.masks is not None:
-        check_mask_count([part.tokens for part in parts], options.masks)
+        check_masks([part.tokens for part in parts], options.masks)
         parts = [part._replace(loss=mask, loss_kind="bool") for part, mask in zip(parts, options.masks, strict=True)]
+    uses_loss = options.use_loss_mask is not False
     if uses_loss:
-        _check_masks(parts)
+        _check_all_have_loss(parts)
     shards, dtype = _scan_parts(parts, options.dtype or split.dtype, split.dtypes, use_loss=uses_loss)
-    if options.masks is not None:
-        check_mask_order([part.tokens for part in parts], options.masks)
     ignores_loss = not uses_loss and any(part.loss for part in parts)
     return corpus_of(shards, dtype, options, split.metadata, sources=split.sources, ignores_loss=ignores_loss)
 
@@ -136,6 +139,13 @@ def corpus_of(
     )
 
 
+def in_threads(function: Callable[..., T], *columns: Iterable[Any], work: str = "") -> list[T]:
+    """Return the result of each call, in order; `work` names it where its progress is shown."""
+    with concurrent.futures.ThreadPoolExecutor(THREADS) as pool:
+        results = pool.map(function, *columns)
+        return list(with_progress(results, len(list(columns[0])), work) if work else results)
+
+
 def _scan_parts(
     parts: Sequence[TokenFile], dtype: Dtype | None, allowed: Sequence[str], *, use_loss: bool
 ) -> tuple[tuple[Shard, ...], Dtype]:
@@ -144,42 +154,35 @@ def _scan_parts(
     Without a `dtype`, it is the width that fits the loss files; without loss files, that of each file's header, or uint32.
     If `use_loss` is false and `dtype` is given, loss files are not opened.
     """
-    plain = [part._replace(label="", continues=None) for part in parts]
     if not use_loss and dtype is not None:
-        plain = [part._replace(loss="") for part in plain]
-    unique = list(dict.fromkeys(plain))  # a mix may list a file more than once
-    with concurrent.futures.ThreadPoolExecutor(min(THREADS, len(unique))) as pool:
-        try:
-            losses = list(pool.map(lambda part: scan_loss(part.loss, part.loss_kind) if part.loss else None, unique))
-            for part, loss in zip(unique, losses, strict=True):
-                if dtype is None and loss is not None:
-                    dtype = _width(part.tokens, loss, allowed)
-            if dtype is None and len(allowed) < len(TOKEN_DTYPES):
-                dtype = np.dtype(allowed[-1])  # only empty files
-            if dtype is not None and dtype.name not in allowed:
-                raise CorpusError(
-                    f"{parts[0].tokens}: dtype={dtype.name}; the tokens of this format are {' or '.join(allowed)}."
-                )
-            results = pool.map(lambda part, loss: _scan_part(part, loss, dtype), unique, losses)
-            scans = dict(zip(unique, with_progress(results, len(unique), "Scanning files"), strict=True))
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
-    first_path, first_dtype = unique[0].tokens, scans[unique[0]][1]
+        parts = [part._replace(loss="") for part in parts]
+    unique = list(dict.fromkeys(part._replace(label="", continues=None) for part in parts))  # a mix may repeat a file
+    losses = in_threads(lambda part: scan_loss(part.loss, part.loss_kind) if part.loss else None, unique)
+    if dtype is None:
+        widths = (_width(part.tokens, loss, allowed) for part, loss in zip(unique, losses, strict=True) if loss)
+        dtype = next((width for width in widths if width is not None), None)
+    if dtype is None and len(allowed) < len(TOKEN_DTYPES):
+        dtype = np.dtype(allowed[-1])  # only empty files
+    if dtype is not None and dtype.name not in allowed:
+        raise CorpusError(
+            f"{parts[0].tokens}: dtype={dtype.name}; the tokens of this format are {' or '.join(allowed)}."
+        )
+    found = in_threads(lambda part, loss: _scan_part(part, loss, dtype), unique, losses, work="Scanning files")
+    scans = dict(zip(unique, found, strict=True))
+    first = found[0][1]
     shards = []
-    for part, key in zip(parts, plain, strict=True):
-        shard, found = scans[key]
-        if found != first_dtype:
+    for part in parts:
+        shard, own = scans[part._replace(label="", continues=None)]
+        if own != first:
             raise CorpusError(
-                f"{part.tokens}: its tokens are {found.name}, but those of {first_path} are {first_dtype.name}. "
+                f"{part.tokens}: its tokens are {own.name}, but those of {unique[0].tokens} are {first.name}. "
                 "All files of a corpus have one dtype: convert one of them, or open them as two corpora."
             )
-        boundaries = shard.boundaries
-        if boundaries is not None:
-            boundaries = dataclasses.replace(boundaries, continues=part.continues)
+        file = shard.boundaries
+        file = None if file is None else dataclasses.replace(file, continues=part.continues)
         loss = shard.loss if use_loss else None
-        shards.append(dataclasses.replace(shard, loss=loss, boundaries=boundaries, label=part.label))
-    return tuple(shards), first_dtype
+        shards.append(dataclasses.replace(shard, loss=loss, boundaries=file, label=part.label))
+    return tuple(shards), first
 
 
 def _scan_part(part: TokenFile, loss: LossFile | None, dtype: Dtype | None) -> tuple[Shard, Dtype]:
@@ -197,24 +200,27 @@ def check_loss(shard: Shard, loss: LossFile, dtype: Dtype) -> None:
             f"{loss.path}: {loss.count} values for {shard.num_tokens} {dtype.name} tokens in {shard.path}; expected one "
             "for each. A file was cut short or is of another corpus, or dtype is another."
         )
-    if loss.kind != "labels":
-        return
-    width = KINDS[loss.kind].itemsize
-    count = min(shard.num_tokens, DIGEST_BYTES // width)
-    for first in dict.fromkeys((0, shard.num_tokens - count)):
-        begin = loss.data_offset + first * width
-        labels = np.frombuffer(files.read_range(loss.path, begin, begin + count * width, version=loss.version), "<i4")
-        begin = shard.data_offset + first * dtype.itemsize
-        tokens = np.frombuffer(files.read_range(shard.path, begin, begin + count * dtype.itemsize), dtype)
+    values = loss.values
+    count = min(shard.num_tokens, DIGEST_BYTES // values.dtype.itemsize)
+    for first in dict.fromkeys((0, shard.num_tokens - count)) if values.follow_tokens else ():
+        labels, tokens = (
+            np.frombuffer(_read(file, first * kind.itemsize, count * kind.itemsize), kind)
+            for file, kind in ((loss, values.dtype), (shard, dtype))
+        )
         if len(labels) != len(tokens):
             raise CorpusError(f"{loss.path}: was cut short while it was opened.")
-        wrong = np.flatnonzero((labels != IGNORED) & (labels != tokens.astype(np.int64)))
+        wrong = np.flatnonzero(values.wrong(labels, tokens))
         if len(wrong):
             at = int(wrong[0])
             raise CorpusError(
-                f"{loss.path}: label {first + at} is {labels[at]}, but that token is {tokens[at]} in "
-                f"{shard.path}; expected the token itself or {IGNORED}, not shifted."
+                f"{loss.path}: label {first + at} is {labels[at]}, but that token is {tokens[at]} in {shard.path}; expected "
+                f"{values.expected}."
             )
+
+
+def _read(file: StampedFile, first: int, size: int) -> bytes:
+    begin = file.data_offset + first
+    return files.read_range(file.path, begin, begin + size, version=file.version)
 
 
 def _width(tokens: str, loss: LossFile, allowed: Sequence[str]) -> Dtype | None:
@@ -224,8 +230,7 @@ def _width(tokens: str, loss: LossFile, allowed: Sequence[str]) -> Dtype | None:
         return scan_shard(tokens, "", None)[1]
     if not size and not loss.count:
         return None
-    for name in allowed:
-        dtype: Dtype = np.dtype(name)
+    for dtype in map(np.dtype, allowed):
         if loss.count * dtype.itemsize == size:
             check_plausible(tokens, head, dtype)
             return dtype
@@ -235,28 +240,21 @@ def _width(tokens: str, loss: LossFile, allowed: Sequence[str]) -> Dtype | None:
     )
 
 
-def check_mask_count(tokens: Sequence[str], masks: Sequence[str]) -> None:
-    """Check that the caller names one label mask for each token file."""
+def check_masks(tokens: Sequence[str], masks: Sequence[str]) -> None:
+    """Check that the caller names one label mask for each token file, in the order of the numbers in their names."""
     if len(masks) != len(tokens):
         more = max(tokens, masks, key=len)
         raise CorpusError(
             f"label_mask_paths: {len(masks)} label masks for {len(tokens)} token files; expected one for each, in the order "
             f"of the token files. The first without a counterpart is {more[min(len(masks), len(tokens))]}."
         )
-
-
-def check_mask_order(tokens: Sequence[str], masks: Sequence[str]) -> None:
-    """Check that masks whose names have the numbers of the token files have them in the same order."""
     numbers = [[_last_number(path) for path in paths] for paths in (tokens, masks)]
-    if numbers[0] == numbers[1] or sorted(numbers[0]) != sorted(numbers[1]):
-        return
-    token, mask = next(
-        (token, mask) for token, mask, one, other in zip(tokens, masks, *numbers, strict=True) if one != other
-    )
-    raise CorpusError(
-        f"label_mask_paths: {mask} is listed for {token}, and the numbers in their names differ. "
-        "Globs are sorted as text, and directories by number. Name the masks in the order of the token files."
-    )
+    if numbers[0] != numbers[1] and sorted(numbers[0]) == sorted(numbers[1]):
+        at = next(at for at, (one, other) in enumerate(zip(*numbers, strict=True)) if one != other)
+        raise CorpusError(
+            f"label_mask_paths: {masks[at]} is listed for {tokens[at]}, and the numbers in their names differ. "
+            "Globs are sorted as text, and directories by number. Name the masks in the order of the token files."
+        )
 
 
 def _last_number(path: str) -> int:
@@ -264,7 +262,7 @@ def _last_number(path: str) -> int:
     return int(found[-1][:18]) if found else -1
 
 
-def _check_masks(parts: Sequence[TokenFile]) -> None:
+def _check_all_have_loss(parts: Sequence[TokenFile]) -> None:
     without = next((part for part in parts if not part.loss), None)
     having = next((part for part in parts if part.loss), None)
     if without is not None and having is not None:
