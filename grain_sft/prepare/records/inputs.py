@@ -12,7 +12,6 @@ import dataclasses
 import functools
 import glob
 import hashlib
-import itertools
 import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -106,12 +105,7 @@ def list_inputs(
       CorpusFileError: A path names no file, or a file is damaged.
       PrepareError: A file is of a kind that can't be read.
     """
-    names = [
-        (number, name)
-        for number, paths in enumerate(datasets)
-        for path in paths
-        for name in _expand(files.normalize(path))
-    ]
+    names = [(dataset, name) for dataset, paths in enumerate(datasets) for path in paths for name in _expand(path)]
     with concurrent.futures.ThreadPoolExecutor(SCAN_THREADS) as pool:
         read = [0] * len(names)  # bytes of each file
         sizes = list(pool.map(lambda named: _size(named[1]), names))
@@ -134,16 +128,15 @@ def plan_units(inputs: Sequence[Input]) -> list[Unit]:
     """Return the units of all inputs, in order."""
     units: list[Unit] = []
     for number, entry in enumerate(inputs):
-        parts = entry.parts
-        if parts is not None:
-            cuts = range(len(parts) + 1)
+        end, step = entry.size, 1
+        if entry.parts is not None:
+            end = len(entry.parts)
         else:
-            blocks = -(-entry.size // BLOCK)
-            step = BLOCK * max(1, min(MAX_BLOCKS, -(-blocks // MANY_BLOCKS)))
-            cuts = range(0, entry.size + step, step)
-        for start, stop in itertools.pairwise(cuts):
-            stop = stop if parts is not None else min(stop, entry.size)
-            units.append(Unit(len(units), number, start, stop))
+            step = BLOCK * max(1, min(MAX_BLOCKS, -(-entry.size // (BLOCK * MANY_BLOCKS))))
+        units += [
+            Unit(len(units) + index, number, start, min(start + step, end))
+            for index, start in enumerate(range(0, end, step))
+        ]
     return units
 
 
@@ -151,16 +144,15 @@ def scan_unit(entry: Input, unit: Unit) -> Scan:
     """Count the records that begin in a unit, and hash it."""
     if entry.parts is not None:
         records = sum(entry.parts[unit.start : unit.stop])
-        if entry.kind == "parquet":
-            return Scan(
-                records, parquet_file.hash_part(entry.path, entry.size, len(entry.row_groups), unit.start, unit.stop)
-            )
-        return Scan(records, entry.stretches[unit.start].digest)
+        if entry.kind != "parquet":
+            return Scan(records, entry.stretches[unit.start].digest)
+        groups = len(entry.row_groups)
+        return Scan(records, parquet_file.hash_part(entry.path, entry.size, groups, unit.start, unit.stop))
     before = min(1, unit.start)
     data = files.read_range(entry.path, unit.start - before, unit.stop)
     if len(data) != unit.stop - unit.start + before:
         raise unpacked.cut_short(entry.path, entry.size)
-    starts = data.count(b"\n", 0, len(data) - 1) + (0 if before else 1)
+    starts = data.count(b"\n", 0, len(data) - 1) + 1 - before
     return Scan(starts, hashlib.sha256(memoryview(data)[before:]).hexdigest())
 
 
@@ -195,9 +187,7 @@ def read_records(entry: Input, unit: Unit, first: int) -> Iterator[tuple[int, by
     if entry.kind == "array":
         yield from enumerate(unpacked.elements(data), first)
         return
-    number, position = first, 0
-    if not unit.start and data.startswith(b"\xef\xbb\xbf"):
-        position = 3
+    number, position = first, 3 if not unit.start and data.startswith(b"\xef\xbb\xbf") else 0
     while position < len(data):
         end = data.find(b"\n", position)
         end = len(data) if end < 0 else end
@@ -225,11 +215,9 @@ def _lines_of(entry: Input, unit: Unit) -> bytes:
     data = files.read_range(entry.path, unit.start - before, unit.stop)
     if unit.digest and hashlib.sha256(memoryview(data)[before:]).hexdigest() != unit.digest:
         raise CorpusFileError(f"{entry.path}: changed while it was read. Start again.")
-    start = 0
-    if before:
-        start = data.find(b"\n", 0, len(data) - 1) + 1
-        if not start:
-            return b""  # inside one line
+    start = data.find(b"\n", 0, len(data) - 1) + 1 if before else 0
+    if start < before:
+        return b""  # inside one line
     stop = unit.stop
     tail = [data[start:] if start else data]
     while not tail[-1].endswith(b"\n") and stop < entry.size:
@@ -245,17 +233,17 @@ def _lines_of(entry: Input, unit: Unit) -> bytes:
 
 
 def _expand(path: str) -> list[str]:
+    """Return the files that a path, a glob or a directory names, sorted."""
+    path = files.normalize(path)
+    found = [path]
     if glob.has_magic(path) and (files.is_remote(path) or not os.path.exists(path)):
         found = files.glob(path)
     elif files.is_remote(path):
         with files.remote(path) as client:
-            folder = client.isdir(path)
-        within = files.glob(path.rstrip("/") + "/*") if folder else []
-        found = [name for name in within if name.endswith(_SUFFIXES)] if folder else [path]
+            if client.isdir(path):
+                found = [name for name in files.glob(path.rstrip("/") + "/*") if name.endswith(_SUFFIXES)]
     elif os.path.isdir(path):
         found = sorted(str(name) for name in Path(path).iterdir() if name.is_file() and name.name.endswith(_SUFFIXES))
-    else:
-        found = [path]
     if not found:
         raise CorpusFileError(
             f"{path}: names no file. Expected .jsonl, .json or .parquet files, a glob or a directory of them."

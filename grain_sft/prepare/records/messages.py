@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-import math
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from types import NoneType
 from typing import Any
 
 from grain_sft.errors import RecordError
-from grain_sft.prepare.records.strict_json import MAX_DEPTH, check_text, found, kind, shown, strings, suggestion
+from grain_sft.prepare.records.strict_json import check_json, check_text, found, kind, shown, suggestion
 
 Record = dict[str, Any]
 
-_MESSAGE_KEYS = dict.fromkeys(
+Roles = tuple[str, ...]
+
+_MESSAGE_KEYS = frozenset(
     (
         *("role", "content", "weight", "name", "arguments", "tool_calls", "tool_call_id", "functions"),
         *("function_calls", "reasoning_content", "thinking", "context", "think", "cite"),
@@ -71,8 +72,8 @@ class Conversation:
     tools: tuple[Any, ...] | None = None
 
 
-def read_messages(record: Record, key: str, roles: Collection[str]) -> tuple[Message, ...]:
-    """Return the messages {"role", "content", ...} under a key, in order."""
+def read_messages(record: Record, key: str, roles: Roles, *, exact: bool = False) -> list[Message]:
+    """Return the messages {"role", "content", ...} under a key, in order; `exact` refuses other keys than these two."""
     messages = []
     for index, entry in enumerate(entries_of(record, key)):
         if len(entry) == 2:  # only role and content, as nearly always
@@ -80,16 +81,23 @@ def read_messages(record: Record, key: str, roles: Collection[str]) -> tuple[Mes
             if type(content) is str and type(role) is str and role in roles and "\0" not in content:
                 messages.append(Message(role, content))
                 continue
-        messages.append(_message(entry, f"{key}[{index}]", roles))
-    return tuple(messages)
+        messages.append((_exact_message if exact else _message)(entry, f"{key}[{index}]", roles))
+    return messages
 
 
-def _message(entry: Record, where: str, roles: Collection[str]) -> Message:
+def _exact_message(entry: Record, where: str, roles: Roles) -> Message:
+    for key, value in entry.items():
+        if key not in ("role", "content") and value is not None:
+            hint = suggestion(key, ("role", "content"))
+            raise RecordError(f"{where}: key {shown(key)}; expected exactly 'role' and 'content'.{hint}")
+    return Message(role_of(entry, where, roles), text_of(entry, "content", where))
+
+
+def _message(entry: Record, where: str, roles: Roles) -> Message:
     role = role_of(entry, where, roles)
     check_keys(entry, _MESSAGE_KEYS, where)
     extra = {key: value for key, value in entry.items() if key not in ("role", "content", "weight")}
-    if extra:
-        check_json(extra, where)
+    check_json(extra, where)
     for key in _TEXT_KEYS:
         if not isinstance(extra.get(key, ""), str):
             raise RecordError(f"{where}.{key}: {kind(extra[key])}; expected a string.")
@@ -133,18 +141,18 @@ def entries_of(record: Record, key: str) -> list[Record]:
     return value
 
 
-def role_of(entry: Record, where: str, roles: Collection[str], key: str = "role") -> str:
+def role_of(entry: Record, where: str, roles: Roles, key: str = "role") -> str:
     """Return the role of a message, one of `roles`."""
     role = entry.get(key)
     if isinstance(role, str) and role in roles:
         return role
-    if not isinstance(role, str):
-        hint = _misspelled(entry, key)
-        raise RecordError(f"{where}.{key}: {found(entry, key)}; expected one of {', '.join(roles)}.{hint}")
-    raise RecordError(f"{where}.{key}: {shown(role)}; expected one of {', '.join(roles)}.{suggestion(role, roles)}")
+    value, hint = found(entry, key), _misspelled(entry, key)
+    if isinstance(role, str):
+        value, hint = shown(role), suggestion(role, roles)
+    raise RecordError(f"{where}.{key}: {value}; expected one of {', '.join(roles)}.{hint}")
 
 
-def text_of(entry: Record, key: str, where: str) -> str:
+def text_of(entry: Record, key: str, where: str = "the record") -> str:
     """Return the text under a key."""
     value = entry.get(key)
     if not isinstance(value, str):
@@ -156,7 +164,7 @@ def text_of(entry: Record, key: str, where: str) -> str:
 
 def optional_text(record: Record, key: str) -> str | None:
     """Return the text under a key of a record; None where it has none."""
-    return None if record.get(key) is None else text_of(record, key, "the record")
+    return None if record.get(key) is None else text_of(record, key)
 
 
 def weight_of(entry: Record, where: str) -> float | None:
@@ -169,41 +177,14 @@ def weight_of(entry: Record, where: str) -> float | None:
     return float(weight)
 
 
-def check_keys(entry: Record, known: Mapping[str, None], where: str) -> None:
+def check_keys(entry: Record, known: frozenset[str], where: str) -> None:
     """Refuse the misspelling of a known key that is absent. Other keys are metadata, or a chat template reads them."""
-    if entry.keys() <= known.keys():
+    if entry.keys() <= known:
         return
-    absent = tuple(key for key in known if key not in entry)
+    absent = tuple(sorted(known - entry.keys()))
     for key in entry:
         if key not in known and (hint := suggestion(key, absent, least=0.8)):
             raise RecordError(f"{where}: unknown key {shown(key)}.{hint}")
-
-
-def check_json(value: object, where: str) -> None:
-    """Refuse a value that JSON can't hold; rows of Parquet may have one."""
-    try:
-        _check_values(value, where, MAX_DEPTH)
-    except RecursionError as error:
-        raise RecordError(f"{where}: nested too deep; expected at most {MAX_DEPTH} levels.") from error
-    for path, text in strings(value, where):
-        check_text(text, path)
-
-
-def _check_values(value: object, where: str, levels: int) -> None:
-    if levels < 0:
-        raise RecursionError
-    if isinstance(value, dict):
-        for key, entry in value.items():
-            if not isinstance(key, str):
-                raise RecordError(f"{where}: key {shown(key)}; expected a string.")
-            _check_values(entry, f"{where}.{key}", levels - 1)
-    elif isinstance(value, list | tuple):
-        for index, entry in enumerate(value):
-            _check_values(entry, f"{where}[{index}]", levels - 1)
-    elif not (
-        value is None or isinstance(value, str | bool | int) or (isinstance(value, float) and math.isfinite(value))
-    ):
-        raise RecordError(f"{where}: {shown(value)}; expected what JSON can hold.")
 
 
 def _misspelled(entry: Record, key: str) -> str:

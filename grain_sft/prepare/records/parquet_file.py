@@ -45,9 +45,7 @@ def _open(path: str) -> Any:
     except ImportError as error:
         raise MissingExtraError.of(f"{path}: reading Parquet", "pyarrow", "parquet") from error
     try:
-        if files.is_remote(path):
-            return parquet.ParquetFile(open_remote(path))
-        return parquet.ParquetFile(path)
+        return parquet.ParquetFile(open_remote(path) if files.is_remote(path) else path)
     except (OSError, ValueError) as error:
         raise CorpusFileError(f"{path}: can't be read as Parquet ({error}).") from error
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from grain_sft.prepare.records.messages import Record
 
@@ -27,12 +27,10 @@ def renamed(record: Record, keys: Mapping[str, str]) -> Record:
       keys: For each key of the schema that is mapped, the key in the file.
     """
     of_turns = {source: key for key, source in keys.items() if key in TURN_KEYS}
-    of_record = {source: key for key, source in keys.items() if key not in TURN_KEYS}
-    found = _with_keys(record, of_record)
-    if of_turns:
-        for key, value in found.items():
-            if isinstance(value, list):
-                found[key] = [_with_keys(turn, of_turns) if isinstance(turn, dict) else turn for turn in value]
+    found = _with_keys(record, {source: key for key, source in keys.items() if key not in TURN_KEYS})
+    for key, value in found.items():
+        if of_turns and isinstance(value, list):
+            found[key] = [_with_keys(turn, of_turns) if isinstance(turn, dict) else turn for turn in value]
     return found
 
 
@@ -45,55 +43,47 @@ def _with_keys(values: Record, names: Mapping[str, str]) -> Record:
 
 def command_for(record: Record) -> str:
     """Return a sentence with the option that reads a record of an unknown schema; "" where its keys suggest none."""
-    schema = _turns(record) or _pair(record) or _text(record)
-    return f" If these are what their names say, add --schema {schema}" if schema is not None else ""
+    schema = _turns(record) or _texts(record)
+    return f" If these are what their names say, add --schema {schema}" if schema else ""
 
 
-def _turns(record: Record) -> str | None:
+def _turns(record: Record) -> str:
     """Return the option for a record with a list of messages under another name."""
     for key, value in record.items():
         if key == "rejected" or not (isinstance(value, list) and value and isinstance(value[0], dict)):
             continue
-        role = next((name for name in _ROLES if isinstance(value[0].get(name), str)), None)
-        content = next((name for name in _CONTENTS if isinstance(value[0].get(name), str)), None)
-        if role is None or content is None or not _can_be_named(key, role, content):
+        texts = [name for name, text in value[0].items() if isinstance(text, str)]
+        role, content = (next((name for name in names if name in texts), "") for names in (_ROLES, _CONTENTS))
+        if not (role and content and _needs_no_quotes(key)):
             continue
         if not all(isinstance(turn, dict) and str(turn.get(role)) in _KNOWN_ROLES for turn in value):
             continue
         if (role, content) == ("role", "content") and not any(turn[role] in ("human", "gpt") for turn in value):
             return f"chat:messages={key}"
-        names = [("conversations", key), ("from", role), ("value", content)]
-        return "sharegpt:" + ",".join(f"{name}={source}" for name, source in names if name != source)
-    return None
+        return _option("sharegpt", (("conversations", key), ("from", role), ("value", content)))
+    return ""
 
 
-def _pair(record: Record) -> str | None:
-    """Return the option for a record with a question and an answer under other names."""
-    prompt, completion = _first_text(record, _PROMPTS), _first_text(record, _COMPLETIONS)
-    if prompt is None or completion is None:
-        return None
-    system = _first_text(record, _SYSTEMS)
-    texts = [key for key, value in record.items() if isinstance(value, str) and _can_be_named(key)]
-    if "instruction" in texts:  # as in Dolly: an instruction may have an input
-        names = [("input", "input" if "input" in texts else "context" if "context" in texts else "input")]
-        names += [("output", completion), ("system", system or "system")]
-        return "alpaca:" + ",".join(f"{name}={source}" for name, source in names if name != source)
-    names = [("prompt", prompt), ("completion", completion), *([("system", system)] if system else [])]
-    return "prompt_completion:" + ",".join(f"{name}={source}" for name, source in names if name != source)
+def _texts(record: Record) -> str:
+    """Return the option for a record with a question and an answer, or a plain document, under other names."""
+    texts = [key for key, value in record.items() if isinstance(value, str) and _needs_no_quotes(key)]
+
+    def first(names: tuple[str, ...]) -> str:
+        return next((key for name in names for key in texts if key.lower() == name), "")
+
+    prompt, completion, system, text = map(first, (_PROMPTS, _COMPLETIONS, _SYSTEMS, _TEXTS))
+    if prompt and completion and "instruction" in texts:  # as in Dolly: an instruction may have an input
+        given = "context" if "context" in texts and "input" not in texts else "input"
+        return _option("alpaca", (("input", given), ("output", completion), ("system", system)))
+    if prompt and completion:
+        return _option("prompt_completion", (("prompt", prompt), ("completion", completion), ("system", system)))
+    return f"text:text={text} --template text" if text else ""
 
 
-def _text(record: Record) -> str | None:
-    """Return the option for a record with a plain document under another name."""
-    found = _first_text(record, _TEXTS)
-    return f"text:text={found} --template text" if found else None
+def _option(schema: str, names: Iterable[tuple[str, str]]) -> str:
+    return f"{schema}:" + ",".join(f"{name}={source}" for name, source in names if source not in ("", name))
 
 
-def _first_text(record: Record, names: tuple[str, ...]) -> str | None:
-    """Return the record's key for the first of these names that has a text."""
-    texts = [key for key, value in record.items() if isinstance(value, str) and _can_be_named(key)]
-    return next((key for name in names for key in texts if key.lower() == name), None)
-
-
-def _can_be_named(*keys: str) -> bool:
-    """Return whether keys need no quoting in the option and in a shell."""
-    return all(re.fullmatch(r"[A-Za-z0-9_.-]+", key) for key in keys)
+def _needs_no_quotes(key: str) -> bool:
+    """Return whether a key needs no quoting in the option and in a shell."""
+    return re.fullmatch(r"[A-Za-z0-9_.-]+", key) is not None

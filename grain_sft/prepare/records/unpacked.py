@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import itertools
 import re
 import shlex
 import threading
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from grain_sft.errors import CorpusFileError, MissingExtraError, PrepareError, RecordError
@@ -108,31 +109,28 @@ def cut_short(path: str, size: int) -> CorpusFileError:
 
 
 def _of_lines(path: str, pieces: Iterator[bytes], least: int) -> Iterator[Stretch]:
-    at, number, held = 0, 1, 0
-    parts: list[bytes] = []
+    data, offset, number = bytearray(), 0, 1
     for piece in pieces:
-        end = piece.rfind(b"\n") + 1
-        if held + end >= least and end:
-            data = b"".join([*parts, piece[:end]])
-            stretch = Stretch(at, at + len(data), data.count(b"\n"), hashlib.sha256(data).hexdigest())
-            yield stretch
-            at, number, parts, held = stretch.stop, number + stretch.records, [], 0
-            piece = piece[end:]
-        parts.append(piece)
-        held += len(piece)
-        if held > MAX_RECORD + least:
-            lines = b"".join(parts)
-            number += lines.count(b"\n")
+        data += piece
+        end = data.rfind(b"\n", len(data) - len(piece)) + 1
+        if end and end >= least:
+            lines = data.count(b"\n", 0, end)
+            yield _stretch(data, 0, end, offset, lines)
+            offset, number = offset + end, number + lines
+            del data[:end]
+        if len(data) > MAX_RECORD + least:
+            number += data.count(b"\n")
             raise RecordError(f"{path}:{number}: a line of more than {MAX_RECORD} bytes; expected at most that.")
-    data = b"".join(parts)
     if data:
-        records = data.count(b"\n") + (not data.endswith(b"\n"))
-        yield Stretch(at, at + len(data), records, hashlib.sha256(data).hexdigest())
+        yield _stretch(data, 0, len(data), offset, data.count(b"\n") + (not data.endswith(b"\n")))
 
 
 def _of_array(path: str, pieces: Iterator[bytes], least: int) -> Iterator[Stretch]:
     """Each stretch begins after a comma or the first bracket, and ends before a comma or the last one."""
-    data, at = _opened(pieces)
+    data = b""
+    while not (offset := data.find(b"[") + 1):
+        data += next(pieces)
+    data = data[offset:]
     depth = scanned = records = total = due = 0
     for piece in pieces:
         data += piece
@@ -154,46 +152,32 @@ def _of_array(path: str, pieces: Iterator[bytes], least: int) -> Iterator[Stretc
                 depth -= 1
             elif token == ord("]"):
                 if total or data[cut : found.start()].strip(_SPACE):
-                    yield _stretch(data, cut, found.start(), at, records + 1)
-                _check_end(path, data[found.end() :], pieces, at + found.end())
+                    yield _stretch(data, cut, found.start(), offset, records + 1)
+                _check_end(path, itertools.chain([data[found.end() :]], pieces), offset + found.end())
                 return
             elif token == ord(",") and not depth:
                 records, total = records + 1, total + 1
                 if found.start() - cut >= least:
-                    yield _stretch(data, cut, found.start(), at, records)
+                    yield _stretch(data, cut, found.start(), offset, records)
                     cut, records = found.end(), 0
-        data, at, scanned, due = data[cut:], at + cut, scanned - cut, due - cut
+        data, offset, scanned, due = data[cut:], offset + cut, scanned - cut, due - cut
         if len(data) > MAX_RECORD + least:
             raise RecordError(f"{path}:{total + 1}: a record of more than {MAX_RECORD} bytes; expected at most that.")
     raise CorpusFileError(f"{path}: is an array without its closing bracket after {total} records. Is it cut short?")
 
 
-def _opened(pieces: Iterator[bytes]) -> tuple[bytes, int]:
-    """Return the bytes after the first bracket in the first pieces, and their offset."""
-    data = b""
-    for piece in pieces:
-        data += piece
-        start = data.find(b"[") + 1
-        if start:
-            return data[start:], start
-    raise AssertionError
+def _stretch(data: bytes | bytearray, start: int, stop: int, offset: int, records: int) -> Stretch:
+    digest = hashlib.sha256(memoryview(data)[start:stop]).hexdigest()
+    return Stretch(offset + start, offset + stop, records, digest)
 
 
-def _stretch(data: bytes, start: int, stop: int, at: int, records: int) -> Stretch:
-    return Stretch(at + start, at + stop, records, hashlib.sha256(memoryview(data)[start:stop]).hexdigest())
-
-
-def _check_end(path: str, rest: bytes, pieces: Iterator[bytes], at: int) -> None:
-    while not (rest := rest.strip(_SPACE)):
-        more = next(pieces, None)
-        if more is None:
-            return
-        rest = more
-    name = shlex.quote(path)
-    raise CorpusFileError(
-        f"{path}: text follows the end of the array, at byte {at}. Expected one array in a file. If each line is a list of "
-        f"messages, make records of them: jq -c '{{messages: .}}' {name} > {name}.jsonl"
-    )
+def _check_end(path: str, pieces: Iterable[bytes], offset: int) -> None:
+    if any(piece.strip(_SPACE) for piece in pieces):
+        name = shlex.quote(path)
+        raise CorpusFileError(
+            f"{path}: text follows the end of the array, at byte {offset}. Expected one array in a file. If each line is a "
+            f"list of messages, make records of them: jq -c '{{messages: .}}' {name} > {name}.jsonl"
+        )
 
 
 def _decompressed(
@@ -210,27 +194,26 @@ def _decompressed(
         if not compression:
             yield data
             continue
-        at = 0
-        while at < len(data):
+        start = 0
+        while start < len(data):
             if decoder is None:
-                at += len(data) - at - len(data[at:].lstrip(b"\0"))  # gzip pads with zeros
-                if at == len(data):
+                start = len(data) - len(data[start:].lstrip(b"\0"))  # gzip pads with zeros
+                if start == len(data):
                     break
                 decoder = _decoder(path, compression)
-            some = data[at : at + _STEPS[compression]]
+            stop = min(start + _STEPS[compression], len(data))
             try:
-                unpacked = decoder.decompress(some)
+                parts.append(decoder.decompress(data[start:stop]))
             except Exception as error:  # zlib.error, zstandard.ZstdError
                 raise CorpusFileError(
-                    f"{path}: is damaged near byte {position + at} ({compression}: {error})."
+                    f"{path}: is damaged near byte {position + start} ({compression}: {error})."
                 ) from error
-            at += len(some)
-            parts.append(unpacked)
+            start = stop
             if sum(map(len, parts)) >= BLOCK:
                 yield b"".join(parts)
                 parts = []
             if decoder.eof:
-                at -= len(decoder.unused_data)
+                start -= len(decoder.unused_data)
                 decoder = None
     if decoder is not None:
         raise CorpusFileError(f"{path}: ends in the middle of its {compression} data. Is it cut short? Copy it again.")
@@ -254,23 +237,23 @@ class _Forward:
 
     def __init__(self, path: str, size: int, compression: str) -> None:
         self.name = (path, size, compression)
-        self._at, self._rest = 0, b""
+        self._offset, self._rest = 0, b""
         self._pieces = _decompressed(*self.name)
 
     def read(self, start: int, stop: int) -> bytes:
         """Return the decompressed bytes `start` to `stop`; fewer at the end."""
-        if start < self._at:
-            self._at, self._rest, self._pieces = 0, b"", _decompressed(*self.name)
+        if start < self._offset:
+            self._offset, self._rest, self._pieces = 0, b"", _decompressed(*self.name)
         parts = []
-        while self._at < stop:
+        while self._offset < stop:
             if not self._rest:
                 self._rest = next(self._pieces, b"")
                 if not self._rest:
                     break
-            skipped = min(max(0, start - self._at), len(self._rest))
-            part = self._rest[skipped : max(skipped, stop - self._at)]
+            skipped = min(max(0, start - self._offset), len(self._rest))
+            part = self._rest[skipped : max(skipped, stop - self._offset)]
             self._rest = self._rest[skipped + len(part) :]
-            self._at += skipped + len(part)
+            self._offset += skipped + len(part)
             parts.append(part)
         return b"".join(parts)
 
