@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 import numpy as np
@@ -24,9 +24,9 @@ Boundaries = Literal["auto", "eos"]
 TIES: tuple[Ties, ...] = get_args(Ties)
 """How documents of equal length may be ordered: see `PackedLayout`."""
 
-
 _CHOICES = {"long_documents": get_args(LongDocuments), "ties": TIES, "boundaries": get_args(Boundaries)}
 _LEAST = {"source_group_size": 1, "max_segments": 1, "bos_token_id": 0, "seed": 0, "batch_rows": 1}
+_OPTIONAL = ("max_segments", "bos_token_id")
 
 
 class PackedRows(NamedTuple):
@@ -70,19 +70,19 @@ class PackingOptions:
     plan: str | None = None
     argsort: Argsort | None = dataclasses.field(default=None, compare=False, repr=False)
 
-    def checked(self, **changes: Any) -> PackingOptions:
-        """Return these options with some changes, as Python's own integers.
+    def checked(self) -> PackingOptions:
+        """Return these options with Python's own integers.
 
         Raises:
           LayoutError: an option that is not what it should be.
         """
-        stated = self.stated() | changes
+        stated = self.stated()
         for name, choices in _CHOICES.items():
             if stated[name] not in choices:
                 raise LayoutError(f"{name}={stated[name]!r}: expected one of {', '.join(choices)}.")
         stated["sequence_length"] = as_sequence_length(stated["sequence_length"])
         for name, least in _LEAST.items():
-            if stated[name] is not None or name not in ("max_segments", "bos_token_id"):
+            if stated[name] is not None or name not in _OPTIONAL:
                 stated[name] = as_integer(name, stated[name], least, LayoutError)
         return PackingOptions(**stated)
 
@@ -148,6 +148,15 @@ def rows_of(order: Ints, lengths: Ints, bins: Ints, count: int) -> PackedRows:
     document = order[np.argsort(bins, kind="stable")]
     ends = np.cumsum(np.bincount(bins, minlength=count))
     return PackedRows(document, np.zeros(len(document), np.int64), lengths[document], ends)
+
+
+def join_rows(parts: Iterable[PackedRows]) -> PackedRows:
+    """Return the rows of several packings, one packing after the other."""
+    parts = [PackedRows(*[np.zeros(0, np.int64)] * 4), *parts]
+    document, offset, length, ends = map(np.concatenate, zip(*parts, strict=True))
+    pieces = np.array([len(part.document) for part in parts])
+    ends += np.repeat(np.cumsum(pieces) - pieces, [len(part.ends) for part in parts])
+    return PackedRows(document, offset, length, ends)
 
 
 def equal_lengths(lengths: Ints) -> Iterator[tuple[int, int, int]]:

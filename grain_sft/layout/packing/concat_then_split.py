@@ -1,5 +1,5 @@
 """Concatenate, then split: documents one after the other, cut wherever a row is full. No padding but in the last row,
-and documents in pieces: what packing is compared with."""
+and documents in pieces: the baseline of comparisons."""
 
 from __future__ import annotations
 
