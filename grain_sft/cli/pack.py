@@ -17,7 +17,7 @@ from grain_sft.cli.arguments import (
     write_figures,
 )
 from grain_sft.corpus import Corpus
-from grain_sft.layout import PackedLayout, algorithm_title, compare_algorithms, packing_report, plan_places
+from grain_sft.layout import PackedLayout, algorithm_title, compare_algorithms, packing_report, plan_files
 from grain_sft.progress import progress_bar
 
 PACKING = (
@@ -92,7 +92,7 @@ def _one(layout: PackedLayout, seconds: float) -> dict[str, Any]:
     """Return the figures of a layout that was planned in `seconds`."""
     from grain_sft.pipeline import layout_receipt  # imports Grain, which --help does not wait for
 
-    found = packing_report(layout) | {"plans": plan_places(layout), "seconds": seconds}
+    found = packing_report(layout) | {"plans": plan_files(layout), "seconds": seconds}
     found["receipt"] = layout_receipt(layout)
     segments = found["segments_a_row"]
     epochs = f" in {layout.epochs} epochs" if layout.epochs > 1 else ""

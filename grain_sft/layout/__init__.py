@@ -11,50 +11,28 @@ from grain_sft.layout.packing import ALGORITHMS, TIES, PackedRows, PackingAlgori
 from grain_sft.layout.padded import PaddedLayout
 from grain_sft.layout.pieces import FILL_ROW, FillKey, Pieces, Span, checked_record, checked_rows
 from grain_sft.layout.plan import COUNTS, plan_columns
-from grain_sft.layout.report import algorithm_title, compare_algorithms, packing_report, padding_share, plan_places
+from grain_sft.layout.report import (
+    algorithm_title,
+    compare_algorithms,
+    packing_report,
+    padding_share,
+    plan_files,
+    plan_places,
+)
 from grain_sft.layout.windows import WindowLayout
 from grain_sft.registry import Registry
 
 LAYOUTS: Registry[Callable[..., Layout]] = Registry(
     "layout kind",
     LayoutError,
-    {
-        "windows": WindowLayout,
-        "padded": PaddedLayout,
-        "packed": PackedLayout,
-        "materialized": MaterializedLayout,
-    },
+    {"windows": WindowLayout, "padded": PaddedLayout, "packed": PackedLayout, "materialized": MaterializedLayout},
 )
 """Layouts by their kind in a config. The arguments of the constructor behind `corpus` are the options of the layout."""
 
 __all__ = [
-    "ALGORITHMS",
-    "COUNTS",
-    "FILL_ROW",
-    "LAYOUTS",
-    "RECEIPT_VERSION",
-    "TIES",
-    "FillKey",
-    "Layout",
-    "LeftOut",
-    "MaterializedLayout",
-    "MixtureLayout",
-    "PackedLayout",
-    "PackedRows",
-    "PackingAlgorithm",
-    "PackingOptions",
-    "PaddedLayout",
-    "Pieces",
-    "Span",
-    "WindowLayout",
-    "algorithm_title",
-    "checked_record",
-    "checked_rows",
-    "compare_algorithms",
-    "digest",
-    "packing_report",
-    "padding_share",
-    "plan_columns",
-    "plan_places",
+    "ALGORITHMS", "COUNTS", "FILL_ROW", "LAYOUTS", "RECEIPT_VERSION", "TIES", "FillKey", "Layout", "LeftOut",
+    "MaterializedLayout", "MixtureLayout", "PackedLayout", "PackedRows", "PackingAlgorithm", "PackingOptions",
+    "PaddedLayout", "Pieces", "Span", "WindowLayout", "algorithm_title", "checked_record", "checked_rows",
+    "compare_algorithms", "digest", "packing_report", "padding_share", "plan_columns", "plan_files", "plan_places",
     "sources_of",
-]
+]  # fmt: skip

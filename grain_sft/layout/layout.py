@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
     from grain_sft.layout.plan import Plan
 
 RECEIPT_VERSION = 2
-"""Of what receipts hash, and how; in every code."""
+"""Version of what receipts hash, and how; part of every hash."""
 
-_BLOCK_ROWS = 1 << 16  # whose pieces are hashed, counted or searched together
+_BLOCK_ROWS = 1 << 16  # rows whose pieces are hashed, counted or searched together
 
 LeftOut = tuple[str, int | None, int | None]
-"""What rows leave out, in words; its documents and its tokens, None where they are not counted."""
+"""What rows leave out, in words; the numbers of its documents and of its tokens, None where they are not counted."""
 
 
 class Layout(Protocol):
@@ -68,11 +68,7 @@ class Layout(Protocol):
         ...
 
     def pieces(self, rows: Int64[np.ndarray, " rows"]) -> Pieces:
-        """Return the pieces of `rows`.
-
-        Args:
-          rows: int64 [n], row numbers in [0, len(layout)).
-        """
+        """Return the pieces of `rows`, each in [0, len(layout))."""
         ...
 
     @property
@@ -102,13 +98,11 @@ class Layout(Protocol):
 
     @property
     def mean_segments(self) -> float:
-        """Segments of a row, on average: here of at most 65,536 rows at equal distances."""
+        """Segments of a row, on average: by default of at most 65,536 rows at equal distances."""
         if self.one_segment:
             return 1.0
         found = self.pieces(np.unique(np.linspace(0, len(self) - 1, min(len(self), _BLOCK_ROWS)).astype(np.int64)))
-        if found.segment is None:
-            return 1.0
-        return float(np.count_nonzero(found.position == 0)) / (int(found.row[-1]) + 1)
+        return float(np.count_nonzero(found.segment_columns[1] == 0)) / (int(found.row[-1]) + 1)
 
     @property
     def documents(self) -> Documents | None:
@@ -139,17 +133,16 @@ class Layout(Protocol):
         found = [np.zeros(0, np.int64)]
         if not self.follows_documents:
             starts, lengths = (column[np.sort(documents)] for column in self.corpus.documents)
-            ends = starts + lengths
+            ends, starts = starts + lengths, np.append(starts, np.iinfo(np.int64).max)
             begins = np.cumsum([0, *(shard.num_tokens for shard in self.corpus.shards)])
         for first, pieces in self._blocks():
             if self.follows_documents:
                 assert pieces.document is not None
-                held = np.isin(pieces.document, documents)
+                wanted = np.isin(pieces.document, documents)
             else:
                 start = pieces.start + begins[pieces.shard]
-                at = ends.searchsorted(start, side="right")
-                held = np.append(starts, np.iinfo(np.int64).max)[at] < start + pieces.length
-            found.append(pieces.row[held] + first)
+                wanted = starts[ends.searchsorted(start, side="right")] < start + pieces.length
+            found.append(pieces.row[wanted] + first)
         return np.unique(np.concatenate(found))
 
     def epoch_of(
@@ -176,46 +169,41 @@ class Layout(Protocol):
     @property
     def statistics(self) -> dict[str, int]:
         """Counts over all rows: rows, tokens, padding (tokens), segments, max_segments (of a row)."""
-        found = {"rows": len(self), "tokens": 0, "padding": 0, "segments": 0, "max_segments": 0}
+        tokens = segments = most = 0
         for _, pieces in self._blocks():
-            found["tokens"] += int(pieces.length.sum())
-            firsts = pieces.row if pieces.position is None else pieces.row[pieces.position == 0]
-            found["segments"] += len(firsts)
-            found["max_segments"] = max(found["max_segments"], int(np.bincount(firsts).max(initial=0)))
-        found["padding"] = len(self) * self.sequence_length - found["tokens"]
-        return found
+            tokens += int(pieces.length.sum())
+            firsts = pieces.row[pieces.segment_columns[1] == 0]
+            segments += len(firsts)
+            most = max(most, int(np.bincount(firsts).max(initial=0)))
+        padding = len(self) * self.sequence_length - tokens
+        return {"rows": len(self), "tokens": tokens, "padding": padding, "segments": segments, "max_segments": most}
 
     def left_out(self) -> list[LeftOut]:
         """Return what no row holds, and the padding of rows."""
-        found = self.statistics
-        return [("padding of rows", None, found["padding"])]
+        return [("padding of rows", None, self.statistics["padding"])]
 
     @property
     def receipt(self) -> dict[str, str]:
         """What decides the rows, in words or as hashes, by name: the corpus and the layout."""
         corpus = self.corpus
-        stated = (
-            f"{corpus.num_tokens} {corpus.dtype.name} tokens in {len(corpus.shards)} shards, {corpus.ends_fingerprint}"
-        )
-        tokens = self._tokens_hash()
-        return {"corpus": stated if tokens is None else f"{stated}, {tokens}", "layout": self._rows_receipt()}
+        stated = [f"{corpus.num_tokens} {corpus.dtype.name} tokens in {len(corpus.shards)} shards"]
+        stated += filter(None, [corpus.ends_fingerprint, self._tokens_hash()])
+        return {"corpus": ", ".join(stated), "layout": self._rows_receipt()}
 
     def _tokens_hash(self) -> str | None:
-        """Hash of every token, where the layout follows documents that its corpus finds by EOS alone."""
+        """Return the hash of every token, where the layout follows documents that its corpus finds by EOS alone."""
         return self.corpus.documents.tokens if self.follows_documents else None
 
     def _rows_receipt(self) -> str:
-        """The rows as a hash of their pieces; a layout whose options decide its rows states them instead."""
-        return hash_of_rows(self, self.kind, self._piece_columns())
-
-    def _piece_columns(self) -> Iterator[list[Ints]]:
-        for first, found in self._blocks():
-            segment = np.ones(len(found.row), np.int64) if found.segment is None else found.segment
-            position = np.zeros(len(found.row), np.int64) if found.position is None else found.position
-            yield [found.row + first, found.column, found.shard, found.start, found.length, segment, position]
+        """Return a hash of the rows' pieces; a layout whose options decide its rows states them instead."""
+        columns = (
+            [found.row + first, found.column, found.shard, found.start, found.length, *found.segment_columns]
+            for first, found in self._blocks()
+        )
+        return hash_of_rows(self, self.kind, columns)
 
     def _blocks(self) -> Iterator[tuple[int, Pieces]]:
-        """The pieces of all rows, some rows at a time, with the number of the first of these rows."""
+        """Yield the pieces of all rows, some rows at a time, with the number of the first of these rows."""
         for first in range(0, len(self), _BLOCK_ROWS):
             yield first, self.pieces(np.arange(first, min(first + _BLOCK_ROWS, len(self))))
 
@@ -225,14 +213,10 @@ class Layout(Protocol):
             raise RowIndexError(f"document {wrong[0]}: expected 0 to {self.num_documents - 1}, the corpus's documents.")
 
     def _repr_html_(self) -> str:
-        facts = {
-            "rows": len(self),
-            "tokens a row": self.sequence_length,
-            "segments a row": f"{self.mean_segments:.2f} on average",
-            "corpus": f"{self.corpus.num_tokens:,} tokens in {len(self.corpus.shards):,} shards",
-            "options": repr(self),
-        }
-        return html_facts(type(self).__name__, facts)
+        facts: dict[str, Any] = {"rows": len(self), "tokens a row": self.sequence_length}
+        facts["segments a row"] = f"{self.mean_segments:.2f} on average"
+        facts["corpus"] = f"{self.corpus.num_tokens:,} tokens in {len(self.corpus.shards):,} shards"
+        return html_facts(type(self).__name__, facts | {"options": repr(self)})
 
 
 def digest(text: str, digits: int = 16) -> str:
@@ -243,9 +227,9 @@ def digest(text: str, digits: int = 16) -> str:
 def hash_of_rows(layout: Layout, name: str, blocks: Iterable[Sequence[npt.NDArray[np.integer]]]) -> str:
     """Return the rows of a layout in a receipt: their number and length, and a hash of their columns, block by block."""
     digests: list[hashlib.blake2b] = []  # one a column, so that the size of blocks does not matter
-    for some in blocks:
-        digests = digests or [hashlib.blake2b(digest_size=16) for _ in some]
-        for each, column in zip(digests, some, strict=True):
+    for columns in blocks:
+        digests = digests or [hashlib.blake2b(digest_size=16) for _ in columns]
+        for each, column in zip(digests, columns, strict=True):
             each.update(np.ascontiguousarray(column, "<i8").view(np.uint8).data)
     joined = digest(" ".join(each.hexdigest() for each in digests), 32)
     return f"{len(layout)} {name} rows of {layout.sequence_length} tokens, {joined}"
@@ -259,5 +243,5 @@ def sources_of(corpus: Corpus) -> Ints | None:
         return corpus.sources
     data = read_whole(corpus.sources_file)
     if len(data) % 16:
-        raise CorpusError(f"{corpus.sources_file.path}: {len(data)} bytes is no multiple of 16. It was cut short.")
+        raise CorpusError(f"{corpus.sources_file.path}: {len(data)} bytes is not a multiple of 16. It was cut short.")
     return np.frombuffer(data, "<i8").astype(np.int64, copy=False).reshape(-1, 2)

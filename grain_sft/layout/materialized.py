@@ -1,4 +1,4 @@
-"""MaterializedLayout: rows that were written out, as they stand on disk."""
+"""MaterializedLayout: rows that were written to disk."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from grain_sft.arguments import as_sequence_length
 from grain_sft.corpus import Corpus
 from grain_sft.errors import LayoutError
 from grain_sft.layout.layout import Layout, LeftOut
-from grain_sft.layout.pieces import Ints, Pieces, ShardOffsets
+from grain_sft.layout.pieces import Ints, Pieces, ShardOffsets, ragged
 
 
 class MaterializedLayout(Layout):
     """The rows of a corpus that `grain-sft pack --materialize` wrote, in the order of the packing.
 
-    Advantages: the fastest to read; no plan, and no documents to be found, when a run starts. Disadvantages: the rows take
-    their space on disk (tokens, and as a rule 4 bytes more each), and other lengths or algorithms are other rows.
+    Advantages: the fastest to read; a run starts without a plan, and finds no documents. Disadvantages: the rows take
+    space on disk (tokens, and usually 4 bytes more each), and other lengths or algorithms are other rows.
 
     Args:
-      corpus: of the format rows.
-      sequence_length: what it is expected to be; None: whatever it is.
+      corpus: Corpus of the format rows.
+      sequence_length: Expected tokens of a row; None for any number.
 
     Raises:
       LayoutError: a corpus without rows, or rows of another length.
@@ -46,16 +46,13 @@ class MaterializedLayout(Layout):
 
     @property
     def mean_segments(self) -> float:
-        """Segments a row, on average."""
         return len(self.corpus.documents.start) / len(self)
 
     def pieces(self, rows: Ints) -> Pieces:
-        """The segments of `rows` (int64 [rows]). Reads where all documents begin, the first time."""
+        """Return the segments of `rows` (int64 [n]). The first call reads where all documents begin."""
         starts, lengths = self.corpus.documents
         begins = starts.searchsorted(rows * self.sequence_length)
-        counts = starts.searchsorted((rows + 1) * self.sequence_length) - begins
-        row = np.arange(len(rows)).repeat(counts)
-        within = np.arange(len(row)) - (counts.cumsum() - counts)[row]
+        row, within = ragged(starts.searchsorted((rows + 1) * self.sequence_length) - begins)
         document = begins[row] + within
         start = starts[document]
         column = start - rows[row] * self.sequence_length

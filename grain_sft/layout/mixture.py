@@ -10,7 +10,7 @@ import numpy as np
 from grain_sft.corpus import Documents, MixtureCorpus
 from grain_sft.errors import LayoutError
 from grain_sft.layout.layout import Layout, LeftOut
-from grain_sft.layout.pieces import Ints, Pieces
+from grain_sft.layout.pieces import Ints, Pieces, joined
 
 
 class MixtureLayout(Layout):
@@ -41,9 +41,8 @@ class MixtureLayout(Layout):
         self.corpus = MixtureCorpus.of(tuple(part.corpus for part in self._layouts))
         self.follows_documents = any(part.follows_documents for part in self._layouts)
         self._ends: Ints = np.cumsum([len(part) for part in self._layouts])
-        shards = np.cumsum([len(part.corpus.shards) for part in self._layouts])
         self.first_rows: Ints = np.append(0, self._ends[:-1])
-        self.first_shards: Ints = np.append(0, shards[:-1])
+        self.first_shards: Ints = np.cumsum([0, *(len(part.corpus.shards) for part in self._layouts)])[:-1]
 
     def __len__(self) -> int:
         return int(self._ends[-1])
@@ -55,7 +54,6 @@ class MixtureLayout(Layout):
 
     @functools.cached_property
     def mean_segments(self) -> float:
-        """Segments of a row, on average."""
         return sum(len(part) * part.mean_segments for part in self._layouts) / len(self)
 
     def first_document(self, part: str) -> int:
@@ -72,10 +70,12 @@ class MixtureLayout(Layout):
         """Documents of the parts that follow documents, one part after the other."""
         if not self.follows_documents:
             return None
-        before = np.cumsum([0, *(part.corpus.num_tokens for part in self._layouts)])
-        found = [(part.documents, first) for part, first in zip(self._layouts, before, strict=False)]
-        starts = [documents.start + first for documents, first in found if documents is not None]
-        lengths = [documents.length for documents, _ in found if documents is not None]
+        starts, lengths, before = [], [], 0
+        for part in self._layouts:
+            if (documents := part.documents) is not None:
+                starts.append(documents.start + before)
+                lengths.append(documents.length)
+            before += part.corpus.num_tokens
         return Documents(np.concatenate(starts), np.concatenate(lengths))
 
     @property
@@ -90,28 +90,19 @@ class MixtureLayout(Layout):
     def split(self, rows: Ints) -> Iterator[tuple[str, Ints, Ints]]:
         part, names = self.parts_of(rows), self.names
         for number in np.unique(part).tolist():
-            at = np.flatnonzero(part == number)
-            yield names[number], at, rows[at] - self.first_rows[number]
+            index = np.flatnonzero(part == number)
+            yield names[number], index, rows[index] - self.first_rows[number]
 
     def pieces(self, rows: Ints) -> Pieces:
-        found: list[tuple[Ints, ...]] = []
-        part = self.parts_of(rows)
-        for number in np.unique(part).tolist():
-            at = np.flatnonzero(part == number)
-            some = self._layouts[number].pieces(rows[at] - self.first_rows[number])
-            count = len(some.row)
-            segment = np.ones(count, np.int64) if some.segment is None else some.segment
-            position = np.zeros(count, np.int64) if some.position is None else some.position
-            document = np.full(count, -1, np.int64)
-            if some.document is not None:
-                document = some.document + self._first_documents[number]
-            shard = some.shard + self.first_shards[number]
-            found.append((at[some.row], some.column, shard, some.start, some.length, segment, position, document))
-        if not found:
-            return self._layouts[0].pieces(rows)
-        joined = [np.concatenate(columns) for columns in zip(*found, strict=True)]
-        order = np.argsort(joined[0], kind="stable")
-        return Pieces(*(column[order] for column in joined))
+        def columns_of(number: int, index: Ints) -> tuple[Ints, ...]:
+            found = self._layouts[number].pieces(rows[index] - self.first_rows[number])
+            document = np.full(len(found.row), -1, np.int64)
+            if found.document is not None:
+                document = found.document + self._first_documents[number]
+            shard = found.shard + self.first_shards[number]
+            return (found.row, found.column, shard, found.start, found.length, *found.segment_columns, document)
+
+        return Pieces(*joined(self.parts_of(rows), columns_of)) if len(rows) else self._layouts[0].pieces(rows)
 
     def rows_of_documents(self, documents: Ints) -> Ints:
         """Return the rows that hold a token of `documents` (int64 [n]): numbers of the documents of all parts that follow
@@ -139,7 +130,7 @@ class MixtureLayout(Layout):
         return {f"{key} of {name}": text for name, part in self.parts.items() for key, text in part.receipt.items()}
 
     def _by_documents(self) -> list[int]:
-        """Numbers of the parts that follow documents, then of the others."""
+        """Return the numbers of the parts that follow documents, then of the others."""
         return sorted(range(len(self._layouts)), key=lambda number: not self._layouts[number].follows_documents)
 
     def __repr__(self) -> str:

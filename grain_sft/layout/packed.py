@@ -19,8 +19,8 @@ from grain_sft.errors import LayoutError
 from grain_sft.layout.layout import Layout, LeftOut, hash_of_rows, sources_of
 from grain_sft.layout.olmo_plan import OlmoPlan, find_plan, from_boundaries, read_plan
 from grain_sft.layout.packing import ALGORITHMS, Boundaries, LongDocuments, PackingOptions, Ties
-from grain_sft.layout.pieces import Ints, Pieces, ShardOffsets
-from grain_sft.layout.plan import Plan, finder_of, load_plan, sort_made_by
+from grain_sft.layout.pieces import Ints, Pieces, ShardOffsets, joined
+from grain_sft.layout.plan import COUNTS, Plan, finder_of, load_plan, sort_made_by
 from grain_sft.storage import files
 
 
@@ -96,17 +96,8 @@ class PackedLayout(Layout):
                 f"epochs={epochs}: algorithm {algorithm} packs every epoch the same. Let the sampler count epochs, or choose "
                 f"{others}."
             )
-        self.packing = PackingOptions(
-            sequence_length,
-            algorithm,
-            long_documents,
-            source_group_size,
-            ties,
-            max_segments,
-            boundaries,
-            bos_token_id,
-            seed,
-        ).checked(batch_rows=batch_rows)
+        options = (long_documents, source_group_size, ties, max_segments, boundaries, bos_token_id, seed, batch_rows)
+        self.packing = PackingOptions(sequence_length, algorithm, *options).checked()
         if max_segments is not None and not entry.bounds_segments:
             raise LayoutError(f"max_segments={max_segments}: algorithm {algorithm} does not bound documents a row.")
         if entry.packs_per_epoch:
@@ -143,13 +134,13 @@ class PackedLayout(Layout):
           StorageError: the plan cannot be read.
         """
         given = [shard.path for shard in corpus.shards] if paths is None else [os.fspath(path) for path in paths]
-        boundaries: Boundaries = "auto" if from_boundaries(given, use_array_if_local) else "eos"
-        stated = {
-            "long_documents": long_documents,
-            "source_group_size": source_group_size,
-            "bos_token_id": bos_token_id,
-        }
-        options = PackingOptions(sequence_length).checked(boundaries=boundaries, **stated)
+        options = PackingOptions(
+            sequence_length,
+            long_documents=long_documents,
+            source_group_size=source_group_size,
+            boundaries="auto" if from_boundaries(given, use_array_if_local) else "eos",
+            bos_token_id=bos_token_id,
+        ).checked()
         olmo = find_plan(corpus, options, Path(work_dir), given, use_array_if_local)
         layout = cls.__new__(cls)
         layout.corpus, layout.packing, layout.epochs = corpus, dataclasses.replace(options, plan=olmo.digest), 1
@@ -161,10 +152,10 @@ class PackedLayout(Layout):
         self.sequence_length, self._olmo = options.sequence_length, olmo
         self._folder = None if cache_dir is None else files.normalize(cache_dir)
         make = None if olmo is None else functools.partial(read_plan, olmo, corpus, options)
-        documents = finder_of(corpus, options)
+        finder = finder_of(corpus, options)
         each_epoch = (dataclasses.replace(options, epoch=epoch) for epoch in range(self.epochs))
-        self.plans = [load_plan(corpus, each, self._folder, make, documents=documents) for each in each_epoch]
-        self.documents_content, self.tokens_content = documents.content, documents.tokens
+        self.plans = [load_plan(corpus, each, finder, self._folder, make) for each in each_epoch]
+        self.documents_content, self.tokens_content = finder.content, finder.tokens
         self._offsets = ShardOffsets(corpus)
         self._ends: Ints = np.cumsum([len(plan.ends) for plan in self.plans])
         self._begins: Ints = np.append(0, self._ends)
@@ -180,26 +171,22 @@ class PackedLayout(Layout):
 
     @property
     def highest_token(self) -> int | None:
-        """Highest token id of the corpus, where finding its documents read all tokens."""
-        found = [plan.highest_token for plan in self.plans]
-        return None if None in found else max(found)  # type: ignore[type-var]
+        found = [plan.highest_token for plan in self.plans if plan.highest_token is not None]
+        return max(found) if len(found) == len(self.plans) else None
 
     @property
     def mean_segments(self) -> float:
-        return float(sum(int(plan.ends[-1]) for plan in self.plans if len(plan.ends))) / len(self)
+        return sum(len(plan.start) for plan in self.plans) / len(self)
 
     @functools.cached_property
     def statistics(self) -> dict[str, int]:
         """Counts of all epochs together: those of `Layout.statistics`, and those of `Plan.counts`."""
-        found = dict.fromkeys(("rows", "tokens", "padding", "segments", "max_segments"), 0)
-        for plan in self.plans:
-            rows, tokens = len(plan.ends), int(plan.length.sum(dtype=np.int64))
-            segments = np.diff(plan.ends, prepend=0)
-            found["max_segments"] = max(found["max_segments"], int(segments.max(initial=0)))
-            counts = {"rows": rows, "tokens": tokens, "padding": rows * self.sequence_length - tokens}
-            for name, count in {**counts, "segments": int(segments.sum()), **plan.counts}.items():
-                found[name] = found.get(name, 0) + count
-        return found
+        found = {"rows": len(self)}
+        found["tokens"] = sum(int(plan.length.sum(dtype=np.int64)) for plan in self.plans)
+        found["padding"] = len(self) * self.sequence_length - found["tokens"]
+        found["segments"] = sum(len(plan.start) for plan in self.plans)
+        found["max_segments"] = max(int(np.diff(plan.ends, prepend=0).max(initial=0)) for plan in self.plans)
+        return found | {name: sum(plan.counts[name] for plan in self.plans) for name in COUNTS}
 
     @functools.cached_property
     def documents(self) -> Documents:
@@ -214,8 +201,8 @@ class PackedLayout(Layout):
 
     @functools.cached_property
     def sources(self) -> Ints | None:
-        """Input and line of each of `documents`. A document that is not one of the corpus's own has those of the one that its
-        first token is in, or that ends before it."""
+        """Input and line of each of `documents`. A document that is not one of the corpus's own has those of the corpus's
+        document that its first token is in, or that ends before it."""
         sources = sources_of(self.corpus)
         if sources is None or self.packing.follows_corpus:
             return sources
@@ -239,14 +226,7 @@ class PackedLayout(Layout):
         if len(self.plans) == 1 or not len(rows):
             return self._offsets.pieces(*self.plans[0].segments(rows))
         epoch, local = self.epoch_of(rows)
-        columns: list[tuple[Ints, ...]] = []
-        for number in np.unique(epoch).tolist():
-            here = np.flatnonzero(epoch == number)
-            row, *rest = self.plans[number].segments(local[here])
-            columns.append((here[row], *rest))
-        joined = [np.concatenate(column) for column in zip(*columns, strict=True)]
-        order = np.argsort(joined[0], kind="stable")
-        return self._offsets.pieces(*(column[order] for column in joined))
+        return self._offsets.pieces(*joined(epoch, lambda number, index: self.plans[number].segments(local[index])))
 
     def rows_of_documents(self, documents: Ints) -> Ints:
         self._check_documents(documents)
@@ -257,10 +237,10 @@ class PackedLayout(Layout):
         return np.unique(np.concatenate(found))
 
     def left_out(self) -> list[LeftOut]:
-        found, length = self.statistics, self.sequence_length
-        epochs = f" in {self.epochs} epochs" if self.epochs > 1 else ""
+        found, epochs = self.statistics, f" in {self.epochs} epochs" if self.epochs > 1 else ""
+        truncated = f"truncated to {self.sequence_length:,} tokens{epochs}"
         lines: list[LeftOut] = [
-            (f"truncated to {length:,} tokens{epochs}", found["cut_documents"], found["cut_tokens"]),
+            (truncated, found["cut_documents"], found["cut_tokens"]),
             (f"dropped{epochs}", found["dropped_documents"], found["dropped_tokens"]),
             (f"split into several segments{epochs}", self.split_documents, 0),
             (f"padding of rows{epochs}", None, found["padding"]),
@@ -271,7 +251,7 @@ class PackedLayout(Layout):
 
     @property
     def split_documents(self) -> int:
-        """Documents of which rows hold several pieces, counted over all epochs."""
+        """Number of documents of which rows hold several pieces, over all epochs."""
         return sum(int(np.count_nonzero(np.bincount(plan.document) > 1)) for plan in self.plans)
 
     def _tokens_hash(self) -> str | None:
@@ -289,12 +269,11 @@ class PackedLayout(Layout):
         self._open(self._folder, self._olmo)
 
     def __repr__(self) -> str:
-        """Everything that decides the rows and nothing else: Grain compares this when it restores an iterator."""
+        """Return everything that decides the rows and nothing else: Grain compares it when it restores an iterator."""
         fields = {name: value for name, value in self.packing.stated().items() if name != "epoch"}
         if self.packing.plan is None:
             del fields["plan"]
-        made_by = sort_made_by(self.packing)
-        if made_by is not None:
+        if (made_by := sort_made_by(self.packing)) is not None:
             fields["numpy"] = f"{made_by['version']} {made_by['sort']}"
         listed = ", ".join(f"{name}={value!r}" for name, value in fields.items())
         return f"PackedLayout({listed}, epochs={self.epochs}, rows={len(self)})"

@@ -15,19 +15,18 @@ class PaddedLayout(Layout):
     """One document a row, in order; the rest of the row is padding.
 
     Args:
-      corpus: whose documents; see `Corpus.documents`.
-      sequence_length: of a row.
-      keep: "last" or "first" tokens of a document that is longer.
-      min_tokens: shorter documents are left out.
+      corpus: Corpus whose documents make the rows; see `Corpus.documents`.
+      sequence_length: Tokens of a row.
+      keep: Tokens that are kept of a longer document: the "last" or the "first".
+      min_tokens: Fewest tokens of a document that has a row.
 
     Attributes:
-      dropped: documents that are left out.
-      cut_tokens: tokens of longer documents that no row holds.
-      highest_token: of the corpus, where that is known.
+      dropped: Number of documents that are left out.
+      cut_tokens: Tokens of longer documents that no row holds.
 
     Raises:
       LayoutError: arguments that don't fit, or no document is left.
-      CorpusError, CorpusFileError: the documents can't be found.
+      CorpusError, CorpusFileError: the documents cannot be found.
     """
 
     kind = "padded"
@@ -35,12 +34,10 @@ class PaddedLayout(Layout):
     highest_token: int | None = None
 
     def __init__(self, corpus: Corpus, sequence_length: int, *, keep: str = "last", min_tokens: int = 2) -> None:
-        self.corpus = corpus
-        self.sequence_length = as_sequence_length(sequence_length)
+        self.corpus, self.sequence_length = corpus, as_sequence_length(sequence_length)
         if keep not in ("last", "first"):
             raise LayoutError(f"keep={keep!r}: expected 'last' or 'first'.")
-        self.keep = keep
-        self.min_tokens = as_integer("min_tokens", min_tokens, 1, LayoutError)
+        self.keep, self.min_tokens = keep, as_integer("min_tokens", min_tokens, 1, LayoutError)
         start, length = corpus.documents
         self.highest_token = corpus.documents.highest_token
         self._document: Ints = np.flatnonzero(length >= self.min_tokens)
@@ -71,17 +68,15 @@ class PaddedLayout(Layout):
         return np.flatnonzero(np.isin(self._document, documents))
 
     def left_out(self) -> list[LeftOut]:
-        whole, held, length = self.corpus.documents.length, int(self._length.sum()), self.sequence_length
-        dropped = int(whole.sum()) - held - self.cut_tokens
+        whole, kept, length = self.corpus.documents.length, int(self._length.sum()), self.sequence_length
+        dropped = int(whole.sum()) - kept - self.cut_tokens
         return [
             (f"truncated to the {self.keep} {length:,} tokens", int(np.count_nonzero(whole > length)), self.cut_tokens),
             (f"dropped, shorter than {self.min_tokens} tokens", self.dropped, dropped),
-            ("padding of rows", None, len(self) * length - held),
+            ("padding of rows", None, len(self) * length - kept),
             ("in no document", None, self.corpus.num_tokens - int(whole.sum())),
         ]
 
     def __repr__(self) -> str:
-        return (
-            f"PaddedLayout(sequence_length={self.sequence_length}, keep={self.keep!r}, min_tokens={self.min_tokens}, "
-            f"rows={len(self)})"
-        )
+        options = f"keep={self.keep!r}, min_tokens={self.min_tokens}"
+        return f"PaddedLayout(sequence_length={self.sequence_length}, {options}, rows={len(self)})"

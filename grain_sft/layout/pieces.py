@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import operator
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +22,9 @@ Ints = npt.NDArray[np.int64]
 
 FILL_ROW = -1
 """Row number of a row of nothing but padding, without loss. Fills the last batch of an evaluation."""
+
+
+_INT64 = np.dtype(np.int64)
 
 
 class FillKey(int):
@@ -76,6 +79,13 @@ class Pieces(NamedTuple):
         offsets: Ints = self.row * length + self.column
         return offsets
 
+    @property
+    def segment_columns(self) -> tuple[Ints, Ints]:
+        """Columns `segment` and `position`, also where each row is one whole segment."""
+        if self.segment is None or self.position is None:
+            return np.ones(len(self.row), np.int64), np.zeros(len(self.row), np.int64)
+        return self.segment, self.position
+
 
 class ShardOffsets:
     """Offsets of the shards of a corpus in its tokens, counted through all shards."""
@@ -97,52 +107,65 @@ class ShardOffsets:
             return Pieces(row, column, position, start, length, segment, position, document)
         shard = self._ends.searchsorted(start, side="right")
         over = start + length > self._ends[shard]
-        if not over.any():
-            return Pieces(row, column, shard, start - self._begins[shard], length, segment, position, document)
         while over.any():  # rare: the end of a shard cuts through a document
             here = self._ends[shard] - start
             firsts = np.flatnonzero(over) + np.arange(np.count_nonzero(over))
-            row, segment, position, document, start, length, shard, here = (
-                np.repeat(each, 1 + over) for each in (row, segment, position, document, start, length, shard, here)
+            row, column, segment, position, document, start, length, here = (
+                np.repeat(each, 1 + over) for each in (row, column, segment, position, document, start, length, here)
             )
-            position[firsts + 1] += here[firsts]
-            start[firsts + 1] += here[firsts]
+            for moved in (column, position, start):
+                moved[firsts + 1] += here[firsts]
             length[firsts + 1] -= here[firsts]
             length[firsts] = here[firsts]
             shard = self._ends.searchsorted(start, side="right")
             over = start + length > self._ends[shard]
-        before = np.cumsum(length) - length
-        column = before - before[np.searchsorted(row, row, side="left")]
         return Pieces(row, column, shard, start - self._begins[shard], length, segment, position, document)
 
 
-_INT64 = np.dtype(np.int64)
+def ragged(counts: Ints) -> tuple[Ints, Ints]:
+    """Return (row, number in the row) of each of `counts[row]` items of every row, int64 [items]."""
+    row = np.arange(len(counts)).repeat(counts)
+    return row, np.arange(len(row)) - (counts.cumsum() - counts)[row]
 
 
-def checked_rows(
-    indices: Sequence[int] | npt.NDArray[np.integer], layout: Layout
-) -> tuple[npt.NDArray[np.int64], bool]:
+def joined(part: Ints, columns_of: Callable[[int, Ints], Sequence[Ints]]) -> list[Ints]:
+    """Return columns of rows that several parts make, in the order of the rows.
+
+    Args:
+      part: int64 [rows], the part that each row is of.
+      columns_of: Function of a part and int64 [n], the indices of its rows, that returns columns. The first column holds
+        indices into these n.
+    """
+    found = []
+    for number in np.unique(part).tolist():
+        here = np.flatnonzero(part == number)
+        row, *columns = columns_of(number, here)
+        found.append((here[row], *columns))
+    whole = [np.concatenate(column) for column in zip(*found, strict=True)]
+    order = np.argsort(whole[0], kind="stable")
+    return [column[order] for column in whole]
+
+
+def checked_rows(indices: Sequence[int] | npt.NDArray[np.integer], layout: Layout) -> tuple[Ints, bool]:
     """Return row numbers as int64 [rows], and whether one of them is `FILL_ROW`.
 
     Raises:
       RowIndexError: one that is not an integer, or not a row of `layout`.
     """
-    rows: Any
     if type(indices) is np.ndarray and indices.dtype is _INT64 and indices.ndim == 1:
-        rows, listed = indices, indices.tolist()
+        listed = indices.tolist()
         if listed and min(listed) >= 0 and max(listed) < len(layout):
-            return rows, False
+            return indices, False  # type: ignore[return-value]
     else:
         try:
             listed = [operator.index(row) for row in indices]
         except TypeError as error:
             raise RowIndexError(f"rows {indices!r} of {layout!r}: expected integers, one after the other.") from error
-        rows = None
     lowest, highest = (min(listed), max(listed)) if listed else (0, 0)
     if lowest < FILL_ROW or highest >= len(layout):
         wrong = lowest if lowest < FILL_ROW else highest
         raise RowIndexError(f"row {wrong} of {layout!r}: expected 0 to {len(layout) - 1}.")
-    return np.array(listed, np.int64) if rows is None else rows, lowest == FILL_ROW
+    return np.array(listed, np.int64), lowest == FILL_ROW
 
 
 def checked_record(index: int, layout: Layout) -> int:

@@ -13,16 +13,19 @@ import numpy.typing as npt
 
 from grain_sft.corpus import Corpus, DocumentFinder, Documents
 from grain_sft.errors import LayoutError
-from grain_sft.layout.packing import ALGORITHMS, PackedRows, PackingOptions
+from grain_sft.layout.packing import ALGORITHMS, PackingOptions, join_rows
 from grain_sft.layout.packing.numpy_emulation import argsort_of, sort_of
 from grain_sft.layout.packing.numpy_sort import numpy_sort
-from grain_sft.layout.pieces import Ints
+from grain_sft.layout.pieces import Ints, ragged
 from grain_sft.storage import artifact
 
 VERSION = 3
-"""Of the algorithms and of what plans are found by; a new one makes other plans."""
+"""Version of the algorithms and of `depends_of`; a new one makes other plans."""
 
-Make = Callable[[], dict[str, npt.NDArray[Any]]]
+Columns = dict[str, npt.NDArray[Any]]
+
+_DTYPES = {"start": "i8", "length": "u4", "document": "i8", "ends": "i8", "counts": "i8", "highest_token": "i8"}
+COUNTS = ("documents", "dropped_documents", "dropped_tokens", "cut_documents", "cut_tokens")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,12 +34,12 @@ class Plan:
 
     Attributes:
       start: int64 [pieces], first token of each piece, counted through the corpus; row after row.
-      length: uint32 [pieces].
-      document: int64 [pieces].
-      ends: int64 [rows], pieces up to and with each row.
-      counts: "documents" there are, "dropped_documents" and "dropped_tokens" that no row holds, "cut_documents" and
-        "cut_tokens" of documents that were truncated.
-      highest_token: of the corpus, where that is known.
+      length: uint32 [pieces], tokens of each piece.
+      document: int64 [pieces], number of the document.
+      ends: int64 [rows], number of pieces up to and with each row.
+      counts: "documents", "dropped_documents" and "dropped_tokens" that no row holds, "cut_documents" and "cut_tokens" of
+        documents that were truncated.
+      highest_token: Highest token id of the corpus, where finding the documents read all tokens; else None.
     """
 
     start: Ints
@@ -60,46 +63,36 @@ class Plan:
         return row, before - before[firsts][row], self.start[piece], length, within + 1, self.document[piece]
 
 
-_DTYPES = {"start": "i8", "length": "u4", "document": "i8", "ends": "i8", "counts": "i8", "highest_token": "i8"}
-COUNTS = ("documents", "dropped_documents", "dropped_tokens", "cut_documents", "cut_tokens")
-
-
 def load_plan(
     corpus: Corpus,
     options: PackingOptions,
+    finder: DocumentFinder,
     folder: str | Path | None = None,
-    make: Make | None = None,
-    *,
-    documents: DocumentFinder | None = None,
+    make: Callable[[], Columns] | None = None,
 ) -> Plan:
-    """The plan of some options: from the cache, or made (by `make`; None: by `make_plan`) and kept there.
-
-    Args:
-      documents: finds those that are packed; None: a new one does.
+    """Return the plan of some options: from the cache, or made (by `make`; None for `make_plan`) and kept there.
 
     Raises:
       LayoutError: nothing can be packed.
-      CorpusError, CorpusFileError: the documents can't be found.
+      CorpusError, CorpusFileError: the documents cannot be found.
     """
-    documents = documents or finder_of(corpus, options)
-    make = make or functools.partial(make_plan, corpus, options, documents=documents)
-    depends = depends_of(corpus, options, documents)
+    make = make or functools.partial(make_plan, corpus, options, finder)
     check = functools.partial(check_columns, corpus.num_tokens, options.sequence_length)
-    arrays = artifact.load_or_make("plans", depends, make, folder, check=check)
+    arrays = artifact.load_or_make("plans", depends_of(corpus, options, finder), make, folder, check=check)
     arrays = {name: array.view(np.ndarray) for name, array in arrays.items()}  # np.memmap is slow to index
     counts = dict(zip(COUNTS, arrays["counts"].tolist(), strict=True))
     highest = int(arrays["highest_token"][0]) if len(arrays["highest_token"]) else None
     return Plan(arrays["start"], arrays["length"], arrays["document"], arrays["ends"], counts, highest)
 
 
-def depends_of(corpus: Corpus, options: PackingOptions, documents: DocumentFinder | None = None) -> dict[str, Any]:
-    """Return what a plan is found by, ready for JSON: the hash of all content that decides the documents, and the options; of
+def depends_of(corpus: Corpus, options: PackingOptions, finder: DocumentFinder | None = None) -> dict[str, Any]:
+    """Return what a plan depends on, ready for JSON: the hash of all content that decides the documents, and the options; of
     seeds and CPUs only what the algorithm asks for."""
     stated = options.stated()
     if not ALGORITHMS[options.algorithm].packs_per_epoch:
         stated["seed"] = stated["epoch"] = 0
-    documents = documents or finder_of(corpus, options)
-    return {"plan": VERSION, "documents": documents.content, "recipe": stated, "numpy": sort_made_by(options)}
+    content = (finder or finder_of(corpus, options)).content
+    return {"plan": VERSION, "documents": content, "recipe": stated, "numpy": sort_made_by(options)}
 
 
 def finder_of(corpus: Corpus, options: PackingOptions) -> DocumentFinder:
@@ -108,17 +101,27 @@ def finder_of(corpus: Corpus, options: PackingOptions) -> DocumentFinder:
 
 
 def sort_made_by(options: PackingOptions) -> dict[str, str] | None:
-    """Return the version of numpy, and which of its sorts, that decide how documents of equal length are ordered; None where
+    """Return the version of numpy, and which of its sorts, that decide the order of documents of equal length; None where
     they don't."""
     sort = numpy_sort() if options.ties == "numpy" else sort_of(options.ties)
     return None if sort is None else {"version": np.__version__, "sort": sort}
 
 
-def make_plan(
-    corpus: Corpus, options: PackingOptions, *, documents: DocumentFinder | None = None
-) -> dict[str, npt.NDArray[Any]]:
-    """The arrays of a plan, and its counts."""
-    return _packed(corpus, options, (documents or finder_of(corpus, options)).documents)
+def make_plan(corpus: Corpus, options: PackingOptions, finder: DocumentFinder | None = None) -> Columns:
+    """Return the columns of a plan, and its counts."""
+    documents = (finder or finder_of(corpus, options)).documents
+    document, start, length = _fit(documents, options)
+    shard_ends = np.cumsum([shard.num_tokens for shard in corpus.shards])
+    group = np.searchsorted(shard_ends, start, side="right") // options.source_group_size
+    borders = (np.flatnonzero(np.diff(group)) + 1).tolist()
+    packed, algorithm = [], ALGORITHMS[options.algorithm]
+    with argsort_of(options.ties) as argsort:
+        options = dataclasses.replace(options, argsort=argsort)
+        for begin, end in zip([0, *borders], [*borders, len(start)], strict=True):
+            rows = algorithm(length[begin:end], options)
+            packed.append(rows._replace(document=rows.document + begin))
+    chosen, offset, pieces, ends = join_rows(packed)
+    return plan_columns(documents, document[chosen], start[chosen] + offset, pieces, ends)
 
 
 def check_columns(num_tokens: int, sequence_length: int, arrays: artifact.Arrays) -> None:
@@ -146,47 +149,19 @@ def check_columns(num_tokens: int, sequence_length: int, arrays: artifact.Arrays
         raise ValueError("a piece is of a document that is not there")
 
 
-def _packed(corpus: Corpus, options: PackingOptions, documents: Documents) -> dict[str, npt.NDArray[Any]]:
-    document, start, length = _fit(documents, options)
-    shard_ends = np.cumsum([shard.num_tokens for shard in corpus.shards])
-    group = np.searchsorted(shard_ends, start, side="right") // options.source_group_size
-    borders = np.flatnonzero(np.diff(group)) + 1
-    packed: list[PackedRows] = []
-    algorithm = ALGORITHMS[options.algorithm]
-    with argsort_of(options.ties) as argsort:
-        options = dataclasses.replace(options, argsort=argsort)
-        for begin, end in zip([0, *borders.tolist()], [*borders.tolist(), len(start)], strict=True):
-            rows = algorithm(length[begin:end], options)
-            before = len(packed) and int(packed[-1].ends[-1])
-            packed.append(rows._replace(document=rows.document + begin, ends=rows.ends + before))
-    chosen = np.concatenate([rows.document for rows in packed])
-    offset = np.concatenate([rows.offset for rows in packed])
-    pieces = np.concatenate([rows.length for rows in packed])
-    ends = np.concatenate([rows.ends for rows in packed])
-    return plan_columns(documents, document[chosen], start[chosen] + offset, pieces, ends)
-
-
-def plan_columns(
-    documents: Documents, document: Ints, start: Ints, length: Ints, ends: Ints
-) -> dict[str, npt.NDArray[Any]]:
-    """The arrays of a plan whose pieces are these, row after row, and what they hold of `documents`."""
+def plan_columns(documents: Documents, document: Ints, start: Ints, length: Ints, ends: Ints) -> Columns:
+    """Return the columns of a plan with these pieces, row after row, and the counts of `documents` in it."""
     whole = documents.length
     kept = np.bincount(document, weights=length, minlength=len(whole)).astype(np.int64)
-    cut = (kept > 0) & (kept < whole)
-    dropped = kept == 0
+    cut, dropped = (kept > 0) & (kept < whole), kept == 0
     counts = (len(whole), dropped.sum(), whole[dropped].sum(), cut.sum(), (whole - kept)[cut].sum())
-    return {
-        "start": start,
-        "length": length.astype(np.uint32),
-        "document": document,
-        "ends": ends,
-        "counts": np.array(counts, np.int64),
-        "highest_token": np.array([] if documents.highest_token is None else [documents.highest_token], np.int64),
-    }
+    highest = [] if documents.highest_token is None else [documents.highest_token]
+    columns = start, length.astype(np.uint32), document, ends, np.array(counts, np.int64), np.array(highest, np.int64)
+    return dict(zip(_DTYPES, columns, strict=True))
 
 
 def _fit(documents: Documents, options: PackingOptions) -> tuple[Ints, Ints, Ints]:
-    """(document, start, length) of what is packed: nothing longer than a row, nothing empty."""
+    """Return (document, start, length) of what is packed: nothing longer than a row, nothing empty."""
     numbers = np.flatnonzero(documents.length > 0)
     start, length = documents.start[numbers], documents.length[numbers]
     if not len(numbers):
@@ -197,6 +172,5 @@ def _fit(documents: Documents, options: PackingOptions) -> tuple[Ints, Ints, Int
     if options.long_documents == "truncate":
         return numbers, start, np.minimum(length, most)
     parts = -(-length // most)
-    part = np.arange(int(parts.sum())) - np.repeat(np.cumsum(parts) - parts, parts)
-    numbers, start, length = (np.repeat(column, parts) for column in (numbers, start, length))
-    return numbers, start + part * most, np.minimum(length - part * most, most)
+    of, part = ragged(parts)
+    return numbers[of], start[of] + part * most, np.minimum(length[of] - part * most, most)

@@ -1,10 +1,11 @@
-"""What packing made of a corpus, in figures."""
+"""Figures of a packing."""
 
 from __future__ import annotations
 
 import dataclasses
 import tempfile
 import time
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -20,30 +21,26 @@ from grain_sft.storage import artifact
 
 
 def packing_report(layout: PackedLayout) -> dict[str, Any]:
-    """Figures of all epochs of a layout together, ready for JSON.
+    """Return figures of all epochs of a layout together, ready for JSON.
 
     Returns:
-      algorithm, epochs, sequence_length; batch_rows, of multipack, else None; rows; tokens held;
-      padding (tokens) and padding_share; documents;
-      truncated_documents and truncated_tokens; dropped_documents and dropped_tokens; split_documents, of which rows hold
-      several pieces; segments_a_row: mean, median and max.
+      algorithm, sequence_length, epochs; batch_rows of an algorithm that packs whole batches, else None; rows; tokens;
+      padding (tokens) and padding_share; documents; truncated_documents and truncated_tokens; dropped_documents and
+      dropped_tokens; split_documents, of which rows hold several pieces; segments_a_row: mean, median and max.
     """
-    found = layout.statistics
+    found, packing = layout.statistics, layout.packing
     segments = np.concatenate([np.diff(plan.ends, prepend=0) for plan in layout.plans])
     return {
-        "algorithm": layout.packing.algorithm,
+        "algorithm": packing.algorithm,
         "sequence_length": layout.sequence_length,
         "epochs": layout.epochs,
-        "batch_rows": layout.packing.batch_rows if ALGORITHMS[layout.packing.algorithm].whole_batches else None,
-        "rows": found["rows"],
-        "tokens": found["tokens"],
-        "padding": found["padding"],
+        "batch_rows": packing.batch_rows if ALGORITHMS[packing.algorithm].whole_batches else None,
+        **{name: found[name] for name in ("rows", "tokens", "padding")},
         "padding_share": padding_share(found["tokens"], found["rows"] * layout.sequence_length),
         "documents": found["documents"],
         "truncated_documents": found["cut_documents"],
         "truncated_tokens": found["cut_tokens"],
-        "dropped_documents": found["dropped_documents"],
-        "dropped_tokens": found["dropped_tokens"],
+        **{name: found[name] for name in ("dropped_documents", "dropped_tokens")},
         "split_documents": layout.split_documents,
         "segments_a_row": {
             "mean": float(segments.mean()),
@@ -54,12 +51,12 @@ def packing_report(layout: PackedLayout) -> dict[str, Any]:
 
 
 def padding_share(num_tokens: float, num_positions: float) -> float:
-    """Return the share of the positions of rows that hold padding: of whole epochs here, of some batches in `bench`."""
+    """Return the share of the positions of rows that hold padding."""
     return 1 - num_tokens / num_positions
 
 
 def algorithm_title(figures: Mapping[str, Any]) -> str:
-    """Return the algorithm of a `packing_report` with what its padding depends on beside the corpus."""
+    """Return the algorithm of a `packing_report`, with the rows of a batch where its padding depends on them."""
     rows = figures.get("batch_rows")
     return str(figures["algorithm"]) if rows is None else f"{figures['algorithm']} x {rows:,}"
 
@@ -67,10 +64,10 @@ def algorithm_title(figures: Mapping[str, Any]) -> str:
 def compare_algorithms(
     corpus: Corpus, sequence_length: int, options: Mapping[str, Any], algorithms: Iterable[str] = tuple(ALGORITHMS)
 ) -> Iterator[dict[str, Any]]:
-    """`packing_report` of one epoch of each of `algorithms`, whose plans are not kept, one after the other.
+    """Yield the `packing_report` of one epoch of each of `algorithms`, whose plans are not kept.
 
     Args:
-      options: of `PackedLayout`, but for its algorithm and epochs; `max_segments` goes to those that know it.
+      options: Arguments of `PackedLayout` but for its algorithm and epochs; `max_segments` goes to those that bound it.
 
     Returns:
       Also `seconds`, to make, write and check the plan; or `algorithm` and `error`, where one can't pack this corpus.
@@ -92,12 +89,17 @@ def compare_algorithms(
         yield figures
 
 
+def plan_files(layout: PackedLayout, folder: str | Path | None = None) -> list[dict[str, str]]:
+    """Return the fingerprint and path of the plan of each epoch in the cache `folder`; None for the usual cache."""
+    finder, found = finder_of(layout.corpus, layout.packing), []
+    for epoch in range(layout.epochs):
+        depends = depends_of(layout.corpus, dataclasses.replace(layout.packing, epoch=epoch), finder)
+        path = artifact.place("plans", depends, folder)
+        found.append({"fingerprint": artifact.fingerprint(depends), "path": str(path)})
+    return found
+
+
 def plan_places(layout: PackedLayout, folder: str | Path | None = None) -> list[dict[str, str]]:
-    """Fingerprint and path of the plan of each epoch, kept in the cache `folder`; None: where plans are kept."""
-    documents = finder_of(layout.corpus, layout.packing)
-    each_epoch = (dataclasses.replace(layout.packing, epoch=epoch) for epoch in range(layout.epochs))
-    depends = [depends_of(layout.corpus, options, documents) for options in each_epoch]
-    return [
-        {"fingerprint": artifact.fingerprint(each), "path": str(artifact.place("plans", each, folder))}
-        for each in depends
-    ]
+    """Return `plan_files`: its former name."""
+    warnings.warn("plan_places is now plan_files.", DeprecationWarning, stacklevel=2)
+    return plan_files(layout, folder)

@@ -26,7 +26,7 @@ from grain_sft.corpus import (
     scan_rows,
 )
 from grain_sft.errors import CorpusError, LayoutError, StorageError
-from grain_sft.layout import PackedLayout, plan_places
+from grain_sft.layout import PackedLayout, plan_files
 from grain_sft.prepare.target import Target
 from grain_sft.prepare.writers.plan import whole_files
 from grain_sft.storage import files
@@ -122,7 +122,7 @@ class _Job:
     @functools.cached_property
     def made_of(self) -> str:
         """Content of corpus and plans. Reads all files, unless this machine has cached their hashes."""
-        plans = ", ".join(plan["fingerprint"] for plan in plan_places(self.layout))
+        plans = ", ".join(plan["fingerprint"] for plan in plan_files(self.layout))
         return f"{self.layout!r} of corpus {self.layout.corpus.content_hash()}, plans {plans}"
 
     @property

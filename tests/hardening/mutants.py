@@ -27,7 +27,7 @@ import grain_sft
 from grain_sft.corpus.formats.metadata import split_metadata
 from grain_sft.errors import GrainSftError
 from grain_sft.layout import MaterializedLayout, PackedLayout
-from grain_sft.layout.report import plan_places
+from grain_sft.layout.report import plan_files
 from grain_sft.prepare.materialize import materialize
 from grain_sft.sampling import Host
 from grain_sft.storage import artifact
@@ -249,7 +249,7 @@ def make_whole(folder: Path) -> dict[str, Kind]:
     files = grain_sft.open_corpus(sorted((whole / "olmo").glob("token_ids*.npy")), use_loss_mask=False)
     files.save(whole / "maxtext.json", format="maxtext", sequence_length=4, tokenizer="t")
     layout = PackedLayout(corpus, 64)
-    shutil.copy(plan_places(layout)[0]["path"], whole / "plan.arrays")
+    shutil.copy(plan_files(layout)[0]["path"], whole / "plan.arrays")
     materialize(layout, whole / "rows", shard_bytes=1 << 10)
     (whole / "npy").mkdir()
     for number, dtype in enumerate(("uint16", "uint16")):

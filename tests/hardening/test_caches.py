@@ -13,7 +13,7 @@ from caches import EOS, LENGTH, keep_everything, layouts_of, used, write, write_
 
 from grain_sft import PackedLayout, open_corpus
 from grain_sft.corpus import content
-from grain_sft.layout.report import plan_places
+from grain_sft.layout.report import plan_files
 from grain_sft.prepare.materialize import materialize
 from grain_sft.storage.file_stamp import describe
 
@@ -179,4 +179,4 @@ def test_damaged_files_of_every_kind_give_equal_rows(tmp_path, cache, turns):
             for name, rows in expected.items() if turns > 1 else [("one", expected["one"])]:
                 assert used(tmp_path / name) == rows, (kind, turn)
     print(f"{tried} damaged files")
-    assert plan_places(dict(layouts_of(tmp_path / "one"))["eos"])
+    assert plan_files(dict(layouts_of(tmp_path / "one"))["eos"])

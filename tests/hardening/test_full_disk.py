@@ -18,7 +18,7 @@ from sft_files import EOS, documents, write_olmo
 
 import grain_sft
 from grain_sft.errors import CorpusFileError
-from grain_sft.layout.report import plan_places
+from grain_sft.layout.report import plan_files
 
 BEGIN = f"""
 import json, resource, shutil, signal
@@ -105,7 +105,7 @@ def data(open_folder):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("GRAIN_SFT_CACHE_DIR", str(folder / "cache"))
         layout = grain_sft.PackedLayout(grain_sft.open_corpus(folder / "olmo", eos_token_id=EOS), 64)
-        assert plan_places(layout)
+        assert plan_files(layout)
     for path in (
         folder,
         folder / "olmo",

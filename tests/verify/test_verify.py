@@ -19,7 +19,7 @@ from grain_sft.cli.main import main
 from grain_sft.errors import CorpusError
 from grain_sft.layout import PackedLayout
 from grain_sft.layout.plan import plan_columns
-from grain_sft.layout.report import plan_places
+from grain_sft.layout.report import plan_files
 from grain_sft.prepare.materialize import materialize
 from grain_sft.sampling import Host
 from grain_sft.storage import artifact
@@ -308,7 +308,7 @@ def layout(tmp_path):
 
 
 def test_a_plan_is_sound_alone_and_with_its_corpus(tmp_path, layout):
-    path = plan_places(layout)[0]["path"]
+    path = plan_files(layout)[0]["path"]
     assert verify(path).sound
     report = verify(path, corpus=tmp_path / "olmo", options={"eos_token_id": EOS})
     assert report.sound and report.figures["rows"] == len(layout) and report.figures["documents"] == 300
@@ -321,7 +321,7 @@ def test_a_plan_is_sound_alone_and_with_its_corpus(tmp_path, layout):
 
 
 def test_a_plan_of_another_corpus_is_named(tmp_path, layout):
-    path = plan_places(layout)[0]["path"]
+    path = plan_files(layout)[0]["path"]
     other = write("episodes", tmp_path)
     report = verify(path, corpus=other, options={"eos_token_id": EOS})
     assert "is a plan of the documents content-sha256:" in sentences(report) and not report.sound
@@ -353,7 +353,7 @@ PLAN_FAULTS = {
 @pytest.mark.parametrize("fault", PLAN_FAULTS)
 def test_a_plan_with_a_fault_is_found_out(tmp_path, layout, fault):
     """Plans whose checksum is right: as a packer with a bug would write them."""
-    whole, depends = artifact.open_file(Path(plan_places(layout)[0]["path"]))
+    whole, depends = artifact.open_file(Path(plan_files(layout)[0]["path"]))
     arrays = {name: np.array(array) for name, array in whole.items()}
     change, sentence = PLAN_FAULTS[fault]
     change(arrays)
@@ -368,7 +368,7 @@ def test_fragments_of_a_document_are_no_duplicates(tmp_path):
     corpus = grain_sft.open_corpus(write("olmo", tmp_path), eos_token_id=EOS)
     for options in ({"long_documents": "fragment"}, {"algorithm": "concat_then_split"}, {"algorithm": "multipack"}):
         layout = PackedLayout(corpus, 8, **options)
-        assert verify(plan_places(layout)[0]["path"], corpus=tmp_path / "olmo", options={"eos_token_id": EOS}).sound
+        assert verify(plan_files(layout)[0]["path"], corpus=tmp_path / "olmo", options={"eos_token_id": EOS}).sound
     pieces = layout.plans[0]
     arrays = plan_columns(corpus.documents, pieces.document, pieces.start, pieces.length, pieces.ends)
     report = Report("plan", "here", full=True)
@@ -442,7 +442,7 @@ def test_a_config_over_a_damaged_plan_in_the_cache_is_found_out(config):
     """A plan whose checksum is right, whose rows can be read, and hold other tokens than a document's."""
     path = config()
     layout = grain_sft.load(path, host=Host(0, 1)).source.layout
-    place = Path(plan_places(layout)[0]["path"])
+    place = Path(plan_files(layout)[0]["path"])
     whole, depends = artifact.open_file(place)
     arrays = {name: np.array(array) for name, array in whole.items()}
     arrays["start"][0] += 1
@@ -509,7 +509,7 @@ def test_what_it_is_is_told_by_name_and_content(tmp_path, config):
     corpus.save(tmp_path / "index.json")
     assert verify(tmp_path / "index.json").what == "corpus"
     assert verify(config()).what == "config"
-    path = plan_places(PackedLayout(corpus, LENGTH))[0]["path"]
+    path = plan_files(PackedLayout(corpus, LENGTH))[0]["path"]
     Path(path).rename(tmp_path / "plan")
     assert verify(tmp_path / "plan").what == "plan"
     (tmp_path / "mix.txt").write_text("a,olmo/token_ids_part_0000.npy\n")
