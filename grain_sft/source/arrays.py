@@ -4,32 +4,56 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Hashable
-from typing import Any
+from collections.abc import Callable, Hashable, Iterable
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from grain_sft.storage import ForkSafeLock
 
+if TYPE_CHECKING:
+    from jaxtyping import Int32
+
 Element = dict[str, npt.NDArray[Any]]
 """What sources give and transforms take: arrays [L] of a row or [rows, L] of a batch."""
+
+Int32s = npt.NDArray[np.int32]
 
 _PAGE = 4096
 _KEPT = 1 << 28  # bytes in all
 
 
+class ReadRows(NamedTuple):
+    """Rows as `ShiftTargets` makes them, arrays [rows, L] that are made while the rows are read.
+
+    Attributes:
+      inputs: int32, tokens.
+      targets: int32, the token after each, 0 at the end of a row.
+      positions, segment_ids: int32, as of `NpyDataSource.read`.
+      target_segment_ids: int32, segment ids of the targets that take loss and are of the same segment; else 0.
+      loss: bool, tokens that take loss, or float32, their weights; None where every token takes it, and where a mask decides
+        nothing but `target_segment_ids`.
+    """
+
+    inputs: Int32[np.ndarray, "rows length"]
+    targets: Int32[np.ndarray, "rows length"]
+    positions: Int32[np.ndarray, "rows length"]
+    segment_ids: Int32[np.ndarray, "rows length"]
+    target_segment_ids: Int32[np.ndarray, "rows length"]
+    loss: npt.NDArray[Any] | None
+
+
 class Arrays:
-    """Makes arrays, each of memory that nobody else holds an array of.
+    """Makes arrays, each of memory that nobody else holds an array of. Safe in threads.
 
-    A fresh array of some hundred KB is as a rule memory that the system hands out page by page, zeroed, while it is being
+    A fresh array of some hundred KB is usually memory that the system hands out page by page, zeroed, while it is being
     written: that takes up to 10 times as long as the writing. Here memory is used again once the last array of it is gone,
-    views of it included. Safe in threads. What is kept is bounded, and goes with this object.
+    views of it included. The memory that is kept is bounded, and goes with this object.
 
-    Processors tell loads from earlier stores by the low 12 bits of their addresses: where the place that is copied to is a
-    few bytes after the place that is copied from, modulo 4096, each load waits for a store that it has nothing to do with.
-    Such a copy takes up to 8 times as long, and with arrays from malloc it is a matter of luck. So these begin where a page
-    does, or half a page after that.
+    Processors tell loads from earlier stores by the low 12 bits of their addresses: where the destination of a copy is a few
+    bytes after its source, modulo 4096, each load waits for an unrelated store. Such a copy takes up to 8 times as long, and
+    with arrays from malloc it is a matter of luck. So these begin where a page does, or half a page after that.
     """
 
     def __init__(self) -> None:
@@ -38,46 +62,44 @@ class Arrays:
         self._lock = ForkSafeLock()
 
     def empty(self, shape: tuple[int, ...], dtype: npt.DTypeLike, half: int = 0) -> npt.NDArray[Any]:
-        """An uninitialised array that begins where a page does, or, with `half` 1, half a page after that."""
+        """Return an uninitialised array that begins where a page does, or, with `half` 1, half a page after that."""
         key = (shape, dtype, half)
         with self._lock.lock:
-            buffer: _Buffer | None = _unheld(self._buffers.get(key, ()))
+            buffer = _free(self._buffers.get(key, ()))
             if buffer is None:
-                buffer = _Buffer(math.prod(shape) * np.dtype(dtype).itemsize, half)
-                self._keep(key, buffer)
+                buffer = self._keep(key, _Buffer(math.prod(shape) * np.dtype(dtype).itemsize, half))
             return np.ndarray(shape, dtype, buffer.memory, buffer.begin)
 
-    def stack(
-        self, count: int, shape: tuple[int, int], views: Callable[[Stack], Any]
-    ) -> tuple[Any, list[npt.NDArray[np.int32]]]:
-        """So many uninitialised int32 arrays of one shape, in one memory, which is used again when all are gone; less to do
+    def stack(self, count: int, shape: tuple[int, int], views: Callable[[Stack], Any]) -> tuple[Any, list[Int32s]]:
+        """Return `count` uninitialised int32 arrays of one shape in one memory, which is used again when all are gone; faster
         than making each. The first begins half a page after a page does, the second where one does, and so on in turn.
 
         Args:
-          views: what makes the views of this memory that the caller needs each time. Calls with the same count and shape
-            have the same.
+          views: Function that makes the views of this memory that the caller needs each time. Calls with the same count and
+            shape have the same.
 
         Returns:
-          What `views` made of this memory when it was new, and the arrays.
+          The result of `views` for this memory when it was new, and the arrays.
         """
         key = (count, shape)
         with self._lock.lock:
-            stack: Stack | None = _unheld(self._buffers.get(key, ()))
+            stack = _free(self._buffers.get(key, ()))
             if stack is None:
                 stack = Stack(count, shape)
                 stack.views = views(stack)
                 self._keep(key, stack)
             return stack.views, [*map(stack.array, stack.numbers)]
 
-    def _keep(self, key: Hashable, made: _Buffer) -> None:
+    def _keep(self, key: Hashable, made: _AnyBuffer) -> _AnyBuffer:
         size = len(made.memory)
-        if self._bytes + size > _KEPT:  # what is of other kinds makes room
+        if self._bytes + size > _KEPT:  # memory of other kinds makes room
             kept = self._buffers.get(key, [])
             self._buffers, self._bytes = {key: kept}, sum(len(each.memory) for each in kept)
-        made.unheld = _references(made)
+        made.references = _references(made)
         if self._bytes + size <= _KEPT:
             self._buffers.setdefault(key, []).append(made)
             self._bytes += size
+        return made
 
     def __getstate__(self) -> dict[str, Any]:
         return {}
@@ -87,12 +109,12 @@ class Arrays:
 
 
 class _Buffer:
-    """Memory of an array, which begins at `begin` in it; `unheld` is the number of references to it without any array."""
+    """Memory of an array, which begins at `begin` in it; `references` is their number without any array."""
 
     def __init__(self, size: int, half: int) -> None:
         self.memory: npt.NDArray[np.uint8] = np.empty(size + 2 * _PAGE, np.uint8)
         self.begin = -self.memory.__array_interface__["data"][0] % _PAGE + half * (_PAGE // 2)
-        self.unheld = 0
+        self.references = 0
 
 
 class Stack(_Buffer):
@@ -100,10 +122,10 @@ class Stack(_Buffer):
 
     Attributes:
       arrays: int32 [count, rows, L], all of them.
-      array: each by its number, which are `numbers`: less to do than to iterate over `arrays`.
-      first: the bytes of the first.
-      rows: the bytes of each of its rows.
-      views: of it, as its maker needs them.
+      array: Function that returns the array of one of `numbers`: faster than iterating over `arrays`.
+      first: Bytes of the first array.
+      rows: Bytes of each of its rows.
+      views: Views of this memory, as its maker needs them.
     """
 
     def __init__(self, count: int, shape: tuple[int, int]) -> None:
@@ -117,10 +139,13 @@ class Stack(_Buffer):
         self.views: Any = None
 
 
-def _unheld(buffers: Any) -> Any:
-    """The first whose memory nobody holds."""
+_AnyBuffer = TypeVar("_AnyBuffer", bound=_Buffer)
+
+
+def _free(buffers: Iterable[Any]) -> Any:
+    """Return the first buffer that has no array."""
     for buffer in buffers:
-        if sys.getrefcount(buffer.memory) == buffer.unheld:
+        if sys.getrefcount(buffer.memory) == buffer.references:
             return buffer
     return None
 

@@ -1,10 +1,9 @@
 """Rows of few long segments: read row by row, and their arrays made from the columns where segments end.
 
 A row's arrays are made while its tokens are in the processor's cache. The arrays of a batch drive the interpreter's own code
-and data out of that cache, so each of its steps costs more than elsewhere: copies between buffers are the interpreter's
-(numpy's take as long to begin as some KB take to copy), and a loop is faster than `map`, which needs more code.
-For the same reason a row is asked for by `Layout.row_segments`: by `pieces`, two rows of 32,768 tokens take 150 us instead of
-120 (`grain-sft bench --only packed`).
+and data out of that cache, so copies between buffers are the interpreter's (numpy's take as long to begin as some KB take to
+copy), and a loop is faster than `map`, which needs more code. For the same reason a row's segments come from
+`Layout.row_segments`: by `pieces`, two rows of 32,768 tokens take 150 us instead of 120 (`grain-sft bench --only packed`).
 """
 
 from __future__ import annotations
@@ -17,15 +16,13 @@ import numpy as np
 import numpy.typing as npt
 
 from grain_sft.layout import Layout
-from grain_sft.source.arrays import Arrays, Stack
+from grain_sft.source.arrays import Arrays, Int32s, ReadRows, Stack
 from grain_sft.storage import ShardReader
 
 ARRAYS = 5
 """Number of arrays in the `Stack` of a `SegmentRow`: inputs, targets, segment ids, positions, segment ids of targets."""
 
 ZERO = np.array(0, np.int32)
-
-_Int32 = npt.NDArray[np.int32]
 
 
 class Counting:
@@ -38,9 +35,9 @@ class Counting:
 
     def __init__(self, length: int) -> None:
         self.positions = np.arange(length, dtype=np.int32).data
-        self.numbers: list[_Int32] = []
+        self.numbers: list[Int32s] = []
 
-    def more(self, count: int) -> list[_Int32]:
+    def more(self, count: int) -> list[Int32s]:
         """Return `numbers` up to `count` and further."""
         self.numbers = [np.array(number, np.int32) for number in range(1, 2 * count + 1)]
         return self.numbers
@@ -104,31 +101,6 @@ class Runs(NamedTuple):
     ends: list[int]
 
 
-class SegmentArrays(NamedTuple):
-    """Rows of a batch, int32 [rows, L].
-
-    Attributes:
-      inputs: Tokens; of tokens of 4 bytes the same memory.
-      targets, target_segment_ids: As `ShiftTargets` makes them where every token takes loss, if that was asked for.
-      fit: Whether int32 holds every token, as far as that was asked for.
-      runs: Runs of each row.
-    """
-
-    inputs: _Int32
-    targets: _Int32
-    positions: _Int32
-    segment_ids: _Int32
-    target_segment_ids: _Int32
-    fit: bool
-    runs: list[Runs]
-
-    @property
-    def lasts(self) -> npt.NDArray[np.int64]:
-        """Offset of every segment's last token in the flattened rows."""
-        length = self.inputs.shape[1]
-        return np.array([row * length + end - 1 for row, runs in enumerate(self.runs) for end in runs.ends], np.int64)
-
-
 class SegmentReader:
     """Reads rows of a layout whose rows hold few long segments.
 
@@ -146,8 +118,15 @@ class SegmentReader:
         self._fit = fit or not self._wide
         self._counting = Counting(self._length)
 
-    def read(self, rows: npt.NDArray[np.int64], arrays: Arrays, *, shifted: bool) -> SegmentArrays:
-        """Return `rows`, each in [0, len(layout)), in arrays made by `arrays`; with targets if `shifted`.
+    def read(
+        self, rows: npt.NDArray[np.int64], arrays: Arrays, *, shifted: bool
+    ) -> tuple[ReadRows, list[list[int]], bool]:
+        """Return rows, the ends of the segments of each, and whether int32 holds every token, as far as that is checked.
+
+        Args:
+          rows: int64 [rows], in [0, len(layout)).
+          arrays: Maker of the arrays.
+          shifted: Whether to make targets and segment ids of targets, with all tokens taking loss, and to check tokens.
 
         Raises:
           CorpusFileError: a file is missing, unreadable, or not the one that was indexed.
@@ -176,7 +155,8 @@ class SegmentReader:
                 row.shift()
         if plain:
             reader.check_unchanged({shard for shards, *_ in runs for shard in shards or (0,)})
-        return SegmentArrays(inputs, targets, positions, segments, target_segments, fit, runs)
+        read = ReadRows(inputs, targets, positions, segments, target_segments, None)
+        return read, [of_row.ends for of_row in runs], fit
 
     def _runs(self, row: int) -> Runs:
         assert self._layout.row_segments is not None

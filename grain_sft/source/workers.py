@@ -39,7 +39,8 @@ def start(iterator: Any) -> Any:
     with _startable(), without_interrupts():
         iterator.get_state()  # makes Grain create the iterators that own the processes
         inner = getattr(iterator, "_iterator", iterator)
-        _start_tree(inner)
+        for each in _tree(inner):
+            each.start_prefetch()
     return inner
 
 
@@ -49,12 +50,12 @@ class InOrder:
     That thread also starts the workers: no exception reaches it, as Ctrl-C reaches the main thread.
 
     Args:
-      dataset: Grain's.
-      start: step of the first element.
+      dataset: Grain's dataset.
+      start: Step of the first element.
 
     Attributes:
-      iterator: Grain's, None before the workers are started.
-      started: lock that can be acquired when the workers are started, or failed to.
+      iterator: Grain's iterator, None before the workers are started.
+      started: Lock that can be acquired when the workers are started, or failed to.
     """
 
     def __init__(self, dataset: Any, start: int) -> None:
@@ -89,19 +90,20 @@ class InOrder:
 
 
 def stop(iterator: Any) -> None:
-    """Close a Grain iterator whose workers `start` started, and let go of what it reads from.
+    """Close a Grain iterator whose workers `start` started, and clear the iterators that it reads from.
 
-    Grain's iterators close themselves again when they are collected; at the end of the interpreter, when their modules
-    are gone, each would print a traceback.
+    Those close themselves again when they are collected; at the end of the interpreter, when their modules are gone, each
+    would print a traceback.
     """
     iterator = getattr(iterator, "_iterator", iterator)
     close(iterator)
-    _forget_tree(iterator)
+    for each in list(_tree(iterator)):
+        getattr(each, "_iterators_in_use", []).clear()
 
 
 def close(iterator: Any) -> None:
-    """Close a Grain iterator. A worker that was killed while it held a lock that Grain waits for without end is waited for
-    some seconds; what is not closed then ends with this process."""
+    """Close a Grain iterator within some seconds: a worker that was killed may have had a lock that Grain then waits for
+    without end. What is not closed ends with this process."""
     closed = threading.Lock()
     closed.acquire()
 
@@ -112,10 +114,8 @@ def close(iterator: Any) -> None:
             closed.release()
 
     thread = threading.Thread(target=run, name="grain_sft-close", daemon=True)
-    try:
-        _thread.start_new_thread(
-            thread.start, ()
-        )  # an exception that arrives inside `start` would keep the thread waiting
+    try:  # an exception that arrives inside `thread.start` would keep this thread waiting
+        _thread.start_new_thread(thread.start, ())
     except RuntimeError:  # the interpreter ends, and starts no threads any more
         iterator.close()
         return
@@ -123,10 +123,10 @@ def close(iterator: Any) -> None:
 
 
 def end_with_parent() -> None:
-    """In a worker process of Grain's, end when the process that started it does, however that went.
+    """In a worker process of Grain's, end when the process that started it does, whatever ended that.
 
-    Such a worker waits for room in its queue. Where the process that reads from the queue was ended by a signal, it would
-    wait for ever, with the memory that it shares. Elsewhere, nothing is done.
+    Such a worker waits for room in its queue: where a signal ended the process that reads from the queue, it would wait for
+    ever, with the memory that it shares.
     """
     parent = multiprocessing.parent_process()
     if parent is None or not in_worker():
@@ -144,55 +144,42 @@ def end_with_parent() -> None:
 
 
 def in_worker() -> bool:
-    """Whether this is a worker process of Grain's."""
+    """Return whether this is a worker process of Grain's."""
     return bool(getattr(sys.modules.get(_IN_WORKER[0]), _IN_WORKER[1], False))
 
 
 def processes(iterator: Any) -> list[Any]:
-    """The worker processes of a Grain iterator, in the order in which they deliver."""
-    found = [getattr(iterator, "_prefetch_process", None)]
-    found = [process for process in found if process is not None]
-    for parent in (*getattr(iterator, "_parents", ()), *getattr(iterator, "_iterators_in_use", ())):
-        if parent is not None:
-            found += processes(parent)
-    return found
+    """Return the worker processes of a Grain iterator, in the order in which they deliver."""
+    found = (getattr(each, "_prefetch_process", None) for each in _tree(iterator))
+    return [process for process in found if process is not None]
 
 
 def was_ended(error: BaseException) -> bool:
-    """Whether this is what Grain raises where a worker process was killed, or died."""
+    """Return whether this is what Grain raises where a worker process was killed, or died."""
     return isinstance(error, RuntimeError) and "process was terminated" in str(error)
 
 
-def _forget_tree(iterator: Any) -> None:
-    for parent in getattr(iterator, "_parents", ()):
-        _forget_tree(parent)
-    getattr(iterator, "_iterators_in_use", []).clear()
-
-
-def _start_tree(iterator: Any) -> None:
-    """Start what `iterator` reads from, then itself: processes before the threads that wait for them."""
+def _tree(iterator: Any) -> Iterator[Any]:
+    """Yield the iterators that a Grain iterator reads from, then itself: processes before the threads that wait for them."""
     for parent in (*getattr(iterator, "_parents", ()), *getattr(iterator, "_iterators_in_use", ())):
         if parent is not None:
-            _start_tree(parent)
-    iterator.start_prefetch()
+            yield from _tree(parent)
+    yield iterator
 
 
 @contextlib.contextmanager
 def _startable() -> Iterator[None]:
     """While this is entered, Grain can start worker processes.
 
-    Grain asks absl for its own flags, which fails where nobody parsed the command line: they get their defaults, and
-    all other flags stay unparsed. And `multiprocessing` makes every worker run the main script again, which fails in
-    a script without an `if __name__ == "__main__"` guard, and at best imports what no worker needs. Grain sends
-    workers what they run by cloudpickle, classes of the main script included, so they can do without it.
+    Grain asks absl for its own flags, which fails where nobody parsed the command line. And `multiprocessing` makes every
+    worker run the main script again, which fails in a script without an `if __name__ == "__main__"` guard, and at best
+    imports what no worker needs: Grain sends workers what they run by cloudpickle, classes of the main script included.
     """
     with _lock:
         default_grain_flags()
         main = sys.modules.get("__main__")
-        hidden: dict[str, Any] = {}
-        for name in ("__spec__", "__file__"):  # where multiprocessing.spawn looks
-            if main is not None and hasattr(main, name):
-                hidden[name] = getattr(main, name)
+        names = ("__spec__", "__file__")  # where multiprocessing.spawn looks
+        hidden = {name: getattr(main, name) for name in names if main is not None and hasattr(main, name)}
         try:
             if main is not None:
                 main.__spec__ = None
@@ -205,7 +192,7 @@ def _startable() -> Iterator[None]:
 
 
 def default_grain_flags() -> None:
-    """Let Grain read its own flags before, or without, a parsing of the command line, which still may come."""
+    """Give Grain's own flags their defaults, before or without a parsing of the command line, which may still come."""
     if flags.FLAGS.is_parsed():
         return
     for module, defined in flags.FLAGS.flags_by_module_dict().items():

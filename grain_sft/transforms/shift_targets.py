@@ -11,11 +11,11 @@ import numpy as np
 import numpy.typing as npt
 
 from grain_sft.errors import TransformError
-from grain_sft.source import Element, NpyDataSource, ReadRows
-from grain_sft.source.arrays import Arrays
+from grain_sft.source import Arrays, Element, NpyDataSource
 from grain_sft.transforms.element import require_keys
 
 _INT32_MAX = np.iinfo(np.int32).max
+_Int32 = npt.NDArray[np.int32]
 
 
 class ShiftTargets(grain.transforms.Map):
@@ -27,8 +27,8 @@ class ShiftTargets(grain.transforms.Map):
     segment and takes loss, else 0: on padding, masked tokens, the last token of a segment, and the last position.
     `targets_weights` (float32), where the source has `loss_weights`, is the target's weight, 0 where no loss is taken.
 
-    Arrays that came read-only from the source (they are the same in every batch) are passed on as they are, and what
-    is computed from them is kept.
+    Read-only arrays of the source, which are the same in every batch, are passed on as they are. What is computed from
+    them is kept.
     """
 
     shifts_targets = True
@@ -38,85 +38,49 @@ class ShiftTargets(grain.transforms.Map):
         self._kept: tuple[Any, Any, Any] | None = None  # segment_ids, loss_mask and the segmentation made of them
 
     def map(self, element: Element) -> Element:
-        """The batch of `element`.
+        """Return the batch of `element`.
 
         Raises:
           TransformError: a token id that int32 can't hold.
         """
         require_keys(self, element, ("tokens", "loss_mask", "segment_ids", "positions"))
         tokens, segments = _as_int32(element["tokens"]), element["segment_ids"]
-        targets = self._targets(tokens)
-        segmentation = self._kept_or_made(segments, element["loss_mask"])
+        targets = self._arrays.empty(tokens.shape, np.int32)
+        targets[..., :-1] = tokens[..., 1:]
+        targets[..., -1] = 0
+        segmentation = self._segmentation(segments, element["loss_mask"])
         return _batch(tokens, targets, element["positions"], segments, segmentation, element.get("loss_weights"))
 
     def reader(self, source: Any) -> Callable[[npt.NDArray[np.int64]], Element] | None:
         """Return a function of rows that reads and shifts at once; None for a source that can't, or a subclass of this one."""
-        can = type(self) is ShiftTargets and hasattr(source, "read_shifted")
+        can = type(self) is ShiftTargets and hasattr(source, "read_rows")
         return functools.partial(self.read, source) if can else None
 
     def read(self, source: NpyDataSource, rows: npt.NDArray[np.int64]) -> Element:
-        """The batch of `rows` of `source`: what `map(source.read(rows))` gives, in fewer passes over its arrays.
+        """Return the batch of `rows` of `source`: what `map(source.read(rows))` returns, in fewer passes over its arrays.
 
         Raises:
           TransformError: a token id that int32 can't hold.
           RowIndexError, CorpusFileError: as `source.read`.
         """
-        ready = source.read_shifted(rows)
-        if ready is not None:
-            return _batch(*ready)
         read = source.read_rows(rows)
-        if read is None:
-            return self.map(source.read(rows))
-        tokens, loss, segments, positions, segmentation, inputs, targets, *_, held = read
-        if inputs is None or targets is None:
-            inputs = _as_int32(tokens)
-            targets = self._targets(inputs)
-        if segmentation is None:
-            if loss is None and held is not None:
-                segmentation = self._kept_or_made(segments, held)
-            else:
-                segmentation = self._segmentation_of(read)
-        weights = None if loss is None or loss.dtype == np.bool_ else loss
-        return _batch(inputs, targets, positions, segments, segmentation, weights)
+        return self.map(source.read(rows)) if read is None else _batch(*read)
 
-    def _targets(self, tokens: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
-        targets = self._arrays.empty(tokens.shape, np.int32)
-        targets[..., :-1] = tokens[..., 1:]
-        targets[..., -1] = 0
-        return targets
-
-    def _kept_or_made(self, segments: npt.NDArray[Any], loss_mask: npt.NDArray[Any]) -> npt.NDArray[np.int32]:
+    def _segmentation(self, segments: npt.NDArray[Any], loss_mask: npt.NDArray[Any]) -> _Int32:
         kept = self._kept
         if kept is not None and kept[0] is segments and kept[1] is loss_mask:
             return kept[2]  # type: ignore[no-any-return]
-        result = self._segmentation(segments, loss_mask)
-        if not segments.flags.writeable and not loss_mask.flags.writeable:
-            result.flags.writeable = False
-            self._kept = (segments, loss_mask, result)
-        return result
-
-    def _segmentation(self, segments: npt.NDArray[Any], loss_mask: npt.NDArray[Any]) -> npt.NDArray[np.int32]:
-        """By comparing each token's segment with the next one's."""
         flat, taken = segments.reshape(-1), np.empty(segments.size, np.bool_)
         if len(flat):
             np.equal(flat[1:], flat[:-1], out=taken[:-1])
             taken[:-1] &= loss_mask.reshape(-1)[1:]
             taken.reshape(segments.shape)[..., -1] = False  # has no target, whatever the next row begins with
-        return self._where(taken, segments)
-
-    def _segmentation_of(self, read: ReadRows) -> npt.NDArray[np.int32]:
-        """By what is known of the rows: their loss, and where segments end."""
-        segments, taken = read.segment_ids, np.zeros(read.segment_ids.size, np.bool_)
-        assert read.loss is not None
-        np.not_equal(read.loss.reshape(-1)[1:], 0, out=taken[:-1])
-        result = self._where(taken, segments)
-        result.reshape(-1)[read.lasts] = 0
-        return result
-
-    def _where(self, taken: npt.NDArray[np.bool_], segments: npt.NDArray[Any]) -> npt.NDArray[np.int32]:
         result = self._arrays.empty(segments.shape, np.int32)
         result[...] = taken.reshape(segments.shape)  # by itself: numpy multiplies by bool in small pieces
         result *= segments
+        if not segments.flags.writeable and not loss_mask.flags.writeable:
+            result.flags.writeable = False
+            self._kept = (segments, loss_mask, result)
         return result
 
     def __getstate__(self) -> dict[str, Any]:
@@ -130,31 +94,31 @@ class ShiftTargets(grain.transforms.Map):
 
 
 def _batch(
-    tokens: npt.NDArray[np.int32],
-    targets: npt.NDArray[np.int32],
+    inputs: _Int32,
+    targets: _Int32,
     positions: npt.NDArray[Any],
     segments: npt.NDArray[Any],
-    segmentation: npt.NDArray[np.int32],
-    loss_weights: npt.NDArray[np.float32] | None,
+    segmentation: _Int32,
+    loss: npt.NDArray[Any] | None,
 ) -> Element:
     batch = {
-        "inputs": tokens,
+        "inputs": inputs,
         "targets": targets,
         "inputs_position": positions,
         "targets_position": positions,
         "inputs_segmentation": segments,
         "targets_segmentation": segmentation,
     }
-    if loss_weights is not None:
-        weights = np.zeros(tokens.shape, np.float32)
-        weights[..., :-1] = loss_weights[..., 1:]
+    if loss is not None and loss.dtype != np.bool_:
+        weights = np.zeros(inputs.shape, np.float32)
+        weights[..., :-1] = loss[..., 1:]
         weights[segmentation == 0] = 0
         batch["targets_weights"] = weights
     return batch
 
 
-def _as_int32(tokens: npt.NDArray[Any]) -> npt.NDArray[np.int32]:
-    """`tokens` as int32: the same memory where the width allows it."""
+def _as_int32(tokens: npt.NDArray[Any]) -> _Int32:
+    """Return `tokens` as int32: the same memory where the width allows it."""
     if tokens.dtype == np.uint32:
         tokens = tokens.view(np.int32)
         fits = not tokens.size or int(tokens.min()) >= 0
@@ -162,9 +126,8 @@ def _as_int32(tokens: npt.NDArray[Any]) -> npt.NDArray[np.int32]:
         fits = tokens.dtype.itemsize < 4 or not tokens.size or int(tokens.max()) <= _INT32_MAX
     if not fits:
         wrong = (tokens < 0) | (tokens.astype(np.float64) > _INT32_MAX)
-        place = np.argwhere(wrong)[0].tolist()
         raise TransformError(
-            f"a token id at {place} of the batch is above {_INT32_MAX}: no vocabulary has it. "
+            f"a token id at {np.argwhere(wrong)[0].tolist()} of the batch is above {_INT32_MAX}: no vocabulary has it. "
             "The corpus was opened with the wrong dtype, or is no array of tokens."
         )
     return tokens.astype(np.int32, copy=False)
