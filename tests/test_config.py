@@ -453,7 +453,7 @@ def test_a_wrong_transform_is_an_error(config, tmp_path, transforms, expected):
 @pytest.mark.parametrize(
     ("place", "value", "expected"),
     [
-        ("layout.sequence_length", 0, "sequence_length=0: expected a positive number"),
+        ("layout.sequence_length", 0, "sequence_length=0: expected an integer, 1 or more"),
         ("layout.sequence_length", 10_000, "leaves no row"),
         ("corpus.dtype", "int32", "uint32"),
         ("corpus.path", "none.txt", "none.txt"),
