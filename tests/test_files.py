@@ -35,34 +35,31 @@ def test_a_file_appears_whole_when_the_block_ends(tmp_path, mode, text, old):
     assert stat.S_IMODE(path.stat().st_mode) == stat.S_IMODE((tmp_path / "plain").stat().st_mode)
 
 
-@pytest.mark.parametrize("failure", [RuntimeError, KeyboardInterrupt, ZeroDivisionError])
+@pytest.mark.parametrize(
+    ("failure", "raised", "message"),
+    [
+        (RuntimeError(), RuntimeError, None),
+        (KeyboardInterrupt(), KeyboardInterrupt, None),
+        (
+            OSError(28, "No space left on device"),
+            StorageError,
+            r"/out\.txt: can't be written \(No space left on device\)",
+        ),
+        (CorpusFileError("shard 3 is gone"), CorpusFileError, "shard 3 is gone"),
+    ],
+    ids=["error", "Ctrl-C", "disk", "another file"],
+)
 @pytest.mark.parametrize("old", ["old", None])
-def test_an_exception_inside_leaves_the_old_file_and_nothing_else(tmp_path, failure, old):
+def test_an_exception_inside_leaves_the_old_file_and_nothing_else(tmp_path, failure, raised, message, old):
     path = tmp_path / "out.txt"
     if old:
         path.write_text(old)
     before = listing(tmp_path)
-    with pytest.raises(failure), files.atomic_write(path) as file:
+    with pytest.raises(raised, match=message), files.atomic_write(path) as file:
         file.write("new")
         raise failure
     assert listing(tmp_path) == before
     assert not old or path.read_text() == old
-
-
-def test_an_error_of_the_disk_inside_is_a_storage_error_that_names_the_file(tmp_path):
-    path = tmp_path / "out.txt"
-    path.write_text("old")
-    expected = r"out\.txt: can't be written \(No space left on device\)"
-    with pytest.raises(StorageError, match=expected) as error, files.atomic_write(path):
-        raise OSError(28, "No space left on device")
-    assert str(path) in str(error.value)
-    assert path.read_text() == "old" and listing(tmp_path) == [str(path)]
-
-
-def test_an_error_about_another_file_inside_stays_what_it_is(tmp_path):
-    with pytest.raises(CorpusFileError, match="shard 3 is gone"), files.atomic_write(tmp_path / "out.txt"):
-        raise CorpusFileError("shard 3 is gone")
-    assert listing(tmp_path) == []
 
 
 @pytest.mark.parametrize("target", ["file/out.txt", "file/deeper/out.txt", "folder", "x" * 300])
@@ -79,15 +76,14 @@ def test_a_place_where_no_file_can_be_is_a_storage_error(tmp_path, target):
 
 def test_a_remote_file_appears_whole_or_not_at_all(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(RuntimeError), files.atomic_write("memory://written/out.txt") as file:
+    url = "memory://written/out.txt"
+    with pytest.raises(RuntimeError), files.atomic_write(url) as file:
         file.write("half")
         raise RuntimeError
-    assert not files.exists("memory://written/out.txt")
-    with files.atomic_write("memory://written/out.txt") as file:
+    assert not files.exists(url)
+    with files.atomic_write(url) as file:
         file.write("whole \u00e9")
-    assert files.read_text("memory://written/out.txt") == "whole \u00e9"
-    assert files.size("memory://written/out.txt") == 8
-    assert files.read_range("memory://written/out.txt", 2, 4) == b"ol"
+    assert files.read_text(url) == "whole \u00e9" and files.size(url) == 8 and files.read_range(url, 2, 4) == b"ol"
     assert not list(tmp_path.iterdir())
 
 
@@ -129,24 +125,20 @@ def test_what_is_remote_and_what_is_local(monkeypatch, path, remote, normal):
 
 
 def test_text_is_utf_8_with_or_without_a_byte_order_mark(tmp_path):
-    path = tmp_path / "a.txt"
     for mark in (b"", b"\xef\xbb\xbf"):
-        path.write_bytes(mark + "zwölf".encode())
-        assert files.read_text(str(path)) == "zwölf"
+        (tmp_path / "a.txt").write_bytes(mark + "zwölf".encode())
+        assert files.read_text(str(tmp_path / "a.txt")) == "zwölf"
 
 
-def test_text_that_cant_be_read_is_an_error_that_names_the_file(tmp_path):
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [("none", "no such file"), ("", "can't be read"), ("a\0b", "can't be read"), ("latin", "byte 2 is not UTF-8")],
+)
+def test_text_that_cant_be_read_is_an_error_that_names_the_file(tmp_path, name, expected):
     (tmp_path / "latin").write_bytes("zwölf".encode("latin1"))
-    for name, expected in (
-        ("none", "no such file"),
-        ("", "can't be read"),
-        ("a\0b", "can't be read"),
-        ("latin", "byte 2 is not UTF-8"),
-    ):
-        path = os.path.join(tmp_path, name)
-        with pytest.raises(CorpusFileError, match=expected) as error:
-            files.read_text(path)
-        assert path in str(error.value)
+    with pytest.raises(CorpusFileError, match=expected) as error:
+        files.read_text(os.path.join(tmp_path, name))
+    assert os.path.join(tmp_path, name) in str(error.value)
 
 
 def test_the_cache_is_where_the_environment_says(monkeypatch, tmp_path):

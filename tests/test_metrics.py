@@ -2,6 +2,7 @@
 
 import gc
 import http.server
+import itertools
 import logging
 import os
 import queue
@@ -47,9 +48,9 @@ def short_stalls(monkeypatch):
     monkeypatch.setenv("GRAIN_SFT_STALL_SECONDS", str(STALL))
 
 
-def make(where, *transforms, **options):
+def make(where, *transforms, epochs=1, **options):
     source = NpyDataSource(WindowLayout(open_corpus(where, dtype="uint32", **options), LENGTH))
-    sampler = IndexSampler(len(source), global_batch_size=BATCH, seed=3, order="sequential", epochs=1)
+    sampler = IndexSampler(len(source), global_batch_size=BATCH, seed=3, order="sequential", epochs=epochs)
     return Pipeline(source, sampler, [NgramFilter(max_count=5), ShiftTargets(), *transforms])
 
 
@@ -57,15 +58,21 @@ def counted(name, **labels):
     return prometheus_client.REGISTRY.get_sample_value(f"grain_sft_{name}", labels) or 0.0
 
 
-class Counts:
-    """How far counters have come since this was made."""
+def counting(*names, **labels):
+    """Return a function that gives how far counters have come since now."""
+    before = {name: counted(name, **labels) for name in names}
+    return lambda: {name: counted(name, **labels) - before[name] for name in names}
 
-    def __init__(self, *names, **labels):
-        self._labels = labels
-        self._before = {name: counted(name, **labels) for name in names}
 
-    def __call__(self):
-        return {name: counted(name, **self._labels) - before for name, before in self._before.items()}
+def take(pipeline, count=None, **options):
+    """Return `count` batches of a pipeline, or all."""
+    with closing(pipeline.iter(**options)) as batches:
+        return list(itertools.islice(batches, count))
+
+
+def once_logged(log, pattern, act):
+    """Call `act` in a thread when the log says `pattern`."""
+    threading.Thread(target=lambda: (log.wait(pattern), act())).start()
 
 
 class Logged(logging.Handler):
@@ -108,12 +115,10 @@ class Holds(grain.transforms.Map):
 
 @pytest.mark.parametrize("threads", [0, 2])
 def test_counters_are_what_was_handed_out(folder, threads):
-    counts = Counts("rows_total", "tokens_total", "wait_seconds_count", "make_seconds_count", "filtered_rows_total")
-    read = Counts("read_bytes_total", store="local")
-    begin = time.perf_counter()
-    waited = Counts("wait_seconds_sum")
-    with closing(make(folder).iter(threads=threads)) as batches:
-        steps = [batch["inputs"].size for batch in batches]
+    counts = counting("rows_total", "tokens_total", "wait_seconds_count", "make_seconds_count", "filtered_rows_total")
+    read = counting("read_bytes_total", store="local")
+    waited, begin = counting("wait_seconds_sum"), time.perf_counter()
+    steps = [batch["inputs"].size for batch in take(make(folder), threads=threads)]
     assert len(steps) == ROWS // BATCH
     assert counts() == {
         "rows_total": ROWS,
@@ -128,14 +133,12 @@ def test_counters_are_what_was_handed_out(folder, threads):
 
 
 def test_each_batch_is_counted_once_where_threads_hand_out_and_collect_at_once(folder):
-    counts = Counts("wait_seconds_count", "make_seconds_count", "rows_total", "tokens_total")
+    counts = counting("wait_seconds_count", "make_seconds_count", "rows_total", "tokens_total")
     pipeline, rounds, threads, over = make(folder), 20, 4, threading.Event()
 
     def hand_out():
         for _ in range(rounds):
-            with closing(pipeline.iter(threads=0)) as batches:
-                for _ in batches:
-                    pass
+            take(pipeline, threads=0)
 
     def keep_counting():
         while not over.is_set():
@@ -144,29 +147,23 @@ def test_each_batch_is_counted_once_where_threads_hand_out_and_collect_at_once(f
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-5)
     try:
-        counting = threading.Thread(target=keep_counting)
+        collecting = threading.Thread(target=keep_counting)
         making = [threading.Thread(target=hand_out) for _ in range(threads)]
-        for thread in [counting, *making]:
+        for thread in [collecting, *making]:
             thread.start()
         for thread in making:
             thread.join()
     finally:
         sys.setswitchinterval(interval)
         over.set()
-        counting.join()
-    times = rounds * threads
-    assert counts() == {
-        "wait_seconds_count": times * ROWS // BATCH,
-        "make_seconds_count": times * ROWS // BATCH,
-        "rows_total": times * ROWS,
-        "tokens_total": times * ROWS * LENGTH,
-    }
+        collecting.join()
+    rows = rounds * threads * ROWS
+    assert list(counts().values()) == [rows // BATCH, rows // BATCH, rows, rows * LENGTH]
 
 
 def test_a_batch_leaves_nothing_that_the_garbage_collector_walks_over(folder):
     steps = 600
-    source, sampler = make(folder).source, IndexSampler(ROWS, global_batch_size=BATCH, seed=3)
-    with closing(Pipeline(source, sampler, [ShiftTargets()]).iter(threads=0)) as iterator:
+    with closing(make(folder, epochs=None).iter(threads=0)) as iterator:
         for _ in range(steps):
             next(iterator)
         gc.collect()
@@ -207,14 +204,13 @@ def test_whatever_a_transform_makes_of_a_batch_is_counted_as_one(folder, made, r
         def map(self, element):
             return made(element)
 
-    counts = Counts("wait_seconds_count", "rows_total", "tokens_total")
-    with closing(make(folder, Made()).iter(threads=0)) as batches:
-        next(batches)
+    counts = counting("wait_seconds_count", "rows_total", "tokens_total")
+    take(make(folder, Made()), 1, threads=0)
     assert counts() == {"wait_seconds_count": 1, "rows_total": rows, "tokens_total": rows * LENGTH}
 
 
 def test_a_server_of_metrics_serves_ours_and_grains(folder):
-    next(make(folder).iter(threads=0))
+    take(make(folder), 1, threads=0)
     port = metrics.start_server(0)
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=300) as answer:
         text = answer.read().decode()
@@ -250,9 +246,7 @@ def test_a_stall_is_said_again_after_twice_as_long_and_beside_what_was_usual(fol
         r"Step 1: no batch after (?!0\.1)\d+\.\d s\.\n.*in the transform Later.*\n"
         r"  before, a batch took \d.* to make on average\n  before, the training loop took \d.* a step"
     )
-    with closing(make(folder, Later(log, pattern)).iter(threads=0)) as batches:
-        next(batches)
-        next(batches)
+    take(make(folder, Later(log, pattern)), 2, threads=0)
     assert len(re.findall("Step 1: no batch", "\n".join(log.lines))) == 2
 
 
@@ -261,60 +255,48 @@ def test_a_shard_that_does_not_open_is_named(folder, log, monkeypatch):
     pipeline = make(folder)
     opened = queue.Queue()
     monkeypatch.setattr(local_file, "open_regular", opened.get)
-
-    def let_go():
-        log.wait(f"opening {re.escape(str(folder / '0.npy'))}")
-        for _ in range(10):
-            opened.put(-1)
-
-    threading.Thread(target=let_go).start()
-    with pytest.raises(CorpusFileError), closing(pipeline.iter()) as batches:
-        next(batches)
+    once_logged(log, f"opening {re.escape(str(folder / '0.npy'))}", lambda: [opened.put(-1) for _ in range(10)])
+    with pytest.raises(CorpusFileError):
+        take(pipeline, 1)
     assert log.find(r"grain_sft-read_\d: making step [01] for .* opening .*0\.npy")
     assert log.find(r"Step 0 failed after")
 
 
-class Server:
-    """Files of a folder by HTTP, with ranges. The next `refuse` requests get 503, and then, while `held`, none an answer."""
+class Server(http.server.ThreadingHTTPServer):
+    """Files of a folder by HTTP, with ranges. The next `refuse` requests get 503; the others an answer once `free` is set."""
+
+    daemon_threads = True
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.refuse, self.refused, self.sent = folder, 0, 0, 0
-        self.free = threading.Event()
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.folder, self.refuse, self.sent, self.free = folder, 0, 0, threading.Event()
         self.free.set()
-        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"files": self}))
-        self.server.daemon_threads = True
-        threading.Thread(target=self.server.serve_forever, args=(0.02,), daemon=True).start()
-        self.address = f"http://127.0.0.1:{self.server.server_port}"
+        threading.Thread(target=self.serve_forever, args=(0.02,), daemon=True).start()
+        self.address = f"http://127.0.0.1:{self.server_port}"
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):
-    files: Server
-
-    def do_HEAD(self):
-        self._answer(body=False)
-
     def do_GET(self):
-        if self.files.refuse:
-            self.files.refuse -= 1
-            self.files.refused += 1
+        if self.command == "GET" and self.server.refuse:
+            self.server.refuse -= 1
             self.send_error(503)
             return
-        self.files.free.wait(300)
-        self._answer(body=True)
-
-    def _answer(self, body):
-        data = (self.files.folder / self.path.strip("/")).read_bytes()
+        if self.command == "GET":
+            self.server.free.wait(300)
+        data = (self.server.folder / self.path.strip("/")).read_bytes()
         found = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
-        part = data[int(found.group(1)) : int(found.group(2)) + 1] if found else data
+        first, last = map(int, found.groups()) if found else (0, len(data))
+        part = data[first : last + 1]
         self.send_response(206 if found else 200)
         self.send_header("Content-Length", str(len(part)))
         if found:
-            first = int(found.group(1))
             self.send_header("Content-Range", f"bytes {first}-{first + len(part) - 1}/{len(data)}")
         self.end_headers()
-        if body:
-            self.files.sent += len(part)
+        if self.command == "GET":
+            self.server.sent += len(part)
             self.wfile.write(part)
+
+    do_HEAD = do_GET  # noqa: N815
 
     def log_message(self, *arguments):
         pass
@@ -325,27 +307,22 @@ def server(folder):
     server = Server(folder)
     yield server
     server.free.set()
-    server.server.shutdown()
-    server.server.server_close()
+    server.shutdown()
+    server.server_close()
 
 
 def test_a_server_that_does_not_answer_is_named_with_its_try(server, log):
     pipeline = make([f"{server.address}/0.npy"])
-    counts = Counts("remote_retries_total", "remote_received_bytes_total")
-    read = Counts("read_bytes_total", store="remote")
+    counts = counting("remote_retries_total", "remote_received_bytes_total")
+    read = counting("read_bytes_total", store="remote")
     sent, server.refuse = server.sent, 1
     server.free.clear()
     sentence = (
         r"waiting for bytes \d+ to \d+ of http://127\.0\.0\.1:\d+/0\.npy for .* s, try 2 \(the last failed with .*503"
     )
 
-    def let_go():
-        log.wait(sentence)
-        server.free.set()
-
-    threading.Thread(target=let_go).start()
-    with closing(pipeline.iter(threads=0)) as batches:
-        next(batches)
+    once_logged(log, sentence, server.free.set)
+    take(pipeline, 1, threads=0)
     assert log.find(sentence), log.lines
     assert log.find(r"asking for \d+ parts of remote files")
     assert counts() == {"remote_retries_total": 1, "remote_received_bytes_total": server.sent - sent}
@@ -357,7 +334,7 @@ def test_the_cache_counts_and_names_the_process_that_holds_a_block(server, log, 
     address = f"{server.address}/0.npy"
     size = (server.folder / "0.npy").stat().st_size
     pipeline = make([address], remote={"cache": cache})
-    counts = Counts("shard_cache_hits_total", "shard_cache_misses_total", "shard_cache_fetched_bytes_total")
+    counts = counting("shard_cache_hits_total", "shard_cache_misses_total", "shard_cache_fetched_bytes_total")
     pipeline[0]
     assert counts() == {
         "shard_cache_hits_total": 1,  # the ends were looked at before
@@ -368,17 +345,10 @@ def test_the_cache_counts_and_names_the_process_that_holds_a_block(server, log, 
     block.unlink()
     lock = cache_blocks.claim(str(block))
     assert lock is not None
-
-    def let_go():
-        log.wait("downloads into the shard cache")
-        lock.release()
-
-    threading.Thread(target=let_go).start()
-    with closing(pipeline.iter(threads=0)) as batches:
-        next(batches)
-    assert log.find(
-        rf"waiting for bytes 0 to {size} of {re.escape(address)}, which process {os.getpid()} downloads into the shard cache"
-    ), log.lines
+    once_logged(log, "downloads into the shard cache", lock.release)
+    take(pipeline, 1, threads=0)
+    holder = f"which process {os.getpid()} downloads into the shard cache"
+    assert log.find(rf"waiting for bytes 0 to {size} of {re.escape(address)}, {holder}"), log.lines
 
 
 @pytest.mark.parametrize("hidden", [False, True], ids=["INFO is logged", "absl hides INFO"])
@@ -404,27 +374,27 @@ def test_a_variable_that_is_no_time_is_an_error(folder, monkeypatch, text):
         make(folder).iter()
 
 
-def test_nobody_watches_where_nothing_is_to_be_said(folder, monkeypatch):
+def watched(expected):
+    """Return whether, within minutes, the watchdog's thread lives or not, as expected."""
     end = time.monotonic() + 300
-    while "grain_sft-watchdog" in _threads() and time.monotonic() < end:  # of the tests before
+    while time.monotonic() < end:
+        if ("grain_sft-watchdog" in {thread.name for thread in threading.enumerate()}) is expected:
+            return True
         time.sleep(0.05)
+    return False
+
+
+def test_nobody_watches_where_nothing_is_to_be_said(folder, monkeypatch):
+    assert watched(False)  # after the tests before
     monkeypatch.setenv("GRAIN_SFT_STALL_SECONDS", "0")
     with closing(make(folder).iter(threads=0)) as batches:
         next(batches)
-        assert "grain_sft-watchdog" not in _threads()
+        assert "grain_sft-watchdog" not in {thread.name for thread in threading.enumerate()}
     monkeypatch.setenv("GRAIN_SFT_STALL_SECONDS", "1")
     with closing(make(folder).iter(threads=0)) as batches:
         next(batches)
-        while "grain_sft-watchdog" not in _threads() and time.monotonic() < end:
-            time.sleep(0.05)
-        assert "grain_sft-watchdog" in _threads()
-    while "grain_sft-watchdog" in _threads() and time.monotonic() < end:
-        time.sleep(0.05)
-    assert "grain_sft-watchdog" not in _threads()
-
-
-def _threads():
-    return {thread.name for thread in threading.enumerate()}
+        assert watched(True)
+    assert watched(False)
 
 
 PROGRAM = """

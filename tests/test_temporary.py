@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import multiprocessing
 import os
 import signal
 import subprocess
@@ -15,14 +14,14 @@ import pytest
 
 from grain_sft.storage import files, locks, temporary
 
-KILLED = (
-    "import os, signal, sys\n"
-    "from grain_sft.storage import files\n"
-    "with files.atomic_write(sys.argv[1]) as file:\n"
-    "    file.write('half')\n"
-    "    file.flush()\n"
-    "    os.kill(os.getpid(), signal.SIGKILL)\n"
-)
+KILLED = """
+import os, signal, sys
+from grain_sft.storage import files
+with files.atomic_write(sys.argv[1]) as file:
+    file.write("half")
+    file.flush()
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
 
 
 @pytest.fixture(autouse=True)
@@ -31,25 +30,23 @@ def another_process(monkeypatch):
     monkeypatch.setattr(temporary, "_cleaned", set())
 
 
-def left(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir() if path.name.endswith(".tmp"))
+def names_in(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
 
 
 def test_what_a_killed_writer_left_is_removed_by_the_next_that_writes_there(tmp_path):
     result = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path / "index.json")])
-    assert result.returncode == -signal.SIGKILL and len(left(tmp_path)) == 1
-    with files.atomic_write(tmp_path / "tokenizer.model") as file:
-        file.write("whole")
-    assert left(tmp_path) == [] and [path.name for path in tmp_path.iterdir()] == ["tokenizer.model"]
+    assert result.returncode == -signal.SIGKILL and [name[-4:] for name in names_in(tmp_path)] == [".tmp"]
+    files.write_bytes(str(tmp_path / "tokenizer.model"), b"whole")
+    assert names_in(tmp_path) == ["tokenizer.model"]
 
 
 def test_what_somebody_still_writes_is_left_alone(tmp_path, monkeypatch):
     with files.atomic_write(tmp_path / "first") as first:
         monkeypatch.setattr(temporary, "_cleaned", set())
-        with files.atomic_write(tmp_path / "second") as second:
-            second.write("2")
+        files.write_bytes(str(tmp_path / "second"), b"2")
         first.write("1")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["first", "second"]
+    assert names_in(tmp_path) == ["first", "second"]
 
 
 def test_files_that_only_look_alike_are_left_alone(tmp_path):
@@ -58,7 +55,7 @@ def test_files_that_only_look_alike_are_left_alone(tmp_path):
         (tmp_path / name).write_text("mine")
     os.mkfifo(tmp_path / f".pipe.{temporary._host()}-1.01234567.tmp")
     files.write_bytes(str(tmp_path / "out"), b"x")
-    assert set(names) <= {path.name for path in tmp_path.iterdir()}
+    assert set(names) <= set(names_in(tmp_path))
 
 
 def test_files_of_other_hosts_are_removed_after_a_day(tmp_path):
@@ -67,18 +64,17 @@ def test_files_of_other_hosts_are_removed_after_a_day(tmp_path):
         path.write_text("half")
     os.utime(old, (time.time() - 90_000, time.time() - 90_000))
     files.write_bytes(str(tmp_path / "out"), b"x")
-    assert left(tmp_path) == [new.name]
+    assert names_in(tmp_path) == [new.name, "out"]
 
 
 def test_a_file_whose_name_is_as_long_as_can_be_is_written(tmp_path):
     files.write_bytes(str(tmp_path / ("ü" * 127)), b"x")
-    assert len(list(tmp_path.iterdir())) == 1
+    assert names_in(tmp_path) == ["ü" * 127]
 
 
 def test_a_taken_file_is_made_again(tmp_path, monkeypatch):
     """A cleaner that comes between a file's making and its locking."""
-    lock = temporary.HeldLock
-    taken = []
+    lock, taken = temporary.HeldLock, []
 
     def late(fd, **options):
         if not taken:
@@ -89,7 +85,7 @@ def test_a_taken_file_is_made_again(tmp_path, monkeypatch):
 
     monkeypatch.setattr(temporary, "HeldLock", late)
     files.write_bytes(str(tmp_path / "out"), b"x")
-    assert taken and [path.name for path in tmp_path.iterdir()] == ["out"]
+    assert taken and names_in(tmp_path) == ["out"]
 
 
 def is_free(path: Path) -> bool:
@@ -103,41 +99,50 @@ def is_free(path: Path) -> bool:
         os.close(fd)
 
 
+def fork(work) -> int:
+    """Fork a child that does `work` and ends."""
+    child = os.fork()
+    if not child:
+        try:
+            work()
+        finally:
+            os._exit(0)
+    return child
+
+
 def test_a_lock_is_free_when_its_holder_is_done_though_a_forked_child_lives(tmp_path):
-    target = tmp_path / "plan.arrays"
-    done = multiprocessing.get_context("fork").Event()
-    with files.locked(target):
-        child = multiprocessing.get_context("fork").Process(target=done.wait, args=(60,))
-        child.start()
+    with files.locked(tmp_path / "plan.arrays"):
+        child = fork(lambda: time.sleep(60))
         assert not is_free(tmp_path / "plan.lock")
     try:
         assert is_free(tmp_path / "plan.lock")
     finally:
-        done.set()
-        child.join()
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+
+
+HOLDER = """
+import os, signal, sys, time
+from pathlib import Path
+from grain_sft.storage import files
+with files.locked(Path(sys.argv[1])):
+    read, write = os.pipe()
+    child = os.fork()
+    if not child:
+        os.write(write, b"x")
+        time.sleep(60)
+        os._exit(0)
+    os.read(read, 1)
+    print(child, flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
 
 
 def test_a_lock_is_free_when_its_holder_is_killed_though_a_forked_child_lives(tmp_path):
-    program = (
-        "import os, signal, sys, time\n"
-        "from pathlib import Path\n"
-        "from grain_sft.storage import files\n"
-        "with files.locked(Path(sys.argv[1])):\n"
-        "    read, write = os.pipe()\n"
-        "    child = os.fork()\n"
-        "    if not child:\n"
-        "        os.write(write, b'x')\n"
-        "        time.sleep(60)\n"
-        "        os._exit(0)\n"
-        "    os.read(read, 1)\n"
-        "    print(child, flush=True)\n"
-        "    os.kill(os.getpid(), signal.SIGKILL)\n"
-    )
-    command = [sys.executable, "-c", program, str(tmp_path / "plan.arrays")]
+    command = [sys.executable, "-c", HOLDER, str(tmp_path / "plan.arrays")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:  # the child keeps the pipe open, too
-        line = process.stdout.readline()
+        child = int(process.stdout.readline())
         process.stdout.close()
-    child = int(line)
     try:
         os.kill(child, 0)  # it lives
         assert is_free(tmp_path / "plan.lock")
@@ -146,14 +151,7 @@ def test_a_lock_is_free_when_its_holder_is_killed_though_a_forked_child_lives(tm
 
 
 def test_a_forked_child_frees_no_lock_of_its_parent(tmp_path):
-    target = tmp_path / "plan.arrays"
-    with files.locked(target):
-        child = os.fork()
-        if not child:
-            try:
-                for lock in list(locks._held):
-                    lock.release()
-            finally:
-                os._exit(0)
+    with files.locked(tmp_path / "plan.arrays"):
+        child = fork(lambda: [lock.release() for lock in list(locks._held)])
         os.waitpid(child, 0)
         assert not is_free(tmp_path / "plan.lock")

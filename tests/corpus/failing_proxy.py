@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import http.client
 import http.server
 import itertools
-import json
 import os
 import random
 import re
@@ -15,6 +15,8 @@ import struct
 import threading
 import time
 import zlib
+
+import pytest
 
 
 class Proxy:
@@ -56,9 +58,7 @@ class Proxy:
 
     def clear(self) -> None:
         """Count from zero."""
-        self.requests = collections.Counter()
-        self.failures = collections.Counter()
-        self.sent = collections.Counter()
+        self.requests, self.failures, self.sent = (collections.Counter() for _ in range(3))
         self.most_at_once = self.at_once = 0
 
     def close(self) -> None:
@@ -76,9 +76,15 @@ class Proxy:
                     return name
             return ""
 
-    def pause(self) -> float:
-        with self.lock:
-            return self.latency + (self.delay if self.random.random() < self.slow else 0)
+
+@contextlib.contextmanager
+def before_emulator():
+    """A proxy before the emulator, where clients look for the emulator."""
+    with pytest.MonkeyPatch.context() as patch:
+        proxy = Proxy(os.environ["STORAGE_EMULATOR_HOST"])
+        patch.setenv("STORAGE_EMULATOR_HOST", proxy.address)
+        yield proxy
+        proxy.close()
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):
@@ -103,10 +109,11 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             proxy.requests["media" if media else "other"] += 1
             proxy.at_once += 1
             proxy.most_at_once = max(proxy.at_once, proxy.most_at_once)
+            pause = proxy.latency + (proxy.delay if proxy.random.random() < proxy.slow else 0)
         while proxy.silent:
             if proxy.stopping.wait(0.05):
                 return
-        time.sleep(proxy.pause())
+        time.sleep(pause)
         with proxy.lock:
             proxy.at_once -= 1
             if media and proxy.before:
@@ -120,41 +127,30 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             os.close(self.connection.detach())
             self.close_connection = True
-            return
-        if fault == "refused":
-            self.send(503 if proxy.random.random() < 0.5 else 429, b'{"error": {"message": "Try later"}}')
-            return
-        if proxy.endless and self.command == "GET" and not media:
+        elif fault == "refused":
+            self.send(503 if proxy.random.random() < 0.5 else 429, {}, b'{"error": {"message": "Try later"}}')
+        elif proxy.endless and self.command == "GET" and not media:
             self.stream(200, {"Content-Type": "application/json"}, itertools.repeat(b" " * (1 << 20)))
-            return
-        key = self.command, self.path, self.headers.get("Range")
-        status, headers, data = proxy.answers.get(key) or self.ask(self.command, self.path, body)
-        if proxy.remember:
-            proxy.answers[key] = status, headers, data
-        wanted = re.search(r"generation=(\d+)", self.path)
-        if media and wanted:  # as the real service has it; the emulator sends what is there now
-            path = self.path.split("?")[0].removeprefix("/download")
-            now = json.loads(self.ask("GET", path, b"")[2] or b"{}").get("generation")
-            if now != wanted.group(1):
-                status, headers, data = 404, {}, b"No such object"
-        if media and status < 300 and fault != "cut":
-            with proxy.lock:
-                proxy.sent[self.path.split("?")[0], self.headers.get("Range")] += 1
-        with proxy.lock:
-            wrong = media and status < 300 and proxy.body and proxy.random.random() < proxy.share
-            if wrong:
-                proxy.failures[proxy.body] += 1
-        if wrong:
-            WRONG_BODIES[proxy.body](self, status, dict(headers), data)
         else:
-            self.send(status, data, headers, cut=fault == "cut")
+            key = self.command, self.path, self.headers.get("Range")
+            status, headers, data = proxy.answers.get(key) or self.ask(body)
+            if proxy.remember:
+                proxy.answers[key] = status, headers, data
+            with proxy.lock:
+                whole = media and status < 300
+                if whole and fault != "cut":
+                    proxy.sent[self.path.split("?")[0], self.headers.get("Range")] += 1
+                wrong = whole and proxy.body and proxy.random.random() < proxy.share
+                if wrong:
+                    proxy.failures[proxy.body] += 1
+            if wrong:
+                WRONG_BODIES[proxy.body](self, status, dict(headers), data)
+            else:
+                self.send(status, headers, data, cut=fault == "cut")
 
     def stream(self, status, headers, parts):
         """Send a body without an end that is known before."""
-        self.send_response_only(status)
-        for key, value in {**headers, "Connection": "close"}.items():
-            if key.lower() not in ("content-length", "transfer-encoding"):
-                self.send_header(key, value)
+        self.begin(status, {**headers, "Connection": "close"}, ("content-length", "transfer-encoding"))
         self.end_headers()
         self.close_connection = True
         try:
@@ -168,51 +164,49 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         except OSError:  # the client has hung up
             return
 
-    def ask(self, method, path, body):
+    def ask(self, body):
+        """Return the status, headers and body of the emulator's answer."""
         connection = http.client.HTTPConnection(self.proxy.target, timeout=60)
         skipped = ("content-length", "connection", "accept-encoding", "expect")
         headers = {key: value for key, value in self.headers.items() if key.lower() not in skipped}
-        connection.request(method, path, body, headers)
+        connection.request(self.command, self.path, body, headers)
         response = connection.getresponse()
         data = response.read()
         connection.close()
         return response.status, dict(response.getheaders()), data
 
-    def send(self, status, data, headers=None, cut=False):
+    def begin(self, status, headers, skipped):
         self.send_response_only(status)
-        skipped = ("content-length", "connection", "transfer-encoding")
-        for key, value in (headers or {}).items():
+        for key, value in headers.items():
             if key.lower() not in skipped:
                 self.send_header(key, value)
+
+    def send(self, status, headers, data, cut=False):
+        self.begin(status, headers, ("content-length", "connection", "transfer-encoding"))
         length, honest = len(data), self.proxy.random.random() < 0.5
         if self.command == "HEAD":
-            length = next((int(value) for key, value in (headers or {}).items() if key.lower() == "content-length"), 0)
+            length = next((int(value) for key, value in headers.items() if key.lower() == "content-length"), 0)
         if cut:
             data = data[: length // 2]
         self.send_header("Content-Length", str(len(data) if cut and not honest else length))
         self.end_headers()
         self.wfile.write(data)
         self.wfile.flush()
-        if cut:
-            self.close_connection = True
+        self.close_connection |= cut
 
     do_GET = do_HEAD = do_POST = do_PUT = do_DELETE = do_PATCH = forward  # noqa: N815
 
 
 def moved(handler, status, headers, data):
     """Other bytes of the object, under a true Content-Range."""
-    headers["Content-Range"] = re.sub(r"\d+-\d+", lambda found: _plus(found.group(), 4), headers["Content-Range"])
-    handler.send(status, data[4:] + bytes(4), headers)
-
-
-def _plus(span, count):
-    return "-".join(str(int(number) + count) for number in span.split("-"))
+    headers["Content-Range"] = re.sub(r"\d+(?=[-/])", lambda found: str(int(found[0]) + 4), headers["Content-Range"])
+    handler.send(status, headers, data[4:] + bytes(4))
 
 
 def whole(handler, status, headers, data):
     """All of the object, and 200, as of a server without ranged reads."""
     size = int(headers.pop("Content-Range", "/0").split("/")[1])
-    handler.send(200, bytes(handler.proxy.random.randbytes(size + 100)), headers)
+    handler.send(200, headers, handler.proxy.random.randbytes(size + 100))
 
 
 def slowly(data):
@@ -226,12 +220,11 @@ def bomb():
     packer = zlib.compressobj(9, zlib.DEFLATED, 31)
     block = bytes(1 << 24)
     yield packer.compress(block) + packer.flush(zlib.Z_FULL_FLUSH)
-    again = packer.compress(block) + packer.flush(zlib.Z_FULL_FLUSH)
-    yield from itertools.repeat(again, 127)
+    yield from itertools.repeat(packer.compress(block) + packer.flush(zlib.Z_FULL_FLUSH), 127)
 
 
 WRONG_BODIES = {
-    "twice": lambda handler, status, headers, data: handler.send(status, data + data, headers),
+    "twice": lambda handler, status, headers, data: handler.send(status, headers, data + data),
     "moved": moved,
     "whole": whole,
     "endless": lambda handler, status, headers, data: handler.stream(status, headers, itertools.repeat(bytes(1 << 20))),
@@ -240,12 +233,12 @@ WRONG_BODIES = {
         status, {**headers, "Content-Encoding": "gzip"}, bomb()
     ),
     "unpacked": lambda handler, status, headers, data: handler.send(
-        status, data, {**headers, "x-goog-stored-content-encoding": "gzip"}
+        status, {**headers, "x-goog-stored-content-encoding": "gzip"}, data
     ),
     "of another version": lambda handler, status, headers, data: handler.send(
-        status, bytes(len(data)), {**headers, "x-goog-generation": "1"}
+        status, {**headers, "x-goog-generation": "1"}, bytes(len(data))
     ),
-    "cut": lambda handler, status, headers, data: handler.send(status, data, headers, cut=True),
+    "cut": lambda handler, status, headers, data: handler.send(status, headers, data, cut=True),
 }
 """What may be wrong with the body of an object."""
 
@@ -258,12 +251,3 @@ def media_bytes(proxy):
         total += times * (stop - start + 1)
         distinct += stop - start + 1
     return total, distinct
-
-
-if __name__ == "__main__":  # a process of its own, with the latency that is asked for
-    import sys
-
-    standing = Proxy(sys.argv[1])
-    standing.latency, standing.remember = float(sys.argv[2]), True
-    print(standing.address, flush=True)
-    sys.stdin.read()

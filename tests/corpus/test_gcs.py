@@ -16,6 +16,8 @@ emulator = pytest.importorskip("gcp_storage_emulator.server")
 COUNTS = {"web/0.npy": 40, "web/1.npy": 25, "code/deep/0.npy": 5000, "code/true.npy": 33, "empty.npy": 0}
 MIX = "# a mix\nweb,web/1.npy\nweb,web/0.npy\ncode,code/deep/0.npy\ncode,code/true.npy\nweb,web/1.npy\nnone,empty.npy\n"
 LENGTH = 8
+BUCKET = "gs://bucket/data/"
+LONG = "bucket/data/code/deep/0.npy"
 
 
 class Requests(logging.Handler):
@@ -27,9 +29,6 @@ class Requests(logging.Handler):
 
     def emit(self, record):
         self.lines += re.findall(r'"([A-Z]+ \S+) HTTP', record.getMessage())
-
-    def downloads(self):
-        return [line for line in self.lines if "/download/" in line]
 
 
 @pytest.fixture
@@ -45,13 +44,13 @@ def folder(tmp_path, write_tokens):
     return tmp_path / "data"
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def bucket(client, folder):
-    """`gs://bucket/data/`, a copy of `folder`."""
+    """`BUCKET` is a copy of `folder`."""
     for path in folder.rglob("*"):
         if path.is_file():
             client.pipe_file(f"bucket/data/{path.relative_to(folder)}", path.read_bytes())
-    yield "gs://bucket/data/"
+    yield
     client.rm("bucket/data", recursive=True)
 
 
@@ -62,22 +61,25 @@ def requests(listen):
     return handler
 
 
-def source(corpus):
-    return grain_sft.NpyDataSource(grain_sft.WindowLayout(corpus, LENGTH))
+def source(corpus, **options):
+    return grain_sft.NpyDataSource(grain_sft.WindowLayout(corpus, LENGTH), **options)
 
 
-def assert_same(remote, local, folder, bucket):
+def change(client, path, data):
+    client.pipe_file(path, data) if data is not None else client.rm(path)
+
+
+def assert_same(remote, local, folder):
     assert [(s.path, s.label, s.num_tokens, s.size, s.data_offset) for s in remote.shards] == [
-        (s.path.replace(f"{folder}/", bucket), s.label, s.num_tokens, s.size, s.data_offset) for s in local.shards
+        (s.path.replace(f"{folder}/", BUCKET), s.label, s.num_tokens, s.size, s.data_offset) for s in local.shards
     ]
     assert remote.fingerprint == local.fingerprint
     mine, other = source(remote), source(local)
-    assert len(mine) == len(other)
+    assert len(mine) == len(other) and repr(mine) == repr(other)
     rows = np.random.default_rng(0).permutation(len(mine))[:100]
     for key, array in other.read([*rows, rows[0], -1]).items():
         np.testing.assert_array_equal(mine.read([*rows, rows[0], -1])[key], array)
     np.testing.assert_array_equal(mine[0]["tokens"], other[0]["tokens"])
-    assert repr(mine) == repr(other)
 
 
 def error_of(function):
@@ -88,10 +90,10 @@ def error_of(function):
 
 
 @pytest.mark.parametrize("options", [{}, {"dtype": "uint32", "eos_token_id": 7}])
-def test_a_mix_in_a_bucket_is_the_local_one(folder, bucket, options):
+def test_a_mix_in_a_bucket_is_the_local_one(folder, options):
     local = grain_sft.open_corpus(folder / "mix.txt", **options)
-    remote = grain_sft.open_corpus(f"{bucket}mix.txt", **options)
-    assert_same(remote, local, folder, bucket)
+    remote = grain_sft.open_corpus(f"{BUCKET}mix.txt", **options)
+    assert_same(remote, local, folder)
     assert remote.num_documents == local.num_documents
 
 
@@ -101,77 +103,63 @@ LISTED = ["code/true.npy", "web/*.npy", "code/deep"]
 @pytest.mark.parametrize(
     "pattern", ["*/*.npy", "**/0.npy", "web/?.npy", "code/true.npy", "", "code", "web/", LISTED], ids=str
 )
-def test_globs_directories_files_and_lists_in_a_bucket_are_the_local_ones(folder, bucket, pattern):
+def test_globs_directories_files_and_lists_in_a_bucket_are_the_local_ones(folder, pattern):
     def under(root):
         return [f"{root}{each}" for each in pattern] if isinstance(pattern, list) else f"{root}{pattern}"
 
-    assert_same(grain_sft.open_corpus(under(bucket)), grain_sft.open_corpus(under(f"{folder}/")), folder, bucket)
+    assert_same(grain_sft.open_corpus(under(BUCKET)), grain_sft.open_corpus(under(f"{folder}/")), folder)
 
 
-def test_a_local_mix_of_urls_and_of_local_files_is_read(folder, bucket, tmp_path):
-    (tmp_path / "mixed.txt").write_text(f"a,{bucket}web/0.npy\nb,{folder}/web/1.npy\nc,{bucket}code/deep/0.npy\n")
+def test_a_local_mix_of_urls_and_of_local_files_is_read(folder, tmp_path):
+    (tmp_path / "mixed.txt").write_text(f"a,{BUCKET}web/0.npy\nb,{folder}/web/1.npy\nc,{BUCKET}code/deep/0.npy\n")
     mixed = grain_sft.open_corpus(tmp_path / "mixed.txt")
-    local = grain_sft.open_corpus(tmp_path / "mixed.txt", path_remap={bucket: f"{folder}/"})
+    local = grain_sft.open_corpus(tmp_path / "mixed.txt", path_remap={BUCKET: f"{folder}/"})
     assert mixed.fingerprint == local.fingerprint
     rows = [*range(20), 3, 300, 5]
     np.testing.assert_array_equal(source(mixed).read(rows)["tokens"], source(local).read(rows)["tokens"])
 
 
-def test_an_index_of_a_bucket_opens_and_reads_without_scanning_it(folder, bucket, tmp_path, requests):
-    remote = grain_sft.open_corpus(f"{bucket}mix.txt")
+def test_an_index_of_a_bucket_opens_and_reads_without_scanning_it(folder, tmp_path, requests):
+    remote, local = grain_sft.open_corpus(f"{BUCKET}mix.txt"), grain_sft.open_corpus(folder / "mix.txt")
     remote.save(tmp_path / "index.json")
+    remote.save(tmp_path / "maxtext.json", format="maxtext", sequence_length=LENGTH, tokenizer="some")
     requests.lines.clear()
     again = grain_sft.open_corpus(tmp_path / "index.json")
     assert not requests.lines
     assert again == remote
-    assert_same(again, grain_sft.open_corpus(folder / "mix.txt"), folder, bucket)
+    assert_same(again, local, folder)
+    assert_same(grain_sft.open_corpus(tmp_path / "maxtext.json"), local, folder)
 
 
-def test_a_local_index_is_mapped_to_a_bucket(folder, bucket, tmp_path):
+def test_a_local_index_is_mapped_to_a_bucket_or_opens_in_its_copy_there(client, folder, tmp_path):
     local = grain_sft.open_corpus(folder / "mix.txt")
     for path in (folder / "index.json", tmp_path / "elsewhere" / "index.json"):
         local.save(path)
-        remote = grain_sft.open_corpus(path, path_remap={f"{folder}/": bucket})
-        assert_same(remote, local, folder, bucket)
-
-
-def test_an_index_that_is_copied_to_the_bucket_with_its_files_opens_there(client, folder, bucket):
-    local = grain_sft.open_corpus(folder / "mix.txt")
-    local.save(folder / "index.json")
+        assert_same(grain_sft.open_corpus(path, path_remap={f"{folder}/": BUCKET}), local, folder)
     client.pipe_file("bucket/data/index.json", (folder / "index.json").read_bytes())
-    assert_same(grain_sft.open_corpus(f"{bucket}index.json"), local, folder, bucket)
+    assert_same(grain_sft.open_corpus(f"{BUCKET}index.json"), local, folder)
 
 
-def test_maxtexts_index_of_a_bucket_is_read(folder, bucket, tmp_path):
-    remote = grain_sft.open_corpus(f"{bucket}mix.txt")
-    remote.save(tmp_path / "index.json", format="maxtext", sequence_length=LENGTH, tokenizer="some")
-    assert_same(
-        grain_sft.open_corpus(tmp_path / "index.json"), grain_sft.open_corpus(folder / "mix.txt"), folder, bucket
-    )
-
-
-def test_each_file_is_checked_once_however_few_may_be_open(bucket, requests):
-    corpus = grain_sft.open_corpus(f"{bucket}mix.txt")
-    mine = grain_sft.NpyDataSource(grain_sft.WindowLayout(corpus, LENGTH), max_open_files=1)
+def test_each_file_is_checked_once_however_few_may_be_open(requests):
+    mine = source(grain_sft.open_corpus(f"{BUCKET}mix.txt"), max_open_files=1)
     rows = [0, 3, 10, 634, 0]  # of four files, one of which comes twice
     mine.read(rows)
     requests.lines.clear()
     mine.read(rows)
-    assert len(requests.lines) == len(requests.downloads()) == len(rows)
+    assert len(requests.lines) == sum("/download/" in line for line in requests.lines) == len(rows)
 
 
-@pytest.mark.parametrize("name", ["none.npy", "none.bin", "none.txt", "none.json", "none", "none/*.npy", "none/"])
 @pytest.mark.parametrize("bucket_name", ["bucket", "no-such-bucket"])
-def test_what_is_not_in_the_bucket_is_named(client, name, bucket_name):
-    url = f"gs://{bucket_name}/{name}"
-    assert url in error_of(lambda: grain_sft.open_corpus(url))
-    assert url in error_of(lambda: grain_sft.open_corpus([url]))
+def test_what_is_not_in_the_bucket_is_named(bucket_name):
+    for name in ("none.npy", "none.bin", "none.txt", "none.json", "none", "none/*.npy", "none/"):
+        for url in (f"gs://{bucket_name}/{name}", [f"gs://{bucket_name}/{name}"]):
+            assert f"gs://{bucket_name}/{name}" in error_of(lambda url=url: grain_sft.open_corpus(url))
 
 
-def test_a_missing_object_of_a_mix_is_named(client, bucket):
+def test_a_missing_object_of_a_mix_is_named(client):
     client.rm("bucket/data/web/0.npy")
-    message = error_of(lambda: grain_sft.open_corpus(f"{bucket}mix.txt"))
-    assert f"{bucket}web/0.npy: no such file" in message and "path_remap" in message
+    message = error_of(lambda: grain_sft.open_corpus(f"{BUCKET}mix.txt"))
+    assert f"{BUCKET}web/0.npy: no such file" in message and "path_remap" in message
 
 
 @pytest.mark.parametrize(
@@ -184,39 +172,36 @@ def test_a_missing_object_of_a_mix_is_named(client, bucket):
     ],
     ids=["shrank", "grew", "replaced", "gone"],
 )
-def test_an_object_that_changed_since_it_was_indexed_is_named(client, bucket, data, expected):
-    corpus = grain_sft.open_corpus(f"{bucket}mix.txt")
-    path = "bucket/data/code/deep/0.npy"
-    client.pipe_file(path, data) if data is not None else client.rm(path)
-    mine = source(corpus)
+def test_an_object_that_changed_since_it_was_indexed_is_named(client, data, expected):
+    mine = source(grain_sft.open_corpus(f"{BUCKET}mix.txt"))
+    change(client, LONG, data)
     mine.read([0, 1])  # of other files
     for _ in range(2):
-        assert f"gs://{path}: {expected}" in error_of(lambda: mine.read([0, 100]))
+        assert f"gs://{LONG}: {expected}" in error_of(lambda: mine.read([0, 100]))
 
 
 @pytest.mark.parametrize("data", [bytes(100), None], ids=["cut short", "gone"])
-def test_an_object_that_changes_while_in_use_is_an_error(client, bucket, data):
-    mine = source(grain_sft.open_corpus(f"{bucket}mix.txt"))
+def test_an_object_that_changes_while_in_use_is_an_error(client, data):
+    mine = source(grain_sft.open_corpus(f"{BUCKET}mix.txt"))
     mine.read([100, 101])
-    path = "bucket/data/code/deep/0.npy"
-    client.pipe_file(path, data) if data is not None else client.rm(path)
+    change(client, LONG, data)
     message = error_of(lambda: mine.read([0, 600]))
-    assert f"gs://{path}: " in message
+    assert f"gs://{LONG}: " in message
     assert "no such file" in message if data is None else "cut short while in use" in message and "100" in message
 
 
-def test_an_object_that_was_written_after_a_listing_is_seen(client, bucket):
-    assert len(grain_sft.open_corpus(f"{bucket}web/*.npy").shards) == 2
+def test_an_object_that_was_written_after_a_listing_is_seen(client):
+    assert len(grain_sft.open_corpus(f"{BUCKET}web/*.npy").shards) == 2
     client.pipe_file("bucket/data/web/2.npy", bytes(8))
     client.pipe_file("bucket/data/web/1.npy", bytes(4))
-    assert [shard.num_tokens for shard in grain_sft.open_corpus(f"{bucket}web/*.npy").shards] == [40, 1, 2]
+    assert [shard.num_tokens for shard in grain_sft.open_corpus(f"{BUCKET}web/*.npy").shards] == [40, 1, 2]
 
 
 def test_a_url_of_a_kind_that_nothing_reads_is_an_error():
     assert "nosuch://bucket/a.npy" in error_of(lambda: grain_sft.open_corpus("nosuch://bucket/a.npy"))
 
 
-def test_what_a_client_raises_becomes_a_sentence(client):
+def test_what_a_client_raises_becomes_a_sentence():
     for failure in (PermissionError("Forbidden: b"), RuntimeError("token expired"), ValueError("Bad Request: b")):
         with pytest.raises(grain_sft.GrainSftError) as error, files.remote("gs://b/a.npy"):
             raise failure

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import time
 
-import failing_proxy
 import numpy as np
 import pytest
-from failing_proxy import Proxy
+from failing_proxy import before_emulator
 
 import grain_sft
 from grain_sft.storage import Limits, files, remote_files
@@ -19,28 +15,18 @@ pytest.importorskip("gcp_storage_emulator.server")
 
 LENGTH = 512
 SHARDS = 4
-TOKENS = 64 * LENGTH
-
-
-def tokens(shard):
-    return np.random.default_rng(shard).integers(0, 50_000, TOKENS, dtype=np.uint32)
+TOKENS = np.random.default_rng(0).integers(0, 50_000, (SHARDS, 64, LENGTH), dtype=np.uint32)
+ROWS = TOKENS.reshape(-1, LENGTH)
+BUCKET = "gs://bucket/rows/"
 
 
 @pytest.fixture(scope="module")
-def bucket(client):
+def standing_proxy(client):
     for shard in range(SHARDS):
-        client.pipe_file(f"bucket/rows/{shard}.npy", tokens(shard).tobytes())
-    yield "gs://bucket/rows/"
-    client.rm("bucket/rows", recursive=True)
-
-
-@pytest.fixture(scope="module")
-def standing_proxy(bucket):
-    with pytest.MonkeyPatch.context() as patch:
-        proxy = Proxy(os.environ["STORAGE_EMULATOR_HOST"])
-        patch.setenv("STORAGE_EMULATOR_HOST", proxy.address)
+        client.pipe_file(f"bucket/rows/{shard}.npy", TOKENS[shard].tobytes())
+    with before_emulator() as proxy:
         yield proxy
-        proxy.close()
+    client.rm("bucket/rows", recursive=True)
 
 
 @pytest.fixture
@@ -51,34 +37,29 @@ def proxy(standing_proxy):
     standing_proxy.heal()
 
 
-def expected(rows):
-    return np.concatenate([tokens(shard) for shard in range(SHARDS)]).reshape(-1, LENGTH)[rows]
+def source(**options):
+    corpus = grain_sft.open_corpus(BUCKET, dtype="uint32", **options)
+    return grain_sft.NpyDataSource(grain_sft.WindowLayout(corpus, LENGTH))
 
 
-def source(bucket, **options):
-    return grain_sft.NpyDataSource(
-        grain_sft.WindowLayout(grain_sft.open_corpus(bucket, dtype="uint32", **options), LENGTH)
-    )
-
-
-def read_all(mine, batches, rows=16):
-    """Batches of random rows, each compared; seconds a batch."""
+def read_all(mine, batches):
+    """Read batches of 16 random rows, each compared; return the seconds a batch."""
     generator = np.random.default_rng(7)
     begin = time.perf_counter()
     for _ in range(batches):
-        chosen = generator.integers(0, len(mine), rows)
-        np.testing.assert_array_equal(mine.read(chosen)["tokens"], expected(chosen))
+        chosen = generator.integers(0, len(mine), 16)
+        np.testing.assert_array_equal(mine.read(chosen)["tokens"], ROWS[chosen])
     return (time.perf_counter() - begin) / batches
 
 
-def check_failures(proxy, bucket, batches, record_property, capsys):
-    smooth = read_all(source(bucket), batches)
-    proxy.refused, proxy.cut, proxy.reset = 0.05, 0.02, 0.01
-    proxy.slow = 0.02
+@pytest.mark.parametrize(("delay", "batches"), [(0.2, 8), pytest.param(1.0, 300, marks=pytest.mark.heavy)])
+def test_every_byte_is_right_where_requests_fail_and_some_are_late(proxy, delay, batches, record_property, capsys):
+    smooth = read_all(source(), batches)
+    proxy.refused, proxy.cut, proxy.reset, proxy.slow, proxy.delay = 0.05, 0.02, 0.01, 0.02, delay
     proxy.clear()
-    rough = read_all(source(bucket), batches)
+    rough = read_all(source(), batches)
     while set(proxy.failures) != {"refused", "cut", "reset"}:  # few batches may not have met the rarest
-        read_all(source(bucket), batches)
+        read_all(source(), batches)
     for name, seconds in (("without failures", smooth), ("with failures", rough)):
         rate = 16 * LENGTH * 4 / seconds / 1e6
         record_property(name, rate)
@@ -86,47 +67,38 @@ def check_failures(proxy, bucket, batches, record_property, capsys):
             print(f"\n{name}: {rate:.2f} MB/s, {1000 * seconds:.0f} ms a batch", end="")
 
 
-def test_every_byte_is_right_where_requests_fail(proxy, bucket, record_property, capsys):
-    proxy.delay = 0.2
-    check_failures(proxy, bucket, 8, record_property, capsys)
-
-
-@pytest.mark.heavy
-def test_every_byte_is_right_where_many_requests_fail_and_some_take_a_second(proxy, bucket, record_property, capsys):
-    proxy.delay = 1.0
-    check_failures(proxy, bucket, 300, record_property, capsys)
-
-
-def test_a_corpus_is_opened_where_requests_fail(proxy, bucket):
-    healthy = grain_sft.open_corpus(bucket, dtype="uint32")
+def test_a_corpus_is_opened_where_requests_fail(proxy):
+    healthy = grain_sft.open_corpus(BUCKET, dtype="uint32")
     proxy.refused, proxy.cut, proxy.reset = 0.1, 0.1, 0.05
     for _ in range(3):
-        assert grain_sft.open_corpus(bucket, dtype="uint32") == healthy
+        assert grain_sft.open_corpus(BUCKET, dtype="uint32") == healthy
 
 
-@pytest.mark.parametrize("kind", ["refused", "cut", "reset", "silent"])
-def test_where_all_fail_the_object_is_named_within_the_stated_time(proxy, bucket, kind):
-    mine = source(bucket, remote={"seconds": 1})
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        ("refused", "Try later"),
+        ("cut", "(a body of|breaks off|not completed|payload)"),
+        ("reset", "(reset|disconnected|Disconnected)"),
+        ("silent", "no answer in time"),
+    ],
+)
+def test_where_all_fail_the_object_is_named_within_the_stated_time(proxy, kind, reason):
+    mine = source(remote={"seconds": 1})
     mine.read([0, 70])  # of two shards, which are checked now
-    setattr(proxy, kind, True if kind == "silent" else 1.0)
+    setattr(proxy, kind, 1.0)
     begin = time.monotonic()
     with pytest.raises(grain_sft.GrainSftError) as error:
         mine.read([1, 71])
     assert time.monotonic() - begin < 30  # the default is minutes
-    said = {
-        "refused": "Try later",
-        "cut": "(a body of|breaks off|not completed|payload)",
-        "reset": "(reset|disconnected|Disconnected)",
-        "silent": "no answer in time",
-    }
-    assert error.match(rf"gs://bucket/rows/[01].npy: bytes \d+ to \d+ can't be read: \d+ request.*{said[kind]}")
+    assert error.match(rf"gs://bucket/rows/[01].npy: bytes \d+ to \d+ can't be read: \d+ request.*{reason}")
     assert "GRAIN_SFT_REMOTE_SECONDS" in str(error.value) and isinstance(error.value, OSError)
     setattr(proxy, kind, 0)
-    np.testing.assert_array_equal(mine.read([1, 71])["tokens"], expected([1, 71]))
+    np.testing.assert_array_equal(mine.read([1, 71])["tokens"], ROWS[[1, 71]])
 
 
 @pytest.mark.parametrize("where", ["rows/", "rows/0.npy", "rows/*.npy", "rows/index.json"])
-def test_where_all_fail_opening_ends_within_the_stated_time(proxy, bucket, monkeypatch, where):
+def test_where_all_fail_opening_ends_within_the_stated_time(proxy, monkeypatch, where):
     monkeypatch.setenv("GRAIN_SFT_REMOTE_SECONDS", "0.5")
     proxy.refused = 1.0
     begin = time.monotonic()
@@ -135,37 +107,32 @@ def test_where_all_fail_opening_ends_within_the_stated_time(proxy, bucket, monke
     assert time.monotonic() - begin < 30  # the default is minutes
 
 
-def test_what_can_not_succeed_is_not_tried_again(proxy, bucket):
-    proxy.clear()
+def test_what_can_not_succeed_is_not_tried_again(proxy):
     with pytest.raises(grain_sft.GrainSftError, match="no such file"):
         files.read_range("gs://bucket/none.npy", 0, 8)
     assert sum(proxy.requests.values()) == 1
 
 
-def test_sixteen_reads_at_once_take_little_more_than_one(bucket, monkeypatch, capsys):
-    program = [sys.executable, failing_proxy.__file__, os.environ["STORAGE_EMULATOR_HOST"], "0.05"]
-    with subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        monkeypatch.setenv("STORAGE_EMULATOR_HOST", process.stdout.readline().strip())
-        ranges = [remote_files.Range(f"{bucket}0.npy", at * 4096, (at + 1) * 4096) for at in range(16)]
-        remote_files.fetch(ranges)  # connections are made
+def test_sixteen_reads_at_once_take_little_more_than_one(proxy, capsys):
+    proxy.latency, proxy.remember = 0.05, True
+    ranges = [remote_files.Range(f"{BUCKET}0.npy", at * 4096, (at + 1) * 4096) for at in range(16)]
+    remote_files.fetch(ranges)  # connections are made
+    begin = time.perf_counter()
+    one_by_one = [remote_files.fetch([each])[0] for each in ranges]
+    alone, times = time.perf_counter() - begin, []
+    for _ in range(20):
         begin = time.perf_counter()
-        one_by_one = [remote_files.fetch([each])[0] for each in ranges]
-        alone = time.perf_counter() - begin
-        times = []
-        for _ in range(20):
-            begin = time.perf_counter()
-            together = remote_files.fetch(ranges)
-            times.append(time.perf_counter() - begin)
-        process.stdin.close()
-    assert together == one_by_one == [tokens(0).tobytes()[r.start : r.stop] for r in ranges]
+        together = remote_files.fetch(ranges)
+        times.append(time.perf_counter() - begin)
+    assert together == one_by_one == [TOKENS[0].tobytes()[r.start : r.stop] for r in ranges]
     with capsys.disabled():
         print(f"\n16 reads: {alone:.3f} s one by one, {min(times):.3f} s at once", end="")
     assert alone > 4 * min(times), (alone, times)
 
 
-def test_no_more_requests_than_asked_for_are_made_at_once(proxy, bucket):
+def test_no_more_requests_than_asked_for_are_made_at_once(proxy):
     proxy.latency = 0.01
-    mine = source(bucket, remote={"requests": 3})
+    mine = source(remote={"requests": 3})
     mine.read(range(20))
     proxy.clear()
     mine.read(range(20))

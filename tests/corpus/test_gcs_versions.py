@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import collections
+import functools
 import http.client
 import itertools
 import json
@@ -13,10 +15,9 @@ import urllib.parse
 import numpy as np
 import pytest
 import sft_files
-from failing_proxy import WRONG_BODIES, Proxy
+from failing_proxy import WRONG_BODIES, before_emulator
 
 import grain_sft
-from grain_sft.corpus import Corpus
 from grain_sft.storage import artifact, files, open_remote
 
 pytest.importorskip("gcp_storage_emulator.server")
@@ -25,6 +26,11 @@ URL = "gs://bucket/versions/"
 LENGTH = 512
 TOKENS = 40 * LENGTH
 SECONDS = 1
+CONFIG = f"""
+corpus: {{path: "{URL}t/*.npy", dtype: uint32}}
+layout: {{kind: windows, sequence_length: {LENGTH}}}
+sampler: {{global_batch_size: 4, seed: 0}}
+"""
 
 
 def tokens(version, shard):
@@ -48,8 +54,7 @@ def put_all(version, folder):
     """Write every object that the places read."""
     for shard in range(2):
         put(f"t/{shard}.npy", tokens(version, shard).tobytes())
-    lines = [f"a,{URL}t/{(number + version) % 2}.npy" for number in range(400)]
-    put("mix.txt", "\n".join(lines).encode())
+    put("mix.txt", "\n".join(f"a,{URL}t/{(number + version) % 2}.npy" for number in range(400)).encode())
     put("config.yaml", CONFIG.replace("seed: 0", f"seed: {version}").encode())
     sft = folder / f"sft{version}"
     if not sft.exists():
@@ -60,13 +65,6 @@ def put_all(version, folder):
         put(f"sft/{path.name}", path.read_bytes())
 
 
-CONFIG = f"""
-corpus: {{path: "{URL}t/*.npy", dtype: uint32}}
-layout: {{kind: windows, sequence_length: {LENGTH}}}
-sampler: {{global_batch_size: 4, seed: 0}}
-"""
-
-
 @pytest.fixture(scope="module")
 def made(client, tmp_path_factory):
     """The objects, in their first version, and a proxy before them."""
@@ -74,12 +72,10 @@ def made(client, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("GRAIN_SFT_TEST_EMULATOR", os.environ["STORAGE_EMULATOR_HOST"])
         put_all(0, folder)
-        proxy = Proxy(os.environ["STORAGE_EMULATOR_HOST"])
-        patch.setenv("STORAGE_EMULATOR_HOST", proxy.address)
-        grain_sft.open_corpus(f"{URL}t/*.npy", dtype="uint32").save(folder / "index.json")
-        put("index.json", (folder / "index.json").read_bytes())
-        yield proxy, folder
-        proxy.close()
+        with before_emulator() as proxy:
+            grain_sft.open_corpus(f"{URL}t/*.npy", dtype="uint32").save(folder / "index.json")
+            put("index.json", (folder / "index.json").read_bytes())
+            yield proxy, folder
 
 
 @pytest.fixture
@@ -90,78 +86,69 @@ def proxy(made):
 
 
 @pytest.fixture
+def put_version(made):
+    """`put_version(version)` writes all objects; after the test they are of the first again."""
+    put_all(0, made[1])
+    yield functools.partial(put_all, folder=made[1])
+    put_all(0, made[1])
+
+
+def read(corpus):
+    return [None if each is None else each.tobytes() for each in corpus.read(0, corpus.num_tokens)]
+
+
+OPENED = {
+    "tokens": ("t/*.npy", read),
+    "tokens by the cache": ("t/*.npy", read),
+    "masks": ("sft/", lambda corpus: read(corpus)[1]),
+    "boundaries": ("sft/", lambda corpus: [each.tobytes() for each in corpus.documents]),
+    "sources": ("sft/", lambda corpus: (len(corpus.documents), corpus.sources.tobytes())),
+}
+"""What is opened before, and what is read then: never another version."""
+
+READ = {
+    "mix": lambda: [shard.path for shard in grain_sft.open_corpus(f"{URL}mix.txt", dtype="uint32").shards],
+    "index": lambda: grain_sft.open_corpus(f"{URL}index.json").fingerprint,
+    "metadata": lambda: grain_sft.open_corpus(f"{URL}sft/").fingerprint,
+    "config": lambda: grain_sft.load(f"{URL}config.yaml")[0]["inputs"].tobytes(),
+    "text": lambda: files.read_text(f"{URL}mix.txt"),
+}
+PLACES = [*OPENED, *READ]
+
+
+@pytest.fixture
 def place(made, tmp_path):
-    """`place(name)`: a function that reads there; what was opened before, and by whom, is part of the name."""
+    """`place(name)`: a function that reads there, in a corpus that was opened now."""
     numbers = itertools.count()
 
-    def opened(what, **options):
-        corpus = grain_sft.open_corpus(f"{URL}{what}", **options)
-        return lambda: pickle.loads(pickle.dumps(corpus))  # of another process, which has read nothing
+    def reader(name):
+        if name in READ:
+            return READ[name]
+        path, look = OPENED[name]
+        options = {"dtype": "uint32"} if path.endswith(".npy") else {}
+        if name == "tokens by the cache":
+            cache = {"folder": tmp_path / str(next(numbers)), "max_bytes": "64MiB", "unit": "32KiB"}
+            options["remote"] = {"seconds": 3 * SECONDS, "cache": cache}
+        corpus = grain_sft.open_corpus(f"{URL}{path}", **options)
+        return lambda: look(pickle.loads(pickle.dumps(corpus)))  # of another process, which has read nothing
 
-    def cache():
-        return {
-            "seconds": 3 * SECONDS,
-            "cache": {"folder": tmp_path / str(next(numbers)), "max_bytes": "64MiB", "unit": "32KiB"},
-        }
-
-    def read(corpus: Corpus):
-        found, loss = corpus.read(0, corpus.num_tokens)
-        return found.tobytes(), None if loss is None else loss.tobytes()
-
-    def cached():
-        corpus = grain_sft.open_corpus(f"{URL}t/*.npy", dtype="uint32", remote=cache())
-        return lambda: read(corpus)
-
-    def sources():
-        again = opened("sft/")
-        again().documents  # noqa: B018
-        return lambda: again().sources.tobytes()
-
-    def then(again, look):
-        return lambda: look(again())
-
-    def mix():
-        return [shard.path for shard in grain_sft.open_corpus(f"{URL}mix.txt", dtype="uint32").shards]
-
-    makers = {
-        "tokens": lambda: then(opened("t/*.npy", dtype="uint32"), read),
-        "tokens by the cache": cached,
-        "masks": lambda: then(opened("sft/"), lambda corpus: read(corpus)[1]),
-        "boundaries": lambda: then(opened("sft/"), lambda corpus: [each.tobytes() for each in corpus.documents]),
-        "sources": sources,
-        "mix": lambda: mix,
-        "index": lambda: lambda: grain_sft.open_corpus(f"{URL}index.json").fingerprint,
-        "metadata": lambda: lambda: grain_sft.open_corpus(f"{URL}sft/").fingerprint,
-        "config": lambda: lambda: grain_sft.load(f"{URL}config.yaml")[0]["inputs"].tobytes(),
-        "text": lambda: lambda: files.read_text(f"{URL}mix.txt"),
-    }
-    assert list(makers) == PLACES
-    return lambda name: makers[name]()
+    return reader
 
 
-PLACES = [
-    "tokens",
-    "tokens by the cache",
-    "masks",
-    "boundaries",
-    "sources",
-    "mix",
-    "index",
-    "metadata",
-    "config",
-    "text",
-]
+class Peak:
+    """The most memory that this process has taken since this was made, in MiB."""
 
+    def __init__(self):
+        with open("/proc/self/clear_refs", "w") as file:
+            file.write("5")
+        self._before = self._now()
 
-def peak():
-    """The most memory that this process had, in MiB, since it was last forgotten."""
-    with open("/proc/self/status") as file:
-        return int(next(line for line in file if line.startswith("VmHWM")).split()[1]) / 1024
+    def __call__(self):
+        return self._now() - self._before
 
-
-def forget_peak():
-    with open("/proc/self/clear_refs", "w") as file:
-        file.write("5")
+    def _now(self):
+        with open("/proc/self/status") as file:
+            return int(next(line for line in file if line.startswith("VmHWM")).split()[1]) / 1024
 
 
 def outcome(read):
@@ -173,15 +160,13 @@ def outcome(read):
 
 
 def check_wrong_bodies(proxy, place, monkeypatch, name, wrong):
-    read = place(name)
-    expected = read()
+    expected = place(name)()
     read = place(name)
     monkeypatch.setenv("GRAIN_SFT_REMOTE_SECONDS", str(SECONDS))
-    forget_peak()
-    before, begin = peak(), time.monotonic()
+    peak, begin = Peak(), time.monotonic()
     proxy.body = wrong
     found = outcome(read)
-    seconds, memory = time.monotonic() - begin, peak() - before
+    seconds, memory = time.monotonic() - begin, peak()
     assert isinstance(found, Exception) and proxy.failures[wrong], found
     proxy.share = 0.2
     for _ in range(2):
@@ -190,89 +175,73 @@ def check_wrong_bodies(proxy, place, monkeypatch, name, wrong):
     proxy.heal()
     monkeypatch.delenv("GRAIN_SFT_REMOTE_SECONDS")
     assert place(name)() == expected
+    assert memory < 300
     return seconds, memory
 
 
-SAMPLE = list(zip(sorted(WRONG_BODIES), itertools.cycle(PLACES), strict=False))
-
-
-@pytest.mark.parametrize(("wrong", "name"), SAMPLE)
+@pytest.mark.parametrize(("wrong", "name"), list(zip(sorted(WRONG_BODIES), itertools.cycle(PLACES), strict=False)))
 def test_a_wrong_body_is_an_error_or_asked_for_again(proxy, place, monkeypatch, name, wrong):
-    _, memory = check_wrong_bodies(proxy, place, monkeypatch, name, wrong)
-    assert memory < 300
+    check_wrong_bodies(proxy, place, monkeypatch, name, wrong)
 
 
 @pytest.mark.heavy
 def test_wrong_bodies_of_all_kinds_in_all_places(proxy, place, monkeypatch, capsys):
-    slowest, largest, tried = 0.0, 0.0, 0
-    for wrong, name in itertools.product(WRONG_BODIES, PLACES):
-        seconds, memory = check_wrong_bodies(proxy, place, monkeypatch, name, wrong)
-        slowest, largest, tried = max(slowest, seconds), max(largest, memory), tried + 1
+    pairs = list(itertools.product(PLACES, WRONG_BODIES))
+    figures = [check_wrong_bodies(proxy, place, monkeypatch, name, wrong) for name, wrong in pairs]
+    slowest, largest = map(max, zip(*figures, strict=True))
     with capsys.disabled():
         print(
-            f"\n{tried} places and wrong bodies: at most {slowest:.1f} s of {SECONDS} s and {largest:.0f} MiB", end=""
+            f"\n{len(pairs)} places and wrong bodies: at most {slowest:.1f} s of {SECONDS} s and {largest:.0f} MiB",
+            end="",
         )
-    assert largest < 300
 
 
-OPENED_BEFORE = PLACES[:5]
-"""Places that read what was opened before: never another version."""
-
-
-def check_replacement(proxy, place, folder, name, request):
+def check_replacement(proxy, place, put_version, name, request):
     """Replace every object before request `request` for one is answered; return what was read."""
-    put_all(0, folder)
+    put_version(0)
     old = place(name)()
-    put_all(1, folder)
+    put_version(1)
     new = outcome(lambda: place(name)())
-    put_all(0, folder)
+    put_version(0)
     read = place(name)
     proxy.clear()
-    proxy.before = lambda number: number == request and put_all(1, folder)
+    proxy.before = lambda number: number == request and put_version(1)
     found = outcome(read)
     proxy.before = None
-    put_all(0, folder)
-    assert isinstance(found, Exception) or found == old or (name not in OPENED_BEFORE and found == new), (name, request)
+    assert isinstance(found, Exception) or found == old or (name in READ and found == new), (name, request)
     return "an error" if isinstance(found, Exception) else "old" if found == old else "new"
 
 
 @pytest.mark.parametrize("name", ["tokens", "tokens by the cache", "masks", "text"])
-def test_objects_that_are_replaced_during_a_read_are_never_mixed(proxy, made, place, name):
-    check_replacement(proxy, place, made[1], name, 2)
+def test_objects_that_are_replaced_during_a_read_are_never_mixed(proxy, place, put_version, name):
+    check_replacement(proxy, place, put_version, name, 2)
 
 
 @pytest.mark.heavy
-def test_objects_that_are_replaced_at_any_request_are_never_mixed(proxy, made, place, capsys):
-    counts = {}
-    for name in PLACES:
-        for request in range(1, 13):
-            found = check_replacement(proxy, place, made[1], name, request)
-            counts[found] = counts.get(found, 0) + 1
+def test_objects_that_are_replaced_at_any_request_are_never_mixed(proxy, place, put_version, capsys):
+    pairs = itertools.product(PLACES, range(1, 13))
+    counts = collections.Counter(check_replacement(proxy, place, put_version, *pair) for pair in pairs)
     with capsys.disabled():
-        print(f"\nreplaced during {sum(counts.values())} reads: {counts}", end="")
+        print(f"\nreplaced during {counts.total()} reads: {dict(counts)}", end="")
 
 
-def test_an_index_remembers_versions_and_an_old_one_gets_them_when_it_is_opened(proxy, made, tmp_path):
-    put_all(0, made[1])
+def test_an_index_remembers_versions_and_an_old_one_gets_them_when_it_is_opened(proxy, put_version, tmp_path):
     grain_sft.open_corpus(f"{URL}t/*.npy", dtype="uint32").save(tmp_path / "index.json")
     stated = json.loads((tmp_path / "index.json").read_text())
-    assert all(shard["version"].startswith("generation ") for shard in stated["shards"])
     for shard in stated["shards"]:
-        del shard["version"]
+        assert shard.pop("version").startswith("generation ")
     (tmp_path / "old.json").write_text(json.dumps(stated))
     old, new = (
         pickle.loads(pickle.dumps(grain_sft.open_corpus(tmp_path / name))) for name in ("old.json", "index.json")
     )
     assert old == new and old.shards[0].version == new.shards[0].version
-    put_all(1, made[1])
+    put_version(1)
     for corpus in (old, new):
         with pytest.raises(grain_sft.GrainSftError, match=r"t/0.npy: .*replaced"):
             corpus.read(0, TOKENS)
-    put_all(0, made[1])
 
 
-def test_an_open_remote_file_is_of_one_version(proxy, made):
-    put_all(0, made[1])
+def test_an_open_remote_file_is_of_one_version(proxy, put_version):
     data = tokens(0, 1).tobytes()
     generator = np.random.default_rng(0)
     with open_remote(f"{URL}t/1.npy") as file:
@@ -280,14 +249,13 @@ def test_an_open_remote_file_is_of_one_version(proxy, made):
             file.seek(start)
             assert file.read(count) == data[start : start + count]
         assert file.seek(0, 2) == len(data) and not file.read(1)
-        put_all(1, made[1])
+        put_version(1)
         file.seek(4096)
         with pytest.raises(grain_sft.GrainSftError, match=r"t/1.npy: .* is gone: it was replaced"):
             file.read()
-    put_all(0, made[1])
 
 
-def test_a_plan_in_a_bucket_is_copied_whole_or_made_again(proxy, made, monkeypatch, tmp_path):
+def test_a_plan_in_a_bucket_is_copied_whole_or_made_again(proxy, monkeypatch, tmp_path):
     for name, value in (("GRAIN_SFT_CACHE_DIR", f"{URL}plans"), ("XDG_CACHE_HOME", str(tmp_path / "first"))):
         monkeypatch.setenv(name, value)
     arrays = {"rows": np.arange(100_000)}
@@ -295,21 +263,16 @@ def test_a_plan_in_a_bucket_is_copied_whole_or_made_again(proxy, made, monkeypat
     monkeypatch.setenv("GRAIN_SFT_REMOTE_SECONDS", str(SECONDS))
     for wrong in sorted({*WRONG_BODIES} - {"cut", "moved", "twice"}):
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / wrong))
-        proxy.body, made_again = wrong, []
-        forget_peak()
-        before = peak()
+        proxy.body, made_again, peak = wrong, [], Peak()
         found = artifact.load_or_make(
             "things", {"of": "this"}, lambda made_again=made_again: made_again.append(1) or arrays
         )
         np.testing.assert_array_equal(found["rows"], arrays["rows"])
-        assert made_again and peak() - before < 300
-    proxy.heal()
+        assert made_again and peak() < 300
 
 
-def test_endless_answers_about_objects_end_too(proxy, made, monkeypatch):
+def test_endless_answers_about_objects_end_too(proxy, monkeypatch):
     monkeypatch.setenv("GRAIN_SFT_REMOTE_SECONDS", str(SECONDS))
-    proxy.endless = True
-    forget_peak()
-    before = peak()
+    proxy.endless, peak = True, Peak()
     assert isinstance(outcome(lambda: files.size(f"{URL}mix.txt")), Exception)
-    assert proxy.requests["streamed"] and peak() - before < 300
+    assert proxy.requests["streamed"] and peak() < 300

@@ -9,7 +9,6 @@ import pytest
 from failing_proxy import Proxy
 
 import grain_sft
-from grain_sft.storage.shard_reader import ShardReader
 
 pytest.importorskip("s3fs")
 pytest.importorskip("moto.server")
@@ -39,23 +38,30 @@ def proxy():
     server.stop()
 
 
+@pytest.fixture
+def client(proxy):
+    import fsspec
+
+    return fsspec.filesystem("s3")
+
+
+@pytest.fixture(params=[False, True], ids=["direct", "cached"])
+def remote(request, tmp_path):
+    """Options of remote files, with a cache and without."""
+    return {"cache": {"folder": tmp_path, "max_bytes": "1MiB", "unit": "64KiB"} if request.param else None}
+
+
 def tokens(shard):
     return np.random.default_rng(shard).integers(0, 50_000, 50_000, dtype=np.uint32)
 
 
 def read(corpus, rows):
-    reader = ShardReader(corpus.shards, 4, remote=corpus.remote)
-    out = np.empty((len(rows), 100), np.uint32)
-    shards, starts = np.divmod(np.array(rows) * 100, 50_000)
-    places = list(range(0, out.nbytes, 400))
-    reader.gather(shards.tolist(), starts.tolist(), places, [400] * len(rows), out.data.cast("B"))
-    return out
+    """Rows of 100 tokens, read anew."""
+    return grain_sft.NpyDataSource(grain_sft.WindowLayout(corpus, 100)).read(rows)["tokens"]
 
 
-@pytest.mark.parametrize("cached", [False, True])
-def test_rows_are_the_same_where_requests_fail(proxy, tmp_path, cached):
-    cache = {"folder": tmp_path, "max_bytes": "1MiB", "unit": "64KiB"} if cached else None
-    corpus = grain_sft.open_corpus("s3://bucket/data/", remote={"cache": cache})
+def test_rows_are_the_same_where_requests_fail(proxy, remote):
+    corpus = grain_sft.open_corpus("s3://bucket/data/", remote=remote)
     expected = np.concatenate([tokens(shard) for shard in range(3)]).reshape(-1, 100)
     proxy.refused, proxy.cut = 0.05, 0.02
     generator = np.random.default_rng(0)
@@ -71,14 +77,9 @@ def test_an_index_may_be_in_the_bucket(proxy):
     assert grain_sft.open_corpus("s3://bucket/index.json") == corpus
 
 
-@pytest.mark.parametrize("cached", [False, True])
-def test_an_object_that_was_replaced_or_is_missing_is_named(proxy, tmp_path, cached):
-    import fsspec
-
-    client = fsspec.filesystem("s3")
+def test_an_object_that_was_replaced_or_is_missing_is_named(client, remote):
     client.pipe_file("bucket/other/0.npy", tokens(0).tobytes())
-    cache = {"folder": tmp_path, "max_bytes": "1MiB", "unit": "64KiB"} if cached else None
-    corpus = grain_sft.open_corpus("s3://bucket/other/0.npy", remote={"cache": cache})
+    corpus = grain_sft.open_corpus("s3://bucket/other/0.npy", remote=remote)
     client.pipe_file("bucket/other/0.npy", tokens(1).tobytes())
     with pytest.raises(grain_sft.GrainSftError, match=r"s3://bucket/other/0.npy: .*replaced"):
         read(corpus, [3])
@@ -86,14 +87,9 @@ def test_an_object_that_was_replaced_or_is_missing_is_named(proxy, tmp_path, cac
         grain_sft.open_corpus("s3://bucket/none.npy")
 
 
-@pytest.mark.parametrize("cached", [False, True])
-def test_an_object_that_is_replaced_while_in_use_is_never_mixed(proxy, tmp_path, cached):
-    import fsspec
-
-    client = fsspec.filesystem("s3")
+def test_an_object_that_is_replaced_while_in_use_is_never_mixed(client, remote):
     client.pipe_file("bucket/used/0.npy", tokens(0).tobytes())
-    cache = {"folder": tmp_path, "max_bytes": "1MiB", "unit": "64KiB"} if cached else None
-    corpus = grain_sft.open_corpus("s3://bucket/used/0.npy", remote={"cache": cache})
+    corpus = grain_sft.open_corpus("s3://bucket/used/0.npy", remote=remote)
     old = corpus.read(0, 1024)[0]
     other = tokens(0)
     other[1024:-1024] += 1
@@ -101,7 +97,7 @@ def test_an_object_that_is_replaced_while_in_use_is_never_mixed(proxy, tmp_path,
     for _ in range(2):
         with pytest.raises(grain_sft.GrainSftError, match=r"s3://bucket/used/0.npy: .* is gone: it was replaced"):
             corpus.read(20_000, 30_000)
-    if cached:
+    if remote["cache"]:
         np.testing.assert_array_equal(corpus.read(0, 1024)[0], old)
     assert grain_sft.open_corpus("s3://bucket/used/0.npy").read(20_000, 20_001)[0] == other[20_000]
 
@@ -109,8 +105,7 @@ def test_an_object_that_is_replaced_while_in_use_is_never_mixed(proxy, tmp_path,
 def test_where_all_fail_the_object_is_named(proxy):
     corpus = grain_sft.open_corpus("s3://bucket/data/", remote={"seconds": 2})
     proxy.refused = 1.0
-    with pytest.raises(
-        grain_sft.GrainSftError, match=r"s3://bucket/data/0.npy: bytes 0 to 4096 can't be read: .*within 2"
-    ):
+    expected = r"s3://bucket/data/0.npy: bytes 0 to 4096 can't be read: .*within 2"
+    with pytest.raises(grain_sft.GrainSftError, match=expected):
         read(corpus, [0])
     proxy.heal()

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import resource
 import signal
 import subprocess
 import sys
-import threading
 import time
 
 import fsspec
 import numpy as np
 import pytest
-from failing_proxy import Proxy, media_bytes
+from failing_proxy import before_emulator, media_bytes
 from sft_files import documents, write_episodes
 
 import grain_sft
@@ -26,6 +24,7 @@ LENGTH = 1024
 TOKENS = 64 * LENGTH  # a shard: 256 KiB
 SHARDS = 6
 UNIT = 32 << 10
+URL, INDEX, MEMORY = "gs://bucket/cached/", "gs://bucket/cached/index.json", "memory://cached/"
 
 READER = """
 import sys, numpy as np
@@ -54,13 +53,10 @@ def tokens(shard):
 def proxy(client):
     for shard in range(SHARDS):
         client.pipe_file(f"bucket/cached/{shard}.npy", tokens(shard).tobytes())
-    with pytest.MonkeyPatch.context() as patch:
-        proxy = Proxy(os.environ["STORAGE_EMULATOR_HOST"])
-        patch.setenv("STORAGE_EMULATOR_HOST", proxy.address)
+    with before_emulator() as proxy, pytest.MonkeyPatch.context() as patch:
         patch.setenv("FSSPEC_GS_TOKEN", "anon")  # else each process looks for credentials for seconds
-        grain_sft.open_corpus("gs://bucket/cached/").save("gs://bucket/cached/index.json")
+        grain_sft.open_corpus(URL).save(INDEX)
         yield proxy
-        proxy.close()
     client.rm("bucket/cached", recursive=True)
 
 
@@ -74,9 +70,10 @@ def memory():
     client.rm("/cached", recursive=True)
 
 
-def source(url, folder, bound="64MiB", unit=UNIT):
-    corpus = grain_sft.open_corpus(url, remote={"cache": {"folder": str(folder), "max_bytes": bound, "unit": unit}})
-    return grain_sft.NpyDataSource(grain_sft.WindowLayout(corpus, LENGTH))
+def source(url, folder, bound="64MiB", unit=UNIT, length=LENGTH, **options):
+    cache = {"folder": str(folder), "max_bytes": bound, "unit": unit}
+    corpus = grain_sft.open_corpus(url, remote={"cache": cache, **options})
+    return grain_sft.NpyDataSource(grain_sft.WindowLayout(corpus, length))
 
 
 def check(mine, rows):
@@ -92,27 +89,25 @@ def cached(folder):
 def sizes_of(folder):
     """Bytes of each file."""
     found = {}
-    for base, _, names in os.walk(folder):
-        for name in names:
-            with contextlib.suppress(FileNotFoundError):
-                stat = os.stat(os.path.join(base, name))
-                found[base, name, stat.st_ino] = stat.st_size
+    for path in folder.rglob("*"):
+        with contextlib.suppress(FileNotFoundError):
+            stat = path.stat()
+            found[path, stat.st_ino] = 0 if path.is_dir() else stat.st_size
     return found
 
 
 def size_of(folder):
     """Bytes of all files together at one moment: of two listings in a row that are the same; None where none are."""
-    before = sizes_of(folder)
-    for _ in range(20):
-        now = sizes_of(folder)
+    before = None
+    for _ in range(21):
+        before, now = sizes_of(folder), before
         if now == before:
             return sum(now.values())
-        before = now
     return None
 
 
 def start(folder, bound, unit, seed, rows):
-    arguments = ["gs://bucket/cached/index.json", str(folder), str(bound), str(unit), str(seed), str(rows)]
+    arguments = [INDEX, str(folder), str(bound), str(unit), str(seed), str(rows)]
     return subprocess.Popen([sys.executable, "-c", READER, *arguments], stdin=-1, stdout=-1, text=True)
 
 
@@ -128,13 +123,13 @@ def go(processes, before=lambda: None):
 
 @pytest.mark.parametrize("unit", [UNIT, 100_000, "shard"])
 def test_rows_are_those_of_the_bucket_and_are_fetched_once(proxy, tmp_path, unit):
-    mine = source("gs://bucket/cached/", tmp_path, unit=unit)
+    mine = source(URL, tmp_path, unit=unit)
     every = np.random.default_rng(0).permutation(len(mine))
     proxy.clear()
     for start in range(0, len(every), 16):
         check(mine, every[start : start + 16])
     assert media_bytes(proxy) == (SHARDS * TOKENS * 4,) * 2
-    again = source("gs://bucket/cached/index.json", tmp_path, unit=unit)
+    again = source(INDEX, tmp_path, unit=unit)
     proxy.clear()
     check(again, every)
     assert not proxy.requests["media"]
@@ -142,13 +137,12 @@ def test_rows_are_those_of_the_bucket_and_are_fetched_once(proxy, tmp_path, unit
 
 def test_the_environment_asks_for_a_cache(proxy, tmp_path, monkeypatch):
     monkeypatch.setenv("GRAIN_SFT_SHARD_CACHE", str(tmp_path))
-    mine = grain_sft.NpyDataSource
-    corpus = grain_sft.open_corpus("gs://bucket/cached/")
+    layout = grain_sft.WindowLayout(grain_sft.open_corpus(URL), LENGTH)
     with pytest.raises(grain_sft.GrainSftError, match=r"\$GRAIN_SFT_SHARD_CACHE_BYTES"):
-        mine(grain_sft.WindowLayout(corpus, LENGTH))
+        grain_sft.NpyDataSource(layout)
     monkeypatch.setenv("GRAIN_SFT_SHARD_CACHE_BYTES", "1GiB")
     monkeypatch.setenv("GRAIN_SFT_SHARD_CACHE_UNIT", "shard")
-    check(mine(grain_sft.WindowLayout(corpus, LENGTH)), [0, 1])
+    check(grain_sft.NpyDataSource(layout), [0, 1])
     assert len(cached(tmp_path)) == 1
 
 
@@ -157,13 +151,8 @@ def test_loss_files_are_cached_too(client, proxy, tmp_path):
     for path in (tmp_path / "episodes").rglob("*"):
         if path.is_file():
             client.pipe_file(f"bucket/episodes/{path.relative_to(tmp_path / 'episodes')}", path.read_bytes())
-    local = grain_sft.NpyDataSource(grain_sft.WindowLayout(grain_sft.open_corpus(tmp_path / "episodes"), 16)).read(
-        [3, 1]
-    )
-    corpus = grain_sft.open_corpus(
-        "gs://bucket/episodes", remote={"cache": {"folder": tmp_path / "cache", "max_bytes": "1MiB", "unit": UNIT}}
-    )
-    mine = grain_sft.NpyDataSource(grain_sft.WindowLayout(corpus, 16))
+    local = source(tmp_path / "episodes", tmp_path, length=16).read([3, 1])
+    mine = source("gs://bucket/episodes", tmp_path / "cache", length=16)
     for _ in range(2):
         for key, array in mine.read([3, 1]).items():
             np.testing.assert_array_equal(array, local[key])
@@ -174,26 +163,27 @@ def test_loss_files_are_cached_too(client, proxy, tmp_path):
     client.rm("bucket/episodes", recursive=True)
 
 
-@pytest.mark.parametrize("damage", ["a bit", "cut", "emptied", "swapped", "a checksum"])
+FLIPPED = {"a bit": -100, "a checksum": 65}
+
+
+@pytest.mark.parametrize("damage", [*FLIPPED, "cut", "emptied", "swapped"])
 def test_a_damaged_block_is_fetched_again(memory, tmp_path, damage):
-    mine = source("memory://cached/", tmp_path)
+    mine = source(MEMORY, tmp_path)
     check(mine, list(range(len(mine))))
     paths = cached(tmp_path)
     for path, other in zip(paths, paths[1:] + paths[:1], strict=True):
         data = bytearray(path.read_bytes())
-        if damage == "a bit":
-            data[-100] ^= 4
-        elif damage == "a checksum":
-            data[65] ^= 1
+        if damage in FLIPPED:
+            data[FLIPPED[damage]] ^= 4
         data = {"cut": data[:-5000], "emptied": b"", "swapped": other.read_bytes()}.get(damage, data)
         (tmp_path / "new").write_bytes(data)
         (tmp_path / "new").rename(path)
     check(mine, list(range(len(mine))))
-    check(source("memory://cached/", tmp_path), list(range(len(mine))))
+    check(source(MEMORY, tmp_path), list(range(len(mine))))
 
 
 def test_what_was_not_used_for_longest_makes_room(memory, tmp_path):
-    mine = source("memory://cached/", tmp_path, bound=10 * (UNIT + 128) + 4096, unit=UNIT)
+    mine = source(MEMORY, tmp_path, bound=10 * (UNIT + 128) + 4096, unit=UNIT)
     rows = UNIT // 4 // LENGTH
     for block in (0, 7, *range(8, 15), 0):  # the ends of shard 0 are looked at first
         check(mine, [block * rows])
@@ -202,33 +192,33 @@ def test_what_was_not_used_for_longest_makes_room(memory, tmp_path):
 
 
 def test_files_of_others_in_the_folder_are_left_alone(memory, tmp_path):
-    (tmp_path / "blocks" / "ab").mkdir(parents=True)
-    for path in (tmp_path / "mine.npy", tmp_path / "blocks" / "ab" / "mine.npy"):
+    others = tmp_path / "mine.npy", tmp_path / "blocks" / "ab" / "mine.npy"
+    others[1].parent.mkdir(parents=True)
+    for path in others:
         path.write_bytes(bytes(1 << 20))
-    mine = source("memory://cached/", tmp_path, bound=3 * UNIT)
+    mine = source(MEMORY, tmp_path, bound=3 * UNIT)
     check(mine, list(range(0, len(mine), 7)))
-    assert (tmp_path / "mine.npy").exists() and (tmp_path / "blocks" / "ab" / "mine.npy").exists()
+    assert all(path.exists() for path in others)
 
 
 def test_another_version_of_an_object_is_never_mixed_with_the_first(client, proxy, tmp_path):
-    first = np.arange(TOKENS, dtype=np.uint32)
+    first = np.arange(TOKENS, dtype=np.uint32).reshape(-1, LENGTH)
     second = first.copy()
-    second[2000:-2000] += 7  # the same size, and the same ends
+    second[2:-2] += 7  # the same size, and the same ends
     client.pipe_file("bucket/versions/0.npy", first.tobytes())
     before = source("gs://bucket/versions/", tmp_path)
-    assert (before.read([20])["tokens"] == first.reshape(-1, LENGTH)[[20]]).all()
+    assert (before.read([20])["tokens"] == first[20]).all()
     client.pipe_file("bucket/versions/0.npy", second.tobytes())
     after = source("gs://bucket/versions/", tmp_path)
-    rows = list(range(64))
-    np.testing.assert_array_equal(after.read(rows)["tokens"], second.reshape(-1, LENGTH))
-    assert (before.read([20])["tokens"] == first.reshape(-1, LENGTH)[[20]]).all()  # what it has is of its version
+    np.testing.assert_array_equal(after.read(range(64))["tokens"], second)
+    assert (before.read([20])["tokens"] == first[20]).all()  # what it has is of its version
     with pytest.raises(grain_sft.GrainSftError, match=r"gs://bucket/versions/0.npy: .*\(generation \d+\) is gone"):
         before.read([40])
     client.rm("bucket/versions", recursive=True)
 
 
 def test_without_generations_a_version_is_asked_for_after_each_block(memory, tmp_path):
-    mine = source("memory://cached/", tmp_path)
+    mine = source(MEMORY, tmp_path)
     check(mine, [0])
     memory.pipe_file("/cached/0.npy", tokens(0)[::-1].tobytes())
     with pytest.raises(grain_sft.GrainSftError, match=r"memory:///?cached/0.npy: .* is gone: it was replaced"):
@@ -251,22 +241,12 @@ def test_four_processes_that_start_together_fetch_each_byte_once(proxy, tmp_path
 def test_a_third_of_the_corpus_is_never_exceeded(proxy, tmp_path, unit):
     bound = SHARDS * TOKENS * 4 // 3 + 8192
     processes = [start(tmp_path, bound, unit, seed, 96) for seed in range(4)]
-    sizes, done = [], threading.Event()
-
-    def watch():
-        while not done.wait(0.001):
-            if (size := size_of(tmp_path)) is not None:
-                sizes.append(size)
-
-    watcher = threading.Thread(target=watch)
-    watcher.start()
-    try:
-        go(processes)
-        found = [process.communicate()[0] for process in processes]
-    finally:
-        done.set()
-        watcher.join()
-    assert found == ["96\n"] * 4
+    go(processes)
+    sizes = []
+    while any(process.poll() is None for process in processes):
+        sizes.append(size_of(tmp_path) or 0)
+        time.sleep(0.001)
+    assert [process.communicate()[0] for process in processes] == ["96\n"] * 4
     assert len(sizes) > 100 and 0.5 * bound < max(sizes) <= bound
     assert not [path for path in cached(tmp_path) if path.suffix == ".part"]
 
@@ -286,7 +266,7 @@ def test_processes_that_are_killed_leave_a_cache_that_works(proxy, tmp_path):
         parts += len([path for path in cached(tmp_path) if path.suffix == ".part"])
         assert size_of(tmp_path) <= bound
     proxy.latency = 0
-    mine = source("gs://bucket/cached/", tmp_path, bound=bound)
+    mine = source(URL, tmp_path, bound=bound)
     for row in range(0, len(mine), 32):
         check(mine, list(range(row, row + 32)))
         assert size_of(tmp_path) <= bound
@@ -295,19 +275,15 @@ def test_processes_that_are_killed_leave_a_cache_that_works(proxy, tmp_path):
 
 
 def test_a_maker_that_is_stopped_is_not_waited_for_without_end(proxy, tmp_path):
-    mine = source("gs://bucket/cached/index.json", tmp_path)
+    mine = source(INDEX, tmp_path)
     check(mine, [0])
     held = next(path for path in cached(tmp_path) if "-0-" in path.name)
     (held.parent / (held.name + ".part")).touch()
     held.unlink()
     holder = subprocess.Popen(["flock", f"{held}.part", "sleep", "60"])
     time.sleep(0.2)
-    corpus = grain_sft.open_corpus(
-        "gs://bucket/cached/index.json",
-        remote={"seconds": 0.5, "cache": {"folder": tmp_path, "max_bytes": "64MiB", "unit": UNIT}},
-    )
     begin = time.monotonic()
-    check(grain_sft.NpyDataSource(grain_sft.WindowLayout(corpus, LENGTH)), [0, 1])
+    check(source(INDEX, tmp_path, seconds=0.5), [0, 1])
     assert time.monotonic() - begin < 40  # the holder sleeps for 60
     holder.kill()
     holder.wait()
@@ -315,13 +291,13 @@ def test_a_maker_that_is_stopped_is_not_waited_for_without_end(proxy, tmp_path):
 
 @pytest.mark.parametrize("folder", ["/proc/nothing", "/dev/null"])
 def test_a_folder_that_can_not_be_written_to_is_done_without(memory, folder, caplog):
-    mine = source("memory://cached/", folder)
+    mine = source(MEMORY, folder)
     check(mine, [5, 300, 17])
     assert "can't be written to" in caplog.text and "read from the bucket" in caplog.text
 
 
 def test_where_the_disk_is_full_rows_come_from_the_bucket(memory, tmp_path, caplog):
-    mine = source("memory://cached/", tmp_path, unit="shard")
+    mine = source(MEMORY, tmp_path, unit="shard")
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, hard))
     try:
