@@ -11,8 +11,7 @@ from grain_sft.cli.main import main
 
 
 @pytest.fixture
-def config(tmp_path, monkeypatch):
-    monkeypatch.setenv("GRAIN_SFT_CACHE_DIR", str(tmp_path / "cache"))
+def config(tmp_path):
     stated = {
         "corpus": {"path": str(write_episodes(tmp_path / "chats", documents(60)))},
         "layout": {"kind": "padded", "sequence_length": 64},
@@ -62,8 +61,7 @@ def test_the_log_of_another_run_is_contradicted_shortly(config, audit, capsys):
     assert "sampler differs: here" in "\n".join(printed)
 
 
-def test_a_mistake_is_a_sentence(config, tmp_path, capsys):
-    assert main(["audit-check", str(tmp_path / "none.log"), str(config)]) == 1
-    assert main(["audit-check", str(config), str(tmp_path / "none.json")]) == 1
-    printed = capsys.readouterr().err.splitlines()
-    assert len(printed) == 2 and all("no such file" in line for line in printed)
+def test_a_file_that_is_missing_is_an_error(config, tmp_path, failure):
+    for words in ((tmp_path / "none.log", config), (config, tmp_path / "none.json")):
+        status, error = failure("audit-check", *words)
+        assert status == 1 and len(error.splitlines()) == 1 and "no such file" in error

@@ -24,11 +24,6 @@ QUICK = ("--seconds", "0.02", "--repeats", "1", "--step-ms", "1", "--step-ms", "
 ALWAYS = {LIMIT, stages.ROW_NUMBERS, stages.READING, stages.PIECES, stages.WHOLE}
 
 
-@pytest.fixture(autouse=True)
-def cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("GRAIN_SFT_CACHE_DIR", str(tmp_path / "cache"))
-
-
 @pytest.fixture
 def bench(tmp_path, capsys):
     """`bench(config, *arguments)`: the figures of a config, as JSON, and what is printed."""
@@ -157,36 +152,29 @@ def test_what_there_is_no_time_for_is_named(bench, tmp_path):
     assert "left out: the time was up" in printed
 
 
-def row(threads, worker_count, ms, **waits):
+def row(threads, worker_count, ms, *waits):
+    """A measured setting; waits of steps of 10 and 50 ms."""
     listed = [
-        {"step_ms": float(step[1:]), "median_ms": wait, "longest_ms": wait, "steps": 9} for step, wait in waits.items()
+        {"step_ms": step_ms, "median_ms": wait, "longest_ms": wait, "steps": 9}
+        for step_ms, wait in zip((10.0, 50.0), waits, strict=True)
     ]
     return {"threads": threads, "prefetch": 8, "worker_count": worker_count, "ms_per_batch": ms, "waits": listed}
 
 
-@pytest.mark.parametrize(
-    ("rows", "slowest_ms", "expected"),
-    [
-        ([row(1, 0, 2, _10=0.1, _50=0.1), row(2, 0, 1, _10=0.0, _50=0.0)], 9, Choice(Setting(1, 4, 0), 10)),
-        ([row(1, 0, 9, _10=4, _50=0.1), row(2, 0, 5, _10=0.1, _50=0.1)], 95, Choice(Setting(2, 16, 0), 10)),
-        ([row(1, 0, 30, _10=20, _50=0.2), row(0, 2, 8, _10=0, _50=0)], 9, Choice(Setting(1, 4, 0), 50)),
-        ([row(1, 0, 11, _10=0.1, _50=0.1), row(2, 0, 6, _10=0.1, _50=0.1)], 9, Choice(Setting(2, 4, 0), 10)),
-        ([row(1, 0, 90, _10=80, _50=40), row(0, 2, 45, _10=35, _50=0)], 99, Choice(Setting(0, 4, 2), 50)),
-        ([row(1, 0, 90, _10=80, _50=40), row(2, 0, 88, _10=78, _50=38)], 99, Choice(Setting(1, 8, 0), None)),
-        ([row(1, 0, 90, _10=80, _50=40), row(2, 0, 60, _10=50, _50=10)], 99, Choice(Setting(2, 8, 0), None)),
-    ],
-    ids=(
-        "one is enough",
-        "two are",
-        "for longer steps",
-        "one falls behind",
-        "only workers",
-        "none, alike",
-        "none, one faster",
-    ),
-)
+ADVICE = {
+    "one is enough": ([row(1, 0, 2, 0.1, 0.1), row(2, 0, 1, 0, 0)], 9, Choice(Setting(1, 4, 0), 10)),
+    "two are": ([row(1, 0, 9, 4, 0.1), row(2, 0, 5, 0.1, 0.1)], 95, Choice(Setting(2, 16, 0), 10)),
+    "for longer steps": ([row(1, 0, 30, 20, 0.2), row(0, 2, 8, 0, 0)], 9, Choice(Setting(1, 4, 0), 50)),
+    "one falls behind": ([row(1, 0, 11, 0.1, 0.1), row(2, 0, 6, 0.1, 0.1)], 9, Choice(Setting(2, 4, 0), 10)),
+    "only workers": ([row(1, 0, 90, 80, 40), row(0, 2, 45, 35, 0)], 99, Choice(Setting(0, 4, 2), 50)),
+    "none, alike": ([row(1, 0, 90, 80, 40), row(2, 0, 88, 78, 38)], 99, Choice(Setting(1, 8, 0), None)),
+    "none, one faster": ([row(1, 0, 90, 80, 40), row(2, 0, 60, 50, 10)], 99, Choice(Setting(2, 8, 0), None)),
+}
+
+
+@pytest.mark.parametrize(("rows", "slowest_ms", "expected"), ADVICE.values(), ids=ADVICE)
 def test_the_fewest_threads_that_no_step_waits_for_are_advised(rows, slowest_ms, expected):
-    direct = row(0, 0, 100, _10=100, _50=100)
+    direct = row(0, 0, 100, 100, 100)
     choice = advice.choose([direct, *rows], slowest_ms)
     assert choice == expected
     taken = next(each for each in rows if each["worker_count"] == choice.setting.worker_count)
@@ -196,29 +184,26 @@ def test_the_fewest_threads_that_no_step_waits_for_are_advised(rows, slowest_ms,
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["config.json", "--files", "2"], "argument --files: only without CONFIG"),
-        (["config.json", "--only", "packed"], "argument --only: only without CONFIG"),
-        (["--host", "0/2"], "argument --host: only with CONFIG"),
-        (["--tokens-per-second", "5"], "argument --tokens-per-second: only with CONFIG"),
-        (["config.json", "--host", "2/2"], "argument --host"),
-        (["config.json", "--tokens-per-second", "0"], "argument --tokens-per-second"),
-        (["config.json", "--max-workers", "-1"], "argument --max-workers"),
-        (["config.json", "--output", "./config.json"], "argument -o/--output: CONFIG would be written over"),
+        ("config.json --files 2", "argument --files: only without CONFIG"),
+        ("config.json --only packed", "argument --only: only without CONFIG"),
+        ("--host 0/2", "argument --host: only with CONFIG"),
+        ("--tokens-per-second 5", "argument --tokens-per-second: only with CONFIG"),
+        ("config.json --host 2/2", "argument --host"),
+        ("config.json --tokens-per-second 0", "argument --tokens-per-second"),
+        ("config.json --max-workers -1", "argument --max-workers"),
+        ("config.json --output ./config.json", "argument -o/--output: CONFIG would be written over"),
     ],
 )
-def test_wrong_arguments_are_status_2(arguments, message, capsys):
-    with pytest.raises(SystemExit) as exit:
-        main(["bench", *arguments])
-    assert exit.value.code == 2
-    assert message in capsys.readouterr().err
+def test_wrong_arguments_are_status_2(arguments, message, failure):
+    status, error = failure("bench", *arguments.split())
+    assert status == 2 and message in error
 
 
-def test_failures_are_a_sentence_and_status_1(tmp_path, capsys):
-    assert main(["bench", str(tmp_path / "none.yaml")]) == 1
+def test_failures_are_a_sentence_and_status_1(tmp_path, failure):
     path = tmp_path / "config.json"
     path.write_text(json.dumps(windows(tmp_path)))
-    assert main(["bench", str(path), "--host", "0/3"]) == 1
-    (tmp_path / "web.npy").write_bytes(b"\1\0" * 2)
-    assert main(["bench", str(path)]) == 1
-    errors = capsys.readouterr().err
-    assert len(re.findall("^grain-sft bench: ", errors, flags=re.MULTILINE)) == 3 and "Traceback" not in errors
+    for words in ([tmp_path / "none.yaml"], [path, "--host", "0/3"], [path]):
+        if words == [path]:
+            (tmp_path / "web.npy").write_bytes(b"\1\0" * 2)
+        status, error = failure("bench", *words)
+        assert status == 1 and error.startswith("grain-sft bench: ")

@@ -1,14 +1,22 @@
-"""The command line: what the commands print and write, and how they fail."""
+"""What all commands have in common: options, errors, outputs and progress; and what `index` prints and writes."""
 
+import argparse
+import io
 import json
 import subprocess
 import sys
+import time
 
 import numpy as np
 import pytest
 
 import grain_sft
-from grain_sft.cli.main import COMMANDS, main
+from grain_sft import progress
+from grain_sft.cli.arguments import Parser
+from grain_sft.cli.main import COMMANDS, main, module_of
+from grain_sft.storage import files
+
+ARRAYS = ("--dtype", "uint16", "--eos-token-id", "7")
 
 
 @pytest.fixture
@@ -24,11 +32,11 @@ def mix(tmp_path):
 
 def test_index_describes_a_mix_and_writes_its_index(mix, tmp_path, capsys):
     out = tmp_path / "index.json"
-    arguments = ["index", str(mix), "--dtype", "uint16", "--tokenizer-name", "tok", "--sequence-length", "128"]
-    assert main([*arguments, "-o", str(out), "--eos-token-id", "7"]) == 0
+    arguments = ["index", str(mix), *ARRAYS, "--tokenizer-name", "tok", "--sequence-length", "128", "-o", str(out)]
+    assert main(arguments) == 0
     printed = capsys.readouterr().out
-    for said in ("shards       3", "tokens       1,643 uint16", "rows         12 of 128", "web", "code", "92.21%"):
-        assert said in printed
+    for expected in ("shards       3", "tokens       1,643 uint16", "rows         12 of 128", "web", "code", "92.21%"):
+        assert expected in printed
     corpus = grain_sft.open_corpus(out)
     assert corpus.fingerprint in printed
     assert (corpus.num_tokens, corpus.eos_token_id, corpus.num_documents) == (1643, 7, 3)
@@ -36,9 +44,8 @@ def test_index_describes_a_mix_and_writes_its_index(mix, tmp_path, capsys):
 
 def test_index_writes_maxtexts_index(mix, tmp_path):
     out = tmp_path / "maxtext.json"
-    remap = f"{{TOKENIZER}}={tmp_path / 'tok'}"
-    arguments = ["index", str(mix), "--dtype", "uint16", "--path-remap", remap, "--maxtext", "-o", str(out)]
-    assert main([*arguments, "--sequence-length", "128"]) == 0
+    arguments = ["index", str(mix), "--path-remap", f"{{TOKENIZER}}={tmp_path / 'tok'}", "--maxtext", "-o", str(out)]
+    assert main([*arguments, "--dtype", "uint16", "--sequence-length", "128"]) == 0
     assert json.loads(out.read_text())["total_instances"] == 12
 
 
@@ -48,18 +55,53 @@ def test_the_package_runs_as_a_module():
         assert (done.returncode, done.stdout.strip()) == (0, f"grain_sft {grain_sft.__version__}"), done.stderr
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["index", "none.txt"], "none.txt: can't be opened"),
-        (["index", "none/*.npy"], "none/*.npy: the glob matches no file"),
-    ],
-)
-def test_a_failure_is_a_sentence_on_stderr_and_status_1(arguments, message, capsys, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert main(arguments) == 1
-    error = capsys.readouterr().err
-    assert error.startswith("grain-sft index: ") and message in error
+# --- options ---
+
+
+def test_options_of_one_name_mean_the_same_in_every_command():
+    for name in COMMANDS:
+        parser = Parser(prog=name)
+        module_of(name).add_arguments(parser)
+        options = {word: action for action in parser._actions for word in action.option_strings}
+        assert "--json" not in options or options["--json"].nargs == 0, name
+        assert "--output" not in options or ("-o" in options and options["--output"].nargs is None), name
+        if "--tokenizer-name" in options:
+            assert options["--tokenizer"].help is argparse.SUPPRESS, name
+        elif "--tokenizer" in options:
+            assert "its name" not in (options["--tokenizer"].help or ""), name
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_explains_itself(command, capsys):
+    with pytest.raises(SystemExit) as exit:
+        main([command, "--help"])
+    assert exit.value.code == 0
+    assert "options:" in capsys.readouterr().out
+
+
+def test_the_older_tools_names_come_last():
+    assert list(COMMANDS)[-3:] == ["build-sft-primer", "prepare-chat-sft", "prepare-tool-sft"]
+
+
+@pytest.mark.parametrize("command", [["index"], ["verify"], ["pack", "--sequence-length", "64"]])
+def test_the_old_spelling_of_a_tokenizers_name_works_with_a_warning(command, mix, capsys):
+    words = [*command, str(mix), *ARRAYS]
+    assert main([*words, "--tokenizer-name", "tok"]) == 0
+    assert "warning" not in capsys.readouterr().err
+    assert main([*words, "--tokenizer", "tok"]) == 0
+    assert "--tokenizer-name tok" in capsys.readouterr().err
+
+
+def test_json_prints_the_figures_that_output_keeps(mix, tmp_path, capsys):
+    words = ["pack", str(tmp_path / "tok/a/0.npy"), *ARRAYS, "--sequence-length", "64"]
+    assert main([*words, "--json", "-o", str(tmp_path / "figures.json")]) == 0
+    printed = capsys.readouterr()
+    figures = json.loads(printed.out)
+    assert figures == json.loads((tmp_path / "figures.json").read_text())
+    assert figures["corpus"]["tokens"] == 1000 and "supervised" in printed.err
+
+
+# --- errors ---
 
 
 @pytest.mark.parametrize(
@@ -74,77 +116,84 @@ def test_a_failure_is_a_sentence_on_stderr_and_status_1(arguments, message, caps
         ["bench", "--files", "0"],
         ["bench", "--seconds", "x"],
         ["demo", "--steps", "1"],
+        *([command, "--no-such-option"] for command in COMMANDS),
     ],
 )
-def test_wrong_arguments_are_status_2(arguments, capsys):
-    with pytest.raises(SystemExit) as exit:
-        main(arguments)
-    assert exit.value.code == 2
-    assert "error" in capsys.readouterr().err
+def test_wrong_arguments_are_status_2_with_the_error_and_two_lines_of_usage(arguments, failure):
+    status, error = failure(*arguments)
+    first, usage, help_line = error.splitlines()
+    program = " ".join(["grain-sft", *[word for word in arguments[:1] if word in COMMANDS]])
+    assert (status, help_line) == (2, f"{program} --help lists all options.")
+    assert first.startswith(f"{program}: error: ") and usage.startswith(f"usage: {program} ")
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_explains_itself(command, capsys):
-    with pytest.raises(SystemExit) as exit:
-        main([command, "--help"])
-    assert exit.value.code == 0
-    assert "options:" in capsys.readouterr().out
+def test_the_usage_of_an_error_lists_required_alternatives(failure):
+    usage = failure("trace", "sft.yaml")[1].splitlines()[1]
+    assert usage.startswith("usage: grain-sft trace (--steps A:B | ") and usage.endswith(") config [options]")
 
 
-@pytest.mark.heavy
-def test_bench_reports_every_loader_beside_its_limit(tmp_path, capsys):
-    out = tmp_path / "figures.json"
-    small = ["--files", "2", "--tokens", "200000", "--seconds", "0.01", "--repeats", "1", "--sequence-length", "1024"]
-    scale = ["--order-rows", "300000", "--startup-files", "8"]
-    only = ["--only", "windows", "--only", "startup", "--only", "orders"]
-    assert main(["bench", *only, *small, *scale, "--output", str(out), "--dir", str(tmp_path / "data")]) == 0
-    figures = json.loads(out.read_text())
-    assert {"limit: numpy, contiguous rows", "source.read, tokens only"} < set(figures["throughput"])
-    assert all(row["mtok_per_s"] > 0 for row in figures["throughput"].values())
-    assert "filter on, one thread" in capsys.readouterr().out
-    first, again = (row for name, row in figures["orders"].items() if name.startswith("order olmo"))
-    assert first["mb"] < 300 and again["mb"] < 300
+def test_an_unknown_option_is_an_error_of_its_command(mix, failure):
+    _, error = failure("index", mix, "--no-such-option")
+    assert error.startswith("grain-sft index: error: unrecognized arguments: --no-such-option\n")
 
 
-@pytest.mark.heavy
-def test_bench_measures_preparing_beside_bare_sentencepiece(tmp_path, capsys):
-    out = tmp_path / "figures.json"
-    arguments = ["--only", "prepare", "--conversations", "200", "--output", str(out), "--dir", str(tmp_path)]
-    assert main(["bench", *arguments]) == 0
-    rows = json.loads(out.read_text())["prepare"]
-    speed = rows["200 conversations, speed"]
-    assert speed["documents"] == 200 and speed["tokens"] == speed["bare_tokens"] + 4 * 200
-    assert "sentencepiece.encode on the same texts" in capsys.readouterr().out
+def test_a_failure_is_a_sentence_on_stderr_and_status_1(failure, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name, message in (("none.txt", "can't be opened"), ("none/*.npy", "the glob matches no file")):
+        status, error = failure("index", name)
+        assert status == 1 and error.startswith(f"grain-sft index: {name}: {message}")
+    record = '{"messages": []}'
+    for name, text in (("chats.jsonl", f"{record}\n{record}\n"), ("chats.json", f"[{record}]")):
+        (tmp_path / name).write_text(text)
+        assert "make a corpus of them with `grain-sft prepare`" in failure("index", name)[1]
 
 
-def test_bench_measures_packed_rows_beside_grain(tmp_path, capsys, monkeypatch):
-    from grain_sft.bench import packed
+# --- outputs and progress ---
 
-    small = [profile._replace(documents=profile.documents // 20) for profile in packed.PROFILES]
-    monkeypatch.setattr(packed, "PROFILES", tuple(small))
-    out = tmp_path / "figures.json"
-    arguments = [
-        "--only",
-        "packed",
-        "--seconds",
-        "0.01",
-        "--repeats",
-        "1",
-        "--output",
-        str(out),
-        "--dir",
-        str(tmp_path),
-    ]
-    assert main(["bench", *arguments]) == 0
-    for rows in json.loads(out.read_text())["packed"].values():
-        assert rows[packed.LIMIT]["of_limit"] == 1 and rows[packed.GRAIN]["times_grain"] == 1
-    assert packed.OURS in capsys.readouterr().out
+WRITING = {
+    "report": "no-config.yaml -o",
+    "trace": "no-config.yaml --steps 0 -o",
+    "inspect": "no-config.yaml --step 0 --html",
+    "index": "no-mix.txt -o",
+    "pack": "no-corpus --sequence-length 64 -o",
+    "bench": "no-config.yaml -o",
+    "train-tokenizer": "no-chats.jsonl -o",
+    "prepare": "no-chats.jsonl --template primer --tokenizer no.model -o",
+    "convert": "no-corpus --format olmo -o",
+}
+"""Arguments whose input does not exist, up to the output."""
 
 
-def test_724_million_rows_are_shuffled_in_the_memory_of_an_import(tmp_path):
-    """724,000,000 rows of 8192 tokens in sparse files: the whole process stays below 300 MB."""
-    from grain_sft.bench.processes import measure_first_batch
+@pytest.mark.parametrize("command", WRITING)
+def test_an_output_that_cannot_be_written_stops_a_command_before_its_work(command, tmp_path, monkeypatch, failure):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").write_text("")
+    status, error = failure(command, *WRITING[command].split(), "file/below/out")
+    assert status == 1 and "file/below/out: can't be written" in error and "file: it is not a folder" in error
+    status, error = failure(command, *WRITING[command].split(), "out/new")  # can be written: the input is missing
+    assert status == 1 and "can't be written" not in error
+    assert [path.name for path in tmp_path.iterdir() if path.name != "cache"] == ["file"]
 
-    figures = measure_first_batch(tmp_path)
-    assert figures["rows"] == 724_000_000
-    assert figures["peak_mb"] < 300
+
+def test_folders_and_read_only_file_systems_are_not_output_files(tmp_path):
+    with pytest.raises(files.StorageError, match="is a folder; expected the name of a file"):
+        files.check_writable(str(tmp_path))
+    files.check_writable(str(tmp_path), folder=True)
+    with pytest.raises(files.StorageError, match="can't be written: /proc"):
+        files.check_writable("/proc/out.html")
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_work_without_an_end_shows_how_long_it_has_taken(terminal, monkeypatch):
+    shown = io.StringIO()
+    monkeypatch.setattr(shown, "isatty", lambda: terminal)
+    monkeypatch.setattr(sys, "stderr", shown)
+    monkeypatch.setattr(progress, "EVERY", 0.01)
+    deadline = time.monotonic() + 300
+    with progress.elapsed("Reading") as rename:
+        for name in ("Reading", "Training"):
+            rename(name)
+            while f"{name}: " not in shown.getvalue():
+                assert time.monotonic() < deadline
+                time.sleep(0.005)
+    assert shown.getvalue().endswith("\r\x1b[K" if terminal else " s\n")

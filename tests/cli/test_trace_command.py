@@ -5,14 +5,11 @@ import json
 import subprocess
 import sys
 
-import numpy as np
 import pytest
 from sft_files import documents, write_olmo
 
 import grain_sft
 from grain_sft import Host
-from grain_sft.bench import Scale
-from grain_sft.bench import plans as bench
 from grain_sft.cli.main import main
 from grain_sft.provenance import checkpoint_table, find_document, summarize, trace
 
@@ -21,19 +18,15 @@ COLUMNS += ["source", "record", "trainable"]
 
 
 @pytest.fixture
-def config(tmp_path, monkeypatch):
-    monkeypatch.setenv("GRAIN_SFT_CACHE_DIR", str(tmp_path / "cache"))
+def config(tmp_path):
     write_olmo(tmp_path / "sft", documents(60), sources=True)
+    sections = {
+        "corpus": {"path": "sft", "dtype": "uint16", "eos_token_id": 2},
+        "layout": {"kind": "packed", "sequence_length": 32},
+        "sampler": {"order": "olmo", "seed": 3, "global_batch_size": 4, "epochs": 2},
+    }
     path = tmp_path / "run.json"
-    path.write_text(
-        json.dumps(
-            {
-                "corpus": {"path": "sft", "dtype": "uint16", "eos_token_id": 2},
-                "layout": {"kind": "packed", "sequence_length": 32},
-                "sampler": {"order": "olmo", "seed": 3, "global_batch_size": 4, "epochs": 2},
-            }
-        )
-    )
+    path.write_text(json.dumps(sections))
     return str(path)
 
 
@@ -47,9 +40,8 @@ def lines_of(found):
     columns = {name: column.tolist() for name, column in found.columns().items()}
     columns["file"] = [found.paths[shard] for shard in columns["shard"]]
     columns["source"] = [str(number) for number in columns["source"]]  # the corpus has no names for them
-    return [
-        dict(zip(COLUMNS, values, strict=True)) for values in zip(*(columns[name] for name in COLUMNS), strict=True)
-    ]
+    rows = zip(*(columns[name] for name in COLUMNS), strict=True)
+    return [dict(zip(COLUMNS, values, strict=True)) for values in rows]
 
 
 def run(capsys, *arguments):
@@ -137,21 +129,19 @@ def test_summaries_and_checkpoints(config, pipeline, tmp_path, capsys):
         (["--find", "x"], "no folder 'tokenizer'"),
     ],
 )
-def test_what_can_not_be_answered_is_said(config, arguments, words, capsys):
-    assert main(["trace", config, *arguments]) == 1
-    assert words in capsys.readouterr().err
+def test_what_cannot_be_answered_is_an_error(config, arguments, words, failure):
+    status, error = failure("trace", config, *arguments)
+    assert status == 1 and words in error
 
 
-def test_nothing_is_left_of_a_trace_that_fails(config, tmp_path, capsys):
+def test_nothing_is_left_of_a_trace_that_fails(config, tmp_path, failure):
     (tmp_path / "sft" / "labels_mask_part_0003.npy").write_bytes(b"")
     before = sorted(tmp_path.iterdir())
     for name in ("trace.csv", "trace.jsonl"):
-        assert main(["trace", config, "--steps", ":", "--output", str(tmp_path / name)]) == 1
-    assert sorted(tmp_path.iterdir()) == before
-    with pytest.raises(SystemExit):
-        main(["trace", config])
-    with pytest.raises(SystemExit):
-        main(["trace", config, "--steps", "1:2", "--document", "3"])
+        assert failure("trace", config, "--steps", ":", "--output", tmp_path / name)[0] == 1
+    assert [path for path in sorted(tmp_path.iterdir()) if path.name != "cache"] == before
+    assert failure("trace", config)[0] == 2
+    assert failure("trace", config, "--steps", "1:2", "--document", "3")[0] == 2
 
 
 def test_a_process_of_trace_imports_no_jax_and_ends_with_its_reader(config):
@@ -166,15 +156,3 @@ def test_a_process_of_trace_imports_no_jax_and_ends_with_its_reader(config):
     light = "import sys, grain_sft; print('grain' in sys.modules, grain_sft.Host(0, 1), grain_sft.layout.__name__)"
     done = subprocess.run([sys.executable, "-c", light], capture_output=True, text=True)
     assert done.stdout.strip() == "False Host(index=0, count=1) grain_sft.layout"
-
-
-@pytest.mark.heavy
-def test_the_benchmark_traces_a_small_run(tmp_path):
-    figures = bench.TRACE.measure(tmp_path, Scale(documents=20_000))
-    assert len(list(bench.TRACE.lines(figures))) == 8 and len(figures["trace"]) == 7
-    assert all(run["seconds"] > 0.05 and run["gigabytes"] > 0.02 for run in figures["trace"].values())
-    lengths = bench.trace_lengths(20_000)
-    assert lengths.min() >= 1 and lengths.max() == bench.LENGTH
-    assert lengths.mean() == pytest.approx(bench.TOKENS / bench.DOCUMENTS, rel=1e-3)
-    assert not list(tmp_path.iterdir())
-    assert np.array_equal(lengths, bench.trace_lengths(20_000))

@@ -7,7 +7,6 @@ import json
 import shutil
 import subprocess
 import tempfile
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -60,17 +59,14 @@ class Browser:
 
     def look(self, width: int, height: int, scheme: str) -> None:
         """Take the size of a screen, and its colours: "light" or "dark"."""
-        self._cdp(
-            "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 600
-        )
-        self._cdp("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
+        screen = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}
+        colours = {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
+        for command, parameters in (("DeviceMetricsOverride", screen), ("EmulatedMedia", colours)):
+            self.call("POST", "/goog/cdp/execute", {"cmd": f"Emulation.set{command}", "params": parameters})
 
     def call(self, method: str, path: str, body: Any = None) -> Any:
         """Send one command of the session."""
         return self._send(method, self._session + path, body)
-
-    def _cdp(self, command: str, **parameters: Any) -> None:
-        self.call("POST", "/goog/cdp/execute", {"cmd": command, "params": parameters})
 
     def _log(self, kind: str) -> list[Any]:
         found: list[Any] = self.call("POST", "/se/log", {"type": kind})
@@ -96,7 +92,10 @@ def chromium() -> Iterator[Browser]:
     with tempfile.TemporaryDirectory(prefix="grain_sft_chromium_", ignore_cleanup_errors=True) as profile:
         process = subprocess.Popen([driver, "--port=0"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
         try:
-            browser = Browser(f"http://127.0.0.1:{_port(process)}", binary, profile)
+            assert process.stdout is not None
+            lines = (line.split("successfully on port ") for line in process.stdout)  # ends when the driver does
+            port = next(words[1].strip(". \n") for words in lines if len(words) == 2)
+            browser = Browser(f"http://127.0.0.1:{port}", binary, profile)
             try:
                 yield browser
             finally:
@@ -104,14 +103,3 @@ def chromium() -> Iterator[Browser]:
         finally:
             process.terminate()
             process.wait(10)
-
-
-def _port(process: subprocess.Popen[str]) -> int:
-    """Which port the driver chose."""
-    assert process.stdout is not None
-    end = time.monotonic() + 30
-    while time.monotonic() < end:
-        words = process.stdout.readline().split("successfully on port ")
-        if len(words) == 2:
-            return int(words[1].strip(". \n"))
-    raise AssertionError("chromedriver named no port within 30 s")

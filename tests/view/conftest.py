@@ -14,6 +14,9 @@ sys.path.append(str(Path(__file__).parents[1] / "prepare"))  # tokenizer_makers.
 from chromium import chromium
 from hostile_chats import write_run
 
+from grain_sft import Host, load
+from grain_sft.view import texts_of
+
 
 @pytest.fixture(scope="session")
 def run(tmp_path_factory):
@@ -22,6 +25,18 @@ def run(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("GRAIN_SFT_CACHE_DIR", str(folder / "cache"))
         yield write_run(folder)
+
+
+@pytest.fixture(scope="session")
+def pipeline(run):
+    """The pipeline of the config, for one host."""
+    return load(run, host=Host(0, 1))
+
+
+@pytest.fixture(scope="session")
+def texts(pipeline):
+    """The texts of its tokens."""
+    return texts_of(pipeline.source.layout.corpus, None)
 
 
 @pytest.fixture

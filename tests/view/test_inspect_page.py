@@ -5,27 +5,17 @@ import json
 import re
 import sys
 
+import grain
 import numpy as np
 import pytest
 
-from grain_sft import Host, load
+from grain_sft import Host, IndexSampler, NpyDataSource, Pipeline, ShiftTargets, WindowLayout, load, open_corpus
 from grain_sft.cli.main import main
-from grain_sft.provenance import tokenizer_of
 from grain_sft.view import inspect_page
 from grain_sft.view.rows import place_of, segment_runs, view_rows
 from grain_sft.view.text import TokenTexts, shown_texts, visible
 
 STEP = 2
-
-
-@pytest.fixture(scope="module")
-def pipeline(run):
-    return load(run, host=Host(0, 1))
-
-
-@pytest.fixture(scope="module")
-def texts(pipeline):
-    return TokenTexts(tokenizer_of(pipeline.source.layout.corpus))
 
 
 @pytest.fixture(scope="module")
@@ -118,11 +108,8 @@ def test_steps_of_a_mixture_whose_batches_change_in_size(mixture, tmp_path, brow
     path = tmp_path / "mixture.html"
     assert main(["inspect", str(mixture), "--step", "1", "--html", str(path)]) == 0
     data = data_of(path)
-    assert [(step["step"], step["rows_of_batch"], len(step["rows"])) for step in data["steps"]] == [
-        (0, 6, 6),
-        (1, 6, 6),
-        (2, 3, 3),
-    ]
+    sizes = [(step["step"], step["rows_of_batch"], len(step["rows"])) for step in data["steps"]]
+    assert sizes == [(0, 6, 6), (1, 6, 6), (2, 3, 3)]
     for step in data["steps"]:
         batch = pipeline[step["step"]]
         parts = pipeline.source.layout.parts_of(pipeline.sampler.rows(step["step"]))
@@ -142,21 +129,14 @@ def test_weights_ids_of_four_bytes_and_ids_without_a_text(write_tokens, tmp_path
     write_tokens("sft/token_ids_part_0000.npy", rng.integers(0, 2**31 - 1, 300), "uint32")
     weights = np.round(rng.random(300), 3).astype(np.float32) * (rng.random(300) < 0.7)
     write_tokens("weights.npy", weights, "float32")
-    from grain_sft import IndexSampler, NpyDataSource, Pipeline, ShiftTargets, WindowLayout, open_corpus
 
-    corpus = open_corpus(tmp_path / "sft", dtype="uint32")
-    source = NpyDataSource(WindowLayout(corpus, 50))
-
-    class Weighted:
+    class Weigh(grain.transforms.Map):
         def map(self, element):
-            rows = element["tokens"].shape[0]
-            part = np.resize(weights, (rows, 50))
+            part = np.resize(weights, (len(element["tokens"]), 50))
             return {**element, "loss_weights": part, "loss_mask": part != 0}
 
-    import grain
-
-    transform = type("Weigh", (grain.transforms.Map,), {"map": Weighted.map})()
-    pipeline = Pipeline(source, IndexSampler(6, global_batch_size=2, seed=0), [transform, ShiftTargets()])
+    source = NpyDataSource(WindowLayout(open_corpus(tmp_path / "sft", dtype="uint32"), 50))
+    pipeline = Pipeline(source, IndexSampler(6, global_batch_size=2, seed=0), [Weigh(), ShiftTargets()])
     path = tmp_path / "weights.html"
     path.write_text(inspect_page(pipeline, 1, TokenTexts(None)))
     batch = pipeline[1]
@@ -198,13 +178,8 @@ def test_a_browser_shows_the_rows_by_mouse_and_keyboard(page, pipeline, texts, b
     browser.open(page)
     views = {step: view_rows(pipeline, step) for step in (STEP - 1, STEP, STEP + 1)}
     assert tokens_shown(browser) == expected_tokens(views[STEP][0], texts)
-    for keys, step, row in (
-        ("n", STEP + 1, 0),
-        ("jj", STEP + 1, 2),
-        ("pp", STEP - 1, 2),
-        ("k", STEP - 1, 1),
-        ("n", STEP, 1),
-    ):
+    walk = (("n", STEP + 1, 0), ("jj", STEP + 1, 2), ("pp", STEP - 1, 2), ("k", STEP - 1, 1), ("n", STEP, 1))
+    for keys, step, row in walk:
         browser.press(*keys)
         assert browser.run("return document.documentElement.dataset.shown") == f"{step}/{row}/all"
         assert tokens_shown(browser) == expected_tokens(views[step][row], texts)

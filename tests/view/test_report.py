@@ -1,10 +1,10 @@
 """The report: its figures are those of the arrays, and its page says its figures."""
 
+import html
 import importlib
 import json
 import re
 import shutil
-from html.parser import HTMLParser
 
 import numpy as np
 import pytest
@@ -29,9 +29,8 @@ PICTURES = ["lengths", "packing", "left_out", "sources", "mixture", "throughput"
 def written(run, tmp_path_factory):
     """The folder of a report of the config, with the filter; and that config."""
     folder = tmp_path_factory.mktemp("report")
-    sections = json.loads(run.read_text()) | {
-        "transforms": [{"ngram_filter": {"count_padding": True}}, "shift_targets"]
-    }
+    sections = json.loads(run.read_text())
+    sections["transforms"] = [{"ngram_filter": {"count_padding": True}}, "shift_targets"]
     sections["layout"]["sequence_length"] = LENGTH
     config = folder / "run & <b>.json"
     config.write_text(json.dumps(sections))
@@ -50,31 +49,17 @@ def pipeline(written):
     return load(written[1], host=Host(0, 1))
 
 
-class Tables(HTMLParser):
+def tables_of(page):
     """The tables of a page: lines of cells by the table's id."""
-
-    def __init__(self, page):
-        super().__init__()
-        self.found = {}
-        self._cell = None
-        self.feed(page)
-
-    def handle_starttag(self, tag, attributes):
-        if tag == "table":
-            self._lines = self.found[dict(attributes)["id"]] = []
-        elif tag == "tr":
-            self._lines.append([])
-        elif tag in ("td", "th"):
-            self._cell = []
-
-    def handle_data(self, data):
-        if self._cell is not None:
-            self._cell.append(data)
-
-    def handle_endtag(self, tag):
-        if tag in ("td", "th"):
-            self._lines[-1].append("".join(self._cell))
-            self._cell = None
+    found = re.findall(r'<table id="([^"]*)">(.*?)</table>', page, flags=re.S)
+    lines = {name: re.findall("<tr.*?>(.*?)</tr>", rows) for name, rows in found}
+    text = re.compile("<[^>]*>")
+    return {
+        name: [
+            [html.unescape(text.sub("", cell)) for cell in re.findall("<t[dh].*?>(.*?)</t[dh]>", line)] for line in rows
+        ]
+        for name, rows in lines.items()
+    }
 
 
 def test_page_json_and_pictures_stand_beside_each_other(written, report):
@@ -115,25 +100,21 @@ def test_packing_is_what_each_algorithm_makes(report, pipeline, tmp_path):
 
 
 def test_sources_are_counted_in_the_batches_themselves(report, pipeline):
-    steps = report["sources"]["steps"]
+    steps, columns = report["sources"]["steps"], report["sources"]["columns"]
     assert len(steps) == 7 and (steps[0], steps[-1]) == (0, len(pipeline) - 1)
-    corpus = pipeline.source.layout.corpus
-    tokens, trainable = np.zeros(2, int), np.zeros(2, int)
+    corpus, layout = pipeline.source.layout.corpus, pipeline.source.layout
+    tokens, trainable = np.zeros((7, 2), int), np.zeros((7, 2), int)
     for number, step in enumerate(steps):
-        batch, of_step = pipeline[step], np.zeros(2, int)
+        batch = pipeline[step]
         for row, instance in enumerate(pipeline.sampler.rows(step).tolist()):
-            spans = pipeline.source.layout.spans(instance)
-            for segment, span in enumerate(spans, 1):
+            for segment, span in enumerate(layout.spans(instance), 1):
                 source = corpus.sources[span.document][0]
-                of_step[source] += (batch["inputs_segmentation"][row] == segment).sum()
-                trainable[source] += (batch["targets_segmentation"][row] == segment).sum()
-        names = corpus.source_names
-        assert [report["sources"]["tokens"][name][number] for name in names] == of_step.tolist()
-        tokens += of_step
-    columns = report["sources"]["columns"]
-    assert columns["source"] == list(names)
-    assert (columns["tokens"], columns["trainable"]) == (tokens.tolist(), trainable.tolist())
-    assert 0 < sum(trainable) < sum(tokens)
+                tokens[number, source] += (batch["inputs_segmentation"][row] == segment).sum()
+                trainable[number, source] += (batch["targets_segmentation"][row] == segment).sum()
+    assert columns["source"] == list(corpus.source_names)
+    assert [report["sources"]["tokens"][name] for name in corpus.source_names] == tokens.T.tolist()
+    assert (columns["tokens"], columns["trainable"]) == (tokens.sum(0).tolist(), trainable.sum(0).tolist())
+    assert 0 < trainable.sum() < tokens.sum()
 
 
 def test_rejected_rows_and_their_examples_are_real(report, pipeline):
@@ -163,75 +144,73 @@ def test_left_out_tokens_add_up(report, pipeline):
     assert held + cut["tokens"] + dropped["tokens"] + lines["in no document"]["tokens"] == layout.corpus.num_tokens
     assert lines["padding of rows"]["tokens"] == len(layout) * LENGTH - held
     rest = len(layout) % 4
-    assert (
-        rest and lines[f"{rest} rows of each epoch, other ones each time, that fill no step"]["tokens"] == rest * LENGTH
-    )
+    unused = lines[f"{rest} rows of each epoch, other ones each time, that fill no step"]
+    assert rest and unused["tokens"] == rest * LENGTH
 
 
 @pytest.fixture
 def made(config):
-    """`made(layout)`: the pipeline of one epoch over the chats, in another layout."""
+    """`made(layout)`: the pipeline of one epoch over the chats in another layout, and what it leaves out by name."""
 
-    def make(layout):
-        path = config(layout=None, sampler={"epochs": 1, "last_batch": "fill"})
-        path.write_text(json.dumps(json.loads(path.read_text()) | {"layout": layout}))
-        return load(path, host=Host(0, 1))
+    def make(layout=None, **sections):
+        path = config(layout=None, sampler={"epochs": 1, "last_batch": "fill"}, **sections)
+        stated = json.loads(path.read_text()) | {"layout": layout or {"kind": "padded", "sequence_length": 50}}
+        path.write_text(json.dumps(stated))
+        pipeline = load(path, host=Host(0, 1))
+        left_out = report_corpus.left_out(pipeline)
+        return pipeline, {each["what"]: (each["documents"], each["tokens"]) for each in left_out}
 
     return make
 
 
 def test_windows_leave_out_the_ends_of_files(made):
-    pipeline = made({"kind": "windows", "sequence_length": 64})
-    shards = pipeline.source.layout.corpus.shards
-    lines = report_corpus.left_out(pipeline)
-    assert lines[0]["what"].startswith("ends of")
-    assert lines[0]["tokens"] == sum(shard.num_tokens % 64 for shard in shards) > 0
+    pipeline, lines = made({"kind": "windows", "sequence_length": 64})
+    what, (_, tokens) = next(iter(lines.items()))
+    assert what.startswith("ends of")
+    assert tokens == sum(shard.num_tokens % 64 for shard in pipeline.source.layout.corpus.shards) > 0
     report = make_report(pipeline, TokenTexts(None), steps=3)
     assert report["throughput"] is None and report["filter"]["used"] is False
     assert report["lengths"]["documents"] == len(pipeline.source.layout.corpus.documents)
 
 
 def test_padded_rows_leave_out_what_is_longer_and_what_is_short(made):
-    pipeline = made({"kind": "padded", "sequence_length": 50, "min_tokens": 40})
+    pipeline, lines = made({"kind": "padded", "sequence_length": 50, "min_tokens": 40})
     lengths = pipeline.source.layout.corpus.documents.length
-    lines = {each["what"]: (each["documents"], each["tokens"]) for each in report_corpus.left_out(pipeline)}
-    kept = lengths[lengths >= 40]
+    kept, dropped = lengths[lengths >= 40], lengths[lengths < 40]
     assert lines["truncated to the last 50 tokens"] == ((kept > 50).sum(), np.maximum(kept - 50, 0).sum())
-    dropped = lengths[lengths < 40]
     assert lines["dropped, shorter than 40 tokens"] == (len(dropped), dropped.sum())
     assert lines["padding of rows"] == (None, np.maximum(50 - kept, 0).sum())
     filling = -len(kept) % 4
-    assert not filling or lines[f"{filling} rows of padding, which fill the last step of an epoch"] == (
-        None,
-        filling * 50,
-    )
+    filled = (None, filling * 50) if filling else None
+    assert lines.get(f"{filling} rows of padding, which fill the last step of an epoch") == filled
 
 
-def test_what_prepare_cut_is_in_the_report(config, tmp_path):
+def test_what_prepare_cut_is_in_the_report(made, run, tmp_path):
     chats = tmp_path / "chats"
-    source = json.loads(config().read_text())["corpus"]["path"]
-    shutil.copytree(source, chats)
+    shutil.copytree(json.loads(run.read_text())["corpus"]["path"], chats)
     manifest = json.loads((chats / "prepare.json").read_text())
     manifest["splits"]["train"] |= {"truncated": 3, "cut_tokens": 77}
-    manifest |= {"dropped": {"empty": 4}, "rejected": 2}
-    (chats / "prepare.json").write_text(json.dumps(manifest))
-    made = load(config(corpus={"path": str(chats)}), host=Host(0, 1))
-    lines = {each["what"]: (each["documents"], each["tokens"]) for each in report_corpus.left_out(made)}
+    (chats / "prepare.json").write_text(json.dumps(manifest | {"dropped": {"empty": 4}, "rejected": 2}))
+    _, lines = made(corpus={"path": str(chats)})
     assert lines["preparing: truncated, split train"] == (3, 77)
     assert lines["preparing: dropped, empty"] == (4, None) and lines["preparing: rejected"] == (2, None)
     (chats / "prepare.json").write_text("[]")
-    assert any("can't be read" in each["what"] for each in report_corpus.left_out(made))
+    _, lines = made(corpus={"path": str(chats)})
+    assert any("can't be read" in what for what in lines)
 
 
-def test_very_much_is_sampled_and_said(write_tokens, tmp_path, monkeypatch, config):
-    for number in range(8):
-        tokens = np.arange(1000) % 50
-        write_tokens(f"many/{number}.npy", tokens, "uint16")
-    corpus = {"path": str(tmp_path / "many"), "dtype": "uint16", "eos_token_id": 7}
+def write_plain(folder, corpus):
+    """Path of a config of windows of 100 tokens of plain files."""
+    path = folder / "plain.json"
     sections = {"corpus": corpus, "layout": {"kind": "windows", "sequence_length": 100}}
-    sections["sampler"] = {"seed": 0, "global_batch_size": 2}
-    path = tmp_path / "many.json"
-    path.write_text(json.dumps(sections))
+    path.write_text(json.dumps(sections | {"sampler": {"seed": 0, "global_batch_size": 2}}))
+    return path
+
+
+def test_very_much_is_sampled_and_the_page_states_it(write_tokens, tmp_path, monkeypatch, pipeline):
+    for number in range(8):
+        write_tokens(f"many/{number}.npy", np.arange(1000) % 50, "uint16")
+    path = write_plain(tmp_path, {"path": str(tmp_path / "many"), "dtype": "uint16", "eos_token_id": 7})
     monkeypatch.setattr(report_corpus, "MOST_SCANNED", 4000)
     monkeypatch.setattr(report_corpus, "MOST_PACKED", 60)
     monkeypatch.setattr(report_module, "MOST_TOKENS", 1000)
@@ -244,16 +223,12 @@ def test_very_much_is_sampled_and_said(write_tokens, tmp_path, monkeypatch, conf
     *tried, multipack = report_corpus.packing(load(path, host=Host(0, 1)))["algorithms"]
     assert len(tried) == len(ALGORITHMS) - 1 and not any("error" in each for each in tried)
     assert multipack["algorithm"] == "multipack" and "Not tried" in multipack["error"]
-    few = make_report(load(config(), host=Host(0, 1)), TokenTexts(None), steps=1)
-    assert few["sampled"]["steps"] == 1
+    assert make_report(pipeline, TokenTexts(None), steps=1)["sampled"]["steps"] == 1
 
 
 def test_a_corpus_without_documents_is_reported_without_lengths(write_tokens, tmp_path, capsys):
-    path = tmp_path / "plain.json"
-    corpus = {"path": str(write_tokens("a.npy", np.arange(1000) % 9, "uint16")), "dtype": "uint16"}
-    layout = {"kind": "windows", "sequence_length": 100}
-    path.write_text(json.dumps({"corpus": corpus, "layout": layout, "sampler": {"seed": 0, "global_batch_size": 2}}))
-    out = tmp_path / "out.html"
+    tokens = write_tokens("a.npy", np.arange(1000) % 9, "uint16")
+    path, out = write_plain(tmp_path, {"path": str(tokens), "dtype": "uint16"}), tmp_path / "out.html"
     assert main(["report", str(path), "--output", str(out), "--seconds", "0"]) == 0
     assert "lengths" not in capsys.readouterr().out
     assert "eos_token_id" in json.loads((tmp_path / "out.json").read_text())["lengths"]["error"]
@@ -284,40 +259,40 @@ def test_without_matplotlib_the_extra_is_named(run, tmp_path, monkeypatch, capsy
 
 
 def test_the_page_shows_the_figures(written, report):
-    tables = Tables(written[0].read_text()).found
-    check_tables(tables, report)
+    check_tables(tables_of(written[0].read_text()), report)
 
 
 def check_tables(tables, report):
-    """Every figure stands in its table, as the page's reader sees it."""
-    bins = [
-        [f"{each[key]:,}" for key in ("first", "last", "documents", "tokens")] for each in report["lengths"]["bins"]
+    """Every figure is in its table, as the page's reader sees it."""
+
+    def column(name, at):
+        return [line[at] for line in tables[name][1:]]
+
+    def counts(values):
+        return ["-" if value is None else f"{value:,}" for value in values]
+
+    bins, columns, left_out = report["lengths"]["bins"], report["sources"]["columns"], report["left_out"]
+    assert tables["length-bins"][1:] == [counts(each.values()) for each in bins]
+    packing = [
+        [algorithm_title(each), f"{each['rows']:,}", f"{each['padding_share']:.4%}", f"{each['truncated_tokens']:,}"]
+        for each in report["packing"]["algorithms"]
     ]
-    assert tables["length-bins"][1:] == bins
-    for line, each in zip(tables["packing-table"][1:], report["packing"]["algorithms"], strict=True):
-        assert line[0] == algorithm_title(each) and line[1] == f"{each['rows']:,}"
-        assert line[2] == f"{each['padding_share']:.4%}" and line[4] == f"{each['truncated_tokens']:,}"
-    columns = report["sources"]["columns"]
-    assert [line[0] for line in tables["sources-table"][1:]] == columns["source"]
-    assert [line[3] for line in tables["sources-table"][1:]] == [f"{each:,}" for each in columns["tokens"]]
-    assert [line[5] for line in tables["sources-table"][1:]] == [f"{each:,}" for each in columns["trainable"]]
-    steps = report["sources"]["steps"]
-    assert [line[0] for line in tables["mixture-table"][1:]] == [f"{step:,}" for step in steps]
+    assert [[*line[:3], line[4]] for line in tables["packing-table"][1:]] == packing
+    assert column("sources-table", 0) == columns["source"]
+    assert column("sources-table", 3) == counts(columns["tokens"])
+    assert column("sources-table", 5) == counts(columns["trainable"])
+    assert column("mixture-table", 0) == counts(report["sources"]["steps"])
     names = tables["mixture-table"][0][1:]
-    for at, line in enumerate(tables["mixture-table"][1:]):
-        total = sum(report["sources"]["tokens"][name][at] for name in names)
-        assert line[1:] == [f"{report['sources']['tokens'][name][at] / total:.3%}" for name in names]
-    left = [[each["what"], f"{each['tokens']:,}" if each["tokens"] is not None else "-"] for each in report["left_out"]]
-    assert [[line[0], line[2]] for line in tables["left-out-table"][1:]] == left
-    assert [line[1] for line in tables["filter-table"][1:]] == [
-        str(report["filter"][key]) for key in ("rows", "rejected", "rejected_for_padding")
-    ]
-    assert [line[5] for line in tables["filter-examples"][1:]] == [
-        each["text"] for each in report["filter"]["examples"]
-    ]
-    assert [line[1] for line in tables["throughput-table"][1:]] == [
-        f"{round(each['mtok_per_s'], 1):,}" for each in report["throughput"]["rows"]
-    ]
+    tokens = np.array([report["sources"]["tokens"][name] for name in names])
+    shares = [[f"{share:.3%}" for share in step] for step in (tokens / tokens.sum(0)).T]
+    assert [line[1:] for line in tables["mixture-table"][1:]] == shares
+    assert column("left-out-table", 0) == [each["what"] for each in left_out]
+    assert column("left-out-table", 2) == counts(each["tokens"] for each in left_out)
+    rejected = report["filter"]
+    assert column("filter-table", 1) == counts(rejected[key] for key in ("rows", "rejected", "rejected_for_padding"))
+    assert column("filter-examples", 5) == [each["text"] for each in rejected["examples"]]
+    speeds = report["throughput"]["rows"]
+    assert column("throughput-table", 1) == counts(round(each["mtok_per_s"], 1) for each in speeds)
     assert tables["receipt-table"] == [["code", report["receipt"]], *map(list, report["parts"].items())]
 
 

@@ -1,0 +1,26 @@
+"""A cache of their own for all commands, and what a command that fails prints."""
+
+import pytest
+
+from grain_sft.cli.main import main
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("GRAIN_SFT_CACHE_DIR", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def failure(capsys):
+    """`failure(*words)`: the exit status, 1 or 2, and stderr of a command that fails."""
+
+    def fail(*words):
+        try:
+            status = main([str(word) for word in words])
+        except SystemExit as exit:
+            status = exit.code
+        error = capsys.readouterr().err
+        assert status in (1, 2) and "Traceback" not in error
+        return status, error
+
+    return fail

@@ -1,0 +1,84 @@
+"""`grain-sft bench` of made-up corpora: what it measures, not how fast that is."""
+
+import importlib.util
+import json
+
+import numpy as np
+import pytest
+
+from grain_sft.bench import Scale, packed, plans
+from grain_sft.bench.processes import measure_first_batch
+from grain_sft.cli.main import main
+from grain_sft.layout import ALGORITHMS, PackingOptions
+
+
+@pytest.fixture
+def bench(tmp_path, capsys):
+    """`bench(*words)`: the figures of benchmarks, and what is printed; no file is left."""
+
+    def measured(*words):
+        out, folder = tmp_path / "figures.json", tmp_path / "here"
+        assert main(["bench", *" ".join(words).split(), "--output", str(out), "--dir", str(folder)]) == 0
+        return json.loads(out.read_text()), capsys.readouterr().out
+
+    return measured
+
+
+@pytest.mark.heavy
+def test_every_loader_is_beside_its_limit(bench):
+    small = "--files 2 --tokens 200000 --seconds 0.01 --repeats 1 --sequence-length 1024"
+    only = "--only windows --only startup --only orders"
+    figures, printed = bench(only, small, "--order-rows 300000 --startup-files 8")
+    assert {"limit: numpy, contiguous rows", "source.read, tokens only"} < set(figures["throughput"])
+    assert all(row["mtok_per_s"] > 0 for row in figures["throughput"].values())
+    assert "filter on, one thread" in printed
+    first, again = (row for name, row in figures["orders"].items() if name.startswith("order olmo"))
+    assert first["mb"] < 300 and again["mb"] < 300
+
+
+@pytest.mark.heavy
+def test_preparing_is_beside_bare_sentencepiece(bench):
+    figures, printed = bench("--only prepare --conversations 200")
+    speed = figures["prepare"]["200 conversations, speed"]
+    assert speed["documents"] == 200 and speed["tokens"] == speed["bare_tokens"] + 4 * 200
+    assert "sentencepiece.encode on the same texts" in printed
+
+
+def test_packed_rows_are_beside_grains(bench, monkeypatch):
+    small = [profile._replace(documents=profile.documents // 20) for profile in packed.PROFILES]
+    monkeypatch.setattr(packed, "PROFILES", tuple(small))
+    figures, printed = bench("--only packed --seconds 0.01 --repeats 1")
+    for rows in figures["packed"].values():
+        assert rows[packed.LIMIT]["of_limit"] == 1 and rows[packed.GRAIN]["times_grain"] == 1
+    assert packed.OURS in printed
+
+
+def test_plans_of_one_corpus_are_measured_each_way(bench, tmp_path):
+    figures, printed = bench("--only plans --plan-documents 20000")
+    found = figures["plans"]
+    peer = {plans.OLMO} if importlib.util.find_spec("olmo_core") else set()
+    assert found.keys() == {plans.OURS, plans.GROUPED, plans.PACKED} | peer
+    lengths = np.minimum(plans.made_up_lengths(20_000), plans.LENGTH)
+    rows = len(ALGORITHMS["best_fit_decreasing"](lengths, PackingOptions(plans.LENGTH)).ends)
+    assert found[plans.GROUPED]["rows"] == found[plans.PACKED]["rows"] == rows <= found[plans.OURS]["rows"]
+    assert all(f"{name} " in printed for name in found)
+    assert not list((tmp_path / "here").iterdir())  # nothing is left behind
+
+
+@pytest.mark.heavy
+def test_a_small_run_is_traced(tmp_path):
+    figures = plans.TRACE.measure(tmp_path, Scale(documents=20_000))
+    assert len(list(plans.TRACE.lines(figures))) == 8 and len(figures["trace"]) == 7
+    assert all(run["seconds"] > 0.05 and run["gigabytes"] > 0.02 for run in figures["trace"].values())
+    lengths = plans.trace_lengths(20_000)
+    assert lengths.min() >= 1 and lengths.max() == plans.LENGTH
+    assert lengths.mean() == pytest.approx(plans.TOKENS / plans.DOCUMENTS, rel=1e-3)
+    assert not [path for path in tmp_path.iterdir() if path.name != "cache"]
+    assert np.array_equal(lengths, plans.trace_lengths(20_000))
+
+
+def test_724_million_rows_are_shuffled_in_the_memory_of_an_import(tmp_path):
+    """724,000,000 rows of 8192 tokens in sparse files: the whole process stays below 300 MB."""
+    figures = measure_first_batch(tmp_path)
+    assert figures["rows"] == 724_000_000
+    assert figures["peak_mb"] < 300

@@ -1,0 +1,58 @@
+"""Tokenizers that are trained: what is too little or too much for them, and progress."""
+
+import subprocess
+import sys
+
+import pytest
+
+from grain_sft.errors import PrepareError, RecordError
+from grain_sft.prepare import train_tokenizer
+
+WORDS = ["the question and the answer", "one more line of text"] * 20
+NUMBERED = [f"{word} {number}" for number in range(300) for word in WORDS[:2]]
+CHARACTERS = ["".join(map(chr, range(0x4E00, 0x5000)))] * 5
+
+
+@pytest.mark.parametrize(
+    ("texts", "size", "model_type", "message"),
+    [
+        (NUMBERED, 9000, "bpe", "the texts are too few for 9,000 pieces"),
+        (NUMBERED, 9000, "unigram", "the texts are too few for 9,000 pieces"),
+        (CHARACTERS, 300, "bpe", "more different characters than 300 pieces can hold"),
+    ],
+)
+def test_a_vocabulary_that_does_not_fit_is_a_sentence_with_a_size_that_works(texts, size, model_type, message):
+    with pytest.raises(PrepareError, match=message) as error:
+        train_tokenizer(texts, size, model_type=model_type)
+    assert "INTERNAL" not in str(error.value)
+    works = int(str(error.value).rsplit("--vocab-size ", 1)[1].split()[0].rstrip("."))
+    assert train_tokenizer(texts, works, model_type=model_type)
+
+
+@pytest.mark.parametrize("texts", [[], [""]])
+def test_no_text_is_a_sentence(texts):
+    with pytest.raises(PrepareError, match="hold no text to train on"):
+        train_tokenizer(texts, 400)
+
+
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, RecordError, MemoryError])
+def test_what_ends_the_texts_early_is_raised_as_it_is(kind):
+    def texts():
+        yield from WORDS
+        raise kind("here")
+
+    with pytest.raises(kind, match="here"):
+        train_tokenizer(texts(), 400)
+
+
+def test_train_tokenizer_shows_progress(tmp_path):
+    """Through a pipe that never ends, so that the time it takes is ours."""
+    program = (
+        "import sys, time; from grain_sft import progress; from grain_sft.cli import train_tokenizer; progress.EVERY = 0.01\n"
+        "train_tokenizer.conversation_lines = lambda *_: (time.sleep(0.02) or 'some words here' for _ in range(10))\n"
+        "from grain_sft.cli.main import main\n"
+        "sys.exit(main(['train-tokenizer', 'x', '-o', sys.argv[1], '--vocab-size', '300', '--special-tokens']))"
+    )
+    command = [sys.executable, "-c", program, str(tmp_path / "m.model")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=400)
+    assert "Reading the texts: " in done.stderr
