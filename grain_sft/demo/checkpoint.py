@@ -36,9 +36,9 @@ jax.tree_util.register_dataclass(State, ["params", "mean", "square"], [])
 
 
 def init_state(config: ModelConfig, seed: int) -> State:
-    """Return the state before step 0: a pure function of its arguments."""
+    """Return the state before step 0."""
     params = init_params(config, seed)
-    zeros = [{name: jnp.asarray(np.zeros(value.shape, np.float32)) for name, value in params.items()} for _ in range(2)]
+    zeros = [{name: jnp.zeros(value.shape, jnp.float32) for name, value in params.items()} for _ in range(2)]
     return State(params, *zeros)
 
 
@@ -46,13 +46,10 @@ def save(folder: Path, step: int, state: State) -> None:
     """Write the checkpoint after `step` steps, which appears whole or not at all.
 
     Raises:
-      StorageError: the disk is full or cannot be written to.
+      StorageError: The disk is full or cannot be written to.
     """
-    arrays = {
-        f"{field.name}/{name}": np.asarray(value)
-        for field in dataclasses.fields(state)
-        for name, value in getattr(state, field.name).items()
-    }
+    parts = vars(state).items()
+    arrays = {f"{part}/{name}": np.asarray(value) for part, params in parts for name, value in params.items()}
     path = folder / f"step-{step:08d}.npz"
     content = io.BytesIO()  # np.savez leaves its zip file open on a disk that is full, and that prints
     np.savez(content, **arrays)  # type: ignore[arg-type]
@@ -64,7 +61,7 @@ def load(folder: Path, step: int) -> State:
     """Return the state after `step` steps.
 
     Raises:
-      StorageError: the checkpoint does not exist or cannot be read.
+      StorageError: The checkpoint does not exist or cannot be read.
     """
     path = folder / f"step-{step:08d}.npz"
     parts: dict[str, Params] = {field.name: {} for field in dataclasses.fields(State)}

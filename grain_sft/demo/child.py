@@ -16,6 +16,7 @@ from pathlib import Path
 
 import grain_sft
 from grain_sft.demo import records
+from grain_sft.demo.folder import writing
 from grain_sft.demo.records import Record
 from grain_sft.errors import GrainSftError
 from grain_sft.storage import without_interrupts
@@ -50,13 +51,8 @@ class RunOptions:
     resume: str | None = None
 
     @property
-    def log(self) -> Path:
-        """The run's records."""
-        return Path(self.folder, "log.jsonl")
-
-    @property
     def checkpoints(self) -> Path:
-        """The folder of the run's checkpoints."""
+        """Folder of the run's checkpoints."""
         return Path(self.folder, "checkpoints")
 
 
@@ -70,6 +66,7 @@ class Child:
 
     def __init__(self, name: str, options: RunOptions) -> None:
         self.name = name
+        self._log = Path(options.folder, "log.jsonl")
         with without_interrupts():
             self._process = subprocess.Popen(
                 [*_python(), "-m", "grain_sft.demo.train", json.dumps(dataclasses.asdict(options))],
@@ -88,15 +85,20 @@ class Child:
 
     @property
     def pid(self) -> int:
-        """The process's id."""
         return self._process.pid
 
     def records(self) -> Iterator[Record]:
-        """Yield the records of the steps as the process prints them, until it ends."""
-        for line in self._stdout:
-            record = records.parse(line)
-            if record is not None:
-                yield record
+        """Yield the records of the steps as the process prints them, until it ends, and write them to log.jsonl.
+
+        Raises:
+          StorageError: The disk is full or cannot be written to.
+        """
+        with writing(self._log), open(self._log, "w", buffering=1, encoding="utf-8") as log:
+            for line in self._stdout:
+                record = records.parse(line)
+                if record is not None:
+                    log.write(line)
+                    yield record
 
     def kill(self) -> bool:
         """End the process with SIGKILL, which it cannot catch, and return whether that ended it."""
@@ -107,7 +109,7 @@ class Child:
         """Wait for the process to end by itself.
 
         Raises:
-          GrainSftError: it failed; with its last line.
+          GrainSftError: It failed; with its last line.
         """
         status = self._process.wait()
         self._reader.join()

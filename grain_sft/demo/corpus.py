@@ -26,11 +26,7 @@ from grain_sft.version import __version__
 VOCAB_SIZE = 2048
 SEQUENCE_LENGTH = 256  # tokens
 GLOBAL_BATCH_SIZE = 8  # rows
-QUESTIONS = {
-    "module": "What is the module {} for?",
-    "class": "What is {}?",
-    "function": "What does {} do?",
-}
+QUESTIONS = {"module": "What is the module {} for?", "class": "What is {}?", "function": "What does {} do?"}
 """Questions by the kind of what is asked about."""
 
 _VERSION = 3  # of what `_make` writes
@@ -61,12 +57,12 @@ def prepare_corpus(
     Args:
       folder: Claimed folder.
       seed: Seed of the order of rows.
-      say: Called with a line before work that takes a while.
+      say: Function that gets a line before work that takes a while.
       max_characters: Most characters of text.
 
     Raises:
-      StorageError: the disk is full or cannot be written to.
-      GrainSftError: this Python carries too little text.
+      StorageError: The disk is full or cannot be written to.
+      GrainSftError: This Python carries too little text.
     """
     made_with = {
         "version": _VERSION,
@@ -84,8 +80,7 @@ def prepare_corpus(
             folder.corpus.mkdir()
             prepared = _make(folder.corpus, max_characters)
             prepared.corpus.save(folder.index)
-            record = {"made_with": made_with, "summary": prepared.summary, "sha256": _hashes(folder)}
-            _write_json(folder.record, record)
+            _write_json(folder.record, {"made_with": made_with, "summary": prepared.summary, "sha256": _hashes(folder)})
     config = {
         "corpus": {"path": str(folder.index)},
         "layout": {"kind": "packed", "sequence_length": SEQUENCE_LENGTH},

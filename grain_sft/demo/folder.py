@@ -1,11 +1,9 @@
-"""Where the demo keeps its files, and the sentence for a disk that does not take them."""
+"""The demo's folder, and the sentence for a disk that it can't be written to."""
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import errno
-import fcntl
 import os
 import re
 import shutil
@@ -13,54 +11,38 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from grain_sft.errors import GrainSftError, StorageError
-from grain_sft.storage import files
-
-SPACE_NEEDED = 60  # MB: six checkpoints of 8 MB, and the tokens
+from grain_sft.storage import exclusive, files
 
 _MARKER = ".grain_sft_demo"
 _CHECKPOINT = re.compile(r"step-(\d{8})\.npz")
 _ADVICE = {
-    **dict.fromkeys(
-        (errno.ENOSPC, errno.EDQUOT, errno.EFBIG),
-        f"Free some space (the demo takes {SPACE_NEEDED} MB), or give a folder on another disk with --dir.",
+    "Free some space (the demo takes 60 MB: six checkpoints, and the tokens), or give a folder on another disk with --dir.": (
+        *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG),
     ),
-    **dict.fromkeys((errno.EEXIST, errno.ENOTDIR), "A file is in the way: give another folder with --dir."),
-    **dict.fromkeys(
-        (errno.EACCES, errno.EPERM, errno.EROFS), "Give a folder that you are allowed to write to with --dir."
-    ),
+    "A file is in the way: give another folder with --dir.": (errno.EEXIST, errno.ENOTDIR),
+    "Give a folder that you are allowed to write to with --dir.": (errno.EACCES, errno.EPERM, errno.EROFS),
 }
+"""Advice by what went wrong."""
 
 
-@dataclasses.dataclass(frozen=True)
 class DemoFolder:
-    """Paths below `root`, an absolute path. What is below `corpus` and `runs` belongs to the demo and may be removed."""
+    """Paths below `root`, an absolute path. What is below `corpus` and `runs` belongs to the demo and may be removed.
 
-    root: Path
+    Attributes:
+      corpus: Folder of tokenizer and tokens, and of what they were made of.
+      index: Index of the corpus.
+      record: Description of what the corpus was made with; written last, so a corpus that has one is complete.
+      config: Config for `grain_sft.load`.
+      runs: Folder of the runs' logs and checkpoints, made anew by every demo.
+    """
 
-    @property
-    def corpus(self) -> Path:
-        """The folder of tokenizer and tokens, and of what they were made of."""
-        return self.root / "corpus"
-
-    @property
-    def index(self) -> Path:
-        """The index of the corpus."""
-        return self.corpus / "index.json"
-
-    @property
-    def record(self) -> Path:
-        """What the corpus was made with; written last, so a corpus that has one is complete."""
-        return self.corpus / "record.json"
-
-    @property
-    def config(self) -> Path:
-        """The config that `grain_sft.load` takes."""
-        return self.root / "config.json"
-
-    @property
-    def runs(self) -> Path:
-        """The folder of the runs' logs and checkpoints, made anew by every demo."""
-        return self.root / "runs"
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.corpus = root / "corpus"
+        self.index = self.corpus / "index.json"
+        self.record = self.corpus / "record.json"
+        self.config = root / "config.json"
+        self.runs = root / "runs"
 
 
 @contextlib.contextmanager
@@ -68,7 +50,7 @@ def claim(where: str | os.PathLike[str]) -> Iterator[DemoFolder]:
     """Make the folder `where`, or use an earlier demo's, and keep other demos out of it.
 
     Raises:
-      StorageError: it cannot be made, is in use by another demo, or holds files that are not a demo's.
+      StorageError: It cannot be made, is in use by another demo, or holds files that are not a demo's.
     """
     if files.is_remote(os.fspath(where)):
         raise StorageError(f"{where}: not a local folder. The demo trains on this machine: give one with --dir.")
@@ -83,21 +65,11 @@ def claim(where: str | os.PathLike[str]) -> Iterator[DemoFolder]:
                     f"{root}: holds {sorted(others)[0]!r}, but no earlier demo. "
                     "Give an empty folder, or one that does not exist yet, with --dir."
                 )
-            with files.atomic_write(marker) as file:
-                file.write("A folder of `grain-sft demo`, which writes it anew when it runs again.\n")
-        lock = os.open(marker, os.O_RDONLY)
-    try:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise StorageError(
-                f"{root}: another demo is running in this folder. Wait for it, or give another folder with --dir."
-            ) from error
-        except OSError:  # a network file system without locks
-            pass
+            files.write_bytes(str(marker), b"A folder of `grain-sft demo`, which writes it anew when it runs again.\n")
+        lock = os.open(marker, os.O_RDONLY | os.O_CLOEXEC)
+    in_use = f"{root}: another demo is running in this folder. Wait for it, or give another folder with --dir."
+    with exclusive(lock, in_use):
         yield DemoFolder(root)
-    finally:
-        os.close(lock)
 
 
 @contextlib.contextmanager
@@ -108,11 +80,11 @@ def writing(path: str | os.PathLike[str]) -> Iterator[None]:
     except OSError as error:
         if isinstance(error, GrainSftError) and not isinstance(error, StorageError):
             raise
-        cause = error.__cause__ if isinstance(error, StorageError) else error
-        code = cause.errno if isinstance(cause, OSError) else None
-        text = str(error) if isinstance(error, StorageError) else f"{path}: can't be written ({error.strerror})."
-        advice = _ADVICE.get(code or 0)
-        raise StorageError(f"{text} {advice}" if advice else text) from error
+        is_ours = isinstance(error, StorageError)
+        text = str(error) if is_ours else f"{path}: can't be written ({error.strerror})."
+        code = getattr(error.__cause__ if is_ours else error, "errno", None)
+        advice = [text for text, codes in _ADVICE.items() if code in codes]
+        raise StorageError(" ".join([text, *advice])) from error
 
 
 def remove(folder: Path) -> None:
@@ -125,7 +97,7 @@ def newest_step(checkpoints: Path) -> int:
     """Return the step of the newest checkpoint in a folder.
 
     Raises:
-      StorageError: it holds none.
+      StorageError: It holds none.
     """
     names = [path.name for path in checkpoints.iterdir()] if checkpoints.is_dir() else []
     steps = [int(match[1]) for name in names if (match := _CHECKPOINT.fullmatch(name))]

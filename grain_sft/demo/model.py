@@ -24,11 +24,11 @@ class ModelConfig:
     """Sizes of the model.
 
     Attributes:
-      vocab_size: rows of the embedding, which is the output matrix too.
-      width: of the residual stream.
-      heads: of attention, each `width // heads` wide; that is an even number.
-      layers: blocks of attention and MLP.
-      hidden: width inside the MLP.
+      vocab_size: Rows of the embedding, which is the output matrix too.
+      width: Width of the residual stream.
+      heads: Number of attention heads, each `width // heads` wide; that is an even number.
+      layers: Blocks of attention and MLP.
+      hidden: Width inside the MLP.
     """
 
     vocab_size: int
@@ -39,10 +39,7 @@ class ModelConfig:
 
 
 def init_params(config: ModelConfig, seed: int) -> Params:
-    """Parameters of the model, float32: `embedding` [vocab, width], `final_norm` [width], the rest [layers, ...].
-
-    A pure function of its arguments.
-    """
+    """Return parameters, float32: `embedding` [vocab, width], `final_norm` [width], the rest [layers, ...]."""
     wide = {
         "embedding": (config.vocab_size, config.width),
         "attention_in": (config.layers, config.width, 3 * config.width),
@@ -57,22 +54,15 @@ def init_params(config: ModelConfig, seed: int) -> Params:
         fan_in = shape[-2] if name != "embedding" else config.width
         scale = (shrunk if name.endswith("_out") else 1.0) / math.sqrt(fan_in)
         params[name] = jnp.asarray(generator.standard_normal(shape, np.float32) * np.float32(scale))
-    for name in ("attention_norm", "mlp_norm"):
-        params[name] = jnp.asarray(np.ones((config.layers, config.width), np.float32))
-    params["final_norm"] = jnp.asarray(np.ones(config.width, np.float32))
-    return params
+    norm = jnp.ones((config.layers, config.width), jnp.float32)
+    return {**params, "attention_norm": norm, "mlp_norm": norm, "final_norm": jnp.ones(config.width, jnp.float32)}
 
 
 def logits(params: Params, config: ModelConfig, batch: Batch) -> jax.Array:
-    """Scores of the next token: float32 [rows, L, vocab].
+    """Return scores of the next token: float32 [rows, L, vocab].
 
-    A token attends to itself and to earlier tokens of its own segment (`inputs_segmentation`); its place comes
-    from `inputs_position`, by rotary embedding.
-
-    Args:
-      params: of `init_params`.
-      config: the same.
-      batch: `inputs`, `inputs_position` and `inputs_segmentation`, each int32 [rows, L].
+    A token attends to itself and to earlier tokens of its own segment (`inputs_segmentation`). Its place comes from
+    `inputs_position`, by rotary embedding.
     """
     segments = batch["inputs_segmentation"]
     length = segments.shape[1]
@@ -91,10 +81,7 @@ def logits(params: Params, config: ModelConfig, batch: Batch) -> jax.Array:
 
 
 def loss(params: Params, config: ModelConfig, batch: Batch) -> jax.Array:
-    """Mean cross-entropy in nats over the targets that take loss (`targets_segmentation` is not 0): float32 [].
-
-    0 where none does.
-    """
+    """Return the mean cross-entropy in nats over the targets that take loss (`targets_segmentation` is not 0), or 0."""
     scores = logits(params, config, batch)
     of_target = jnp.take_along_axis(scores, batch["targets"][..., None], axis=-1)[..., 0]
     nats = jax.nn.logsumexp(scores, axis=-1) - of_target
@@ -118,7 +105,7 @@ def _attention(
 
 
 def _rotation(positions: jax.Array, width: int) -> tuple[jax.Array, jax.Array]:
-    """Cosine and sine of every position's angles: float32 [rows, L, 1, width // 2] each."""
+    """Return cosine and sine of every position's angles: float32 [rows, L, 1, width // 2] each."""
     frequencies = _ROPE_BASE ** (-jnp.arange(0, width, 2, dtype=jnp.float32) / width)
     angles = positions[:, :, None, None].astype(jnp.float32) * frequencies
     return jnp.cos(angles), jnp.sin(angles)

@@ -1,18 +1,16 @@
-"""What a run did at each step, one JSON object a line; and whether two runs did the same, loss by loss and batch by batch."""
+"""Records of what a run did at each step, one JSON object a line, and their comparison: loss by loss and batch by batch."""
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
+import itertools
 import json
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-
-from grain_sft.demo.folder import writing
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,27 +46,10 @@ def parse(line: str) -> Record | None:
     try:
         data = json.loads(line)
         record = Record(int(data["step"]), str(data["loss_hex"]), str(data["batch_sha256"]))
-        float.fromhex(record.loss_hex)
+        _ = record.loss
     except (ValueError, KeyError, TypeError):
         return None
     return record
-
-
-def append(path: Path, record: Record) -> None:
-    """Add a line to a log in one write, so that a killed process leaves whole lines.
-
-    Raises:
-      StorageError: the disk is full or cannot be written to.
-    """
-    with writing(path), open(path, "ab", buffering=0) as file:
-        file.write(record.to_json().encode() + b"\n")
-
-
-def read(path: Path) -> list[Record]:
-    """Return the records of a log in order; none where it does not exist."""
-    if not path.exists():
-        return []
-    return [record for line in path.read_text("utf-8").splitlines() if (record := parse(line)) is not None]
 
 
 def batch_sha256(batch: Mapping[str, npt.NDArray[Any]]) -> str:
@@ -84,28 +65,28 @@ def batch_sha256(batch: Mapping[str, npt.NDArray[Any]]) -> str:
 def difference(name: str, reference: str, steps: range, logs: Logs) -> str | None:
     """Return a sentence on the first of `steps` that run `name` did not log, once and in order, with the loss and the batch
     of run `reference`; None where there is none. No step at all is a difference."""
-    run, expected = logs[name], {record.step: record for record in logs[reference]}
+    expected = {record.step: record for record in logs[reference]}
     if not steps:
         return f"The {name} run logged no step to compare."
     if len(expected) != len(logs[reference]):
         return f"The {reference} run logged a step twice."
-    for number, step in enumerate(steps):
-        if number >= len(run):
+    for step, mine in itertools.zip_longest(steps, logs[name]):
+        other = expected.get(step)
+        if mine is None:
             return f"Step {step} is missing from the {name} run."
-        mine, other = run[number], expected.get(step)
+        if step is None:
+            return f"Step {mine.step} was logged by the {name} run after its last, {steps[-1]}."
         if mine.step != step:
             return f"Step {step} was expected from the {name} run, which logged step {mine.step} in its place."
         if other is None:
             return f"Step {step} is missing from the {reference} run."
-        first = f"Step {step} is the first that differs: its"
-        if mine.batch_sha256 != other.batch_sha256:
-            hashes = f"{mine.batch_sha256} in the {name} run and {other.batch_sha256} in the {reference} run"
-            return f"{first} batch has SHA-256 {hashes}."
-        if mine.loss_hex != other.loss_hex:
-            losses = f"{mine.loss_hex} in the {name} run and {other.loss_hex} in the {reference} run"
-            return f"{first} loss is {losses}, on the same batch."
-    if len(run) > len(steps):
-        return f"Step {run[len(steps)].step} was logged by the {name} run after its last, {steps[-1]}."
+        for what, value, wanted in (
+            ("batch has SHA-256", mine.batch_sha256, other.batch_sha256),
+            ("batch is the same, but its loss is", mine.loss_hex, other.loss_hex),
+        ):
+            if value != wanted:
+                runs = f"{value} in the {name} run and {wanted} in the {reference} run"
+                return f"Step {step} is the first that differs: its {what} {runs}."
     return None
 
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
-from collections.abc import Generator
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import grain_sft
-from grain_sft.demo import records
 from grain_sft.demo.child import Child, RunOptions
 from grain_sft.demo.corpus import GLOBAL_BATCH_SIZE, SEQUENCE_LENGTH, VOCAB_SIZE, Prepared, prepare_corpus
 from grain_sft.demo.folder import DemoFolder, claim, newest_step, remove, writing
@@ -42,7 +40,7 @@ def run_demo(where: str | os.PathLike[str], *, steps: int, seed: int) -> int:
     """Carry out the demo in the folder `where`: return 0 if the runs are equal bit for bit, else 1.
 
     Raises:
-      GrainSftError: the folder cannot be written to, or a run failed.
+      GrainSftError: The folder cannot be written to, or a run failed.
     """
     began = time.perf_counter()
     plan = Plan(steps, seed)
@@ -51,9 +49,8 @@ def run_demo(where: str | os.PathLike[str], *, steps: int, seed: int) -> int:
         _describe(folder, prepare_corpus(folder, plan.seed, _say))
         logs, resumed_from = _train(folder, plan)
         equal = _compare(plan, resumed_from, logs)
-        made = (folder.corpus, folder.config, folder.runs)
-        seconds = time.perf_counter() - began
-        _say(f"\nIn {folder.root}, after {seconds:.0f} seconds: {', '.join(path.name for path in made)}")
+        made = ", ".join(path.name for path in (folder.corpus, folder.config, folder.runs))
+        _say(f"\nIn {folder.root}, after {time.perf_counter() - began:.0f} seconds: {made}")
         _say(f"Go on in Python: grain_sft.load({str(folder.config)!r}).iter(start_step={plan.steps})")
     return 0 if equal else 1
 
@@ -72,44 +69,47 @@ def _describe(folder: DemoFolder, prepared: Prepared) -> None:
     _say(f"corpus  {corpus.ends_fingerprint[:24]}, {'as an earlier demo left it' if prepared.reused else 'made now'}")
 
 
-def _train(folder: DemoFolder, plan: Plan) -> tuple[dict[str, list[Record]], int]:
+def _train(folder: DemoFolder, plan: Plan) -> tuple[Logs, int]:
     """Run the three runs, one after the other; return what each logged, and the step that the second began at."""
 
-    def options(name: str, resume: str | None = None) -> RunOptions:
+    def child(name: str, resume: str | None = None) -> tuple[Child, RunOptions]:
         run = folder.runs / name
         with writing(run):
             run.mkdir(parents=True)
         every = plan.checkpoint_every
-        return RunOptions(str(folder.config), str(run), VOCAB_SIZE, plan.steps, every, plan.seed, resume)
+        options = RunOptions(str(folder.config), str(run), VOCAB_SIZE, plan.steps, every, plan.seed, resume)
+        return Child(name, options), options
 
-    first = options(INTERRUPTED)
+    def whole(name: str, start: int, resume: str | None = None) -> list[Record]:
+        with child(name, resume)[0] as process:
+            found = list(_shown(process, plan, start))
+            process.finish()
+        return found
+
+    logs: dict[str, list[Record]] = {INTERRUPTED: []}
     _say(f"\n1 of 3, {INTERRUPTED}: from step 0, a checkpoint every {plan.checkpoint_every} steps")
-    with Child(INTERRUPTED, first) as child:
-        with contextlib.closing(_shown(child, plan, 0)) as shown:
-            killed = any(record.step >= plan.killed_after for record in shown) and child.kill()
+    process, options = child(INTERRUPTED)
+    with process:
+        killed = False
+        for record in _shown(process, plan, 0):
+            logs[INTERRUPTED].append(record)
+            killed = killed or (record.step >= plan.killed_after and process.kill())
         if not killed:
-            child.finish()
+            process.finish()
             raise GrainSftError(f"the {INTERRUPTED} run ended before it could be killed: give more --steps.")
-        done, newest = len(records.read(first.log)), newest_step(first.checkpoints)
-        _say(f"  killed: SIGKILL to process {child.pid} when {done} steps were done; newest checkpoint: step {newest}")
+    newest = newest_step(options.checkpoints)
+    _say(
+        f"  killed: SIGKILL to process {process.pid} when {len(logs[INTERRUPTED])} steps were done; newest checkpoint: step "
+        f"{newest}"
+    )
     _say(f"\n2 of 3, {RESUMED}: a new process, which gets that checkpoint and iter(start_step={newest})")
-    second = options(RESUMED, resume=str(first.checkpoints))
-    _train_to_the_end(RESUMED, second, plan, newest)
+    logs[RESUMED] = whole(RESUMED, newest, resume=str(options.checkpoints))
     _say(f"\n3 of 3, {UNINTERRUPTED}: another, which gets nothing and begins at step 0")
-    third = options(UNINTERRUPTED)
-    _train_to_the_end(UNINTERRUPTED, third, plan, 0)
-    runs = {INTERRUPTED: first, RESUMED: second, UNINTERRUPTED: third}
-    return {name: records.read(each.log) for name, each in runs.items()}, newest
+    logs[UNINTERRUPTED] = whole(UNINTERRUPTED, 0)
+    return logs, newest
 
 
-def _train_to_the_end(name: str, options: RunOptions, plan: Plan, start: int) -> None:
-    with Child(name, options) as child:
-        for _ in _shown(child, plan, start):
-            pass
-        child.finish()
-
-
-def _shown(child: Child, plan: Plan, start: int) -> Generator[Record, None, None]:
+def _shown(child: Child, plan: Plan, start: int) -> Iterator[Record]:
     """Yield the records of a run as they come, and print the first, every tenth and the last."""
     compiled = 0.0
     for record in child.records():
@@ -123,7 +123,7 @@ def _shown(child: Child, plan: Plan, start: int) -> Generator[Record, None, None
 
 
 def _compare(plan: Plan, resumed_from: int, logs: Logs) -> bool:
-    """Print both parts of the training that was killed beside the one that was not, and return whether they are equal."""
+    """Print the losses of both halves of the killed training and of the other, and return whether they are equal."""
     end = len(logs[INTERRUPTED])
     shown = {0, resumed_from - 1, resumed_from, resumed_from + 1, end - 1, end, (end + plan.steps) // 2}
     shown |= {plan.steps - 2, plan.steps - 1}
@@ -142,12 +142,11 @@ def _compare(plan: Plan, resumed_from: int, logs: Logs) -> bool:
         if found is not None:
             _say(f"NOT EQUAL. {found}")
             return False
-    for name in (INTERRUPTED, RESUMED):
-        steps = compared[name]
-        _say(
-            f"EQUAL: {name} and {UNINTERRUPTED}, all {len(steps)} steps from {steps[0]} to {steps[-1]}: losses bit for bit, "
-            "batches by SHA-256."
-        )
+        if name != UNINTERRUPTED:
+            _say(
+                f"EQUAL: {name} and {UNINTERRUPTED}, all {len(steps)} steps from {steps[0]} to {steps[-1]}: losses bit for "
+                "bit, batches by SHA-256."
+            )
     return True
 
 

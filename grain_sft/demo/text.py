@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 import sysconfig
 import warnings
 from collections.abc import Iterator
@@ -21,7 +22,7 @@ _SKIPPED_FOLDERS = {
     *("ensurepip", "idlelib", "lib2to3", "pydoc_data", "turtledemo"),
 }
 _KINDS = {ast.Module: "module", ast.ClassDef: "class", ast.FunctionDef: "function", ast.AsyncFunctionDef: "function"}
-_STATEMENTS = ("body", "handlers", "orelse", "finalbody", "cases")
+_NOT_TEXT = re.compile("[\0\ud800-\udfff]")  # NUL, and half a surrogate pair, which UTF-8 does not have
 
 
 class Entry(NamedTuple):
@@ -45,13 +46,13 @@ def docstrings(max_characters: int = MAX_CHARACTERS) -> list[Entry]:
       max_characters: Bound of all texts together: the first that would pass it is left out with all that follow.
 
     Raises:
-      GrainSftError: this Python carries too few.
+      GrainSftError: This Python carries too few.
     """
     library = Path(sysconfig.get_path("stdlib"))
     entries, seen, count = [], set(), 0
     for kind, name, text in library_docstrings(library):
         text = text.strip()
-        if not text or text in seen or not _is_text(text):
+        if not text or text in seen or _NOT_TEXT.search(text):
             continue
         if count + len(text) > max_characters:
             break
@@ -68,41 +69,32 @@ def docstrings(max_characters: int = MAX_CHARACTERS) -> list[Entry]:
 
 
 def library_docstrings(library: Path) -> Iterator[Entry]:
-    """Yield the docstrings of the .py files below `library`, sorted by path; tests, demos and installed packages are left out.
+    """Yield the docstrings of the .py files below `library`, sorted by path, but not of tests, demos and installed packages.
 
     Files are parsed, never imported; one that cannot be read or parsed is skipped.
     """
     for folder, subfolders, names in os.walk(library):
         subfolders[:] = sorted(set(subfolders) - _SKIPPED_FOLDERS)
         for name in sorted(names):
-            if name.endswith(".py"):
-                path = Path(folder, name)
-                parts = path.relative_to(library).with_suffix("").parts
-                yield from _docstrings(path, ".".join(parts).removesuffix(".__init__"))
+            if not name.endswith(".py"):
+                continue
+            path = Path(folder, name)
+            try:
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")  # such as invalid escapes
+                    tree = ast.parse(path.read_bytes())
+            except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
+                continue
+            module = ".".join(path.relative_to(library).with_suffix("").parts).removesuffix(".__init__")
+            yield from _docstrings(tree, module)
 
 
-def _docstrings(path: Path, module: str) -> Iterator[Entry]:
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # such as invalid escapes
-            tree = ast.parse(path.read_bytes())
-    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
-        return
-    pending: list[tuple[ast.AST, str]] = [(tree, module)]  # nodes, and the name of what they are in
-    while pending:
-        node, name = pending.pop()
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            if not isinstance(node, ast.Module):
-                name = f"{name}.{node.name}"
-            yield Entry(_KINDS[type(node)], name, ast.get_docstring(node) or "")
-        for field in reversed(_STATEMENTS):
-            pending.extend((child, name) for child in reversed(getattr(node, field, ())))
-
-
-def _is_text(text: str) -> bool:
-    """Return False for NUL, and for half a surrogate pair, which UTF-8 does not have."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return "\0" not in text
+def _docstrings(node: ast.AST, name: str) -> Iterator[Entry]:
+    """Yield the docstrings of a node with this name and of all below it."""
+    if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+        yield Entry(_KINDS[type(node)], name, ast.get_docstring(node) or "")
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            yield from _docstrings(child, f"{name}.{child.name}")
+        elif isinstance(child, ast.stmt | ast.excepthandler | ast.match_case):
+            yield from _docstrings(child, name)

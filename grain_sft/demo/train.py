@@ -1,7 +1,6 @@
 """One run of the demo, in a process of its own: `python -m grain_sft.demo.train OPTIONS`, a `RunOptions` as JSON.
 
-It begins at step 0, or at the step of a checkpoint, and asks the pipeline for the batches from that step on. It prints the
-record of every step as it appends it to its log, and nothing else.
+It asks the pipeline for the batches from step 0 on, or from the step of a checkpoint, and prints the record of every step.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ def train(options: RunOptions) -> None:
     """Train from the newest checkpoint in `options.resume`, or from step 0, to the end.
 
     Raises:
-      GrainSftError: no checkpoint to resume from, a loss that is not finite, or a disk that cannot be written to.
+      GrainSftError: No checkpoint to resume from, a loss that is not finite, or a disk that cannot be written to.
     """
     config = model.ModelConfig(options.vocab_size)
     if options.resume is None:
@@ -48,7 +47,6 @@ def train(options: RunOptions) -> None:
             record = records.Record(step, float(loss).hex(), records.batch_sha256(batch))
             if not math.isfinite(record.loss):
                 raise GrainSftError(f"the loss at step {step} is {record.loss}: the training diverged.")
-            records.append(options.log, record)
             print(record.to_json(), flush=True)
             if (step + 1) % options.checkpoint_every == 0:
                 checkpoint.save(options.checkpoints, step + 1, state)
@@ -57,11 +55,7 @@ def train(options: RunOptions) -> None:
 
 
 def update(state: State, step: int, batch: model.Batch, config: model.ModelConfig) -> tuple[State, jax.Array]:
-    """Return the state after one step of Adam, and the loss before it.
-
-    The rate rises over the first `WARMUP` steps. Nothing but the arguments decides the result; the optimizer's own count of
-    steps is `step`.
-    """
+    """Return the state after one step of Adam, and the loss before it. The rate rises over the first `WARMUP` steps."""
     loss, gradients = jax.value_and_grad(model.loss)(state.params, config, batch)
     done = jnp.asarray(step, jnp.float32) + 1
     rate = LEARNING_RATE * jnp.minimum(1.0, done / WARMUP)

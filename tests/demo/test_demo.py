@@ -61,7 +61,7 @@ def test_one_bit_of_one_loss_is_a_difference_that_names_the_step() -> None:
     bits = np.nextafter(np.float32(changed["resumed"][2].loss), np.float32(0))
     changed["resumed"][2] = dataclasses.replace(changed["resumed"][2], loss_hex=float(bits).hex())
     changed["resumed"][4] = record(7, loss=1.0)
-    assert "Step 5 is the first that differs: its loss" in (verdict(changed) or "")
+    assert "Step 5 is the first that differs: its batch is the same, but its loss" in (verdict(changed) or "")
     assert [line.split()[-1] for line in table(["resumed", "uninterrupted"], [0, 4, 5], changed)[1:]] == [
         *("same", "same", "DIFFERS")
     ]
@@ -70,7 +70,7 @@ def test_one_bit_of_one_loss_is_a_difference_that_names_the_step() -> None:
 def test_one_hexadecimal_digit_of_a_batch_is_a_difference() -> None:
     changed = logs()
     changed["uninterrupted"][8] = dataclasses.replace(changed["uninterrupted"][8], batch_sha256="f" + "0" * 63)
-    assert "Step 8 is the first that differs: its batch" in (verdict(changed) or "")
+    assert "Step 8 is the first that differs: its batch has" in (verdict(changed) or "")
 
 
 @pytest.mark.parametrize(
@@ -97,17 +97,11 @@ def test_no_steps_at_all_and_steps_too_many_are_differences() -> None:
     assert "twice" in (verdict(changed) or "")
 
 
-def test_a_log_gives_back_its_records_and_passes_over_a_line_that_was_cut_off(tmp_path: Path) -> None:
-    path = tmp_path / "log.jsonl"
-    written = [record(0), record(1, loss=1 / 3)]
-    for each in written:
-        log.append(path, each)
-    with open(path, "a") as file:
-        file.write('{"step": 2, "lo')
-    assert log.read(path) == written
-    first = json.loads(path.read_text().splitlines()[0])
+def test_a_line_gives_back_its_record_unless_it_was_cut_off() -> None:
+    for each in (record(0), record(1, loss=1 / 3)):
+        assert log.parse(each.to_json()) == each and log.parse(each.to_json()[:-9]) is None
+    first = json.loads(record(0).to_json())
     assert first == {"step": 0, "loss": 8.0, "loss_hex": "0x1.0000000000000p+3", "batch_sha256": "0" * 64}
-    assert log.read(tmp_path / "none") == []
 
 
 def test_the_hash_of_a_batch_covers_names_shapes_dtypes_and_values() -> None:
@@ -178,7 +172,8 @@ def test_the_demo_says_what_it_trains_on(finished: Finished) -> None:
 
 def test_the_killed_run_left_off_early_and_the_resumed_one_took_up_its_checkpoint(finished: Finished) -> None:
     def steps(name: str) -> list[int]:
-        return [each.step for each in log.read(finished.folder.runs / name / "log.jsonl")]
+        lines = (finished.folder.runs / name / "log.jsonl").read_text().splitlines()
+        return [json.loads(line)["step"] for line in lines]
 
     killed, resumed = steps("interrupted"), steps("resumed")
     newest = newest_step(finished.folder.runs / "interrupted" / "checkpoints")
