@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import concurrent.futures
 import dataclasses
-import hashlib
 import importlib.util
 import json
 import pickle
@@ -13,6 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from prepared import StoppedError, chat, digests, stamps, stop_half_way
 
 import grain_sft
 from grain_sft.cli.main import main
@@ -42,13 +42,7 @@ def chats(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for number in range(FILES):
         with (folder / f"{number}.jsonl").open("w") as file:
             for _ in range(40 + 20 * number):
-                pairs = [(draw.choice(texts), draw.choice(texts)) for _ in range(draw.randrange(1, 4))]
-                messages = [
-                    {"role": role, "content": text}
-                    for pair in pairs
-                    for role, text in zip(("user", "assistant"), pair, strict=True)
-                ]
-                file.write(json.dumps({"messages": messages}) + "\n")
+                file.write(json.dumps(chat(*draw.choices(texts, k=2 * draw.randrange(1, 4)))) + "\n")
     (folder / "spm.model").write_bytes(train_tokenizer(texts, 500, CHAT_TOKENS))
     return folder
 
@@ -56,56 +50,44 @@ def chats(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def request_of(chats: Path | str, format: str = "olmo", **options: object) -> Request:
     fields: dict[str, object] = {
         "datasets": (Dataset((f"{chats}/[0-4].jsonl",), "1.5"), Dataset((f"{chats}/[5-9].jsonl",))),
+        **{"template": "primer", "tokenizer": f"{chats}/spm.model", "format": format},
         **{"val_frac": 0.1, "part_bytes": 30_000, "shard_tokens": 20_000, "max_length": 120},
     }
-    fields |= {"template": "primer", "tokenizer": f"{chats}/spm.model", "format": format, **options}
-    return Request(**fields)  # type: ignore[arg-type]
-
-
-def digests(folder: Path) -> dict[str, str]:
-    found = sorted(path for path in folder.rglob("*") if path.is_file())
-    assert found
-    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in found}
+    return Request(**{**fields, **options})  # type: ignore[arg-type]
 
 
 def left_behind(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir() if path.name.startswith("."))
 
 
-class StopError(Exception):
-    pass
-
-
 def half_done(request: Request, output: Path) -> None:
     """Stop a local run when half of its units are rendered."""
-
-    def progress(what: str, done: int, total: int) -> None:
-        if what == "Rendering" and done > total / 2:
-            raise StopError
-
-    with pytest.raises(StopError):
-        prepare(request, output, workers=1, progress=progress)
+    with pytest.raises(StoppedError):
+        prepare(request, output, workers=1, progress=stop_half_way())
     assert 2 < len(list(Path(Target(output).chunks).iterdir())) < FILES
 
 
-@pytest.mark.parametrize(("format", "resumed"), [("olmo", False), ("episodes", True)])
-def test_two_processes_give_the_bytes_of_a_local_run(chats: Path, tmp_path: Path, format: str, resumed: bool) -> None:
-    request = request_of(chats, format)
+@pytest.mark.parametrize(
+    ("format", "arguments", "resumed"),
+    [
+        ("olmo", TWO_PROCESSES, False),
+        ("episodes", TWO_PROCESSES, True),
+        ("primer", (), False),
+        ("openchat", (), False),
+    ],
+)
+def test_beam_gives_the_bytes_of_a_local_run(
+    chats: Path, tmp_path: Path, format: str, arguments: tuple[str, ...], resumed: bool
+) -> None:
+    request = request_of(chats, format, on_error="stop" if arguments else "skip")
     expected = prepare(request, tmp_path / "local", workers=1)
     if resumed:
         half_done(request, tmp_path / "beam")
-    assert beam.prepare(request, tmp_path / "beam", pipeline_args=TWO_PROCESSES) == expected
+    assert beam.prepare(request, tmp_path / "beam", pipeline_args=arguments) == expected
     assert digests(tmp_path / "beam") == digests(tmp_path / "local")
-    assert len(grain_sft.open_corpus(tmp_path / ("beam/train" if format == "olmo" else "beam")).shards) > 3
+    parts = len(grain_sft.open_corpus(tmp_path / ("beam/train" if format == "olmo" else "beam")).shards)
+    assert not arguments or parts > 3
     assert not left_behind(tmp_path)
-
-
-@pytest.mark.parametrize("format", ["primer", "openchat"])
-def test_one_process_gives_the_bytes_of_a_local_run(chats: Path, tmp_path: Path, format: str) -> None:
-    request = request_of(chats, format, on_error="skip")
-    assert beam.prepare(request, tmp_path / "beam") == prepare(request, tmp_path / "local", workers=1)
-    assert digests(tmp_path / "beam") == digests(tmp_path / "local")
-    assert (tmp_path / "beam.rejected.jsonl").read_bytes() == (tmp_path / "local.rejected.jsonl").read_bytes()
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -153,10 +135,10 @@ def test_a_finished_corpus_is_left_alone(chats: Path, tmp_path: Path) -> None:
     request = request_of(chats)
     first = beam.prepare(request, tmp_path / "out")
     assert "already" not in first
-    times = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("*")}
+    before = stamps(tmp_path / "out")
     assert beam.prepare(request, tmp_path / "out") == {**first, "already": True}
     assert prepare(request, tmp_path / "out") == {**first, "already": True}
-    assert times == {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("*")}
+    assert stamps(tmp_path / "out") == before
     assert not left_behind(tmp_path)
 
 
@@ -250,8 +232,8 @@ def test_the_command_line_passes_beams_options_on(
     expected = capsys.readouterr().out
     output = ["-o", str(tmp_path / "beam")]
     assert main([*words, *output, "--runner", "DirectRunner", "--direct_num_workers", "1"]) == 0
-    said = capsys.readouterr()
-    assert said.out == expected.replace(str(tmp_path / "local"), str(tmp_path / "beam")) and not said.err
+    printed = capsys.readouterr()
+    assert printed.out == expected.replace(str(tmp_path / "local"), str(tmp_path / "beam")) and not printed.err
     assert digests(tmp_path / "beam") == digests(tmp_path / "local")
     assert main([*words, *output, "--runner", "direct", "--", "--direct_num_workers=1"]) == 0
     assert "nothing to do" in capsys.readouterr().out
@@ -278,19 +260,6 @@ def download(client, folder: str, to: Path) -> None:  # type: ignore[no-untyped-
         (to / name[len(prefix) :]).write_bytes(client.cat_file(name))
 
 
-def paths_replaced(folder: Path, old: str, new: str) -> dict[str, str]:
-    """Digests of the files of a corpus, `old` read as `new` in the text that names its inputs."""
-    found = {}
-    for path in sorted(folder.rglob("*")):
-        if not path.is_file() or path.is_symlink():
-            continue
-        data = path.read_bytes()
-        if path.suffix in (".json", ".txt"):
-            data = data.replace(old.encode(), new.encode())
-        found[str(path.relative_to(folder))] = hashlib.sha256(data).hexdigest()
-    return found
-
-
 @pytest.mark.parametrize("format", ["olmo", "openchat"])
 def test_from_a_bucket_to_a_bucket(client, bucket: str, chats: Path, tmp_path: Path, format: str) -> None:  # type: ignore[no-untyped-def]
     here, there = (request_of(place, format, part_bytes=100_000) for place in (chats, f"{bucket}/in"))
@@ -301,7 +270,7 @@ def test_from_a_bucket_to_a_bucket(client, bucket: str, chats: Path, tmp_path: P
     for name in ("local", "beam"):
         download(client, f"{bucket}/{name}", tmp_path / name)
     assert digests(tmp_path / "beam") == digests(tmp_path / "local")
-    ours, theirs = (paths_replaced(tmp_path / name, str(chats), f"{bucket}/in") for name in ("here", "beam"))
+    ours, theirs = (digests(tmp_path / name, replace=(str(chats), f"{bucket}/in")) for name in ("here", "beam"))
     manifest = ours.pop("prepare.json"), theirs.pop("prepare.json")
     assert ours == theirs and all(manifest)
     assert not [path for path in client.find("bucket/") if ".grain_sft-work" in path]

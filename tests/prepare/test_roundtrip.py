@@ -16,6 +16,7 @@ from typing import Any
 import hard_chats
 import numpy as np
 import pytest
+from prepared import CHATML
 from template_rules import REFERENCES, SPECIAL, Run, in_one, openchat, spelled, whole_openchat
 from tokenizer_makers import FILES, byte_level_json, metaspace_json, save_huggingface
 
@@ -28,12 +29,6 @@ pytest.importorskip("pyarrow")
 pytest.importorskip("transformers")
 
 REAL = 100  # of each real file
-CHATML = (
-    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
-
-# What is prepared.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,7 +57,6 @@ CASES = [
     Case("olmo", "gemma", ("chats",)),
     Case("hf", "chatml", PLAIN),
 ]
-WEIGHTED = ("openchat",)
 MASKS = ("olmo", "primer")
 
 
@@ -74,8 +68,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "chats": hard_chats.chats(),
         "tools": hard_chats.tool_chats(),
         "openchat": hard_chats.openchat_chats(),
-        **{path.stem: read_lines(path)[:REAL] for path in FILES if path.exists()},
     }
+    for path in FILES:
+        if path.exists():
+            lines = [line for line in path.read_text("utf-8").split("\n") if line.strip()]
+            records[path.stem] = [json.loads(line) for line in lines[:REAL]]
     for name, values in records.items():
         lines = [json.dumps(value, ensure_ascii=number % 2 == 0) for number, value in enumerate(values)]
         end = "\r\n" if name == "tools" else "\n"
@@ -90,14 +87,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-def read_lines(path: Path) -> list[Any]:
-    return [json.loads(line) for line in path.read_text("utf-8").split("\n") if line.strip()]
-
-
 def request_of(case: Case, folder: Path, format: str, **options: Any) -> Request:
     datasets = [Dataset((str(folder / f"{name}.jsonl"),)) for name in inputs_of(case, folder)]
     tokenizer = str(folder / case.tokenizer) + (".model" if case.tokenizer == "spm" else "")
-    options = {"val_frac": 0.1, "part_bytes": 200_000, "shard_tokens": 60_000, "schema": "auto", **options}
+    options = {"val_frac": 0.1, "part_bytes": 200_000, "shard_tokens": 60_000, **options}
     return Request(tuple(datasets), case.template, tokenizer, format, **options)
 
 
@@ -124,12 +117,9 @@ def inputs_of(case: Case, folder: Path) -> list[str]:
 
 
 def splits_of(where: Path, format: str) -> dict[str, Corpus]:
-    if format == "olmo":
-        return {split: open_corpus(where / split) for split in ("train", "val")}
-    if format == "openchat":
-        names = {"train": where, "val": where / "openchat.eval.parquet"}
-        return {split: open_corpus(path) for split, path in names.items()}
-    return {"train": open_corpus(where), "val": open_corpus(where / "val")}
+    train = where / "train" if format == "olmo" else where
+    val = where / ("openchat.eval.parquet" if format == "openchat" else "val")
+    return {"train": open_corpus(train), "val": open_corpus(val)}
 
 
 def documents_of(where: Path, format: str) -> dict[str, list[tuple[bytes, bytes, tuple[int, int]]]]:
