@@ -25,6 +25,7 @@ def printed(tmp_path_factory):
     return Folders(tmp_path_factory.mktemp("readme")).run(PAGE)
 
 
+@pytest.mark.pages
 def test_the_programs_and_commands_run_as_pasted_and_print_what_is_shown(printed):
     for block, output in printed:
         lost = first_lost(block, output)
@@ -32,6 +33,7 @@ def test_the_programs_and_commands_run_as_pasted_and_print_what_is_shown(printed
     assert [block.file_name for block, _ in printed if block.file_name] == ["make_data.py", "sft.yaml", "train.py"]
 
 
+@pytest.mark.pages
 def test_the_loss_goes_down(printed):
     (output,) = (output for block, output in printed if block.text.startswith("python train.py 20 | tee"))
     losses = [float(loss) for loss in re.findall(r"loss ([\d.]+)", output)]

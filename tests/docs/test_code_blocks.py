@@ -20,6 +20,7 @@ def folders(tmp_path_factory):
     return Folders(tmp_path_factory.mktemp("docs"))
 
 
+@pytest.mark.pages
 @pytest.mark.parametrize("page", [page for page in pages.PAGES if any(block.runs for block in pages.blocks(page))])
 def test_the_blocks_of_a_page_run_and_print_what_it_shows(folders, page):
     for block, printed in folders.run(page):
