@@ -22,8 +22,6 @@ NUM_CHECKED = 4
 
 _MOST_ROWS = 64  # read again to find the reason
 
-Ints = npt.NDArray[np.int64]
-
 
 class FirstSteps:
     """Check of a pipeline's first batches that warns once if none takes loss.
@@ -41,11 +39,8 @@ class FirstSteps:
         """Check the batch of `step`. Call this only while `left` is not 0."""
         if not pipeline.transforms and self.left == NUM_CHECKED:
             keys = ", ".join(batch) if isinstance(batch, dict) else "those of its source"
-            logging.warning(
-                "This pipeline has no transforms: its batches have the keys %s. For inputs and targets give it "
-                "[ShiftTargets()].",
-                keys,
-            )
+            advice = "For inputs and targets give it [ShiftTargets()]."
+            logging.warning("This pipeline has no transforms: its batches have the keys %s. %s", keys, advice)
         if takes_loss(batch) is not False:
             self.left = 0
             return
@@ -56,15 +51,11 @@ class FirstSteps:
             self.left = max(0, min(self.left, pipeline.end_step - step) - 1)
             if self.left:
                 return
-        reason = why_no_loss(pipeline, self._steps)
-        listed = ", ".join(map(str, sorted(self._steps)))
+        reason, listed = why_no_loss(pipeline, self._steps), ", ".join(map(str, sorted(self._steps)))
         logging.warning("No target takes loss in the first batches (steps %s): %s", listed, reason)
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__()  # type: ignore[misc]
+    def __reduce__(self) -> tuple[type[FirstSteps], tuple[()]]:
+        return type(self), ()  # a worker process counts anew
 
 
 def takes_loss(batch: Any) -> bool | None:
@@ -72,12 +63,10 @@ def takes_loss(batch: Any) -> bool | None:
     if not isinstance(batch, dict):
         return None
     if "targets_segmentation" in batch:
-        taken = batch.get("targets_weights", batch["targets_segmentation"])  # weights are 0 where no loss is taken
-    elif "loss_mask" in batch and "segment_ids" in batch:
-        taken = batch["loss_mask"] & (batch["segment_ids"] != 0)
-    else:
-        return None
-    return bool(np.any(taken))
+        return bool(np.any(batch.get("targets_weights", batch["targets_segmentation"])))  # weights: 0 without loss
+    if "loss_mask" in batch and "segment_ids" in batch:
+        return bool(np.any(batch["loss_mask"] & (batch["segment_ids"] != 0)))
+    return None
 
 
 def why_no_loss(pipeline: Pipeline, steps: Iterable[int]) -> str:
@@ -93,29 +82,29 @@ def why_no_loss(pipeline: Pipeline, steps: Iterable[int]) -> str:
         return f"the reason was not found: {error}"
 
 
-def _why_none_is_read(layout: Layout, rows: Ints, element: Element) -> str:
+def _why_none_is_read(layout: Layout, rows: npt.NDArray[np.int64], element: Element) -> str:
     """Return why the rows take no loss as they are read; "" where they do."""
     loss = element["loss_mask"] & (element["segment_ids"] != 0)
-    if not loss.any():
-        if _is_cut_off(layout, rows):
-            return (
-                f"the documents are longer than sequence_length={layout.sequence_length}, and only tokens that were cut off "
-                "take loss. Give a longer sequence_length, or keep the other end of documents."
-            )
-        return (
-            "the loss mask is 0 for each token of these rows and of their documents: the mask holds only zeros, or the "
-            "documents are prompts without an answer. Prepare the corpus again, or give use_loss_mask: false."
-        )
-    if not (loss & (element["positions"] > 0)).any():
+    if (loss & (element["positions"] > 0)).any():
+        return ""
+    if loss.any():
         longest = int(element["positions"].max()) + 1
         return (
             f"only the first token of a document takes loss, and it has no input before it. The longest document here has "
             f"{longest} token{'s' if longest > 1 else ''}: are the documents too short, or split at the wrong token?"
         )
-    return ""
+    if _is_cut_off(layout, rows):
+        return (
+            f"the documents are longer than sequence_length={layout.sequence_length}, and only tokens that were cut off "
+            "take loss. Give a longer sequence_length, or keep the other end of documents."
+        )
+    return (
+        "the loss mask is 0 for each token of these rows and of their documents: the mask holds only zeros, or the "
+        "documents are prompts without an answer. Prepare the corpus again, or give use_loss_mask: false."
+    )
 
 
-def _is_cut_off(layout: Layout, rows: Ints) -> bool:
+def _is_cut_off(layout: Layout, rows: npt.NDArray[np.int64]) -> bool:
     """Return whether a document of the rows takes loss outside them."""
     for name, _, own in layout.split(rows):
         part = layout.parts[name]

@@ -43,7 +43,7 @@ class Observer:
     """Base class of observers. Every method does nothing; a subclass overrides those it needs.
 
     Methods are called in the thread that makes or takes the batch, so they have to be quick. What one raises ends the run.
-    A pipeline that has observers is pickled with them when it goes to worker processes.
+    A pipeline is pickled with its observers when it goes to worker processes.
     """
 
     def iterator_opened(self, iterator: StepIterator[Any]) -> None:
@@ -75,13 +75,11 @@ OBSERVERS: Registry[Callable[..., Observer]] = Registry(
     },
 )
 
-_STANDING = ("metrics", "watchdog")
-
 
 @functools.cache
 def standing_observers() -> tuple[Observer, ...]:
     """Return the observers of this process, which are called for all its pipelines."""
-    return tuple(OBSERVERS[name]() for name in _STANDING)
+    return tuple(OBSERVERS[name]() for name in ("metrics", "watchdog"))
 
 
 def observers_of(pipeline: Pipeline) -> tuple[Observer, ...]:

@@ -68,12 +68,17 @@ class Pipeline:
                 f"the sampler is for {sampler.num_instances} rows, but the source has {len(source)}: "
                 "make it with IndexSampler(len(source), ...)."
             )
-        _check_sources(source, sampler)
+        rows = {name: len(part) for name, part in source.layout.parts.items()}
+        drawn = {stream.name: stream.source.num_instances for stream in sampler.streams}
+        if "" not in rows and list(drawn.items()) != list(rows.items()):
+            raise PipelineError(
+                f"the sampler draws from sources and rows {drawn}, but the source has {rows}, in this order. A MixtureSource "
+                "takes a MixtureSampler of its sources."
+            )
         for transform in transforms:
             if isinstance(transform, type) and issubclass(transform, grain.transforms.Map):
-                raise PipelineError(
-                    f"transform {transform.__name__} is a class. Expected an object of it. Write {transform.__name__}()."
-                )
+                name = transform.__name__
+                raise PipelineError(f"transform {name} is a class. Expected an object of it. Write {name}().")
             if not isinstance(transform, grain.transforms.Map):
                 raise PipelineError(
                     f"transform {transform!r} is not a grain.transforms.Map. A pipeline reads whole batches, so it takes "
@@ -129,7 +134,7 @@ class Pipeline:
     @property
     def end_step(self) -> int:
         """Step after the last; `sys.maxsize` for a run that never ends."""
-        return sys.maxsize if self.sampler.num_steps is None else self.sampler.num_steps
+        return sys.maxsize if self.num_steps is None else self.num_steps
 
     def __len__(self) -> int:
         """Return the number of steps.
@@ -137,12 +142,12 @@ class Pipeline:
         Raises:
           WrongTypeError: the run never ends. It is a TypeError, so that progress bars count without a total.
         """
-        if self.sampler.num_steps is None:
+        if self.num_steps is None:
             raise WrongTypeError(
                 "this pipeline never ends, so it has no length. Read pipeline.num_steps, which is None then, or give the "
                 "sampler epochs=1."
             )
-        return self.sampler.num_steps
+        return self.num_steps
 
     def __bool__(self) -> bool:
         return True
@@ -152,12 +157,7 @@ class Pipeline:
 
     @keyword_only("start_step")
     def iter(
-        self,
-        *,
-        start_step: int = 0,
-        threads: int = READ_THREADS,
-        prefetch: int = PREFETCH,
-        worker_count: int = 0,
+        self, *, start_step: int = 0, threads: int = READ_THREADS, prefetch: int = PREFETCH, worker_count: int = 0
     ) -> PipelineIterator:
         """Return an iterator of the batches from `start_step` on, made ahead of time.
 
@@ -197,11 +197,7 @@ class Pipeline:
         return make_data_loader(self, worker_count, start_step)
 
     def show(
-        self,
-        step: int = 0,
-        *,
-        rows: int | Sequence[int] = 1,
-        tokenizer: str | os.PathLike[str] | None = None,
+        self, step: int = 0, *, rows: int | Sequence[int] = 1, tokenizer: str | os.PathLike[str] | None = None
     ) -> None:
         """Print rows of this host's batch of `step`, token by token: documents, segments and loss.
 
@@ -228,33 +224,18 @@ class Pipeline:
         return receipt_of(self)
 
     def _repr_html_(self) -> str:
-        return html_facts("Pipeline", _facts(self))
+        source, sampler = self.source, self.sampler
+        hosts = f", host {sampler.host.index} of {sampler.host.count}" if sampler.host.count > 1 else ""
+        facts = {
+            "batch": f"{sampler.global_batch_size:,} rows of {source.layout.sequence_length:,} tokens{hosts}",
+            "steps": "no end" if self.num_steps is None else self.num_steps,
+            "layout": f"{type(source.layout).__name__}, {len(source):,} rows",
+            "order": getattr(sampler, "order", "mixture of " + ", ".join(source.layout.parts)),
+            "transforms": ", ".join(map(described, self.transforms)) or "none: the keys are the source's",
+            "receipt": vars(self).get("receipt"),  # once it was asked for: a plan is hashed for it
+        }
+        return html_facts("Pipeline", facts)
 
     def __repr__(self) -> str:
         """What decides this host's batches and nothing else: Grain compares this when it restores a DataLoader."""
         return f"{self.data_key}[{self.sampler.host!r}]"
-
-
-def _facts(pipeline: Pipeline) -> dict[str, object]:
-    """Return the table of a pipeline in a notebook."""
-    source, sampler = pipeline.source, pipeline.sampler
-    hosts = f", host {sampler.host.index} of {sampler.host.count}" if sampler.host.count > 1 else ""
-    return {
-        "batch": f"{sampler.global_batch_size:,} rows of {source.layout.sequence_length:,} tokens{hosts}",
-        "steps": "no end" if sampler.num_steps is None else sampler.num_steps,
-        "layout": f"{type(source.layout).__name__}, {len(source):,} rows",
-        "order": getattr(sampler, "order", "mixture of " + ", ".join(getattr(source, "sources", ()))),
-        "transforms": ", ".join(map(described, pipeline.transforms)) or "none: the keys are the source's",
-        "receipt": vars(pipeline).get("receipt"),  # once it was asked for: a plan is hashed for it
-    }
-
-
-def _check_sources(source: NpyDataSource | MixtureSource, sampler: Sampler) -> None:
-    """Check that a sampler draws from the sources of a mixture as they are numbered."""
-    rows = {name: len(part) for name, part in source.layout.parts.items()}
-    drawn = {stream.name: stream.source.num_instances for stream in sampler.streams}
-    if "" not in rows and list(drawn.items()) != list(rows.items()):
-        raise PipelineError(
-            f"the sampler draws from sources and rows {drawn}, but the source has {rows}, in this order. A MixtureSource "
-            "takes a MixtureSampler of its sources."
-        )

@@ -1,10 +1,4 @@
-"""Receipt: a short hash of everything that decides the batches of a run, with its parts.
-
-Two runs with the same receipt have the same batches. The reverse holds for the same token files: hosts, paths, threads,
-caches and the machine that made a plan are not in it, nor is a seed that nothing uses. Rows count by what they contain,
-however they were packed. Files count by their sizes and ends, as in `Corpus.ends_fingerprint`; where documents are found by
-EOS, which reads all tokens, also by the hash of every token.
-"""
+"""Receipt: a short hash of everything that decides the batches of a run, with its parts."""
 
 from __future__ import annotations
 
@@ -27,6 +21,11 @@ if TYPE_CHECKING:
 @dataclasses.dataclass(frozen=True)
 class Receipt:
     """What decides the global batches of a run.
+
+    Two runs with the same receipt have the same batches. The reverse holds for the same token files: hosts, paths, threads,
+    caches and the machine that made a plan are not in it, nor is a seed that nothing uses. Rows count by what they contain,
+    however they were packed. Files count by their sizes and ends, as in `Corpus.ends_fingerprint`; where documents are found
+    by EOS, which reads all tokens, also by the hash of every token.
 
     Attributes:
       parts: A line of text by name, in the order in which data flows: corpus, layout, padding, sampler, transforms. A mixture
@@ -67,27 +66,16 @@ def receipt_of(pipeline: Pipeline) -> Receipt:
     Raises:
       CorpusFileError, CorpusError: the documents can't be found.
     """
-    layout = pipeline.source.layout
-    return Receipt(
-        {
-            **layout.receipt,
-            **_padding_of(layout),
-            "sampler": pipeline.sampler.receipt,
-            "transforms": ", ".join(map(described, pipeline.transforms)) or "none",
-        }
-    )
+    layout, parts = pipeline.source.layout, dict(pipeline.source.layout.receipt)
+    for name, part in layout.parts.items():
+        parts[f"padding of {name}" if name else "padding"] = f"token {part.corpus.padding_token_id}"
+    transforms = ", ".join(map(described, pipeline.transforms)) or "none"
+    return Receipt({**parts, "sampler": pipeline.sampler.receipt, "transforms": transforms})
 
 
 def layout_receipt(layout: Layout) -> str:
     """Return a hash of a layout's rows and corpus, such as "rows2-3f9a0c61d2b47e55"."""
     return f"rows{VERSION}-{digest(json.dumps(layout.receipt))}"
-
-
-def _padding_of(layout: Layout) -> dict[str, str]:
-    parts = layout.parts.items()
-    return {
-        f"padding of {name}" if name else "padding": f"token {part.corpus.padding_token_id}" for name, part in parts
-    }
 
 
 def described(transform: grain.transforms.Map) -> str:

@@ -78,13 +78,13 @@ def _table(file: IO[str], receipt: Receipt, about: str) -> Iterator[Writer]:
 def _csv(file: IO[str], receipt: Receipt, about: str) -> Iterator[Writer]:
     """A comment line, a line of names, then the lines."""
     file.write(f"# {receipt.code} {about}\n")
-    writer, begun = csv.writer(file, lineterminator="\n"), False
+    head: list[str] = []
+    writer = csv.writer(file, lineterminator="\n")
 
     def write(columns: Columns) -> None:
-        nonlocal begun
-        if not begun:
-            writer.writerow(columns)
-            begun = True
+        if not head:
+            head.extend(columns)
+            writer.writerow(head)
         writer.writerows(zip(*map(_values, columns.values()), strict=True))
 
     yield write
@@ -114,7 +114,7 @@ def _parquet(file: IO[bytes], receipt: Receipt, about: str) -> Iterator[Writer]:
     except ImportError as error:
         raise MissingExtraError.of("format parquet", "pyarrow", "parquet") from error
     metadata = {"grain_sft": json.dumps({**receipt.as_dict(), "about": about})}
-    writer: Any = None
+    writers: list[Any] = []
 
     def array(column: Column) -> Any:
         if not isinstance(column, Labels):
@@ -123,18 +123,15 @@ def _parquet(file: IO[bytes], receipt: Receipt, about: str) -> Iterator[Writer]:
         return pyarrow.DictionaryArray.from_arrays(numbers, pyarrow.array(column.texts, pyarrow.string()))
 
     def write(columns: Columns) -> None:
-        nonlocal writer
-        table = pyarrow.table({name: array(column) for name, column in columns.items()}).replace_schema_metadata(
-            metadata
-        )
-        if writer is None:
-            writer = parquet.ParquetWriter(file, table.schema, compression="zstd")
-        writer.write_table(table)
+        table = pyarrow.table({name: array(column) for name, column in columns.items()}, metadata=metadata)
+        if not writers:
+            writers.append(parquet.ParquetWriter(file, table.schema, compression="zstd"))
+        writers[0].write_table(table)
 
     yield write
-    if writer is None:
+    if not writers:
         write({})
-    writer.close()
+    writers[0].close()
 
 
 WRITERS: dict[str, tuple[Callable[..., Any], bool]] = {

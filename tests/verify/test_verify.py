@@ -31,6 +31,10 @@ from grain_sft.verify.documents import find_duplicates, scan_documents
 
 VOCABULARY = 1000
 LENGTH = 64
+SECTIONS = {
+    "layout": {"kind": "packed", "sequence_length": LENGTH},
+    "sampler": {"seed": 1, "global_batch_size": 4},
+}
 
 
 @pytest.fixture(autouse=True)
@@ -41,13 +45,9 @@ def cache(tmp_path, monkeypatch):
 def write(kind: str, root: Path, count: int = 300, **options) -> Path:
     """A corpus of a format."""
     docs = documents(count, weights=kind in ("episodes", "openchat"))
-    if kind == "olmo":
-        return write_olmo(root / kind, docs, part_tokens=max(2000, 8 * count), sources=True, **options)
-    if kind == "episodes":
-        return write_episodes(root / kind, docs, shards=2, **options)
-    if kind == "primer":
-        return write_primer(root / kind, docs, **options)
-    return write_openchat(root / kind, docs, **options)
+    writers = {"olmo": write_olmo, "episodes": write_episodes, "primer": write_primer, "openchat": write_openchat}
+    own = {"olmo": {"part_tokens": max(2000, 8 * count), "sources": True}, "episodes": {"shards": 2}}
+    return writers[kind](root / kind, docs, **own.get(kind, {}), **options)
 
 
 def check(where, *, full=True, vocab_size=VOCABULARY, **options) -> Report:
@@ -64,6 +64,15 @@ def sentences(report: Report) -> str:
     return "\n".join(str(each) for each in report.findings if each.wrong)
 
 
+def write_train(root: Path, tokens, mask, pairs) -> Path:
+    """A corpus of episodes in one shard."""
+    (root / "train").mkdir(parents=True)
+    np.asarray(tokens, "<u2").tofile(root / "train" / "tokens.bin")
+    np.asarray(mask, "u1").tofile(root / "train" / "mask.bin")
+    np.asarray(pairs, "<u8").tofile(root / "train" / "episodes.idx")
+    return root
+
+
 def poke(path: Path, dtype, place: int, value) -> None:
     array = np.fromfile(path, dtype)
     array[place] = value
@@ -74,7 +83,7 @@ def poke(path: Path, dtype, place: int, value) -> None:
 @pytest.mark.parametrize("kind", ["olmo", "episodes", "primer", "openchat"])
 def test_a_sound_corpus_is_sound(tmp_path, kind, full):
     report = check(write(kind, tmp_path), full=full)
-    assert report.sound and not wrongs(report), [str(each) for each in report.findings]
+    assert report.sound, sentences(report)
     assert report.figures["documents"] == 300
     assert ("duplicate_documents" in report.figures) == full
 
@@ -87,27 +96,12 @@ def test_a_folder_of_two_splits_says_which_was_checked(tmp_path):
     assert not any("split" in each.message for each in check(tmp_path / "sft" / "train").findings)
 
 
-@pytest.mark.parametrize("kind", ["olmo", "episodes", "primer"])
-def test_an_id_beyond_the_vocabulary_is_found_where_it_is(tmp_path, kind):
-    root = write(kind, tmp_path)
-    path, dtype, place = {
-        "olmo": ("token_ids_part_0001.npy", np.uint16, 1001),
-        "episodes": ("train/shard_00001/tokens.bin", np.uint32, 1203),
-        "primer": ("train_input_ids.bin", np.uint16, 2100),
-    }[kind]
-    if kind == "primer":
-        poke(root / "train_labels.bin", np.int32, place, -100)
-    poke(root / path, dtype, place, 1000)
-    assert not wrongs(check(root, vocab_size=1001))
-    report = check(root)
-    assert wrongs(report) == [("vocabulary", Path(path).name, f"token {place}")]
-    assert "is 1000, but the vocabulary has 1000 ids" in sentences(report)
-    assert report.figures["highest_token"] == 1000
-
-
 @pytest.mark.parametrize(
     ("kind", "path", "dtype", "value", "expected"),
     [
+        ("olmo", "token_ids_part_0001.npy", np.uint16, 1000, "is 1000, but the vocabulary has 1000 ids"),
+        ("episodes", "train/shard_00001/tokens.bin", np.uint32, 1000, "is 1000, but the vocabulary has 1000 ids"),
+        ("primer", "train_input_ids.bin", np.uint16, 1000, "is 1000, but the vocabulary has 1000 ids"),
         ("olmo", "labels_mask_part_0001.npy", np.uint8, 2, "holds 2; expected 0 or 1"),
         ("episodes", "train/shard_00001/mask_weighted.bin", np.float32, np.nan, "expected a finite weight"),
         (
@@ -120,28 +114,29 @@ def test_an_id_beyond_the_vocabulary_is_found_where_it_is(tmp_path, kind):
         ("primer", "train_labels.bin", np.int32, 5, "holds 5; expected the token itself or -100, not shifted"),
     ],
 )
-def test_a_value_of_loss_that_cannot_be_is_found_far_from_the_ends(tmp_path, kind, path, dtype, value, expected):
+def test_an_id_or_a_loss_that_cannot_be_is_found_far_from_the_ends(tmp_path, kind, path, dtype, value, expected):
     root = write(kind, tmp_path, 1500)
     place = np.fromfile(root / path, dtype).size // 2
     poke(root / path, dtype, place, value)
-    assert (
-        check(root, full=False).sound or kind == "episodes"
-    )  # of whose documents some are looked at, and with them this
+    if path == "train_input_ids.bin":
+        poke(root / "train_labels.bin", np.int32, place, -100)
+    assert check(root, full=False).sound or kind == "episodes"  # some of its documents are read, and with them this
     report = check(root)
-    assert wrongs(report)[0] == ("loss", Path(path).name, f"token {place}")
+    name = "vocabulary" if value == 1000 else "loss"
+    assert wrongs(report)[0] == (name, Path(path).name, f"token {place}")
     assert expected in sentences(report)
+    if value == 1000:
+        assert report.figures["highest_token"] == 1000 and check(root, vocab_size=1001).sound
 
 
 @pytest.mark.parametrize("full", [False, True], ids=["fast", "full"])
 def test_boundaries_that_are_shifted_or_of_other_tokens_are_found(tmp_path, full):
     root = write("episodes", tmp_path, gap=1)
-    path = root / "train" / "shard_00000" / "episodes.idx"
-    pairs = np.fromfile(path, np.uint64)
-    whole = pairs.copy()
-    other = root / "train" / "shard_00001" / "episodes.idx"
-    for index, shift in ((path, 1), (other, 1)):
+    path, other = (root / "train" / f"shard_0000{number}" / "episodes.idx" for number in range(2))
+    whole = np.fromfile(path, np.uint64)
+    for index in (path, other):
         moved = np.fromfile(index, np.uint64).reshape(-1, 2)
-        moved[:, 0] -= np.uint64(shift)
+        moved[:, 0] -= np.uint64(1)
         moved.tofile(index)
     report = check(root, full=full)
     assert [each[0] for each in wrongs(report)] == ["boundaries"]
@@ -154,16 +149,8 @@ def test_boundaries_that_are_shifted_or_of_other_tokens_are_found(tmp_path, full
 
 
 def test_documents_that_begin_with_the_eos_of_the_one_before_are_said_to_be_shifted(tmp_path):
-    root = tmp_path / "shifted"
-    tokens, pairs = [], []
-    for number in range(50):
-        pairs.append((4 * number - 1 if number else 0, 4 if number else 3))
-        tokens += [5, 6, 7, EOS]
-    (root / "train").mkdir(parents=True)
-    np.array(tokens, "<u2").tofile(root / "train" / "tokens.bin")
-    np.ones(len(tokens), "u1").tofile(root / "train" / "mask.bin")
-    np.array(pairs, "<u8").tofile(root / "train" / "episodes.idx")
-    report = check(root)
+    pairs = [(0, 3), *((4 * number - 1, 4) for number in range(1, 50))]
+    report = check(write_train(tmp_path / "shifted", [5, 6, 7, EOS] * 50, np.ones(200), pairs))
     assert wrongs(report) == [("boundaries", "episodes.idx", "document 1")]
     assert "The boundaries are shifted by a token" in sentences(report)
 
@@ -187,12 +174,10 @@ def test_files_that_are_not_what_an_index_says_are_all_named(tmp_path, change):
     paths = [root / "token_ids_part_0000.npy", root / "labels_mask_part_0001.npy"]
     for path in paths:
         data = path.read_bytes()
-        if change == "gone":
-            path.unlink()
-        else:
-            path.write_bytes(
-                {"replaced": bytes([data[0] ^ 1]) + data[1:], "shortened": data[:-2], "grown": data + b"ab"}[change]
-            )
+        path.unlink()
+        changed = {"replaced": bytes([data[0] ^ 1]) + data[1:], "shortened": data[:-2], "grown": data + b"ab"}
+        if change in changed:
+            path.write_bytes(changed[change])
     report = check(tmp_path / "index.json", full=False)
     assert not report.sound
     if change == "replaced":  # the others are found when the index is opened, which stops at the first
@@ -256,11 +241,7 @@ def test_hashes_are_equal_exactly_where_tokens_are(tmp_path, monkeypatch, block)
     tokens, mask = random.integers(0, 3, 600), random.integers(0, 2, 600)
     starts = random.integers(0, 590, 250)
     pairs = np.stack([starts, np.minimum(random.choice([0, 1, 2, 3, 5, 200], 250), 600 - starts)], 1)
-    (tmp_path / "train").mkdir()
-    tokens.astype("<u2").tofile(tmp_path / "train" / "tokens.bin")
-    mask.astype("u1").tofile(tmp_path / "train" / "mask.bin")
-    pairs.astype("<u8").tofile(tmp_path / "train" / "episodes.idx")
-    corpus = grain_sft.open_corpus(tmp_path, dtype="uint16")
+    corpus = grain_sft.open_corpus(write_train(tmp_path, tokens, mask, pairs), dtype="uint16")
     seen = []
     scanned = scan_documents(corpus, lambda begin, some: seen.append((begin, some.copy())))
     np.testing.assert_array_equal(np.concatenate([some for _, some in seen]), tokens)
@@ -307,11 +288,14 @@ def layout(tmp_path):
     return PackedLayout(grain_sft.open_corpus(write("olmo", tmp_path), eos_token_id=EOS), LENGTH)
 
 
-def test_a_plan_is_sound_alone_and_with_its_corpus(tmp_path, layout):
+def test_a_plan_is_sound_alone_and_with_its_corpus_and_one_of_another_corpus_is_named(tmp_path, layout):
     path = plan_files(layout)[0]["path"]
     assert verify(path).sound
     report = verify(path, corpus=tmp_path / "olmo", options={"eos_token_id": EOS})
     assert report.sound and report.figures["rows"] == len(layout) and report.figures["documents"] == 300
+    report = verify(path, corpus=write("episodes", tmp_path), options={"eos_token_id": EOS})
+    assert "is a plan of the documents content-sha256:" in sentences(report) and not report.sound
+    assert wrongs(verify(path, corpus=tmp_path / "nothing"))[0][0] == "files"
     data = bytearray(Path(path).read_bytes())
     data[len(data) // 2] ^= 4
     Path(path).write_bytes(data)
@@ -320,13 +304,13 @@ def test_a_plan_is_sound_alone_and_with_its_corpus(tmp_path, layout):
     assert "its arrays are not those that were written" in sentences(report)
 
 
-def test_a_plan_of_another_corpus_is_named(tmp_path, layout):
-    path = plan_files(layout)[0]["path"]
-    other = write("episodes", tmp_path)
-    report = verify(path, corpus=other, options={"eos_token_id": EOS})
-    assert "is a plan of the documents content-sha256:" in sentences(report) and not report.sound
-    report = verify(path, corpus=tmp_path / "nothing")
-    assert wrongs(report)[0][0] == "files"
+def change_plan(layout, change, target=None) -> None:
+    """Write a plan whose checksum is right, as a packer with a bug would write it."""
+    path = Path(plan_files(layout)[0]["path"])
+    whole, depends = artifact.open_file(path)
+    arrays = {name: np.array(array) for name, array in whole.items()}
+    change(arrays)
+    artifact.save(target or path, depends, arrays)
 
 
 def _twice(arrays):
@@ -352,16 +336,10 @@ PLAN_FAULTS = {
 
 @pytest.mark.parametrize("fault", PLAN_FAULTS)
 def test_a_plan_with_a_fault_is_found_out(tmp_path, layout, fault):
-    """Plans whose checksum is right: as a packer with a bug would write them."""
-    whole, depends = artifact.open_file(Path(plan_files(layout)[0]["path"]))
-    arrays = {name: np.array(array) for name, array in whole.items()}
     change, sentence = PLAN_FAULTS[fault]
-    change(arrays)
-    artifact.save(tmp_path / "mine.arrays", depends, arrays)
+    change_plan(layout, change, tmp_path / "mine.arrays")
     report = verify(tmp_path / "mine.arrays", corpus=tmp_path / "olmo", options={"eos_token_id": EOS})
-    assert not report.sound
-    found = "\n".join(str(finding) for finding in report.findings)
-    assert re.search(sentence, found), found
+    assert not report.sound and re.search(sentence, sentences(report)), sentences(report)
 
 
 def test_fragments_of_a_document_are_no_duplicates(tmp_path):
@@ -378,11 +356,7 @@ def test_fragments_of_a_document_are_no_duplicates(tmp_path):
 
 @pytest.fixture
 def config(tmp_path):
-    stated = {
-        "corpus": {"path": str(write("olmo", tmp_path)), "eos_token_id": EOS},
-        "layout": {"kind": "packed", "sequence_length": LENGTH},
-        "sampler": {"seed": 1, "global_batch_size": 4, "epochs": 2},
-    }
+    stated = SECTIONS | {"corpus": {"path": str(write("olmo", tmp_path)), "eos_token_id": EOS}}
     path = tmp_path / "config.json"
 
     def write_config(**changes):
@@ -398,12 +372,14 @@ def test_a_sound_config_is_sound_and_its_first_epoch_is_read_once(config, kind):
     pipeline = grain_sft.load(path, host=Host(0, 1))
     for full in (False, True):
         report = check(path, full=full)
-        assert report.sound, [str(each) for each in report.findings]
+        assert report.sound, sentences(report)
     assert report.what == "config" and report.figures["receipt"] == pipeline.receipt.code
     assert report.figures["rows_of_first_epoch"] == len(pipeline.source) // 4 * 4
     assert check(path, receipt=pipeline.receipt.code).sound
     other = check(path, receipt="gs1-0123456789abcdef")
     assert wrongs(other) == [("receipt", "config.json", "")] and pipeline.receipt.code in sentences(other)
+    report = check(config(sampler={"sed": 1}))
+    assert wrongs(report) == [("files", "config.json", "")] and "sed" in sentences(report)
 
 
 def test_batches_whose_size_changes_with_the_step_are_sound(config, tmp_path):
@@ -417,56 +393,42 @@ def test_batches_whose_size_changes_with_the_step_are_sound(config, tmp_path):
 def test_the_parts_of_a_mixture_are_all_looked_at(tmp_path):
     roots = {kind: write(kind, tmp_path) for kind in ("olmo", "primer")}
     mixture = {kind: {"path": str(root), "eos_token_id": EOS, "weight": 1} for kind, root in roots.items()}
-    stated = {
-        "corpus": {"mixture": mixture},
-        "layout": {"kind": "packed", "sequence_length": LENGTH},
-        "sampler": {"seed": 1, "global_batch_size": 4},
-    }
     path = tmp_path / "mixture.json"
-    path.write_text(json.dumps(stated))
+    path.write_text(json.dumps(SECTIONS | {"corpus": {"mixture": mixture}}))
     for full in (False, True):
         report = check(path, full=full)
-        assert report.sound, [str(each) for each in report.findings]
+        assert report.sound, sentences(report)
         assert report.figures["olmo"]["documents"] == report.figures["primer"]["documents"] == 300
     poke(roots["primer"] / "train_labels.bin", np.int32, 2100, -100)
     poke(roots["primer"] / "train_input_ids.bin", np.uint16, 2100, 1000)
     assert ("vocabulary", "train_input_ids.bin", "token 2100") in wrongs(check(path))
 
 
-def test_a_config_that_does_not_load_is_a_finding(config):
-    report = check(config(sampler={"sed": 1}))
-    assert wrongs(report) == [("files", "config.json", "")] and "sed" in sentences(report)
-
-
 def test_a_config_over_a_damaged_plan_in_the_cache_is_found_out(config):
-    """A plan whose checksum is right, whose rows can be read, and hold other tokens than a document's."""
+    """Its rows can be read, and hold other tokens than a document's."""
     path = config()
     layout = grain_sft.load(path, host=Host(0, 1)).source.layout
-    place = Path(plan_files(layout)[0]["path"])
-    whole, depends = artifact.open_file(place)
-    arrays = {name: np.array(array) for name, array in whole.items()}
-    arrays["start"][0] += 1
-    artifact.save(place, depends, arrays)
+    change_plan(layout, lambda arrays: arrays["start"].__iadd__(np.arange(len(arrays["start"])) == 0))
     report = check(path)
     assert not report.sound and {"plan", "layout"} & {each.check for each in report.findings if each.wrong}
 
 
 @pytest.mark.parametrize(
-    ("key", "change", "sentence"),
+    ("key", "place", "value", "sentence"),
     [
-        ("targets", lambda array: array.__setitem__((0, 0), 7), "a target is not the token that follows: row 0"),
-        ("inputs_position", lambda array: array.__setitem__((1, 0), 3), "does not begin at position 0: row 1"),
-        ("inputs_position", lambda array: array.__setitem__((0, 1), 9), "does not count on"),
-        ("targets_segmentation", lambda array: array.__setitem__((2, 0), 9), "takes loss in another segment"),
-        ("inputs", lambda array: array.__setitem__((0, 0), 5000), "holds the token 5000"),
+        ("targets", (0, 0), 7, "a target is not the token that follows: row 0"),
+        ("inputs_position", (1, 0), 3, "does not begin at position 0: row 1"),
+        ("inputs_position", (0, 1), 9, "does not count on"),
+        ("targets_segmentation", (2, 0), 9, "takes loss in another segment"),
+        ("inputs", (0, 0), 5000, "holds the token 5000"),
     ],
 )
-def test_a_batch_that_is_not_aligned_is_found_out(config, key, change, sentence):
+def test_a_batch_that_is_not_aligned_is_found_out(config, key, place, value, sentence):
     pipeline = grain_sft.load(config(layout={"kind": "padded"}), host=Host(0, 1))
     batch = {name: array.copy() for name, array in pipeline[0].items()}
     batch["targets_segmentation"][0, 0] = 1
     assert wrong_in_batch(batch, VOCABULARY) == ""
-    change(batch[key])
+    batch[key][place] = value
     assert sentence in wrong_in_batch(batch, VOCABULARY)
 
 
