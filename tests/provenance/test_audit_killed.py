@@ -12,7 +12,7 @@ from sft_files import documents, write_episodes
 
 import grain_sft
 from grain_sft import Host
-from grain_sft.provenance.audit_check import check_audit
+from grain_sft.provenance import check_audit
 
 RUN = """
 import json, sys

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import json
 import os
 import pickle
 import re
-import threading
 import time
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from sft_files import documents, write_episodes
 
 from grain_sft import Host, IndexSampler, NpyDataSource, PaddedLayout, Pipeline, ShiftTargets, WindowLayout, open_corpus
 from grain_sft.errors import CorpusError, CorpusFileError, PipelineError, StorageError
-from grain_sft.provenance.audit_check import check_audit
+from grain_sft.provenance import Checked, check_audit
 from grain_sft.provenance.audit_line import read_line
 
 ENDINGS = (".log", ".jsonl")
@@ -54,9 +54,17 @@ def entries(path: Path) -> list[dict]:
     return [json.loads(line) for line in Path(path).read_text().splitlines()]
 
 
-def said(path: Path) -> list[tuple]:
+def actions(path: Path) -> list[tuple]:
     """(action, step, epoch) of each line."""
     return [(entry["action"], entry.get("step"), entry.get("epoch")) for entry in entries(path)]
+
+
+def confirmed(audit: Path, pipeline, *, notes: int = 0) -> Checked:
+    """The result of a check of both files, which must not contradict the pipeline."""
+    for ending in ENDINGS:
+        checked = check_audit(f"{audit}{ending}", pipeline)
+        assert checked.accepted and len(checked.notes) == notes, (checked.notes, checked.findings[:3])
+    return checked
 
 
 def killed_and_resumed(make) -> None:
@@ -75,7 +83,7 @@ EXPECTED = [
 
 def test_a_run_says_when_it_loads_and_resumes_and_when_epochs_start_and_end(make, tmp_path):
     killed_and_resumed(make)
-    assert said(tmp_path / "audit.jsonl") == EXPECTED
+    assert actions(tmp_path / "audit.jsonl") == EXPECTED
     found = entries(tmp_path / "audit.jsonl")
     sampler = make().sampler
     for entry in found:
@@ -88,22 +96,17 @@ def test_a_run_says_when_it_loads_and_resumes_and_when_epochs_start_and_end(make
     complete = found[4]
     assert (complete["rows_seen"], complete["first_step"], complete["since_step"]) == (112, 0, 4)
     assert [entry["entry"] for entry in found] == list(range(1, 15))
-    for ending in ENDINGS:
-        checked = check_audit(tmp_path / f"audit{ending}", make(audit=None))
-        assert checked.accepted and not checked.notes
-        assert (checked.entries, checked.loads, checked.resumes, checked.epochs) == (14, 4, 3, {0, 1, 2})
+    checked = confirmed(tmp_path / "audit", make(audit=None))
+    assert (checked.entries, checked.loads, checked.resumes, checked.epochs) == (14, 4, 3, {0, 1, 2})
 
 
-def test_the_text_has_the_form_of_the_episode_indexed_loader_and_says_what_the_json_says(make, tmp_path):
+def test_the_text_has_the_form_of_the_episode_indexed_loader_and_has_the_values_of_the_json(make, tmp_path):
     killed_and_resumed(make)
     text = (tmp_path / "audit.log").read_text().splitlines()
     for line, entry in zip(text, entries(tmp_path / "audit.jsonl"), strict=True):
-        time, channel, level, action, *_ = line.split(" | ")
-        assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", time) and (channel, level) == (
-            "TRAINING",
-            "INFO",
-        )
-        assert action == f"action={entry['action']}"
+        time, *others = line.split(" | ")[:4]
+        assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", time)
+        assert others == ["TRAINING", "INFO", f"action={entry['action']}"]
         assert read_line(line.encode()) == read_line(json.dumps(entry).encode())
     rows = make().sampler.rows(0)[:10].tolist()
     assert f'| action=epoch_start | epoch=0 | seed=42 | first_episode_ids="{rows}" |' in text[1]
@@ -144,10 +147,8 @@ def test_epochs_start_and_end_where_their_rows_do_in_every_order(make, tmp_path,
     pipeline = make(**sampler)
     steps = min(pipeline.end_step, 30)
     take(pipeline, 0, steps, threads=0)
-    assert said(tmp_path / "audit.jsonl")[1:] == borders(pipeline.sampler, steps)
-    for ending in ENDINGS:
-        checked = check_audit(tmp_path / f"audit{ending}", make(**sampler | {"host": Host(0, 1)}))
-        assert checked.accepted, checked.findings[:3]
+    assert actions(tmp_path / "audit.jsonl")[1:] == borders(pipeline.sampler, steps)
+    confirmed(tmp_path / "audit", make(**sampler | {"host": Host(0, 1)}))
     seen = [entry for entry in entries(tmp_path / "audit.jsonl") if entry["action"] == "epoch_complete"]
     if sampler.get("last_batch") == "fill":
         assert all(entry["rows_seen"] == ROWS for entry in seen)
@@ -163,8 +164,7 @@ def test_resumed_anywhere_a_run_is_confirmed_in_every_order(make, tmp_path):
         steps = min(make(**sampler).end_step, 15)
         for start in range(0, steps, 2):
             take(make(audit, **sampler), max(0, start - 1), min(start + 2, steps), threads=0)
-        checked = check_audit(f"{audit}.log", make(**sampler))
-        assert checked.accepted, (sampler, checked.findings[:3])
+        confirmed(audit, make(**sampler))
 
 
 def test_episodes_are_named_by_their_numbers_in_the_corpus(tmp_path):
@@ -266,30 +266,26 @@ def test_a_line_half_written_is_marked_and_is_no_contradiction(make, tmp_path, c
     for ending in ENDINGS:
         path = tmp_path / f"audit{ending}"
         path.write_bytes(path.read_bytes()[:-cut])
-        checked = check_audit(path, make(audit=None))
-        assert checked.accepted and len(checked.notes) == 1, (cut, checked.findings)
+    confirmed(tmp_path / "audit", make(audit=None), notes=1)
     take(make(), 7, 13, threads=0)
     take(make(), 12, 21, threads=0)
-    for ending in ENDINGS:
-        checked = check_audit(tmp_path / f"audit{ending}", make(audit=None))
-        assert checked.accepted and checked.loads == 3 and len(checked.notes) == 1, (cut, checked.findings)
+    assert confirmed(tmp_path / "audit", make(audit=None), notes=1).loads == 3
 
 
 @pytest.mark.parametrize("options", [{}, {"threads": 2, "prefetch": 50}, {"worker_count": 2, "threads": 0}], ids=str)
-def test_nothing_is_said_of_batches_that_were_only_read_ahead(make, tmp_path, options):
+def test_nothing_is_written_of_batches_that_were_only_read_ahead(make, tmp_path, options):
     iterator = make().iter(**options)
     iterator.start_prefetch()
     time.sleep(0.3)
     assert not (tmp_path / "audit.log").exists()
     for step in range(21):
         next(iterator)
-        assert said(tmp_path / "audit.jsonl")[1:] == [
-            event for event in borders(make().sampler, 21) if event[1] <= step
-        ]
+        events = [event for event in borders(make().sampler, 21) if event[1] <= step]
+        assert actions(tmp_path / "audit.jsonl")[1:] == events
     with pytest.raises(StopIteration):
         next(iterator)
     iterator.close()
-    assert check_audit(tmp_path / "audit.log", make()).accepted
+    confirmed(tmp_path / "audit", make())
 
 
 def test_between_the_borders_of_epochs_nothing_is_written_or_opened(make, tmp_path, monkeypatch):
@@ -306,12 +302,10 @@ def test_between_the_borders_of_epochs_nothing_is_written_or_opened(make, tmp_pa
 
 def test_threads_that_share_an_iterator_write_once(make, tmp_path):
     iterator = make().iter()
-    threads = [threading.Thread(target=lambda: [batch for batch in iterator]) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert said(tmp_path / "audit.jsonl")[1:] == borders(make().sampler, 21)
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        for _ in range(4):
+            pool.submit(list, iterator)
+    assert actions(tmp_path / "audit.jsonl")[1:] == borders(make().sampler, 21)
 
 
 def test_only_the_first_host_writes(make, tmp_path):
@@ -319,7 +313,7 @@ def test_only_the_first_host_writes(make, tmp_path):
     assert not list(tmp_path.glob("audit*"))
     take(make(host=Host(0, 2)), 0, 8, threads=0)
     assert entries(tmp_path / "audit.jsonl")[0]["hosts"] == 2
-    assert check_audit(tmp_path / "audit.log", make()).accepted
+    confirmed(tmp_path / "audit", make())
 
 
 def test_batches_taken_by_step_are_not_in_the_log_and_change_nothing_in_it(make, tmp_path):
@@ -341,34 +335,32 @@ def test_an_iterator_that_goes_elsewhere_says_so(make, tmp_path):
     next(iterator)
     iterator.set_state({**state, "next_step": 3})  # where it was
     next(iterator)
-    assert said(tmp_path / "audit.jsonl") == [("dataset_load", None, None), ("epoch_start", 0, 0), ("resume", 2, 0)]
-    pipeline = make(audit=tmp_path / "other.jsonl")
+    assert actions(tmp_path / "audit.jsonl") == [("dataset_load", None, None), ("epoch_start", 0, 0), ("resume", 2, 0)]
+    pipeline = make(audit=tmp_path / "other")
     for _ in range(2):  # an evaluation that is repeated
         take(pipeline, 0, 21)
-    assert [action for action, *_ in said(tmp_path / "other.jsonl")].count("resume") == 1
-    assert (
-        check_audit(tmp_path / "other.jsonl", make()).accepted and check_audit(tmp_path / "audit.log", make()).accepted
-    )
+    assert [action for action, *_ in actions(tmp_path / "other.jsonl")].count("resume") == 1
+    for name in ("other", "audit"):
+        confirmed(tmp_path / name, make())
 
 
 def test_a_log_that_can_not_be_written_stops_the_run_and_is_whole_when_it_goes_on(make, tmp_path):
     pipeline = make()
     iterator = pipeline.iter()
     next(iterator)
-    hidden = tmp_path / "audit.was"
+    path, hidden = tmp_path / "audit.jsonl", tmp_path / "audit.was"
     for _ in range(1, 6):
         next(iterator)
-    (tmp_path / "audit.jsonl").rename(hidden)
-    (tmp_path / "audit.jsonl").mkdir()
+    path.rename(hidden)
+    path.mkdir()
     for _ in range(2):
         with pytest.raises(StorageError, match=r"audit.jsonl: the audit log can't be written"):
             next(iterator)
-    (tmp_path / "audit.jsonl").rmdir()
-    hidden.rename(tmp_path / "audit.jsonl")
+    path.rmdir()
+    hidden.rename(path)
     assert len(list(iterator)) == 15
-    for ending in ENDINGS:
-        checked = check_audit(tmp_path / f"audit{ending}", make())
-        assert checked.accepted and (checked.loads, checked.resumes, checked.entries) == (1, 0, 7)
+    checked = confirmed(tmp_path / "audit", make())
+    assert (checked.loads, checked.resumes, checked.entries) == (1, 0, 7)
 
 
 def test_a_log_that_is_moved_away_is_begun_anew(make, tmp_path):
@@ -377,7 +369,7 @@ def test_a_log_that_is_moved_away_is_begun_anew(make, tmp_path):
         if step == 10:
             (tmp_path / "audit.log").rename(tmp_path / "old.log")
         next(iterator)
-    assert said(tmp_path / "audit.jsonl")[4:6] == [("dataset_load", None, None), ("resume", 13, 1)]
+    assert actions(tmp_path / "audit.jsonl")[4:6] == [("dataset_load", None, None), ("resume", 13, 1)]
     for name, notes in (("old.log", 0), ("audit.log", 1), ("audit.jsonl", 0)):
         checked = check_audit(tmp_path / name, make())
         assert checked.accepted and len(checked.notes) == notes, (name, checked)
@@ -391,7 +383,7 @@ def test_two_processes_by_mistake_number_their_lines_together(make, tmp_path):
     assert [entry["entry"] for entry in entries(tmp_path / "audit.jsonl")] == list(range(1, 16))
 
 
-def test_a_run_of_other_data_is_contradicted_and_what_differs_is_said(make, tmp_path):
+def test_a_run_of_other_data_is_contradicted_and_what_differs_is_actions(make, tmp_path):
     killed_and_resumed(make)
     checked = check_audit(tmp_path / "audit.log", make(seed=43))
     messages = "\n".join(map(str, checked.findings))
@@ -403,17 +395,14 @@ def test_steps_that_no_run_handed_out_are_missed(make, tmp_path):
     take(make(), 0, 5, threads=0)
     take(make(), 9, 12, threads=0)
     (finding,) = check_audit(tmp_path / "audit.log", make()).findings
-    assert str(finding).startswith(
-        "line 4: step=9, but no line says that steps 6 to 8 were handed out; expected 6 at most"
-    )
+    expected = "line 4: step=9, but no line says that steps 6 to 8 were handed out; expected 6 at most"
+    assert str(finding).startswith(expected)
 
 
 def test_a_log_that_begins_in_the_middle_is_confirmed_with_a_note(make, tmp_path):
     take(make(), 9, 21, threads=0)
-    checked = check_audit(tmp_path / "audit.log", make())
-    assert checked.accepted and [str(note) for note in checked.notes] == [
-        "line 2: the log begins at step 9: it says nothing of those before."
-    ]
+    (note,) = confirmed(tmp_path / "audit", make(), notes=1).notes
+    assert str(note) == "line 2: the log begins at step 9: it says nothing of those before."
 
 
 def test_what_is_no_log_is_a_sentence(make, tmp_path):
