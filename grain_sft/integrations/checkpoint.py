@@ -4,22 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from grain_sft.arguments import as_integer
 from grain_sft.errors import MissingExtraError, PipelineError, RowIndexError
-from grain_sft.pipeline import Pipeline, PipelineIterator
+from grain_sft.pipeline import Pipeline, PipelineIterator, StepIterator
 from grain_sft.storage import files
 
 _STEP, _PARTS = "next_step", "parts"
-
-
-class Stateful(Protocol):
-    """Iterator with a state as of `data_state`."""
-
-    def get_state(self) -> dict[str, Any]: ...
-
-    def set_state(self, state: dict[str, Any]) -> None: ...
 
 
 def data_state(pipeline: Pipeline, next_step: int) -> dict[str, Any]:
@@ -57,7 +49,25 @@ def resume_step(state: Mapping[str, Any], pipeline: Pipeline, *, allow_other_dat
     return step
 
 
-class CheckedIterator(PipelineIterator):
+class Stateful(StepIterator[Any]):
+    """Iterator with the next step and the receipt as its state."""
+
+    _allow_other_data = False
+
+    def get_state(self) -> dict[str, Any]:
+        """Return the next step and the receipt, JSON-ready, the same on all processes: a `data_state`."""
+        return data_state(self.pipeline, self.next_step)
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Continue at the step of `state`.
+
+        Raises:
+          PipelineError, RowIndexError: as `resume_step`; nothing is changed then.
+        """
+        self._go_to(resume_step(state, self.pipeline, allow_other_data=self._allow_other_data))
+
+
+class CheckedIterator(Stateful, PipelineIterator):
     """`pipeline.iter(...)` with a receipt in its state: `set_state` refuses a state of other data.
 
     Grain's own handlers (`grain.checkpoint.CheckpointSave` and `CheckpointRestore`) take it too, but write a file per process,
@@ -75,18 +85,6 @@ class CheckedIterator(PipelineIterator):
     ) -> None:
         self._allow_other_data = allow_other_data
         super().__init__(pipeline, start_step, **options)
-
-    def get_state(self) -> dict[str, Any]:
-        """Return the next step and the receipt, as `data_state`."""
-        return data_state(self.pipeline, self.next_step)
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        """Continue at the step of `state`.
-
-        Raises:
-          PipelineError, RowIndexError: as `resume_step`; nothing is changed then.
-        """
-        self._go_to(resume_step(state, self.pipeline, allow_other_data=self._allow_other_data))
 
 
 def _orbax() -> Any:

@@ -1,15 +1,9 @@
-"""A pipeline's batches as global `jax.Array`s, on any mesh and sharding.
-
-Row g of the global batch is at index g of the global array, whatever the number of processes and the sharding. A process reads
-the rows of which its devices have a part, as the sharding says; it has no host index. Where devices of several processes have
-the same rows (a mesh axis that divides the model, or the sequence), each of these processes reads them.
-"""
+"""A pipeline's batches as global `jax.Array`s, on any mesh and sharding."""
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import jax
 import numpy as np
@@ -18,7 +12,7 @@ from jax.sharding import Sharding
 
 from grain_sft.arguments import as_integer
 from grain_sft.errors import PipelineError
-from grain_sft.integrations.checkpoint import data_state, resume_step
+from grain_sft.integrations.checkpoint import Stateful
 from grain_sft.integrations.placement import (
     DirectPlacement,
     GlobalBatch,
@@ -37,8 +31,12 @@ THREADS = 2
 __all__ = ["GlobalBatch", "GlobalBatches", "ProcessRows", "process_rows"]
 
 
-class GlobalBatches(StepIterator[GlobalBatch]):
+class GlobalBatches(Stateful, StepIterator[GlobalBatch]):
     """Iterator of a pipeline's batches as global arrays. Every process makes one, and takes from it in step.
+
+    Row g of the global batch is at index g of the global array, whatever the number of processes and the sharding. A process
+    reads the rows of which its devices have a part, as the sharding says; it has no host index. Where devices of several
+    processes have the same rows (a mesh axis that divides the model, or the sequence), each of these processes reads them.
 
     Threads begin the transfer of the next batches to the devices before they are asked for, so that a training step hides it.
     The state is a step and a receipt (`grain_sft.integrations.checkpoint`), the same for any number of processes.
@@ -82,23 +80,20 @@ class GlobalBatches(StepIterator[GlobalBatch]):
                 "reads: load it with host=Host(0, 1)."
             )
         self.pipeline, self.sharding = pipeline, sharding
-        self._num_rows = None if num_rows is None else as_integer("num_rows", num_rows, 1, PipelineError)
-        self._loaders = None if loaders is None else tuple(loaders)
         self._prefetch = as_integer("ahead", ahead, 0, PipelineError)
         self._threads = as_integer("threads", threads, 1, PipelineError)
         self._allow_other_data, self._prepare = allow_other_data, prepare
-        self._placements = {rows: self._placement_of(rows) for rows in set(pipeline.sampler.batch_sizes.sizes)}
+        self._placements: dict[int, Placement] = {}  # by the number of rows of the batch
+        for batch_rows in set(pipeline.sampler.batch_sizes.sizes):
+            rows = batch_rows if num_rows is None else as_integer("num_rows", num_rows, 1, PipelineError)
+            if rows < batch_rows:
+                raise PipelineError(f"num_rows={rows}: the global batch alone has {batch_rows} rows.")
+            shape = (rows, pipeline.source.layout.sequence_length)
+            if loaders is None:
+                self._placements[batch_rows] = DirectPlacement(sharding, shape, batch_rows)
+            else:
+                self._placements[batch_rows] = LoaderPlacement(sharding, shape, batch_rows, loaders)
         super().__init__(pipeline, start_step)
-
-    def _placement_of(self, batch_rows: int) -> Placement:
-        """Return the placement of batches of `batch_rows` rows."""
-        rows = batch_rows if self._num_rows is None else self._num_rows
-        if rows < batch_rows:
-            raise PipelineError(f"num_rows={rows}: the global batch alone has {batch_rows} rows.")
-        shape = (rows, self.pipeline.source.layout.sequence_length)
-        if self._loaders is None:
-            return DirectPlacement(self.sharding, shape, batch_rows)
-        return LoaderPlacement(self.sharding, shape, batch_rows, self._loaders)
 
     def _placement(self, step: int) -> Placement:
         return self._placements[self.pipeline.sampler.batch_sizes.at(step)]
@@ -106,9 +101,6 @@ class GlobalBatches(StepIterator[GlobalBatch]):
     def rows(self, step: int) -> npt.NDArray[np.int64]:
         """Return the slots of the global batch of `step` that this process reads: int64 [n]."""
         return self._placement(step).reads
-
-    def _make_now(self, step: int) -> GlobalBatch:
-        return self._put(step)
 
     def _make(self, step: int) -> GlobalBatch:
         return self._placement(step).finish(super()._make(step))
@@ -118,7 +110,7 @@ class GlobalBatches(StepIterator[GlobalBatch]):
             return None
         this = weakref.proxy(self)  # threads that wait for work must not keep the iterator alive
         return ReadAhead(
-            lambda step: this._put(step),
+            lambda step: this._make_now(step),
             start=step,
             end=self._end,
             ahead=self._prefetch,
@@ -129,7 +121,7 @@ class GlobalBatches(StepIterator[GlobalBatch]):
     def _writer(self, step: int) -> bool:
         return self._placement(step).writer == jax.process_index()
 
-    def _put(self, step: int) -> GlobalBatch:
+    def _make_now(self, step: int) -> GlobalBatch:
         """Return the batch of `step`, whose transfer to this process's devices has begun."""
         placement = self._placement(step)
         with activity.making_batch(self.pipeline, step):
@@ -149,8 +141,7 @@ class GlobalBatches(StepIterator[GlobalBatch]):
 
     def reset(self) -> None:
         """Continue at step 0."""
-        with self._lock:
-            self.seek(0)
+        self.seek(0)
 
     def seek(self, step: int) -> None:
         """Continue at `step`.
@@ -162,18 +153,6 @@ class GlobalBatches(StepIterator[GlobalBatch]):
         with self._lock:
             if step != self.next_step:
                 self._go_to(step)
-
-    def get_state(self) -> dict[str, Any]:
-        """Return the next step and the receipt, JSON-ready, the same on all processes."""
-        return data_state(self.pipeline, self.next_step)
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        """Continue at the step of `state`.
-
-        Raises:
-          PipelineError, RowIndexError: as `resume_step`.
-        """
-        self.seek(resume_step(state, self.pipeline, allow_other_data=self._allow_other_data))
 
     def __str__(self) -> str:
         return f"GlobalBatches(next_step={self.next_step}, sharding={self.sharding})"
