@@ -95,14 +95,13 @@ class Trace:
             raise MissingExtraError.of("Trace.to_pandas", "pandas", "pandas") from error
         frame = pandas.DataFrame(self.columns())
         frame.insert(frame.columns.get_loc("shard") + 1, "path", _named(self.paths, self.shard))
-        frame["source"] = _named(self.source_names, self.source)
-        return frame
+        return frame.assign(source=_named(self.source_names, self.source))
 
     def _repr_html_(self) -> str:
         shown = {name: column[:_SHOWN].tolist() for name, column in self.columns().items()}
-        shown["source"] = _named(self.source_names, self.source[:_SHOWN])
         more = f", the first {_SHOWN}" if len(self) > _SHOWN else ""
-        return html_columns(f"Trace of {self.receipt}: {len(self):,} lines{more}", shown)
+        named = {"source": _named(self.source_names, self.source[:_SHOWN])}
+        return html_columns(f"Trace of {self.receipt}: {len(self):,} lines{more}", shown | named)
 
 
 def _named(names: Sequence[str], numbers: Ints) -> list[str | None]:
@@ -140,9 +139,8 @@ def iter_trace(
     sampler, hosts = _hosts(pipeline.sampler, host)
     if steps.step != 1:
         raise RowIndexError(f"{steps}: expected consecutive steps.")
-    last = sampler.num_steps
-    if steps.start < 0 or (last is not None and steps.stop > last):
-        expected = "0 on" if last is None else f"0 to {last - 1}"
+    if steps.start < 0 or steps.stop > pipeline.end_step:
+        expected = "0 on" if sampler.num_steps is None else f"0 to {sampler.num_steps - 1}"
         raise RowIndexError(f"steps {steps.start} to {steps.stop - 1}: expected steps from {expected}.")
     lines = _Lines(pipeline, trainable)
     per_block = max(1, block_rows * sampler.host.count // (len(hosts) * max(sampler.batch_sizes.sizes)))
@@ -208,10 +206,10 @@ class _Lines:
         real, filling = np.flatnonzero(slots.row != FILL_ROW), np.flatnonzero(slots.row == FILL_ROW)
         rows = slots.row[real]
         pieces = self._layout.pieces(rows)
-        document = np.full(len(pieces.row), -1, np.int64) if pieces.document is None else pieces.document
+        document = np.full_like(pieces.row, -1) if pieces.document is None else pieces.document
         source, record = self._sources.of(pieces.shard, document)
         columns: dict[str, Any] = {
-            "segment": np.ones(len(pieces.row), np.int64) if pieces.segment is None else pieces.segment,
+            "segment": np.ones_like(pieces.row) if pieces.segment is None else pieces.segment,
             "shard": pieces.shard,
             "start": pieces.start,
             "stop": pieces.start + pieces.length,
@@ -223,8 +221,9 @@ class _Lines:
             columns["trainable"] = self._trainable.count(rows, pieces)
         at = real[pieces.row]
         if len(filling):
-            order = np.argsort(np.append(at, filling), kind="stable")
-            at = np.append(at, filling)[order]
+            at = np.append(at, filling)
+            order = np.argsort(at, kind="stable")
+            at = at[order]
             for name, column in columns.items():
                 nothing = 0 if name in ("start", "stop", "trainable") else -1
                 columns[name] = np.append(column, np.full(len(filling), nothing))[order]
@@ -252,12 +251,12 @@ def summarize(parts: Trace | Iterable[Trace]) -> dict[str, list[Any]]:
     for part in [parts] if isinstance(parts, Trace) else parts:
         part = part.select(part.instance >= 0)
         names, size = part.source_names, len(part.source_names)
-        highest = int(part.document.max(initial=-1)) + 1
-        if highest > len(seen):
-            seen = np.append(seen, np.zeros(max(highest, 2 * len(seen)) - len(seen), np.bool_))
         documents, lines = np.unique(part.document, return_index=True)
-        new = lines[(documents >= 0) & ~seen[documents]] if len(seen) else lines[:0]
-        seen[part.document[new]] = True
+        documents, lines = documents[documents >= 0], lines[documents >= 0]
+        if len(documents) and documents[-1] >= len(seen):
+            seen = np.append(seen, np.zeros(max(int(documents[-1]) + 1 - len(seen), len(seen)), np.bool_))
+        new = lines[~seen[documents]]
+        seen[documents] = True
         where = np.stack([part.step, part.row, part.segment])
         begins = np.append(True, (where[:, 1:] != where[:, :-1]).any(axis=0))[: len(part)]
         added = {

@@ -40,8 +40,7 @@ class Sources:
             self.names += own
 
     def of(self, shards: Ints, documents: Ints) -> tuple[Ints, Ints]:
-        """Return the source of each piece, as an index into `names`, and its line or row there, from 1; -1 where the corpus
-        has no file of sources."""
+        """Return the source of each piece, an index into `names`, and its line there, from 1; -1 without a file of sources."""
         source, record = np.zeros(len(shards), np.int64), np.full(len(shards), -1, np.int64)
         firsts = np.array([first for first, *_ in self._parts])
         part = firsts.searchsorted(shards, side="right") - 1
@@ -77,10 +76,9 @@ def number_of_document(layout: Layout, source: str, number: int) -> int:
 
 
 def layouts_of(layout: Layout) -> list[tuple[int, Layout]]:
-    """Return the layouts whose documents a trace numbers, each with its first number: the sources of a mixture that follow
-    documents, or the layout itself."""
-    followed = {name: part for name, part in layout.parts.items() if part.follows_documents or not name}
-    return [(layout.first_document(name), part) for name, part in followed.items()]
+    """Return the layouts whose documents a trace numbers, each with its first number."""
+    parts = layout.parts.items()
+    return [(layout.first_document(name), part) for name, part in parts if part.follows_documents or not name]
 
 
 def numbers_in(layout: Layout, documents: Ints) -> Ints:
