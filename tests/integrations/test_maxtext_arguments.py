@@ -1,4 +1,4 @@
-"""The launcher's command line: what is ours is taken out, and what is wrong is said. No MaxText is needed."""
+"""The launcher's command line and the checks of MaxText's config, without MaxText."""
 
 import importlib.util
 import json
@@ -23,13 +23,19 @@ def no_environment(monkeypatch):
 @pytest.fixture
 def config(tmp_path):
     np.arange(64, dtype=np.uint32).tofile(tmp_path / "a.npy")
-    stated = {
-        "corpus": {"path": "a.npy", "dtype": "uint32"},
+    sections = {
+        "corpus": {"path": str(tmp_path / "a.npy"), "dtype": "uint32"},
         "layout": {"kind": "windows", "sequence_length": 8},
         "sampler": {"seed": 0, "global_batch_size": 4},
     }
-    (tmp_path / "config.json").write_text(json.dumps(stated))
+    (tmp_path / "config.json").write_text(json.dumps(sections))
     return tmp_path / "config.json"
+
+
+def changed(config, **sampler):
+    """The sections of a config with other options of the sampler."""
+    sections = json.loads(config.read_text())
+    return sections | {"sampler": sections["sampler"] | sampler}
 
 
 def test_our_keys_are_taken_out_of_maxtexts(monkeypatch):
@@ -67,9 +73,7 @@ def test_without_maxtext_the_extra_is_named(config, capsys):
 def test_an_evaluation_reads_every_row_once_and_fills_the_last_batch_unless_its_config_says_otherwise(config):
     pipeline = maxtext.load_evaluation(str(config))
     assert (pipeline.sampler.epochs, pipeline.sampler.last_batch, len(pipeline)) == (1, "fill", 2)
-    stated = json.loads(config.read_text())
-    stated["sampler"] |= {"epochs": 3, "last_batch": "drop"}
-    config.write_text(json.dumps(stated))
+    config.write_text(json.dumps(changed(config, epochs=3, last_batch="drop")))
     pipeline = maxtext.load_evaluation(str(config))
     assert (pipeline.sampler.epochs, pipeline.sampler.last_batch, len(pipeline)) == (3, "drop", 6)
 
@@ -99,40 +103,37 @@ def test_a_token_beyond_the_vocabulary_is_named_with_its_place(config):
     assert check(0, batch)["inputs"] is batch["inputs"]
     largest = int(batch["inputs"].max())
     (row, column) = np.argwhere(batch["inputs"] == largest)[0]
-    message = (
-        rf"here: step 0, row {rows[row]} of the global batch, position {column}: token {largest}, .* is {largest}\."
-    )
+    place = f"here: step 0, row {rows[row]} of the global batch, position {column}"
+    message = rf"{place}: token {largest}, .* is {largest}\."
     with pytest.raises(GrainSftError, match=message):
         prepare(largest, "here", lambda step: rows)(0, batch)
 
 
 def maxtext_config(**changed):
     """What the checks read of MaxText's config, for the pipeline of `config`."""
-    values = {
-        "dataset_type": "olmo_grain",
-        "enable_rampup_batch_size": False,
-        "reuse_example_batch": 0,
-        "expansion_factor_real_data": -1.0,
-        "global_batch_size_to_train_on": 4,
-        "max_target_length": 8,
-        "vocab_size": 64,
-        "packing": True,
-        "steps": 2,
-    }
-    return types.SimpleNamespace(**values | changed)
+    shapes = {"global_batch_size_to_train_on": 4, "max_target_length": 8, "vocab_size": 64, "packing": True, "steps": 2}
+    options = {"dataset_type": "olmo_grain", "enable_rampup_batch_size": False, "expansion_factor_real_data": -1.0}
+    return types.SimpleNamespace(**shapes | options | changed)
 
 
-def test_a_batch_that_is_trained_on_in_every_step_is_refused():
+@pytest.mark.parametrize(
+    ("key", "value", "advice"),
+    [
+        ("dataset_type", "synthetic", "Remove the key"),
+        ("enable_rampup_batch_size", True, "Set it to false"),
+        ("reuse_example_batch", 1, "Set it to 0"),
+        ("training_objective", "block_diffusion", "Choose another"),
+        ("expansion_factor_real_data", 0.5, "Set it to -1"),
+    ],
+)
+def test_options_under_which_a_step_is_not_a_batch_are_refused(key, value, advice):
     check_trainer(maxtext_config())
-    with pytest.raises(GrainSftError, match=r"reuse_example_batch is 1: .* Set it to 0\."):
-        check_trainer(maxtext_config(reuse_example_batch=1))
+    with pytest.raises(GrainSftError, match=rf"MaxText's {key} is {value!r}: .* {advice}\."):
+        check_trainer(maxtext_config(**{key: value}))
 
 
 def test_data_that_end_before_the_last_step_are_refused(config):
-    stated = json.loads(config.read_text())
-    stated["sampler"]["epochs"] = 1
-    stated["transforms"] = ["shift_targets"]
-    finite = load(stated | {"corpus": {"path": str(config.parent / "a.npy"), "dtype": "uint32"}}, host=Host(0, 1))
+    finite = load(changed(config, epochs=1), host=Host(0, 1))
     assert len(finite) == 2
     check_batches(maxtext_config(), finite, "here", training=True)
     with pytest.raises(GrainSftError, match=r"here: the data end after 2 steps, .* steps is 3, .* Set steps=2"):

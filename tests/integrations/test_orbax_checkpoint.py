@@ -5,6 +5,7 @@ import json
 import jax
 import numpy as np
 import pytest
+from batches import assert_same
 from jax.sharding import SingleDeviceSharding
 
 from grain_sft import GrainSftError, Host, load
@@ -42,12 +43,6 @@ def iterator(kind, pipeline, **options):
     return CheckedIterator(pipeline, **options)
 
 
-def same(batch, expected):
-    assert batch.keys() == expected.keys()
-    for key, array in expected.items():
-        np.testing.assert_array_equal(np.asarray(batch[key]), array, err_msg=key)
-
-
 KINDS = pytest.mark.parametrize("kind", ["arrays", "host"])
 
 
@@ -59,7 +54,7 @@ def test_orbax_saves_the_step_beside_the_weights_and_brings_it_back(folder, tmp_
         batches = iterator(kind, data)
         assert restore(manager, batches) is None  # nothing is there yet: it begins at its beginning
         for step in range(5):
-            same(next(batches), data[step])
+            assert_same(next(batches), data[step])
             if step in (2, 4):
                 args = ocp.args.Composite(weights=ocp.args.StandardSave(weights), data=save_args(batches))
                 assert manager.save(step, args=args)
@@ -67,20 +62,20 @@ def test_orbax_saves_the_step_beside_the_weights_and_brings_it_back(folder, tmp_
         for checkpoint, expected in ((None, 5), (2, 3)):
             again = iterator(kind, pipeline(folder))
             assert restore(manager, again, checkpoint) == expected
-            same(next(again), data[expected])
+            assert_same(next(again), data[expected])
+
+
+def changed_tokens(folder):
+    np.random.default_rng(1).integers(0, 1000, LENGTH * 40, np.uint32).tofile(folder / "a.npy")
+    return pipeline(folder)
 
 
 CHANGES = {
     "seed": ("sampler", lambda folder: pipeline(folder, seed=2)),
     "batch": ("sampler", lambda folder: pipeline(folder, global_batch_size=8)),
     "transforms": ("transforms", lambda folder: load({**config(folder), "transforms": []}, host=Host(0, 1))),
-    "tokens": ("corpus", lambda folder: changed_tokens(folder)),
+    "tokens": ("corpus", changed_tokens),
 }
-
-
-def changed_tokens(folder):
-    np.random.default_rng(1).integers(0, 1000, LENGTH * 40, np.uint32).tofile(folder / "a.npy")
-    return pipeline(folder)
 
 
 @KINDS
@@ -100,7 +95,7 @@ def test_other_data_is_refused_and_what_changed_is_named_unless_it_is_allowed(fo
         assert refused.next_step == 2  # nothing was changed
         allowed = iterator(kind, other, allow_other_data=True)
         assert restore(manager, allowed) == 1
-        same(next(allowed), other[1])
+        assert_same(next(allowed), other[1])
 
 
 def test_a_checkpoint_without_the_item_is_named(folder, tmp_path):
@@ -123,11 +118,10 @@ def test_grains_own_handlers_save_and_restore_it(folder, tmp_path, kind):
         manager.wait_until_finished()
         again = iterator(kind, pipeline(folder))
         manager.restore(6, args=ocp.args.Composite(data=CheckpointRestore(again)))
-        same(next(again), data[7])
+        assert_same(next(again), data[7])
+        other = iterator(kind, pipeline(folder, seed=9))
         with pytest.raises(GrainSftError, match="sampler differs"):
-            manager.restore(
-                6, args=ocp.args.Composite(data=CheckpointRestore(iterator(kind, pipeline(folder, seed=9))))
-            )
+            manager.restore(6, args=ocp.args.Composite(data=CheckpointRestore(other)))
 
 
 def test_a_state_is_json_and_fits_any_number_of_hosts(folder):
@@ -136,27 +130,25 @@ def test_a_state_is_json_and_fits_any_number_of_hosts(folder):
     assert resume_step(state, pipeline(folder)) == 3
 
 
-@pytest.mark.parametrize(
-    "state", [{}, {"next_step": "3", "parts": {}}, {"next_step": True, "parts": {}}, {"parts": {}}]
-)
-def test_what_is_no_state_is_refused(folder, state):
-    with pytest.raises(GrainSftError, match="not the data state"):
-        resume_step(state, pipeline(folder))
-
-
-@pytest.mark.parametrize("step", [-1, 11])
-def test_a_step_that_is_not_there_is_named(folder, step):
+def test_what_is_not_a_state_or_a_step_is_refused(folder):
     finite = pipeline(folder, epochs=1)
     assert len(finite) == 10
-    with pytest.raises(GrainSftError, match="expected 0 to 10"):
-        resume_step({**data_state(finite, 0), "next_step": step}, finite)
+    for state in ({}, {"next_step": "3", "parts": {}}, {"next_step": True, "parts": {}}, {"parts": {}}):
+        with pytest.raises(GrainSftError, match="not the data state"):
+            resume_step(state, finite)
+    for step in (-1, 11):
+        with pytest.raises(GrainSftError, match="expected 0 to 10"):
+            resume_step({**data_state(finite, 0), "next_step": step}, finite)
 
 
 class TestRunRecord:
     """Of a trainer that saves nothing of its data."""
 
-    def test_the_same_data_goes_on_and_other_data_is_refused(self, folder, tmp_path):
-        record = RunRecord(str(tmp_path / "data.json"))
+    @pytest.fixture
+    def record(self, tmp_path):
+        return RunRecord(str(tmp_path / "data.json"))
+
+    def test_the_same_data_goes_on_and_other_data_is_refused(self, folder, record):
         record.begin(pipeline(folder), 0)
         record.begin(pipeline(folder), 5)
         assert [run["next_step"] for run in record.read()] == [0]
@@ -164,8 +156,7 @@ class TestRunRecord:
             record.begin(pipeline(folder, seed=2), 5)
         assert len(record.read()) == 1
 
-    def test_data_that_was_allowed_is_recorded_from_its_step_on(self, folder, tmp_path):
-        record = RunRecord(str(tmp_path / "data.json"))
+    def test_data_that_was_allowed_is_recorded_from_its_step_on(self, folder, record):
         record.begin(pipeline(folder), 0)
         record.begin(pipeline(folder, seed=2), 5, allow_other_data=True)
         record.begin(pipeline(folder, seed=2), 8)
@@ -176,15 +167,13 @@ class TestRunRecord:
         assert [run["next_step"] for run in record.read()] == [0]
         record.begin(pipeline(folder), 8)
 
-    def test_a_run_that_begins_again_may_have_other_data(self, folder, tmp_path):
-        record = RunRecord(str(tmp_path / "data.json"))
+    def test_a_run_that_begins_again_may_have_other_data(self, folder, record):
         record.begin(pipeline(folder), 0)
         record.begin(pipeline(folder, seed=2), 0)
         (run,) = record.read()
         assert run["receipt"] == pipeline(folder, seed=2).receipt.code
 
-    def test_processes_that_do_not_write_check(self, folder, tmp_path):
-        record = RunRecord(str(tmp_path / "data.json"))
+    def test_processes_that_do_not_write_check(self, folder, record):
         record.begin(pipeline(folder), 0, write=False)
         assert record.read() == []
         record.begin(pipeline(folder), 0)
@@ -192,7 +181,7 @@ class TestRunRecord:
             record.begin(pipeline(folder, seed=2), 1, write=False)
 
     @pytest.mark.parametrize("text", ["", "[]", '{"runs": [1]}', '{"runs": 3}'])
-    def test_another_file_is_refused(self, folder, tmp_path, text):
+    def test_another_file_is_refused(self, folder, tmp_path, record, text):
         (tmp_path / "data.json").write_text(text)
         with pytest.raises(GrainSftError, match="not a record"):
-            RunRecord(str(tmp_path / "data.json")).begin(pipeline(folder), 0)
+            record.begin(pipeline(folder), 0)
