@@ -1,11 +1,25 @@
-"""Comparing batches and elements, for tests of everything that makes them."""
+"""Making pipelines of layouts and comparing batches, for tests of everything that makes them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import grain
 import numpy as np
+
+from grain_sft import Host, IndexSampler, NpyDataSource, Pipeline, ShiftTargets
+
+SHIFTED = (ShiftTargets(),)
+
+
+def pipeline_of(
+    layout: Any, transforms: Sequence[grain.transforms.Map] = SHIFTED, *, host: Host = Host(0, 1), **sampler: Any
+) -> Pipeline:
+    """Return the pipeline of a layout, by default in the order `olmo`, seed 1, in batches of 4 rows."""
+    source = NpyDataSource(layout)
+    sampler = {"global_batch_size": 4, "seed": 1, "order": "olmo", **sampler}
+    return Pipeline(source, IndexSampler(len(source), host=host, **sampler), transforms)
 
 
 def assert_same(one: Mapping[str, Any], other: Mapping[str, Any]) -> None:

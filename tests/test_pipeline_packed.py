@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from batches import assert_same
+from batches import assert_same, pipeline_of
 from sft_files import documents, write_episodes
 
 import grain_sft
-from grain_sft import Host, IndexSampler, NgramFilter, NpyDataSource, PackedLayout, PaddedLayout, Pipeline, ShiftTargets
+from grain_sft import Host, NgramFilter, NpyDataSource, PackedLayout, PaddedLayout, ShiftTargets
 
 LENGTH = 32
 BATCH = 6
@@ -27,8 +27,8 @@ def source(request, tmp_path, monkeypatch):
 
 
 def pipeline(source, host=Host(0, 1), **options):
-    options = {"order": "olmo", "seed": 3, "global_batch_size": BATCH, "epochs": 2, **options}
-    return Pipeline(source, IndexSampler(len(source), host=host, **options), [NgramFilter(), ShiftTargets()])
+    options = {"seed": 3, "global_batch_size": BATCH, "epochs": 2, **options}
+    return pipeline_of(source.layout, [NgramFilter(), ShiftTargets()], host=host, **options)
 
 
 def test_iterators_datasets_and_loaders_give_the_batches_of_the_steps(source):

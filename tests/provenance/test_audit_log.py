@@ -12,9 +12,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from batches import pipeline_of
 from sft_files import documents, write_episodes
 
-from grain_sft import Host, IndexSampler, NpyDataSource, PaddedLayout, Pipeline, ShiftTargets, WindowLayout, open_corpus
+from grain_sft import Host, IndexSampler, PaddedLayout, Pipeline, WindowLayout, open_corpus
 from grain_sft.errors import CorpusError, CorpusFileError, PipelineError, StorageError
 from grain_sft.provenance import Checked, check_audit
 from grain_sft.provenance.audit_line import read_line
@@ -33,11 +34,11 @@ def corpus(tmp_path_factory):
 @pytest.fixture
 def make(corpus, tmp_path):
     """`make(**sampler)`: a pipeline of 125 rows, 7 steps an epoch, three epochs, with an audit log."""
-    source = NpyDataSource(WindowLayout(corpus, 16))
 
     def pipeline(audit=tmp_path / "audit", **changed):
-        options = {"global_batch_size": 16, "seed": 42, "epochs": 3} | changed
-        return Pipeline(source, IndexSampler(len(source), **options), [ShiftTargets()], audit=audit)
+        options = {"global_batch_size": 16, "seed": 42, "epochs": 3, "order": "shuffle"} | changed
+        made = pipeline_of(WindowLayout(corpus, 16), **options)
+        return Pipeline(made.source, made.sampler, made.transforms, audit=audit)
 
     return pipeline
 
@@ -169,12 +170,11 @@ def test_resumed_anywhere_a_run_is_confirmed_in_every_order(make, tmp_path):
 
 def test_episodes_are_named_by_their_numbers_in_the_corpus(tmp_path):
     written = open_corpus(write_episodes(tmp_path / "chats", documents(60, longest=40)))
-    source = NpyDataSource(PaddedLayout(written, 32, min_tokens=20))
-    assert 10 < len(source) < 60
-    sampler = IndexSampler(len(source), global_batch_size=4, seed=7, order="episode")
-    take(Pipeline(source, sampler, audit=tmp_path / "audit.jsonl"), 0, 1, threads=0)
+    made = pipeline_of(PaddedLayout(written, 32, min_tokens=20), seed=7, order="episode")
+    assert 10 < len(made.source) < 60
+    take(Pipeline(made.source, made.sampler, audit=tmp_path / "audit.jsonl"), 0, 1, threads=0)
     start = entries(tmp_path / "audit.jsonl")[1]
-    rows = np.random.RandomState(7).permutation(len(source))[:10]
+    rows = np.random.RandomState(7).permutation(len(made.source))[:10]
     long = np.flatnonzero(written.documents.length >= 20)
     assert start["first_rows"] == rows.tolist() and start["first_episode_ids"] == long[rows].tolist()
     assert not (tmp_path / "audit.log").exists() and start["seed"] == 7

@@ -1,30 +1,25 @@
-"""Checkpoints, and the figures of OLMo-3 Think SFT's run: what its config says of steps, epochs, rows and tokens."""
+"""Checkpoints, and the figures of OLMo-3 Think SFT's run: the steps, epochs, rows and tokens of its config."""
 
+import functools
 import gzip
 from pathlib import Path
 
+import batches
 import numpy as np
 import pytest
 from sft_files import documents, write_episodes
 
 import grain_sft
-from grain_sft import Host, IndexSampler, NpyDataSource, PackedLayout, PaddedLayout, Pipeline, open_corpus
+from grain_sft import Host, PackedLayout, PaddedLayout, open_corpus
 from grain_sft.errors import RowIndexError, SamplerError
 from grain_sft.provenance import checkpoint_table, step_of_checkpoint, steps_between, trace
 from grain_sft.sampling import ORDERS
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 TOKENS_OF_RUN = {"7b": 45.4e9, "32b": 45.2e9}  # table 47 of the paper, both epochs
-SEED_CHECKPOINTS = {  # checkpoint: (epoch from 1, about so many steps into it), as the table that was handed around says
-    1000: (1, 1000),
-    7000: (1, 7000),
-    13000: (1, 13000),
-    19000: (1, 19000),
-    25000: (2, 2300),
-    31000: (2, 8300),
-    37000: (2, 14300),
-    43000: (2, 20300),
-}
+SEED_CHECKPOINTS = {step: (1, step) for step in (1000, 7000, 13000, 19000)}
+SEED_CHECKPOINTS |= {25000: (2, 2300), 31000: (2, 8300), 37000: (2, 14300), 43000: (2, 20300)}
+"""By checkpoint: the epoch from 1, and about how many steps into it, in the table that users had."""
 
 
 @pytest.fixture(scope="module")
@@ -118,11 +113,7 @@ def test_names_that_say_no_step_are_refused(name):
         step_of_checkpoint(name)
 
 
-def pipeline_of(layout, order="olmo", epochs=2, hosts=1, **options):
-    source = NpyDataSource(layout)
-    host = Host(hosts - 1, hosts)
-    sampler = IndexSampler(len(source), global_batch_size=4, seed=1, order=order, epochs=epochs, host=host, **options)
-    return Pipeline(source, sampler, [])
+pipeline_of = functools.partial(batches.pipeline_of, epochs=2)
 
 
 @pytest.mark.parametrize("last_batch", ["drop", "run_on"])
@@ -130,7 +121,7 @@ def pipeline_of(layout, order="olmo", epochs=2, hosts=1, **options):
 @pytest.mark.parametrize("order", ORDERS)
 def test_a_table_of_every_step_counts_the_rows_of_the_traces(tmp_path, order, last_batch, hosts):
     layout = PaddedLayout(open_corpus(write_episodes(tmp_path, documents(39))), 16)
-    pipeline = pipeline_of(layout, order, hosts=hosts, last_batch=last_batch)
+    pipeline = pipeline_of(layout, order=order, host=Host(hosts - 1, hosts), last_batch=last_batch)
     table = checkpoint_table(pipeline, 1)
     whole = trace(pipeline, range(pipeline.sampler.num_steps), trainable=False)
     assert table["step"] == list(range(1, pipeline.sampler.num_steps + 1))
@@ -145,7 +136,7 @@ def test_a_table_of_every_step_counts_the_rows_of_the_traces(tmp_path, order, la
 def test_a_table_of_rows_that_are_packed_anew_counts_their_epochs(tmp_path):
     corpus = open_corpus(write_episodes(tmp_path / "chats", documents(60)))
     layout = PackedLayout(corpus, 32, algorithm="shuffled_best_fit", seed=2, epochs=3, cache_dir=tmp_path)
-    pipeline = pipeline_of(layout, "sequential", epochs=1)
+    pipeline = pipeline_of(layout, order="sequential", epochs=1)
     table = checkpoint_table(pipeline, 1)
     whole = trace(pipeline, range(pipeline.sampler.num_steps))
     for step, epoch in zip(table["step"][:-1], table["epoch"][:-1], strict=True):

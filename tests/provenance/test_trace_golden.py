@@ -6,9 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from batches import pipeline_of
 from packed_corpora import EOS, PACKED_CASES, PAD, digest_of_files, olmo_doc_lengths, row_digest, write_case
 
-from grain_sft import Host, IndexSampler, NpyDataSource, PackedLayout, Pipeline, ShiftTargets, open_corpus
+from grain_sft import Host, PackedLayout, open_corpus
 from grain_sft.provenance import trace
 
 RUNS = json.loads((Path(__file__).parents[1] / "golden" / "olmo_packed_steps.json").read_text())["runs"]
@@ -40,12 +41,8 @@ def test_every_step_and_rank_is_what_olmo_cores_loader_gives(tmp_path, run):
     layout = PackedLayout(
         corpus, case.sequence_length, long_documents=case.long, source_group_size=case.group, cache_dir=tmp_path
     )
-    source = NpyDataSource(layout)
-    sampler = IndexSampler(
-        len(source), global_batch_size=run["batch"], seed=run["seed"], order="olmo", epochs=run["epochs"]
-    )
-    pipeline = Pipeline(source, sampler, [ShiftTargets()])
-    steps = range(sampler.num_steps)
+    pipeline = pipeline_of(layout, global_batch_size=run["batch"], seed=run["seed"], epochs=run["epochs"])
+    steps = range(len(pipeline))
     assert len(steps) == len(run["steps"])
     for rank in range(run["ranks"]):
         found = trace(pipeline, steps, host=Host(rank, run["ranks"]))

@@ -1,21 +1,13 @@
-"""Traces agree with what pipelines deliver: every token read again from where the trace says that it is."""
+"""Traces agree with what pipelines deliver: every token read again from its place in the trace."""
 
+import functools
+
+import batches
 import numpy as np
 import pytest
 from sft_files import documents, write_episodes, write_olmo
 
-from grain_sft import (
-    Host,
-    IndexSampler,
-    NgramFilter,
-    NpyDataSource,
-    PackedLayout,
-    PaddedLayout,
-    Pipeline,
-    ShiftTargets,
-    WindowLayout,
-    open_corpus,
-)
+from grain_sft import Host, NgramFilter, PackedLayout, PaddedLayout, ShiftTargets, WindowLayout, open_corpus
 from grain_sft.errors import RowIndexError, SamplerError
 from grain_sft.layout import MaterializedLayout
 from grain_sft.prepare.materialize import materialize
@@ -26,7 +18,6 @@ from grain_sft.transforms import TrimToMultiple
 LENGTH = 16
 PACKED = ("best_fit_decreasing", "first_fit_decreasing", "concat_then_split")
 BY_EPOCH = ("multipack", "shuffled_best_fit")
-SHIFTED = (ShiftTargets(),)
 
 
 @pytest.fixture(scope="module")
@@ -50,12 +41,7 @@ def layouts(tmp_path_factory):
     }
 
 
-def pipeline_of(layout, order="olmo", host=Host(0, 1), batch=4, transforms=SHIFTED, epochs=2, **options):
-    source = NpyDataSource(layout)
-    sampler = IndexSampler(
-        len(source), global_batch_size=batch, seed=7, order=order, host=host, epochs=epochs, **options
-    )
-    return Pipeline(source, sampler, transforms)
+pipeline_of = functools.partial(batches.pipeline_of, seed=7, epochs=2)
 
 
 def tokens_of_files(layout):
@@ -75,14 +61,14 @@ def assert_is_delivered(found, pipelines, steps):
     delivered = [pipeline.iter(start_step=steps.start, threads=0) for pipeline in pipelines]
     lines = 0
     for step in steps:
-        batches = [next(each) for each in delivered]
+        made = [next(each) for each in delivered]
         rows = [pipeline.sampler.rows(step) for pipeline in pipelines]
         for place in range(count * mine):
             host, local = divmod(place, mine) if sampler.order == "maxtext" else (place % count, place // count)
             here = np.flatnonzero((found.step == step) & (found.row == place))
             assert len(here) and (found.host[here] == host).all()
             assert (found.instance[here] == rows[host][local]).all()
-            batch = {key: array[local] for key, array in batches[host].items()}
+            batch = {key: array[local] for key, array in made[host].items()}
             column = 0
             for line in here.tolist():
                 tokens = files[found.shard[line]][found.start[line] : found.stop[line]]
@@ -107,7 +93,8 @@ CASES += [(layout, "sequential") for layout in BY_EPOCH]
 @pytest.mark.parametrize(("name", "order"), CASES)
 def test_a_trace_is_what_the_pipeline_delivers(layouts, name, order, hosts):
     epochs = 1 if name in BY_EPOCH else 2
-    pipelines = [pipeline_of(layouts[name], order, Host(index, hosts), epochs=epochs) for index in range(hosts)]
+    options = {"order": order, "epochs": epochs}
+    pipelines = [pipeline_of(layouts[name], host=Host(index, hosts), **options) for index in range(hosts)]
     sampler = pipelines[0].sampler
     border = sampler.steps_per_epoch // (3 if name in BY_EPOCH else 1)
     steps = range(max(0, border - 3), min(sampler.num_steps, border + 3))
@@ -128,7 +115,8 @@ def test_a_trace_is_what_the_pipeline_delivers(layouts, name, order, hosts):
 def test_the_ends_of_epochs(layouts, order, last_batch, hosts):
     layout = layouts["best_fit_decreasing"]
     batch = 6 if len(layout) % 6 else 10
-    pipelines = [pipeline_of(layout, order, Host(index, hosts), batch, last_batch=last_batch) for index in range(hosts)]
+    options = {"order": order, "global_batch_size": batch, "last_batch": last_batch}
+    pipelines = [pipeline_of(layout, host=Host(index, hosts), **options) for index in range(hosts)]
     border = pipelines[0].sampler.steps_per_epoch
     steps = range(border - 2, min(border + 2, pipelines[0].sampler.num_steps))
     found = trace(pipelines[0], steps)
@@ -170,7 +158,7 @@ def test_trainable_tokens_are_those_that_transforms_leave(tmp_path, transforms):
 def test_documents_and_their_sources(layouts):
     for name in ("padded", *PACKED, *BY_EPOCH, "materialized"):
         layout = layouts[name]
-        pipeline = pipeline_of(layout, "sequential", epochs=1)
+        pipeline = pipeline_of(layout, order="sequential", epochs=1)
         found = trace(pipeline, range(pipeline.sampler.num_steps))
         for row in np.unique(found.instance).tolist():
             here = found.instance == row
@@ -194,7 +182,7 @@ def test_epochs_that_are_packed_to_different_numbers_of_rows(tmp_path, algorithm
     layout = PackedLayout(corpus, LENGTH, algorithm=algorithm, seed=1, epochs=12, batch_rows=2, cache_dir=tmp_path)
     counts = [len(plan.ends) for plan in layout.plans]
     assert min(np.diff(counts)) < 0 < max(np.diff(counts))
-    pipeline = pipeline_of(layout, "sequential", epochs=1, batch=2)
+    pipeline = pipeline_of(layout, order="sequential", epochs=1, global_batch_size=2)
     found = trace(pipeline, range(pipeline.sampler.num_steps))
     lines = zip(found.instance, found.document, found.shard, found.start, found.stop, strict=True)
     expected = [
@@ -221,7 +209,7 @@ def test_labels_of_a_mix_are_sources(tmp_path, write_tokens):
 @pytest.mark.parametrize(("name", "order"), CASES)
 def test_a_document_is_found_wherever_a_trace_of_all_steps_has_it(layouts, name, order, hosts):
     layout = layouts[name]
-    pipeline = pipeline_of(layout, order, Host(0, hosts), epochs=1 if name in BY_EPOCH else 3)
+    pipeline = pipeline_of(layout, order=order, host=Host(0, hosts), epochs=1 if name in BY_EPOCH else 3)
     whole = trace(pipeline, range(pipeline.sampler.num_steps))
     starts, lengths = layout.corpus.documents
     begins = np.cumsum([0] + [shard.num_tokens for shard in layout.corpus.shards])
@@ -248,7 +236,7 @@ def test_a_sampler_without_end_is_searched_for_so_many_epochs(layouts):
     assert find_document(pipeline, row).epoch.tolist() in ([0], [])
     found = find_document(pipeline, row, epochs=40)
     assert 30 < len(found) <= 40 and (np.diff(found.epoch) > 0).all()
-    assert find_document(pipeline_of(layouts["padded"], "random", epochs=None), row, epochs=40).step.max() > 100
+    assert find_document(pipeline_of(layouts["padded"], order="random", epochs=None), row, epochs=40).step.max() > 100
     last = trace(pipeline, range(10**6, 10**6 + 1))
     assert last.instance[np.unique(last.row, return_index=True)[1]].tolist() == pipeline.sampler.rows(10**6).tolist()
 

@@ -5,8 +5,9 @@ import json
 
 import numpy as np
 import pytest
+from batches import pipeline_of
 
-from grain_sft import IndexSampler, NpyDataSource, PackedLayout, Pipeline, ShiftTargets, WindowLayout, open_corpus
+from grain_sft import PackedLayout, WindowLayout, open_corpus
 from grain_sft.cli.main import main
 from grain_sft.errors import CorpusError
 from grain_sft.prepare import Dataset, Request, prepare
@@ -35,10 +36,8 @@ def chats(tmp_path_factory):
     random = np.random.default_rng(0)
     answers = [" ".join(random.choice(WORDS, 12)) + f" {HIDDEN.get(number, '')} so" for number in range(30)]
     for name, part in (("one.jsonl", answers[:FIRST]), ("two.jsonl", answers[FIRST:])):
-        lines = [
-            {"messages": [{"role": "user", "content": "tell me"}, {"role": "assistant", "content": answer}]}
-            for answer in part
-        ]
+        asked = {"role": "user", "content": "tell me"}
+        lines = [{"messages": [asked, {"role": "assistant", "content": answer}]} for answer in part]
         (folder / name).write_text("".join(json.dumps(line) + "\n" for line in lines))
     (folder / "spm.model").write_bytes(train_tokenizer(answers * 4, 500, SPECIAL))
     datasets = tuple(Dataset((str(folder / name),)) for name in ("one.jsonl", "two.jsonl"))
@@ -50,12 +49,6 @@ def chats(tmp_path_factory):
 @pytest.fixture
 def corpus(chats):
     return open_corpus(chats)
-
-
-def pipeline_of(layout, **options):
-    source = NpyDataSource(layout)
-    sampler = IndexSampler(len(source), global_batch_size=2, seed=1, order="olmo", epochs=2, **options)
-    return Pipeline(source, sampler, [ShiftTargets()])
 
 
 def answers_of(corpus, numbers):
@@ -137,7 +130,7 @@ def test_the_command_finds_texts_and_records_in_every_epoch(corpus, chats, tmp_p
 
 
 def test_a_summary_counts_by_source(corpus, tmp_path):
-    pipeline = pipeline_of(PackedLayout(corpus, 64, cache_dir=tmp_path))
+    pipeline = pipeline_of(PackedLayout(corpus, 64, cache_dir=tmp_path), global_batch_size=2, epochs=2)
     whole = trace(pipeline, range(pipeline.sampler.num_steps))
     found = summarize(whole)
     assert found == summarize(iter_trace(pipeline, range(pipeline.sampler.num_steps), block_rows=2))
@@ -159,9 +152,7 @@ def test_a_summary_of_windows_counts_labels_and_leaves_out_filling_rows(tmp_path
         write_tokens(f"{name}.npy", np.arange(count))
     (tmp_path / "mix.txt").write_text("web,a.npy\ncode,b.npy\n")
     layout = WindowLayout(open_corpus(tmp_path / "mix.txt", dtype="uint32", eos_token_id=5), 32)
-    source = NpyDataSource(layout)
-    sampler = IndexSampler(len(source), global_batch_size=4, seed=1, epochs=1, last_batch="fill")
-    pipeline = Pipeline(source, sampler, [ShiftTargets()])
+    pipeline = pipeline_of(layout, order="shuffle", epochs=1, last_batch="fill")
     found = summarize(trace(pipeline, range(2)))
     assert (found["source"], found["tokens"], found["segments"]) == (["web", "code"], [64, 160], [2, 5])
     assert found["documents"] == [0, 0] and found["trainable"] == [62, 155]
