@@ -29,49 +29,26 @@ _PLACES = {
     "source": ("NpyDataSource",),
     "transforms": ("NgramFilter", "ShiftTargets"),
 }
-
 _PACKAGES = (
-    "config",
-    "corpus",
+    *_PLACES,
     "errors",
     "integrations",
-    "layout",
     "observers",
-    "pipeline",
     "prepare",
     "provenance",
     "replay",
-    "sampling",
-    "source",
     "storage",
-    "transforms",
     "verify",
     "view",
 )
-"""What the documentation imports from beside the names of `__all__`."""
 
-__all__ = [
-    "Corpus",
-    "GrainSftError",
-    "Host",
-    "IndexSampler",
-    "NgramFilter",
-    "NpyDataSource",
-    "PackedLayout",
-    "PaddedLayout",
-    "Pipeline",
-    "ShiftTargets",
-    "Span",
-    "WindowLayout",
-    "__version__",
-    "load",
-    "open_corpus",
-]
+__all__ = ["Corpus", "GrainSftError", "Host", "IndexSampler", "NgramFilter", "NpyDataSource", "PackedLayout"]
+__all__ += ["PaddedLayout", "Pipeline", "ShiftTargets", "Span", "WindowLayout", "__version__", "load", "open_corpus"]
 
 
 def __getattr__(name: str) -> Any:
-    """What is exposed here comes from its module when it is first asked for: Grain and JAX take a second or two to
-    import, and most commands need neither."""
+    """Return a name that is exposed here from its module, which is imported when it is first asked for: Grain and JAX take a
+    second or two to import, and most commands need neither."""
     import importlib
     import importlib.util
 

@@ -22,7 +22,7 @@ def as_sequence_length(value: object) -> int:
     """Return `value` as the number of tokens in a row.
 
     Raises:
-      LayoutError: it is not an integer from 1 to `MOST_TOKENS`.
+      LayoutError: It is not an integer from 1 to `MOST_TOKENS`.
     """
     length = as_integer("sequence_length", value, 1, LayoutError)
     if length > MOST_TOKENS:
@@ -33,17 +33,15 @@ def as_sequence_length(value: object) -> int:
 
 
 def as_integer(name: str, value: object, least: int, error: type[GrainSftError]) -> int:
-    """`value` as a Python int, numpy's integers included.
+    """Return `value` as a Python int, numpy's integers included.
 
     Raises:
-      `error`: it is no integer, or is below `least`.
+      `error`: It is not an integer, or is below `least`.
     """
     if type(value) is int and value >= least:
         return value
     try:
-        if isinstance(value, bool):
-            raise TypeError
-        number = operator.index(value)  # type: ignore[arg-type]
+        number = least - 1 if isinstance(value, bool) else operator.index(value)  # type: ignore[arg-type]
     except TypeError:
         number = least - 1
     if number < least:
@@ -55,11 +53,13 @@ def check_type(name: str, value: object, kind: Any, expected: str) -> None:
     """Refuse an argument of another type.
 
     Args:
-      kind: a type, or a union of types.
-      expected: what an argument of these types is, for the message.
+      name: Name of the argument.
+      value: The argument.
+      kind: Type, or union of types.
+      expected: What an argument of these types is, for the message.
 
     Raises:
-      WrongTypeError: it is not a `kind`.
+      WrongTypeError: It is not a `kind`.
     """
     if not isinstance(value, kind):
         raise WrongTypeError(f"{name} is {shortened(repr(value))} ({type(value).__name__}); expected {expected}.")
@@ -69,7 +69,7 @@ def as_paths(name: str, value: object) -> list[str | os.PathLike[str]]:
     """Return the paths of an argument that is one path or a list of paths.
 
     Raises:
-      WrongTypeError: it is neither.
+      WrongTypeError: It is neither.
     """
     if isinstance(value, str | os.PathLike):
         return [value]

@@ -30,11 +30,7 @@ MODULES = {
 }
 """Modules of `grain_sft` by their former path."""
 
-MIXTURE = {
-    "MixtureCorpus": "corpus.mixture",
-    "MixtureLayout": "layout.mixture",
-    "MixtureSource": "source",
-}
+MIXTURE = {"MixtureCorpus": "corpus.mixture", "MixtureLayout": "layout.mixture", "MixtureSource": "source"}
 """Modules of the names of the former module `grain_sft.mixture`."""
 
 
@@ -46,23 +42,22 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        if fullname.removeprefix("grain_sft.") not in (*MODULES, "mixture"):
-            return None
-        return importlib.machinery.ModuleSpec(fullname, self)
+        former = fullname.removeprefix("grain_sft.") in (*MODULES, "mixture")
+        return importlib.machinery.ModuleSpec(fullname, self) if former else None
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
         if spec.name == "grain_sft.mixture":
             modules = ", ".join(f"grain_sft.{module}" for module in MIXTURE.values())
             warnings.warn(f"grain_sft.mixture is now in {modules}.", DeprecationWarning, stacklevel=2)
-            mixture = ModuleType(spec.name)
+            module = ModuleType(spec.name)
             for name, place in MIXTURE.items():
-                setattr(mixture, name, getattr(importlib.import_module(f"grain_sft.{place}"), name))
+                setattr(module, name, getattr(importlib.import_module(f"grain_sft.{place}"), name))
             self._spec = spec
-            return mixture
-        new = "grain_sft." + MODULES[spec.name.removeprefix("grain_sft.")]
-        warnings.warn(f"{spec.name} is now {new}. Import that.", DeprecationWarning, stacklevel=2)
-        module = importlib.import_module(new)
-        self._spec = module.__spec__  # the import system overwrites it
+        else:
+            new = "grain_sft." + MODULES[spec.name.removeprefix("grain_sft.")]
+            warnings.warn(f"{spec.name} is now {new}. Import that.", DeprecationWarning, stacklevel=2)
+            module = importlib.import_module(new)
+            self._spec = module.__spec__  # the import system overwrites it
         return module
 
     def exec_module(self, module: ModuleType) -> None:
@@ -74,27 +69,24 @@ def install() -> None:
     sys.meta_path.insert(0, _Finder())  # before the finder that would import a second copy
 
 
-def renamed_arguments(**names: str) -> Callable[[Decorated], Decorated]:
-    """Return a decorator of a function or class that takes keyword arguments under a former name too.
+def renamed_arguments(**names: str) -> Callable[[type[Decorated]], type[Decorated]]:
+    """Return a decorator of a class that takes keyword arguments under a former name too.
 
     Args:
       names: New name by former name.
     """
 
-    def decorate(decorated: Any) -> Any:
-        function = vars(decorated)["__init__"] if isinstance(decorated, type) else decorated
+    def decorate(decorated: type[Decorated]) -> type[Decorated]:
+        function = vars(decorated)["__init__"]
 
         @functools.wraps(function)
-        def call(*args: Any, **arguments: Any) -> Any:
+        def call(*args: Any, **arguments: Any) -> None:
             for former in names.keys() & arguments.keys():
-                new = names[former]
-                warnings.warn(f"{former}= is now {new}=.", DeprecationWarning, stacklevel=2)
-                arguments[new] = arguments.pop(former)
-            return function(*args, **arguments)
+                warnings.warn(f"{former}= is now {names[former]}=.", DeprecationWarning, stacklevel=2)
+                arguments[names[former]] = arguments.pop(former)
+            function(*args, **arguments)
 
-        if not isinstance(decorated, type):
-            return call
-        decorated.__init__ = call  # type: ignore[misc]
+        decorated.__init__ = call  # type: ignore[method-assign]
         return decorated
 
     return decorate

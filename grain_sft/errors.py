@@ -75,5 +75,5 @@ def install_command(extra: str) -> str:
 
 
 def shortened(text: str, most: int = 80) -> str:
-    """`text` for a message, in at most so many characters."""
+    """Return `text` for a message, in at most `most` characters."""
     return text if len(text) <= most else text[: most - 3] + "..."

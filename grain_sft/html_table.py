@@ -5,25 +5,27 @@ from __future__ import annotations
 import html
 from collections.abc import Iterable, Mapping
 
-_MOST = 120  # characters of a value
+from grain_sft.errors import shortened
 
+_MOST = 120  # characters of a value
 _LEFT = ' style="text-align: left"'
 
 
 def html_facts(title: str, facts: Mapping[str, object]) -> str:
     """Return a table with a line for each fact that is not None."""
-    lines = [(name, value) for name, value in facts.items() if value is not None]
-    return _table(
-        title, (f"<tr><th{_LEFT}>{_cell(name)}</th><td{_LEFT}>{_cell(value)}</td></tr>" for name, value in lines)
+    lines = (
+        f"<tr><th{_LEFT}>{_cell(name)}</th><td{_LEFT}>{_cell(value)}</td></tr>"
+        for name, value in facts.items()
+        if value is not None
     )
+    return _table(title, lines)
 
 
 def html_columns(title: str, columns: Mapping[str, Iterable[object]]) -> str:
     """Return a table with a column for each name, its values below each other."""
     head = "".join(f"<th>{_cell(name)}</th>" for name in columns)
-    rows = zip(*columns.values(), strict=True)
-    lines = ("<tr>" + "".join(f"<td>{_cell(value)}</td>" for value in row) + "</tr>" for row in rows)
-    return _table(title, (f"<tr>{head}</tr>", *lines))
+    rows = ("".join(f"<td>{_cell(value)}</td>" for value in row) for row in zip(*columns.values(), strict=True))
+    return _table(title, (f"<tr>{cells}</tr>" for cells in (head, *rows)))
 
 
 def _table(title: str, lines: Iterable[str]) -> str:
@@ -31,5 +33,4 @@ def _table(title: str, lines: Iterable[str]) -> str:
 
 
 def _cell(value: object) -> str:
-    text = f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
-    return html.escape(text if len(text) <= _MOST else f"{text[: _MOST - 1]}…")
+    return html.escape(shortened(f"{value:,}" if type(value) is int else str(value), _MOST))

@@ -13,7 +13,6 @@ import dataclasses
 import difflib
 import functools
 import inspect
-import json
 import re
 import types
 from collections.abc import Callable, Iterable, Mapping
@@ -22,20 +21,14 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 import msgspec
 
 from grain_sft.errors import ConfigError, shortened
-from grain_sft.registry import Registry
+from grain_sft.registry import table_of
 
 REQUIRED: Any = inspect.Parameter.empty
 """Default of an option that has to be given."""
 
 _ARGUMENT = re.compile(r"^(\w+(?:, \w+)*): (.*)$")
-_WORDS = {
-    str: "text",
-    int: "an integer",
-    float: "a number",
-    bool: "true or false",
-    type(None): "null",
-    dict: "a mapping",
-}
+_WORDS: dict[Any, str] = {str: "text", int: "an integer", float: "a number", bool: "true or false", type(None): "null"}
+_WORDS |= {dict: "a mapping", list: "a list"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,14 +55,18 @@ Options = Mapping[str, Option]
 def options_of(declaration: Callable[..., Any]) -> Options:
     """Return the options of a function, a class, or a `msgspec.Struct`, by name, in the order of its signature."""
     function = declaration.__init__ if isinstance(declaration, type) else declaration  # type: ignore[misc]
-    struct = isinstance(declaration, type) and issubclass(declaration, msgspec.Struct)
-    hints = get_type_hints(declaration if struct else inspect.unwrap(function), include_extras=True)
+    hints = get_type_hints(declaration if is_struct(declaration) else inspect.unwrap(function), include_extras=True)
     texts = _help_texts(inspect.getdoc(declaration) or "")
     return {
         name: Option(name, _of_config(hints.get(name, Any)), _default(parameter), texts.get(name, ""))
         for name, parameter in inspect.signature(declaration).parameters.items()
         if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
     }
+
+
+def is_struct(kind: Any) -> bool:
+    """Return whether a type is a `msgspec.Struct`: a section with options of its own."""
+    return isinstance(kind, type) and issubclass(kind, msgspec.Struct)
 
 
 def _default(parameter: inspect.Parameter) -> Any:
@@ -81,17 +78,15 @@ def _help_texts(doc: str) -> dict[str, str]:
     """Return the entries of a docstring's `Args:`, each on one line."""
     found: dict[str, list[str]] = {}
     entry: list[str] = []
-    _, _, section = doc.partition("\nArgs:\n")
-    for line in section.splitlines():
+    for line in doc.partition("\nArgs:\n")[2].splitlines():
         if line and not line.startswith(" "):
             break
-        text = line.strip()
-        match = _ARGUMENT.match(text) if line.startswith("  ") and not line.startswith("   ") else None
+        match = _ARGUMENT.match(line.removeprefix("  "))
         if match:
             entry = [match[2]]
             found |= dict.fromkeys(match[1].split(", "), entry)
-        elif text:
-            entry.append(text)
+        elif line:
+            entry.append(line.strip())
     return {name: " ".join(lines) for name, lines in found.items()}
 
 
@@ -107,8 +102,7 @@ def _of_config(hint: Any) -> Any:
         return list[_of_config(arguments[0])] if arguments else list[Any]  # type: ignore[misc]
     if origin in (dict, collections.abc.Mapping):
         return dict[str, _of_config(arguments[1])]  # type: ignore[misc]
-    known = origin is Literal or hint in _WORDS or (isinstance(hint, type) and issubclass(hint, msgspec.Struct))
-    return hint if known else Any
+    return hint if origin is Literal or hint in _WORDS or is_struct(hint) else Any
 
 
 def check(section: object, options: Options, where: str, *, require: bool = True) -> None:
@@ -128,7 +122,7 @@ def check(section: object, options: Options, where: str, *, require: bool = True
     check_keys(section, options, where)
     for name, option in options.items():
         if name in section:
-            check_value(section[name], option.type, _joined(where, name))
+            check_value(section[name], option.type, f"{where}.{name}" if ": " in where else f"{where}: {name}")
         elif require and option.default is REQUIRED:
             raise ConfigError(f"{where} lacks the key {name!r}.")
 
@@ -156,106 +150,63 @@ def check_value(value: object, kind: Any, where: str) -> None:
     Raises:
       ConfigError: It is not of this type.
     """
-    members = [each for each in _members(kind) if each is not type(None)]
-    for member in members:
-        if isinstance(member, type) and issubclass(member, msgspec.Struct) and isinstance(value, Mapping):
-            return check(value, options_of(member), where)
-        if get_origin(member) is list and isinstance(value, list):
+    kinds = kinds_of(kind)
+    for each in kinds:
+        origin, table = get_origin(each), table_of(each)
+        if is_struct(each) and isinstance(value, Mapping):
+            return check(value, options_of(each), where)
+        if origin is list and isinstance(value, list):
             for number, item in enumerate(value):
-                check_value(item, get_args(member)[0], f"{where}[{number}]")
+                check_value(item, get_args(each)[0], f"{where}[{number}]")
             return None
-        if get_origin(member) is dict and isinstance(value, Mapping):
+        if origin is dict and isinstance(value, Mapping):
             for key, item in value.items():
                 check_value(key, str, f"{where}: a key")
-                check_value(item, get_args(member)[1], f"{where}.{key}")
+                check_value(item, get_args(each)[1], f"{where}.{key}")
             return None
-        if (table := _table(member)) is not None and isinstance(value, str):
+        if table is not None and isinstance(value, str):
             if value in table or ":" in value:
                 return None
-            raise ConfigError(f"{where} is {value!r}; expected {_expected(member)}.{_nearest(value, list(table))}")
+            raise ConfigError(f"{where} is {value!r}; expected {expected(each)}.{_nearest(value, list(table))}")
     try:
         msgspec.convert(value, kind)
     except msgspec.ValidationError:
-        expected = " or ".join(dict.fromkeys(map(_expected, members)))
-        raise ConfigError(f"{where} is {shortened(repr(value))}; expected {expected}.") from None
+        words = " or ".join(dict.fromkeys(map(expected, kinds)))
+        raise ConfigError(f"{where} is {shortened(repr(value))}; expected {words}.") from None
     return None
 
 
-def _joined(where: str, name: str) -> str:
-    return f"{where}.{name}" if ": " in where else f"{where}: {name}"
+def kinds_of(kind: Any) -> list[Any]:
+    """Return the types of a union, without None; or the one type."""
+    members = get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)
+    return [each for each in members if each is not type(None)]
 
 
-def _members(kind: Any) -> Iterable[Any]:
-    return get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)
-
-
-def _table(kind: Any) -> Registry[Any] | None:
-    """Return the open table whose names a type takes."""
-    return next((each for each in get_args(kind)[1:] if isinstance(each, Registry)), None)
-
-
-def _expected(kind: Any) -> str:
+def expected(kind: Any) -> str:
     """Return what a type takes, in words."""
-    origin, arguments = get_origin(kind), get_args(kind)
-    if _table(kind) is not None:
-        return f"one of {', '.join(_table(kind) or ())}, or package.module:Name"
+    origin, arguments, table = get_origin(kind), get_args(kind), table_of(kind)
+    if table is not None:
+        return f"one of {', '.join(table)}, or package.module:Name"
     if origin is Annotated:
-        least = next(
-            (meta.ge for meta in arguments[1:] if isinstance(meta, msgspec.Meta) and meta.ge is not None), None
-        )
-        return _expected(arguments[0]) + ("" if least is None else f" ({least} or more)")
+        least = [meta.ge for meta in arguments[1:] if isinstance(meta, msgspec.Meta) and meta.ge is not None]
+        return expected(arguments[0]) + (f" ({least[0]} or more)" if least else "")
     if origin is Literal:
         return f"one of {', '.join(map(str, arguments))}"
-    if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+    if is_struct(kind):
         return f"a section with {', '.join(options_of(kind))}"
-    return _WORDS.get(kind) or ("a list" if origin is list else "a mapping" if origin is dict else str(kind))
+    return _WORDS.get(origin or kind) or str(kind)
 
 
 def struct_of(name: str, options: Options) -> type[msgspec.Struct]:
     """Return the options as a frozen `msgspec.Struct` that refuses unknown fields."""
     fields: list[Any] = []
     for option in options.values():
-        table = _table(option.type)
+        table = table_of(option.type)
         open_names = {"anyOf": [{"enum": list(table)}, {"pattern": ":"}]} if table is not None else None
         kind: Any = Annotated[(option.type, msgspec.Meta(description=option.help, extra_json_schema=open_names))]
-        default = option.default if option.default is REQUIRED or _plain(option.default) else None
-        fields.append((option.name, kind) if default is REQUIRED else (option.name, kind, default))
+        default = option.default if isinstance(option.default, str | int | float) else None
+        fields.append((option.name, kind) if option.default is REQUIRED else (option.name, kind, default))
     return msgspec.defstruct(name, fields, frozen=True, kw_only=True, forbid_unknown_fields=True)
-
-
-def _plain(value: object) -> bool:
-    return value is None or isinstance(value, str | int | float)
-
-
-def table_rows(options: Options, prefix: str = "") -> str:
-    """Return the rows of a Markdown table: key, type, default, meaning. Nested sections follow their key."""
-    rows = ""
-    for option in options.values():
-        default = (
-            "required" if option.default is REQUIRED else "none" if option.default is None else _code(option.default)
-        )
-        kinds = ", ".join(dict.fromkeys(_marked(each) for each in _members(option.type) if each is not type(None)))
-        rows += f"| `{prefix}{option.name}` | {kinds} | {default} | {option.help} |\n"
-        for member in _members(option.type):
-            if isinstance(member, type) and issubclass(member, msgspec.Struct):
-                rows += table_rows(options_of(member), f"{prefix}{option.name}.")
-    return rows
-
-
-def _marked(kind: Any) -> str:
-    """Return a type for the documentation."""
-    words = get_args(kind) if get_origin(kind) is Literal else _table(kind)
-    if words is not None:
-        return ", ".join(_code(word) for word in words)
-    if get_origin(kind) is Annotated:
-        return _marked(get_args(kind)[0])
-    if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
-        return "mapping"
-    return "`true`, `false`" if kind is bool else _expected(kind).removeprefix("an ").removeprefix("a ")
-
-
-def _code(value: object) -> str:
-    return f"`{value if isinstance(value, str) else json.dumps(value, default=list)}`"
 
 
 def add_arguments(parser: Any, options: Options, spelled: Mapping[str, Iterable[str]] | None = None) -> None:
@@ -263,7 +214,7 @@ def add_arguments(parser: Any, options: Options, spelled: Mapping[str, Iterable[
     and help text."""
     for option in options.values():
         flags = (spelled or {}).get(option.name) or [f"--{option.name}".replace("_", "-")]
-        kind = next(each for each in _members(option.type) if each is not type(None))
+        kind = kinds_of(option.type)[0]
         settings: dict[str, Any] = {"required": True} if option.default is REQUIRED else {"default": option.default}
         if get_origin(kind) is list:
             settings["nargs"], (kind,) = "+", get_args(kind)
@@ -281,12 +232,12 @@ def add_arguments(parser: Any, options: Options, spelled: Mapping[str, Iterable[
 
 
 def _parsed(kind: type[Any], bounded: Any, text: str) -> Any:
+    words = "expected a number."
     try:
         value = kind(text)
         check_value(value, bounded, repr(text))
     except ValueError as error:  # ConfigError is one
-        _, _, expected = (
-            str(error).partition("; ") if isinstance(error, ConfigError) else ("", "", "expected a number.")
-        )
-        raise argparse.ArgumentTypeError(f"{text!r}: {expected}") from error
+        if isinstance(error, ConfigError):
+            words = str(error).partition("; ")[2]
+        raise argparse.ArgumentTypeError(f"{text!r}: {words}") from error
     return value

@@ -14,7 +14,7 @@ _REWRITTEN_EVERY = 0.2  # seconds, on a terminal
 _BAR = 30  # columns
 
 Progress = Callable[[str, int, int], None]
-"""Called with the name of the work, what is done of it, and what there is in all."""
+"""Called with the name of the work, the amount that is done, and the amount in all."""
 T = TypeVar("T")
 
 
@@ -22,7 +22,6 @@ T = TypeVar("T")
 def progress_bar() -> Iterator[Progress]:
     """Show on stderr how much of the work is done, and the time that is left."""
     terminal = sys.stderr.isatty()
-    every = _REWRITTEN_EVERY if terminal else EVERY
     work, first, began, shown = "", 0, 0.0, 0.0
 
     def show(what: str, done: int, total: int) -> None:
@@ -30,7 +29,7 @@ def progress_bar() -> Iterator[Progress]:
         now = time.monotonic()
         if what != work:
             work, first, began, shown = what, done, now, now
-        if now - shown < every:
+        if now - shown < (_REWRITTEN_EVERY if terminal else EVERY):
             return
         shown = now
         part, rate = done / max(1, total), (done - first) / (now - began)
@@ -74,13 +73,11 @@ def elapsed(what: str) -> Iterator[Callable[[str], None]]:
 
 
 def with_progress(results: Iterable[T], total: int, what: str) -> Iterator[T]:
-    """Yield `results`, and show on a terminal how many of `total` have come."""
-    if not sys.stderr.isatty():
-        yield from results
-        return
+    """Yield `results`, and show on a terminal how many of `total` are done."""
     with progress_bar() as show:
         for number, result in enumerate(results):
-            show(what, number, total)
+            if sys.stderr.isatty():
+                show(what, number, total)
             yield result
 
 

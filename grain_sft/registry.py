@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import importlib
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, get_args
 
 from grain_sft.errors import GrainSftError
 
@@ -41,7 +41,7 @@ class Registry(Generic[Entry]):
         registration and is the better choice for configs.
 
         Raises:
-          GrainSftError: the name is taken, or contains a colon.
+          GrainSftError: The name is taken, or contains a colon.
         """
         if ":" in name or name in self._entries:
             raise self._error(f"{self._noun} {name!r}: expected a name without ':' that is not taken. Choose another.")
@@ -52,11 +52,10 @@ class Registry(Generic[Entry]):
         """Return the entry of a name.
 
         Raises:
-          GrainSftError: no entry has this name, or its module cannot be imported.
+          GrainSftError: No entry has this name, or its module cannot be imported.
         """
-        entry = self._entries.get(name) if isinstance(name, str) else None
-        if entry is None and isinstance(name, str) and ":" in name:
-            entry = name
+        outside = isinstance(name, str) and ":" in name
+        entry: Entry | str | None = name if outside else self._entries.get(name) if isinstance(name, str) else None
         if entry is None:
             near = difflib.get_close_matches(str(name), list(self._entries), n=1, cutoff=0.5)
             hint = f" Did you mean {near[0]!r}?" if near else ""
@@ -65,7 +64,7 @@ class Registry(Generic[Entry]):
             )
         if isinstance(entry, str):
             entry = self._imported(entry)
-            if name in self._entries:  # an entry from outside stays unlisted, whatever was asked for before
+            if not outside:
                 self._entries[name] = entry
         return entry
 
@@ -82,7 +81,12 @@ class Registry(Generic[Entry]):
         return name in self._entries
 
     def __iter__(self) -> Iterator[str]:
-        return (name for name in self._entries if ":" not in name)  # without entries from outside, imported by name
+        return iter(self._entries)
 
     def __len__(self) -> int:
-        return sum(1 for _ in self)
+        return len(self._entries)
+
+
+def table_of(kind: Any) -> Registry[Any] | None:
+    """Return the open table whose names a type takes: `ORDERS` of `Annotated[str, ORDERS]`."""
+    return next((each for each in get_args(kind)[1:] if isinstance(each, Registry)), None)

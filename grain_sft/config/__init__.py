@@ -45,25 +45,21 @@ def load(config: Config, *, host: Host | None = None) -> Pipeline:
     where, sections = stated(config)
     with _named(where):
         corpus, layout, sampler = (dict(sections[name]) for name in SECTIONS)
-        length = layout["sequence_length"]
-        if sampler.get("global_batch_tokens") is not None:
-            sampler["global_batch_size"] = sampler["global_batch_tokens"] // length
-        sampler.pop("global_batch_tokens", None)
-        transforms = [
-            make_entry(item, TRANSFORMS, f"{where}: transforms")
-            for item in sections.get("transforms", ["shift_targets"])
-        ]
+        tokens = sampler.pop("global_batch_tokens", None)
+        if tokens is not None:
+            sampler["global_batch_size"] = tokens // layout["sequence_length"]
+        names = sections.get("transforms", ["shift_targets"])
+        transforms = [make_entry(item, TRANSFORMS, f"{where}: transforms") for item in names]
         observers = [make_entry(item, OBSERVERS, f"{where}: observers") for item in sections.get("observers", [])]
         if corpus.get("mixture") is not None:
-            source, mixed = make_mixture(corpus, layout, sampler, where, host or Host.from_jax())
-            return Pipeline(source, mixed, transforms, audit=sections.get("audit"), observers=observers)
-        if "schedule" in sampler:
-            sampler["schedule"] = sizes_of(sampler["schedule"], length)
+            mixed = make_mixture(corpus, layout, sampler, where, host or Host.from_jax())
+            return Pipeline(*mixed, transforms, audit=sections.get("audit"), observers=observers)
         opened = make_corpus(corpus, where)
         follow_packing(layout, sampler, where)
-        one = make_source(opened, layout)
-        rows = IndexSampler(len(one), host=host or Host.from_jax(), **sampler)
-        return Pipeline(one, rows, transforms, audit=sections.get("audit"), observers=observers)
+        source = make_source(opened, layout)
+        sampler["schedule"] = sizes_of(sampler.get("schedule", []), layout["sequence_length"])
+        rows = IndexSampler(len(source), host=host or Host.from_jax(), **sampler)
+        return Pipeline(source, rows, transforms, audit=sections.get("audit"), observers=observers)
 
 
 def stated(config: Config) -> tuple[str, dict[str, Any]]:
@@ -74,15 +70,14 @@ def stated(config: Config) -> tuple[str, dict[str, Any]]:
     """
     if isinstance(config, Mapping):
         where, sections = "config", inherit("config", os.getcwd(), dict(config), ())
-    else:
-        if not isinstance(config, str | os.PathLike):
-            raise WrongTypeError(
-                f"load: config is {shortened(repr(config))} ({type(config).__name__}); expected the path of a config, or a "
-                "mapping."
-            )
+    elif isinstance(config, str | os.PathLike):
         where = files.normalize(config)
         where = where if files.is_remote(where) else os.path.abspath(where)
         sections = read(where, ())
+    else:
+        raise WrongTypeError(
+            f"load: config is {shortened(repr(config))} ({type(config).__name__}); expected the path of a config, or a mapping."
+        )
     if gpt_config.is_gpt_config(sections):
         sections = gpt_config.sections_of(sections, where)
     sections = _renamed(sections, where)
@@ -99,21 +94,17 @@ def _renamed(section: Any, where: str) -> Any:
     """Return a section with the keys of an earlier version under their new names."""
     if not isinstance(section, Mapping):
         return section
-    renamed = {}
-    for key, value in section.items():
-        if key in FORMER_KEYS:
-            warnings.warn(f"{where}: {key} is now {FORMER_KEYS[key]}.", DeprecationWarning, stacklevel=4)
-        renamed[FORMER_KEYS.get(key, key)] = _renamed(value, where)
-    return renamed
+    for key in FORMER_KEYS.keys() & section.keys():
+        warnings.warn(f"{where}: {key} is now {FORMER_KEYS[key]}.", DeprecationWarning, stacklevel=4)
+    return {FORMER_KEYS.get(key, key): _renamed(value, where) for key, value in section.items()}
 
 
 @contextlib.contextmanager
 def _named(where: str) -> Iterator[None]:
-    """Have errors name the config."""
+    """Name the config in errors."""
     try:
         yield
     except GrainSftError as error:
-        message = str(error)
-        if message.startswith(where):
+        if str(error).startswith(where):
             raise
-        raise type(error)(f"{where}: {message}") from error
+        raise type(error)(f"{where}: {error}") from error

@@ -1,14 +1,14 @@
-"""The episode-indexed loader's keys in a trainer's `GPTConfig`, taken as they are, and the sections that they mean.
+"""The episode-indexed loader's keys in a trainer's `GPTConfig`, and the sections that they mean.
 
     {"inherits": "configs/sft1/150M.json", "dataset_dir": "data/chat_sft", "epoch_seed": 42}
 
 Such a config is flat JSON. `dataset_dir`, which the trainer takes as an option, is one more key. Sections of ours may
-stand beside the keys and go before what these mean (`"sampler": {"epochs": 3}`).
+accompany the keys and override them (`"sampler": {"epochs": 3}`).
 
 A row holds `block_size + 1` tokens of an episode, the last ones where it is longer; inputs and targets are these, shifted by
 one. A step is one `get_batch`: with `grad_accum_steps` n, an optimizer's step k is steps k·n to k·n + n - 1. The
-document says that `epoch_drop_last: true` drops an epoch's incomplete batch, and so it does here; the loader that was
-published never looks at it and lets batches run on into the next epoch. To replay a run of that loader, give false.
+document says that `epoch_drop_last: true` drops an epoch's incomplete batch, and so it does here; the published loader
+ignores it and lets batches run on into the next epoch. To replay a run of that loader, give false.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from grain_sft.config.reading import DATASET_DIR, overlay
 from grain_sft.config.sections import SECTIONS, TOP
 from grain_sft.errors import ConfigError
 from grain_sft.options import REQUIRED, check_value, options_of
+from grain_sft.sampling import ORDERS
 
 TRAINERS = (
     *("vocab_size", "dataset_mode", "eos_token_id", "micro_batch_size", "eval_seed", "data_seed"),
@@ -62,46 +63,59 @@ class GPTConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 GPT_CONFIG = options_of(GPTConfig)
 
+_REPLACED_BY = {
+    DATASET_DIR: ("corpus", {"path"}),
+    "block_size": ("layout", {"sequence_length"}),
+    "batch_size": ("sampler", {"global_batch_size", "global_batch_tokens"}),
+}
+"""Section and keys that replace each required key."""
+
+_ORDERS = {"epoch": "episode", "random": "random"}
 _NEAR = 0.8  # of difflib: from here on a key that is not ours is taken for a misspelt one
 
 
 def is_gpt_config(stated: Mapping[str, Any]) -> bool:
-    """Whether it has keys of a GPTConfig, and no layout of its own kind."""
+    """Return whether a config has keys of a GPTConfig, and no layout of its own kind."""
     layout = stated.get("layout")
     return any(key in stated for key in GPT_CONFIG) and not (isinstance(layout, Mapping) and "kind" in layout)
 
 
 def sections_of(stated: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """The sections that a GPTConfig means, under those that stand beside its keys.
+    """Return the sections that a GPTConfig means, under those that accompany its keys.
 
     Raises:
-      ConfigError: a key that is needed, a value of the wrong kind, or a key that is nearly one of ours.
+      ConfigError: A required key is missing, a value has the wrong type, or a key is nearly one of ours.
     """
     ours = (*SECTIONS, *TOP)
     sections = {key: value for key, value in stated.items() if key in ours}
     _check_others([key for key in stated if key not in ours and key not in GPT_CONFIG], where)
+    keys = {key: known.default for key, known in GPT_CONFIG.items() if known.default is not REQUIRED}
+    keys.update(stated)
     for key, known in GPT_CONFIG.items():
-        if key in stated:
-            check_value(stated[key], known.type, f"{where}: {key}")
-        elif known.default is REQUIRED and not _is_stated(key, sections):
+        if key in keys:
+            check_value(keys[key], known.type, f"{where}: {key}")
+            continue
+        section, names = _REPLACED_BY[key]
+        given = sections.get(section)
+        if not isinstance(given, Mapping) or not names & given.keys():
             hint = ""
             if key == DATASET_DIR:
                 hint = f' The trainer takes it as an option; here it is {{"inherits": "{where}", "{key}": "data/chat_sft"}}.'
             raise ConfigError(f"{where}: a GPTConfig lacks the key {key!r}.{hint}")
-    defaults = {key: known.default for key, known in GPT_CONFIG.items() if known.default is not REQUIRED}
-    return overlay(_meant({**defaults, **stated}), sections)
+    return overlay(_meant(keys), sections)
 
 
 def _meant(keys: Mapping[str, Any]) -> dict[str, Any]:
-    """The sections of a GPTConfig that has all keys, or all but those that `_is_stated` lets go."""
-    draws = keys["batch_sampling_mode"] == "random"
-    corpus: dict[str, Any] = {"format": "episodes", "use_loss_mask": keys["use_loss_mask"]}
+    """Return the sections of a GPTConfig that may lack required keys."""
+    order = _ORDERS[keys["batch_sampling_mode"]]
+    endless = ORDERS[order].runs_on
+    corpus = {"format": "episodes", "use_loss_mask": keys["use_loss_mask"], "pad_token_id": keys["pad_token_id"]}
     layout = {"kind": "padded", "keep": "last", "min_tokens": keys["episode_min_tokens"]}
     sampler = {
-        "order": "random" if draws else "episode",
+        "order": order,
         "seed": keys["epoch_seed"],
-        "shuffle": draws or keys["epoch_shuffle"],
-        "last_batch": "drop" if draws or keys["epoch_drop_last"] else "run_on",
+        "shuffle": endless or keys["epoch_shuffle"],
+        "last_batch": "drop" if endless or keys["epoch_drop_last"] else "run_on",
     }
     if DATASET_DIR in keys:
         corpus["path"] = keys[DATASET_DIR]
@@ -109,21 +123,8 @@ def _meant(keys: Mapping[str, Any]) -> dict[str, Any]:
         layout["sequence_length"] = keys["block_size"] + 1
     if "batch_size" in keys:
         sampler["global_batch_size"] = keys["batch_size"]
-    corpus["pad_token_id"] = keys["pad_token_id"]
     transforms = ["shift_targets", "drop_last_position"]
     return {"corpus": corpus, "layout": layout, "sampler": sampler, "transforms": transforms}
-
-
-def _is_stated(key: str, sections: Mapping[str, Any]) -> bool:
-    """Whether a section says what the missing `key` would."""
-    places = {
-        DATASET_DIR: ("corpus", ("path",)),
-        "block_size": ("layout", ("sequence_length",)),
-        "batch_size": ("sampler", ("global_batch_size", "global_batch_tokens")),
-    }
-    section, names = places[key]
-    there = sections.get(section)
-    return isinstance(there, Mapping) and any(name in there for name in names)
 
 
 def _check_others(others: list[Any], where: str) -> None:
@@ -137,4 +138,4 @@ def _check_others(others: list[Any], where: str) -> None:
                 "one is too similar.)"
             )
     if others:
-        logging.info("%s: keys of the trainer, passed over: %s.", where, ", ".join(map(str, others)))
+        logging.info("%s: ignored keys of the trainer: %s.", where, ", ".join(map(str, others)))

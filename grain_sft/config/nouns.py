@@ -17,32 +17,34 @@ from grain_sft.registry import Registry
 from grain_sft.sampling import ORDERS, Host, Mixture, MixtureSampler, SourceOrder
 from grain_sft.source import MixtureSource, NpyDataSource
 
+Section = Mapping[str, Any]
+
 _OF_SOURCES = {*SOURCE} - {*CORPUS} | {"mixture"}
 
 
-def make_corpus(section: Mapping[str, Any], where: str) -> Corpus:
+def make_corpus(section: Section, where: str) -> Corpus:
     """Return the corpus of a section."""
-    options = dict(section)
-    pad = options.pop("pad_token_id", -1)
-    corpus = open_corpus(options.pop("path"), **options)
+    options = {key: value for key, value in section.items() if key not in ("path", "pad_token_id")}
+    corpus = open_corpus(section["path"], **options)
     if "tokenizer" in options:
         path = os.path.join(os.path.dirname(where), options["tokenizer"])
         if os.path.isfile(where) and os.path.exists(path):  # a path that starts at the config's folder
             check_tokenizer(corpus, path)
-    if pad is None and corpus.eos_token_id is None:
+    if "pad_token_id" not in section:
+        return corpus
+    pad = corpus.eos_token_id if section["pad_token_id"] is None else section["pad_token_id"]
+    if pad is None:
         raise ConfigError(
             f"{where}: corpus.pad_token_id is null, which is the id of the token that ends a document, and the corpus "
             "does not state it. Give corpus.eos_token_id, or the pad id itself."
         )
-    if "pad_token_id" in section:
-        corpus = dataclasses.replace(corpus, pad_token_id=corpus.eos_token_id if pad is None else pad)
-    return corpus
+    return dataclasses.replace(corpus, pad_token_id=pad)
 
 
-def make_source(corpus: Corpus, layout: Mapping[str, Any]) -> NpyDataSource:
+def make_source(corpus: Corpus, layout: Section) -> NpyDataSource:
     """Return the source of a section `layout`."""
-    options = dict(layout)
-    return NpyDataSource(LAYOUTS[options.pop("kind")](corpus, **options))
+    options = {key: value for key, value in layout.items() if key != "kind"}
+    return NpyDataSource(LAYOUTS[layout["kind"]](corpus, **options))
 
 
 def make_entry(item: object, table: Registry[Any], where: str) -> Any:
@@ -61,7 +63,7 @@ def make_entry(item: object, table: Registry[Any], where: str) -> Any:
 
 
 def make_mixture(
-    corpus: Mapping[str, Any], layout: Mapping[str, Any], sampler: Mapping[str, Any], where: str, host: Host
+    corpus: Section, layout: Section, sampler: Section, where: str, host: Host
 ) -> tuple[MixtureSource, MixtureSampler]:
     """Return the source and the sampler of a mixture.
 
@@ -76,14 +78,14 @@ def make_mixture(
     orders = {key: sampler[key] for key in ("order", "seed", "shuffle") if key in sampler}
     sources: dict[str, NpyDataSource] = {}
 
-    def mixture_of(section: Mapping[str, Any], defaults: Mapping[str, Any], prefix: str) -> Mixture:
+    def mixture_of(section: Section, defaults: Section, prefix: str) -> Mixture:
         made = {
             name: (keys["weight"], rows_of(keys, defaults, prefix + name)) for name, keys in section["mixture"].items()
         }
         changes = weights_of(section.get("schedule", []), {name: weight for name, (weight, _) in made.items()})
         return Mixture(made, section.get("on_exhausted", "repeat"), tuple(changes))
 
-    def rows_of(section: Mapping[str, Any], defaults: Mapping[str, Any], name: str) -> SourceOrder | Mixture:
+    def rows_of(section: Section, defaults: Section, name: str) -> SourceOrder | Mixture:
         keys = {**defaults, **{key: value for key, value in section.items() if key not in _OF_SOURCES}}
         if section.get("mixture") is not None:
             return mixture_of(section, keys, f"{name}/")
@@ -94,32 +96,29 @@ def make_mixture(
         return SourceOrder(len(source), **order)
 
     defaults = {key: value for key, value in corpus.items() if key != "mixture"}
-    schedule = sampler.get("schedule", [])
-    whole = {"mixture": corpus["mixture"], "schedule": schedule, "on_exhausted": sampler.get("on_exhausted", "repeat")}
-    mixture = mixture_of(whole, defaults, "")
+    mixture = mixture_of({**sampler, "mixture": corpus["mixture"]}, defaults, "")
     return MixtureSource(sources), MixtureSampler(
         mixture,
         global_batch_size=sampler["global_batch_size"],
         host=host,
         last_batch=sampler.get("last_batch", "drop"),
-        schedule=sizes_of(schedule, layout["sequence_length"]),
+        schedule=sizes_of(sampler.get("schedule", []), layout["sequence_length"]),
     )
 
 
-def _check_source(layout: Mapping[str, Any], order: Mapping[str, Any], where: str) -> None:
+def _check_source(layout: Section, order: Section, where: str) -> None:
     """Refuse layouts that make batches, or that order rows themselves and are given an order."""
-    algorithm = layout.get("algorithm")
-    if algorithm is None:
+    name = layout.get("algorithm")
+    if name is None:
         return
-    entry = ALGORITHMS[algorithm]
-    if entry.whole_batches:
+    if ALGORITHMS[name].whole_batches:
         raise ConfigError(
-            f"{where}: algorithm {algorithm} makes whole batches, and those of a mixture hold rows of all sources. Take "
+            f"{where}: algorithm {name} makes whole batches, and those of a mixture hold rows of all sources. Take "
             "another algorithm."
         )
-    if entry.packs_per_epoch and not ORDERS[order.get("order", "shuffle")].sequential:
+    if ALGORITHMS[name].packs_per_epoch and not ORDERS[order.get("order", "shuffle")].sequential:
         raise ConfigError(
-            f"{where}: algorithm {algorithm} orders the rows of all its epochs (layout.epochs) itself. Give the source "
+            f"{where}: algorithm {name} orders the rows of all its epochs (layout.epochs) itself. Give the source "
             "sampler: {order: sequential}."
         )
 
@@ -151,13 +150,12 @@ def follow_packing(layout: dict[str, Any], sampler: dict[str, Any], where: str) 
             f"{where}: sampler.{key} is {sampler.get(key)!r}; with layout.algorithm {name}, which orders the rows "
             f"of all its epochs (layout.epochs) itself, expected {right!r}."
         )
-    if algorithm.whole_batches:
-        rows = sampler["global_batch_size"]
-        if layout.setdefault("batch_rows", rows) != rows:
-            raise ConfigError(
-                f"{where}: layout.batch_rows is {layout['batch_rows']}, but the sampler's global batch has {rows} rows; "
-                f"{name} makes whole batches, so these are one number. Leave layout.batch_rows out."
-            )
+    rows = sampler["global_batch_size"]
+    if algorithm.whole_batches and layout.setdefault("batch_rows", rows) != rows:
+        raise ConfigError(
+            f"{where}: layout.batch_rows is {layout['batch_rows']}, but the sampler's global batch has {rows} rows; "
+            f"{name} makes whole batches, so these are one number. Leave layout.batch_rows out."
+        )
 
 
 def _take_over_order(layout: dict[str, Any], sampler: dict[str, Any], algorithm: str, where: str) -> None:
@@ -177,21 +175,20 @@ def _take_over_order(layout: dict[str, Any], sampler: dict[str, Any], algorithm:
     sampler.update(order="sequential", epochs=1)
 
 
-def sizes_of(entries: Iterable[Mapping[str, Any]], length: int) -> list[tuple[int, int]]:
+def sizes_of(entries: Iterable[Section], length: int) -> list[tuple[int, int]]:
     """Return the batches of a schedule, in rows, by step."""
     found = []
     for entry in entries:
-        if entry.get("global_batch_tokens") is not None:
-            found.append((entry["step"], entry["global_batch_tokens"] // length))
-        elif entry.get("global_batch_size") is not None:
-            found.append((entry["step"], entry["global_batch_size"]))
+        tokens = entry.get("global_batch_tokens")
+        rows = entry.get("global_batch_size") if tokens is None else tokens // length
+        if rows is not None:
+            found.append((entry["step"], rows))
     return found
 
 
-def weights_of(entries: Iterable[Mapping[str, Any]], before: Mapping[str, Any]) -> list[tuple[int, dict[str, Any]]]:
+def weights_of(entries: Iterable[Section], weights: Section) -> list[tuple[int, Section]]:
     """Return the weights of a schedule, of all sources, by step. One that an entry does not name stays."""
-    found: list[tuple[int, dict[str, Any]]] = []
-    weights = dict(before)
+    found: list[tuple[int, Section]] = []
     for entry in entries:
         if entry.get("weights") is not None:
             weights = {**weights, **entry["weights"]}

@@ -11,7 +11,6 @@ from grain_sft.layout import LAYOUTS
 from grain_sft.options import REQUIRED, Option, Options, options_of
 from grain_sft.sampling import IndexSampler, OnExhausted
 from grain_sft.storage import Remote
-from grain_sft.transforms import TRANSFORMS
 
 
 class Top(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -142,26 +141,3 @@ def all_layout_options() -> Options:
 def known_keys() -> dict[str, Options]:
     """Return the keys of each section."""
     return {"corpus": CORPUS, "layout": all_layout_options(), "sampler": SAMPLER}
-
-
-def _transform_options(name: str) -> Options:
-    transform: Any = TRANSFORMS[name]
-    return options_of(transform)
-
-
-def tables() -> dict[str, Options]:
-    """Return the tables of the page of config keys, by name."""
-    from grain_sft.config.gpt_config import GPTConfig
-
-    return {
-        "top": TOP,
-        "corpus": CORPUS,
-        "remote": options_of(Remote),
-        "layout": LAYOUT,
-        **{f"layout {kind}": options for kind in LAYOUTS if (options := layout_options(kind))},
-        "sampler": SAMPLER,
-        "source": options_of(Source),
-        "schedule": options_of(ScheduleEntry),
-        **{f"transform {name}": options for name in TRANSFORMS if (options := _transform_options(name))},
-        "GPTConfig": options_of(GPTConfig),
-    }

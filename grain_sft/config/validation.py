@@ -19,7 +19,7 @@ from grain_sft.config.sections import (
 )
 from grain_sft.errors import ConfigError, CorpusError, StorageError
 from grain_sft.layout import LAYOUTS
-from grain_sft.options import check, check_keys, options_of
+from grain_sft.options import check, check_keys, check_value, options_of
 from grain_sft.storage import RemoteOptions
 
 _SIZES = ("global_batch_size", "global_batch_tokens")
@@ -38,39 +38,37 @@ def validate(config: Mapping[str, Any], where: str) -> None:
     check_layout(layout, f"{where}: layout")
     check(sampler, SAMPLER, f"{where}: sampler")
     assert isinstance(corpus, Mapping) and isinstance(layout, Mapping) and isinstance(sampler, Mapping)
-    if corpus.get("mixture") is not None:
+    mixture, length = corpus.get("mixture"), layout["sequence_length"]
+    if mixture is not None:
         _check_mixture(corpus, layout, f"{where}: corpus.mixture")
     elif corpus.get("path") is None:
         raise ConfigError(f"{where}: corpus lacks the key 'path'.")
     _check_remote(corpus, f"{where}: corpus")
     if sum(sampler.get(key) is not None for key in _SIZES) != 1:
         raise ConfigError(f"{where}: sampler: give one of global_batch_size (in rows) and global_batch_tokens.")
-    tokens, length = sampler.get("global_batch_tokens"), layout["sequence_length"]
-    if tokens is not None:
-        _check_batch_tokens(tokens, length, f"{where}: sampler.global_batch_tokens")
-    _check_mixed(sampler, corpus.get("mixture"), where)
+    _check_batch_tokens(sampler, length, f"{where}: sampler")
+    _check_mixed(sampler, mixture is not None, f"{where}: sampler")
     if "schedule" in sampler:
-        names = corpus.get("mixture")
-        _check_schedule(sampler["schedule"], f"{where}: sampler.schedule", names=names, sizes=True, length=length)
+        _check_schedule(sampler["schedule"], f"{where}: sampler.schedule", mixture, length)
 
 
 def check_layout(layout: object, where: str) -> None:
     """Check a section `layout`, whose other options are those of its kind."""
-    if not isinstance(layout, Mapping) or not isinstance(layout.get("kind"), str):
+    if not isinstance(layout, Mapping) or "kind" not in layout:
         check(layout, all_layout_options(), where)
     assert isinstance(layout, Mapping)
     kind = layout["kind"]
-    check({key: layout[key] for key in LAYOUT if key in layout}, LAYOUT, where)
-    own = layout_options(kind)
+    check_value(kind, LAYOUT["kind"].type, f"{where}.kind")
+    options = {**LAYOUT, **layout_options(kind)}
     for key in layout:
         owners = [each for each in LAYOUTS if key in layout_options(each)]
-        if owners and key not in own and key not in LAYOUT:
-            known = ", ".join(("sequence_length", *own))
+        if owners and key not in options:
+            known = ", ".join(name for name in options if name != "kind")
             raise ConfigError(
                 f"{where}.{key} is an option of kind {' and '.join(owners)}; kind {kind} takes {known}. Take it "
                 f"out, or write kind: {owners[0]}."
             )
-    check(layout, {**LAYOUT, **own}, where)
+    check(layout, options, where)
 
 
 def _check_remote(corpus: Mapping[str, Any], where: str) -> None:
@@ -81,21 +79,17 @@ def _check_remote(corpus: Mapping[str, Any], where: str) -> None:
             raise ConfigError(f"{where}.remote: {error}") from error
 
 
-def _check_mixed(sampler: Mapping[str, Any], mixture: object, where: str) -> None:
+def _check_mixed(sampler: Mapping[str, Any], mixed: bool, where: str) -> None:
     """Refuse keys that only a mixture has, or only a single corpus."""
-    if mixture is None and "on_exhausted" in sampler:
+    if not mixed and "on_exhausted" in sampler:
+        raise ConfigError(f"{where}.on_exhausted is for a mixture; one corpus ends after its epochs. Take it out.")
+    if mixed and sampler.get("epochs") is not None:
         raise ConfigError(
-            f"{where}: sampler.on_exhausted is for a mixture of corpora; one corpus ends after its epochs. Take it out."
-        )
-    if mixture is not None and sampler.get("epochs") is not None:
-        raise ConfigError(
-            f"{where}: sampler.epochs: the sources of a mixture have epochs of their own. Give them as "
+            f"{where}.epochs: the sources of a mixture have epochs of their own. Give them as "
             "corpus.mixture.NAME.sampler.epochs, and sampler.on_exhausted."
         )
-    if mixture is not None and sampler.get("last_batch") == "run_on":
-        raise ConfigError(
-            f"{where}: sampler.last_batch is 'run_on'; the sources of a mixture always run on. Take it out."
-        )
+    if mixed and sampler.get("last_batch") == "run_on":
+        raise ConfigError(f"{where}.last_batch is 'run_on'; the sources of a mixture always run on. Take it out.")
 
 
 def _check_mixture(corpus: Mapping[str, Any], layout: Mapping[str, Any], where: str) -> None:
@@ -120,7 +114,7 @@ def _check_source(source: Mapping[str, Any], layout: Mapping[str, Any], where: s
                 raise ConfigError(f"{where}.{key}: is for the sources of a mixture. Give it to those.")
         _check_mixture(source, layout, f"{where}.mixture")
         if "schedule" in source:
-            _check_schedule(source["schedule"], f"{where}.schedule", names=source["mixture"], sizes=False, length=1)
+            _check_schedule(source["schedule"], f"{where}.schedule", source["mixture"], None)
         return
     for key in ("on_exhausted", "schedule"):
         if key in source:
@@ -128,15 +122,14 @@ def _check_source(source: Mapping[str, Any], layout: Mapping[str, Any], where: s
     if source.get("path") is None:
         raise ConfigError(f"{where} lacks the key 'path' (or 'mixture').")
     own = source.get("layout", {})
-    if own.get("kind", layout["kind"]) == layout["kind"]:
-        check_layout({**layout, **own}, f"{where}.layout")
-    else:
-        check_layout({"sequence_length": layout["sequence_length"], **own}, f"{where}.layout")
+    if own.get("kind", layout["kind"]) != layout["kind"]:
+        layout = {"sequence_length": layout["sequence_length"]}
+    check_layout({**layout, **own}, f"{where}.layout")
     check(source.get("sampler", {}), SOURCE_SAMPLER, f"{where}.sampler", require=False)
 
 
 def _check_schedule(
-    entries: list[Mapping[str, Any]], where: str, *, names: Iterable[str] | None, sizes: bool, length: int
+    entries: list[Mapping[str, Any]], where: str, names: Iterable[str] | None, length: int | None
 ) -> None:
     """Check the entries of a schedule.
 
@@ -144,10 +137,9 @@ def _check_schedule(
       entries: Schedule, whose types are checked.
       where: Config and path of the schedule, for messages.
       names: Names of the sources of a mixture, whose weights may change; None without a mixture.
-      sizes: Whether the batch may change.
-      length: Tokens of a row.
+      length: Tokens of a row; None where the batch may not change.
     """
-    left_out = (*(() if sizes else _SIZES), *(("weights",) if names is None else ()))
+    left_out = (*(_SIZES if length is None else ()), *(("weights",) if names is None else ()))
     known = [name for name in options_of(ScheduleEntry) if name not in left_out]
     if not entries:
         raise ConfigError(f"{where} is []; expected a list of entries with {', '.join(known)}.")
@@ -164,21 +156,22 @@ def _check_schedule(
         given = [key for key in known[1:] if entry.get(key) is not None]
         if not given or set(_SIZES) <= set(given):
             raise ConfigError(f"{at}: give what changes at step {last}: {', '.join(known[1:])}; of the sizes, one.")
-        if "global_batch_tokens" in given:
-            _check_batch_tokens(entry["global_batch_tokens"], length, f"{at}.global_batch_tokens")
+        _check_batch_tokens(entry, length, at)
         if "weights" in given and names is not None:
             check_keys(entry["weights"], names, f"{at}.weights")
 
 
-def _check_batch_tokens(tokens: int, length: int, where: str) -> None:
+def _check_batch_tokens(section: Mapping[str, Any], length: int | None, where: str) -> None:
     """Check that a batch given in tokens is whole rows of `length` tokens, as OLMo-core does."""
+    tokens = section.get("global_batch_tokens")
+    if tokens is None or length is None:
+        return
+    where = f"{where}.global_batch_tokens is {tokens}"
     if length < 1 or tokens < length:
-        raise ConfigError(
-            f"{where} is {tokens}, less than one row of layout.sequence_length={length}. Give {length} or more."
-        )
+        raise ConfigError(f"{where}, less than one row of layout.sequence_length={length}. Give {length} or more.")
     rows, over = divmod(tokens, length)
     if over:
         raise ConfigError(
-            f"{where} is {tokens}, which is {rows} rows of layout.sequence_length={length} and {over} tokens. Expected whole "
-            f"rows. Give {rows * length} or {(rows + 1) * length}."
+            f"{where}, which is {rows} rows of layout.sequence_length={length} and {over} tokens. Expected whole rows. "
+            f"Give {rows * length} or {(rows + 1) * length}."
         )

@@ -5,7 +5,7 @@ import importlib.util
 import doc_pages as pages
 import pytest
 
-from grain_sft.config.sections import SECTIONS, tables
+from grain_sft.config.sections import SECTIONS
 from grain_sft.errors import CorpusError
 from grain_sft.options import options_of
 from grain_sft.storage import Remote, RemoteOptions
@@ -26,8 +26,8 @@ def test_the_tables_of_the_page_are_those_of_the_code():
 
 def test_every_table_of_keys_is_on_the_page_and_explains_every_key():
     page = pages.read("config.md")
-    assert {*SECTIONS, "top"} <= set(tables())
-    for name, options in tables().items():
+    assert {*SECTIONS, "top"} <= set(config_page().tables())
+    for name, options in config_page().tables().items():
         assert page.count(f"<!-- keys: {name} -->") == 1
         for option in options.values():
             assert option.help.endswith("."), (name, option)
