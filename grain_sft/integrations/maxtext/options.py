@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from grain_sft.errors import ConfigError
+from grain_sft.options import check, options_of
 
 PREFIX = "grain_sft_"
 
@@ -34,18 +34,16 @@ class Options:
         """Return the options of texts by name.
 
         Raises:
-          ConfigError: an unknown name, or a value that is neither true nor false.
+          ConfigError: An unknown name, or a value that is neither true nor false.
         """
-        kinds = {field.name: field.type for field in dataclasses.fields(cls)}
+        declaration: Any = cls
+        known, words = options_of(declaration), {"true": True, "false": False}
         values: dict[str, Any] = dict(given)
-        for name, text in given.items():
-            if name not in kinds:
-                near = difflib.get_close_matches(name, kinds, n=1, cutoff=0.0)[0]
-                raise ConfigError(f"unknown key {PREFIX}{name}. The nearest key is {PREFIX}{near}.")
-            if kinds[name] == "bool":
-                if text.lower() not in ("true", "false"):
-                    raise ConfigError(f"{PREFIX}{name}={text}: expected true or false.")
-                values[name] = text.lower() == "true"
+        for name in known.keys() & given.keys():
+            if known[name].type is bool:
+                values[name] = words.get(given[name].lower(), given[name])
+        prefixed = {PREFIX + name: option for name, option in known.items()}
+        check({PREFIX + name: value for name, value in values.items()}, prefixed, "options of grain_sft")
         return cls(**values)
 
     @classmethod
