@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from tokenizer_makers import byte_level_json, metaspace_json, save_huggingface
@@ -31,6 +31,11 @@ class Style:
     system: bool = True
     tokenizer: str = "llama3"
     ordinary: tuple[str, ...] = ()
+
+    def said(self, messages: Sequence[Mapping[str, str]]) -> str:
+        """What the assistant says, with what ends its turns."""
+        said = [self.seen(message["content"]) for message in messages if message["role"] == "assistant"]
+        return "".join(f"{text}{self.ends[0]}" for text in said[:-1]) + said[-1] + self.ends[1]
 
     def load(self, folder: Path) -> HuggingFaceTokenizer:
         """The tokenizer, trained, saved and loaded."""
@@ -140,14 +145,8 @@ MISTRAL = """{{ bos_token }}{% for message in messages %}\
 {% elif message['role'] == 'system' %}{{ '[SYSTEM_PROMPT]' + message['content'] + '[/SYSTEM_PROMPT]' }}{% else %}\
 {{ message['content'] + eos_token }}{% endif %}{% endfor %}"""
 
-_HEADERS = (
-    "<|begin_of_text|>",
-    "<|start_header_id|>",
-    "<|end_header_id|>",
-    "<|eot_id|>",
-    "<|eom_id|>",
-    "<|python_tag|>",
-)
+_HEADERS = ("<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "<|eom_id|>")
+_HEADERS += ("<|python_tag|>",)
 _GLM = ("<|endoftext|>", "[gMASK]", "<sop>", "<|system|>", "<|user|>", "<|assistant|>")
 _BOS, _EOS = "<s>", "</s>"
 

@@ -12,11 +12,11 @@ from typing import Any
 from tokenizer_makers import (
     PRIMER_TOKENS,
     byte_level_json,
-    corpus,
     metaspace_json,
     save_huggingface,
     save_sentencepiece,
     save_tiktoken,
+    trained,
 )
 
 CHATML = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
@@ -48,14 +48,9 @@ def makers() -> Iterator[Maker]:
 
 
 def _byte_level() -> Iterator[Maker]:
-    flags: dict[str, dict[str, Any]] = {
-        "plain": {},
-        "normalized": {"normalized": True},
-        "lstrip": {"lstrip": True},
-        "rstrip": {"rstrip": True},
-        "single": {"single_word": True},
-        "both": {"lstrip": True, "rstrip": True, "normalized": True},
-    }
+    flags = {name: {name: True} for name in ("normalized", "lstrip", "rstrip")}
+    flags = {"plain": {}, **flags, "single": {"single_word": True}}
+    flags["both"] = {"lstrip": True, "rstrip": True, "normalized": True}
     for kind, special in (("gpt2", CHATML), ("llama3", LLAMA3), ("llama3", GEMMA), ("gpt2", (*OTHERS, *CHATML))):
         for flag, values in flags.items():
             if flag in ("plain", "normalized", "rstrip") or kind == "gpt2":
@@ -126,28 +121,21 @@ def _changed(content: str, flags: dict[str, Any], normalizer: Any) -> str:
 
 def unigram_json(special: tuple[str, ...]) -> str:
     """A Unigram model as T5 and XLM-R have: the control tokens are pieces of it, too."""
-    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     made = Tokenizer(models.Unigram())
     made.pre_tokenizer = pre_tokenizers.Metaspace()
     made.decoder = decoders.Metaspace()
-    trainer = trainers.UnigramTrainer(
-        vocab_size=300, special_tokens=list(special), unk_token="<unk>", show_progress=False
-    )
-    made.train_from_iterator(corpus(), trainer)
-    made.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in special])
-    return str(made.to_str())
+    options = {"special_tokens": list(special), "show_progress": False}
+    return trained(made, trainers.UnigramTrainer(vocab_size=300, unk_token="<unk>", **options), special)
 
 
 def wordpiece_json(special: tuple[str, ...]) -> str:
     """A model as BERT has, which makes everything lower case."""
-    from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers, trainers
+    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 
     made = Tokenizer(models.WordPiece(unk_token="[UNK]"))
     made.normalizer = normalizers.BertNormalizer()
     made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    made.train_from_iterator(
-        corpus(), trainers.WordPieceTrainer(vocab_size=400, special_tokens=list(special), show_progress=False)
-    )
-    made.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in special])
-    return str(made.to_str())
+    options = {"special_tokens": list(special), "show_progress": False}
+    return trained(made, trainers.WordPieceTrainer(vocab_size=400, **options), special)

@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from grain_sft.prepare import Tokenizer
+from grain_sft.prepare import (
+    TEMPLATES,
+    Conversation,
+    TemplateOptions,
+    Tokenizer,
+    parse_record,
+    render,
+    train_tokenizer,
+)
 
 EOT = "<|end_of_turn|>"
 BLOCKS = ("system", "user", "assistant", "user_context", "assistant_context", "toolcall", "toolresult", "think", "cite")
@@ -59,14 +68,6 @@ def whole_openchat(record: dict[str, Any]) -> list[Run]:
     return runs
 
 
-def episode(record: dict[str, Any]) -> list[Run]:
-    return list(_tagged(record, ""))
-
-
-def episode_tool(record: dict[str, Any]) -> list[Run]:
-    return list(_tagged(record, "\n"))
-
-
 def _tagged(record: dict[str, Any], end: str) -> Iterator[Run]:
     if record.get("system"):
         yield f"<myPT_system>{record['system']}</myPT_system>{end}", 0
@@ -81,8 +82,8 @@ def _tagged(record: dict[str, Any], end: str) -> Iterator[Run]:
         if role == "assistant_toolcall":
             call = json.dumps({"name": message["name"], **message.get("arguments", {})}, ensure_ascii=False)
             role, text = "assistant", f"<myPT_toolcall>{call}</myPT_toolcall>"
-        elif role == "toolresult" and not is_json_text(text):
-            text = json.dumps(text, ensure_ascii=False)
+        elif role == "toolresult":
+            text = _tool_result(text)
         yield f"<myPT_{role}>", 0
         yield f"{before}{text}{after}</myPT_{role}>", by_assistant({**message, "role": role})
         yield end, 0
@@ -94,23 +95,20 @@ def _block(name: str, text: str | None) -> str:
     return f"<myPT_{name}>{text}</myPT_{name}>" if text else ""
 
 
-def is_json_text(value: Any) -> bool:
-    if not isinstance(value, str):
-        return False
+def _tool_result(value: Any) -> str:
+    """A text that is JSON unchanged, anything else as JSON."""
     try:
         json.loads(value)
-    except ValueError:
-        return False
-    return True
+    except (TypeError, ValueError):
+        return json.dumps(value, ensure_ascii=False)
+    return str(value)
 
 
 def olmo(record: dict[str, Any]) -> list[Run]:
-    runs: list[Run] = []
-    for number, message in enumerate(record["messages"], 1):
-        loss = by_assistant(message)
-        last = message["role"] == "assistant" and number == len(record["messages"])
-        runs += [(f"<|im_start|>{message['role'].replace('toolresult', 'tool')}\n", 0), (message["content"], loss)]
-        runs += [("<|endoftext|>", loss)] if last else [("<|im_end|>", loss), ("\n", 0)]
+    """ChatML whose last turn of the assistant ends in EOS."""
+    runs = hf(record)
+    if record["messages"][-1]["role"] == "assistant":
+        runs[-2:] = [("<|endoftext|>", runs[-2][1])]
     return runs
 
 
@@ -118,13 +116,8 @@ def hf(record: dict[str, Any]) -> list[Run]:
     """ChatML, the template that this test gives the tokenizer: nothing is trimmed."""
     runs: list[Run] = []
     for message in record["messages"]:
-        loss = by_assistant(message)
-        runs += [
-            (f"<|im_start|>{message['role'].replace('toolresult', 'tool')}\n", 0),
-            (message["content"], loss),
-            ("<|im_end|>", loss),
-            ("\n", 0),
-        ]
+        loss, role = by_assistant(message), message["role"].replace("toolresult", "tool")
+        runs += [(f"<|im_start|>{role}\n", 0), (message["content"], loss), ("<|im_end|>", loss), ("\n", 0)]
     return runs
 
 
@@ -145,11 +138,25 @@ def spelled(tokenizer: Tokenizer, tokens: Any, loss: Any) -> list[Run]:
     ]
 
 
-REFERENCES = {
+REFERENCES: dict[str, Callable[[dict[str, Any]], list[Run]]] = {
     "primer": primer,
     "openchat": openchat,
-    "episode": episode,
-    "episode_tool": episode_tool,
+    "episode": lambda record: list(_tagged(record, "")),
+    "episode_tool": lambda record: list(_tagged(record, "\n")),
     "olmo": olmo,
     "hf": hf,
 }
+
+
+def save_trained(folder: Path) -> Path:
+    """A SentencePiece model with the special tokens of every template."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "spm.model"
+    path.write_bytes(train_tokenizer([f"the question and the answer, word {n}" for n in range(100)], 450, SPECIAL))
+    return path
+
+
+def render_one(tokenizer: Tokenizer, name: str, record: Any, **options: Any) -> Any:
+    """What a template makes of one record: its document, or a RecordError."""
+    conversation = record if isinstance(record, Conversation) else parse_record(record)
+    return render(TEMPLATES[name], [conversation], tokenizer, TemplateOptions(**options))[0]

@@ -8,11 +8,10 @@ from typing import Any
 import pytest
 from chat_styles import CHATML, GEMMA, GENERATION, GLM, LLAMA2, LLAMA3, QWEN
 from hostile_tokenizers import Maker, makers
+from template_rules import render_one
 
 from grain_sft.errors import PrepareError, RecordError
-from grain_sft.prepare.records.schema import parse_record
-from grain_sft.prepare.templates import TEMPLATES, TemplateOptions, render
-from grain_sft.prepare.tokenizers import load_tokenizer
+from grain_sft.prepare import TEMPLATES, TemplateOptions, load_tokenizer, parse_record, render
 
 pytest.importorskip("transformers")
 jinja2 = pytest.importorskip("jinja2")
@@ -56,30 +55,9 @@ def fragments(control: tuple[str, ...]) -> list[str]:
     part = [chr(ord(text[0]) + 0xFEE0) + text[1:] for text in spellings]
     accents = [f"{text[:1]}\u0338{text[1:]}" for text in spellings]
     cases = [changed for text in spellings for changed in (text.upper(), text.title())]
-    odd = [
-        "\ue0000\ue001",
-        "\ue0001\ue001",
-        "\U000f0000" + "0" + "\U000f0001",
-        "\U00020001",
-        "\U00020000",
-        "\U00100000",
-    ]
-    plain = [
-        "hello",
-        " ",
-        "\n",
-        "",
-        "ß",
-        "\ufb01",
-        "x" * 9,
-        "1",
-        "<think>\na\n</think>\n",
-        "漢字",
-        "👩‍👩‍👧",
-        "im_end",
-        "/s",
-        "user",
-    ]
+    odd = ["\ue0000\ue001", "\ue0001\ue001", "\U000f00000\U000f0001", "\U00020001", "\U00020000", "\U00100000"]
+    plain = ["hello", " ", "\n", "", "ß", "\ufb01", "x" * 9, "1", "<think>\na\n</think>\n", "漢字", "👩‍👩‍👧"]
+    plain += ["im_end", "/s", "user"]
     return [*spellings * 2, *wide, *part, *accents, *cases, *odd, *plain]
 
 
@@ -117,17 +95,19 @@ def hostile_chat(rng: random.Random, pool: list[str], control: tuple[str, ...], 
     if template == "text":
         return {"text": text()}
     record: dict[str, Any] = {"messages": messages}
+    if template == "openchat" and rng.random() < 0.5:
+        record = {"items": messages, "condition": text()}
     if template not in ("gemma", "llama2") and rng.random() < 0.3:
         record["system"] = text()
-    if template == "openchat" and rng.random() < 0.5:
-        record = {
-            "items": messages,
-            "condition": text(),
-            **({"system": record["system"]} if "system" in record else {}),
-        }
     if rich and rng.random() < 0.3:
         record["tools"] = [{"type": "function", "function": {"name": text(), "description": text()}}]
     return record
+
+
+KNOWN_KEYS = {
+    *("role", "content", "name", "messages", "items", "system", "tools", "condition", "type", "function", "arguments"),
+    *("reasoning_content", "tool_calls", "description", "context", "think", "cite", "text"),
+}
 
 
 def harmless(value: Any, key: str = "") -> Any:
@@ -135,21 +115,7 @@ def harmless(value: Any, key: str = "") -> Any:
     if isinstance(value, str):
         return value if key in ("role", "type") else "".join(each if each.isspace() else "x" for each in value)
     if isinstance(value, dict):
-        known = {
-            "role",
-            "content",
-            "name",
-            "messages",
-            "items",
-            "system",
-            "tools",
-            "condition",
-            "type",
-            "function",
-            "arguments",
-        }
-        known |= {"reasoning_content", "tool_calls", "description", "context", "think", "cite", "text"}
-        return {k if k in known else harmless(k): harmless(v, k) for k, v in value.items()}
+        return {k if k in KNOWN_KEYS else harmless(k): harmless(v, k) for k, v in value.items()}
     return [harmless(entry) for entry in value] if isinstance(value, list) else value
 
 
@@ -166,30 +132,24 @@ def attack(maker: Maker, folder: Any, count: int, seed: int) -> dict[str, int]:
     assert {tokenizer.token_id(text) for text in maker.control} <= set(tokenizer.special_tokens.values())
     pool = fragments(maker.control)
     names = [*JINJA, *OTHERS]
-    tally = {"chats": 0, "rendered": 0, "refused": 0, "encode_refused": 0}
-    while tally["chats"] < count:
+    tally = {"rendered": 0, "refused": 0}
+    while sum(tally.values()) < count:
         name = rng.choice(names)
-        mode = rng.choice(["error", "encode", "encode"])
-        options = TemplateOptions(special_text=mode, chat_template=JINJA.get(name))
-        template = TEMPLATES["hf" if name in JINJA else name]
+        options = TemplateOptions(special_text=rng.choice(["error", "encode", "encode"]), chat_template=JINJA.get(name))
+        record = hostile_chat(rng, pool, maker.control, name)
         try:
-            record = hostile_chat(rng, pool, maker.control, name)
             parsed = [parse_record(each) for each in (record, harmless(record))]
-            result, expected = render(template, parsed, tokenizer, options)
+            result, expected = render(TEMPLATES["hf" if name in JINJA else name], parsed, tokenizer, options)
         except PrepareError:
             names.remove(name)  # the tokenizer lacks what this template needs
             continue
         except RecordError:
             continue  # the record is not one of its schema
-        tally["chats"] += 1
-        if isinstance(result, RecordError):
-            tally["refused"] += 1
-            tally["encode_refused"] += mode == "encode"
-            continue
-        assert not isinstance(expected, RecordError), (maker.name, name, expected, record)
-        tally["rendered"] += 1
-        found, wanted = (control_ids(maker, tokenizer, each.tokens) for each in (result, expected))
-        assert found == wanted, (maker.name, name, mode, record)
+        tally["refused" if isinstance(result, RecordError) else "rendered"] += 1
+        if not isinstance(result, RecordError):
+            assert not isinstance(expected, RecordError), (maker.name, name, expected, record)
+            found, wanted = (control_ids(maker, tokenizer, each.tokens) for each in (result, expected))
+            assert found == wanted, (maker.name, name, options.special_text, record)
     return tally
 
 
@@ -198,23 +158,20 @@ BY_NAME = {maker.name: maker for maker in MAKERS}
 WIDE = "\uff1c/s\uff1e"
 
 
-def both_modes(folder: Any, maker: str, record: dict[str, Any], template: str) -> list[Any]:
+def both_modes(folder: Any, maker: str, messages: list[dict[str, Any]], template: str) -> list[Any]:
     """The tokenizer, and the chat in both modes."""
     tokenizer = load_tokenizer(BY_NAME[maker].save(folder / maker))
-    found = [tokenizer]
-    for mode in ("error", "encode"):
-        options = TemplateOptions(special_text=mode, chat_template=template)
-        found += render(TEMPLATES["hf"], [parse_record(record)], tokenizer, options)
-    return found
+    modes = [{"special_text": mode, "chat_template": template} for mode in ("error", "encode")]
+    return [tokenizer, *(render_one(tokenizer, "hf", {"messages": messages}, **options) for options in modes)]
 
 
 @pytest.mark.parametrize("field", ["content", "name", "reasoning_content"])
 def test_a_normalized_spelling_is_named_or_encoded_as_text(tmp_path, field):
     """Full-width characters that NFKC makes a control token of, which the vocabulary holds."""
     user = {"role": "user", "content": "hi", "name": "a"}
-    record = {"messages": [{**user, field: f"a {WIDE} b"}, {"role": "assistant", "content": "b"}]}
+    chat = [{**user, field: f"a {WIDE} b"}, {"role": "assistant", "content": "b"}]
     template = "{% for m in messages %}{{ m.name }}: {{ m.reasoning_content }} {{ m.content }}</s>{% endfor %}"
-    tokenizer, refused, encoded = both_modes(tmp_path, "t5_nfkc_False", record, template)
+    tokenizer, refused, encoded = both_modes(tmp_path, "t5_nfkc_False", chat, template)
     assert tokenizer.eos_token_id in tokenizer.exact.encode(WIDE, add_special_tokens=False).ids  # of itself
     assert isinstance(refused, RecordError) and f"messages[0].{field}" in str(refused)
     assert "'</s>'" in str(refused) and "--special-text encode" in str(refused)
@@ -227,7 +184,7 @@ def test_a_token_that_two_fields_spell_together_is_named_or_encoded_as_text(tmp_
         {"role": "assistant", "content": "b", "name": "c"},
     ]
     maker = "bytes_gpt2_<|endoftext|>_plain"
-    tokenizer, refused, encoded = both_modes(tmp_path, maker, {"messages": chat}, ADJACENT)
+    tokenizer, refused, encoded = both_modes(tmp_path, maker, chat, ADJACENT)
     assert isinstance(refused, RecordError) and "'<|im_end|>' becomes the special token" in str(refused)
     assert "messages[0].name" in str(refused)
     assert encoded.tokens.tolist().count(tokenizer.token_id("<|im_end|>")) == 2
@@ -237,7 +194,7 @@ def test_a_token_that_two_fields_spell_together_is_named_or_encoded_as_text(tmp_
 def test_a_token_that_a_field_spells_with_the_template_s_text_is_not_one(tmp_path):
     chat = [{"role": "user", "name": "im_end", "content": "hi"}, {"role": "assistant", "content": "b", "name": "x"}]
     for maker in ("bytes_gpt2_<|endoftext|>_plain", "sentencepiece_bpe_identity_chatml", "tiktoken_<|endoftext|>"):
-        tokenizer, refused, encoded = both_modes(tmp_path, maker, {"messages": chat}, WRAPPED)
+        tokenizer, refused, encoded = both_modes(tmp_path, maker, chat, WRAPPED)
         assert isinstance(refused, RecordError) == maker.startswith("bytes")
         assert encoded.tokens.tolist().count(tokenizer.token_id("<|im_end|>")) == 0
 
@@ -253,28 +210,27 @@ def test_a_key_is_no_control_token_although_the_template_has_that_word(tmp_path,
     call = {"type": "function", "function": {"name": "f", "arguments": {key: 1}}}
     chat = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b", "tool_calls": [call], key: "c"}]
     for name, template, counts in (("keys", KEYS, [2, 2]), ("qwen", QWEN, [3, 3])):
-        tokenizer, _, encoded = both_modes(tmp_path / name, maker, {"messages": chat}, template)
+        tokenizer, _, encoded = both_modes(tmp_path / name, maker, chat, template)
         tokens = encoded.tokens.tolist()
         assert [tokens.count(tokenizer.token_id(text)) for text in CONTROL_TOKENS] == counts
 
 
 @pytest.mark.parametrize("flag", ["normalized", "lstrip", "rstrip", "both"])
 def test_ordinary_chats_are_as_the_tokenizer_encodes_them_whatever_its_flags(tmp_path, flag):
-    record = {"messages": [{"role": "user", "content": " hi\n"}, {"role": "assistant", "content": "\n b "}]}
-    tokenizer, one, other = both_modes(tmp_path, f"bytes_gpt2_<|endoftext|>_{flag}", record, CHATML)
+    chat = [{"role": "user", "content": " hi\n"}, {"role": "assistant", "content": "\n b "}]
+    tokenizer, one, other = both_modes(tmp_path, f"bytes_gpt2_<|endoftext|>_{flag}", chat, CHATML)
     text = "<|im_start|>user\n hi\n<|im_end|>\n<|im_start|>assistant\n\n b <|im_end|>\n"
     assert one.tokens.tolist() == other.tokens.tolist() == tokenizer.exact.encode(text, add_special_tokens=False).ids
 
 
-@pytest.mark.parametrize("maker", MAKERS[::11], ids=lambda maker: maker.name)
-def test_hostile_text_becomes_no_control_token(maker, tmp_path):
-    tally = attack(maker, tmp_path, 40, 1)
-    assert tally["rendered"] > 10
-
-
-@pytest.mark.heavy
-@pytest.mark.parametrize("maker", MAKERS, ids=lambda maker: maker.name)
-def test_many_hostile_texts_become_no_control_token(maker, tmp_path):
-    tally = attack(maker, tmp_path, 700, 2)
-    assert tally["rendered"] > 200
+@pytest.mark.parametrize(
+    ("maker", "count", "seed"),
+    [
+        *(pytest.param(maker, 40, 1, id=maker.name) for maker in MAKERS[::11]),
+        *(pytest.param(maker, 700, 2, id=f"many {maker.name}", marks=pytest.mark.heavy) for maker in MAKERS),
+    ],
+)
+def test_hostile_text_becomes_no_control_token(maker, count, seed, tmp_path):
+    tally = attack(maker, tmp_path, count, seed)
+    assert tally["rendered"] > count / 4
     print(f"TALLY {maker.name} {tally}")

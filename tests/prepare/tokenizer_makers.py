@@ -6,6 +6,7 @@ import functools
 import io
 import json
 from pathlib import Path
+from typing import Any
 
 import sentencepiece
 
@@ -89,27 +90,27 @@ def save_sentencepiece(folder: Path, **options: object) -> Path:
 @functools.cache
 def byte_level_json(special: tuple[str, ...], *, ordinary: tuple[str, ...] = (), style: str = "gpt2") -> str:
     """A byte-level BPE `tokenizer.json`, as GPT-2, Llama 3, Qwen and OLMo have."""
-    from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
     made = Tokenizer(models.BPE())
     if style == "gpt2":
         made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
         made.post_processor = processors.ByteLevel(trim_offsets=True)
     else:
-        pattern = (
-            r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+"
-        )
-        made.pre_tokenizer = pre_tokenizers.Sequence(
-            [
-                pre_tokenizers.Split(Regex(pattern), "isolated"),
-                pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-            ]
-        )
+        split = pre_tokenizers.Split(Regex(TIKTOKEN_PATTERN), "isolated")
+        by_byte = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        made.pre_tokenizer = pre_tokenizers.Sequence([split, by_byte])
         made.post_processor = processors.ByteLevel(trim_offsets=False)
     made.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=500, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
-    )
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=500, initial_alphabet=alphabet, show_progress=False)
+    return trained(made, trainer, special, ordinary)
+
+
+def trained(made: Any, trainer: Any, special: tuple[str, ...], ordinary: tuple[str, ...] = ()) -> str:
+    """The `tokenizer.json` of a tokenizer that is trained and then given its added tokens."""
+    from tokenizers import AddedToken
+
     made.train_from_iterator(corpus(), trainer)
     made.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in special])
     made.add_tokens([AddedToken(text, special=False, normalized=False) for text in ordinary])
@@ -121,25 +122,17 @@ def metaspace_json(special: tuple[str, ...], *, scheme: str = "first") -> str:
     """A BPE `tokenizer.json` with byte fallback and spaces as `▁`, as Llama 2 and Gemma have."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
-    trained = Tokenizer(models.BPE())
-    trained.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=scheme)
+    bare = Tokenizer(models.BPE())
+    bare.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=scheme)
     specials = ["<unk>", *special]
-    trainer = trainers.BpeTrainer(
-        vocab_size=700, special_tokens=[*specials, *(f"<0x{byte:02X}>" for byte in range(256))], show_progress=False
-    )
-    trained.train_from_iterator(corpus(), trainer)
-    content = json.loads(trained.to_str())
+    pieces = [*specials, *(f"<0x{byte:02X}>" for byte in range(256))]
+    bare.train_from_iterator(corpus(), trainers.BpeTrainer(vocab_size=700, special_tokens=pieces, show_progress=False))
+    content = json.loads(bare.to_str())
     content["added_tokens"] = []
     content["model"].update(byte_fallback=True, unk_token="<unk>", fuse_unk=True)
     made = Tokenizer.from_str(json.dumps(content))
-    made.decoder = decoders.Sequence(
-        [
-            decoders.Replace("▁", " "),
-            decoders.ByteFallback(),
-            decoders.Fuse(),
-            *([decoders.Strip(" ", 1, 0)] if scheme != "never" else []),
-        ]
-    )
+    strip = [decoders.Strip(" ", 1, 0)] if scheme != "never" else []
+    made.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), *strip])
     made.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in specials])
     if "<s>" in special:
         made.post_processor = processors.TemplateProcessing(
@@ -148,30 +141,19 @@ def metaspace_json(special: tuple[str, ...], *, scheme: str = "first") -> str:
     return str(made.to_str())
 
 
-def save_huggingface(
-    folder: Path,
-    serialized: str,
-    *,
-    chat_template: str | None = None,
-    bos: str | None = None,
-    eos: str | None = None,
-    pad: str | None = None,
-) -> Path:
-    """A directory as `save_pretrained` would write it."""
+def save_huggingface(folder: Path, serialized: str, *, chat_template: str | None = None, **named: str | None) -> Path:
+    """A directory as `save_pretrained` would write it; `named` gives bos, eos and pad."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "tokenizer.json").write_text(serialized, encoding="utf-8")
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
-        "bos_token": bos,
-        "eos_token": eos,
-        "pad_token": pad,
+        **{f"{name}_token": named.get(name) for name in ("bos", "eos", "pad")},
         "clean_up_tokenization_spaces": False,
         "chat_template": chat_template,
         "model_max_length": 1_000_000,
     }
-    (folder / "tokenizer_config.json").write_text(
-        json.dumps({key: value for key, value in config.items() if value is not None}), encoding="utf-8"
-    )
+    given = {key: value for key, value in config.items() if value is not None}
+    (folder / "tokenizer_config.json").write_text(json.dumps(given), encoding="utf-8")
     return folder
 
 

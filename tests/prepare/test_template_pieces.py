@@ -1,0 +1,300 @@
+"""primer, openchat, episode, episode_tool: tokens and loss by their specifications, written out by hand."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from template_rules import EOT, TAGS, render_one, spelled
+from tokenizer_makers import (
+    ODD_TEXTS,
+    PRIMER_TOKENS,
+    byte_level_json,
+    metaspace_json,
+    save_huggingface,
+    save_sentencepiece,
+)
+
+from grain_sft.errors import PrepareError, RecordError
+from grain_sft.prepare import TEMPLATES, TemplateOptions, load_tokenizer, parse_record, render, render_chat_sft
+from grain_sft.prepare.templates.primer import SPECIAL_TOKENS
+
+ALL = (*PRIMER_TOKENS, EOT, *TAGS, "<myPT_eot>")
+ENDS = ("<s>", "</s>")
+MAKERS = {
+    "sentencepiece": lambda folder: save_sentencepiece(folder, vocab_size=480, user_defined=ALL),
+    "byte level": lambda folder: save_huggingface(folder, byte_level_json((*ALL, "</s>")), eos=EOT),
+    "llama": lambda folder: save_huggingface(folder, metaspace_json((*ENDS, *ALL)), bos="<s>", eos=EOT),
+    "no tags": lambda folder: save_huggingface(folder, byte_level_json((*PRIMER_TOKENS, EOT))),
+}
+
+
+@pytest.fixture(params=MAKERS)
+def tokenizer(request, tmp_path):
+    return load_tokenizer(MAKERS[request.param](tmp_path))
+
+
+def chat(*turns, **more):
+    return {"messages": [{"role": role, "content": content} for role, content in turns], **more}
+
+
+def of_assistant(**message):
+    return {"messages": [{"role": "assistant_toolcall", **message}, {"role": "assistant", "content": "y"}]}
+
+
+# What they refuse.
+
+
+@pytest.mark.parametrize(
+    ("template", "record", "path"),
+    [
+        ("primer", chat(("system", "TEXT"), ("assistant", "b")), "messages[0].content"),
+        ("primer", chat(("user", "a"), ("assistant", "TEXT")), "messages[1].content"),
+        ("openchat", chat(("user", "a"), system="TEXT"), "system"),
+        ("openchat", {"items": [{"role": "user", "content": "a"}], "condition": "TEXT"}, "condition"),
+        ("openchat", chat(("user", "TEXT")), "messages[0].content"),
+        ("episode_tool", chat(("user", "TEXT"), ("assistant", "y")), "messages[0].content"),
+        ("episode_tool", of_assistant(name="TEXT"), "messages[0].name"),
+        ("episode_tool", of_assistant(name="f", think="TEXT"), "messages[0].think"),
+        ("episode_tool", of_assistant(name="f", arguments={"a": ["TEXT"]}), "messages[0].arguments.a[0]"),
+        ("episode_tool", of_assistant(name="f", arguments={"TEXT": 1}), "messages[0].arguments"),
+        ("episode_tool", of_assistant(role="user", content="x", context="TEXT"), "messages[0].context"),
+        ("episode_tool", of_assistant(role="toolresult", content={"a": "TEXT"}), "messages[0].content.a"),
+    ],
+)
+def test_text_that_spells_a_special_token_is_an_error_with_its_place_or_ordinary_text(
+    tokenizer, template, record, path
+):
+    def with_text(text):
+        return json.loads(json.dumps(record).replace("TEXT", text))
+
+    for spelling in {"primer": PRIMER_TOKENS, "openchat": (EOT,)}.get(template, ("<myPT_eot>", "<myPT_user>")):
+        text = f"é👍 {spelling}"
+        error = render_one(tokenizer, template, with_text(text))
+        assert isinstance(error, RecordError)
+        assert path in str(error) and f"{spelling!r} at character 3" in str(error)
+        encoded = render_one(tokenizer, template, with_text(text), special_text="encode")
+        number = tokenizer.token_id(spelling)
+        if number is None:
+            assert isinstance(encoded, RecordError)  # as text, nothing would tell it from the template's own
+            continue
+        assert "--special-text encode" in str(error)
+        expected = render_one(tokenizer, template, with_text("x"))
+        assert encoded.tokens.tolist().count(number) == expected.tokens.tolist().count(number)
+        assert text in tokenizer.decode(encoded.tokens.tolist())
+
+
+@pytest.mark.parametrize(
+    ("template", "record", "part"),
+    [
+        ("primer", chat(("user", "hello?")), "none of 'assistant'"),
+        ("primer", {"items": [{"role": "assistant", "content": "b", "weight": 0.5}]}, "messages[0].weight"),
+        ("primer", {"items": [{"role": "user", "content": "b", "weight": 1}]}, "messages[0].weight"),
+        ("openchat", chat(("user", "a"), ("system", "b")), "system after the first"),
+        ("episode", chat(("toolresult", "x")), "messages[0].role: 'toolresult'"),
+        ("episode", chat(("user", "x")), "none of 'assistant'"),
+        ("episode_tool", chat(("user", "x")), "none of 'assistant' or 'assistant_toolcall'"),
+        ("episode", chat(("system", "b"), system="a"), "system: the record has one"),
+        ("episode_tool", of_assistant(name="f", arguments={"name": "x"}), "messages[0].arguments: has the key 'name'"),
+    ],
+)
+def test_what_they_can_not_render_is_an_error_of_that_record_alone(tokenizer, template, record, part):
+    records = [parse_record(each) for each in (chat(("assistant", "b")), record, chat(("assistant", "b")))]
+    one, error, other = render(TEMPLATES[template], records, tokenizer, TemplateOptions())
+    assert isinstance(error, RecordError) and part in str(error)
+    assert one.tokens.tolist() == other.tokens.tolist()
+
+
+@pytest.mark.parametrize(
+    ("template", "missing"), [("primer", r"<\|asst\|>, <\|eot\|>"), ("openchat", r"<\|end_of_turn\|>")]
+)
+def test_a_tokenizer_without_the_special_tokens_is_an_error_that_names_them(template, missing, tmp_path):
+    tokenizer = load_tokenizer(save_sentencepiece(tmp_path, user_defined=PRIMER_TOKENS[:2]))
+    with pytest.raises(PrepareError, match=missing):
+        render_one(tokenizer, template, chat(("assistant", "x")))
+
+
+# primer.
+
+
+class OneText:
+    """A tokenizer as the specification's function expects it."""
+
+    def __init__(self, tokenizer):
+        self._tokenizer = tokenizer
+
+    def encode(self, text):
+        return self._tokenizer.encode([text])[0]
+
+    def special_token_ids(self):
+        return {name: self._tokenizer.token_id(text) for name, text in SPECIAL_TOKENS.items()}
+
+
+def test_primer_puts_special_tokens_around_contents_and_the_assistant_takes_loss(tokenizer):
+    system, user, assistant, end = (tokenizer.token_id(text) for text in PRIMER_TOKENS)
+    rendered = render_one(tokenizer, "primer", chat(("system", "be kind"), ("user", "hi"), ("assistant", "hello")))
+    texts = [tokenizer.encode([text])[0] for text in ("be kind", "hi", "hello")]
+    assert rendered.tokens.tolist() == [system, *texts[0], end, user, *texts[1], end, assistant, *texts[2], end]
+    assert rendered.tokens.dtype == np.uint32 and rendered.loss.dtype == np.bool_
+    taking = len(texts[2]) + 1
+    assert rendered.loss.tolist() == [False] * (len(rendered.tokens) - taking) + [True] * taking
+
+
+@pytest.mark.parametrize("add_final_eot", [True, False])
+def test_primer_gives_what_render_chat_sft_gives(tokenizer, add_final_eot):
+    for text in ODD_TEXTS:
+        record = chat(("user", text), ("assistant", text), ("system", text), ("assistant", ""), ("user", text))
+        options = TemplateOptions(special_text="encode", add_final_eot=add_final_eot)
+        (rendered,) = render(TEMPLATES["primer"], [parse_record(record)], tokenizer, options)
+        input_ids, labels = render_chat_sft(OneText(tokenizer), record["messages"], add_final_eot=add_final_eot)
+        assert (input_ids[-1] == tokenizer.token_id("<|eot|>")) == add_final_eot
+        assert rendered.tokens.tolist() == input_ids
+        assert np.where(rendered.loss, rendered.tokens.astype(np.int64), -100).tolist() == labels
+    with pytest.raises(ValueError, match="assistant"):
+        render_chat_sft(OneText(tokenizer), [{"role": "user", "content": "hello?"}])
+
+
+def test_primer_gives_no_loss_to_a_message_of_weight_0(tokenizer):
+    items = [{"role": "assistant", "content": "b", "weight": 0}, {"role": "assistant", "content": "c", "weight": 1}]
+    rendered = render_one(tokenizer, "primer", {"items": items})
+    assert tokenizer.decode(rendered.tokens[rendered.loss].tolist()).strip() == "c<|eot|>"
+
+
+# openchat.
+
+
+def by_the_formula(tokenizer, record, *, seq_level_weight=False, condition=None):
+    """Tokens and weights as the specification writes them, one list after the other."""
+    eot = [tokenizer.token_id(EOT)]
+    tokens = list(tokenizer.empty_ids)
+    weights = [0.0] * len(tokens)
+    if record.get("system"):
+        system = tokenizer.encode([record["system"]])[0]
+        tokens += system + eot
+        weights += [0.0] * len(system) + [0.0]
+    for item in record["items"]:
+        prefix = f"{record.get('condition') or condition or ''} {item['role'].title()}:".strip()
+        role, text = tokenizer.encode([prefix, item["content"]])
+        weight = item.get("weight", 1.0 if item["role"] == "assistant" else 0.0)
+        if seq_level_weight:
+            weight /= len(text) + len(eot)
+        tokens += role + text + eot
+        weights += [0.0] * len(role) + [weight] * (len(text) + 1)
+    return tokens, np.array(weights, np.float32).tolist()
+
+
+ITEMS = [
+    {"role": "user", "content": "hi", "weight": 0.0},
+    {"role": "assistant", "content": "no", "weight": 0.0},
+    {"role": "user", "content": "  again\n", "weight": 0.25},
+    {"role": "assistant", "content": "yes", "weight": 2.5},
+    {"role": "assistant", "content": "", "weight": 1},
+]
+RECORDS = [
+    {"items": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]},
+    {"items": ITEMS, "condition": "GPT4 Correct", "system": "be kind"},
+    {"items": [{"role": "assistant", "content": "first"}], "system": "", "condition": ""},
+    {"items": [{"role": role, "content": text} for text in ODD_TEXTS for role in ("user", "assistant")], "system": "s"},
+]
+
+
+@pytest.mark.parametrize("options", [{}, {"seq_level_weight": True}, {"condition": "Code"}])
+def test_openchat_s_tokens_and_weights_follow_the_formula(tokenizer, options):
+    for record in RECORDS:
+        rendered = render_one(tokenizer, "openchat", record, special_text="encode", **options)
+        tokens, weights = by_the_formula(tokenizer, record, **options)
+        assert (rendered.tokens.tolist(), rendered.loss.tolist()) == (tokens, weights)
+        assert rendered.loss.dtype == np.float32
+
+
+def test_openchat_takes_a_first_system_message_as_the_system_text(tokenizer):
+    result = render_one(tokenizer, "openchat", chat(("system", "be kind"), ("user", "a")))
+    items = [{"role": "user", "content": "a"}]
+    assert result.tokens.tolist() == by_the_formula(tokenizer, {"system": "be kind", "items": items})[0]
+
+
+# episode, episode_tool.
+
+
+def marked(tokenizer, rendered):
+    """The text, with what takes loss between « and »."""
+    runs = spelled(tokenizer, rendered.tokens, rendered.loss)
+    return "".join(f"«{text}»" if loss else text for text, loss in runs)
+
+
+EPISODE = {
+    "system": "Be kind.",
+    "context": "episode_id: 7",
+    "messages": [
+        {"role": "user", "content": "Hi"},
+        {"role": "assistant", "content": "Hello!"},
+        {"role": "user", "content": "Bye", "context": "a passage"},
+        {"role": "assistant_context", "content": "a note"},
+        {"role": "assistant", "content": "So long", "think": "hm", "cite": "doc.pdf"},
+    ],
+}
+EPISODE_TEXT = """<myPT_system>Be kind.</myPT_system><myPT_user>Hi</myPT_user>\
+<myPT_assistant>«Hello!</myPT_assistant>»\
+<myPT_user><myPT_user_context>a passage</myPT_user_context>Bye</myPT_user>\
+<myPT_assistant_context>a note</myPT_assistant_context>\
+<myPT_assistant>«<myPT_think>hm</myPT_think>So long<myPT_cite>doc.pdf</myPT_cite></myPT_assistant><myPT_eot>»"""
+TOOLS = {
+    "system": "Tools.",
+    "messages": [
+        {"role": "user", "content": "Find X"},
+        {"role": "assistant_toolcall", "name": "search", "arguments": {"query": "Übung", "k": 5}, "think": "look"},
+        {"role": "toolresult", "name": "search", "content": {"docs": ["ä", None, 1.5]}},
+        {"role": "assistant_toolcall", "name": "list"},
+        {"role": "toolresult", "content": '{"already": "JSON"}'},
+        {"role": "toolresult", "content": "no JSON"},
+        {"role": "assistant", "content": "Found."},
+    ],
+}
+TOOLS_TEXT = """<myPT_system>Tools.</myPT_system>
+<myPT_user>Find X</myPT_user>
+<myPT_assistant>«<myPT_think>look</myPT_think><myPT_toolcall>{"name": "search", "query": "Übung", "k": 5}\
+</myPT_toolcall></myPT_assistant>»
+<myPT_toolresult>{"docs": ["ä", null, 1.5]}</myPT_toolresult>
+<myPT_assistant>«<myPT_toolcall>{"name": "list"}</myPT_toolcall></myPT_assistant>»
+<myPT_toolresult>{"already": "JSON"}</myPT_toolresult>
+<myPT_toolresult>"no JSON"</myPT_toolresult>
+<myPT_assistant>«Found.</myPT_assistant>»
+«<myPT_eot>»
+"""
+
+
+@pytest.fixture(params=[name for name in MAKERS if name != "llama"])  # whose decoder adds spaces
+def exact(request, tmp_path):
+    return load_tokenizer(MAKERS[request.param](tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("name", "record", "text"), [("episode", EPISODE, EPISODE_TEXT), ("episode_tool", TOOLS, TOOLS_TEXT)]
+)
+def test_episodes_give_loss_to_the_assistant_its_closing_tag_and_its_tool_calls(exact, name, record, text):
+    rendered = render_one(exact, name, record)
+    assert marked(exact, rendered) == text
+    if exact.token_id("<myPT_eot>") is not None:
+        assert rendered.tokens[0] == exact.token_id("<myPT_system>") and exact.token_id("<myPT_eot>") in rendered.tokens
+
+
+@pytest.mark.parametrize("name", ["episode", "episode_tool"])
+def test_odd_texts_come_back_from_episodes(exact, name):
+    end = "\n" if name == "episode_tool" else ""
+    for text in ODD_TEXTS:
+        rendered = render_one(exact, name, chat(("user", text), ("assistant", text)), special_text="encode")
+        assert exact.decode(rendered.tokens[rendered.loss].tolist()) == f"{text}</myPT_assistant><myPT_eot>"
+        assert marked(exact, rendered).startswith(f"<myPT_user>{text}</myPT_user>{end}<myPT_assistant>«{text}<")
+
+
+def test_a_system_prompt_is_for_conversations_that_have_none(exact):
+    turns = (("user", "Hi"), ("assistant", "Hello!"))
+    for record, expected in (
+        (chat(*turns), "Default."),
+        (chat(*turns, system="Own."), "Own."),
+        (chat(("system", "First."), *turns), "First."),
+    ):
+        text = marked(exact, render_one(exact, "episode", record, system_prompt="Default."))
+        assert text.startswith(f"<myPT_system>{expected}</myPT_system><myPT_user>")
+        assert text.count("<myPT_system>") == 1
