@@ -12,7 +12,7 @@ from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import grain_sft
+from grain_sft import GrainSftError, NpyDataSource, WindowLayout, open_corpus
 
 SETTINGS = settings(max_examples=examples(400), deadline=None, derandomize=True, database=None)
 
@@ -39,51 +39,52 @@ def mutate(data: bytes, mutations: list[tuple[str, int, int]], reach: int | None
     return bytes(changed)
 
 
-def npy(tokens: np.ndarray) -> bytes:
-    stream = io.BytesIO()
-    np.save(stream, tokens)
-    return stream.getvalue()
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("fuzz")
 
 
-@SETTINGS
-@given(mutations=Mutations, dtype=st.sampled_from(["uint8", "uint16", "uint32", "uint64"]))
-def test_a_mutated_npy_file_is_what_numpy_reads_or_an_error(folder, mutations, dtype):
-    path = folder / "a.npy"
-    data = mutate(npy(np.arange(40).astype(dtype)), mutations, reach=128)
+def opened(path, data):
+    """The corpus of a file with this data; None where it is refused with an error that names it."""
     path.write_bytes(data)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of Python's parser, on odd literals
         try:
-            corpus = grain_sft.open_corpus([path])
-        except grain_sft.GrainSftError as error:
+            return open_corpus([path])
+        except GrainSftError as error:
             assert str(path) in str(error)
-            return
+            return None
+
+
+def npy_bytes(header: bytes, data: bytes, version: int = 1) -> bytes:
+    length = len(header).to_bytes(2 if version == 1 else 4, "little")
+    return b"\x93NUMPY" + bytes((version, 0)) + length + header + data
+
+
+@SETTINGS
+@given(mutations=Mutations, dtype=st.sampled_from(["uint8", "uint16", "uint32", "uint64"]))
+def test_a_mutated_npy_file_is_what_numpy_reads_or_an_error(folder, mutations, dtype):
+    stream = io.BytesIO()
+    np.save(stream, np.arange(40).astype(dtype))
+    data = mutate(stream.getvalue(), mutations, reach=128)
+    corpus = opened(folder / "a.npy", data)
+    if corpus is None:
+        return
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
         has_header = data.startswith(b"\x93NUMPY")
         expected = np.load(io.BytesIO(data)) if has_header else np.frombuffer(data, np.uint32)
-    assert corpus.num_tokens == len(expected)
-    assert corpus.dtype == expected.dtype
+    assert (corpus.num_tokens, corpus.dtype) == (len(expected), expected.dtype)
     if len(expected):
-        source = grain_sft.NpyDataSource(grain_sft.WindowLayout(corpus, len(expected)))
+        source = NpyDataSource(WindowLayout(corpus, len(expected)))
         np.testing.assert_array_equal(source[0]["tokens"], expected)
 
 
 @SETTINGS
 @given(text=st.text(max_size=60), version=st.integers(1, 3))
 def test_any_header_text_is_an_error(folder, text, version):
-    path = folder / "text.npy"
-    encoded = text.encode("utf-8", "surrogatepass")
-    length = len(encoded).to_bytes(2 if version == 1 else 4, "little")
-    path.write_bytes(b"\x93NUMPY" + bytes((version, 0)) + length + encoded + bytes(8))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        with pytest.raises(grain_sft.GrainSftError) as error:
-            grain_sft.open_corpus([path])
-    assert str(path) in str(error.value)
+    data = npy_bytes(text.encode("utf-8", "surrogatepass"), bytes(8), version)
+    assert opened(folder / "text.npy", data) is None
 
 
 descriptions = st.one_of(
@@ -104,27 +105,19 @@ shapes = st.one_of(
 @SETTINGS
 @given(descr=descriptions, shape=shapes, size=st.integers(0, 40))
 def test_any_dtype_and_shape_in_a_header_is_right_or_an_error(folder, descr, shape, size):
-    path = folder / "header.npy"
-    text = repr({"descr": descr, "fortran_order": False, "shape": shape}).encode()
-    data = bytes(range(size))
-    path.write_bytes(b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text + data)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        try:
-            corpus = grain_sft.open_corpus([path])
-        except grain_sft.GrainSftError as error:
-            assert str(path) in str(error)
-            return
+    header, data = {"descr": descr, "fortran_order": False, "shape": shape}, bytes(range(size))
+    corpus = opened(folder / "header.npy", npy_bytes(repr(header).encode(), data))
+    if corpus is not None:
         expected = np.frombuffer(data, np.dtype(descr))
-    assert shape in ((corpus.num_tokens,), [corpus.num_tokens])
-    assert (corpus.dtype, corpus.num_tokens) == (expected.dtype, len(expected))
+        assert shape in ((corpus.num_tokens,), [corpus.num_tokens])
+        assert (corpus.dtype, corpus.num_tokens) == (expected.dtype, len(expected))
 
 
 @pytest.fixture(scope="module")
 def index(folder):
     np.arange(100, dtype=np.uint16).tofile(folder / "x.npy")
     np.save(folder / "y.npy", np.arange(30, dtype=np.uint16))
-    corpus = grain_sft.open_corpus([folder / "x.npy", folder / "y.npy"], dtype="uint16", eos_token_id=5)
+    corpus = open_corpus([folder / "x.npy", folder / "y.npy"], dtype="uint16", eos_token_id=5)
     corpus.save(folder / "grain.json")
     corpus.save(folder / "maxtext.json", format="maxtext", sequence_length=10, tokenizer="some/tokenizer")
     return corpus
@@ -134,13 +127,13 @@ def is_right_or_an_error(path, data, corpus):
     """Opening `data` as an index: an error, or the corpus but for what does not decide its rows."""
     path.write_bytes(data)
     try:
-        found = grain_sft.open_corpus(path)
-    except grain_sft.GrainSftError as error:
+        found = open_corpus(path)
+    except GrainSftError as error:
         assert str(path) in str(error) or "no such file" in str(error) or "can't be" in str(error)
         return
     assert (found.dtype, found.num_tokens) == (corpus.dtype, corpus.num_tokens)
-    rows = [grain_sft.NpyDataSource(grain_sft.WindowLayout(each, 10)).read(range(13)) for each in (found, corpus)]
-    np.testing.assert_array_equal(rows[0]["tokens"], rows[1]["tokens"])
+    rows = [NpyDataSource(WindowLayout(each, 10)).read(range(13))["tokens"] for each in (found, corpus)]
+    np.testing.assert_array_equal(*rows)
 
 
 @SETTINGS
@@ -176,5 +169,5 @@ def test_an_index_with_any_value_for_a_field_is_right_or_an_error(folder, index,
 def test_any_text_as_a_mix_is_an_error(folder, text):
     path = folder / "mix.txt"
     path.write_text(text, newline="")
-    with pytest.raises(grain_sft.GrainSftError):
-        grain_sft.open_corpus(path, format="mix", path_remap={"": "/nowhere/"})
+    with pytest.raises(GrainSftError):
+        open_corpus(path, format="mix", path_remap={"": "/nowhere/"})

@@ -24,7 +24,7 @@ from grain_sft.corpus.formats import Format, parquet
 from grain_sft.corpus.formats.metadata import CorpusMetadata, DirectoryListing, Json, parse_metadata, read_metadata
 from grain_sft.corpus.formats.scanning import ReadOptions, Split, TokenFile, scan_corpus
 from grain_sft.errors import CorpusError, CorpusFileError, GrainSftError, StorageError
-from grain_sft.storage import describe, files
+from grain_sft.storage import FileStamp, describe, files
 
 _SUFFIX = ".parquet"
 _SPLITS = {"train": "train", "eval": "eval", "val": "eval"}  # by the name of a folder that the split would have
@@ -55,17 +55,15 @@ class OpenChat(Format):
     def read(self, found: str, options: ReadOptions, listing: DirectoryListing) -> Corpus:
         if options.dtype is not None and options.dtype != np.uint32:
             raise CorpusError(f"{found}: dtype={options.dtype.name}; tokens of the format openchat are read as uint32.")
-        stem = found.removesuffix(_SUFFIX)
-        first_weights, sources = f"{stem}.first_weights.bin", f"{stem}.sources.bin"
-        names = listing.names(files.parent(found))
-        folder = _unpacked(found, first_weights if files.name_of(first_weights) in names else "")
+        parent, stem = files.parent(found), files.name_of(found).removesuffix(_SUFFIX)
+        folder = _unpacked(found, listing.find(parent, f"{stem}.first_weights.bin"))
         tokens, weights, documents = (os.path.join(folder, name) for name in _NAMES)
         split = Split(
             files=(tokens,),
             metadata=_read_metadata(found, folder, listing),
             dtype=np.dtype(np.uint32),
             dtypes=("uint32",),
-            sources=sources if files.name_of(sources) in names else "",
+            sources=listing.find(parent, f"{stem}.sources.bin"),
         )
         return scan_corpus(split, [TokenFile(tokens, weights, "float32", documents, "pairs")], options)
 
@@ -143,11 +141,10 @@ def _unpack_to(folder: str, key: str, path: str, version: str | None, first_weig
             raise CorpusError(
                 f"{first_weights}: {len(weights)} weights, but {path} holds {documents} documents; expected one for each."
             )
-        found = content.read_hashes([describe(os.path.join(temporary, name)) for name in _NAMES])
         stated = {
             "version": _VERSION,
             "content": key,
-            "sha256": dict(zip(_NAMES, found, strict=True)),
+            "sha256": dict(zip(_NAMES, content.read_hashes(_stamps(temporary)), strict=True)),
             "metadata": parquet.stated_metadata(path, version),
         }
         with files.atomic_write(os.path.join(temporary, _DONE)) as done:
@@ -169,18 +166,21 @@ def _unpack_to(folder: str, key: str, path: str, version: str | None, first_weig
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def _checksum(stated: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(stated, sort_keys=True).encode()).hexdigest()
-
-
 def _is_whole(folder: str, key: str) -> bool:
     """Return whether the folder holds the unpacked files of this content; their hashes are computed, or cached."""
     try:
         done = json.loads(files.read_bytes(os.path.join(folder, _DONE)))
         checksum = done.pop("checksum")
-        if done["version"] != _VERSION or done["content"] != key or checksum != _checksum(done):
+        if (done["version"], done["content"], _checksum(done)) != (_VERSION, key, checksum):
             return False
-        found = content.hashes_of([describe(os.path.join(folder, name)) for name in _NAMES])
-        return bool(found == [done["sha256"][name] for name in _NAMES])
+        return content.hashes_of(_stamps(folder)) == list(done["sha256"].values())
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return False
+
+
+def _stamps(folder: str) -> list[FileStamp]:
+    return [describe(os.path.join(folder, name)) for name in _NAMES]
+
+
+def _checksum(stated: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(stated, sort_keys=True).encode()).hexdigest()
