@@ -1,9 +1,8 @@
-"""Documents by EOS, alone or before a BOS: wherever the blocks that are read at once end."""
+"""Documents by EOS, alone or before a BOS: wherever the blocks that are read at once end; and their number."""
 
 from __future__ import annotations
 
-import tempfile
-from pathlib import Path
+import os
 
 import numpy as np
 import pytest
@@ -11,7 +10,7 @@ from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from grain_sft import open_corpus
+from grain_sft import GrainSftError, open_corpus
 from grain_sft.corpus import content, eos_scan
 
 EOS, BOS = 1, 2
@@ -36,53 +35,76 @@ def plainly(files: list[list[int]], bos: int | None) -> list[tuple[int, int]]:
     files=st.lists(st.lists(st.sampled_from([EOS, EOS, BOS, BOS, 3, 4]), max_size=25), min_size=1, max_size=4),
     bos=st.sampled_from([None, BOS, EOS]),
     block=st.integers(1, 9),
+    dtype=st.sampled_from(["uint8", "uint16", "uint32", "uint64"]),
 )
-def test_blocks_change_nothing(files, bos, block):
-    with tempfile.TemporaryDirectory() as temp, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(eos_scan, "_SCAN_BYTES", 2 * block)
-        paths = [Path(temp) / f"{number}.npy" for number in range(len(files))]
+def test_blocks_change_nothing(tmp_path_factory, files, bos, block, dtype):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(eos_scan, "_SCAN_BYTES", np.dtype(dtype).itemsize * block)
+        paths = [tmp_path_factory.getbasetemp() / f"blocks-{number}.npy" for number in range(len(files))]
         for path, tokens in zip(paths, files, strict=True):
-            np.array(tokens, np.uint16).tofile(path)
-        start, length = eos_scan.by_eos(open_corpus(paths, dtype="uint16", eos_token_id=EOS), bos)
+            np.array(tokens, dtype).tofile(path)
+        corpus = open_corpus(paths, dtype=dtype, eos_token_id=EOS)
+        start, length = eos_scan.by_eos(corpus, bos)
         assert list(zip(start.tolist(), length.tolist(), strict=True)) == plainly(files, bos)
+        assert corpus.num_documents == sum(tokens.count(EOS) for tokens in files)
+
+
+def test_a_file_longer_than_a_block_is_counted_whole(write_tokens):
+    tokens = np.zeros((eos_scan._SCAN_BYTES >> 1) + 5, np.uint16)
+    tokens[[0, -5, -6, -4, -1]] = EOS
+    assert open_corpus(write_tokens("0.npy", tokens, "uint16"), dtype="uint16", eos_token_id=EOS).num_documents == 5
+
+
+def test_the_header_of_a_npy_file_holds_no_document(tmp_path):
+    np.save(tmp_path / "a.npy", np.array([EOS, 3, EOS], np.uint8))
+    for eos, count in ((EOS, 2), (ord(" "), 0), (ord("N"), 0)):
+        assert open_corpus(tmp_path, eos_token_id=eos).num_documents == count
+
+
+def test_a_shard_that_changed_is_an_error_not_a_number(write_tokens):
+    path = write_tokens("a.npy", [EOS, 1, 2])
+    for change in (lambda: os.truncate(path, 8), lambda: path.write_bytes(b"x" * 12), path.unlink):
+        corpus = open_corpus(write_tokens("a.npy", [EOS, 1, 2]), eos_token_id=EOS)
+        change()
+        with pytest.raises(GrainSftError, match=str(path)):
+            _ = corpus.num_documents
 
 
 @pytest.fixture
-def remembered(monkeypatch):
-    """Hashes of small files, and of files that were just written, are remembered too."""
+def remembered(tmp_path, monkeypatch):
+    """Hashes of small files, and of files that were just written, are cached too."""
     monkeypatch.setattr(content, "_REMEMBERED_FROM", 0)
     monkeypatch.setattr(content, "_SETTLED", -1)
-
-
-def test_a_scan_is_kept_and_found_again(tmp_path, monkeypatch, remembered):
-    monkeypatch.setattr(eos_scan, "_KEPT_FROM", 0)
     monkeypatch.setenv("GRAIN_SFT_CACHE_DIR", str(tmp_path / "cache"))
+
+
+def test_a_scan_is_kept_and_found_again(tmp_path, write_tokens, monkeypatch, remembered):
+    monkeypatch.setattr(eos_scan, "_KEPT_FROM", 0)
     scans = []
     scan = eos_scan.scan
     monkeypatch.setattr(eos_scan, "scan", lambda *given: scans.append(given) or scan(*given))
-    path, tokens = tmp_path / "0.npy", np.random.default_rng(0).integers(0, 5, 10_000).astype(np.uint16)
-    tokens.tofile(path)
+    tokens = np.random.default_rng(0).integers(0, 5, 10_000)
+    path = write_tokens("0.npy", tokens, "uint16")
 
     def found(eos=EOS, bos=None):
-        return [each.tolist() for each in eos_scan.by_eos(open_corpus(path, dtype="uint16", eos_token_id=eos), bos)]
+        documents = eos_scan.by_eos(open_corpus(path, dtype="uint16", eos_token_id=eos), bos)
+        return list(zip(*(each.tolist() for each in documents), strict=True))
 
     first = found()
-    assert found() == first and len(scans) == 1
-    assert [(start, length) for start, length in zip(*first, strict=True)] == plainly([tokens.tolist()], None)
+    assert found() == first == plainly([tokens.tolist()], None) and len(scans) == 1
     assert found(bos=BOS) != first and found(eos=3) != first and len(scans) == 3
     tokens[0] = EOS if tokens[0] != EOS else 4
-    tokens.tofile(path)
+    write_tokens("0.npy", tokens, "uint16")
     assert found() != first and len(scans) == 4
     for kept in (tmp_path / "cache" / "documents").glob("*.arrays"):
         kept.write_bytes(kept.read_bytes()[:-100])
     assert found() == found() and len(scans) == 5
 
 
-def test_a_large_corpus_is_scanned_once(tmp_path, monkeypatch, remembered):
-    monkeypatch.setenv("GRAIN_SFT_CACHE_DIR", str(tmp_path / "cache"))
-    tokens = np.random.default_rng(0).integers(0, 500, (eos_scan._KEPT_FROM >> 2) + 1).astype(np.uint32)
-    tokens.tofile(tmp_path / "0.npy")
-    first = open_corpus(tmp_path / "0.npy", dtype="uint32", eos_token_id=EOS).documents
+def test_a_large_corpus_is_scanned_once(tmp_path, write_tokens, monkeypatch, remembered):
+    tokens = np.random.default_rng(0).integers(0, 500, (eos_scan._KEPT_FROM >> 2) + 1)
+    corpus = open_corpus(write_tokens("0.npy", tokens), dtype="uint32", eos_token_id=EOS)
+    first = corpus.documents
     assert len(list((tmp_path / "cache" / "documents").glob("*.arrays"))) == 1
     monkeypatch.setattr(eos_scan, "_chunks", None)
     again = open_corpus(tmp_path / "0.npy", dtype="uint32", eos_token_id=EOS).documents

@@ -13,36 +13,34 @@ from hypothesis import strategies as st
 from sft_files import EOS, documents, write_episodes, write_olmo, write_openchat, write_primer
 from test_fuzz import Mutations, json_values, mutate
 
-import grain_sft
+from grain_sft import GrainSftError, NpyDataSource, WindowLayout, open_corpus
 
 SETTINGS = settings(max_examples=examples(400), deadline=None, derandomize=True, database=None)
+EVERY_FORMAT = pytest.mark.parametrize("name", ["olmo", "episodes", "primer", "openchat"])
 
 
 @pytest.fixture(scope="module")
 def corpora(tmp_path_factory):
-    """A whole corpus of every format, and the paths of its files."""
+    """A whole corpus of every format."""
     root = tmp_path_factory.mktemp("whole")
     docs, weighted = documents(12), documents(12, weights=True)
     write_olmo(root / "olmo", docs, part_tokens=60, sources=True)
-    statistics = {"configuration": {"token_dtype": "uint16"}}
-    (root / "olmo" / "dataset_statistics.json").write_text(json.dumps(statistics))
-    (root / "olmo" / "tokenizer").mkdir()
-    config = {"eos_token": {"content": "<e>"}, "added_tokens_decoder": {str(EOS): {"content": "<e>"}}}
-    (root / "olmo" / "tokenizer" / "tokenizer_config.json").write_text(json.dumps(config))
     write_episodes(root / "episodes", weighted, shards=2)
     write_primer(root / "primer", docs, sources=True)
     write_openchat(root / "openchat", weighted, sources=True)
-    for name in ("olmo", "episodes", "primer", "openchat"):
-        prepare = {
-            "tokenizer": {"eos_token_id": EOS, "pad_token_id": 0, "sha256": "abc"},
-            "inputs": [{"path": "a.jsonl"}],
-            "splits": {"train": {}},
-        }
-        (root / name / "prepare.json").write_text(json.dumps(prepare))
+    tokenizer = {"eos_token_id": EOS, "pad_token_id": 0, "sha256": "abc"}
+    prepare = {"tokenizer": tokenizer, "inputs": [{"path": "a.jsonl"}], "splits": {"train": {}}}
+    written = {f"{name}/prepare.json": prepare for name in ("olmo", "episodes", "primer", "openchat")}
+    written["olmo/dataset_statistics.json"] = {"configuration": {"token_dtype": "uint16"}}
+    eos = {"content": "<e>"}
+    written["olmo/tokenizer/tokenizer_config.json"] = {"eos_token": eos, "added_tokens_decoder": {str(EOS): eos}}
+    (root / "olmo" / "tokenizer").mkdir()
+    for name, data in written.items():
+        (root / name).write_text(json.dumps(data))
     return root
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", autouse=True)
 def cache(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("GRAIN_SFT_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
@@ -50,66 +48,57 @@ def cache(tmp_path_factory):
 
 
 def use(path):
-    """Open and read everything, in every way."""
+    """Open and read everything, in every way; return whether nothing was refused."""
     try:
-        corpus = grain_sft.open_corpus(path)
+        corpus = open_corpus(path)
         found = list(corpus.iter_documents())
         assert len(found) == corpus.num_documents == len(corpus.documents)
         for number, document in enumerate(found):
             assert len(document.tokens) == len(document.loss) == corpus.documents.length[number]
             np.testing.assert_array_equal(corpus.document(number).tokens, document.tokens)
         assert corpus.sources is None or corpus.sources.shape == (len(found), 2)
-        batch = grain_sft.NpyDataSource(grain_sft.WindowLayout(corpus, 4)).read([0, -1])
+        batch = NpyDataSource(WindowLayout(corpus, 4)).read([0, -1])
         assert batch["loss_mask"].dtype == np.bool_ and batch["loss_mask"].shape == (2, 4)
-        if "loss_weights" in batch:
-            assert np.isfinite(batch["loss_weights"]).all()
+        assert np.isfinite(batch.get("loss_weights", 0)).all()
         corpus.save(path / "saved-index")
-        assert grain_sft.open_corpus(path / "saved-index", format="index") == corpus
-    except grain_sft.GrainSftError as error:
+        assert open_corpus(path / "saved-index", format="index") == corpus
+    except GrainSftError as error:
         assert str(path) in str(error) or "leaves no row" in str(error) or "a token id of" in str(error)
         return False
     return True
 
 
-@pytest.mark.parametrize("name", ["olmo", "episodes", "primer", "openchat"])
-def test_undamaged_corpora_are_read(corpora, cache, name, tmp_path):
-    shutil.copytree(corpora / name, tmp_path / name)
-    assert use(tmp_path / name)
+def files_of(folder):
+    return sorted(path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
 
 
-@pytest.mark.parametrize("name", ["olmo", "episodes", "primer", "openchat"])
-def test_a_mutated_file_is_an_error_or_read(corpora, cache, name, tmp_path_factory):
-    whole = sorted(path.relative_to(corpora / name) for path in (corpora / name).rglob("*") if path.is_file())
+@EVERY_FORMAT
+def test_a_mutated_file_is_an_error_or_read(corpora, name, tmp_path_factory):
+    folder, whole = tmp_path_factory.mktemp("mutated") / name, files_of(corpora / name)
+    assert use(shutil.copytree(corpora / name, folder))
 
     @SETTINGS
-    @given(which=st.integers(0, len(whole) - 1), mutations=Mutations, reach=st.sampled_from([None, 16, 200]))
-    def check(which, mutations, reach):
-        folder = tmp_path_factory.getbasetemp() / f"mutated-{name}"
+    @given(path=st.sampled_from(whole), mutations=Mutations, reach=st.sampled_from([None, 16, 200]))
+    def check(path, mutations, reach):
         shutil.rmtree(folder, ignore_errors=True)
         shutil.copytree(corpora / name, folder)
-        path = folder / whole[which]
-        path.write_bytes(mutate(path.read_bytes(), mutations, reach))
+        (folder / path).write_bytes(mutate((folder / path).read_bytes(), mutations, reach))
         use(folder)
 
     check()
 
 
-@pytest.mark.parametrize("name", ["olmo", "episodes", "primer", "openchat"])
-def test_a_missing_or_emptied_file_is_an_error_or_read(corpora, cache, name, tmp_path):
-    whole = sorted(path.relative_to(corpora / name) for path in (corpora / name).rglob("*") if path.is_file())
-    for number, path in enumerate(whole):
-        for kind in ("missing", "empty", "folder", "random"):
-            folder = tmp_path / f"{number}-{kind}"
-            shutil.copytree(corpora / name, folder)
-            if kind == "empty":
-                (folder / path).write_bytes(b"")
-            elif kind == "random":
-                (folder / path).write_bytes(np.random.default_rng(number).bytes(1000))
-            else:
-                (folder / path).unlink()
-            if kind == "folder":
-                (folder / path).mkdir()
-            use(folder)
+@EVERY_FORMAT
+@pytest.mark.parametrize("kind", ["missing", "empty", "folder", "random"])
+def test_a_missing_or_emptied_file_is_an_error_or_read(corpora, name, kind, tmp_path):
+    for number, path in enumerate(files_of(corpora / name)):
+        folder = shutil.copytree(corpora / name, tmp_path / str(number))
+        (folder / path).unlink()
+        if kind == "folder":
+            (folder / path).mkdir()
+        elif kind != "missing":
+            (folder / path).write_bytes(b"" if kind == "empty" else np.random.default_rng(number).bytes(1000))
+        use(folder)
 
 
 @pytest.mark.parametrize(
@@ -122,9 +111,8 @@ def test_a_missing_or_emptied_file_is_an_error_or_read(corpora, cache, name, tmp
         ("primer", "meta.json"),
     ],
 )
-def test_metadata_with_any_value_is_an_error_or_read(corpora, cache, name, file, tmp_path_factory):
-    folder = tmp_path_factory.mktemp(name) / name
-    shutil.copytree(corpora / name, folder)
+def test_metadata_with_any_value_is_an_error_or_read(corpora, name, file, tmp_path_factory):
+    folder = shutil.copytree(corpora / name, tmp_path_factory.mktemp(name) / name)
     path = folder / file
     if file != "prepare.json":
         (folder / "prepare.json").unlink()
@@ -136,41 +124,36 @@ def test_metadata_with_any_value_is_an_error_or_read(corpora, cache, name, file,
     @SETTINGS
     @given(place=st.sampled_from(places), value=json_values)
     def check(place, value):
-        data = json.loads(json.dumps(whole))
-        if place:
-            inner = data
-            for key in place[:-1]:
-                inner = inner[key]
-            inner[place[-1]] = value
-        else:
-            data = value
-        path.write_text(json.dumps(data))
+        data = {"": json.loads(json.dumps(whole))}
+        inner, *keys = data, "", *place
+        for key in keys[:-1]:
+            inner = inner[key]
+        inner[keys[-1]] = value
+        path.write_text(json.dumps(data[""]))
         use(folder)
 
     check()
 
 
 @pytest.mark.parametrize("name", ["olmo", "episodes", "primer"])
-def test_a_mutated_index_of_an_sft_corpus_is_right_or_an_error(corpora, name, tmp_path_factory):
-    folder = tmp_path_factory.mktemp(name)
-    corpus = grain_sft.open_corpus(corpora / name)
-    corpus.save(folder / "whole.json")
-    whole = (folder / "whole.json").read_bytes()
+def test_a_mutated_index_of_an_sft_corpus_is_right_or_an_error(corpora, name, tmp_path):
+    corpus, path = open_corpus(corpora / name), tmp_path / "index.json"
+    corpus.save(path)
+    whole = path.read_bytes()
+    expected = NpyDataSource(WindowLayout(corpus, 10)).read(range(5))
 
     @SETTINGS
     @given(mutations=Mutations)
     def check(mutations):
-        path = folder / "mutated.json"
         path.write_bytes(mutate(whole, mutations))
         try:
-            found = grain_sft.open_corpus(path)
+            found = open_corpus(path)
             assert found.num_tokens == corpus.num_tokens
             np.testing.assert_array_equal(found.documents.start, corpus.documents.start)
             _ = found.sources
-            for key, array in grain_sft.NpyDataSource(grain_sft.WindowLayout(found, 10)).read(range(5)).items():
-                source = grain_sft.NpyDataSource(grain_sft.WindowLayout(corpus, 10))
-                np.testing.assert_array_equal(array, source.read(range(5))[key])
-        except grain_sft.GrainSftError:
+            for key, array in NpyDataSource(WindowLayout(found, 10)).read(range(5)).items():
+                np.testing.assert_array_equal(array, expected[key])
+        except GrainSftError:
             pass
 
     check()
