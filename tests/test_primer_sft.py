@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from pathlib import Path
 
 import numpy as np
@@ -18,100 +19,77 @@ SPECIAL = {"sys": 1, "usr": 2, "asst": 3, "eot": 4}
 class TinyTokenizer:
     """Characters as ids from 10 on."""
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text):
         return [10 + ord(character) for character in text]
 
-    def special_token_ids(self) -> dict[str, int]:
+    def special_token_ids(self):
         return dict(SPECIAL)
 
 
-def test_only_the_assistant_and_its_eot_are_labeled() -> None:
-    tokenizer = TinyTokenizer()
-    system, user, assistant = (tokenizer.encode(text) for text in ("be kind", "hi", "hello"))
-    messages = [
-        {"role": "system", "content": "be kind"},
-        {"role": "user", "content": "hi"},
-        {"role": "assistant", "content": "hello"},
-    ]
-    input_ids, labels = render_chat_sft(tokenizer, messages)
+def render(*turns):
+    """Input ids and labels of turns (role, content), and the ids of each content."""
+    messages = [{"role": role, "content": content} for role, content in turns]
+    return *render_chat_sft(TinyTokenizer(), messages), *(TinyTokenizer().encode(content) for _, content in turns)
+
+
+def test_only_the_assistant_and_its_eot_are_labeled():
+    turns = ("system", "be kind"), ("user", "hi"), ("assistant", "hello")
+    input_ids, labels, system, user, assistant = render(*turns)
     assert input_ids == [1, *system, 4, 2, *user, 4, 3, *assistant, 4]
-    assert len(labels) == len(input_ids)
     masked = len(input_ids) - len(assistant) - 1
     assert labels == [-100] * masked + assistant + [4]
 
 
-def test_every_assistant_turn_is_labeled_and_the_others_never() -> None:
-    messages = [
-        {"role": "assistant", "content": "first"},
-        {"role": "user", "content": "then"},
-        {"role": "assistant", "content": ""},
-    ]
-    input_ids, labels = render_chat_sft(TinyTokenizer(), messages)
-    first = TinyTokenizer().encode("first")
+def test_every_assistant_turn_is_labeled_and_the_others_never():
+    input_ids, labels, first, *_ = render(("assistant", "first"), ("user", "then"), ("assistant", ""))
     assert labels == [-100, *first, 4, -100, *[-100] * 4, -100, -100, 4]
     assert input_ids[-2:] == [3, 4]
 
 
-def test_a_conversation_without_assistant_is_a_value_error() -> None:
+def test_a_conversation_without_assistant_is_a_value_error():
     with pytest.raises(ValueError, match="assistant"):
-        render_chat_sft(TinyTokenizer(), [{"role": "user", "content": "hello?"}])
+        render(("user", "hello?"))
 
 
 def write_primer(path: Path, examples: int) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w") as file:
         for number in range(examples):
-            messages = [
-                {"role": "user", "content": f"question number {number}"},
-                {"role": "assistant", "content": f"answer number {number}, " + "word " * (number % 7)},
-            ]
+            answer = f"answer number {number}, " + "word " * (number % 7)
+            turns = ("user", f"question number {number}"), ("assistant", answer)
+            messages = [{"role": role, "content": content} for role, content in turns]
             file.write(json.dumps({"messages": messages}) + "\n")
     return path
 
 
 @pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def tokenizer(tmp_path_factory):
     path = tmp_path_factory.mktemp("tokenizer") / "spm.model"
     lines = [f"question answer number word {number}, " for number in range(200)]
     path.write_bytes(train_tokenizer(lines, 400, CHAT_TOKENS))
     return path
 
 
-def build(primer: Path, out: Path, tokenizer: Path, *more: str) -> None:
-    arguments = [
-        "build-sft-primer",
-        "--primer-jsonl",
-        str(primer),
-        "--out-dir",
-        str(out),
-        "--tokenizer",
-        str(tokenizer),
-    ]
-    assert main([*arguments, *more]) == 0
+def build(primer, out, tokenizer, *more):
+    paths = "--primer-jsonl", str(primer), "--out-dir", str(out), "--tokenizer", str(tokenizer)
+    return main(["build-sft-primer", *paths, *more])
 
 
-def lines_of(folder: Path, split: str) -> list[int]:
+def lines_of(folder, split):
     return np.fromfile(folder / f"{split}_sources.bin", "<i8").reshape(-1, 2)[:, 1].tolist()
 
 
-def test_the_split_is_the_same_each_time_and_that_of_python_s_random(tmp_path: Path, tokenizer: Path) -> None:
-    import random
-
+def test_the_split_is_the_same_each_time_and_that_of_python_s_random(tmp_path, tokenizer):
     primer = write_primer(tmp_path / "primer.jsonl", 57)
-    for name in ("a", "b"):
-        build(primer, tmp_path / name, tokenizer, "--seed", "7", "--val-frac", "0.25")
-    first, second = tmp_path / "a/primer", tmp_path / "b/primer"
-    assert lines_of(first, "val") == lines_of(second, "val")
-    assert lines_of(first, "train") == lines_of(second, "train")
     shuffled = list(range(1, 58))
     random.Random(7).shuffle(shuffled)
-    assert lines_of(first, "val") == shuffled[:14]  # floor(57 * 0.25)
-    assert lines_of(first, "train") == shuffled[14:]
+    for name in ("a", "b"):
+        assert build(primer, tmp_path / name, tokenizer, "--seed", "7", "--val-frac", "0.25") == 0
+        assert lines_of(tmp_path / name / "primer", "val") == shuffled[:14]  # floor(57 * 0.25)
+        assert lines_of(tmp_path / name / "primer", "train") == shuffled[14:]
 
 
-def test_the_cache_has_its_files_and_its_meta(
-    tmp_path: Path, tokenizer: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_cache_has_its_files_and_its_meta(tmp_path, tokenizer, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("GRAIN_SFT_TOKENIZER", str(tokenizer))
     write_primer(tmp_path / "data/primer.jsonl", 40)
@@ -119,8 +97,7 @@ def test_the_cache_has_its_files_and_its_meta(
     assert main(line.split()) == 0
     folder = tmp_path / "data/cache/sft/primer"
     meta = json.loads((folder / "meta.json").read_text())
-    assert meta["source"] == "primer"
-    assert len(meta["tokenizer_sha256"]) == 64
+    assert (meta["source"], len(meta["tokenizer_sha256"])) == ("primer", 64)
     assert set(meta["special_token_ids"]) == {"sys", "usr", "asst", "eot"}
     assert (meta["val_frac"], meta["seed"], meta["T_max"]) == (0.1, 42, 1024)
     for split, examples in (("train", 36), ("val", 4)):
@@ -133,9 +110,7 @@ def test_the_cache_has_its_files_and_its_meta(
         assert counts["num_label_tokens"] == np.count_nonzero(labels != -100)
         assert np.array_equal(labels[labels != -100], tokens[labels != -100])
         assert starts.dtype == np.int64 and starts[0] == 0 and (np.diff(starts) > 0).all()
-        shards = sorted((folder / split).glob("shard_*.bin"))
         assert counts["num_shards"] == 1
-        assert (folder / split / "shard_00000.bin") in shards
         assert (folder / split / "shard_00000.bin").read_bytes() == tokens.tobytes()
     printed = capsys.readouterr().out
     assert "36 examples" in printed and "4 examples" in printed and "data/cache/sft/primer" in printed
@@ -143,7 +118,7 @@ def test_the_cache_has_its_files_and_its_meta(
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "expected"),
     [
         ('{"messages": []}', "messages"),
         ('{"messages": [{"role": "user", "content": "x"}]}', "assistant"),
@@ -153,14 +128,11 @@ def test_the_cache_has_its_files_and_its_meta(
         ("not json", "JSON"),
     ],
 )
-def test_a_malformed_example_is_an_error_with_its_line(
-    tmp_path: Path, tokenizer: Path, capsys: pytest.CaptureFixture[str], line: str, said: str
-) -> None:
+def test_a_malformed_example_is_an_error_with_its_line(tmp_path, tokenizer, capsys, line, expected):
     primer = write_primer(tmp_path / "primer.jsonl", 3)
     with primer.open("a") as file:
         file.write(line + "\n")
-    arguments = ["build-sft-primer", "--primer-jsonl", str(primer), "--out-dir", str(tmp_path / "out")]
-    assert main([*arguments, "--tokenizer", str(tokenizer)]) == 1
+    assert build(primer, tmp_path / "out", tokenizer) == 1
     message = capsys.readouterr().err
-    assert f"{primer}:4:" in message and said in message and "Traceback" not in message
+    assert f"{primer}:4:" in message and expected in message and "Traceback" not in message
     assert not (tmp_path / "out/primer").exists()

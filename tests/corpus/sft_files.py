@@ -88,37 +88,28 @@ def write_primer(root: Path, docs, *, split="train", meta=True, sources=False):
     if sources:
         write_sources(root / f"{split}_sources.bin", docs)
     if meta:
-        (root / "meta.json").write_text(
-            json.dumps(
-                {
-                    "source": "primer",
-                    "tokenizer_sha256": "abc",
-                    "special_token_ids": {"sys": 3, "usr": 4, "asst": 5, "eot": EOS},
-                    "splits": {split: {"num_examples": len(docs), "num_tokens": len(tokens), "num_shards": 1}},
-                }
-            )
-        )
+        meta = {
+            "source": "primer",
+            "tokenizer_sha256": "abc",
+            "special_token_ids": {"sys": 3, "usr": 4, "asst": 5, "eot": EOS},
+            "splits": {split: {"num_examples": len(docs), "num_tokens": len(tokens), "num_shards": 1}},
+        }
+        (root / "meta.json").write_text(json.dumps(meta))
     return root
 
 
 def openchat_columns(docs):
-    columns = {
-        "total_length": [],
-        "num_seqs": [],
-        "seqlens": [],
-        "nz_input_ids": [],
-        "nz_position_ids": [],
-        "nz_shifted_label_ids": [],
-        "nz_shifted_loss_weights": [],
+    weights = [loss.astype(np.float32) for _, loss in docs]
+    pairs = list(zip([tokens for tokens, _ in docs], weights, strict=True))
+    return {
+        "total_length": [len(tokens) for tokens, _ in docs],
+        "num_seqs": [float(each[1:].sum()) for each in weights],
+        "seqlens": [[len(tokens)] for tokens, _ in docs],
+        "nz_input_ids": [tokens.tolist() for tokens, _ in docs],
+        "nz_position_ids": [list(range(len(tokens))) for tokens, _ in docs],
+        "nz_shifted_label_ids": [[*np.where(each != 0, tokens, 0)[1:].tolist(), 0] for tokens, each in pairs],
+        "nz_shifted_loss_weights": [[*each[1:].tolist(), 0.0] for each in weights],
     }
-    for tokens, loss in docs:
-        weights = loss.astype(np.float32)
-        labels = np.where(weights != 0, tokens, 0).tolist()
-        row = [len(tokens), float(weights[1:].sum()), [len(tokens)], tokens.tolist(), list(range(len(tokens)))]
-        row += [[*labels[1:], 0], [*weights[1:].tolist(), 0.0]]
-        for name, value in zip(columns, row, strict=True):
-            columns[name].append(value)
-    return columns
 
 
 def write_openchat(root: Path, docs, *, split="train", sources=False, columns=None, first_weights=True, group=7):
@@ -139,7 +130,7 @@ def write_openchat(root: Path, docs, *, split="train", sources=False, columns=No
 
 
 def error_of(path, **options):
-    """What is said where a corpus, its documents or its sources are refused."""
+    """The message where a corpus, its documents or its sources are refused."""
     with pytest.raises(grain_sft.GrainSftError) as error:
         corpus = grain_sft.open_corpus(path, **options)
         _ = corpus.documents, corpus.sources

@@ -46,24 +46,16 @@ def test_the_rate_by_hand(three):
 
 def test_the_ratio_of_every_format_is_that_of_its_documents(tmp_path):
     docs, weighted = documents(60), documents(60, weights=True)
-    for number, (folder, made) in enumerate(
-        (
-            (write_olmo(tmp_path / "olmo", docs), docs),  # parts cut through documents
-            (write_episodes(tmp_path / "gaps", docs, shards=3, gap=2), docs),
-            (write_episodes(tmp_path / "weighted", weighted, flat=True), weighted),
-            (write_primer(tmp_path / "primer", docs), docs),
-        )
+    for folder, made in (
+        (write_olmo(tmp_path / "olmo", docs), docs),  # parts cut through documents
+        (write_episodes(tmp_path / "gaps", docs, shards=3, gap=2), docs),
+        (write_episodes(tmp_path / "weighted", weighted, flat=True), weighted),
+        (write_primer(tmp_path / "primer", docs), docs),
+        (write_openchat(tmp_path / "openchat", weighted), weighted),
     ):
         corpus = grain_sft.open_corpus(folder, eos_token_id=EOS)
         for _ in range(2):  # counted, and as it was kept
-            assert supervised_ratio(corpus) == expected_ratio(made), number
-
-
-def test_the_ratio_of_openchats_own_files(tmp_path):
-    pytest.importorskip("pyarrow")
-    docs = documents(60, weights=True)
-    corpus = grain_sft.open_corpus(write_openchat(tmp_path / "openchat", docs))
-    assert supervised_ratio(corpus) == expected_ratio(docs)
+            assert supervised_ratio(corpus) == expected_ratio(made), folder
 
 
 def test_documents_in_any_order_that_overlap_are_counted_as_they_are(tmp_path):

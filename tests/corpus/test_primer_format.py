@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from sft_files import EOS, assert_documents, documents, error_of, joined, write_primer
 
-import grain_sft
+from grain_sft import NpyDataSource, WindowLayout, open_corpus
 
 
 @pytest.mark.parametrize("meta", [True, False])
@@ -17,7 +17,7 @@ def test_both_splits_are_read_by_each_of_their_names(tmp_path, meta):
     train, val = documents(), documents(7, 1)
     write_primer(tmp_path, val, split="val", meta=meta)
     write_primer(tmp_path, train, meta=meta, sources=True)
-    assert_documents(grain_sft.open_corpus(tmp_path / "val"), val)  # no folder as yet
+    assert_documents(open_corpus(tmp_path / "val"), val)  # no folder as yet
     for split, docs in (("train", train), ("val", val)):
         (tmp_path / split).mkdir()
         for name, target in ((".bin", "input_ids.bin"), ("_labels.bin", "labels.bin"), ("_idx.npy", "idx.npy")):
@@ -25,22 +25,22 @@ def test_both_splits_are_read_by_each_of_their_names(tmp_path, meta):
         places = [tmp_path / split, *(tmp_path / split).iterdir()]
         places += [tmp_path / f"{split}_{name}" for name in ("input_ids.bin", "labels.bin", "idx.npy")]
         for place in [*places, tmp_path] if split == "train" else places:
-            corpus = grain_sft.open_corpus(place)
+            corpus = open_corpus(place)
             assert_documents(corpus, docs, sources=split == "train")
-            assert corpus == grain_sft.open_corpus(place, format="primer")
+            assert corpus == open_corpus(place, format="primer")
         assert (corpus.dtype, corpus.has_loss, corpus.has_weights) == (np.uint16, True, False)
         assert corpus.eos_token_id == (EOS if meta else None)
         assert corpus.tokenizer_sha256 == ("abc" if meta else None)
         tokens, loss = joined(docs)
         rows = len(tokens) // 8
-        batch = grain_sft.NpyDataSource(grain_sft.WindowLayout(corpus, 8)).read(range(rows))
+        batch = NpyDataSource(WindowLayout(corpus, 8)).read(range(rows))
         np.testing.assert_array_equal(batch["loss_mask"], loss[: rows * 8].reshape(-1, 8))
 
 
 def test_tokens_alone_are_still_a_file_of_tokens(tmp_path):
     write_primer(tmp_path, documents())
     (tmp_path / "train_labels.bin").unlink()
-    assert not grain_sft.open_corpus(tmp_path / "train_input_ids.bin", dtype="uint16").has_loss
+    assert not open_corpus(tmp_path / "train_input_ids.bin", dtype="uint16").has_loss
     assert "lacks train_labels.bin" in error_of(tmp_path)
     assert "is not of the format primer" in error_of(tmp_path / "train_input_ids.bin", format="primer")
 
@@ -72,23 +72,19 @@ def test_labels_that_are_shifted_or_of_other_tokens_are_named(tmp_path):
 )
 @pytest.mark.parametrize("raw", [True, False])
 def test_starts_that_dont_ascend_are_named(tmp_path, starts, expected, raw):
-    write_primer(tmp_path, documents())
-    path = tmp_path / "train_idx.npy"
+    path = write_primer(tmp_path, documents()) / "train_idx.npy"
     array = np.array(starts, "<i8")
-    path.write_bytes(array.tobytes()) if raw else np.save(path, array)
-    message = error_of(tmp_path)
-    assert str(path) in message and expected in message
+    array.tofile(path) if raw else np.save(path, array)
+    assert f"{path}: {expected}" in error_of(tmp_path)
 
 
 def test_starts_may_be_raw_and_have_an_end(tmp_path):
     docs = documents()
-    write_primer(tmp_path, docs)
-    path = tmp_path / "train_idx.npy"
+    path = write_primer(tmp_path, docs) / "train_idx.npy"
     starts = np.append(np.load(path), len(joined(docs)[0]))
-    np.save(path, starts)
-    assert_documents(grain_sft.open_corpus(tmp_path), docs)
-    starts.tofile(path)
-    assert_documents(grain_sft.open_corpus(tmp_path), docs)
+    for write in (np.save, lambda path, starts: starts.tofile(path)):
+        write(path, starts)
+        assert_documents(open_corpus(tmp_path), docs)
     for wrong, expected in (
         (starts.astype("i4"), "dtype '<i4'; expected '<i8'"),
         (starts.astype(">i8"), "dtype '>i8'; expected '<i8'"),
@@ -112,7 +108,6 @@ def test_starts_may_be_raw_and_have_an_end(tmp_path):
     ],
 )
 def test_a_key_of_meta_json_of_the_wrong_kind_is_named(tmp_path, key, value, expected):
-    write_primer(tmp_path, documents())
-    path = tmp_path / "meta.json"
+    path = write_primer(tmp_path, documents()) / "meta.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), key: value}))
     assert expected in error_of(tmp_path)
