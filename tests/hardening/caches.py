@@ -88,13 +88,8 @@ def write_openchat(folder: Path, number: int) -> None:
         "nz_shifted_label_ids": pa.array(labels, lists),
         "nz_shifted_loss_weights": pa.array([[1.0] * 19 + [0.0]] * len(rows), floats),
     }
-    parquet.write_table(
-        pa.table(columns),
-        folder / "openchat.train.parquet",
-        compression="none",
-        use_dictionary=False,
-        write_statistics=False,
-    )
+    plain = {"compression": "none", "use_dictionary": False, "write_statistics": False}
+    parquet.write_table(pa.table(columns), folder / "openchat.train.parquet", **plain)
 
 
 def write(folder: Path, number: int) -> None:
@@ -125,9 +120,8 @@ def used(folder: Path, orders: bool = True) -> dict[str, str]:
         digest = hashlib.sha256()
         for array in arrays.values():
             digest.update(np.ascontiguousarray(array).view(np.uint8))
-        found[name] = (
-            f"{len(layout)} {layout.highest_token if isinstance(layout, PackedLayout) else ''} {digest.hexdigest()}"
-        )
+        highest = layout.highest_token if isinstance(layout, PackedLayout) else ""
+        found[name] = f"{len(layout)} {highest} {digest.hexdigest()}"
     found["supervised"] = repr(supervised_ratio(open_corpus(folder / "episodes")))
     if orders:
         for epoch in range(2):

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+from sft_files import documents, write_olmo
 
 ROOT = Path(__file__).parents[2]
 LENGTH = 50
@@ -33,28 +34,38 @@ def make(folder, **options):
 def write_counted(folder: Path, files: int, rows: int) -> None:
     """`files` files of `rows` rows of LENGTH tokens; token k of all files is k, so that a wrong row can't hide."""
     folder.mkdir(parents=True, exist_ok=True)
-    per_file = rows * LENGTH
-    for number in range(files):
-        first = number * per_file
-        np.arange(first, first + per_file, dtype=np.uint32).tofile(folder / f"{number:05d}.npy")
+    tokens = np.arange(files * rows * LENGTH, dtype=np.uint32).reshape(files, -1)
+    for number, part in enumerate(tokens):
+        part.tofile(folder / f"{number:05d}.npy")
+
+
+def write_corpus_and_tokenizer(folder: Path) -> None:
+    """An OLMo corpus in `folder`/olmo, and a tokenizer of chats in `folder`/spm.model."""
+    from grain_sft.prepare import train_tokenizer
+    from grain_sft.prepare.training import CHAT_TOKENS
+
+    write_olmo(folder / "olmo", documents(3000), part_tokens=20_000)
+    words = [f"word {number} of the question, and the answer" for number in range(300)]
+    (folder / "spm.model").write_bytes(train_tokenizer(words, 350, CHAT_TOKENS))
 
 
 def is_right(batch, rows) -> bool:
     """Whether a batch of `make`'s pipeline holds `rows`."""
-    expected = np.asarray(rows)[:, None] * LENGTH + np.arange(LENGTH)
-    return np.array_equal(batch["inputs"], expected)
+    return np.array_equal(batch["inputs"], np.asarray(rows)[:, None] * LENGTH + np.arange(LENGTH))
 
 
-def start(program: str, *arguments: object, **options) -> subprocess.Popen[str]:
-    """A child that runs PROGRAM and then `program`."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), **options.pop("env", {})}
-    command = [sys.executable, "-c", PROGRAM + program, *map(str, arguments)]
+def start(program: str | Path, *arguments: object, **options) -> subprocess.Popen[str]:
+    """A child that runs a file, or PROGRAM and then the text `program`."""
+    paths = os.pathsep.join(map(str, (ROOT, ROOT / "tests" / "corpus")))
+    environment = {**os.environ, "PYTHONPATH": paths, **options.pop("env", {})}
+    code = [str(program)] if isinstance(program, Path) else ["-c", PROGRAM + program]
+    command = [sys.executable, *code, *map(str, arguments)]
     return subprocess.Popen(
         command, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment, **options
     )
 
 
-def run(program: str, *arguments: object, timeout: float = 400, **options) -> str:
+def run(program: str | Path, *arguments: object, timeout: float = 400, **options) -> str:
     """What such a child prints; it has to end well."""
     child = start(program, *arguments, **options)
     try:

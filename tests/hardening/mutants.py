@@ -40,26 +40,9 @@ SECONDS = 60
 """That reading a mutant may take."""
 
 ODD_NUMBERS = (-1, 0, 1, 2**31 - 1, 2**31, 2**32, 2**53, 2**63 - 1, 2**63, 2**64, 10**30, -(2**63))
-ODD_VALUES = (
-    *ODD_NUMBERS,
-    None,
-    True,
-    1.5,
-    float("nan"),
-    float("inf"),
-    "",
-    "\0",
-    "../..",
-    "uint64",
-    ">u4",
-    "O",
-    "x" * 5000,
-    [],
-    {},
-    [[[[]]]],
-    {"a": {}},
-    [1, "a", None],
-)
+ODD_TEXTS = ("", "\0", "../..", "uint64", ">u4", "O", "x" * 5000)
+ODD_HOLDERS = ([], {}, [[[[]]]], {"a": {}}, [1, "a", None])
+ODD_VALUES = (*ODD_NUMBERS, None, True, 1.5, float("nan"), float("inf"), *ODD_TEXTS, *ODD_HOLDERS)
 
 
 def of_bytes(data: bytes, draw: random.Random) -> bytes:
@@ -68,27 +51,26 @@ def of_bytes(data: bytes, draw: random.Random) -> bytes:
     for _ in range(draw.choice((1, 1, 2, 5, 20))):
         if not changed:
             break
-        reach = draw.choice((16, 128, len(changed)))
-        at = draw.randrange(min(reach, len(changed)))
-        kind = draw.randrange(8)
-        if kind == 0:
-            changed[at] ^= 1 << draw.randrange(8)
-        elif kind == 1:
-            changed[at] = draw.randrange(256)
-        elif kind == 2:
-            del changed[at : at + draw.choice((1, 2, 8, 100))]
-        elif kind == 3:
-            changed[at:at] = draw.randbytes(draw.choice((1, 4, 64)))
-        elif kind == 4:
-            del changed[at:]
-        elif kind == 5:
-            width = draw.choice((2, 4, 8))
-            changed[at : at + width] = (draw.choice(ODD_NUMBERS) % (1 << 8 * width)).to_bytes(width, "little")
-        elif kind == 6:
-            other = draw.randrange(len(changed))
-            changed[at : at + 16] = changed[other : other + 16]
-        else:
-            changed += changed[at : at + draw.choice((1, 100, 1000))]
+        at = draw.randrange(min(draw.choice((16, 128, len(changed))), len(changed)))
+        match draw.randrange(8):
+            case 0:
+                changed[at] ^= 1 << draw.randrange(8)
+            case 1:
+                changed[at] = draw.randrange(256)
+            case 2:
+                del changed[at : at + draw.choice((1, 2, 8, 100))]
+            case 3:
+                changed[at:at] = draw.randbytes(draw.choice((1, 4, 64)))
+            case 4:
+                del changed[at:]
+            case 5:
+                width = draw.choice((2, 4, 8))
+                changed[at : at + width] = (draw.choice(ODD_NUMBERS) % (1 << 8 * width)).to_bytes(width, "little")
+            case 6:
+                other = draw.randrange(len(changed))
+                changed[at : at + 16] = changed[other : other + 16]
+            case 7:
+                changed += changed[at : at + draw.choice((1, 100, 1000))]
     return bytes(changed)
 
 
@@ -134,22 +116,21 @@ def of_plan(path: Path, draw: random.Random) -> None:
     """Arrays or dependences changed under a checksum that is right."""
     arrays, depends = artifact.open_file(path)
     made = {name: np.array(array) for name, array in arrays.items()}
-    depends = (
-        json.loads(of_json(json.dumps(depends).encode(), draw, text_too=False)) if draw.random() < 0.3 else depends
-    )
+    if draw.random() < 0.3:
+        depends = json.loads(of_json(json.dumps(depends).encode(), draw, text_too=False))
     name = draw.choice(list(made))
     array = made[name]
-    kind = draw.randrange(5)
-    if kind == 0:
-        array[draw.randrange(len(array))] = draw.choice(ODD_NUMBERS) % (1 << 31)
-    elif kind == 1:
-        made[name] = array[: draw.randrange(len(array))]
-    elif kind == 2:
-        made[name] = array.astype(draw.choice(("f4", "u1", "i2", "?", "u8")))
-    elif kind == 3:
-        made[name] = array.reshape(1, -1)
-    else:
-        del made[name]
+    match draw.randrange(5):
+        case 0:
+            array[draw.randrange(len(array))] = draw.choice(ODD_NUMBERS) % (1 << 31)
+        case 1:
+            made[name] = array[: draw.randrange(len(array))]
+        case 2:
+            made[name] = array.astype(draw.choice(("f4", "u1", "i2", "?", "u8")))
+        case 3:
+            made[name] = array.reshape(1, -1)
+        case 4:
+            del made[name]
     path.unlink()
     artifact.save(path, depends if isinstance(depends, dict) else {}, made)
 
@@ -235,16 +216,8 @@ def make_whole(folder: Path) -> dict[str, Kind]:
         (whole / name / "prepare.json").write_text(json.dumps(manifest))
     corpus = grain_sft.open_corpus(whole / "olmo")
     corpus.save(whole / "index.json")
-    stated = split_metadata(
-        format="olmo",
-        split="train",
-        eos_token_id=EOS,
-        pad_token_id=0,
-        tokenizer="t",
-        tokenizer_sha256="abc",
-        vocab_size=1000,
-        source_names=["abc"],
-    )
+    of_tokenizer = {"tokenizer": "t", "tokenizer_sha256": "abc", "vocab_size": 1000, "source_names": ["abc"]}
+    stated = split_metadata(format="olmo", split="train", eos_token_id=EOS, pad_token_id=0, **of_tokenizer)
     (whole / "olmo" / "corpus.json").write_text(json.dumps(stated))
     files = grain_sft.open_corpus(sorted((whole / "olmo").glob("token_ids*.npy")), use_loss_mask=False)
     files.save(whole / "maxtext.json", format="maxtext", sequence_length=4, tokenizer="t")
@@ -252,8 +225,8 @@ def make_whole(folder: Path) -> dict[str, Kind]:
     shutil.copy(plan_files(layout)[0]["path"], whole / "plan.arrays")
     materialize(layout, whole / "rows", shard_bytes=1 << 10)
     (whole / "npy").mkdir()
-    for number, dtype in enumerate(("uint16", "uint16")):
-        np.save(whole / "npy" / f"{number}.npy", np.arange(40).astype(dtype))
+    for number in range(2):
+        np.save(whole / "npy" / f"{number}.npy", np.arange(40).astype("uint16"))
     stated = {
         "corpus": {"path": str(whole / "olmo")},
         "layout": {"kind": "packed", "sequence_length": 64},
@@ -262,6 +235,7 @@ def make_whole(folder: Path) -> dict[str, Kind]:
     }
     (whole / "config.json").write_text(json.dumps(stated))
     (whole / "config.yaml").write_text(json.dumps(stated, indent=1))
+    index, maxtext, plan = whole / "index.json", whole / "maxtext.json", whole / "plan.arrays"
     return {
         "header of .npy": Kind(whole / "npy", read_corpus, of_bytes),
         "olmo: any file": Kind(whole / "olmo", read_corpus, of_bytes),
@@ -275,12 +249,12 @@ def make_whole(folder: Path) -> dict[str, Kind]:
         "openchat: Parquet": Kind(whole / "openchat", read_corpus, of_bytes, "*.parquet"),
         "rows: any file": Kind(whole / "rows", read_rows, of_bytes),
         "rows: rows.json": Kind(whole / "rows", read_rows, of_json, "*.json"),
-        "index: bytes": Kind(whole / "index.json", read_index, of_bytes),
-        "index: values": Kind(whole / "index.json", read_index, of_json),
-        "MaxText index: bytes": Kind(whole / "maxtext.json", read_index, of_bytes),
-        "MaxText index: values": Kind(whole / "maxtext.json", read_index, of_json),
-        "plan: bytes": Kind(whole / "plan.arrays", read_plan, of_bytes),
-        "plan: arrays": Kind(whole / "plan.arrays", read_plan),
+        "index: bytes": Kind(index, read_index, of_bytes),
+        "index: values": Kind(index, read_index, of_json),
+        "MaxText index: bytes": Kind(maxtext, read_index, of_bytes),
+        "MaxText index: values": Kind(maxtext, read_index, of_json),
+        "plan: bytes": Kind(plan, read_plan, of_bytes),
+        "plan: arrays": Kind(plan, read_plan),
         "config: bytes": Kind(whole / "config.yaml", read_config, of_bytes),
         "config: values": Kind(whole / "config.json", read_config, of_json),
     }
@@ -288,9 +262,8 @@ def make_whole(folder: Path) -> dict[str, Kind]:
 
 def limit_memory() -> None:
     """Let no mutant take more than MEMORY bytes."""
-    used = next(
-        int(line.split()[1]) << 10 for line in Path("/proc/self/status").read_text().splitlines() if "VmData" in line
-    )
+    status = Path("/proc/self/status").read_text().splitlines()
+    used = next(int(line.split()[1]) << 10 for line in status if "VmData" in line)
     resource.setrlimit(resource.RLIMIT_DATA, (used + MEMORY, used + MEMORY))
 
 
@@ -306,8 +279,7 @@ def main(folder: Path, first: int, count: int) -> None:
         kind.read(kind.whole)
     limit_memory()
     signal.signal(signal.SIGALRM, hangs)
-    names, refused, wrong = list(kinds), Counter(), []
-    made = Counter()
+    names, made, refused, wrong = list(kinds), Counter(), Counter(), []
     for number in range(first, first + count):
         name = names[number % len(names)]
         kind, draw = kinds[name], random.Random(number)

@@ -14,16 +14,8 @@ from pathlib import Path
 
 import numpy as np
 
-from grain_sft import (
-    IndexSampler,
-    NgramFilter,
-    NpyDataSource,
-    PackedLayout,
-    Pipeline,
-    ShiftTargets,
-    WindowLayout,
-    open_corpus,
-)
+import grain_sft
+from grain_sft import IndexSampler, NpyDataSource, PackedLayout, Pipeline, WindowLayout
 
 EOS, LENGTH, BATCH = 1, 512, 16
 FILES, TOKENS = 64, 1 << 16  # and tokens a file: an epoch takes 1 to 2 s
@@ -96,37 +88,33 @@ def soak(pipeline: Pipeline, seconds: float, threads: int) -> dict[str, object]:
             samples.append(measure())
     elapsed = time.monotonic() - begin
     batches.close()
-    memory, files, running = (np.array(column) for column in zip(*samples, strict=True))
-    warm = len(samples) // 4  # by then all files have been open, and all buffers made
-    epochs = step // epoch
+    warm = samples[len(samples) // 4 :]  # by then all files have been open, and all buffers made
+    memory, files, threads_seen = ([column[0], max(column), column[-1]] for column in zip(*warm, strict=True))
+    epochs, rows = step // epoch, step * BATCH
     return {
         "layout": type(pipeline.source.layout).__name__,
         "seconds": round(elapsed, 1),
         "steps": step,
         "epochs": epochs,
-        "rows": step * BATCH,
-        "tokens_a_second": round(step * BATCH * LENGTH / elapsed),
+        "rows": rows,
+        "tokens_a_second": round(rows * LENGTH / elapsed),
         "wrong_rows": accounts.wrong,
-        "lost_or_doubled_rows": step * BATCH
-        - int(accounts.times.sum())
-        + int(np.count_nonzero(accounts.times > epochs)),
-        "memory_mb": [round(float(each) / 1e6, 1) for each in (memory[warm], memory[warm:].max(), memory[-1])],
-        "files": [int(files[warm]), int(files[warm:].max()), int(files[-1])],
-        "threads": [int(running[warm]), int(running[warm:].max()), int(running[-1])],
+        "lost_or_doubled_rows": rows - int(accounts.times.sum()) + int(np.count_nonzero(accounts.times > epochs)),
+        "memory_mb": [round(each / 1e6, 1) for each in memory],
+        "files": files,
+        "threads": threads_seen,
         "samples": len(samples),
     }
 
 
 def main(folder: Path, seconds: float) -> None:
     write(folder)
-    corpus = open_corpus(folder, dtype="uint32", eos_token_id=EOS)
+    corpus = grain_sft.open_corpus(folder, dtype="uint32", eos_token_id=EOS)
     for layout in (WindowLayout(corpus, LENGTH), PackedLayout(corpus, LENGTH, cache_dir=folder / "cache")):
         source = NpyDataSource(layout, max_open_files=40)  # so that files are opened again and again
         sampler = IndexSampler(len(source), global_batch_size=BATCH, seed=7)
-        print(
-            json.dumps(soak(Pipeline(source, sampler, [NgramFilter(), ShiftTargets()]), seconds / 2, threads=2)),
-            flush=True,
-        )
+        pipeline = Pipeline(source, sampler, [grain_sft.NgramFilter(), grain_sft.ShiftTargets()])
+        print(json.dumps(soak(pipeline, seconds / 2, threads=2)), flush=True)
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from caches import EOS, LENGTH, keep_everything, layouts_of, used, write, write_
 
 from grain_sft import PackedLayout, open_corpus
 from grain_sft.corpus import content
+from grain_sft.errors import LayoutError
 from grain_sft.layout.report import plan_files
 from grain_sft.prepare.materialize import materialize
 from grain_sft.storage.file_stamp import describe
@@ -24,6 +25,10 @@ pytest.importorskip("pyarrow")
 def cache(tmp_path, monkeypatch):
     keep_everything(monkeypatch, tmp_path / "cache")
     return tmp_path / "cache"
+
+
+def opened(path: Path):
+    return open_corpus(path, dtype="uint16", eos_token_id=EOS)
 
 
 def kept(cache: Path) -> set[Path]:
@@ -41,7 +46,7 @@ def test_rows_are_the_same_with_an_empty_cache_and_one_full_of_every_other_corpu
         write(folder, number)
         monkeypatch.setenv("GRAIN_SFT_CACHE_DIR", str(tmp_path / "empty" / str(number)))
         expected.append(used(folder, orders=False))
-    assert len({open_corpus(folder / "plain", dtype="uint16", eos_token_id=EOS).fingerprint for folder in folders}) == 1
+    assert len({opened(folder / "plain").fingerprint for folder in folders}) == 1
     assert len({open_corpus(folder / "episodes").fingerprint for folder in folders}) == 1
     assert len({describe(str(folder / "openchat" / "openchat.train.parquet")).digest for folder in folders}) == 1
     for name in expected[0]:
@@ -67,13 +72,10 @@ def test_a_file_that_is_rewritten_in_place_has_rows_of_its_own(tmp_path, cache, 
         target.write_bytes((tmp_path / str(number) / "0.npy").read_bytes())
         os.utime(target, ns=(10**18, 10**18))
         time.sleep(0.1)
-        corpus = open_corpus(target, dtype="uint16", eos_token_id=EOS)
-        layouts = [
-            PackedLayout(corpus, LENGTH),
-            PackedLayout(open_corpus(target, dtype="uint16", eos_token_id=EOS), LENGTH),
-        ]
+        corpus = opened(target)
+        layouts = [PackedLayout(corpus, LENGTH), PackedLayout(opened(target), LENGTH)]
         monkeypatch.setenv("GRAIN_SFT_CACHE_DIR", str(tmp_path / "empty" / str(number)))
-        layouts.append(PackedLayout(open_corpus(target, dtype="uint16", eos_token_id=EOS), LENGTH))
+        layouts.append(PackedLayout(opened(target), LENGTH))
         monkeypatch.setenv("GRAIN_SFT_CACHE_DIR", str(cache))
         found = [[layout.spans(row) for row in range(len(layout))] for layout in layouts]
         assert found[0] == found[1] == found[2]
@@ -86,7 +88,7 @@ def test_a_file_that_was_written_just_now_is_hashed_again(tmp_path, monkeypatch)
     monkeypatch.setattr(content, "_REMEMBERED_FROM", 0)
     monkeypatch.setenv("GRAIN_SFT_CACHE_DIR", str(tmp_path / "cache"))
     write_plain(tmp_path / "corpus", 0)
-    corpus = open_corpus(tmp_path / "corpus", dtype="uint16", eos_token_id=EOS)
+    corpus = opened(tmp_path / "corpus")
     first = corpus.content_hash()
     assert not list(tmp_path.rglob("*.arrays"))
     status = os.stat(corpus.shards[0].path)
@@ -102,20 +104,18 @@ def test_a_corpus_that_changes_after_it_was_scanned_leaves_no_plan_under_the_nam
         write_plain(tmp_path / str(number), number)
     target = tmp_path / "corpus.npy"
     shutil.copy(tmp_path / "0" / "0.npy", target)
-    old = open_corpus(target, dtype="uint16", eos_token_id=EOS)
+    old = opened(target)
     assert len(old.documents)
     time.sleep(0.05)
     target.write_bytes((tmp_path / "1" / "0.npy").read_bytes())
     PackedLayout(old, LENGTH)  # of the documents as they were
     shutil.copy(tmp_path / "1" / "0.npy", tmp_path / "new.npy")
-    new = PackedLayout(open_corpus(tmp_path / "new.npy", dtype="uint16", eos_token_id=EOS), LENGTH)
+    new = PackedLayout(opened(tmp_path / "new.npy"), LENGTH)
     tokens = np.fromfile(tmp_path / "new.npy", "<u2")
     assert new.statistics["documents"] == np.count_nonzero(tokens == EOS)
 
 
 def test_written_rows_are_not_taken_for_those_of_a_corpus_of_equal_ends(tmp_path, cache):
-    from grain_sft.errors import LayoutError
-
     for number in range(2):
         write(tmp_path / str(number), number)
     layouts = [dict(layouts_of(tmp_path / str(number)))["files"] for number in range(2)]
@@ -132,31 +132,28 @@ def damage(path: Path, kind: str, random: np.random.Generator) -> None:
     """Damage one file of the cache."""
     data = bytearray(path.read_bytes())
     at = int(random.integers(len(data) or 1))
-    if kind == "flipped" and data:
-        data[at] ^= 1 << int(random.integers(8))
-    elif kind == "cut":
-        del data[at:]
-    elif kind == "zeroed":
-        data[at : at + 4096] = bytes(len(data[at : at + 4096]))
-    elif kind == "empty":
-        data.clear()
-    elif kind == "replaced by an older one":
-        data[:8] = b"GSFTART1"
+    match kind:
+        case "flipped" if data:
+            data[at] ^= 1 << int(random.integers(8))
+        case "cut":
+            del data[at:]
+        case "zeroed":
+            data[at : at + 4096] = bytes(len(data[at : at + 4096]))
+        case "empty":
+            data.clear()
+        case "replaced by an older one":
+            data[:8] = b"GSFTART1"
+        case "swapped":
+            folder = path.parent.parent if path.parent.parent.name == "openchat" else path.parent
+            alike = sorted(each for each in folder.rglob(f"*{path.suffix}") if each != path and each.is_file())
+            if alike:
+                other = alike[int(random.integers(len(alike)))]
+                swapped = other.read_bytes()
+                other.write_bytes(data)
+                data = bytearray(swapped)
+    path.unlink()
     if kind == "a pipe":
-        path.unlink()
         os.mkfifo(path)
-    elif kind == "swapped":
-        folders = path.parent.parent.iterdir() if path.parent.parent.name == "openchat" else [path.parent]
-        others = sorted(
-            other
-            for folder in folders
-            for other in folder.iterdir()
-            if other != path and other.suffix == path.suffix and other.is_file()
-        )
-        other = others[int(random.integers(len(others)))] if others else path
-        swapped = other.read_bytes()
-        other.write_bytes(data)
-        path.write_bytes(swapped)
     else:
         path.write_bytes(data)
 

@@ -39,26 +39,25 @@ def test_950_shards_are_read_where_64_files_may_be_open(tmp_path):
 
 
 def replace(path, data):
-    other = path.with_name("other.tmp")
-    other.write_bytes(data)
-    other.replace(path)
+    path.with_name("other.tmp").write_bytes(data)
+    path.with_name("other.tmp").replace(path)
 
 
-def grow(path):
-    with path.open("ab") as file:
-        file.write(bytes(4 * LENGTH))
-
-
+SIZE = 40 * LENGTH * 4
 CHANGES = {
-    "shorten": lambda path: os.truncate(path, path.stat().st_size - 4 * LENGTH),
+    "shorten": lambda path: os.truncate(path, SIZE - 4 * LENGTH),
     "cut to nothing": lambda path: os.truncate(path, 0),
-    "grow": grow,
-    "replace by a longer": lambda path: replace(path, bytes(path.stat().st_size + 4 * LENGTH)),
-    "replace by an equal size": lambda path: replace(path, b"\xff" * path.stat().st_size),
+    "grow": lambda path: os.truncate(path, SIZE + 4 * LENGTH),
+    "replace by a longer": lambda path: replace(path, bytes(SIZE + 4 * LENGTH)),
+    "replace by an equal size": lambda path: replace(path, b"\xff" * SIZE),
     "remove": os.unlink,
 }
 STILL_THERE = ("replace by a longer", "replace by an equal size", "remove")
 """What leaves an open file as it was: the system keeps it until it is closed."""
+
+
+def source_of(folder, length=LENGTH, **options):
+    return NpyDataSource(WindowLayout(open_corpus(folder, dtype="uint32"), length), **options)
 
 
 @pytest.mark.parametrize("threads", [0, 3])
@@ -68,33 +67,29 @@ def test_a_shard_that_changes_in_a_run_is_noticed_before_a_wrong_row_is_delivere
     """Each row that is delivered is looked at, after the change as before. A run that opens the file again notices any
     change; one that holds it open goes on with the file that it was, where that is still there."""
     write_counted(tmp_path, files=8, rows=40)
-    paths = sorted(tmp_path.glob("*.npy"))
-    source = NpyDataSource(WindowLayout(open_corpus(tmp_path, dtype="uint32"), LENGTH), max_open_files=limit)
+    changed = tmp_path / "00003.npy"
+    source = source_of(tmp_path, max_open_files=limit)
     pipeline = Pipeline(source, IndexSampler(len(source), global_batch_size=BATCH, seed=1, epochs=3), [ShiftTargets()])
-    batches = pipeline.iter(threads=threads)
-    for step in range(20):
-        assert is_right(next(batches), pipeline.sampler.rows(step))
-    CHANGES[change](paths[3])
-    error = None
-    for step in range(20, len(pipeline)):
-        try:
-            batch = next(batches)
-        except CorpusFileError as found:
-            error = found
-            break
-        assert is_right(batch, pipeline.sampler.rows(step)), step
+    batches, error = pipeline.iter(threads=threads), None
+    try:
+        for step in range(len(pipeline)):
+            if step == 20:
+                CHANGES[change](changed)
+            assert is_right(next(batches), pipeline.sampler.rows(step)), step
+    except CorpusFileError as found:
+        error = found
     batches.close()
     if limit is None and change in STILL_THERE:
         assert error is None, error
     else:
-        assert error is not None and str(paths[3]) in str(error)
+        assert step >= 20 and str(changed) in str(error)
 
 
 @pytest.mark.parametrize("length", [LENGTH, 5000], ids=["copied together", "read one by one"])
 def test_a_shard_that_is_overwritten_in_place_is_noticed(tmp_path, length):
     """By who reads from it already, and by who opens it."""
     write_counted(tmp_path, files=4, rows=200)
-    source = NpyDataSource(WindowLayout(open_corpus(tmp_path, dtype="uint32"), length))
+    source = source_of(tmp_path, length)
     source.read(range(len(source)))
     path = tmp_path / "00001.npy"
     with path.open("r+b") as file:
@@ -107,7 +102,7 @@ def test_a_shard_that_is_overwritten_in_place_is_noticed(tmp_path, length):
 
 def test_a_shard_that_was_only_touched_is_read_on(tmp_path):
     write_counted(tmp_path, files=4, rows=200)
-    source = NpyDataSource(WindowLayout(open_corpus(tmp_path, dtype="uint32"), LENGTH), max_open_files=None)
+    source = source_of(tmp_path)
     before = source.read(range(len(source)))["tokens"]
     for path in tmp_path.glob("*.npy"):
         os.utime(path, (1, 1))

@@ -13,8 +13,8 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from children import run
-from sft_files import EOS, documents, write_olmo
+from children import run, write_corpus_and_tokenizer
+from sft_files import EOS
 
 import grain_sft
 from grain_sft.errors import CorpusFileError
@@ -93,25 +93,15 @@ def open_folder():
 @pytest.fixture(scope="module")
 def data(open_folder):
     """A corpus, conversations and a tokenizer that anyone may read."""
-    from grain_sft.prepare import train_tokenizer
-    from grain_sft.prepare.training import CHAT_TOKENS
-
     folder = open_folder / "data"
-    write_olmo(folder / "olmo", documents(3000), part_tokens=20_000)
-    words = [f"word {number} of the question, and the answer" for number in range(300)]
-    (folder / "spm.model").write_bytes(train_tokenizer(words, 350, CHAT_TOKENS))
+    write_corpus_and_tokenizer(folder)
     line = '{"messages": [{"role": "user", "content": "word"}, {"role": "assistant", "content": "%s"}]}\n'
     (folder / "chats.jsonl").write_text("".join(line % f"answer {number} of the question" for number in range(2000)))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("GRAIN_SFT_CACHE_DIR", str(folder / "cache"))
         layout = grain_sft.PackedLayout(grain_sft.open_corpus(folder / "olmo", eos_token_id=EOS), 64)
         assert plan_files(layout)
-    for path in (
-        folder,
-        folder / "olmo",
-        *(folder / "cache").rglob("*"),
-        folder / "cache",
-    ):
+    for path in (folder, folder / "olmo", folder / "cache", *(folder / "cache").rglob("*")):
         path.chmod(0o777)
     return folder
 
@@ -121,12 +111,8 @@ def full_disk(tmp_path):
     """(folder, limit): a file system with 24 KiB left, or a folder and the limit on files that stands for it."""
     folder = tmp_path / "disk"
     folder.mkdir()
-    mounted = (
-        shutil.which("mount")
-        and not subprocess.run(
-            ["mount", "-t", "tmpfs", "-o", "size=24k", "none", str(folder)], capture_output=True
-        ).returncode
-    )
+    command = ["mount", "-t", "tmpfs", "-o", "size=24k", "none", str(folder)]
+    mounted = shutil.which("mount") and not subprocess.run(command, capture_output=True).returncode
     try:
         yield folder, 0 if mounted else 12_000
     finally:
@@ -154,10 +140,7 @@ def test_a_disk_that_gets_full_is_a_sentence_and_leaves_nothing_under_a_final_na
     assert said.startswith("made") or (said.startswith("StorageError") and str(disk) in said), said
     room = tmp_path / "room"
     room.mkdir()
-    assert {name: said[:4] for name, (said, _) in make(data, room, ["rows", "corpus"]).items()} == {
-        "rows": "made",
-        "corpus": "made",
-    }
+    assert [said[:4] for said, _ in make(data, room, ["rows", "corpus"]).values()] == ["made", "made"]
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become someone who may not write")

@@ -18,8 +18,8 @@ import uuid
 from pathlib import Path
 
 import pytest
-from children import ROOT, wait_until
-from sft_files import EOS, documents, write_olmo
+from children import ROOT, wait_until, write_corpus_and_tokenizer
+from sft_files import EOS
 
 COUNT = int(os.environ.get("GRAIN_SFT_INTERRUPTS", "40"))
 LIMIT = 2.0  # seconds
@@ -29,10 +29,7 @@ PREPARE = ["--template", "primer", "--tokenizer", "{data}/spm.model"]
 COMMANDS = {
     "demo": (["demo", "--dir", "{out}/demo", "--steps", "9"], 20.0),
     "pack": (["pack", "{data}/olmo", "--sequence-length", "64", "--eos-token-id", str(EOS)], 5.0),
-    "prepare": (
-        ["prepare", "{data}/chats.jsonl", "-o", "{out}/prepared", "--workers", "2", *PREPARE],
-        6.0,
-    ),
+    "prepare": (["prepare", "{data}/chats.jsonl", "-o", "{out}/prepared", "--workers", "2", *PREPARE], 6.0),
     "train-tokenizer": (
         ["train-tokenizer", "{data}/chats.jsonl", "-o", "{out}/made.model", "--vocab-size", "2000"],
         4.0,
@@ -46,13 +43,8 @@ COMMANDS = {
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
     """A corpus, conversations, a tokenizer and a config."""
-    from grain_sft.prepare import train_tokenizer
-    from grain_sft.prepare.training import CHAT_TOKENS
-
     folder = tmp_path_factory.mktemp("data")
-    write_olmo(folder / "olmo", documents(3000), part_tokens=20_000)
-    words = [f"word {number} of the question, and the answer" for number in range(300)]
-    (folder / "spm.model").write_bytes(train_tokenizer(words, 350, CHAT_TOKENS))
+    write_corpus_and_tokenizer(folder)
     draw = random.Random(0)
     syllables = [a + b for a in "bcdfghklmnprst" for b in "aeiou"]
     with open(folder / "chats.jsonl", "w") as file:
@@ -81,16 +73,11 @@ class Interrupted:
         temporary.mkdir(parents=True)
         environment = {**os.environ, MARK: mark, "TMPDIR": str(temporary), "GRAIN_SFT_CACHE_DIR": str(out / "cache")}
         environment["PYTHONPATH"] = str(ROOT)
+        command = [sys.executable, "-m", "grain_sft", *(word.format(data=data, out=out) for word in arguments)]
+        streams = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
         before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
         try:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "grain_sft", *(word.format(data=data, out=out) for word in arguments)],
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.PIPE,
-                env=environment,
-                text=True,
-                start_new_session=True,
-            )
+            process = subprocess.Popen(command, env=environment, start_new_session=True, **streams)
         finally:
             signal.signal(signal.SIGINT, before)
         tasks = f"/proc/{process.pid}/task"

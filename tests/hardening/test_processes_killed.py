@@ -5,12 +5,12 @@ GRAIN_SFT_KILLS=30 pytest -n0 tests/hardening/test_processes_killed.py
 
 from __future__ import annotations
 
-import glob
 import multiprocessing
 import os
 import random
 import re
 import signal
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -115,48 +115,33 @@ main()
 """
 
 
-def is_there(pid: int) -> bool:
+def state_of(pid: int) -> tuple[str, int]:
+    """The letter of a process's state, and its parent; "Z" where it is gone."""
     try:
-        with open(f"/proc/{pid}/stat") as file:
-            return file.read().rpartition(")")[2].split()[0] != "Z"
+        letter, parent, *_ = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
-        return False
+        return "Z", -1
+    return letter, int(parent)
 
 
 def shared_blocks(pids) -> set[str]:
     """Names of the shared memory that processes map."""
-    found: set[str] = set()
-    for pid in pids:
-        with open(f"/proc/{pid}/maps") as maps:
-            found |= set(re.findall(r"/dev/shm/psm_\w+", maps.read()))
-    return found
+    return {name for pid in pids for name in re.findall(r"/dev/shm/psm_\w+", Path(f"/proc/{pid}/maps").read_text())}
 
 
-@pytest.mark.parametrize(
-    ("kind", "number"),
-    [("iterator", signal.SIGTERM), ("loader", signal.SIGKILL)],
-    ids=["iterator, SIGTERM", "data loader, SIGKILL"],
-)
+@pytest.mark.parametrize(("kind", "number"), [("iterator", signal.SIGTERM), ("loader", signal.SIGKILL)])
 def test_a_process_that_is_ended_in_the_middle_of_prefetching_leaves_no_process_behind(folder, kind, number):
     child = start(READS, folder, kind)
     workers = [int(pid) for pid in child.stdout.readline().split()]
     assert len(workers) == 2, child.stderr.read() if child.poll() is not None else ""
-    helpers = [int(path.split("/")[2]) for path in glob.glob("/proc/[0-9]*/stat") if parent_of(path) == child.pid]
+    helpers = [int(pid) for pid in os.listdir("/proc") if pid.isdigit() and state_of(pid)[1] == child.pid]
     assert set(workers) <= set(helpers)
     blocks = shared_blocks(workers)
     child.send_signal(number)
     assert child.wait(300) == -number
-    assert wait_until(lambda: not any(map(is_there, helpers))), "left behind"
+    assert wait_until(lambda: all(state_of(pid)[0] == "Z" for pid in helpers)), "left behind"
     assert not [path for path in blocks if os.path.exists(path)]
     child.communicate()
-
-
-def parent_of(stat: str) -> int:
-    try:
-        with open(stat) as file:
-            return int(file.read().rpartition(")")[2].split()[1])
-    except OSError:
-        return -1
 
 
 def read_steps(pipeline, steps):

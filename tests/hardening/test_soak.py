@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
-from children import ROOT
+from children import run
 
 SECONDS = float(os.environ.get("GRAIN_SFT_SOAK", "2"))
 """An hour: 3600."""
@@ -20,12 +18,9 @@ GROWTH = 32  # MB of memory that come and go: what is read ahead, and what is aw
 
 
 def test_a_long_run_accounts_for_every_row_in_constant_memory(tmp_path):
-    command = [sys.executable, str(Path(__file__).parent / "soak.py"), str(tmp_path), str(SECONDS)]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    result = subprocess.run(command, capture_output=True, text=True, timeout=4 * SECONDS + 400, env=environment)
-    assert result.returncode == 0, result.stderr[-4000:]
-    found = [json.loads(line) for line in result.stdout.splitlines()]
-    print(result.stdout)
+    out = run(Path(__file__).with_name("soak.py"), tmp_path, SECONDS, timeout=4 * SECONDS + 400)
+    print(out)
+    found = [json.loads(line) for line in out.splitlines()]
     assert [each["layout"] for each in found] == ["WindowLayout", "PackedLayout"]
     for each in found:
         assert each["epochs"] >= 1 and each["wrong_rows"] == 0 and each["lost_or_doubled_rows"] == 0, each

@@ -38,9 +38,7 @@ found.update(json.dumps(json.loads(Path(sys.argv[2], "index.json").read_text())[
 print(found.hexdigest())
 """
 
-HEAVY = pytest.mark.skipif(
-    "GRAIN_SFT_KILLS" not in os.environ, reason="starts more processes: with GRAIN_SFT_KILLS only"
-)
+HEAVY = pytest.mark.skipif("GRAIN_SFT_KILLS" not in os.environ, reason="starts more processes")
 
 SHIFTED_CLOCK = r"""
 #define _GNU_SOURCE
@@ -88,17 +86,11 @@ def expected(corpus, cache):
     return run(PROGRAM, corpus, cache)
 
 
-@pytest.mark.parametrize(
-    "environment",
-    [
-        {"LC_ALL": "tr_TR.UTF-8", "LANG": "tr_TR.UTF-8", "TZ": "Pacific/Kiritimati"},
-        pytest.param(
-            {"LC_ALL": "C", "LANG": "C", "TZ": "America/St_Johns", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
-            marks=HEAVY,
-        ),
-    ],
-    ids=["Turkish", "C"],
-)
+TURKISH = {"LC_ALL": "tr_TR.UTF-8", "LANG": "tr_TR.UTF-8", "TZ": "Pacific/Kiritimati"}
+C = {"LC_ALL": "C", "LANG": "C", "TZ": "America/St_Johns", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+
+
+@pytest.mark.parametrize("environment", [TURKISH, pytest.param(C, marks=HEAVY)], ids=["Turkish", "C"])
 def test_language_and_time_zone_decide_nothing(corpus, expected, environment, tmp_path):
     assert run(PROGRAM, corpus, tmp_path, env={**environment, "PYTHONHASHSEED": "1234"}) == expected
 
@@ -125,11 +117,10 @@ def clock(tmp_path_factory):
     compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
     if compiler is None:
         pytest.skip("there is no C compiler to make a library that shifts the clock")
-    folder = tmp_path_factory.mktemp("clock")
-    (folder / "clock.c").write_text(SHIFTED_CLOCK)
-    command = [compiler, "-shared", "-fPIC", "-o", str(folder / "clock.so"), str(folder / "clock.c"), "-ldl"]
-    subprocess.run(command, check=True, capture_output=True)
-    return folder / "clock.so"
+    library = tmp_path_factory.mktemp("clock") / "clock.so"
+    command = [compiler, "-shared", "-fPIC", "-o", str(library), "-x", "c", "-", "-ldl"]
+    subprocess.run(command, check=True, capture_output=True, input=SHIFTED_CLOCK.encode())
+    return library
 
 
 @pytest.mark.parametrize("days", [-9000, pytest.param(9000, marks=HEAVY)], ids=["25 years back", "25 years on"])
