@@ -67,22 +67,20 @@ class _Watch:
         self._next_warning = settings.stall
         self._summarised, self._last = perf_counter(), copy.copy(self.stats)
 
-    def is_open(self) -> bool:
-        return self._iterator() is not None
-
-    def check(self, now: float) -> None:
-        waiting = self.stats.waiting
+    def check(self, now: float) -> bool:
+        """Log what has to be logged now; return whether the iterator still exists."""
+        waiting, iterator = self.stats.waiting, self._iterator()
+        if iterator is None:
+            return False
         if self._warned is not None and waiting != self._warned:
             self._warned, self._next_warning = None, self.settings.stall
         if waiting is not None and self.settings.stall and now - waiting[1] >= self._next_warning:
-            self._warn(waiting, now - waiting[1])
+            self._warn(iterator, waiting, now - waiting[1])
         if self.settings.summary and now - self._summarised >= self.settings.summary:
             self._summarise(now)
+        return True
 
-    def _warn(self, waiting: tuple[int, float], seconds: float) -> None:
-        iterator = self._iterator()
-        if iterator is None:
-            return
+    def _warn(self, iterator: StepIterator[Any], waiting: tuple[int, float], seconds: float) -> None:
         pids = iterator.worker_pids()
         if pids is None:
             lines = activity.describe_makers(iterator.pipeline) or ["no thread is making a batch"]
@@ -131,19 +129,16 @@ class _WorkerWatch:
         self.settings = settings
         self._next_warning: dict[tuple[int, float], float] = {}
 
-    def is_open(self) -> bool:
-        return True
-
-    def check(self, now: float) -> None:
+    def check(self, now: float) -> bool:
         current = [(step, since) for step, since, _ in activity.making.copy().values()]
         self._next_warning = {entry: self._next_warning.get(entry, self.settings.stall) for entry in current}
         late = [entry for entry in current if now - entry[1] >= self._next_warning[entry]]
-        if not late:
-            return
         for entry in late:
             self._next_warning[entry] = _doubled(self._next_warning[entry], now - entry[1])
-        seconds, lines = now - min(since for _, since in late), "\n  ".join(activity.describe_makers())
-        logging.warning("Worker process %d: no batch after %.1f s.\n  %s", os.getpid(), seconds, lines)
+        if late:
+            seconds, lines = now - min(since for _, since in late), "\n  ".join(activity.describe_makers())
+            logging.warning("Worker process %d: no batch after %.1f s.\n  %s", os.getpid(), seconds, lines)
+        return True
 
 
 class Watchdog(Observer):
@@ -226,20 +221,22 @@ class Watchdog(Observer):
     def _run(self) -> None:
         while True:
             with self._lock:
-                watches = self._watches = [watch for watch in self._watches if watch.is_open()]
-                if self._over or not watches:
+                if self._over or not self._watches:
                     self._thread = None
                     return
-            for watch in watches:
-                try:
-                    watch.check(perf_counter())
-                except Exception as error:  # a run doesn't end because of what watches it
-                    logging.warning("The watchdog of stalls failed: %r", error)
-                    self._over = True
+                watches = list(self._watches)
+            try:
+                gone = [watch for watch in watches if not watch.check(perf_counter())]
+            except Exception as error:  # a run doesn't end because of what watches it
+                logging.warning("The watchdog of stalls failed: %r", error)
+                self._over, gone = True, []
+            with self._lock:
+                self._watches = [watch for watch in self._watches if watch not in gone]
             shortest = min(seconds for watch in watches for seconds in watch.settings if seconds)
-            del watches, watch
-            with contextlib.suppress(queue.Empty):
-                self._wake.get(timeout=min(_LONGEST_PAUSE, shortest / _CHECKS))
+            del watches, gone
+            if self._watches:
+                with contextlib.suppress(queue.Empty):
+                    self._wake.get(timeout=min(_LONGEST_PAUSE, shortest / _CHECKS))
 
 
 def _state(pid: int) -> str:

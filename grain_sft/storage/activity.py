@@ -1,10 +1,6 @@
-"""Record of what each thread is doing now, and counters of what this process has done.
+"""Record of what each thread is doing now, and counters of what this process has done, for the watchdog and the metrics.
 
-What reads or makes batches writes here; the watchdog and the metrics read. An operation is recorded by one assignment:
-
-    activity.doing[get_ident()] = activity.READING, shard, offset
-
-The first item is a format text and the others are its values. Nothing is formatted before somebody asks.
+An operation is a format text and its values, formatted when it is read: `activity.doing[get_ident()] = READING, shard, offset`.
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
 """Artifacts: named arrays that take long to make, made once per machine or bucket, checked, and memory-mapped.
 
-One file: 16 bytes of magic and header length, a JSON header (what the arrays depend on; name, dtype, shape and offset of
-each; a hash of all this and of their bytes, see `hashing`), then the arrays, each at a multiple of 64 bytes.
+A file has 16 bytes of magic and header length, a JSON header (what the arrays depend on; name, dtype, shape and offset of
+each; a hash of all this and of their bytes, see `hashing`), and the arrays, each at a multiple of 64 bytes.
 """
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import hashlib
 import json
@@ -39,12 +40,7 @@ _DAMAGED = (
 
 
 class Frame(NamedTuple):
-    """Header of an artifact.
-
-    Attributes:
-      header: Bytes before the arrays, with zeros for the checksum.
-      start: Bytes that are hashed before the hashes of the arrays' blocks.
-    """
+    """Bytes before the arrays, with zeros for the checksum, and bytes that are hashed before the arrays' blocks."""
 
     header: bytes
     start: bytes
@@ -70,8 +66,7 @@ def load_or_make(
     """
     target, url = place(kind, depends, folder), files.cache_url() if folder is None else os.fspath(folder)
     shared = files.join(url, kind, target.name) if url is not None and files.is_remote(url) else None
-    found = open_cached(target, depends, check)
-    if found is not None:
+    if (found := open_cached(target, depends, check)) is not None:
         return found
     made: dict[str, npt.NDArray[Any]] | None = None
     making = False
@@ -86,7 +81,10 @@ def load_or_make(
             made = dict(make())
             save(target, depends, made)
             if shared is not None:
-                _share(target, shared)
+                try:
+                    files.upload(target, shared)
+                except (StorageError, CorpusFileError) as error:
+                    logging.warning("%s Other machines will make it again.", error)
             return open_file(target)[0]
     except StorageError as error:
         if making and made is None:  # not of the cache, but of what the arrays are made from
@@ -127,13 +125,6 @@ def _fetch(url: str, target: Path) -> bool:
         return False
 
 
-def _share(target: Path, url: str) -> None:
-    try:
-        files.upload(target, url)
-    except (StorageError, CorpusFileError) as error:
-        logging.warning("%s Other machines will make it again.", error)
-
-
 def frame(depends: Mapping[str, Any], shapes: Mapping[str, tuple[np.dtype[Any], tuple[int, ...]]]) -> Frame:
     """Return the header for arrays of these dtypes and shapes, each followed by zeros up to a multiple of 64 bytes."""
     described, at = {}, 0
@@ -146,18 +137,12 @@ def frame(depends: Mapping[str, Any], shapes: Mapping[str, tuple[np.dtype[Any], 
 
 
 def save(path: Path, depends: Mapping[str, Any], arrays: Arrays) -> None:
-    """Write the arrays to `path`, whole or not at all.
-
-    Raises:
-      StorageError: The disk is full, or the folder can't be written to.
-    """
+    """Write the arrays to `path`, whole or not at all."""
     made = frame(depends, {name: (array.dtype, array.shape) for name, array in arrays.items()})
     flat = [np.ascontiguousarray(array).reshape(-1).view(np.uint8) for array in arrays.values()]
-    with hashing.BlockHasher(1) as hasher:
-        for array in flat:
-            for begin in range(0, len(array), hashing.BLOCK):
-                hasher.add(0, array[begin : begin + hashing.BLOCK].data)
-        checksum = hasher.joined(0, made.start)
+    blocks = [array[at : at + hashing.BLOCK] for array in flat for at in range(0, len(array), hashing.BLOCK)]
+    with concurrent.futures.ThreadPoolExecutor(hashing.THREADS) as pool:
+        checksum = hashing.joined(pool.map(hashing.of_block, blocks), made.start)
     with files.atomic_write(path, "wb") as file:
         file.write(made.header.replace(_NO_CHECKSUM.encode(), checksum.encode(), 1))
         for array in flat:

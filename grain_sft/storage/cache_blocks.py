@@ -1,7 +1,5 @@
-"""Files of the shard cache: blocks with their checksums, and a bound on the bytes of all of them.
-
-A block file holds 64 bytes that name the block, a CRC-32 of each 32 KiB, and the bytes. While it is made it has the suffix
-.part and its maker holds its lock. It is not synced: what a power cut leaves of it has wrong checksums, and is fetched again.
+"""Files of the shard cache: 64 bytes that name the block, a CRC-32 of each 32 KiB, and the bytes. While one is made it has the
+suffix .part and its maker holds its lock. It is not synced: what a power cut leaves has wrong checksums, and is fetched again.
 """
 
 from __future__ import annotations
@@ -66,11 +64,7 @@ class Block(NamedTuple):
         return os.path.join(folder, key[:2], f"{key}-{self.start}-{self.stop}")
 
     def read(self, fd: int, pieces: Sequence[RemotePiece], out: memoryview) -> None:
-        """Copy pieces of the block from its open file.
-
-        Raises:
-          DamagedBlockError: The checksums differ.
-        """
+        """Copy pieces of the block from its open file."""
         if pread(fd, _HEADER, 0) != self._header():
             raise DamagedBlockError("its beginning is of no such block")
         for _, offset, place, size in pieces:
@@ -84,16 +78,7 @@ class Block(NamedTuple):
             out[place : place + size] = data[start - begin : start - begin + size]
 
     def write(self, fd: int, offset: int, data: bytes) -> None:
-        """Write bytes and their checksums to the block's file.
-
-        Args:
-          fd: Open file of the block.
-          offset: Offset of the bytes in the remote file, a multiple of 32 KiB after the block's start.
-          data: Bytes to write.
-
-        Raises:
-          OSError: The disk is full.
-        """
+        """Write bytes from `offset` of the remote file on, which is N * 32 KiB after the block's start, and their checksums."""
         start = offset - self.start
         _write_all(fd, np.array(_sums(memoryview(data)), "<u4").tobytes(), _HEADER + 4 * (start // _CHECKED_BYTES))
         _write_all(fd, data, self._data_offset + start)
@@ -119,11 +104,7 @@ def _write_all(fd: int, data: bytes, offset: int) -> None:
 
 
 def claim(path: str) -> HeldLock | None:
-    """Open the file `path`.part and take its lock; return None where another process or thread holds it.
-
-    Raises:
-      OSError: The folder can't be written to.
-    """
+    """Open the file `path`.part and take its lock; return None where another process or thread holds it."""
     part = path + PART
     while True:
         try:
@@ -139,26 +120,18 @@ def claim(path: str) -> HeldLock | None:
 
 
 class Space:
-    """Count of the bytes of a folder's files, kept in a file that is also the lock of whoever changes them.
+    """At most `max_bytes` of files in a folder, of which the least recently used make room.
 
-    What is about to be written is counted before it is, and what is removed is counted until it is gone. So a process that is
-    killed leaves the count too high, never too low, and the next listing of the folder corrects it. Another boot of the machine
-    counts anew.
-
-    Args:
-      folder: Folder of the files.
-      max_bytes: Bound on the bytes of all files; the least recently used make room.
+    A file that is also the lock of whoever changes them has the count of their bytes. What is about to be written is counted
+    before it is, and what is removed until it is gone: a process that is killed leaves the count too high, never too low, and
+    the next listing of the folder corrects it. Another boot of the machine counts anew.
     """
 
     def __init__(self, folder: str, max_bytes: int) -> None:
         self._folder, self._max = folder, max_bytes - _LOCK_BYTES
 
     def reserve(self, fd: int, size: int) -> bool:
-        """Make the claimed file `fd` `size` bytes long, if there is or can be room for it.
-
-        Raises:
-          OSError: The disk is full, or the folder can't be written to.
-        """
+        """Make the claimed file `fd` `size` bytes long, if there is or can be room for it."""
         with self._locked() as lock:
             used = self._used(lock)
             if left := os.fstat(fd).st_size:  # by a maker that was killed

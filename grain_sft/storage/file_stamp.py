@@ -67,22 +67,14 @@ class Head(NamedTuple):
 
 
 def describe(path: str) -> FileStamp:
-    """Return the stamp of a file as it is now.
-
-    Raises:
-      CorpusFileError: The file is missing or unreadable.
-    """
+    """Return the stamp of a file as it is now."""
     size, head, version = read_head(path)
     tail = files.read_range(path, max(0, size - DIGEST_BYTES), size, version=version)
     return FileStamp(path, size, digest_of(head[:DIGEST_BYTES], tail), version=version)
 
 
 def read_whole(stored: StampedFile) -> bytes:
-    """Return all bytes of a stamped file.
-
-    Raises:
-      CorpusFileError: The file is missing, unreadable, or another one.
-    """
+    """Return all bytes of a stamped file."""
     with inside(stored.root):
         data = files.read_bytes(stored.path, version=stored.version)
     if len(data) != stored.size:
@@ -122,11 +114,7 @@ def replaced(stored: StampedFile) -> str:
 
 
 def read_head(path: str) -> Head:
-    """Return the size, the version and the first bytes of a file.
-
-    Raises:
-      CorpusFileError: The file is missing or unreadable.
-    """
+    """Return the size, the version and the first bytes of a file."""
     want = DIGEST_BYTES + 128
     if files.is_remote(path):
         size, version = files.size_and_version(path)

@@ -1,4 +1,5 @@
-"""Files as every part of grain_sft handles them: local or remote, written whole or not at all."""
+"""Files, local or remote, written whole or not at all. What can't be read is a CorpusFileError, what can't be written a
+StorageError."""
 
 from __future__ import annotations
 
@@ -48,11 +49,7 @@ def absolute(path: str) -> str:
 
 @contextlib.contextmanager
 def reading(path: str, part: str = "") -> Iterator[None]:
-    """Turn what a local or remote file system raises about a file, or a part of it, into an error of grain_sft.
-
-    Raises:
-      CorpusFileError: No such file, no permission, no credentials, no network.
-    """
+    """Turn what a local or remote file system raises about a file, or a part of it, into a CorpusFileError."""
     try:
         yield
     except GrainSftError:
@@ -77,8 +74,7 @@ def read_bytes(path: str, *, version: str | None = None) -> bytes:
 def read_range(path: str, start: int, stop: int, *, version: str | None = None) -> bytes:
     """Return bytes `start` to `stop` of a file, local or remote; fewer at its end.
 
-    Args:
-      version: Version of a remote file, as `size_and_version` returns it. Another version is an error.
+    Another version of a remote file than `version`, which is one of `size_and_version`, is an error.
     """
     if stop <= start:
         return b""
@@ -105,11 +101,7 @@ def exists(path: str) -> bool:
 
 
 def is_file(path: str) -> bool:
-    """Return whether a file exists, local or remote.
-
-    Raises:
-      CorpusFileError: Its file system can't say.
-    """
+    """Return whether a file exists, local or remote."""
     return _remote_kind(path) == "file" if is_remote(path) else os.path.isfile(path)
 
 
@@ -156,11 +148,7 @@ def candidate_dirs(shard: str) -> Iterator[str]:
 
 
 def sidecar(shard: str, name: str) -> str | None:
-    """Return the file or folder `name` of a shard's corpus: the first in `candidate_dirs`.
-
-    Raises:
-      CorpusFileError: A remote file system can't say.
-    """
+    """Return the file or folder `name` of a shard's corpus: the first in `candidate_dirs`."""
     return next((path for folder in candidate_dirs(shard) if exists(path := join(folder, name))), None)
 
 
@@ -188,9 +176,6 @@ def atomic_write(path: str | os.PathLike[str], mode: str = "w") -> Iterator[IO[A
 
     What killed processes left in its folder is removed. A remote file is written to a temporary local one, and sent
     when that is complete.
-
-    Raises:
-      StorageError: The folder can't be written to, or the disk is full. Nothing is left behind.
     """
     name = os.fspath(path)
     try:
@@ -210,11 +195,7 @@ def atomic_write(path: str | os.PathLike[str], mode: str = "w") -> Iterator[IO[A
 
 
 def upload(local: str | os.PathLike[str], url: str) -> None:
-    """Copy a local file to a remote one, which appears whole or not at all.
-
-    Raises:
-      StorageError: It can't be written.
-    """
+    """Copy a local file to a remote one, which appears whole or not at all."""
     try:
         filesystem(url).put_file(os.fspath(local), url)
     except GrainSftError:
@@ -224,15 +205,7 @@ def upload(local: str | os.PathLike[str], url: str) -> None:
 
 
 def check_writable(path: str, *, folder: bool = False) -> None:
-    """Refuse a path that can't be written, before long work whose result goes there. Nothing is left behind.
-
-    Args:
-      path: Local path or URL.
-      folder: Whether `path` is a folder of results, not a file.
-
-    Raises:
-      StorageError: It can't be written: the message names the folder and the reason.
-    """
+    """Refuse a path (with `folder`, a folder of results) that can't be written, before long work whose result goes there."""
     if is_remote(path):
         probe = f"{path.rstrip('/')}.grain_sft-probe"
         write_bytes(probe, b"")

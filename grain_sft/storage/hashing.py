@@ -1,6 +1,5 @@
-"""Content hashes: SHA-256 over the SHA-256 of each 4 MiB, so that several threads hash one file.
-
-SHA-256 because CPUs since 2019 have instructions for it (about 1 GB/s a core, twice BLAKE2b), and it is cryptographic.
+"""Content hashes: SHA-256 over the SHA-256 of each 4 MiB, so that several threads hash one file. CPUs since 2019 have
+instructions for it (about 1 GB/s a core, twice BLAKE2b).
 """
 
 from __future__ import annotations
@@ -37,12 +36,7 @@ def of_bytes(data: bytes | memoryview) -> str:
 
 
 def blocks_of(ranges: Sequence[tuple[int, int, int]]) -> list[bytes]:
-    """Return the hashes of the blocks of (descriptor, start, stop), one range after the other.
-
-    Raises:
-      OSError: A file can't be read.
-      EOFError: A file ends before its range does.
-    """
+    """Return the hashes of the blocks of (descriptor, start, stop), one range after the other, or raise OSError or EOFError."""
     parts = [(fd, at, min(at + BLOCK, stop)) for fd, start, stop in ranges for at in range(start, stop, BLOCK)]
     if sum(stop - at for _, at, stop in parts) < _PARALLEL_FROM:
         return [_of_part(part) for part in parts]
@@ -63,10 +57,7 @@ def _of_part(part: tuple[int, int, int]) -> bytes:
 
 
 class BlockHasher:
-    """Hashes blocks in threads while the caller works on them: `add` each block of each file, in order.
-
-    Use it as a context, and take `joined` in it.
-    """
+    """Context that hashes blocks in threads while the caller works on them: `add` each block of each file, in order."""
 
     def __init__(self, files: int) -> None:
         self._blocks: list[list[concurrent.futures.Future[bytes]]] = [[] for _ in range(files)]
@@ -81,9 +72,9 @@ class BlockHasher:
         self._blocks[file].append(made)
         self._waiting.append(made)
 
-    def joined(self, file: int, start: bytes = b"") -> str:
-        """Return the hash of `start` and file number `file`, whose blocks were all added."""
-        return joined((block.result() for block in self._blocks[file]), start)
+    def joined(self, file: int) -> str:
+        """Return the hash of file number `file`, whose blocks were all added."""
+        return joined(block.result() for block in self._blocks[file])
 
     def __enter__(self) -> BlockHasher:
         return self

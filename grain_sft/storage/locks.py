@@ -33,14 +33,10 @@ class ForkSafeLock:
 
 
 class HeldLock:
-    """An exclusive lock of an open file, which this object closes in the end. Usable as a context.
+    """An exclusive lock of the open file `fd`, which this object closes in the end. Usable as a context.
 
     A process that is forked while the lock is held closes its copy of the descriptor: it would keep the lock for as long as it
     lives, whatever becomes of its parent.
-
-    Args:
-      fd: Descriptor of the file, which no other object closes.
-      wait: Whether to wait for another holder.
 
     Raises:
       BlockingIOError: Another process holds the lock, and `wait` is false.
@@ -129,11 +125,7 @@ def locked(target: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def exclusive(fd: int, in_use: str, *, wait: bool = False) -> Iterator[None]:
-    """Hold the lock of the open file `fd`, which is closed in the end; do without where the file system has no locks.
-
-    Raises:
-      StorageError: Another process holds it, and `wait` is false; with the text `in_use`.
-    """
+    """Hold the lock of the open file `fd`, which is closed in the end; do without where the file system has no locks."""
     lock: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
     try:
         lock = HeldLock(fd, wait=wait)

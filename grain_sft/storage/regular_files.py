@@ -73,10 +73,7 @@ def open_regular(path: str | os.PathLike[str]) -> int:
 
 
 def read_regular(path: str | os.PathLike[str], start: int = 0, stop: int | None = None) -> bytes:
-    """Return the bytes `start` to `stop` of the regular file `path`, fewer at its end; without `stop`, all from `start`.
-
-    Raises: as `open_regular`.
-    """
+    """Return the bytes `start` to `stop` of the regular file `path`, fewer at its end; without `stop`, all from `start`."""
     fd = open_regular(path)
     try:
         return pread(fd, max(0, (os.fstat(fd).st_size if stop is None else stop) - start), start)

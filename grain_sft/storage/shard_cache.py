@@ -1,8 +1,6 @@
-"""Shard cache: blocks of remote files on the local disk, for all processes of the machine.
+"""Shard cache: blocks of remote files on the local disk, for all processes of the machine. Its only state is its files.
 
-It keeps no state but its files, so that it needs no server and survives whatever ends a process. A block is fetched by
-the process that gets the lock of its file; others wait for it, as long as it makes progress. Where the folder can't be
-written to, the disk is full, or unfinished blocks take all the room, what is wanted is read from the bucket itself.
+A block is fetched by the process that gets the lock of its file; others wait for it, as long as it makes progress.
 """
 
 from __future__ import annotations
@@ -37,9 +35,8 @@ Jobs = Mapping[Block, list[RemotePiece]]
 class ShardCache:
     """Reads remote files by way of a folder. Safe in threads and processes.
 
-    Args:
-      options: Folder, bound and unit.
-      limits: Limits of the requests.
+    Where the folder can't be written to, the disk is full, or unfinished blocks take all the room, what is wanted is read from
+    the bucket itself.
     """
 
     def __init__(self, options: CacheOptions, limits: Limits) -> None:
@@ -49,11 +46,7 @@ class ShardCache:
         self._warned = False
 
     def read(self, pieces: Sequence[RemotePiece], out: memoryview) -> None:
-        """Copy all pieces to `out`.
-
-        Raises:
-          CorpusFileError: A file is missing, was replaced, or kept failing until its time was up.
-        """
+        """Copy all pieces to `out`."""
         jobs = self._jobs(pieces)
         pending = {block: wanted for block, wanted in jobs.items() if not self._serve(block, wanted, out)}
         activity.count(shard_cache_hits=len(jobs) - len(pending), shard_cache_misses=len(pending))
@@ -149,10 +142,10 @@ class ShardCache:
         reserved = False
         try:
             reserved = not os.path.exists(self._path(block)) and self._space.reserve(lock.fd, block.file_size)
-            return reserved
         finally:
             if not reserved:
                 self._discard(block, lock)
+        return reserved
 
     def _discard(self, block: Block, lock: HeldLock) -> None:
         """Remove the unfinished file of a block, and free its lock."""

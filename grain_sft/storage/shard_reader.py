@@ -1,12 +1,4 @@
-"""Reading tokens at (shard, offset): a bounded set of open files, checked against the index as they are opened.
-
-Long pieces are read with `preadv` straight into the batch: a file that was cut short comes back short and can be
-explained, and on network file systems one read is one request instead of one per page fault.
-
-Many small pieces are copied from maps of their files, all in one system call (see `vectored_copy`): a read costs a
-microsecond and more whatever its size. What is not in the page cache is better read, since a map waits for each of its pages
-by itself: after a copy that waited for the disk the next batches are read, and then a copy is tried again.
-"""
+"""Reading tokens at (shard, offset): a bounded set of open files, checked against the index as they are opened."""
 
 from __future__ import annotations
 
@@ -42,9 +34,14 @@ Places = tuple[list[LocalFile], list[int], list[int]]
 
 
 class ShardReader:
-    """Reads values of a set of files: a corpus's tokens, or what is aligned to them. Safe in threads. At most
-    `max_open_files` stay open: the oldest makes room. A file that another thread is reading from stays open until that read is
-    done.
+    """Reads values of a set of files: a corpus's tokens, or what is aligned to them. Safe in threads.
+
+    Long pieces are read with `preadv` straight into the batch: a file that was cut short comes back short and can be
+    explained. Many small pieces are copied from maps of their files, all in one system call (see `vectored_copy`): a read costs
+    a microsecond and more whatever its size. A map waits for each page that is not in the page cache by itself: after a copy
+    that waited for the disk the next batches are read, and then a copy is tried again.
+
+    At most `max_open_files` stay open: the oldest makes room, and is closed when no thread reads from it.
 
     Args:
       shards: Files.
@@ -141,13 +138,8 @@ class ShardReader:
     def fill_in_turn(
         self, shards: Sequence[int] | None, starts: Sequence[int], stops: Sequence[int], out: memoryview
     ) -> None:
-        """Fill `out`, one token an item, with pieces of plain files, one after the other, each up to `out[stops[i]]`.
-
-        Without `shards` all are of the first. The files are to be checked before what was read is used.
-
-        Raises:
-          CorpusFileError: A file is missing, unreadable, not the one that was indexed, or ends before a piece does.
-        """
+        """Fill `out`, one token an item, with pieces of plain files (without `shards`, of the first) in turn, each up to
+        `out[stops[i]]`. The files are to be checked before what was read is used."""
         size, place, done = self._itemsize, 0, -1
         if shards is None:
             file = self._open.get(0) or self._open_file(0)
@@ -169,9 +161,6 @@ class ShardReader:
     def places_of(self, shards: Ints | None, starts: Ints) -> Places | None:
         """Return where value `starts[i]` of shard `shards[i]` (without `shards`, of the first) is, for each i; None where files
         are not plain, or more than may be open at once.
-
-        Raises:
-          CorpusFileError: A file is missing, unreadable, or not the one that was indexed.
         """
         if not self.plain:
             return None
@@ -187,11 +176,7 @@ class ShardReader:
         return files, [file.fd for file in files], offsets
 
     def read_again(self, shards: Ints | None, offsets: Sequence[int], out: Sequence[Buffers]) -> None:
-        """Fill buffers of `out` with a value from each of `offsets` on, after one read for all failed or came back short.
-
-        Raises:
-          CorpusFileError: A file is unreadable, or ends too early.
-        """
+        """Fill buffers of `out` with a value from each of `offsets` on, after one read for all failed or came back short."""
         of = [0] * len(offsets) if shards is None else shards.tolist()
         for shard, offset, buffers in zip(of, offsets, out, strict=False):
             file = self._open.get(shard) or self._open_file(shard)
@@ -200,11 +185,7 @@ class ShardReader:
                 offset += len(view)
 
     def check_unchanged(self, shards: Iterable[int]) -> None:
-        """Check that shards that were read are as they were when they were indexed.
-
-        Raises:
-          CorpusFileError: One is not.
-        """
+        """Check that shards that were read are as they were when they were indexed."""
         files = [file for file in map(self._open.get, shards) if file is not None]
         if files:
             activity.doing[get_ident()] = activity.CHECKING, len(files), files[0].shard

@@ -39,11 +39,7 @@ def _remove_unfinished() -> None:
 
 @contextlib.contextmanager
 def write_whole(target: Path, mode: str) -> Iterator[IO[Any]]:
-    """Open a local file that appears as `target` whole, synced to disk, or not at all.
-
-    Raises:
-      OSError: The folder can't be written to, or the disk is full.
-    """
+    """Open a local file that appears as `target` whole, synced to disk, or not at all."""
     path, lock = "", None
     try:
         target.parent.mkdir(parents=True, exist_ok=True)

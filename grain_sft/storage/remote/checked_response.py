@@ -17,12 +17,7 @@ class CheckedResponse(aiohttp.ClientResponse):
     """A response whose body is bounded, and compared with the range that was asked for."""
 
     async def read(self) -> bytes:
-        """Return the body.
-
-        Raises:
-          WrongBodyError: The body is of another range, or too long.
-          RefusedBodyError: The body is compressed, or the server has no ranged reads.
-        """
+        """Return the body."""
         if self._body is not None:
             return self._body
         parts, size = [], 0

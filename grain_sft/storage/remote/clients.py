@@ -25,10 +25,6 @@ def filesystem(path: str) -> Any:
 
     Options, such as credentials, are fsspec's own: $FSSPEC_GS='{"requester_pays": true}' or a file in ~/.config/fsspec. It
     keeps no listings: a size or a glob that is remembered would hide that a file has changed.
-
-    Raises:
-      CorpusFileError: fsspec has no such protocol.
-      MissingExtraError: The client's package is not installed.
     """
     import fsspec
 

@@ -10,13 +10,7 @@ from typing import IO, Any, NamedTuple
 from grain_sft.errors import CorpusFileError, GrainSftError, RemoteTimeoutError
 from grain_sft.storage.remote.clients import NO_CREDENTIALS, lacks_credentials
 from grain_sft.storage.remote.requests import Range, fetch_bodies, fetch_infos, version_of
-from grain_sft.storage.remote.retries import (
-    Limits,
-    RefusedBodyError,
-    ReplacedError,
-    RequestFailedError,
-    WrongBodyError,
-)
+from grain_sft.storage.remote.retries import Limits, RefusedBodyError, ReplacedError, RequestFailedError, WrongBodyError
 
 PART_BYTES = 8 << 20  # a longer range is several requests
 
@@ -25,19 +19,12 @@ _BUFFER = 1 << 20  # bytes of one request of an open file, where fewer are asked
 
 
 class RemoteFile(NamedTuple):
-    """One version of a remote file.
-
-    Attributes:
-      path: URL.
-      size: Number of bytes.
-      key: Hash of URL, size, digest and version.
-      version: Version of the file, where its file system has any.
-    """
+    """One version of a remote file."""
 
     path: str
     size: int
-    key: str
-    version: str | None
+    key: str  # hash of URL, size, digest and version
+    version: str | None  # where its file system has any
 
 
 class RemotePiece(NamedTuple):
@@ -50,11 +37,7 @@ class RemotePiece(NamedTuple):
 
 
 def fetch(ranges: Sequence[Range], limits: Limits | None = None) -> list[bytes | Exception]:
-    """Return the bytes of each range, fewer where its file ends, or what its client raised; all at once.
-
-    Raises:
-      RemoteTimeoutError: A request kept failing until its time was up.
-    """
+    """Return the bytes of each range, fewer where its file ends, or what its client raised; all at once."""
     parts = [
         [whole._replace(start=at, stop=min(at + PART_BYTES, whole.stop)) for at in range(*whole[1:3], PART_BYTES)]
         for whole in ranges
@@ -69,11 +52,7 @@ def fetch(ranges: Sequence[Range], limits: Limits | None = None) -> list[bytes |
 
 
 def fetch_exactly(ranges: Sequence[Range], limits: Limits | None = None) -> list[bytes]:
-    """Return all bytes of each range.
-
-    Raises:
-      CorpusFileError: A file is missing, was replaced, has fewer bytes, or kept failing until its time was up.
-    """
+    """Return all bytes of each range, or raise a CorpusFileError that says why one can't be had."""
     found = fetch(ranges, limits)
     return [_whole(wanted, body, limits) for wanted, body in zip(ranges, found, strict=True)]
 
@@ -98,10 +77,7 @@ def _whole(wanted: Range, body: bytes | Exception, limits: Limits | None) -> byt
 
 
 def read_pieces(pieces: Sequence[RemotePiece], out: memoryview, limits: Limits) -> None:
-    """Copy all pieces to `out`.
-
-    Raises: as `fetch_exactly`.
-    """
+    """Copy all pieces to `out`."""
     ranges = [Range(file.path, offset, offset + size, file.version) for file, offset, _, size in pieces]
     bodies = fetch_exactly(ranges, limits) if ranges else []
     for piece, body in zip(pieces, bodies, strict=True):
@@ -109,11 +85,7 @@ def read_pieces(pieces: Sequence[RemotePiece], out: memoryview, limits: Limits) 
 
 
 def infos(paths: Sequence[str], limits: Limits | None = None) -> list[Mapping[str, Any] | Exception]:
-    """Return the file system's description of each file, such as its size, or what its client raised; all at once.
-
-    Raises:
-      RemoteTimeoutError: A request kept failing until its time was up.
-    """
+    """Return the file system's description of each file, such as its size, or what its client raised; all at once."""
     return fetch_infos(paths, limits or Limits.from_environment())
 
 
@@ -125,14 +97,11 @@ def failure(path: str, error: Exception, part: str = "") -> GrainSftError:
         return CorpusFileError(f"{path}: no such file. Check the path; files of a corpus are mapped with path_remap.")
     if isinstance(error, ReplacedError):
         return CorpusFileError(_gone(path, None))
-    if isinstance(error, RequestFailedError):
-        return RemoteTimeoutError(f"{path}: {part}can't be read: {error}.")
-    if isinstance(error, (RefusedBodyError, WrongBodyError)):
-        return CorpusFileError(f"{path}: {part}can't be read: {error}.")
-    text = f"{type(error).__name__}: {error}"
-    if lacks_credentials(path, error):
-        return CorpusFileError(f"{path}: {part}can't be read: {NO_CREDENTIALS} ({text}).")
-    return CorpusFileError(f"{path}: {part}can't be read ({text}).")
+    if isinstance(error, (RequestFailedError, RefusedBodyError, WrongBodyError)):
+        kind = RemoteTimeoutError if isinstance(error, RequestFailedError) else CorpusFileError
+        return kind(f"{path}: {part}can't be read: {error}.")
+    reason = f": {NO_CREDENTIALS}" if lacks_credentials(path, error) else ""
+    return CorpusFileError(f"{path}: {part}can't be read{reason} ({type(error).__name__}: {error}).")
 
 
 def _gone(path: str, version: str | None) -> str:
@@ -143,30 +112,21 @@ def _gone(path: str, version: str | None) -> str:
 
 
 def read(path: str, start: int = 0, stop: int | None = None, *, version: str | None = None) -> bytes:
-    """Return bytes `start` to `stop` of a file, fewer at its end; all of `version`, or of any one version.
-
-    Raises: as the file's client does, or RemoteTimeoutError.
-    """
-    for last in (False, False, True):
-        wanted = Range(path, start, stop or 0, version)
-        if stop is None:
-            size, now = size_and_version(path)
-            wanted = Range(path, start, size, version or now)
-        (body,) = fetch([wanted])
+    """Return bytes `start` to `stop` of a file, fewer at its end; all of `version`, or of any one version."""
+    for tries in range(3):
+        size, now = (stop, None) if stop is not None else size_and_version(path)
+        (body,) = fetch([Range(path, start, size, version or now)])
         if isinstance(body, bytes):
             return body
-        if last or version is not None or not isinstance(body, ReplacedError):  # else: replaced between two requests
+        if (
+            tries == 2 or version is not None or not isinstance(body, ReplacedError)
+        ):  # else: replaced between two requests
             raise body
     raise AssertionError
 
 
 def size_and_version(path: str) -> tuple[int, str | None]:
-    """Return the number of bytes and the version of a file.
-
-    Raises: as the file's client does, or
-      FileNotFoundError: `path` is a folder.
-      CorpusFileError: The server does not state the size.
-    """
+    """Return the number of bytes and the version of a file."""
     (info,) = infos([path])
     if isinstance(info, Exception):
         raise info
@@ -178,21 +138,14 @@ def size_and_version(path: str) -> tuple[int, str | None]:
 
 
 def download(path: str, file: IO[bytes]) -> None:
-    """Append a remote file, of one version, to an open one.
-
-    Raises: as `read`.
-    """
+    """Append a remote file, of one version, to an open one."""
     size, version = size_and_version(path)
     for start in range(0, size, _DOWNLOAD_BYTES):
         file.write(fetch_exactly([Range(path, start, min(size, start + _DOWNLOAD_BYTES), version)])[0])
 
 
 def open_remote(path: str, version: str | None = None) -> io.BufferedReader:
-    """Open a remote file for libraries that read one themselves; all bytes are of `version`, or of that of now.
-
-    Raises:
-      CorpusFileError: The file is missing or unreadable.
-    """
+    """Open a remote file for libraries that read one themselves; all bytes are of `version`, or of that of now."""
     try:
         size, now = size_and_version(path)
     except Exception as error:  # clients raise their own kinds

@@ -36,13 +36,7 @@ Job = tuple[str, str, Callable[[Any], Awaitable[T]]]
 
 
 class Range(NamedTuple):
-    """Bytes `start` to `stop` of a remote file.
-
-    Attributes:
-      path: URL.
-      start, stop: Offsets in the file.
-      version: Version of the file, as `version_of` names it; another version is a `ReplacedError`. None means any.
-    """
+    """Bytes `start` to `stop` of a remote file; of `version`, as `version_of` names it, unless that is None."""
 
     path: str
     start: int
@@ -78,9 +72,6 @@ def fetch_bodies(ranges: Sequence[Range], limits: Limits) -> list[bytes | Except
     """Return the bytes of each range, fewer where its file ends, or what the client raised.
 
     Where a server does not state the version that it sent, the version is asked for afterwards.
-
-    Raises:
-      RemoteTimeoutError: The time of one was up.
     """
     jobs = [(r.path, f"bytes {r.start} to {r.stop} ", functools.partial(_body, r, limits.seconds)) for r in ranges]
     bodies = _run_jobs(jobs, limits.requests)
@@ -113,11 +104,7 @@ def fetch_infos(paths: Sequence[str], limits: Limits) -> list[Mapping[str, Any] 
 
 
 def _run_jobs(jobs: Sequence[Job[T]], at_once: int) -> list[T | Exception]:
-    """Return the result of each job, or what it raised.
-
-    Raises:
-      RemoteTimeoutError: The time of one was up.
-    """
+    """Return the result of each job, or what it raised."""
     from fsspec import asyn
 
     activity.doing[get_ident()] = activity.REQUESTING, len(jobs)
@@ -176,14 +163,7 @@ async def _body(wanted: Range, seconds: float, client: Any) -> _Body:
 
 
 async def _checked_body(client: Any, wanted: Range) -> _Body:
-    """Return the body of one request.
-
-    Raises:
-      ReplacedError: The file is of another version.
-      WrongBodyError: The body is cut, too long or of another range.
-      RefusedBodyError: The server sends compressed bodies, or has no ranged reads.
-      Exception: The client's own.
-    """
+    """Return the body of one request."""
     stated = Answer()
     token = answer.set(stated)
     try:
@@ -223,11 +203,7 @@ async def _requested(client: Any, wanted: Range, stated: Answer) -> bytes:
 
 
 def check_range(content_range: str | None, start: int, stop: int) -> tuple[int, int | None]:
-    """Return (bytes in the body, bytes in the file where the server states them) of an answer 206.
-
-    Raises:
-      WrongBodyError: The answer is of another range.
-    """
+    """Return (bytes in the body, bytes in the file where the server states them) of an answer 206."""
     found = re.fullmatch(r"bytes (\d+)-(\d+)/(\d+|\*)", (content_range or "").strip())
     if found is not None:
         begin, end = int(found.group(1)), int(found.group(2)) + 1

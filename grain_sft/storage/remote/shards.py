@@ -43,11 +43,7 @@ class RemoteShards:
         return len(self._shards)
 
     def gather(self, pieces: Sequence[Piece], out: memoryview) -> list[Piece]:
-        """Fill `out` with the remote ones of `pieces`; return the local ones.
-
-        Raises:
-          CorpusFileError: A file is missing, unreadable, or not the one that was indexed.
-        """
+        """Fill `out` with the remote ones of `pieces`; return the local ones."""
         remote = [piece for piece in pieces if piece[0] in self._shards and piece[3]]
         local = [piece for piece in pieces if piece[0] not in self._shards]
         new = sorted({piece[0] for piece in remote} - self._files.keys())
@@ -96,11 +92,7 @@ class RemoteShards:
 
 
 def identify(shards: Sequence[StampedFile], limits: Limits) -> list[RemoteFile]:
-    """Return the versions of files that were indexed; where the index has none, those of now.
-
-    Raises:
-      CorpusFileError: A file without a version is missing, unreadable, or of another size than was indexed.
-    """
+    """Return the versions of files that were indexed; where the index has none, those of now."""
     unknown = [shard for shard in shards if shard.version is None]
     now = dict(zip((shard.path for shard in unknown), _infos(unknown, limits), strict=True)) if unknown else {}
     identified = []
