@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
+import ast
 import json
 import re
 import shutil
@@ -25,19 +25,17 @@ ENTRIES = {  # file of the plugin, and entry in it: folder of the new file, file
     "observers:StepFile": ("observers", "pipeline/observer.py", "OBSERVERS"),
 }
 PROGRAM = """
-import contextlib, hashlib, json, sys
+import json, sys
 import grain_sft
 from grain_sft.config import config_schema
 from grain_sft.prepare.templates import TEMPLATES
-
 *paths, folder = sys.argv[1:]
 assert grain_sft.__file__.startswith(folder)
 assert json.dumps(config_schema()).count('"example"') >= 6
 for path in paths:
     pipeline = grain_sft.load(path, host=grain_sft.Host(0, 1))
-    with contextlib.closing(pipeline.iter(start_step=2)) as batches:
-        arrays = sorted(next(batches).items())
-    print(hashlib.sha256(b"".join(array.tobytes() for _, array in arrays)).hexdigest(), pipeline.receipt)
+    batch = {key: array.tolist() for key, array in next(pipeline.iter(start_step=2, threads=0)).items()}
+    print(json.dumps(batch | {"receipt": str(pipeline.receipt)}))
 print(TEMPLATES["example"].jinja.replace("\\n", " "))
 """
 
@@ -49,13 +47,14 @@ def package(tmp_path):
     shutil.copytree(Path(grain_sft.__file__).parent, root, ignore=shutil.ignore_patterns("*.pyc.*"))
     for entry, (folder, file, table) in ENTRIES.items():
         module, name = entry.split(":")
-        new = root / folder / "example.py"
-        assert not new.exists()
-        shutil.copy(PLUGIN / "grain_sft_example" / f"{module}.py", new)
-        head, begin, rest = (root / file).read_text().partition(f"\n{table}: Registry")
-        before, brace, entries = rest.partition("{\n")
-        line = f'        "example": "grain_sft.{folder.replace("/", ".")}.example:{name}",\n'
-        (root / file).write_text(head + begin + before + brace + line + entries)
+        shutil.copy(PLUGIN / "grain_sft_example" / f"{module}.py", root / folder / "example.py")
+        lines = (root / file).read_text().splitlines(keepends=True)
+        declared = [each for each in ast.parse("".join(lines)).body if isinstance(each, ast.AnnAssign)]
+        entries = next(each for each in declared if each.target.id == table).value.args[2]
+        last, column = lines[entries.end_lineno - 1], entries.end_col_offset
+        line = f'    | {{"example": "grain_sft.{folder.replace("/", ".")}.example:{name}"}}'
+        lines[entries.end_lineno - 1] = f"{last[:column]}\n{line}{last[column:]}"
+        (root / file).write_text("".join(lines))
     return root.parent
 
 
@@ -67,14 +66,15 @@ def test_every_kind_of_entry_takes_one_file_and_one_line(tmp_path, package, monk
     expected, paths = [], []
     for make in (config, packed):
         from_outside = make(tmp_path)
-        arrays = sorted(grain_sft.load(from_outside, host=grain_sft.Host(0, 1))[2].items())
-        expected.append(hashlib.sha256(b"".join(array.tobytes() for _, array in arrays)).hexdigest())
+        batch = grain_sft.load(from_outside, host=grain_sft.Host(0, 1))[2]
+        expected.append({key: array.tolist() for key, array in batch.items()})
         paths.append(tmp_path / f"{make.__name__}.json")
         paths[-1].write_text(re.sub(r"grain_sft_example\.\w+:\w+", "example", json.dumps(from_outside)))
     command = [sys.executable, "-c", PROGRAM, *map(str, paths), str(package)]
     run = subprocess.run(command, capture_output=True, text=True, cwd=package, timeout=400)
     assert run.returncode == 0, run.stderr
     *lines, template = run.stdout.splitlines()
-    assert [line.split()[0] for line in lines] == expected and all(" gs2-" in line for line in lines)
+    found = [json.loads(line) for line in lines]
+    assert all(each.pop("receipt").startswith("gs2-") for each in found) and found == expected
     assert (tmp_path / "steps.txt").read_text().split() == ["2", "2"]
     assert "upper()" in template

@@ -9,22 +9,7 @@ from grain_sft.pipeline.receipt import Receipt, layout_receipt, receipt_of
 from grain_sft.pipeline.step_iterator import StepIterator, checked_step
 
 __all__ = [
-    "NUM_CHECKED",
-    "OBSERVERS",
-    "PREFETCH",
-    "VIEWERS",
-    "Delivery",
-    "IteratorStats",
-    "Observer",
-    "Pipeline",
-    "PipelineIterator",
-    "ReadAhead",
-    "Receipt",
-    "StepIterator",
-    "checked_step",
-    "layout_receipt",
-    "receipt_of",
-    "standing_observers",
-    "takes_loss",
-    "why_no_loss",
-]
+    "NUM_CHECKED", "OBSERVERS", "PREFETCH", "VIEWERS", "Delivery", "IteratorStats", "Observer", "Pipeline",
+    "PipelineIterator", "ReadAhead", "Receipt", "StepIterator", "checked_step", "layout_receipt", "receipt_of",
+    "standing_observers", "takes_loss", "why_no_loss",
+]  # fmt: skip

@@ -12,32 +12,11 @@ from grain_sft.provenance.sources import layouts_of, number_of_document, numbers
 from grain_sft.provenance.write import SUFFIXES, WRITERS, Columns, Labels, Writer, open_writer
 
 __all__ = [
-    "SUFFIXES",
-    "WRITERS",
-    "AuditLog",
-    "Checked",
-    "Columns",
-    "Finding",
-    "Labels",
-    "Trace",
-    "Writer",
-    "check_audit",
-    "checkpoint_table",
-    "documents_of_record",
-    "documents_with_text",
-    "find_document",
-    "find_tokenizer",
-    "iter_trace",
-    "layouts_of",
-    "number_of_document",
-    "numbers_in",
-    "open_writer",
-    "step_of_checkpoint",
-    "steps_between",
-    "summarize",
-    "tokenizer_of",
-    "trace",
-]
+    "SUFFIXES", "WRITERS", "AuditLog", "Checked", "Columns", "Finding", "Labels", "Trace", "Writer", "check_audit",
+    "checkpoint_table", "documents_of_record", "documents_with_text", "find_document", "find_tokenizer",
+    "iter_trace", "layouts_of", "number_of_document", "numbers_in", "open_writer", "step_of_checkpoint",
+    "steps_between", "summarize", "tokenizer_of", "trace",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

@@ -16,12 +16,6 @@ from grain_sft.integrations.maxtext.launcher import main, train
 from grain_sft.integrations.maxtext.options import Options, split
 
 __all__ = [
-    "MaxTextBatches",
-    "Options",
-    "load_evaluation",
-    "main",
-    "make_eval_iterator",
-    "make_train_iterator",
-    "split",
+    "MaxTextBatches", "Options", "load_evaluation", "main", "make_eval_iterator", "make_train_iterator", "split",
     "train",
-]
+]  # fmt: skip
