@@ -10,18 +10,11 @@ import pytest
 from sft_files import EOS, documents, write_olmo
 
 import grain_sft
-from grain_sft import (
-    Host,
-    IndexSampler,
-    NpyDataSource,
-    PackedLayout,
-    PaddedLayout,
-    Pipeline,
-    ShiftTargets,
-    WindowLayout,
-)
+from grain_sft import Host, IndexSampler, PaddedLayout, Pipeline, ShiftTargets, WindowLayout
 from grain_sft.errors import GrainSftError, MissingExtraError, PipelineError, RowIndexError
 from grain_sft.html_table import html_columns, html_facts
+from grain_sft.layout import MaterializedLayout, MixtureLayout
+from grain_sft.prepare import materialize
 from grain_sft.provenance import trace
 
 
@@ -58,21 +51,23 @@ class Page(HTMLParser):
         self.text += data + " "
 
 
-def test_each_object_has_a_short_table(pipeline):
+def test_each_object_has_a_short_table(pipeline, tmp_path):
     layout = pipeline.source.layout
     lines = trace(pipeline, range(3))
-    shown = {
-        "corpus": (layout.corpus, f"{layout.corpus.num_tokens:,}"),
-        "packed": (layout, f"{len(layout):,}"),
-        "padded": (PaddedLayout(layout.corpus, 64), "PaddedLayout"),
-        "windows": (WindowLayout(layout.corpus, 64), "WindowLayout"),
-        "pipeline": (pipeline, "4 rows of 64 tokens"),
-        "receipt": (pipeline.receipt, pipeline.receipt.code),
-        "trace": (lines, f"{len(lines):,} lines, the first 10"),
-    }
-    for name, (thing, expected) in shown.items():
+    materialize(layout, str(tmp_path / "rows"))
+    for thing, expected in (
+        (layout.corpus, f"{layout.corpus.num_tokens:,}"),
+        (layout, f"{len(layout):,}"),
+        (PaddedLayout(layout.corpus, 64), "PaddedLayout"),
+        (WindowLayout(layout.corpus, 64), "WindowLayout"),
+        (MaterializedLayout(grain_sft.open_corpus(tmp_path / "rows")), "MaterializedLayout"),
+        (MixtureLayout({"a": layout, "b": layout}), "MixtureLayout"),
+        (pipeline, "4 rows of 64 tokens"),
+        (pipeline.receipt, pipeline.receipt.code),
+        (lines, f"{len(lines):,} lines, the first 10"),
+    ):
         html = thing._repr_html_()
-        assert expected in Page(html).text, name
+        assert expected in Page(html).text, thing
         assert len(html) < 5000 and "<corpus>" not in html
 
 
@@ -88,17 +83,12 @@ def test_show_prints_rows_of_a_step(pipeline, capsys):
     one = capsys.readouterr().out
     assert "step 2, epoch 0, row 0" in one and "row 1," not in one and "take loss" in one
     assert "ids are shown" in one  # there is no tokenizer
-    pipeline.show(2, rows=3)
-    assert "row 2," in capsys.readouterr().out
-    pipeline.show(rows=[3])
-    assert "step 0, epoch 0, row 3" in capsys.readouterr().out
-    pipeline.show(rows=1000)
-    assert "row 3," in capsys.readouterr().out
-    for wrong in ({"rows": [4]}, {"step": -1}):
-        with pytest.raises(RowIndexError):
+    for step, rows, expected in ((2, 3, "row 2,"), (0, [3], "step 0, epoch 0, row 3"), (0, 1000, "row 3,")):
+        pipeline.show(step, rows=rows)
+        assert expected in capsys.readouterr().out
+    for wrong, error in (({"rows": [4]}, RowIndexError), ({"step": -1}, RowIndexError), ({"rows": 0}, PipelineError)):
+        with pytest.raises(error):
             pipeline.show(**wrong)
-    with pytest.raises(PipelineError, match="rows=0"):
-        pipeline.show(rows=0)
 
 
 def test_a_trace_is_a_data_frame(pipeline):
@@ -154,25 +144,10 @@ def test_names_are_public_names_and_public_packages():
         assert getattr(grain_sft, name) is not None
         if name not in grain_sft.__all__:
             assert importlib.import_module(f"grain_sft.{name}").__doc__
-    assert not {"Any", "TYPE_CHECKING", "importlib", "annotations", "_PLACES", "bench", "cli", "demo", "files"} & set(
-        names
-    )
+    private = {"Any", "TYPE_CHECKING", "importlib", "annotations", "_PLACES", "bench", "cli", "demo", "files"}
+    assert not private & set(names)
 
 
 def test_a_class_instead_of_a_transform_gets_the_call_to_write(pipeline):
     with pytest.raises(PipelineError, match=r"transform ShiftTargets is a class. .* Write ShiftTargets\(\)\."):
         Pipeline(pipeline.source, pipeline.sampler, [ShiftTargets])
-
-
-def test_layouts_of_other_kinds_have_a_table_too(pipeline, tmp_path):
-    from grain_sft.layout import MaterializedLayout
-    from grain_sft.layout.mixture import MixtureLayout
-    from grain_sft.prepare.materialize import materialize
-
-    layout = pipeline.source.layout
-    assert isinstance(layout, PackedLayout)
-    materialize(layout, str(tmp_path / "rows"))
-    written = MaterializedLayout(grain_sft.open_corpus(tmp_path / "rows"))
-    for each in (written, MixtureLayout({"a": layout, "b": layout})):
-        assert type(each).__name__ in Page(each._repr_html_()).text
-    assert NpyDataSource(written) is not None

@@ -70,11 +70,17 @@ def test_the_citation_file_says_the_same():
 def test_extras_that_errors_and_pages_name_are_there():
     for path in sorted((ROOT / "grain_sft").rglob("*.py")):
         text = path.read_text()
-        for extra in [*missing_extras(text), *re.findall(r"extra [`'](\w+)[`']", text)]:
-            assert extra in EXTRAS.keys() | {"extra"}, f"{path}: {extra}"
+        calls = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call)]
+        for name, place in (("MissingExtraError.of", 2), ("install_command", 0)):
+            named = [call.args[place] for call in calls if ast.unparse(call.func) == name]
+            extras = {ast.literal_eval(each) for each in named if not isinstance(each, ast.Name)}
+            assert extras <= EXTRAS.keys(), f"{path}: {extras}"
+        assert set(re.findall(r"extra [`'](\w+)[`']", text)) <= EXTRAS.keys() | {"extra"}, path
     for page in PAGES:
         for names in re.findall(r"pip install (?:-e )?'\.\[([a-z0-9,]+)\]", page.read_text()):
             assert set(names.split(",")) <= EXTRAS.keys(), page
+    (listed,) = re.findall(r"Extras: (.*?)\.\n", (ROOT / "README.md").read_text(), flags=re.DOTALL)
+    assert set(re.findall(r"`(\w+)`", listed)) == EXTRAS.keys()
 
 
 def test_no_hint_installs_from_an_index_which_does_not_have_the_package():
@@ -85,19 +91,6 @@ def test_no_hint_installs_from_an_index_which_does_not_have_the_package():
 
 def test_the_core_reads_yaml():
     assert "pyyaml>=6" in PROJECT["dependencies"] and EXTRAS["yaml"] == []
-
-
-def missing_extras(text: str) -> list[str]:
-    """Return the extras that calls of MissingExtraError.of and install_command name."""
-    calls = (node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call))
-    places = {"MissingExtraError.of": 2, "install_command": 0}
-    named = [(call, places[ast.unparse(call.func)]) for call in calls if ast.unparse(call.func) in places]
-    return [str(ast.literal_eval(call.args[at])) for call, at in named if not isinstance(call.args[at], ast.Name)]
-
-
-def test_the_readme_lists_every_extra():
-    (listed,) = re.findall(r"Extras: (.*?)\.\n", (ROOT / "README.md").read_text(), flags=re.DOTALL)
-    assert set(re.findall(r"`(\w+)`", listed)) == EXTRAS.keys()
 
 
 # --- what is built ---
@@ -111,12 +104,9 @@ def test_wheel_and_sdist_hold_what_is_tracked_and_the_sdist_builds_the_same_whee
         pytest.skip("not a git repository: nothing says which files are tracked")
     tracked = set(listed.stdout.splitlines())
     for name in tracked:
-        copy = tmp_path / "tree" / name
-        copy.parent.mkdir(parents=True, exist_ok=True)
-        copy.write_bytes((ROOT / name).read_bytes())
-    build(tmp_path / "tree", tmp_path / "built")
-    (wheel,), (sdist,) = (list((tmp_path / "built").glob(pattern)) for pattern in ("*.whl", "*.tar.gz"))
-
+        (tmp_path / "tree" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "tree" / name).write_bytes((ROOT / name).read_bytes())
+    wheel, sdist = build(tmp_path / "tree", tmp_path / "built", "*.whl", "*.tar.gz")
     packed = contents(wheel)
     information = f"grain_sft-{grain_sft.__version__}.dist-info"
     code = {name for name in packed if not name.startswith(f"{information}/")}
@@ -128,15 +118,17 @@ def test_wheel_and_sdist_hold_what_is_tracked_and_the_sdist_builds_the_same_whee
     (unpacked,) = (tmp_path / "sdist").iterdir()
     held = {str(path.relative_to(unpacked)) for path in unpacked.rglob("*") if path.is_file()}
     assert held == {name for name in tracked if not name.startswith(".ci/")} | {"PKG-INFO"}
-    build(unpacked, tmp_path / "again", "-t", "wheel")
-    (again,) = (tmp_path / "again").iterdir()
+    (again,) = build(unpacked, tmp_path / "again", "*.whl")
     assert contents(again) == packed
 
 
-def build(folder: Path, output: Path, *options: str) -> None:
-    command = [sys.executable, "-m", "hatchling", "build", "-d", str(output), *options]
+def build(folder: Path, output: Path, *patterns: str) -> list[Path]:
+    """Build a wheel, and an sdist where `patterns` has one; return the one file of each pattern."""
+    command = [sys.executable, "-m", "hatchling", "build", "-d", str(output)]
+    command += [] if "*.tar.gz" in patterns else ["-t", "wheel"]
     result = subprocess.run(command, cwd=folder, capture_output=True, text=True)
     assert result.returncode == 0, result.stdout + result.stderr
+    return [path for pattern in patterns for (path,) in [list(output.glob(pattern))]]
 
 
 def contents(wheel: Path) -> dict[str, bytes]:

@@ -1,4 +1,4 @@
-"""The pages of docs/, and what stands in them: code blocks and links."""
+"""The pages of docs/: their code blocks and their text."""
 
 from __future__ import annotations
 
@@ -10,14 +10,13 @@ DOCS = Path(__file__).parents[2] / "docs"
 PAGES = sorted(path.name for path in DOCS.glob("*.md"))
 
 RUN = ("bash", "python")
-NOT_RUN = re.compile(r"<!-- not run: (.+) -->")
-VARIES = re.compile(r"<!-- varies: (.+) -->")
-RUNS_AFTER = re.compile(r"<!-- runs after: (\S+\.md) -->")
 
 _NEAR = 4  # lines between the end of a block and the text of its output
-
-_FENCE = re.compile(r"(```+)(\S*)(?: .*|\s*)")
-_FILE_NAME = re.compile(r"# (\S+\.(?:py|yaml|jsonl?))\n")
+_BLOCK = re.compile(
+    r"(?:^<!-- (?P<comment>not run|varies): (?P<reason>[^\n]+) -->\n\n?)?"
+    r"^(?P<fence>```+)(?P<language>\S*)[^\n]*\n(?P<text>.*?)^(?P=fence)\s*?$",
+    flags=re.MULTILINE | re.DOTALL,
+)
 
 
 class Block(NamedTuple):
@@ -43,7 +42,7 @@ class Block(NamedTuple):
     @property
     def file_name(self) -> str | None:
         """The file that its first line, a comment, says it is."""
-        found = _FILE_NAME.match(self.text)
+        found = re.match(r"# (\S+\.(?:py|yaml|jsonl?))\n", self.text)
         return found and found[1]
 
     @property
@@ -68,37 +67,26 @@ def blocks(page: str) -> list[Block]:
     Raises:
       ValueError: a block that does not end.
     """
-    found: list[Block] = []
-    fence, language, begin, inside = "", "", 0, []
-    comments = {NOT_RUN: "", VARIES: ""}  # right before the next block
-    for number, line in enumerate(read(page).splitlines(), 1):
-        match = _FENCE.fullmatch(line)
-        if fence:
-            if line.strip() != fence:
-                inside.append(line)
-                continue
-            found.append(Block(language, "".join(f"{each}\n" for each in inside), begin, comments[NOT_RUN]))
-            before = found[-2] if len(found) > 1 else None
-            if language == "text" and before is not None and before.runs and begin - before.end <= _NEAR:
-                found[-2] = before._replace(shows=found[-1].text, varies=tuple(comments[VARIES].split()))
-            fence = ""
-        elif match:
-            fence, language, begin, inside = match[1], match[2], number + 1, []
-            continue
-        for comment in comments:
-            stated = comment.fullmatch(line)
-            comments[comment] = stated[1] if stated else (comments[comment] if not line else "")
-    if fence:
-        raise ValueError(f"{page}:{begin - 1}: the block does not end.")
+    text, found = read(page), []
+    if "```" in outside_blocks(page):
+        raise ValueError(f"{page}: a block does not end.")
+    for match in _BLOCK.finditer(text):
+        reason = {match["comment"]: match["reason"]}
+        line = text.count("\n", 0, match.start("text")) + 1
+        block = Block(match["language"], match["text"], line, reason.get("not run", ""))
+        before = found[-1] if found else None
+        if block.language == "text" and before is not None and before.runs and line - before.end <= _NEAR:
+            found[-1] = before._replace(shows=block.text, varies=tuple(reason.get("varies", "").split()))
+        found.append(block)
     return found
 
 
 def runs_after(page: str) -> str | None:
     """The page in whose folder, as its own blocks left it, those of this page run."""
-    found = RUNS_AFTER.search(read(page))
+    found = re.search(r"<!-- runs after: (\S+\.md) -->", read(page))
     return found and found[1]
 
 
 def outside_blocks(page: str) -> str:
     """Return the text of a page without its fenced blocks."""
-    return re.sub(r"^(```+).*?^\1\s*$", "", read(page), flags=re.MULTILINE | re.DOTALL)
+    return _BLOCK.sub("", read(page))

@@ -26,7 +26,6 @@ class Folders:
 
     def __init__(self, root: Path) -> None:
         self._root = root
-        self._cache = root / "cache"
         self._printed: dict[str, list[tuple[pages.Block, str]]] = {}
 
     def run(self, page: str) -> list[tuple[pages.Block, str]]:
@@ -36,51 +35,36 @@ class Folders:
           AssertionError: a block failed.
         """
         if page not in self._printed:
-            folder = self._folder(page)
+            folder = self._root / Path(page).stem
             before = pages.runs_after(page)
             if before is None:
                 folder.mkdir()
             else:
                 self.run(before)
-                shutil.copytree(self._folder(before), folder, symlinks=True)
+                shutil.copytree(self._root / Path(before).stem, folder, symlinks=True)
             chosen = [block for block in pages.blocks(page) if block.runs]
-            self._printed[page] = list(zip(chosen, self._run(page, chosen), strict=True))
+            self._printed[page] = list(zip(chosen, self._run(page, folder, chosen), strict=True))
         return self._printed[page]
 
-    def _folder(self, page: str) -> Path:
-        return self._root / Path(page).stem
-
-    def _run(self, page: str, chosen: list[pages.Block]) -> list[str]:
-        folder = self._folder(page)
-        listed, outputs = folder.with_suffix(".json"), folder.with_suffix(".outputs.json")
+    def _run(self, page: str, folder: Path, chosen: list[pages.Block]) -> list[str]:
+        listed, outputs, cache = folder.with_suffix(".json"), folder.with_suffix(".outputs.json"), self._root / "cache"
         listed.write_text(
             json.dumps([{**block._asdict(), "file_name": block.file_name, "page": page} for block in chosen])
         )
         environment = os.environ | {
             "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
             "PYTHONPATH": os.pathsep.join([str(pages.DOCS.parent), os.environ.get("PYTHONPATH", "")]),
-            "GRAIN_SFT_CACHE_DIR": str(self._cache),
+            "GRAIN_SFT_CACHE_DIR": str(cache),
             "JAX_PLATFORMS": "cpu",
             "LC_ALL": "C.UTF-8",  # the order of `ls`
             "JAX_COMPILATION_CACHE_DIR": str(self._root / "jax"),
             "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.5",
         }
-        result = subprocess.run(
-            [sys.executable, str(Path(__file__).with_name("run_page.py")), str(listed), str(outputs)],
-            cwd=folder,
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=SECONDS,
-        )
+        command = [sys.executable, str(Path(__file__).with_name("run_page.py")), str(listed), str(outputs)]
+        result = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=SECONDS)
         assert result.returncode == 0, f"{page}\n{result.stdout[-3000:]}\n{result.stderr[-3000:]}"
-        return [self._as_yours(folder, printed) for printed in json.loads(outputs.read_text())]
-
-    def _as_yours(self, folder: Path, printed: str) -> str:
-        """Return `printed` with the reader's folders in place of those of this run."""
-        for path, yours in (self._cache, YOUR_CACHE), (folder, YOUR_FOLDER):
-            printed = printed.replace(str(path), yours)
-        return printed
+        printed = json.loads(outputs.read_text())
+        return [each.replace(str(cache), YOUR_CACHE).replace(str(folder), YOUR_FOLDER) for each in printed]
 
 
 def first_lost(block: pages.Block, printed: str) -> str | None:
@@ -110,11 +94,9 @@ def updated(block: pages.Block, printed: str) -> str:
 
 def _pattern(line: str, varies: tuple[str, ...]) -> re.Pattern[str]:
     """Return what matches `line`, with anything in place of what varies."""
-    if not varies:
-        return re.compile(re.escape(line))
-    varying = re.compile("|".join(_KINDS.get(each, re.escape(each)) for each in varies))
-    fixed = [re.escape(part) for part in varying.split(line)]
-    return re.compile(r"\S+".join(fixed))
+    kinds = "|".join(_KINDS.get(each, re.escape(each)) for each in varies)
+    fixed = re.split(kinds, line) if varies else [line]
+    return re.compile(r"\S+".join(map(re.escape, fixed)))
 
 
 def _spaced(line: str) -> str:

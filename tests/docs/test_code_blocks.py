@@ -31,13 +31,9 @@ def test_the_blocks_of_a_page_run_and_print_what_it_shows(folders, page):
 
 
 @pytest.mark.parametrize("page", pages.PAGES)
-def test_few_blocks_are_not_run_and_each_says_why(page):
-    left_out = [block for block in pages.blocks(page) if block.why_not]
-    assert len(left_out) <= MOST_NOT_RUN.get(page, 0), [block.line for block in left_out]
-
-
-@pytest.mark.parametrize("page", pages.PAGES)
-def test_blocks_are_of_languages_that_are_run_or_that_nobody_runs(page):
+def test_few_blocks_are_not_run_and_others_are_of_languages_that_are_run_or_that_nobody_runs(page):
+    left_out = [block.line for block in pages.blocks(page) if block.why_not]
+    assert len(left_out) <= MOST_NOT_RUN.get(page, 0), left_out
     for block in pages.blocks(page):
         known = block.runs or block.why_not or block.language in ("text", "json", "yaml", "html", "toml")
         assert known or block.language.startswith("{"), f"{page}:{block.line}: language {block.language!r}"

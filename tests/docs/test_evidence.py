@@ -7,7 +7,6 @@ here, on a small corpus; long ones run behind the marker heavy, and their figure
 from __future__ import annotations
 
 import argparse
-import importlib
 import importlib.util
 import json
 import os
@@ -23,7 +22,7 @@ import numpy as np
 import pytest
 
 import grain_sft
-from grain_sft.cli.main import COMMANDS, main
+from grain_sft.cli.main import COMMANDS, main, module_of
 
 ROOT = pages.DOCS.parent
 PAGE = pages.read("evidence.md")
@@ -54,14 +53,12 @@ def claims() -> list[Claim]:
     return [Claim(text, re.findall(r"`([^`]+)`", shown), *rest) for text, shown, *rest in rows if "`" in shown]
 
 
-def commands(program: str) -> list[str]:
-    """The commands of the tables that begin with `program`, each once."""
-    named = [command for claim in claims() for command in claim.commands]
-    return list(dict.fromkeys(command for command in named if command.startswith(f"{program} ")))
-
-
-SHORT_COMMANDS = [command for command in commands("grain-sft") if shlex.split(command)[1] not in LONG]
-LONG_COMMANDS = [command for command in commands("grain-sft") if shlex.split(command)[1] in LONG]
+COMMANDS_SHOWN = list(dict.fromkeys(command for claim in claims() for command in claim.commands))
+PYTEST = [command for command in COMMANDS_SHOWN if command.startswith("pytest ")]
+LONG_COMMANDS = [
+    command for command in COMMANDS_SHOWN if command.startswith(tuple(f"grain-sft {name} " for name in LONG))
+]
+SHORT_COMMANDS = [command for command in COMMANDS_SHOWN if command not in [*PYTEST, *LONG_COMMANDS]]
 
 
 def arguments(command: str) -> list[str]:
@@ -76,10 +73,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     with open("chats.jsonl", "w") as file:
         for number in range(120):
-            turns = [
-                {"role": "user", "content": f"What is {number} and {number % 7}?"},
-                {"role": "assistant", "content": f"It is {number + number % 7}."},
-            ]
+            texts = {"user": f"What is {number} and {number % 7}?", "assistant": f"It is {number + number % 7}."}
+            turns = [{"role": role, "content": text} for role, text in texts.items()]
             file.write(json.dumps({"messages": turns}) + "\n")
     np.random.default_rng(0).integers(0, 100_278, 5000, np.uint32).tofile("web.npy")
     Path("mix.txt").write_text("web,web.npy\n")
@@ -105,40 +100,34 @@ def test_every_claim_names_its_commands():
 
 def test_the_tests_that_claims_name_are_in_the_default_run(request):
     """Each command finds a test among those that this run collected; else (few files were asked for) in a new collection."""
-    collected = [item.nodeid for item in request.session.items]
-    selections = [Selection.of(command) for command in commands("pytest") if command != WITH_MAXTEXT]
+    selections = [selection(command) for command in PYTEST if command != WITH_MAXTEXT]
     assert len(selections) >= 15
-    missing = [selection for selection in selections if not selection.names_one_of(collected)]
+    collected = [item.nodeid for item in request.session.items]
+    missing = [each for each in selections if not selects(each, collected)]
     if missing:
-        paths = sorted({path for selection in missing for path in selection.paths})
+        paths = sorted({path for each in missing for path in each.paths})
         command = [sys.executable, "-m", "pytest", "-n0", "--collect-only", "-q", *paths]
         result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
         assert result.returncode == 0, result.stdout[-3000:] + result.stderr
-        collected = result.stdout.splitlines()
-        missing = [selection for selection in missing if not selection.names_one_of(collected)]
+        missing = [each for each in missing if not selects(each, result.stdout.splitlines())]
     assert not missing, f"no test of the default run is collected by {missing}"
 
 
-class Selection(NamedTuple):
-    """What a command of pytest selects: tests below each of `paths` with one of `words` in the names that -k looks at."""
+def selection(command: str) -> argparse.Namespace:
+    """What a command of pytest selects: `paths`, and `k` with words of which one is in a test's name."""
+    parser = argparse.ArgumentParser(exit_on_error=False)
+    parser.add_argument("paths", nargs="+")
+    parser.add_argument("-k", default="")
+    given = parser.parse_args(shlex.split(command)[1:])  # any other option might select what no default run has
+    assert all((ROOT / path).exists() and path.startswith("tests/") for path in given.paths), command
+    return given
 
-    paths: list[str]
-    words: list[str]
 
-    @classmethod
-    def of(cls, command: str) -> Selection:
-        parser = argparse.ArgumentParser(exit_on_error=False)
-        parser.add_argument("paths", nargs="+")
-        parser.add_argument("-k", default="")
-        given = parser.parse_args(shlex.split(command)[1:])  # any other option might select what no default run has
-        assert all((ROOT / path).exists() and path.startswith("tests/") for path in given.paths), command
-        return cls(given.paths, re.split(" or ", given.k))
-
-    def names_one_of(self, node_ids: list[str]) -> bool:
-        """Whether, for every path, and for every word, one of `node_ids` is selected."""
-        below = [[node for node in node_ids if re.match(rf"{re.escape(path)}(/|::)", node)] for path in self.paths]
-        names = [node.partition("::")[2].lower() for nodes in below for node in nodes]
-        return all(below) and all(any(word.lower() in name for name in names) for word in self.words)
+def selects(given: argparse.Namespace, node_ids: list[str]) -> bool:
+    """Whether, for every path, and for every word, one of `node_ids` is selected."""
+    below = [[node for node in node_ids if re.match(rf"{re.escape(path)}(/|::)", node)] for path in given.paths]
+    names = [node.partition("::")[2].lower() for nodes in below for node in nodes]
+    return all(below) and all(any(word.lower() in name for name in names) for word in given.k.split(" or "))
 
 
 # --- its commands ---
@@ -169,7 +158,7 @@ def test_the_short_commands_run(folder, capsys):
 def test_long_commands_are_spelled_right(command):
     name, *words = arguments(command)
     parser = argparse.ArgumentParser()
-    importlib.import_module(f"grain_sft.cli.{name}").add_arguments(parser)
+    module_of(name).add_arguments(parser)
     parser.parse_args(words)
 
 
@@ -188,35 +177,30 @@ def test_a_long_command_shows_what_is_claimed(folder, command):
     elif name == "report":
         assert (folder / "report.html").stat().st_size and (folder / "report.json").stat().st_size
     else:
-        look_at(json.loads(Path("figures.json").read_text()))
+        check_figures(json.loads(Path("figures.json").read_text()))
 
 
-def look_at(figures: dict) -> None:
+def check_figures(figures: dict) -> None:
     """Check the figures of the page, where the benchmark measured them."""
-    if "throughput" in figures:
-        speeds = figures["throughput"]
-        filtered = speeds["filter on, one thread"]
+    assert figures.keys() & {"throughput", "orders", "plans", "prepare", "recommended"}
+    if (speeds := figures.get("throughput")) is not None:
+        filtered, peer = speeds["filter on, one thread"], speeds.get("MaxText olmo_grain, filter on")
         assert filtered["of_limit"] > 0.35
-        if (peer := speeds.get("MaxText olmo_grain, filter on")) is not None:
-            assert filtered["mtok_per_s"] > 25 * peer["mtok_per_s"]
-    if "orders" in figures:
-        orders = figures["orders"]
+        assert peer is None or filtered["mtok_per_s"] > 25 * peer["mtok_per_s"]
+    if (orders := figures.get("orders")) is not None:
         assert orders["order shuffle, first batch, 724,000,000 rows"]["peak_mb"] < 1000
         first, again = (orders[f"order olmo, {which} time, 100,000,000 rows"]["seconds"] for which in ("first", "next"))
         assert again < first / 5
     if "prepare" in figures:
         of_bare = [row for row in figures["prepare"].values() if "bare_s" in row]
         assert of_bare
-        for row in of_bare:
-            assert row["tokens"] / row["s"] > 0.6 * row["bare_tokens"] / row["bare_s"]
-    if "plans" in figures:
-        ours = figures["plans"]["PackedLayout, one of all files"]
+        assert all(row["tokens"] / row["s"] > 0.6 * row["bare_tokens"] / row["bare_s"] for row in of_bare)
+    if (plans := figures.get("plans")) is not None:
+        ours, peer = plans["PackedLayout, one of all files"], plans.get("OLMo-core InstancePacker, of all files")
         assert ours["seconds"] < 10 and ours["peak_mb"] < 2000
-        if (peer := figures["plans"].get("OLMo-core InstancePacker, of all files")) is not None:
-            assert ours["seconds"] < peer["seconds"] / 4
+        assert peer is None or ours["seconds"] < peer["seconds"] / 4
     if "recommended" in figures:
         assert figures["stages"] and {"threads", "prefetch", "worker_count"} <= figures["recommended"].keys()
-    assert figures.keys() & {"throughput", "orders", "plans", "prepare", "recommended"}
 
 
 @pytest.mark.heavy
@@ -239,7 +223,7 @@ def test_two_million_documents_are_packed_in_some_seconds(folder, capsys, monkey
 def test_the_claims_about_maxtext_are_shown():
     if importlib.util.find_spec("maxtext") is None:
         pytest.skip("MaxText is not installed here (the extra maxtext)")
-    assert WITH_MAXTEXT in commands("pytest")
+    assert WITH_MAXTEXT in PYTEST
     command = [sys.executable, "-m", *WITH_MAXTEXT.split(), "-n0"]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert result.returncode == 0, result.stdout[-3000:]

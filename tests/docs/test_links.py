@@ -28,9 +28,8 @@ def test_links_of_a_page_lead_somewhere(page):
 
 @pytest.mark.parametrize("page", pages.PAGES)
 def test_configs_that_a_page_names_are_there(page):
-    for path in re.findall(
-        r"(?<![\w/])configs/(?:olmo|pretrain|eval|sft|episodes|primer|openchat)\w*\.\w+", pages.read(page)
-    ):
+    names = "olmo|pretrain|eval|sft|episodes|primer|openchat"
+    for path in re.findall(rf"(?<![\w/])configs/(?:{names})\w*\.\w+", pages.read(page)):
         assert (ROOT / path).exists(), f"{page}: {path}"
 
 
