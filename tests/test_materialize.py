@@ -76,45 +76,43 @@ def make(tmp_path, kind):
     return grain_sft.open_corpus(write_episodes(tmp_path / kind, docs, shards=3, gap=2, dtype=dtype))
 
 
-@pytest.mark.parametrize("kind", ["masks", "uint16", "weights", "primer", "plain"])
+KINDS = ["masks", "uint16", "weights", "primer", "plain"]
+TWO_EPOCHS = {"algorithm": "shuffled_best_fit", "seed": 3, "epochs": 2}
+
+
+def written_and_opened(layout, folder, shard_bytes):
+    """Yield the source of the rows of `layout` in one file and in many, and its manifest."""
+    for name, most in (("one", 1 << 30), ("many", shard_bytes)):
+        manifest = materialize(layout, folder / name, shard_bytes=most)
+        found = opened(folder / name)
+        assert (len(manifest["rows_of_shards"]) > 1) == (name == "many")
+        assert found.layout.corpus.fingerprint == manifest["fingerprint"]
+        same_rows(found, NpyDataSource(layout))
+        same_rows(pickle.loads(pickle.dumps(found)), NpyDataSource(layout))
+        yield found, manifest
+
+
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
     "options",
-    [
-        {},
-        {"algorithm": "shuffled_best_fit", "seed": 3, "epochs": 2, "long_documents": "fragment"},
-        {"algorithm": "concat_then_split"},
-    ],
+    [{}, {**TWO_EPOCHS, "long_documents": "fragment"}, {"algorithm": "concat_then_split"}],
     ids=lambda options: options.get("algorithm", "best_fit_decreasing"),
 )
 def test_written_rows_are_the_packed_rows(tmp_path, kind, options):
-    expected = NpyDataSource(PackedLayout(make(tmp_path, kind), LENGTH, **options))
-    for name, shard_bytes in (("one", 1 << 30), ("many", 1 << 10)):
-        manifest = materialize(expected.layout, tmp_path / name, shard_bytes=shard_bytes)
-        found = opened(tmp_path / name)
-        assert (len(manifest["rows_of_shards"]) > 1) == (name == "many")
-        assert found.layout.corpus.fingerprint == manifest["fingerprint"]
-        same_rows(found, expected)
-        same_rows(pickle.loads(pickle.dumps(found)), expected)
+    assert list(written_and_opened(PackedLayout(make(tmp_path, kind), LENGTH, **options), tmp_path, 1 << 10))
 
 
-@pytest.mark.parametrize("kind", ["masks", "uint16", "weights", "primer", "plain"])
-@pytest.mark.parametrize("epochs", [1, 2])
-def test_rows_that_say_where_their_segments_end_are_the_packed_rows(tmp_path, monkeypatch, kind, epochs):
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("options", [{}, TWO_EPOCHS], ids=["one epoch", "two epochs"])
+def test_rows_that_say_where_their_segments_end_are_the_packed_rows(tmp_path, monkeypatch, kind, options):
     monkeypatch.setattr(row_format, "LONG_SEGMENT", 1)
-    options = {} if epochs == 1 else {"algorithm": "shuffled_best_fit", "epochs": epochs}
-    expected = NpyDataSource(PackedLayout(make(tmp_path, kind), 8 * LENGTH - 1, **options))
-    assert expected.layout.statistics["padding"]
-    for name, shard_bytes in (("one", 1 << 30), ("many", 1 << 13)):
-        manifest = materialize(expected.layout, tmp_path / name, shard_bytes=shard_bytes)
-        assert (
-            manifest["most_segments"] == expected.layout.statistics["max_segments"] and not manifest["positions_dtype"]
-        )
+    layout = PackedLayout(make(tmp_path, kind), 8 * LENGTH - 1, **options)
+    expected, shift = NpyDataSource(layout), ShiftTargets()
+    assert layout.statistics["padding"]
+    for found, manifest in written_and_opened(layout, tmp_path, 1 << 13):
+        assert manifest["most_segments"] == layout.statistics["max_segments"] and not manifest["positions_dtype"]
         assert bool(manifest["segments_dtype"]) == (kind != "plain")
-        found = opened(tmp_path / name)
-        same_rows(found, expected)
-        same_rows(pickle.loads(pickle.dumps(found)), expected)
         same_rows(NpyDataSource(found.layout, max_open_files=1), expected)  # of several files, none is read at once
-        shift = ShiftTargets()
         for count in (1, 2, 5):
             rows = np.random.default_rng(count).integers(0, len(expected), count)
             assert_same(shift.read(found, rows), ShiftTargets().map(expected.read(rows)))
@@ -313,41 +311,27 @@ def test_what_was_cut_off_is_not_there_and_goes_on_where_it_was(tmp_path, layout
     with pytest.raises(KeyboardInterrupt):
         materialize(layout, tmp_path / "rows", shard_bytes=1 << 10)
     assert not (tmp_path / "rows").exists()
-    again = materialize(layout, tmp_path / "rows", shard_bytes=1 << 10)
-    assert again == whole and len(calls) == 4 + len(whole["rows_of_shards"]) - 3
+    for _ in range(2):
+        assert materialize(layout, tmp_path / "rows", shard_bytes=1 << 10) == whole
+        assert len(calls) == 4 + len(whole["rows_of_shards"]) - 3
+    assert sorted(os.listdir(tmp_path / "rows")) == sorted(os.listdir(tmp_path / "whole"))
     for path in (tmp_path / "whole").iterdir():
         assert (tmp_path / "rows" / path.name).read_bytes() == path.read_bytes()
-    assert len(os.listdir(tmp_path / "rows")) == len(os.listdir(tmp_path / "whole"))
     assert {path.name for path in tmp_path.iterdir()} == {"cache", "chats", "whole", "rows"}
-    assert (
-        materialize(layout, tmp_path / "rows", shard_bytes=1 << 10) == whole
-        and len(calls) == 4 + len(whole["rows_of_shards"]) - 3
-    )
 
 
-def test_unfinished_rows_of_something_else_are_begun_anew(tmp_path, layout, monkeypatch):
+@pytest.mark.parametrize("named", [True, False], ids=["named", "unnamed"])
+def test_unfinished_rows_of_something_else_are_begun_anew(tmp_path, layout, monkeypatch, named):
     other = PackedLayout(layout.corpus, LENGTH, max_segments=2)
-    read = NpyDataSource.read
-    monkeypatch.setattr(NpyDataSource, "read", lambda self, rows: 1 / 0 if 9 in rows else read(self, rows))
-    with pytest.raises(ZeroDivisionError):
-        materialize(other, tmp_path / "rows", shard_bytes=1 << 10)
-    monkeypatch.setattr(NpyDataSource, "read", read)
-    materialize(layout, tmp_path / "rows", shard_bytes=1 << 10)
-    same_rows(opened(tmp_path / "rows"), NpyDataSource(layout))
-
-
-def test_unfinished_rows_that_do_not_say_what_they_are_are_begun_anew(tmp_path, layout, monkeypatch):
-    other = PackedLayout(layout.corpus, LENGTH, algorithm="first_fit_decreasing", max_segments=2)
     materialize(other, tmp_path / "other", shard_bytes=1 << 10)
     made = {path.name for path in tmp_path.iterdir()}
-    read = NpyDataSource.read
-    monkeypatch.setattr(NpyDataSource, "read", lambda self, rows: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        materialize(layout, tmp_path / "rows", shard_bytes=1 << 10)
-    monkeypatch.setattr(NpyDataSource, "read", read)
+    with monkeypatch.context() as patch, pytest.raises(ZeroDivisionError):
+        patch.setattr(NpyDataSource, "read", lambda self, rows: 1 / 0)
+        materialize(other, tmp_path / "rows", shard_bytes=1 << 10)
     (work,) = [path for path in tmp_path.iterdir() if path.name not in made]
-    (work / "identity.json").unlink()
-    shutil.copytree(tmp_path / "other", work / "corpus")
+    shutil.copytree(tmp_path / "other", work / "corpus", dirs_exist_ok=True)
+    if not named:
+        (work / "identity.json").unlink()
     materialize(layout, tmp_path / "rows", shard_bytes=1 << 10)
     same_rows(opened(tmp_path / "rows"), NpyDataSource(layout))
 
@@ -364,13 +348,6 @@ def test_finished_rows_that_are_damaged_are_not_taken_for_whole(tmp_path, layout
         materialize(layout, tmp_path / "rows")
 
 
-def test_rows_with_another_padding_are_other_rows(tmp_path, layout):
-    materialize(layout, tmp_path / "rows")
-    other = dataclasses.replace(layout.corpus, pad_token_id=layout.corpus.padding_token_id + 1)
-    with pytest.raises(LayoutError, match="holds other rows"):
-        materialize(PackedLayout(other, LENGTH), tmp_path / "rows")
-
-
 def test_replaced_rows_are_noticed_whether_or_not_the_eos_is_given(tmp_path, layout):
     materialize(layout, tmp_path / "rows", shard_bytes=1 << 12)
     eos = json.loads((tmp_path / "rows" / "rows.json").read_text())["eos_token_id"]
@@ -383,19 +360,18 @@ def test_replaced_rows_are_noticed_whether_or_not_the_eos_is_given(tmp_path, lay
             grain_sft.open_corpus(tmp_path / "rows", **options)
 
 
-def test_only_packed_rows_are_written_out(tmp_path, layout):
+def test_only_packed_rows_are_written_out_and_where_nothing_else_is(tmp_path, layout):
     with pytest.raises(LayoutError, match=r"PaddedLayout\(.*only a PackedLayout's rows can be written out"):
         materialize(PaddedLayout(layout.corpus, LENGTH), tmp_path / "rows")
-
-
-def test_an_output_that_holds_something_else_is_left_alone(tmp_path, layout):
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").write_text("mine")
     with pytest.raises(LayoutError, match=r"is not empty, and holds no rows\.json"):
         materialize(layout, tmp_path / "full")
     materialize(layout, tmp_path / "rows")
-    with pytest.raises(LayoutError, match="holds other rows"):
-        materialize(PackedLayout(layout.corpus, LENGTH, max_segments=2), tmp_path / "rows")
+    padded = dataclasses.replace(layout.corpus, pad_token_id=layout.corpus.padding_token_id + 1)
+    for other in (PackedLayout(layout.corpus, LENGTH, max_segments=2), PackedLayout(padded, LENGTH)):
+        with pytest.raises(LayoutError, match="holds other rows"):
+            materialize(other, tmp_path / "rows")
     with pytest.raises(LayoutError, match="a corpus without rows"):
         MaterializedLayout(layout.corpus)
     with pytest.raises(CorpusError, match="need no index"):
@@ -419,49 +395,39 @@ def test_files_that_are_missing_cut_short_or_replaced_are_errors(tmp_path, layou
             source.read(range(len(source)))
 
 
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("version", 1),
-        ("format", "x"),
-        ("sequence_length", 32),
-        ("sequence_length", "64"),
-        ("rows_of_shards", []),
-        ("rows_of_shards", [0]),
-        ("rows_of_shards", ["x"]),
-        ("dtype", "int8"),
-        ("segments_dtype", "int8"),
-        ("segments_dtype", None),
-        ("most_segments", 3),
-        ("most_segments", -1),
-        ("loss", "labels"),
-        ("made_of", None),
-        ("fingerprint", "sha256:0"),
-    ],
-)
-def test_a_garbled_manifest_is_an_error_that_names_it(tmp_path, layout, key, value):
+GARBLED = {
+    "version": [1],
+    "format": ["x"],
+    "sequence_length": [32, "64"],
+    "rows_of_shards": [[], [0], ["x"]],
+    "dtype": ["int8"],
+    "segments_dtype": ["int8", None],
+    "most_segments": [3, -1],
+    "loss": ["labels"],
+    "made_of": [None],
+    "fingerprint": ["sha256:0"],
+}
+
+
+@pytest.mark.parametrize("key", GARBLED)
+def test_a_garbled_manifest_is_an_error_that_names_it(tmp_path, layout, key):
     materialize(layout, tmp_path / "rows")
     path = tmp_path / "rows" / "rows.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), key: value}))
-    with pytest.raises(CorpusError, match="rows"):
-        grain_sft.open_corpus(tmp_path / "rows")
+    manifest = json.loads(path.read_text())
+    for value in GARBLED[key]:
+        path.write_text(json.dumps({**manifest, key: value}))
+        with pytest.raises(CorpusError, match="rows"):
+            grain_sft.open_corpus(tmp_path / "rows")
 
 
-def test_rows_longer_than_uint16_counts(tmp_path):
+@pytest.mark.parametrize(("long_segment", "positions_dtype"), [(row_format.LONG_SEGMENT, ""), (1 << 30, "uint32")])
+def test_rows_longer_than_uint16_counts(tmp_path, monkeypatch, long_segment, positions_dtype):
+    monkeypatch.setattr(row_format, "LONG_SEGMENT", long_segment)
     length = (1 << 16) + 1
     docs = [(np.arange(size, dtype=np.uint32) % 100 + 3, np.ones(size, bool)) for size in (length, 70_000, 100, 7)]
     expected = NpyDataSource(PackedLayout(grain_sft.open_corpus(write_episodes(tmp_path / "long", docs)), length))
     written = materialize(expected.layout, tmp_path / "rows")
-    assert (written["positions_dtype"], written["most_segments"]) == ("", 2)
-    same_rows(opened(tmp_path / "rows"), expected)
-
-
-def test_positions_that_uint16_does_not_hold(tmp_path, monkeypatch):
-    monkeypatch.setattr(row_format, "LONG_SEGMENT", 1 << 30)
-    length = (1 << 16) + 1
-    docs = [(np.arange(size, dtype=np.uint32) % 100 + 3, np.ones(size, bool)) for size in (length, 70_000, 100, 7)]
-    expected = NpyDataSource(PackedLayout(grain_sft.open_corpus(write_episodes(tmp_path / "long", docs)), length))
-    assert materialize(expected.layout, tmp_path / "rows")["positions_dtype"] == "uint32"
+    assert (written["positions_dtype"], written["most_segments"]) == (positions_dtype, 0 if positions_dtype else 2)
     same_rows(opened(tmp_path / "rows"), expected)
 
 

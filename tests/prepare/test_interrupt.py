@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import gzip
-import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from prepared import write_chats
 
 KILLS = int(os.environ.get("GRAIN_SFT_KILLS", "6"))
 """Of each case; `GRAIN_SFT_KILLS=50 pytest tests/prepare/test_interrupt.py` takes some minutes."""
 
 _PROGRAM = """
-import hashlib, os, random, shutil, signal, sys, time
+import os, random, shutil, signal, sys, time
 from pathlib import Path
-from grain_sft.prepare import Dataset, Request, prepare, train_tokenizer
-from grain_sft.prepare.records import inputs
-from grain_sft.prepare.training import CHAT_TOKENS
+from grain_sft.prepare import CHAT_TOKENS, Dataset, Request, prepare, train_tokenizer
+from grain_sft.storage import temporary
+from prepared import digests
 
 folder, format, workers, kills = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
 model = folder / "spm.model"
@@ -32,17 +32,13 @@ request = Request(
 )
 
 def run(out):
+    temporary._cleaned.clear()  # as in a new process
     prepare(request, out, workers=workers)
-
-def digest(out):
-    files = sorted(path for path in out.rglob("*") if path.is_file())
-    names = {str(path.relative_to(out)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
-    return {**names, "rejected": hashlib.sha256(Path(f"{out}.rejected.jsonl").read_bytes()).hexdigest()}
 
 begin = time.perf_counter()
 run(folder / "whole")
 longest = time.perf_counter() - begin
-expected = digest(folder / "whole")
+expected = digests(folder / "whole")
 draw = random.Random(f"{format} {workers}")
 unfinished = 0
 for number in range(kills):
@@ -61,7 +57,7 @@ for number in range(kills):
     unfinished += not out.exists()
     assert not out.exists() or (out / "prepare.json").exists(), "a half-made corpus"
     run(out)
-    assert digest(out) == expected, number
+    assert digests(out) == expected, number
     left = [path.name for path in folder.iterdir() if path.name.startswith(f".{out.name}.")]
     if workers == 1:
         assert not left, left
@@ -70,18 +66,9 @@ print(f"{kills} killed, {unfinished} of them before the end, {longest:.2f} s")
 """
 
 
-def write_chats(path: Path, count: int) -> None:
-    """Lines; an array where the name ends in .json; compressed where it ends in .gz."""
-    lines = []
-    for number in range(count):
-        if number % 97 == 5:
-            lines.append('{"broken"}')
-        else:
-            messages = []
-            for turn in range(1 + number % 3):
-                messages.append({"role": "user", "content": f"question {number} word {turn}"})
-                messages.append({"role": "assistant", "content": f"the answer, word {number} " * (number % 5)})
-            lines.append(json.dumps({"messages": messages}))
+def write(path: Path, count: int) -> None:
+    """Write lines; an array where the name ends in .json; compressed where it ends in .gz."""
+    lines = write_chats(path, count, bad=tuple(range(6, count, 97))).read_text().splitlines()
     text = "[" + ",\n".join(lines) + "]" if path.suffix == ".json" else "".join(f"{line}\n" for line in lines)
     path.write_bytes(gzip.compress(text.encode()) if path.suffix == ".gz" else text.encode())
 
@@ -101,8 +88,9 @@ def test_killed_and_started_again(tmp_path: Path, format: str, workers: int, nam
     if format == "openchat":
         pytest.importorskip("pyarrow")
     for name, count in zip(names, (3000, 1200), strict=True):
-        write_chats(tmp_path / name, count)
+        write(tmp_path / name, count)
     command = [sys.executable, "-c", _PROGRAM, str(tmp_path), format, str(workers), str(KILLS if workers == 1 else 2)]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=900)
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
+    result = subprocess.run(command, capture_output=True, text=True, timeout=900, env=environment)
     assert result.returncode == 0, result.stderr[-3000:]
     print(result.stdout)

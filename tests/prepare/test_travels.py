@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from prepared import chat
 
 import grain_sft
 from grain_sft.cli.main import main
@@ -26,49 +27,36 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Chats, two tokenizers, and the chats in each format."""
     path = tmp_path_factory.mktemp("travels")
     texts = [f"what is {number} plus {number + 1}, please? it is {2 * number + 1}." for number in range(60)]
-    lines = [
-        {"messages": [{"role": "user", "content": text[:25]}, {"role": "assistant", "content": text[25:]}]}
-        for text in texts
-    ]
-    (path / "chats.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (path / "chats.jsonl").write_text("".join(json.dumps(chat(text[:25], text[25:])) + "\n" for text in texts))
     for name, size in (("spm.model", 300), ("other.model", 310)):
         (path / name).write_bytes(train_tokenizer(texts, size, CHAT_TOKENS))
     for form in FORMATS:
-        request = Request(
-            (Dataset((str(path / "chats.jsonl"),)),), "primer", str(path / "spm.model"), form, val_frac=0.2
-        )
-        prepare(request, path / form, workers=1)
+        datasets = (Dataset((str(path / "chats.jsonl"),)),)
+        prepare(Request(datasets, "primer", str(path / "spm.model"), form, val_frac=0.2), path / form, workers=1)
     return path
 
 
-def known(corpus: grain_sft.Corpus) -> dict[str, Any]:
-    names = ("eos_token_id", "pad_token_id", "tokenizer_sha256")
-    return {name: getattr(corpus, name) for name in names}
+def stated(corpus: grain_sft.Corpus) -> dict[str, Any]:
+    return {name: getattr(corpus, name) for name in ("eos_token_id", "pad_token_id", "tokenizer_sha256")}
 
 
-def copied(folder: Path, form: str, split: str, to: Path) -> Path:
-    """A split, copied alone; links as files."""
-    if form == "openchat":
-        name = f"openchat.{'eval' if split == 'val' else 'train'}.parquet"
-        to.mkdir()
-        shutil.copy(folder / form / name, to / name)
-        return to / name
-    shutil.copytree(folder / form / split, to / "alone")
-    return to / "alone"
-
-
-def opened(folder: Path, form: str, split: str) -> grain_sft.Corpus:
-    path = folder / form / split
-    return grain_sft.open_corpus(
-        folder / form / "openchat.eval.parquet" if form == "openchat" and split == "val" else path
-    )
+def config_of(corpus: Path | str, **options: str) -> dict[str, Any]:
+    return {
+        "corpus": {"path": str(corpus), **options},
+        "layout": {"kind": "padded", "sequence_length": 64},
+        "sampler": {"seed": 0, "global_batch_size": 4},
+    }
 
 
 @pytest.mark.parametrize("form", FORMATS)
 @pytest.mark.parametrize("split", ["train", "val"])
 def test_a_split_that_is_copied_alone_keeps_tokenizer_and_ids(folder, tmp_path, form, split, caplog):
-    whole, alone = opened(folder, form, split), grain_sft.open_corpus(copied(folder, form, split, tmp_path / "x"))
-    assert known(alone) == known(whole) and None not in (alone.eos_token_id, alone.tokenizer_sha256)
+    name, copy = split, shutil.copytree  # of links, the files
+    if form == "openchat":
+        name, copy = f"openchat.{'eval' if split == 'val' else 'train'}.parquet", shutil.copy
+    whole = grain_sft.open_corpus(folder / form / name)
+    alone = grain_sft.open_corpus(copy(folder / form / name, tmp_path / name))
+    assert stated(alone) == stated(whole) and None not in (alone.eos_token_id, alone.tokenizer_sha256)
     assert alone.tokenizer == (str(folder / "spm.model") if form != "openchat" else "spm.model")
     assert whole.tokenizer == str(folder / "spm.model")
     assert alone.fingerprint == whole.fingerprint and not caplog.records
@@ -84,13 +72,13 @@ def test_the_metadata_of_the_split_are_read_before_those_of_the_folder_above(fol
     """A split that was copied into another corpus's folder is still its own."""
     shutil.copytree(folder / form / "train", tmp_path / "train")
     (tmp_path / "prepare.json").write_text(json.dumps({"tokenizer": {"eos_token_id": 9, "sha256": "of another"}}))
-    assert known(grain_sft.open_corpus(tmp_path)) == known(grain_sft.open_corpus(folder / form))
+    assert stated(grain_sft.open_corpus(tmp_path)) == stated(grain_sft.open_corpus(folder / form))
 
 
 def test_a_split_of_version_0_1_0_keeps_what_its_statistics_say(folder, tmp_path):
     shutil.copytree(folder / "olmo" / "train", tmp_path / "train")
     (tmp_path / "train" / "corpus.json").unlink()
-    assert known(grain_sft.open_corpus(tmp_path / "train")) == known(grain_sft.open_corpus(folder / "olmo"))
+    assert stated(grain_sft.open_corpus(tmp_path / "train")) == stated(grain_sft.open_corpus(folder / "olmo"))
 
 
 def test_converted_corpora_carry_their_metadata_too(folder, tmp_path):
@@ -106,38 +94,33 @@ def test_converted_corpora_carry_their_metadata_too(folder, tmp_path):
 def test_damaged_metadata_of_a_split_are_named(folder, tmp_path):
     shutil.copytree(folder / "olmo" / "train", tmp_path / "train")
     path = tmp_path / "train" / "corpus.json"
-    stated = json.loads(path.read_text())
+    metadata = json.loads(path.read_text())
     for change, expected in (
         ({"version": 2}, "version 2; this grain_sft reads version 1"),
         ({"eos_token_id": "x"}, "Expected `int | null`, got `str`"),
         ({"source_names": [1]}, "source_names"),
     ):
-        path.write_text(json.dumps({**stated, **change}))
+        path.write_text(json.dumps({**metadata, **change}))
         with pytest.raises(CorpusError, match=expected):
             grain_sft.open_corpus(tmp_path / "train")
     path.write_text('{"format": "of another tool"}')
-    assert grain_sft.open_corpus(tmp_path / "train").tokenizer_sha256 == stated["tokenizer_sha256"]
+    assert grain_sft.open_corpus(tmp_path / "train").tokenizer_sha256 == metadata["tokenizer_sha256"]
 
 
 @pytest.mark.parametrize("form", FORMATS)
-@pytest.mark.parametrize("way", ["open", "config", "index"])
-def test_another_tokenizer_than_the_corpus_was_made_with_is_refused(folder, tmp_path, form, way):
+@pytest.mark.parametrize("where_from", ["open", "config", "index"])
+def test_another_tokenizer_than_the_corpus_was_made_with_is_refused(folder, tmp_path, form, where_from):
     corpus = grain_sft.open_corpus(folder / form)
     where = str(folder / form)
-    if way == "index":
+    if where_from == "index":
         where = str(tmp_path / "index.json")
         corpus.save(where)
 
     def open_with(tokenizer: str) -> grain_sft.Corpus:
-        if way != "config":
+        if where_from != "config":
             return grain_sft.open_corpus(where, tokenizer=tokenizer)
-        config = {
-            "corpus": {"path": where, "tokenizer": tokenizer},
-            "layout": {"kind": "padded", "sequence_length": 64},
-            "sampler": {"seed": 0, "global_batch_size": 4},
-        }
-        found: grain_sft.Corpus = grain_sft.load(config, host=grain_sft.Host(0, 1)).source.layout.corpus
-        return found
+        pipeline = grain_sft.load(config_of(where, tokenizer=tokenizer), host=grain_sft.Host(0, 1))
+        return pipeline.source.layout.corpus
 
     shutil.copy(folder / "spm.model", tmp_path / "renamed.model")
     for right in (folder / "spm.model", folder / form / "tokenizer", tmp_path / "renamed.model", "spm.model"):
@@ -151,12 +134,7 @@ def test_another_tokenizer_than_the_corpus_was_made_with_is_refused(folder, tmp_
 def test_a_tokenizer_beside_the_config_is_compared_by_its_hash(folder, tmp_path):
     (tmp_path / "c").mkdir()
     shutil.copy(folder / "other.model", tmp_path / "c" / "spm.model")
-    config = {
-        "corpus": {"path": str(folder / "olmo"), "tokenizer": "spm.model"},
-        "layout": {"kind": "padded", "sequence_length": 64},
-        "sampler": {"seed": 0, "global_batch_size": 4},
-    }
-    (tmp_path / "c" / "run.json").write_text(json.dumps(config))
+    (tmp_path / "c" / "run.json").write_text(json.dumps(config_of(folder / "olmo", tokenizer="spm.model")))
     with pytest.raises(CorpusError, match="the corpus was made with the tokenizer"):
         grain_sft.load(tmp_path / "c" / "run.json", host=grain_sft.Host(0, 1))
 
@@ -175,13 +153,8 @@ def test_a_name_that_cant_be_compared_is_refused(tmp_path, folder):
 
 
 def test_commands_refuse_another_tokenizer(folder, tmp_path, capsys):
-    config = {
-        "corpus": {"path": str(folder / "olmo")},
-        "layout": {"kind": "padded", "sequence_length": 64},
-        "sampler": {"seed": 0, "global_batch_size": 4},
-    }
     run = tmp_path / "run.json"
-    run.write_text(json.dumps(config))
+    run.write_text(json.dumps(config_of(folder / "olmo")))
     corpus, other = str(folder / "olmo"), str(folder / "other.model")
     for arguments in (
         ["verify", corpus, "--tokenizer-name", "anything"],
@@ -195,7 +168,7 @@ def test_commands_refuse_another_tokenizer(folder, tmp_path, capsys):
         printed = capsys.readouterr()
         assert "made with" in printed.out + printed.err, arguments
     assert main(["verify", corpus, "--tokenizer-name", str(folder / "spm.model")]) == 0
-    run.write_text(json.dumps({**config, "corpus": {**config["corpus"], "tokenizer": "anything"}}))
+    run.write_text(json.dumps(config_of(folder / "olmo", tokenizer="anything")))
     assert main(["verify", str(run)]) == 1
     assert "made with the tokenizer" in capsys.readouterr().out
 

@@ -32,12 +32,7 @@ class Given:
     def blocks(self, ids: Ids) -> Iterator[Block]:
         for begin in range(0, len(ids), self._size):
             some = ids[begin : begin + self._size]
-            chosen = [self._documents[number] for number in some]
-            yield Block(
-                self.lengths[some].astype(np.int64),
-                np.concatenate([tokens for tokens, _ in chosen]),
-                np.concatenate([loss for _, loss in chosen]),
-            )
+            yield Block(self.lengths[some].astype(np.int64), *(joined(self._documents, some, part) for part in (0, 1)))
 
     def sources(self, ids: Ids) -> Iterator[npt.NDArray[np.int64]]:
         for begin in range(0, len(ids), self._size):
@@ -45,29 +40,27 @@ class Given:
             yield np.stack([some * 0 + 3, some + 1], axis=1)
 
 
-def documents(weighted: bool, count: int = 50) -> list[tuple[npt.NDArray[Any], npt.NDArray[Any]]]:
-    draw = np.random.default_rng(count)
+def documents(weighted: bool) -> list[tuple[npt.NDArray[Any], npt.NDArray[Any]]]:
+    draw = np.random.default_rng(50)
     found = []
-    for _ in range(count):
-        length = int(draw.integers(1, 30))
+    for length in draw.integers(1, 30, 50).tolist():
         loss = draw.random(length) < 0.5
-        found.append(
-            (
-                draw.integers(0, 500, length).astype(np.uint16),
-                loss * draw.random(length).astype("f4") if weighted else loss,
-            )
-        )
+        weights = loss * draw.random(length).astype("f4")
+        found.append((draw.integers(0, 500, length).astype(np.uint16), weights if weighted else loss))
     return found
+
+
+def joined(docs: list[Any], ids: Any, part: int) -> npt.NDArray[Any]:
+    return np.concatenate([docs[i][part] for i in ids])
 
 
 def written(folder: Path, format: str, docs: list[Any], *, val: int = 0, size: int = 7, **options: Any) -> Plan:
     request = Request((Dataset(("a.jsonl",)),), "primer", "spm.model", format, **options)
     ids = np.random.default_rng(1).permutation(len(docs))
     splits = {"train": ids[val:], **({"val": ids[:val]} if val else {})}
+    losses = {name: joined(docs, part, 1) for name, part in splits.items()}
     counts = {
-        name: SplitStatistics(
-            len(part), sum(len(docs[i][0]) for i in part), sum(int(np.count_nonzero(docs[i][1])) for i in part)
-        )
+        name: SplitStatistics(len(part), len(losses[name]), int(np.count_nonzero(losses[name])))
         for name, part in splits.items()
     }
     binary = all(set(np.unique(loss)) <= {0, 1} for _, loss in docs)
@@ -89,8 +82,7 @@ def test_olmo(tmp_path: Path, part_bytes: int, size: int) -> None:
     docs = documents(weighted=False)
     plan = written(tmp_path, "olmo", docs, size=size, part_bytes=part_bytes)
     order = plan.splits["train"]
-    tokens = np.concatenate([docs[i][0] for i in order])
-    mask = np.concatenate([docs[i][1] for i in order])
+    tokens, mask = joined(docs, order, 0), joined(docs, order, 1)
     ends = np.cumsum([len(docs[i][0]) for i in order]).tolist()
     boundaries = list(zip([0, *ends], ends, strict=False))
     per_part = part_bytes // 2
@@ -138,9 +130,9 @@ def test_episodes(tmp_path: Path, most: int, weighted: bool) -> None:
         assert [folder.name for folder in folders] == [f"shard_{number:05d}" for number in range(len(shards))]
         for folder, shard in zip(folders, shards, strict=True):
             tokens = np.fromfile(folder / "tokens.bin", "<u4")
-            assert (tokens == np.concatenate([docs[i][0] for i in shard])).all()
+            assert (tokens == joined(docs, shard, 0)).all()
             name, dtype = ("mask_weighted.bin", "<f4") if weighted else ("mask.bin", "u1")
-            assert (np.fromfile(folder / name, dtype) == np.concatenate([docs[i][1] for i in shard])).all()
+            assert (np.fromfile(folder / name, dtype) == joined(docs, shard, 1)).all()
             lengths = [len(docs[i][0]) for i in shard]
             index = np.fromfile(folder / "episodes.idx", "<u8").reshape(-1, 2)
             assert index.tolist() == [[sum(lengths[:n]), length] for n, length in enumerate(lengths)]
@@ -154,8 +146,8 @@ def test_primer(tmp_path: Path) -> None:
     docs = documents(weighted=False)
     plan = written(tmp_path, "primer", docs, val=6)
     for split, ids in plan.splits.items():
-        tokens = np.concatenate([docs[i][0] for i in ids])
-        labels = np.where(np.concatenate([docs[i][1] for i in ids]), tokens.astype(int), -100)
+        tokens = joined(docs, ids, 0)
+        labels = np.where(joined(docs, ids, 1), tokens.astype(int), -100)
         assert (np.fromfile(tmp_path / f"{split}_input_ids.bin", "<u2") == tokens).all()
         assert (np.fromfile(tmp_path / f"{split}_labels.bin", "<i4") == labels).all()
         lengths = [len(docs[i][0]) for i in ids]
