@@ -188,8 +188,10 @@ def expected(kind: Any) -> str:
     if table is not None:
         return f"one of {', '.join(table)}, or package.module:Name"
     if origin is Annotated:
-        least = [meta.ge for meta in arguments[1:] if isinstance(meta, msgspec.Meta) and meta.ge is not None]
-        return expected(arguments[0]) + (f" ({least[0]} or more)" if least else "")
+        metas = [meta for meta in arguments[1:] if isinstance(meta, msgspec.Meta)]
+        bounds = [f"{meta.ge} or more" for meta in metas if meta.ge is not None]
+        bounds += [f"less than {meta.lt}" for meta in metas if meta.lt is not None]
+        return expected(arguments[0]) + (f" ({', '.join(bounds)})" if bounds else "")
     if origin is Literal:
         return f"one of {', '.join(map(str, arguments))}"
     if is_struct(kind):

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import collections
-import contextlib
 import dataclasses
 import json
 import os
 import signal
 import subprocess
 import sys
-import threading
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,7 +19,6 @@ from grain_sft.demo.records import Record
 from grain_sft.errors import GrainSftError
 from grain_sft.storage import without_interrupts
 
-_LAST_LINES = 20  # of stderr, kept for a message
 _ENVIRONMENT = {
     "JAX_PLATFORMS": "cpu",  # an accelerator may be in use, and is not needed
     "JAX_ENABLE_COMPILATION_CACHE": "false",  # on CPUs some jaxlibs crash on the code that they kept
@@ -65,27 +62,20 @@ class Child:
     """
 
     def __init__(self, name: str, options: RunOptions) -> None:
-        self.name = name
+        self._name = name
         self._log = Path(options.folder, "log.jsonl")
+        self._errors = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115
         with without_interrupts():
             self._process = subprocess.Popen(
                 [*_python(), "-m", "grain_sft.demo.train", json.dumps(dataclasses.asdict(options))],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
+                stderr=self._errors,
                 env={**os.environ, **_ENVIRONMENT},
                 encoding="utf-8",
                 errors="replace",
             )
-        assert self._process.stdout is not None and self._process.stderr is not None
-        self._stdout, self._stderr = self._process.stdout, self._process.stderr
-        self._last: collections.deque[str] = collections.deque(maxlen=_LAST_LINES)
-        self._reader = threading.Thread(target=lambda: self._last.extend(self._stderr), daemon=True)
-        self._reader.start()
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
+        self.pid = self._process.pid
 
     def records(self) -> Iterator[Record]:
         """Yield the records of the steps as the process prints them, until it ends, and write them to log.jsonl.
@@ -94,7 +84,7 @@ class Child:
           StorageError: The disk is full or cannot be written to.
         """
         with writing(self._log), open(self._log, "w", buffering=1, encoding="utf-8") as log:
-            for line in self._stdout:
+            for line in self._process.stdout or ():
                 record = records.parse(line)
                 if record is not None:
                     log.write(line)
@@ -112,25 +102,22 @@ class Child:
           GrainSftError: It failed; with its last line.
         """
         status = self._process.wait()
-        self._reader.join()
         if status == 0:
             return
-        last = next((line for line in reversed(self._last) if line.strip()), "it printed nothing.").strip()
+        self._errors.seek(0)
+        last = (self._errors.read().strip() or "it printed nothing.").splitlines()[-1].strip()
         how = f"exit status {status}" if status > 0 else f"signal {-status} ({signal.Signals(-status).name})"
         if status == -signal.SIGKILL:
             last = "most likely the machine ran out of memory. A run takes about 1 GB."
-        raise GrainSftError(f"the {self.name} run ended with {how}: {last}")
+        raise GrainSftError(f"the {self._name} run ended with {how}: {last}")
 
     def __enter__(self) -> Child:
         return self
 
     def __exit__(self, *_: object) -> None:
         self._process.kill()
-        self._process.wait()
-        self._reader.join()
-        for stream in (self._stdout, self._stderr):
-            with contextlib.suppress(OSError):
-                stream.close()
+        self._process.communicate()
+        self._errors.close()
 
 
 def _python() -> list[str]:

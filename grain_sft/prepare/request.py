@@ -11,8 +11,8 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from grain_sft.arguments import as_integer
-from grain_sft.errors import PrepareError, shortened
+from grain_sft.errors import ConfigError, PrepareError, shortened
+from grain_sft.options import check_value, options_of
 from grain_sft.prepare.records.schema import check_schema
 from grain_sft.prepare.records.strict_json import check_name
 
@@ -89,21 +89,16 @@ class Request:
     def __post_init__(self) -> None:
         if not self.datasets:
             raise PrepareError("no input: expected at least one file of conversations.")
-        for field in dataclasses.fields(self):
-            check_name(field.name, getattr(self, field.name))
+        for name, option in options_of(Request).items():
+            check_name(name, getattr(self, name))
+            try:
+                check_value(getattr(self, name), option.type, name)
+            except ConfigError as error:
+                raise PrepareError(str(error)) from None
         for dataset in self.datasets:
             parse_amount(dataset.amount)
             for path in dataset.paths:
                 check_name("input", path)
-        for name, least in (("seed", 0), ("max_length", 2), ("part_bytes", 8), ("shard_tokens", 1)):
-            if getattr(self, name) is not None:
-                as_integer(name, getattr(self, name), least, PrepareError)
-        if not (isinstance(self.val_frac, int | float) and 0 <= self.val_frac < 1):
-            raise PrepareError(f"val_frac={self.val_frac!r}: expected a share from 0 up to, not including, 1.")
-        for name, choices in _CHOICES.items():
-            if (value := getattr(self, name)) not in choices:
-                listed = ", ".join(repr(choice) for choice in choices if choice is not None)
-                raise PrepareError(f"{name}={value!r}: expected one of {listed}.")
         check_schema(self.schema)
 
     def as_dict(self) -> dict[str, Any]:
@@ -111,9 +106,6 @@ class Request:
         fields = dataclasses.asdict(self)
         fields["datasets"] = [{**entry, "paths": list(entry["paths"])} for entry in fields["datasets"]]
         return {"version": VERSION, **fields}
-
-
-_CHOICES = {"keep": (None, "first", "last"), "on_error": ("stop", "skip"), "special_text": ("error", "encode")}
 
 
 def parse_amount(amount: str) -> float | int:
@@ -144,14 +136,9 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
         if isinstance(before, dict) and isinstance(after, dict):
             changed += [f"{name}.{line}" for line in differences(before, after)]
         elif isinstance(before, list) and isinstance(after, list) and len(before) == len(after):
-            pairs = zip(before, after, strict=True)
             changed += differences(
-                *({f"{name}[{i}]": entry for i, entry in enumerate(side)} for side in zip(*pairs, strict=True))
+                *({f"{name}[{number}]": entry for number, entry in enumerate(side)} for side in (before, after))
             )
         else:
-            changed.append(f"{name}: {_short(before)} -> {_short(after)}")
+            changed.append(f"{name}: {shortened(json.dumps(before))} -> {shortened(json.dumps(after))}")
     return changed
-
-
-def _short(value: Any) -> str:
-    return shortened(json.dumps(value))

@@ -38,8 +38,7 @@ def select(ids: Ids, amount: str) -> Ids:
 def by_datasets_shuffle(ids: Ids, kept: npt.NDArray[np.bool_], request: Request) -> Splits:
     """open-instruct: documents are filtered before `datasets.Dataset.shuffle(seed)`, which is numpy's
     `default_rng(seed).permutation`. A validation split, which open-instruct lacks, is the first of that order."""
-    if not kept.all():
-        ids = ids[kept]
+    ids = ids[kept]
     order = np.random.default_rng(request.seed).permutation(len(ids))
     return _divide(ids, order, int(len(ids) * request.val_frac), request.shuffle is not False)
 

@@ -22,14 +22,10 @@ MANIFEST = "prepare.json"
 class Target:
     """An output folder, and the folder of unfinished work next to it.
 
-    A local output appears whole, by one rename. In a bucket its files appear one by one, the manifest last.
+    A local output appears whole, by one rename of its stage. In a bucket its files appear one by one, the manifest last.
 
     Args:
       output: Folder of the corpus; local, or a URL.
-
-    Attributes:
-      stage: Folder that the files are written to, which becomes the output.
-      state: Path of the identity of the unfinished work.
 
     Raises:
       PrepareError: The output is the root of a file system or a bucket, or has no name.
@@ -175,10 +171,9 @@ class Target:
         """Remove the unfinished work but its lock, its state last."""
         if self.remote:
             _remove(self.work, but=self.state)
-        else:
-            for name in os.listdir(self.work):
-                if name not in ("lock", os.path.basename(self.state)):
-                    _remove(os.path.join(self.work, name))
+        elif os.path.isdir(self.work):
+            for name in set(os.listdir(self.work)) - {"lock", os.path.basename(self.state)}:
+                _remove(os.path.join(self.work, name))
         _remove(self.state)
 
     def publish(self) -> None:
@@ -197,8 +192,7 @@ class Target:
 
     def discard(self) -> None:
         """Remove the unfinished work, its state last."""
-        if self.remote or os.path.isdir(self.work):
-            self._clear_work()
+        self._clear_work()
         if not self.remote:
             shutil.rmtree(self.work, ignore_errors=True)
 

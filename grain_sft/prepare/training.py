@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -21,19 +22,27 @@ MAX_LINE = 4000  # bytes; SentencePiece leaves out lines of more than 4192
 def train_tokenizer(
     lines: Iterable[str], vocab_size: int, special_tokens: Sequence[str] = (), *, model_type: str = "bpe"
 ) -> bytes:
-    """A SentencePiece model that gives back every text exactly, as the bytes of its file.
+    """Return the bytes of a SentencePiece model that gives back every text exactly.
 
     Newlines are a piece of their own, characters that it has not seen are spelled in bytes, and the piece `</s>` ends
     a document. One thread, no sampling: the same lines give the same model.
 
     Raises:
-      PrepareError: too little text for such a vocabulary.
+      PrepareError: Too little text for such a vocabulary.
     """
     model = io.BytesIO()
     raised: list[BaseException] = []
+
+    def watched() -> Iterator[str]:
+        try:
+            yield from lines
+        except BaseException as error:  # SentencePiece reports it as an internal error of its own
+            raised.append(error)
+            raise
+
     try:
         sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=_watched(lines, raised),
+            sentence_iterator=watched(),
             model_writer=model,
             model_type=model_type,
             vocab_size=vocab_size,
@@ -52,27 +61,16 @@ def train_tokenizer(
             minloglevel=2,
         )
     except RuntimeError as error:
-        if raised:
-            raise raised[0] from None
-        raise PrepareError(_reason(str(error), vocab_size)) from error
-    if raised:
-        raise raised[0]
+        if not raised:
+            raise PrepareError(_reason(str(error), vocab_size)) from error
+    for cause in raised:
+        if not isinstance(cause, GeneratorExit):
+            raise cause
     return model.getvalue()
 
 
-def _watched(lines: Iterable[str], raised: list[BaseException]) -> Iterator[str]:
-    """The lines; what ends them early is kept, since SentencePiece reports it as an internal error of its own."""
-    try:
-        yield from lines
-    except GeneratorExit:
-        raise
-    except BaseException as error:
-        raised.append(error)
-        raise
-
-
 def _reason(internal: str, vocab_size: int) -> str:
-    """A sentence in place of SentencePiece's internal error."""
+    """Return a sentence in place of SentencePiece's internal error."""
     if found := re.search(r"to a value <= (\d+)", internal):
         most = int(found[1])
         smaller = f", or --vocab-size {most}" if most >= MIN_VOCAB else ""
@@ -91,30 +89,23 @@ def _reason(internal: str, vocab_size: int) -> str:
 
 
 def conversation_lines(paths: Sequence[str], schema: str = "auto", special_tokens: Sequence[str] = ()) -> Iterator[str]:
-    """The lines of all messages in files of conversations, at most `MAX_LINES`; text that spells a special token is
-    left out.
+    """Yield the lines of all messages in files of conversations, at most `MAX_LINES`, but none that spells a special token.
 
     Raises:
-      RecordError: a bad record, with its file and line.
-      CorpusFileError: a file that can't be read.
+      RecordError: A record is bad; with its file and line.
+      CorpusFileError: A file can't be read.
     """
-    count = 0
+    return itertools.islice(_lines(paths, schema, special_tokens), MAX_LINES)
+
+
+def _lines(paths: Sequence[str], schema: str, special_tokens: Sequence[str]) -> Iterator[str]:
     for entry, number, raw in inputs.all_records(inputs.list_inputs([paths])):
         try:
             conversation = read_record(raw, schema)
         except RecordError as error:
             raise RecordError(f"{entry.path}:{number}: {error}") from error
         for message in conversation.messages:
-            for line in _lines(message.content, special_tokens):
-                yield line
-                count += 1
-                if count == MAX_LINES:
-                    return
-
-
-def _lines(text: str, special_tokens: Sequence[str]) -> Iterator[str]:
-    for line in text.splitlines():
-        if not line or any(token in line for token in special_tokens):
-            continue
-        for start in range(0, len(line), MAX_LINE // 4):  # no character takes more than four bytes
-            yield line[start : start + MAX_LINE // 4]
+            for line in message.content.splitlines():
+                if not any(token in line for token in special_tokens):
+                    for start in range(0, len(line), MAX_LINE // 4):  # no character takes more than four bytes
+                        yield line[start : start + MAX_LINE // 4]

@@ -69,51 +69,33 @@ def test_what_the_documents_hold_that_is_no_text_is_left_out(tmp_path: Path, mon
 # --- chat: packed conversations ---
 
 
-@pytest.mark.parametrize(
-    ("kind", "name", "expected"),
-    [
-        ("module", "json", "What is the module json for?"),
-        ("class", "json.JSONEncoder", "What is json.JSONEncoder?"),
-        ("function", "json.dumps", "What does json.dumps do?"),
-    ],
-)
-def test_a_question_asks_for_what_the_docstring_says(kind: str, name: str, expected: str, tmp_path: Path) -> None:
-    write_chats(tmp_path / "chats.jsonl", [Entry(kind, name, "It is.")])
-    asked, answered = json.loads((tmp_path / "chats.jsonl").read_text())["messages"]
-    assert asked == {"role": "user", "content": expected} and answered["content"] == "It is."
+def test_a_question_asks_for_what_the_docstring_says(tmp_path: Path) -> None:
+    questions = {"module": "What is the module x.y for?", "class": "What is x.y?", "function": "What does x.y do?"}
+    write_chats(tmp_path / "chats.jsonl", [Entry(kind, "x.y", "It is.") for kind in questions])
+    lines = (tmp_path / "chats.jsonl").read_text().splitlines()
+    for line, expected in zip(lines, questions.values(), strict=True):
+        asked, answered = json.loads(line)["messages"]
+        assert asked == {"role": "user", "content": expected} and answered["content"] == "It is."
 
 
-def test_every_document_of_a_batch_is_a_question_and_its_answer_from_position_0(chat: Chat) -> None:
+def test_every_document_is_a_question_and_its_answer_from_position_0_which_alone_takes_loss(chat: Chat) -> None:
     cut = 0
     for step in range(10):
         batch = chat.pipeline[step]
+        takes_loss, in_documents = batch["targets_segmentation"] != 0, batch["inputs_segmentation"] != 0
         assert batch["inputs"].shape == (GLOBAL_BATCH_SIZE, SEQUENCE_LENGTH)
-        for row, mask in documents(batch):
-            said = chat.tokenizer.decode(batch["inputs"][row][mask].tolist())
-            asked, _, answered = said.removeprefix("<|usr|>").partition("<|eot|><|asst|>")
-            if mask.sum() == SEQUENCE_LENGTH and not answered.endswith("<|eot|>"):
-                cut += 1
-                continue
-            assert answered.removesuffix("<|eot|>") in chat.answers[asked]
-            assert batch["inputs_position"][row][mask].tolist() == list(range(mask.sum()))
-    assert cut < 20
-
-
-def test_what_takes_loss_is_the_answers_and_nothing_else(chat: Chat) -> None:
-    whole = 0
-    for step in range(10):
-        batch = chat.pipeline[step]
-        takes_loss = batch["targets_segmentation"] != 0
-        for row, mask in documents(batch):
-            said = chat.tokenizer.decode(batch["inputs"][row][mask].tolist())
-            _, marker, answered = said.partition("<|asst|>")
-            learned = chat.tokenizer.decode(batch["targets"][row][mask & takes_loss[row]].tolist())
-            assert marker and learned == answered
-            whole += learned.endswith("<|eot|>")
-        in_documents = batch["inputs_segmentation"] != 0
         assert not (takes_loss & ~in_documents).any()
         assert 0.5 < takes_loss.sum() / in_documents.sum() < 0.95
-    assert whole > 200
+        for row, mask in documents(batch):
+            text = chat.tokenizer.decode(batch["inputs"][row][mask].tolist())
+            asked, _, answered = text.removeprefix("<|usr|>").partition("<|eot|><|asst|>")
+            assert chat.tokenizer.decode(batch["targets"][row][mask & takes_loss[row]].tolist()) == answered
+            assert batch["inputs_position"][row][mask].tolist() == list(range(mask.sum()))
+            if mask.sum() == SEQUENCE_LENGTH and not answered.endswith("<|eot|>"):
+                cut += 1
+            else:
+                assert answered.removesuffix("<|eot|>") in chat.answers[asked]
+    assert cut < 20
 
 
 def test_packed_rows_have_next_to_no_padding_and_several_conversations(chat: Chat) -> None:

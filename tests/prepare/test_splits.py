@@ -102,3 +102,16 @@ def test_datasets_are_chosen_from_one_by_one_and_then_joined() -> None:
 def test_other_amounts_are_an_error(amount: str) -> None:
     with pytest.raises(PrepareError, match="expected a factor"):
         request(amounts=(amount,))
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"val_frac": 1}, r"val_frac is 1; expected a number \(0 or more, less than 1\)"),
+        ({"seed": -1}, "seed is -1; expected an integer"),
+        ({"keep": "middle"}, "keep is 'middle'; expected one of first, last"),
+    ],
+)
+def test_other_options_are_an_error(options: dict[str, object], text: str) -> None:
+    with pytest.raises(PrepareError, match=text):
+        Request((Dataset(("a",)),), "primer", "t", "olmo", **options)  # type: ignore[arg-type]
