@@ -1,42 +1,35 @@
-"""Write `packed_rows.json` with the original OLMo-core: the rows of its `NumpyPackedFSLDataset` over small corpora.
+"""Write `packed_rows.json` with the original OLMo-core: the rows of its `NumpyPackedFSLDataset` over the corpora of
+`tests/packed_corpora.py`; and, below `olmo_plan/`, the plan files that it leaves in its work directory for one of them.
 
-The corpora are made from seeds by `tests/packed_corpora.py`, which the tests share. The file holds digests of every row
-(tokens, label mask, lengths of documents, places of documents in their files), four hexadecimal digits each, one of all
-rows together, one of the lengths that every row holds, and some rows' places in full. It holds no code of the original
-and is not needed to run the tests.
+The file holds digests of every row (tokens, label mask, lengths of documents, places of documents in their files), four
+hexadecimal digits each, one of all rows together, one of the lengths of every row, and some rows' places in full.
 
-OLMo-core sorts documents by length with a sort that is not stable, and how that orders equal lengths depends on the CPU
-and on the version of numpy. So there are rows for each variant that this CPU can play (AVX-512, AVX2, neither), each made
-in a process of its own that numpy starts in without the others' instructions, and for each version of numpy that the
-script was run under: values of other versions and variants that the file already holds are kept.
+OLMo-core sorts documents by length with a sort that is not stable: its order of equal lengths depends on the CPU and on
+the version of numpy. So there are rows for each variant that this CPU can play (AVX-512, AVX2, neither), each made in a
+process of its own that numpy starts in without the others' instructions. Values of other versions of numpy and of other
+variants that the file already holds are kept.
 
-Needed: ai2-olmo-core 3.0.0 (which brings torch; the CPU build is enough). For example::
-
-    pip install ai2-olmo-core==3.0.0 numpy==2.4.6
-    python make_packed_golden.py
-
-It also writes the plan files that OLMo-core leaves in its work directory for one small corpus, below `olmo_plan/`.
+Needed: ai2-olmo-core 3.0.0 (with torch, CPU build), numpy 2.4.6.
 """
 
 from __future__ import annotations
 
-import argparse
+import contextlib
 import hashlib
-import importlib.metadata
 import json
 import os
-import platform
 import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from making import options, versions
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from packed_corpora import (
+from packed_corpora import (  # isort: skip
     BOS,
     EOS,
     PACKED_CASES,
@@ -51,10 +44,11 @@ from packed_corpora import (
 )
 
 SHOWN = 2  # rows in full, from the first and from the last
+Places = list[list[list[int]]]
 
 
 def olmo_dataset(case: PackedCase, tokens: list[Any], masks: list[Any], work_dir: Path) -> Any:
-    """OLMo-core's dataset over the files of a case."""
+    """Return OLMo-core's dataset over the files of a case."""
     from olmo_core.data import LongDocStrategy, NumpyPackedFSLDataset
 
     dataset = NumpyPackedFSLDataset(
@@ -75,8 +69,20 @@ def olmo_dataset(case: PackedCase, tokens: list[Any], masks: list[Any], work_dir
     return dataset
 
 
-def plan_places(dataset: Any, case: PackedCase, sizes: list[int]) -> list[list[list[int]]]:
-    """[row] -> (file, start, stop) of each document, from the plan that OLMo-core wrote."""
+@contextlib.contextmanager
+def opened(case: PackedCase) -> Iterator[tuple[Any, str, Places]]:
+    """Enter with OLMo-core's dataset of a case, the digest of its corpus, and the places of each row's documents."""
+    with tempfile.TemporaryDirectory() as temp:
+        tokens, masks = write_case(case, Path(temp))
+        dataset = olmo_dataset(case, tokens, masks, Path(temp) / "work")
+        sizes = [path.stat().st_size // np.dtype(case.dtype).itemsize for path in tokens]
+        places = places_of(dataset, case, sizes)
+        assert len(places) == len(dataset)
+        yield dataset, digest_of_files([*tokens, *masks]), places
+
+
+def places_of(dataset: Any, case: PackedCase, sizes: list[int]) -> Places:
+    """Return [row] -> (file, start, stop) of each document, from the plan that OLMo-core wrote."""
     rows = []
     for first in range(0, len(sizes), case.group):
         paths = dataset.paths[first : first + case.group]
@@ -86,32 +92,27 @@ def plan_places(dataset: Any, case: PackedCase, sizes: list[int]) -> list[list[l
         documents = np.fromfile(dataset._get_docs_by_instance_path(*paths), np.uint64).tolist()
         for begin, end in offsets:
             row = []
-            for number in documents[begin:end]:
-                start, stop = indices[number]
+            for start, stop in (indices[number] for number in documents[begin:end]):
                 file = int(np.searchsorted(borders, start, side="right")) - 1
                 row.append([first + file, int(start - borders[file]), int(stop - borders[file])])
             rows.append(row)
     return rows
 
 
+def digests_of(dataset: Any, places: Places) -> list[str]:
+    """Return the digest of every row."""
+    items = ((dataset[number], row) for number, row in enumerate(places))
+    return [row_digest(item["input_ids"], item["label_mask"], item["doc_lens"], row) for item, row in items]
+
+
 def rows_of(case: PackedCase) -> dict[str, Any]:
-    """What OLMo-core makes of one case."""
-    with tempfile.TemporaryDirectory() as temp:
-        folder = Path(temp)
-        tokens, masks = write_case(case, folder)
-        dataset = olmo_dataset(case, tokens, masks, folder / "work")
-        sizes = [path.stat().st_size // np.dtype(case.dtype).itemsize for path in tokens]
-        places = plan_places(dataset, case, sizes)
-        assert len(places) == len(dataset)
-        digests: list[str] = []
-        lengths: list[int] = []
-        for number, row in enumerate(places):
-            item = dataset[number]
-            digests.append(row_digest(item["input_ids"], item["label_mask"], item["doc_lens"], row))
-            lengths += [len(row), *(stop - start for _, start, stop in row)]
-        shown = sorted({*range(min(SHOWN, len(places))), *range(max(0, len(places) - SHOWN), len(places))})
+    """Return what OLMo-core makes of one case."""
+    with opened(case) as (dataset, corpus, places):
+        digests, last = digests_of(dataset, places), len(places)
+        lengths = [number for row in places for number in (len(row), *(stop - start for _, start, stop in row))]
+        shown = sorted({*range(min(SHOWN, last)), *range(max(0, last - SHOWN), last)})
         return {
-            "corpus": digest_of_files([*tokens, *masks]),
+            "corpus": corpus,
             "rows": "".join(digest[:ROW_DIGITS] for digest in digests),
             "all": hashlib.sha256("".join(digests).encode()).hexdigest()[:16],
             "lengths": row_digest([], [], [], lengths),
@@ -120,55 +121,43 @@ def rows_of(case: PackedCase) -> dict[str, Any]:
 
 
 def write_plan(out: Path) -> None:
-    """One case's plan files as OLMo-core leaves them. They are named by a hash of the token files' names."""
-    case = PLAN_CASE
+    """Write one case's plan files as OLMo-core leaves them. They are named by a hash of the token files' names."""
     with tempfile.TemporaryDirectory() as temp:
         folder = Path(temp)
-        tokens, masks = write_case(case, folder)
-        home = Path.cwd()
-        os.chdir(folder)  # relative names, so that the names of the plan files don't depend on where this runs
-        try:
-            olmo_dataset(case, [path.name for path in tokens], [path.name for path in masks], folder / "work")
-        finally:
-            os.chdir(home)
+        tokens, masks = write_case(PLAN_CASE, folder)
+        with contextlib.chdir(folder):  # relative names, so that the names of the plan files don't depend on the folder
+            olmo_dataset(PLAN_CASE, [path.name for path in tokens], [path.name for path in masks], folder / "work")
         shutil.rmtree(out, ignore_errors=True)
         shutil.copytree(folder / "work" / "dataset-common", out / "dataset-common")
 
 
+def write_variants(target: Path, made: dict[str, Any]) -> None:
+    cases = []
+    for key, found in made["variants"].items():
+        lines = (f"   {json.dumps(name)}: {json.dumps(one, separators=(',', ':'))}" for name, one in found.items())
+        cases.append(f"  {json.dumps(key)}: {{\n" + ",\n".join(lines) + "\n  }")
+    joined, made_by = ",\n".join(cases), json.dumps(made["made_by"])
+    target.write_text(f'{{\n "made_by": {made_by},\n "variants": {{\n{joined}\n }}\n}}\n', encoding="utf-8")
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Write packed_rows.json and olmo_plan/.")
-    parser.add_argument("--out", type=Path, default=Path(__file__).resolve().parent)
-    parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    if arguments.child:
+    if sys.argv[1:] == ["child"]:
         print(json.dumps({case.name: rows_of(case) for case in PACKED_CASES}))
         return
-    target = arguments.out / "packed_rows.json"
+    out = options("packed_rows.json and olmo_plan/").out
+    target, flags = out / "packed_rows.json", Path("/proc/cpuinfo").read_text()
     made = json.loads(target.read_text()) if target.exists() else {"made_by": {}, "variants": {}}
-    flags = Path("/proc/cpuinfo").read_text()
-    versions = {name: importlib.metadata.version(name) for name in ("ai2-olmo-core", "numpy", "torch")}
     for variant, disabled in VARIANTS.items():
-        if (variant == "avx512" and "avx512dq" not in flags) or (variant == "avx2" and "avx2" not in flags):
+        if {"avx512": "avx512dq", "avx2": "avx2"}.get(variant, "") not in flags:
             continue
         environment = {**os.environ, "NPY_DISABLE_CPU_FEATURES": disabled, "OLMO_DATA_PREP_WORKERS": "1"}
-        command = [sys.executable, __file__, "--child"]
+        command = [sys.executable, __file__, "child"]
         done = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE)
-        found = json.loads(done.stdout.splitlines()[-1])
         key = f"numpy {np.__version__}, {variant}"
-        made["made_by"][key] = {**versions, "python": platform.python_version()}
-        made["variants"][key] = found
-        print(key, sum(len(case["rows"]) // ROW_DIGITS for case in found.values()), "rows")
-    cases: dict[str, list[str]] = {}
-    for key, found in made["variants"].items():
-        cases[key] = [
-            f"   {json.dumps(name)}: {json.dumps(value, separators=(',', ':'))}" for name, value in found.items()
-        ]
-    joined = ",\n".join(f"  {json.dumps(key)}: {{\n" + ",\n".join(lines) + "\n  }" for key, lines in cases.items())
-    made_by = json.dumps(made["made_by"])
-    target.write_text(f'{{\n "made_by": {made_by},\n "variants": {{\n{joined}\n }}\n}}\n', encoding="utf-8")
-    write_plan(arguments.out / "olmo_plan")
-    print(target.stat().st_size, "bytes")
+        made["made_by"][key] = versions("ai2-olmo-core", "numpy", "torch", "python")
+        made["variants"][key] = json.loads(done.stdout.splitlines()[-1])
+    write_variants(target, made)
+    write_plan(out / "olmo_plan")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,79 @@
+"""What the scripts that make golden files share. They only call the originals, and the tests do not need them."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import importlib.util
+import json
+import platform
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent))  # where the corpora are that makers share with tests
+
+
+def options(about: str, *paths: str) -> argparse.Namespace:
+    """Return the command line of a maker: `--out`, and `paths` ("--name" where it is a required option)."""
+    parser = argparse.ArgumentParser(description=f"Write {about}.")
+    for path in paths:
+        parser.add_argument(path, type=Path, **({"required": True} if path.startswith("-") else {}))
+    parser.add_argument("--out", type=Path, default=HERE)
+    found = parser.parse_args()
+    found.out.mkdir(parents=True, exist_ok=True)
+    return found
+
+
+def versions(*packages: str) -> dict[str, str]:
+    """Return the versions of installed packages, and of Python for "python"."""
+    found = {name: importlib.metadata.version(name) for name in packages if name != "python"}
+    return found | ({"python": platform.python_version()} if "python" in packages else {})
+
+
+def import_file(path: Path) -> ModuleType:
+    """Return the module of a file of an original, which need not be installed."""
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def write_json(path: Path, value: Mapping[str, Any], compact: Iterable[str] = ()) -> None:
+    """Write JSON with a line for each key, and for each entry of a list and of "cases", "runs" and "variants".
+
+    Args:
+      compact: Keys whose values are written without spaces.
+    """
+    parts = []
+    for key, item in value.items():
+        separators = (",", ":") if key in compact else None
+        text = json.dumps(item, separators=separators)
+        if isinstance(item, list):
+            text = "[\n  " + ",\n  ".join(json.dumps(each, separators=separators) for each in item) + "\n ]"
+        elif key in ("cases", "runs"):
+            lines = (f"  {json.dumps(name)}: {json.dumps(each, separators=separators)}" for name, each in item.items())
+            text = "{\n" + ",\n".join(lines) + "\n }"
+        parts.append(f' "{key}": {text}')
+    path.write_text("{\n" + ",\n".join(parts) + "\n}\n", encoding="utf-8")
+    print(path.name, path.stat().st_size, "bytes")
+
+
+def olmo_loader(dataset: Any, work_dir: Path, *, batch: int, seed: int, ranks: int = 1, rank: int = 0) -> Any:
+    """Return OLMo-core's loader of one rank; `batch` is the global batch size in instances."""
+    from olmo_core.data import DataCollator, NumpyFSLDataLoader
+
+    return NumpyFSLDataLoader(
+        dataset,
+        collator=DataCollator(pad_token_id=0),
+        global_batch_size=batch * dataset.sequence_length,  # OLMo-core counts tokens here
+        work_dir=str(work_dir),
+        seed=seed,
+        dp_world_size=ranks,
+        dp_rank=rank,
+        fs_local_rank=0,
+    )
