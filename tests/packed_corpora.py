@@ -9,7 +9,7 @@ import dataclasses
 import hashlib
 import json
 import zlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -33,13 +33,13 @@ class PackedCase:
     """Token files, and how they are packed.
 
     Attributes:
-      lengths: what documents' lengths are like: see `lengths_of`.
-      documents: a file.
-      tail: tokens after the last EOS, in every second file.
-      long: of documents that are longer than a row: "truncate" or "fragment".
-      group: files packed together.
-      mask: whether there are label masks.
-      bos: whether documents begin with a BOS, and end only where one follows; EOS then occurs within them too.
+      lengths: Kind of the documents' lengths: see `lengths_of`.
+      documents: Documents of a file.
+      tail: Tokens after the last EOS, in every second file.
+      long: "truncate" or "fragment".
+      group: Files packed together.
+      mask: Whether there are label masks.
+      bos: Whether documents begin with a BOS, and end only where one follows; EOS then occurs within them too.
     """
 
     name: str
@@ -99,38 +99,31 @@ PLAN_CASE = next(case for case in PACKED_CASES if case.name == "uniform, groups 
 
 
 def lengths_of(case: PackedCase, random: np.random.Generator) -> list[Ints]:
-    """Tokens of each document of each file, EOS (and BOS) included."""
+    """Return the tokens of each document of each file, EOS (and BOS) included."""
     length, shape = case.sequence_length, (case.files, case.documents)
     least = 2 if case.bos else 1
-    kind = case.lengths
-    if kind == "uniform":
-        drawn = random.integers(least, length + length // 4, shape)
-    elif kind == "log-normal":
-        drawn = np.maximum(least, random.lognormal(np.log(length / 6), 1, shape).astype(np.int64))
-    elif kind == "equal":
-        drawn = np.full(shape, length // 3)
-    elif kind == "row":
-        drawn = np.full(shape, length)
-    elif kind == "longer":
-        drawn = random.integers(length + 1, 4 * length, shape)
-    elif kind == "empty":
-        drawn = np.where(random.random(shape) < 0.5, 1, random.integers(1, 2 * length + 2, shape))
-    elif kind == "nothing":
-        drawn = np.ones(shape, np.int64)
-    elif kind in ("distinct", "distinct, one longer"):  # of all files that are packed together
-        drawn = np.empty(shape, np.int64)
-        for first in range(0, case.files, case.group):
-            some = drawn[first : first + case.group]
-            some[...] = (random.permutation(length - 2)[: some.size] + 2).reshape(some.shape)
-            if kind != "distinct":
-                some[0, int(random.integers(case.documents))] = length + 1  # fragments: a row, and one token
-    else:
-        raise ValueError(kind)
-    return list(drawn.astype(np.int64))
+    draw: dict[str, Callable[[], Any]] = {
+        "uniform": lambda: random.integers(least, length + length // 4, shape),
+        "log-normal": lambda: np.maximum(least, random.lognormal(np.log(length / 6), 1, shape).astype(np.int64)),
+        "equal": lambda: np.full(shape, length // 3),
+        "row": lambda: np.full(shape, length),
+        "longer": lambda: random.integers(length + 1, 4 * length, shape),
+        "empty": lambda: np.where(random.random(shape) < 0.5, 1, random.integers(1, 2 * length + 2, shape)),
+        "nothing": lambda: np.ones(shape, np.int64),
+    }
+    if not case.lengths.startswith("distinct"):
+        return list(draw[case.lengths]().astype(np.int64))
+    drawn = np.empty(shape, np.int64)
+    for first in range(0, case.files, case.group):  # distinct among all files that are packed together
+        some = drawn[first : first + case.group]
+        some[...] = (random.permutation(length - 2)[: some.size] + 2).reshape(some.shape)
+        if case.lengths != "distinct":
+            some[0, int(random.integers(case.documents))] = length + 1  # fragments: a row, and one token
+    return list(drawn)
 
 
 def write_case(case: PackedCase, folder: Path) -> tuple[list[Path], list[Path]]:
-    """The token files, and their label masks (none without)."""
+    """Write the token files and their label masks, if any, and return their paths."""
     random = np.random.default_rng([case.seed, 4])
     tokens_paths, mask_paths = [], []
     for number, lengths in enumerate(lengths_of(case, random)):
@@ -144,35 +137,28 @@ def write_case(case: PackedCase, folder: Path) -> tuple[list[Path], list[Path]]:
                 tokens[ends[-1]] = BOS
                 tokens[-1] = 3
         tokens[ends - 1] = EOS
-        path = folder / f"token_ids_part_{number:04d}.npy"
-        tokens.astype(case.dtype).tofile(path)
-        tokens_paths.append(path)
+        tokens_paths.append(folder / f"token_ids_part_{number:04d}.npy")
+        tokens.astype(case.dtype).tofile(tokens_paths[-1])
         if case.mask:
-            path = folder / f"labels_mask_part_{number:04d}.npy"
-            (random.random(len(tokens)) < 0.6).tofile(path)
-            mask_paths.append(path)
+            mask_paths.append(folder / f"labels_mask_part_{number:04d}.npy")
+            (random.random(len(tokens)) < 0.6).tofile(mask_paths[-1])
     return tokens_paths, mask_paths
 
 
 def digest_of_files(paths: list[Path]) -> str:
-    """Of the bytes of files, to see that the same corpus was made again."""
+    """Return the digest of the bytes of files, to see that the same corpus was made again."""
     return hashlib.sha256(b"".join(path.read_bytes() for path in paths)).hexdigest()[:16]
 
 
 def row_digest(tokens: npt.ArrayLike, mask: npt.ArrayLike, lengths: npt.ArrayLike, places: npt.ArrayLike) -> str:
-    """Of one packed row.
-
-    Args:
-      tokens, mask: [L].
-      lengths: of its documents, as OLMo-core counts them: see `olmo_doc_lengths`.
-      places: (file, start, stop) of each piece.
-    """
+    """Return the digest of one packed row: tokens and mask [L], lengths of its documents as `olmo_doc_lengths` counts them, and
+    (file, start, stop) of each piece."""
     parts = [np.asarray(part).astype("<i8").tobytes() for part in (tokens, mask, lengths, places)]
     return f"{zlib.crc32(b'|'.join(parts)):08x}"
 
 
 def epoch_digest(rows: Iterable[tuple[npt.ArrayLike, npt.ArrayLike]]) -> str:
-    """Of (tokens, label mask), [L] each, of every row of an epoch in order; tokens where the mask is False count too."""
+    """Return the digest of (tokens, label mask), [L] each, of every row of an epoch in order."""
     whole = hashlib.sha256()
     for tokens, mask in rows:
         whole.update(np.asarray(tokens).astype("<i8").tobytes())
@@ -181,8 +167,8 @@ def epoch_digest(rows: Iterable[tuple[npt.ArrayLike, npt.ArrayLike]]) -> str:
 
 
 def olmo_doc_lengths(segment_ids: npt.NDArray[Any], tokens: npt.NDArray[Any], bos: bool) -> list[int]:
-    """The `doc_lens` of OLMo-core for a row of these segments: padding is a document of its own. Where BOS is asked for,
-    what does not begin with one belongs to the document before: padding, and the last fragment of a long document."""
+    """Return OLMo-core's `doc_lens` for a row of these segments: padding is a document of its own. With `bos`, what does not
+    begin with a BOS belongs to the document before: padding, and the last fragment of a long document."""
     borders = np.flatnonzero(np.diff(segment_ids)) + 1
     starts = [0, *(border for border in borders.tolist() if not bos or tokens[border] == BOS)]
     return np.diff([*starts, len(tokens)]).tolist()
@@ -220,25 +206,20 @@ MULTIPACK_CASES = (
 
 
 def multipack_lengths(case: MultipackCase) -> Ints:
-    """Tokens of each document, 1 to `capacity`."""
-    random, most = np.random.default_rng([case.seed, 5]), case.capacity
-    if case.lengths == "uniform":
-        drawn = random.integers(1, most + 1, case.documents)
-    elif case.lengths == "log-normal":
-        drawn = np.clip(random.lognormal(np.log(most / 10), 1, case.documents).astype(np.int64), 1, most)
-    elif case.lengths == "small":
-        drawn = random.integers(1, 6, case.documents)
-    elif case.lengths == "equal":
-        drawn = np.full(case.documents, most // 4)
-    elif case.lengths == "row":
-        drawn = np.full(case.documents, most)
-    elif case.lengths == "distinct":
-        drawn = random.permutation(most)[: case.documents] + 1
-    else:
-        drawn = most - random.permutation(most - 1)[: case.documents]
-    return drawn.astype(np.int64)
+    """Return the tokens of each document, 1 to `capacity`."""
+    random, most, count = np.random.default_rng([case.seed, 5]), case.capacity, case.documents
+    draw: dict[str, Callable[[], Any]] = {
+        "uniform": lambda: random.integers(1, most + 1, count),
+        "log-normal": lambda: np.clip(random.lognormal(np.log(most / 10), 1, count).astype(np.int64), 1, most),
+        "small": lambda: random.integers(1, 6, count),
+        "equal": lambda: np.full(count, most // 4),
+        "row": lambda: np.full(count, most),
+        "distinct": lambda: random.permutation(most)[:count] + 1,
+        "distinct, long": lambda: most - random.permutation(most - 1)[:count],
+    }
+    return draw[case.lengths]().astype(np.int64)
 
 
 def rows_digest(batches: list[list[list[int]]]) -> str:
-    """Of [batch][row] -> numbers, in that order."""
+    """Return the digest of [batch][row] -> numbers, in that order."""
     return hashlib.sha256(json.dumps(batches, separators=(",", ":")).encode()).hexdigest()[:16]

@@ -14,71 +14,62 @@ from test_packed_olmo import GOLDEN, check, layout_of, playable, run_variant
 
 from grain_sft.errors import LayoutError
 from grain_sft.layout.packing import TIES, numpy_sort
-from grain_sft.layout.packing import numpy_emulation as other_cpu
+from grain_sft.layout.packing.numpy_emulation import argsort_of
 from grain_sft.layout.plan import depends_of, make_plan
 
-CASE = next(case for case in PACKED_CASES if case.name == "log-normal, many")
 GROUPS = next(case for case in PACKED_CASES if case.name == "uniform, groups of 3 and 2")
+MANY = next(case for case in PACKED_CASES if case.name == "log-normal, many")
 LENGTHS = -np.random.default_rng(0).integers(1, 500, 20_000)
+needs_avx2 = pytest.mark.skipif("avx2" not in playable(), reason="this CPU has no AVX2")
 
 
 def golden_of(variant: str, case) -> dict:
     key = f"numpy {np.__version__}, {variant}"
-    if key not in GOLDEN:
-        pytest.skip(f"no golden values of {key}")
+    if key not in GOLDEN or variant not in playable():
+        pytest.skip(f"this CPU has no {variant}, or there are no golden values of {key}")
     return GOLDEN[key][case.name]
-
-
-def need(variant: str) -> None:
-    if variant not in playable():
-        pytest.skip(f"this CPU has no {variant}")
 
 
 @pytest.mark.parametrize("case", [case for case in PACKED_CASES if case.has_ties], ids=lambda case: case.name)
 @pytest.mark.parametrize("variant", numpy_sort.SORTS)
 def test_every_row_is_the_one_that_olmo_core_makes_on_such_a_cpu(tmp_path, variant, case):
-    need(variant)
     check(case, tmp_path, f"numpy:{variant}", golden_of(variant, case))
 
 
 ON_A_LESSER_CPU = """
 import sys
-from pathlib import Path
-from packed_corpora import PACKED_CASES
-import test_packed_olmo as tests
-from grain_sft.layout.plan import numpy_sort
-key = next(key for key in tests.GOLDEN if key.endswith(sys.argv[2]) and f"numpy {tests.np.__version__}," in key)
-case = next(case for case in PACKED_CASES if case.name == "log-normal, many")
-tests.check(case, Path(sys.argv[1]), "numpy:" + sys.argv[2], tests.GOLDEN[key][case.name])
-print(numpy_sort())
+(case,) = (case for case in tests.PACKED_CASES if case.name == sys.argv[3])
+golden = tests.GOLDEN[f"numpy {tests.np.__version__}, {sys.argv[2]}"][case.name]
+tests.check(case, tests.Path(sys.argv[1]), f"numpy:{sys.argv[2]}", golden)
+print(tests.numpy_sort())
 """
 
 
 def test_a_process_whose_numpy_sorts_plainly_still_plays_what_its_cpu_has(tmp_path):
     best = playable()[0]
-    golden_of(best, CASE)
-    assert run_variant("baseline", ON_A_LESSER_CPU, str(tmp_path), best) == "baseline"
+    golden_of(best, MANY)
+    assert run_variant("baseline", ON_A_LESSER_CPU, str(tmp_path), best, MANY.name) == "baseline"
 
 
-def test_the_orders_of_equal_lengths_are_told_apart():
-    orders = {}
+def test_each_sort_has_its_own_order_of_equal_lengths():
+    orders = set()
     for variant in playable():
-        with other_cpu.argsort_of(f"numpy:{variant}") as argsort:
+        with argsort_of(f"numpy:{variant}") as argsort:
             order = (argsort or np.argsort)(LENGTHS)
         assert (np.diff(LENGTHS[order]) >= 0).all() and (np.sort(order) == np.arange(len(LENGTHS))).all()
-        orders[variant] = order.tobytes()
-    assert len(set(orders.values())) == len(orders)
+        orders.add(order.tobytes())
+    assert len(orders) == len(playable())
 
 
 def test_no_process_is_started_where_numpy_here_already_sorts_so(monkeypatch):
     monkeypatch.setattr(subprocess, "Popen", None)
     for ties in ("stable", "numpy", f"numpy:{numpy_sort.numpy_sort()}"):
-        with other_cpu.argsort_of(ties) as argsort:
+        with argsort_of(ties) as argsort:
             assert argsort is None
 
 
+@needs_avx2
 def test_one_process_sorts_all_groups_and_ends(tmp_path, monkeypatch):
-    need("avx2")
     started, start = [], subprocess.Popen
     monkeypatch.setattr(
         subprocess, "Popen", lambda *args, **kwargs: started.append(start(*args, **kwargs)) or started[-1]
@@ -89,9 +80,11 @@ def test_one_process_sorts_all_groups_and_ends(tmp_path, monkeypatch):
     assert len(started) == 1 and started[0].returncode == 0
 
 
-def test_empty_and_single_lengths_are_sorted_there_too():
-    need("avx2")
-    with other_cpu.argsort_of("numpy:baseline") as argsort:
+@needs_avx2
+def test_empty_and_single_lengths_are_sorted_there_too_whatever_is_switched_on_here(monkeypatch):
+    monkeypatch.setenv("NPY_DISABLE_CPU_FEATURES", "")
+    monkeypatch.setenv("NPY_ENABLE_CPU_FEATURES", os.environ.get("NPY_ENABLE_CPU_FEATURES", "AVX2"))
+    with argsort_of("numpy:baseline") as argsort:
         assert argsort(np.zeros(0, np.int64)).tolist() == []
         assert argsort(np.array([-7])).tolist() == [0]
         assert argsort(np.array([-1, -9, -3])).tolist() == [1, 2, 0]
@@ -101,55 +94,45 @@ def test_a_cpu_that_is_better_than_this_one_is_a_sentence(tmp_path):
     if "avx512" in playable():
         pytest.skip("this CPU has AVX-512")
     with pytest.raises(LayoutError, match=r"ties='numpy:avx512': this CPU has no AVX-512.*from_olmo_core"):
-        layout_of(CASE, tmp_path, "numpy:avx512", write_case(CASE, tmp_path))
+        layout_of(MANY, tmp_path, "numpy:avx512", write_case(MANY, tmp_path))
     assert not list((tmp_path / "cache").rglob("*.arrays"))
 
 
-def test_ties_that_are_none_are_a_sentence(tmp_path):
+def test_unknown_ties_are_a_sentence(tmp_path):
     with pytest.raises(LayoutError, match=r"ties='numpy:sse'.*numpy:avx512, numpy:avx2, numpy:baseline"):
-        layout_of(CASE, tmp_path, "numpy:sse", write_case(CASE, tmp_path))
+        layout_of(MANY, tmp_path, "numpy:sse", write_case(MANY, tmp_path))
     assert TIES[:2] == ("stable", "numpy")
 
 
 def test_the_fingerprint_of_a_plan_names_the_sort_and_the_version_of_numpy(tmp_path):
     written = write_case(GROUPS, tmp_path)
-    found = {}
-    for ties in ("stable", "numpy", *(f"numpy:{variant}" for variant in playable())):
+    expected = {f"numpy:{variant}": {"version": np.__version__, "sort": variant} for variant in playable()}
+    expected |= {"stable": None, "numpy": {"version": np.__version__, "sort": numpy_sort.numpy_sort()}}
+    for ties, sort in expected.items():
         layout = layout_of(GROUPS, tmp_path, ties, written)
-        found[ties] = depends_of(layout.corpus, layout.packing)["numpy"]
+        assert depends_of(layout.corpus, layout.packing)["numpy"] == sort
         assert (f"numpy='{np.__version__} " in repr(layout)) == (ties != "stable")
-        again = make_plan(layout.corpus, layout.packing)
-        assert (again["start"] == layout.plans[0].start).all()
-    for variant in playable():
-        assert found[f"numpy:{variant}"] == {"version": np.__version__, "sort": variant}
-    assert found["stable"] is None and found["numpy"] == {"version": np.__version__, "sort": numpy_sort.numpy_sort()}
-    assert len(list((tmp_path / "cache").rglob("*.arrays"))) == len(found)
+        assert (make_plan(layout.corpus, layout.packing)["start"] == layout.plans[0].start).all()
+    assert len(list((tmp_path / "cache").rglob("*.arrays"))) == len(expected)
 
 
+@needs_avx2
 @pytest.mark.parametrize(
     ("script", "message"),
     [
         ("echo 1.26.4 baseline", "started with numpy 1.26.4; expected"),
         ("echo broken >&2; exit 3", r"ended with status 3 \(broken\)"),
         (f"echo {np.__version__} baseline; exit 0", r"ended with status 0 \(no message\)"),
+        (f"echo {np.__version__} avx2", "was compiled for CPUs with AVX2"),
     ],
 )
 def test_a_process_that_can_not_sort_is_a_sentence(tmp_path, monkeypatch, script, message):
-    need("avx2")
     python = tmp_path / "python"
     python.write_text(f"#!/bin/sh\n{script}\n")
     python.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(python))
-    with other_cpu.argsort_of("numpy:baseline") as argsort, pytest.raises(LayoutError, match=message):
+    with argsort_of("numpy:baseline") as argsort, pytest.raises(LayoutError, match=message):
         argsort(LENGTHS)
-
-
-def test_switched_off_features_of_this_process_do_not_reach_the_other(monkeypatch):
-    need("avx2")
-    monkeypatch.setenv("NPY_DISABLE_CPU_FEATURES", "")
-    monkeypatch.setenv("NPY_ENABLE_CPU_FEATURES", os.environ.get("NPY_ENABLE_CPU_FEATURES", "AVX2"))
-    with other_cpu.argsort_of("numpy:baseline") as argsort:
-        assert len(argsort(LENGTHS)) == len(LENGTHS)
 
 
 @pytest.mark.parametrize(
@@ -162,5 +145,4 @@ def test_switched_off_features_of_this_process_do_not_reach_the_other(monkeypatc
 )
 def test_what_is_switched_off_has_the_names_of_this_numpy(monkeypatch, dispatched, avx2, baseline):
     monkeypatch.setattr(numpy_sort, "_dispatched", dispatched)
-    found = [numpy_sort.disabled_for(sort) for sort in numpy_sort.SORTS]
-    assert found == ["", avx2, baseline]
+    assert [numpy_sort.disabled_for(sort) for sort in numpy_sort.SORTS] == ["", avx2, baseline]

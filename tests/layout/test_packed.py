@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from batches import assert_same
 from document_corpora import EOS, PAD, Known, make, token_files
 from effort import examples
 from hypothesis import given, settings
@@ -23,54 +24,44 @@ KINDS = ("plain", "parts", "episodes")
 
 
 def check_rows(known: Known, layout: PackedLayout) -> None:
-    """All that must be true of the rows of any packing of a corpus."""
-    source, length = NpyDataSource(layout), layout.sequence_length
+    """Check all that must be true of the rows of any packing of a corpus."""
+    source, length, shards = NpyDataSource(layout), layout.sequence_length, token_files(known)
     rows = source.read(range(len(layout)))
-    shards = token_files(known)
-    held: dict[int, list[int]] = {}  # the first token of each piece, by document
-    sizes: dict[int, int] = {}  # and the tokens of all pieces
-    used = 0
+    assert ("loss_weights" in rows) == known.corpus.has_weights
+    offsets: dict[int, list[int]] = {}  # of the pieces of each document
+    sizes: dict[int, int] = {}  # tokens of all pieces of each document
     for row in range(len(layout)):
-        alone = source[row]
-        assert set(alone) == set(rows)
-        for key, array in alone.items():
-            np.testing.assert_array_equal(array, rows[key][row])
-            assert array.dtype == rows[key].dtype
+        assert_same(source[row], {key: array[row] for key, array in rows.items()})
         spans = layout.spans(row)
         tokens = np.concatenate([shards[span.shard][span.start : span.stop] for span in spans])
-        assert 0 < len(tokens) <= length
-        used += len(tokens)
-        np.testing.assert_array_equal(
-            rows["tokens"][row], np.pad(tokens, (0, length - len(tokens)), constant_values=PAD)
-        )
-        segments, positions = rows["segment_ids"][row], rows["positions"][row]
-        assert not segments[len(tokens) :].any() and not positions[len(tokens) :].any()
-        assert not rows["loss_mask"][row][len(tokens) :].any()
-        borders = np.flatnonzero(np.diff(segments[: len(tokens)])) + 1
+        used, segments, positions = len(tokens), rows["segment_ids"][row], rows["positions"][row]
+        assert 0 < used <= length
+        np.testing.assert_array_equal(rows["tokens"][row], np.pad(tokens, (0, length - used), constant_values=PAD))
+        for array in (segments, positions, rows["loss_mask"][row]):
+            assert not array[used:].any()
+        borders = np.flatnonzero(np.diff(segments[:used])) + 1
         assert segments[0] == 1 and (segments[borders] == np.arange(len(borders)) + 2).all()
         pieces = _pieces_of(known, spans, positions)
-        assert len(pieces) == len(borders) + 1
-        for (document, offset), begin, end in zip(pieces, [0, *borders], [*borders, len(tokens)], strict=True):
-            np.testing.assert_array_equal(positions[begin:end], np.arange(end - begin))
-            np.testing.assert_array_equal(tokens[begin:end], known.tokens[document][offset : offset + end - begin])
-            if end - begin < len(known.tokens[document]) and layout.packing.algorithm != "concat_then_split":
-                assert offset % length == 0 and end - begin == min(length, len(known.tokens[document]) - offset)
+        for (document, offset), begin, end in zip(pieces, [0, *borders], [*borders, used], strict=True):
+            size, whole = int(end - begin), len(known.tokens[document])
+            np.testing.assert_array_equal(positions[begin:end], np.arange(size))
+            np.testing.assert_array_equal(tokens[begin:end], known.tokens[document][offset : offset + size])
+            if size < whole and layout.packing.algorithm != "concat_then_split":
+                assert offset % length == 0 and size == min(length, whole - offset)
                 assert offset == 0 or layout.packing.long_documents == "fragment"
-            places = held.setdefault(document, [])
-            assert offset not in places or layout.epochs > 1
-            places.append(offset)
-            loss = np.ones(end - begin) if known.loss is None else known.loss[document][offset : offset + end - begin]
+            assert offset not in offsets.setdefault(document, []) or layout.epochs > 1
+            offsets[document].append(offset)
+            sizes[document] = sizes.get(document, 0) + size
+            loss = np.ones(size) if known.loss is None else known.loss[document][offset : offset + size]
             np.testing.assert_array_equal(rows["loss_mask"][row][begin:end], loss != 0)
             if "loss_weights" in rows:
                 np.testing.assert_array_equal(rows["loss_weights"][row][begin:end], loss)
-            sizes[document] = sizes.get(document, 0) + end - begin
-    assert ("loss_weights" in rows) == known.corpus.has_weights
-    check_counts(known, layout, held, sizes, used)
+    check_counts(known, layout, sum(map(len, offsets.values())), sizes)
     check_targets(rows)
 
 
 def _pieces_of(known, spans, positions):
-    """(document, its token that comes first) of each segment of a row: spans, less those that go on in another shard."""
+    """Return (document, its token that comes first) of each segment of a row: spans, less those that go on in another shard."""
     firsts = np.cumsum([0, *(shard.num_tokens for shard in known.corpus.shards)])
     found, at = [], 0
     for span in spans:
@@ -82,22 +73,17 @@ def _pieces_of(known, spans, positions):
     return found
 
 
-def check_counts(known, layout, held, sizes, used):
-    statistics, count = layout.statistics, len(known.tokens) * layout.epochs
-    assert statistics["rows"] == len(layout)
-    assert statistics["documents"] == count
-    assert statistics["tokens"] == used and statistics["padding"] == len(layout) * layout.sequence_length - used
-    pieces = sum(len(each) for each in held.values())
-    assert statistics["segments"] == pieces
-    whole = sum(len(each) for each in known.tokens) * layout.epochs
-    assert statistics["dropped_tokens"] + statistics["cut_tokens"] + used == whole
+def check_counts(known, layout, segments, sizes):
+    statistics, whole, used = layout.statistics, [len(each) for each in known.tokens], sum(sizes.values())
+    expected = {"rows": len(layout), "documents": len(whole) * layout.epochs, "tokens": used, "segments": segments}
+    expected["padding"] = len(layout) * layout.sequence_length - used
     if layout.epochs == 1:
-        lost = {number: len(known.tokens[number]) - size for number, size in sizes.items()}
-        assert statistics["dropped_documents"] == len(known.tokens) - len(held)
-        dropped = sum(len(each) for number, each in enumerate(known.tokens) if number not in held)
-        assert statistics["dropped_tokens"] == dropped
-        assert statistics["cut_documents"] == sum(1 for tokens in lost.values() if tokens)
-        assert statistics["cut_tokens"] == sum(lost.values())
+        dropped = [size for number, size in enumerate(whole) if number not in sizes]
+        lost = [whole[number] - size for number, size in sizes.items()]
+        expected |= {"dropped_documents": len(dropped), "dropped_tokens": sum(dropped)}
+        expected |= {"cut_documents": np.count_nonzero(lost), "cut_tokens": sum(lost)}
+    assert {name: statistics[name] for name in expected} == expected
+    assert statistics["dropped_tokens"] + statistics["cut_tokens"] + used == sum(whole) * layout.epochs
 
 
 def check_targets(rows):
@@ -105,16 +91,15 @@ def check_targets(rows):
     batch = ShiftTargets().map(rows)
     segments, mask = rows["segment_ids"], rows["loss_mask"]
     taken = batch["targets_segmentation"] != 0
+    inside = taken[:, :-1]
     assert not taken[:, -1].any()
-    same = segments[:, 1:] == segments[:, :-1]
-    np.testing.assert_array_equal(taken[:, :-1], same & mask[:, 1:])
+    np.testing.assert_array_equal(inside, (segments[:, 1:] == segments[:, :-1]) & mask[:, 1:])
     np.testing.assert_array_equal(batch["targets_segmentation"][taken], segments[taken])
-    np.testing.assert_array_equal(batch["targets"][:, :-1][taken[:, :-1]], rows["tokens"][:, 1:][taken[:, :-1]])
-    assert (rows["positions"][:, 1:][taken[:, :-1]] > 0).all()
+    np.testing.assert_array_equal(batch["targets"][:, :-1][inside], rows["tokens"][:, 1:][inside])
+    assert (rows["positions"][:, 1:][inside] > 0).all()
     if "loss_weights" in rows:
-        np.testing.assert_array_equal(
-            batch["targets_weights"][:, :-1], np.where(taken[:, :-1], rows["loss_weights"][:, 1:], 0)
-        )
+        weights = np.where(inside, rows["loss_weights"][:, 1:], 0)
+        np.testing.assert_array_equal(batch["targets_weights"][:, :-1], weights)
 
 
 @settings(max_examples=examples(80), deadline=None)
@@ -203,10 +188,10 @@ def test_epochs_follow_each_other_each_packed_anew(tmp_path, algorithm):
     assert len(every) == sum(sizes)
     epochs = [set(every[sum(sizes[:epoch]) : sum(sizes[: epoch + 1])]) for epoch in range(3)]
     for first in range(3):
-        held = [span.document for row in epochs[first] for span in row]
-        assert len(held) == len(set(held))
+        documents = [span.document for row in epochs[first] for span in row]
+        assert len(documents) == len(set(documents))
         if algorithm == "shuffled_best_fit":
-            assert sorted(held) == list(range(300))
+            assert sorted(documents) == list(range(300))
         for other in range(first):
             again = {row for row in epochs[first] if len(row) > 1} & epochs[other]
             assert len(again) < 0.1 * len(epochs[first])
@@ -214,12 +199,9 @@ def test_epochs_follow_each_other_each_packed_anew(tmp_path, algorithm):
     assert rows(again) == every and repr(again) == repr(three)
     other = PackedLayout(known.corpus, 64, epochs=3, **{**options, "seed": 6})
     assert rows(other) != every and repr(other) != repr(three)
-    shuffled = np.random.default_rng(1).permutation(len(three))
-    source = NpyDataSource(three)
-    batch = source.read(shuffled)
-    for place, row in enumerate(shuffled.tolist()):
-        for key, array in source[row].items():
-            np.testing.assert_array_equal(batch[key][place], array)
+    shuffled, source = np.random.default_rng(1).permutation(len(three)), NpyDataSource(three)
+    whole = source.read(range(len(three)))
+    assert_same(source.read(shuffled), {key: array[shuffled] for key, array in whole.items()})
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
@@ -235,8 +217,7 @@ def test_a_pickle_is_small_and_opens_the_same_rows(tmp_path, algorithm):
         path.chmod(0o444)
     again = pickle.loads(data)
     assert repr(again) == repr(source)
-    for key, array in again.read(range(len(again))).items():
-        np.testing.assert_array_equal(array, expected[key])
+    assert_same(again.read(range(len(again))), expected)
 
 
 def test_a_fill_row_is_padding_beside_packed_rows(tmp_path):
@@ -246,9 +227,7 @@ def test_a_fill_row_is_padding_beside_packed_rows(tmp_path):
     for row in (0, 2):
         assert (batch["tokens"][row] == PAD).all()
         assert not any(batch[key][row].any() for key in ("loss_mask", "loss_weights", "segment_ids", "positions"))
-    for key, array in source[0].items():
-        np.testing.assert_array_equal(batch[key][1], array)
-        assert array.dtype == batch[key].dtype
+    assert_same({key: array[1] for key, array in batch.items()}, source[0])
 
 
 def test_padding_is_the_corpus_eos_where_it_has_no_pad_id(tmp_path):

@@ -13,60 +13,28 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from packed_corpora import (
-    BOS,
-    EOS,
-    PACKED_CASES,
-    PAD,
-    ROW_DIGITS,
-    VARIANTS,
-    PackedCase,
-    digest_of_files,
-    olmo_doc_lengths,
-    row_digest,
-    write_case,
-)
+from packed_corpora import PACKED_CASES, ROW_DIGITS, VARIANTS, PackedCase, digest_of_files, row_digest, write_case
+from packed_layouts import open_case, packing_of, row_digests
 
-from grain_sft import NpyDataSource, PackedLayout, open_corpus
+from grain_sft import PackedLayout
 from grain_sft.layout.plan import depends_of, numpy_sort
 from grain_sft.storage import artifact
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "packed_rows.json").read_text())["variants"]
 SOME = next(iter(GOLDEN.values()))  # of any variant: what ties don't change is the same in all
+case_by_case = pytest.mark.parametrize("case", PACKED_CASES, ids=lambda case: case.name)
 
 
 def layout_of(case: PackedCase, folder: Path, ties: str, written: tuple[list[Path], list[Path]]) -> PackedLayout:
-    tokens, masks = written
-    where = folder if masks else list(map(str, tokens))
-    corpus = dataclasses.replace(open_corpus(where, dtype=case.dtype, eos_token_id=EOS), pad_token_id=PAD)
-    return PackedLayout(
-        corpus,
-        case.sequence_length,
-        long_documents=case.long,
-        source_group_size=case.group,
-        ties=ties,
-        boundaries="eos",
-        bos_token_id=BOS if case.bos else None,
-        cache_dir=folder / "cache",
-    )
-
-
-def rows_of(case: PackedCase, layout: PackedLayout) -> tuple[list[str], list[list[list[int]]]]:
-    """The digest of every row as the golden file has it, and its places (file, start, stop)."""
-    read = NpyDataSource(layout).read(range(len(layout)))
-    digests, places = [], []
-    for row in range(len(layout)):
-        places.append([[span.shard, span.start, span.stop] for span in layout.spans(row)])
-        lengths = olmo_doc_lengths(read["segment_ids"][row], read["tokens"][row], case.bos)
-        digests.append(row_digest(read["tokens"][row], read["loss_mask"][row], lengths, places[-1]))
-    return digests, places
+    corpus, cache = open_case(case, folder, written), folder / "cache"
+    return PackedLayout(corpus, case.sequence_length, ties=ties, boundaries="eos", cache_dir=cache, **packing_of(case))
 
 
 def check(case: PackedCase, folder: Path, ties: str, golden: dict) -> None:
-    """All that the golden values of one variant say of a case."""
+    """Check a case against all golden values of one variant."""
     written = write_case(case, folder)
     assert digest_of_files([*written[0], *written[1]]) == golden["corpus"], "numpy draws other corpora than it did"
-    digests, places = rows_of(case, layout_of(case, folder, ties, written))
+    digests, places = row_digests(case, layout_of(case, folder, ties, written))
     for row, expected in golden["shown"].items():
         assert places[int(row)] == expected
     rows = [golden["rows"][at : at + ROW_DIGITS] for at in range(0, len(golden["rows"]), ROW_DIGITS)]
@@ -74,21 +42,11 @@ def check(case: PackedCase, folder: Path, ties: str, golden: dict) -> None:
     assert hashlib.sha256("".join(digests).encode()).hexdigest()[:16] == golden["all"]
 
 
-def check_variant(key: str, folder: Path) -> int:
-    """Every case with `ties="numpy"`, against the golden values of the variant that runs here."""
-    for number, case in enumerate(PACKED_CASES):
-        place = folder / str(number)
-        place.mkdir(parents=True)
-        check(case, place, "numpy", GOLDEN[key][case.name])
-    return len(PACKED_CASES)
-
-
 def test_the_golden_values_are_of_enough_corpora_and_tell_variants_apart():
     assert all(set(found) == {case.name for case in PACKED_CASES} for found in GOLDEN.values())
     assert len(PACKED_CASES) >= 20
     for case in PACKED_CASES:
-        orders = {found[case.name]["all"] for found in GOLDEN.values()}
-        assert len(orders) == 1 or case.has_ties
+        assert case.has_ties or len({found[case.name]["all"] for found in GOLDEN.values()}) == 1
         assert len({found[case.name]["lengths"] for found in GOLDEN.values()}) == 1
     of_each = [GOLDEN.get(f"numpy {np.__version__}, {variant}") for variant in VARIANTS]
     for one, other in itertools.combinations(filter(None, of_each), 2):
@@ -96,15 +54,12 @@ def test_the_golden_values_are_of_enough_corpora_and_tell_variants_apart():
 
 
 @pytest.mark.parametrize("ties", ["stable", "numpy"])
-@pytest.mark.parametrize("case", [case for case in PACKED_CASES if not case.has_ties], ids=lambda case: case.name)
-def test_rows_of_distinct_lengths_are_olmo_cores_whatever_sorts_them(tmp_path, case, ties):
-    check(case, tmp_path, ties, SOME[case.name])
-
-
-@pytest.mark.parametrize("ties", ["stable", "numpy"])
-@pytest.mark.parametrize("case", PACKED_CASES, ids=lambda case: case.name)
-def test_every_row_holds_documents_of_the_lengths_that_olmo_core_puts_there(tmp_path, case, ties):
-    layout = layout_of(case, tmp_path, ties, write_case(case, tmp_path))
+@case_by_case
+def test_rows_are_olmo_cores_or_hold_documents_of_the_same_lengths_where_ties_decide(tmp_path, case, ties):
+    if not case.has_ties:
+        check(case, tmp_path, ties, SOME[case.name])
+    (tmp_path / "again").mkdir()
+    layout = layout_of(case, tmp_path / "again", ties, write_case(case, tmp_path / "again"))
     lengths: list[int] = []
     for row in range(len(layout)):
         spans = layout.spans(row)
@@ -113,73 +68,70 @@ def test_every_row_holds_documents_of_the_lengths_that_olmo_core_puts_there(tmp_
 
 
 def playable() -> list[str]:
-    """The variants that this CPU can play."""
+    """Return the variants that this CPU can play."""
     return list(VARIANTS)[list(VARIANTS).index(numpy_sort()) :]
 
 
 def run_variant(variant: str, code: str, *arguments: str) -> str:
-    """What `code` prints in a process whose numpy sorts like `variant`."""
+    """Return the last line that `code` prints in a process whose numpy sorts like `variant`."""
     paths = os.pathsep.join([str(Path(__file__).parent), str(Path(__file__).parents[1]), *filter(None, sys.path)])
     environment = {**os.environ, "NPY_DISABLE_CPU_FEATURES": VARIANTS[variant], "PYTHONPATH": paths}
-    command = [sys.executable, "-W", "ignore", "-c", code, *arguments]
+    command = [sys.executable, "-W", "ignore", "-c", f"import test_packed_olmo as tests\n{code}", *arguments]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()[-1]
 
 
+def check_variant(key: str, folder: Path) -> None:
+    """Check every case with `ties="numpy"` against the golden values of the variant that runs here."""
+    for number, case in enumerate(PACKED_CASES):
+        (folder / str(number)).mkdir()
+        check(case, folder / str(number), "numpy", GOLDEN[key][case.name])
+
+
 ALL_CASES = """
 import sys
-from pathlib import Path
-import numpy as np
-import test_packed_olmo as tests
-from grain_sft.layout.plan import depends_of, numpy_sort
-from grain_sft.storage import artifact
-key = f"numpy {np.__version__}, {numpy_sort()}"
-print(key, tests.check_variant(key, Path(sys.argv[1])) if key in tests.GOLDEN else "no golden values")
+key = f"numpy {tests.np.__version__}, {tests.numpy_sort()}"
+tests.check_variant(key, tests.Path(sys.argv[1]))
+print(key)
 """
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_every_row_is_olmo_cores_under_each_of_numpys_sorts(tmp_path, variant):
     """Tokens, label mask, lengths of documents and their places, with `ties="numpy"`."""
-    if variant not in playable():
-        pytest.skip(f"this CPU has no {variant}")
-    printed = run_variant(variant, ALL_CASES, str(tmp_path))
-    if printed.endswith("no golden values"):
-        pytest.skip(printed)
-    assert printed == f"numpy {np.__version__}, {variant} {len(PACKED_CASES)}"
+    key = f"numpy {np.__version__}, {variant}"
+    if variant not in playable() or key not in GOLDEN:
+        pytest.skip(f"this CPU has no {variant}, or there are no golden values of {key}")
+    assert run_variant(variant, ALL_CASES, str(tmp_path)) == key
 
 
 STABLE = """
 import hashlib, sys
-from pathlib import Path
-import test_packed_olmo as tests
 from grain_sft.layout.packing import ALGORITHMS
-from grain_sft.layout.plan import depends_of, make_plan, numpy_sort
-digest, plans = hashlib.sha256(), []
+from grain_sft.layout.plan import make_plan
+digest = hashlib.sha256()
 for number, case in enumerate(tests.PACKED_CASES):
-    place = Path(sys.argv[1]) / str(number)
+    place = tests.Path(sys.argv[1]) / str(number)
     place.mkdir()
     layout = tests.layout_of(case, place, "stable", tests.write_case(case, place))
     for algorithm in ALGORITHMS:
-        recipe = tests.dataclasses.replace(layout.packing, algorithm=algorithm, epoch=1, seed=3)
-        for array in make_plan(layout.corpus, recipe).values():
+        options = tests.dataclasses.replace(layout.packing, algorithm=algorithm, epoch=1, seed=3)
+        for array in make_plan(layout.corpus, options).values():
             digest.update(array.tobytes())
-    digest.update(repr(depends_of(layout.corpus, recipe)).encode())
+    digest.update(repr(tests.depends_of(layout.corpus, options)).encode())
     digest.update(next((place / "cache" / "plans").glob("*.arrays")).read_bytes())
-print(numpy_sort(), digest.hexdigest())
+print(tests.numpy_sort(), digest.hexdigest())
 """
 
 
 def test_stable_plans_are_the_same_bytes_whatever_instructions_numpy_may_use(tmp_path):
-    digests, sorts = set(), []
+    found = {}
     for variant in playable():
         (tmp_path / variant).mkdir()
-        sort, digest = run_variant(variant, STABLE, str(tmp_path / variant)).split()
-        digests.add(digest)
-        sorts.append(sort)
-    assert sorts == playable()
-    assert len(digests) == 1
+        sort, found[variant] = run_variant(variant, STABLE, str(tmp_path / variant)).split()
+        assert sort == variant
+    assert len(set(found.values())) == 1
 
 
 def test_a_plan_with_numpys_ties_is_kept_apart_for_every_sort_and_version(tmp_path, monkeypatch):

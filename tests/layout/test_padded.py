@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from batches import assert_same
 from document_corpora import EOS, PAD, make
 from effort import examples
 from hypothesis import given, settings
@@ -39,36 +40,30 @@ def test_every_document_has_the_row_of_its_number_among_those_that_are_long_enou
                 PaddedLayout(known.corpus, length, keep=keep, min_tokens=least)
             return
         layout = PaddedLayout(known.corpus, length, keep=keep, min_tokens=least)
-        source = NpyDataSource(layout)
-        assert len(layout) == len(kept)
-        assert layout.dropped == len(lengths) - len(kept)
+        assert (len(layout), layout.dropped) == (len(kept), len(lengths) - len(kept))
         assert layout.cut_tokens == sum(max(0, lengths[number] - length) for number in kept)
-        rows = source.read(range(len(source)))
+        rows = NpyDataSource(layout).read(range(len(layout)))
         for row, number in enumerate(kept):
             cut = slice(-length, None) if keep == "last" else slice(0, length)
             tokens = known.tokens[number][cut]
             loss = np.ones(len(tokens)) if known.loss is None else known.loss[number][cut]
-            rest = length - len(tokens)
+            rest = (0, length - len(tokens))
             expected = {
-                "tokens": np.pad(tokens, (0, rest), constant_values=PAD),
-                "segment_ids": np.pad(np.ones(len(tokens), np.int32), (0, rest)),
-                "positions": np.pad(np.arange(len(tokens), dtype=np.int32), (0, rest)),
-                "loss_mask": np.pad(loss != 0, (0, rest)),
+                "tokens": np.pad(tokens, rest, constant_values=PAD).astype(known.corpus.dtype),
+                "loss_mask": np.pad(loss != 0, rest),
+                "segment_ids": np.pad(np.ones(len(tokens), np.int32), rest),
+                "positions": np.pad(np.arange(len(tokens), dtype=np.int32), rest),
             }
             if known.corpus.has_weights:
-                expected["loss_weights"] = np.pad(loss, (0, rest))
-            alone = source[row]
-            assert set(alone) == set(rows) == set(expected)
-            for key, array in expected.items():
-                np.testing.assert_array_equal(rows[key][row], array)
-                np.testing.assert_array_equal(alone[key], array)
+                expected["loss_weights"] = np.pad(loss, rest).astype(np.float32)
+            assert_same({key: array[row] for key, array in rows.items()}, expected)
+            assert_same(NpyDataSource(layout)[row], expected)
             spans = layout.spans(row)
             assert {span.document for span in spans} == {number}
             assert sum(span.stop - span.start for span in spans) == len(tokens)
             first = sum(shard.num_tokens for shard in known.corpus.shards[: spans[0].shard]) + spans[0].start
             assert first - known.starts[number] == (max(0, lengths[number] - length) if keep == "last" else 0)
-        batch = ShiftTargets().map(rows)
-        taken = batch["targets_segmentation"] != 0
+        taken = ShiftTargets().map(rows)["targets_segmentation"] != 0
         np.testing.assert_array_equal(taken[:, :-1], rows["loss_mask"][:, 1:])
         assert not taken[:, -1].any()
 
@@ -86,29 +81,21 @@ def test_the_last_or_the_first_tokens_are_kept(tmp_path):
 
 
 def test_a_fill_row_is_padding(tmp_path):
-    known = make("episodes", tmp_path, [5, 6, 30])
-    source = NpyDataSource(PaddedLayout(known.corpus, 8))
+    source = NpyDataSource(PaddedLayout(make("episodes", tmp_path, [5, 6, 30]).corpus, 8))
     batch = source.read([2, FILL_ROW])
     assert (batch["tokens"][1] == PAD).all()
     assert not any(batch[key][1].any() for key in ("loss_mask", "loss_weights", "segment_ids", "positions"))
-    for key, array in source[2].items():
-        np.testing.assert_array_equal(batch[key][0], array)
+    assert_same({key: array[0] for key, array in batch.items()}, source[2])
 
 
-def test_a_pickle_opens_the_same_rows(tmp_path):
-    known = make("parts", tmp_path, [5, 60, 30], part=16)
-    source = NpyDataSource(PaddedLayout(known.corpus, 16, keep="first", min_tokens=6))
+def test_a_pickle_opens_the_same_rows_and_what_decides_them_is_in_the_repr(tmp_path):
+    corpus = make("parts", tmp_path, [5, 60, 30], part=16).corpus
+    source = NpyDataSource(PaddedLayout(corpus, 16, keep="first", min_tokens=6))
     again = pickle.loads(pickle.dumps(source))
     assert repr(again) == repr(source)
-    for key, array in again.read(range(2)).items():
-        np.testing.assert_array_equal(array, source.read(range(2))[key])
-
-
-def test_what_decides_the_rows_is_in_its_repr(tmp_path):
-    known = make("plain", tmp_path, [5, 60, 30])
-    options = [{}, {"keep": "first"}, {"min_tokens": 6}]
-    assert len({repr(PaddedLayout(known.corpus, 16, **each)) for each in options}) == 3
-    assert len({repr(PaddedLayout(known.corpus, length)) for length in (8, 16)}) == 2
+    assert_same(again.read(range(2)), source.read(range(2)))
+    options = ({"keep": "last"}, {"keep": "first"}, {"min_tokens": 6}, {"sequence_length": 8})
+    assert len({repr(PaddedLayout(corpus, **{"sequence_length": 16, **each})) for each in options}) == 4
 
 
 @pytest.mark.parametrize(
@@ -122,10 +109,9 @@ def test_what_decides_the_rows_is_in_its_repr(tmp_path):
     ids=str,
 )
 def test_arguments_that_dont_fit_are_sentences(tmp_path, options, message):
-    known = make("plain", tmp_path, [5, 6])
-    arguments = {"sequence_length": 8, **options}
+    corpus = make("plain", tmp_path, [5, 6]).corpus
     with pytest.raises(LayoutError) as caught:
-        PaddedLayout(known.corpus, arguments.pop("sequence_length"), **arguments)
+        PaddedLayout(corpus, **{"sequence_length": 8, **options})
     assert message in str(caught.value)
     with pytest.raises(RowIndexError, match=r"row 2 of PaddedLayout.*expected 0 to 1"):
-        PaddedLayout(known.corpus, 8).spans(2)
+        PaddedLayout(corpus, 8).spans(2)

@@ -14,13 +14,14 @@ from hypothesis import strategies as st
 
 import grain_sft
 from grain_sft.corpus import Corpus, Shard
-from grain_sft.layout import Span, WindowLayout
+from grain_sft.errors import LayoutError
+from grain_sft.layout import PackedLayout, PaddedLayout, Span, WindowLayout
 
 GIB = 1 << 30
 
 
 def corpus_of(counts: list[int]) -> Corpus:
-    """A corpus of so many tokens a shard, whose files nobody reads."""
+    """A corpus with these numbers of tokens in its shards, whose files nobody reads."""
     shards = [Shard(f"/nowhere/{number}.npy", count, 4 * count, 0, "", "") for number, count in enumerate(counts)]
     return Corpus(tuple(shards), np.dtype(np.uint32))
 
@@ -33,22 +34,8 @@ def naive_spans(counts: list[int], length: int) -> list[Span]:
     ]
 
 
-def test_windows_follow_each_other_and_never_cross_from_one_file_to_the_next(write_tokens):
-    listed = [write_tokens("a.npy", range(10)), write_tokens("b.npy", range(100, 108))]
-    layout = WindowLayout(grain_sft.open_corpus(listed), 4)
-    assert len(layout) == 4  # tokens 8 and 9 of the first file are dropped
-    assert [layout.spans(row) for row in range(4)] == [
-        [Span(0, 0, 4, None)],
-        [Span(0, 4, 8, None)],
-        [Span(1, 0, 4, None)],
-        [Span(1, 4, 8, None)],
-    ]
-    rows = grain_sft.NpyDataSource(layout).read(range(4))["tokens"]
-    np.testing.assert_array_equal(rows, [[0, 1, 2, 3], [4, 5, 6, 7], [100, 101, 102, 103], [104, 105, 106, 107]])
-
-
-@pytest.mark.parametrize("length", [1, 3, 4, 5, 8, 12])
-def test_files_shorter_than_a_row_and_empty_files_give_none_wherever_they_stand(write_tokens, length):
+@pytest.mark.parametrize("length", [1, 3, 4, 5, 8, 12, 24])
+def test_windows_never_cross_from_one_file_to_the_next_and_short_files_give_none(write_tokens, length):
     counts = [0, 2, 0, 12, 0, 0, 3, 24, 1, 0]
     starts = np.cumsum([0, *counts])
     listed = [write_tokens(f"{n}.npy", np.arange(count) + starts[n]) for n, count in enumerate(counts)]
@@ -65,7 +52,7 @@ def test_files_shorter_than_a_row_and_empty_files_give_none_wherever_they_stand(
 def test_spans_and_pieces_are_those_of_a_naive_count(counts, length, data):
     expected = naive_spans(counts, length)
     if not expected:
-        with pytest.raises(grain_sft.GrainSftError, match="leaves no row"):
+        with pytest.raises(LayoutError, match="leaves no row"):
             WindowLayout(corpus_of(counts), length)
         return
     layout = WindowLayout(corpus_of(counts), length)
@@ -73,16 +60,33 @@ def test_spans_and_pieces_are_those_of_a_naive_count(counts, length, data):
     rows = data.draw(st.lists(st.integers(0, len(expected) - 1), max_size=20))
     pieces = layout.pieces(np.array(rows, np.int64))
     assert pieces.segment is pieces.position is None  # every row is one whole segment
-    assert all(len(column) == len(rows) for column in pieces[:5])
-    found = zip(*(column.tolist() for column in pieces[:5]), strict=True)
-    for place, (row, (at, column, shard, start, count)) in enumerate(zip(rows, found, strict=True)):
-        assert (at, column, count) == (place, 0, length)
-        assert Span(shard, start, start + count, None) == expected[row]
+    found = list(zip(*(column.tolist() for column in pieces[:5]), strict=True))
+    spans = [expected[row] for row in rows]
+    assert found == [(index, 0, span.shard, span.start, length) for index, span in enumerate(spans)]
+    for column in pieces[:5]:
+        if column.flags.writeable:
+            column[:] = -5  # does not reach the next pieces
+    again = layout.pieces(np.array(rows, np.int64))
+    assert list(zip(*(column.tolist() for column in again[:5]), strict=True)) == found
 
 
-def test_one_row_exactly_as_long_as_its_file_is_a_row(write_tokens):
-    layout = WindowLayout(grain_sft.open_corpus(write_tokens("a.npy", range(7))), 7)
-    assert len(layout) == 1 and layout.spans(0) == [Span(0, 0, 7, None)]
+@settings(max_examples=examples(100), deadline=None)
+@given(data=st.data())
+def test_rows_of_documents_are_those_that_hold_a_token_of_them(tmp_path_factory, data):
+    counts = data.draw(st.lists(st.integers(0, 30), min_size=1, max_size=5).filter(sum))
+    length = data.draw(st.integers(1, max(counts)))
+    borders = sorted(data.draw(st.sets(st.integers(1, sum(counts)), max_size=8)) | {0, sum(counts)})
+    corpus = corpus_of(counts)
+    vars(corpus)["documents"] = grain_sft.corpus.Documents(np.array(borders[:-1]), np.diff(borders))
+    layout = WindowLayout(corpus, length)
+    numbers = np.array(data.draw(st.lists(st.integers(0, len(borders) - 2), max_size=4, unique=True)), np.int64)
+    shard_starts = np.cumsum([0, *counts])
+    expected = []
+    for row in range(len(layout)):
+        (span,) = layout.spans(row)
+        first = shard_starts[span.shard] + span.start
+        expected += [row] * any(borders[n] < first + length and borders[n + 1] > first for n in numbers.tolist())
+    assert layout.rows_of_documents(numbers).tolist() == expected
 
 
 def test_numbers_beyond_32_bits_are_right():
@@ -101,7 +105,7 @@ def test_numbers_beyond_32_bits_are_right():
 
 @pytest.fixture
 def sparse(tmp_path):
-    """`sparse(name, size)`: a file of so many bytes that takes hardly any; skips where the file system has none."""
+    """`sparse(name, size)`: a file of `size` bytes that takes hardly any; skips where the file system has none."""
 
     def make(name, size):
         path = tmp_path / name
@@ -146,11 +150,9 @@ def test_tokens_far_into_a_huge_file_are_read(sparse, dtype, tokens):
 
 def test_the_724_million_rows_of_the_olmo_3_mix_are_counted_and_read(sparse):
     length, rows_a_file, files = 8192, 762_200, 950
-    first = sparse("000.npy", (rows_a_file * length + 5) * 4)
-    listed = [first] + [sparse(f"{n:03}.npy", (rows_a_file * length + 5) * 4) for n in range(1, files)]
+    listed = [sparse(f"{n:03}.npy", (rows_a_file * length + 5) * 4) for n in range(files)]
     corpus = grain_sft.open_corpus(listed, dtype="uint32")
-    layout = WindowLayout(corpus, length)
-    assert len(layout) == files * rows_a_file == 724_090_000
+    assert len(WindowLayout(corpus, length)) == files * rows_a_file == 724_090_000
     assert corpus.num_tokens == files * (rows_a_file * length + 5) > 5_900_000_000_000
     wanted = [(0, 0), (1, 0), (474, 762_199), (949, 0), (949, 762_199)]
     for shard, row in wanted:
@@ -162,51 +164,39 @@ def test_the_724_million_rows_of_the_olmo_3_mix_are_counted_and_read(sparse):
 
 
 @pytest.mark.parametrize("length", [0, -1, -8192, 2.0, "8", None, True, np.float32(4), np.bool_(True)])
-def test_a_sequence_length_that_is_no_positive_integer_is_an_error(length):
-    with pytest.raises(grain_sft.GrainSftError, match="expected an integer, 1 or more") as error:
+def test_a_sequence_length_that_is_not_a_positive_integer_is_an_error(length):
+    with pytest.raises(LayoutError, match="expected an integer, 1 or more") as error:
         WindowLayout(corpus_of([100]), length)
     assert f"sequence_length={length!r}" in str(error.value)
 
 
+@pytest.mark.parametrize("length", [1 << 31, 1 << 40, 1 << 62, 1 << 70])
+@pytest.mark.parametrize("layout", [WindowLayout, PaddedLayout, PackedLayout])
+def test_a_row_of_more_tokens_than_int32_positions_count_is_refused(layout, length):
+    with pytest.raises(LayoutError, match=rf"sequence_length={length}: .* expected less than 2\*\*31"):
+        layout(corpus_of([100]), length)
+
+
 @pytest.mark.parametrize("counts", [[10, 11, 0], [0], []])
 def test_a_sequence_length_that_leaves_no_row_is_an_error_with_the_longest_shard(counts):
-    with pytest.raises(grain_sft.GrainSftError) as error:
+    longest = f"the longest of {len(counts)} shards has {max(counts, default=0)} tokens"
+    with pytest.raises(LayoutError, match=f"sequence_length=12 leaves no row: {longest}"):
         WindowLayout(corpus_of(counts), 12)
-    expected = (
-        f"sequence_length=12 leaves no row: the longest of {len(counts)} shards has {max(counts, default=0)} tokens"
-    )
-    assert expected in str(error.value)
 
 
 @pytest.mark.parametrize("row", [-1, 3, -3, 1 << 40])
 def test_a_row_out_of_range_is_an_index_error(row):
-    layout = WindowLayout(corpus_of([12]), 4)
     with pytest.raises(grain_sft.GrainSftError, match=rf"row {row} of .*: expected 0 to 2\.") as error:
-        layout.spans(row)
+        WindowLayout(corpus_of([12]), 4).spans(row)
     assert isinstance(error.value, IndexError)
 
 
-def test_integers_of_numpys_do_as_well():
+def test_integers_may_be_numpys_and_spans_are_plain_values():
     layout = WindowLayout(corpus_of([12]), np.int32(4))
     assert layout.sequence_length == 4 and type(layout.sequence_length) is int
-    assert layout.spans(np.int64(2)) == [Span(0, 8, 12, None)]
-
-
-def test_spans_are_plain_values():
-    (span,) = WindowLayout(corpus_of([12]), 4).spans(1)
-    assert dataclasses.astuple(span) == (0, 4, 8, None)
+    (span,) = layout.spans(np.int64(2))
+    assert dataclasses.astuple(span) == (0, 8, 12, None) and hash(span) == hash(Span(0, 8, 12, None))
     assert all(type(value) is int for value in dataclasses.astuple(span)[:3])
-    assert hash(span) == hash(Span(0, 4, 8, None))
-
-
-def test_what_a_caller_does_to_its_pieces_does_not_reach_the_next():
-    layout = WindowLayout(corpus_of([12]), 4)
-    pieces = layout.pieces(np.array([0, 2], np.int64))
-    for column in pieces[:5]:
-        if column.flags.writeable:
-            column[:] = -5
-    again = layout.pieces(np.array([0, 2], np.int64))
-    assert [column.tolist() for column in again[:5]] == [[0, 1], [0, 0], [0, 0], [0, 8], [4, 4]]
 
 
 def test_a_layout_pickles_and_says_what_it_is():

@@ -6,21 +6,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from packed_corpora import BOS, EOS, PACKED_CASES, PAD, olmo_doc_lengths, write_case
+from packed_corpora import EOS, PACKED_CASES, PAD, olmo_doc_lengths, write_case
+from packed_layouts import open_case, packing_of
 
 from grain_sft import NpyDataSource, PackedLayout, open_corpus
 
 pytestmark = pytest.mark.parity
-
-
-def layout_of(case, written, folder, **options):
-    where = folder if case.mask else list(map(str, written))
-    corpus = open_corpus(where, dtype=case.dtype, eos_token_id=EOS)
-    bos = BOS if case.bos else None
-    settings = {"long_documents": case.long, "source_group_size": case.group, "bos_token_id": bos, "cache_dir": folder}
-    if "work_dir" in options:
-        return PackedLayout.from_olmo_core(corpus, case.sequence_length, **settings, **options)
-    return PackedLayout(corpus, case.sequence_length, boundaries="eos", **settings, **options)
 
 
 def assert_equal_rows(layout, dataset, bos):
@@ -45,19 +36,27 @@ def test_rows_are_olmo_cores_and_so_are_those_of_the_plan_that_it_wrote(tmp_path
 
     tokens, masks = write_case(case, tmp_path)
     dataset = olmo_dataset(case, tokens, masks, tmp_path / "work")
-    ours = layout_of(case, tokens, tmp_path, ties="numpy")
+    corpus, options = open_case(case, tmp_path, (tokens, masks)), {**packing_of(case), "cache_dir": tmp_path}
+    ours = PackedLayout(corpus, case.sequence_length, boundaries="eos", ties="numpy", **options)
     assert_equal_rows(ours, dataset, case.bos)
-    theirs = layout_of(case, tokens, tmp_path, work_dir=tmp_path / "work", paths=list(map(str, tokens)))
+    options |= {"work_dir": tmp_path / "work", "paths": list(map(str, tokens))}
+    theirs = PackedLayout.from_olmo_core(corpus, case.sequence_length, **options)
     assert [theirs.spans(row) for row in range(len(theirs))] == [ours.spans(row) for row in range(len(ours))]
     assert theirs.statistics == ours.statistics
+
+
+def prepared(paths, work, **options):
+    """Return OLMo-core's dataset over `paths`, which wrote its plan below `work`."""
+    data = pytest.importorskip("olmo_core.data")
+    dataset = data.NumpyPackedFSLDataset(*paths, pad_token_id=PAD, eos_token_id=EOS, vocab_size=100, **options)
+    dataset.work_dir = work
+    dataset.prepare()
+    return dataset
 
 
 @pytest.mark.parametrize("group", [1, 2])
 def test_a_plan_of_boundary_files_is_read_back(tmp_path, group):
     """`use_array_if_local=False`: documents of .csv.gz files, not all of which end with an EOS."""
-    pytest.importorskip("olmo_core.data")
-    from olmo_core.data import NumpyPackedFSLDataset
-
     random = np.random.default_rng(group)
     paths = []
     for number in range(3):
@@ -68,37 +67,19 @@ def test_a_plan_of_boundary_files_is_read_back(tmp_path, group):
         with gzip.open(str(path).replace(".npy", ".csv.gz"), "wt") as file:
             file.writelines(f"{start},{end}\n" for start, end in zip([0, *ends[:-1]], ends, strict=True))
         paths.append(str(path))
-    dataset = NumpyPackedFSLDataset(
-        *paths,
-        sequence_length=64,
-        pad_token_id=PAD,
-        eos_token_id=EOS,
-        vocab_size=100,
-        generate_doc_lengths=True,
-        source_group_size=group,
-        use_array_if_local=False,
-    )
-    dataset.work_dir = tmp_path / "work"
-    dataset.prepare()
-    corpus = open_corpus(tmp_path, dtype="uint16", eos_token_id=EOS)
-    settings = {"source_group_size": group, "use_array_if_local": False, "cache_dir": tmp_path / "cache"}
-    layout = PackedLayout.from_olmo_core(corpus, 64, tmp_path / "work", paths=paths, **settings)
+    options = {"source_group_size": group, "use_array_if_local": False}
+    dataset = prepared(paths, tmp_path / "work", sequence_length=64, generate_doc_lengths=True, **options)
+    corpus, options = open_corpus(tmp_path, dtype="uint16", eos_token_id=EOS), {**options, "cache_dir": tmp_path}
+    layout = PackedLayout.from_olmo_core(corpus, 64, tmp_path / "work", paths=paths, **options)
     assert_equal_rows(layout, dataset, False)
 
 
 def test_a_plan_with_a_group_that_has_no_document_is_read_back(tmp_path):
     """The second file holds no EOS. OLMo-core writes its empty arrays as files of one byte."""
-    pytest.importorskip("olmo_core.data")
-    from olmo_core.data import NumpyPackedFSLDataset
-
     paths = [str(tmp_path / name) for name in ("a.npy", "b.npy")]
     for path, tokens in zip(paths, ([5, 6, EOS, 7, EOS], [5, 6, 7, 8]), strict=True):
         np.array(tokens, np.uint16).tofile(path)
-    dataset = NumpyPackedFSLDataset(
-        *paths, sequence_length=8, pad_token_id=PAD, eos_token_id=EOS, vocab_size=100, dtype=np.uint16
-    )
-    dataset.work_dir = tmp_path / "work"
-    dataset.prepare()
+    dataset = prepared(paths, tmp_path / "work", sequence_length=8, dtype=np.uint16)
     assert 1 in {path.stat().st_size for path in (tmp_path / "work" / "dataset-common").iterdir()}
     corpus = open_corpus(paths, dtype="uint16", eos_token_id=EOS)
     layout = PackedLayout.from_olmo_core(corpus, 8, tmp_path / "work", cache_dir=tmp_path)

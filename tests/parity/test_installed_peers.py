@@ -50,14 +50,8 @@ def test_whole_batches_are_those_of_olmo_cores_loader(tmp_path, seed):
     for number, tokens in enumerate((64 * 40 + 7, 30, 64 * 25)):
         paths.append(str(tmp_path / f"{number}.npy"))
         rng.integers(0, 50000, tokens, np.uint16).tofile(paths[-1])
-    dataset = NumpyFSLDataset(
-        *paths,
-        sequence_length=length,
-        pad_token_id=0,
-        eos_token_id=1,
-        vocab_size=50000,
-        dtype=np.uint16,
-    )
+    options = {"pad_token_id": 0, "eos_token_id": 1, "vocab_size": 50000, "dtype": np.uint16}
+    dataset = NumpyFSLDataset(*paths, sequence_length=length, **options)
     source = NpyDataSource(WindowLayout(open_corpus(paths, dtype="uint16"), length))
     for rank in range(ranks):
         loader = NumpyFSLDataLoader(

@@ -19,18 +19,12 @@ def element(tokens):
 
 
 @pytest.mark.parametrize("length", LENGTHS)
-@pytest.mark.parametrize("dtype", [np.uint16, np.uint32, np.uint64, np.int32])
-def test_verdicts_on_batches_are_those_of_olmo_core(length, dtype):
-    rows = GOLDEN[f"rows_{length}"].astype(dtype)
-    np.testing.assert_array_equal(~NgramFilter().fails(rows), GOLDEN[f"clean_{length}"])
-
-
-@pytest.mark.parametrize("length", LENGTHS)
-def test_verdicts_on_single_rows_are_those_of_olmo_core(length):
-    filter = NgramFilter()
-    for row, clean in zip(GOLDEN[f"rows_{length}"], GOLDEN[f"clean_{length}"], strict=True):
-        assert filter.map(element(row))["loss_mask"].all() == clean
-        assert filter.map(element(row))["loss_mask"].any() == clean
+def test_verdicts_on_batches_and_on_rows_are_those_of_olmo_core(length):
+    rows, clean, filter = GOLDEN[f"rows_{length}"], GOLDEN[f"clean_{length}"], NgramFilter()
+    for dtype in (np.uint16, np.uint32, np.uint64, np.int32):
+        np.testing.assert_array_equal(~filter.fails(rows.astype(dtype)), clean)
+    for row, passes in zip(rows, clean, strict=True):
+        assert (filter.map(element(row))["loss_mask"] == passes).all()
 
 
 def test_the_golden_rows_are_many_and_near_the_threshold():
@@ -65,10 +59,7 @@ def longest_repeat(row, period):
 
 @settings(max_examples=examples(200), deadline=None)
 @given(
-    st.lists(st.integers(0, 2), min_size=1, max_size=120),
-    st.integers(1, 13),
-    st.integers(1, 13),
-    st.integers(1, 12),
+    st.lists(st.integers(0, 2), min_size=1, max_size=120), st.integers(1, 13), st.integers(1, 13), st.integers(1, 12)
 )
 def test_a_row_fails_exactly_if_it_holds_a_long_enough_run(row, one, other, count):
     low, high = sorted((one, other))
@@ -88,9 +79,12 @@ def test_only_rows_that_fail_lose_their_loss_and_nothing_else_changes():
     assert before["loss_mask"].all()
 
 
-def test_clean_batches_pass_without_a_copy():
+def test_clean_rows_pass_as_they_are_and_masked_tokens_stay_masked():
     before = element(np.arange(1200, dtype=np.uint32).reshape(2, 600))
-    assert NgramFilter().map(before) is before
+    before["loss_mask"][0, :10] = False
+    assert NgramFilter().map(before) is before and before["loss_mask"].sum() == 1190
+    before["tokens"][1, 100:200] = 7
+    assert NgramFilter().map(before)["loss_mask"].sum() == 590
 
 
 def test_rows_too_short_for_any_period_and_empty_batches_pass():
@@ -98,13 +92,15 @@ def test_rows_too_short_for_any_period_and_empty_batches_pass():
     assert NgramFilter().fails(np.zeros((0, 600), np.uint32)).shape == (0,)
 
 
-def test_masked_tokens_stay_masked():
-    before = element(np.arange(600, dtype=np.uint32))
-    before["loss_mask"][:10] = False
-    assert NgramFilter().map(before)["loss_mask"].sum() == 590
-
-
-@pytest.mark.parametrize("options", [{"min_period": 0}, {"min_period": 5, "max_period": 4}, {"max_count": 0}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"min_period": 0},
+        {"min_period": 5, "max_period": 4},
+        {"max_count": 0},
+        *({"count_padding": value} for value in (1, None, "yes")),
+    ],
+)
 def test_options_out_of_range_are_named(options):
-    with pytest.raises(GrainSftError, match="NgramFilter"):
+    with pytest.raises(GrainSftError, match=f"NgramFilter.*{next(iter(options))}"):
         NgramFilter(**options)

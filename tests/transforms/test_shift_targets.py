@@ -5,14 +5,7 @@ import pytest
 
 from grain_sft import GrainSftError, ShiftTargets
 
-KEYS = {
-    "inputs",
-    "targets",
-    "inputs_position",
-    "targets_position",
-    "inputs_segmentation",
-    "targets_segmentation",
-}
+KEYS = {f"{kind}{of}" for kind in ("inputs", "targets") for of in ("", "_position", "_segmentation")}
 
 
 def packed_row():

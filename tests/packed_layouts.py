@@ -1,0 +1,33 @@
+"""Layouts of the corpora of `packed_corpora`, and their rows as the golden files have them."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+from packed_corpora import BOS, EOS, PAD, PackedCase, olmo_doc_lengths, row_digest
+
+from grain_sft import Corpus, NpyDataSource, PackedLayout, open_corpus
+
+
+def open_case(case: PackedCase, folder: Path, written: tuple[list[Path], list[Path]]) -> Corpus:
+    """Return the corpus of the token files and masks that `write_case` wrote to `folder`."""
+    where = folder if written[1] else list(map(str, written[0]))
+    return dataclasses.replace(open_corpus(where, dtype=case.dtype, eos_token_id=EOS), pad_token_id=PAD)
+
+
+def packing_of(case: PackedCase) -> dict[str, Any]:
+    """Return the options of a case's packing."""
+    bos = BOS if case.bos else None
+    return {"long_documents": case.long, "source_group_size": case.group, "bos_token_id": bos}
+
+
+def row_digests(case: PackedCase, layout: PackedLayout) -> tuple[list[str], list[list[list[int]]]]:
+    """Return the digest of every row, and its places (file, start, stop)."""
+    read, digests, places = NpyDataSource(layout).read(range(len(layout))), [], []
+    for row in range(len(layout)):
+        places.append([[span.shard, span.start, span.stop] for span in layout.spans(row)])
+        lengths = olmo_doc_lengths(read["segment_ids"][row], read["tokens"][row], case.bos)
+        digests.append(row_digest(read["tokens"][row], read["loss_mask"][row], lengths, places[-1]))
+    return digests, places
