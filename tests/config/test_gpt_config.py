@@ -17,22 +17,10 @@ from grain_sft.options import REQUIRED
 RUNS = json.loads((Path(__file__).parents[1] / "golden" / "episode_batches.json").read_text())["runs"]
 HOST = Host(0, 1)
 OTHERS = {
-    "name": "Chat SFT",
-    "vocab_size": 50304,
-    "n_embd": 1280,
-    "dropout": 0.1,
-    "tie_weights": True,
-    "pos_encoding": "rope",
-    "use_checkpoint": True,
-    "learning_rate": 7e-5,
-    "max_iters": 2000,
-    "save_every": 50,
-    "grad_accum_steps": 3,
-    "eval_sets": {"layout": "data/other"},
-    "eval_seed": 1337,
-    "dataset_mode": "sft_episode",
-    "log_file": "logs/train.jsonl",
-    "save_dtype": None,
+    **{"name": "Chat SFT", "vocab_size": 50304, "n_embd": 1280, "dropout": 0.1, "tie_weights": True},
+    **{"pos_encoding": "rope", "use_checkpoint": True, "learning_rate": 7e-5, "max_iters": 2000, "save_every": 50},
+    **{"grad_accum_steps": 3, "eval_sets": {"layout": "data/other"}, "eval_seed": 1337, "dataset_mode": "sft_episode"},
+    **{"log_file": "logs/train.jsonl", "save_dtype": None},
 }
 """A trainer's own keys."""
 
@@ -121,9 +109,9 @@ def test_sections_of_ours_go_before_a_trainers_keys(data):
 def test_the_defaults_are_those_of_the_loader(data):
     least = load({"batch_size": 6, "block_size": 16, "dataset_dir": str(data)})
     defaults = {key: known.default for key, known in KEYS.items() if known.default is not REQUIRED}
-    said = {**defaults, "batch_size": 6, "block_size": 16, "dataset_dir": str(data)}
-    assert least.data_key == load(said).data_key
-    assert set(said) == set(KEYS)
+    stated = {**defaults, "batch_size": 6, "block_size": 16, "dataset_dir": str(data)}
+    assert least.data_key == load(stated).data_key
+    assert set(stated) == set(KEYS)
     assert "seed=1337, order='episode'" in least.data_key and "last_batch='drop'" in least.data_key
     assert "min_tokens=2" in least.data_key and not least.source.layout.corpus.has_loss
 
@@ -141,13 +129,9 @@ def test_random_mode_draws_with_replacement_and_has_no_epochs(data):
     ("changes", "expected"),
     [
         ({"epoch_sed": 1}, "unknown key 'epoch_sed'. The nearest known: 'epoch_seed'."),
-        ({"blocksize": 1}, "unknown key 'blocksize'. The nearest known: 'block_size'."),
-        ({"pad_token": 1}, "unknown key 'pad_token'. The nearest known: 'pad_token_id'."),
         ({"smapler": {}}, "unknown key 'smapler'. The nearest known: 'sampler'."),
         ({"batch_sampling_mode": "epochs"}, "batch_sampling_mode is 'epochs'; expected one of epoch, random."),
         ({"epoch_shuffle": "true"}, "epoch_shuffle is 'true'; expected true or false."),
-        ({"epoch_seed": None}, "epoch_seed is None; expected an integer."),
-        ({"pad_token_id": "eot"}, "pad_token_id is 'eot'; expected an integer."),
         ({"block_size": 0}, "block_size is 0; expected an integer (1 or more)."),
         ({"batch_size": 0}, "global_batch_size is 0; expected an integer (1 or more)"),
         ({"batch_size": 100, "epoch_drop_last": True}, "global_batch_size=100 is more than the"),

@@ -27,25 +27,19 @@ def runs(draw):
     return {"num_instances": rows, "global_batch_size": draw(SIZES), "last_batch": last_batch, "schedule": schedule}
 
 
-def stream(epochs, num_instances, **_):
-    return [
-        IndexSampler(num_instances, global_batch_size=num_instances, seed=7).rows(each).tolist()
-        for each in range(epochs)
-    ]
-
-
 def plain(num_instances, global_batch_size, last_batch, schedule, steps):
     """Step by step, with a list of what is left of the epoch."""
+    epochs = IndexSampler(num_instances, global_batch_size=num_instances, seed=7)
     found, epoch, left = [], -1, []
     for step in range(steps):
         size = next((size for at, size in reversed(schedule) if step >= at), global_batch_size)
         if last_batch == "run_on":
             while len(left) < size:
                 epoch += 1
-                left += stream(epoch + 1, num_instances)[epoch]
+                left += epochs.rows(epoch).tolist()
         elif len(left) < (size if last_batch == "drop" else 1):
             epoch += 1
-            left = stream(epoch + 1, num_instances)[epoch]
+            left = epochs.rows(epoch).tolist()
         found.append((left[:size] + [FILL_ROW] * size)[:size])
         left = left[size:]
     return found
@@ -62,10 +56,8 @@ def test_rows_are_those_of_a_plain_walk_through_the_epochs(run):
     records = [sampler[number].record_key for number in range(sum(map(len, expected)))]
     assert records == [row for rows in expected for row in rows]
     for hosts in (2, 3):
-        parts = [
-            IndexSampler(**{**run, "global_batch_size": 12}, seed=7, host=Host(each, hosts)) for each in range(hosts)
-        ]
         whole = IndexSampler(**{**run, "global_batch_size": 12}, seed=7)
+        parts = [whole.with_host(Host(each, hosts)) for each in range(hosts)]
         for step in range(25):
             if whole.batch_sizes.at(step) % hosts:
                 with pytest.raises(SamplerError, match="can't be divided"):
@@ -78,9 +70,8 @@ def test_rows_are_those_of_a_plain_walk_through_the_epochs(run):
 @settings(max_examples=examples(40), deadline=None)
 @given(runs())
 def test_a_run_of_epochs_ends_where_they_do_and_each_has_its_rows_once(run):
-    sampler = IndexSampler(**run, seed=7, epochs=3) if run["num_instances"] >= 24 else IndexSampler(**run, seed=7)
-    if sampler.num_steps is None:
-        return
+    run["num_instances"] += 24
+    sampler = IndexSampler(**run, seed=7, epochs=3)
     rows = [sampler.rows(step) for step in range(sampler.num_steps)]
     with pytest.raises(IndexError):
         sampler.rows(sampler.num_steps)
@@ -107,19 +98,16 @@ def test_eight_then_six_then_sixteen_hosts_read_one_run():
     schedule = [(1000, 96), (2000, 48)]
     whole = IndexSampler(5000, global_batch_size=64, seed=3, order="olmo", schedule=schedule)
     for hosts, steps in ((8, (0, 999)), (6, (1000, 1999, 2000)), (16, (2000, 10**9))):
-        parts = [
-            IndexSampler(5000, global_batch_size=64, seed=3, order="olmo", schedule=schedule, host=Host(each, hosts))
-            for each in range(hosts)
-        ]
+        parts = [whole.with_host(Host(each, hosts)) for each in range(hosts)]
         for step in steps:
             together = np.stack([part.rows(step) for part in parts], axis=1).reshape(-1)
             assert together.tolist() == whole.rows(step).tolist()
-    six = IndexSampler(5000, global_batch_size=64, seed=3, schedule=schedule, host=Host(0, 6))
+    six = whole.with_host(Host(0, 6))
     six.check_from(1000)
     with pytest.raises(SamplerError, match="global_batch_size=64, from step 999 on, can't be divided by 6 hosts"):
         six.check_from(999)
     with pytest.raises(SamplerError, match="can't be divided by 5 hosts: 4 rows are left over"):
-        IndexSampler(5000, global_batch_size=64, seed=3, schedule=schedule, host=Host(0, 5))
+        whole.with_host(Host(0, 5))
 
 
 def test_before_its_first_change_a_schedule_changes_nothing():
