@@ -51,14 +51,14 @@ positive = _number(float, lambda value: 0 < value < math.inf, "a number above 0"
 not_negative = _number(float, lambda value: 0 <= value < math.inf, "a number, 0 or more")
 
 
-def _pair(text: str) -> tuple[str, str]:
-    old, found, new = text.partition("=")
-    if not found or not old:
+def _pair(text: str) -> list[str]:
+    if "=" not in text[1:]:
         raise argparse.ArgumentTypeError(f"{text!r}: expected FROM=TO.")
-    return old, new
+    return text.split("=", 1)
 
 
-def _host(text: str) -> Host:
+def host_of(text: str) -> Host:
+    """Parse `h/H`: host h of H."""
     from grain_sft.sampling import Host  # imports Grain
 
     index, found, count = text.partition("/")
@@ -68,14 +68,11 @@ def _host(text: str) -> Host:
     raise argparse.ArgumentTypeError(f"{text!r}: expected h/H, host h (from 0) of H.")
 
 
-def add_config(parser: argparse.ArgumentParser) -> None:
-    """Add the argument `config`."""
+def add_config(parser: argparse.ArgumentParser, *, host: str | None = None) -> None:
+    """Add the argument `config`, and `--host` with the help text `host`."""
     parser.add_argument("config", help="path of a .yaml or .json config")
-
-
-def add_host(parser: Any, help_text: str) -> None:
-    """Add `--host`."""
-    parser.add_argument("--host", type=_host, metavar="h/H", help=help_text)
+    if host is not None:
+        parser.add_argument("--host", type=host_of, metavar="h/H", help=host)
 
 
 def open_config(options: argparse.Namespace) -> Pipeline:
@@ -103,8 +100,10 @@ def add_declared(
 
 def add_corpus_options(group: Any) -> None:
     """Add the options of `open_corpus` that say how its files are read."""
-    from grain_sft.corpus import open_corpus
+    from grain_sft.corpus import FORMATS, open_corpus
 
+    names = ", ".join(FORMATS)
+    group.add_argument("--format", default="auto", help=f"{names}, or package.module:Name (default: auto)")
     add_declared(group, open_corpus, ("dtype", "eos_token_id", "use_loss_mask"))
     group.add_argument(
         "--tokenizer-name",
@@ -128,14 +127,6 @@ def add_corpus_options(group: Any) -> None:
     )
 
 
-def add_format(group: Any) -> None:
-    """Add `--format`, the format of a corpus that is opened."""
-    from grain_sft.corpus import FORMATS
-
-    names = ", ".join(FORMATS)
-    group.add_argument("--format", default="auto", help=f"{names}, or package.module:Name (default: auto)")
-
-
 def corpus_options(options: argparse.Namespace) -> dict[str, Any]:
     """Return what was given of `add_corpus_options`, as keyword arguments of `open_corpus`."""
     if (former := options.former_tokenizer) is not None:
@@ -145,10 +136,12 @@ def corpus_options(options: argparse.Namespace) -> dict[str, Any]:
             file=sys.stderr,
         )
     return {
-        "format": getattr(options, "format", "auto"),
         "tokenizer": options.tokenizer_name if former is None else former,
         "path_remap": dict(options.path_remap),
-        **{name: getattr(options, name) for name in ("dtype", "eos_token_id", "label_mask_paths", "use_loss_mask")},
+        **{
+            name: getattr(options, name)
+            for name in ("format", "dtype", "eos_token_id", "label_mask_paths", "use_loss_mask")
+        },
     }
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from grain_sft.bench import BENCHMARKS, Scale
-from grain_sft.cli.arguments import add_declared, add_figures, add_host, at_least, open_config, positive, write_figures
+from grain_sft.cli.arguments import add_declared, add_figures, at_least, host_of, open_config, positive, write_figures
 from grain_sft.options import options_of
 from grain_sft.progress import elapsed
 
@@ -28,7 +28,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_declared(parser, Scale, ("repeats",))
     add_figures(parser)
     of_config = parser.add_argument_group("of a config")
-    add_host(of_config, "measure as host h of H (default: 0/1, all rows)")
+    host = "measure as host h of H (default: 0/1, all rows)"
+    of_config.add_argument("--host", type=host_of, metavar="h/H", help=host)
     speed = "speed of one accelerator (default: a table of several)"
     of_config.add_argument("--tokens-per-second", type=positive, metavar="T", help=speed)
     step = "time of a training step without its data; may be given several times (default: 10 and 50)"

@@ -7,18 +7,17 @@ import os
 import shutil
 import sys
 
-from grain_sft.cli.arguments import add_config, add_host, at_least, check_output, open_config
+from grain_sft.cli.arguments import add_config, at_least, check_output, open_config
 from grain_sft.progress import elapsed
 from grain_sft.storage import atomic_write
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
-    add_config(parser)
+    add_config(parser, host="rows of host h of H (default: 0/1, all rows)")
     parser.add_argument("--step", type=at_least(0), required=True, metavar="K", help="step, from 0")
     row = "row of the host's batch (default: 0; with --html, all rows)"
     parser.add_argument("--row", type=at_least(0), metavar="R", help=row)
-    add_host(parser, "rows of host h of H (default: 0/1, all rows)")
     add_tokenizer(parser)
     parser.add_argument("--html", metavar="FILE", help="write a page with this step, the one before and the one after")
     colour = "(default: auto: on a terminal, unless NO_COLOR is set)"

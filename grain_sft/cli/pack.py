@@ -10,7 +10,6 @@ from grain_sft.cli.arguments import (
     add_corpus_options,
     add_declared,
     add_figures,
-    add_format,
     at_least,
     check_output,
     open_paths,
@@ -35,9 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_declared(parser, PackedLayout, ("algorithm",), default=None, help=compared)
     parser.add_argument("--compare", action="store_true", help="compare all algorithms, after the report of one")
     add_declared(parser.add_argument_group("rows"), PackedLayout, PACKING)
-    files = parser.add_argument_group("files")
-    add_format(files)
-    add_corpus_options(files)
+    add_corpus_options(parser.add_argument_group("files"))
     rate = parser.add_argument_group("OpenChat's automatic learning rate")
     rate.add_argument("--batch-tokens", type=at_least(1), help="tokens of one rank, padding included; prints the rate")
     rate.add_argument("--ranks", type=at_least(1), default=1, help="data-parallel processes (default: 1)")

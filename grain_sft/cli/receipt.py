@@ -5,14 +5,13 @@ from __future__ import annotations
 import argparse
 import json
 
-from grain_sft.cli.arguments import add_config, add_host, open_config
+from grain_sft.cli.arguments import add_config, open_config
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
-    add_config(parser)
+    add_config(parser, host="host h of H; only order maxtext depends on the number of hosts (default: 0/1)")
     parser.add_argument("--json", action="store_true", help="print as JSON")
-    add_host(parser, "host h of H; only order maxtext depends on the number of hosts (default: 0/1)")
 
 
 def run(options: argparse.Namespace) -> int:

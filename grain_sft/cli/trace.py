@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from grain_sft import provenance
-from grain_sft.cli.arguments import add_config, add_host, at_least, check_output, open_config
+from grain_sft.cli.arguments import add_config, at_least, check_output, open_config
 from grain_sft.errors import CorpusError, RowIndexError
 from grain_sft.pipeline import Pipeline
 from grain_sft.progress import elapsed
@@ -20,7 +20,7 @@ _EVERY = 1000
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
-    add_config(parser)
+    add_config(parser, host="only rows of host h of H (default: all of one)")
     asked = parser.add_argument_group("what is asked (one of these)").add_mutually_exclusive_group(required=True)
     asked.add_argument("--steps", metavar="A:B", help="steps A to B - 1, counted from 0; or one step")
     asked.add_argument(
@@ -47,7 +47,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="EVERY",
         help=f"a table of where the run is after each EVERY steps (default: {_EVERY}); epochs count from 0",
     )
-    add_host(parser, "only rows of host h of H (default: all of one)")
     parser.add_argument("--epochs", type=at_least(1), help="epochs to search (default: all, or 1 where they never end)")
     parser.add_argument("--tokenizer", metavar="PATH", help="of --find (default: the folder 'tokenizer' of the corpus)")
     parser.add_argument("--summary", action="store_true", help="tokens and documents by source instead of lines")

@@ -7,7 +7,7 @@ import json
 import time
 from typing import Any
 
-from grain_sft.cli.arguments import add_corpus_options, add_format, add_host, at_least, corpus_options
+from grain_sft.cli.arguments import add_corpus_options, at_least, corpus_options, host_of
 from grain_sft.progress import elapsed
 from grain_sft.sampling import Host
 from grain_sft.verify import KINDS, Report, verify
@@ -25,11 +25,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--vocab-size", type=at_least(1), help="ids are below this (default: the tokenizer's size)")
     parser.add_argument("--corpus", help="with a plan: the corpus that it is of")
     parser.add_argument("--receipt", metavar="CODE", help="with a config: the receipt that it must have")
-    add_host(parser, "with a config (default: 0/1)")
+    parser.add_argument("--host", type=host_of, default=Host(0, 1), metavar="h/H", help="with a config (default: 0/1)")
     parser.add_argument("--refuse-duplicates", action="store_true", help="documents with equal tokens are an error too")
     parser.add_argument("--json", action="store_true", help="print as JSON")
     files = parser.add_argument_group("files, of a corpus")
-    add_format(files)
     add_corpus_options(files)
     root = "folder that all files must lie in, links followed (default: anywhere)"
     files.add_argument("--root", metavar="FOLDER", help=root)
@@ -40,10 +39,10 @@ def run(options: argparse.Namespace) -> int:
     if options.refuse_duplicates and not options.full:
         options.parser.error("--refuse-duplicates needs --full: duplicates are found by reading everything.")
     begin = time.perf_counter()
-    given = {name: getattr(options, name) for name in ("full", "what", "vocab_size", "corpus", "receipt")}
+    given = {name: getattr(options, name) for name in ("full", "what", "vocab_size", "corpus", "receipt", "host")}
     opening = corpus_options(options) | {"root": options.root}
     with elapsed("Verifying"):
-        report = verify(options.where, options=opening, host=options.host or Host(0, 1), **given)
+        report = verify(options.where, options=opening, **given)
     if options.refuse_duplicates:
         for finding in [each for each in report.findings if each.check == "duplicates"]:
             report.findings.remove(finding)

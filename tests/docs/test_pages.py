@@ -1,0 +1,140 @@
+"""What the pages state about the package is true: links, names, commands, config keys and quoted messages."""
+
+import ast
+import importlib
+import importlib.util
+import inspect
+import pkgutil
+import re
+from pathlib import Path
+
+import doc_pages as pages
+import pytest
+
+import grain_sft
+from grain_sft.cli.main import COMMANDS
+from grain_sft.config.sections import SECTIONS
+from grain_sft.errors import CorpusError
+from grain_sft.options import options_of
+from grain_sft.storage import Remote, RemoteOptions
+
+ROOT = pages.DOCS.parent
+PACKAGE = Path(grain_sft.__file__).parent
+REFERENCE = pages.read("reference.md")
+INTERNAL = {"demo", "observers", "storage"}
+"""Rooms whose doors are for other rooms; users get what is theirs of them elsewhere."""
+PUBLIC = {
+    found.name
+    for found in pkgutil.iter_modules(grain_sft.__path__)
+    if hasattr(importlib.import_module(f"grain_sft.{found.name}"), "__all__") and found.name not in INTERNAL
+}
+MODULES = re.findall(r"^\.\. automodule:: (\S+)", REFERENCE, flags=re.MULTILINE)
+
+
+# --- links ---
+
+
+def anchors(page: str) -> set[str]:
+    """Of a page's headings, as GitHub and MyST make them."""
+    headings = re.findall(r"^#{1,6} (.+)$", pages.outside_blocks(page), flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", pages.PAGES)
+def test_links_and_configs_of_a_page_are_there(page):
+    for target in re.findall(r"\]\(([^)\s]+)\)", pages.outside_blocks(page)):
+        path, _, anchor = target.partition("#")
+        found = pages.DOCS / (path or page)
+        if not re.match(r"[a-z]+:", target):
+            assert found.exists() and (not anchor or anchor in anchors(found.name)), f"{page}: {target}"
+    names = "olmo|pretrain|eval|sft|episodes|primer|openchat"
+    for path in re.findall(rf"(?<![\w/])configs/(?:{names})\w*\.\w+", pages.read(page)):
+        assert (ROOT / path).exists(), f"{page}: {path}"
+
+
+def test_every_page_is_in_the_table_of_contents():
+    listed = "\n".join(block.text for block in pages.blocks("index.md") if block.language == "{toctree}").split()
+    assert {page.removesuffix(".md") for page in pages.PAGES} <= {"index", *listed}
+
+
+# --- the reference ---
+
+
+def test_the_reference_has_every_name_of_the_top_level_every_command_and_every_public_package():
+    listed = re.findall(r"^\| \{py:\w+\}`(\w+) <", REFERENCE, flags=re.MULTILINE)
+    assert sorted([*listed, "__version__"]) == sorted(grain_sft.__all__)
+    assert dict(re.findall(r"^\| `grain-sft ([\w-]+)` \| (.+) \|$", REFERENCE, flags=re.MULTILINE)) == COMMANDS
+    rooms = {"corpus", "layout", "sampling", "provenance", "transforms", "prepare", "config", "verify", "view"}
+    assert rooms <= PUBLIC and {f"grain_sft.{package}" for package in PUBLIC} <= set(MODULES)
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_public_names_of_a_module_have_docstrings(name):
+    module = importlib.import_module(name)
+    assert module.__doc__
+    for public in getattr(module, "__all__", ()):
+        thing = getattr(module, public)
+        if inspect.isclass(thing) or inspect.isfunction(thing):
+            assert thing.__doc__ and not thing.__doc__.startswith(f"{public}("), f"{name}.{public}"
+
+
+def test_every_public_function_and_class_of_the_package_says_what_it_is():
+    """Also those that no page shows: whoever reads the code meets them."""
+    silent = []
+    for path in sorted(PACKAGE.rglob("*.py")):
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("_"):
+                silent += [] if ast.get_docstring(node) else [f"{path}:{node.lineno} {node.name}"]
+    assert not silent
+
+
+# --- config keys ---
+
+
+def test_the_tables_of_config_keys_are_those_of_the_code_and_explain_every_key():
+    spec = importlib.util.spec_from_file_location("config_page", pages.DOCS / "config_page.py")
+    config_page = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(config_page)
+    page = pages.read("config.md")
+    assert config_page.written(page) == page, "run python docs/config_page.py"
+    assert config_page.schema() == pages.read("config.schema.json"), "run python docs/config_page.py"
+    assert {*SECTIONS, "top"} <= set(config_page.tables())
+    for name, options in config_page.tables().items():
+        assert page.count(f"<!-- keys: {name} -->") == 1
+        assert not [option for option in options.values() if not option.help.endswith(".")], name
+
+
+def test_the_keys_of_remote_files_are_those_that_are_taken(tmp_path):
+    cache = {"folder": str(tmp_path), "max_bytes": "1GiB", "unit": "4MiB"}
+    given = {"seconds": 1, "requests": 2, "cache": cache}
+    RemoteOptions.of(given)
+    options = options_of(Remote)
+    assert list(options) == list(given)
+    for wrong, where in ({"x": 1}, "remote"), ({"cache": {"x": 1}}, "remote: cache"):
+        with pytest.raises(CorpusError, match=f"{where}: unknown key 'x'"):
+            RemoteOptions.of(wrong)
+    limits = RemoteOptions().limits
+    assert (options["seconds"].default, options["requests"].default) == (limits.seconds, limits.requests)
+
+
+# --- messages ---
+
+
+def texts_of(path: Path) -> list[str]:
+    """Every text in a module, with … where a value is filled in."""
+    found = []
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.JoinedStr):
+            found.append("".join(part.value if isinstance(part, ast.Constant) else "…" for part in node.values))
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            found.append(node.value)
+    return [re.sub(r"\s+", " ", text) for text in found]
+
+
+def test_every_message_of_the_page_of_troubleshooting_is_one_of_the_codes_and_is_explained_once():
+    _, *parts = re.split(r"^\*\*`+ ?(.+?) ?`+\*\*$", pages.read("troubleshooting.md"), flags=re.MULTILINE)
+    messages, explanations = parts[::2], parts[1::2]
+    texts = [text for path in PACKAGE.rglob("*.py") for text in texts_of(path)]
+    assert len(set(messages)) == len(messages) >= 30
+    assert not [message for message in messages if not any(message in text for text in texts)]
+    assert not [message for message, part in zip(messages, explanations, strict=True) if len(part.split()) < 12]
