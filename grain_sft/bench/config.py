@@ -86,12 +86,19 @@ def measure(pipeline: Pipeline, plan: Plan) -> dict[str, Any]:
     choice = choose(delivered, first["slowest_ms"])
     recommended = figures(choice.setting, run.last_rounds(choice.setting))
     host, layout = pipeline.sampler.host, pipeline.source.layout
+    unpadded = [count for count in map(stages.num_unpadded, batches) if count is not None]
     ahead = choice.setting.prefetch * max(1, choice.setting.worker_count)
     return {
         "layout": {"kind": type(layout).__name__, "rows": len(layout), "sequence_length": layout.sequence_length},
         "host": {"index": host.index, "count": host.count},
         "cores": cores(),
-        "batch": _batch(batches, tokens),
+        "batch": {
+            "rows": len(next(iter(batches[0].values()))),
+            "tokens": tokens,
+            "padding_share": padding_share(statistics.fmean(unpadded), tokens) if unpadded else None,
+            "bytes": stages.nbytes(batches[0]),
+            "arrays": len({id(array) for array in batches[0].values()}),
+        },
         "first_reading": {**first, "mtok_per_s": tokens / first["ms_per_batch"] / 1e3},
         "stages": [
             {"name": name, **rate(tokens, seconds, medians[LIMIT]), "of_step": seconds / medians[stages.WHOLE]}
@@ -220,8 +227,12 @@ class _Run:
         seconds, steps_ms = self._plan.seconds, self._plan.steps_ms
         with self._iterator(setting, seconds * rate_part) as batches:
             taken = seconds_a_batch(batches.__next__, seconds * rate_part)
-            each = seconds * wait_part / len(steps_ms)
-            return Round(taken, {step_ms: _waits(batches, step_ms / 1e3, each) for step_ms in steps_ms})
+            waits: dict[float, list[float]] = {step_ms: [] for step_ms in steps_ms}
+            for step_ms, found in waits.items():
+                begin = time.perf_counter()
+                while len(found) < 3 or time.perf_counter() - begin < seconds * wait_part / len(steps_ms):
+                    found.append(seconds_waited(batches.__next__, step_ms / 1e3))
+        return Round(taken, waits)
 
     @contextlib.contextmanager
     def _iterator(self, setting: Setting, warm_seconds: float) -> Iterator[PipelineIterator]:
@@ -258,27 +269,6 @@ class _FirstSteps:
         """Accept any step: all are like the first."""
 
 
-def _waits(batches: PipelineIterator, step_seconds: float, seconds: float) -> list[float]:
-    """Return how long each of three or more steps of `step_seconds` waits for its batch."""
-    waits: list[float] = []
-    begin = time.perf_counter()
-    while len(waits) < 3 or time.perf_counter() - begin < seconds:
-        waits.append(seconds_waited(batches.__next__, step_seconds))
-    return waits
-
-
 def _doubled(most: int) -> list[int]:
     """Return 1, 2, 4 and so on up to `most`, and `most`."""
     return sorted({*(1 << bit for bit in range(most.bit_length())), most} - {0})
-
-
-def _batch(batches: list[Element], tokens: float) -> dict[str, Any]:
-    """Return the sizes of this host's batch; of `batches` that differ in length, the mean."""
-    counts = [count for count in map(stages.num_unpadded, batches) if count is not None]
-    return {
-        "rows": len(next(iter(batches[0].values()))),
-        "tokens": tokens,
-        "padding_share": padding_share(statistics.fmean(counts), tokens) if counts else None,
-        "bytes": stages.nbytes(batches[0]),
-        "arrays": len({id(array) for array in batches[0].values()}),
-    }

@@ -6,7 +6,6 @@ import argparse
 import collections
 
 from grain_sft.cli.arguments import add_corpus_options, at_least, check_output, open_paths
-from grain_sft.corpus import Corpus
 from grain_sft.layout import WindowLayout
 
 
@@ -27,26 +26,22 @@ def run(options: argparse.Namespace) -> int:
         options.parser.error("--maxtext needs --output and --sequence-length: MaxText's index is made for one length.")
     check_output(options.output)
     corpus = open_paths(options.where, options)
-    _describe(corpus)
-    if length is not None:
-        print(f"rows         {len(WindowLayout(corpus, length)):,} of {length:,} tokens")
-    if options.output:
-        corpus.save(options.output, format="maxtext" if options.maxtext else "grain_sft", sequence_length=length)
-        print(f"written      {options.output}")
-    return 0
-
-
-def _describe(corpus: Corpus) -> None:
-    shards = collections.Counter(shard.label for shard in corpus.shards)
-    tokens: collections.Counter[str] = collections.Counter()
-    for shard in corpus.shards:
-        tokens[shard.label] += shard.num_tokens
     print(f"shards       {len(corpus.shards):,}")
     print(f"tokens       {corpus.num_tokens:,} {corpus.dtype.name}")
     print(f"fingerprint  {corpus.ends_fingerprint}")
     masks = sum(shard.loss is not None for shard in corpus.shards)
     if masks or corpus.ignores_loss:
         print(f"loss masks   {f'{masks:,}' if masks else 'ignored'}")
+    shards = collections.Counter(shard.label for shard in corpus.shards)
+    tokens: collections.Counter[str] = collections.Counter()
+    for shard in corpus.shards:
+        tokens[shard.label] += shard.num_tokens
     for label, count in tokens.most_common() if any(shards) else ():
         share = count / max(1, corpus.num_tokens)
         print(f"  {share:6.2%}  {count:>18,} tokens  {shards[label]:>5,} shards  {label}")
+    if length is not None:
+        print(f"rows         {len(WindowLayout(corpus, length)):,} of {length:,} tokens")
+    if options.output:
+        corpus.save(options.output, format="maxtext" if options.maxtext else "grain_sft", sequence_length=length)
+        print(f"written      {options.output}")
+    return 0

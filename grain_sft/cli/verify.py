@@ -10,7 +10,7 @@ from typing import Any
 from grain_sft.cli.arguments import add_corpus_options, at_least, corpus_options, host_of
 from grain_sft.progress import elapsed
 from grain_sft.sampling import Host
-from grain_sft.verify import KINDS, Report, verify
+from grain_sft.verify import KINDS, verify
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -50,12 +50,7 @@ def run(options: argparse.Namespace) -> int:
     seconds = time.perf_counter() - begin
     if options.json:
         print(json.dumps(report.as_dict() | {"seconds": seconds}, indent=2))
-    else:
-        _print(report, seconds)
-    return 0 if report.sound else 1
-
-
-def _print(report: Report, seconds: float) -> None:
+        return 0 if report.sound else 1
     for finding in report.findings:
         print(f"{'wrong' if finding.wrong else 'note':6}{finding}")
     for check, count in report.left_out.items():
@@ -65,6 +60,7 @@ def _print(report: Report, seconds: float) -> None:
     depth = "everything was read" if report.full else "sizes, headers, boundaries and ends; --full reads everything"
     verdict = "sound" if report.sound else "not sound"
     print(f"{report.what} {report.where}: {verdict} ({depth}; {seconds:.1f} s)")
+    return 0 if report.sound else 1
 
 
 def _shown(value: Any) -> str:

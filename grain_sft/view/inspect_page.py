@@ -42,17 +42,20 @@ def inspect_page(
             count = len(pipeline.sampler.rows(number))  # not the same in all steps of a schedule
             chosen = range(min(count, room)) if rows is None else [row for row in rows if row < count or number == step]
             steps.append((number, count, view_rows(pipeline, number, chosen)))
+    views = [view for _, _, of_step in steps for view in of_step]
+    ids = np.unique(np.concatenate([np.zeros(0, np.int64), *(view.tokens for view in views)])).tolist()
+    shown = [None if (text := texts.text(each)) is None else visible(text) for each in ids]
     data = {
         "title": visible_line(title),
         "receipt": pipeline.receipt.code,
         "host": [pipeline.sampler.host.index, pipeline.sampler.host.count],
-        "at": [number for number, _, views in steps if views].index(step),
+        "at": [number for number, _, of_step in steps if of_step].index(step),
         "steps": [
-            {"step": number, "rows_of_batch": count, "rows": [_row(view, texts) for view in views]}
-            for number, count, views in steps
-            if views
+            {"step": number, "rows_of_batch": count, "rows": [_row(view, texts) for view in of_step]}
+            for number, count, of_step in steps
+            if of_step
         ],
-        "pieces": _vocabulary([view for _, _, views in steps for view in views], texts),
+        "pieces": {"ids": ids, "shown": shown, "special": [each for each in ids if texts.is_special(each)]},
     }
     heading = f"Step {step}: {visible_line(title)}"
     body = part("inspect.html").replace("HEADING", html.escape(heading))
@@ -69,6 +72,7 @@ def _row(view: RowView, texts: TokenTexts) -> dict[str, Any]:
     for _, first, stop in runs:
         found = split_characters([texts.text(number) for number in view.tokens[first:stop].tolist()])
         split += [[first + begin, first + end, visible(whole)] for begin, end, whole in found]
+    jumps = np.flatnonzero(np.diff(view.positions, prepend=view.positions[:1] - 2) != 1)
     return {
         "epoch": view.epoch,
         "row": view.row,
@@ -78,7 +82,7 @@ def _row(view: RowView, texts: TokenTexts) -> dict[str, Any]:
         "ids": encode_array(view.tokens.astype(dtype)),
         "width": np.dtype(dtype).itemsize,
         "segments": runs,
-        "positions": _counting_runs(view.positions),
+        "positions": np.stack([jumps, view.positions[jumps]], axis=1).tolist(),
         "loss": encode_array(np.packbits(view.loss, bitorder="little")),
         "weights": None if view.weights is None else encode_array(view.weights.astype("<f4")),
         "split": split,
@@ -98,16 +102,3 @@ def _row(view: RowView, texts: TokenTexts) -> dict[str, Any]:
 def encode_array(array: npt.NDArray[Any]) -> str:
     """Return the little-endian bytes of an array in base64."""
     return base64.b64encode(np.ascontiguousarray(array).tobytes()).decode()
-
-
-def _counting_runs(positions: npt.NDArray[np.int64]) -> list[list[int]]:
-    """Return [column, position] wherever a position is not one more than the one before it."""
-    begins = np.flatnonzero(np.diff(positions, prepend=positions[:1] - 2) != 1)
-    return [[at, int(positions[at])] for at in begins.tolist()]
-
-
-def _vocabulary(views: Sequence[RowView], texts: TokenTexts) -> dict[str, Any]:
-    """Return every token id that occurs, with its visible text (null without one), and those that are special."""
-    numbers = np.unique(np.concatenate([np.zeros(0, np.int64), *(view.tokens for view in views)])).tolist()
-    shown = [None if (text := texts.text(number)) is None else visible(text) for number in numbers]
-    return {"ids": numbers, "shown": shown, "special": [number for number in numbers if texts.is_special(number)]}

@@ -63,19 +63,7 @@ def _lengths(found: Report, length: int) -> str:
 def _packing(found: Report) -> str:
     if "error" in found:
         return _note(found["error"])
-    head = (
-        "algorithm",
-        "rows",
-        "padding",
-        "no padding",
-        "truncated",
-        "dropped",
-        "split",
-        "segments",
-        "median",
-        "max",
-        "s",
-    )
+    head = "algorithm,rows,padding,no padding,truncated,dropped,split,segments,median,max,s".split(",")
     lines: list[Sequence[object]] = []
     for each in found["algorithms"]:
         if "error" in each:
@@ -103,12 +91,10 @@ def _left_out(report: Report) -> str:
 
 def _sources(report: Report) -> str:
     head = ("source", "documents", "segments", "tokens", "share", "take loss", "of its tokens")
-    lines = [
-        (name, documents, segments, tokens, f"{share:.4%}", trainable, f"{trainable / max(1, tokens):.4%}")
-        for name, documents, segments, tokens, share, trainable in zip(
-            *report["sources"]["columns"].values(), strict=True
-        )
-    ]
+    lines = []
+    for name, documents, segments, tokens, share, trainable in zip(*report["sources"]["columns"].values(), strict=True):
+        shares = (f"{share:.4%}", trainable, f"{trainable / max(1, tokens):.4%}")
+        lines.append((name, documents, segments, tokens, *shares))
     sampled = report["sampled"]
     if sampled["steps"] == sampled["of"] and sampled["ends"]:
         note = f"All {sampled['of']:,} steps."

@@ -92,14 +92,18 @@ def view_rows(pipeline: Pipeline, step: int, rows: Sequence[int] | None = None) 
             raise RowIndexError(f"row {row} of step {step}: expected 0 to {count - 1}, the rows of this host's batch.")
     lines = trace(pipeline, range(step, step + 1), host=pipeline.sampler.host, trainable=False)
     places = np.unique(lines.row)
-    failing = _failing(pipeline, batch)
+    chosen_filter: Any = next((each for each in pipeline.transforms if trait(each, "filters_repetition")), None)
+    tokens, segments = _BATCH[:2] if "inputs" in batch else _SOURCE[:2]
+    failing = np.zeros(count, bool)
+    if chosen_filter is not None and tokens in batch:
+        failing = chosen_filter.fails(batch[tokens], batch.get(segments))
     views = []
     for row in chosen:
         of_row = lines.select(lines.row == places[row])
         columns = _columns({name: array[row] for name, array in batch.items()})
         pieces = _pieces(of_row)
         notes = _notes(batch, row, columns["segments"], pieces)
-        if failing is not None and failing[row]:
+        if failing[row]:
             notes.append("NgramFilter took the loss off this row: it repeats itself.")
         at: Any = {"epoch": int(of_row.epoch[0]), "place": int(of_row.row[0]), "instance": int(of_row.instance[0])}
         views.append(RowView(step=step, row=row, **at, **columns, pieces=pieces, notes=tuple(notes)))
@@ -188,10 +192,3 @@ def _notes(batch: Element, row: int, segments: Ints, pieces: Sequence[Piece]) ->
                 f"{batch['targets'][row, wrong[0]]}. A transform changed it; the row shows inputs."
             )
     return notes
-
-
-def _failing(pipeline: Pipeline, batch: Element) -> npt.NDArray[np.bool_] | None:
-    """Return which rows of the batch the pipeline's filter rejects; None without a filter."""
-    chosen: Any = next((each for each in pipeline.transforms if trait(each, "filters_repetition")), None)
-    tokens, segments = _BATCH[:2] if "inputs" in batch else _SOURCE[:2]
-    return None if chosen is None or tokens not in batch else chosen.fails(batch[tokens], batch.get(segments))
