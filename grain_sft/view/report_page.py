@@ -63,7 +63,8 @@ def _lengths(found: Report, length: int) -> str:
 def _packing(found: Report) -> str:
     if "error" in found:
         return _note(found["error"])
-    head = "algorithm,rows,padding,no padding,truncated,dropped,split,segments,median,max,s".split(",")
+    head = ["algorithm", "rows", "padding", "no padding", "truncated", "dropped", "split"]
+    head += ["segments", "median", "max", "s"]
     lines: list[Sequence[object]] = []
     for each in found["algorithms"]:
         if "error" in each:
