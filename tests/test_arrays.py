@@ -19,37 +19,37 @@ def address(array):
     return array.ctypes.data
 
 
+def filled(made, shape, number):
+    array = made.empty(shape, np.int32)
+    array[...] = number
+    return array
+
+
 def test_memory_is_used_again_once_it_is_let_go():
     made = Arrays()
     first = made.empty(SHAPE, np.int32)
     place = address(first)
-    second = made.empty(SHAPE, np.int32)
-    assert address(second) != place
+    assert address(made.empty(SHAPE, np.int32)) != place
     del first
     assert address(made.empty(SHAPE, np.int32)) == place
 
 
-@pytest.mark.parametrize(
-    "held",
-    [
-        lambda array: array[1],
-        lambda array: array.T[::-1],
-        lambda array: array.view(np.uint8),
-        lambda array: array.reshape(-1).data,
-        lambda array: memoryview(array)[1:],
-    ],
-)
-def test_whoever_holds_a_view_holds_the_memory(held):
+VIEWS = [
+    lambda array: array[1],
+    lambda array: array.T[::-1],
+    lambda array: array.view(np.uint8),
+    lambda array: array.reshape(-1).data,
+    lambda array: memoryview(array)[1:],
+]
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_whoever_holds_a_view_holds_the_memory(view):
     made = Arrays()
-    array = made.empty(SHAPE, np.int32)
-    array[...] = 7
-    kept = held(array)
-    del array
+    kept = view(filled(made, SHAPE, 7))
     gc.collect()
     for _ in range(3):
-        other = made.empty(SHAPE, np.int32)
-        other[...] = 9
-        del other
+        filled(made, SHAPE, 9)
     assert not (np.frombuffer(bytes(kept), np.uint8) == 9).any()
 
 
@@ -65,13 +65,11 @@ def test_what_is_kept_is_bounded(monkeypatch):
     size = 4 * SHAPE[0] * SHAPE[1]
     monkeypatch.setattr(arrays, "_KEPT", 3 * (size + 2 * 4096))
     made = Arrays()
-    held = [made.empty(SHAPE, np.int32) for _ in range(10)]
-    for number, array in enumerate(held):
-        array[...] = number
+    held = [filled(made, SHAPE, number) for number in range(10)]
     assert [int(array[0, 0]) for array in held] == list(range(10))
     assert sum(len(kept) for kept in made._buffers.values()) == 3
     place = address(held[1])
-    del held, array
+    del held
     assert address(made.empty(SHAPE, np.int32)) != place  # the first of those that are kept
     other = [made.empty((1, *SHAPE), np.int32) for _ in range(3)]
     assert [len(kept) for kept in made._buffers.values()] == [3] and len({address(each) for each in other}) == 3
@@ -82,9 +80,7 @@ def test_threads_never_share_memory():
 
     def work(number):
         for _ in range(3000):
-            array = made.empty((64,), np.int64)
-            array[...] = number
-            if (array != number).any():
+            if (filled(made, (64,), number) != number).any():
                 wrong.append(number)
 
     threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
@@ -108,18 +104,13 @@ def test_an_array_that_jax_took_over_stays_as_it_is(put):
 
     made = Arrays()
 
-    def taken(number):
-        array = made.empty((8, 4096), np.int32)
-        array[...] = number
-        if put == "asarray":
-            return jax.numpy.asarray(array)
-        if put == "dlpack":
-            return jax.dlpack.from_dlpack(array)
-        if put == "device_put":
-            return jax.device_put(array)
-        sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-        return jax.make_array_from_process_local_data(sharding, array)
-
-    held = [taken(number) for number in range(20)]
+    sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    take_over = {
+        "asarray": jax.numpy.asarray,
+        "dlpack": jax.dlpack.from_dlpack,
+        "device_put": jax.device_put,
+        "make_array": lambda array: jax.make_array_from_process_local_data(sharding, array),
+    }[put]
+    held = [take_over(filled(made, (8, 4096), number)) for number in range(20)]
     gc.collect()
     assert [int(array.min()) for array in held] == [int(array.max()) for array in held] == list(range(20))

@@ -32,26 +32,24 @@ def corpora(tmp_path_factory):
             write_olmo(folder / kind, docs, part_tokens=300)
             for mask in (folder / kind).glob("labels_mask*"):
                 mask.unlink()
-            found[kind] = grain_sft.open_corpus(
-                sorted(map(str, (folder / kind).glob("*.npy"))), dtype="uint16", eos_token_id=2
-            )
+            files = sorted(map(str, (folder / kind).glob("*.npy")))
+            found[kind] = grain_sft.open_corpus(files, dtype="uint16", eos_token_id=2)
         else:
             found[kind] = grain_sft.open_corpus(write_episodes(folder / kind, docs, shards=3))
     return folder, found
 
 
 def layouts(folder, corpus, kind):
-    packed = PackedLayout(corpus, LENGTH, cache_dir=folder / "cache")
+    options = {"cache_dir": folder / "cache"}
+    packed = PackedLayout(corpus, LENGTH, **options)
     materialize(packed, folder / f"{kind}-rows-{row_format.LONG_SEGMENT}")
     return {
         "windows": WindowLayout(corpus, LENGTH),
         "padded": PaddedLayout(corpus, LENGTH),
         "packed": packed,
-        "fragment": PackedLayout(corpus, LENGTH, long_documents="fragment", cache_dir=folder / "cache"),
-        "concat": PackedLayout(corpus, LENGTH, algorithm="concat_then_split", cache_dir=folder / "cache"),
-        "epochs": PackedLayout(
-            corpus, LENGTH, algorithm="shuffled_best_fit", seed=1, epochs=2, cache_dir=folder / "cache"
-        ),
+        "fragment": PackedLayout(corpus, LENGTH, long_documents="fragment", **options),
+        "concat": PackedLayout(corpus, LENGTH, algorithm="concat_then_split", **options),
+        "epochs": PackedLayout(corpus, LENGTH, algorithm="shuffled_best_fit", seed=1, epochs=2, **options),
         "materialized": MaterializedLayout(grain_sft.open_corpus(folder / f"{kind}-rows-{row_format.LONG_SEGMENT}")),
     }
 
@@ -66,12 +64,9 @@ def test_read_is_map_of_read(corpora, kind, long_runs, monkeypatch):
         source, shift = NpyDataSource(layout), ShiftTargets()
         if name not in ("windows", "materialized"):
             assert (source._segment_reader is not None) is long_runs
-        for count in (1, 2, 7):
-            for _ in range(6):
-                rows = random.integers(0, len(source), count)
-                assert_same(shift.read(source, rows), ShiftTargets().map(source.read(rows)))
-        with_fill = np.array([0, FILL_ROW, len(source) - 1])
-        assert_same(shift.read(source, with_fill), ShiftTargets().map(source.read(with_fill)))
+        batches = [random.integers(0, len(source), count) for count in (1, 2, 7) for _ in range(6)]
+        for rows in [*batches, np.array([0, FILL_ROW, len(source) - 1])]:
+            assert_same(shift.read(source, rows), ShiftTargets().map(source.read(rows)))
         assert shift.read(source, np.empty(0, np.int64))["inputs"].shape == (0, LENGTH)
 
 

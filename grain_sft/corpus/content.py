@@ -77,7 +77,7 @@ def recall(stored: Sequence[StampedFile], *, of: str = "bytes") -> list[str] | N
     depends = _depends(stored, of)
     if depends is None:
         return None
-    found = artifact.find("content", depends, _folder(stored), check=_check(len(stored)))
+    found = artifact.open_cached(artifact.place("content", depends, _folder(stored)), depends, _check(len(stored)))
     return None if found is None else _listed(found)
 
 

@@ -93,13 +93,6 @@ def load_or_make(
         return dict(make()) if made is None else made
 
 
-def find(
-    kind: str, depends: Mapping[str, Any], folder: str | Path | None = None, *, check: Check | None = None
-) -> dict[str, npt.NDArray[Any]] | None:
-    """Return the arrays as `load_or_make` finds them in the cache of this machine, or None."""
-    return open_cached(place(kind, depends, folder), depends, check)
-
-
 def fingerprint(depends: Mapping[str, Any]) -> str:
     """Return the hash of what arrays depend on."""
     return f"sha256:{hashlib.sha256(json.dumps(depends, sort_keys=True).encode()).hexdigest()}"

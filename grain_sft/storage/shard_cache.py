@@ -40,10 +40,8 @@ class ShardCache:
     """
 
     def __init__(self, options: CacheOptions, limits: Limits) -> None:
-        self._folder, self._unit = os.path.join(options.folder, BLOCKS), options.unit
-        self._limits = limits
-        self._space = Space(self._folder, options.max_bytes)
-        self._warned = False
+        self._folder, self._unit = os.path.join(options.folder, BLOCKS), options.unit and int(options.unit)
+        self._limits, self._space, self._warned = limits, Space(self._folder, int(options.max_bytes)), False
 
     def read(self, pieces: Sequence[RemotePiece], out: memoryview) -> None:
         """Copy all pieces to `out`."""

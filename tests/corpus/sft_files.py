@@ -112,7 +112,9 @@ def openchat_columns(docs):
     }
 
 
-def write_openchat(root: Path, docs, *, split="train", sources=False, columns=None, first_weights=True, group=7):
+def write_openchat(
+    root: Path, docs, *, split="train", sources=False, columns=None, first_weights=True, group=7, **options
+):
     import pyarrow as pa
     from pyarrow import parquet
 
@@ -121,7 +123,7 @@ def write_openchat(root: Path, docs, *, split="train", sources=False, columns=No
     types = {"total_length": pa.int32(), "num_seqs": pa.float32(), "nz_shifted_loss_weights": pa.list_(pa.float32())}
     columns = columns or openchat_columns(docs)
     table = pa.table({name: pa.array(values, types.get(name, lists)) for name, values in columns.items()})
-    parquet.write_table(table, root / f"openchat.{split}.parquet", row_group_size=group)
+    parquet.write_table(table, root / f"openchat.{split}.parquet", row_group_size=group, **options)
     if first_weights:
         np.array([loss[0] for _, loss in docs], "<f4").tofile(root / f"openchat.{split}.first_weights.bin")
     if sources:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
+import sft_files
 
 from grain_sft import IndexSampler, NpyDataSource, PackedLayout, PaddedLayout, open_corpus
 from grain_sft.corpus import content, eos_scan
@@ -17,7 +17,7 @@ from grain_sft.sampling.orders import stored
 
 TOKENS = 10_000
 ENDS = 2_500  # tokens at each end that all corpora have in common; 4 KiB of uint16 are 2,048
-EOS, BOS = 1, 2
+EOS, BOS = sft_files.EOS, 1
 LENGTH = 128
 EPISODES = 900  # 16 bytes each in the index, of which the first and the last 256 are among its ends
 
@@ -49,54 +49,22 @@ def write_plain(folder: Path, number: int) -> None:
         tokens.astype("<u2").tofile(folder / f"{part}.npy")
 
 
-def write_episodes(folder: Path, number: int) -> None:
-    """A corpus whose index and weights differ from those of others in the middle only."""
-    place = folder / "train" / "shard_00000"
-    place.mkdir(parents=True)
+def write(folder: Path, number: int) -> None:
+    """Corpus `number`, in each format; the index and weights of episodes, and the tokens of rows, are its own in the middle."""
+    write_plain(folder / "plain", number)
     common, own = np.random.default_rng(2), np.random.default_rng([3, number])
     length = common.integers(2, 30, EPISODES)
-    middle = slice(300, EPISODES - 300)
-    length[middle] = own.permutation(length[middle])
-    weights = common.random(int(length.sum())).astype("<f4")
-    weights[2000:-2000] = own.random(len(weights) - 4000)
-    weights[own.random(len(weights)) < 0.3 * (np.abs(np.arange(len(weights)) - len(weights) // 2) < 2000)] = 0
-    (common.integers(3, 900, int(length.sum()))).astype("<u4").tofile(place / "tokens.bin")
-    weights.tofile(place / "mask_weighted.bin")
-    np.stack([length.cumsum() - length, length], 1).astype("<u8").tofile(place / "episodes.idx")
-    stated = {"token_dtype": "uint32", "eot_token_id": EOS, "pad_token_id": 0}
-    (folder / "dataset_metadata.json").write_text(json.dumps(stated))
-
-
-def write_openchat(folder: Path, number: int) -> None:
-    """A Parquet file whose tokens differ from those of others in the middle only."""
-    import pyarrow as pa
-    from pyarrow import parquet
-
-    folder.mkdir(parents=True)
-    common, own = np.random.default_rng(4), np.random.default_rng([5, number])
-    rows = [common.integers(3, 900, 20) for _ in range(300)]
-    for row in rows[100:200]:
-        row[:] = own.integers(3, 900, 20)
-    labels = [np.append(row[1:], -100) for row in rows]
-    lists, floats = pa.list_(pa.int32()), pa.list_(pa.float32())
-    columns = {
-        "total_length": pa.array([20] * len(rows), pa.int32()),
-        "num_seqs": pa.array([1.0] * len(rows), pa.float32()),
-        "seqlens": pa.array([[20]] * len(rows), lists),
-        "nz_input_ids": pa.array(rows, lists),
-        "nz_position_ids": pa.array([np.arange(20)] * len(rows), lists),
-        "nz_shifted_label_ids": pa.array(labels, lists),
-        "nz_shifted_loss_weights": pa.array([[1.0] * 19 + [0.0]] * len(rows), floats),
-    }
+    length[300:-300] = own.permutation(length[300:-300])
+    ends, total = np.cumsum(length)[:-1], int(length.sum())
+    tokens, weights = common.integers(3, 900, total), common.random(total).astype(np.float32)
+    weights[2000:-2000] = own.random(total - 4000)
+    weights[own.random(total) < 0.3 * (np.abs(np.arange(total) - total // 2) < 2000)] = 0
+    docs = list(zip(np.split(tokens, ends), np.split(weights, ends), strict=True))
+    sft_files.write_episodes(folder / "episodes", docs)
+    rows = common.integers(3, 900, (300, 20))
+    rows[100:200] = own.integers(3, 900, (100, 20))
     plain = {"compression": "none", "use_dictionary": False, "write_statistics": False}
-    parquet.write_table(pa.table(columns), folder / "openchat.train.parquet", **plain)
-
-
-def write(folder: Path, number: int) -> None:
-    """Corpus `number`, in each format."""
-    write_plain(folder / "plain", number)
-    write_episodes(folder / "episodes", number)
-    write_openchat(folder / "openchat", number)
+    sft_files.write_openchat(folder / "openchat", [(row, np.ones(20, np.float32)) for row in rows], **plain)
 
 
 def layouts_of(folder: Path) -> Iterator[tuple[str, PackedLayout | PaddedLayout]]:

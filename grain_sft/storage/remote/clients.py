@@ -1,7 +1,6 @@
 """File systems of fsspec as grain_sft uses them, and whether this machine has credentials of Google Cloud.
 
-gcsfs looks for a metadata server for up to two minutes where there is none, and then continues without credentials; here the
-search takes seconds.
+gcsfs looks for a metadata server for up to two minutes where there is none; here the search takes seconds.
 """
 
 from __future__ import annotations

@@ -18,8 +18,7 @@ from grain_sft.storage.remote.retries import Limits, WrongBodyError, retried
 class GoogleStorage(GCSFileSystem):
     """gcsfs's file system without its own retries, which take half a minute and give no reason.
 
-    It is the class of `gcsfs.core`: the one that gcsfs registers also asks by gRPC for the type of each bucket, for a minute
-    where gRPC is not answered.
+    The class that gcsfs registers would also ask by gRPC for the type of each bucket, for a minute where gRPC is not answered.
     """
 
     retries_requests = True

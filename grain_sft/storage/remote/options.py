@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import msgspec
+import msgspec.structs
 
 from grain_sft.errors import ConfigError, CorpusError
 from grain_sft.options import check, options_of
@@ -24,8 +25,8 @@ _UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
 _UNITS |= {"kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40}
 
 
-class RemoteCache(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Local copy of what was read of remote files.
+class CacheOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Local copy of what was read of remote files, for all processes of the machine.
 
     Args:
       folder: Folder on a local disk. Nothing else may be in it.
@@ -35,7 +36,23 @@ class RemoteCache(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     folder: str
     max_bytes: int | str
-    unit: int | str = "4MiB"
+    unit: int | str | None = "4MiB"
+
+    def __post_init__(self) -> None:
+        """Turn the sizes into bytes, and check them; a unit of None means whole shards."""
+        max_bytes = parse_bytes(self.max_bytes, "cache: max_bytes")
+        whole = self.unit in (None, "shard")
+        unit = None if whole else parse_bytes(self.unit, "cache: unit (or 'shard')")
+        if not self.folder or files.is_remote(self.folder):
+            raise CorpusError(f"cache folder {self.folder}: expected a folder on a local disk, not a URL.")
+        if unit is not None and unit < SMALLEST_UNIT:
+            raise CorpusError(f"cache {self.folder}: unit is {unit} bytes; expected {SMALLEST_UNIT} or more.")
+        if max_bytes < (least := 2 * (unit or SMALLEST_UNIT)):
+            raise CorpusError(
+                f"cache {self.folder}: max_bytes is {max_bytes}; expected at least {least}, two of its units."
+            )
+        for name, value in {"folder": files.normalize(self.folder), "max_bytes": max_bytes, "unit": unit}.items():
+            msgspec.structs.force_setattr(self, name, value)
 
 
 class Remote(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -49,35 +66,7 @@ class Remote(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     seconds: float = 120
     requests: int = 64
-    cache: RemoteCache | None = None
-
-
-@dataclasses.dataclass(frozen=True)
-class CacheOptions:
-    """A folder on a local disk that keeps what was read of remote shards, for all processes of the machine.
-
-    Args:
-      folder: Local folder, made where it is missing. Nothing else may be in it.
-      max_bytes: Bound on the bytes of all files in the folder together.
-      unit: Bytes that are fetched and kept together; None means whole shards.
-
-    Raises:
-      CorpusError: Sizes that no cache can have, or a folder that is a URL.
-    """
-
-    folder: str
-    max_bytes: int
-    unit: int | None = 4 << 20
-
-    def __post_init__(self) -> None:
-        if not self.folder or files.is_remote(self.folder):
-            raise CorpusError(f"cache folder {self.folder}: expected a folder on a local disk, not a URL.")
-        if self.unit is not None and self.unit < SMALLEST_UNIT:
-            raise CorpusError(f"cache {self.folder}: unit is {self.unit} bytes; expected {SMALLEST_UNIT} or more.")
-        if self.max_bytes < (least := 2 * (self.unit or SMALLEST_UNIT)):
-            raise CorpusError(
-                f"cache {self.folder}: max_bytes is {self.max_bytes}; expected at least {least}, two of its units."
-            )
+    cache: CacheOptions | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,19 +83,12 @@ class RemoteOptions:
 
     @classmethod
     def from_environment(cls) -> RemoteOptions:
-        """Return the options of $GRAIN_SFT_REMOTE_SECONDS, $GRAIN_SFT_REMOTE_REQUESTS and $GRAIN_SFT_SHARD_CACHE.
-
-        Raises:
-          CorpusError, StorageError: A variable that can't be read, or a cache folder without a bound.
-        """
-        folder = os.environ.get(FOLDER_VARIABLE)
-        if not folder:
-            return cls()
-        bound, unit = os.environ.get(BYTES_VARIABLE), os.environ.get(UNIT_VARIABLE)
-        if not bound:
+        """Return the options of $GRAIN_SFT_REMOTE_SECONDS, $GRAIN_SFT_REMOTE_REQUESTS and $GRAIN_SFT_SHARD_CACHE."""
+        folder, bound = os.environ.get(FOLDER_VARIABLE), os.environ.get(BYTES_VARIABLE)
+        if folder and not bound:
             raise CorpusError(f"${FOLDER_VARIABLE} is {folder}, but its bound is missing: set ${BYTES_VARIABLE}.")
-        given = {"folder": folder, "max_bytes": bound, **({"unit": unit} if unit else {})}
-        return cls(cache=_cache_of(msgspec.convert(given, RemoteCache)))
+        unit = [given] if (given := os.environ.get(UNIT_VARIABLE)) else []
+        return cls(cache=CacheOptions(folder, bound, *unit) if folder and bound else None)
 
     @classmethod
     def of(cls, given: RemoteOptions | Mapping[str, Any] | None) -> RemoteOptions:
@@ -126,8 +108,7 @@ class RemoteOptions:
         except ConfigError as error:
             raise CorpusError(str(error)) from error
         limits = {key: stated[key] for key in ("seconds", "requests") if key in stated}
-        found = msgspec.convert(stated, Remote)
-        cache = options.cache if "cache" not in stated else None if found.cache is None else _cache_of(found.cache)
+        cache = options.cache if "cache" not in stated else stated["cache"] and CacheOptions(**stated["cache"])
         return cls(dataclasses.replace(options.limits, **limits), cache)
 
 
@@ -138,17 +119,8 @@ def _plain(given: object) -> Any:
     return os.fspath(given) if isinstance(given, os.PathLike) else given
 
 
-def _cache_of(given: RemoteCache) -> CacheOptions:
-    unit = None if given.unit == "shard" else parse_bytes(given.unit, "cache: unit (or 'shard')")
-    return CacheOptions(files.normalize(given.folder), parse_bytes(given.max_bytes, "cache: max_bytes"), unit)
-
-
 def parse_bytes(text: object, what: str) -> int:
-    """Return the bytes of an integer, or of text such as 500GB, 1.5 TiB or 4096.
-
-    Raises:
-      CorpusError: It is neither.
-    """
+    """Return the bytes of an integer, or of text such as 500GB, 1.5 TiB or 4096."""
     if isinstance(text, int) and not isinstance(text, bool):
         return text
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", str(text))

@@ -1,7 +1,6 @@
-"""Retries of remote requests: again after transient failures, until all bytes are here or the time is up.
+"""Retries of remote requests after transient failures, until all bytes are here or the time is up.
 
-A request that fails with 408, 429 or 5xx, on a broken connection, or with a wrong body is made again after a pause that
-doubles, up to 8 s, with jitter. The jitter decides when bytes come, never which.
+The pause before the next try doubles, up to 8 s, with jitter. The jitter decides when bytes come, never which.
 """
 
 from __future__ import annotations
@@ -113,12 +112,10 @@ async def retried(
     """Return what `attempt` returns, called again after transient failures until `seconds`, or the task's deadline, are over.
 
     Args:
-      attempt: One request, or with a client that retries by this function itself, a few.
-      seconds: Time for all attempts; a server that never answered gets `FIRST_CONTACT`.
+      attempt: One request, or with a `client` that retries by this function itself, a few.
+      seconds: Time for all attempts; a server that never answered gets `FIRST_CONTACT`, unless it is `reached`.
       server: Server as `server_of` names it.
-      client: Client that makes the requests of `attempt`; None for this client itself.
       bounded: Whether an attempt that takes too long is given up and made again.
-      reached: Whether the server is known to be reachable.
     """
     nested = getattr(client, "retries_requests", False)
     begin = time.monotonic()

@@ -21,13 +21,7 @@ Piece = tuple[int, int, int, int]
 
 
 class RemoteShards:
-    """The remote ones among `shards`. They take no file descriptor; each is checked once, when it is first read.
-
-    Args:
-      shards: Files, local ones too.
-      itemsize: Bytes of a value.
-      options: Options of remote reading; None means those of the environment.
-    """
+    """The remote ones of `shards`, of values of `itemsize` bytes. They take no descriptor; each is checked when first read."""
 
     def __init__(self, shards: Sequence[StampedFile], itemsize: int, options: RemoteOptions | None = None) -> None:
         self._shards = {number: shard for number, shard in enumerate(shards) if files.is_remote(shard.path)}
