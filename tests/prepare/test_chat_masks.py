@@ -15,17 +15,9 @@ from pathlib import Path
 
 import pytest
 from chat_styles import CHATML, GEMMA
-from tokenizer_makers import (
-    FILES,
-    byte_level_json,
-    save_huggingface,
-    save_sentencepiece,
-    save_tiktoken,
-)
+from tokenizer_makers import FILES, byte_level_json, save_huggingface, save_sentencepiece, save_tiktoken
 
-from grain_sft.prepare.records.schema import parse_record
-from grain_sft.prepare.templates import TEMPLATES, TemplateOptions, render
-from grain_sft.prepare.tokenizers import load_tokenizer
+from grain_sft.prepare import TEMPLATES, TemplateOptions, load_tokenizer, parse_record, render
 
 jinja2 = pytest.importorskip("jinja2")
 
@@ -52,23 +44,23 @@ def chatml(messages: list[dict[str, str]], bos: str) -> Iterator[Run]:
         yield "\n", False, True
 
 
-def llama3(messages: list[dict[str, str]], bos: str) -> Iterator[Run]:
+def of_turns(begin: str, end: str, messages: list[dict[str, str]], bos: str, model: str) -> Iterator[Run]:
+    """Turns with trimmed contents: what begins one, with the role in place of ROLE; then what ends it, and a rest."""
     yield bos, False, True
     for message in messages:
         loss = message["role"] == "assistant"
-        yield f"<|start_header_id|>{message['role']}<|end_header_id|>\n\n", False, True
+        yield begin.replace("ROLE", model if loss else message["role"]), False, True
         yield message["content"].strip(), loss, False
-        yield "<|eot_id|>", loss, True
+        yield end.strip(), loss, True
+        yield end[len(end.strip()) :], False, True
+
+
+def llama3(messages: list[dict[str, str]], bos: str) -> Iterator[Run]:
+    return of_turns("<|start_header_id|>ROLE<|end_header_id|>\n\n", "<|eot_id|>", messages, bos, "assistant")
 
 
 def gemma(messages: list[dict[str, str]], bos: str) -> Iterator[Run]:
-    yield bos, False, True
-    for message in messages:
-        loss = message["role"] == "assistant"
-        yield f"<start_of_turn>{'model' if loss else message['role']}\n", False, True
-        yield message["content"].strip(), loss, False
-        yield "<end_of_turn>", loss, True
-        yield "\n", False, True
+    return of_turns("<start_of_turn>ROLE\n", "<end_of_turn>\n", messages, bos, "model")
 
 
 RULES: dict[str, tuple[str, Callable[..., Iterator[Run]]]] = {
@@ -90,9 +82,7 @@ class Kind:
             control = CONTROL[2:] if name == "sentencepiece_with" else ()
             self.path = save_sentencepiece(folder, control=control, user_defined=())
             model = sentencepiece.SentencePieceProcessor(model_file=str(self.path))
-            self.control = {
-                number: model.id_to_piece(number) for number in range(len(model)) if model.is_control(number)
-            }
+            self.control = {piece: model.id_to_piece(piece) for piece in range(len(model)) if model.is_control(piece)}
             self.bos, self.eos = "<s>", model.eos_id()
             self.text = lambda ids: model.decode(ids)
         elif name == "tiktoken":
@@ -101,13 +91,8 @@ class Kind:
 
             self.path = save_tiktoken(folder, CONTROL, bos="<bos>", eos="<eos>")
             settings = json.loads((folder / f"{self.path.name}.json").read_text())
-            special = settings["special_tokens"]
-            library = tiktoken.Encoding(
-                "x",
-                pat_str=settings["pattern"],
-                mergeable_ranks=load_tiktoken_bpe(str(self.path)),
-                special_tokens=special,
-            )
+            ranks, special = load_tiktoken_bpe(str(self.path)), settings["special_tokens"]
+            library = tiktoken.Encoding("x", pat_str=settings["pattern"], mergeable_ranks=ranks, special_tokens=special)
             self.control = {number: text for text, number in special.items()}
             self.bos, self.eos = "<bos>", special["<eos>"]
             self.text = lambda ids: library.decode(ids)
@@ -139,9 +124,6 @@ class Kind:
         return found
 
 
-KINDS = ("sentencepiece_without", "sentencepiece_with", "bytes", "tiktoken")
-
-
 def conversations(count: int, seed: int) -> list[list[dict[str, str]]]:
     """Real ones, and made ones whose texts spell control tokens, quote the assistant and have odd characters."""
     found = []
@@ -151,22 +133,8 @@ def conversations(count: int, seed: int) -> list[list[dict[str, str]]]:
                 messages = [m for m in json.loads(line)["messages"] if m["role"] != "system"]
                 found.append([{"role": m["role"], "content": m["content"]} for m in messages])
     rng = random.Random(seed)
-    parts = [
-        *CONTROL,
-        "</s>",
-        "<s>",
-        "<|im_",
-        "end|>",
-        "hello",
-        " ",
-        "\n",
-        "Übung",
-        "👩‍👩‍👧",
-        "漢字",
-        "x = 1",
-        "\ue0000\ue001",
-        "don't",
-    ]
+    parts = [*CONTROL, "</s>", "<s>", "<|im_", "end|>", "hello", " ", "\n", "Übung", "👩‍👩‍👧", "漢字", "x = 1"]
+    parts += ["\ue0000\ue001", "don't"]
     while len(found) < count:
         chat: list[dict[str, str]] = []
         for place in range(2 * rng.randrange(1, 4)):
@@ -190,30 +158,19 @@ def squeezed(pieces: Decoded) -> Decoded:
     return found
 
 
-def compare(kind: Kind, name: str, chats: list[list[dict[str, str]]]) -> int:
-    """Render chats and compare each document's decode with the rules; the number of documents."""
-    tokenizer = load_tokenizer(kind.path)
+@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize("kind", ("sentencepiece_without", "sentencepiece_with", "bytes", "tiktoken"))
+@pytest.mark.parametrize(("count", "seed"), [(24, 0), pytest.param(3000, 1, marks=pytest.mark.heavy)])
+def test_masks_equal_an_independent_decode(kind, name, count, seed, tmp_path):
+    library, chats = Kind(kind, tmp_path), conversations(count, seed)
+    tokenizer = load_tokenizer(library.path)
     template, rules = RULES[name]
     options = TemplateOptions(special_text="encode", chat_template=template)
     results = render(TEMPLATES["hf"], [parse_record({"messages": chat}) for chat in chats], tokenizer, options)
     for chat, result in zip(chats, results, strict=True):
         tokens, loss = result.tokens.tolist(), result.loss.tolist()
-        if kind.eos is not None:
-            assert tokens.pop() == kind.eos
-            last_is_open = loss.pop()
-            assert last_is_open == (kind.name == "sentencepiece_without" and chat[-1]["role"] == "assistant")
-        assert squeezed(kind.decode(tokens, loss)) == squeezed(kind.expected(rules(chat, kind.bos))), (name, chat)
-    return len(chats)
-
-
-@pytest.mark.parametrize("name", RULES)
-@pytest.mark.parametrize("kind", KINDS)
-def test_masks_equal_an_independent_decode(kind, name, tmp_path):
-    assert compare(Kind(kind, tmp_path), name, conversations(24, 0)) == 24
-
-
-@pytest.mark.heavy
-@pytest.mark.parametrize("name", RULES)
-@pytest.mark.parametrize("kind", KINDS)
-def test_masks_of_3000_conversations_equal_an_independent_decode(kind, name, tmp_path):
-    assert compare(Kind(kind, tmp_path), name, conversations(3000, 1)) == 3000
+        if library.eos is not None:
+            assert tokens.pop() == library.eos
+            assert loss.pop() == (kind == "sentencepiece_without" and chat[-1]["role"] == "assistant")
+        expected = library.expected(rules(chat, library.bos))
+        assert squeezed(library.decode(tokens, loss)) == squeezed(expected), (name, chat)

@@ -12,13 +12,12 @@ from typing import Any
 
 import pytest
 import zstandard
-from template_rules import SPECIAL, in_one, primer, spelled
+from template_rules import in_one, primer, save_trained, spelled
 
 from grain_sft.corpus import open_corpus
 from grain_sft.errors import CorpusFileError, RecordError
-from grain_sft.prepare import Dataset, Request, dry_run, load_tokenizer, prepare, train_tokenizer
+from grain_sft.prepare import Dataset, Request, conversation_lines, dry_run, load_tokenizer, prepare
 from grain_sft.prepare.records import inputs
-from grain_sft.prepare.training import conversation_lines
 
 Turns = list[tuple[str, str]]
 Record = dict[str, Any]
@@ -49,22 +48,23 @@ KINDS: dict[str, Callable[[list[Record]], bytes]] = {
     "json.zst": lambda records: zstandard.compress(array(records)),
 }
 NAMES = {"system": "system", "user": "human", "assistant": "gpt"}
-SHAPES: dict[str, Callable[[Turns], Record | None]] = {
-    "messages": lambda turns: {"messages": [{"role": role, "content": text} for role, text in turns], "id": "x"},
+SHAPES: dict[str, Callable[[Turns], Record]] = {
+    "messages": lambda turns: {"messages": messages(turns), "id": "x"},
     "sharegpt": lambda turns: {"conversations": [{"from": NAMES[role], "value": text} for role, text in turns]},
-    "alpaca": lambda turns: (
-        {"instruction": turns[0][1], "input": "", "output": turns[1][1], "id": 3} if is_pair(turns) else None
-    ),
-    "prompt and completion": lambda turns: (
-        {"prompt": turns[0][1], "completion": turns[1][1], "source": "web"} if is_pair(turns) else None
-    ),
+    "alpaca": lambda turns: {"instruction": turns[0][1], "input": "", "output": turns[1][1], "id": 3},
+    "prompt and completion": lambda turns: {"prompt": turns[0][1], "completion": turns[1][1], "source": "web"},
     "prompt and completion as messages": lambda turns: {
-        "prompt": [{"role": role, "content": text} for role, text in turns[:-1]],
-        "completion": [{"role": role, "content": text} for role, text in turns[-1:]],
+        "prompt": messages(turns[:-1]),
+        "completion": messages(turns[-1:]),
     },
     "text": lambda turns: {"text": turns[-1][1] or "x", "url": "y"},
 }
-"""From a conversation to a record; None where the shape can't hold it."""
+"""From a conversation to a record."""
+PAIRS = ("alpaca", "prompt and completion")  # shapes that hold one question and its answer
+
+
+def messages(turns: Turns) -> list[Record]:
+    return [{"role": role, "content": text} for role, text in turns]
 
 
 def is_pair(turns: Turns) -> bool:
@@ -89,9 +89,7 @@ def text_of(draw: random.Random, letters: str) -> str:
 
 @pytest.fixture(scope="module")
 def spm(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("spm") / "spm.model"
-    path.write_bytes(train_tokenizer([f"the question and the answer, word {n}" for n in range(100)], 450, SPECIAL))
-    return path
+    return save_trained(tmp_path_factory.mktemp("spm"))
 
 
 @pytest.fixture(autouse=True)
@@ -103,24 +101,20 @@ def request_of(spm: Path, *paths: Path, template: str = "primer", **options: Any
     return Request((Dataset(tuple(map(str, paths))),), template, str(spm), options.pop("format", "olmo"), **options)
 
 
-def check_documents(out: Path, spm: Path, shape: str, held: list[Turns]) -> int:
+def check_documents(out: Path, spm: Path, shape: str, held: list[Turns]) -> None:
     """Every document spells its own conversation, with loss on what the assistant says last or ever."""
     tokenizer, seen = load_tokenizer(str(spm)), set()
     for document in open_corpus(out).iter_documents():
         number = document.source[1]
         turns = held[number - 1]
-        if shape == "text":
-            text = SHAPES[shape](turns)["text"]  # type: ignore[index]
-            assert spelled(tokenizer, document.tokens, document.loss) == in_one([(text, 1), ("</s>", 1)])
-        else:
-            messages: list[Record] = [{"role": role, "content": text} for role, text in turns]
-            if shape == "prompt and completion as messages":
-                for message in messages[:-1]:
-                    message["weight"] = 0
-            assert spelled(tokenizer, document.tokens, document.loss) == in_one(primer({"messages": messages}))
+        record = {"messages": messages(turns)}
+        if shape == "prompt and completion as messages":
+            for message in record["messages"][:-1]:
+                message["weight"] = 0
+        runs = [(SHAPES[shape](turns)["text"], 1), ("</s>", 1)] if shape == "text" else primer(record)
+        assert spelled(tokenizer, document.tokens, document.loss) == in_one(runs)
         seen.add(number)
     assert seen == set(range(1, len(held) + 1))
-    return len(seen)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -130,20 +124,15 @@ def test_every_shape_in_every_kind_of_file_gives_its_documents(
 ) -> None:
     monkeypatch.setattr(inputs, "BLOCK", 300)  # several units of each file
     draw = random.Random(shape)
-    checked = 0
     for kind, write in KINDS.items():
-        held = [turns for turns in talks(draw, count) if SHAPES[shape](turns) is not None]
-        path = tmp_path / f"a.{kind}"
-        path.write_bytes(write([SHAPES[shape](turns) for turns in held]))  # type: ignore[misc]
-        out = tmp_path / f"out-{kind}"
-        template = "text" if shape == "text" else "primer"
-        prepare(request_of(spm, path, template=template), out, workers=1)
-        checked += check_documents(out, spm, shape, held)
-        assert f"{len(held):,} of the first {len(held):,} records" in dry_run(
-            request_of(spm, path, template=template), 999
-        )
+        held = [turns for turns in talks(draw, count) if is_pair(turns) or shape not in PAIRS]
+        path, out = tmp_path / f"a.{kind}", tmp_path / f"out-{kind}"
+        path.write_bytes(write([SHAPES[shape](turns) for turns in held]))
+        request = request_of(spm, path, template="text" if shape == "text" else "primer")
+        prepare(request, out, workers=1)
+        check_documents(out, spm, shape, held)
+        assert f"{len(held):,} of the first {len(held):,} records" in dry_run(request, 999)
         assert list(conversation_lines([str(path)]))
-    print(f"{checked} documents of shape {shape}")
 
 
 def test_shapes_may_differ_from_record_to_record_and_from_file_to_file(spm: Path, tmp_path: Path) -> None:
@@ -151,14 +140,14 @@ def test_shapes_may_differ_from_record_to_record_and_from_file_to_file(spm: Path
     held = [turns for turns in talks(draw, 200) if is_pair(turns)]
     chats = [shape for shape in SHAPES if shape not in ("text", "prompt and completion as messages")]
     records = [SHAPES[draw.choice(chats)](turns) for turns in held]
-    (tmp_path / "mixed.jsonl").write_bytes(lines(records))  # type: ignore[arg-type]
+    (tmp_path / "mixed.jsonl").write_bytes(lines(records))
     prepare(request_of(spm, tmp_path / "mixed.jsonl"), tmp_path / "one", workers=1)
-    assert check_documents(tmp_path / "one", spm, "messages", held) == len(held)
+    check_documents(tmp_path / "one", spm, "messages", held)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_bad_record_has_its_file_and_number_in_every_kind_of_file(kind: str, spm: Path, tmp_path: Path) -> None:
-    records: list[Record] = [SHAPES["messages"]([("user", f"{n}"), ("assistant", "a")]) for n in range(20)]  # type: ignore[misc]
+    records: list[Record] = [SHAPES["messages"]([("user", f"{n}"), ("assistant", "a")]) for n in range(20)]
     records[11]["messages"][0]["role"] = "robot"
     path = tmp_path / f"a.{kind}"
     path.write_bytes(KINDS[kind](records))
@@ -178,7 +167,7 @@ def test_a_file_that_changes_after_it_was_scanned_is_an_error(
     """Else the corpus would hold records that its manifest's hashes are not of."""
     monkeypatch.setattr(inputs, "BLOCK", 300)
     before, after = (
-        KINDS[kind]([SHAPES["messages"]([("user", f"{n}"), ("assistant", answer)]) for n in range(20)])  # type: ignore[misc]
+        KINDS[kind]([SHAPES["messages"]([("user", f"{n}"), ("assistant", answer)]) for n in range(20)])
         for answer in "ab"
     )
     path = tmp_path / f"a.{kind}"
@@ -197,7 +186,7 @@ def test_files_of_every_kind_are_read_from_a_bucket(client: Any, spm: Path, tmp_
     draw = random.Random(13)
     (tmp_path / "in").mkdir()
     for kind, write in KINDS.items():
-        data = write([SHAPES["messages"](turns) for turns in talks(draw, 30)])  # type: ignore[misc]
+        data = write([SHAPES["messages"](turns) for turns in talks(draw, 30)])
         (tmp_path / f"in/a.{kind}").write_bytes(data)
         client.pipe_file(f"bucket/kinds/a.{kind}", data)
     here = prepare(request_of(spm, tmp_path / "in"), tmp_path / "here", workers=1)
@@ -231,7 +220,7 @@ def test_processes_stops_and_beam_make_the_same_bytes_of_every_kind_of_file(
         if kind == "parquet":
             records = [SHAPES["messages"](turns) for turns in talks(draw, 25)]
         paths.append(tmp_path / f"{len(paths)}.{kind}")
-        paths[-1].write_bytes(write(records))  # type: ignore[arg-type]
+        paths[-1].write_bytes(write(records))
     request = request_of(spm, *paths, val_frac=0.2, format="episodes")
     expected = prepare(request, tmp_path / "one", workers=1)
     assert prepare(request, tmp_path / "two", workers=2) == expected

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
+import base64
 import copy
 import json
 import random
+import shutil
 import time
 from pathlib import Path
 from typing import Any
 
 import hard_chats
-import numpy as np
 import pytest
-from template_rules import REFERENCES, SPECIAL, in_one, spelled
+from chat_styles import CHATML
+from template_rules import REFERENCES, SPECIAL, in_one, save_trained, spelled
 from tokenizer_makers import byte_level_json, save_huggingface
 
 from grain_sft.cli.main import main
 from grain_sft.corpus import open_corpus
 from grain_sft.errors import CorpusFileError, GrainSftError, PrepareError, RecordError
 from grain_sft.prepare import Dataset, Request, load_tokenizer, prepare
-from grain_sft.prepare.training import train_tokenizer
 
 GOOD = b'{"messages": [{"role": "user", "content": "hi %d"}, {"role": "assistant", "content": "yes \xc3\xa4"}]}'
 MUTANTS = 2400  # lines of each template
@@ -27,76 +28,39 @@ PATIENCE = 120.0  # seconds for one bad line; they take milliseconds
 
 
 def chat(user: bytes = b'"hi"', more: bytes = b"", role: bytes = b'"user"') -> bytes:
-    return b'{"messages": [{"role": %s, "content": %s}, {"role": "assistant", "content": "yes"}]%s}' % (
-        role,
-        user,
-        more,
-    )
+    turns = b'[{"role": %s, "content": %s}, {"role": "assistant", "content": "yes"}]' % (role, user)
+    return b'{"messages": %s%s}' % (turns, more)
 
 
 LINES: dict[str, tuple[bytes, str]] = {
     "bad UTF-8": (chat(b'"a\xff"'), "is not UTF-8"),
-    "overlong UTF-8": (chat(b'"\xc0\xaf"'), "is not UTF-8"),
-    "a surrogate in UTF-8": (chat(b'"\xed\xa0\x80"'), "is not UTF-8"),
     "cut within a character": (b'{"messages": [{"role": "user", "content": "\xe6\x97', "is not UTF-8"),
-    "latin-1": ('{"messages": [{"role": "user", "content": "ä"}]}'.encode("latin-1"), "is not UTF-8"),
     "cut within a string": (chat()[:30], "not valid JSON at column"),
-    "cut before the end": (chat()[:-1], "found the end of the line"),
     "cut to one character": (b"{", "not valid JSON at column 2"),
     "two records": (chat() + chat(), "not valid JSON at column"),
-    "a comma after it": (chat() + b",", "not valid JSON"),
-    "single quotes": (b"{'messages': []}", "not valid JSON at column 2"),
-    "a comment": (b"// chats", "not valid JSON at column 1"),
     "a raw tab in a string": (chat(b'"a\tb"'), "not valid JSON"),
-    "a bad escape": (chat(rb'"\x41"'), "not valid JSON"),
     "NaN": (chat(more=b', "x": NaN'), "NaN is not JSON"),
-    "Infinity": (chat(more=b', "x": -Infinity'), "-Infinity is not JSON"),
-    "a huge float": (chat(more=b', "x": 1e999'), "beyond what a float holds"),
     "a huge exponent": (chat(more=b', "x": 1e' + b"9" * 100_000), "beyond what a float holds"),
     "a huge integer": (chat(more=b', "x": ' + b"9" * 100_000), "a number that can't be read"),
-    "100,000 lists deep": (b"[" * 100_000, "nested too deep"),
     "100,000 lists deep, and closed": (b"[" * 100_000 + b"]" * 100_000, "nested too deep"),
     "100,000 objects deep": (b'{"a":' * 100_000 + b"1" + b"}" * 100_000, "nested too deep"),
-    "900 objects deep": (chat(more=b', "x": ' + b'{"a":' * 900 + b"1" + b"}" * 900), "nested too deep"),
     "65 lists deep": (chat(more=b', "x": ' + b"[" * 64 + b"]" * 64), "nested too deep"),
     "a lone high surrogate": (chat(rb'"a\ud800"'), r"character 1 is \ud800, half of a surrogate pair"),
-    "a lone low surrogate": (chat(rb'"\udfffa"'), "half of a surrogate pair"),
-    "surrogates in the wrong order": (chat(rb'"\udc00\ud800"'), "half of a surrogate pair"),
     "a surrogate in a key": (chat(more=rb', "\ud800": 1'), "half of a surrogate pair"),
     "a duplicate key": (b'{"messages": [], "messages": []}', "occurs twice"),
-    "a duplicate key in a message": (
-        b'{"messages": [{"role": "user", "role": "assistant", "content": "a"}]}',
-        "key 'role' occurs twice",
-    ),
     "an escaped NUL": (chat(rb'"a\u0000b"'), "character 1 is NUL"),
-    "a raw NUL": (chat(b'"a\0b"'), "not valid JSON"),
     "only NULs": (b"\0" * 50, "not valid JSON at column 1"),
     "an empty object": (b"{}", "messages"),
-    "an empty list": (b"[]", "expected a JSON object"),
     "null": (b"null", "the record is null"),
-    "a number": (b"5", "the record is the number 5"),
-    "a string": (b'"messages"', "expected a JSON object"),
-    "true": (b"true", "the record is true"),
     "a list of records": (b"[" + chat() + b"]", "expected a JSON object"),
-    "messages null": (b'{"messages": null}', "messages: null; expected a list"),
-    "messages an object": (b'{"messages": {"role": "user"}}', "expected a list"),
     "messages a string": (b'{"messages": "hi"}', "expected a list"),
     "no message": (b'{"messages": []}', "is empty"),
     "a message null": (b'{"messages": [null]}', "messages[0]: null"),
-    "a message a list": (b'{"messages": [["user", "hi"]]}', "messages[0]: a list"),
-    "a message empty": (b'{"messages": [{}]}', "messages[0].role: is missing"),
-    "a role null": (chat(role=b"null"), "messages[0].role: null"),
-    "a role a number": (chat(role=b"1"), "messages[0].role: the number 1"),
     "a role a list": (chat(role=b"[]"), "messages[0].role: a list"),
     "a role an object": (chat(role=b"{}"), "messages[0].role: an object"),
-    "a role unknown": (chat(role=b'"robot"'), "messages[0].role: 'robot'"),
-    "a role misspelled": (chat(role=b'"User"'), "Did you mean 'user'?"),
     "content null": (chat(b"null"), "messages[0].content: null"),
-    "content a number": (chat(b"1.5"), "messages[0].content: the number 1.5"),
     "content a huge integer": (chat(b"9" * 4000), "messages[0].content: the number 999"),
-    "content a list": (chat(b'[{"type": "text", "text": "hi"}]'), "messages[0].content: a list"),
-    "content missing": (b'{"messages": [{"role": "user"}]}', "messages[0].content: is missing"),
-    "calls that are no list": (
+    "calls that are not a list": (
         b'{"messages": [{"role": "assistant", "content": "a", "tool_calls": false}]}',
         "messages[0]: key 'tool_calls'",
     ),
@@ -107,7 +71,7 @@ LINES: dict[str, tuple[bytes, str]] = {
     "a very long role": (chat(role=b'"' + b"user" * 100_000 + b'"'), "messages[0].role: 'user"),
     "a very long bad key": (b'{"messages": [{"%s": 1}]}' % (b"k" * 1_000_000), "messages[0]"),
 }
-"""What stands in line 4, and a part of what is said of it."""
+"""Line 4, and a part of its error. test_schema.py has more of what is wrong with a line."""
 
 PLAIN = ("primer", "openchat", "episode", "episode_tool", "olmo", "hf")
 FORMATS = {"primer": "primer", "openchat": "openchat", "olmo": "olmo"}
@@ -117,18 +81,12 @@ FORMATS = {"primer": "primer", "openchat": "openchat", "olmo": "olmo"}
 def tokenizers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """A tokenizer for each template."""
     folder = tmp_path_factory.mktemp("tokenizers")
-    words = [f"the question and the answer, word {number}" for number in range(100)]
-    (folder / "spm.model").write_bytes(train_tokenizer(words, 450, SPECIAL))
-    serialized = byte_level_json(SPECIAL)
-    chatml = (
-        "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n"
-        "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-    )
+    spm, serialized = save_trained(folder), byte_level_json(SPECIAL)
     paths = {
         "olmo": save_huggingface(folder / "olmo", serialized, eos="<|endoftext|>"),
-        "hf": save_huggingface(folder / "hf", serialized, eos="<|endoftext|>", chat_template=chatml),
+        "hf": save_huggingface(folder / "hf", serialized, eos="<|endoftext|>", chat_template=CHATML),
     }
-    return {template: str(paths.get(template, folder / "spm.model")) for template in PLAIN}
+    return {template: str(paths.get(template, spm)) for template in PLAIN}
 
 
 @pytest.fixture(autouse=True)
@@ -141,8 +99,8 @@ def request_of(path: Path | str, tokenizers: dict[str, str], template: str = "pr
     return Request((Dataset((str(path),)),), template, tokenizers[template], format, **options)
 
 
-def written(path: Path, lines: list[bytes], end: bytes = b"\n") -> Path:
-    path.write_bytes(b"".join(line + end for line in lines))
+def written(path: Path, lines: list[bytes]) -> Path:
+    path.write_bytes(b"".join(line + b"\n" for line in lines))
     return path
 
 
@@ -169,8 +127,8 @@ def check_stop(request: Request, out: Path, where: str) -> str:
     return text
 
 
-@pytest.mark.parametrize("template", ["primer", "episode_tool"])
 @pytest.mark.parametrize("name", LINES)
+@pytest.mark.parametrize("template", ["primer", "episode_tool"])
 def test_a_bad_line_stops_with_its_number_or_is_left_out(
     name: str, template: str, tokenizers: dict[str, str], tmp_path: Path
 ) -> None:
@@ -206,8 +164,6 @@ def test_every_bad_line_is_left_out_by_every_template(
 
 
 def record_bytes(entry: dict[str, Any]) -> bytes:
-    import base64
-
     return entry["record"].encode() if "record" in entry else base64.b64decode(entry["record_base64"])
 
 
@@ -226,11 +182,7 @@ def record_bytes(entry: dict[str, Any]) -> bytes:
         ("a carriage return", chat(rb'"a\rb"'), 1),
         ("5 MB", chat(b'"' + b"the question and " * 300_000 + b'"'), 1),
         ("1 MB in one word", chat(b'"' + b"x" * 1_000_000 + b'"'), 1),
-        (
-            "50,000 messages",
-            b'{"messages": [' + b", ".join([b'{"role": "assistant", "content": "a"}'] * 50_000) + b"]}",
-            1,
-        ),
+        ("50,000 messages", b'{"messages": [%s]}' % b", ".join([b'{"role": "assistant", "content": "a"}'] * 50_000), 1),
     ],
 )
 def test_odd_files_that_are_right(
@@ -281,6 +233,7 @@ SNIPPETS = (
     *(b"null", b"true", b"0", b"-1", b"[]", b"{}", b'""', b"<|eot|>", b"<myPT_eot>", b"</s>", b"\\", b'"', b",", b"\r"),
     *(b'"weight": 0.5,', b'"role": "user",', b'"content": "x",', b"\xe2\x80\xa8", b"\xef\xbb\xbf", b"\xf0\x9f\x98\x80"),
 )
+KEYS = ("weight", "name", "contents", "x", "context", "think", "arguments")
 VALUES: tuple[Any, ...] = (
     *(None, True, False, 0, 1, -1, 0.5, 1e300, 10**40, "", " ", "user", "assistant", "system", "toolresult", [], {}),
     *(
@@ -313,30 +266,22 @@ def mutant(draw: random.Random, records: list[dict[str, Any]]) -> bytes:
     line = json.dumps(record, ensure_ascii=draw.random() < 0.5).encode("utf-8", "surrogatepass")
     for _ in range(draw.choice((0, 1, 1, 3))):
         place, end = draw.randrange(len(line) + 1), draw.randrange(len(line) + 1)
-        how = draw.randrange(6)
-        if how == 0:
-            line = line[:place] + bytes([draw.randrange(256)]) + line[place + 1 :]
-        elif how == 1:
-            line = line[:place] + draw.choice(SNIPPETS) + line[place:]
-        elif how == 2:
-            line = line[:place] + line[place + draw.randint(1, 8) :]
-        elif how == 3:
-            line = line[:place]
-        elif how == 4:
-            line = line[:place] + line[end:]
-        else:
-            line = (
-                line[:place] + bytes([line[place] ^ (1 << draw.randrange(8))]) + line[place + 1 :]
-                if line[place:]
-                else b""
-            )
+        flipped = bytes([byte ^ (1 << draw.randrange(8)) for byte in line[place : place + 1]])
+        changes = (
+            line[:place] + bytes([draw.randrange(256)]) + line[place + 1 :],
+            line[:place] + draw.choice(SNIPPETS) + line[place:],
+            line[:place] + line[place + draw.randint(1, 8) :],
+            line[:place],
+            line[:place] + line[end:],
+            line[:place] + flipped + line[place + 1 :],
+        )
+        line = draw.choice(changes)
     return line.replace(b"\n", b" ") or b"{}"
 
 
 def change(draw: random.Random, record: Any) -> None:
     """Replace, add, rename or remove one value somewhere in a record."""
-    places = []
-    todo = [record]
+    places, todo = [], [record]
     while todo:
         node = todo.pop()
         keys = list(node) if isinstance(node, dict) else list(range(len(node)))
@@ -345,19 +290,17 @@ def change(draw: random.Random, record: Any) -> None:
     if not places:
         return
     node, key = draw.choice(places)
-    how = draw.randrange(5)
+    how, value = draw.randrange(5), copy.deepcopy(draw.choice(VALUES))
     if how == 0:
         del node[key]
     elif how == 1 and isinstance(node, dict):
-        node[draw.choice(("weight", "name", "contents", "x", "context", "think", "arguments"))] = copy.deepcopy(
-            draw.choice(VALUES)
-        )
+        node[draw.choice(KEYS)] = value
     elif how == 2 and isinstance(node, dict):
         node[draw.choice(("role ", "Content", "", "messages", "y" * 500))] = node.pop(key)
     elif how == 3 and isinstance(node, list):
-        node.insert(draw.randrange(len(node) + 1), copy.deepcopy(draw.choice(VALUES)))
+        node.insert(draw.randrange(len(node) + 1), value)
     else:
-        node[key] = copy.deepcopy(draw.choice(VALUES))
+        node[key] = value
 
 
 def check_spelled(out: Path, template: str, tokenizers: dict[str, str], data: bytes) -> list[int]:
@@ -378,17 +321,14 @@ def test_mutants_are_accepted_and_come_back_or_are_rejected(
     draw = random.Random(template)
     records = seeds(template)
     accepted = refused = 0
+    expected = set()
     for number in range(4):
         data = b"\n".join(mutant(draw, records) for _ in range(MUTANTS // 4))
-        path = tmp_path / f"{number}.jsonl"
+        path, out = tmp_path / f"{number}.jsonl", tmp_path / f"out-{number}"
         path.write_bytes(data)
-        out = tmp_path / f"out-{number}"
         manifest = prepare(request_of(path, tokenizers, template, format="episodes", on_error="skip"), out, workers=1)
-        assert (
-            not visible(tmp_path)
-            - {f"{i}{end}" for i in range(number + 1) for end in (".jsonl",)}
-            - {f"out-{i}{end}" for i in range(number + 1) for end in ("", ".rejected.jsonl")}
-        )
+        expected |= {path.name, out.name, f"{out.name}.rejected.jsonl"}
+        assert visible(tmp_path) <= expected
         rejected = rejected_of(out)
         full = [line for line, text in enumerate(data.split(b"\n"), 1) if text.strip()]
         found = check_spelled(out, template, tokenizers, data)
@@ -397,20 +337,12 @@ def test_mutants_are_accepted_and_come_back_or_are_rejected(
         assert not set(found) & {entry["line"] for entry in rejected}
         assert len(found) + len(rejected) + dropped == len(full) and manifest["rejected"] == len(rejected)
         accepted, refused = accepted + len(found), refused + len(rejected)
-        first = rejected[0]
-        text = check_stop(
-            request_of(path, tokenizers, template, format="episodes"), tmp_path / "stopped", f"{path}:{first['line']}"
-        )
-        assert text.endswith(first["reason"])
+        request = request_of(path, tokenizers, template, format="episodes")
+        text = check_stop(request, tmp_path / "stopped", f"{path}:{rejected[0]['line']}")
+        assert text.endswith(rejected[0]["reason"])
         for leftover in tmp_path.glob(".stopped*"):
-            remove(leftover)
+            shutil.rmtree(leftover)
     assert accepted > MUTANTS / 10 and refused > MUTANTS / 10
-
-
-def remove(folder: Path) -> None:
-    import shutil
-
-    shutil.rmtree(folder)
 
 
 # The command line.
@@ -460,12 +392,8 @@ def parquet(path: Path, rows: list[Any], **options: Any) -> Path:
     return path
 
 
-def plain_row(number: int) -> dict[str, Any]:
-    return json.loads(GOOD % number)
-
-
 def test_bad_rows_of_parquet_are_left_out_and_listed(tokenizers: dict[str, str], tmp_path: Path) -> None:
-    rows = [plain_row(number) for number in range(30)]
+    rows = [json.loads(GOOD % number) for number in range(30)]
     rows[7]["messages"], rows[19]["messages"][0]["content"] = None, None
     path = parquet(tmp_path / "a.parquet", rows, row_group_size=4)
     out = tmp_path / "out"
@@ -478,7 +406,7 @@ def test_bad_rows_of_parquet_are_left_out_and_listed(tokenizers: dict[str, str],
 
 
 def test_a_damaged_parquet_file_is_an_error_that_names_it(tokenizers: dict[str, str], tmp_path: Path) -> None:
-    whole = parquet(tmp_path / "whole.parquet", [plain_row(number) for number in range(200)], row_group_size=50)
+    whole = parquet(tmp_path / "whole.parquet", [json.loads(GOOD % number) for number in range(200)], row_group_size=50)
     content = whole.read_bytes()
     draw = random.Random(5)
     accepted = 0
@@ -509,20 +437,11 @@ def test_a_damaged_parquet_file_is_an_error_that_names_it(tokenizers: dict[str, 
 
 def test_the_loss_is_never_of_a_rejected_line(tokenizers: dict[str, str], tmp_path: Path) -> None:
     """A bad line between good ones shifts nothing, at the borders of batches either."""
-    lines = []
-    for number in range(1100):
-        lines.append(b"{broken" if number in (0, 255, 256, 257, 511, 768, 1099) else GOOD % number)
+    bad = [0, 255, 256, 257, 511, 768, 1099]
+    lines = [b"{broken" if number in bad else GOOD % number for number in range(1100)]
     path = written(tmp_path / "a.jsonl", lines)
     out = tmp_path / "out"
     prepare(request_of(path, tokenizers, on_error="skip"), out, workers=1)
+    assert [entry["line"] - 1 for entry in rejected_of(out)] == bad
     found = check_spelled(out, "primer", tokenizers, path.read_bytes())
-    assert len(found) == 1093 and [entry["line"] - 1 for entry in rejected_of(out)] == [
-        0,
-        255,
-        256,
-        257,
-        511,
-        768,
-        1099,
-    ]
-    assert np.array_equal(np.sort(found), [number for number in range(1, 1101) if lines[number - 1] != b"{broken"])
+    assert sorted(found) == [number + 1 for number in range(1100) if number not in bad]

@@ -5,35 +5,37 @@ from __future__ import annotations
 import json
 import random
 import shlex
+import types
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from template_rules import SPECIAL
+from template_rules import save_trained
 
 from grain_sft.cli.main import main
 from grain_sft.corpus import open_corpus
 from grain_sft.errors import PrepareError, RecordError
-from grain_sft.prepare import load_tokenizer, train_tokenizer
-from grain_sft.prepare.records.messages import DOCUMENT, Conversation, Message
-from grain_sft.prepare.records.schema import SCHEMAS, check_schema, parse_record
+from grain_sft.prepare import (
+    SCHEMAS,
+    TEMPLATES,
+    Conversation,
+    Message,
+    TemplateOptions,
+    check_schema,
+    load_tokenizer,
+    parse_record,
+)
+from grain_sft.prepare.records.messages import DOCUMENT
 
 TALK = (Message("system", "s"), Message("user", "u"), Message("assistant", "a"))
+TURNS = [{"role": message.role, "content": message.content} for message in TALK]
+SHAREGPT = [{"from": role, "value": text} for role, text in (("system", "s"), ("human", "u"), ("gpt", "a"))]
 SHAPES: dict[str, dict[str, Any]] = {
-    "messages": {"messages": [{"role": message.role, "content": message.content} for message in TALK]},
-    "sharegpt": {
-        "conversations": [
-            {"from": role, "value": message.content}
-            for role, message in zip(("system", "human", "gpt"), TALK, strict=True)
-        ]
-    },
-    "sharegpt with OpenAI's roles": {
-        "conversations": [{"from": message.role, "value": message.content} for message in TALK]
-    },
-    "conversations of roles": {
-        "conversations": [{"role": message.role, "content": message.content} for message in TALK]
-    },
+    "messages": {"messages": TURNS},
+    "sharegpt": {"conversations": SHAREGPT},
+    "sharegpt with OpenAI's roles": {"conversations": [{"from": each.role, "value": each.content} for each in TALK]},
+    "conversations of roles": {"conversations": TURNS},
 }
 METADATA = [
     {"id": "a-1", "source": "web", "dataset": "x", "category": None, "prompt_id": "7", "text": "u a", "score": 0.5},
@@ -55,26 +57,21 @@ def test_turns_are_read_in_every_spelling_whatever_metadata_is_there(
 @pytest.mark.parametrize(
     ("record", "expected"),
     [
-        ({"instruction": "u", "input": "", "output": "a"}, [("user", "u"), ("assistant", "a")]),
-        ({"instruction": "u", "output": "a", "text": "### Instruction: u"}, [("user", "u"), ("assistant", "a")]),
-        ({"instruction": "u", "input": None, "output": "a"}, [("user", "u"), ("assistant", "a")]),
-        ({"instruction": "u", "input": "x\ny", "output": ""}, [("user", "u\nx\ny"), ("assistant", "")]),
-        ({"instruction": "", "input": "x", "output": "a"}, [("user", "x"), ("assistant", "a")]),
-        (
-            {"instruction": "u", "output": "a", "history": [["q", "r"], ["q2", "r2"]]},
-            [("user", "q"), ("assistant", "r"), ("user", "q2"), ("assistant", "r2"), ("user", "u"), ("assistant", "a")],
-        ),
-        ({"prompt": "u", "completion": "a", "id": 1}, [("user", "u"), ("assistant", "a")]),
-        (
-            {"prompt": [{"role": "user", "content": "u"}], "completion": [{"role": "assistant", "content": "a"}]},
-            [("user", "u"), ("assistant", "a")],
-        ),
-        ({"text": "u", "meta": {"url": "x"}}, [(DOCUMENT, "u")]),
+        ({"instruction": "u", "input": "", "output": "a"}, ["u", "a"]),
+        ({"instruction": "u", "output": "a", "text": "### Instruction: u"}, ["u", "a"]),
+        ({"instruction": "u", "input": None, "output": "a"}, ["u", "a"]),
+        ({"instruction": "u", "input": "x\ny", "output": ""}, ["u\nx\ny", ""]),
+        ({"instruction": "", "input": "x", "output": "a"}, ["x", "a"]),
+        ({"instruction": "u", "output": "a", "history": [["q", "r"], ["2", "3"]]}, ["q", "r", "2", "3", "u", "a"]),
+        ({"prompt": "u", "completion": "a", "id": 1}, ["u", "a"]),
+        ({"prompt": TURNS[1:2], "completion": TURNS[2:]}, ["u", "a"]),
+        ({"text": "u", "meta": {"url": "x"}}, ["u"]),
     ],
 )
-def test_pairs_and_documents_are_told_by_their_keys(record: dict[str, Any], expected: list[tuple[str, str]]) -> None:
+def test_pairs_and_documents_are_inferred_from_their_keys(record: dict[str, Any], expected: list[str]) -> None:
     found = parse_record(record)
-    assert [(message.role, message.content) for message in found.messages] == expected
+    roles = ["user", "assistant"] * (len(expected) // 2) or [DOCUMENT]
+    assert [(message.role, message.content) for message in found.messages] == list(zip(roles, expected, strict=True))
     assert found.system is None
 
 
@@ -82,9 +79,9 @@ def test_pairs_and_documents_are_told_by_their_keys(record: dict[str, Any], expe
     "record",
     [
         {"instruction": "u", "output": "a", "system": "s"},
-        {"conversations": [{"from": "human", "value": "u"}, {"from": "gpt", "value": "a"}], "system": "s"},
+        {"conversations": SHAREGPT[1:], "system": "s"},
         {"prompt": "u", "completion": "a", "system": "s"},
-        {"messages": [{"role": "user", "content": "u"}, {"role": "assistant", "content": "a"}], "system": "s"},
+        {"messages": TURNS[1:], "system": "s"},
     ],
 )
 @pytest.mark.parametrize("messages", ["chat", "messages"])
@@ -102,25 +99,26 @@ def test_sharegpt_turns_have_weights_and_records_tools() -> None:
     assert parse_record({"conversations": turns, "tools": ""}).tools is None
 
 
+def turn(turn: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return {"conversations": [turn], **more}
+
+
 @pytest.mark.parametrize(
     ("record", "said"),
     [
         ({"conversations": []}, "conversations: is empty"),
         ({"conversations": "x"}, "conversations: a string"),
         ({"conversations": [3]}, "conversations[0]: the number 3"),
-        ({"conversations": [{"from": "human"}]}, "conversations[0].value: is missing"),
-        ({"conversations": [{"value": "x"}]}, "conversations[0].from: is missing"),
-        (
-            {"conversations": [{"from": "robot", "value": "x"}]},
-            "conversations[0].from: 'robot'; expected one of human, gpt",
-        ),
-        ({"conversations": [{"from": "humam", "value": "x"}]}, "Did you mean 'human'?"),
-        ({"conversations": [{"from": "gpt", "value": None}]}, "conversations[0].value: null"),
-        ({"conversations": [{"from": "gpt", "valu": "x"}]}, "unknown key 'valu'. Did you mean 'value'?"),
-        ({"conversations": [{"from": "gpt", "value": "\0"}]}, "character 0 is NUL"),
-        ({"conversations": [{"from": "gpt", "value": "x"}], "tools": "f"}, "not valid JSON"),
-        ({"conversations": [{"from": "gpt", "value": "x"}], "tools": "{}"}, "tools: an object; expected a list"),
-        ({"conversations": [{"from": "gpt", "value": "x"}], "sytem": "s"}, "Did you mean 'system'?"),
+        (turn({"from": "human"}), "conversations[0].value: is missing"),
+        (turn({"value": "x"}), "conversations[0].from: is missing"),
+        (turn({"from": "robot", "value": "x"}), "conversations[0].from: 'robot'; expected one of human, gpt"),
+        (turn({"from": "humam", "value": "x"}), "Did you mean 'human'?"),
+        (turn({"from": "gpt", "value": None}), "conversations[0].value: null"),
+        (turn({"from": "gpt", "valu": "x"}), "unknown key 'valu'. Did you mean 'value'?"),
+        (turn({"from": "gpt", "value": "\0"}), "character 0 is NUL"),
+        (turn({"from": "gpt", "value": "x"}, tools="f"), "not valid JSON"),
+        (turn({"from": "gpt", "value": "x"}, tools="{}"), "tools: an object; expected a list"),
+        (turn({"from": "gpt", "value": "x"}, sytem="s"), "Did you mean 'system'?"),
         ({"instruction": 3, "output": "a"}, "the record.instruction: the number 3"),
         ({"instruction": "u", "output": None}, "the record.output: null"),
         ({"instruction": "u", "input": ["x"], "output": "a"}, "the record.input: a list"),
@@ -156,16 +154,10 @@ UNKNOWN: list[tuple[dict[str, Any], Conversation]] = [
         {"instruction": "u", "context": "x", "response": "a", "category": "qa"},  # Dolly
         Conversation((Message("user", "u\nx"), Message("assistant", "a"))),
     ),
-    ({"dialog": SHAPES["messages"]["messages"]}, Conversation(TALK)),
-    ({"conversation": SHAPES["sharegpt"]["conversations"], "id": "x"}, Conversation(TALK)),
-    (
-        {"turns": [{"speaker": "human", "text": "u"}, {"speaker": "gpt", "text": "a"}]},
-        Conversation(TALK[1:]),
-    ),
-    (
-        {"prompt": "u", "chosen": SHAPES["messages"]["messages"], "rejected": SHAPES["messages"]["messages"]},
-        Conversation(TALK),
-    ),
+    ({"dialog": TURNS}, Conversation(TALK)),
+    ({"conversation": SHAREGPT, "id": "x"}, Conversation(TALK)),
+    ({"turns": [{"speaker": "human", "text": "u"}, {"speaker": "gpt", "text": "a"}]}, Conversation(TALK[1:])),
+    ({"prompt": "u", "chosen": TURNS, "rejected": TURNS}, Conversation(TALK)),
     ({"content": "u", "url": "x"}, Conversation((Message(DOCUMENT, "u"),))),
     ({"raw_content": "u"}, Conversation((Message(DOCUMENT, "u"),))),
 ]
@@ -213,10 +205,9 @@ def test_wrong_schemas_say_what_is_wrong(schema: str, said: str, capsys: pytest.
     assert said in capsys.readouterr().err
 
 
-def test_a_mapped_key_that_is_absent_says_which_keys_there_are() -> None:
-    with pytest.raises(
-        RecordError, match=r"prompt: is missing.*--schema prompt_completion:prompt=q.*keys are 'question'"
-    ):
+def test_a_mapped_key_that_is_absent_lists_the_keys_of_the_record() -> None:
+    said = r"prompt: is missing.*--schema prompt_completion:prompt=q.*keys are 'question'"
+    with pytest.raises(RecordError, match=said):
         parse_record({"question": "x", "completion": "y"}, "prompt_completion:prompt=q")
 
 
@@ -226,23 +217,21 @@ def test_every_schema_can_be_mapped() -> None:
 
 
 @pytest.fixture(scope="module")
-def spm(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("spm") / "spm.model"
-    path.write_bytes(train_tokenizer([f"the question and the answer, word {n}" for n in range(100)], 450, SPECIAL))
-    return path
+def spm(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(save_trained(tmp_path_factory.mktemp("spm")))
 
 
 @pytest.mark.parametrize("format", ["olmo", "episodes", "primer", "openchat"])
 def test_plain_documents_are_their_tokens_and_eos_with_loss_on_all(
-    format: str, spm: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    format: str, spm: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     draw = random.Random(7)
     texts = ["".join(draw.choices("the answer\n\t é<|", k=draw.randrange(200))) for _ in range(60)]
     path = tmp_path / "documents.jsonl"
     path.write_text("".join(json.dumps({"id": n, "text": text}) + "\n" for n, text in enumerate(texts)))
-    words = ["prepare", str(path), "--template", "text", "--tokenizer", str(spm), "--format", format, "-o"]
+    words = ["prepare", str(path), "--template", "text", "--tokenizer", spm, "--format", format, "-o"]
     assert main([*words, str(tmp_path / "out")]) == 0
-    tokenizer = load_tokenizer(str(spm))
+    tokenizer = load_tokenizer(spm)
     corpus = open_corpus(tmp_path / "out")
     assert corpus.num_documents == sum(1 for text in texts if text)
     for document in corpus.iter_documents():
@@ -253,7 +242,7 @@ def test_plain_documents_are_their_tokens_and_eos_with_loss_on_all(
 
 
 def test_documents_and_conversations_are_not_mixed(
-    spm: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    spm: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "a.jsonl"
     for record, template, said in (
@@ -261,35 +250,28 @@ def test_documents_and_conversations_are_not_mixed(
         (SHAPES["messages"], "text", f"{path}:1: the record is a conversation"),
     ):
         path.write_text(json.dumps(record) + "\n")
-        words = ["prepare", str(path), "--template", template, "--tokenizer", str(spm), "-o", str(tmp_path / "out")]
+        words = ["prepare", str(path), "--template", template, "--tokenizer", spm, "-o", str(tmp_path / "out")]
         assert main(words) == 1
         assert said in capsys.readouterr().err
 
 
-def test_a_tokenizer_without_eos_ends_no_document(spm: Path) -> None:
-    import types
-
-    from grain_sft.prepare import TEMPLATES, TemplateOptions
-
-    without = types.SimpleNamespace(eos_token_id=None, special_tokens={})
+def test_a_tokenizer_without_eos_ends_no_document() -> None:
+    without: Any = types.SimpleNamespace(eos_token_id=None, special_tokens={})
     with pytest.raises(PrepareError, match="this tokenizer has none"):
-        TEMPLATES["text"](without, TemplateOptions())  # type: ignore[arg-type]
+        TEMPLATES["text"](without, TemplateOptions())
 
 
 def test_the_option_that_an_error_names_prepares_the_file(
-    spm: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    spm: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "qa.jsonl"
-    path.write_text(
-        "".join(json.dumps({"question": f"word {n}", "answer": f"the answer {n}"}) + "\n" for n in range(9))
-    )
-    words = ["prepare", str(path), "--template", "primer", "--tokenizer", str(spm), "-o", str(tmp_path / "out")]
+    records = [{"question": f"word {n}", "answer": f"the answer {n}"} for n in range(9)]
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    words = ["prepare", str(path), "--template", "primer", "--tokenizer", spm, "-o", str(tmp_path / "out")]
     assert main(words) == 1
     error = capsys.readouterr().err
     assert error.startswith(f"grain-sft prepare: {path}:1: the record's keys are 'question', 'answer'; expected")
     assert main([*words, *shlex.split(error.rpartition(" add ")[2])]) == 0
-    tokenizer = load_tokenizer(str(spm))
-    spoken = {
-        tokenizer.decode(each.tokens[each.loss].tolist()) for each in open_corpus(tmp_path / "out").iter_documents()
-    }
-    assert spoken == {f"the answer {n}<|eot|>" for n in range(9)}
+    tokenizer, documents = load_tokenizer(spm), open_corpus(tmp_path / "out").iter_documents()
+    said = {tokenizer.decode(each.tokens[each.loss].tolist()) for each in documents}
+    assert said == {f"the answer {n}<|eot|>" for n in range(9)}

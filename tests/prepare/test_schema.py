@@ -11,26 +11,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from grain_sft.errors import PrepareError, RecordError
-from grain_sft.prepare.records.messages import Conversation, Message
-from grain_sft.prepare.records.schema import SCHEMAS, parse_json, parse_record
+from grain_sft.prepare import SCHEMAS, Conversation, Message, parse_json, parse_record
 
 CHAT = [{"role": "system", "content": "s"}, {"role": "user", "content": ""}, {"role": "assistant", "content": "a"}]
 
 
-def error_of(record: object, schema: str = "auto") -> str:
+def messages(*extra: object) -> dict:
+    return {"messages": [{"role": "user", "content": "u"}, *extra]}
+
+
+def check_error(record: object, schema: str, *parts: str) -> None:
     with pytest.raises(RecordError) as error:
         parse_record(record, schema)
-    return str(error.value)
-
-
-def error_of_line(line: bytes) -> str:
-    with pytest.raises(RecordError) as error:
-        parse_json(line)
-    return str(error.value)
-
-
-def messages(*extra: dict) -> dict:
-    return {"messages": [{"role": "user", "content": "u"}, *extra]}
+    assert all(part in str(error.value) for part in parts), error.value
 
 
 @pytest.mark.parametrize("schema", ["messages", "auto", "chat"])
@@ -39,38 +32,41 @@ def test_messages_are_read_in_order(schema):
     assert parse_record({"messages": CHAT}, schema) == Conversation(expected)
 
 
+def user(**message: object) -> dict:
+    return messages({"role": "user", "content": "x", **message})
+
+
 @pytest.mark.parametrize(
     ("record", "parts"),
     [
         ({}, ["messages: is missing"]),
         ({"mesages": []}, ["key 'mesages'", "Did you mean 'messages'?"]),
         ({"messages": CHAT, "tools": [{"name": "f"}]}, ["key 'tools'", "--schema chat"]),
+        ({"messages": None}, ["messages: null; expected a list"]),
         ({"messages": {}}, ["messages: an object; expected a list"]),
         ({"messages": []}, ["messages: is empty"]),
         ({"messages": [*CHAT, "x"]}, ["messages[3]: a string ('x'); expected an object"]),
-        (messages({"role": "asistant", "content": "x"}), ["messages[1].role: 'asistant'", "Did you mean 'assistant'?"]),
-        (
-            messages({"role": "tool", "content": "x"}),
-            ["messages[1].role: 'tool'; expected one of system, user, assistant."],
-        ),
-        (messages({"role": 3, "content": "x"}), ["messages[1].role: the number 3"]),
+        (messages([]), ["messages[1]: a list"]),
+        (user(role="asistant"), ["messages[1].role: 'asistant'", "Did you mean 'assistant'?"]),
+        (user(role="User"), ["Did you mean 'user'?"]),
+        (user(role="tool"), ["messages[1].role: 'tool'; expected one of system, user, assistant."]),
+        (user(role=3), ["messages[1].role: the number 3"]),
         (messages({"content": "x"}), ["messages[1].role: is missing"]),
         (messages({"role": "user"}), ["messages[1].content: is missing"]),
-        (messages({"role": "user", "content": None}), ["messages[1].content: null; expected a string"]),
-        (messages({"role": "user", "content": ["x"]}), ["messages[1].content: a list; expected a string"]),
-        (messages({"role": "user", "content": True}), ["messages[1].content: true"]),
+        (user(content=None), ["messages[1].content: null; expected a string"]),
+        (user(content=["x"]), ["messages[1].content: a list; expected a string"]),
+        (user(content=True), ["messages[1].content: true"]),
+        (user(content=1.5), ["messages[1].content: the number 1.5"]),
         (messages({"role": "user", "contents": "x"}), ["messages[1]: key 'contents'", "Did you mean 'content'?"]),
-        (messages({"role": "user", "content": "x", "name": "n"}), ["messages[1]: key 'name'; expected exactly"]),
-        (messages({"role": "user", "content": "x\0"}), ["messages[1].content: character 1 is NUL"]),
+        (user(name="n"), ["messages[1]: key 'name'; expected exactly"]),
+        (user(content="x\0"), ["messages[1].content: character 1 is NUL"]),
         ([], ["the record is a list; expected a JSON object"]),
         ("text", ["the record is a string ('text')"]),
         (None, ["the record is null"]),
     ],
 )
 def test_strict_messages_say_what_is_wrong_and_where(record, parts):
-    message = error_of(record, "messages")
-    for part in parts:
-        assert part in message
+    check_error(record, "messages", *parts)
 
 
 def test_chats_keep_further_keys_for_the_templates():
@@ -86,16 +82,18 @@ def test_chats_keep_further_keys_for_the_templates():
     ("record", "parts"),
     [
         (messages({"role": "assistant", "content": None}), ["messages[1].content: null"]),
-        (messages({"role": "user", "content": "x", "wieght": 1}), ["messages[1]: unknown key 'wieght'", "'weight'"]),
-        (messages({"role": "user", "content": "x", "weight": "1"}), ["messages[1].weight: '1'"]),
-        (messages({"role": "user", "content": "x", "weight": True}), ["messages[1].weight: True"]),
-        (messages({"role": "user", "content": "x", "weight": -1}), ["messages[1].weight: -1"]),
-        (messages({"role": "user", "content": "x", "weight": float("nan")}), ["messages[1].weight: nan"]),
-        (messages({"role": "user", "content": "x", "weight": 10**400}), ["messages[1].weight: 1000"]),
-        (messages({"role": "human", "content": "x"}), ["messages[1].role: 'human'"]),
-        (messages({"role": "tool", "content": "x", "name": 3}), ["messages[1].name: the number 3"]),
-        (messages({"role": "tool", "content": "x", "extra": b"x"}), ["messages[1].extra", "what JSON can hold"]),
-        (messages({"role": "tool", "content": "x", "extra": {"a": ["\0"]}}), ["messages[1].extra.a[0]: character 0"]),
+        (user(wieght=1), ["messages[1]: unknown key 'wieght'", "'weight'"]),
+        (user(weight="1"), ["messages[1].weight: '1'"]),
+        (user(weight=True), ["messages[1].weight: True"]),
+        (user(weight=-1), ["messages[1].weight: -1"]),
+        (user(weight=float("nan")), ["messages[1].weight: nan"]),
+        (user(weight=10**400), ["messages[1].weight: 1000"]),
+        (user(role="human"), ["messages[1].role: 'human'"]),
+        (user(name=3), ["messages[1].name: the number 3"]),
+        (user(extra=b"x"), ["messages[1].extra", "what JSON can hold"]),
+        (user(extra={3: 1}), ["messages[1].extra: key 3; expected a string"]),
+        (user(extra={"a": ["\0"]}), ["messages[1].extra.a[0]: character 0"]),
+        (user(extra=json.loads("[" * 65 + "]" * 65)), ["messages[1]: nested too deep"]),
         ({"messages": CHAT, "system": 3}, ["the record.system: the number 3"]),
         ({"messages": CHAT, "sytem": "x"}, ["unknown key 'sytem'", "'system'"]),
         ({"messages": CHAT, "tools": "f"}, ["tools: a string"]),
@@ -108,9 +106,7 @@ def test_chats_keep_further_keys_for_the_templates():
     ],
 )
 def test_other_schemas_say_what_is_wrong_and_where(record, parts):
-    message = error_of(record)
-    for part in parts:
-        assert part in message
+    check_error(record, "auto", *parts)
 
 
 def test_episodes_have_a_system_text_and_a_context():
@@ -119,7 +115,7 @@ def test_episodes_have_a_system_text_and_a_context():
     assert (found.system, found.context, len(found.messages)) == ("be kind", "episode_id: 7, language: en", 2)
     assert parse_record({**record, "context": {"id": 7}}, "episode").context == '{"id": 7}'
     assert found == parse_record(record)
-    assert "messages[0].role: 'tool'" in error_of({"messages": [{"role": "tool", "content": ""}]}, "episode")
+    check_error({"messages": [{"role": "tool", "content": ""}]}, "episode", "messages[0].role: 'tool'")
 
 
 def test_tool_calls_have_a_name_and_arguments_and_results_text_or_json():
@@ -144,7 +140,7 @@ def test_tool_calls_have_a_name_and_arguments_and_results_text_or_json():
         ({"role": "assistant_toolcall", "name": "f", "arguments": "{}"}, "messages[1].arguments: a string"),
         ({"role": "toolresult", "name": "f"}, "messages[1].content: is missing"),
     ):
-        assert part in error_of(messages(bad), "tools")
+        check_error(messages(bad), "tools", part)
 
 
 def test_openchat_items_have_weights():
@@ -181,6 +177,11 @@ def test_an_unknown_schema_is_named():
         (b"", ["column 1"]),
         (b"{'a': 1}", ["column 2"]),
         (b'{"a": "\x01"}', ["column 8"]),
+        (rb'{"a": "\x41"}', ["column 8"]),
+        (b'{"a": 1},', ["column 9"]),
+        (b"// chats", ["column 1"]),
+        (b'{"a": "\xc0\xaf"}', ["byte 7", "UTF-8"]),
+        (b'{"a": "\\udc00\\ud800"}', ["half of a surrogate pair"]),
         (b'{"a": 1, "b": {"c": 1, "c": 1}}', ["key 'c' occurs twice"]),
         (b'{"a": NaN}', ["NaN"]),
         (b'{"a": -Infinity}', ["-Infinity"]),
@@ -195,9 +196,10 @@ def test_an_unknown_schema_is_named():
     ],
 )
 def test_json_that_can_be_read_two_ways_or_none_is_an_error(line, parts):
-    message = error_of_line(line)
-    for part in parts:
-        assert part in message
+    with pytest.raises(RecordError) as error:
+        parse_json(line)
+    message = str(error.value)
+    assert all(part in message for part in parts), message
     assert len(message) < 400 and message.isprintable()
 
 
@@ -226,23 +228,15 @@ def test_any_bytes_are_a_value_or_a_record_error(line):
     assert json.loads(line.decode("utf-8-sig")) == value
 
 
+KEYS = (
+    *("messages", "role", "content", "items", "prompt", "completion", "name", "weight", "system", "conversations"),
+    *("from", "value", "instruction", "input", "output", "history", "text", "tools", "question", "answer", "dialog"),
+)
+ROLES = ("user", "assistant", "human", "gpt", "toolresult", "assistant_toolcall")
+KEY = st.sampled_from(KEYS) | st.text(max_size=3)
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
-    lambda inner: (
-        st.lists(inner, max_size=3)
-        | st.dictionaries(
-            st.sampled_from(
-                [
-                    *("messages", "role", "content", "items", "prompt", "completion", "name", "weight", "system"),
-                    *("conversations", "from", "value", "instruction", "input", "output", "history", "text", "tools"),
-                    *("question", "answer", "dialog"),
-                ]
-            )
-            | st.text(max_size=3),
-            inner | st.sampled_from(["user", "assistant", "human", "gpt", "toolresult", "assistant_toolcall"]),
-            max_size=4,
-        )
-    ),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEY, inner | st.sampled_from(ROLES), max_size=4),
     max_leaves=15,
 )
 

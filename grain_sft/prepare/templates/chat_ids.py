@@ -12,7 +12,7 @@ import numpy.typing as npt
 from grain_sft.errors import CorpusError, RecordError
 from grain_sft.prepare.templates.chat_controls import Control, Expected
 from grain_sft.prepare.templates.chat_template import Spans
-from grain_sft.prepare.templates.template import Rendered, SpecialText, special_text_of
+from grain_sft.prepare.templates.template import Rendered, SpecialText
 from grain_sft.prepare.tokenizers import Tokenizer
 from grain_sft.prepare.tokenizers.huggingface import renamed
 
@@ -42,7 +42,7 @@ class Encoder(abc.ABC):
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        self.special: SpecialText = special_text_of(tuple(tokenizer.special_tokens))
+        self.special = SpecialText(tokenizer.special_tokens)
         self._tokenizer: Any = tokenizer
         self._spellings = {number: text for text, number in tokenizer.special_tokens.items()}
         self._is_control = np.zeros(tokenizer.vocab_size, np.bool_)

@@ -25,9 +25,9 @@ from grain_sft.prepare.records.messages import Conversation, Message
 from grain_sft.prepare.templates.template import (
     Piece,
     PiecesTemplate,
+    SpecialText,
     TemplateOptions,
     no_assistant,
-    special_text_of,
     takes_loss,
 )
 from grain_sft.prepare.tokenizers import Tokenizer
@@ -64,7 +64,7 @@ class Episode(PiecesTemplate):
             tag: tag if number is None else [number] for tag, number in numbers.items()
         }
         spelled = tuple(tag for tag, number in numbers.items() if number is None)
-        self.special = special_text_of((*spelled, *(self.special.spellings if self.special else ())))
+        self.special = SpecialText((*spelled, *(self.special.spellings if self.special else ())))
 
     def pieces(self, conversation: Conversation) -> list[Piece]:
         pieces: list[Piece] = []

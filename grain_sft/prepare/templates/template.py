@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-import functools
 import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -92,7 +91,7 @@ class Template(abc.ABC):
     def __init__(self, tokenizer: Tokenizer, options: TemplateOptions) -> None:
         self.tokenizer = tokenizer
         self.chosen = options
-        self.special = special_text_of(tuple(tokenizer.special_tokens)) if options.special_text == "error" else None
+        self.special = SpecialText(tokenizer.special_tokens) if options.special_text == "error" else None
 
     @abc.abstractmethod
     def render(self, conversations: Sequence[Conversation]) -> list[Result]:
@@ -236,7 +235,7 @@ def no_assistant(by: tuple[str, ...] = ("assistant",)) -> RecordError:
 class SpecialText:
     """Finds spellings of special tokens; under 0.1 us for a short text without any of their first characters."""
 
-    def __init__(self, spellings: Sequence[str]) -> None:
+    def __init__(self, spellings: Iterable[str]) -> None:
         self.spellings = frozenset(spelling for spelling in spellings if spelling)
         self.pattern = any_of(self.spellings)
         self._first = tuple({spelling[0] for spelling in self.spellings})
@@ -263,9 +262,3 @@ def any_of(texts: Iterable[str], pattern: str = "{}") -> re.Pattern[str]:
     """Return the pattern of any of these texts, the longest first, within another pattern."""
     longest_first = sorted(texts, key=lambda text: (-len(text), text))
     return re.compile(pattern.format("|".join(map(re.escape, longest_first)) or "(?!)"))
-
-
-@functools.lru_cache(maxsize=16)
-def special_text_of(spellings: tuple[str, ...]) -> SpecialText:
-    """Return the finder of these spellings, made once."""
-    return SpecialText(spellings)
