@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import abc
 import dataclasses
+import functools
 import warnings
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from collections.abc import Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -85,52 +87,52 @@ def _parts(sharding: Sharding, shape: tuple[int, int]) -> dict[Any, Any]:
         ) from error
 
 
-class Placement(Protocol):
+class Placement(abc.ABC):
     """Way of global batches of one shape to the devices.
 
     Attributes:
       reads: int64 [n], rows of the global batch that this process reads.
       writer: Process whose observers are called.
+      shape: Shape of the arrays that are put on the devices.
+      sharding: Sharding of these arrays.
     """
 
     reads: npt.NDArray[np.int64]
     writer: int
+    shape: tuple[int, int]
+    sharding: Sharding
+
+    @abc.abstractmethod
+    def part(self, array: npt.NDArray[Any], index: Index) -> npt.NDArray[Any]:
+        """Return a device's part of what this process read, [len(reads), L]."""
 
     def put(self, array: npt.NDArray[Any]) -> jax.Array:
         """Return the global array of what this process read, [len(reads), L]. Called in any thread."""
-        ...
+        part = functools.partial(self.part, array)
+        named = {} if self.sharding.addressable_devices else {"dtype": array.dtype}  # earlier versions of JAX lack it
+        return jax.make_array_from_callback(self.shape, self.sharding, part, **named)
 
     def finish(self, batch: GlobalBatch) -> GlobalBatch:
         """Return the batch as the trainer gets it. Called in the trainer's thread."""
-        ...
+        return batch
 
 
-class DirectPlacement:
+class DirectPlacement(Placement):
     """Placement where every process puts the rows of its own devices there."""
 
     def __init__(self, sharding: Sharding, shape: tuple[int, int], batch_rows: int) -> None:
         mine = process_rows(sharding, shape)
-        self._sharding, self._shape, self._rows = sharding, shape, mine.rows
-        self.writer, self.reads = mine.first, mine.rows[mine.rows < batch_rows]
+        self.sharding, self.shape, self.writer = sharding, shape, mine.first
+        self.reads = mine.rows[mine.rows < batch_rows]
 
-    def put(self, array: npt.NDArray[Any]) -> jax.Array:
-        if len(self._rows) > len(self.reads):
-            filled = np.zeros((len(self._rows), *array.shape[1:]), array.dtype)
-            filled[: len(array)] = array
-            array = filled
-
-        def part(index: Index) -> npt.NDArray[Any]:
-            start, stop, _ = index[0].indices(self._shape[0])
-            first = int(np.searchsorted(self._rows, start))  # a device's rows are consecutive also among the process's
-            return array[first : first + stop - start, index[1]]
-
-        return _global_array(self._shape, self._sharding, part, array.dtype)
-
-    def finish(self, batch: GlobalBatch) -> GlobalBatch:
-        return batch
+    def part(self, array: npt.NDArray[Any], index: Index) -> npt.NDArray[Any]:
+        start, stop, _ = index[0].indices(self.shape[0])
+        first = int(self.reads.searchsorted(start))  # a device's rows are consecutive also among the process's
+        read = array[first : first + stop - start, index[1]]
+        return _filled(read, stop - start)
 
 
-class LoaderPlacement:
+class LoaderPlacement(Placement):
     """Placement where some processes put equally many rows on each of their devices, and a collective spreads them."""
 
     def __init__(self, sharding: Sharding, shape: tuple[int, int], batch_rows: int, loaders: Sequence[int]) -> None:
@@ -140,8 +142,8 @@ class LoaderPlacement:
             raise PipelineError(f"loaders={list(loaders)}: none of these processes has a device of {sharding}.")
         self.writer = devices[loading[0]].process_index
         self._each = -(-batch_rows // len(loading))
-        self._shape = (len(devices) * self._each, shape[1])
-        self._sharding = NamedSharding(Mesh(np.array(devices), ("rows",)), PartitionSpec("rows"))  # type: ignore[no-untyped-call]
+        self.shape = (len(devices) * self._each, shape[1])
+        self.sharding = NamedSharding(Mesh(np.array(devices), ("rows",)), PartitionSpec("rows"))  # type: ignore[no-untyped-call]
         blocks = np.array_split(np.arange(batch_rows), range(self._each, len(loading) * self._each, self._each))
         order = np.zeros(shape[0], np.int32)  # index of each row of the batch among the rows that are put
         self._read: dict[int, slice] = {}  # rows of each device among those that this process reads
@@ -151,23 +153,16 @@ class LoaderPlacement:
             if devices[number].process_index == jax.process_index():
                 self._read[number] = slice(len(self.reads), len(self.reads) + len(block))
                 self.reads = np.append(self.reads, block)
-        filling = np.arange(shape[0]) >= batch_rows
-        self._spread = jax.jit(lambda array: jax.numpy.where(filling[:, None], 0, array[order]), out_shardings=sharding)
+        filling = np.arange(shape[0])[:, None] >= batch_rows
+        self._spread = jax.jit(lambda array: jax.numpy.where(filling, 0, array[order]), out_shardings=sharding)
 
-    def put(self, array: npt.NDArray[Any]) -> jax.Array:
-        def part(index: Index) -> npt.NDArray[Any]:
-            number = index[0].indices(self._shape[0])[0] // self._each
-            read = array[self._read.get(number, slice(0))]
-            return np.pad(read, ((0, self._each - len(read)), (0, 0)))
-
-        return _global_array(self._shape, self._sharding, part, array.dtype)
+    def part(self, array: npt.NDArray[Any], index: Index) -> npt.NDArray[Any]:
+        number = index[0].indices(self.shape[0])[0] // self._each
+        return _filled(array[self._read.get(number, slice(0))], self._each)
 
     def finish(self, batch: GlobalBatch) -> GlobalBatch:
         return {key: self._spread(array) for key, array in batch.items()}  # all processes run collectives in one order
 
 
-def _global_array(
-    shape: tuple[int, int], sharding: Sharding, part: Callable[[Index], npt.NDArray[Any]], dtype: np.dtype[Any]
-) -> jax.Array:
-    named = {} if sharding.addressable_devices else {"dtype": dtype}  # which earlier versions of JAX do not take
-    return jax.make_array_from_callback(shape, sharding, part, **named)  # type: ignore[arg-type]
+def _filled(rows: npt.NDArray[Any], count: int) -> npt.NDArray[Any]:
+    return rows if len(rows) == count else np.pad(rows, ((0, count - len(rows)), (0, 0)))

@@ -1,9 +1,8 @@
 """Global arrays: the same on 1, 2 and 4 real processes, on any mesh, from any step, whoever loads."""
 
 import json
-import threading
+import queue
 
-import grain
 import jax
 import numpy as np
 import pytest
@@ -11,7 +10,7 @@ from batches import assert_same
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 from jax_processes import CASES, LOCAL, digest, run
 
-from grain_sft import GrainSftError, Host, Pipeline, load
+from grain_sft import GrainSftError, Host, load
 from grain_sft.integrations.jax_arrays import GlobalBatches, process_rows
 
 LENGTH, BATCH, STEPS = 32, 8, 3
@@ -72,15 +71,13 @@ def test_two_processes_have_the_global_arrays_of_one_on_every_mesh(folder, pipel
     check(printed, digests(pipeline, range(2, 2 + STEPS)), CASES)
     check(printed, digests(pipeline, range(STEPS), order=[0, 2, 4, 6, 1, 3, 5, 7]), [LOCAL])
     assert states(printed)["next_step"] == 2 + STEPS
-    reads = {case: [lines[0]["reads"] for lines in by_case(printed, case)] for case in CASES}
+    reads = {
+        case: [next(line["reads"] for line in lines if line["case"] == case) for lines in printed] for case in CASES
+    }
     assert reads["data"] == [[0, 1, 2, 3], [4, 5, 6, 7]]
     assert reads["data x sequence"] == reads["data x model"] == reads["data"]
     everything = [list(range(8))] * 2
     assert reads["data x sequence over hosts"] == reads["data x model over hosts"] == reads["columns"] == everything
-
-
-def by_case(printed, case):
-    return [[line for line in lines if line["case"] == case] for lines in printed]
 
 
 @pytest.mark.processes
@@ -124,28 +121,17 @@ def test_how_far_ahead_batches_begin_changes_no_value(pipeline, ahead):
         assert_same(batch, pipeline[step])
 
 
-class Counting(grain.transforms.Map):
-    """Changes nothing; says when it has seen so many batches."""
-
-    def __init__(self, expected):
-        self.left, self.enough = expected, threading.Event()
-
-    def map(self, element):
-        self.left -= 1
-        if not self.left:
-            self.enough.set()
-        return element
-
-
 @pytest.mark.parametrize(("ahead", "begun"), [(1, 3), (3, 5)])
 def test_the_next_batches_begin_before_they_are_asked_for(pipeline, ahead, begun):
-    counting = Counting(begun)
-    watched = Pipeline(pipeline.source, pipeline.sampler, [*pipeline.transforms, counting])
-    batches = GlobalBatches(watched, sharding(), ahead=ahead, threads=1)
+    prepared = queue.SimpleQueue()
+    batches = GlobalBatches(
+        pipeline, sharding(), ahead=ahead, threads=1, prepare=lambda step, batch: prepared.put(step) or batch
+    )
     next(batches)
     next(batches)
-    assert counting.enough.wait(300)
-    assert counting.left == 0
+    assert [prepared.get(timeout=300) for _ in range(begun)] == list(range(begun))
+    with pytest.raises(queue.Empty):
+        prepared.get(timeout=0.1)
 
 
 def test_the_batches_end_with_the_last_step_and_begin_again_when_reset(folder):
@@ -225,8 +211,8 @@ def test_an_audit_log_has_what_was_handed_out(folder, tmp_path):
 
 
 def test_what_a_process_holds_is_a_block_or_not(pipeline):
-    held = process_rows(sharding(), (BATCH, LENGTH))
-    assert held.rows.tolist() == list(range(BATCH)) and held.host == (0, 1)
+    mine = process_rows(sharding(), (BATCH, LENGTH))
+    assert mine.rows.tolist() == list(range(BATCH)) and mine.host == (0, 1)
     assert process_rows(sharding(), (BATCH, LENGTH), process=1).host is None
 
 
