@@ -10,8 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-from test_plugin import PLUGIN, config, packed
+from test_plugin import LAYOUTS, PLUGIN, config
 
 import grain_sft
 
@@ -40,9 +39,8 @@ print(TEMPLATES["example"].jinja.replace("\\n", " "))
 """
 
 
-@pytest.fixture
-def package(tmp_path):
-    """The folder of a copy of the package with the plugin's entries inside, each named "example"."""
+def copy_with_entries(tmp_path):
+    """Return the folder of a copy of the package with the plugin's entries inside, each named "example"."""
     root = tmp_path / "inside" / "grain_sft"
     shutil.copytree(Path(grain_sft.__file__).parent, root, ignore=shutil.ignore_patterns("*.pyc.*"))
     for entry, (folder, file, table) in ENTRIES.items():
@@ -58,17 +56,18 @@ def package(tmp_path):
     return root.parent
 
 
-def test_every_kind_of_entry_takes_one_file_and_one_line(tmp_path, package, monkeypatch):
+def test_every_kind_of_entry_takes_one_file_and_one_line(tmp_path, monkeypatch):
+    package = copy_with_entries(tmp_path)
     monkeypatch.setenv("GRAIN_SFT_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setenv("GRAIN_SFT_EXAMPLE_STEPS", str(tmp_path / "steps.txt"))
     monkeypatch.setenv("PYTHONPATH", str(package))
     monkeypatch.syspath_prepend(str(PLUGIN))
     expected, paths = [], []
-    for make in (config, packed):
-        from_outside = make(tmp_path)
+    for layout in LAYOUTS:
+        from_outside = config(tmp_path, layout)
         batch = grain_sft.load(from_outside, host=grain_sft.Host(0, 1))[2]
         expected.append({key: array.tolist() for key, array in batch.items()})
-        paths.append(tmp_path / f"{make.__name__}.json")
+        paths.append(tmp_path / f"{layout}.json")
         paths[-1].write_text(re.sub(r"grain_sft_example\.\w+:\w+", "example", json.dumps(from_outside)))
     command = [sys.executable, "-c", PROGRAM, *map(str, paths), str(package)]
     run = subprocess.run(command, capture_output=True, text=True, cwd=package, timeout=400)

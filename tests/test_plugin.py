@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -19,6 +18,7 @@ from grain_sft import Host
 
 PLUGIN = Path(__file__).parent / "plugin"
 LENGTH = 32
+CHANGES = {"layout": {"stride": 13}, "sampler": {"seed": 4}}
 
 
 @pytest.fixture(autouse=True)
@@ -29,7 +29,13 @@ def installed(monkeypatch, tmp_path):
     monkeypatch.setenv("GRAIN_SFT_EXAMPLE_STEPS", str(tmp_path / "steps.txt"))
 
 
-def config(folder: Path, **layout) -> dict:
+LAYOUTS = {
+    "layout": {"kind": "grain_sft_example.layouts:OverlappingWindows", "stride": 12, "sequence_length": LENGTH},
+    "packing": {"kind": "packed", "algorithm": "grain_sft_example.packing:next_fit", "sequence_length": LENGTH},
+}
+
+
+def config(folder: Path, layout: str = "layout") -> dict:
     """A config whose every part is from outside."""
     articles = folder / "articles"
     if not articles.exists():
@@ -41,12 +47,7 @@ def config(folder: Path, **layout) -> dict:
             np.stack([lengths.cumsum() - lengths, lengths], 1).astype("<u8").tofile(articles / f"{number}.pairs")
     return {
         "corpus": {"path": str(articles), "format": "grain_sft_example.formats:Articles"},
-        "layout": {
-            "kind": "grain_sft_example.layouts:OverlappingWindows",
-            "stride": 12,
-            "sequence_length": LENGTH,
-            **layout,
-        },
+        "layout": LAYOUTS[layout],
         "sampler": {"order": "grain_sft_example.orders:evens_first", "seed": 3, "global_batch_size": 12},
         "transforms": [
             "ngram_filter",
@@ -57,27 +58,13 @@ def config(folder: Path, **layout) -> dict:
     }
 
 
-PACKED = {"kind": "packed", "algorithm": "grain_sft_example.packing:next_fit"}
-
-
-def packed(folder: Path) -> dict:
-    made = config(folder)
-    made["layout"] = {"sequence_length": LENGTH, **PACKED}
-    return made
-
-
-@pytest.mark.parametrize("make", [config, packed])
-def test_hosts_resumes_and_workers_give_the_same_batches(tmp_path, make):
-    stated = make(tmp_path)
-    whole = grain_sft.load(stated, host=Host(0, 1))
-    assert "grain_sft_example" in repr(whole.source.layout) + whole.source.layout.kind + str(stated["layout"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_hosts_resumes_and_workers_give_the_same_batches(tmp_path, layout):
+    stated = config(tmp_path, layout)
+    whole, *hosts = (grain_sft.load(stated, host=host) for host in (Host(0, 1), Host(0, 3), Host(1, 3), Host(2, 3)))
     for step in (0, 1, 5):
-        parts = [grain_sft.load(stated, host=Host(index, 3))[step] for index in range(3)]
-        for key, array in whole[step].items():
-            joined = np.zeros_like(array)
-            for index, part in enumerate(parts):
-                joined[index::3] = part[key]
-            np.testing.assert_array_equal(joined, array)
+        for index, host in enumerate(hosts):
+            assert_same(host[step], {key: array[index::3] for key, array in whole[step].items()})
     expected = [whole[step] for step in range(2, 6)]
     for options in ({}, {"worker_count": 1}):
         with contextlib.closing(grain_sft.load(stated, host=Host(0, 1)).iter(start_step=2, **options)) as batches:
@@ -101,17 +88,15 @@ def test_receipts_follow_the_options(tmp_path):
     stated = config(tmp_path)
     receipt = grain_sft.load(stated, host=Host(0, 1)).receipt
     assert receipt == grain_sft.load(stated, host=Host(1, 2)).receipt
-    for section, key, value in (("layout", "stride", 13), ("sampler", "seed", 4)):
-        other = {**stated, section: {**stated[section], key: value}}
-        assert str(grain_sft.load(other, host=Host(0, 1)).receipt) != str(receipt)
-    other = {**stated, "transforms": [*stated["transforms"][:2]]}
-    assert str(grain_sft.load(other, host=Host(0, 1)).receipt) != str(receipt)
+    changes = [{section: {**stated[section], **changed}} for section, changed in CHANGES.items()]
+    for other in (*changes, {"transforms": stated["transforms"][:2]}):
+        assert str(grain_sft.load(stated | other, host=Host(0, 1)).receipt) != str(receipt)
 
 
-@pytest.mark.parametrize("make", [config, packed])
-def test_every_command_takes_the_config(tmp_path, make):
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_every_command_takes_the_config(tmp_path, layout):
     path = tmp_path / "config.json"
-    path.write_text(json.dumps(make(tmp_path) | {"audit": str(tmp_path / "audit")}))
+    path.write_text(json.dumps(config(tmp_path, layout) | {"audit": str(tmp_path / "audit")}))
     with contextlib.closing(grain_sft.load(path, host=Host(0, 1)).iter()) as batches:
         for _ in range(6):
             next(batches)
@@ -123,15 +108,11 @@ def test_every_command_takes_the_config(tmp_path, make):
         ["report", path, "--output", tmp_path / "report.html"],
         ["audit-check", tmp_path / "audit.log", path],
     ]
-    if make is config:
+    if layout == "layout":
         commands.append(["bench", path, "--seconds", "2"])
     for command in commands:
-        run = subprocess.run(
-            [sys.executable, "-m", "grain_sft", *map(str, command)],
-            capture_output=True,
-            text=True,
-            env=dict(os.environ),
-        )
+        arguments = [sys.executable, "-m", "grain_sft", *map(str, command)]
+        run = subprocess.run(arguments, capture_output=True, text=True)
         assert run.returncode == 0, f"{command}: {run.stdout}\n{run.stderr}"
 
 
@@ -139,7 +120,7 @@ def test_a_template_from_outside_prepares_a_corpus(tmp_path):
     pytest.importorskip("transformers")
     from tokenizer_makers import byte_level_json, save_huggingface
 
-    from grain_sft.prepare import Dataset, Request, prepare
+    from grain_sft.prepare import Dataset, Request, load_tokenizer, prepare
 
     save_huggingface(tmp_path / "hf", byte_level_json(("<|im_start|>", "<|im_end|>")), eos="<|im_end|>")
     chat = {"messages": [{"role": "user", "content": "two?"}, {"role": "assistant", "content": "yes, two"}]}
@@ -147,7 +128,5 @@ def test_a_template_from_outside_prepares_a_corpus(tmp_path):
     inputs = (Dataset((str(tmp_path / "chats.jsonl"),)),)
     name = "grain_sft_example.templates:SHOUTING"
     prepare(Request(inputs, name, str(tmp_path / "hf"), "olmo", val_frac=0.0), tmp_path / "out", workers=1)
-    from grain_sft.prepare import load_tokenizer
-
     corpus = grain_sft.open_corpus(tmp_path / "out")
     assert "YES, TWO" in load_tokenizer(str(tmp_path / "hf")).decode(next(corpus.iter_documents()).tokens.tolist())
