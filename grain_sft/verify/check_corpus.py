@@ -232,7 +232,7 @@ def _check_statistics(report: Report, corpus: Corpus, manifest: Json | None, tra
         found["trainable_tokens"] = trainable
     with report.errors("statistics", manifest.path):
         splits = manifest.object("splits")
-        counts = [splits.object(split) for split, _ in splits.entries()]
+        counts = [splits.object(split) for split in splits.data]
         stated = [{name: count.count(name) for name in found} for count in counts]
         if stated and all(any(entry[name] not in (None, found[name]) for name in found) for entry in stated):
             listed = "; or ".join(", ".join(f"{value} {name}" for name, value in entry.items()) for entry in stated)

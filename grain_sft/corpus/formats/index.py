@@ -8,14 +8,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
-import numpy as np
 
 from grain_sft.corpus.corpus import Corpus
 from grain_sft.corpus.formats import Format
 from grain_sft.corpus.formats.files import corpus_of_files, find_loss
-from grain_sft.corpus.formats.metadata import DirectoryListing, Json
+from grain_sft.corpus.formats.metadata import CorpusMetadata, DirectoryListing, Json
 from grain_sft.corpus.formats.mix import head_of
-from grain_sft.corpus.formats.scanning import ReadOptions, TokenFile, check_loss, check_masks, in_threads
+from grain_sft.corpus.formats.scanning import ReadOptions, TokenFile, check_loss, check_masks, corpus_of, in_threads
 from grain_sft.corpus.index_writer import INDEX_FORMAT, INDEX_VERSION, MAXTEXT_VERSION, maxtext_fingerprint
 from grain_sft.corpus.loss import scan_loss
 from grain_sft.corpus.shard import Count, Shard, TokenDtype, token_dtype
@@ -44,11 +43,10 @@ class Index(Format):
 
     def read(self, found: str, options: ReadOptions, listing: DirectoryListing) -> Corpus:
         data = Json.load(found, _EXPECTED)
-        keys = dict(data.entries())
         try:
-            if keys.get("format") == INDEX_FORMAT:
+            if data.get("format") == INDEX_FORMAT:
                 corpus = _read_own(data, options, listing)
-            elif "format_version" in keys and "files" in keys:
+            elif {"format_version", "files"} <= data.data.keys():
                 corpus = _read_maxtext(data, options, listing)
             else:
                 raise CorpusError(
@@ -70,26 +68,22 @@ class Index(Format):
 
 
 class _OwnIndex(msgspec.Struct):
-    """What `index_writer` writes; further keys are ignored."""
+    """What `index_writer` writes besides `CorpusMetadata`."""
 
     version: int
     fingerprint: str
     dtype: TokenDtype
     eos_token_id: Count | None
-    tokenizer: str | None
     shards: tuple[Shard, ...]
-    tokenizer_sha256: str | None = None
-    pad_token_id: Count | None = None
     sources: FileStamp | None = None
-    source_names: tuple[str, ...] = ()
     use_loss_mask: bool | None = None
 
 
 def _read_own(data: Json, options: ReadOptions, listing: DirectoryListing) -> Corpus:
-    path, entries = data.path, dict(data.entries())
-    if entries.get("version", INDEX_VERSION) != INDEX_VERSION:
+    path = data.path
+    if data.data.get("version", INDEX_VERSION) != INDEX_VERSION:
         raise CorpusError(
-            f"{path}: index version {entries['version']!r}; this grain_sft reads version {INDEX_VERSION}. "
+            f"{path}: index version {data.get('version')!r}; this grain_sft reads version {INDEX_VERSION}. "
             "Build it again with `grain-sft index`."
         )
     index = data.convert(_OwnIndex, _DAMAGED)
@@ -99,19 +93,9 @@ def _read_own(data: Json, options: ReadOptions, listing: DirectoryListing) -> Co
         found = _locate(path, file.path, options)
         return dataclasses.replace(file, path=found, version=file.version if found == file.path else None, root=None)
 
-    dtype = token_dtype(index.dtype, path)
-    if (index.eos_token_id or 0) > np.iinfo(dtype).max:
-        raise CorpusError(f"{path}: eos_token_id is {index.eos_token_id}, which {dtype} can't hold. Build it again.")
-    corpus = Corpus(
-        shards=index.shards,
-        dtype=dtype,
-        eos_token_id=index.eos_token_id,
-        tokenizer=index.tokenizer,
-        tokenizer_sha256=index.tokenizer_sha256,
-        pad_token_id=index.pad_token_id,
-        sources_file=index.sources,
-        source_names=index.source_names,
-    ).map_files(locate)
+    metadata = CorpusMetadata.of(data, _DAMAGED)
+    corpus = corpus_of(index.shards, token_dtype(index.dtype, path), metadata, sources_file=index.sources)
+    corpus = corpus.map_files(locate)
     _check_own(path, index.fingerprint, corpus)
     return _choose_loss(path, index.use_loss_mask, _pinned(corpus), options, listing)
 

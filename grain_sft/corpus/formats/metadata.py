@@ -52,6 +52,11 @@ class CorpusMetadata:
         missing = {name: value for name, value in values.items() if getattr(self, name) is None}
         return dataclasses.replace(self, **missing)
 
+    @classmethod
+    def of(cls, data: Json, advice: str = "It was edited or damaged.") -> CorpusMetadata:
+        """Return the metadata that a JSON object states under the names of these attributes."""
+        return dataclasses.replace(data.convert(cls, advice), path=data.path)
+
     @property
     def of_split(self) -> bool:
         """Whether the split itself states them, in its corpus.json."""
@@ -116,8 +121,7 @@ class Json:
     """A JSON object in a file, whose values are read by key and checked. Keys that are missing have the value None."""
 
     def __init__(self, path: str, data: dict[str, Any]) -> None:
-        self.path = path
-        self._data = data
+        self.path, self.data = path, data
 
     @classmethod
     def load(cls, path: str, advice: str = "") -> Json:
@@ -137,28 +141,22 @@ class Json:
 
     def get(self, key: str) -> Any:
         """Return the unchecked value of `key`."""
-        return self._data.get(key)
-
-    def entries(self) -> list[tuple[str, Any]]:
-        """Return every key with its value."""
-        return list(self._data.items())
+        return self.data.get(key)
 
     def convert(self, kind: type[T], advice: str = "It was edited or damaged.") -> T:
         """Return the object as a dataclass or a msgspec Struct; further keys are ignored."""
         try:
-            return msgspec.convert(self._data, kind)
+            return msgspec.convert(self.data, kind)
         except (msgspec.ValidationError, OverflowError) as error:
             raise CorpusError(f"{self.path}: {error}. {advice}") from error
 
     def text(self, key: str) -> str | None:
         """Return the string of `key`. This and the methods below raise CorpusError for another type."""
-        value: str | None = self._checked(key, str, "a string")
-        return value
+        return self._checked(key, str, "a string")
 
     def count(self, key: str) -> int | None:
         """Return the integer, 0 or more, of `key`."""
-        value: int | None = self._checked(key, int, "an integer, 0 or more")
-        return value
+        return self._checked(key, int, "an integer, 0 or more")
 
     def object(self, key: str) -> Json:
         """Return the object of `key`, or an empty one."""
@@ -168,8 +166,8 @@ class Json:
         """Return the list of `key`, or an empty one."""
         return self._checked(key, list, "a list") or []
 
-    def _checked(self, key: str, kind: type, expected: str) -> Any:
-        value = self._data.get(key)
+    def _checked(self, key: str, kind: type[T], expected: str) -> T | None:
+        value: T | None = self.data.get(key)
         in_range = not isinstance(value, int) or 0 <= value < 1 << 63
         if value is None or (type(value) is kind and in_range):
             return value
@@ -194,7 +192,7 @@ def parse_metadata(data: Json) -> CorpusMetadata:
         raise CorpusError(
             f"{data.path}: version {data.get('version')!r}; this grain_sft reads version {SPLIT_VERSION}. Update grain_sft."
         )
-    return dataclasses.replace(data.convert(CorpusMetadata), path=data.path)
+    return CorpusMetadata.of(data)
 
 
 def _parse_prepare(data: Json) -> CorpusMetadata:
@@ -242,7 +240,7 @@ def fill_ids(metadata: CorpusMetadata, folder: str, listing: DirectoryListing) -
         configs = [Json.load(path) for name in _TOKENIZER_CONFIGS if (path := listing.find(folder, name))]
         ids: dict[str, Any] = {}
         for config in configs:
-            ids |= {entry["content"]: int(key) for key, entry in config.object("added_tokens_decoder").entries()}
+            ids |= {entry["content"]: int(key) for key, entry in config.object("added_tokens_decoder").data.items()}
         texts = {f"{key}_id": _special_token(configs, key) for key in ("eos_token", "pad_token")}
         path = listing.find(folder, "tokenizer.json")
         if path and not {text for text in texts.values() if text is not None} <= set(ids):

@@ -8,7 +8,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from typing import Annotated, Literal
 
@@ -113,8 +112,9 @@ def scan_rows(
 
     counts = stated.rows_of_shards
     shards = tuple(in_threads(scan_one, range(len(counts)), counts))
-    metadata = dataclasses.replace(data.convert(CorpusMetadata), path=data.path)
-    return corpus_of(shards, dtype, options, metadata, sources=listing.find(folder, "sources.bin"), rows=rows)
+    sources = listing.find(folder, "sources.bin")
+    stamp = describe(sources) if sources else None
+    return corpus_of(shards, dtype, CorpusMetadata.of(data), options.eos_token_id, sources_file=stamp, rows=rows)
 
 
 def row_files(number: int, loss: str | None) -> dict[str, str]:

@@ -109,34 +109,24 @@ def scan_corpus(split: Split, parts: Sequence[TokenFile], options: ReadOptions) 
         _check_all_have_loss(parts)
     shards, dtype = _scan_parts(parts, options.dtype or split.dtype, split.dtypes, use_loss=uses_loss)
     ignores_loss = not uses_loss and any(part.loss for part in parts)
-    return corpus_of(shards, dtype, options, split.metadata, sources=split.sources, ignores_loss=ignores_loss)
+    sources = describe(split.sources) if split.sources else None
+    return corpus_of(
+        shards, dtype, split.metadata, options.eos_token_id, sources_file=sources, ignores_loss=ignores_loss
+    )
 
 
 def corpus_of(
-    shards: tuple[Shard, ...],
-    dtype: Dtype,
-    options: ReadOptions,
-    metadata: CorpusMetadata,
-    *,
-    sources: str = "",
-    **fields: Any,
+    shards: tuple[Shard, ...], dtype: Dtype, metadata: CorpusMetadata, eos_token_id: int | None = None, **fields: Any
 ) -> Corpus:
     """Return the corpus of shards that were scanned; `fields` are further ones of `Corpus`."""
-    if options.eos_token_id is None and (metadata.eos_token_id or 0) > np.iinfo(dtype).max:
+    stated = {name: value for name, value in vars(metadata).items() if name != "path"}
+    if eos_token_id is not None:
+        stated["eos_token_id"] = eos_token_id
+    elif (metadata.eos_token_id or 0) > np.iinfo(dtype).max:
         raise CorpusError(
             f"{metadata.path or shards[0].path}: eos_token_id is {metadata.eos_token_id}, which {dtype.name} can't hold."
         )
-    return Corpus(
-        shards=shards,
-        dtype=dtype,
-        eos_token_id=metadata.eos_token_id if options.eos_token_id is None else options.eos_token_id,
-        tokenizer=metadata.tokenizer,
-        tokenizer_sha256=metadata.tokenizer_sha256,
-        pad_token_id=metadata.pad_token_id,
-        sources_file=describe(sources) if sources else None,
-        source_names=metadata.source_names,
-        **fields,
-    )
+    return Corpus(shards=shards, dtype=dtype, **stated, **fields)
 
 
 def in_threads(function: Callable[..., T], *columns: Iterable[Any], work: str = "") -> list[T]:
