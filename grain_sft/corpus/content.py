@@ -65,9 +65,10 @@ def hashes_of(stored: Sequence[StampedFile], read: Read | None = None, *, of: st
         return {"sha256": np.array([list(bytes.fromhex(each)) for each in hashes], np.uint8)}
 
     try:
-        return _listed(artifact.load_or_make("content", depends, make, _folder(stored), check=_check(len(stored))))
+        arrays = artifact.load_or_make("content", depends, make, _folder(stored), check=_check(stored))
     except _ChangedError:
         return hashes
+    return [bytes(each).hex() for each in arrays["sha256"]]
 
 
 def recall(stored: Sequence[StampedFile], *, of: str = "bytes") -> list[str] | None:
@@ -77,8 +78,8 @@ def recall(stored: Sequence[StampedFile], *, of: str = "bytes") -> list[str] | N
     depends = _depends(stored, of)
     if depends is None:
         return None
-    found = artifact.open_cached(artifact.place("content", depends, _folder(stored)), depends, _check(len(stored)))
-    return None if found is None else _listed(found)
+    found = artifact.open_cached(artifact.place("content", depends, _folder(stored)), depends, _check(stored))
+    return None if found is None else [bytes(each).hex() for each in found["sha256"]]
 
 
 def read_hashes(stored: Sequence[StampedFile]) -> list[str]:
@@ -157,17 +158,13 @@ def _folder(stored: Sequence[StampedFile]) -> Any:
     return None if all(files.is_remote(file.path) for file in stored) else files.cache_dir()
 
 
-def _check(count: int) -> artifact.Check:
+def _check(stored: Sequence[StampedFile]) -> artifact.Check:
     def check(arrays: artifact.Arrays) -> None:
         found = arrays.get("sha256")
-        if found is None or found.dtype != np.uint8 or found.shape != (count, 32):
-            raise ValueError(f"it does not hold {count} hashes")
+        if found is None or found.dtype != np.uint8 or found.shape != (len(stored), 32):
+            raise ValueError(f"it does not hold {len(stored)} hashes")
 
     return check
-
-
-def _listed(arrays: artifact.Arrays) -> list[str]:
-    return [bytes(each).hex() for each in arrays["sha256"]]
 
 
 def content_of_boundaries(corpus: CorpusFiles, hashes: list[str]) -> str:

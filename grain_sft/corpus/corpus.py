@@ -15,9 +15,8 @@ import numpy.typing as npt
 from grain_sft.corpus import index_writer
 from grain_sft.corpus.content import content_of_corpus
 from grain_sft.corpus.corpus_files import CorpusFiles
-from grain_sft.corpus.document_finder import DocumentFinder
+from grain_sft.corpus.document_finder import DocumentFinder, count_token
 from grain_sft.corpus.documents import Documents
-from grain_sft.corpus.eos_scan import count_token
 from grain_sft.corpus.loss import LossReader
 from grain_sft.errors import CorpusError, RowIndexError
 from grain_sft.html_table import html_facts

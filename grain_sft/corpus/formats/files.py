@@ -222,34 +222,34 @@ def _continues(part: TokenFile, split: Split, before: str) -> bool | None:
 
 def _joined(listed: Sequence[_Listed], options: ReadOptions) -> Split:
     """Return one split of all files, with what their splits agree on."""
-    splits: dict[int, tuple[str, Split]] = {}
-    for part, split in listed:
-        splits.setdefault(id(split), (part.tokens, split))
+    splits: dict[int, _Listed] = {}
+    for each in listed:
+        splits.setdefault(id(each.split), each)
     if len(splits) == 1:
+        split = listed[0].split
         whole = split.files == tuple(part.tokens for part, _ in listed)
         return split if whole else dataclasses.replace(split, sources="")  # the documents that are left out are unknown
+    stated = {part.tokens: {**vars(split.metadata), "dtype": split.dtype} for part, split in splits.values()}
 
     def agreed(name: str) -> Any:
         """Return the value that all have; None where some have none."""
-        stated = [
-            (path, split.dtype if name == "dtype" else getattr(split.metadata, name)) for path, split in splits.values()
-        ]
-        values = {value: path for path, value in reversed(stated) if value is not None}
-        if len(values) > 1:
-            (one, first), (other, second) = list(values.items())[-2:]
+        values = {values[name]: path for path, values in reversed(stated.items())}
+        known = [(value, path) for value, path in values.items() if value is not None]
+        if len(known) > 1:
+            (one, first), (other, second) = known[-2:]
             raise CorpusError(
                 f"{second}: its {name} is {other}, but that of {first} is {one}. All files of a corpus are made with one "
                 "tokenizer and have one dtype: open them as two corpora."
             )
-        return stated[0][1] if all(value is not None for _, value in stated) else None
+        return known[0][0] if len(values) == 1 and known else None
 
-    names = {split.metadata.tokenizer for _, split in splits.values()}
+    names = {values["tokenizer"] for values in stated.values()}
+    dtypes = {tuple(split.dtypes) for _, split in splits.values()}
     metadata = CorpusMetadata(
         eos_token_id=None if options.eos_token_id is not None else agreed("eos_token_id"),
         pad_token_id=agreed("pad_token_id"),
         tokenizer=names.pop() if len(names) == 1 else None,
         tokenizer_sha256=agreed("tokenizer_sha256"),
     )
-    dtypes = {tuple(split.dtypes) for _, split in splits.values()}
     dtype = options.dtype or agreed("dtype")
     return Split(metadata=metadata, dtype=dtype, dtypes=dtypes.pop() if len(dtypes) == 1 else TOKEN_DTYPES)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Any
 
 from grain_sft.corpus.corpus import Corpus
 from grain_sft.corpus.formats import Format
@@ -130,16 +129,9 @@ def _metadata_of_masked(folder: str, listing: DirectoryListing) -> str:
 
 def _metadata_in(configuration: Json) -> CorpusMetadata:
     """Return the statistics' metadata of a split that was copied without prepare.json. Those of other tools differ."""
-
-    def value(key: str, kind: type) -> Any:
-        found = configuration.get(key)
-        return found if type(found) is kind else None
-
+    kinds = {"eos_token_id": int, "pad_token_id": int, "tokenizer": str, "tokenizer_sha256": str}
     return CorpusMetadata(
-        eos_token_id=value("eos_token_id", int),
-        pad_token_id=value("pad_token_id", int),
-        tokenizer=value("tokenizer", str),
-        tokenizer_sha256=value("tokenizer_sha256", str),
+        **{key: configuration.get(key) for key in kinds if type(configuration.get(key)) is kinds[key]}
     )
 
 
