@@ -57,9 +57,7 @@ def locate_values(
     stated, shape, offset = npy_header(path, head, size, version)
     dtype = parse(stated)
     if len(shape) != 1 or not isinstance(shape[0], int) or shape[0] < 0:
-        raise CorpusError(
-            f"{path}: the array has shape {shape}; expected one dimension. Save it flattened: array.reshape(-1)."
-        )
+        raise CorpusError(f"{path}: the array has shape {shape}; expected one dimension. Save array.reshape(-1).")
     if shape[0] * dtype.itemsize != size - offset:
         raise CorpusError(
             f"{path}: the header promises {shape[0]} values ({shape[0] * dtype.itemsize} bytes), but {size - offset} bytes "

@@ -237,9 +237,7 @@ class _TokenReader:
 
     def read(self, start: int, stop: int) -> tuple[npt.NDArray[Any], npt.NDArray[Any] | None]:
         if not 0 <= start <= stop <= self._total:
-            raise RowIndexError(
-                f"tokens {start} to {stop}: expected a range within 0 to {self._total}, the corpus's tokens."
-            )
+            raise RowIndexError(f"tokens {start} to {stop}: expected a range within 0 to {self._total}.")
         shard = np.flatnonzero((self._ends > start) & (self._begins < stop))
         first = np.maximum(self._begins[shard], start)
         length = np.minimum(self._ends[shard], stop) - first

@@ -63,10 +63,7 @@ class DocumentFinder:
           CorpusError: a boundary file is damaged or does not fit, or there are neither boundary files nor `eos_token_id`.
         """
         if self._found.content != self.content:
-            raise CorpusFileError(
-                f"{self._corpus.shards[0].path}, or another file of its corpus, was written to while it was opened. Wait "
-                "until the files are complete, then open the corpus again."
-            )
+            raise _written_to(self._corpus)
         return self._found
 
     @functools.cached_property
@@ -75,6 +72,11 @@ class DocumentFinder:
 
     def _recalled_tokens(self) -> list[str] | None:
         return content.recall(self._corpus.shards, of=content.hashed_of(self._corpus))
+
+
+def _written_to(corpus: CorpusFiles) -> CorpusFileError:
+    path = corpus.shards[0].path
+    return CorpusFileError(f"{path}, or another file of its corpus, is being written to. Wait until it is complete.")
 
 
 def part_by_part(corpus: CorpusFiles) -> Documents:
@@ -181,8 +183,7 @@ def by_eos(corpus: CorpusFiles, bos_token_id: int | None = None) -> Documents:
     """
     if corpus.eos_token_id is None:
         raise CorpusError(
-            f"{corpus.shards[0].path}: where documents end is not known: no boundary files. Give eos_token_id, the token "
-            "that ends each."
+            f"{corpus.shards[0].path}: where documents end is not known: no boundary files. Give eos_token_id."
         )
     scan_once = functools.cache(lambda: scan(corpus, bos_token_id))
     if corpus.num_tokens * corpus.dtype.itemsize < _KEPT_FROM:
@@ -194,10 +195,7 @@ def by_eos(corpus: CorpusFiles, bos_token_id: int | None = None) -> Documents:
         def make() -> dict[str, Ints]:
             made, now = scan_once()
             if now != hashes:
-                raise CorpusFileError(
-                    f"{corpus.shards[0].path}, or another file of its corpus, was written to during the search for "
-                    "documents. Wait until the files are complete, then open the corpus again."
-                )
+                raise _written_to(corpus)
             return made
 
         depends = {"documents": 3, "content": content.content_of_tokens(corpus, hashes, bos_token_id)}

@@ -146,9 +146,7 @@ def _check_order(path: str, line: int, numbers: Ints, before: int, num_tokens: i
             why = "it holds no token"
         else:
             why = f"the document before it ends at {int(earlier[at])}: they overlap"
-        raise CorpusError(
-            f"{path}:{line + at}: {start[at]},{end[at]}, but {why}. The file is damaged, or of another part."
-        )
+        raise CorpusError(f"{path}:{line + at}: {start[at]},{end[at]}, but {why}. It is damaged, or of another part.")
 
 
 def _parse_pairs(path: str, data: bytes, num_tokens: int) -> tuple[Ints, Ints]:
@@ -161,8 +159,7 @@ def _parse_pairs(path: str, data: bytes, num_tokens: int) -> tuple[Ints, Ints]:
     if wrong.any():
         at = int(np.flatnonzero(wrong)[0])
         raise CorpusError(
-            f"{path}: episode {at} is {length[at]} tokens from token {start[at]} on, but there are {num_tokens} "
-            "tokens. The index is damaged, or of other tokens."
+            f"{path}: episode {at} is {length[at]} tokens from token {start[at]} on, but there are {num_tokens}. It is damaged."
         )
     return start.astype(np.int64), length.astype(np.int64)
 
@@ -186,8 +183,7 @@ def _parse_starts(path: str, data: bytes, num_tokens: int) -> tuple[Ints, Ints]:
     if len(starts) and wrong.any():
         at = int(np.flatnonzero(wrong)[0])
         raise CorpusError(
-            f"{path}: start {at} is {bounds[at]}; expected starts that ascend from 0 and stay below {num_tokens}, the "
-            "number of tokens."
+            f"{path}: start {at} is {bounds[at]}; expected starts that ascend from 0 to below {num_tokens}, the tokens."
         )
     return starts, np.diff(bounds)
 

@@ -29,8 +29,7 @@ def save(
     path = files.normalize(path)
     if corpus.rows is not None:
         raise CorpusError(
-            f"{path}: rows that `grain-sft pack --materialize` wrote need no index: their folder "
-            f"{os.path.dirname(corpus.shards[0].path)} opens as fast."
+            f"{path}: written rows need no index: their folder {os.path.dirname(corpus.shards[0].path)} opens as fast."
         )
     if format not in _WRITERS:
         raise CorpusError(f"format={format!r}: an index is written as {' or '.join(map(repr, _WRITERS))}.")

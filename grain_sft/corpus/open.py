@@ -205,8 +205,7 @@ def check_tokenizer(corpus: Corpus, given: str) -> None:
         made_with = repr(name) if sha256 is None else f"{name!r} (sha256 {sha256})" if name else f"sha256 {sha256}"
         other = f"{given!r}" if found is None else f"{given!r} (sha256 {found})"
         raise CorpusError(
-            f"{where}: the corpus was made with the tokenizer {made_with}, but {other} is named. Name that one, or prepare "
-            "the corpus again with the other."
+            f"{where}: the corpus was made with the tokenizer {made_with}, but {other} is named. Name that one."
         )
 
 

@@ -45,9 +45,7 @@ class Episodes(Format):
     def read(self, found: str, options: ReadOptions, listing: DirectoryListing) -> Corpus:
         shards = _shards(found, listing)
         if shards and _INDEX in listing.names(found):
-            raise CorpusError(
-                f"{found}: holds both episodes.idx and {files.name_of(shards[0])}/. Either may be the dataset: remove one."
-            )
+            raise CorpusError(f"{found}: holds both episodes.idx and {files.name_of(shards[0])}/. Remove one of them.")
         split = self.split(found, listing)
         lacking = f"{SPLIT} and {files.join(files.parent(found), _METADATA)}"
         warn_unknown(found, lacking, split.metadata, options.eos_token_id)
@@ -67,9 +65,7 @@ class Episodes(Format):
         mask = next((name for name in _MASKS if name in names), " or ".join(reversed(_MASKS)))
         for name in (_TOKENS, _INDEX, mask):
             if name not in names:
-                raise CorpusError(
-                    f"{folder}: lacks {name}: the dataset is not whole. Copy it, or prepare the dataset again."
-                )
+                raise CorpusError(f"{folder}: lacks {name}: the dataset is not whole. Copy it.")
         return TokenFile(path, files.join(folder, mask), _MASKS[mask], files.join(folder, _INDEX), "pairs")
 
     def home(self, path: str) -> str:

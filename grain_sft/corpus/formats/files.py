@@ -72,9 +72,7 @@ class Files(Format):
             return path.removesuffix(_BOUNDARIES) + ".npy"
         name = files.name_of(path)
         if _NO_TOKENS.fullmatch(name) and listing.sidecars(path, name):
-            raise CorpusError(
-                f"{path}: is not a file of tokens by its name. Give a pattern that matches the token files only."
-            )
+            raise CorpusError(f"{path}: is not a file of tokens by its name. Give a pattern of token files only.")
         return path
 
     def part(self, path: str, listing: DirectoryListing) -> TokenFile:
@@ -124,8 +122,7 @@ def corpus_of_files(sources: Sequence[tuple[str, str]], options: ReadOptions, li
     for path, owner in sidecars.items():
         if owner not in tokens:
             raise CorpusError(
-                f"{path}: belongs to the token file {owner}, which is not among the files. It holds no tokens: name that file "
-                "too, or leave this one out."
+                f"{path}: belongs to the token file {owner}, which is not among the files. Name both, or neither."
             )
     if not listed:
         raise CorpusError(f"{labels[0][0]}: holds no tokens, and no other file is named. Name the token files.")

@@ -58,9 +58,7 @@ class Index(Format):
         except ValueError as error:  # of paths that no file can have
             raise CorpusError(f"{found}: {error}. {_DAMAGED}") from error
         if options.dtype not in (None, corpus.dtype):
-            raise CorpusError(
-                f"{found}: the index is of {corpus.dtype} tokens, but dtype={options.dtype} was asked for."
-            )
+            raise CorpusError(f"{found}: the index is of {corpus.dtype} tokens, but dtype={options.dtype} is given.")
         eos = options.eos_token_id
         if eos is not None and corpus.eos_token_id not in (None, eos):
             raise CorpusError(f"{found}: the index has eos_token_id {corpus.eos_token_id}, but {eos} was asked for.")
@@ -212,9 +210,7 @@ def _read_maxtext(data: Json, options: ReadOptions, listing: DirectoryListing) -
     """Return the corpus of MaxText's index, whose files are scanned and compared with it; it can't list sidecars."""
     path, version = data.path, data.get("format_version")
     if version != MAXTEXT_VERSION:
-        raise CorpusError(
-            f"{path}: MaxText index of format version {version!r}; version {MAXTEXT_VERSION!r} can be read."
-        )
+        raise CorpusError(f"{path}: MaxText's format version {version!r}; version {MAXTEXT_VERSION!r} can be read.")
     index = data.convert(_MaxTextIndex, _DAMAGED)
     expected = maxtext_fingerprint(index.sequence_length, index.dtype, index.tokenizer, data.items("files"))
     if index.fingerprint != expected:

@@ -57,10 +57,7 @@ def parse_mix(path: str, text: str) -> list[tuple[str, str]]:
             continue
         fields = [field.strip() for field in line.split(",")]
         if len(fields) != 2 or not all(fields):
-            raise CorpusError(
-                f"{path}:{number}: expected 'label,path', found {shortened(line, 120)!r}. Fix the line, or comment it out "
-                "with '#'."
-            )
+            raise CorpusError(f"{path}:{number}: expected 'label,path', found {shortened(line, 120)!r}. Fix the line.")
         entries.append((fields[1], fields[0]))
     if not entries:
         raise CorpusError(f"{path}: lists no file; expected lines 'label,path'.")

@@ -143,8 +143,7 @@ def _check_whole(folder: str, names: frozenset[str], options: ReadOptions) -> No
         for found, stem in ((tokens, "token_ids"), (masks, "labels_mask")):
             if number not in found and (found is tokens or options.masks is None):
                 raise CorpusError(
-                    f"{folder}: lacks {stem}_part_{number:04d}.npy, but part {last} exists: the corpus is not whole. Copy the "
-                    "missing file, or prepare it again."
+                    f"{folder}: lacks {stem}_part_{number:04d}.npy, but part {last} exists. Copy the missing file."
                 )
     boundaries = [name.removesuffix(".npy") + ".csv.gz" for name in tokens.values()]
     missing = [name for name in boundaries if name not in names]

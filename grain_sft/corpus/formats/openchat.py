@@ -69,9 +69,7 @@ class OpenChat(Format):
 
     def owner(self, path: str, listing: DirectoryListing) -> str | None:
         if path.endswith(_SUFFIX):
-            raise CorpusError(
-                f"{path}: a Parquet file among token files. A corpus in format openchat is opened by the path of one file."
-            )
+            raise CorpusError(f"{path}: a Parquet file among token files. Open it by itself.")
         return None
 
 
@@ -119,9 +117,7 @@ def _unpacked(path: str, first_weights: str) -> str:
         _unpack_to(folder, key, path, stamps[0].version, first_weights)
         if content.hashes_of(stamps) != hashes:
             shutil.rmtree(folder, ignore_errors=True)
-            raise CorpusFileError(
-                f"{path}: was written to while it was unpacked. Wait until it is complete, then open it again."
-            )
+            raise CorpusFileError(f"{path}: was written to while it was unpacked. Wait until it is complete.")
     return folder
 
 
@@ -138,9 +134,7 @@ def _unpack_to(folder: str, key: str, path: str, version: str | None, first_weig
                 file.flush()
                 os.fsync(file.fileno())
         if weights is not None and len(weights) != documents:
-            raise CorpusError(
-                f"{first_weights}: {len(weights)} weights, but {path} holds {documents} documents; expected one for each."
-            )
+            raise CorpusError(f"{first_weights}: {len(weights)} weights, but {documents} documents in {path}.")
         stated = {
             "version": _VERSION,
             "content": key,

@@ -150,8 +150,7 @@ def _read_rows(path: str, version: str | None) -> Iterator[_Rows]:
             for name in _COLUMNS:
                 if names.count(name) != 1:
                     raise CorpusError(
-                        f"{path}: has {names.count(name)} columns {name}; expected the columns {', '.join(_COLUMNS)}, each "
-                        "once. It is not of OpenChat's generate_dataset."
+                        f"{path}: has {names.count(name)} columns {name}; expected the columns {', '.join(_COLUMNS)}."
                     )
             for group in range(file.num_row_groups):  # together they would be kept until the last is read
                 for batch in file.iter_batches(_ROWS, [group], columns=list(_COLUMNS), use_threads=False):

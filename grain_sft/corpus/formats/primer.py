@@ -61,9 +61,7 @@ class Primer(Format):
         root, name = files.parent(found), files.name_of(found).removesuffix("_")
         for path in _files_of(found):
             if files.name_of(path) not in listing.names(root):
-                raise CorpusError(
-                    f"{root}: lacks {files.name_of(path)}: the cache is not whole. Copy it, or prepare the cache again."
-                )
+                raise CorpusError(f"{root}: lacks {files.name_of(path)}: the cache is not whole. Copy it.")
         split = self.split(found, listing)
         warn_unknown(root, f"{SPLIT} and {_META}", split.metadata, options.eos_token_id)
         corpus = self.read_split(split, options, listing)

@@ -45,8 +45,7 @@ class Rows(Format):
         if options.use_loss_mask is False or options.masks is not None:
             name = "use_loss_mask=False" if options.masks is None else "label_mask_paths"
             raise CorpusError(
-                f"{found}: {name}, but rows that `grain-sft pack --materialize` wrote hold their masks. Write the rows again "
-                "from a corpus that was opened so."
+                f"{found}: {name}, but written rows hold their masks. Write them again from a corpus that was opened so."
             )
         if data.get("format") != ROWS_FORMAT or data.get("version") != ROWS_VERSION:
             raise CorpusError(
@@ -65,8 +64,7 @@ class Rows(Format):
     def owner(self, path: str, listing: DirectoryListing) -> str | None:
         if _FILE.fullmatch(files.name_of(path)) and listing.sidecars(path, ROWS_MANIFEST):
             raise CorpusError(
-                f"{path}: a file of rows that `grain-sft pack --materialize` wrote, which hold more than tokens. Open their "
-                f"folder {files.parent(path)}."
+                f"{path}: a file of written rows, which hold more than tokens. Open their folder {files.parent(path)}."
             )
         return None
 
@@ -125,7 +123,4 @@ def row_files(number: int, loss: str | None) -> dict[str, str]:
 
 def _check_size(file: StampedFile, expected: int) -> None:
     if file.size != expected:
-        raise CorpusError(
-            f"{file.path}: {file.size} bytes, but {ROWS_MANIFEST} states {expected}. It was cut short, or is of other "
-            "rows. Copy it again."
-        )
+        raise CorpusError(f"{file.path}: {file.size} bytes, but {ROWS_MANIFEST} states {expected}. Copy it again.")

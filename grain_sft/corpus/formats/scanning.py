@@ -154,9 +154,7 @@ def _scan_parts(
     if dtype is None and len(allowed) < len(TOKEN_DTYPES):
         dtype = np.dtype(allowed[-1])  # only empty files
     if dtype is not None and dtype.name not in allowed:
-        raise CorpusError(
-            f"{parts[0].tokens}: dtype={dtype.name}; the tokens of this format are {' or '.join(allowed)}."
-        )
+        raise CorpusError(f"{parts[0].tokens}: dtype={dtype}; tokens of this format are {' or '.join(allowed)}.")
     found = in_threads(lambda part, loss: _scan_part(part, loss, dtype), unique, losses, work="Scanning files")
     scans = dict(zip(unique, found, strict=True))
     first = found[0][1]
@@ -258,6 +256,5 @@ def _check_all_have_loss(parts: Sequence[TokenFile]) -> None:
     if without is not None and having is not None:
         raise CorpusError(
             f"{without.tokens}: has no loss mask, but {having.tokens} has {having.loss}. Without one, all of its tokens would "
-            "take loss. Give the missing mask, or open the files without masks as a corpus of their own. Or ignore the loss "
-            "masks of all files with use_loss_mask=False."
+            "take loss. Give the missing mask, open the files as two corpora, or ignore all masks with use_loss_mask=False."
         )
