@@ -14,8 +14,7 @@ import numpy.typing as npt
 from grain_sft.corpus import Corpus, DocumentFinder, Documents
 from grain_sft.errors import LayoutError
 from grain_sft.layout.packing import ALGORITHMS, PackingOptions, join_rows
-from grain_sft.layout.packing.numpy_emulation import argsort_of, sort_of
-from grain_sft.layout.packing.numpy_sort import numpy_sort
+from grain_sft.layout.packing.numpy_sort import argsort_of, sort_of
 from grain_sft.layout.pieces import Ints, ragged
 from grain_sft.storage import artifact
 
@@ -103,7 +102,7 @@ def finder_of(corpus: Corpus, options: PackingOptions) -> DocumentFinder:
 def sort_made_by(options: PackingOptions) -> dict[str, str] | None:
     """Return the version of numpy, and which of its sorts, that decide the order of documents of equal length; None where
     they don't."""
-    sort = numpy_sort() if options.ties == "numpy" else sort_of(options.ties)
+    sort = sort_of(options.ties)
     return None if sort is None else {"version": np.__version__, "sort": sort}
 
 

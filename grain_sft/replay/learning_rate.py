@@ -20,22 +20,23 @@ BASE = 3e-4
 
 BASE_TOKENS = 4_000_000
 DIVISORS = {"mistral": 6.0, "gemma": 5.5, "openchat_3.6": 5.3}
-"""By what the rate is divided where a model's name contains one of these; the first that does counts."""
+"""Divisor of the rate by a part of the model's name; the first that the name contains counts."""
 
 _CHUNK = 1 << 22  # tokens
 
 
 def automatic_learning_rate(corpus: Corpus, batch_tokens: int, ranks: int = 1, model_type: str = "") -> float:
-    """3e-4 * sqrt(batch_tokens * ranks * supervised ratio / 4,000,000), divided for some models.
+    """Return 3e-4 * sqrt(batch_tokens * ranks * supervised ratio / 4,000,000), divided for some models.
 
     Args:
-      corpus: trained on.
-      batch_tokens: of one rank, padding included.
-      ranks: data-parallel processes that share a batch.
-      model_type: a name, in any case; one that contains "mistral" divides by 6, "gemma" by 5.5, "openchat_3.6" by 5.3.
+      corpus: Corpus that is trained on.
+      batch_tokens: Tokens of a batch of one rank, padding included.
+      ranks: Number of data-parallel processes that share a batch.
+      model_type: Name of the model, in any case; one that contains "mistral" divides by 6, "gemma" by 5.5, "openchat_3.6" by
+        5.3.
 
     Raises:
-      CorpusError: numbers that are no counts, or a corpus without tokens.
+      CorpusError: numbers that are not counts, or a corpus without tokens.
       CorpusFileError: a loss file is missing, or not the one that was indexed.
     """
     tokens = as_integer("batch_tokens", batch_tokens, 1, CorpusError) * as_integer("ranks", ranks, 1, CorpusError)
@@ -44,26 +45,29 @@ def automatic_learning_rate(corpus: Corpus, batch_tokens: int, ranks: int = 1, m
 
 
 def supervised_ratio(corpus: Corpus) -> float:
-    """The share of the documents' tokens that take loss as targets. A document's first token is nobody's target.
+    """Return the share of the documents' tokens that take loss as targets. A document's first token is never a target.
 
-    Reads every loss file the first time, and keeps what it found in the cache.
+    Reads every loss file the first time, and keeps the counts in the cache.
 
     Raises:
-      CorpusError: documents that can't be found, or no token in them.
+      CorpusError: documents that cannot be found, or no token in them.
       CorpusFileError: a loss file is missing, or not the one that was indexed.
     """
-    losses = [shard.loss for shard in corpus.shards if shard.loss is not None]
-    of_shards = [[number, shard.num_tokens] for number, shard in enumerate(corpus.shards) if shard.loss is not None]
-    hashes = content.hashes_of(losses)
-    kinds = [file.kind for file in losses]
-    documents = corpus.find_documents()
-    depends = {"version": 2, "documents": documents.content, "shards": of_shards, "kinds": kinds, "losses": hashes}
+    losses = {number: shard.loss for number, shard in enumerate(corpus.shards) if shard.loss is not None}
+    files, documents = list(losses.values()), corpus.find_documents()
+    depends = {
+        "version": 2,
+        "documents": documents.content,
+        "shards": [[number, corpus.shards[number].num_tokens] for number in losses],
+        "kinds": [file.kind for file in files],
+        "losses": content.hashes_of(files),
+    }
 
     def count() -> dict[str, npt.NDArray[np.int64]]:
         found = _count(corpus, documents.documents)
-        if content.hashes_of(losses) != hashes:
+        if content.hashes_of(files) != depends["losses"]:
             raise CorpusFileError(
-                f"{losses[0].path}, or another file beside it, was written to while it was read. Wait until the files are "
+                f"{files[0].path}, or another file beside it, was written to while it was read. Wait until the files are "
                 "complete, then open the corpus again."
             )
         return {"counts": found}
@@ -81,9 +85,8 @@ def _check(arrays: artifact.Arrays) -> None:
 
 
 def _count(corpus: Corpus, documents: Documents) -> npt.NDArray[np.int64]:
-    """(tokens that take loss, tokens) of all documents, which may overlap or leave gaps."""
-    start, length = documents
-    start, length = start[length > 0], length[length > 0]
+    """Return (tokens that take loss, tokens) of all documents, which may overlap or leave gaps."""
+    start, length = (column[documents.length > 0] for column in documents)
     if not corpus.has_loss:
         return np.array([(length - 1).sum(), length.sum()], np.int64)
     begins, ends = np.sort(start + 1), np.sort(start + length)
@@ -92,16 +95,12 @@ def _count(corpus: Corpus, documents: Documents) -> npt.NDArray[np.int64]:
     for number, shard in enumerate(corpus.shards):
         for at in range(0, shard.num_tokens, _CHUNK):
             count = min(_CHUNK, shard.num_tokens - at)
-            whole = [np.array([value], np.int64) for value in (number, at, 0, count)]
-            taken = reader.gather(whole[0], whole[1], whole[2], whole[3], count) != 0
-            totals = before + np.append(0, taken.cumsum(dtype=np.int64))
-            supervised += int(totals[_within(ends, first, count) - first].sum())
-            supervised -= int(totals[_within(begins, first, count) - first].sum())
+            one, zero = np.array([[number], [at], [count]]), np.zeros(1, np.int64)
+            totals = before + np.append(
+                0, (reader.gather(one[0], one[1], zero, one[2], count) != 0).cumsum(dtype=np.int64)
+            )
+            for places, sign in ((ends, 1), (begins, -1)):
+                low, high = np.searchsorted(places, (first, first + count), side="right")
+                supervised += sign * int(totals[places[low:high] - first].sum())
             before, first = int(totals[-1]), first + count
     return np.array([supervised, length.sum()], np.int64)
-
-
-def _within(places: npt.NDArray[np.int64], first: int, count: int) -> npt.NDArray[np.int64]:
-    """Those of the sorted `places` that are in (first, first + count]."""
-    begin, end = np.searchsorted(places, (first, first + count), side="right")
-    return places[begin:end]

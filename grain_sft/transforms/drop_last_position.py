@@ -10,14 +10,14 @@ from grain_sft.transforms.element import require_keys
 
 
 class DropLastPosition(grain.transforms.Map):
-    """Cuts the last column off ShiftTargets' batch: the one whose target would be the token after the row.
+    """Cuts the last column, which has no target, off ShiftTargets' batch.
 
     Rows of L + 1 tokens so make batches [rows, L] with inputs `tokens[:L]` and targets `tokens[1:]`: "block_size + 1 tokens,
-    shifted by one". Stands after ShiftTargets. Its arrays are contiguous.
+    shifted by one". Comes after ShiftTargets. Its arrays are contiguous.
     """
 
     def map(self, element: Element) -> Element:
-        """`element` without its last column.
+        """Return `element` without its last column.
 
         Raises:
           TransformError: the source's dict, whose targets are not shifted yet.

@@ -48,9 +48,9 @@ class NgramFilter(grain.transforms.Map):
     is compared. Only where that one is equal, and its neighbours to one side are too, the run is measured.
 
     Args:
-      max_period, min_period: lengths, in tokens, of the n-grams that are counted.
-      max_count: number of repeats that fails a row.
-      count_padding: whether padding counts like any other token.
+      max_period, min_period: Longest and shortest n-grams that are counted, in tokens.
+      max_count: Number of repeats that fails a row.
+      count_padding: Whether padding counts like any other token.
     """
 
     filters_repetition = True
@@ -58,9 +58,10 @@ class NgramFilter(grain.transforms.Map):
     def __init__(
         self, max_period: int = 13, min_period: int = 1, max_count: int = 32, *, count_padding: bool = False
     ) -> None:
-        self.max_period = as_integer("NgramFilter: max_period", max_period, 1, TransformError)
-        self.min_period = as_integer("NgramFilter: min_period", min_period, 1, TransformError)
-        self.max_count = as_integer("NgramFilter: max_count", max_count, 1, TransformError)
+        given = {"max_period": max_period, "min_period": min_period, "max_count": max_count}
+        self.max_period, self.min_period, self.max_count = (
+            as_integer(f"NgramFilter: {name}", value, 1, TransformError) for name, value in given.items()
+        )
         if min_period > max_period:
             raise TransformError(
                 f"NgramFilter(min_period={min_period}, max_period={max_period}): expected 1 <= min_period <= max_period."
@@ -106,8 +107,8 @@ class NgramFilter(grain.transforms.Map):
             return None
         row, sample = np.nonzero(equal)
         if segments is not None and not segments[:, -1].all():  # padding ends these rows: rule out its pairs at once
-            held = (segments[row, later[sample]] != 0) & (segments[row, earlier[sample]] != 0)
-            row, sample = row[held], sample[held]
+            inside = (segments[row, later[sample]] != 0) & (segments[row, earlier[sample]] != 0)
+            row, sample = row[inside], sample[inside]
             if not len(row):
                 return None
         verdict = np.zeros(len(rows), np.bool_)
@@ -119,21 +120,19 @@ class NgramFilter(grain.transforms.Map):
 
     @property
     def no_loss_reason(self) -> str:
-        """Why all rows may have lost their loss, and what to do."""
+        """Reason for which all rows may have lost their loss, and what to do."""
         return (
             f"each repeats an n-gram {self.max_count} times or more. Give a greater max_count, or take the filter out."
         )
 
     def __repr__(self) -> str:
-        return (
-            f"NgramFilter(max_period={self.max_period}, min_period={self.min_period}, max_count={self.max_count}, "
-            f"count_padding={self.count_padding})"
-        )
+        options = ("max_period", "min_period", "max_count", "count_padding")
+        return f"NgramFilter({', '.join(f'{name}={getattr(self, name)}' for name in options)})"
 
 
 @functools.lru_cache(maxsize=16)
 def _samples(length: int, min_period: int, max_period: int, repeats: int) -> tuple[Indices, Indices, Indices]:
-    """Places i, i - p and periods p, so that no run of `p * (repeats - 1)` pairs (i, i - p) passes between them."""
+    """Return columns i, i - p and periods p, so that no run of `p * (repeats - 1)` pairs (i, i - p) passes between them."""
     periods = range(min_period, min(max_period, length // 3) + 1)
     needed = [p * (repeats - 1) for p in periods]
     places = [np.arange(p + need - 1, length, need) for p, need in zip(periods, needed, strict=True)]
@@ -163,12 +162,10 @@ def _suspects(rows: Tokens, row: Indices, at: Indices, period: Indices, repeats:
 def _has_run(tokens: Tokens, segments: Tokens | None, period: int, length: int) -> bool:
     """Return whether `length` consecutive tokens equal those `period` before them; padding equals nothing."""
     equal = tokens[period:] == tokens[:-period]
-    if _longest_run(equal) < length:
-        return False
-    if segments is None:
-        return True
-    held = segments != 0
-    return _longest_run(equal & held[period:] & held[:-period]) >= length
+    if segments is not None and _longest_run(equal) >= length:
+        real = segments != 0
+        equal = equal & real[period:] & real[:-period]
+    return _longest_run(equal) >= length
 
 
 def _longest_run(flags: npt.NDArray[np.bool_]) -> int:

@@ -15,16 +15,15 @@ from grain_sft.transforms.element import require_keys
 class TrimToMultiple(grain.transforms.Map):
     """Cuts columns off the end of a batch that are padding in all of its rows, down to the next multiple of `multiple`.
 
-    Takes and returns the source's dict, or takes ShiftTargets' batch and returns that; stands after what looks at rows as
-    they are, such as NgramFilter. A batch without a token keeps `multiple` columns. As OpenChat pads its batches.
+    Takes and returns the source's dict, or ShiftTargets' batch; comes after transforms of whole rows, such as NgramFilter. A
+    batch without a token keeps `multiple` columns. As OpenChat pads its batches.
 
     Advantages: no computation on padding, where rows are far shorter than the sequence length. Disadvantages: batches
-    have several shapes, and a TPU compiles the training step anew for each (`shapes` lists them, to compile beforehand);
-    several hosts must see the same shape, so with more than one host only rows of a fixed length will do: take packed rows
-    there, which have next to no padding.
+    have several shapes, and a TPU compiles the training step anew for each (`shapes` lists them, to compile beforehand).
+    Several hosts must see the same shape: take packed rows there, which have next to no padding.
 
     Args:
-      multiple: of tokens; OpenChat's is 64. A TPU's attention kernels want 128 or 512.
+      multiple: Number of tokens; OpenChat's is 64. A TPU's attention kernels want 128 or 512.
     """
 
     trims_columns = True
@@ -33,8 +32,7 @@ class TrimToMultiple(grain.transforms.Map):
         self.multiple = as_integer("TrimToMultiple: multiple", multiple, 1, TransformError)
 
     def map(self, element: Element) -> Element:
-        """`element` with all its arrays cut to one length; views of what was given. Nothing is cut where there is no
-        column to cut."""
+        """Return `element` with views of all its arrays, cut to one length; `element` itself where there is nothing to cut."""
         key = "segment_ids" if "segment_ids" in element else "inputs_segmentation"
         require_keys(self, element, (key,))
         segments = element[key]
@@ -47,7 +45,7 @@ class TrimToMultiple(grain.transforms.Map):
         return {name: array[..., :kept] for name, array in element.items()}
 
     def shapes(self, layout: Layout, rows: int) -> list[tuple[int, int]]:
-        """Every shape that a batch of `rows` rows of `layout` may have, shortest first."""
+        """Return every shape that a batch of `rows` rows of `layout` may have, shortest first."""
         length = layout.sequence_length
         return [(rows, min(kept, length)) for kept in range(self.multiple, length + self.multiple, self.multiple)]
 

@@ -17,7 +17,8 @@ from packed_corpora import PACKED_CASES, ROW_DIGITS, VARIANTS, PackedCase, diges
 from packed_layouts import open_case, packing_of, row_digests
 
 from grain_sft import PackedLayout
-from grain_sft.layout.plan import depends_of, numpy_sort
+from grain_sft.layout.packing.numpy_sort import numpy_sort
+from grain_sft.layout.plan import depends_of
 from grain_sft.storage import artifact
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "packed_rows.json").read_text())["variants"]
@@ -141,7 +142,7 @@ def test_a_plan_with_numpys_ties_is_kept_apart_for_every_sort_and_version(tmp_pa
     assert depends["numpy"] == {"version": np.__version__, "sort": numpy_sort()}
     stable = dataclasses.replace(layout.packing, ties="stable")
     assert depends_of(layout.corpus, stable)["numpy"] is None
-    monkeypatch.setattr("grain_sft.layout.plan.numpy_sort", lambda: "another")
+    monkeypatch.setattr("grain_sft.layout.packing.numpy_sort.numpy_sort", lambda: "another")
     assert depends_of(layout.corpus, layout.packing) != depends
 
 

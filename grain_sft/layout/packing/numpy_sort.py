@@ -1,26 +1,56 @@
-"""How numpy's default argsort orders equal values: by which of its sorts runs. Also run as a program that sorts for another
-process, whose numpy has other sorts; imports numpy alone, so that it starts in a tenth of a second."""
+"""How numpy's default argsort orders equal values: by which of its sorts runs, here or in a process whose numpy may not use all
+that this CPU has."""
 
 from __future__ import annotations
 
+import contextlib
+import os
+import subprocess
 import sys
-from typing import BinaryIO
+from collections.abc import Collection, Iterator
 
 import numpy as np
 from numpy._core import _multiarray_umath as _umath  # type: ignore[attr-defined]
 
+from grain_sft.errors import LayoutError
+from grain_sft.layout.packing.algorithm import Argsort, Ints
+
 SORTS = ("avx512", "avx2", "baseline")
 """Best first. "baseline" needs neither AVX-512 nor AVX2; every CPU has it."""
 
-_features, _dispatched = _umath.__cpu_features__, _umath.__cpu_dispatch__
+_NAMES = {"avx512": "AVX-512", "avx2": "AVX2"}
+_dispatched = _umath.__cpu_dispatch__
+_features = [name for name, has in _umath.__cpu_features__.items() if has]
+
+_PROGRAM = """
+import sys
+import numpy as np
+from numpy._core._multiarray_umath import __cpu_features__ as features
+read, write = sys.stdin.buffer, sys.stdout.buffer
+write.write(" ".join([np.__version__, *(name for name, has in features.items() if has)]).encode() + b"\\n")
+write.flush()
+while len(count := read.read(8)) == 8:
+    values = np.frombuffer(read.read(8 * int.from_bytes(count, sys.byteorder)), np.int64)
+    write.write(np.argsort(values).astype(np.int64).tobytes())
+    write.flush()
+"""
+"""Writes numpy's version and what it uses of the CPU. Then answers each request, a number of values and the values, with their
+argsort, all int64. Imports numpy alone, so that it starts in a tenth of a second."""
 
 
-def numpy_sort() -> str:
-    """Return which of `SORTS` runs here. Numpy leaves out what NPY_DISABLE_CPU_FEATURES names when it is imported."""
-    wide, narrow = ("X86_V4", "X86_V3") if "X86_V3" in _features else ("AVX512_SKX", "AVX2")  # before numpy 2.4
-    if _features.get(wide):
+def numpy_sort(features: Collection[str] = _features) -> str:
+    """Return which of `SORTS` runs where numpy uses these features of the CPU; by default here."""
+    wide, narrow = ("X86_V4", "X86_V3") if "X86_V3" in _umath.__cpu_features__ else ("AVX512_SKX", "AVX2")  # before 2.4
+    if wide in features:
         return "avx512"
-    return "avx2" if _features.get(narrow) else "baseline"
+    return "avx2" if narrow in features else "baseline"
+
+
+def sort_of(ties: str) -> str | None:
+    """Return which of numpy's sorts `ties` asks for; None with "stable", which is the same under all."""
+    if ties == "stable":
+        return None
+    return ties.partition(":")[2] or numpy_sort()
 
 
 def disabled_for(sort: str) -> str:
@@ -31,18 +61,84 @@ def disabled_for(sort: str) -> str:
     return " ".join({"avx512": [], "avx2": wide, "baseline": wide + narrow}[sort])
 
 
-def serve(read: BinaryIO, write: BinaryIO) -> None:
-    """Write which numpy and which sort this is; then answer each request until there is no more.
+@contextlib.contextmanager
+def argsort_of(ties: str) -> Iterator[Argsort | None]:
+    """Enter with the argsort that `ties` asks for, where numpy here has another; with None where numpy's own will do.
 
-    A request is the number of values and the values, an answer the argsort of them, all int64 of this machine.
+    The process that sorts starts with the first call and serves until the context ends. A call raises LayoutError where
+    this CPU, or this build of numpy, can't sort so, or no process can be started.
     """
-    write.write(f"{np.__version__} {numpy_sort()}\n".encode())
-    write.flush()
-    while len(count := read.read(8)) == 8:
-        values = np.frombuffer(read.read(8 * int.from_bytes(count, sys.byteorder)), np.int64)
-        write.write(np.argsort(values).astype(np.int64).tobytes())
-        write.flush()
+    sort = sort_of(ties)
+    if sort is None or sort == numpy_sort():
+        yield None
+        return
+    children: list[subprocess.Popen[bytes]] = []
+
+    def argsort(values: Ints) -> Ints:
+        if not children:
+            children.append(_start(sort))
+            _check_greeting(children[0], sort)
+        return _sorted_by(children[0], sort, values)
+
+    try:
+        yield argsort
+    finally:
+        for child in children:
+            with contextlib.suppress(OSError), child:
+                pass  # leaving closes its pipes, which ends it, and waits for it
 
 
-if __name__ == "__main__":
-    serve(sys.stdin.buffer, sys.stdout.buffer)
+def _start(sort: str) -> subprocess.Popen[bytes]:
+    environment = {name: value for name, value in os.environ.items() if name != "NPY_ENABLE_CPU_FEATURES"}
+    environment["NPY_DISABLE_CPU_FEATURES"] = disabled_for(sort)
+    environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
+    command, pipe = [sys.executable, "-P", "-W", "ignore", "-c", _PROGRAM], subprocess.PIPE
+    try:
+        return subprocess.Popen(command, env=environment, stdin=pipe, stdout=pipe, stderr=pipe)
+    except OSError as error:
+        raise LayoutError(f"ties='numpy:{sort}': no process could be started to sort ({error}).") from error
+
+
+def _check_greeting(child: subprocess.Popen[bytes], sort: str) -> None:
+    """Check that a process has this numpy, and the sort that it was started for."""
+    assert child.stdout is not None
+    version, *features = child.stdout.readline().decode().split() or [""]
+    if not version:
+        raise _ended(child, sort)
+    if version != np.__version__:
+        raise LayoutError(
+            f"ties='numpy:{sort}': {sys.executable} started with numpy {version}; expected {np.__version__}, as here. Is "
+            "another numpy before it on the path?"
+        )
+    found = numpy_sort(features)
+    if SORTS.index(found) > SORTS.index(sort):
+        raise LayoutError(
+            f"ties='numpy:{sort}': this CPU has no {_NAMES[sort]}, so numpy {np.__version__} can't sort here as it does with "
+            f"it; the best of this CPU is numpy:{found}. Make the plan on a machine with {_NAMES[sort]} and copy it, or read "
+            "OLMo-core's with PackedLayout.from_olmo_core."
+        )
+    if found != sort:
+        raise LayoutError(
+            f"ties='numpy:{sort}': this numpy {np.__version__} was compiled for CPUs with {_NAMES[found]}, and can't leave "
+            "that out. Install a numpy from PyPI."
+        )
+
+
+def _sorted_by(child: subprocess.Popen[bytes], sort: str, values: Ints) -> Ints:
+    """Return `numpy.argsort(values)` of the process."""
+    assert child.stdin is not None and child.stdout is not None
+    try:
+        child.stdin.write(len(values).to_bytes(8, sys.byteorder) + np.ascontiguousarray(values, np.int64).tobytes())
+        child.stdin.flush()
+    except BrokenPipeError as error:
+        raise _ended(child, sort) from error
+    answer = child.stdout.read(8 * len(values))
+    if len(answer) != 8 * len(values):
+        raise _ended(child, sort)
+    return np.frombuffer(answer, np.int64)
+
+
+def _ended(child: subprocess.Popen[bytes], sort: str) -> LayoutError:
+    assert child.stderr is not None
+    lines = child.stderr.read().decode(errors="replace").strip().splitlines() or ["no message"]
+    return LayoutError(f"ties='numpy:{sort}': the process that sorts ended with status {child.wait()} ({lines[-1]}).")
