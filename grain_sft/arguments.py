@@ -19,25 +19,17 @@ MOST_TOKENS = 2**31 - 1
 
 
 def as_sequence_length(value: object) -> int:
-    """Return `value` as the number of tokens in a row.
-
-    Raises:
-      LayoutError: It is not an integer from 1 to `MOST_TOKENS`.
-    """
+    """Return `value` as the number of tokens in a row; raise a `LayoutError` unless it is from 1 to `MOST_TOKENS`."""
     length = as_integer("sequence_length", value, 1, LayoutError)
     if length > MOST_TOKENS:
         raise LayoutError(
-            f"sequence_length={length}: positions are int32, so expected less than 2**31. Give a smaller one."
+            f"sequence_length={length}: positions are int32; expected less than 2**31. Give a smaller one."
         )
     return length
 
 
 def as_integer(name: str, value: object, least: int, error: type[GrainSftError]) -> int:
-    """Return `value` as a Python int, numpy's integers included.
-
-    Raises:
-      `error`: It is not an integer, or is below `least`.
-    """
+    """Return `value`, which may be an integer of numpy, as an int; raise `error` where it is not one from `least` on."""
     if type(value) is int and value >= least:
         return value
     try:
@@ -50,27 +42,13 @@ def as_integer(name: str, value: object, least: int, error: type[GrainSftError])
 
 
 def check_type(name: str, value: object, kind: Any, expected: str) -> None:
-    """Refuse an argument of another type.
-
-    Args:
-      name: Name of the argument.
-      value: The argument.
-      kind: Type, or union of types.
-      expected: What an argument of these types is, for the message.
-
-    Raises:
-      WrongTypeError: It is not a `kind`.
-    """
+    """Raise a `WrongTypeError` where `value` is not a `kind`, a type or a union, which the message calls `expected`."""
     if not isinstance(value, kind):
         raise WrongTypeError(f"{name} is {shortened(repr(value))} ({type(value).__name__}); expected {expected}.")
 
 
 def as_paths(name: str, value: object) -> list[str | os.PathLike[str]]:
-    """Return the paths of an argument that is one path or a list of paths.
-
-    Raises:
-      WrongTypeError: It is neither.
-    """
+    """Return the paths of an argument that is one path or a list of paths; raise a `WrongTypeError` for others."""
     if isinstance(value, str | os.PathLike):
         return [value]
     if isinstance(value, Mapping | bytes | bytearray) or not isinstance(value, Iterable):

@@ -128,11 +128,7 @@ def check(section: object, options: Options, where: str, *, require: bool = True
 
 
 def check_keys(section: Mapping[Any, Any], known: Iterable[str], where: str) -> None:
-    """Refuse a key that is not among `known`.
-
-    Raises:
-      ConfigError: It names the key and the nearest known one.
-    """
+    """Raise a `ConfigError` that names the nearest known key, where a key is not among `known`."""
     names = list(known)
     for key in section:
         if key not in names:
@@ -145,11 +141,7 @@ def _nearest(word: object, known: list[str]) -> str:
 
 
 def check_value(value: object, kind: Any, where: str) -> None:
-    """Check one value of a config. Of a nested section, mapping or list, the error names what is wrong in it.
-
-    Raises:
-      ConfigError: It is not of this type.
-    """
+    """Raise a `ConfigError` where a value is not of a type. In a nested section, mapping or list, it names what is wrong."""
     kinds = kinds_of(kind)
     for each in kinds:
         origin, table = get_origin(each), table_of(each)

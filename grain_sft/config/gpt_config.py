@@ -81,11 +81,8 @@ def is_gpt_config(stated: Mapping[str, Any]) -> bool:
 
 
 def sections_of(stated: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Return the sections that a GPTConfig means, under those that accompany its keys.
-
-    Raises:
-      ConfigError: A required key is missing, a value has the wrong type, or a key is nearly one of ours.
-    """
+    """Return the sections that a GPTConfig means, under those that accompany its keys; raise a `ConfigError` where a required
+    key is missing, a value has the wrong type, or a key is nearly one of ours."""
     ours = (*SECTIONS, *TOP)
     sections = {key: value for key, value in stated.items() if key in ours}
     _check_others([key for key in stated if key not in ours and key not in GPT_CONFIG], where)

@@ -67,13 +67,8 @@ def make_mixture(
 ) -> tuple[MixtureSource, MixtureSampler]:
     """Return the source and the sampler of a mixture.
 
-    Args:
-      corpus: Section with `mixture`. Its other keys are defaults of every source, and so are `layout`'s, and `order`,
-        `seed` and `shuffle` of `sampler`.
-      layout: Section `layout`.
-      sampler: Section `sampler`.
-      where: Config, for messages.
-      host: This host.
+    Keys of `corpus` besides `mixture` are defaults of every source, and so are `layout`'s, and `order`, `seed` and `shuffle`
+    of `sampler`.
     """
     orders = {key: sampler[key] for key in ("order", "seed", "shuffle") if key in sampler}
     sources: dict[str, NpyDataSource] = {}
@@ -126,11 +121,7 @@ def _check_source(layout: Section, order: Section, where: str) -> None:
 def follow_packing(layout: dict[str, Any], sampler: dict[str, Any], where: str) -> None:
     """Fit the sections of an algorithm that packs each epoch anew. Its rows are numbered through its epochs, and read as
     they are numbered. Where the sampler's order is the one that the algorithm follows, the layout takes its seed and epochs
-    over. Where whole batches are packed, the layout takes over their size.
-
-    Raises:
-      ConfigError: Keys that the algorithm does not allow.
-    """
+    over. Where whole batches are packed, the layout takes over their size. Other keys are errors."""
     name = layout.get("algorithm")
     if name is None or not ALGORITHMS[name].packs_per_epoch:
         return

@@ -50,9 +50,6 @@ def read(path: str, inheriting: tuple[str, ...]) -> dict[str, Any]:
     Args:
       path: Path of the file.
       inheriting: Paths of the configs that inherit it, one through the other.
-
-    Raises:
-      ConfigError: A file that is not a mapping, gives a key twice, or inherits itself.
     """
     if path in inheriting:
         raise ConfigError(f"{path}: inherits itself, by way of {' and '.join(inheriting)}.")

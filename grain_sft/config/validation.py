@@ -26,11 +26,7 @@ _SIZES = ("global_batch_size", "global_batch_tokens")
 
 
 def validate(config: Mapping[str, Any], where: str) -> None:
-    """Check the keys and values of a whole config, inherited parts included.
-
-    Raises:
-      ConfigError: For the first that is wrong.
-    """
+    """Check the keys and values of a whole config, inherited parts included; the first that is wrong is a `ConfigError`."""
     check_keys(config, (*SECTIONS, *TOP), where)
     check({key: value for key, value in config.items() if key in TOP}, TOP, where)
     corpus, layout, sampler = (config.get(section) for section in SECTIONS)

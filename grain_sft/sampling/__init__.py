@@ -3,8 +3,7 @@
 from grain_sft.sampling.batch_sizes import BatchSizes
 from grain_sft.sampling.host import Host
 from grain_sft.sampling.index_sampler import IndexSampler, LastBatch
-from grain_sft.sampling.mixture import Mixture, OnExhausted
-from grain_sft.sampling.mixture_sampler import MixtureLastBatch, MixtureSampler
+from grain_sft.sampling.mixture import Mixture, MixtureLastBatch, MixtureSampler, OnExhausted
 from grain_sft.sampling.orders import ORDERS, Order
 from grain_sft.sampling.sampler import Sampler
 from grain_sft.sampling.streams import BatchSlots, EpochSpan, EpochStream, SourceOrder

@@ -75,31 +75,19 @@ class BatchSizes:
         return steps
 
     def shared(self, hosts: int) -> BatchSizes:
-        """Return the rows of a step that each of `hosts` reads.
-
-        Raises:
-          SamplerError: A size is not a multiple of `hosts`.
-        """
+        """Return the rows of a step that each of `hosts` reads, or raise a `SamplerError` where they don't divide a size."""
         self.check_from(0, hosts)
         return BatchSizes(self.sizes[0] // hosts, [(step, size // hosts) for step, size in self.schedule])
 
     def check_from(self, step: int, hosts: int) -> None:
-        """Refuse hosts that don't divide the batch of some step from `step` on.
-
-        Raises:
-          SamplerError: It names the first such step.
-        """
+        """Raise a `SamplerError` that names the first step from `step` on whose batch the hosts don't divide."""
         for first, size, end in zip(self.steps, self.sizes, [*self.steps[1:], step + 1], strict=True):
             if end > step:
                 check_divided(size, hosts, max(first, step) if len(self.sizes) > 1 else None)
 
 
 def check_divided(size: int, hosts: int, step: int | None = None) -> None:
-    """Refuse hosts that don't divide a batch.
-
-    Raises:
-      SamplerError: It names the rows that are left over.
-    """
+    """Raise a `SamplerError` where hosts don't divide a batch."""
     if size % hosts:
         at = "" if step is None else f", from step {step} on,"
         raise SamplerError(
@@ -109,11 +97,7 @@ def check_divided(size: int, hosts: int, step: int | None = None) -> None:
 
 
 def checked_entries(schedule: Iterable[tuple[int, object]], form: str) -> list[tuple[int, object]]:
-    """Return the entries of a schedule, whose steps ascend from 1 on.
-
-    Raises:
-      SamplerError: Other entries, or steps that don't ascend.
-    """
+    """Return the entries of a schedule; raise a `SamplerError` unless they are pairs whose steps ascend from 1 on."""
     entries: list[tuple[int, object]] = []
     for entry in schedule:
         if not isinstance(entry, tuple | list) or len(entry) != 2:

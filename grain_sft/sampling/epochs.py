@@ -76,11 +76,7 @@ class _Piece(NamedTuple):
 
 class EndingEpochs(RunningEpochs):
     """Epochs that each begin with a step. An epoch ends where the next batch, of whatever size, is not full, and its
-    remaining rows are dropped; or, with `fill`, where it has no rows left, and its last batch is filled up.
-
-    Raises:
-      SamplerError: A batch that is never full.
-    """
+    remaining rows are dropped; or, with `fill`, where it has no rows left, and its last batch is filled up."""
 
     def __init__(self, num_rows: int, sizes: BatchSizes, *, fill: bool) -> None:
         super().__init__(num_rows, sizes)

@@ -5,7 +5,7 @@ rounded. So each row is found by a few divisions, at any number of rows, without
 to half a row from its part of what its node got, and inherits its part of the node's distance. `bound` is the sum: at most
 1 row for up to 4 sources, whatever their weights; 1.2 for up to 10; less than 2 for any number. By brute force, 4,600 sets
 of weights for 2 to 24 sources came to 1.26 rows at most (`tests/sampling/test_proportions.py`). `ScheduleTable` stays below
-one row, so it is taken where it fits.
+one row, so it is taken where it fits. Quantised weights would need no tree, but docs/mixtures.md promises exact shares.
 """
 
 from __future__ import annotations
@@ -58,8 +58,6 @@ _Tree: TypeAlias = "int | tuple[_Split, _Tree, _Tree]"  # int: a source
 
 class HalvingTree:
     """Choices among sources of constant weights, from row 0 on.
-
-    Quantised weights would need a table alone, but `docs/mixtures.md` promises shares that are exact as written.
 
     Args:
       weights: Integer weights of the sources; nothing is taken from a source of weight 0.

@@ -1,26 +1,32 @@
-"""Mixture: rows of several sources, each in its own order, as one stream of rows."""
+"""Mixtures: rows of several sources, each in its own order, as one stream of rows that is cut into steps."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+import os
+import sys
+from collections.abc import Callable, Iterable, Mapping
 from fractions import Fraction
+from functools import cached_property, partial
 from typing import Literal, get_args
 
 import numpy as np
 
 from grain_sft.deprecated import renamed_arguments
-from grain_sft.errors import SamplerError
+from grain_sft.errors import RowIndexError, SamplerError
+from grain_sft.layout import FILL_ROW
 from grain_sft.sampling.batch_sizes import checked_entries
-from grain_sft.sampling.orders import CacheDir, Ints
-from grain_sft.sampling.proportions import Proportions, as_shares
-from grain_sft.sampling.streams import SourceOrder
+from grain_sft.sampling.host import Host
+from grain_sft.sampling.orders import Ints
+from grain_sft.sampling.proportions import Path, Proportions, as_shares, count_drawn, find_drawn
+from grain_sft.sampling.sampler import Sampler
+from grain_sft.sampling.streams import BatchSlots, EpochSpan, EpochStream, SourceOrder
 
 Weight = int | float | str | Fraction
-RowsBefore = Callable[[int], int]
-"""Rows of the whole mixture before a step."""
 OnExhausted = Literal["repeat", "stop", "renormalize"]
-Path = tuple[tuple[Proportions, int], ...]
+MixtureLastBatch = Literal["drop", "fill"]
+
+_MOST_ROWS = 1 << 62  # of the stream: row numbers in it are int64
 
 
 @renamed_arguments(when_dry="on_exhausted")
@@ -113,87 +119,131 @@ class Mixture:
         changes = [f"{step}: {list(map(str, self._shares(weights)))}" for step, weights in self.schedule]
         return f"Mixture({{{sources}}}, when_dry={self.on_exhausted!r}, schedule={{{', '.join(changes)}}})"
 
-    def proportions(self, rows_before: RowsBefore) -> Proportions:
+    def proportions(self, rows_before: Callable[[int], int]) -> Proportions:
         """Return how the rows are divided among the sources."""
         changes = {0: self._shares(), **{rows_before(step): self._shares(weights) for step, weights in self.schedule}}
         limits = [rows.num_rows for _, rows in self.sources.values()]
         return Proportions(list(changes.items()), limits, self.on_exhausted)
 
 
-class LeafSource:
-    """A source that is not a mixture, in the stream of the whole.
+class MixtureSampler(Sampler):
+    """Rows of every step of a mixture, as a pure function of (mixture, step, host).
+
+    The mixture is one stream of rows; step k is the next `global_batch_size` of them, and host h of H reads rows h, h + H,
+    h + 2H, ... of the step. Rows are numbered through all sources, as `MixtureSource` numbers them. Every source has epochs
+    of its own, which roll over in the middle of a step.
 
     Args:
-      name: Its name, below the names of the mixtures that contain it: "outer/inner".
-      source: Its rows.
-      first_row: Number of its first row among the rows of all sources.
-      path: Proportions of each mixture that contains it, outermost first, and its index among their sources.
-      cache_dir: Folder of exact orders.
+      mixture: Sources, their orders and weights.
+      global_batch_size: Rows of a step, of all hosts together.
+      host: This host, and the number of hosts.
+      last_batch: For a mixture that ends: "drop" the rows that don't fill a step, or "fill" it with `FILL_ROW`s.
+      schedule: Pairs (step, global_batch_size): rows of each step from that step on.
+      cache_dir: Folder of exact orders; None means $GRAIN_SFT_CACHE_DIR/orders, or the user's cache.
+
+    Raises:
+      SamplerError: Arguments that don't fit together.
     """
 
-    def __init__(self, name: str, source: SourceOrder, first_row: int, path: Path, cache_dir: CacheDir) -> None:
-        self.name, self.source, self.first_row, self.path = name, source, first_row, path
-        self.rows_at = source.rows_at(cache_dir)
+    runs_on = True
+    epochs = None
+    steps_per_epoch = None
 
-    def find(self, numbers: Ints) -> Ints:
-        """Return the row of the whole at which each of the source's rows `numbers` is drawn; -1 where it never is."""
-        for proportions, source in reversed(self.path):
-            found = np.full(len(numbers), -1, np.int64)
-            drawn = numbers >= 0
-            found[drawn] = proportions.find(source, numbers[drawn])
-            numbers = found
-        return numbers
-
-    def count(self, row: int) -> int:
-        """Return how many of its rows are drawn before `row` of the whole."""
-        return _count(self.path, row)
-
-
-class MixtureStream:
-    """A mixture as a function of the row: which row of which source is drawn, at constant time.
-
-    Args:
-      mixture: Mixture that is drawn from.
-      rows_before: Rows of the whole before a step.
-      cache_dir: Folder of exact orders.
-
-    Attributes:
-      proportions: How the rows are divided among the outermost sources.
-      leaves: Sources that are not mixtures; those of a source that is one are named "outer/inner".
-      length: Number of rows; None where they never end.
-    """
-
-    def __init__(self, mixture: Mixture, rows_before: RowsBefore, cache_dir: CacheDir) -> None:
-        self.leaves: list[LeafSource] = []
+    def __init__(
+        self,
+        mixture: Mixture,
+        *,
+        global_batch_size: int,
+        host: Host = Host(0, 1),
+        last_batch: MixtureLastBatch = "drop",
+        schedule: Iterable[tuple[int, int]] = (),
+        cache_dir: str | os.PathLike[str] | None = None,
+    ) -> None:
+        super().__init__(global_batch_size, schedule, host, host_blocks=False)
+        if last_batch not in get_args(MixtureLastBatch):
+            raise SamplerError(
+                f"last_batch={last_batch!r}: a mixture takes one of {', '.join(get_args(MixtureLastBatch))}."
+            )
+        self.mixture, self.last_batch, self.cache_dir = mixture, last_batch, cache_dir
+        self.num_instances = mixture.num_instances
         self._children: dict[
             Proportions, list[Proportions | int]
-        ] = {}  # of each mixture: mixtures, or indices of leaves
-        self._rows_before, self._cache_dir = rows_before, cache_dir
-        self.proportions = self._add(mixture, "", 0, ())
-        self.length = self.proportions.length
+        ] = {}  # of each mixture: mixtures, or indices of streams
+        self._paths: list[Path] = []  # of the streams
+        streams: list[EpochStream] = []
+        self._proportions = self._add(mixture, "", 0, (), streams)
+        self.streams, self.length = tuple(streams), self._proportions.length
+        if self.num_steps == 0:
+            raise SamplerError(
+                f"global_batch_size={self.global_batch_size} is more than the {self.length} rows of the mixture. Take a "
+                "smaller batch, or last_batch='fill' for evaluation."
+            )
 
-    def _add(self, mixture: Mixture, prefix: str, first_row: int, path: Path) -> Proportions:
-        proportions = mixture.proportions(lambda step: _count(path, self._rows_before(step)))
+    def _add(
+        self, mixture: Mixture, prefix: str, first_row: int, path: Path, streams: list[EpochStream]
+    ) -> Proportions:
+        """Append the streams of the sources of a mixture, whose names begin with `prefix`; return its proportions."""
+        proportions = mixture.proportions(lambda step: count_drawn(path, self.batch_sizes.before(step)))
         children = self._children[proportions] = []
-        for source, (name, (_, rows)) in enumerate(mixture.sources.items()):
-            below = (*path, (proportions, source))
+        for number, (name, (_, rows)) in enumerate(mixture.sources.items()):
+            below = (*path, (proportions, number))
             if isinstance(rows, Mixture):
-                children.append(self._add(rows, f"{prefix}{name}/", first_row, below))
+                children.append(self._add(rows, f"{prefix}{name}/", first_row, below, streams))
             else:
-                children.append(len(self.leaves))
-                self.leaves.append(LeafSource(prefix + name, rows, first_row, below, self._cache_dir))
+                begin, span = partial(self._begin, len(streams)), partial(self._span, len(streams))
+                children.append(len(streams))
+                streams.append(EpochStream(prefix + name, rows, first_row, begin, span, rows.rows_at(self.cache_dir)))
+                self._paths.append(below)
             first_row += rows.num_instances
         return proportions
 
-    def draw(self, rows: Ints) -> Ints:
-        """Return what is drawn at `rows` of the whole (int64 [n], below `length`): int64 [4, n], the index of the leaf
-        source, its epoch, the index in the source's order of that epoch, and the number of the row through all sources."""
-        drawn = np.empty((4, len(rows)), np.int64)
-        waiting: list[tuple[Proportions | int, Ints, Ints]] = [(self.proportions, np.arange(len(rows)), rows)]
+    @cached_property
+    def num_steps(self) -> int | None:
+        """Number of steps; None where they never end."""
+        if self.length is None:
+            return None
+        sizes = self.batch_sizes
+        return sizes.step_of(self.length) if self.last_batch == "drop" else sizes.step_of(self.length - 1) + 1
+
+    @property
+    def most_rows_off(self) -> float | None:
+        """Rows that an outermost source may be away from its share, after any number of rows; None where weights change."""
+        return self._proportions.bound
+
+    def steps_of_epochs(self, epochs: int | None) -> int:
+        if self.num_steps is not None and epochs is None:
+            return self.num_steps
+        ends = [stream.span((epochs or 1) - 1) for stream in self.streams]
+        return max((end.last + 1 for end in ends if end is not None and end.last < sys.maxsize), default=1)
+
+    def _checked_step(self, step: int) -> int:
+        step = super()._checked_step(step)
+        if self.batch_sizes.before(step + 1) > _MOST_ROWS:
+            raise RowIndexError(
+                f"step={step}: expected a step below {self.batch_sizes.step_of(_MOST_ROWS)}. A mixture counts its rows up to "
+                "2^62. Give a smaller step."
+            )
+        return step
+
+    def _rows(self, step: int, indices: Ints) -> Ints:
+        rows: Ints = self._draw(indices + self.batch_sizes.before(step))[3]
+        return rows
+
+    def _slots(self, steps: Ints, which: Ints, slot: Ints, host: Ints) -> BatchSlots:
+        return BatchSlots(steps[which], slot, host, *self._draw(self.batch_sizes.begins(steps)[0][which] + slot))
+
+    def _draw(self, indices: Ints) -> Ints:
+        """Return what is drawn at some indices of the stream (int64 [n]): int64 [4, n], the stream of the source, its epoch,
+        the index in that epoch's order, and the row, through all sources. Past the end: -1, and `FILL_ROW` for the row."""
+        drawn = np.full((4, len(indices)), -1, np.int64)
+        at = np.arange(len(indices))
+        if self.length is not None:
+            drawn[3], at = FILL_ROW, np.flatnonzero(indices < self.length)
+        waiting: list[tuple[Proportions | int, Ints, Ints]] = [(self._proportions, at, indices[at])]
         while waiting:
             node, at, numbers = waiting.pop()
             if isinstance(node, int):
-                self._draw_leaf(node, at, numbers, drawn)
+                self._draw_source(node, at, numbers, drawn)
                 continue
             sources, numbers = node.choose(numbers)
             for source, child in enumerate(self._children[node]):
@@ -202,23 +252,39 @@ class MixtureStream:
                     waiting.append((child, at[here], numbers[here]))
         return drawn
 
-    def _draw_leaf(self, number: int, at: Ints, numbers: Ints, drawn: Ints) -> None:
-        """Put the rows `numbers` of a leaf at the indices `at` of `drawn`."""
-        leaf = self.leaves[number]
-        epochs, indices = np.divmod(numbers, leaf.source.num_instances)
+    def _draw_source(self, number: int, at: Ints, numbers: Ints, drawn: Ints) -> None:
+        """Put the rows `numbers` of a source at the indices `at` of `drawn`."""
+        stream = self.streams[number]
+        epochs, indices = np.divmod(numbers, stream.source.num_instances)
         drawn[0, at], drawn[1, at], drawn[2, at] = number, epochs, indices
         for epoch in np.unique(epochs).tolist():
             here = epochs == epoch
-            drawn[3, at[here]] = leaf.rows_at(epoch, indices[here]) + leaf.first_row
+            drawn[3, at[here]] = stream.rows_at(epoch, indices[here]) + stream.first_row
+
+    def _begin(self, source: int, step: int) -> tuple[int, int]:
+        rows = count_drawn(self._paths[source], self.batch_sizes.before(step))
+        return divmod(rows, self.streams[source].source.num_instances)
+
+    def _span(self, source: int, epoch: int) -> EpochSpan | None:
+        size = self.streams[source].source.num_instances
+        end = None if self.num_steps is None else self.batch_sizes.before(self.num_steps)
+        first, last = find_drawn(self._paths[source], np.array([epoch * size, epoch * size + size - 1])).tolist()
+        if first < 0 or (end is not None and first >= end):
+            return None
+        rows, step = size, self.batch_sizes.step_of(first)
+        if end is not None and not 0 <= last < end:  # it is cut off by the end
+            last, rows = end - 1, count_drawn(self._paths[source], end) - epoch * size
+        return EpochSpan(step, self.batch_sizes.step_of(last) if last >= 0 else sys.maxsize, rows)
+
+    def _find(self, source: int, epoch: int, indices: Ints) -> tuple[Ints, Ints, Ints]:
+        at = find_drawn(self._paths[source], indices + epoch * self.streams[source].source.num_instances)
+        step = self.batch_sizes.steps_of(at)
+        slot = at - self.batch_sizes.begins(step)[0]
+        return np.where(at < 0, -1, step), slot, slot % self.host.count
 
     @property
-    def table_rows(self) -> int:
-        """Rows of all tables of choices."""
-        return sum(proportions.table_rows for proportions in self._children)
-
-
-def _count(path: Path, row: int) -> int:
-    """Return how many rows the source at the end of a path gives before `row` of the whole."""
-    for proportions, source in path:
-        row = proportions.counts(row)[source]
-    return row
+    def data_key(self) -> str:
+        return (
+            f"MixtureSampler({self.mixture.data_key}, global_batch_size={self.global_batch_size}, "
+            f"last_batch={self.last_batch!r}{self._schedule_text})"
+        )

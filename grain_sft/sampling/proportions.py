@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import numbers
 from bisect import bisect_right
@@ -62,7 +63,11 @@ class Proportions:
         while weights := self._weights(row, counts):
             end = next((at for at, _ in self._changes if at > row), None)
             deficit = tuple(share - count for share, count in zip(shares, counts, strict=True))
-            chooser = self._chooser(weights, deficit, None if end is None else end - row)
+            chooser: ScheduleTable | HalvingTree
+            if sum(weights) <= TABLE_ROWS:
+                chooser = ScheduleTable(weights, deficit, None if end is None else end - row)
+            else:
+                chooser = HalvingTree(weights, deficit)
             self._phases.append(_Phase(row, counts, chooser))
             exhausted = self._first_exhausted(self._phases[-1])
             if exhausted is not None and (end is None or exhausted <= end):
@@ -92,13 +97,6 @@ class Proportions:
                     weights[source] = 0
         least = math.gcd(*weights)
         return tuple(weight // least for weight in weights) if least else None
-
-    @staticmethod
-    def _chooser(
-        weights: tuple[int, ...], deficit: tuple[Fraction, ...], num_rows: int | None
-    ) -> ScheduleTable | HalvingTree:
-        fits = sum(weights) <= TABLE_ROWS
-        return ScheduleTable(weights, deficit, num_rows) if fits else HalvingTree(weights, deficit)
 
     def _first_exhausted(self, phase: _Phase) -> int | None:
         """Return the row from which on a source has no rows; None where all have. To "stop" is to lack a row that is asked
@@ -157,33 +155,37 @@ class Proportions:
         return found
 
 
-def as_shares(weights: Sequence[tuple[str, object]]) -> Shares:
-    """Return weights by name as exact shares of one: 0.7 is 7/10, as written.
+Path = tuple[tuple[Proportions, int], ...]
+"""Proportions of each mixture that contains a source, outermost first, and its index among their sources."""
 
-    Raises:
-      SamplerError: A weight that is not a number from 0 on, or none above 0.
-    """
-    exact = [as_weight(name, weight) for name, weight in weights]
+
+def count_drawn(path: Path, row: int) -> int:
+    """Return how many rows the source at the end of a path gives before `row` of the whole."""
+    for proportions, source in path:
+        row = proportions.counts(row)[source]
+    return row
+
+
+def find_drawn(path: Path, numbers: Ints) -> Ints:
+    """Return the row of the whole at which the source at the end of a path gives each of its rows `numbers`; -1 for never."""
+    for proportions, source in reversed(path):
+        found = np.full(len(numbers), -1, np.int64)
+        found[numbers >= 0] = proportions.find(source, numbers[numbers >= 0])
+        numbers = found
+    return numbers
+
+
+def as_shares(weights: Sequence[tuple[str, object]]) -> Shares:
+    """Return weights by name as exact shares of one (0.7 is 7/10, as written), or raise a `SamplerError`."""
+    exact = [_as_weight(name, weight) for name, weight in weights]
     whole = sum(exact, Fraction(0))
     if not whole:
         raise SamplerError(f"weights {', '.join(name for name, _ in weights)}: expected one above 0.")
     return tuple(weight / whole for weight in exact)
 
 
-def as_weight(name: str, weight: object) -> Fraction:
-    """Return a weight exactly as written.
-
-    Raises:
-      SamplerError: It is not a number from 0 on.
-    """
-    try:
-        if isinstance(weight, bool) or not isinstance(weight, numbers.Real | str):
-            raise ValueError
-        exact = Fraction(str(weight))
-        if exact < 0:
-            raise ValueError
-        return exact
-    except (ValueError, ZeroDivisionError) as error:
-        raise SamplerError(
-            f"weight of {name!r}: {weight!r}; expected a number from 0 on, or text like '1/3'."
-        ) from error
+def _as_weight(name: str, weight: object) -> Fraction:
+    with contextlib.suppress(ValueError, ZeroDivisionError):
+        if isinstance(weight, numbers.Real | str) and not isinstance(weight, bool) and Fraction(str(weight)) >= 0:
+            return Fraction(str(weight))
+    raise SamplerError(f"weight of {name!r}: {weight!r}; expected a number from 0 on, or text like '1/3'.")

@@ -201,10 +201,10 @@ def test_sources_that_run_dry(folder, on_exhausted, last_batch):
     real = rows[rows != FILL_ROW]
     assert len(set(real.tolist())) == len(real)
     assert len({tuple((key, array.shape, array.dtype) for key, array in batch.items()) for batch in batches}) == 1
-    left = pipeline.sampler.stream.length - len(real)
+    left = pipeline.sampler.length - len(real)
     assert left == 0 if last_batch == "fill" else 0 <= left < 12
     if on_exhausted == "renormalize":
-        assert pipeline.sampler.stream.length == len(pipeline.source)
+        assert pipeline.sampler.length == len(pipeline.source)
     assert (batches[-1]["targets_segmentation"][rows[-12:] == FILL_ROW] == 0).all()
     with pytest.raises(IndexError):
         pipeline[len(batches)]

@@ -103,13 +103,6 @@ def load_permutation(depends: Mapping[str, Any], generator: Generator, cache_dir
 
 def _build(target: Path, depends: Mapping[str, Any], generator: Generator) -> None:
     num_rows: int = depends["rows"]
-    needed = num_rows * permute.row_dtype(num_rows).itemsize
-    free = os.statvfs(target.parent).f_bavail * os.statvfs(target.parent).f_frsize
-    if free < needed:
-        raise StorageError(
-            f"{target.parent}: the order of {num_rows} rows needs {needed / 1e9:.2f} GB, and {free / 1e9:.2f} GB are free. "
-            f"Make room, or point ${files.CACHE_DIR_VARIABLE} to another disk."
-        )
     logging.info("Making the order of %d rows: %s", num_rows, target)
     command = [sys.executable, "-P", permute.__file__, str(target), *map(str, generator), json.dumps(depends)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
@@ -119,7 +112,8 @@ def _build(target: Path, depends: Mapping[str, Any], generator: Generator) -> No
         raise StorageError(f"{target}: no process could be started to make it ({error}).") from error
     if result.returncode:
         reason = result.stderr.strip().splitlines()[-1:] or [f"exit status {result.returncode}"]
+        size = num_rows * permute.row_dtype(num_rows).itemsize / 1e9
         raise StorageError(
             f"{target}: the order of {num_rows} rows could not be made: {reason[0]}. "
-            f"It takes {needed / 1e9:.2f} GB of memory and of disk; ${files.CACHE_DIR_VARIABLE} names the folder."
+            f"It takes {size:.2f} GB of memory and of disk; ${files.CACHE_DIR_VARIABLE} names the folder."
         )
