@@ -164,7 +164,7 @@ def test_damaged_files_of_every_kind_give_equal_rows(tmp_path, cache, turns):
     write(tmp_path / "two", 1)
     expected = {name: used(tmp_path / name) for name in ("one", "two")}
     kinds = {path.relative_to(cache).parts[0] for path in cache.rglob("*") if path.is_file()}
-    assert kinds == {"content", "documents", "plans", "supervised", "orders", "openchat", "openchat-locks"}
+    assert kinds == {"content", "documents", "plans", "supervised", "orders", "openchat"}
     random = np.random.default_rng(5)
     tried = 0
     for turn in range(turns):
