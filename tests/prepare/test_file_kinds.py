@@ -147,7 +147,7 @@ def test_shapes_may_differ_from_record_to_record_and_from_file_to_file(spm: Path
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_bad_record_has_its_file_and_number_in_every_kind_of_file(kind: str, spm: Path, tmp_path: Path) -> None:
-    records: list[Record] = [SHAPES["messages"]([("user", f"{n}"), ("assistant", "a")]) for n in range(20)]
+    records = [SHAPES["messages"]([("user", f"{n}"), ("assistant", "a")]) for n in range(20)]
     records[11]["messages"][0]["role"] = "robot"
     path = tmp_path / f"a.{kind}"
     path.write_bytes(KINDS[kind](records))

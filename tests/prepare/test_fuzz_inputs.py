@@ -209,7 +209,7 @@ def test_a_file_in_another_encoding_is_an_error_in_its_first_line(
     encoding: str, tokenizers: dict[str, str], tmp_path: Path
 ) -> None:
     path = tmp_path / "a.jsonl"
-    path.write_bytes(("\n".join([(GOOD % number).decode() for number in range(3)]) + "\n").encode(encoding))
+    path.write_text("\n".join((GOOD % number).decode() for number in range(3)), encoding)
     check_stop(request_of(path, tokenizers), tmp_path / "out", f"{path}:1")
 
 
@@ -386,30 +386,12 @@ def test_the_command_says_one_sentence(
 # Parquet.
 
 
-def parquet(path: Path, rows: list[Any], **options: Any) -> Path:
-    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
-    parquet.write_table(arrow.Table.from_pylist(rows), path, **options)
-    return path
-
-
-def test_bad_rows_of_parquet_are_left_out_and_listed(tokenizers: dict[str, str], tmp_path: Path) -> None:
-    rows = [json.loads(GOOD % number) for number in range(30)]
-    rows[7]["messages"], rows[19]["messages"][0]["content"] = None, None
-    path = parquet(tmp_path / "a.parquet", rows, row_group_size=4)
-    out = tmp_path / "out"
-    manifest = prepare(request_of(path, tokenizers, on_error="skip"), out, workers=1)
-    assert (manifest["rejected"], manifest["splits"]["train"]["documents"]) == (2, 28)
-    assert [entry["line"] for entry in rejected_of(out)] == [8, 20]
-    for document in open_corpus(out).iter_documents():
-        expected = in_one(REFERENCES["primer"](rows[document.source[1] - 1]))
-        assert spelled(load_tokenizer(tokenizers["primer"]), document.tokens, document.loss) == expected
-
-
 def test_a_damaged_parquet_file_is_an_error_that_names_it(tokenizers: dict[str, str], tmp_path: Path) -> None:
-    whole = parquet(tmp_path / "whole.parquet", [json.loads(GOOD % number) for number in range(200)], row_group_size=50)
-    content = whole.read_bytes()
-    draw = random.Random(5)
-    accepted = 0
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    table = arrow.Table.from_pylist([json.loads(GOOD % number) for number in range(200)])
+    parquet.write_table(table, tmp_path / "whole.parquet", row_group_size=50)
+    content = (tmp_path / "whole.parquet").read_bytes()
+    draw, accepted = random.Random(5), 0
     for number in range(100):
         data = bytearray(content)
         if number % 3 == 0:

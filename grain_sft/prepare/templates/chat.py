@@ -18,18 +18,8 @@ from grain_sft.prepare.templates.chat_controls import Expected, expected_control
 from grain_sft.prepare.templates.chat_ids import UnexpectedControlError, encoder_of
 from grain_sft.prepare.templates.chat_spans import RenderedChat, find_turns
 from grain_sft.prepare.templates.chat_template import ChatTemplate, Spans, with_reasoning
-from grain_sft.prepare.templates.template import (
-    Rendered,
-    Result,
-    Template,
-    TemplateOptions,
-    no_assistant,
-    result_of,
-    takes_loss,
-)
+from grain_sft.prepare.templates.template import Rendered, Result, Template, TemplateOptions, result_of
 from grain_sft.prepare.tokenizers import Tokenizer
-
-_ASSISTANT = ("assistant", "assistant_toolcall")
 
 
 class Chat(Template):
@@ -41,6 +31,7 @@ class Chat(Template):
         *("assistant_toolcall", "toolresult"),
     )
     options = ("chat_template",)
+    learned = ("assistant", "assistant_toolcall")
     jinja: ClassVar[str | None] = None
 
     def __init__(self, tokenizer: Tokenizer, options: TemplateOptions) -> None:
@@ -67,10 +58,7 @@ class Chat(Template):
             messages.append({"role": "system", "content": conversation.system})
         start = len(messages)
         messages += [_as_dict(message) for message in conversation.messages]
-        indices = range(len(conversation.messages))
-        turns = [start + index for index in indices if takes_loss(conversation, index, by=_ASSISTANT)]
-        if not any(message.role in _ASSISTANT for message in conversation.messages):
-            raise no_assistant()
+        turns = [start + index for index, loss in enumerate(self.losses(conversation)) if loss]
         messages = with_reasoning(messages)
         tools = list(conversation.tools) if conversation.tools else None
         marked: Spans | None = None
@@ -111,8 +99,8 @@ class Olmo(Chat):
             missing.append("an EOS token")
         if missing:
             raise PrepareError(
-                f"template olmo: the tokenizer has no chat template of its own, and OLMo's needs {', '.join(missing)}, "
-                "which it lacks. Give a template with --chat-template, or choose another tokenizer."
+                f"template olmo: the tokenizer has no chat template, and lacks {', '.join(missing)} for OLMo's. Give a "
+                "template with --chat-template, or choose another tokenizer."
             )
         return OLMO_TEMPLATE
 

@@ -22,24 +22,15 @@ from typing import Any, ClassVar
 
 from grain_sft.errors import RecordError
 from grain_sft.prepare.records.messages import Conversation, Message
-from grain_sft.prepare.templates.template import (
-    Piece,
-    PiecesTemplate,
-    SpecialText,
-    TemplateOptions,
-    no_assistant,
-    takes_loss,
-)
+from grain_sft.prepare.templates.template import Piece, PiecesTemplate, SpecialText, TemplateOptions
 from grain_sft.prepare.tokenizers import Tokenizer
 
 EOT = "<myPT_eot>"
 
 _BLOCKS = (
-    *("system", "user", "assistant", "user_context", "assistant_context", "toolcall", "toolresult"),
-    *("think", "cite"),
+    *("system", "user", "assistant", "user_context", "assistant_context", "toolcall", "toolresult", "think", "cite"),
 )
 _TAGS = (*(tag for block in _BLOCKS for tag in (f"<myPT_{block}>", f"</myPT_{block}>")), EOT)
-_ASSISTANT = ("assistant", "assistant_toolcall")
 
 
 class _Tag(str):
@@ -53,6 +44,7 @@ class Episode(PiecesTemplate):
     roles: ClassVar[tuple[str, ...]] = ("system", "user", "assistant", "assistant_context")
     format = "episodes"
     options = ("system_prompt",)
+    learned = ("assistant", "assistant_toolcall")
     truncation = "last"
     min_tokens = 2
     line_break: ClassVar[str] = ""
@@ -68,17 +60,17 @@ class Episode(PiecesTemplate):
 
     def pieces(self, conversation: Conversation) -> list[Piece]:
         pieces: list[Piece] = []
-        system = conversation.system if conversation.system is not None else self.chosen.system_prompt
-        if system and (conversation.system is not None or conversation.messages[0].role != "system"):
+        system = conversation.system
+        if system is None and conversation.messages[0].role != "system":
+            system = self.chosen.system_prompt
+        if system:
             pieces += self._block("system", [system])
-        for index, message in enumerate(conversation.messages):
+        for index, (message, loss) in enumerate(zip(conversation.messages, self.losses(conversation), strict=True)):
             if message.role == "assistant_toolcall" and "name" in (message.extra or {})["arguments"]:
                 raise RecordError(
                     f"messages[{index}].arguments: has the key 'name', which is where the tool's name goes."
                 )
-            pieces += self._turn(message, takes_loss(conversation, index, by=_ASSISTANT))
-        if not any(message.role in _ASSISTANT for message in conversation.messages):
-            raise no_assistant(tuple(role for role in self.roles if role in _ASSISTANT))
+            pieces += self._turn(message, loss)
         return [*pieces, (self._tags[EOT], 1.0), *self._end()]
 
     def _turn(self, message: Message, loss: bool) -> list[Piece]:

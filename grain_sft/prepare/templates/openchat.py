@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from grain_sft.errors import PrepareError, RecordError
+from grain_sft.errors import RecordError
 from grain_sft.prepare.records.messages import Conversation, Message
 from grain_sft.prepare.templates.template import Piece, PiecesTemplate, TemplateOptions
 from grain_sft.prepare.tokenizers import Tokenizer
@@ -31,13 +31,8 @@ class OpenChat(PiecesTemplate):
 
     def __init__(self, tokenizer: Tokenizer, options: TemplateOptions) -> None:
         super().__init__(tokenizer, options)
-        end = tokenizer.token_id(END_OF_TURN)
-        if end is None:
-            raise PrepareError(
-                f"template openchat: the tokenizer has no special token {END_OF_TURN}. Choose another tokenizer or "
-                "template."
-            )
-        self._bos, self._end = list(tokenizer.empty_ids), [end]
+        (self._end,) = self.ids_of([END_OF_TURN])
+        self._bos = list(tokenizer.empty_ids)
         self._prefixes: dict[str, list[int]] = {}
 
     def pieces(self, conversation: Conversation) -> list[Piece]:

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from grain_sft.errors import PrepareError, RecordError
+from grain_sft.errors import RecordError
 from grain_sft.prepare.records.messages import Conversation
-from grain_sft.prepare.templates.template import Piece, PiecesTemplate, TemplateOptions, no_assistant, takes_loss
+from grain_sft.prepare.templates.template import Piece, PiecesTemplate, TemplateOptions
 from grain_sft.prepare.tokenizers import Tokenizer
 
 SPECIAL_TOKENS: Mapping[str, str] = {"sys": "<|sys|>", "usr": "<|usr|>", "asst": "<|asst|>", "eot": "<|eot|>"}
@@ -33,35 +33,16 @@ class Primer(PiecesTemplate):
 
     def __init__(self, tokenizer: Tokenizer, options: TemplateOptions) -> None:
         super().__init__(tokenizer, options)
-        self._ids: dict[str, list[int]] = {}
-        missing = []
-        for name, text in SPECIAL_TOKENS.items():
-            number = tokenizer.token_id(text)
-            if number is None:
-                missing.append(text)
-            else:
-                self._ids[name] = [number]
-        if missing:
-            raise PrepareError(
-                f"template primer: the tokenizer has no special token {', '.join(missing)}. Train one that has them "
-                "(grain-sft train-tokenizer), or choose another template."
-            )
+        self._ids = dict(zip(SPECIAL_TOKENS, self.ids_of(SPECIAL_TOKENS.values()), strict=True))
 
     def pieces(self, conversation: Conversation) -> list[Piece]:
         ids, end = self._ids, self._ids["eot"]
         pieces: list[Piece] = []
         if conversation.system is not None:
             pieces += [(ids["sys"], 0.0), (conversation.system, 0.0), (end, 0.0)]
-        assistant = False
-        for index, message in enumerate(conversation.messages):
-            loss = float(takes_loss(conversation, index))
-            assistant |= message.role == "assistant"
+        for message, loss in zip(conversation.messages, self.losses(conversation), strict=True):
             pieces += [(ids[_ROLES[message.role]], 0.0), (message.content, loss), (end, loss)]
-        if not assistant:
-            raise no_assistant()
-        if not self.chosen.add_final_eot:
-            pieces.pop()
-        return pieces
+        return pieces if self.chosen.add_final_eot else pieces[:-1]
 
 
 class PrimerTokenizer(Protocol):
@@ -95,5 +76,5 @@ def render_chat_sft(
         input_ids += [special[name], *body]
         labels += [IGNORED, *(body if name == "asst" else [IGNORED] * len(body))]
     if not any(message["role"] == "assistant" for message in messages):
-        raise no_assistant()
+        raise RecordError("messages: none of 'assistant', so nothing in it takes loss.")
     return input_ids, labels

@@ -68,6 +68,7 @@ class Template(abc.ABC):
       trim_trailing: Whether tokens without loss at the end are cut off, and a document of nothing else is dropped.
       min_tokens: Length of the shortest document that is kept.
       tool_calls: Whether conversations that call tools are the template's purpose.
+      learned: Roles whose messages take loss where the loss is a mask.
 
     Args:
       tokenizer: Tokenizer of the texts.
@@ -87,6 +88,7 @@ class Template(abc.ABC):
     trim_trailing: ClassVar[bool] = False
     min_tokens: ClassVar[int] = 1
     tool_calls: ClassVar[bool] = False
+    learned: ClassVar[tuple[str, ...]] = ("assistant",)
 
     def __init__(self, tokenizer: Tokenizer, options: TemplateOptions) -> None:
         self.tokenizer = tokenizer
@@ -102,19 +104,17 @@ class Template(abc.ABC):
         first = conversation.messages[0].role
         if first == DOCUMENT and DOCUMENT not in self.roles:
             raise RecordError(
-                f"the record is a plain document, which template {self.name} can't render: it would have no turns. "
-                "Give --template text for files of documents."
+                f"the record is a plain document; template {self.name} renders conversations. Give --template text."
             )
         if first != DOCUMENT and DOCUMENT in self.roles:
             raise RecordError(
-                f"the record is a conversation; template {self.name} renders plain documents. Give a chat template, such "
-                "as hf."
+                f"the record is a conversation; template {self.name} renders plain documents. Give --template hf."
             )
         for index, message in enumerate(conversation.messages):
             if message.role not in self.roles:
+                roles = ", ".join(self.roles)
                 raise RecordError(
-                    f"messages[{index}].role: {message.role!r}; template {self.name} expects one of "
-                    f"{', '.join(self.roles)}."
+                    f"messages[{index}].role: {message.role!r}; template {self.name} expects one of {roles}."
                 )
             if self.special is not None:
                 self.special.check(message.content, f"messages[{index}].content")
@@ -124,6 +124,37 @@ class Template(abc.ABC):
         if self.special is not None:
             for where in ("system", "condition", "tools"):
                 self.special.check(getattr(conversation, where), where)
+
+    def losses(self, conversation: Conversation) -> list[bool]:
+        """Return whether each message takes loss: those of the learned roles, unless their weight is 0.
+
+        Raises:
+          RecordError: No message is of these roles, or a weight is one that a mask can't express.
+        """
+        learned = [message.role in self.learned for message in conversation.messages]
+        if not any(learned):
+            roles = " or ".join(repr(role) for role in self.learned if role in self.roles)
+            raise RecordError(f"messages: none of {roles}, so nothing in it takes loss.")
+        for index, message in enumerate(conversation.messages):
+            if message.weight not in (None, 0, 1) or (message.weight and not learned[index]):
+                expected = (
+                    "0 or 1" if learned[index] else f"0, for only messages of {' and '.join(self.learned)} take loss"
+                )
+                raise RecordError(
+                    f"messages[{index}].weight: {message.weight:g}; expected {expected}. Template openchat has weights of "
+                    "any size."
+                )
+        return [takes and message.weight != 0 for takes, message in zip(learned, conversation.messages, strict=True)]
+
+    def ids_of(self, spellings: Iterable[str]) -> list[list[int]]:
+        """Return the id of each special token, or raise a PrepareError that names those that the tokenizer lacks."""
+        spellings = list(spellings)
+        if missing := [text for text in spellings if self.tokenizer.token_id(text) is None]:
+            raise PrepareError(
+                f"template {self.name}: the tokenizer has no special token {', '.join(missing)}. Train one that has them "
+                "(grain-sft train-tokenizer), or choose another template."
+            )
+        return [[self.tokenizer.special_tokens[text]] for text in spellings]
 
 
 Piece = tuple[str | list[int], float]
@@ -207,29 +238,6 @@ def result_of(function: Callable[..., Made], *args: Any) -> Made | RecordError:
         return function(*args)
     except RecordError as error:
         return error
-
-
-def takes_loss(conversation: Conversation, index: int, *, by: tuple[str, ...] = ("assistant",)) -> bool:
-    """Return whether a message takes loss where loss is a mask: those of the assistant, unless their weight is 0.
-
-    Raises:
-      RecordError: The weight is one that a mask can't express.
-    """
-    message = conversation.messages[index]
-    theirs = message.role in by
-    if message.weight is None or message.weight == (1.0 if theirs else 0.0):
-        return theirs
-    if theirs and message.weight == 0:
-        return False
-    expected = "0 or 1" if theirs else f"0, for only messages of {' and '.join(by)} take loss"
-    raise RecordError(
-        f"messages[{index}].weight: {message.weight:g}; expected {expected}. Template openchat has weights of any size."
-    )
-
-
-def no_assistant(by: tuple[str, ...] = ("assistant",)) -> RecordError:
-    """Return the error of a conversation that has nothing to learn."""
-    return RecordError(f"messages: none of {' or '.join(repr(role) for role in by)}, so nothing in it takes loss.")
 
 
 class SpecialText:
