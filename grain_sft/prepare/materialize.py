@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
-import functools
 import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -36,7 +34,7 @@ if TYPE_CHECKING:
 
 SHARD_BYTES = 1 << 30  # of rows
 _CHUNK_TOKENS = 1 << 20  # read and written at once
-_LOSS_DTYPES = {"": "V0", "bool": "u1", "float32": "<f4"}
+_LOSS_SIZES = {None: 0, "bool": 1, "float32": 4}  # bytes of a token's loss
 
 Progress = Callable[[str, int, int], None]
 
@@ -71,14 +69,12 @@ def materialize(
         raise LayoutError(f"{layout!r}: only a PackedLayout's rows can be written out.")
     if not os.fspath(output):
         raise LayoutError("an empty path: give the folder that the rows are to be written to.")
-    job = _Job(
-        layout, as_integer("shard_bytes", shard_bytes, 1, LayoutError), progress or (lambda what, done, total: None)
-    )
-    target = _Target(output)
-    identity = {"key": job.key, "made_of": job.made_of}
-    manifest = target.produce(identity, lambda: job.write(target), overwrite=False, wait=True)
-    manifest.pop("already", None)
-    return manifest
+    manifest = _describe(layout, as_integer("shard_bytes", shard_bytes, 1, LayoutError))
+    target, identity = _Target(output), {name: manifest[name] for name in ("key", "made_of")}
+    report = progress or (lambda what, done, total: None)
+    found = target.produce(identity, lambda: _write(layout, manifest, target, report), overwrite=False, wait=True)
+    found.pop("already", None)
+    return found
 
 
 class _Target(Target):
@@ -111,119 +107,95 @@ class _Target(Target):
         )
 
 
-@dataclasses.dataclass(frozen=True)
-class _Job:
-    """Rows that are to be written, and their key."""
+def _describe(layout: PackedLayout, shard_bytes: int) -> dict[str, Any]:
+    """Return the content of rows.json but the fingerprint. Reads all files, unless this machine has cached their hashes."""
+    corpus, most_segments = layout.corpus, layout.statistics["max_segments"]
+    plans = ", ".join(plan["fingerprint"] for plan in plan_files(layout))
+    made_of = f"{layout!r} of corpus {corpus.content_hash()}, plans {plans}"
+    rows = RowFormat.of(layout.sequence_length, layout.mean_segments, most_segments, corpus.has_loss, made_of)
+    per_shard = max(1, shard_bytes // rows.dtype(corpus.dtype).itemsize)
+    decisive = json.dumps([ROWS_VERSION, made_of, per_shard, corpus.padding_token_id])
+    return {
+        "format": ROWS_FORMAT,
+        "version": ROWS_VERSION,
+        "key": f"sha256:{hashlib.sha256(decisive.encode()).hexdigest()}",
+        "made_of": made_of,
+        "sequence_length": layout.sequence_length,
+        "rows": len(layout),
+        "dtype": corpus.dtype.name,
+        "positions_dtype": rows.positions_dtype,
+        "segments_dtype": rows.segments_dtype,
+        "most_segments": rows.most_segments,
+        "loss": ("float32" if corpus.has_weights else "bool") if corpus.has_loss else None,
+        "eos_token_id": None if corpus.eos_token_id is None else int(corpus.eos_token_id),
+        "pad_token_id": corpus.padding_token_id,
+        "tokenizer": corpus.tokenizer,
+        "tokenizer_sha256": corpus.tokenizer_sha256,
+        "source_names": list(corpus.source_names),
+        "rows_of_shards": [min(per_shard, len(layout) - begin) for begin in range(0, len(layout), per_shard)],
+    }
 
-    layout: PackedLayout
-    shard_bytes: int
-    progress: Progress
 
-    @functools.cached_property
-    def made_of(self) -> str:
-        """Content of corpus and plans. Reads all files, unless this machine has cached their hashes."""
-        plans = ", ".join(plan["fingerprint"] for plan in plan_files(self.layout))
-        return f"{self.layout!r} of corpus {self.layout.corpus.content_hash()}, plans {plans}"
+def _write(layout: PackedLayout, manifest: dict[str, Any], target: Target, progress: Progress) -> dict[str, Any]:
+    """Write all shards, and then rows.json, whose content is returned."""
+    from grain_sft.source import NpyDataSource  # only here: grain is slow to import
 
-    @property
-    def key(self) -> str:
-        stated = json.dumps([ROWS_VERSION, self.made_of, self.rows_per_shard, self.layout.corpus.padding_token_id])
-        return f"sha256:{hashlib.sha256(stated.encode()).hexdigest()}"
+    names = ("sequence_length", "positions_dtype", "segments_dtype", "most_segments", "made_of")
+    row = RowFormat(*(manifest[name] for name in names)).dtype(layout.corpus.dtype)
+    if not target.remote:
+        _check_space(target, len(layout) * (row.itemsize + layout.sequence_length * _LOSS_SIZES[manifest["loss"]]))
+    source, begin = NpyDataSource(layout), 0
+    for number, count in enumerate(manifest["rows_of_shards"]):
+        files_of = row_files(number, manifest["loss"])
+        paths = [files.join(target.stage, files_of[kind]) for kind in sorted(files_of)]  # documents, loss, rows
+        if not files.exists(paths[0]):  # written last
+            _write_shard(source, range(begin, begin + count), row, paths, progress)
+        begin += count
+        progress("rows", begin, len(layout))
+    sources = None if layout.corpus.sources is None else layout.sources
+    if sources is not None:
+        documents = np.concatenate([plan.document for plan in layout.plans])
+        files.write_bytes(files.join(target.stage, "sources.bin"), sources[documents].astype("<i8").tobytes())
+    path = files.join(target.stage, ROWS_MANIFEST)
+    manifest["fingerprint"] = scan_rows(target.stage, Json(path, manifest)).fingerprint
+    files.write_bytes(path, (json.dumps(manifest, indent=2) + "\n").encode())
+    return manifest
 
-    @property
-    def rows_per_shard(self) -> int:
-        return max(1, self.shard_bytes // self.row.itemsize)
 
-    @property
-    def loss(self) -> str:
-        corpus = self.layout.corpus
-        return ("float32" if corpus.has_weights else "bool") if corpus.has_loss else ""
+def _check_space(target: Target, needed: int) -> None:
+    if os.path.isdir(target.stage):
+        needed -= sum(entry.stat().st_size for entry in os.scandir(target.stage))
+    free = shutil.disk_usage(target.work).free
+    if needed > free:
+        raise StorageError(
+            f"{os.path.dirname(target.output)}: has {free / 1e9:.1f} GB free, but the rows take {needed / 1e9:.1f} GB more. "
+            "Give a folder on another disk."
+        )
 
-    @functools.cached_property
-    def rows(self) -> RowFormat:
-        layout = self.layout
-        most, has_loss = layout.statistics["max_segments"], layout.corpus.has_loss
-        return RowFormat.of(layout.sequence_length, layout.mean_segments, most, has_loss, self.made_of)
 
-    @property
-    def row(self) -> np.dtype[Any]:
-        return self.rows.dtype(self.layout.corpus.dtype)
+def _write_shard(
+    source: NpyDataSource, rows: range, dtype: np.dtype[Any], paths: Sequence[str], progress: Progress
+) -> None:
+    """Write the files of one shard; each appears whole, the one of documents last."""
+    from grain_sft.transforms import ShiftTargets
 
-    def write(self, target: Target) -> dict[str, Any]:
-        """Write all shards, and then rows.json, whose content is returned."""
-        from grain_sft.source import NpyDataSource  # only here: grain is slow to import
-
-        if not target.remote:
-            self._check_space(target)
-        source, corpus, stage = NpyDataSource(self.layout), self.layout.corpus, target.stage
-        starts = range(0, len(self.layout), self.rows_per_shard)
-        shards = [range(start, min(start + self.rows_per_shard, len(self.layout))) for start in starts]
-        for number, rows in enumerate(shards):
-            names = row_files(number, self.loss)
-            paths = [files.join(stage, names[kind]) for kind in sorted(names)]  # documents, loss, rows
-            if not files.exists(paths[0]):  # written last
-                self._write_shard(source, rows, paths)
-            self.progress("rows", rows.stop, len(self.layout))
-        sources = None if corpus.sources is None else self.layout.sources
-        if sources is not None:
-            documents = np.concatenate([plan.document for plan in self.layout.plans])
-            files.write_bytes(files.join(stage, "sources.bin"), sources[documents].astype("<i8").tobytes())
-        manifest = {
-            "format": ROWS_FORMAT,
-            "version": ROWS_VERSION,
-            "key": self.key,
-            "made_of": self.made_of,
-            "sequence_length": self.layout.sequence_length,
-            "rows": len(self.layout),
-            "dtype": corpus.dtype.name,
-            "positions_dtype": self.rows.positions_dtype,
-            "segments_dtype": self.rows.segments_dtype,
-            "most_segments": self.rows.most_segments,
-            "loss": self.loss or None,
-            "eos_token_id": None if corpus.eos_token_id is None else int(corpus.eos_token_id),
-            "pad_token_id": corpus.padding_token_id,
-            "tokenizer": corpus.tokenizer,
-            "tokenizer_sha256": corpus.tokenizer_sha256,
-            "source_names": list(corpus.source_names),
-            "rows_of_shards": [len(rows) for rows in shards],
-        }
-        path = files.join(stage, ROWS_MANIFEST)
-        manifest["fingerprint"] = scan_rows(stage, Json(path, manifest)).fingerprint
-        files.write_bytes(path, (json.dumps(manifest, indent=2) + "\n").encode())
-        return manifest
-
-    def _check_space(self, target: Target) -> None:
-        loss = self.layout.sequence_length * np.dtype(_LOSS_DTYPES[self.loss]).itemsize
-        needed = len(self.layout) * (self.row.itemsize + loss)
-        if os.path.isdir(target.stage):
-            needed -= sum(entry.stat().st_size for entry in os.scandir(target.stage))
-        free = shutil.disk_usage(target.work).free
-        if needed > free:
-            raise StorageError(
-                f"{os.path.dirname(target.output)}: has {free / 1e9:.1f} GB free, but the rows take {needed / 1e9:.1f} GB "
-                "more. Give a folder on another disk."
-            )
-
-    def _write_shard(self, source: NpyDataSource, rows: range, paths: list[str]) -> None:
-        """Write the files of one shard; each appears whole, the one of documents last."""
-        from grain_sft.transforms import ShiftTargets
-
-        shift = ShiftTargets()
-        step = max(1, _CHUNK_TOKENS // self.layout.sequence_length)
-        with whole_files(paths) as (documents_file, *loss_file, rows_file):
-            for begin in range(rows.start, rows.stop, step):
-                element = source.read(range(begin, min(begin + step, rows.stop)))
-                made = np.zeros(len(element["tokens"]), self.row)
-                documents = _documents(element, begin - rows.start)
-                arrays = {**element, "target_segment_ids": shift.map(element)["targets_segmentation"]}
-                for name in made.dtype.names or ():
-                    made[name] = _ends(documents, begin - rows.start, made) if name == "ends" else arrays[name]
-                rows_file.write(made.tobytes())
-                documents_file.write(documents.astype("<u8").tobytes())
-                for file in loss_file:
-                    loss = element["loss_weights" if self.loss == "float32" else "loss_mask"]
-                    file.write(loss.astype(_LOSS_DTYPES[self.loss], copy=False).tobytes())
-                self.progress("rows", min(begin + step, rows.stop), len(self.layout))
+    shift = ShiftTargets()
+    step = max(1, _CHUNK_TOKENS // source.layout.sequence_length)
+    with whole_files(paths) as (documents_file, *loss_file, rows_file):
+        for begin in range(rows.start, rows.stop, step):
+            element = source.read(range(begin, min(begin + step, rows.stop)))
+            made = np.zeros(len(element["tokens"]), dtype)
+            documents = _documents(element, begin - rows.start)
+            arrays = {**element, "target_segment_ids": shift.map(element)["targets_segmentation"]}
+            for name in made.dtype.names or ():
+                made[name] = _ends(documents, begin - rows.start, made) if name == "ends" else arrays[name]
+            rows_file.write(made.tobytes())
+            documents_file.write(documents.astype("<u8").tobytes())
+            for file in loss_file:
+                weights = element.get("loss_weights")
+                loss = element["loss_mask"].astype("u1", copy=False) if weights is None else weights.astype("<f4")
+                file.write(loss.tobytes())
+            progress("rows", min(begin + step, rows.stop), len(source.layout))
 
 
 def _documents(element: Element, first_row: int) -> npt.NDArray[np.int64]:
