@@ -161,6 +161,15 @@ class Chunks:
 
         return self._each(read, range(len(headers)), REMOTE_THREADS)
 
+    def column(self, headers: Sequence[Header], name: str) -> npt.NDArray[np.uint32]:
+        """Return one field of the records of all chunks, uint32 [documents]."""
+        found = np.empty(sum(header.records for header in headers), np.uint32)
+        start = 0
+        for records in self.records(headers):
+            found[start : start + len(records)] = records[name]
+            start += len(records)
+        return found
+
     def contents(self, units: Sequence[int]) -> Iterator[bytes]:
         """Yield the whole files of chunks, in order."""
         return self._each(lambda unit: files.read_bytes(self.path(unit)), units, REMOTE_FILES)

@@ -93,12 +93,7 @@ class Table:
     def of(cls, chunks: Chunks, units: int) -> Table:
         """Read the records of all chunks."""
         headers = chunks.headers(units)
-        lengths = np.empty(sum(header.records for header in headers), np.uint32)
-        start = 0
-        for records in chunks.records(headers):
-            lengths[start : start + len(records)] = records["length"]
-            start += len(records)
-        return cls.of_lengths(lengths, headers)
+        return cls.of_lengths(chunks.column(headers, "length"), headers)
 
     @classmethod
     def of_lengths(cls, lengths: npt.NDArray[np.uint32], headers: Sequence[Header]) -> Table:
@@ -194,15 +189,11 @@ class Documents:
 
     def sources(self, ids: Ids) -> Iterator[npt.NDArray[np.int64]]:
         """See `Source`. No token is read."""
-        with _scratch(np.dtype(np.uint32), len(self.lengths)) as lines:
-            start = 0
-            for records in self._chunks.records(self.table.headers):
-                lines[start : start + len(records)] = records["line"]
-                start += len(records)
-            for begin in range(0, len(ids), BLOCK_SOURCES):
-                some = ids[begin : begin + BLOCK_SOURCES]
-                inputs = self._unit_inputs[self.table.units_of(some)]
-                yield np.stack([inputs, lines[some].astype(np.int64)], axis=1)
+        lines = self._chunks.column(self.table.headers, "line")
+        for begin in range(0, len(ids), BLOCK_SOURCES):
+            some = ids[begin : begin + BLOCK_SOURCES]
+            inputs = self._unit_inputs[self.table.units_of(some)]
+            yield np.stack([inputs, lines[some].astype(np.int64)], axis=1)
 
 
 def _opened(path: str) -> io.FileIO:

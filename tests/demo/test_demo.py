@@ -73,9 +73,7 @@ OTHER_BATCH = dataclasses.replace(WHOLE[8], batch_sha256="f" + "0" * 63)
         (REST, WHOLE[:8], "Step 8 is missing from the uninterrupted run"),
     ],
 )
-def test_the_first_difference_is_named(
-    resumed: list[Record], uninterrupted: list[Record], sentence: str | None
-) -> None:
+def test_the_first_difference_is_named(resumed, uninterrupted, sentence):
     found = verdict(resumed, uninterrupted)
     assert found == sentence or (sentence and sentence in (found or ""))
 

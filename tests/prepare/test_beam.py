@@ -76,9 +76,7 @@ def half_done(request: Request, output: Path) -> None:
         ("openchat", (), False),
     ],
 )
-def test_beam_gives_the_bytes_of_a_local_run(
-    chats: Path, tmp_path: Path, format: str, arguments: tuple[str, ...], resumed: bool
-) -> None:
+def test_beam_gives_the_bytes_of_a_local_run(chats, tmp_path, format, arguments, resumed):
     request = request_of(chats, format, on_error="stop" if arguments else "skip")
     expected = prepare(request, tmp_path / "local", workers=1)
     if resumed:
@@ -91,9 +89,7 @@ def test_beam_gives_the_bytes_of_a_local_run(
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_steps_may_run_in_any_order_twice_and_at_once(
-    chats: Path, tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_steps_may_run_in_any_order_twice_and_at_once(chats, tmp_path, seed, monkeypatch):
     """What a runner may do that loses workers, runs copies of slow work, and starts work again."""
     monkeypatch.setattr(steps, "PAUSES", ())
     request = request_of(chats, ["olmo", "episodes"][seed])
@@ -203,9 +199,7 @@ def test_no_traceback_of_beam_hides_what_is_wrong(chats: Path, tmp_path: Path, m
         (["--no_wait_until_finish"], "is renamed when the pipeline has ended"),
     ],
 )
-def test_options_that_beam_does_not_know_are_errors(
-    chats: Path, tmp_path: Path, arguments: list[str], part: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_options_that_beam_does_not_know_are_errors(chats, tmp_path, arguments, part, capsys):
     with pytest.raises(PrepareError) as error:
         beam.prepare(request_of(chats), tmp_path / "out", pipeline_args=arguments)
     assert part in str(error.value)
@@ -224,9 +218,7 @@ def test_without_beam_the_extra_is_named(chats: Path, tmp_path: Path, monkeypatc
             beam.prepare(request_of(chats), tmp_path / "out", pipeline_args=["--runner=DataflowRunner"])
 
 
-def test_the_command_line_passes_beams_options_on(
-    chats: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_line_passes_beams_options_on(chats, tmp_path, capsys):
     words = ["prepare", str(chats), "--template", "primer", "--tokenizer", str(chats / "spm.model"), "--format", "olmo"]
     assert main([*words, "-o", str(tmp_path / "local")]) == 0
     expected = capsys.readouterr().out

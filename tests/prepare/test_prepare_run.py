@@ -377,9 +377,7 @@ def small_files() -> Iterator[Callable[[int | None], None]]:
 
 
 @pytest.mark.parametrize(("format", "workers"), [*((format, 1) for format in FORMATS), ("primer", 2)])
-def test_a_full_disk_is_a_sentence_and_the_next_run_goes_on(
-    format: str, workers: int, place: Place, small_files: Callable[[int | None], None]
-) -> None:
+def test_a_full_disk_is_a_sentence_and_the_next_run_goes_on(format, workers, place, small_files):
     request = place.request(format=format)
     place.prepare(request, "whole")
     most = max(path.stat().st_size for path in (place.folder / "whole").rglob("*") if path.is_file())
@@ -522,9 +520,7 @@ def test_special_text_has_its_place_or_is_ordinary(role: str, template: str, pla
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_converting_again_changed_and_on_a_full_disk(
-    format: str, place: Place, small_files: Callable[[int | None], None]
-) -> None:
+def test_converting_again_changed_and_on_a_full_disk(format, place, small_files):
     request = place.request(format="episodes", val_frac=0.2)
     place.prepare(request, "made")
     command = ["convert", str(place.folder / "made"), "--format", format, "-o", str(place.out)]

@@ -12,7 +12,6 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from grain_sft.errors import PrepareError
 from grain_sft.prepare import FORMATS, Dataset, Request
 from grain_sft.prepare.documents import Block, Ids
 from grain_sft.prepare.writers import Plan, SplitStatistics
@@ -177,10 +176,3 @@ def test_openchat(tmp_path: Path, weighted: bool) -> None:
             assert row["num_seqs"] == pytest.approx(sum(weights[1:]), rel=1e-6)
         first = np.fromfile(tmp_path / f"openchat.{name}.first_weights.bin", "<f4")
         assert first.tolist() == [float(docs[i][1][0]) for i in plan.splits[split]]
-
-
-@pytest.mark.parametrize("format", ["olmo", "primer"])
-def test_weights_do_not_go_into_masks(tmp_path: Path, format: str) -> None:
-    with pytest.raises(PrepareError, match="other than 0 and 1"):
-        written(tmp_path, format, documents(weighted=True))
-    assert not list(tmp_path.iterdir())
