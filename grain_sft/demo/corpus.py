@@ -47,10 +47,7 @@ class Prepared(NamedTuple):
 
 
 def prepare_corpus(
-    folder: DemoFolder,
-    seed: int,
-    say: Callable[[str], None] = lambda text: None,
-    max_characters: int = MAX_CHARACTERS,
+    folder: DemoFolder, seed: int, say: Callable[[str], None] = lambda text: None, max_characters: int = MAX_CHARACTERS
 ) -> Prepared:
     """Make the corpus in `folder`, unless an earlier demo made it, and a config.
 

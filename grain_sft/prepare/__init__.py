@@ -14,29 +14,8 @@ from grain_sft.prepare.training import CHAT_TOKENS, MIN_VOCAB, conversation_line
 from grain_sft.prepare.writers import FORMATS
 
 __all__ = [
-    "CHAT_TOKENS",
-    "FORMATS",
-    "MIN_VOCAB",
-    "SCHEMAS",
-    "TEMPLATES",
-    "Conversation",
-    "Dataset",
-    "Message",
-    "Rendered",
-    "Request",
-    "Template",
-    "TemplateOptions",
-    "Tokenizer",
-    "check_schema",
-    "conversation_lines",
-    "convert",
-    "dry_run",
-    "load_tokenizer",
-    "materialize",
-    "parse_json",
-    "parse_record",
-    "prepare",
-    "render",
-    "render_chat_sft",
+    "CHAT_TOKENS", "FORMATS", "MIN_VOCAB", "SCHEMAS", "TEMPLATES", "Conversation", "Dataset", "Message", "Rendered",
+    "Request", "Template", "TemplateOptions", "Tokenizer", "check_schema", "conversation_lines", "convert", "dry_run",
+    "load_tokenizer", "materialize", "parse_json", "parse_record", "prepare", "render", "render_chat_sft",
     "train_tokenizer",
-]
+]  # fmt: skip

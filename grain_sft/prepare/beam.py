@@ -88,7 +88,7 @@ def build(beam: Any, pipeline: Any, run: Run, units: int) -> None:
     scans = (
         pipeline
         | "Units" >> beam.Create([units])
-        | "Each unit" >> beam.FlatMap(steps.numbers)
+        | "Each unit" >> beam.FlatMap(lambda units: range(units))
         | "Spread units" >> beam.Reshuffle()
         | "Scan" >> beam.Map(steps.scan, run)
     )

@@ -84,11 +84,6 @@ class Run:
         return self.load("outcome.json", Outcome) if files.exists(self.path("outcome.json")) else None
 
 
-def numbers(units: int) -> Iterator[int]:
-    """Yield the number of each unit."""
-    yield from range(units)
-
-
 def scan(unit: int, run: Run) -> tuple[int, Scan | None, Failure | None]:
     """Count and hash a unit."""
     entries, units = _inputs(run)

@@ -69,12 +69,7 @@ def half_done(request: Request, output: Path) -> None:
 
 @pytest.mark.parametrize(
     ("format", "arguments", "resumed"),
-    [
-        ("olmo", TWO_PROCESSES, False),
-        ("episodes", TWO_PROCESSES, True),
-        ("primer", (), False),
-        ("openchat", (), False),
-    ],
+    [("olmo", TWO_PROCESSES, False), ("episodes", TWO_PROCESSES, True), ("primer", (), False), ("openchat", (), False)],
 )
 def test_beam_gives_the_bytes_of_a_local_run(chats, tmp_path, format, arguments, resumed):
     request = request_of(chats, format, on_error="stop" if arguments else "skip")

@@ -64,11 +64,7 @@ MASKS = ("olmo", "primer")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Inputs and tokenizers."""
     made = tmp_path_factory.mktemp("roundtrip")
-    records = {
-        "chats": hard_chats.chats(),
-        "tools": hard_chats.tool_chats(),
-        "openchat": hard_chats.openchat_chats(),
-    }
+    records = {"chats": hard_chats.chats(), "tools": hard_chats.tool_chats(), "openchat": hard_chats.openchat_chats()}
     for path in FILES:
         if path.exists():
             lines = [line for line in path.read_text("utf-8").split("\n") if line.strip()]

@@ -1,4 +1,4 @@
-"""Orders and splits, held against `datasets`, and against the rules of the seeds in plain Python."""
+"""Orders and splits, compared with `datasets`, and with the rules of the seeds in plain Python."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Each format's files against what its original tool writes for the same documents, said in plain Python."""
+"""Each format's files against what its original tool writes for the same documents, in plain Python."""
 
 from __future__ import annotations
 
