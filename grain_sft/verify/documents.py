@@ -71,15 +71,12 @@ def scan_documents(corpus: Corpus, check: Callable[[int, npt.NDArray[np.unsigned
         losses = np.arange(end - begin + 1) if loss is None else np.append(0, np.cumsum(loss != 0, dtype=np.int64))
         losses += taken
         opened = slice(*starts.searchsorted((begin, end)).tolist())
-        at, numbers = starts[opened] - begin, by_start[opened]
-        first[numbers] = tokens[at]
-        trainable[numbers] -= losses[at]
-        hashes[numbers] -= sums[at]
         closed = slice(*stops.searchsorted((begin + 1, end + 1)).tolist())
-        at, numbers = stops[closed] - begin, by_stop[closed]
-        last[numbers] = tokens[at - 1]
-        trainable[numbers] += losses[at]
-        hashes[numbers] += sums[at]
+        at_start, at_stop = starts[opened] - begin, stops[closed] - begin
+        first[by_start[opened]], last[by_stop[closed]] = tokens[at_start], tokens[at_stop - 1]
+        for figures, totals in ((trainable, losses), (hashes, sums)):
+            figures[by_start[opened]] -= totals[at_start]
+            figures[by_stop[closed]] += totals[at_stop]
         hashed, taken = int(sums[-1]), int(losses[-1])
     hashes *= _powers_of(_INVERSE, start)
     hashes ^= length.astype(np.uint64) * np.uint64(_BASE)

@@ -55,12 +55,9 @@ def make_train_iterator(
       GrainSftError: no config, a config that does not fit MaxText's, or a checkpoint of a run on other data.
     """
     options = options or Options.from_environment()
-    checks.check_trainer(config)
     where = options.required("config", TRAINING_CONFIG)
     pipeline = load(where, host=Host(0, 1))
-    checks.check_batches(config, pipeline, where, training=True)
-    step = first_step(config)
-    batches = _batches(config, mesh, process_indices, pipeline, where, options, training=True)
+    batches, step = _batches(config, mesh, process_indices, pipeline, where, options, training=True), first_step(config)
     batches.seek(step)
     record_data(config, batches, step, options, process_indices)
     logging.info("grain_sft: %s, receipt %s, from step %d on.", where, pipeline.receipt, step)
@@ -79,10 +76,8 @@ def make_eval_iterator(
       GrainSftError: no config, a config that does not fit MaxText's, or one that never ends.
     """
     options = options or Options.from_environment()
-    checks.check_trainer(config)
     where = options.required("eval_config", "the config of the data to evaluate on (or eval_interval=-1)")
     pipeline = load_evaluation(where)
-    checks.check_batches(config, pipeline, where, training=False)
     if pipeline.num_steps is None and config.eval_steps <= 0:
         raise ConfigError(f"{where}: these data never end, and MaxText's eval_steps is {config.eval_steps}. Set it.")
     return _batches(config, mesh, process_indices, pipeline, where, options, training=False)
@@ -121,6 +116,8 @@ def _batches(
     from jax.sharding import NamedSharding, PartitionSpec
     from maxtext.utils.sharding import get_input_data_sharding
 
+    checks.check_trainer(config)
+    checks.check_batches(config, pipeline, where, training=training)
     checks.check_weights(pipeline, where, options.ignore_weights)
     rows = config.global_batch_size_to_load if training else config.global_batch_size_to_load_eval
     everyone = len(process_indices) == jax.process_count()
@@ -129,24 +126,17 @@ def _batches(
         sharding = get_input_data_sharding(config, mesh, rules=rules)
     else:  # as MaxText's placeholders on processes that load nothing
         sharding = NamedSharding(mesh, PartitionSpec(mesh.axis_names))  # type: ignore[no-untyped-call]
-        _check_loaders(sharding, (rows, config.max_target_length), process_indices, pipeline)
+        for process in sorted(set(range(jax.process_count())) - set(process_indices)):
+            others = process_rows(sharding, (rows, config.max_target_length), process).rows
+            if len(others) and others[0] < pipeline.sampler.global_batch_size:
+                raise ConfigError(
+                    f"row {others[0]} of the global batch lies on process {process}, but of MaxText only processes "
+                    f"{list(process_indices)} load data. Take another expansion_factor_real_data or per_device_batch_size."
+                )
     batches: MaxTextBatches
     prepare = checks.prepare(config.vocab_size, where, lambda step: batches.rows(step))
     batches = MaxTextBatches(pipeline, sharding, num_rows=rows, prepare=prepare)
     return batches
-
-
-def _check_loaders(sharding: Any, shape: tuple[int, int], process_indices: Sequence[int], pipeline: Pipeline) -> None:
-    """Refuse rows of the batch on devices of a process that loads no data."""
-    import jax
-
-    for process in sorted(set(range(jax.process_count())) - set(process_indices)):
-        rows = process_rows(sharding, shape, process).rows
-        if len(rows) and rows[0] < pipeline.sampler.global_batch_size:
-            raise ConfigError(
-                f"row {rows[0]} of the global batch lies on process {process}, but of MaxText only processes "
-                f"{list(process_indices)} load data. Take another expansion_factor_real_data or per_device_batch_size."
-            )
 
 
 def first_step(config: Any) -> int:
