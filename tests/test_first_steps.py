@@ -16,6 +16,8 @@ from grain_sft.cli.main import main
 from grain_sft.pipeline import NUM_CHECKED, takes_loss
 from grain_sft.verify import verify
 
+pytestmark = pytest.mark.usefixtures("own_cache")
+
 COUNT, LENGTH = 200, 64
 PADDED = {"kind": "padded", "sequence_length": LENGTH}
 FILTER = {"transforms": [{"ngram_filter": {"max_count": 16}}, "shift_targets"]}
@@ -31,11 +33,6 @@ CASES = {  # loss of each document, changes of the config, and the reason
     "first token only": (np.arange(20) == 0, {}, "only the first token of a document takes loss"),
 }
 SOUND = np.arange(20) >= 8
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("GRAIN_SFT_CACHE_DIR", str(tmp_path / "cache"))
 
 
 @pytest.fixture

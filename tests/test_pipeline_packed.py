@@ -15,8 +15,7 @@ BATCH = 6
 
 
 @pytest.fixture(params=["padded", "packed", "shuffled_best_fit", "multipack"])
-def source(request, tmp_path, monkeypatch):
-    monkeypatch.setenv("GRAIN_SFT_CACHE_DIR", str(tmp_path / "cache"))
+def source(request, tmp_path, own_cache):
     docs = documents(100, weights=True, longest=40)
     corpus = grain_sft.open_corpus(write_episodes(tmp_path / "chats", docs, shards=3))
     if request.param == "padded":

@@ -22,10 +22,9 @@ CHANGES = {"layout": {"stride": 13}, "sampler": {"seed": 4}}
 
 
 @pytest.fixture(autouse=True)
-def installed(monkeypatch, tmp_path):
+def installed(monkeypatch, tmp_path, own_cache):
     monkeypatch.syspath_prepend(str(PLUGIN))
     monkeypatch.setenv("PYTHONPATH", str(PLUGIN))  # of workers and commands
-    monkeypatch.setenv("GRAIN_SFT_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setenv("GRAIN_SFT_EXAMPLE_STEPS", str(tmp_path / "steps.txt"))
 
 

@@ -16,14 +16,11 @@ from grain_sft.config import known_keys
 from grain_sft.config.sections import TOP
 from grain_sft.pipeline import Receipt, layout_receipt, receipt_of
 
+pytestmark = pytest.mark.usefixtures("own_cache")
+
 DOCS = documents(60)
 for tokens, _ in DOCS[::2]:
     tokens[0] = 3  # a BOS, in every second one
-
-
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("GRAIN_SFT_CACHE_DIR", str(tmp_path / "cache"))
 
 
 @pytest.fixture

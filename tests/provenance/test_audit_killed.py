@@ -33,9 +33,8 @@ for batch in iterator:
 """
 
 
-def test_a_run_killed_and_resumed_three_times_is_confirmed_and_one_changed_line_is_not(tmp_path, monkeypatch):
+def test_a_run_killed_and_resumed_three_times_is_confirmed_and_one_changed_line_is_not(tmp_path, own_cache):
     """Real processes, killed by SIGKILL at any moment."""
-    monkeypatch.setenv("GRAIN_SFT_CACHE_DIR", str(tmp_path / "cache"))
     data = write_episodes(tmp_path / "chats", documents(170, longest=60))
     config = {
         "corpus": {"path": str(data)},

@@ -109,8 +109,7 @@ def test_no_tokenizer_or_another_is_refused(corpus, chats, tmp_path):
         documents_with_text(corpus, tokenizer_of(corpus), "")
 
 
-def test_the_command_finds_texts_and_records_in_every_epoch(corpus, chats, tmp_path, capsys, monkeypatch):
-    monkeypatch.setenv("GRAIN_SFT_CACHE_DIR", str(tmp_path / "cache"))
+def test_the_command_finds_texts_and_records_in_every_epoch(corpus, chats, tmp_path, capsys, own_cache):
     config = {
         "corpus": {"path": str(chats)},
         "layout": {"kind": "packed", "sequence_length": 64},

@@ -29,17 +29,14 @@ from grain_sft.verify.check_pipeline import wrong_in_batch
 from grain_sft.verify.check_plan import check_plan
 from grain_sft.verify.documents import find_duplicates, scan_documents
 
+pytestmark = pytest.mark.usefixtures("own_cache")
+
 VOCABULARY = 1000
 LENGTH = 64
 SECTIONS = {
     "layout": {"kind": "packed", "sequence_length": LENGTH},
     "sampler": {"seed": 1, "global_batch_size": 4},
 }
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("GRAIN_SFT_CACHE_DIR", str(tmp_path / "cache"))
 
 
 def write(kind: str, root: Path, count: int = 300, **options) -> Path:
