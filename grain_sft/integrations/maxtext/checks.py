@@ -15,18 +15,20 @@ from grain_sft.source import Element
 KEYS = ("inputs", "targets", "inputs_position", "targets_position", "inputs_segmentation", "targets_segmentation")
 """Keys of MaxText's batches, int32 [rows, L]."""
 
+_RAMPUP = "it cuts one batch into several steps, so a checkpoint's step does not name the next batch. Set it to false."
+_EXPANSION = "it is for states that were saved on more hosts, but here any number of hosts may resume. Set it to -1."
 _REFUSED: dict[str, tuple[Callable[[Any], bool], str]] = {
     "dataset_type": (
         lambda value: value != "olmo_grain",
         "expected 'olmo_grain', which grain_sft replaces. Remove the key.",
     ),
-    "enable_rampup_batch_size": (bool, "it cuts one batch into several steps. Set it to false."),
+    "enable_rampup_batch_size": (bool, _RAMPUP),
     "reuse_example_batch": (bool, "it trains on the first batch in every step. Set it to 0."),
     "training_objective": (
         lambda value: value == "block_diffusion",
         "grain_sft does not make its masks. Choose another.",
     ),
-    "expansion_factor_real_data": (lambda value: 0 < value < 1, "any number of hosts may resume here. Set it to -1."),
+    "expansion_factor_real_data": (lambda value: 0 < value < 1, _EXPANSION),
 }
 """Keys of MaxText's config: whether a value is refused, and the reason."""
 
