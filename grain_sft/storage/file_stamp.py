@@ -12,12 +12,14 @@ from typing import NamedTuple, Protocol
 
 from grain_sft.errors import CorpusError, CorpusFileError
 from grain_sft.storage import files
+from grain_sft.storage.locks import ForkSafeLock
 from grain_sft.storage.regular_files import inside, open_regular, pread
 
 MAGIC = b"\x93NUMPY"
 DIGEST_BYTES = 4096  # hashed at each end of a file's data
 
 _HEADER_LIMIT = 1 << 16  # bytes; numpy's own headers of 1-D integer arrays take 128
+_PARSING = ForkSafeLock()  # CPython 3.11 counts the parser's depth for all threads together, and raises SystemError
 
 
 class StampedFile(Protocol):
@@ -151,7 +153,8 @@ def npy_header(path: str, head: bytes, size: int, version: str | None = None) ->
         )
     text = head[start:offset] if offset <= len(head) else files.read_range(path, start, offset, version=version)
     try:
-        header = ast.literal_eval(text.decode("utf-8" if written[0] == 3 else "latin1"))
+        with _PARSING.lock:
+            header = ast.literal_eval(text.decode("utf-8" if written[0] == 3 else "latin1"))
         descr, shape = header["descr"], tuple(header["shape"])
         header["fortran_order"]  # has to be there, and is all one in 1-D
     except (ValueError, SyntaxError, TypeError, KeyError, RecursionError, MemoryError) as error:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import pickle
 import struct
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -72,6 +74,33 @@ def test_a_header_that_numpy_pads_far_is_skipped_whole(tmp_path):
     np.testing.assert_array_equal(read_all(path), tokens)
     plain = write_npy(tmp_path / "b.npy", tokens)
     assert open_corpus(path).shards[0].digest == open_corpus(plain).shards[0].digest
+
+
+def test_threads_that_read_headers_at_once_do_not_disturb_each_other(tmp_path):
+    """CPython 3.11's parser raises SystemError where garbage collection switches threads inside it."""
+    path = tmp_path / "a.npy"
+    np.save(path, np.arange(10, dtype=np.uint16))
+    program = f"""
+import concurrent.futures, gc, sys
+from grain_sft.storage import npy_header
+
+class Cycle:
+    def __init__(self):
+        self.cycle = self
+    def __del__(self):
+        sum(range(50))
+
+def read(_):
+    Cycle()
+    return npy_header("a.npy", data, len(data))
+
+data = {path.read_bytes()!r}
+sys.setswitchinterval(1e-6)
+gc.set_threshold(50)
+with concurrent.futures.ThreadPoolExecutor(8) as threads:
+    print(len(list(threads.map(read, range(10000)))))
+"""
+    assert subprocess.run([sys.executable, "-c", program], check=True, capture_output=True).stdout == b"10000\n"
 
 
 def test_an_array_in_fortran_order_is_the_same_in_one_dimension(tmp_path):
