@@ -65,8 +65,8 @@ def lengths(layout: Layout) -> dict[str, Any]:
 def _scanned(layout: Layout) -> tuple[Corpus, str | None]:
     """Return a layout's corpus; or as many of its shards as may be scanned for documents, with a sentence that states so."""
     corpus = layout.corpus
-    known = "documents" in vars(corpus) or any(shard.boundaries is not None for shard in corpus.shards)
-    if known or layout.follows_documents or corpus.num_tokens <= MOST_SCANNED:
+    has_documents = "documents" in vars(corpus) or any(shard.boundaries is not None for shard in corpus.shards)
+    if has_documents or layout.follows_documents or corpus.num_tokens <= MOST_SCANNED:
         return corpus, None
     return _some_shards(corpus, MOST_SCANNED / corpus.num_tokens, "so that not all tokens are read for their EOS")
 

@@ -9,19 +9,20 @@ import numpy as np
 import pytest
 from sft_files import documents, write_olmo
 
-from grain_sft.bench import advice, stages
+from grain_sft.bench import advice, measuring, stages
+from grain_sft.bench import config as of_config
 from grain_sft.bench.advice import Choice, Setting
-from grain_sft.bench.measuring import LIMIT
 from grain_sft.cli.main import main
 from grain_sft.config import load
-from grain_sft.prepare.materialize import materialize
+from grain_sft.layout import packing_report
+from grain_sft.prepare import materialize
 from grain_sft.sampling import Host
 
 sys.path.append(str(Path(__file__).parents[1] / "mixture"))  # mixed_corpora.py is for these tests too
 from mixed_corpora import mixture_config, write_sources
 
 QUICK = ("--seconds", "0.02", "--repeats", "1", "--step-ms", "1", "--step-ms", "2")
-ALWAYS = {LIMIT, stages.ROW_NUMBERS, stages.READING, stages.PIECES, stages.WHOLE}
+ALWAYS = {measuring.LIMIT, stages.ROW_NUMBERS, stages.READING, stages.PIECES, stages.WHOLE}
 
 
 @pytest.fixture
@@ -60,18 +61,16 @@ def packed(folder):
 def check(figures, printed):
     """What holds of all figures: they are positive, there, and printed."""
     names = [row["name"] for row in figures["stages"]]
-    assert set(names) >= ALWAYS
-    rows = [*figures["stages"], *figures["delivered"], figures["recommended"]]
-    assert all(row["ms_per_batch"] > 0 and row["mtok_per_s"] > 0 and row["of_limit"] > 0 for row in rows)
+    assert set(names) >= ALWAYS and all(name in printed for name in names)
+    delivered, chosen = figures["delivered"], figures["recommended"]
+    for row in (*figures["stages"], *delivered, chosen):
+        assert row["ms_per_batch"] > 0 and row["mtok_per_s"] > 0 and row["of_limit"] > 0
     assert figures["stages"][0]["of_limit"] == 1 and figures["stages"][-1]["of_step"] == 1
-    for row in (*figures["delivered"], figures["recommended"]):
+    for row in (*delivered, chosen):
         assert [wait["step_ms"] for wait in row["waits"]] == [1, 2]
         assert all(0 < wait["median_ms"] <= wait["longest_ms"] and wait["steps"] >= 3 for wait in row["waits"])
-    assert [row["threads"] for row in figures["delivered"]][:2] == [0, 1]
-    for name in names:
-        assert name in printed
-    chosen = figures["recommended"]
-    assert chosen["threads"] in [row["threads"] for row in figures["delivered"]][1:]
+    threads = [row["threads"] for row in delivered]
+    assert threads[:2] == [0, 1] and chosen["threads"] in threads[1:]
     stated = re.search(r"recommended\n(threads=\d+, prefetch=\d+, worker_count=\d+) ", printed)[1]
     assert stated == str(Setting(chosen["threads"], chosen["prefetch"], chosen["worker_count"]))
     assert chosen["reason"] in " ".join(printed.split())
@@ -107,14 +106,12 @@ def test_a_mixture(bench, tmp_path):
     assert figures["layout"]["kind"] == "MixtureLayout" and figures["batch"]["rows"] == 12
 
 
-@pytest.mark.parametrize("kind", ["padded", "materialized"])
-def test_other_layouts(bench, tmp_path, kind):
+def test_padded_and_materialized_rows(bench, tmp_path):
     config = packed(tmp_path)
-    if kind == "materialized":
-        materialize(load(config, host=Host(0, 1)).source.layout, tmp_path / "rows")
-        config["corpus"] = {"path": str(tmp_path / "rows")}
-    figures, printed = bench({**config, "layout": {"kind": kind, "sequence_length": 64}})
-    check(figures, printed)
+    check(*bench({**config, "layout": {"kind": "padded", "sequence_length": 64}}))
+    materialize(load(config, host=Host(0, 1)).source.layout, tmp_path / "rows")
+    rows = {"path": str(tmp_path / "rows")}
+    check(*bench({**config, "corpus": rows, "layout": {"kind": "materialized", "sequence_length": 64}}))
 
 
 def test_a_bucket_is_tried_with_more_threads_than_cores(bench, client, tmp_path):
@@ -207,3 +204,22 @@ def test_failures_are_a_sentence_and_status_1(tmp_path, failure):
             (tmp_path / "web.npy").write_bytes(b"\1\0" * 2)
         status, error = failure("bench", *words)
         assert status == 1 and error.startswith("grain-sft bench: ")
+
+
+# --- the limit and the report's speeds ---
+
+
+def test_the_limit_copies_arrays_of_the_batch_each_once():
+    shared = np.zeros((3, 8), np.int32)
+    batch = {"inputs": np.ones((3, 8), np.int32), "a": shared, "b": shared, "weights": np.zeros((3, 8), np.float32)}
+    copies = measuring.limit(batch)()
+    assert [(array.shape, array.dtype.name) for array in copies] == [((3, 8), "int32")] * 2 + [((3, 8), "float32")]
+
+
+def test_the_report_measures_the_limit_of_the_benchmarks_and_batches_have_the_padding_of_their_layout(tmp_path):
+    config = packed(tmp_path)
+    pipeline = load(config | {"sampler": {**config["sampler"], "epochs": 1, "last_batch": "fill"}}, host=Host(0, 1))
+    figures = of_config.report_speed(pipeline, 0.01)
+    assert figures["rows"][0]["name"] == measuring.LIMIT and figures["rows"][0]["of_limit"] == 1
+    layout = pipeline.source.layout
+    assert sum(map(stages.num_unpadded, pipeline.iter())) == packing_report(layout)["tokens"]

@@ -86,7 +86,7 @@ def test_without_an_algorithm_all_are_compared_and_no_plan_is_kept(chats, tmp_pa
         assert row["algorithm"] in printed and row["rows"] > 0 and row["seconds"] > 0
         bounded = row["algorithm"] not in ("multipack", "concat_then_split")
         assert (row["segments_a_row"]["max"] <= 3) == bounded
-    assert "packing" not in found and not (tmp_path / "cache" / "plans").exists()
+    assert "multipack x 2" in printed and "packing" not in found and not (tmp_path / "cache" / "plans").exists()
 
 
 def test_one_algorithm_and_the_comparison(chats, figures):
