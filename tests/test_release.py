@@ -116,8 +116,8 @@ def test_wheel_and_sdist_hold_what_is_tracked_and_the_sdist_builds_the_same_whee
     with tarfile.open(sdist) as archive:
         archive.extractall(tmp_path / "sdist", filter="data")
     (unpacked,) = (tmp_path / "sdist").iterdir()
-    held = {str(path.relative_to(unpacked)) for path in unpacked.rglob("*") if path.is_file()}
-    assert held == {name for name in tracked if not name.startswith(".ci/")} | {"PKG-INFO"}
+    unpacked_files = {str(path.relative_to(unpacked)) for path in unpacked.rglob("*") if path.is_file()}
+    assert unpacked_files == {name for name in tracked if not name.startswith(".ci/")} | {"PKG-INFO"}
     (again,) = build(unpacked, tmp_path / "again", "*.whl")
     assert contents(again) == packed
 

@@ -71,7 +71,7 @@ def seconds_a_batch(next_batch: Next, seconds: float) -> float:
 
 
 def seconds_in_turn(loaders: Mapping[str, Next], seconds: float, turns: int) -> dict[str, float]:
-    """Return the median seconds a batch of every loader over `turns`: what else the machine does meets all loaders alike."""
+    """Return the median seconds a batch of every loader over `turns`, in which other work of the machine slows all alike."""
     times: dict[str, list[float]] = {name: [] for name in loaders}
     for _ in range(turns):
         for name, next_batch in loaders.items():
@@ -94,7 +94,7 @@ def rate(tokens: float, seconds: float, limit_seconds: float) -> dict[str, float
 
 
 def run_program(program: str, *arguments: str, cache: str | None = None) -> dict[str, Any]:
-    """Run a Python program in a process of its own, whose memory is nobody else's.
+    """Run a Python program in a process of its own, with memory of its own.
 
     Args:
       program: Has `json`, `os`, `sys`, `time` and `memory()`, the megabytes that it has now and had at most. It prints an

@@ -26,7 +26,7 @@ OURS = "PackedLayout, ShiftTargets"
 WRITTEN = "the same rows written out (materialized)"
 GRAIN = "grain BestFitPackIterDataset, 64 bins"
 
-_TURNS = 8  # of each measurement, so that what else the machine does meets all loaders alike
+_TURNS = 8  # of each measurement, so that other work of the machine slows all loaders the same
 
 
 class Profile(NamedTuple):

@@ -19,7 +19,6 @@ _INK, _QUIET, _PAPER = "#1b1f24", "#5a626c", "#ffffff"
 _MOST_SOURCES = 7  # beside "others"
 _SIZE = (8.0, 3.2)  # inches
 
-
 _STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
     "svg.hashsalt": "grain_sft",
@@ -27,8 +26,7 @@ _STYLE: dict[Any, Any] = {
     "font.size": 10.0,
     "text.parse_math": False,  # labels are names of files: $ is not a formula
     "axes.edgecolor": _QUIET,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
+    **dict.fromkeys(("axes.spines.top", "axes.spines.right"), False),
     **dict.fromkeys(("text.color", "axes.labelcolor", "xtick.color", "ytick.color"), _INK),
 }
 
@@ -105,10 +103,9 @@ def _lengths(figure: Any, report: Report) -> None:
     names = [f"{each['first']:,}" for each in bins]
     for at, (axes, label) in enumerate(zip(figure.subplots(1, 2), ("documents", "tokens in them"), strict=True)):
         axes.bar(names, [each[("documents", "tokens")[at]] for each in bins], color=COLOURS[at], width=0.9)
-        axes.set_xlabel("length from, in tokens")
-        axes.set_ylabel(label)
+        axes.set(xlabel="length from, in tokens", ylabel=label)
         axes.tick_params("x", rotation=60)
-        axes.yaxis.set_major_formatter(_count)
+        _show_millions(axes.yaxis)
 
 
 def _packing(figure: Any, report: Report) -> None:
@@ -117,12 +114,10 @@ def _packing(figure: Any, report: Report) -> None:
     left, right = figure.subplots(1, 2, sharey=True)
     full = [100 * (1 - each["padding_share"]) for each in found]
     _bars(left, names, full, [f"{each:.3f}%" for each in full], COLOURS[0])
-    left.set_xlabel("of rows' tokens that are not padding, %")
-    left.set_xlim(0, 140)
-    left.set_xticks([0, 25, 50, 75, 100])
+    left.set(xlabel="of rows' tokens that are not padding, %", xlim=(0, 140), xticks=[0, 25, 50, 75, 100])
     segments = [each["segments_a_row"]["mean"] for each in found]
     _bars(right, names, segments, [f"{each:,.1f}" for each in segments], COLOURS[1])
-    right.set_xlabel("segments a row, mean")
+    right.set(xlabel="segments a row, mean")
 
 
 def _left_out(figure: Any, report: Report) -> None:
@@ -131,7 +126,7 @@ def _left_out(figure: Any, report: Report) -> None:
     share = [100 * each["tokens"] / report["corpus"]["tokens"] for each in lines]
     axes = figure.subplots()
     _bars(axes, names, share, [f"{each:.3g}%" for each in share], COLOURS[5])
-    axes.set_xlabel("tokens, in % of the corpus")
+    axes.set(xlabel="tokens, in % of the corpus")
 
 
 def _sources(figure: Any, report: Report) -> None:
@@ -142,8 +137,8 @@ def _sources(figure: Any, report: Report) -> None:
     axes = figure.subplots()
     _bars(axes, [short(name) for name in names], tokens, shares, COLOURS[6])
     axes.barh(range(len(names)), trainable, color=COLOURS[0], height=0.4)
-    axes.xaxis.set_major_formatter(_count)
-    axes.set_xlabel("tokens of the sampled steps; narrow: those that take loss")
+    axes.set(xlabel="tokens of the sampled steps; narrow: those that take loss")
+    _show_millions(axes.xaxis)
 
 
 def _mixture(figure: Any, report: Report) -> None:
@@ -152,21 +147,18 @@ def _mixture(figure: Any, report: Report) -> None:
     shares = [[100 * each / total for each, total in zip(column, totals, strict=True)] for column in found.values()]
     axes = figure.subplots()
     axes.stackplot(report["sources"]["steps"], shares, labels=[short(name) for name in found], colors=COLOURS)
-    axes.set_xlabel("step")
-    axes.set_ylabel("of its tokens, %")
-    axes.set_ylim(0, 100)
+    axes.set(xlabel="step", ylabel="of its tokens, %", ylim=(0, 100))
     axes.margins(x=0)
-    axes.xaxis.set_major_formatter(_count)
+    _show_millions(axes.xaxis)
     figure.legend(loc="outside right upper", frameon=False)
 
 
 def _throughput(figure: Any, report: Report) -> None:
     rows = report["throughput"]["rows"]
-    speeds = [each["mtok_per_s"] for each in rows]
     labels = [f"{each['mtok_per_s']:,.0f} ({each['of_limit']:.2f} of the limit)" for each in rows]
     axes = figure.subplots()
-    _bars(axes, [each["name"] for each in rows], speeds, labels, COLOURS[4])
-    axes.set_xlabel("million tokens a second")
+    _bars(axes, [each["name"] for each in rows], [each["mtok_per_s"] for each in rows], labels, COLOURS[4])
+    axes.set(xlabel="million tokens a second")
 
 
 def _bars(axes: Any, names: list[str], values: Sequence[float], labels: list[str], colour: str) -> None:
@@ -179,12 +171,11 @@ def _bars(axes: Any, names: list[str], values: Sequence[float], labels: list[str
     axes.set_xlim(left=0)
 
 
-def _count(value: float, _: object = None) -> str:
-    """Return 1,500,000 as 1.5 M."""
-    for size, unit in ((1e9, " G"), (1e6, " M"), (1e3, " k")):
-        if abs(value) >= size:
-            return f"{value / size:g}{unit}"
-    return f"{value:g}"
+def _show_millions(axis: Any) -> None:
+    """Label an axis 1.5 M in place of 1,500,000."""
+    from matplotlib.ticker import EngFormatter
+
+    axis.set_major_formatter(EngFormatter())
 
 
 _PICTURES: dict[str, tuple[Callable[[Report], Any], Callable[[Any, Report], None]]] = {

@@ -85,8 +85,8 @@ def updated(block: pages.Block, printed: str) -> str:
     lines, found = printed.splitlines(), []
     for shown in (block.shows or "").splitlines():
         exact = [number for number, line in enumerate(lines) if _spaced(line) == _spaced(shown)]
-        alike = [number for number, line in enumerate(lines) if _rough(line) == _rough(shown)]
-        number = next(iter(exact or alike), None) if shown.strip() else None
+        similar = [number for number, line in enumerate(lines) if _rough(line) == _rough(shown)]
+        number = next(iter(exact or similar), None) if shown.strip() else None
         found.append(shown if number is None else lines[number].rstrip())
         lines = lines if number is None else lines[number + 1 :]
     return "".join(f"{line}\n" for line in found)

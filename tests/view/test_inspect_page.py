@@ -26,8 +26,8 @@ def page(run, tmp_path_factory):
 
 
 def data_of(page):
-    (held,) = re.findall(r'<script type="application/json" id="data">(.*?)</script>', page.read_text())
-    return json.loads(held)
+    (text,) = re.findall(r'<script type="application/json" id="data">(.*?)</script>', page.read_text())
+    return json.loads(text)
 
 
 def decoded(text, dtype):
@@ -53,25 +53,25 @@ def test_the_page_holds_the_arrays_of_three_steps(page, pipeline):
     for step in data["steps"]:
         batch = pipeline[step["step"]]
         assert [row["row"] for row in step["rows"]] == list(range(len(batch["inputs"])))
-        for row, held in enumerate(step["rows"]):
-            tokens, segments, positions, loss = columns_of(held)
+        for row, entry in enumerate(step["rows"]):
+            tokens, segments, positions, loss = columns_of(entry)
             np.testing.assert_array_equal(tokens, batch["inputs"][row])
             np.testing.assert_array_equal(segments, batch["inputs_segmentation"][row])
             np.testing.assert_array_equal(positions, batch["inputs_position"][row])
             np.testing.assert_array_equal(loss[1:], batch["targets_segmentation"][row, :-1] != 0)
-            assert held["weights"] is None and not loss[0]
+            assert entry["weights"] is None and not loss[0]
 
 
 def test_pieces_and_sources_are_those_of_the_rows(page, pipeline, texts):
     data = data_of(page)
     shown = dict(zip(data["pieces"]["ids"], data["pieces"]["shown"], strict=True))
     for step in data["steps"]:
-        for held, view in zip(step["rows"], view_rows(pipeline, step["step"]), strict=True):
+        for entry, view in zip(step["rows"], view_rows(pipeline, step["step"]), strict=True):
             assert {shown[each] for each in view.tokens.tolist()} == {
                 visible(texts.text(each)) for each in view.tokens.tolist()
             }
-            assert [piece["words"] for piece in held["pieces"]] == [place_of(piece) for piece in view.pieces]
-            assert (held["place"], held["instance"]) == (view.place, view.instance)
+            assert [piece["words"] for piece in entry["pieces"]] == [place_of(piece) for piece in view.pieces]
+            assert (entry["place"], entry["instance"]) == (view.place, view.instance)
     assert data["pieces"]["special"] == [each for each in data["pieces"]["ids"] if texts.is_special(each)]
 
 
@@ -113,9 +113,9 @@ def test_steps_of_a_mixture_whose_batches_change_in_size(mixture, tmp_path, brow
     for step in data["steps"]:
         batch = pipeline[step["step"]]
         parts = pipeline.source.layout.parts_of(pipeline.sampler.rows(step["step"]))
-        for row, held in enumerate(step["rows"]):
-            np.testing.assert_array_equal(columns_of(held)[0], batch["inputs"][row])
-            assert all(piece["source"].startswith(("chats", "web")[parts[row]]) for piece in held["pieces"])
+        for row, entry in enumerate(step["rows"]):
+            np.testing.assert_array_equal(columns_of(entry)[0], batch["inputs"][row])
+            assert all(piece["source"].startswith(("chats", "web")[parts[row]]) for piece in entry["pieces"])
     browser.open(path)
     browser.press(*"jjjjjn")
     assert browser.run("return document.documentElement.dataset.shown") == "2/2/all"
@@ -141,9 +141,9 @@ def test_weights_ids_of_four_bytes_and_ids_without_a_text(write_tokens, tmp_path
     path.write_text(inspect_page(pipeline, 1, TokenTexts(None)))
     batch = pipeline[1]
     data = data_of(path)
-    for row, held in enumerate(data["steps"][1]["rows"]):
-        np.testing.assert_array_equal(decoded(held["weights"], "<f4")[1:], batch["targets_weights"][row, :-1])
-        np.testing.assert_array_equal(columns_of(held)[0], batch["inputs"][row])
+    for row, entry in enumerate(data["steps"][1]["rows"]):
+        np.testing.assert_array_equal(decoded(entry["weights"], "<f4")[1:], batch["targets_weights"][row, :-1])
+        np.testing.assert_array_equal(columns_of(entry)[0], batch["inputs"][row])
     browser.open(path)
     found = browser.run(
         """return [...document.querySelectorAll('main .t')].map((each) => { each.click(); return [each.textContent,

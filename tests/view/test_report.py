@@ -139,10 +139,13 @@ def test_rejected_rows_and_their_examples_are_real(report, pipeline):
 def test_left_out_tokens_add_up(report, pipeline):
     lines = {each["what"]: each for each in report["left_out"]}
     layout = pipeline.source.layout
-    held = int(layout.pieces(np.arange(len(layout))).length.sum())
+    packed_tokens = int(layout.pieces(np.arange(len(layout))).length.sum())
     cut, dropped = lines[f"truncated to {LENGTH} tokens"], lines["dropped"]
-    assert held + cut["tokens"] + dropped["tokens"] + lines["in no document"]["tokens"] == layout.corpus.num_tokens
-    assert lines["padding of rows"]["tokens"] == len(layout) * LENGTH - held
+    assert (
+        packed_tokens + cut["tokens"] + dropped["tokens"] + lines["in no document"]["tokens"]
+        == layout.corpus.num_tokens
+    )
+    assert lines["padding of rows"]["tokens"] == len(layout) * LENGTH - packed_tokens
     rest = len(layout) % 4
     unused = lines[f"{rest} rows of each epoch, other ones each time, that fill no step"]
     assert rest and unused["tokens"] == rest * LENGTH
