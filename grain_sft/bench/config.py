@@ -72,19 +72,10 @@ def measure(pipeline: Pipeline, plan: Plan) -> dict[str, Any]:
         stage()
     medians = seconds_in_turn(timed, plan.seconds * _STAGES / len(timed) / plan.repeats, plan.repeats)
 
-    def figures(setting: Setting, rounds: list[Round]) -> dict[str, Any]:
-        waits = []
-        for step_ms in plan.steps_ms:
-            times = [wait * 1e3 for each in rounds for wait in each.waits[step_ms]]
-            spread = {"median_ms": statistics.median(times), "longest_ms": max(times), "steps": len(times)}
-            waits.append({"step_ms": step_ms, **spread})
-        taken = statistics.median(each.seconds_a_batch for each in rounds)
-        return {**setting._asdict(), **rate(tokens, taken, medians[LIMIT]), "waits": waits}
-
     measured, left_out = run.settings()
-    delivered = [figures(setting, rounds) for setting, rounds in measured.items()]
+    delivered = [_delivered(setting, rounds, tokens, medians[LIMIT]) for setting, rounds in measured.items()]
     choice = choose(delivered, first["slowest_ms"])
-    recommended = figures(choice.setting, run.last_rounds(choice.setting))
+    recommended = _delivered(choice.setting, run.last_rounds(choice.setting), tokens, medians[LIMIT])
     host, layout = pipeline.sampler.host, pipeline.source.layout
     unpadded = [count for count in map(stages.num_unpadded, batches) if count is not None]
     ahead = choice.setting.prefetch * max(1, choice.setting.worker_count)
@@ -116,6 +107,17 @@ def measure(pipeline: Pipeline, plan: Plan) -> dict[str, Any]:
         "accelerators": accelerators(recommended["mtok_per_s"] * 1e6, host.count, plan.tokens_per_second),
         "seconds": time.perf_counter() - begin,
     }
+
+
+def _delivered(setting: Setting, rounds: list[Round], tokens: float, limit_seconds: float) -> dict[str, Any]:
+    """Return the figures of a setting: its speed, and the waits beside each step."""
+    waits = []
+    for step_ms in rounds[0].waits:
+        times = [wait * 1e3 for each in rounds for wait in each.waits[step_ms]]
+        spread = {"median_ms": statistics.median(times), "longest_ms": max(times), "steps": len(times)}
+        waits.append({"step_ms": step_ms, **spread})
+    taken = statistics.median(each.seconds_a_batch for each in rounds)
+    return {**setting._asdict(), **rate(tokens, taken, limit_seconds), "waits": waits}
 
 
 def report_speed(pipeline: Pipeline, seconds: float) -> dict[str, Any]:
