@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Hashable, Iterable
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from collections.abc import Callable, Hashable
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -63,11 +63,9 @@ class Arrays:
 
     def empty(self, shape: tuple[int, ...], dtype: npt.DTypeLike, half: int = 0) -> npt.NDArray[Any]:
         """Return an uninitialised array that begins where a page does, or, with `half` 1, half a page after that."""
-        key = (shape, dtype, half)
         with self._lock.lock:
-            buffer = _free(self._buffers.get(key, ()))
-            if buffer is None:
-                buffer = self._keep(key, _Buffer(math.prod(shape) * np.dtype(dtype).itemsize, half))
+            size = math.prod(shape) * np.dtype(dtype).itemsize
+            buffer = self._free((shape, dtype, half), lambda: _Buffer(size, half))
             return np.ndarray(shape, dtype, buffer.memory, buffer.begin)
 
     def stack(self, count: int, shape: tuple[int, int], views: Callable[[Stack], Any]) -> tuple[Any, list[Int32s]]:
@@ -81,25 +79,25 @@ class Arrays:
         Returns:
           The result of `views` for this memory when it was new, and the arrays.
         """
-        key = (count, shape)
         with self._lock.lock:
-            stack = _free(self._buffers.get(key, ()))
-            if stack is None:
-                stack = Stack(count, shape)
-                stack.views = views(stack)
-                self._keep(key, stack)
+            stack = self._free((count, shape), lambda: Stack(count, shape, views))
             return stack.views, [*map(stack.array, stack.numbers)]
 
-    def _keep(self, key: Hashable, made: _AnyBuffer) -> _AnyBuffer:
-        size = len(made.memory)
+    def _free(self, key: Hashable, make: Callable[[], Any]) -> Any:
+        """Return a buffer without any array: one that is kept under `key`, or a new one."""
+        for buffer in self._buffers.get(key, ()):
+            if sys.getrefcount(buffer.memory) == buffer.references:
+                return buffer
+        buffer = make()
+        size = len(buffer.memory)
         if self._bytes + size > _KEPT:  # memory of other kinds makes room
             kept = self._buffers.get(key, [])
             self._buffers, self._bytes = {key: kept}, sum(len(each.memory) for each in kept)
-        made.references = _references(made)
         if self._bytes + size <= _KEPT:
-            self._buffers.setdefault(key, []).append(made)
+            self._buffers.setdefault(key, []).append(buffer)
             self._bytes += size
-        return made
+        buffer.references = sys.getrefcount(buffer.memory)
+        return buffer
 
     def __getstate__(self) -> dict[str, Any]:
         return {}
@@ -128,7 +126,7 @@ class Stack(_Buffer):
       views: Views of this memory, as its maker needs them.
     """
 
-    def __init__(self, count: int, shape: tuple[int, int]) -> None:
+    def __init__(self, count: int, shape: tuple[int, int], views: Callable[[Stack], Any]) -> None:
         rows, row_bytes = shape[0], shape[1] * 4
         step = -(-rows * row_bytes // _PAGE) * _PAGE + _PAGE // 2
         super().__init__(count * step, 1)
@@ -136,19 +134,4 @@ class Stack(_Buffer):
         self.array, self.numbers = self.arrays.__getitem__, range(count)
         self.first = self.memory.data[self.begin : self.begin + rows * row_bytes]
         self.rows = [self.first[at : at + row_bytes] for at in range(0, rows * row_bytes, row_bytes)]
-        self.views: Any = None
-
-
-_AnyBuffer = TypeVar("_AnyBuffer", bound=_Buffer)
-
-
-def _free(buffers: Iterable[Any]) -> Any:
-    """Return the first buffer that has no array."""
-    for buffer in buffers:
-        if sys.getrefcount(buffer.memory) == buffer.references:
-            return buffer
-    return None
-
-
-def _references(buffer: _Buffer) -> int:
-    return sys.getrefcount(buffer.memory)
+        self.views: Any = views(self)

@@ -27,7 +27,7 @@ class Known:
 
 
 def make(kind: str, folder: Path, lengths: Sequence[int], seed: int = 0, *, part: int = 40, outside: int = 0) -> Known:
-    """A corpus of documents of `lengths`, each ending with its only EOS.
+    """Return a corpus of documents of `lengths`, each ending with its only EOS.
 
     Args:
       kind: "plain" (raw files of `part` documents), "parts" (format olmo: parts of `part` tokens that cut through
@@ -45,25 +45,22 @@ def make(kind: str, folder: Path, lengths: Sequence[int], seed: int = 0, *, part
     if kind == "parts":
         loss = [random.random(length) < 0.6 for length in lengths]
         return Known(_parts(folder, tokens, loss, part), tokens, loss, starts)
-    groups = [range(first, min(first + part, len(tokens))) for first in range(0, len(tokens), part)]
+    groups = np.split(np.arange(len(tokens)), range(part, len(tokens), part))
     if kind == "plain":
         for number, group in enumerate(groups):
-            np.concatenate([*(tokens[at] for at in group), np.full(outside, 7)]).astype("<u2").tofile(
-                folder / f"{number:03d}.npy"
-            )
+            whole = np.concatenate([*(tokens[at] for at in group), np.full(outside, 7)])
+            whole.astype("<u2").tofile(folder / f"{number:03d}.npy")
         corpus = open_corpus(folder, dtype="uint16", eos_token_id=EOS)
         return Known(dataclasses.replace(corpus, pad_token_id=PAD), tokens, None, starts)
     loss = [((random.random(length) < 0.6) * random.random(length)).astype(np.float32) for length in lengths]
     for number, group in enumerate(groups):
         place = folder / "train" / f"shard_{number:05d}"
         place.mkdir(parents=True)
-        held = [part for at in group for part in (np.full(outside, 7), tokens[at])]
-        weights = [part for at in group for part in (np.ones(outside), loss[at])]
-        sizes = np.array([len(tokens[at]) for at in group])
-        ends = np.cumsum(sizes + outside)
-        np.concatenate(held).astype("<u4").tofile(place / "tokens.bin")
-        np.concatenate(weights).astype("<f4").tofile(place / "mask_weighted.bin")
-        np.stack([ends - sizes, sizes], 1).astype("<u8").tofile(place / "episodes.idx")
+        ends = np.cumsum(sizes[group] + outside)
+        for name, dtype, fill, arrays in (("tokens", "<u4", 7, tokens), ("mask_weighted", "<f4", 1, loss)):
+            parts = [part for at in group for part in (np.full(outside, fill), arrays[at])]
+            np.concatenate(parts).astype(dtype).tofile(place / f"{name}.bin")
+        np.stack([ends - sizes[group], sizes[group]], 1).astype("<u8").tofile(place / "episodes.idx")
     stated = {"token_dtype": "uint32", "eot_token_id": EOS, "pad_token_id": PAD}
     (folder / "dataset_metadata.json").write_text(json.dumps(stated))
     return Known(open_corpus(folder), tokens, loss, starts)
@@ -77,13 +74,13 @@ def _parts(folder: Path, tokens: list[np.ndarray], loss: list[np.ndarray], part:
         stop = min(begin + part, len(everything))
         everything[begin:stop].astype("<u2").tofile(folder / f"token_ids_part_{number:04d}.npy")
         mask[begin:stop].tofile(folder / f"labels_mask_part_{number:04d}.npy")
+        inside = (ends > begin) & (starts < stop)
+        pairs = np.stack([starts, ends], 1)[inside].clip(begin, stop) - begin
         with gzip.open(folder / f"token_ids_part_{number:04d}.csv.gz", "wt", compresslevel=1) as file:
-            for start, end in zip(starts.tolist(), ends.tolist(), strict=True):
-                if end > begin and start < stop:
-                    file.write(f"{max(start, begin) - begin},{min(end, stop) - begin}\n")
+            file.writelines(f"{start},{end}\n" for start, end in pairs.tolist())
     return dataclasses.replace(open_corpus(folder, dtype="uint16", eos_token_id=EOS), pad_token_id=PAD)
 
 
 def token_files(known: Known) -> list[np.ndarray]:
-    """The tokens of every shard, read without grain_sft."""
+    """Return the tokens of every shard, read without grain_sft."""
     return [np.fromfile(shard.path, known.corpus.dtype) for shard in known.corpus.shards]

@@ -23,7 +23,6 @@ from grain_sft.storage import artifact
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "packed_rows.json").read_text())["variants"]
 SOME = next(iter(GOLDEN.values()))  # of any variant: what ties don't change is the same in all
-case_by_case = pytest.mark.parametrize("case", PACKED_CASES, ids=lambda case: case.name)
 
 
 def layout_of(case: PackedCase, folder: Path, ties: str, written: tuple[list[Path], list[Path]]) -> PackedLayout:
@@ -55,7 +54,7 @@ def test_the_golden_values_are_of_enough_corpora_and_tell_variants_apart():
 
 
 @pytest.mark.parametrize("ties", ["stable", "numpy"])
-@case_by_case
+@pytest.mark.parametrize("case", PACKED_CASES, ids=lambda case: case.name)
 def test_rows_are_olmo_cores_or_hold_documents_of_the_same_lengths_where_ties_decide(tmp_path, case, ties):
     if not case.has_ties:
         check(case, tmp_path, ties, SOME[case.name])
@@ -81,30 +80,6 @@ def run_variant(variant: str, code: str, *arguments: str) -> str:
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()[-1]
-
-
-def check_variant(key: str, folder: Path) -> None:
-    """Check every case with `ties="numpy"` against the golden values of the variant that runs here."""
-    for number, case in enumerate(PACKED_CASES):
-        (folder / str(number)).mkdir()
-        check(case, folder / str(number), "numpy", GOLDEN[key][case.name])
-
-
-ALL_CASES = """
-import sys
-key = f"numpy {tests.np.__version__}, {tests.numpy_sort()}"
-tests.check_variant(key, tests.Path(sys.argv[1]))
-print(key)
-"""
-
-
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_every_row_is_olmo_cores_under_each_of_numpys_sorts(tmp_path, variant):
-    """Tokens, label mask, lengths of documents and their places, with `ties="numpy"`."""
-    key = f"numpy {np.__version__}, {variant}"
-    if variant not in playable() or key not in GOLDEN:
-        pytest.skip(f"this CPU has no {variant}, or there are no golden values of {key}")
-    assert run_variant(variant, ALL_CASES, str(tmp_path)) == key
 
 
 STABLE = """

@@ -30,8 +30,7 @@ def pack(name: str, lengths: list[int], capacity: int = CAPACITY, **options) -> 
 
 
 def documents_of(rows: PackedRows) -> list[list[int]]:
-    firsts = [0, *rows.ends.tolist()][:-1]
-    return [rows.document[first:end].tolist() for first, end in zip(firsts, rows.ends.tolist(), strict=True)]
+    return [each.tolist() for each in np.split(rows.document, rows.ends)[:-1]]
 
 
 def plain_fit(lengths: list[int], most: int | None, capacity: int = CAPACITY, *, best: bool) -> list[list[int]]:
@@ -118,9 +117,8 @@ def test_concat_then_split_cuts_the_stream_where_a_row_is_full(lengths):
     found, first = [], 0
     for end in rows.ends.tolist():
         pieces = zip(*(column[first:end].tolist() for column in rows[:3]), strict=True)
-        row = [(document, offset + at) for document, offset, length in pieces for at in range(length)]
-        assert len({document for document, _ in row}) == end - first
-        found.append(row)
+        found.append([(document, offset + at) for document, offset, length in pieces for at in range(length)])
+        assert len({document for document, _ in found[-1]}) == end - first
         first = end
     assert found == [stream[at : at + CAPACITY] for at in range(0, len(stream), CAPACITY)]
 
