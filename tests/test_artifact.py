@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import time
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -48,34 +49,47 @@ class Maker:
 
 
 @pytest.fixture
+def maker():
+    return Maker()
+
+
+@pytest.fixture
 def warnings(monkeypatch):
-    said: list[str] = []
-    monkeypatch.setattr(logging, "warning", lambda text, *values: said.append(text % values))
-    return said
+    texts: list[str] = []
+    monkeypatch.setattr(logging, "warning", lambda text, *values: texts.append(text % values))
+    return texts
 
 
-def the_file(folder: Path) -> Path:
-    (found,) = (folder / "things").glob("*.arrays")
+@pytest.fixture
+def made(tmp_path, maker) -> Path:
+    """The file of arrays that were made once."""
+    artifact.load_or_make("things", DEPENDS, maker, tmp_path)
+    (found,) = (tmp_path / "things").glob("*.arrays")
     return found
 
 
-def test_what_was_made_is_opened_the_next_time_and_mapped(tmp_path):
-    maker = Maker()
-    for _ in range(3):
-        found = artifact.load_or_make("things", DEPENDS, maker, tmp_path)
-        check(found)
-        assert all(isinstance(found[name], np.memmap) for name in ("ints", "small", "flags"))
-        with pytest.raises(ValueError, match="read-only"):
-            found["ints"][0] = 1
+def check_made_again(path: Path, maker: Maker, warnings: list[str]) -> None:
+    """The file is refused with a sentence, and made again once."""
+    with pytest.raises(StorageError, match=r"damaged \(.*\)\. Delete it; it will be made again") as error:
+        artifact.open_file(path)
+    assert str(path) in str(error.value)
+    for _ in range(2):
+        check(artifact.load_or_make("things", DEPENDS, maker, path.parents[1]))
+    assert maker.count == 2 and len(warnings) >= 1
+
+
+def test_what_was_made_is_opened_the_next_time_and_mapped(made, maker):
+    found = artifact.load_or_make("things", DEPENDS, maker, made.parents[1])
+    check(found)
+    assert all(isinstance(found[name], np.memmap) for name in ("ints", "small", "flags"))
+    assert all(not array.size or array.offset % 64 == 0 for array in found.values())
+    with pytest.raises(ValueError, match="read-only"):
+        found["ints"][0] = 1
     assert maker.count == 1
-    start = the_file(tmp_path).read_bytes()[16:]
-    for array in found.values():
-        assert not array.size or array.offset % 64 == 0
-    assert start.startswith(b"{")
+    assert made.read_bytes()[16:].startswith(b"{")
 
 
-def test_other_dependences_are_other_files(tmp_path):
-    maker = Maker()
+def test_other_dependences_are_other_files(tmp_path, maker):
     changed = ({"number": 4}, {"list": [1, None, 2]}, {"of": "This"}, {"more": None})
     for depends in (DEPENDS, *({**DEPENDS, **each} for each in changed)):
         artifact.load_or_make("things", depends, maker, tmp_path)
@@ -114,79 +128,49 @@ def die(folder: str) -> None:
     artifact.load_or_make("things", DEPENDS, lambda: os._exit(3), Path(folder))
 
 
-def test_a_maker_that_dies_leaves_nothing_and_the_next_makes_it(tmp_path):
+def test_a_maker_that_dies_leaves_nothing_and_the_next_makes_it(tmp_path, maker):
     process = multiprocessing.get_context("spawn").Process(target=die, args=(str(tmp_path),))
     process.start()
     process.join(400)
     assert process.exitcode == 3
     assert not list((tmp_path / "things").glob("*.arrays"))
-    maker = Maker()
     check(artifact.load_or_make("things", DEPENDS, maker, tmp_path))
     assert maker.count == 1
 
 
 def test_an_error_of_the_maker_is_the_callers_and_it_is_asked_once(tmp_path, warnings):
-    asked = []
-
-    def fail():
-        asked.append(1)
-        raise StorageError("a file of the maker's can't be read")
-
+    fail = mock.Mock(side_effect=StorageError("a file of the maker's can't be read"))
     with pytest.raises(StorageError, match="of the maker's"):
         artifact.load_or_make("things", DEPENDS, fail, tmp_path)
-    assert len(asked) == 1 and not warnings
+    assert fail.call_count == 1 and not warnings
     assert [path.suffix for path in (tmp_path / "things").iterdir()] == [".lock"]
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_a_mutant_is_refused_with_a_sentence_and_made_again(tmp_path, warnings, seed):
+def test_a_mutant_is_refused_with_a_sentence_and_made_again(made, maker, warnings, seed):
     """Any byte flipped (beside padding between arrays), the file cut anywhere, or some of it gone."""
-    maker = Maker()
-    artifact.load_or_make("things", DEPENDS, maker, tmp_path)
-    path, random = the_file(tmp_path), np.random.default_rng(seed)
-    data = bytearray(path.read_bytes())
+    random, data = np.random.default_rng(seed), bytearray(made.read_bytes())
     size = int.from_bytes(data[8:16], "little")
     if seed % 3 == 0:
         del data[int(random.integers(0, len(data) - 64)) :]
     else:
         at = int(random.integers(0, (16 + len(data[16 : 16 + size].rstrip())) if seed % 3 == 1 else 8000 + 16 + size))
         data[at] ^= 1 << int(random.integers(8))
-    path.write_bytes(data)
-    try:
-        check(artifact.open_file(path)[0])
-    except StorageError as error:
-        assert str(path) in str(error) and "Delete it; it will be made again" in str(error)
-    else:
-        raise AssertionError(f"a mutant was taken for whole (byte {at})")
-    check(artifact.load_or_make("things", DEPENDS, maker, tmp_path))
-    assert maker.count == 2 and len(warnings) >= 1
-    check(artifact.load_or_make("things", DEPENDS, maker, tmp_path))
-    assert maker.count == 2
+    made.write_bytes(data)
+    check_made_again(made, maker, warnings)
 
 
-def change_header(path: Path, change) -> None:
-    data = path.read_bytes()
-    size = int.from_bytes(data[8:16], "little")
-    header = json.loads(data[16 : 16 + size])
-    change(header)
-    text = json.dumps(header).encode()
-    text += b" " * (size - len(text))
-    path.write_bytes(data[:8] + len(text).to_bytes(8, "little") + text + data[16 + size :])
+ODD_FIELDS = (
+    *({"dtype": dtype} for dtype in ("<u8", "|O8", "u4,(")),
+    *({"shape": shape} for shape in ([10, 100], [10**15], [-1], [float("inf")], None)),
+    *({"at": at} for at in (-64, 10**30)),
+)
 
 
 @pytest.mark.parametrize(
     "change",
     [
-        lambda header: header["arrays"]["ints"].update(dtype="<u8"),
-        lambda header: header["arrays"]["ints"].update(dtype="|O8"),
-        lambda header: header["arrays"]["ints"].update(dtype="u4,("),
-        lambda header: header["arrays"]["ints"].update(shape=[10, 100]),
-        lambda header: header["arrays"]["ints"].update(shape=[10**15]),
-        lambda header: header["arrays"]["ints"].update(shape=[-1]),
-        lambda header: header["arrays"]["ints"].update(shape=[float("inf")]),
-        lambda header: header["arrays"]["ints"].update(shape=None),
-        lambda header: header["arrays"]["ints"].update(at=-64),
-        lambda header: header["arrays"]["ints"].update(at=10**30),
+        *(lambda header, field=field: header["arrays"]["ints"].update(field) for field in ODD_FIELDS),
         lambda header: header["arrays"].pop("flags"),
         lambda header: header.update(arrays=[]),
         lambda header: header.update(depends=3),
@@ -194,37 +178,30 @@ def change_header(path: Path, change) -> None:
         lambda header: header.pop("checksum"),
     ],
 )
-def test_a_header_that_says_something_else_is_refused_and_the_file_made_again(tmp_path, warnings, change):
-    maker = Maker()
-    artifact.load_or_make("things", DEPENDS, maker, tmp_path)
-    change_header(the_file(tmp_path), change)
-    with pytest.raises(StorageError, match=r"damaged \(.*\)\. Delete it"):
-        artifact.open_file(the_file(tmp_path))
-    check(artifact.load_or_make("things", DEPENDS, maker, tmp_path))
-    assert maker.count == 2 and warnings
-    check(artifact.open_file(the_file(tmp_path))[0])
+def test_a_header_that_says_something_else_is_refused_and_the_file_made_again(made, maker, warnings, change):
+    data = made.read_bytes()
+    size = int.from_bytes(data[8:16], "little")
+    header = json.loads(data[16 : 16 + size])
+    change(header)
+    text = json.dumps(header).encode().ljust(size)
+    made.write_bytes(data[:8] + len(text).to_bytes(8, "little") + text + data[16 + size :])
+    check_made_again(made, maker, warnings)
+    check(artifact.open_file(made)[0])
 
 
-@pytest.mark.parametrize("data", [b"", b"GSFTART1", b"\x93NUMPY" * 20, b"GSFTART1" + b"\xff" * 200, b"[" * 100_000])
-def test_a_file_of_another_kind_is_refused_and_replaced(tmp_path, warnings, data):
-    maker = Maker()
-    artifact.load_or_make("things", DEPENDS, maker, tmp_path)
-    the_file(tmp_path).write_bytes(data)
-    with pytest.raises(StorageError, match="damaged"):
-        artifact.open_file(the_file(tmp_path))
-    check(artifact.load_or_make("things", DEPENDS, maker, tmp_path))
-    assert maker.count == 2
-    nested = b"[" * 99_984
-    the_file(tmp_path).write_bytes(b"GSFTART1" + len(nested).to_bytes(8, "little") + nested)
-    with pytest.raises(StorageError, match="damaged"):
-        artifact.open_file(the_file(tmp_path))
+OTHERS = [b"", b"GSFTART1", b"\x93NUMPY" * 20, b"GSFTART1" + b"\xff" * 200, b"[" * 100_000]
+NESTED = artifact.MAGIC + (99_984).to_bytes(8, "little") + b"[" * 99_984
 
 
-def test_a_file_of_other_dependences_under_this_name_is_replaced(tmp_path, warnings):
-    maker = Maker()
-    artifact.load_or_make("things", DEPENDS, maker, tmp_path)
-    artifact.save(the_file(tmp_path), {"of": "that"}, {"ints": np.zeros(3)})
-    check(artifact.load_or_make("things", DEPENDS, maker, tmp_path))
+@pytest.mark.parametrize("data", [*OTHERS, NESTED])
+def test_a_file_of_another_kind_is_refused_and_replaced(made, maker, warnings, data):
+    made.write_bytes(data)
+    check_made_again(made, maker, warnings)
+
+
+def test_a_file_of_other_dependences_under_this_name_is_replaced(made, maker, warnings):
+    artifact.save(made, {"of": "that"}, {"ints": np.zeros(3)})
+    check(artifact.load_or_make("things", DEPENDS, maker, made.parents[1]))
     assert maker.count == 2
     assert "depends on other things than its name says" in warnings[0]
 
@@ -235,58 +212,51 @@ def test_a_missing_file_is_a_sentence(tmp_path):
 
 
 @pytest.mark.parametrize("full", [False, True])
-def test_where_the_cache_cannot_be_written_to_it_is_made_in_memory_once(tmp_path, warnings, monkeypatch, full):
-    def fail(*_):
-        raise StorageError("the disk is full: $GRAIN_SFT_CACHE_DIR.")
-
+def test_where_the_cache_cannot_be_written_to_it_is_made_in_memory_once(tmp_path, maker, warnings, monkeypatch, full):
     if full:
-        monkeypatch.setattr(artifact, "save", fail)
+        error = StorageError("the disk is full: $GRAIN_SFT_CACHE_DIR.")
+        monkeypatch.setattr(artifact, "save", mock.Mock(side_effect=error))
     else:
         (tmp_path / "cache").write_text("in the way")
-    maker = Maker()
     check(artifact.load_or_make("things", DEPENDS, maker, tmp_path / "cache"))
     assert maker.count == 1
     assert "Working without a cache" in warnings[0] and "GRAIN_SFT_CACHE_DIR" in warnings[0]
 
 
-def test_a_folder_in_its_place_is_no_reason_to_stop(tmp_path, warnings):
+def test_a_folder_in_its_place_is_no_reason_to_stop(tmp_path, maker, warnings):
     artifact.place("things", DEPENDS, tmp_path).mkdir(parents=True)
-    maker = Maker()
     check(artifact.load_or_make("things", DEPENDS, maker, tmp_path))
     assert maker.count == 1 and warnings
 
 
-def write_corpus(folder: Path):
+def write_corpus(folder: Path, ends: int = 0):
+    """A corpus of random documents, the first `ends` of one token."""
     tokens = np.random.default_rng(0).integers(1, 50, 5000).astype(np.uint16)
-    tokens[-1] = 1
+    tokens[[*range(ends), -1]] = 1
     tokens.tofile(folder / "a.npy")
     return open_corpus(folder / "a.npy", dtype="uint16", eos_token_id=1)
 
 
-def layout_rows(layout):
+def layout_rows(corpus, cache_dir):
+    layout = PackedLayout(corpus, 128, cache_dir=cache_dir)
     return [layout.spans(row) for row in range(len(layout))]
 
 
 def test_a_damaged_plan_is_made_again_and_one_in_memory_has_the_same_rows(tmp_path, warnings):
     corpus = write_corpus(tmp_path)
-    expected = layout_rows(PackedLayout(corpus, 128, cache_dir=tmp_path / "cache"))
+    expected = layout_rows(corpus, tmp_path / "cache")
     (plan,) = (tmp_path / "cache").rglob("*.arrays")
     data = bytearray(plan.read_bytes())
     data[-1000] ^= 1
     plan.write_bytes(data)
-    assert layout_rows(PackedLayout(corpus, 128, cache_dir=tmp_path / "cache")) == expected
+    assert layout_rows(corpus, tmp_path / "cache") == expected
     assert "its arrays are not those that were written" in warnings[0]
-    assert layout_rows(PackedLayout(corpus, 128, cache_dir=tmp_path / "a.npy")) == expected
+    assert layout_rows(corpus, tmp_path / "a.npy") == expected
     assert "Working without a cache" in warnings[-1]
 
 
 def test_a_plan_of_changed_tokens_is_another(tmp_path):
-    corpus = write_corpus(tmp_path)
-    PackedLayout(corpus, 128, cache_dir=tmp_path / "cache")
-    tokens = np.fromfile(tmp_path / "a.npy", np.uint16)
-    tokens[:10] = 1
-    tokens.tofile(tmp_path / "a.npy")
-    changed = open_corpus(tmp_path / "a.npy", dtype="uint16", eos_token_id=1)
-    layout = PackedLayout(changed, 128, cache_dir=tmp_path / "cache")
-    assert layout.statistics["documents"] == int((tokens == 1).sum())
+    PackedLayout(write_corpus(tmp_path), 128, cache_dir=tmp_path / "cache")
+    layout = PackedLayout(write_corpus(tmp_path, ends=10), 128, cache_dir=tmp_path / "cache")
+    assert layout.statistics["documents"] == int((np.fromfile(tmp_path / "a.npy", np.uint16) == 1).sum())
     assert len(list((tmp_path / "cache").rglob("*.arrays"))) == 2

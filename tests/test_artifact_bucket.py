@@ -10,7 +10,7 @@ from pathlib import Path
 import fsspec
 import numpy as np
 import pytest
-from failing_proxy import Proxy, media_bytes
+from failing_proxy import before_emulator, media_bytes
 
 from grain_sft import PackedLayout, open_corpus
 from grain_sft.storage import artifact, files
@@ -97,11 +97,9 @@ def test_packed_rows_are_planned_once_for_all_machines_and_copied_once_for_all_p
     tokens = np.random.default_rng(0).integers(0, 40, 20_000)
     write_tokens("data/0.npy", tokens)
     corpus = open_corpus(write_tokens("data/1.npy", tokens).parent, eos_token_id=0)
-    proxy = Proxy(os.environ["STORAGE_EMULATOR_HOST"])
-    try:
-        for name, value in (("STORAGE_EMULATOR_HOST", proxy.address), ("FSSPEC_GS_TOKEN", "anon")):
-            monkeypatch.setenv(name, value)
-        monkeypatch.setenv("GRAIN_SFT_CACHE_DIR", "gs://bucket/plans")
+    monkeypatch.setenv("FSSPEC_GS_TOKEN", "anon")
+    monkeypatch.setenv("GRAIN_SFT_CACHE_DIR", "gs://bucket/plans")
+    with before_emulator() as proxy:
         layout = PackedLayout(corpus, 64)
         kept = client.find("bucket/plans")
         assert len(kept) == 1 and not proxy.sent
@@ -114,6 +112,4 @@ def test_packed_rows_are_planned_once_for_all_machines_and_copied_once_for_all_p
         assert client.find("bucket/plans") == kept
         given = PackedLayout(corpus, 64, cache_dir="gs://bucket/plans")
         assert given.spans(3) == layout.spans(3)
-    finally:
-        proxy.close()
-        client.rm("bucket/plans", recursive=True)
+    client.rm("bucket/plans", recursive=True)

@@ -30,7 +30,6 @@ Check = Callable[[Arrays], None]
 MAGIC, SUFFIX = b"GSFTART2", ".arrays"
 """First bytes of an artifact, and the end of its name."""
 
-_OLD_MAGIC = b"GSFTART1"
 _ALIGN = 64
 _NO_CHECKSUM = "0" * 64
 _DAMAGED = (
@@ -166,10 +165,8 @@ def open_file(path: Path) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]:
 def _mapped(fd: int) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]:
     """Return the arrays of an open file and what they depend on, or raise one of `_DAMAGED`."""
     first = os.pread(fd, 16, 0)
-    if first.startswith(_OLD_MAGIC):
-        raise ValueError("an earlier version wrote it")
     if len(first) < 16 or not first.startswith(MAGIC):
-        raise ValueError("it is not a file of arrays")
+        raise ValueError("it is not a file of arrays, or one of another version")
     size = int.from_bytes(first[8:], "little")
     if 16 + size > os.fstat(fd).st_size:
         raise ValueError("its header is cut short")
