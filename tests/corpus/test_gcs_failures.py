@@ -91,7 +91,8 @@ def test_where_all_fail_the_object_is_named_within_the_stated_time(proxy, kind, 
     with pytest.raises(grain_sft.GrainSftError) as error:
         mine.read([1, 71])
     assert time.monotonic() - begin < 30  # the default is minutes
-    assert error.match(rf"gs://bucket/rows/[01].npy: bytes \d+ to \d+ can't be read: \d+ request.*{reason}")
+    last = f"({reason}|no answer in time)"  # the latter too on a busy machine
+    assert error.match(rf"gs://bucket/rows/[01].npy: bytes \d+ to \d+ can't be read: \d+ request.*{last}")
     assert "GRAIN_SFT_REMOTE_SECONDS" in str(error.value) and isinstance(error.value, OSError)
     setattr(proxy, kind, 0)
     np.testing.assert_array_equal(mine.read([1, 71])["tokens"], ROWS[[1, 71]])
