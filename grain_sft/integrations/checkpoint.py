@@ -96,7 +96,7 @@ def _orbax() -> Any:
 
 
 def save_args(batches: Stateful) -> Any:
-    """Return `orbax.checkpoint.args` of the state of `batches`, an item of a `Composite`. One process writes it, as JSON:
+    """Return `orbax.checkpoint.args` of the state of `batches`, an item of a `Composite`. One process writes it, as JSON::
 
         manager.save(step, args=ocp.args.Composite(weights=ocp.args.StandardSave(weights), data=save_args(batches)))
 

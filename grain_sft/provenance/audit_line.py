@@ -37,11 +37,7 @@ FORMATS: dict[str, Callable[[str, Mapping[str, Any]], str]] = {".log": text_line
 
 
 def read_line(line: bytes) -> dict[str, str]:
-    """Return the fields of a line, `time` and `entry` among them, each as `as_text` writes its value.
-
-    Raises:
-      ValueError: the line is not an entry.
-    """
+    """Return the fields of a line, each as `as_text` writes its value, or raise ValueError where it is not an entry."""
     text = line.decode()
     if text.startswith("{"):
         parsed = json.loads(text)

@@ -34,15 +34,7 @@ class TrainableTokens:
         self._loss = LossReader(corpus.loss_files, scattered=True, remote=corpus.remote) if corpus.has_loss else None
 
     def count(self, rows: Ints, pieces: Pieces) -> Ints:
-        """Return the number of trainable tokens of each of the `pieces` of `rows`.
-
-        Args:
-          rows: int64 [rows], row numbers without `FILL_ROW`.
-          pieces: Pieces of `rows`.
-
-        Raises:
-          CorpusFileError, CorpusError: files can't be read.
-        """
+        """Return the number of trainable tokens of each of the `pieces` of `rows`, which have no `FILL_ROW`."""
         first = (pieces.column if pieces.position is None else pieces.position) == 0
         if not self._transforms and self._loss is None:
             whole: Ints = pieces.length - first

@@ -24,16 +24,7 @@ _ENDS_CHECKED = 1000  # documents, of a fast check
 
 
 def check_corpus(report: Report, corpus: Corpus, where: str, vocab_size: int | None) -> int | None:
-    """Check a corpus that could be opened.
-
-    Args:
-      report: Report of what is found; its `full` decides how much is read.
-      where: Path that was opened, or "".
-      vocab_size: Number of ids; None: of prepare.json, or of the tokenizer beside the corpus.
-
-    Returns:
-      The number of ids, where it is known.
-    """
+    """Check a corpus that was opened at `where`, and return the number of ids in its vocabulary, where that is known."""
     counts = {"shards": len(corpus.shards), "tokens": corpus.num_tokens, "fingerprint": corpus.ends_fingerprint}
     report.figures |= counts
     if not _check_files(report, corpus):

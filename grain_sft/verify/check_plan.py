@@ -54,15 +54,7 @@ def _found_in(corpus: Corpus, recipe: Mapping[str, Any]) -> Any:
 
 
 def check_plan(report: Report, where: str, arrays: Arrays, recipe: Mapping[str, Any], corpus: Corpus | None) -> None:
-    """Check the arrays of a plan.
-
-    Args:
-      report: Report of what is found.
-      where: Path of the plan, or of its config.
-      arrays: Columns of the plan.
-      recipe: Options of the packing.
-      corpus: Corpus of the plan, or None.
-    """
+    """Check the columns of a plan against `recipe`, the options of the packing, and against its corpus, where given."""
     wrong = _wrong_columns(arrays)
     if wrong:
         report.wrong("plan", where, wrong)

@@ -36,18 +36,11 @@ class ScannedDocuments:
 
 
 def scan_documents(corpus: Corpus, check: Callable[[int, npt.NDArray[np.unsignedinteger]], None]) -> ScannedDocuments:
-    """Read all tokens and their loss once, from the first on.
+    """Read all tokens and their loss once, and call `check` with the number of the first token and the tokens of each block.
 
     The hash of a document is a polynomial in `_BASE` with its mixed tokens as coefficients. For tokens a to b it is the
     difference of the sums over all tokens before b and before a, divided by a power. So documents may overlap, come in
     any order and be longer than a block.
-
-    Args:
-      corpus: Corpus to read.
-      check: Called with the first token's number and the tokens of each block.
-
-    Raises:
-      CorpusFileError, CorpusError: as of `Corpus.read`.
     """
     start, length = corpus.documents
     stop = start + length

@@ -15,11 +15,7 @@ from grain_sft.verify.finding import Report
 
 
 def load_manifest(corpus: Corpus, where: str) -> Json | None:
-    """Return the prepare.json of a corpus; None without one.
-
-    Raises:
-      CorpusError: it is damaged.
-    """
+    """Return the prepare.json of a corpus; None without one."""
     for folder in _candidate_folders(corpus, where):
         path = files.join(folder, PREPARE)
         if files.exists(path):

@@ -34,11 +34,7 @@ _REFUSED: dict[str, tuple[Callable[[Any], bool], str]] = {
 
 
 def check_trainer(config: Any) -> None:
-    """Refuse options of MaxText under which a step would not be a batch.
-
-    Raises:
-      ConfigError: the message names the key of MaxText's config.
-    """
+    """Refuse options of MaxText under which a step would not be a batch."""
     for key, (refused, reason) in _REFUSED.items():
         value = getattr(config, key, 0)  # versions of MaxText lack some of them
         if refused(value):
@@ -46,19 +42,7 @@ def check_trainer(config: Any) -> None:
 
 
 def check_batches(config: Any, pipeline: Pipeline, where: str, *, training: bool) -> None:
-    """Refuse batches that do not fit MaxText's config.
-
-    Args:
-      config: MaxText's config.
-      pipeline: Pipeline of the batches.
-      where: Path of the config of `pipeline`, for messages.
-      training: Whether these are the data of training or of evaluation.
-
-    Raises:
-      ConfigError: rows, sequence length or vocabulary differ, MaxText does not expect segments, or training data end before
-        MaxText's last step.
-      PipelineError: a transform is missing.
-    """
+    """Refuse batches of the config at `where` that do not fit MaxText's config."""
     _check_rows(config, pipeline, where, training)
     layout, corpus = pipeline.source.layout, pipeline.source.layout.corpus
     if layout.sequence_length != config.max_target_length:
@@ -111,11 +95,7 @@ def _no_rows(pipeline: Pipeline) -> Element:
 
 
 def check_weights(pipeline: Pipeline, where: str, ignore: bool) -> None:
-    """Refuse token weights unless `ignore` is set: MaxText's loss counts every target with a segment once.
-
-    Raises:
-      ConfigError: the batches have weights.
-    """
+    """Refuse token weights unless `ignore` is set: MaxText's loss counts every target with a segment once."""
     if not pipeline.end_step or "targets_weights" not in _no_rows(pipeline):
         return
     if not ignore:
@@ -129,10 +109,7 @@ def check_weights(pipeline: Pipeline, where: str, ignore: bool) -> None:
 def prepare(vocabulary: int, where: str, rows_of: Callable[[int], Any]) -> Callable[[int, Element], Element]:
     """Return a function of a step and its batch that checks tokens against MaxText's vocabulary and keeps MaxText's keys.
 
-    Args:
-      vocabulary: MaxText's vocab_size.
-      where: Path of the config of the pipeline, for messages.
-      rows_of: Function of a step that returns the slots of the global batch that this process reads.
+    `rows_of` returns the slots of the global batch of a step that this process reads.
     """
 
     def prepared(step: int, batch: Element) -> Element:

@@ -155,11 +155,7 @@ def first_step(config: Any) -> int:
 def record_data(
     config: Any, batches: GlobalBatches, step: int, options: Options, process_indices: Sequence[int]
 ) -> None:
-    """Check that the steps before `step` were run on these data, and record them next to the checkpoints.
-
-    Raises:
-      PipelineError: the steps were run on other data; the message names what differs.
-    """
+    """Check that the steps before `step` were run on these data, and record them next to the checkpoints."""
     import jax
 
     if not config.enable_checkpointing or not config.checkpoint_dir:
