@@ -45,12 +45,7 @@ class _Loader(yaml.SafeLoader):
 
 
 def read(path: str, inheriting: tuple[str, ...]) -> dict[str, Any]:
-    """Return the sections of a config file and of what it inherits, not yet validated.
-
-    Args:
-      path: Path of the file.
-      inheriting: Paths of the configs that inherit it, one through the other.
-    """
+    """Return the sections of a config file and of what it inherits, not yet validated; `inheriting` are those above it."""
     if path in inheriting:
         raise ConfigError(f"{path}: inherits itself, by way of {' and '.join(inheriting)}.")
     if len(inheriting) >= _MOST_INHERITED:
@@ -105,11 +100,11 @@ def inherit(where: str, folder: str, stated: dict[str, Any], inheriting: tuple[s
     if not isinstance(parent, str):
         raise ConfigError(f"{where}: {INHERITS} is {parent!r}; expected the path of another config.")
     parent = files.normalize(parent)
-    if files.is_remote(folder) and not files.is_remote(parent):
-        parent = f"{folder}/{parent}"
-    elif not files.is_remote(parent):
-        beside, here = os.path.normpath(os.path.join(folder, parent)), os.path.abspath(parent)
-        parent = here if not _exists(beside) and _exists(here) else beside
+    if not files.is_remote(parent):
+        here, parent = os.path.abspath(parent), os.path.join(folder, parent)
+        if not files.is_remote(folder):
+            parent = os.path.normpath(parent)
+            parent = here if not _exists(parent) and _exists(here) else parent
     return overlay(read(parent, inheriting), stated)
 
 
@@ -153,15 +148,10 @@ def _located(corpus: Mapping[str, Any], folder: str) -> dict[str, Any]:
 def _locate(path: object, folder: str) -> object:
     """Return a token path of a config in `folder`: below it, if it is relative and exists there, or the folder is in a
     bucket; else as it is. What is not a path is left to `validate`."""
-    if not isinstance(path, str):
+    if not isinstance(path, str) or files.is_remote(path := files.normalize(path)) or os.path.isabs(path):
         return path
-    path = files.normalize(path)
-    if files.is_remote(path) or os.path.isabs(path):
-        return path
-    if files.is_remote(folder):
-        return f"{folder}/{path}"
     beside = os.path.join(folder, path)
-    return beside if _exists(beside) else path
+    return beside if files.is_remote(folder) or _exists(beside) else path
 
 
 def _exists(path: str) -> bool:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+import math
 from bisect import bisect_right
-from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -108,15 +109,10 @@ class EndingEpochs(RunningEpochs):
         later, rest = np.divmod(into - left, per_epoch)
         return np.where(here, epoch, epoch + 1 + later), np.where(here, index + into * size, rest * size)
 
-    def _steps_of(self, epoch: int) -> Iterator[tuple[_Piece, int, int | None]]:
-        """Yield the pieces that may have steps of `epoch`, the first of these, and the step at which the piece ends."""
-        for piece, end in zip(self._pieces, [*self._sizes.steps[1:], None], strict=True):
-            step = piece.first_step(epoch)
-            if epoch >= piece.epoch and (end is None or step < end):
-                yield piece, step, end
-
     def steps_before(self, epoch: int) -> int:
-        return next(step for _, step, _ in self._steps_of(epoch))
+        ends = [*self._sizes.steps[1:], math.inf]
+        firsts = ((piece.first_step(epoch), end) for piece, end in zip(self._pieces, ends, strict=True))
+        return next(first for first, end in firsts if first < end)
 
     def span(self, epoch: int, num_steps: int | None) -> EpochSpan | None:
         first, last = self.steps_before(epoch), self.steps_before(epoch + 1) - 1
@@ -125,12 +121,12 @@ class EndingEpochs(RunningEpochs):
         return EpochSpan(first, last, min(self._num_rows, self.begin(last)[1] + self._sizes.at(last)))
 
     def find(self, epoch: int, indices: Ints) -> tuple[Ints, Ints]:
-        steps, slots = np.full(len(indices), -1, np.int64), np.zeros(len(indices), np.int64)
-        for piece, first, end in self._steps_of(epoch):
-            begin, count = (0, piece.steps_per_epoch) if epoch > piece.epoch else (piece.start, piece.steps_left)
-            if end is not None:
-                count = min(count, end - first)
-            into, slot = np.divmod(indices - begin, piece.size)
-            here = (into >= 0) & (into < count)
-            steps[here], slots[here] = first + into[here], slot[here]
-        return steps, slots
+        first, starts, end = self._steps_of(epoch)
+        at = np.searchsorted(starts, indices, side="right") - 1
+        return np.where(indices < end, first + at, -1), indices - starts[at]
+
+    @functools.lru_cache(maxsize=1)  # noqa: B019
+    def _steps_of(self, epoch: int) -> tuple[int, Ints, int]:
+        """Return the first step of an epoch, the index at which each of its steps begins, and the number of rows read."""
+        first, last, rows = self.span(epoch, None) or (0, -1, 0)
+        return first, self.begins(np.arange(first, last + 1))[1], rows

@@ -30,7 +30,7 @@ class Host:
 
     @classmethod
     def checked(cls, host: object) -> Host:
-        """Return `host`. Raises SamplerError where it is not a `Host`."""
+        """Return `host`, or raise a `SamplerError` where it is not a `Host`."""
         if not isinstance(host, cls):
             raise SamplerError(f"host={host!r}: expected Host(index, count).")
         return host

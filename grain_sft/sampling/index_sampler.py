@@ -89,29 +89,23 @@ class IndexSampler(Sampler):
             raise SamplerError(f"last_batch='fill': order {order!r} runs on across epochs and has no last batch.")
         self.runs_on = traits.runs_on or last_batch == "run_on"
         self._source, self._order = source, source.rows_at(cache_dir)
-        blocks = host.count if self.host_blocks else 1
-        self._block_rows = (
-            self.num_instances // blocks
-        )  # of an epoch, in the stream that this host's rows are taken from
-        self._block_start = host.index * self._block_rows if self.host_blocks else 0
-        self._epochs = self._make_epochs()
-        if self.num_steps == 0:
-            raise SamplerError(
-                f"global_batch_size={self.global_batch_size} is more than the {num_instances} rows in epochs={epochs}."
-            )
-        self.streams = (EpochStream("", source, 0, self._begin, self._span, self._order, blocks),)
-
-    def _make_epochs(self) -> RunningEpochs:
-        sizes, most = self.batch_sizes, max(self.batch_sizes.sizes)
+        blocks, sizes, most = 1, self.batch_sizes, max(self.batch_sizes.sizes)
         if self.host_blocks:
-            sizes = sizes.shared(self.host.count)
-            if self._block_rows * self.host.count < most:
-                raise SamplerError(
-                    f"global_batch_size={most} is more than the {self.num_instances} rows of an epoch. Take a smaller batch."
-                )
+            blocks, sizes = host.count, sizes.shared(host.count)
+        self._block_rows = self.num_instances // blocks  # of an epoch, in the stream of this host's rows
+        self._block_start = host.index * self._block_rows if self.host_blocks else 0
+        if self.host_blocks and self._block_rows * blocks < most:
+            raise SamplerError(
+                f"global_batch_size={most} is more than the {num_instances} rows of an epoch. Take a smaller batch."
+            )
+        self._epochs: RunningEpochs
         if self.runs_on:
-            return RunningEpochs(self._block_rows, sizes)
-        return EndingEpochs(self._block_rows, sizes, fill=self.last_batch == "fill")
+            self._epochs = RunningEpochs(self._block_rows, sizes)
+        else:
+            self._epochs = EndingEpochs(self._block_rows, sizes, fill=last_batch == "fill")
+        if self.num_steps == 0:
+            raise SamplerError(f"global_batch_size={most} is more than the {num_instances} rows in epochs={epochs}.")
+        self.streams = (EpochStream("", source, 0, self._begin, self._span, self._order, blocks),)
 
     @functools.cached_property
     def steps_per_epoch(self) -> int:

@@ -89,11 +89,8 @@ class Sampler(abc.ABC):
 
     @abc.abstractmethod
     def steps_of_epochs(self, epochs: int | None) -> int:
-        """Return the number of steps in which `epochs` epochs are read; None: those of the run, or one if it never ends.
-
-        Raises:
-          SamplerError: More epochs than the run has.
-        """
+        """Return the number of steps in which `epochs` epochs are read; None: those of the run, or one if it never ends. More
+        epochs than the run has are a `SamplerError`."""
 
     @abc.abstractmethod
     def _rows(self, step: int, indices: Ints) -> Ints:
@@ -108,11 +105,7 @@ class Sampler(abc.ABC):
         """Return step, slot and host of each index of a stream's epoch: int64 [n]; step -1 where none reads it."""
 
     def check_from(self, step: int) -> None:
-        """Refuse to run from `step` on with hosts that don't divide the batch of some step.
-
-        Raises:
-          SamplerError: It names the first such step.
-        """
+        """Raise a `SamplerError` that names the first step from `step` on whose batch the hosts don't divide."""
         self.batch_sizes.check_from(step, self.host.count)
 
     def with_host(self, host: Host) -> Self:
@@ -121,11 +114,7 @@ class Sampler(abc.ABC):
 
     @functools.cached_property
     def rows_per_host(self) -> int:
-        """Rows that this host reads in a step; with a schedule, in step 0.
-
-        Raises:
-          SamplerError: The hosts don't divide the batch of step 0.
-        """
+        """Rows that this host reads in a step; with a schedule, in step 0."""
         check_divided(self.global_batch_size, self.host.count, 0 if self.schedule else None)
         return self.global_batch_size // self.host.count
 
@@ -166,7 +155,7 @@ class Sampler(abc.ABC):
         return found
 
     def _steps_of_one_size(self, step: int, size: int) -> int:
-        """Return a number of steps from `step` on whose rows follow each other in the stream, `size` of all hosts a step."""
+        """Return a number of steps of `size` rows from `step` on whose rows follow each other in the stream."""
         count = self.batch_sizes.steps_of_one_size(step)
         return count if self.num_steps is None else min(count, self.num_steps - step)
 

@@ -77,17 +77,6 @@ def test_a_tenth_seven_tenths_and_a_fifth_are_within_a_row_after_every_prefix_of
     assert sources[:20].tolist() == [1, 1, 2, 1, 1, 0, 1, 1, 2, 1] * 2
 
 
-def test_greedy_by_the_largest_debt_would_not_do():
-    """What the rule is for: four sources of which the one that is furthest behind is taken, a row or more off."""
-    weights, owed, worst = (8, 8, 8, 1, 1, 1, 1), [0] * 7, 0
-    for _ in range(28):
-        owed = [debt + weight for debt, weight in zip(owed, weights, strict=True)]
-        owed[int(np.argmax(owed))] -= 28
-        worst = max(worst, max(map(abs, owed)))
-    assert worst >= 28 * constant(*weights).bound - 4
-    assert max(furthest([(0, shares(*weights))], constant(*weights).choose(np.arange(28))[0])) < 1
-
-
 @settings(max_examples=examples(60), deadline=None)
 @given(weights_of(2, 8))
 def test_no_source_is_a_row_away_from_its_share_and_none_beyond_tijdemans_bound(weights):

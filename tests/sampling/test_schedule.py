@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from grain_sft import Host, IndexSampler
 from grain_sft.errors import SamplerError
 from grain_sft.layout import FILL_ROW
-from grain_sft.sampling.batch_sizes import BatchSizes
 
 SIZES = st.sampled_from([1, 2, 3, 4, 6, 8, 12, 16, 24])
 
@@ -110,13 +109,6 @@ def test_eight_then_six_then_sixteen_hosts_read_one_run():
         whole.with_host(Host(0, 5))
 
 
-def test_before_its_first_change_a_schedule_changes_nothing():
-    plainly = IndexSampler(500, global_batch_size=8, seed=3)
-    changing = IndexSampler(500, global_batch_size=8, seed=3, schedule=[(70, 16)])
-    assert all(plainly.rows(step).tolist() == changing.rows(step).tolist() for step in range(70))
-    assert repr(plainly) != repr(changing) and "schedule" not in repr(plainly)
-
-
 def test_blocks_of_order_maxtext_go_on_where_they_were():
     for host in (Host(0, 2), Host(1, 2)):
         steady = IndexSampler(40, global_batch_size=2, seed=3, order="maxtext", host=host)
@@ -139,19 +131,6 @@ def test_blocks_of_order_maxtext_go_on_where_they_were():
 def test_what_is_wrong_with_a_schedule_is_said(schedule, message):
     with pytest.raises(SamplerError, match=message):
         IndexSampler(50, global_batch_size=4, seed=0, schedule=schedule)
-
-
-@settings(max_examples=examples(50), deadline=None)
-@given(SIZES, st.lists(st.tuples(st.integers(1, 30), SIZES), max_size=4, unique_by=lambda entry: entry[0]))
-def test_batch_sizes_count_rows_both_ways(first, changes):
-    sizes = BatchSizes(first, sorted(changes))
-    steps = np.arange(60)
-    before, counts = sizes.begins(steps)
-    assert before.tolist() == (np.cumsum(counts) - counts).tolist()
-    assert [sizes.at(step) for step in range(60)] == counts.tolist()
-    rows = np.arange(int(counts.sum()))
-    assert sizes.steps_of(rows).tolist() == steps.repeat(counts).tolist()
-    assert [sizes.step_of(row) for row in rows.tolist()] == steps.repeat(counts).tolist()
 
 
 @settings(max_examples=examples(60), deadline=None)

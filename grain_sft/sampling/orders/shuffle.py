@@ -16,11 +16,10 @@ def shuffle(num_rows: int, *, seed: int, cache_dir: CacheDir) -> RowsAt:
     """Return a keyed permutation, computed index by index with `grain.experimental.index_shuffle`.
 
     Advantages: constant memory, and constant time per index, at any number of rows; nothing is stored.
-    Disadvantages: it is one of 2^32 permutations per number of rows, because the key is 32 bits of a hash of seed and
-    epoch; and it takes 5 to 10 microseconds an index in Python, so a host that reads 4,000 rows a step spends up to 40 ms
-    a step here, in the prefetching thread. It is not cryptographic. It takes 8 rounds, where Grain's own shuffle takes 4:
-    with 4, the permutations of two keys are visibly correlated. Below 2^16 rows, where `index_shuffle` slows down (0.5 ms
-    an index of 90 rows), an epoch is numpy's shuffle, kept whole.
+    Disadvantages: it is one of 2^32 permutations per number of rows (the key is 32 bits of a hash of seed and epoch), and it
+    takes 5 to 10 microseconds an index in Python, in the prefetching thread: up to 40 ms for a host that reads 4,000 rows a
+    step. It is not cryptographic. It takes 8 rounds, where Grain's own shuffle takes 4: with 4, the permutations of two keys
+    are visibly correlated. Below 2^16 rows, where `index_shuffle` slows down, an epoch is numpy's shuffle, kept whole.
     """
     if num_rows < _FEW_ROWS:
 

@@ -37,12 +37,7 @@ Generator = tuple[str, int]
 
 
 def stored_order(name: str, generator: Callable[[int, int], Generator]) -> MakeOrder:
-    """Return the order that shuffles each epoch with a generator of numpy.
-
-    Args:
-      name: Name of the order, in its files.
-      generator: Function of (seed, epoch) that returns the generator.
-    """
+    """Return the order `name` that shuffles each epoch with a generator of numpy: a function of (seed, epoch)."""
 
     def make(num_rows: int, *, seed: int, cache_dir: CacheDir) -> RowsAt:
         @functools.lru_cache(maxsize=EPOCHS_KEPT)
@@ -64,15 +59,13 @@ def stored_order(name: str, generator: Callable[[int, int], Generator]) -> MakeO
 
 
 def load_permutation(depends: Mapping[str, Any], generator: Generator, cache_dir: CacheDir) -> npt.NDArray[Any]:
-    """Return a permutation: uint32 [rows] (uint64 from 2^32 rows on), in memory or mapped from the cache folder.
+    """Return a permutation: uint32 [rows] (uint64 from 2^32 rows on), in memory or mapped from the cache folder; a
+    `StorageError` where its file can't be made.
 
     Args:
       depends: What identifies the file: order, rows, seed and epoch.
       generator: Generator that makes it.
       cache_dir: Folder of the files; None means that of the user's cache.
-
-    Raises:
-      StorageError: The file can't be made: no space, a folder that can't be written to, or one in a bucket.
     """
     num_rows: int = depends["rows"]
     if cache_dir is not None:
