@@ -60,7 +60,7 @@ class ScheduleEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
       weights: Weights of a mixture's sources from there on, by name; the others stay.
     """
 
-    step: int
+    step: Annotated[int, msgspec.Meta(ge=1)]
     global_batch_size: Annotated[int, msgspec.Meta(ge=1)] | None = None
     global_batch_tokens: int | None = None
     weights: dict[str, float | str] | None = None

@@ -127,10 +127,10 @@ def _check_source(source: Mapping[str, Any], layout: Mapping[str, Any], where: s
 def _check_schedule(
     entries: list[Mapping[str, Any]], where: str, names: Iterable[str] | None, length: int | None
 ) -> None:
-    """Check the entries of a schedule.
+    """Check the entries of a schedule, whose types are checked.
 
     Args:
-      entries: Schedule, whose types are checked.
+      entries: Schedule.
       where: Config and path of the schedule, for messages.
       names: Names of the sources of a mixture, whose weights may change; None without a mixture.
       length: Tokens of a row; None where the batch may not change.
@@ -139,19 +139,14 @@ def _check_schedule(
     known = [name for name in options_of(ScheduleEntry) if name not in left_out]
     if not entries:
         raise ConfigError(f"{where} is []; expected a list of entries with {', '.join(known)}.")
-    last = 0
     for number, entry in enumerate(entries):
-        at = f"{where}[{number}]"
+        at, step = f"{where}[{number}]", entry["step"]
         check_keys(entry, known, at)
-        if entry["step"] <= last:
-            raise ConfigError(
-                f"{at}.step is {entry['step']}; expected a step from {last + 1} on: entries are in order of their steps, and "
-                "what holds from step 0 on is given outside the schedule."
-            )
-        last = entry["step"]
         given = [key for key in known[1:] if entry.get(key) is not None]
         if not given or set(_SIZES) <= set(given):
-            raise ConfigError(f"{at}: give what changes at step {last}: {', '.join(known[1:])}; of the sizes, one.")
+            raise ConfigError(f"{at}: give what changes at step {step}: {', '.join(known[1:])}; of the sizes, one.")
+        if number and step <= (last := entries[number - 1]["step"]):
+            raise ConfigError(f"{at}.step is {step}, after step {last}; expected entries in order of their steps.")
         _check_batch_tokens(entry, length, at)
         if "weights" in given and names is not None:
             check_keys(entry["weights"], names, f"{at}.weights")
