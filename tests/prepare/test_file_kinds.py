@@ -6,6 +6,7 @@ import gzip
 import hashlib
 import json
 import random
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import pytest
 import zstandard
 from template_rules import in_one, primer, save_trained, spelled
 
+from grain_sft.cli.main import main
 from grain_sft.corpus import open_corpus
 from grain_sft.errors import CorpusFileError, RecordError
 from grain_sft.prepare import Dataset, Request, conversation_lines, dry_run, load_tokenizer, prepare
@@ -119,9 +121,7 @@ def check_documents(out: Path, spm: Path, shape: str, held: list[Turns]) -> None
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("count", [pytest.param(12, id="few"), pytest.param(500, id="many", marks=pytest.mark.heavy)])
-def test_every_shape_in_every_kind_of_file_gives_its_documents(
-    shape: str, count: int, spm: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_shape_in_every_kind_of_file_gives_its_documents(shape, count, spm, tmp_path, monkeypatch):
     monkeypatch.setattr(inputs, "BLOCK", 300)  # several units of each file
     draw = random.Random(shape)
     for kind, write in KINDS.items():
@@ -135,7 +135,7 @@ def test_every_shape_in_every_kind_of_file_gives_its_documents(
         assert list(conversation_lines([str(path)]))
 
 
-def test_shapes_may_differ_from_record_to_record_and_from_file_to_file(spm: Path, tmp_path: Path) -> None:
+def test_shapes_may_differ_from_record_to_record_and_from_file_to_file(spm, tmp_path):
     draw = random.Random(5)
     held = [turns for turns in talks(draw, 200) if is_pair(turns)]
     chats = [shape for shape in SHAPES if shape not in ("text", "prompt and completion as messages")]
@@ -146,7 +146,7 @@ def test_shapes_may_differ_from_record_to_record_and_from_file_to_file(spm: Path
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_bad_record_has_its_file_and_number_in_every_kind_of_file(kind: str, spm: Path, tmp_path: Path) -> None:
+def test_a_bad_record_has_its_file_and_number_in_every_kind_of_file(kind, spm, tmp_path):
     records = [SHAPES["messages"]([("user", f"{n}"), ("assistant", "a")]) for n in range(20)]
     records[11]["messages"][0]["role"] = "robot"
     path = tmp_path / f"a.{kind}"
@@ -161,9 +161,7 @@ def test_a_bad_record_has_its_file_and_number_in_every_kind_of_file(kind: str, s
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "parquet"])
 @pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.heavy)])
-def test_a_file_that_changes_after_it_was_scanned_is_an_error(
-    kind: str, workers: int, spm: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_that_changes_after_it_was_scanned_is_an_error(kind, workers, spm, tmp_path, monkeypatch):
     """Else the corpus would hold records that its manifest's hashes are not of."""
     monkeypatch.setattr(inputs, "BLOCK", 300)
     before, after = (
@@ -182,7 +180,7 @@ def test_a_file_that_changes_after_it_was_scanned_is_an_error(
     assert not (tmp_path / "out").exists()
 
 
-def test_files_of_every_kind_are_read_from_a_bucket(client: Any, spm: Path, tmp_path: Path) -> None:
+def test_files_of_every_kind_are_read_from_a_bucket(client, spm, tmp_path):
     draw = random.Random(13)
     (tmp_path / "in").mkdir()
     for kind, write in KINDS.items():
@@ -200,6 +198,47 @@ def test_files_of_every_kind_are_read_from_a_bucket(client: Any, spm: Path, tmp_
     client.rm(client.find("bucket/"))
 
 
+def command(spm, path, *more):
+    return ["prepare", str(path), "--tokenizer", str(spm), "-o", str(path.parent / "out"), *more]
+
+
+@pytest.mark.parametrize("format", ["olmo", "episodes", "primer", "openchat"])
+def test_plain_documents_are_their_tokens_and_eos_with_loss_on_all(format, spm, tmp_path):
+    draw = random.Random(7)
+    texts = ["".join(draw.choices("the answer\n\t é<|", k=draw.randrange(200))) for _ in range(60)]
+    path = tmp_path / "documents.jsonl"
+    path.write_bytes(lines([{"id": number, "text": text} for number, text in enumerate(texts)]))
+    assert main(command(spm, path, "--template", "text", "--format", format)) == 0
+    tokenizer, corpus = load_tokenizer(spm), open_corpus(tmp_path / "out")
+    assert corpus.num_documents == sum(1 for text in texts if text)
+    for document in corpus.iter_documents():
+        tokens = document.tokens.tolist()
+        assert tokens[-1] == tokenizer.eos_token_id and tokens.count(tokens[-1]) == 1
+        assert tokenizer.decode(tokens[:-1]) == texts[document.source[1] - 1]
+        assert document.loss.all()
+
+
+def test_documents_and_conversations_are_not_mixed(spm, tmp_path, capsys):
+    path = tmp_path / "a.jsonl"
+    for shape, template, said in (("text", "primer", "is a plain document"), ("messages", "text", "is a conversation")):
+        path.write_bytes(lines([SHAPES[shape]([("user", "u"), ("assistant", "a")])]))
+        assert main(command(spm, path, "--template", template)) == 1
+        assert f"{path}:1: the record {said}" in capsys.readouterr().err
+
+
+def test_the_option_that_an_error_names_prepares_the_file(spm, tmp_path, capsys):
+    path = tmp_path / "qa.jsonl"
+    path.write_bytes(lines([{"question": f"word {n}", "answer": f"the answer {n}"} for n in range(9)]))
+    words = command(spm, path, "--template", "primer")
+    assert main(words) == 1
+    error = capsys.readouterr().err
+    assert error.startswith(f"grain-sft prepare: {path}:1: the record's keys are 'question', 'answer'; expected")
+    assert main([*words, *shlex.split(error.rpartition(" add ")[2])]) == 0
+    tokenizer, documents = load_tokenizer(spm), open_corpus(tmp_path / "out").iter_documents()
+    said = {tokenizer.decode(each.tokens[each.loss].tolist()) for each in documents}
+    assert said == {f"the answer {n}<|eot|>" for n in range(9)}
+
+
 def digests(folder: Path) -> dict[str, str]:
     found = sorted(path for path in folder.rglob("*") if path.is_file())
     return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in found}
@@ -209,9 +248,7 @@ class StopError(Exception):
     pass
 
 
-def test_processes_stops_and_beam_make_the_same_bytes_of_every_kind_of_file(
-    spm: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_processes_stops_and_beam_make_the_same_bytes_of_every_kind_of_file(spm, tmp_path, monkeypatch):
     monkeypatch.setattr(inputs, "BLOCK", 500)
     draw = random.Random(11)
     paths = []

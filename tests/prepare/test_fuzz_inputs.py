@@ -129,9 +129,7 @@ def check_stop(request: Request, out: Path, where: str) -> str:
 
 @pytest.mark.parametrize("name", LINES)
 @pytest.mark.parametrize("template", ["primer", "episode_tool"])
-def test_a_bad_line_stops_with_its_number_or_is_left_out(
-    name: str, template: str, tokenizers: dict[str, str], tmp_path: Path
-) -> None:
+def test_a_bad_line_stops_with_its_number_or_is_left_out(name, template, tokenizers, tmp_path):
     bad, said = LINES[name]
     good = [GOOD % number for number in range(5)]
     path = written(tmp_path / "chats.jsonl", [*good[:2], b"", bad, *good[2:], bad])
@@ -151,9 +149,7 @@ def test_a_bad_line_stops_with_its_number_or_is_left_out(
 
 
 @pytest.mark.parametrize("template", PLAIN)
-def test_every_bad_line_is_left_out_by_every_template(
-    template: str, tokenizers: dict[str, str], tmp_path: Path
-) -> None:
+def test_every_bad_line_is_left_out_by_every_template(template, tokenizers, tmp_path):
     bad = [line for name, (line, _) in LINES.items() if name != "no assistant"]  # OpenChat's tool drops that
     path = written(tmp_path / "a.jsonl", [line for one in bad for line in (one, chat())])
     out = tmp_path / "out"
@@ -185,9 +181,7 @@ def record_bytes(entry: dict[str, Any]) -> bytes:
         ("50,000 messages", b'{"messages": [%s]}' % b", ".join([b'{"role": "assistant", "content": "a"}'] * 50_000), 1),
     ],
 )
-def test_odd_files_that_are_right(
-    name: str, data: bytes, documents: int, tokenizers: dict[str, str], tmp_path: Path
-) -> None:
+def test_odd_files_that_are_right(name, data, documents, tokenizers, tmp_path):
     (tmp_path / "a.jsonl").write_bytes(data)
     manifest = prepare(request_of(tmp_path / "a.jsonl", tokenizers), tmp_path / "out", workers=1)
     assert manifest["splits"]["train"]["documents"] == documents
@@ -195,9 +189,7 @@ def test_odd_files_that_are_right(
 
 
 @pytest.mark.parametrize("template", ["openchat", "episode", "hf"])
-def test_other_keys_are_metadata_however_many_and_long(
-    template: str, tokenizers: dict[str, str], tmp_path: Path
-) -> None:
+def test_other_keys_are_metadata_however_many_and_long(template, tokenizers, tmp_path):
     more = b"".join(b', "number %d": [%d]' % (number, number) for number in range(2000)) + b', "%s": 1' % (b"k" * 10**6)
     path = written(tmp_path / "a.jsonl", [chat(more=more), chat(more=b', "x": ' + b"[" * 63 + b"]" * 63)])
     manifest = prepare(request_of(path, tokenizers, template), tmp_path / "out", workers=1)
@@ -205,9 +197,7 @@ def test_other_keys_are_metadata_however_many_and_long(
 
 
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-32"])
-def test_a_file_in_another_encoding_is_an_error_in_its_first_line(
-    encoding: str, tokenizers: dict[str, str], tmp_path: Path
-) -> None:
+def test_a_file_in_another_encoding_is_an_error_in_its_first_line(encoding, tokenizers, tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_text("\n".join((GOOD % number).decode() for number in range(3)), encoding)
     check_stop(request_of(path, tokenizers), tmp_path / "out", f"{path}:1")
@@ -215,9 +205,7 @@ def test_a_file_in_another_encoding_is_an_error_in_its_first_line(
 
 @pytest.mark.parametrize("on_error", ["stop", "skip"])
 @pytest.mark.parametrize("data", [b"", b"\n", b"\n\n \r\n\t\n", b"\xef\xbb\xbf", b"\xef\xbb\xbf\n"])
-def test_a_file_without_records_is_a_sentence(
-    data: bytes, on_error: str, tokenizers: dict[str, str], tmp_path: Path
-) -> None:
+def test_a_file_without_records_is_a_sentence(data, on_error, tokenizers, tmp_path):
     (tmp_path / "a.jsonl").write_bytes(data)
     before = visible(tmp_path)
     for template in ("primer", "olmo"):
@@ -315,9 +303,7 @@ def check_spelled(out: Path, template: str, tokenizers: dict[str, str], data: by
 
 
 @pytest.mark.parametrize("template", PLAIN)
-def test_mutants_are_accepted_and_come_back_or_are_rejected(
-    template: str, tokenizers: dict[str, str], tmp_path: Path
-) -> None:
+def test_mutants_are_accepted_and_come_back_or_are_rejected(template, tokenizers, tmp_path):
     draw = random.Random(template)
     records = seeds(template)
     accepted = refused = 0
@@ -363,9 +349,7 @@ def test_mutants_are_accepted_and_come_back_or_are_rejected(
         ),
     ],
 )
-def test_the_command_says_one_sentence(
-    name: str, tokenizers: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_says_one_sentence(name, tokenizers, tmp_path, capsys):
     path = written(tmp_path / "a.jsonl", [GOOD % 1, LINES[name][0], GOOD % 2])
     command = ["prepare", str(path), "--template", "primer", "--tokenizer", tokenizers["primer"]]
     command += ["-o", str(tmp_path / "out")]
@@ -386,7 +370,7 @@ def test_the_command_says_one_sentence(
 # Parquet.
 
 
-def test_a_damaged_parquet_file_is_an_error_that_names_it(tokenizers: dict[str, str], tmp_path: Path) -> None:
+def test_a_damaged_parquet_file_is_an_error_that_names_it(tokenizers, tmp_path):
     arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     table = arrow.Table.from_pylist([json.loads(GOOD % number) for number in range(200)])
     parquet.write_table(table, tmp_path / "whole.parquet", row_group_size=50)
@@ -417,7 +401,7 @@ def test_a_damaged_parquet_file_is_an_error_that_names_it(tokenizers: dict[str, 
         prepare(request_of(path, tokenizers), tmp_path / "out")
 
 
-def test_the_loss_is_never_of_a_rejected_line(tokenizers: dict[str, str], tmp_path: Path) -> None:
+def test_the_loss_is_never_of_a_rejected_line(tokenizers, tmp_path):
     """A bad line between good ones shifts nothing, at the borders of batches either."""
     bad = [0, 255, 256, 257, 511, 768, 1099]
     lines = [b"{broken" if number in bad else GOOD % number for number in range(1100)]

@@ -30,7 +30,7 @@ def expected(data: bytes) -> list[tuple[int, bytes]]:
 
 
 @pytest.mark.parametrize("block", [1, 2, 3, 7, 64])
-def test_every_line_is_in_one_unit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: int) -> None:
+def test_every_line_is_in_one_unit(tmp_path, monkeypatch, block):
     monkeypatch.setattr(inputs, "BLOCK", block)
     monkeypatch.setattr(inputs, "MANY_BLOCKS", 5)
     draw = random.Random(block)
@@ -43,12 +43,12 @@ def test_every_line_is_in_one_unit(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         assert read_all(path) == expected(data)
 
 
-def test_a_byte_order_mark_is_no_text(tmp_path: Path) -> None:
+def test_a_byte_order_mark_is_no_text(tmp_path):
     (tmp_path / "a.jsonl").write_bytes(b"\xef\xbb\xbf{}\n[]")
     assert read_all(tmp_path / "a.jsonl") == [(1, b"{}"), (2, b"[]")]
 
 
-def test_the_digest_is_of_the_bytes_and_not_of_the_cuts(tmp_path: Path) -> None:
+def test_the_digest_is_of_the_bytes_and_not_of_the_cuts(tmp_path):
     for name, text in (("a", "1\n2\n"), ("b", "1\n2\n"), ("c", "1\n3\n")):
         (tmp_path / f"{name}.jsonl").write_text(text)
     found = {}
@@ -59,14 +59,14 @@ def test_the_digest_is_of_the_bytes_and_not_of_the_cuts(tmp_path: Path) -> None:
     assert found["a"] == found["b"] != found["c"]
 
 
-def test_directories_and_globs_are_sorted(tmp_path: Path) -> None:
+def test_directories_and_globs_are_sorted(tmp_path):
     for name in ("b.jsonl", "a.jsonl", "c.txt"):
         (tmp_path / name).write_text("{}\n")
     for where in (str(tmp_path), str(tmp_path / "*.jsonl")):
         assert [Path(entry.path).name for entry in inputs.list_inputs([[where]])] == ["a.jsonl", "b.jsonl"]
 
 
-def test_parquet_rows_are_records(tmp_path: Path) -> None:
+def test_parquet_rows_are_records(tmp_path):
     arrow = pytest.importorskip("pyarrow")
     from pyarrow import parquet
 
@@ -80,7 +80,7 @@ def test_parquet_rows_are_records(tmp_path: Path) -> None:
     assert json.loads(json.dumps(found[3][1])) == {"messages": [{"role": "user", "content": "3", "weight": 0.5}]}
 
 
-def test_what_cannot_be_read_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_read_is_a_sentence(tmp_path, monkeypatch):
     with pytest.raises(CorpusFileError, match="no such file"):
         inputs.list_inputs([[str(tmp_path / "none.jsonl")]])
     with pytest.raises(CorpusFileError, match="names no file"):

@@ -261,5 +261,5 @@ def test_a_part_that_ends_with_a_document_does_not_join_it_to_the_next(folder: P
 
 
 def test_every_chat_template_is_tried() -> None:
-    """Template text, of plain documents, is tried in test_record_shapes.py."""
+    """Template text, of plain documents, is tried in test_file_kinds.py."""
     assert {case.template for case in CASES} == set(TEMPLATES) - {"text"}

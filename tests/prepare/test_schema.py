@@ -4,16 +4,33 @@ from __future__ import annotations
 
 import cProfile
 import json
+import shlex
+from typing import Any
 
 import pytest
 from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from grain_sft.cli.main import main
 from grain_sft.errors import PrepareError, RecordError
-from grain_sft.prepare import SCHEMAS, Conversation, Message, parse_json, parse_record
+from grain_sft.prepare import SCHEMAS, Conversation, Message, check_schema, parse_json, parse_record
+from grain_sft.prepare.records.messages import DOCUMENT
 
-CHAT = [{"role": "system", "content": "s"}, {"role": "user", "content": ""}, {"role": "assistant", "content": "a"}]
+TALK = (Message("system", "s"), Message("user", "u"), Message("assistant", "a"))
+TURNS = [{"role": message.role, "content": message.content} for message in TALK]
+SHAREGPT = [{"from": role, "value": text} for role, text in (("system", "s"), ("human", "u"), ("gpt", "a"))]
+SHAPES: dict[str, dict[str, Any]] = {
+    "messages": {"messages": TURNS},
+    "sharegpt": {"conversations": SHAREGPT},
+    "sharegpt with OpenAI's roles": {"conversations": [{"from": each.role, "value": each.content} for each in TALK]},
+    "conversations of roles": {"conversations": TURNS},
+}
+METADATA = [
+    {"id": "a-1", "source": "web", "dataset": "x", "category": None, "prompt_id": "7", "text": "u a", "score": 0.5},
+    {"prompt": "u", "prompt_id": "7"},  # UltraChat, No Robots
+    {"message_id": 1, "token_count": [1, 2], "lang": {"code": "en"}},
+]
 
 
 def messages(*extra: object) -> dict:
@@ -26,10 +43,61 @@ def check_error(record: object, schema: str, *parts: str) -> None:
     assert all(part in str(error.value) for part in parts), error.value
 
 
-@pytest.mark.parametrize("schema", ["messages", "auto", "chat"])
-def test_messages_are_read_in_order(schema):
-    expected = (Message("system", "s"), Message("user", ""), Message("assistant", "a"))
-    assert parse_record({"messages": CHAT}, schema) == Conversation(expected)
+@pytest.mark.parametrize("more", METADATA)
+@pytest.mark.parametrize("messages", ["chat", "messages"])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_turns_are_read_in_every_spelling_whatever_metadata_is_there(shape, messages, more):
+    assert parse_record(SHAPES[shape] | more, messages=messages) == Conversation(TALK)
+    assert parse_record(more | SHAPES[shape], messages=messages) == Conversation(TALK)
+
+
+@pytest.mark.parametrize(
+    ("record", "expected"),
+    [
+        ({"instruction": "u", "input": "", "output": "a"}, ["u", "a"]),
+        ({"instruction": "u", "output": "a", "text": "### Instruction: u"}, ["u", "a"]),
+        ({"instruction": "u", "input": None, "output": "a"}, ["u", "a"]),
+        ({"instruction": "u", "input": "x\ny", "output": ""}, ["u\nx\ny", ""]),
+        ({"instruction": "", "input": "x", "output": "a"}, ["x", "a"]),
+        ({"instruction": "u", "output": "a", "history": [["q", "r"], ["2", "3"]]}, ["q", "r", "2", "3", "u", "a"]),
+        ({"prompt": "u", "completion": "a", "id": 1}, ["u", "a"]),
+        ({"prompt": TURNS[1:2], "completion": TURNS[2:]}, ["u", "a"]),
+        ({"text": "u", "meta": {"url": "x"}}, ["u"]),
+    ],
+)
+def test_pairs_and_documents_are_inferred_from_their_keys(record, expected):
+    found = parse_record(record)
+    roles = ["user", "assistant"] * (len(expected) // 2) or [DOCUMENT]
+    assert [(message.role, message.content) for message in found.messages] == list(zip(roles, expected, strict=True))
+    assert found.system is None
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        {"instruction": "u", "output": "a", "system": "s"},
+        {"conversations": SHAREGPT[1:], "system": "s"},
+        {"prompt": "u", "completion": "a", "system": "s"},
+        {"messages": TURNS[1:], "system": "s"},
+    ],
+)
+@pytest.mark.parametrize("messages", ["chat", "messages"])
+def test_a_system_text_beside_the_turns_is_read(record, messages):
+    assert parse_record(record, messages=messages) == Conversation(TALK[1:], system="s")
+    if "messages" not in record and "prompt" not in record:
+        assert parse_record(record | {"system": ""}).system is None
+
+
+def test_sharegpt_turns_have_weights_and_records_tools():
+    turns = [{"from": "human", "value": "u"}, {"from": "gpt", "value": "a", "weight": 0}]
+    assert parse_record({"conversations": turns}).messages[1] == Message("assistant", "a", 0.0)
+    for tools in ([{"name": "f"}], '[{"name": "f"}]'):
+        assert parse_record({"conversations": turns, "tools": tools}).tools == ({"name": "f"},)
+    assert parse_record({"conversations": turns, "tools": ""}).tools is None
+
+
+def turn(turn: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return {"conversations": [turn], **more}
 
 
 def user(**message: object) -> dict:
@@ -41,11 +109,11 @@ def user(**message: object) -> dict:
     [
         ({}, ["messages: is missing"]),
         ({"mesages": []}, ["key 'mesages'", "Did you mean 'messages'?"]),
-        ({"messages": CHAT, "tools": [{"name": "f"}]}, ["key 'tools'", "--schema chat"]),
+        ({"messages": TURNS, "tools": [{"name": "f"}]}, ["key 'tools'", "--schema chat"]),
         ({"messages": None}, ["messages: null; expected a list"]),
         ({"messages": {}}, ["messages: an object; expected a list"]),
         ({"messages": []}, ["messages: is empty"]),
-        ({"messages": [*CHAT, "x"]}, ["messages[3]: a string ('x'); expected an object"]),
+        ({"messages": [*TURNS, "x"]}, ["messages[3]: a string ('x'); expected an object"]),
         (messages([]), ["messages[1]: a list"]),
         (user(role="asistant"), ["messages[1].role: 'asistant'", "Did you mean 'assistant'?"]),
         (user(role="User"), ["Did you mean 'user'?"]),
@@ -71,7 +139,7 @@ def test_strict_messages_say_what_is_wrong_and_where(record, parts):
 
 def test_chats_keep_further_keys_for_the_templates():
     call = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "f", "arguments": {"x": 1}}}]}
-    record = {"messages": [*CHAT, {**CHAT[2], "weight": 0}, call], "id": "x", "tools": [{"name": "f"}]}
+    record = {"messages": [*TURNS, {**TURNS[2], "weight": 0}, call], "id": "x", "tools": [{"name": "f"}]}
     found = parse_record(record)
     assert found.messages[3] == Message("assistant", "a", 0.0)
     assert found.messages[4] == Message("assistant", "", None, {"content": None, "tool_calls": call["tool_calls"]})
@@ -94,15 +162,39 @@ def test_chats_keep_further_keys_for_the_templates():
         (user(extra={3: 1}), ["messages[1].extra: key 3; expected a string"]),
         (user(extra={"a": ["\0"]}), ["messages[1].extra.a[0]: character 0"]),
         (user(extra=json.loads("[" * 65 + "]" * 65)), ["messages[1]: nested too deep"]),
-        ({"messages": CHAT, "system": 3}, ["the record.system: the number 3"]),
-        ({"messages": CHAT, "sytem": "x"}, ["unknown key 'sytem'", "'system'"]),
-        ({"messages": CHAT, "tools": "f"}, ["tools: a string"]),
-        ({"messages": CHAT, "items": CHAT}, ["'messages' and 'items'", "--schema"]),
+        ({"messages": TURNS, "system": 3}, ["the record.system: the number 3"]),
+        ({"messages": TURNS, "sytem": "x"}, ["unknown key 'sytem'", "'system'"]),
+        ({"messages": TURNS, "tools": "f"}, ["tools: a string"]),
+        ({"messages": TURNS, "items": TURNS}, ["'messages' and 'items'", "--schema"]),
         ({"texts": ["x"]}, ["keys are 'texts'", "expected 'messages', 'conversations' (ShareGPT)", "'text'?"]),
         ({"prompt": "x"}, ["keys are 'prompt'"]),
         ({"prompt": 3, "completion": ""}, ["the record.prompt: the number 3"]),
         ({"prompt": [], "completion": ""}, ["prompt: is empty"]),
         ({"items": [{"role": "system", "content": "x"}]}, ["items[0].role: 'system'; expected one of user, assistant"]),
+        ({"conversations": []}, ["conversations: is empty"]),
+        ({"conversations": "x"}, ["conversations: a string"]),
+        ({"conversations": [3]}, ["conversations[0]: the number 3"]),
+        (turn({"from": "human"}), ["conversations[0].value: is missing"]),
+        (turn({"value": "x"}), ["conversations[0].from: is missing"]),
+        (turn({"from": "robot", "value": "x"}), ["conversations[0].from: 'robot'; expected one of human, gpt"]),
+        (turn({"from": "humam", "value": "x"}), ["Did you mean 'human'?"]),
+        (turn({"from": "gpt", "value": None}), ["conversations[0].value: null"]),
+        (turn({"from": "gpt", "valu": "x"}), ["unknown key 'valu'. Did you mean 'value'?"]),
+        (turn({"from": "gpt", "value": "\0"}), ["character 0 is NUL"]),
+        (turn({"from": "gpt", "value": "x"}, tools="f"), ["not valid JSON"]),
+        (turn({"from": "gpt", "value": "x"}, tools="{}"), ["tools: an object; expected a list"]),
+        (turn({"from": "gpt", "value": "x"}, sytem="s"), ["Did you mean 'system'?"]),
+        ({"instruction": 3, "output": "a"}, ["the record.instruction: the number 3"]),
+        ({"instruction": "u", "output": None}, ["the record.output: null"]),
+        ({"instruction": "u", "input": ["x"], "output": "a"}, ["the record.input: a list"]),
+        ({"instruction": "u", "output": "a", "history": "x"}, ["history: a string"]),
+        ({"instruction": "u", "output": "a", "history": [["q"]]}, ["history[0]: a list; expected [question, answer]"]),
+        ({"instruction": "u", "output": "a", "history": [["q", 3]]}, ["history[0].answer: the number 3"]),
+        ({"instruction": "u", "output": "a", "histori": []}, ["Did you mean 'history'?"]),
+        ({"text": 3}, ["the record.text: the number 3"]),
+        ({"text": None}, ["the record.text: null"]),
+        ({"messages": [], "conversations": []}, ["has 'messages' and 'conversations', so its schema is not clear"]),
+        ({"prompt": "u", "completion": "a", "instruction": "u", "output": "a"}, ["its schema is not clear"]),
     ],
 )
 def test_other_schemas_say_what_is_wrong_and_where(record, parts):
@@ -110,7 +202,7 @@ def test_other_schemas_say_what_is_wrong_and_where(record, parts):
 
 
 def test_episodes_have_a_system_text_and_a_context():
-    record = {"system": "be kind", "context": "episode_id: 7, language: en", "messages": CHAT[1:], "_meta": {"a": 1}}
+    record = {"system": "be kind", "context": "episode_id: 7, language: en", "messages": TURNS[1:], "_meta": {"a": 1}}
     found = parse_record(record, "episode")
     assert (found.system, found.context, len(found.messages)) == ("be kind", "episode_id: 7, language: en", 2)
     assert parse_record({**record, "context": {"id": 7}}, "episode").context == '{"id": 7}'
@@ -154,16 +246,85 @@ def test_openchat_items_have_weights():
     assert parse_record({"items": record["items"]}, "openchat") == Conversation(expected)
 
 
-def test_prompts_are_of_the_user_and_completions_of_the_assistant():
-    expected = (Message("user", "p"), Message("assistant", "c"))
-    assert parse_record({"prompt": "p", "completion": "c"}) == Conversation(expected)
-    found = parse_record({"prompt": CHAT, "completion": [CHAT[2]]})
+def test_what_the_assistant_says_in_a_prompt_has_weight_0():
+    found = parse_record({"prompt": TURNS, "completion": [TURNS[2]]})
     assert [message.weight for message in found.messages] == [None, None, 0.0, None]
 
 
-def test_an_unknown_schema_is_named():
-    with pytest.raises(PrepareError, match="'vicuna'"):
-        parse_record({}, "vicuna")
+def test_a_null_beside_the_turns_of_another_schema_is_absent():
+    for shape in ("messages", "sharegpt"):
+        record = {"messages": None, "conversations": None} | SHAPES[shape]
+        assert parse_record(record) == Conversation(TALK)
+
+
+UNKNOWN: list[tuple[dict[str, Any], Conversation]] = [
+    ({"question": "u", "answer": "a"}, Conversation(TALK[1:])),
+    ({"Question": "u", "id": 3, "Answer": "a"}, Conversation(TALK[1:])),
+    ({"system_prompt": "s", "question": "u", "response": "a"}, Conversation(TALK[1:], system="s")),  # OpenOrca
+    ({"prompt": "u", "chosen": "a", "rejected": "b"}, Conversation(TALK[1:])),
+    ({"prompt": "u", "response": "a"}, Conversation(TALK[1:])),
+    (
+        {"instruction": "u", "context": "x", "response": "a", "category": "qa"},  # Dolly
+        Conversation((Message("user", "u\nx"), Message("assistant", "a"))),
+    ),
+    ({"dialog": TURNS}, Conversation(TALK)),
+    ({"conversation": SHAREGPT, "id": "x"}, Conversation(TALK)),
+    ({"turns": [{"speaker": "human", "text": "u"}, {"speaker": "gpt", "text": "a"}]}, Conversation(TALK[1:])),
+    ({"prompt": "u", "chosen": TURNS, "rejected": TURNS}, Conversation(TALK)),
+    ({"content": "u", "url": "x"}, Conversation((Message(DOCUMENT, "u"),))),
+    ({"raw_content": "u"}, Conversation((Message(DOCUMENT, "u"),))),
+]
+"""Records of no known schema whose keys say what they are, and what the option that the error names makes of them."""
+
+
+@pytest.mark.parametrize(
+    ("record", "expected"), UNKNOWN, ids=lambda value: ",".join(value) if isinstance(value, dict) else ""
+)
+def test_an_unknown_record_names_its_keys_and_an_option_that_reads_it(record, expected):
+    with pytest.raises(RecordError) as error:
+        parse_record(record)
+    text = str(error.value)
+    assert ", ".join(map(repr, record)) in text and "expected 'messages', 'conversations' (ShareGPT)" in text
+    words = shlex.split(text.rpartition(" add ")[2])
+    assert words[0] == "--schema"
+    assert parse_record(record, words[1]) == expected
+
+
+def test_an_unknown_record_without_a_known_word_names_the_option():
+    for record in ({}, {"a": "x", "b": "y"}, {"a b": [{"role": "user", "content": "x"}]}, {"list": [{"role": "bot"}]}):
+        with pytest.raises(RecordError, match="--schema prompt_completion:prompt=KEY,completion=KEY"):
+            parse_record(record)
+
+
+@pytest.mark.parametrize(
+    ("schema", "said"),
+    [
+        ("vicuna", "'vicuna': expected 'auto', 'messages'"),
+        ("sharegpt:conversations", "'conversations' is not a pair"),
+        ("sharegpt:", "'' is not a pair"),
+        ("sharegpt:=x", "'=x' is not a pair"),
+        ("sharegpt:messages=x", "has no key 'messages'. Expected one of 'conversations'"),
+        ("auto:messages=x", "a named schema only"),
+    ],
+)
+def test_wrong_schemas_say_what_is_wrong(schema, said, capsys):
+    with pytest.raises(PrepareError) as error:
+        check_schema(schema)
+    assert said in str(error.value)
+    with pytest.raises(SystemExit):
+        main(["train-tokenizer", "x.jsonl", "-o", "x.model", "--schema", schema])
+    assert said in capsys.readouterr().err
+
+
+def test_a_mapped_key_that_is_absent_lists_the_keys_of_the_record():
+    said = r"prompt: is missing.*--schema prompt_completion:prompt=q.*keys are 'question'"
+    with pytest.raises(RecordError, match=said):
+        parse_record({"question": "x", "completion": "y"}, "prompt_completion:prompt=q")
+
+
+def test_every_schema_can_be_mapped():
+    for name in SCHEMAS:
+        assert check_schema(f"{name}:{'text' if name == 'text' else 'system'}=x")[1]
 
 
 @pytest.mark.parametrize(

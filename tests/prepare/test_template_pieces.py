@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -107,11 +108,12 @@ def test_what_they_can_not_render_is_an_error_of_that_record_alone(tokenizer, te
 
 
 @pytest.mark.parametrize(
-    ("template", "missing"), [("primer", r"<\|asst\|>, <\|eot\|>"), ("openchat", r"<\|end_of_turn\|>")]
+    ("template", "missing"),
+    [("primer", "<|asst|>, <|eot|>"), ("openchat", "<|end_of_turn|>"), ("text", "EOS, and this tokenizer has none")],
 )
 def test_a_tokenizer_without_the_special_tokens_is_an_error_that_names_them(template, missing, tmp_path):
-    tokenizer = load_tokenizer(save_sentencepiece(tmp_path, user_defined=PRIMER_TOKENS[:2]))
-    with pytest.raises(PrepareError, match=missing):
+    tokenizer = load_tokenizer(save_huggingface(tmp_path, byte_level_json(PRIMER_TOKENS[:2])))
+    with pytest.raises(PrepareError, match=re.escape(missing)):
         render_one(tokenizer, template, chat(("assistant", "x")))
 
 

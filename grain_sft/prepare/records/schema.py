@@ -126,8 +126,7 @@ def _parse_messages(record: Record) -> Conversation:
     """{"messages": [{"role", "content"}, ...]}; messages have these keys and no others."""
     if record.get("tools"):
         raise RecordError(
-            "key 'tools': schema 'messages' does not read it. Remove it, or give --schema chat and a template that renders "
-            "tools."
+            "key 'tools': schema 'messages' does not read it. Remove it, or give --schema chat and a template for tools."
         )
     messages = read_messages(record, "messages", _STRICT_ROLES, exact=True)
     return Conversation(tuple(messages), system=optional_text(record, "system"))

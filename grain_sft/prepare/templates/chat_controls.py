@@ -33,24 +33,14 @@ _ESCAPED = frozenset('"\\\x7f') | {chr(code) for code in range(32)}  # JSON esca
 
 @dataclasses.dataclass(frozen=True)
 class Expected:
-    """The control tokens that a rendered chat must have.
-
-    Attributes:
-      ids: Ids in order.
-      spans: Their characters in the chat; None where the template changes texts, so that only the ids are known.
-    """
+    """Ids of the control tokens of a chat, and their characters; None where the template changes texts."""
 
     ids: list[int]
     spans: Spans | None
 
 
 def expected_controls(chat: RenderedChat, find: Find, special: SpecialText) -> Expected:
-    """Return the control tokens of a chat with harmless texts.
-
-    Args:
-      chat: Rendered chat.
-      find: Function that returns the control tokens of a text.
-      special: Spellings of control tokens.
+    """Return the control tokens of a chat with harmless texts; `find` gives those of a text, `special` their spellings.
 
     Raises:
       RecordError: The template's control tokens depend on the chat's texts.

@@ -18,11 +18,7 @@ from grain_sft.prepare.tokenizers.huggingface import renamed
 
 
 class UnexpectedControlError(RecordError):
-    """A chat with other control tokens than the same chat with harmless texts.
-
-    Attributes:
-      text: Characters that become a control token; "" where one is missing.
-    """
+    """A chat whose `text` becomes a control token; "" where one is missing."""
 
     def __init__(self, message: str, text: str = "") -> None:
         super().__init__(message)
@@ -35,11 +31,7 @@ def encoder_of(tokenizer: Tokenizer) -> Encoder:
 
 
 class Encoder(abc.ABC):
-    """Encodes rendered chats with a tokenizer.
-
-    Attributes:
-      special: Spellings of the tokenizer's special tokens.
-    """
+    """Encodes rendered chats with a tokenizer, whose special tokens `special` finds."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.special = SpecialText(tokenizer.special_tokens)
@@ -54,16 +46,11 @@ class Encoder(abc.ABC):
 
     @abc.abstractmethod
     def encode(self, text: str, spans: Spans, expected: Expected, *, plain: bool) -> Rendered:
-        """Return the document of a chat.
-
-        Args:
-          text: Rendered chat.
-          spans: Characters that take loss.
-          expected: Control tokens that the chat must have.
-          plain: Whether a text that becomes a control token is encoded as ordinary text.
+        """Return the document of a rendered chat, whose characters in `spans` take loss.
 
         Raises:
-          UnexpectedControlError: The chat would have other control tokens.
+          UnexpectedControlError: The chat has other control tokens than those expected. With `plain`, a text that becomes
+            one is encoded as ordinary text instead.
         """
 
     def _difference(self, controls: list[Control], expected: Expected, text: str) -> UnexpectedControlError | None:

@@ -52,11 +52,7 @@ def around_contents(template: ChatTemplate, roles: tuple[str, ...]) -> list[str]
 
 
 def find_turns(chat: RenderedChat, turns: Sequence[int]) -> Spans:
-    """Return start and stop of the assistant's text in each of `turns`, without its end of turn.
-
-    Args:
-      chat: Rendered chat.
-      turns: Indices of the assistant's messages, in order.
+    """Return start and stop of the assistant's text in each of the messages `turns`, without its end of turn.
 
     Raises:
       RecordError: The span of a turn can't be determined.

@@ -147,24 +147,17 @@ def with_reasoning(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def unused_characters(count: int, *values: Any, codes: Iterable[int] = range(0xF0000, 0x10FFFE)) -> str:
-    """Return `count` characters that occur in none of the strings of the values.
-
-    Args:
-      values: Parsed values.
-      codes: Code points to choose from: by default those that Unicode leaves to private use.
-    """
+    """Return `count` characters of these codes, by default for private use, that are in no string of the values."""
     used = {character for _, text in strings(list(values)) for character in set(text)}
     free = (character for code in codes if (character := chr(code)) not in used and code & 0xFFFE != 0xFFFE)
     found = "".join(itertools.islice(free, count))
     if len(found) < count:
-        raise RecordError(
-            "messages: have too many different characters to find out what a chat template makes of them."
-        )
+        raise RecordError("messages: have too many different characters to follow them through a chat template.")
     return found
 
 
 class Marks:
-    """Markers that no text of a chat contains."""
+    """Markers that occur in no string of the values."""
 
     def __init__(self, *values: Any) -> None:
         self._open, self._close = list(unused_characters(2, *values))

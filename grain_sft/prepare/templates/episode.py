@@ -67,9 +67,7 @@ class Episode(PiecesTemplate):
             pieces += self._block("system", [system])
         for index, (message, loss) in enumerate(zip(conversation.messages, self.losses(conversation), strict=True)):
             if message.role == "assistant_toolcall" and "name" in (message.extra or {})["arguments"]:
-                raise RecordError(
-                    f"messages[{index}].arguments: has the key 'name', which is where the tool's name goes."
-                )
+                raise RecordError(f"messages[{index}].arguments: has the key 'name', the place of the tool's name.")
             pieces += self._turn(message, loss)
         return [*pieces, (self._tags[EOT], 1.0), *self._end()]
 

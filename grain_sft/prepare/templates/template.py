@@ -132,18 +132,14 @@ class Template(abc.ABC):
           RecordError: No message is of these roles, or a weight is one that a mask can't express.
         """
         learned = [message.role in self.learned for message in conversation.messages]
+        for index, message in enumerate(conversation.messages):
+            if message.weight not in (None, 0, 1) or (message.weight and not learned[index]):
+                expected = "0 or 1" if learned[index] else f"0, except for {' and '.join(self.learned)}"
+                where = f"messages[{index}].weight: {message.weight:g}"
+                raise RecordError(f"{where}; expected {expected}. Template openchat has weights of any size.")
         if not any(learned):
             roles = " or ".join(repr(role) for role in self.learned if role in self.roles)
             raise RecordError(f"messages: none of {roles}, so nothing in it takes loss.")
-        for index, message in enumerate(conversation.messages):
-            if message.weight not in (None, 0, 1) or (message.weight and not learned[index]):
-                expected = (
-                    "0 or 1" if learned[index] else f"0, for only messages of {' and '.join(self.learned)} take loss"
-                )
-                raise RecordError(
-                    f"messages[{index}].weight: {message.weight:g}; expected {expected}. Template openchat has weights of "
-                    "any size."
-                )
         return [takes and message.weight != 0 for takes, message in zip(learned, conversation.messages, strict=True)]
 
     def ids_of(self, spellings: Iterable[str]) -> list[list[int]]:
@@ -221,10 +217,7 @@ class Text(PiecesTemplate):
 
     def __init__(self, tokenizer: Tokenizer, options: TemplateOptions) -> None:
         if tokenizer.eos_token_id is None:
-            raise PrepareError(
-                "template text: ends each document in the tokenizer's EOS token, and this tokenizer has none. Give one "
-                "that has."
-            )
+            raise PrepareError("template text: documents end in EOS, and this tokenizer has none. Give one that has.")
         super().__init__(tokenizer, options)
         self._eos = [tokenizer.eos_token_id]
 
@@ -267,6 +260,6 @@ class SpecialText:
 
 
 def any_of(texts: Iterable[str], pattern: str = "{}") -> re.Pattern[str]:
-    """Return the pattern of any of these texts, the longest first, within another pattern."""
+    """Return the pattern of any of these texts, the longest first, in the place of {}."""
     longest_first = sorted(texts, key=lambda text: (-len(text), text))
     return re.compile(pattern.format("|".join(map(re.escape, longest_first)) or "(?!)"))

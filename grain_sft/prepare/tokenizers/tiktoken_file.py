@@ -68,9 +68,9 @@ class TiktokenTokenizer(OneFileTokenizer):
             except BaseException as error:  # tiktoken panics, which is not an Exception
                 if type(error).__name__ != "PanicException":
                     raise
+                fault = f"can't split a text of {len(text):,} characters ({error})"
                 raise RecordError(
-                    f"messages: tiktoken can't split a text of {len(text):,} characters ({error}). Break up its longest "
-                    "run of spaces or letters."
+                    f"messages: tiktoken {fault}. Break up its longest run of letters or spaces."
                 ) from error
         return found
 
@@ -108,15 +108,14 @@ class TiktokenTokenizer(OneFileTokenizer):
         return lengths
 
     def _settings(self, sidecar: bytes | None) -> Mapping[str, Any]:
+        where = f"{self._where}.json"
         if sidecar is None:
             if len(self._ranks) == _LLAMA3_RANKS and _LLAMA3_PROBES.items() <= self._ranks.items():
                 return _LLAMA3
             raise CorpusError(
-                f"{self._where}: a tiktoken file of {len(self._ranks):,} ranks. Expected its split pattern and special "
-                f"tokens in a JSON sidecar, found none. Write {self._where}.json with the keys "
-                f"{', '.join(_KEYS)}."
+                f"{self._where}: a tiktoken file of {len(self._ranks):,} ranks without its split pattern and special "
+                f"tokens. Write {where} with the keys {', '.join(_KEYS)}."
             )
-        where = f"{self._where}.json"
         try:
             settings = json.loads(sidecar)
         except ValueError as error:
@@ -146,14 +145,8 @@ def _parse_ranks(content: bytes, where: str) -> dict[bytes, int]:
         try:
             ranks[base64.b64decode(token, validate=True)] = int(rank)
         except ValueError as error:
-            raise CorpusError(
-                f"{where}: line {number} of the tiktoken file: expected base64 and a rank, found {line[:40]!r}. "
-                "Download the file again."
-            ) from error
-    missing = 256 - sum(bytes([byte]) in ranks for byte in range(256))
-    if missing:
-        raise CorpusError(
-            f"{where}: a tiktoken file without {missing} of the 256 single bytes, so some texts have no tokens. "
-            "Download the file again."
-        )
+            found = f"found {line[:40]!r}. Download the file again."
+            raise CorpusError(f"{where}: line {number}: expected base64 and a rank, {found}") from error
+    if missing := 256 - sum(bytes([byte]) in ranks for byte in range(256)):
+        raise CorpusError(f"{where}: lacks {missing} of the 256 single bytes. Download the file again.")
     return ranks

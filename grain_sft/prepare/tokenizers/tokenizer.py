@@ -80,12 +80,7 @@ class Tokenizer(abc.ABC):
 
     @abc.abstractmethod
     def token_spans(self, text: str, ids: Sequence[int]) -> tuple[Offsets, Offsets]:
-        """Return the first character of each token in `text`, and the one after its last: int64 [ids] each.
-
-        Args:
-          text: Text without control tokens.
-          ids: Tokens of the text, as `encode` gives them.
-        """
+        """Return the first character of each of a text's tokens, and the one after its last: int64 [ids] each."""
 
     def files(self) -> dict[str, bytes]:
         """Return name and content of each file that the tokenizer is loaded from."""
@@ -128,11 +123,7 @@ def hash_files(contents: Mapping[str, bytes]) -> str:
 
 
 def character_spans(text: str, lengths: Offsets) -> tuple[Offsets, Offsets]:
-    """Return the first character of each token, and the one after its last.
-
-    Args:
-      text: Text of the tokens.
-      lengths: int64 [tokens], UTF-8 bytes of each token. A token may hold part of a character.
+    """Return the first character of each token, and the one after its last, from int64 [tokens] UTF-8 bytes of each.
 
     Raises:
       ValueError: The lengths don't add up to the text's.
