@@ -105,26 +105,13 @@ def add_corpus_options(group: Any) -> None:
     names = ", ".join(FORMATS)
     group.add_argument("--format", default="auto", help=f"{names}, or package.module:Name (default: auto)")
     add_declared(group, open_corpus, ("dtype", "eos_token_id", "use_loss_mask"))
-    group.add_argument(
-        "--tokenizer-name",
-        metavar="NAME",
-        help="name that fills {TOKENIZER} in a mix's paths; a corpus made with another tokenizer, by name or file, is refused",
-    )
+    name = "name that fills {TOKENIZER} in a mix's paths; a corpus made with another tokenizer, by name or file, is refused"
+    group.add_argument("--tokenizer-name", metavar="NAME", help=name)
     group.add_argument("--tokenizer", dest="former_tokenizer", help=argparse.SUPPRESS)
-    group.add_argument(
-        "--path-remap",
-        action="append",
-        type=_pair,
-        default=[],
-        metavar="FROM=TO",
-        help="replace the prefix FROM, or the placeholder {FROM}, in paths; may be given several times",
-    )
-    group.add_argument(
-        "--label-mask-paths",
-        nargs="+",
-        metavar="FILE",
-        help="label masks, one for each token file in order; files or globs (default: those beside the token files)",
-    )
+    remap = "replace the prefix FROM, or the placeholder {FROM}, in paths; may be given several times"
+    group.add_argument("--path-remap", action="append", type=_pair, default=[], metavar="FROM=TO", help=remap)
+    masks = "label masks, one for each token file in order; files or globs (default: those beside the token files)"
+    group.add_argument("--label-mask-paths", nargs="+", metavar="FILE", help=masks)
 
 
 def corpus_options(options: argparse.Namespace) -> dict[str, Any]:

@@ -22,6 +22,7 @@ OF_CHATS = {
 }
 """Spellings of the options of `Request` in the tools that prepare chats."""
 OF_PRIMER = {"val_frac": ("--val-frac",), "max_length": ("--t-max",)}
+DEFAULTS = {"val_frac": 0.1, "max_length": 1024}
 
 TOKENIZER_VARIABLE = "GRAIN_SFT_TOKENIZER"
 TOKENIZER_PATHS = ("artifacts/tokenizer/v2/spm.model", "data/tokenizer.model", "tokenizer.model", "tokenizer")
@@ -33,22 +34,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     of_primer = parser.prog.endswith(PRIMER_TOOL)
     spelled = OF_PRIMER if of_primer else OF_CHATS
     if of_primer:
-        parser.add_argument(
-            "--primer-jsonl", dest="input", default="data/primer.jsonl", help="(default: data/primer.jsonl)"
-        )
-        parser.add_argument(
-            "--out-dir", default="data/cache/sft", help="the cache goes to OUT_DIR/primer (default: data/cache/sft)"
-        )
+        primer, out = "data/primer.jsonl", "data/cache/sft"
+        parser.add_argument("--primer-jsonl", dest="input", default=primer, help=f"(default: {primer})")
+        parser.add_argument("--out-dir", default=out, help=f"the cache goes to OUT_DIR/primer (default: {out})")
     else:
         parser.add_argument("--input", required=True, help="JSONL of conversations")
         parser.add_argument("--output_dir", "--output-dir", required=True, help="folder of the dataset, new or empty")
     parser.add_argument("--tokenizer", help="tokenizer of the model (default: the first that is found, or a new one)")
-    add_declared(parser, Request, ("seed",))
-    add_declared(parser, Request, ("val_frac",), spelled=spelled, default=0.1)
-    if of_primer:
-        add_declared(parser, Request, ("max_length",), spelled=spelled, default=1024)
-    else:
-        add_declared(parser, Request, [name for name in spelled if name != "val_frac"], spelled=spelled)
+    for name in ("seed", *spelled):
+        changed = {"default": DEFAULTS[name]} if name in DEFAULTS else {}
+        add_declared(parser, Request, (name,), spelled=spelled, **changed)
     add_run_options(parser)
 
 

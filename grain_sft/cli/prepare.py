@@ -25,46 +25,34 @@ _AMOUNT = re.compile(r"\d+(\.\d*)?|\.\d+")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
-    parser.add_argument(
-        "inputs",
-        nargs="+",
-        metavar="INPUT [AMOUNT]",
-        help="JSONL, JSON arrays or Parquet, also .gz and .zst; files, globs or directories, local or gs://. An amount may "
-        "follow each: a factor with a point (0.5, 3.0) or a number of records (5000)",
+    inputs = (
+        "JSONL, JSON arrays or Parquet, also .gz and .zst; files, globs or directories, local or gs://. An amount may "
     )
-    parser.add_argument(
-        "--template",
-        required=True,
-        type=_template,
-        metavar="TEMPLATE",
-        help=f"how a conversation becomes tokens: {', '.join(TEMPLATES)}, package.module:Name, or a "
-        "file with a Jinja chat template",
-    )
-    parser.add_argument(
-        "--tokenizer", required=True, help="a SentencePiece model, tokenizer.json, tiktoken file or directory"
-    )
+    inputs += "follow each: a factor with a point (0.5, 3.0) or a number of records (5000)"
+    parser.add_argument("inputs", nargs="+", metavar="INPUT [AMOUNT]", help=inputs)
+    template = f"how a conversation becomes tokens: {', '.join(TEMPLATES)}, package.module:Name, or a "
+    template += "file with a Jinja chat template"
+    parser.add_argument("--template", required=True, type=_template, metavar="TEMPLATE", help=template)
+    tokenizer = "a SentencePiece model, tokenizer.json, tiktoken file or directory"
+    parser.add_argument("--tokenizer", required=True, help=tokenizer)
     parser.add_argument("--format", choices=list(FORMATS), help="format of the corpus (default: the template's own)")
     parser.add_argument("-o", "--output", required=True, help="a folder that is new or empty; local or gs://")
     add_schema(parser)
     add_declared(parser, Request, DERIVED)
     parser.add_argument("--chat-template", metavar="FILE", help="hf, olmo: a Jinja template instead of the tokenizer's")
     add_sizes(parser)
-    parser.add_argument(
-        "--dry-run", type=at_least(1), nargs="?", const=100, metavar="N", help="only show the first N (default: 100)"
-    )
+    first = "only show the first N (default: 100)"
+    parser.add_argument("--dry-run", type=at_least(1), nargs="?", const=100, metavar="N", help=first)
     add_run_options(parser)
 
 
 def add_schema(parser: argparse.ArgumentParser) -> None:
     """Add `--schema`."""
-    parser.add_argument(
-        "--schema",
-        type=_schema,
-        default="auto",
-        metavar="NAME[:KEY=KEY,...]",
-        help=f"schema of the records: {', '.join(SCHEMAS)}; after a colon, keys that have other names in the file, as in "
-        "prompt_completion:prompt=question,completion=answer (default: auto, by the keys of each record)",
+    schema = (
+        f"schema of the records: {', '.join(SCHEMAS)}; after a colon, keys that have other names in the file, as in "
     )
+    schema += "prompt_completion:prompt=question,completion=answer (default: auto, by the keys of each record)"
+    parser.add_argument("--schema", type=_schema, default="auto", metavar="NAME[:KEY=KEY,...]", help=schema)
 
 
 def _schema(text: str) -> str:

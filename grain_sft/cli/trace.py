@@ -15,38 +15,23 @@ from grain_sft.pipeline import Pipeline
 from grain_sft.progress import elapsed
 from grain_sft.provenance import Labels, Trace
 
-_EVERY = 1000
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     add_config(parser, host="only rows of host h of H (default: all of one)")
     asked = parser.add_argument_group("what is asked (one of these)").add_mutually_exclusive_group(required=True)
     asked.add_argument("--steps", metavar="A:B", help="steps A to B - 1, counted from 0; or one step")
-    asked.add_argument(
-        "--between",
-        nargs=2,
-        metavar="NAME",
-        help="two checkpoints, such as step1000 step7000: the steps from the one to the other. stepN is written after N "
-        "steps, so these are steps 1000 to 6999",
+    between = (
+        "two checkpoints, such as step1000 step7000: the steps from the one to the other. stepN is written after N "
     )
-    asked.add_argument(
-        "--document",
-        type=_document,
-        action="append",
-        metavar="[SOURCE:]N",
-        help="a document's number, in a mixture that of a source's own; again for more",
-    )
+    between += "steps, so these are steps 1000 to 6999"
+    asked.add_argument("--between", nargs=2, metavar="NAME", help=between)
+    document = "a document's number, in a mixture that of a source's own; again for more"
+    asked.add_argument("--document", type=_document, action="append", metavar="[SOURCE:]N", help=document)
     asked.add_argument("--record", metavar="ID", help="a line of an input that was prepared: LINE or INPUT:LINE")
     asked.add_argument("--find", metavar="TEXT", help="documents that hold a text")
-    asked.add_argument(
-        "--checkpoints",
-        nargs="?",
-        type=at_least(1),
-        const=_EVERY,
-        metavar="EVERY",
-        help=f"a table of where the run is after each EVERY steps (default: {_EVERY}); epochs count from 0",
-    )
+    table = "a table of where the run is after each EVERY steps (default: 1000); epochs count from 0"
+    asked.add_argument("--checkpoints", nargs="?", type=at_least(1), const=1000, metavar="EVERY", help=table)
     parser.add_argument("--epochs", type=at_least(1), help="epochs to search (default: all, or 1 where they never end)")
     parser.add_argument("--tokenizer", metavar="PATH", help="of --find (default: the folder 'tokenizer' of the corpus)")
     parser.add_argument("--summary", action="store_true", help="tokens and documents by source instead of lines")

@@ -18,9 +18,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-o", "--output", required=True, help="the model's file")
     parser.add_argument("--vocab-size", type=at_least(MIN_VOCAB), default=16_000, help="(default: 16,000)")
     parser.add_argument("--model-type", choices=("bpe", "unigram"), default="bpe", help="(default: bpe)")
-    parser.add_argument(
-        "--special-tokens", nargs="*", default=list(CHAT_TOKENS), help=f"(default: {' '.join(CHAT_TOKENS)})"
-    )
+    special = " ".join(CHAT_TOKENS)
+    parser.add_argument("--special-tokens", nargs="*", default=list(CHAT_TOKENS), help=f"(default: {special})")
     add_schema(parser)
 
 
