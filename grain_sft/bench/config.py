@@ -32,7 +32,6 @@ STEPS_MS = (10.0, 50.0)
 _MOST_THREADS = 16  # what Grain reads with
 _MOST_WORKERS = 8  # each takes seconds to start
 _REMOTE_THREADS = 4  # in a worker whose files are in a bucket; it only waits
-_WARM = 3  # batches
 
 # of the time: the rest is for worker processes, as far as it goes
 _FIRST, _STAGES, _RATES, _WAITS, _WORKER, _LAST = 0.05, 0.1, 0.2, 0.2, 0.05, 0.15
@@ -68,9 +67,7 @@ def measure(pipeline: Pipeline, plan: Plan) -> dict[str, Any]:
     batches = stages.sample(run.pipeline, run.steps, plan.seconds * _STAGES)
     tokens = statistics.fmean(map(stages.num_tokens, batches))
     timed = stages.stages(run.pipeline, batches)
-    for stage in timed.values():
-        stage()
-    medians = seconds_in_turn(timed, plan.seconds * _STAGES / len(timed) / plan.repeats, plan.repeats)
+    medians = seconds_in_turn(timed, plan.seconds * _STAGES / len(timed) / plan.repeats, plan.repeats, warm=1)
 
     measured, left_out = run.settings()
     delivered = [_delivered(setting, rounds, tokens, medians[LIMIT]) for setting, rounds in measured.items()]
@@ -136,10 +133,7 @@ def report_speed(pipeline: Pipeline, seconds: float) -> dict[str, Any]:
         "one thread": _endless(lambda: pipeline.iter(threads=0)).__next__,
         "default (prefetching threads)": _endless(pipeline.iter).__next__,
     }
-    for next_batch in loaders.values():
-        for _ in range(_WARM):
-            next_batch()
-    times, tokens = seconds_in_turn(loaders, seconds, 1), stages.num_tokens(first)
+    times, tokens = seconds_in_turn(loaders, seconds, turns=1, warm=3), stages.num_tokens(first)
     rows = [{"name": name, **rate(tokens, taken, times[LIMIT])} for name, taken in times.items()]
     return {"tokens": tokens, "seconds": seconds, "rows": rows}
 

@@ -70,9 +70,17 @@ def seconds_a_batch(next_batch: Next, seconds: float) -> float:
     return elapsed / count
 
 
-def seconds_in_turn(loaders: Mapping[str, Next], seconds: float, turns: int) -> dict[str, float]:
-    """Return the median seconds a batch of every loader over `turns`, in which other work of the machine slows all alike."""
+def seconds_in_turn(loaders: Mapping[str, Next], seconds: float, turns: int, warm: int) -> dict[str, float]:
+    """Return the median seconds a batch of every loader over `turns`, in which other work of the machine slows all alike.
+
+    Args:
+      seconds: Seconds for which a loader is measured in each turn.
+      warm: Batches of each loader before.
+    """
     times: dict[str, list[float]] = {name: [] for name in loaders}
+    for next_batch in loaders.values():
+        for _ in range(warm):
+            next_batch()
     for _ in range(turns):
         for name, next_batch in loaders.items():
             times[name].append(seconds_a_batch(next_batch, seconds))

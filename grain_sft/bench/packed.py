@@ -47,10 +47,7 @@ def _measure(folder: Path, scale: Scale) -> Figures:
     with tempfile.TemporaryDirectory(dir=folder) as temporary:
         for profile in PROFILES:
             loaders = _loaders(profile, Path(temporary))
-            for name, next_batch in loaders.items():
-                for _ in range(5 if name == GRAIN else 50):
-                    next_batch()
-            medians = seconds_in_turn(loaders, scale.seconds / _TURNS, scale.repeats * _TURNS)
+            medians = seconds_in_turn(loaders, scale.seconds / _TURNS, scale.repeats * _TURNS, warm=20)
             tokens = profile.sequence_length * profile.batch
             figures[profile.name] = {
                 name: rate(tokens, median, medians[LIMIT]) | {"times_grain": medians[GRAIN] / median}
