@@ -104,7 +104,9 @@ def open_corpus(
     def remap(path: str) -> str:
         return files.normalize(remap_path(path, remaps))
 
-    folder = None if root is None else _root_folder(files.normalize(root))
+    folder = None if root is None else files.normalize(root)
+    if folder is not None:
+        folder = (folder if files.is_remote(folder) else os.path.realpath(folder)).rstrip("/") + "/"
     options = ReadOptions(
         dtype=None if dtype is None else token_dtype(dtype, "dtype"),
         eos_token_id=eos_token_id,
@@ -162,11 +164,6 @@ def _expand_masks(
             raise CorpusFileError(f"{path}: label_mask_paths: the glob matches no file.")
         found += map(files.absolute, matches)
     return tuple(found)
-
-
-def _root_folder(root: str) -> str:
-    """Return the real path of a folder, or its URL, with a slash at its end."""
-    return (root if files.is_remote(root) else os.path.realpath(root)).rstrip("/") + "/"
 
 
 def _check_inside(folder: str, paths: Iterable[str]) -> None:

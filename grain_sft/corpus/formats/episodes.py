@@ -10,14 +10,7 @@ import dataclasses
 
 from grain_sft.corpus.corpus import Corpus
 from grain_sft.corpus.formats import Format
-from grain_sft.corpus.formats.metadata import (
-    SPLIT,
-    CorpusMetadata,
-    DirectoryListing,
-    Json,
-    read_metadata,
-    warn_unknown,
-)
+from grain_sft.corpus.formats.metadata import SPLIT, DirectoryListing, Json, read_metadata, warn_unknown
 from grain_sft.corpus.formats.scanning import ReadOptions, Split, TokenFile
 from grain_sft.corpus.loss import LossKind
 from grain_sft.corpus.shard import token_dtype
@@ -76,9 +69,16 @@ class Episodes(Format):
         root = files.parent(home)
         path = listing.find(root, _METADATA)
         dtype = Json.load(path).text("token_dtype") if path else None
+        metadata, ids = read_metadata((home, root), listing), []
+        for each in () if metadata.of_split else filter(None, (path, listing.find(root, _TOKENIZER))):
+            data = Json.load(each)
+            ids += [number for key in _EOS_KEYS if (number := data.count(key)) is not None]
+            metadata = metadata.filled(
+                pad_token_id=data.count("pad_token_id"), tokenizer_sha256=data.text("tokenizer_sha256")
+            )
         return Split(
             files=tuple(files.join(each, _TOKENS) for each in _shards(home, listing) or [home]),
-            metadata=_read_metadata(home, root, listing),
+            metadata=dataclasses.replace(metadata, eos_token_id=ids[0]) if ids else metadata,
             dtype=None if dtype is None else token_dtype(dtype, path),
             dtypes=("uint16", "uint32"),
             sources=listing.find(home, "sources.bin"),
@@ -88,17 +88,3 @@ class Episodes(Format):
 def _shards(folder: str, listing: DirectoryListing) -> list[str]:
     names = sorted(name for name in listing.names(folder) if name.startswith(_SHARD) and "." not in name)
     return [files.join(folder, name) for name in names]
-
-
-def _read_metadata(folder: str, root: str, listing: DirectoryListing) -> CorpusMetadata:
-    """Return the split's corpus.json, or else prepare.json and the dataset's own metadata, of which the EOS id is taken."""
-    metadata, ids = read_metadata((folder, root), listing), []
-    if metadata.of_split:
-        return metadata
-    for path in filter(None, (listing.find(root, name) for name in (_METADATA, _TOKENIZER))):
-        data = Json.load(path)
-        ids += [number for key in _EOS_KEYS if (number := data.count(key)) is not None]
-        metadata = metadata.filled(
-            pad_token_id=data.count("pad_token_id"), tokenizer_sha256=data.text("tokenizer_sha256")
-        )
-    return dataclasses.replace(metadata, eos_token_id=ids[0]) if ids else metadata

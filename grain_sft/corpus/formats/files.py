@@ -62,8 +62,9 @@ class Files(Format):
                 raise CorpusError(f"{path}: a mix or an index, in a list of files. Open it by itself.")
             split: Sequence[str] = ()
             if not is_glob(path) and not path.endswith(TOKEN_SUFFIXES):  # a corpus is its training split, as by itself
-                absolute = files.absolute(path)
-                split = next((each for form in forms if (each := _split_files(form, absolute, listing))), ())
+                for form in forms:
+                    home = None if form.any_path or split else form.detect(files.absolute(path), listing)
+                    split = split if home is None else form.split(home, listing).files
             found += split or _expand(path, forms)
         return corpus_of_files([(path, "") for path in found], options, listing)
 
@@ -148,12 +149,6 @@ def boundaries_of(path: str, listing: DirectoryListing) -> str:
 def is_glob(path: str) -> bool:
     """Return whether `path` is a pattern; a local file whose own name has brackets is not."""
     return glob.has_magic(path) and (files.is_remote(path) or not os.path.exists(path))
-
-
-def _split_files(form: Format, path: str, listing: DirectoryListing) -> Sequence[str]:
-    """Return the token files of the split that a path of the format stands for."""
-    found = None if form.any_path else form.detect(path, listing)
-    return () if found is None else form.split(found, listing).files
 
 
 def _expand(path: str, forms: Sequence[Format]) -> list[str]:

@@ -72,21 +72,26 @@ class Olmo(Format):
         statistics = Json.load(path) if path else Json("", {})
         configuration = statistics.object("configuration")
         metadata = read_metadata(folders, listing)
-        if not metadata.path:
-            metadata = _metadata_in(configuration)
+        if not metadata.path:  # copied without prepare.json; the statistics of other tools have values of other types
+            kinds = {"eos_token_id": int, "pad_token_id": int, "tokenizer": str, "tokenizer_sha256": str}
+            stated = {key: configuration.get(key) for key in kinds}
+            metadata = CorpusMetadata(**{key: value for key, value in stated.items() if type(value) is kinds[key]})
         for folder in folders:
             metadata = metadata if metadata.eos_token_id is not None else fill_ids(metadata, folder, listing)
         dtype = configuration.text("token_dtype")
         paths = {
             number: files.join(home, name) for number, name in _numbered(home, listing.names(home), _TOKENS).items()
         }
-        continued = _continued(statistics)
+        continued = statistics.items("continued_parts")
+        if not all(type(number) is int for number in continued):
+            raise CorpusError(f"{statistics.path}: continued_parts is {continued!r}; expected a list of numbers.")
+        known = statistics.get("continued_parts") is not None
         return Split(
             files=tuple(paths.values()),
             metadata=metadata,
             dtype=None if dtype is None else token_dtype(dtype, statistics.path),
             sources=listing.find(home, "sources.bin"),
-            continued=None if continued is None else frozenset(paths[each] for each in continued if each in paths),
+            continued=frozenset(paths[each] for each in continued if each in paths) if known else None,
         )
 
     def check_parts(self, parts: Sequence[TokenFile], options: ReadOptions, listing: DirectoryListing) -> None:
@@ -127,14 +132,6 @@ def _metadata_of_masked(folder: str, listing: DirectoryListing) -> str:
     return path if (data.get("format"), data.get("corpus_format")) == (SPLIT_FORMAT, "olmo") else ""
 
 
-def _metadata_in(configuration: Json) -> CorpusMetadata:
-    """Return the statistics' metadata of a split that was copied without prepare.json. Those of other tools differ."""
-    kinds = {"eos_token_id": int, "pad_token_id": int, "tokenizer": str, "tokenizer_sha256": str}
-    return CorpusMetadata(
-        **{key: configuration.get(key) for key in kinds if type(configuration.get(key)) is kinds[key]}
-    )
-
-
 def _check_whole(folder: str, names: frozenset[str], options: ReadOptions) -> None:
     """Refuse a folder that lacks a part, or a sidecar that other parts have."""
     tokens, masks = _numbered(folder, names, _TOKENS), _numbered(folder, names, _MASKS)
@@ -161,13 +158,3 @@ def _numbered(folder: str, names: frozenset[str], pattern: re.Pattern[str]) -> d
                 raise CorpusError(f"{folder}: {found[number]} and {name} are both part {number}. Remove one of them.")
             found[number] = name
     return dict(sorted(found.items()))
-
-
-def _continued(statistics: Json) -> frozenset[int] | None:
-    """Return the numbers of the parts whose first document began in the part before; None: unknown."""
-    if statistics.get("continued_parts") is None:
-        return None
-    numbers = statistics.items("continued_parts")
-    if not all(type(number) is int for number in numbers):
-        raise CorpusError(f"{statistics.path}: continued_parts is {numbers!r}; expected a list of numbers.")
-    return frozenset(numbers)

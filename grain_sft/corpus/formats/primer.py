@@ -11,14 +11,7 @@ import re
 
 from grain_sft.corpus.corpus import Corpus
 from grain_sft.corpus.formats import Format
-from grain_sft.corpus.formats.metadata import (
-    SPLIT,
-    CorpusMetadata,
-    DirectoryListing,
-    Json,
-    read_metadata,
-    warn_unknown,
-)
+from grain_sft.corpus.formats.metadata import SPLIT, DirectoryListing, Json, read_metadata, warn_unknown
 from grain_sft.corpus.formats.scanning import ReadOptions, Split, TokenFile
 from grain_sft.errors import CorpusError
 from grain_sft.storage import files
@@ -97,9 +90,16 @@ class Primer(Format):
         root, stem = files.parent(home), files.name_of(home)
         folder = root if stem == _LINKS else files.join(root, stem.removesuffix("_"))
         root = files.parent(folder)
+        metadata = read_metadata((folder, root), listing)
+        path = listing.find(folder, _META) or listing.find(root, _META)
+        if path and not metadata.of_split:
+            meta = Json.load(path)
+            eos = meta.object("special_token_ids").count("eot")
+            metadata = metadata.filled(tokenizer_sha256=meta.text("tokenizer_sha256"))
+            metadata = metadata if eos is None else dataclasses.replace(metadata, eos_token_id=eos)
         return Split(
             files=(_files_of(home)[0],),
-            metadata=_read_metadata(folder, root, listing),
+            metadata=metadata,
             dtypes=("uint16",),
             sources=listing.find(root, f"{files.name_of(folder)}_sources.bin"),
         )
@@ -110,15 +110,3 @@ def _files_of(prefix: str) -> tuple[str, str, str]:
     if files.name_of(prefix) == _LINKS:
         return f"{prefix}.bin", f"{prefix}_labels.bin", f"{prefix}_idx.npy"
     return f"{prefix}input_ids.bin", f"{prefix}labels.bin", f"{prefix}idx.npy"
-
-
-def _read_metadata(folder: str, root: str, listing: DirectoryListing) -> CorpusMetadata:
-    """Return the split's corpus.json, or else prepare.json and meta.json, of which the EOS id is taken."""
-    metadata = read_metadata((folder, root), listing)
-    path = listing.find(folder, _META) or listing.find(root, _META)
-    if metadata.of_split or not path:
-        return metadata
-    meta = Json.load(path)
-    eos = meta.object("special_token_ids").count("eot")
-    metadata = metadata.filled(tokenizer_sha256=meta.text("tokenizer_sha256"))
-    return metadata if eos is None else dataclasses.replace(metadata, eos_token_id=eos)
