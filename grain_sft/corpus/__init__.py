@@ -15,7 +15,7 @@ from grain_sft.corpus.formats import (
     scan_corpus,
 )
 from grain_sft.corpus.formats.metadata import PREPARE, SPLIT, Json, split_metadata
-from grain_sft.corpus.formats.parquet import METADATA_KEY
+from grain_sft.corpus.formats.openchat import METADATA_KEY
 from grain_sft.corpus.formats.rows import ROWS_FORMAT, ROWS_MANIFEST, ROWS_VERSION, row_files, scan_rows
 from grain_sft.corpus.formats.scanning import THREADS
 from grain_sft.corpus.loss import IGNORED, KINDS, LossFile, LossReader
