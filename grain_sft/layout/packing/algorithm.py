@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 import numpy as np
@@ -157,11 +157,3 @@ def join_rows(parts: Iterable[PackedRows]) -> PackedRows:
     pieces = np.array([len(part.document) for part in parts])
     ends += np.repeat(np.cumsum(pieces) - pieces, [len(part.ends) for part in parts])
     return PackedRows(document, offset, length, ends)
-
-
-def equal_lengths(lengths: Ints) -> Iterator[tuple[int, int, int]]:
-    """Yield (length, first, end) of each sequence of equal lengths."""
-    borders = np.flatnonzero(np.diff(lengths)) + 1
-    firsts = np.concatenate([[0], borders])[: len(lengths)]
-    ends = np.append(borders, len(lengths))[: len(firsts)]
-    yield from zip(lengths[firsts].tolist(), firsts.tolist(), ends.tolist(), strict=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from grain_sft.layout.packing.algorithm import Ints, PackedRows, PackingOptions, equal_lengths, longest_first, rows_of
+from grain_sft.layout.packing.algorithm import Ints, PackedRows, PackingOptions, longest_first, rows_of
 
 _MANY = 10  # documents of a length, on average, from which on they are faster placed together
 _LONGEST = 1 << 22  # tokens of a row, for which lists of as many spaces are made
@@ -88,7 +88,9 @@ def _together(lengths: Ints, capacity: int) -> tuple[Ints, int]:
     bins: Ints = np.empty(len(lengths), np.int64)
     queues: dict[int, list[Ints]] = {}  # rows by their space, in the order in which they reached it
     spaces, opened = 0, 0  # bit s of `spaces`: some row has space s
-    for length, first, end in equal_lengths(lengths):
+    borders = np.append(np.flatnonzero(np.diff(lengths)) + 1, len(lengths))
+    first = 0
+    for length, end in zip(lengths[borders - 1].tolist(), borders.tolist(), strict=True):
         while first < end:
             if fitting := spaces >> length:
                 space = length + (fitting & -fitting).bit_length() - 1

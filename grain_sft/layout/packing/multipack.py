@@ -11,7 +11,7 @@ import numpy as np
 from grain_sft.layout.packing.algorithm import Ints, PackedRows, PackingAlgorithm, PackingOptions, join_rows, rows_of
 from grain_sft.layout.packing.first_fit_decreasing import assign
 
-_FEW = 384  # rows: up to here a plain loop is faster than arrays of spaces
+_FEW = 32  # rows: up to here a plain loop is faster than a tree of spaces
 
 
 def multipack(lengths: Ints, options: PackingOptions) -> PackedRows:

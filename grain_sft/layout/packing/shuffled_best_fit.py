@@ -1,13 +1,6 @@
-"""Shuffled best fit: each epoch is packed anew, from a seeded shuffle in chunks, so that no two epochs have the same rows.
-
-Advantages: documents meet other neighbours in every epoch, and rows come in a random order, so they are read as they are
-numbered. Disadvantages: a plan for each epoch, and some more padding than packing everything at once.
-
-Best fit goes by length alone, so documents of one chunk that have lengths of their own meet again whenever they share a
-chunk. Hence many chunks, but no small ones, which pad more: 16 of at least 32 rows each. One to four rows in a hundred are
-then the same in two epochs (with one chunk, up to nine in ten). Padding is a percent or two of some hundred rows, some
-tenths of a percent from thousands on, and hundredths where chunks reach 65,536 documents.
-"""
+"""Shuffled best fit: each epoch is packed anew, from a seeded shuffle in chunks, so that documents meet other neighbours and
+rows come in a random order. It takes a plan for each epoch, and some more padding than packing everything at once: a percent
+or two of some hundred rows, some tenths from thousands on, hundredths where chunks reach 65,536 documents."""
 
 from __future__ import annotations
 
@@ -16,8 +9,10 @@ import numpy as np
 from grain_sft.layout.packing.algorithm import Ints, PackedRows, PackingAlgorithm, PackingOptions, join_rows, rows_of
 from grain_sft.layout.packing.best_fit_decreasing import assign
 
+# Best fit goes by length alone: documents of one chunk with lengths of their own meet again whenever they share a chunk. With
+# 16 chunks of at least 32 rows, one to four rows in a hundred are the same in two epochs; with one chunk, up to nine in ten.
 _CHUNKS = 16
-_LEAST_ROWS = 32  # of a chunk
+_LEAST_ROWS = 32
 
 
 def shuffled_best_fit(lengths: Ints, options: PackingOptions, most: int = 1 << 16) -> PackedRows:
