@@ -1,4 +1,4 @@
-"""Making pipelines of layouts and comparing batches, for tests of everything that makes them."""
+"""Making configs and pipelines and comparing batches, for tests of everything that makes them."""
 
 from __future__ import annotations
 
@@ -11,6 +11,17 @@ import numpy as np
 from grain_sft import Host, IndexSampler, NpyDataSource, Pipeline, ShiftTargets
 
 SHIFTED = (ShiftTargets(),)
+
+
+def sections(
+    path: Any, length: int, *, corpus: Mapping[str, Any] = {}, layout: str = "packed", **sampler: Any
+) -> dict[str, Any]:
+    """Return a config of the corpus at `path`, by default packed, in the order `olmo`, seed 1, in batches of 4 rows."""
+    return {
+        "corpus": {"path": str(path), **corpus},
+        "layout": {"kind": layout, "sequence_length": length},
+        "sampler": {"order": "olmo", "seed": 1, "global_batch_size": 4, **sampler},
+    }
 
 
 def pipeline_of(

@@ -7,7 +7,7 @@ import re
 import numpy as np
 import pytest
 from absl import logging
-from batches import assert_same
+from batches import assert_same, sections
 from sft_files import EOS, write_olmo
 
 import grain_sft
@@ -44,17 +44,13 @@ def warnings(monkeypatch):
 
 @pytest.fixture
 def write_config(tmp_path):
-    def write(case, **sections):
+    def write(case, **changes):
         loss, options, _ = CASES.get(case, (SOUND, {}, ""))
         tokens = np.full(len(loss), 9) if case == "repeated" else np.arange(3, 3 + len(loss))
         tokens[-1] = EOS
         write_olmo(tmp_path / "corpus", [(tokens.astype(np.uint32), loss.astype(bool))] * COUNT, part_tokens=10**9)
-        config = {
-            "corpus": {"path": str(tmp_path / "corpus"), "dtype": "uint16", "eos_token_id": EOS},
-            "layout": {"kind": "packed", "sequence_length": LENGTH},
-            "sampler": {"seed": 0, "global_batch_size": 4},
-        }
-        (tmp_path / "run.json").write_text(json.dumps(config | options | sections))
+        config = sections(tmp_path / "corpus", LENGTH, corpus={"dtype": "uint16", "eos_token_id": EOS})
+        (tmp_path / "run.json").write_text(json.dumps(config | options | changes))
         return tmp_path / "run.json"
 
     return write

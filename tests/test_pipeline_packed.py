@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from batches import assert_same, pipeline_of
+from batches import assert_same, pipeline_of, sections
 from sft_files import documents, write_episodes
 
 import grain_sft
@@ -80,11 +80,7 @@ def test_batches_hold_segments_with_targets_of_their_own_only(source):
 
 def test_the_length_of_a_config_in_tokens_is_that_of_its_rows(source):
     path = source.layout.corpus.shards[0].path.rsplit("/train/", 1)[0]
-    config = {
-        "corpus": {"path": path, "format": "episodes"},
-        "layout": {"kind": "packed", "sequence_length": LENGTH},
-        "sampler": {"order": "olmo", "seed": 3, "global_batch_tokens": BATCH * LENGTH, "epochs": 2},
-        "transforms": ["ngram_filter", "shift_targets"],
-    }
+    config = sections(path, LENGTH, corpus={"format": "episodes"}) | {"transforms": ["ngram_filter", "shift_targets"]}
+    config["sampler"] = {"order": "olmo", "seed": 3, "global_batch_tokens": BATCH * LENGTH, "epochs": 2}
     loaded = grain_sft.load(config, host=Host(0, 1))
     assert_same(loaded[1], pipeline(NpyDataSource(PackedLayout(source.layout.corpus, LENGTH)))[1])

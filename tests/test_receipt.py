@@ -6,7 +6,7 @@ import shutil
 import grain
 import numpy as np
 import pytest
-from batches import assert_same
+from batches import assert_same, sections
 from sft_files import documents, write_episodes, write_olmo
 
 import grain_sft
@@ -26,12 +26,8 @@ for tokens, _ in DOCS[::2]:
 @pytest.fixture
 def config(tmp_path):
     write_olmo(tmp_path / "sft", DOCS)
-    return {
-        "corpus": {"path": str(tmp_path / "sft"), "dtype": "uint16", "eos_token_id": 2},
-        "layout": {"kind": "packed", "sequence_length": 32},
-        "sampler": {"order": "olmo", "seed": 3, "global_batch_size": 4, "epochs": 2},
-        "transforms": ["shift_targets"],
-    }
+    stated = sections(tmp_path / "sft", 32, corpus={"dtype": "uint16", "eos_token_id": 2}, seed=3, epochs=2)
+    return stated | {"transforms": ["shift_targets"]}
 
 
 def receipt(config, host=None, **changes):

@@ -6,7 +6,7 @@ import queue
 import jax
 import numpy as np
 import pytest
-from batches import assert_same
+from batches import assert_same, sections
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 from jax_processes import CASES, LOCAL, digest, run
 
@@ -18,12 +18,8 @@ DEVICES = 4  # of all processes together
 
 
 def config(folder, **sampler):
-    return {
-        "corpus": {"path": str(folder), "dtype": "uint32"},
-        "layout": {"kind": "windows", "sequence_length": LENGTH},
-        "sampler": {"order": "olmo", "seed": 1, "global_batch_size": BATCH, **sampler},
-        "transforms": ["ngram_filter", "shift_targets"],
-    }
+    windows = {"corpus": {"dtype": "uint32"}, "layout": "windows", "global_batch_size": BATCH}
+    return sections(folder, LENGTH, **windows, **sampler) | {"transforms": ["ngram_filter", "shift_targets"]}
 
 
 @pytest.fixture(scope="module")

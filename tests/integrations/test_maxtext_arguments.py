@@ -6,6 +6,7 @@ import types
 
 import numpy as np
 import pytest
+from batches import sections
 from sft_files import documents, write_episodes
 
 from grain_sft import GrainSftError, Host, load
@@ -23,19 +24,15 @@ def no_environment(monkeypatch):
 @pytest.fixture
 def config(tmp_path):
     np.arange(64, dtype=np.uint32).tofile(tmp_path / "a.npy")
-    sections = {
-        "corpus": {"path": str(tmp_path / "a.npy"), "dtype": "uint32"},
-        "layout": {"kind": "windows", "sequence_length": 8},
-        "sampler": {"seed": 0, "global_batch_size": 4},
-    }
-    (tmp_path / "config.json").write_text(json.dumps(sections))
+    windows = {"corpus": {"dtype": "uint32"}, "layout": "windows", "order": "shuffle"}
+    (tmp_path / "config.json").write_text(json.dumps(sections(tmp_path / "a.npy", 8, **windows)))
     return tmp_path / "config.json"
 
 
 def changed(config, **sampler):
     """The sections of a config with other options of the sampler."""
-    sections = json.loads(config.read_text())
-    return sections | {"sampler": sections["sampler"] | sampler}
+    stated = json.loads(config.read_text())
+    return stated | {"sampler": stated["sampler"] | sampler}
 
 
 def test_our_keys_are_taken_out_of_maxtexts(monkeypatch):
@@ -80,11 +77,7 @@ def test_an_evaluation_reads_every_row_once_and_fills_the_last_batch_unless_its_
 
 def test_weights_are_refused_unless_they_are_to_be_ignored(tmp_path):
     write_episodes(tmp_path, documents(weights=True))
-    stated = {
-        "corpus": {"path": str(tmp_path), "format": "episodes", "eos_token_id": 2},
-        "layout": {"kind": "padded", "sequence_length": 32},
-        "sampler": {"seed": 0, "global_batch_size": 4},
-    }
+    stated = sections(tmp_path, 32, corpus={"format": "episodes", "eos_token_id": 2}, layout="padded")
     weighted = load(stated, host=Host(0, 1))
     with pytest.raises(GrainSftError, match=r"sft: the corpus has weights .* grain_sft_ignore_weights=true"):
         check_weights(weighted, "sft", ignore=False)

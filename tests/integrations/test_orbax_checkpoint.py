@@ -5,7 +5,7 @@ import json
 import jax
 import numpy as np
 import pytest
-from batches import assert_same
+from batches import assert_same, sections
 from jax.sharding import SingleDeviceSharding
 
 from grain_sft import GrainSftError, Host, load
@@ -18,11 +18,7 @@ LENGTH = 16
 
 
 def config(folder, **sampler):
-    return {
-        "corpus": {"path": str(folder), "dtype": "uint32", "eos_token_id": 0},
-        "layout": {"kind": "windows", "sequence_length": LENGTH},
-        "sampler": {"order": "olmo", "seed": 1, "global_batch_size": 4, **sampler},
-    }
+    return sections(folder, LENGTH, corpus={"dtype": "uint32", "eos_token_id": 0}, layout="windows", **sampler)
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 
+from batches import sections
 from sft_files import documents, write_episodes
 
 import grain_sft
@@ -36,12 +37,7 @@ for batch in iterator:
 def test_a_run_killed_and_resumed_three_times_is_confirmed_and_one_changed_line_is_not(tmp_path, own_cache):
     """Real processes, killed by SIGKILL at any moment."""
     data = write_episodes(tmp_path / "chats", documents(170, longest=60))
-    config = {
-        "corpus": {"path": str(data)},
-        "layout": {"kind": "packed", "sequence_length": 64},
-        "sampler": {"order": "olmo", "seed": 34521, "global_batch_size": 4, "epochs": 3},
-        "audit": str(tmp_path / "logs" / "audit"),
-    }
+    config = sections(data, 64, seed=34521, epochs=3) | {"audit": str(tmp_path / "logs" / "audit")}
     script = tmp_path / "run.py"
     script.write_text(RUN.replace("{config}", repr(config)))
     steps = None

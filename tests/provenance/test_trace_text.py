@@ -5,7 +5,7 @@ import json
 
 import numpy as np
 import pytest
-from batches import pipeline_of
+from batches import pipeline_of, sections
 
 from grain_sft import PackedLayout, WindowLayout, open_corpus
 from grain_sft.cli.main import main
@@ -110,12 +110,7 @@ def test_no_tokenizer_or_another_is_refused(corpus, chats, tmp_path):
 
 
 def test_the_command_finds_texts_and_records_in_every_epoch(corpus, chats, tmp_path, capsys, own_cache):
-    config = {
-        "corpus": {"path": str(chats)},
-        "layout": {"kind": "packed", "sequence_length": 64},
-        "sampler": {"order": "olmo", "seed": 1, "global_batch_size": 1, "epochs": 2},
-    }
-    (tmp_path / "run.json").write_text(json.dumps(config))
+    (tmp_path / "run.json").write_text(json.dumps(sections(chats, 64, global_batch_size=1, epochs=2)))
     for asked, times in ((["--find", "violet zeppelin"], 4), (["--record", "two.jsonl:6"], 2), (["--find", "qqq"], 0)):
         assert main(["trace", str(tmp_path / "run.json"), *asked, "--format", "jsonl"]) == 0
         head, *lines = map(json.loads, capsys.readouterr().out.splitlines())
