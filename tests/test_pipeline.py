@@ -428,11 +428,10 @@ left[0].set_state(left[1].get_state())
 @pytest.mark.parametrize(
     ("program", "arguments", "printed"),
     [
-        pytest.param(PLAIN, [], "the same\n", id="plain"),
         pytest.param(UNDER_ABSL, ["--steps=5"], "the same\n", id="under absl.app"),
         pytest.param(BEFORE_ABSL, ["--steps=5"], "the same\n5\n", marks=pytest.mark.heavy, id="before absl.app"),
         pytest.param(PLAIN, None, "the same\n", id="typed into a notebook, without a main file"),
-        pytest.param(LEFT_WORKERS, [], "the same\n", id="that leaves its workers open"),
+        pytest.param(LEFT_WORKERS, [], "the same\n", id="plain, which leaves its workers open"),
         pytest.param(LEFT_THREADS, [], "", id="that leaves its threads open"),
     ],
 )

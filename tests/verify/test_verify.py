@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from batches import sections
 from sft_files import EOS, documents, write_episodes, write_olmo, write_openchat, write_primer
 
 import grain_sft
@@ -33,10 +34,6 @@ pytestmark = pytest.mark.usefixtures("own_cache")
 
 VOCABULARY = 1000
 LENGTH = 64
-SECTIONS = {
-    "layout": {"kind": "packed", "sequence_length": LENGTH},
-    "sampler": {"seed": 1, "global_batch_size": 4},
-}
 
 
 def write(kind: str, root: Path, count: int = 300, **options) -> Path:
@@ -353,7 +350,7 @@ def test_fragments_of_a_document_are_no_duplicates(tmp_path):
 
 @pytest.fixture
 def config(tmp_path):
-    stated = SECTIONS | {"corpus": {"path": str(write("olmo", tmp_path)), "eos_token_id": EOS}}
+    stated = sections(write("olmo", tmp_path), LENGTH, corpus={"eos_token_id": EOS})
     path = tmp_path / "config.json"
 
     def write_config(**changes):
@@ -391,7 +388,7 @@ def test_the_parts_of_a_mixture_are_all_looked_at(tmp_path):
     roots = {kind: write(kind, tmp_path) for kind in ("olmo", "primer")}
     mixture = {kind: {"path": str(root), "eos_token_id": EOS, "weight": 1} for kind, root in roots.items()}
     path = tmp_path / "mixture.json"
-    path.write_text(json.dumps(SECTIONS | {"corpus": {"mixture": mixture}}))
+    path.write_text(json.dumps(sections("", LENGTH) | {"corpus": {"mixture": mixture}}))
     for full in (False, True):
         report = check(path, full=full)
         assert report.sound, sentences(report)
