@@ -14,7 +14,6 @@ from pathlib import Path
 
 import grain_sft
 from grain_sft.demo import records
-from grain_sft.demo.folder import writing
 from grain_sft.demo.records import Record
 from grain_sft.errors import GrainSftError
 from grain_sft.storage import without_interrupts
@@ -78,12 +77,8 @@ class Child:
         self.pid = self._process.pid
 
     def records(self) -> Iterator[Record]:
-        """Yield the records of the steps as the process prints them, until it ends, and write them to log.jsonl.
-
-        Raises:
-          StorageError: The disk is full or cannot be written to.
-        """
-        with writing(self._log), open(self._log, "w", buffering=1, encoding="utf-8") as log:
+        """Yield the records of the steps as the process prints them, until it ends, and write them to log.jsonl."""
+        with open(self._log, "w", buffering=1, encoding="utf-8") as log:
             for line in self._process.stdout or ():
                 record = records.parse(line)
                 if record is not None:

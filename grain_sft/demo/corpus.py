@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import sentencepiece
 
 from grain_sft.corpus import Corpus, open_corpus
-from grain_sft.demo.folder import DemoFolder, remove, writing
+from grain_sft.demo.folder import DemoFolder, remove
 from grain_sft.demo.text import MAX_CHARACTERS, Entry, docstrings
 from grain_sft.errors import GrainSftError
 from grain_sft.prepare import CHAT_TOKENS, Dataset, Request, conversation_lines, prepare, train_tokenizer
@@ -73,19 +73,17 @@ def prepare_corpus(
     if prepared is None:
         say("reading the docstrings of Python's standard library ...")
         remove(folder.corpus)
-        with writing(folder.corpus):
-            folder.corpus.mkdir()
-            prepared = _make(folder.corpus, max_characters)
-            prepared.corpus.save(folder.index)
-            _write_json(folder.record, {"made_with": made_with, "summary": prepared.summary, "sha256": _hashes(folder)})
+        folder.corpus.mkdir()
+        prepared = _make(folder.corpus, max_characters)
+        prepared.corpus.save(folder.index)
+        _write_json(folder.record, {"made_with": made_with, "summary": prepared.summary, "sha256": _hashes(folder)})
     config = {
         "corpus": {"path": str(folder.index)},
         "layout": {"kind": "packed", "sequence_length": SEQUENCE_LENGTH},
         "sampler": {"order": "shuffle", "seed": seed, "global_batch_size": GLOBAL_BATCH_SIZE},
         "transforms": ["shift_targets"],
     }
-    with writing(folder.config):
-        _write_json(folder.config, config)
+    _write_json(folder.config, config)
     return prepared
 
 

@@ -66,22 +66,21 @@ def claim(where: str | os.PathLike[str]) -> Iterator[DemoFolder]:
                     "Give an empty folder, or one that does not exist yet, with --dir."
                 )
             files.write_bytes(str(marker), b"A folder of `grain-sft demo`, which writes it anew when it runs again.\n")
-        lock = os.open(marker, os.O_RDONLY | os.O_CLOEXEC)
-    in_use = f"{root}: another demo is running in this folder. Wait for it, or give another folder with --dir."
-    with exclusive(lock, in_use):
-        yield DemoFolder(root)
+        in_use = f"{root}: another demo is running in this folder. Wait for it, or give another folder with --dir."
+        with exclusive(os.open(marker, os.O_RDONLY | os.O_CLOEXEC), in_use):
+            yield DemoFolder(root)
 
 
 @contextlib.contextmanager
 def writing(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Turn an `OSError` about `path` into a `StorageError` that names what to do."""
+    """Turn an `OSError` about a file below `path` into a `StorageError` that names what to do."""
     try:
         yield
     except OSError as error:
-        if isinstance(error, GrainSftError) and not isinstance(error, StorageError):
-            raise
         is_ours = isinstance(error, StorageError)
-        text = str(error) if is_ours else f"{path}: can't be written ({error.strerror})."
+        if isinstance(error, BrokenPipeError | GrainSftError) and not is_ours:
+            raise
+        text = str(error) if is_ours else f"{error.filename or path}: can't be written ({error.strerror})."
         code = getattr(error.__cause__ if is_ours else error, "errno", None)
         advice = [text for text, codes in _ADVICE.items() if code in codes]
         raise StorageError(" ".join([text, *advice])) from error
@@ -89,7 +88,7 @@ def writing(path: str | os.PathLike[str]) -> Iterator[None]:
 
 def remove(folder: Path) -> None:
     """Remove `folder` with all that is in it, if it exists."""
-    with writing(folder), contextlib.suppress(FileNotFoundError):
+    with contextlib.suppress(FileNotFoundError):
         shutil.rmtree(folder)
 
 

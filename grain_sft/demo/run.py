@@ -10,7 +10,7 @@ from typing import NamedTuple
 import grain_sft
 from grain_sft.demo.child import Child, RunOptions
 from grain_sft.demo.corpus import GLOBAL_BATCH_SIZE, SEQUENCE_LENGTH, VOCAB_SIZE, Prepared, prepare_corpus
-from grain_sft.demo.folder import DemoFolder, claim, newest_step, remove, writing
+from grain_sft.demo.folder import DemoFolder, claim, newest_step, remove
 from grain_sft.demo.records import Logs, Record, difference, table
 from grain_sft.errors import GrainSftError
 
@@ -74,8 +74,7 @@ def _train(folder: DemoFolder, plan: Plan) -> tuple[Logs, int]:
 
     def child(name: str, resume: str | None = None) -> tuple[Child, RunOptions]:
         run = folder.runs / name
-        with writing(run):
-            run.mkdir(parents=True)
+        run.mkdir(parents=True)
         every = plan.checkpoint_every
         options = RunOptions(str(folder.config), str(run), VOCAB_SIZE, plan.steps, every, plan.seed, resume)
         return Child(name, options), options
