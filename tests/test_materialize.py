@@ -48,6 +48,13 @@ def layout(tmp_path):
     return PackedLayout(grain_sft.open_corpus(folder), LENGTH)
 
 
+@pytest.fixture
+def written(tmp_path, layout):
+    """The folder of the rows of `layout`, in many files."""
+    materialize(layout, tmp_path / "rows", shard_bytes=1 << 10)
+    return tmp_path / "rows"
+
+
 def opened(folder):
     return NpyDataSource(MaterializedLayout(grain_sft.open_corpus(folder)))
 
@@ -134,13 +141,12 @@ def test_segments_that_end_nowhere_in_their_row_are_an_error(tmp_path, monkeypat
         ShiftTargets().read(source, np.array([0, 1]))
 
 
-def test_the_written_corpus_is_one_of_the_segments_as_documents(tmp_path, layout):
-    materialize(layout, tmp_path / "rows", shard_bytes=1 << 10)
-    corpus = grain_sft.open_corpus(tmp_path / "rows", format="rows")
-    written = MaterializedLayout(corpus)
+def test_the_written_corpus_is_one_of_the_segments_as_documents(written, layout):
+    corpus = grain_sft.open_corpus(written, format="rows")
+    rows = MaterializedLayout(corpus)
     documents_seen = 0
     for row in range(len(layout)):
-        spans, expected = written.spans(row), layout.spans(row)
+        spans, expected = rows.spans(row), layout.spans(row)
         assert [span.stop - span.start for span in spans] == [span.stop - span.start for span in expected]
         for span in spans:
             assert span.document == documents_seen
@@ -156,9 +162,8 @@ def test_the_written_corpus_is_one_of_the_segments_as_documents(tmp_path, layout
     )
 
 
-def test_tokens_of_written_rows_are_read_as_those_of_any_corpus(tmp_path, layout):
-    materialize(layout, tmp_path / "rows", shard_bytes=1 << 10)
-    corpus = grain_sft.open_corpus(tmp_path / "rows")
+def test_tokens_of_written_rows_are_read_as_those_of_any_corpus(written, layout):
+    corpus = grain_sft.open_corpus(written)
     rows = NpyDataSource(layout).read(range(len(layout)))
     tokens, loss = rows["tokens"].reshape(-1), rows["loss_mask"].reshape(-1)
     random = np.random.default_rng(0)
@@ -182,32 +187,29 @@ def test_tokens_of_written_rows_are_read_as_those_of_any_corpus(tmp_path, layout
             np.testing.assert_array_equal(source[row]["tokens"][: len(expected)], expected)
 
 
-def test_reading_written_rows_does_not_ask_where_documents_are(tmp_path, layout):
-    materialize(layout, tmp_path / "rows")
-    source = opened(tmp_path / "rows")
+def test_reading_written_rows_does_not_ask_where_documents_are(written, layout):
+    source = opened(written)
     ShiftTargets().read(source, np.arange(3))
     source.read([0])
     assert "documents" not in vars(source.layout.corpus)
     assert len(source.layout.corpus.documents.start) and "documents" in vars(source.layout.corpus)
 
 
-def test_a_batch_opens_no_more_files_than_it_may(tmp_path, layout, monkeypatch):
-    materialize(layout, tmp_path / "rows", shard_bytes=1 << 10)
-    written = MaterializedLayout(grain_sft.open_corpus(tmp_path / "rows"))
-    assert len(written.corpus.shards) > 20
-    opened, seen, preadv = set(), [], os.preadv
+def test_a_batch_opens_no_more_files_than_it_may(written, layout, monkeypatch):
+    found = MaterializedLayout(grain_sft.open_corpus(written))
+    assert len(found.corpus.shards) > 20
+    seen, preadv = [], os.preadv
 
     def counting(fd, *arguments):
-        links = (f"/proc/self/fd/{each}" for each in os.listdir("/proc/self/fd"))
-        opened.update(each for each in links if os.path.exists(each) and "rows_" in os.readlink(each))
-        seen.append(sum(os.path.exists(each) and "rows_" in os.readlink(each) for each in opened))
+        links = [f"/proc/self/fd/{each}" for each in os.listdir("/proc/self/fd")]
+        seen.append(sum(os.path.exists(each) and f"{written}/rows_" in os.readlink(each) for each in links))
         return preadv(fd, *arguments)
 
     monkeypatch.setattr(os, "preadv", counting)
-    source, expected = NpyDataSource(written, max_open_files=4), NpyDataSource(layout)
+    source, expected = NpyDataSource(found, max_open_files=4), NpyDataSource(layout)
     rows = np.arange(len(layout))
     assert_same(ShiftTargets().read(source, rows), ShiftTargets().read(expected, rows))
-    few = rows[: 3 * (len(rows) // len(written.corpus.shards))]
+    few = rows[: 3 * (len(rows) // len(found.corpus.shards))]
     assert_same(ShiftTargets().read(source, few), ShiftTargets().read(expected, few))
     assert 0 < max(seen) <= 2 * 4
 
@@ -230,9 +232,8 @@ def test_rows_in_a_bucket_are_those_of_a_folder(tmp_path, client, monkeypatch, k
     assert_same(ShiftTargets().read(again[0], np.arange(5)), ShiftTargets().read(again[1], np.arange(5)))
 
 
-def test_pieces_are_what_the_fast_path_reads(tmp_path, layout):
-    materialize(layout, tmp_path / "rows", shard_bytes=1 << 10)
-    fast, slow = opened(tmp_path / "rows"), opened(tmp_path / "rows")
+def test_pieces_are_what_the_fast_path_reads(written, layout):
+    fast, slow = opened(written), opened(written)
     slow._ready = None
     same_rows(slow, fast)
     same_rows(NpyDataSource(fast.layout, max_open_files=1), fast)  # no file may be mapped
@@ -273,18 +274,17 @@ def test_documents_found_by_eos_alone_come_from_where_their_first_token_does(tmp
     assert same.documents is corpus.documents and same.sources.tolist() == corpus.sources.tolist()
 
 
-def test_a_pipeline_over_written_rows_gives_the_same_batches_in_workers_too(tmp_path, layout):
-    materialize(layout, tmp_path / "rows")
+def test_a_pipeline_over_written_rows_gives_the_same_batches_in_workers_too(written, layout):
 
     def pipeline(source):
         sampler = IndexSampler(len(source), global_batch_size=4, seed=1, epochs=1, host=Host(0, 1))
         return Pipeline(source, sampler, [ShiftTargets()])
 
     expected = pipeline(NpyDataSource(layout))
-    for step, batch in enumerate(pipeline(opened(tmp_path / "rows")).iter(worker_count=1)):
+    for step, batch in enumerate(pipeline(opened(written)).iter(worker_count=1)):
         assert_same(batch, expected[step])
     config = {
-        "corpus": {"path": str(tmp_path / "rows")},
+        "corpus": {"path": str(written)},
         "layout": {"kind": "materialized", "sequence_length": LENGTH},
         "sampler": {"seed": 1, "epochs": 1, "global_batch_size": 4},
     }
@@ -365,18 +365,17 @@ def test_only_packed_rows_are_written_out_and_where_nothing_else_is(tmp_path, la
 
 
 @pytest.mark.parametrize("name", ["rows_0001.bin", "loss_0001.bin", "documents_0001.idx"])
-def test_files_that_are_missing_cut_short_or_replaced_are_errors(tmp_path, layout, name):
-    materialize(layout, tmp_path / "rows", shard_bytes=1 << 10)
-    path, source = tmp_path / "rows" / name, opened(tmp_path / "rows")
+def test_files_that_are_missing_cut_short_or_replaced_are_errors(written, layout, name):
+    path, source = written / name, opened(written)
     data = path.read_bytes()
     for changed in (data[:-16], bytes([data[0] ^ 1]) + data[1:], None):
         path.unlink() if changed is None else path.write_bytes(changed)
         with pytest.raises((CorpusError, CorpusFileError), match=name if changed is None else "rows"):
-            grain_sft.open_corpus(tmp_path / "rows")
+            grain_sft.open_corpus(written)
         with pytest.raises(
             LayoutError, match=r"rows: holds these rows, but they are damaged.*Remove the folder, and write"
         ):
-            materialize(layout, tmp_path / "rows", shard_bytes=1 << 10)
+            materialize(layout, written, shard_bytes=1 << 10)
     if name.endswith(".bin"):
         path.write_bytes(data[:-16])
         with pytest.raises(CorpusFileError, match=name):
@@ -398,14 +397,13 @@ GARBLED = {
 
 
 @pytest.mark.parametrize("key", GARBLED)
-def test_a_garbled_manifest_is_an_error_that_names_it(tmp_path, layout, key):
-    materialize(layout, tmp_path / "rows")
-    path = tmp_path / "rows" / "rows.json"
+def test_a_garbled_manifest_is_an_error_that_names_it(written, key):
+    path = written / "rows.json"
     manifest = json.loads(path.read_text())
     for value in GARBLED[key]:
         path.write_text(json.dumps({**manifest, key: value}))
         with pytest.raises(CorpusError, match="rows"):
-            grain_sft.open_corpus(tmp_path / "rows")
+            grain_sft.open_corpus(written)
 
 
 @pytest.mark.parametrize(("long_segment", "positions_dtype"), [(row_format.LONG_SEGMENT, ""), (1 << 30, "uint32")])
