@@ -118,7 +118,7 @@ def render(unit: int, run: Run) -> Iterator[Failure]:
     def step() -> None:
         job = _job(run)
         if job.chunks.header(unit) is None:
-            job.chunks.write(unit, job.render(job.units[unit]))
+            job.chunks.write(unit, job.render_unit(job.units[unit]))
 
     with _lock:
         if files.exists(run.path("failed")) and run.load("failed", int) < unit:

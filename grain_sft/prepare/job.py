@@ -21,7 +21,7 @@ from grain_sft.prepare.chunks import DROPPED, Chunks, Header
 from grain_sft.prepare.documents import Documents, Ids, Table
 from grain_sft.prepare.records import inputs
 from grain_sft.prepare.records.inputs import Input, Scan, Unit
-from grain_sft.prepare.render import Renderer, Work
+from grain_sft.prepare.render import Renderer
 from grain_sft.prepare.request import VERSION, Request, hash_of
 from grain_sft.prepare.splits import Splits, split
 from grain_sft.prepare.target import MANIFEST, Target
@@ -30,11 +30,10 @@ from grain_sft.storage import files
 
 
 @dataclasses.dataclass(frozen=True)
-class Job:
+class Job(Renderer):
     """A preparation whose inputs have been scanned; JSON between processes.
 
     Attributes:
-      work: Request, inputs and key.
       output: Folder of the corpus.
       units: Units of all inputs.
       firsts: Number of each unit's first record in its input.
@@ -42,7 +41,6 @@ class Job:
       input_records: Lines or rows of each input.
     """
 
-    work: Work
     output: str
     units: tuple[Unit, ...]
     firsts: tuple[int, ...]
@@ -68,12 +66,11 @@ class Job:
             firsts.append(records[unit.input] + 1)
             records[unit.input] += scan.records
         hashes = inputs.digests(units, scans, entries)
-        work = Work(request, tuple(entries))
-        _ = work.template  # which may be unknown
-        paths = [entry.path for entry in entries]
-        work = dataclasses.replace(work, key=hash_of([request.as_dict(), paths, hashes, work.tokenizer.sha256]))
         scanned = tuple(dataclasses.replace(unit, digest=scan.digest) for unit, scan in zip(units, scans, strict=True))
-        return cls(work, output, scanned, tuple(firsts), tuple(hashes), tuple(records))
+        job = cls(request, tuple(entries), "", output, scanned, tuple(firsts), tuple(hashes), tuple(records))
+        _ = job.template  # which may be unknown
+        decisive = [request.as_dict(), [entry.path for entry in entries], hashes, job.tokenizer.sha256]
+        return dataclasses.replace(job, key=hash_of(decisive))
 
     @functools.cached_property
     def target(self) -> Target:
@@ -81,35 +78,31 @@ class Job:
 
     @property
     def format(self) -> Format:
-        return FORMATS[self.work.request.format]
+        return FORMATS[self.request.format]
 
     @functools.cached_property
     def chunks(self) -> Chunks:
         """Folder of rendered units."""
-        return Chunks(self.target.chunks, self.work.key)
+        return Chunks(self.target.chunks, self.key)
 
     @functools.cached_property
     def identity(self) -> dict[str, Any]:
         """All that decides the output, as JSON, for comparison with later runs."""
         described = [
             {"path": entry.path, "size": entry.size, "records": records, "digest": digest}
-            for entry, digest, records in zip(self.work.inputs, self.input_digests, self.input_records, strict=True)
+            for entry, digest, records in zip(self.inputs, self.input_digests, self.input_records, strict=True)
         ]
-        tokenizer = json.loads(json.dumps(self.work.tokenizer.description()))
+        tokenizer = json.loads(json.dumps(self.tokenizer.description()))
         return {
-            "key": self.work.key,
-            "request": self.work.request.as_dict(),
+            "key": self.key,
+            "request": self.request.as_dict(),
             "inputs": described,
             "tokenizer": tokenizer,
         }
 
-    @functools.cached_property
-    def _renderer(self) -> Renderer:
-        return Renderer(self.work)
-
-    def render(self, unit: Unit) -> bytes:
+    def render_unit(self, unit: Unit) -> bytes:
         """Return a unit's chunk."""
-        return self._renderer.chunk(unit, self.firsts[unit.number])
+        return self.chunk(unit, self.firsts[unit.number])
 
     def plan(self) -> Plan:
         """Return the plan of the corpus, when all units are rendered.
@@ -118,7 +111,7 @@ class Job:
           PrepareError: No document is left, or the format can't hold them.
         """
         table = Table.of(self.chunks, len(self.units))
-        splits = split(self._datasets(table), table.lengths, self.work.request, self.format.rule)
+        splits = split(self._datasets(table), table.lengths, self.request, self.format.rule)
         statistics = {name: self._count(table, ids) for name, ids in splits.items()}
         for name, ids in splits.items():
             if not len(ids):
@@ -138,21 +131,21 @@ class Job:
         """Return the plan with these splits of the documents in `table`."""
         return Plan(
             folder=self.target.stage,
-            request=self.work.request,
+            request=self.request,
             tokenizer=self.identity["tokenizer"],
             documents=Documents(self.chunks, table, [unit.input for unit in self.units]),
             splits=splits,
             statistics=statistics,
             binary=binary,
-            source_names=[entry.path for entry in self.work.inputs],
-            tool_calls=self.work.template.tool_calls,
+            source_names=[entry.path for entry in self.inputs],
+            tool_calls=self.template.tool_calls,
         )
 
     def finish(self, plan: Plan) -> dict[str, Any]:
         """Write metadata, tokenizer and rejected records, and then the manifest, which is returned."""
         headers = self.chunks.headers(len(self.units))
         rejected = [entry for header in headers for entry in header.rejected]
-        if self.work.request.on_error == "skip":
+        if self.request.on_error == "skip":
             with files.atomic_write(self.target.rejected) as file:
                 file.writelines(json.dumps(entry, ensure_ascii=False) + "\n" for entry in rejected)
         counts = {
@@ -161,21 +154,21 @@ class Job:
             "without_final_eos": sum(header.unended for header in headers),
             "with_inner_eos": sum(header.inner_eos for header in headers),
         }
-        return finish(plan, self.identity, self.work.tokenizer.files(), counts)
+        return finish(plan, self.identity, self.tokenizer.files(), counts)
 
     def _dropped(self, headers: Sequence[Header]) -> dict[str, int]:
         """Return the number of dropped records by reason."""
         counts = np.zeros(len(DROPPED), np.int64)
         for records in self.chunks.records(headers):
             counts += np.bincount(records["dropped"], minlength=len(DROPPED))
-        names = [text.format(min_tokens=self.work.template.min_tokens) for text in DROPPED]
+        names = [text.format(min_tokens=self.template.min_tokens) for text in DROPPED]
         return {name: int(count) for name, count in zip(names[1:], counts[1:], strict=True) if count}
 
     def _datasets(self, table: Table) -> list[Ids]:
         """Return the documents of each dataset, in order."""
-        dataset_of = np.array([self.work.inputs[unit.input].dataset for unit in self.units], np.int64)
+        dataset_of = np.array([self.inputs[unit.input].dataset for unit in self.units], np.int64)
         dtype = np.int32 if len(table.lengths) < 1 << 31 else np.int64
-        borders = np.searchsorted(dataset_of, np.arange(len(self.work.request.datasets) + 1))
+        borders = np.searchsorted(dataset_of, np.arange(len(self.request.datasets) + 1))
         return [np.arange(*bounds, dtype=dtype) for bounds in itertools.pairwise(table.first[borders].tolist())]
 
     def _count(self, table: Table, ids: Ids) -> SplitStatistics:

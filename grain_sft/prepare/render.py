@@ -26,12 +26,18 @@ _TEMPLATE_OPTIONS = ("seq_level_weight", "condition", "chat_template", "system_p
 
 
 @dataclasses.dataclass(frozen=True)
-class Work:
-    """Request, inputs and key, on which every unit's documents depend; small enough to send to a worker."""
+class Renderer:
+    """Renders records with the template, tokenizer and options of a request.
+
+    Attributes:
+      request: Request.
+      inputs: Files of all datasets.
+      key: Hash of all that the documents depend on.
+    """
 
     request: Request
     inputs: tuple[Input, ...]
-    key: str = ""
+    key: str
 
     @functools.cached_property
     def template(self) -> type[Template]:
@@ -55,26 +61,22 @@ class Work:
         """The tokenizer, loaded on first use."""
         return load_tokenizer(self.request.tokenizer)
 
+    @functools.cached_property
+    def _instance(self) -> Template:
+        values = {name: getattr(self.request, name) for name in _TEMPLATE_OPTIONS}
+        return instance(self.template, self.tokenizer, TemplateOptions(self.request.special_text, **values))
 
-class Renderer:
-    """Renders records with the template, tokenizer and options of a preparation."""
-
-    def __init__(self, work: Work) -> None:
-        request = work.request
-        options = TemplateOptions(request.special_text, **{name: getattr(request, name) for name in _TEMPLATE_OPTIONS})
-        self.work = work
-        self._request = request
-        self._template = instance(work.template, work.tokenizer, options)
-        self._keep = request.keep or self._template.truncation
-        self._drops_untrainable = self._template.trim_trailing or FORMATS[request.format].drops_untrainable
+    @functools.cached_property
+    def _drops_untrainable(self) -> bool:
+        return self.template.trim_trailing or FORMATS[self.request.format].drops_untrainable
 
     def read(self, raw: object) -> Conversation:
         """Return the conversation of a record, which is JSON as bytes or a row; a RecordError names its fault."""
-        return read_record(raw, self._request.schema, messages=self._template.messages_schema)
+        return read_record(raw, self.request.schema, messages=self.template.messages_schema)
 
     def render(self, conversations: Sequence[Conversation]) -> list[Result]:
         """Return the documents of conversations, uncut."""
-        return self._template.render(conversations)
+        return self._instance.render(conversations)
 
     def chunk(self, unit: Unit, first: int) -> bytes:
         """Return the unit's chunk.
@@ -87,7 +89,7 @@ class Renderer:
           RecordError: A record is bad, and the request is to stop at it: its file and line, and its fault.
           CorpusFileError: The input can't be read.
         """
-        made, path = Contents(), self.work.inputs[unit.input].path
+        made, path = Contents(), self.inputs[unit.input].path
         batch: list[tuple[int, Any, Conversation]] = []
 
         def flush() -> None:
@@ -98,7 +100,7 @@ class Renderer:
                     self._add(line, result, made)
             batch.clear()
 
-        for line, raw in read_records(self.work.inputs[unit.input], unit, first):
+        for line, raw in read_records(self.inputs[unit.input], unit, first):
             try:
                 conversation = self.read(raw)
             except RecordError as error:
@@ -109,14 +111,14 @@ class Renderer:
             if len(batch) == BATCH:
                 flush()
         flush()
-        tokenizer = self.work.tokenizer
+        tokenizer = self.tokenizer
         token_dtype = np.min_scalar_type(max(1, tokenizer.vocab_size - 1))
-        loss_dtype = np.dtype(np.float32 if self._template.weighted else np.bool_)
-        return made.encode(self.work.key, token_dtype, loss_dtype, tokenizer.eos_token_id)
+        loss_dtype = np.dtype(np.float32 if self.template.weighted else np.bool_)
+        return made.encode(self.key, token_dtype, loss_dtype, tokenizer.eos_token_id)
 
     def _rejected(self, path: str, line: int, raw: Any, error: RecordError) -> dict[str, Any]:
         """Return the entry of a bad record; raise its error, if the request is to stop there."""
-        if self._request.on_error == "stop":
+        if self.request.on_error == "stop":
             raise RecordError(f"{path}:{line}: {error}") from error
         record = {"record": repr(raw)}
         if isinstance(raw, bytes):
@@ -130,11 +132,15 @@ class Renderer:
         """Cut a document to its length, count the tokens cut off, and keep the rest or drop it."""
         tokens, loss = result.tokens, result.loss
         total, total_trainable = len(tokens), int(np.count_nonzero(loss))
-        most = self._request.max_length
+        most = self.request.max_length
         if most is not None and total > most:
-            part = slice(total - most, None) if self._keep == "last" else slice(0, most)
+            part = (
+                slice(total - most, None)
+                if (self.request.keep or self.template.truncation) == "last"
+                else slice(0, most)
+            )
             tokens, loss = tokens[part], loss[part]
-        if self._template.trim_trailing:
+        if self.template.trim_trailing:
             trained = np.flatnonzero(loss)
             end = int(trained[-1]) + 1 if len(trained) else 0
             tokens, loss = tokens[:end], loss[:end]
@@ -143,7 +149,7 @@ class Renderer:
         dropped = 0
         if not trainable and self._drops_untrainable:
             dropped = _NO_LOSS
-        elif length < self._template.min_tokens:
+        elif length < self.template.min_tokens:
             dropped = _TOO_SHORT
         if dropped:
             made.records.append((line, 0, 0, total, total_trainable, dropped))

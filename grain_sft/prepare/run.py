@@ -15,7 +15,7 @@ from grain_sft.errors import GrainSftError, PrepareError, RecordError
 from grain_sft.prepare.job import Job
 from grain_sft.prepare.records import inputs
 from grain_sft.prepare.records.inputs import Input, Scan, Unit
-from grain_sft.prepare.render import Renderer, Work
+from grain_sft.prepare.render import Renderer
 from grain_sft.prepare.request import Request
 from grain_sft.prepare.target import Target
 from grain_sft.prepare.templates import Rendered
@@ -87,12 +87,12 @@ def _render(job: Job, workers: int | None, report: Progress) -> None:
     todo = [unit for unit in job.units if job.chunks.header(unit.number) is None]
     if workers is None:
         workers = min(os.cpu_count() or 1, -(-len(todo) // UNITS_PER_WORKER))
-    total = sum(_cost(job.work.inputs, unit) for unit in job.units)
-    done = total - sum(_cost(job.work.inputs, unit) for unit in todo)
+    total = sum(_cost(job.inputs, unit) for unit in job.units)
+    done = total - sum(_cost(job.inputs, unit) for unit in todo)
     report("Rendering", done, total)
     try:
         for unit in render_all(job, todo, workers):
-            done += _cost(job.work.inputs, unit)
+            done += _cost(job.inputs, unit)
             report("Rendering", done, total)
     except GrainSftError as error:
         if isinstance(error, RecordError) or not done:
@@ -141,8 +141,7 @@ def dry_run(request: Request, records: int) -> str:
       GrainSftError: An input or the tokenizer can't be read.
     """
     entries = inputs.list_inputs([dataset.paths for dataset in request.datasets])
-    work = Work(request, tuple(entries))
-    renderer = Renderer(work)
+    renderer = Renderer(request, tuple(entries), "")
     made: list[Rendered] = []
     bad: list[str] = []
     for entry, line, raw in itertools.islice(inputs.all_records(entries), records):
@@ -165,7 +164,7 @@ def dry_run(request: Request, records: int) -> str:
     if bad:
         lines += [f"rejected   {len(bad):,}", *bad[:20]]
     if made:
-        lines += ["the first document (| takes loss, . does not):", *_pieces(made[0], work.tokenizer)]
+        lines += ["the first document (| takes loss, . does not):", *_pieces(made[0], renderer.tokenizer)]
     return "\n".join(lines)
 
 

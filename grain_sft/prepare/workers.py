@@ -53,7 +53,7 @@ def render_all(job: Job, units: Sequence[Unit], workers: int) -> Iterator[Unit]:
     """
     if workers <= 1 or len(units) <= 1:
         for unit in units:
-            job.chunks.write(unit.number, job.render(unit))
+            job.chunks.write(unit.number, job.render_unit(unit))
             yield unit
         return
     size = min(workers, len(units))
@@ -66,7 +66,7 @@ def render_all(job: Job, units: Sequence[Unit], workers: int) -> Iterator[Unit]:
         _send(thread.process, b"%d" % unit.number)
         if not (line := thread.process.stdout.readline()):
             raise PrepareError(
-                f"a worker process ended ({thread.process.wait()}) at {job.work.inputs[unit.input].path}, unit "
+                f"a worker process ended ({thread.process.wait()}) at {job.inputs[unit.input].path}, unit "
                 f"{unit.number}. Out of memory? Start again to continue from there, with fewer --workers."
             )
         if failure := msgspec.json.decode(line, type=Failure | None):
@@ -118,7 +118,7 @@ def serve() -> None:
             unit = job.units[int(line)]
             failure = None
             try:
-                made = job.render(unit)
+                made = job.render_unit(unit)
                 if os.getppid() != parent:
                     return  # killed; another run may have begun
                 job.chunks.write(unit.number, made)
