@@ -15,7 +15,7 @@ from grain_sft.errors import PrepareError, RecordError
 from grain_sft.prepare.records.messages import Conversation, Message
 from grain_sft.prepare.records.strict_json import shown, strings
 from grain_sft.prepare.templates.chat_controls import Expected, expected_controls
-from grain_sft.prepare.templates.chat_ids import UnexpectedControlError, encoder_of
+from grain_sft.prepare.templates.chat_ids import ChatPieces, UnexpectedControlError, WholeChats
 from grain_sft.prepare.templates.chat_spans import RenderedChat, find_turns
 from grain_sft.prepare.templates.chat_template import ChatTemplate, Spans, with_reasoning
 from grain_sft.prepare.templates.template import Rendered, Result, Template, TemplateOptions, result_of
@@ -39,13 +39,12 @@ class Chat(Template):
         text = self.jinja if options.chat_template is None else options.chat_template
         text = tokenizer.chat_template if text is None else text
         self._chat = ChatTemplate(tokenizer, self.default() if text is None else text)
-        self._encoder = encoder_of(tokenizer)
+        self._encoder = (WholeChats if tokenizer.encodes_whole_chats else ChatPieces)(tokenizer)
 
     def default(self) -> str:
         """Return the template for a tokenizer that has none."""
         raise PrepareError(
-            f"template {self.name}: the tokenizer has no chat template. Give one with --chat-template, or choose another "
-            "template."
+            f"template {self.name}: the tokenizer has no chat template. Give one with --chat-template, or another template."
         )
 
     def render(self, conversations: Sequence[Conversation]) -> list[Result]:
@@ -61,19 +60,12 @@ class Chat(Template):
         turns = [start + index for index, loss in enumerate(self.losses(conversation)) if loss]
         messages = with_reasoning(messages)
         tools = list(conversation.tools) if conversation.tools else None
-        marked: Spans | None = None
-        if self._chat.marks_turns:
-            text, marked = self._chat.render_marked(messages, tools)
-        else:
-            text = self._chat.render(messages, tools)
+        text, marked = self._chat.render_marked(messages, tools)
         chat = RenderedChat(self._chat, messages, tools, text)
-        if marked is not None:
-            marked = _of_turns(marked, chat, turns)
+        spans = _of_turns(marked, chat, turns) if self._chat.marks_turns else None
         expected = expected_controls(chat, self._encoder.find, self._encoder.special)
-        if marked is None:
+        if spans is None:
             spans = [(start, self._end_of_turn(text, stop, expected)) for start, stop in find_turns(chat, turns)]
-        else:
-            spans = marked
         try:
             return self._encoder.encode(text, spans, expected, plain=self.special is None)
         except UnexpectedControlError as error:
@@ -137,14 +129,11 @@ def _as_dict(message: Message) -> dict[str, Any]:
     if message.role == "assistant_toolcall":
         call = {"type": "function", "function": {"name": extra["name"], "arguments": extra["arguments"]}}
         return {"role": "assistant", "content": message.content, "tool_calls": [call]}
-    role = message.role
-    if role == "toolresult":
-        role = "tool"
-        if "content" in extra:
-            extra["content"] = json.dumps(extra["content"], ensure_ascii=False)
-    return {
-        key: value for key, value in {"role": role, "content": message.content, **extra}.items() if value is not None
-    }
+    role = "tool" if message.role == "toolresult" else message.role
+    if role != message.role and "content" in extra:
+        extra["content"] = json.dumps(extra["content"], ensure_ascii=False)
+    found = {"role": role, "content": message.content, **extra}
+    return {key: value for key, value in found.items() if value is not None}
 
 
 def _of_turns(spans: Spans, chat: RenderedChat, turns: list[int]) -> Spans:
@@ -153,10 +142,8 @@ def _of_turns(spans: Spans, chat: RenderedChat, turns: list[int]) -> Spans:
     if len(turns) == len(assistants):
         return spans
     if len(assistants) != len(spans):
-        raise RecordError(
-            f"messages: the chat template marks {len(spans)} spans in {len(assistants)} turns of the assistant, so "
-            "the spans of weight 0 are unknown."
-        )
+        counts = f"{len(spans)} spans in {len(assistants)} turns of the assistant"
+        raise RecordError(f"messages: the chat template marks {counts}, so the spans of weight 0 are unknown.")
     return [span for index, span in zip(assistants, spans, strict=True) if index in turns]
 
 
@@ -165,9 +152,7 @@ OLMO_TOKENS = ("<|im_start|>", "<|im_end|>")
 OLMO_TEMPLATE = """\
 {%- for message in messages -%}
     {{- '<|im_start|>' + message['role'] + '\\n' -}}
-    {%- if message['content'] is defined and message['content'] is not none -%}
-        {{- message['content'] -}}
-    {%- endif -%}
+    {%- if message['content'] is defined and message['content'] is not none -%} {{- message['content'] -}} {%- endif -%}
     {%- if message['functions'] is defined -%}
         {%- set functions = message['functions'] -%}
         {{- '<functions>' + (functions if functions is string else functions | tojson) + '</functions>' -}}
@@ -178,15 +163,9 @@ OLMO_TEMPLATE = """\
     {%- elif message['tool_calls'] is defined -%}
         {{- '<function_calls>' + message['tool_calls'] | tojson + '</function_calls>' -}}
     {%- endif -%}
-    {%- if loop.last and message['role'] == 'assistant' -%}
-        {{- eos_token -}}
-    {%- else -%}
-        {{- '<|im_end|>\\n' -}}
-    {%- endif -%}
+    {{- eos_token if loop.last and message['role'] == 'assistant' else '<|im_end|>\\n' -}}
 {%- endfor -%}
-{%- if add_generation_prompt -%}
-    {{- '<|im_start|>assistant\\n' -}}
-{%- endif -%}
+{{- '<|im_start|>assistant\\n' if add_generation_prompt -}}
 """
 """ChatML in the form of OLMo's post-training.
 

@@ -25,11 +25,6 @@ class UnexpectedControlError(RecordError):
         self.text = text
 
 
-def encoder_of(tokenizer: Tokenizer) -> Encoder:
-    """Return the encoder of a tokenizer."""
-    return WholeChats(tokenizer) if tokenizer.encodes_whole_chats else ChatPieces(tokenizer)
-
-
 class Encoder(abc.ABC):
     """Encodes rendered chats with a tokenizer, whose special tokens `special` finds."""
 
@@ -201,14 +196,9 @@ def _mask(encoded: Any, spans: Spans) -> npt.NDArray[np.bool_]:
             continue
         first, last = encoded.char_to_token(start), encoded.char_to_token(stop - 1)
         if first is None or last is None:  # a character that the tokenizer's normalizer drops
-            first, last = _overlapping(encoded.offsets, start, stop)
+            starts, stops = np.maximum.accumulate(np.array(encoded.offsets, np.int64).reshape(-1, 2), axis=0).T
+            first, last = np.searchsorted(stops, start, "right"), np.searchsorted(starts, stop, "left") - 1
         while last + 1 < len(loss) and encoded.token_to_chars(last + 1)[0] < stop:  # more bytes of the same character
             last += 1
         loss[first : last + 1] = True
     return loss
-
-
-def _overlapping(offsets: Any, start: int, stop: int) -> tuple[int, int]:
-    """Return the first and last token that overlap a span; where none does, the last is before the first."""
-    starts, stops = np.maximum.accumulate(np.array(offsets, np.int64).reshape(-1, 2), axis=0).T
-    return int(np.searchsorted(stops, start, "right")), int(np.searchsorted(starts, stop, "left")) - 1

@@ -27,16 +27,27 @@ _HUGGINGFACE_NAMES = (
 )
 _MORE_TEMPLATES = "additional_chat_templates"
 _RANK = re.compile(rb"[A-Za-z0-9+/]+={0,2} [0-9]+\r?\n")
-_JSON_OBJECT = re.compile(rb"(?:\xef\xbb\xbf)?\s*\{")
+_JSON = rb"(?:\xef\xbb\xbf)?\s*\{"
 _OTHERS = (
-    (re.compile(rb"\s*\Z"), "an empty file. Download it again."),
-    (re.compile(rb"version https://git-lfs"), "a pointer of Git LFS. Run `git lfs pull` where it came from."),
-    (re.compile(rb"\x1f\x8b|\x28\xb5\x2f\xfd|BZh|\xfd7zXZ"), "a compressed file. Decompress it."),
-    (re.compile(rb"PK\x03\x04"), "a ZIP archive. Unpack it, or give a tokenizer's file."),
-    (re.compile(rb"\s*<(?:!DOCTYPE|html)", re.IGNORECASE), "an HTML page. Download the file itself."),
-    (re.compile(rb"#version"), "the merges of a BPE tokenizer. Give its directory, or its tokenizer.json."),
-    (re.compile(rb"\x93NUMPY"), "a NumPy array. Give a tokenizer's file."),
-    (re.compile(rb"\s*\["), "a list in JSON. Give the tokenizer.json or the directory that has it."),
+    (rb"\s*\Z", "an empty file. Download it again."),
+    (rb"version https://git-lfs", "a pointer of Git LFS. Run `git lfs pull` where it came from."),
+    (rb"\x1f\x8b|\x28\xb5\x2f\xfd|BZh|\xfd7zXZ", "a compressed file. Decompress it."),
+    (rb"PK\x03\x04", "a ZIP archive. Unpack it, or give a tokenizer's file."),
+    (rb"(?i:\s*<(?:!DOCTYPE|html))", "an HTML page. Download the file itself."),
+    (rb"#version", "the merges of a BPE tokenizer. Give its directory, or its tokenizer.json."),
+    (rb"\x93NUMPY", "a NumPy array. Give a tokenizer's file."),
+    (rb"\s*\[", "a list in JSON. Give the tokenizer.json or the directory that has it."),
+    (_JSON + rb'.*"(?:tokenizer_class|chat_template)"', "a tokenizer_config.json. Give the directory that it is in."),
+    (
+        _JSON + rb'.*"(?:model_type|architectures)"',
+        "the config.json of a model. Give the tokenizer.json, or the directory.",
+    ),
+    (
+        _JSON + rb'\s*"(?:[^"\\]|\\.)*"\s*:\s*[0-9]+\s*[,}]',
+        "a vocabulary (vocab.json). Give the directory that it is in, or a tokenizer.json.",
+    ),
+    (_JSON, "JSON without the keys of a tokenizer.json ('model', 'added_tokens'). Give the tokenizer.json."),
+    (b"", "a file of another kind, or a damaged one. Give the file of a tokenizer, or download it again."),
 )
 """Files that people give by mistake, by their first bytes."""
 
@@ -68,17 +79,19 @@ def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
         raise CorpusFileError(f"{where}: has {', '.join(candidates)}. Give the path of one of them.")
     listed = ", ".join(name for name in names if "/" not in name) or "nothing"
     raise CorpusFileError(
-        f"{where}: expected a SentencePiece .model, a tokenizer.json, or another tokenizer in this directory; found "
-        f"{listed[:200]}. Give the path of the tokenizer's file."
+        f"{where}: expected a SentencePiece .model, a tokenizer.json, or another tokenizer; found {listed[:200]}. Give the "
+        "path of the tokenizer's file."
     )
 
 
 def _load_file(where: str, templates: Mapping[str, bytes]) -> Tokenizer:
     """Load a tokenizer's file; `templates` has the chat template of its directory, where the directory was given."""
     content = files.read_bytes(where)
-    if _JSON_OBJECT.match(content):
-        if b'"model"' not in content or not any(key in content for key in (b'"added_tokens"', b'"vocab"', b'"merges"')):
-            raise _not_a_tokenizer(where, _other_json(content))
+    if (
+        re.match(_JSON, content)
+        and b'"model"' in content
+        and any(key in content for key in (b'"added_tokens"', b'"vocab"', b'"merges"'))
+    ):
         folder = files.parent(where)
         if files.name_of(where) == "tokenizer.json" and any(files.exists(files.join(folder, n)) for n in _SIDECARS):
             return HuggingFaceTokenizer(_read_folder(folder), where)
@@ -87,28 +100,10 @@ def _load_file(where: str, templates: Mapping[str, bytes]) -> Tokenizer:
         sidecar = f"{where}.json"
         settings = {tiktoken_file.SIDECAR: files.read_bytes(sidecar)} if files.exists(sidecar) else {}
         return TiktokenTokenizer({tiktoken_file.FILE: content, **settings, **templates}, where)
-    for pattern, other in _OTHERS:
-        if pattern.match(content):
-            raise _not_a_tokenizer(where, other)
-    if sentencepiece_model.BEGINS.match(content):
+    found = next(other for pattern, other in _OTHERS if re.match(pattern, content, re.DOTALL))
+    if found == _OTHERS[-1][1] and sentencepiece_model.BEGINS.match(content):
         return SentencePieceTokenizer({sentencepiece_model.FILE: content, **templates}, where)
-    raise _not_a_tokenizer(
-        where, "a file of another kind, or a damaged one. Give the file of a tokenizer, or download it again."
-    )
-
-
-def _not_a_tokenizer(where: str, found: str) -> CorpusError:
-    return CorpusError(f"{where}: expected a SentencePiece model, a tokenizer.json or a tiktoken file, found {found}")
-
-
-def _other_json(content: bytes) -> str:
-    if b'"tokenizer_class"' in content or b'"chat_template"' in content:
-        return "a tokenizer_config.json. Give the directory that it is in."
-    if b'"model_type"' in content or b'"architectures"' in content:
-        return "the config.json of a model. Give the tokenizer.json, or the directory."
-    if re.match(rb'\s*\{\s*"(?:[^"\\]|\\.)*"\s*:\s*[0-9]+\s*[,}]', content):
-        return "a vocabulary (vocab.json). Give the directory that it is in, or a tokenizer.json."
-    return "JSON without the keys of a tokenizer.json ('model', 'added_tokens'). Give the tokenizer.json."
+    raise CorpusError(f"{where}: expected a SentencePiece model, a tokenizer.json or a tiktoken file, found {found}")
 
 
 def _is_folder(where: str) -> bool:
