@@ -30,7 +30,7 @@ LONG_FILES = (
     "test_pipeline.py",
     "test_batch_digests.py",
     "test_beam.py",
-    "test_interrupts.py",
+    "test_interrupt.py",
     "test_processes_killed.py",
     "test_pipeline_packed.py",
     "test_shard_cache.py",
