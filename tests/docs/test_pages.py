@@ -40,15 +40,15 @@ def anchors(page: str) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-") for heading in headings}
 
 
-@pytest.mark.parametrize("page", pages.PAGES)
+@pytest.mark.parametrize("page", [*pages.PAGES, "../README.md"])
 def test_links_and_configs_of_a_page_are_there(page):
     for target in re.findall(r"\]\(([^)\s]+)\)", pages.outside_blocks(page)):
         path, _, anchor = target.partition("#")
-        found = pages.DOCS / (path or page)
+        found = (pages.DOCS / page).parent / path if path else pages.DOCS / page
         if not re.match(r"[a-z]+:", target):
             assert found.exists() and (not anchor or anchor in anchors(found.name)), f"{page}: {target}"
-    names = "olmo|pretrain|eval|sft|episodes|primer|openchat"
-    for path in re.findall(rf"(?<![\w/])configs/(?:{names})\w*\.\w+", pages.read(page)):
+    names = r"\w+" if page.startswith("..") else r"(?:olmo|pretrain|eval|sft|episodes|primer|openchat)\w*"
+    for path in re.findall(rf"(?<![\w/])configs/{names}\.\w+", pages.read(page)):
         assert (ROOT / path).exists(), f"{page}: {path}"
 
 

@@ -1,30 +1,59 @@
-"""A corpus of hostile chats, a config over it, and one browser for all tests of a module."""
+"""A corpus of chats whose text tries to break out of whatever shows it, a config over it, and one browser for a module."""
 
 from __future__ import annotations
 
 import json
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
-
-sys.path.append(str(Path(__file__).parents[1] / "prepare"))  # tokenizer_makers.py is for these tests too
-
 from chromium import chromium
-from hostile_chats import write_run
 
 from grain_sft import Host, load
+from grain_sft.prepare import CHAT_TOKENS, Dataset, Request, prepare, train_tokenizer
 from grain_sft.view import texts_of
+
+HOSTILE = (
+    "</script><script>document.title = 'broken'</script>",
+    "<img src=x onerror=\"document.title = 'broken'\">",
+    "<!-- <![CDATA[ ]]> &lt;b&gt; &amp; \u2028 \u2029",
+    "\x1b]0;broken\x07 \x1b[31mred\x1b[0m \x08\x7f\x9b31m",
+    "marks \u202e of direction \u2066 and \u200f others",
+    "שלום עולם و مرحبا",
+    "日本語のテキスト 😀 👨\u200d👩\u200d👧",
+    "\u0301alone, e\u0301 with its letter, \ufeff and zero\u200bwidth",
+    "tab\tand\n\n    def f():\n\treturn '⟦ ⟧ · ⏎'",
+    "</style></textarea></title></noscript>",
+)
+WORDS = ["the", "quick", "brown", "fox", "jumps", "over", "a", "lazy", "dog", "while", "seven", "wizards", "box", "my"]
+LOOP = "again and " * 60
 
 
 @pytest.fixture(scope="session")
 def run(tmp_path_factory):
-    """Path of the config: packed rows of 512 tokens, four rows a step, loss on answers alone."""
-    folder = tmp_path_factory.mktemp("run")
+    """Path of a config of two inputs of chats: packed rows of 512 tokens, four rows a step, loss on answers alone."""
+    folder, random = tmp_path_factory.mktemp("run"), np.random.default_rng(0)
+    answers = [f"{' '.join(random.choice(WORDS, 30))} {HOSTILE[at % len(HOSTILE)]}" for at in range(60)]
+    answers[7] = answers[31] = LOOP
+    inputs = {"one.jsonl": answers[:20], "two & <b>.jsonl": answers[20:]}
+    for name, part in inputs.items():
+        turns = [(("user", f"tell me of {at}"), ("assistant", answer)) for at, answer in enumerate(part)]
+        chats = [{"messages": [{"role": role, "content": text} for role, text in chat]} for chat in turns]
+        (folder / name).write_text("".join(json.dumps(chat) + "\n" for chat in chats))
+    tokenizer, path = folder / "spm.model", folder / "run.json"
+    tokenizer.write_bytes(train_tokenizer([" ".join(WORDS), "tell me of 0123456789"] * 40, 330, CHAT_TOKENS))
+    datasets = tuple(Dataset((str(folder / name),)) for name in inputs)
+    request = Request(datasets, "primer", str(tokenizer), "episodes", val_frac=0.0, shard_tokens=5000)
+    config = {
+        "corpus": {"path": str(folder / "chats")},
+        "layout": {"kind": "packed", "sequence_length": 512},
+        "sampler": {"order": "olmo", "seed": 1, "global_batch_size": 4, "epochs": 4},
+        "transforms": ["shift_targets"],
+    }
+    path.write_text(json.dumps(config))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("GRAIN_SFT_CACHE_DIR", str(folder / "cache"))
-        yield write_run(folder)
+        prepare(request, folder / "chats", workers=1)
+        yield path
 
 
 @pytest.fixture(scope="session")
