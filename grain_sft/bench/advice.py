@@ -90,11 +90,7 @@ def reason(choice: Choice, recommended: Row, delivered: Sequence[Row]) -> str:
 
 
 def accelerators(tokens_per_second: float, hosts: int, each: float | None) -> list[dict[str, float]]:
-    """Return how many accelerators `tokens_per_second` on each of `hosts` hosts could feed.
-
-    Args:
-      each: Tokens/s of one accelerator; None: each of `RATES`.
-    """
+    """Return how many accelerators of `each` tokens/s (None: each of `RATES`) `tokens_per_second` on each host feed."""
     found = [(rate, int(tokens_per_second // rate)) for rate in (RATES if each is None else (each,))]
     return [{"tokens_per_second": rate, "this_host": here, "all_hosts": here * hosts} for rate, here in found]
 

@@ -71,12 +71,8 @@ def seconds_a_batch(next_batch: Next, seconds: float) -> float:
 
 
 def seconds_in_turn(loaders: Mapping[str, Next], seconds: float, turns: int, warm: int) -> dict[str, float]:
-    """Return the median seconds a batch of every loader over `turns`, in which other work of the machine slows all alike.
-
-    Args:
-      seconds: Seconds for which a loader is measured in each turn.
-      warm: Batches of each loader before.
-    """
+    """Return the median seconds a batch of every loader over `turns` of `seconds` each, after `warm` batches. Other work of the
+    machine slows all loaders of a turn."""
     times: dict[str, list[float]] = {name: [] for name in loaders}
     for next_batch in loaders.values():
         for _ in range(warm):
@@ -105,13 +101,12 @@ def run_program(program: str, *arguments: str, cache: str | None = None) -> dict
     """Run a Python program in a process of its own, with memory of its own.
 
     Args:
-      program: Has `json`, `os`, `sys`, `time` and `memory()`, the megabytes that it has now and had at most. It prints an
-        object of JSON last.
+      program: Text. It has `json`, `os`, `sys`, `time` and `memory()`, megabytes now and at most, and prints JSON last.
       arguments: Its `sys.argv[1:]`.
       cache: Folder of its artifacts; None: the user's.
 
     Returns:
-      That object, and `process_s`, the seconds from the start of the process to its end.
+      The object that it printed, and `process_s`, the seconds from the start of the process to its end.
 
     Raises:
       PipelineError: it failed.

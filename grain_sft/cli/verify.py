@@ -7,9 +7,9 @@ import json
 import time
 from typing import Any
 
-from grain_sft.cli.arguments import add_corpus_options, at_least, corpus_options, host_of
+from grain_sft.cli.arguments import add_corpus_options, add_declared, at_least, corpus_options, host_of
+from grain_sft.corpus import open_corpus
 from grain_sft.progress import elapsed
-from grain_sft.sampling import Host
 from grain_sft.verify import KINDS, verify
 
 
@@ -25,13 +25,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--vocab-size", type=at_least(1), help="ids are below this (default: the tokenizer's size)")
     parser.add_argument("--corpus", help="with a plan: the corpus that it is of")
     parser.add_argument("--receipt", metavar="CODE", help="with a config: the receipt that it must have")
-    parser.add_argument("--host", type=host_of, default=Host(0, 1), metavar="h/H", help="with a config (default: 0/1)")
+    parser.add_argument("--host", type=host_of, metavar="h/H", help="with a config (default: 0/1)")
     parser.add_argument("--refuse-duplicates", action="store_true", help="documents with equal tokens are an error too")
     parser.add_argument("--json", action="store_true", help="print as JSON")
     files = parser.add_argument_group("files, of a corpus")
     add_corpus_options(files)
-    root = "folder that all files must lie in, links followed (default: anywhere)"
-    files.add_argument("--root", metavar="FOLDER", help=root)
+    add_declared(files, open_corpus, ("root",))
 
 
 def run(options: argparse.Namespace) -> int:
