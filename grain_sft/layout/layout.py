@@ -37,7 +37,7 @@ class Layout(Protocol):
     options.
 
     Inherit from this class: a layout defines `__init__(corpus, sequence_length, **options)`, which sets `corpus` and
-    `sequence_length`, `__len__` and `pieces`. All else has a default, which a layout overrides where it knows better.
+    `sequence_length`, `__len__` and `pieces`. All else has a default, which a layout may override.
 
     Attributes:
       corpus: Corpus whose tokens make the rows.

@@ -15,7 +15,7 @@ from grain_sft.layout.pieces import Ints, Pieces, joined
 
 class MixtureLayout(Layout):
     """Rows of several layouts of one sequence length: first all rows of the first layout, then all of the second, and so on.
-    Shards are numbered in the same way, and so are the documents of those layouts that follow documents.
+    Shards are numbered likewise, and so are the documents of those layouts that follow documents.
 
     Args:
       parts: Layouts by the names of their sources; a source of a source is "outer/inner".

@@ -105,21 +105,18 @@ class ShardOffsets:
         position = np.zeros(len(start), np.int64)
         if len(self._ends) == 1:
             return Pieces(row, column, position, start, length, segment, position, document)
-        shard = self._ends.searchsorted(start, side="right")
-        over = start + length > self._ends[shard]
-        while over.any():  # rare: the end of a shard cuts through a document
-            here = self._ends[shard] - start
-            firsts = np.flatnonzero(over) + np.arange(np.count_nonzero(over))
-            row, column, segment, position, document, start, length, here = (
-                np.repeat(each, 1 + over) for each in (row, column, segment, position, document, start, length, here)
-            )
-            for moved in (column, position, start):
-                moved[firsts + 1] += here[firsts]
-            length[firsts + 1] -= here[firsts]
-            length[firsts] = here[firsts]
-            shard = self._ends.searchsorted(start, side="right")
-            over = start + length > self._ends[shard]
-        return Pieces(row, column, shard, start - self._begins[shard], length, segment, position, document)
+        shard, stop = self._ends.searchsorted(start, side="right"), start + length
+        if not (stop > self._ends[shard]).any():
+            return Pieces(row, column, shard, start - self._begins[shard], length, segment, position, document)
+        of, number = ragged(
+            self._ends.searchsorted(stop - 1, side="right") - shard + 1
+        )  # rare: a shard ends in a segment
+        shard = shard[of] + number
+        begin, end = np.maximum(start[of], self._begins[shard]), np.minimum(stop[of], self._ends[shard])
+        of, shard, begin, end = (each[end > begin] for each in (of, shard, begin, end))  # without empty shards
+        position = begin - start[of]
+        columns = row[of], column[of] + position, shard, begin - self._begins[shard], end - begin
+        return Pieces(*columns, segment[of], position, document[of])
 
 
 def ragged(counts: Ints) -> tuple[Ints, Ints]:

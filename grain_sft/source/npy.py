@@ -144,7 +144,8 @@ class NpyDataSource(grain.sources.RandomAccessDataSource[Element]):
         else:
             positions, target_segments = more
             segments, lasts = self._segments(pieces, tokens, positions)
-        self._gather(pieces, stack.first if self._wide else tokens.reshape(-1).data.cast("B"))
+        size, out = self._dtype.itemsize, stack.first if self._wide else tokens.reshape(-1).data.cast("B")
+        self._reader.gather(pieces.shard, pieces.start, pieces.offsets(shape[1]) * size, pieces.length * size, out)
         if self._loss is not None:
             loss = self._gather_loss(self._loss, pieces, shape)
             if whole:
@@ -164,11 +165,6 @@ class NpyDataSource(grain.sources.RandomAccessDataSource[Element]):
             target_segments[...] = segments
             target_segments.reshape(-1)[lasts] = 0
         return read, tokens, fit
-
-    def _gather(self, pieces: Pieces, out: memoryview) -> None:
-        """Copy every piece to its place in the bytes of tokens [rows, L]."""
-        length, size = self.layout.sequence_length, self._dtype.itemsize
-        self._reader.gather(pieces.shard, pieces.start, pieces.offsets(length) * size, pieces.length * size, out)
 
     @staticmethod
     def _gather_loss(reader: LossReader, pieces: Pieces, shape: tuple[int, ...]) -> npt.NDArray[Any]:

@@ -128,6 +128,6 @@ def _as_int32(tokens: npt.NDArray[Any]) -> _Int32:
         wrong = (tokens < 0) | (tokens.astype(np.float64) > _INT32_MAX)
         raise TransformError(
             f"a token id at {np.argwhere(wrong)[0].tolist()} of the batch is above {_INT32_MAX}: no vocabulary has it. "
-            "The corpus was opened with the wrong dtype, or is no array of tokens."
+            "The corpus was opened with the wrong dtype, or is not an array of tokens."
         )
     return tokens.astype(np.int32, copy=False)

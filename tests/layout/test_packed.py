@@ -214,34 +214,6 @@ def test_padding_is_the_corpus_eos_where_it_has_no_pad_id(tmp_path):
     assert row["segment_ids"].tolist() == [1, 1, 1, 0, 0, 0]
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"algorithm": "worst_fit"}, "algorithm 'worst_fit': expected one of best_fit_decreasing, "),
-        ({"long_documents": "drop"}, "long_documents='drop': expected one of truncate, fragment"),
-        ({"ties": "any"}, "ties='any': expected one of stable, numpy"),
-        ({"boundaries": "csv"}, "boundaries='csv': expected one of auto, eos"),
-        ({"sequence_length": "8"}, "sequence_length='8': expected an integer, 1 or more"),
-        ({"source_group_size": 0, "algorithm": "multipack"}, "source_group_size=0: expected an integer, 1 or more"),
-        ({"source_group_size": True}, "source_group_size=True: expected an integer"),
-        ({"max_segments": 0}, "max_segments=0: expected an integer, 1 or more"),
-        ({"max_segments": 4, "algorithm": "multipack"}, "max_segments=4: algorithm multipack does not bound"),
-        ({"max_segments": 4, "algorithm": "concat_then_split"}, "max_segments=4: algorithm concat_then_split does not"),
-        ({"epochs": 2}, "epochs=2: algorithm best_fit_decreasing packs every epoch the same. Let the sampler"),
-        ({"epochs": 0}, "epochs=0: expected an integer, 1 or more"),
-        ({"seed": -1, "algorithm": "multipack"}, "seed=-1: expected an integer, 0 or more"),
-        ({"batch_rows": 0, "algorithm": "multipack"}, "batch_rows=0: expected an integer, 1 or more"),
-        ({"bos_token_id": -1}, "bos_token_id=-1: expected an integer, 0 or more"),
-    ],
-    ids=str,
-)
-def test_arguments_that_dont_fit_are_sentences(tmp_path, options, message):
-    known = make("plain", tmp_path / "corpus", [5, 6])
-    with pytest.raises(LayoutError) as caught:
-        PackedLayout(known.corpus, **{"sequence_length": 8, "cache_dir": tmp_path, **options})
-    assert message in str(caught.value)
-
-
 def test_a_corpus_without_documents_is_a_sentence(tmp_path):
     np.array([5, 6, 7], np.uint16).tofile(tmp_path / "a.npy")
     with pytest.raises(

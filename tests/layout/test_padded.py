@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from grain_sft import NpyDataSource, PaddedLayout, ShiftTargets, open_corpus
-from grain_sft.errors import LayoutError, RowIndexError
+from grain_sft.errors import LayoutError
 from grain_sft.layout import FILL_ROW, Span
 
 
@@ -96,22 +96,3 @@ def test_a_pickle_opens_the_same_rows_and_what_decides_them_is_in_the_repr(tmp_p
     assert_same(again.read(range(2)), source.read(range(2)))
     options = ({"keep": "last"}, {"keep": "first"}, {"min_tokens": 6}, {"sequence_length": 8})
     assert len({repr(PaddedLayout(corpus, **{"sequence_length": 16, **each})) for each in options}) == 4
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"keep": "middle"}, "keep='middle': expected 'last' or 'first'."),
-        ({"min_tokens": 0}, "min_tokens=0: expected an integer, 1 or more"),
-        ({"sequence_length": 0}, "sequence_length=0: expected an integer, 1 or more"),
-        ({"min_tokens": 100}, "no document of 2 has 100 tokens or more. Give a smaller min_tokens."),
-    ],
-    ids=str,
-)
-def test_arguments_that_dont_fit_are_sentences(tmp_path, options, message):
-    corpus = make("plain", tmp_path, [5, 6]).corpus
-    with pytest.raises(LayoutError) as caught:
-        PaddedLayout(corpus, **{"sequence_length": 8, **options})
-    assert message in str(caught.value)
-    with pytest.raises(RowIndexError, match=r"row 2 of PaddedLayout.*expected 0 to 1"):
-        PaddedLayout(corpus, 8).spans(2)

@@ -1,0 +1,74 @@
+"""Arguments of layouts that don't fit, and rows that are not there, are sentences."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from document_corpora import make
+
+from grain_sft import PackedLayout, PaddedLayout, WindowLayout
+from grain_sft.corpus import Corpus
+from grain_sft.errors import LayoutError, RowIndexError
+
+LAYOUTS = (WindowLayout, PaddedLayout, PackedLayout)
+
+
+@pytest.fixture
+def corpus(tmp_path, monkeypatch) -> Corpus:
+    """Two documents, of 5 and 6 tokens."""
+    monkeypatch.setenv("GRAIN_SFT_CACHE_DIR", str(tmp_path / "cache"))
+    return make("plain", tmp_path / "corpus", [5, 6]).corpus
+
+
+@pytest.mark.parametrize("length", [0, -1, -8192, 2.0, "8", None, True, np.float32(4), np.bool_(True)])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_sequence_length_is_a_positive_integer(corpus, layout, length):
+    with pytest.raises(LayoutError) as error:
+        layout(corpus, length)
+    assert f"sequence_length={length!r}: expected an integer, 1 or more." in str(error.value)
+
+
+@pytest.mark.parametrize("length", [1 << 31, 1 << 40, 1 << 62, 1 << 70])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_row_of_more_tokens_than_int32_positions_count_is_refused(corpus, layout, length):
+    with pytest.raises(LayoutError, match=rf"sequence_length={length}: .* expected less than 2\*\*31"):
+        layout(corpus, length)
+
+
+@pytest.mark.parametrize(
+    ("layout", "options", "message"),
+    [
+        (WindowLayout, {"sequence_length": 12}, "leaves no row: the longest of 1 shards has 11 tokens"),
+        (PaddedLayout, {"keep": "middle"}, "keep='middle': expected 'last' or 'first'."),
+        (PaddedLayout, {"min_tokens": 0}, "min_tokens=0: expected an integer, 1 or more"),
+        (PaddedLayout, {"min_tokens": 100}, "no document of 2 has 100 tokens or more. Give a smaller min_tokens."),
+        (PackedLayout, {"algorithm": "worst_fit"}, "algorithm 'worst_fit': expected one of best_fit_decreasing, "),
+        (PackedLayout, {"long_documents": "drop"}, "long_documents='drop': expected one of truncate, fragment"),
+        (PackedLayout, {"ties": "any"}, "ties='any': expected one of stable, numpy"),
+        (PackedLayout, {"boundaries": "csv"}, "boundaries='csv': expected one of auto, eos"),
+        (PackedLayout, {"source_group_size": 0}, "source_group_size=0: expected an integer, 1 or more"),
+        (PackedLayout, {"source_group_size": True}, "source_group_size=True: expected an integer"),
+        (PackedLayout, {"source_group_size": 0, "algorithm": "multipack"}, "source_group_size=0: expected an integer"),
+        (PackedLayout, {"max_segments": 0}, "max_segments=0: expected an integer, 1 or more"),
+        (PackedLayout, {"max_segments": 4, "algorithm": "multipack"}, "algorithm multipack does not bound documents"),
+        (PackedLayout, {"max_segments": 4, "algorithm": "concat_then_split"}, "concat_then_split does not bound"),
+        (PackedLayout, {"epochs": 2}, "epochs=2: algorithm best_fit_decreasing packs every epoch the same. Let the"),
+        (PackedLayout, {"epochs": 0}, "epochs=0: expected an integer, 1 or more"),
+        (PackedLayout, {"seed": -1, "algorithm": "multipack"}, "seed=-1: expected an integer, 0 or more"),
+        (PackedLayout, {"batch_rows": 0, "algorithm": "multipack"}, "batch_rows=0: expected an integer, 1 or more"),
+        (PackedLayout, {"bos_token_id": -1}, "bos_token_id=-1: expected an integer, 0 or more"),
+    ],
+    ids=str,
+)
+def test_arguments_that_dont_fit_are_sentences(corpus, layout, options, message):
+    with pytest.raises(LayoutError) as caught:
+        layout(corpus, **{"sequence_length": 8, **options})
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("row", [-1, 2, -2, 1 << 40])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_row_out_of_range_is_an_index_error(corpus, layout, row):
+    with pytest.raises(RowIndexError, match=rf"row {row} of {layout.__name__}.*: expected 0 to 1\.") as error:
+        layout(corpus, 8 if layout is not WindowLayout else 5).spans(row)
+    assert isinstance(error.value, IndexError)
