@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -39,3 +41,11 @@ def assert_same(one: Mapping[str, Any], other: Mapping[str, Any]) -> None:
     for key, array in one.items():
         assert array.dtype == other[key].dtype and array.shape == other[key].shape, key
         np.testing.assert_array_equal(array, other[key], err_msg=key)
+
+
+def put(config: dict, place: str, value: object) -> dict:
+    """A copy of `config` with `value` at `place`, keys joined by dots."""
+    changed = copy.deepcopy(config)
+    *sections, key = place.split(".")
+    functools.reduce(dict.__getitem__, sections, changed)[key] = value
+    return changed

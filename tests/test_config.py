@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from batches import put
 from sft_files import EOS, documents, write_olmo
 
 import grain_sft
@@ -67,17 +68,6 @@ def error_of(config):
     with pytest.raises(grain_sft.GrainSftError) as error:
         load(config)
     return str(error.value)
-
-
-def put(config, place, value):
-    """A copy of `config` with `value` at `place`, keys joined by dots."""
-    changed = copy.deepcopy(config)
-    *sections, key = place.split(".")
-    where = changed
-    for section in sections:
-        where = where[section]
-    where[key] = value
-    return changed
 
 
 def same_batches(one, other):
