@@ -322,8 +322,8 @@ def test_order_openchat_with_multipack_is_openchats_run(chats):
     for place, value, expected in (
         ("layout.seed", 8, "layout.seed is 8, but sampler.seed is 7. Leave one out."),
         ("layout.epochs", 3, "layout.epochs is 3, but sampler.epochs is 2. Leave one out."),
-        ("sampler.last_batch", "run_on", "sampler.last_batch is 'run_on'; layout.algorithm multipack takes"),
-        ("sampler.shuffle", False, "sampler.shuffle is False; layout.algorithm multipack takes"),
+        ("sampler.last_batch", "run_on", "sampler.last_batch is 'run_on'; with layout.algorithm multipack"),
+        ("sampler.shuffle", False, "sampler.shuffle is False; with layout.algorithm multipack"),
     ):
         assert expected in error_of(put(config, place, value))
     del config["sampler"]["epochs"]

@@ -126,21 +126,23 @@ def follow_packing(layout: dict[str, Any], sampler: dict[str, Any], where: str) 
     if name is None or not ALGORITHMS[name].packs_per_epoch:
         return
     algorithm = ALGORITHMS[name]
-    if algorithm.order is not None and sampler.get("order") == algorithm.order:
-        _take_over_order(layout, sampler, f"layout.algorithm {name}", where)
+    follows = algorithm.order is not None and sampler.get("order") == algorithm.order
     if algorithm.whole_batches and "schedule" in sampler:
         raise ConfigError(
             f"{where}: sampler.schedule: algorithm {name} makes whole batches of one size beforehand. Take it out."
         )
-    if "seed" not in layout:
+    if not follows and "seed" not in layout:
         raise ConfigError(f"{where}: layout lacks the key 'seed': algorithm {name} packs each epoch anew by it.")
     as_numbered = ORDERS[sampler.get("order", "shuffle")].sequential
-    if not as_numbered or sampler.get("epochs") != 1:
-        key, right = ("epochs", 1) if as_numbered else ("order", "sequential")
-        raise ConfigError(
-            f"{where}: sampler.{key} is {sampler.get(key)!r}; with layout.algorithm {name}, which orders the rows "
-            f"of all its epochs (layout.epochs) itself, expected {right!r}."
-        )
+    expected = {"epochs": 1} if as_numbered else {"order": "sequential"}
+    for key, right in ({"last_batch": "drop", "shuffle": True} if follows else expected).items():
+        if sampler.get(key, right if follows else None) != right:
+            raise ConfigError(
+                f"{where}: sampler.{key} is {sampler.get(key)!r}; with layout.algorithm {name}, which orders the rows "
+                f"of all its epochs (layout.epochs) itself, expected {right!r}."
+            )
+    if follows:
+        _take_over_order(layout, sampler, name, where)
     rows = sampler["global_batch_size"]
     if algorithm.whole_batches and layout.setdefault("batch_rows", rows) != rows:
         raise ConfigError(
@@ -150,19 +152,14 @@ def follow_packing(layout: dict[str, Any], sampler: dict[str, Any], where: str) 
 
 
 def _take_over_order(layout: dict[str, Any], sampler: dict[str, Any], algorithm: str, where: str) -> None:
-    for key, only in (("last_batch", "drop"), ("shuffle", True)):
-        if sampler.get(key, only) != only:
-            raise ConfigError(
-                f"{where}: sampler.{key} is {sampler[key]!r}; {algorithm} takes {only!r} only. Take it out."
-            )
     if "epochs" not in sampler and "epochs" not in layout:
         raise ConfigError(
-            f"{where}: sampler lacks the key 'epochs': {algorithm} makes the rows of each epoch beforehand."
+            f"{where}: sampler lacks the key 'epochs': layout.algorithm {algorithm} makes the rows of each epoch beforehand."
         )
-    for key, value in (("seed", sampler["seed"]), ("epochs", sampler.get("epochs"))):
-        if key in layout and value is not None and layout[key] != value:
+    for key in ("seed", "epochs"):
+        value = sampler.get(key)
+        if value is not None and layout.setdefault(key, value) != value:
             raise ConfigError(f"{where}: layout.{key} is {layout[key]}, but sampler.{key} is {value}. Leave one out.")
-        layout.setdefault(key, value)
     sampler.update(order="sequential", epochs=1)
 
 
