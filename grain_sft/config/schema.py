@@ -20,22 +20,20 @@ def config_schema() -> dict[str, Any]:
     """Return the JSON Schema of a config. No key is required, because a config may inherit it."""
     parts: dict[str, Options] = {"corpus": CORPUS, "sampler": SAMPLER, "source": SOURCE, "config": TOP}
     parts |= {f"layout {kind}": {**LAYOUT, **layout_options(kind)} for kind in LAYOUTS}
-    structs = {name: struct_of(name.title().replace(" ", ""), options) for name, options in parts.items()}
-    _, found = msgspec.json.schema_components(structs.values(), ref_template="#/$defs/{name}")
-    for struct in structs.values():
+    structs = [struct_of(name.title().replace(" ", ""), options) for name, options in parts.items()]
+    _, found = msgspec.json.schema_components(structs, ref_template="#/$defs/{name}")
+    for struct in structs:
         found[struct.__name__].pop("required", None)
     schema = found.pop("Config")
-    source = {"$ref": "#/$defs/Source"}
     for name in ("Corpus", "Source"):
-        found[name]["properties"]["mixture"] |= {"type": "object", "additionalProperties": source}
+        found[name]["properties"]["mixture"] |= {"type": "object", "additionalProperties": {"$ref": "#/$defs/Source"}}
         found[name]["properties"]["mixture"].pop("anyOf", None)
     for kind in LAYOUTS:
         found[f"Layout{kind.title()}"]["properties"]["kind"] = {"const": kind}
     found["LayoutOther"] = {"type": "object", "properties": {"kind": _OPEN}}
-    kinds = [*LAYOUTS, "other"]
     schema["properties"] |= {
         "corpus": {"$ref": "#/$defs/Corpus"},
-        "layout": {"anyOf": [{"$ref": f"#/$defs/Layout{kind.title()}"} for kind in kinds]},
+        "layout": {"anyOf": [{"$ref": f"#/$defs/Layout{kind.title()}"} for kind in (*LAYOUTS, "other")]},
         "sampler": {"$ref": "#/$defs/Sampler"},
         "transforms": {"type": "array", "items": _items(TRANSFORMS, found)},
         "observers": {"type": "array", "items": _items(OBSERVERS, found)},
@@ -46,10 +44,9 @@ def config_schema() -> dict[str, Any]:
 
 def _items(table: Registry[Any], found: dict[str, Any]) -> dict[str, Any]:
     """Return the schema of an entry of `transforms` or `observers`: a name, or a name with its options."""
-    properties = {}
-    for name in table:
-        struct = struct_of(name, options_of(table[name]))
-        (properties[name],), parts = msgspec.json.schema_components([struct], ref_template="#/$defs/{name}")
-        found |= parts
-    mapping = {"type": "object", "properties": properties, "maxProperties": 1, "patternProperties": {":": {}}}
-    return {"anyOf": [{"enum": list(table)}, _OPEN, {**mapping, "additionalProperties": False}]}
+    structs = {name: struct_of(name, options_of(table[name])) for name in table}
+    schemas, parts = msgspec.json.schema_components(structs.values(), ref_template="#/$defs/{name}")
+    found |= parts
+    mapping = {"type": "object", "properties": dict(zip(structs, schemas, strict=True)), "maxProperties": 1}
+    mapping |= {"patternProperties": {":": {}}, "additionalProperties": False}
+    return {"anyOf": [{"enum": list(table)}, _OPEN, mapping]}

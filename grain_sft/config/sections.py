@@ -14,7 +14,7 @@ from grain_sft.storage import Remote
 
 
 class Top(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Keys beside the sections.
+    """Keys next to the sections.
 
     Args:
       inherits: Path of a config that this one is laid over: sections are merged, lists are replaced whole.
