@@ -12,8 +12,7 @@ from pathlib import Path
 
 from grain_sft.errors import PipelineError, StorageError
 from grain_sft.pipeline import Delivery, Observer, Pipeline
-from grain_sft.provenance.audit_events import Events
-from grain_sft.provenance.audit_line import CUT, FORMATS, Fields
+from grain_sft.provenance.audit_entries import CUT, FORMATS, Events, Fields
 from grain_sft.storage import HeldLock, files
 
 

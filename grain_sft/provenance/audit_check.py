@@ -10,8 +10,7 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from grain_sft.errors import CorpusError
-from grain_sft.provenance.audit_events import COMPLETE, LOAD, RESUME, START, Event, Events
-from grain_sft.provenance.audit_line import CUT, Fields, as_text, read_line
+from grain_sft.provenance.audit_entries import COMPLETE, CUT, LOAD, RESUME, START, Event, Events, as_text, read_line
 from grain_sft.sampling import Host
 from grain_sft.storage import files
 
@@ -228,7 +227,9 @@ class _Run:
         self._next = next(self._upcoming, None)
         self._reach = max(self._reach, self._pipeline.end_step if self._next is None else self._next.step)
 
-    def _compare(self, fields: Mapping[str, str], expected: Fields, unknown: Collection[str] = ()) -> bool:
+    def _compare(
+        self, fields: Mapping[str, str], expected: Mapping[str, object], unknown: Collection[str] = ()
+    ) -> bool:
         """Report the fields that are not as expected, except those of `unknown`. Return whether there are none."""
         before = len(self.checked.findings)
         for name in [name for name in expected if name not in (*_NOT_COMPUTED, *unknown)]:

@@ -18,7 +18,7 @@ from sft_files import documents, write_episodes
 from grain_sft import Host, IndexSampler, PaddedLayout, Pipeline, WindowLayout, open_corpus
 from grain_sft.errors import CorpusError, CorpusFileError, PipelineError, StorageError
 from grain_sft.provenance import Checked, check_audit
-from grain_sft.provenance.audit_line import read_line
+from grain_sft.provenance.audit_entries import read_line
 
 ENDINGS = (".log", ".jsonl")
 ROWS = 125
