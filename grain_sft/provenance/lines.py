@@ -13,8 +13,7 @@ from grain_sft.errors import MissingExtraError, RowIndexError
 from grain_sft.html_table import html_columns
 from grain_sft.layout import FILL_ROW, Layout
 from grain_sft.pipeline import Pipeline
-from grain_sft.provenance.sources import Sources
-from grain_sft.provenance.trainable import TrainableTokens
+from grain_sft.provenance.columns import Sources, TrainableTokens
 from grain_sft.sampling import BatchSlots, Host, Sampler
 
 if TYPE_CHECKING:
