@@ -7,8 +7,8 @@ from typing import Any
 from grain_sft.provenance.audit import AuditLog
 from grain_sft.provenance.audit_check import Checked, Finding, check_audit
 from grain_sft.provenance.checkpoints import checkpoint_table, step_of_checkpoint, steps_between
-from grain_sft.provenance.lines import Trace, find_document, iter_trace, summarize, trace
 from grain_sft.provenance.columns import layouts_of, number_of_document, numbers_in
+from grain_sft.provenance.lines import Trace, find_document, iter_trace, summarize, trace
 from grain_sft.provenance.write import SUFFIXES, WRITERS, Columns, Labels, Writer, open_writer
 
 __all__ = [
