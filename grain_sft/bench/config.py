@@ -12,7 +12,7 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,7 +24,6 @@ from grain_sft.bench.measuring import LIMIT, Next, limit, rate, seconds_a_batch,
 from grain_sft.layout import padding_share
 from grain_sft.pipeline import PREFETCH, Pipeline, PipelineIterator
 from grain_sft.sampling import Sampler
-from grain_sft.source import Element
 from grain_sft.storage import files
 
 SECONDS = 20.0
@@ -127,22 +126,28 @@ def report_speed(pipeline: Pipeline, seconds: float) -> dict[str, Any]:
     Returns:
       `rows`: name and the figures of `rate`; `tokens` of a batch; `seconds`.
     """
-    first = pipeline[0]
+    endless, _ = _endless(pipeline)
+    first = endless[0]
     loaders: dict[str, Next] = {
         LIMIT: limit(first),
-        "one thread": _endless(lambda: pipeline.iter(threads=0)).__next__,
-        "default (prefetching threads)": _endless(pipeline.iter).__next__,
+        "one thread": endless.iter(threads=0).__next__,
+        "default (prefetching threads)": endless.iter().__next__,
     }
     times, tokens = seconds_in_turn(loaders, seconds, turns=1, warm=3), stages.num_tokens(first)
     rows = [{"name": name, **rate(tokens, taken, times[LIMIT])} for name, taken in times.items()]
     return {"tokens": tokens, "seconds": seconds, "rows": rows}
 
 
-def _endless(make: Callable[[], PipelineIterator]) -> Iterator[Element]:
-    """Yield the batches of a run, again from the first where it ends."""
-    while True:
-        with contextlib.closing(make()) as batches:
-            yield from batches
+def _endless(pipeline: Pipeline) -> tuple[Pipeline, int]:
+    """Return the pipeline without observers and without an end, the steps of its first batch size again and again, and the
+    number of these steps."""
+    schedule = pipeline.sampler.batch_sizes.schedule
+    steps = min(pipeline.end_step, schedule[0][0] if schedule else sys.maxsize)
+    endless = copy.copy(pipeline)
+    endless.audit, endless.observers = None, ()
+    sampler: Any = _FirstSteps(pipeline.sampler, steps)
+    endless.sampler = sampler
+    return endless, steps
 
 
 def cores() -> int:
@@ -158,22 +163,17 @@ class Round(NamedTuple):
 
 
 class _Run:
-    """A pipeline whose batches the measurements take, one after the other.
+    """A pipeline without an end, whose batches the measurements take, one after the other.
 
     Attributes:
-      pipeline: The pipeline without observers and without an end: the steps of its first batch size, again and again.
-      steps: Number of these steps.
+      pipeline: Pipeline.
+      steps: Number of its steps, which come again and again.
       next_step: First step that no measurement has read.
     """
 
     def __init__(self, pipeline: Pipeline, plan: Plan, begin: float) -> None:
         self._plan, self._begin = plan, begin
-        schedule = pipeline.sampler.batch_sizes.schedule
-        self.steps = min(pipeline.end_step, schedule[0][0] if schedule else sys.maxsize)
-        self.pipeline = copy.copy(pipeline)
-        self.pipeline.audit, self.pipeline.observers = None, ()
-        sampler: Any = _FirstSteps(pipeline.sampler, self.steps)
-        self.pipeline.sampler = sampler
+        self.pipeline, self.steps = _endless(pipeline)
         self.next_step = 0
 
     def first_reading(self) -> dict[str, float]:

@@ -218,8 +218,10 @@ def test_the_limit_copies_arrays_of_the_batch_each_once():
 
 def test_the_report_measures_the_limit_of_the_benchmarks_and_batches_have_the_padding_of_their_layout(tmp_path):
     config = packed(tmp_path)
-    pipeline = load(config | {"sampler": {**config["sampler"], "epochs": 1, "last_batch": "fill"}}, host=Host(0, 1))
+    config |= {"sampler": {**config["sampler"], "epochs": 1, "last_batch": "fill"}, "audit": str(tmp_path / "audit")}
+    pipeline = load(config, host=Host(0, 1))
     figures = of_config.report_speed(pipeline, 0.01)
+    assert not list(tmp_path.glob("audit*"))  # nothing was handed out to a trainer
     assert figures["rows"][0]["name"] == measuring.LIMIT and figures["rows"][0]["of_limit"] == 1
     layout = pipeline.source.layout
-    assert sum(map(stages.num_unpadded, pipeline.iter())) == packing_report(layout)["tokens"]
+    assert sum(stages.num_unpadded(pipeline[step]) for step in range(len(pipeline))) == packing_report(layout)["tokens"]
