@@ -35,15 +35,14 @@ def chats() -> list[dict[str, Any]]:
         if number % 5 == 4:
             turns.append({"role": "user", "content": "and then?"})
         found.append({"messages": turns})
-    found.append({"messages": [{"role": "assistant", "content": "it begins"}, {"role": "user", "content": "it ends"}]})
-    found.append({"messages": [{"role": "user", "content": ""}, {"role": "assistant", "content": ""}]})
     long = ("long text with words. " * 10_000)[:200_000]
-    found.append(
-        {"messages": [{"role": "user", "content": "u " + long}, {"role": "assistant", "content": "a " + long}]}
-    )
-    found.append(
-        {"messages": [{"role": "user", "content": "x" * 200_000}, {"role": "assistant", "content": "😀" * 50_000}]}
-    )
+    for turns in (
+        (("assistant", "it begins"), ("user", "it ends")),
+        (("user", ""), ("assistant", "")),
+        (("user", "u " + long), ("assistant", "a " + long)),
+        (("user", "x" * 200_000), ("assistant", "😀" * 50_000)),
+    ):
+        found.append({"messages": [{"role": role, "content": content} for role, content in turns]})
     return found
 
 
@@ -70,11 +69,8 @@ def openchat_chats() -> list[dict[str, Any]]:
     for number, record in enumerate(chats()):
         items = [turn for turn in record["messages"] if turn["role"] != "system"]
         if number % 3 == 1:
-            items = [
-                {**turn, "weight": 0.0 if turn["role"] == "user" else 0.5 + index} for index, turn in enumerate(items)
-            ]
-        entry: dict[str, Any] = {"items": items}
-        if number % 2:
-            entry |= {"condition": "GPT4 Correct", "system": f"s{number}"}
-        found.append(entry)
+            weights = [0.0 if turn["role"] == "user" else 0.5 + index for index, turn in enumerate(items)]
+            items = [{**turn, "weight": weight} for turn, weight in zip(items, weights, strict=True)]
+        more = {"condition": "GPT4 Correct", "system": f"s{number}"} if number % 2 else {}
+        found.append({"items": items, **more})
     return found

@@ -1,8 +1,7 @@
 """Inputs: files of conversations, cut into units that can be read in any order and on any machine.
 
-A JSONL file is cut every few MiB; a line belongs to the unit that holds its first byte. A Parquet file is cut at its row
-groups, a compressed file and a JSON array between records. The cuts depend on the files alone, and no output depends on
-the cuts.
+Lines are cut every few MiB, and belong to the unit that has their first byte; Parquet is cut at its row groups, compressed
+files and arrays between records. The cuts depend on the files alone, and no output depends on the cuts.
 """
 
 from __future__ import annotations

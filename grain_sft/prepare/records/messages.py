@@ -43,8 +43,7 @@ class Message:
       role: Role in the record ("user", "assistant", "toolresult", ...); a template lists those that it renders.
       content: Text; "" where the record has none (an assistant that only calls tools).
       weight: Weight of the loss; None where the record has none.
-      extra: Other keys of the message, values as parsed: name, arguments, tool_calls, ...; `content` itself where it is
-        not a string (the result of a tool as JSON).
+      extra: Other keys of the message, as parsed; `content` itself where it is not a string (a tool's result as JSON).
     """
 
     role: str

@@ -1,7 +1,4 @@
-"""Schemas: the forms of records in the field, validated and read into conversations.
-
-Errors name a message by its index ("messages[3].role"); the caller adds the file and the line.
-"""
+"""Schemas: the forms of records in the field, read into conversations. Errors name the path of a fault in the record."""
 
 from __future__ import annotations
 

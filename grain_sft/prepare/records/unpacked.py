@@ -1,7 +1,6 @@
-"""Files that can be cut only between records: compressed ones, and JSON arrays.
+"""Files that can be cut only between records, into stretches of some MiB: compressed ones, and JSON arrays.
 
-One pass over a file finds stretches of whole records, some MiB each. A stretch of an array is read by itself. A stretch of
-a compressed file is reached by decompressing the bytes before it, so a process reads such a file forward, once.
+A stretch of a compressed file is reached by decompressing the bytes before it, so a process reads it forward, once.
 """
 
 from __future__ import annotations

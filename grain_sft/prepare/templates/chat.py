@@ -1,8 +1,7 @@
 """hf, olmo: chats rendered by a Jinja chat template, the tokenizer's own or another.
 
-With a tokenizer of Hugging Face, token ids are those of `tokenizer.apply_chat_template`. The assistant's texts take loss,
-and so does the control token or markup that ends its turn; the rest of the template's own text does not. In a template
-with {% generation %}, the marked text takes loss.
+Token ids are those of `apply_chat_template`. The assistant's texts take loss, with the control token or markup that ends
+a turn; in a template with {% generation %}, the marked text does.
 """
 
 from __future__ import annotations
@@ -86,7 +85,7 @@ class Olmo(Chat):
     name = "olmo"
 
     def default(self) -> str:
-        missing = [token for token in OLMO_TOKENS if self.tokenizer.token_id(token) is None]
+        missing = [token for token in ("<|im_start|>", "<|im_end|>") if self.tokenizer.token_id(token) is None]
         if self.tokenizer.eos_token_id is None:
             missing.append("an EOS token")
         if missing:
@@ -147,8 +146,6 @@ def _of_turns(spans: Spans, chat: RenderedChat, turns: list[int]) -> Spans:
     return [span for index, span in zip(assistants, spans, strict=True) if index in turns]
 
 
-OLMO_TOKENS = ("<|im_start|>", "<|im_end|>")
-
 OLMO_TEMPLATE = """\
 {%- for message in messages -%}
     {{- '<|im_start|>' + message['role'] + '\\n' -}}
@@ -167,8 +164,4 @@ OLMO_TEMPLATE = """\
 {%- endfor -%}
 {{- '<|im_start|>assistant\\n' if add_generation_prompt -}}
 """
-"""ChatML in the form of OLMo's post-training.
-
-It differs from plain ChatML in two things: the last turn of the assistant ends in EOS, not in `<|im_end|>`; and functions,
-function calls and their results ("environment") have a place. No system text is added.
-"""
+"""ChatML of OLMo's post-training: the assistant's last turn ends in EOS, and functions and their calls have a place."""

@@ -1,8 +1,7 @@
 """The expected control tokens of a rendered chat: those of the same chat with harmless texts.
 
-To find them, the template's own characters must be told from those of the chat's texts. Most chats are contents between
-text that all chats of their roles share. Any other is rendered once more with every character of its texts exchanged for
-one that occurs nowhere in it: translated back, that must be the chat itself.
+Most chats are contents between text that all chats of their roles share. Any other is rendered once more with every
+character of its texts exchanged for one that occurs nowhere in it: translated back, that must be the chat itself.
 """
 
 from __future__ import annotations
@@ -91,7 +90,7 @@ def _of_literals(exchanged: str, find: Find) -> Expected:
 
 
 def _between(literals: Sequence[str], find: Find) -> list[tuple[int, Control]]:
-    """Return the control tokens of a template's own texts, with a letter for each text between: index of the text, token."""
+    """Return the control tokens of a template's own texts, a letter for each text between: index of the text, token."""
     starts = [0]
     for literal in literals[:-1]:
         starts.append(starts[-1] + len(literal) + len(_STAND_IN))

@@ -1,7 +1,6 @@
 """The spans of contents and of the assistant's turns in a rendered chat.
 
-Contents are never searched for: a user may quote the assistant. A chat rendered with markers for contents, made of
-characters that occur nowhere in it, shows the text around each, which must be around it in the chat itself.
+They are found by the text around them in a rendering with markers, not by searching: a user may quote the assistant.
 """
 
 from __future__ import annotations

@@ -100,7 +100,7 @@ class ChatTemplate:
         except Exception as error:  # templates are programs
             reason = str(error) or type(error).__name__
             if "strftime_now" in reason:
-                reason = "it asks for today's date, and the corpus would be another one tomorrow; give one without, with a date"
+                reason = "it asks for today's date, so tomorrow's corpus would be another; give one with a fixed date"
             raise RecordError(f"messages: the chat template can't render them: {reason}.") from error
 
     def end_of_turn(self, text: str, stop: int) -> int:

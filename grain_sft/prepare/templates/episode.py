@@ -1,17 +1,9 @@
-"""episode, episode_tool: turns between tags, and one `<myPT_eot>` at the end.
+"""episode, episode_tool: turns between tags, and one `<myPT_eot>` at the end. episode_tool ends blocks with a line break.
 
 Rules: chberclaz/MyPT, scripts/sft/prepare_chat_sft.py and prepare_tool_sft.py. A turn of the assistant takes loss from
-after its opening tag to its closing tag; so does the final `<myPT_eot>`: both scripts give the token loss where they make
-the mask from token ids. (The chat script also makes a mask of characters without it, and does not use it.) A tool call
-stands between tags of its own within the assistant's. The tool script ends every block with a line break, which takes no
-loss; the chat script has none.
-
-A tag is inserted by its id where the tokenizer has it as a special token. Otherwise the tag is encoded as ordinary text, on
-its own (with the space that a SentencePiece model puts before a text). Then nothing tells a tag from a text that spells it,
-so such a text is always an error.
-
-A message's own `context` (of the user), `think` and `cite` (of the assistant) are rendered; the record's `context` is
-metadata, and is not.
+after its opening tag to its closing tag; so does the final `<myPT_eot>`, as in the masks that the scripts make of ids. A
+tag that the tokenizer lacks is encoded as ordinary text, on its own; then a text that spells it is always an error. A
+message's `context`, `think` and `cite` are rendered; the record's `context` is metadata, and is not.
 """
 
 from __future__ import annotations

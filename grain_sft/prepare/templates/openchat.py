@@ -1,7 +1,6 @@
 """openchat: BOS, system, then `User:` or `Assistant:`, text and `<|end_of_turn|>` message after message, with weights.
 
-Rules: imoneoi/openchat, ochat/config. A message's text and its end of turn take its weight: the record's, or 1 for the
-assistant and 0 for the user. Each part is encoded on its own.
+Rules: imoneoi/openchat, ochat/config. A message's text and its end of turn take its weight: the record's, or by role.
 """
 
 from __future__ import annotations

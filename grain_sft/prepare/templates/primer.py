@@ -1,7 +1,7 @@
 """primer: `<|sys|>`, `<|usr|>` or `<|asst|>`, the content, `<|eot|>`, message after message.
 
-Rules: the primer specification (niels_gpt). The assistant's messages and their `<|eot|>` take loss. Special tokens are
-inserted by id, and contents are encoded unchanged, each on its own.
+Rules: the primer specification (niels_gpt). Contents are encoded unchanged, each on its own; the assistant's messages
+and their `<|eot|>` take loss.
 """
 
 from __future__ import annotations
