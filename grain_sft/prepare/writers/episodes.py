@@ -19,25 +19,15 @@ TOKEN_DTYPE = np.dtype("<u4")
 
 def tasks(plan: Plan, split: str) -> list[Task]:
     """Return shards of whole documents, each of at most `shard_tokens`, unless one document is longer."""
-    most = plan.request.shard_tokens
+    ends = plan.ends(split)
     found: list[Task] = []
-    start, used = 0, 0
-    for begin, lengths in plan.running_lengths(split):
-        ends = np.cumsum(lengths)
-        position = 0
-        while position < len(lengths):
-            base = int(ends[position] - lengths[position])
-            stop = int(np.searchsorted(ends, base + most - used, side="right"))
-            if stop == position and not used:
-                stop += 1  # a document longer than a shard fills one alone
-            if stop > position:
-                used += int(ends[stop - 1]) - base
-                position = stop
-            if position < len(lengths):
-                found.append(Task(split, len(found), start, begin + position, 0, used))
-                start, used = begin + position, 0
-    if used or not found:
-        found.append(Task(split, len(found), start, len(plan.splits[split]), 0, used))
+    start = before = 0
+    while start < len(ends) or not found:
+        stop = int(np.searchsorted(ends, before + plan.request.shard_tokens, side="right"))
+        stop = min(max(stop, start + 1), len(ends))  # a document longer than a shard fills one alone
+        end = int(ends[stop - 1]) if stop else 0
+        found.append(Task(split, len(found), start, stop, 0, end - before))
+        start, before = stop, end
     return found
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import gzip
-import itertools
 from typing import Any
 
 import numpy as np
@@ -27,29 +26,14 @@ def check(plan: Plan) -> None:
 def tasks(plan: Plan, split: str) -> list[Task]:
     """Return parts of `part_bytes` of tokens; the last one is shorter."""
     size = max(1, plan.request.part_bytes // plan.documents.token_dtype.itemsize)
-    total = plan.statistics[split].tokens
-    cuts = list(range(0, total, size)) or [0]
-    firsts = [*_documents_at(plan, split, cuts), (len(plan.splits[split]), 0)]
-    return [
-        Task(split, number, first, after + (rest > 0), skip, min(size, total - cut))
-        for number, (cut, ((first, skip), (after, rest))) in enumerate(
-            zip(cuts, itertools.pairwise(firsts), strict=True)
-        )
-    ]
-
-
-def _documents_at(plan: Plan, split: str, cuts: list[int]) -> list[tuple[int, int]]:
-    """Return the document that holds each of these ascending token offsets, and how many of its tokens come before."""
-    found: list[tuple[int, int]] = []
-    before = 0
-    for begin, lengths in plan.running_lengths(split):
-        ends = before + np.cumsum(lengths)
-        while len(found) < len(cuts) and cuts[len(found)] < ends[-1]:
-            cut = cuts[len(found)]
-            place = int(np.searchsorted(ends, cut, side="right"))
-            found.append((begin + place, cut - int(ends[place] - lengths[place])))
-        before = int(ends[-1])
-    return found or [(0, 0)]
+    ends = plan.ends(split)
+    total = int(ends[-1]) if len(ends) else 0
+    cuts = np.append(np.arange(0, max(1, total), size), total)
+    first = np.searchsorted(ends, cuts[:-1], side="right")  # the document that holds each cut
+    skip = cuts[:-1] - np.append(0, ends)[first]
+    stop = np.append(first[1:] + (skip[1:] > 0), len(ends))
+    parts = np.stack([first, stop, skip, np.diff(cuts)], axis=1).tolist()
+    return [Task(split, number, *part) for number, part in enumerate(parts)]
 
 
 def write(plan: Plan, task: Task) -> None:

@@ -84,11 +84,9 @@ class Plan:
         """Yield the documents of a task, some at a time."""
         return self.documents.blocks(self.splits[task.split][task.start : task.stop])
 
-    def running_lengths(self, split: str) -> Iterator[tuple[int, npt.NDArray[np.int64]]]:
-        """Yield the place of a split's document in its order, and the lengths [documents] from there on, some at a time."""
-        ids = self.splits[split]
-        for begin in range(0, len(ids), 1 << 16):
-            yield begin, self.documents.lengths[ids[begin : begin + (1 << 16)]].astype(np.int64)
+    def ends(self, split: str) -> npt.NDArray[np.int64]:
+        """Return the tokens of a split up to the end of each document, int64 [documents]."""
+        return np.cumsum(self.documents.lengths[self.splits[split]], dtype=np.int64)
 
     def write_json(self, name: str, value: Any) -> None:
         """Write a JSON file."""

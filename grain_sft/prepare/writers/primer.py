@@ -36,13 +36,8 @@ def write(plan: Plan, task: Task) -> None:
     paths = [plan.path(f"{task.split}_{name}") for name in ("idx.npy", "input_ids.bin", "labels.bin")]
     if files.exists(paths[0]):
         return  # a split that an earlier run has finished
-    starts = np.empty(task.stop, "<i8")
-    total = 0
-    for begin, lengths in plan.running_lengths(task.split):
-        starts[begin : begin + len(lengths)] = total + np.cumsum(lengths) - lengths
-        total += int(lengths.sum())
     with whole_files(paths) as (index, tokens, labels):
-        np.save(index, starts, allow_pickle=False)
+        np.save(index, np.append(0, plan.ends(task.split)[:-1]).astype("<i8"), allow_pickle=False)
         for block in plan.blocks(task):
             tokens.write(block.tokens.astype("<u2").tobytes())
             labels.write(np.where(block.loss, block.tokens.astype("<i4"), IGNORED).astype("<i4").tobytes())
