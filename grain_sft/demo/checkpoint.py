@@ -19,13 +19,7 @@ from grain_sft.storage import atomic_write
 
 @dataclasses.dataclass(frozen=True)
 class State:
-    """What a step changes; all float32, in the shapes of the parameters.
-
-    Attributes:
-      params: Parameters of the model.
-      mean: Adam's running mean of the gradients.
-      square: Adam's running mean of their squares.
-    """
+    """What a step changes: parameters, and Adam's running means of the gradients and of their squares; all float32."""
 
     params: Params
     mean: Params
@@ -43,11 +37,7 @@ def init_state(config: ModelConfig, seed: int) -> State:
 
 
 def save(folder: Path, step: int, state: State) -> None:
-    """Write the checkpoint after `step` steps, which appears whole or not at all.
-
-    Raises:
-      StorageError: The disk is full or cannot be written to.
-    """
+    """Write the checkpoint after `step` steps, which appears whole or not at all."""
     parts = vars(state).items()
     arrays = {f"{part}/{name}": np.asarray(value) for part, params in parts for name, value in params.items()}
     path = folder / f"step-{step:08d}.npz"
@@ -58,11 +48,7 @@ def save(folder: Path, step: int, state: State) -> None:
 
 
 def load(folder: Path, step: int) -> State:
-    """Return the state after `step` steps.
-
-    Raises:
-      StorageError: The checkpoint does not exist or cannot be read.
-    """
+    """Return the state after `step` steps."""
     path = folder / f"step-{step:08d}.npz"
     parts: dict[str, Params] = {field.name: {} for field in dataclasses.fields(State)}
     try:

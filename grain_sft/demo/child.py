@@ -53,12 +53,7 @@ class RunOptions:
 
 
 class Child:
-    """A process that runs `grain_sft.demo.train`. It does not outlive the `with` block.
-
-    Args:
-      name: Name of the run, for messages.
-      options: Options of the run.
-    """
+    """A process that runs `grain_sft.demo.train`. It does not outlive the `with` block."""
 
     def __init__(self, name: str, options: RunOptions) -> None:
         self._name = name
@@ -91,11 +86,7 @@ class Child:
         return self._process.wait() == -signal.SIGKILL
 
     def finish(self) -> None:
-        """Wait for the process to end by itself.
-
-        Raises:
-          GrainSftError: It failed; with its last line.
-        """
+        """Wait for the process to end by itself; an error has its last line."""
         status = self._process.wait()
         if status == 0:
             return

@@ -33,13 +33,7 @@ _VERSION = 3  # of what `_make` writes
 
 
 class Prepared(NamedTuple):
-    """What training starts from.
-
-    Attributes:
-      corpus: Tokens and documents.
-      summary: What they were made of, for people.
-      reused: Whether an earlier demo made them.
-    """
+    """A corpus, a sentence on what it was made of, and whether an earlier demo made it."""
 
     corpus: Corpus
     summary: str
@@ -49,18 +43,8 @@ class Prepared(NamedTuple):
 def prepare_corpus(
     folder: DemoFolder, seed: int, say: Callable[[str], None] = lambda text: None, max_characters: int = MAX_CHARACTERS
 ) -> Prepared:
-    """Make the corpus in `folder`, unless an earlier demo made it, and a config.
-
-    Args:
-      folder: Claimed folder.
-      seed: Seed of the order of rows.
-      say: Function that gets a line before work that takes a while.
-      max_characters: Most characters of text.
-
-    Raises:
-      StorageError: The disk is full or cannot be written to.
-      GrainSftError: This Python carries too little text.
-    """
+    """Make the corpus in `folder`, unless an earlier demo made it, and a config; `say` gets a line before work that takes
+    a while."""
     made_with = {
         "version": _VERSION,
         "grain_sft": __version__,

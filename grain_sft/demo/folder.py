@@ -47,11 +47,7 @@ class DemoFolder:
 
 @contextlib.contextmanager
 def claim(where: str | os.PathLike[str]) -> Iterator[DemoFolder]:
-    """Make the folder `where`, or use an earlier demo's, and keep other demos out of it.
-
-    Raises:
-      StorageError: It cannot be made, is in use by another demo, or holds files that are not a demo's.
-    """
+    """Make the folder `where`, or use an earlier demo's, and keep other demos out of it."""
     if files.is_remote(os.fspath(where)):
         raise StorageError(f"{where}: not a local folder. The demo trains on this machine: give one with --dir.")
     root = Path(os.path.abspath(files.normalize(where)))
@@ -93,11 +89,7 @@ def remove(folder: Path) -> None:
 
 
 def newest_step(checkpoints: Path) -> int:
-    """Return the step of the newest checkpoint in a folder.
-
-    Raises:
-      StorageError: It holds none.
-    """
+    """Return the step of the newest checkpoint in a folder."""
     names = [path.name for path in checkpoints.iterdir()] if checkpoints.is_dir() else []
     steps = [int(match[1]) for name in names if (match := _CHECKPOINT.fullmatch(name))]
     if not steps:

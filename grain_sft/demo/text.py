@@ -26,13 +26,7 @@ _NOT_TEXT = re.compile("[\0\ud800-\udfff]")  # NUL, and half a surrogate pair, w
 
 
 class Entry(NamedTuple):
-    """A docstring, and what it is about.
-
-    Attributes:
-      kind: "module", "class" or "function".
-      name: Name with dots, such as json.dumps.
-      text: Text that is not empty.
-    """
+    """A docstring, and what it is about: a "module", "class" or "function", and its name with dots."""
 
     kind: str
     name: str

@@ -28,11 +28,7 @@ BETA1, BETA2, EPSILON = 0.9, 0.95, 1e-8
 
 
 def train(options: RunOptions) -> None:
-    """Train from the newest checkpoint in `options.resume`, or from step 0, to the end.
-
-    Raises:
-      GrainSftError: No checkpoint to resume from, a loss that is not finite, or a disk that cannot be written to.
-    """
+    """Train from the newest checkpoint in `options.resume`, or from step 0, to the end."""
     config = model.ModelConfig(options.vocab_size)
     if options.resume is None:
         start, state = 0, checkpoint.init_state(config, options.seed)

@@ -130,11 +130,7 @@ def render(unit: int, run: Run) -> Iterator[Failure]:
 
 
 def plan(_: object, run: Run, failures: Iterable[Failure]) -> Iterator[Task]:
-    """Plan the corpus and save the plan: 4 bytes a document, and 8 for each time that it is in a split.
-
-    Yields:
-      Tasks of writing the corpus.
-    """
+    """Plan the corpus and save the plan, 4 bytes a document and 8 for each time that it is in a split; yield the tasks."""
 
     def step() -> list[Task]:
         job = _job(run)

@@ -110,13 +110,7 @@ class Table:
 
 
 class Documents:
-    """The documents in the chunks of a preparation; a `Source`.
-
-    Args:
-      chunks: Folder of the chunks.
-      table: Place of every document.
-      unit_inputs: Number of the input of every unit.
-    """
+    """The documents in the chunks of a preparation; a `Source`."""
 
     def __init__(self, chunks: Chunks, table: Table, unit_inputs: Sequence[int]) -> None:
         self.table = table

@@ -51,12 +51,7 @@ class Job(Renderer):
     def of(
         cls, request: Request, output: str, entries: Sequence[Input], units: Sequence[Unit], scans: Sequence[Scan]
     ) -> Job:
-        """Return the job of a request, from the scans of all its units.
-
-        Raises:
-          PrepareError: The template or format is unknown, or doesn't fit the request.
-          GrainSftError: The tokenizer can't be loaded.
-        """
+        """Return the job of a request, from the scans of all its units."""
         most = FORMATS[request.format].max_seed
         if most is not None and request.seed > most:
             raise PrepareError(f"seed={request.seed}: expected at most {most} for format {request.format}.")
@@ -105,11 +100,7 @@ class Job(Renderer):
         return self.chunk(unit, self.firsts[unit.number])
 
     def plan(self) -> Plan:
-        """Return the plan of the corpus, when all units are rendered.
-
-        Raises:
-          PrepareError: No document is left, or the format can't hold them.
-        """
+        """Return the plan of the corpus, when all units are rendered; refuse one without documents."""
         table = Table.of(self.chunks, len(self.units))
         splits = split(self._datasets(table), table.lengths, self.request, self.format.rule)
         statistics = {name: self._count(table, ids) for name, ids in splits.items()}

@@ -41,11 +41,7 @@ class Renderer:
 
     @functools.cached_property
     def template(self) -> type[Template]:
-        """The template that the request names.
-
-        Raises:
-          PrepareError: The template does not exist, or lacks an option that the request gives.
-        """
+        """The template that the request names, which has to have the options that the request gives."""
         found = TEMPLATES[self.request.template]
         for name in _TEMPLATE_OPTIONS:
             if getattr(self.request, name) and name not in found.options:
@@ -79,16 +75,7 @@ class Renderer:
         return self._instance.render(conversations)
 
     def chunk(self, unit: Unit, first: int) -> bytes:
-        """Return the unit's chunk.
-
-        Args:
-          unit: Unit of an input.
-          first: Number of the unit's first record in its input.
-
-        Raises:
-          RecordError: A record is bad, and the request is to stop at it: its file and line, and its fault.
-          CorpusFileError: The input can't be read.
-        """
+        """Return the chunk of a unit whose first record has the number `first` in its input."""
         made, path = Contents(), self.inputs[unit.input].path
         batch: list[tuple[int, Any, Conversation]] = []
 

@@ -65,14 +65,7 @@ Rule = Callable[[Ids, npt.NDArray[np.bool_], Request], Splits]
 
 
 def split(datasets: Sequence[Ids], lengths: npt.NDArray[np.uint32], request: Request, rule: Rule) -> Splits:
-    """Return the splits of a request.
-
-    Args:
-      datasets: Documents of each dataset, in its order.
-      lengths: uint32 [documents], 0 where a document was dropped.
-      request: Request with amounts, seed and share.
-      rule: Rule of the format.
-    """
+    """Return the splits of the documents of each dataset by a format's rule; `lengths` is 0 for dropped documents."""
     amounts = [dataset.amount for dataset in request.datasets]
     parts = [select(part, amount) for part, amount in zip(datasets, amounts, strict=True)]
     ids = parts[0] if len(parts) == 1 else np.concatenate(parts)

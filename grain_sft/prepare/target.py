@@ -56,16 +56,13 @@ class Target:
     def produce(
         self, identity: Mapping[str, Any], make: Callable[[], dict[str, Any]], *, overwrite: bool, wait: bool = False
     ) -> dict[str, Any]:
-        """Return the manifest of the corpus that `make` writes to the stage.
+        """Return the manifest of the corpus that `make` writes to the stage; with "already": True where it was finished before.
 
         Args:
           identity: All that decides the corpus, as JSON, and its hash as "key".
           make: Function that writes the corpus and returns its manifest.
           overwrite: Whether another corpus or other unfinished work may be replaced.
           wait: Whether to wait for another process that makes the same output.
-
-        Returns:
-          The manifest; with "already": True where the corpus was finished before.
         """
         found = self.finished(identity, overwrite=overwrite)
         if found is None:
@@ -85,11 +82,7 @@ class Target:
             files.check_writable(self.output, folder=True)
 
     def finished(self, identity: Mapping[str, Any], *, overwrite: bool) -> dict[str, Any] | None:
-        """Return the manifest of the finished corpus, if `identity` describes it.
-
-        Raises:
-          PrepareError: The output is another corpus, or something else, and is not to be overwritten.
-        """
+        """Return the manifest of the finished corpus, if `identity` describes it; refuse what is not to be overwritten."""
         if files.exists(self.manifest):
             found = _load(self.manifest)
             if found.get("key") == identity["key"]:

@@ -23,13 +23,7 @@ from grain_sft.prepare.records.inputs import Unit
 
 
 class Failure(msgspec.Struct, frozen=True):
-    """An error of another process.
-
-    Attributes:
-      unit: Number of the unit or task.
-      kind: Name of the error in `grain_sft.errors`.
-      message: Text of the error.
-    """
+    """An error in `grain_sft.errors` of another process, at a unit or task."""
 
     unit: int
     kind: str
@@ -45,11 +39,9 @@ class Failure(msgspec.Struct, frozen=True):
 
 
 def render_all(job: Job, units: Sequence[Unit], workers: int) -> Iterator[Unit]:
-    """Render `units` in this process, or in `workers` others; yield each in order when it is done.
+    """Render `units` in this process, or in `workers` others; yield each when it and all before it are done.
 
-    Raises:
-      RecordError: First bad record in the order of the inputs, whatever the number of workers.
-      PrepareError: A worker ended.
+    The error of the first bad record in the order of the inputs is raised, whatever the number of workers.
     """
     if workers <= 1 or len(units) <= 1:
         for unit in units:
