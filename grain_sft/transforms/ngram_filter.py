@@ -143,20 +143,15 @@ def _samples(length: int, min_period: int, max_period: int, repeats: int) -> tup
 
 def _suspects(rows: Tokens, row: Indices, at: Indices, period: Indices, repeats: int) -> list[tuple[int, int]]:
     """Return the rows, with the period, in which an equal pair (row, at, at - period) may belong to a long enough run."""
-    probes = min(_PROBES, (int(period.min()) * (repeats - 1) - 1) // 2)
-    for count in (1, probes):  # most pairs are ruled out by their first neighbours
-        keep = np.zeros(len(row), np.bool_)
-        steps = np.arange(1, count + 1)
-        for side in (steps, -steps):  # a run reaches at least half its length to one side of any place in it
-            later = at[:, np.newaxis] + side
-            earlier = later - period[:, np.newaxis]
-            inside = (earlier >= 0) & (later < rows.shape[1])
-            pairs = rows[row[:, np.newaxis], np.where(inside, later, 0)]
-            keep |= (inside & (pairs == rows[row[:, np.newaxis], np.where(inside, earlier, 0)])).all(axis=1)
-        row, at, period = row[keep], at[keep], period[keep]
-        if not len(row):
-            break
-    return sorted(set(zip(row.tolist(), period.tolist(), strict=True)))
+    probes = np.arange(1, min(_PROBES, (int(period.min()) * (repeats - 1) - 1) // 2) + 1)
+    keep, row_of = np.zeros(len(row), np.bool_), row[:, np.newaxis]
+    for side in (probes, -probes):  # a run reaches at least half its length to one side of any place in it
+        later = at[:, np.newaxis] + side
+        earlier = later - period[:, np.newaxis]
+        inside = (earlier >= 0) & (later < rows.shape[1])
+        equal = rows[row_of, np.where(inside, later, 0)] == rows[row_of, np.where(inside, earlier, 0)]
+        keep |= (inside & equal).all(axis=1)
+    return sorted(set(zip(row[keep].tolist(), period[keep].tolist(), strict=True)))
 
 
 def _has_run(tokens: Tokens, segments: Tokens | None, period: int, length: int) -> bool:
