@@ -14,7 +14,7 @@ import dataclasses
 import hashlib
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -162,31 +162,31 @@ def _check(where: str, group: _Group, length: int) -> tuple[Ints, Ints, Ints]:
     """Return (start, stop) of the pieces, row after row, and the number of pieces up to each row's end."""
     indices, offsets, chosen = group
     if max(int(array.max(initial=0)) for array in group) >= 1 << 62:
-        raise LayoutError(f"{where}: holds a number beyond 2**62: it is damaged, or no array of uint64.")
+        raise LayoutError(f"{where}: holds a number beyond 2**62: it is damaged, or not an array of uint64.")
     begins, ends = offsets.astype(np.int64).reshape(-1, 2).T
-    expected = np.append(0, ends)
-    row = _first((begins != expected[:-1]) | (ends <= begins))
-    if row is not None:
-        raise LayoutError(
-            f"{where}: row {row} holds entries {begins[row]} to {ends[row]}; expected some, from {expected[row]} on. It is "
-            "damaged."
-        )
-    if expected[-1] != len(chosen):
-        raise LayoutError(f"{where}: its rows hold {expected[-1]} documents, but {len(chosen)} are listed.")
+    after = np.append(0, ends)
+    _refuse(
+        (begins != after[:-1]) | (ends <= begins),
+        lambda row: (
+            f"{where}: row {row} holds entries {begins[row]} to {ends[row]}; expected some, from {after[row]} on. It "
+            "is damaged."
+        ),
+    )
+    if after[-1] != len(chosen):
+        raise LayoutError(f"{where}: its rows hold {after[-1]} documents, but {len(chosen)} are listed.")
     start, stop = indices.astype(np.int64).reshape(-1, 2).T
-    order = chosen.astype(np.int64)
+    order, size = chosen.astype(np.int64), stop - start
     if len(order) != len(start) or (np.bincount(np.minimum(order, len(start))) != 1).any():
         raise LayoutError(f"{where}: not every one of its {len(start)} documents is in just one row. It is damaged.")
-    size = stop - start
-    number = _first((size < 1) | (size > length))
-    if number is not None:
-        raise LayoutError(
-            f"{where}: document {number} is tokens {start[number]} to {stop[number]}; expected 1 to {length} of them."
-        )
+    _refuse(
+        (size < 1) | (size > length),
+        lambda at: f"{where}: document {at} is tokens {start[at]} to {stop[at]}; expected 1 to {length} of them.",
+    )
     tokens = np.diff(np.cumsum(size[order])[ends - 1], prepend=0)
-    row = _first(tokens > length)
-    if row is not None:
-        raise LayoutError(f"{where}: row {row} holds {tokens[row]} tokens; expected at most {length}. It is damaged.")
+    _refuse(
+        tokens > length,
+        lambda row: f"{where}: row {row} holds {tokens[row]} tokens; expected at most {length}. It is damaged.",
+    )
     return start[order], stop[order], ends
 
 
@@ -200,27 +200,29 @@ def _documents_of(where: str, start: Ints, stop: Ints, documents: Documents, opt
         wrong = (before % most != 0) | (stop - start != np.minimum(documents.length[number] - before, most))
         if options.long_documents == "truncate":
             wrong |= before > 0
-    piece = _first(wrong)
-    if piece is not None:
-        raise LayoutError(
-            f"{where} holds tokens {start[piece]} to {stop[piece]}, counted through the corpus, which are no document of it, "
+    _refuse(
+        wrong,
+        lambda at: (
+            f"{where} holds tokens {start[at]} to {stop[at]}, counted through the corpus, which are no document of it, "
             f"nor the part of one that fits into a row. {made_of}"
-        )
+        ),
+    )
     pieces = np.bincount(number, minlength=len(documents))
     fragments = -(-documents.length // most)
     expected = fragments if options.long_documents == "fragment" else np.ones_like(fragments)
-    document = _first(pieces != expected)
-    if document is not None:
-        raise LayoutError(
-            f"{where} holds document {document} of the corpus in {pieces[document]} pieces; expected {expected[document]}. "
-            f"{made_of}"
-        )
+    _refuse(
+        pieces != expected,
+        lambda at: (
+            f"{where} holds document {at} of the corpus in {pieces[at]} pieces; expected {expected[at]}. {made_of}"
+        ),
+    )
     return number
 
 
-def _first(wrong: npt.NDArray[np.bool_]) -> int | None:
-    """Return the first index that is wrong."""
-    return int(wrong.argmax()) if wrong.any() else None
+def _refuse(wrong: npt.NDArray[np.bool_], message: Callable[[int], str]) -> None:
+    """Raise a LayoutError with the message of the first index that is wrong."""
+    if wrong.any():
+        raise LayoutError(message(int(wrong.argmax())))
 
 
 def _group_hash(paths: Sequence[str], shards: Sequence[Shard], long_documents: str, use_array: bool | None) -> str:
