@@ -40,21 +40,22 @@ def test_all_configs_are_tried_here():
     assert tried == {path.name for path in CONFIGS.iterdir()}
 
 
+def write_mix(folder, rows, file="tokens.npy", length=8192):
+    np.arange(rows * length, dtype=np.uint32).tofile(folder / "tokens.npy")
+    (folder / "mix.txt").write_text(f"label,{file}\n")
+    return str(folder / "mix.txt")
+
+
 @pytest.mark.parametrize("name", WINDOWS)
 def test_windows(name, tmp_path):
-    rows, length = 600, 8192
-    np.arange(rows * length, dtype=np.uint32).tofile(tmp_path / "tokens.npy")
-    (tmp_path / "mix.txt").write_text("label,{TOKENIZER}.npy\n")
-    pipeline = load(name, corpus={"path": str(tmp_path / "mix.txt"), "path_remap": {"{TOKENIZER}": "tokens"}})
+    length, mix = 8192, write_mix(tmp_path, 600, "{TOKENIZER}.npy")
+    pipeline = load(name, corpus={"path": mix, "path_remap": {"{TOKENIZER}": "tokens"}})
     batch = next(pipeline.iter())
     assert batch["inputs"].shape == (pipeline.sampler.global_batch_size // 2, length)
     np.testing.assert_array_equal(batch["inputs"][:, 0] // length, pipeline.sampler.rows(0))
     if name == "pretrain_8192_olmo_order.yaml":
         assert pipeline.sampler.order == "olmo" and pipeline.sampler.global_batch_size * length == 1 << 22
-        assert (
-            repr(pipeline.transforms[0])
-            == "NgramFilter(max_period=13, min_period=1, max_count=32, count_padding=False)"
-        )
+        assert repr(pipeline.transforms[0]).startswith("NgramFilter(max_period=13, min_period=1, max_count=32,")
 
 
 @pytest.mark.parametrize("name", PACKED_32K)
@@ -106,10 +107,8 @@ def test_openchat(tmp_path):
 
 def test_the_primer_mixture(tmp_path):
     shares = {"primer": 0.10, "oasst1": 0.70, "dolly15k": 0.20}
-    paths = {
-        name: {"path": str(write_primer(tmp_path / name, chats(*[40 + at] * 9, end=2)))}
-        for at, name in enumerate(shares)
-    }
+    folders = [write_primer(tmp_path / name, chats(*[40 + at] * 9, end=2)) for at, name in enumerate(shares)]
+    paths = {name: {"path": str(folder)} for name, folder in zip(shares, folders, strict=True)}
     pipeline = load("primer_mixture.yaml", corpus={"mixture": paths})
     assert pipeline[3]["inputs"].shape == (16, 1024)
     whole = load("primer_mixture.yaml", hosts=1, corpus={"mixture": paths})
@@ -121,13 +120,10 @@ def test_the_primer_mixture(tmp_path):
 
 
 def test_sft_with_pretraining(tmp_path):
-    rows, length = 40, 8192
-    np.arange(rows * length, dtype=np.uint32).tofile(tmp_path / "tokens.npy")
-    (tmp_path / "mix.txt").write_text("label,tokens.npy\n")
     write_olmo(tmp_path / "sft", chats(*[5000, 3000] * 1000), dtype="uint32", part_tokens=10**9)
-    paths = {"chat": {"path": str(tmp_path / "sft")}, "web": {"path": str(tmp_path / "mix.txt")}}
+    paths = {"chat": {"path": str(tmp_path / "sft")}, "web": {"path": write_mix(tmp_path, 40)}}
     pipeline = load("sft_with_pretraining.yaml", corpus={"mixture": paths})
-    assert pipeline[0]["inputs"].shape == (16, length)
+    assert pipeline[0]["inputs"].shape == (16, 8192)
     chat = len(pipeline.source.layout.parts["chat"])
     assert chat == 1000 and 2000 / 0.9 / 32 - 2 < len(pipeline) <= 2000 / 0.9 / 32 + 1
     assert pipeline.sampler.batch_sizes.schedule == ((2000, 64),)
