@@ -54,16 +54,16 @@ def openchat(record: dict[str, Any]) -> list[Run]:
 
 def whole_openchat(record: dict[str, Any]) -> list[Run]:
     """With what takes no loss at its end, which OpenChat cuts off."""
-    system, items = record.get("system") or "", record.get("items")
-    if items is None:
-        items = record["messages"]
+    system, items, condition = record.get("system") or "", record.get("items"), record.get("condition") or ""
+    if items is None:  # of another schema, which has no condition
+        items, condition = record["messages"], ""
         if items[0]["role"] == "system":
             system, items = items[0]["content"], items[1:]
     runs: list[Run] = [(f"{system}{EOT}", 0)] if system else []
     for item in items:
         default = float(item["role"] == "assistant")
         weight = np.float32(default if item.get("weight") is None else item["weight"])
-        prefix = f"{record.get('condition') or ''} {item['role'].title()}:".strip()
+        prefix = f"{condition} {item['role'].title()}:".strip()
         runs += [(prefix, 0), (item["content"], weight), (EOT, weight)]
     return runs
 

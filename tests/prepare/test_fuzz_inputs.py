@@ -176,7 +176,7 @@ def record_bytes(entry: dict[str, Any]) -> bytes:
         ("surrogate pairs", chat(rb'"\ud83d\ude00"'), 1),
         ("a separator of lines", chat('"a\u2028b\x85c"'.encode()), 1),
         ("a carriage return", chat(rb'"a\rb"'), 1),
-        ("5 MB", chat(b'"' + b"the question and " * 300_000 + b'"'), 1),
+        ("2 MB", chat(b'"' + b"the question and " * 120_000 + b'"'), 1),
         ("1 MB in one word", chat(b'"' + b"x" * 1_000_000 + b'"'), 1),
         ("50,000 messages", b'{"messages": [%s]}' % b", ".join([b'{"role": "assistant", "content": "a"}'] * 50_000), 1),
     ],
@@ -224,18 +224,8 @@ SNIPPETS = (
 KEYS = ("weight", "name", "contents", "x", "context", "think", "arguments")
 VALUES: tuple[Any, ...] = (
     *(None, True, False, 0, 1, -1, 0.5, 1e300, 10**40, "", " ", "user", "assistant", "system", "toolresult", [], {}),
-    *(
-        [None],
-        {"a": None},
-        "\0",
-        "\ud800",
-        "<|eot|>",
-        "a" * 5000,
-        "👩‍👩‍👧‍👦",
-        ["a", {"b": [1.5]}],
-        {"role": "user"},
-        {"": ""},
-    ),
+    *([None], {"a": None}, {"role": "user"}, {"": ""}, ["a", {"b": [1.5]}]),
+    *("\0", "\ud800", "<|eot|>", "a" * 5000, "👩‍👩‍👧‍👦"),
 )
 
 
