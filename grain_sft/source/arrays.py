@@ -89,6 +89,7 @@ class Arrays:
             if sys.getrefcount(buffer.memory) == buffer.references:
                 return buffer
         buffer = make()
+        buffer.references = sys.getrefcount(buffer.memory)  # before it is kept: Ctrl-C may arrive in between
         size = len(buffer.memory)
         if self._bytes + size > _KEPT:  # memory of other kinds makes room
             kept = self._buffers.get(key, [])
@@ -96,7 +97,6 @@ class Arrays:
         if self._bytes + size <= _KEPT:
             self._buffers.setdefault(key, []).append(buffer)
             self._bytes += size
-        buffer.references = sys.getrefcount(buffer.memory)
         return buffer
 
     def __getstate__(self) -> dict[str, Any]:
