@@ -492,6 +492,7 @@ def test_without_an_eos_no_padding_is_made_of_it(config):
     [
         ("a.json", '{"corpus": {"path": "a"},\n "layout": {},\n "corpus": {}}', 3, "corpus"),
         ("a.json", '{"sampler": {"seed": 1, "path": "{\\"seed\\": 2",\n\n "seed" : 2}}', 3, "seed"),
+        ("a.json", '{\n\t"layout":{"kind":"windows",\n\t\t"kind":"a\\/b"}}', 3, "kind"),
         ("a.json", '{"transforms": [{"x": 1}, {"x": 1,\n "y": [[]],\n "\\u0078": 1}]}', 3, "x"),
         ("a.yaml", "corpus: {path: a}\nlayout: {}\ncorpus: {}\n", 3, "corpus"),
         ("a.yaml", "sampler:\n  seed: 1\n  order: olmo\n  seed: 2\nsampler: {}\n", 4, "seed"),

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import json
 import os
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -23,8 +23,6 @@ DATASET_DIR = "dataset_dir"
 _MOST_INHERITED = 100
 _EXCLUSIVE = (("sampler", ("global_batch_size", "global_batch_tokens")), ("corpus", ("path", "mixture")))
 """Keys of a section of which each replaces the inherited other."""
-
-_JSON_PARTS = re.compile(r'("(?:[^"\\]|\\.)*")(\s*:)?|[{}\[\]]')
 
 
 class _RepeatedKeyError(Exception):
@@ -71,19 +69,10 @@ def read(path: str, inheriting: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _load_json(text: str) -> Any:
-    """Return the value of JSON in which no object has a key twice."""
+    """Return the value of JSON in which no object has a key twice: it is YAML too, but for tabs, and that has lines."""
     value = json.loads(text)
-    keys: list[set[str]] = []  # of the objects and arrays that are open
-    for match in _JSON_PARTS.finditer(text):
-        if match[0] in "{[":
-            keys.append(set())
-        elif match[0] in "}]":
-            keys.pop()
-        elif match[2] is not None:
-            key = json.loads(match[1])
-            if key in keys[-1]:
-                raise _RepeatedKeyError(key, text.count("\n", 0, match.start()) + 1)
-            keys[-1].add(key)
+    with contextlib.suppress(yaml.YAMLError, RecursionError):
+        yaml.compose(text.replace("\t", " "), _Loader)
     return value
 
 

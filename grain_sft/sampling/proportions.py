@@ -88,13 +88,12 @@ class Proportions:
 
     def _weights(self, row: int, counts: Sequence[int]) -> tuple[int, ...] | None:
         """Return the weights from `row` on, as integers; None where no source is left."""
-        _, shares = self._changes[bisect_right([at for at, _ in self._changes], row) - 1]
+        shares = [shares for at, shares in self._changes if at <= row][-1]
+        if self._on_exhausted == "renormalize":
+            limits = zip(shares, counts, self._limits, strict=True)
+            shares = tuple(Fraction(0) if count == limit else share for share, count, limit in limits)
         common = math.lcm(*(share.denominator for share in shares))
         weights = [int(share * common) for share in shares]
-        if self._on_exhausted == "renormalize":
-            for source, limit in enumerate(self._limits):
-                if limit is not None and counts[source] >= limit:
-                    weights[source] = 0
         least = math.gcd(*weights)
         return tuple(weight // least for weight in weights) if least else None
 
