@@ -237,12 +237,13 @@ def test_llama_3_is_recognized_by_its_ranks(tmp_path):
 @pytest.mark.parametrize(
     ("change", "part"),
     [
-        ({"pattern": None}, "'pattern'"),
+        ({"pattern": None}, "Expected `str`, got `null` - at `$.pattern`. Expected an object with the keys pattern, "),
         ({"pattern": "("}, "can't load"),
         ({"special_tokens": {"<a>": 5}}, "used twice or is a rank"),
-        ({"special_tokens": {"<a>": "b"}}, "spellings and ids"),
+        ({"special_tokens": {"<a>": "b"}}, "Expected `int`, got `str` - at `$.special_tokens[...]`"),
+        ({"special_tokens": {"<a>": -1}}, "Expected `int` >= 0 - at `$.special_tokens[...]`"),
         ({"eos_token": "<z>"}, "'<z>' is not in special_tokens"),
-        ({"patern": "x"}, "unknown key 'patern'"),
+        ({"patern": "x"}, "unknown field `patern`"),
     ],
 )
 def test_a_wrong_sidecar_of_tiktoken_is_named(tmp_path, change, part):

@@ -5,10 +5,10 @@ from __future__ import annotations
 import base64
 import functools
 import importlib
-import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
+import msgspec
 import numpy as np
 
 from grain_sft.errors import CorpusError, MissingExtraError, RecordError
@@ -16,8 +16,6 @@ from grain_sft.prepare.tokenizers.tokenizer import Offsets, OneFileTokenizer, ch
 
 FILE = "tokenizer.tiktoken"
 SIDECAR = "tokenizer.tiktoken.json"
-_NAMED = ("bos", "eos", "pad")
-_KEYS = ("pattern", "special_tokens", *(f"{name}_token" for name in _NAMED))
 
 _LLAMA3_RANKS = 128_000
 _LLAMA3_PROBES = {b" the": 279, b"Hello": 9906}
@@ -27,14 +25,23 @@ _LLAMA3_NAMED = (
     *("<|eom_id|>", "<|eot_id|>", "<|python_tag|>", "<|image|>"),
 )
 _LLAMA3_SPECIAL = (*_LLAMA3_NAMED, *(f"<|reserved_special_token_{2 + i}|>" for i in range(256 - len(_LLAMA3_NAMED))))
-_LLAMA3: Mapping[str, Any] = {
-    "pattern": r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|"
-    r"\s*[\r\n]+|\s+(?!\S)|\s+",
-    "special_tokens": {text: _LLAMA3_RANKS + place for place, text in enumerate(_LLAMA3_SPECIAL)},
-    "bos_token": "<|begin_of_text|>",
-    "eos_token": "<|end_of_text|>",
-    "pad_token": "<|finetune_right_pad_id|>",
-}
+
+
+class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a sidecar says of a tiktoken file: its split pattern, and its special tokens with their ids."""
+
+    pattern: str
+    special_tokens: dict[str, Annotated[int, msgspec.Meta(ge=0)]] = {}
+    bos_token: str | None = None
+    eos_token: str | None = None
+    pad_token: str | None = None
+
+
+_LLAMA3 = Settings(
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+    {text: _LLAMA3_RANKS + place for place, text in enumerate(_LLAMA3_SPECIAL)},
+    *("<|begin_of_text|>", "<|end_of_text|>", "<|finetune_right_pad_id|>"),
+)
 
 
 class TiktokenTokenizer(OneFileTokenizer):
@@ -54,10 +61,11 @@ class TiktokenTokenizer(OneFileTokenizer):
         super().__init__(contents, where)
         self._ranks = _parse_ranks(self._contents[FILE], where)
         settings = self._settings(self._contents.get(SIDECAR))
-        special, texts = settings["special_tokens"], {name: settings.get(f"{name}_token") for name in _NAMED}
+        special = settings.special_tokens
+        texts = {"bos": settings.bos_token, "eos": settings.eos_token, "pad": settings.pad_token}
         self._set_special(special, {name: (text, special[text]) for name, text in texts.items() if text is not None})
         self.vocab_size = max([*self._ranks.values(), *special.values()]) + 1
-        self._encoding = self._load(settings["pattern"])
+        self._encoding = self._load(settings.pattern)
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """See `Tokenizer`. A RecordError names a text that the pattern can't split, such as a million spaces."""
@@ -107,32 +115,25 @@ class TiktokenTokenizer(OneFileTokenizer):
             lengths[rank] = len(token)
         return lengths
 
-    def _settings(self, sidecar: bytes | None) -> Mapping[str, Any]:
-        where = f"{self._where}.json"
+    def _settings(self, sidecar: bytes | None) -> Settings:
+        where, keys = f"{self._where}.json", ", ".join(Settings.__struct_fields__)
         if sidecar is None:
             if len(self._ranks) == _LLAMA3_RANKS and _LLAMA3_PROBES.items() <= self._ranks.items():
                 return _LLAMA3
             raise CorpusError(
                 f"{self._where}: a tiktoken file of {len(self._ranks):,} ranks without its split pattern and special "
-                f"tokens. Write {where} with the keys {', '.join(_KEYS)}."
+                f"tokens. Write {where} with the keys {keys}."
             )
         try:
-            settings = json.loads(sidecar)
-        except ValueError as error:
-            raise CorpusError(f"{where}: is not valid JSON ({error}). Fix the file.") from error
-        if not isinstance(settings, dict) or not isinstance(settings.get("pattern"), str):
-            raise CorpusError(f"{where}: expected an object with the key 'pattern', the regular expression. Add it.")
-        if unknown := sorted(settings.keys() - set(_KEYS)):
-            raise CorpusError(f"{where}: unknown key {unknown[0]!r}; expected {', '.join(_KEYS)}. Remove it.")
-        special = settings.setdefault("special_tokens", {})
-        if not isinstance(special, dict) or not all(type(number) is int and number >= 0 for number in special.values()):
-            raise CorpusError(f"{where}: special_tokens: expected an object of spellings and ids. Fix it.")
-        taken = set(self._ranks.values()) & set(special.values())
-        if taken or len(set(special.values())) < len(special):
+            settings = msgspec.json.decode(sidecar, type=Settings)
+        except msgspec.DecodeError as error:
+            raise CorpusError(f"{where}: {error}. Expected an object with the keys {keys}.") from error
+        special = settings.special_tokens
+        if set(self._ranks.values()) & set(special.values()) or len(set(special.values())) < len(special):
             raise CorpusError(f"{where}: special_tokens: an id is used twice or is a rank of the file. Fix the ids.")
-        for name in _KEYS[2:]:
-            if settings.get(name) is not None and settings[name] not in special:
-                raise CorpusError(f"{where}: {name}: {settings[name]!r} is not in special_tokens. Add it there.")
+        for text in (settings.bos_token, settings.eos_token, settings.pad_token):
+            if text is not None and text not in special:
+                raise CorpusError(f"{where}: {text!r} is not in special_tokens. Add it there.")
         return settings
 
 
