@@ -97,8 +97,7 @@ class _BatchLoader(grain.DataLoader):
 
 
 class _BatchIterator(grain.DataLoaderIterator):
-    """A DataLoader's iterator that stops for good where a batch failed. Grain's own continues with the next batch, and the
-    step is lost without a message."""
+    """A DataLoader's iterator that stops for good where a batch failed. Grain's own leaves the step out without a message."""
 
     _failure = ""
 

@@ -65,7 +65,7 @@ class ReadAhead(Generic[T]):
         self._next, self._end, self._ahead = start, end, ahead
         self._slots: dict[int, Slot[T]] = {}
         self._wanted: queue.SimpleQueue[int | None] = queue.SimpleQueue()
-        self._threads = [
+        self.threads = [
             threading.Thread(target=self._work, name=f"{name}_{number}", daemon=True) for number in range(threads)
         ]
         self._starting, self._started = threading.Lock(), False
@@ -99,19 +99,13 @@ class ReadAhead(Generic[T]):
         if self._close is not None:
             self._close()
 
-    def join(self, deadline: float) -> None:
-        """Wait for the threads, until `deadline` on the monotonic clock."""
-        for thread in self._threads:
-            if thread.ident is not None:
-                thread.join(max(0.0, deadline - time.monotonic()))
-
     def _start(self) -> None:
         """Start the threads, from a thread of its own, which no exception reaches. May be called again."""
         if not self._starting.acquire(blocking=False):
             return
         started = 0
         with contextlib.suppress(RuntimeError):  # the system allows no more threads
-            for thread in self._threads:
+            for thread in self.threads:
                 thread.start()
                 started += 1
         self._started = True
@@ -142,5 +136,5 @@ def _end() -> None:
     deadline, readers = time.monotonic() + _ENDS_IN, list(_open)
     for reader in readers:
         reader.close()
-    for reader in readers:
-        reader.join(deadline)
+    for thread in [thread for reader in readers for thread in reader.threads if thread.ident is not None]:
+        thread.join(max(0.0, deadline - time.monotonic()))
