@@ -49,12 +49,6 @@ def test_blocks_change_nothing(tmp_path_factory, files, bos, block, dtype):
         assert corpus.num_documents == sum(tokens.count(EOS) for tokens in files)
 
 
-def test_a_file_longer_than_a_block_is_counted_whole(write_tokens):
-    tokens = np.zeros((document_finder._SCAN_BYTES >> 1) + 5, np.uint16)
-    tokens[[0, -5, -6, -4, -1]] = EOS
-    assert open_corpus(write_tokens("0.npy", tokens, "uint16"), dtype="uint16", eos_token_id=EOS).num_documents == 5
-
-
 def test_the_header_of_a_npy_file_holds_no_document(tmp_path):
     np.save(tmp_path / "a.npy", np.array([EOS, 3, EOS], np.uint8))
     for eos, count in ((EOS, 2), (ord(" "), 0), (ord("N"), 0)):

@@ -96,15 +96,6 @@ def test_what_holds_no_tokens_is_refused(tmp_path, write_tokens):
     assert "empty list of files: a corpus has at least one" in error_of([])
 
 
-def test_a_directory_above_or_a_list_with_label_masks_is_opened_with_them(tmp_path, write_tokens):
-    write_tokens("sub/token_ids_part_0.npy", [1, 2])
-    write_tokens("sub/labels_mask_part_0.npy", [1, 0], "bool")
-    whole = open_corpus(tmp_path / "sub")
-    assert whole.has_loss
-    for where in (tmp_path, [tmp_path / "sub"], f"{tmp_path}/sub/*.npy", f"{tmp_path}/sub/token_ids_part_*.npy"):
-        assert open_corpus(where) == whole
-
-
 def test_an_unknown_format_is_an_error_that_lists_the_known(tmp_path):
     assert "format 'parquet': expected one of files, index, mix, olmo" in error_of(tmp_path, format="parquet")
     assert "takes one path, not a list of 1" in error_of([tmp_path], format="mix")
