@@ -130,8 +130,11 @@ class Corpus(CorpusFiles):
         return np.frombuffer(data, "<i8").astype(np.int64).reshape(-1, 2)
 
     @functools.cached_property
-    def _reader(self) -> _TokenReader:
-        return _TokenReader(self)
+    def _readers(self) -> tuple[npt.NDArray[np.int64], ShardReader, LossReader | None]:
+        """Token offsets of the shards and of the corpus's end, and what reads tokens and loss; threads may share these."""
+        bounds = np.cumsum([0, *(shard.num_tokens for shard in self.shards)], dtype=np.int64)
+        tokens = ShardReader(self.shards, self.dtype.itemsize, remote=self.remote)
+        return bounds, tokens, LossReader(self.loss_files, remote=self.remote) if self.has_loss else None
 
     def read(self, start: int, stop: int) -> tuple[UInt[np.ndarray, " tokens"], Shaped[np.ndarray, " tokens"] | None]:
         """Return the tokens from `start` to `stop`, counted through all shards, and their loss.
@@ -144,7 +147,19 @@ class Corpus(CorpusFiles):
           RowIndexError: the range exceeds the tokens.
           CorpusFileError: a file is missing, unreadable, or not the one that was indexed.
         """
-        return self._reader.read(operator.index(start), operator.index(stop))
+        start, stop = operator.index(start), operator.index(stop)
+        if not 0 <= start <= stop <= self.num_tokens:
+            raise RowIndexError(f"tokens {start} to {stop}: expected a range within 0 to {self.num_tokens}.")
+        bounds, of_tokens, of_loss = self._readers
+        shard = np.flatnonzero((bounds[1:] > start) & (bounds[:-1] < stop))
+        first = np.maximum(bounds[shard], start)
+        length = np.minimum(bounds[shard + 1], stop) - first
+        at, place = first - bounds[shard], first - start
+        tokens: npt.NDArray[Any] = np.empty(stop - start, self.dtype)
+        if len(tokens):
+            places, sizes = (place * tokens.itemsize).tolist(), (length * tokens.itemsize).tolist()
+            of_tokens.gather(shard.tolist(), at.tolist(), places, sizes, tokens.data.cast("B"))
+        return tokens, None if of_loss is None else of_loss.gather(shard, at, place, length, len(tokens))
 
     def document(self, number: int) -> Document:
         """Return document `number`, from 0. Errors are those of `documents` and `read`."""
@@ -222,28 +237,3 @@ class Corpus(CorpusFiles):
             f"Corpus(shards={len(self.shards)}, num_tokens={self.num_tokens}, dtype={self.dtype.name}, "
             f"eos_token_id={self.eos_token_id}, ends_fingerprint={self.ends_fingerprint!r})"
         )
-
-
-class _TokenReader:
-    """Reader of ranges of tokens, counted through all shards. It keeps files open, and threads may share it."""
-
-    def __init__(self, corpus: CorpusFiles) -> None:
-        counts = np.array([shard.num_tokens for shard in corpus.shards], np.int64)
-        self._ends = np.cumsum(counts)
-        self._begins = self._ends - counts
-        self._dtype, self._total = corpus.dtype, corpus.num_tokens
-        self._tokens = ShardReader(corpus.shards, corpus.dtype.itemsize, remote=corpus.remote)
-        self._loss = LossReader(corpus.loss_files, remote=corpus.remote) if corpus.has_loss else None
-
-    def read(self, start: int, stop: int) -> tuple[npt.NDArray[Any], npt.NDArray[Any] | None]:
-        if not 0 <= start <= stop <= self._total:
-            raise RowIndexError(f"tokens {start} to {stop}: expected a range within 0 to {self._total}.")
-        shard = np.flatnonzero((self._ends > start) & (self._begins < stop))
-        first = np.maximum(self._begins[shard], start)
-        length = np.minimum(self._ends[shard], stop) - first
-        at, place = first - self._begins[shard], first - start
-        tokens: npt.NDArray[Any] = np.empty(stop - start, self._dtype)
-        if len(tokens):
-            places, sizes = (place * tokens.itemsize).tolist(), (length * tokens.itemsize).tolist()
-            self._tokens.gather(shard.tolist(), at.tolist(), places, sizes, tokens.data.cast("B"))
-        return tokens, None if self._loss is None else self._loss.gather(shard, at, place, length, len(tokens))

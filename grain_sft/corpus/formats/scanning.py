@@ -132,8 +132,12 @@ def corpus_of(
 def in_threads(function: Callable[..., T], *columns: Iterable[Any], work: str = "") -> list[T]:
     """Return the result of each call, in order; `work` names it where its progress is shown."""
     with concurrent.futures.ThreadPoolExecutor(THREADS) as pool:
-        results = pool.map(function, *columns)
-        return list(with_progress(results, len(list(columns[0])), work) if work else results)
+        try:
+            results = pool.map(function, *columns)
+            return list(with_progress(results, len(list(columns[0])), work) if work else results)
+        except BaseException:  # Ctrl-C too
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
 
 
 def _scan_parts(
