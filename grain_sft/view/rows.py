@@ -153,6 +153,7 @@ def _pieces(lines: Trace) -> tuple[Piece, ...]:
     """Return the pieces of a row's trace; none for a row of padding alone."""
     names = ("segment", "document", "source", "record", "shard", "start", "stop")
     found = lines.select(lines.instance >= 0).columns()
+    columns = (found[name].tolist() for name in names)
     return tuple(
         Piece(
             segment=segment,
@@ -163,9 +164,7 @@ def _pieces(lines: Trace) -> tuple[Piece, ...]:
             start=start,
             stop=stop,
         )
-        for segment, document, source, record, shard, start, stop in zip(
-            *(found[name].tolist() for name in names), strict=True
-        )
+        for segment, document, source, record, shard, start, stop in zip(*columns, strict=True)
     )
 
 

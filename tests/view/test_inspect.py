@@ -44,12 +44,8 @@ def test_a_view_is_the_batch(config, layout, transforms):
             tokens, segments, positions, loss = (batch[name][row] for name in names)
             if "shift_targets" in transforms:
                 loss = np.append(False, loss[:-1] != 0)
-            for column, expected in (
-                (view.tokens, tokens),
-                (view.segments, segments),
-                (view.positions, positions),
-                (view.loss, loss),
-            ):
+            shown = (view.tokens, view.segments, view.positions, view.loss)
+            for column, expected in zip(shown, (tokens, segments, positions, loss), strict=True):
                 np.testing.assert_array_equal(column, expected)
 
 
@@ -62,9 +58,8 @@ def test_sources_and_records_are_those_of_the_documents(pipeline):
                 piece = pieces[segment]
                 source, record = corpus.sources[piece.document]
                 assert (piece.source, piece.record) == (corpus.source_names[source], record)
-                np.testing.assert_array_equal(
-                    view.tokens[first:stop], corpus.document(piece.document).tokens[: stop - first]
-                )
+                tokens = corpus.document(piece.document).tokens[: stop - first]
+                np.testing.assert_array_equal(view.tokens[first:stop], tokens)
 
 
 def test_the_target_of_the_last_input_is_shown_where_it_takes_loss(config):
