@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import NamedTuple
 
 import grain_sft
@@ -72,39 +73,34 @@ def _describe(folder: DemoFolder, prepared: Prepared) -> None:
 def _train(folder: DemoFolder, plan: Plan) -> tuple[Logs, int]:
     """Run the three runs, one after the other; return what each logged, and the step that the second began at."""
 
-    def child(name: str, resume: str | None = None) -> tuple[Child, RunOptions]:
-        run = folder.runs / name
-        run.mkdir(parents=True)
-        every = plan.checkpoint_every
-        options = RunOptions(str(folder.config), str(run), VOCAB_SIZE, plan.steps, every, plan.seed, resume)
-        return Child(name, options), options
-
-    def whole(name: str, start: int, resume: str | None = None) -> list[Record]:
-        with child(name, resume)[0] as process:
-            found = list(_shown(process, plan, start))
-            process.finish()
+    def run(name: str, start: int, resume: Path | None = None, killed_after: int | None = None) -> list[Record]:
+        path = folder.runs / name
+        path.mkdir(parents=True)
+        every, continued = plan.checkpoint_every, None if resume is None else str(resume)
+        options = RunOptions(str(folder.config), str(path), VOCAB_SIZE, plan.steps, every, plan.seed, continued)
+        found, killed = [], False
+        with Child(name, options) as process:
+            for record in _shown(process, plan, start):
+                found.append(record)
+                killed = killed or (killed_after is not None and record.step >= killed_after and process.kill())
+            if not killed:
+                process.finish()
+        if killed:
+            newest = newest_step(options.checkpoints)
+            done = f"when {len(found)} steps were done; newest checkpoint: step {newest}"
+            _say(f"  killed: SIGKILL to process {process.pid} {done}")
+        elif killed_after is not None:
+            raise GrainSftError(f"the {name} run ended before it could be killed: give more --steps.")
         return found
 
-    logs: dict[str, list[Record]] = {INTERRUPTED: []}
     _say(f"\n1 of 3, {INTERRUPTED}: from step 0, a checkpoint every {plan.checkpoint_every} steps")
-    process, options = child(INTERRUPTED)
-    with process:
-        killed = False
-        for record in _shown(process, plan, 0):
-            logs[INTERRUPTED].append(record)
-            killed = killed or (record.step >= plan.killed_after and process.kill())
-        if not killed:
-            process.finish()
-            raise GrainSftError(f"the {INTERRUPTED} run ended before it could be killed: give more --steps.")
-    newest = newest_step(options.checkpoints)
-    _say(
-        f"  killed: SIGKILL to process {process.pid} when {len(logs[INTERRUPTED])} steps were done; newest checkpoint: step "
-        f"{newest}"
-    )
+    logs = {INTERRUPTED: run(INTERRUPTED, 0, killed_after=plan.killed_after)}
+    checkpoints = folder.runs / INTERRUPTED / "checkpoints"
+    newest = newest_step(checkpoints)
     _say(f"\n2 of 3, {RESUMED}: a new process, which gets that checkpoint and iter(start_step={newest})")
-    logs[RESUMED] = whole(RESUMED, newest, resume=str(options.checkpoints))
+    logs[RESUMED] = run(RESUMED, newest, resume=checkpoints)
     _say(f"\n3 of 3, {UNINTERRUPTED}: another, which gets nothing and begins at step 0")
-    logs[UNINTERRUPTED] = whole(UNINTERRUPTED, 0)
+    logs[UNINTERRUPTED] = run(UNINTERRUPTED, 0)
     return logs, newest
 
 
