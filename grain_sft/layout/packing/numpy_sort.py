@@ -78,7 +78,15 @@ def argsort_of(ties: str) -> Iterator[Argsort | None]:
         if not children:
             children.append(_start(sort))
             _check_greeting(children[0], sort)
-        return _sorted_by(children[0], sort, values)
+        child = children[0]
+        assert child.stdin is not None and child.stdout is not None
+        with contextlib.suppress(BrokenPipeError):  # the answer is then too short
+            child.stdin.write(len(values).to_bytes(8, sys.byteorder) + np.ascontiguousarray(values, np.int64).tobytes())
+            child.stdin.flush()
+        answer = child.stdout.read(8 * len(values))
+        if len(answer) != 8 * len(values):
+            raise _ended(child, sort)
+        return np.frombuffer(answer, np.int64)
 
     try:
         yield argsort
@@ -122,20 +130,6 @@ def _check_greeting(child: subprocess.Popen[bytes], sort: str) -> None:
             f"ties='numpy:{sort}': this numpy {np.__version__} was compiled for CPUs with {_NAMES[found]}, and can't leave "
             "that out. Install a numpy from PyPI."
         )
-
-
-def _sorted_by(child: subprocess.Popen[bytes], sort: str, values: Ints) -> Ints:
-    """Return `numpy.argsort(values)` of the process."""
-    assert child.stdin is not None and child.stdout is not None
-    try:
-        child.stdin.write(len(values).to_bytes(8, sys.byteorder) + np.ascontiguousarray(values, np.int64).tobytes())
-        child.stdin.flush()
-    except BrokenPipeError as error:
-        raise _ended(child, sort) from error
-    answer = child.stdout.read(8 * len(values))
-    if len(answer) != 8 * len(values):
-        raise _ended(child, sort)
-    return np.frombuffer(answer, np.int64)
 
 
 def _ended(child: subprocess.Popen[bytes], sort: str) -> LayoutError:
