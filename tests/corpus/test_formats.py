@@ -36,8 +36,9 @@ def test_olmo_with_a_split_opens_train_and_each_by_itself(tmp_path):
     assert corpus == open_corpus(tmp_path / "train", format="olmo")
     assert_documents(open_corpus(tmp_path / "val"), val)
     assert open_corpus(tmp_path, eos_token_id=3).eos_token_id == 3
-    (tmp_path / "prepare.json").write_text(json.dumps({"tokenizer": {"eos_token_id": 1 << 16}}))
-    assert "prepare.json: eos_token_id is 65536, which uint16 can't hold" in error_of(tmp_path)
+    for name in ("eos_token_id", "pad_token_id"):
+        (tmp_path / "prepare.json").write_text(json.dumps({"tokenizer": {name: 1 << 16}}))
+        assert f"prepare.json: {name} is 65536, which uint16 can't hold" in error_of(tmp_path)
 
 
 @pytest.mark.parametrize("flat", [True, False])

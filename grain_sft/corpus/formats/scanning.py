@@ -120,12 +120,12 @@ def corpus_of(
 ) -> Corpus:
     """Return the corpus of shards that were scanned; `fields` are further ones of `Corpus`."""
     stated = {name: value for name, value in vars(metadata).items() if name != "path"}
+    where, highest = metadata.path or shards[0].path, np.iinfo(dtype).max
+    for name in ("pad_token_id",) if eos_token_id is not None else ("eos_token_id", "pad_token_id"):
+        if (stated[name] or 0) > highest:
+            raise CorpusError(f"{where}: {name} is {stated[name]}, which {dtype.name} can't hold.")
     if eos_token_id is not None:
         stated["eos_token_id"] = eos_token_id
-    elif (metadata.eos_token_id or 0) > np.iinfo(dtype).max:
-        raise CorpusError(
-            f"{metadata.path or shards[0].path}: eos_token_id is {metadata.eos_token_id}, which {dtype.name} can't hold."
-        )
     return Corpus(shards=shards, dtype=dtype, **stated, **fields)
 
 
