@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from chat_styles import CHATML, GEMMA, GENERATION, GLM, LLAMA2, LLAMA3, QWEN
-from hostile_tokenizers import Maker, makers
+from hostile_tokenizers import makers
 from template_rules import render_one
 
 from grain_sft.errors import PrepareError, RecordError
@@ -119,40 +119,6 @@ def harmless(value: Any, key: str = "") -> Any:
     return [harmless(entry) for entry in value] if isinstance(value, list) else value
 
 
-def control_ids(maker: Maker, tokenizer: Any, tokens: Any) -> list[int]:
-    """Ids of the control tokens in a document, by the spellings that the tokenizer was made with."""
-    ids = {tokenizer.token_id(text) for text in maker.control if text != maker.unknown}
-    return [number for number in tokens.tolist() if number in ids]
-
-
-def attack(maker: Maker, folder: Any, count: int, seed: int) -> dict[str, int]:
-    """Render `count` hostile chats; count what is refused, and fail at the first control token made of text."""
-    rng = random.Random(f"{maker.name} {seed}")
-    tokenizer = load_tokenizer(maker.save(folder / maker.name))
-    assert {tokenizer.token_id(text) for text in maker.control} <= set(tokenizer.special_tokens.values())
-    pool = fragments(maker.control)
-    names = [*JINJA, *OTHERS]
-    tally = {"rendered": 0, "refused": 0}
-    while sum(tally.values()) < count:
-        name = rng.choice(names)
-        options = TemplateOptions(special_text=rng.choice(["error", "encode", "encode"]), chat_template=JINJA.get(name))
-        record = hostile_chat(rng, pool, maker.control, name)
-        try:
-            parsed = [parse_record(each) for each in (record, harmless(record))]
-            result, expected = render(TEMPLATES["hf" if name in JINJA else name], parsed, tokenizer, options)
-        except PrepareError:
-            names.remove(name)  # the tokenizer lacks what this template needs
-            continue
-        except RecordError:
-            continue  # the record is not one of its schema
-        tally["refused" if isinstance(result, RecordError) else "rendered"] += 1
-        if not isinstance(result, RecordError):
-            assert not isinstance(expected, RecordError), (maker.name, name, expected, record)
-            found, wanted = (control_ids(maker, tokenizer, each.tokens) for each in (result, expected))
-            assert found == wanted, (maker.name, name, options.special_text, record)
-    return tally
-
-
 CONTROL_TOKENS = ("<|im_start|>", "<|im_end|>")
 BY_NAME = {maker.name: maker for maker in MAKERS}
 WIDE = "\uff1c/s\uff1e"
@@ -231,6 +197,29 @@ def test_ordinary_chats_are_as_the_tokenizer_encodes_them_whatever_its_flags(tmp
     ],
 )
 def test_hostile_text_becomes_no_control_token(maker, count, seed, tmp_path):
-    tally = attack(maker, tmp_path, count, seed)
+    rng = random.Random(f"{maker.name} {seed}")
+    tokenizer = load_tokenizer(maker.save(tmp_path / maker.name))
+    assert {tokenizer.token_id(text) for text in maker.control} <= set(tokenizer.special_tokens.values())
+    control = {tokenizer.token_id(text) for text in maker.control if text != maker.unknown}
+    pool = fragments(maker.control)
+    names = [*JINJA, *OTHERS]
+    tally = {"rendered": 0, "refused": 0}
+    while sum(tally.values()) < count:
+        name = rng.choice(names)
+        options = TemplateOptions(special_text=rng.choice(["error", "encode", "encode"]), chat_template=JINJA.get(name))
+        record = hostile_chat(rng, pool, maker.control, name)
+        try:
+            parsed = [parse_record(each) for each in (record, harmless(record))]
+            result, expected = render(TEMPLATES["hf" if name in JINJA else name], parsed, tokenizer, options)
+        except PrepareError:
+            names.remove(name)  # the tokenizer lacks what this template needs
+            continue
+        except RecordError:
+            continue  # the record is not one of its schema
+        tally["refused" if isinstance(result, RecordError) else "rendered"] += 1
+        if not isinstance(result, RecordError):
+            assert not isinstance(expected, RecordError), (maker.name, name, expected, record)
+            found, wanted = ([id for id in each.tokens.tolist() if id in control] for each in (result, expected))
+            assert found == wanted, (maker.name, name, options.special_text, record)
     assert tally["rendered"] > count / 4
     print(f"TALLY {maker.name} {tally}")
