@@ -80,10 +80,7 @@ def _written_to(corpus: CorpusFiles) -> CorpusFileError:
 
 
 def part_by_part(corpus: CorpusFiles) -> Documents:
-    """Return the documents of all boundary files, which every shard has, none of them joined with one of the part before.
-
-    Raises: as `DocumentFinder.documents`.
-    """
+    """Return the documents of all boundary files, which every shard has, none of them joined with one of the part before."""
     start, length = map(np.concatenate, zip(*_read_parts(corpus)[0], strict=True))
     return Documents(start, length)
 
@@ -175,11 +172,8 @@ def count_token(corpus: CorpusFiles, token: int) -> int:
 def by_eos(corpus: CorpusFiles, bos_token_id: int | None = None) -> Documents:
     """Return the documents that end at each EOS, EOS included. Tokens after a shard's last EOS are in no document.
 
-    The result for a corpus of more than a few MB is kept in the folder `documents` of the cache.
-
-    Args:
-      corpus: Corpus with an `eos_token_id`.
-      bos_token_id: Token that has to follow an EOS, unless it is a shard's last token, for it to end a document.
+    `bos_token_id` has to follow an EOS, unless it is a shard's last token, for it to end a document. The result for a corpus
+    of more than a few MB is kept in the folder `documents` of the cache.
     """
     if corpus.eos_token_id is None:
         raise CorpusError(

@@ -34,11 +34,7 @@ class MixtureCorpus(Corpus):
 
     @classmethod
     def of(cls, parts: tuple[Corpus, ...]) -> MixtureCorpus:
-        """Return the mixture of some corpora.
-
-        Raises:
-          CorpusError: two of them were made with different tokenizers.
-        """
+        """Return the mixture of some corpora, or raise CorpusError if two were made with different tokenizers."""
         made_with = {part.tokenizer_sha256: part for part in reversed(parts) if part.tokenizer_sha256 is not None}
         if len(made_with) > 1:
             second, first = list(made_with.values())[-2:]

@@ -133,13 +133,7 @@ def token_dtype(name: object, where: str) -> Dtype:
 
 
 def scan_shard(path: str, label: str, dtype: Dtype | None) -> tuple[Shard, Dtype]:
-    """Return one token file as a shard, and its dtype.
-
-    Args:
-      path: Local path or URL.
-      label: Label of the shard.
-      dtype: Dtype of a raw file. None: a raw file is read as uint32, as AI2 writes, if it looks like uint32 token ids.
-    """
+    """Return one token file as a shard, and its dtype. Without `dtype`, a raw file is uint32, if it looks like token ids."""
 
     def parse(stated: object) -> Dtype:
         found = token_dtype(stated, path)

@@ -88,13 +88,7 @@ class _Listed(NamedTuple):
 
 
 def corpus_of_files(sources: Sequence[tuple[str, str]], options: ReadOptions, listing: DirectoryListing) -> Corpus:
-    """Return the corpus of token files, in order, each with its sidecars.
-
-    Args:
-      sources: (path or URL, label) of each file.
-      options: Arguments of `open_corpus`.
-      listing: Folders listed before.
-    """
+    """Return the corpus of token files (path or URL, label), in order, each with its sidecars."""
     forms = formats()
     labels = [(files.absolute(path), label) for path, label in sources]
     options.check_paths([path for path, _ in labels])  # before any file is opened

@@ -125,12 +125,7 @@ class Json:
 
     @classmethod
     def load(cls, path: str, advice: str = "") -> Json:
-        """Return the object in the file `path`; errors end in `advice`.
-
-        Raises:
-          CorpusFileError: the file is missing or unreadable.
-          CorpusError: it is not a JSON object.
-        """
+        """Return the object in the file `path`, or raise CorpusFileError or CorpusError; the latter ends in `advice`."""
         try:
             data = json.loads(files.read_text(path))
         except (ValueError, RecursionError) as error:
