@@ -89,12 +89,11 @@ class IndexSampler(Sampler):
             raise SamplerError(f"last_batch='fill': order {order!r} runs on across epochs and has no last batch.")
         self.runs_on = traits.runs_on or last_batch == "run_on"
         self._source, self._order = source, source.rows_at(cache_dir)
-        blocks, sizes, most = 1, self.batch_sizes, max(self.batch_sizes.sizes)
-        if self.host_blocks:
-            blocks, sizes = host.count, sizes.shared(host.count)
-        self._block_rows = self.num_instances // blocks  # of an epoch, in the stream of this host's rows
+        self._blocks = host.count if self.host_blocks else 1
+        self._block_rows = self.num_instances // self._blocks  # of an epoch, in the stream of this host's rows
         self._block_start = host.index * self._block_rows if self.host_blocks else 0
-        if self.host_blocks and self._block_rows * blocks < most:
+        sizes, most = self.batch_sizes.shared(self._blocks), max(self.batch_sizes.sizes)
+        if self.host_blocks and self._block_rows * self._blocks < most:
             raise SamplerError(
                 f"global_batch_size={most} is more than the {num_instances} rows of an epoch. Take a smaller batch."
             )
@@ -105,7 +104,7 @@ class IndexSampler(Sampler):
             self._epochs = EndingEpochs(self._block_rows, sizes, fill=last_batch == "fill")
         if self.num_steps == 0:
             raise SamplerError(f"global_batch_size={most} is more than the {num_instances} rows in epochs={epochs}.")
-        self.streams = (EpochStream("", source, 0, self._begin, self._span, self._order, blocks),)
+        self.streams = (EpochStream("", source, 0, self._begin, self._span, self._order, self._blocks),)
 
     @functools.cached_property
     def steps_per_epoch(self) -> int:
@@ -135,7 +134,7 @@ class IndexSampler(Sampler):
         epoch, first = self._epochs.begin(step)
         indices = indices + first
         if not len(indices) or indices.max() < self._block_rows:
-            return self._order(epoch, indices + self._block_start if self.host_blocks else indices)
+            return self._order(epoch, indices + self._block_start if self._block_start else indices)
         return self._read(np.full(len(indices), epoch), indices, self._block_start)[2]
 
     def _read(self, epoch: Ints, index: Ints, start: Ints | int) -> tuple[Ints, Ints, Ints]:
@@ -158,10 +157,8 @@ class IndexSampler(Sampler):
 
     def _steps_of_one_size(self, step: int, size: int) -> int:
         count = super()._steps_of_one_size(step, size)
-        if self.runs_on:
-            return count
-        share = size // self.host.count if self.host_blocks else size
-        return min(count, (self._block_rows - self._epochs.begin(step)[1]) // share)
+        left = self._block_rows - self._epochs.begin(step)[1]
+        return count if self.runs_on else min(count, left // (size // self._blocks))
 
     def epoch(self, step: int) -> int:
         """Return the epoch, from 0, in which `step` begins."""
@@ -169,28 +166,25 @@ class IndexSampler(Sampler):
 
     def _begin(self, step: int) -> tuple[int, int]:
         epoch, rows = self._epochs.begin(as_integer("step", step, 0, RowIndexError))
-        return epoch, rows * self.host.count if self.host_blocks else rows
+        return epoch, rows * self._blocks
 
     def _span(self, epoch: int) -> EpochSpan | None:
         span = self._epochs.span(epoch, self.num_steps)
-        return span._replace(rows=span.rows * self.host.count) if span is not None and self.host_blocks else span
+        return span and span._replace(rows=span.rows * self._blocks)
 
     def _slots(self, steps: Ints, which: Ints, slot: Ints, host: Ints) -> BatchSlots:
         epoch, index = (column[which] for column in self._epochs.begins(steps))
-        index = index + slot
-        start: Ints | int = 0
-        if self.host_blocks:
-            index -= host * (self.batch_sizes.begins(steps)[1][which] // self.host.count)
-            start = host * self._block_rows
-        return BatchSlots(steps[which], slot, host, np.zeros_like(slot), *self._read(epoch, index, start))
+        block = host if self.host_blocks else np.zeros_like(host)
+        index = index + slot - block * (self.batch_sizes.begins(steps)[1][which] // self._blocks)
+        read = self._read(epoch, index, block * self._block_rows)
+        return BatchSlots(steps[which], slot, host, np.zeros_like(slot), *read)
 
     def _find(self, source: int, epoch: int, indices: Ints) -> tuple[Ints, Ints, Ints]:
         block, index = indices // self._block_rows, indices % self._block_rows
         step, slot = self._epochs.find(epoch, index)
-        if not self.host_blocks:
-            return step, slot, slot % self.host.count
-        step[block >= self.host.count] = -1  # rows that no host reads
-        return step, slot + block * (self.batch_sizes.begins(step)[1] // self.host.count), block
+        slot = slot + block * (self.batch_sizes.begins(step)[1] // self._blocks)
+        step = np.where(block < self._blocks, step, -1)  # after the last block are rows that no host reads
+        return step, slot, block if self.host_blocks else slot % self.host.count
 
     @property
     def data_key(self) -> str:
