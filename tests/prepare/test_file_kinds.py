@@ -103,12 +103,12 @@ def request_of(spm: Path, *paths: Path, template: str = "primer", **options: Any
     return Request((Dataset(tuple(map(str, paths))),), template, str(spm), options.pop("format", "olmo"), **options)
 
 
-def check_documents(out: Path, spm: Path, shape: str, held: list[Turns]) -> None:
+def check_documents(out: Path, spm: Path, shape: str, conversations: list[Turns]) -> None:
     """Every document spells its own conversation, with loss on what the assistant says last or ever."""
     tokenizer, seen = load_tokenizer(str(spm)), set()
     for document in open_corpus(out).iter_documents():
         number = document.source[1]
-        turns = held[number - 1]
+        turns = conversations[number - 1]
         record = {"messages": messages(turns)}
         if shape == "prompt and completion as messages":
             for message in record["messages"][:-1]:
@@ -116,7 +116,7 @@ def check_documents(out: Path, spm: Path, shape: str, held: list[Turns]) -> None
         runs = [(SHAPES[shape](turns)["text"], 1), ("</s>", 1)] if shape == "text" else primer(record)
         assert spelled(tokenizer, document.tokens, document.loss) == in_one(runs)
         seen.add(number)
-    assert seen == set(range(1, len(held) + 1))
+    assert seen == set(range(1, len(conversations) + 1))
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -125,24 +125,24 @@ def test_every_shape_in_every_kind_of_file_gives_its_documents(shape, count, spm
     monkeypatch.setattr(inputs, "BLOCK", 300)  # several units of each file
     draw = random.Random(shape)
     for kind, write in KINDS.items():
-        held = [turns for turns in talks(draw, count) if is_pair(turns) or shape not in PAIRS]
+        conversations = [turns for turns in talks(draw, count) if is_pair(turns) or shape not in PAIRS]
         path, out = tmp_path / f"a.{kind}", tmp_path / f"out-{kind}"
-        path.write_bytes(write([SHAPES[shape](turns) for turns in held]))
+        path.write_bytes(write([SHAPES[shape](turns) for turns in conversations]))
         request = request_of(spm, path, template="text" if shape == "text" else "primer")
         prepare(request, out, workers=1)
-        check_documents(out, spm, shape, held)
-        assert f"{len(held):,} of the first {len(held):,} records" in dry_run(request, 999)
+        check_documents(out, spm, shape, conversations)
+        assert f"{len(conversations):,} of the first {len(conversations):,} records" in dry_run(request, 999)
         assert list(conversation_lines([str(path)]))
 
 
 def test_shapes_may_differ_from_record_to_record_and_from_file_to_file(spm, tmp_path):
     draw = random.Random(5)
-    held = [turns for turns in talks(draw, 200) if is_pair(turns)]
+    conversations = [turns for turns in talks(draw, 200) if is_pair(turns)]
     chats = [shape for shape in SHAPES if shape not in ("text", "prompt and completion as messages")]
-    records = [SHAPES[draw.choice(chats)](turns) for turns in held]
+    records = [SHAPES[draw.choice(chats)](turns) for turns in conversations]
     (tmp_path / "mixed.jsonl").write_bytes(lines(records))
     prepare(request_of(spm, tmp_path / "mixed.jsonl"), tmp_path / "one", workers=1)
-    check_documents(tmp_path / "one", spm, "messages", held)
+    check_documents(tmp_path / "one", spm, "messages", conversations)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -15,13 +15,7 @@ from grain_sft.prepare.records import inputs
 
 
 def read_all(path: Path) -> list[tuple[int, bytes]]:
-    entries = inputs.list_inputs([[str(path)]])
-    units = inputs.plan_units(entries)
-    first, found = 1, []
-    for unit in units:
-        found += list(inputs.read_records(entries[0], unit, first))
-        first += inputs.scan_unit(entries[0], unit).records
-    return found
+    return [(number, raw) for _, number, raw in inputs.all_records(inputs.list_inputs([[str(path)]]))]
 
 
 def expected(data: bytes) -> list[tuple[int, bytes]]:
@@ -35,9 +29,8 @@ def test_every_line_is_in_one_unit(tmp_path, monkeypatch, block):
     monkeypatch.setattr(inputs, "MANY_BLOCKS", 5)
     draw = random.Random(block)
     for case in range(60):
-        data = b"".join(
-            draw.choice([b"a", b"bc", b"\n", b"\n\n", b"\r\n", b"x" * 20]) for _ in range(draw.randrange(40))
-        )
+        parts = draw.choices([b"a", b"bc", b"\n", b"\n\n", b"\r\n", b"x" * 20], k=draw.randrange(40))
+        data = b"".join(parts)
         path = tmp_path / f"{case}.jsonl"
         path.write_bytes(data)
         assert read_all(path) == expected(data)
@@ -88,11 +81,8 @@ def test_what_cannot_be_read_is_a_sentence(tmp_path, monkeypatch):
     (tmp_path / "a.jsonl.gz").write_bytes(b"")
     with pytest.raises(CorpusFileError, match="is empty, so it is not a compressed file"):
         inputs.list_inputs([[str(tmp_path / "a.jsonl.gz")]])
-    for name, data, command in (
-        ("a.bz2", bz2.compress(b"{}"), "bunzip2 -k"),
-        ("a.xz", lzma.compress(b"{}"), "unxz -k"),
-    ):
-        (tmp_path / name).write_bytes(data)
+    for name, compress, command in (("a.bz2", bz2.compress, "bunzip2 -k"), ("a.xz", lzma.compress, "unxz -k")):
+        (tmp_path / name).write_bytes(compress(b"{}"))
         with pytest.raises(PrepareError, match=f"Decompress it: {command} {tmp_path}/{name}"):
             inputs.list_inputs([[str(tmp_path / name)]])
     monkeypatch.setattr(inputs, "MAX_LINE", 10)
