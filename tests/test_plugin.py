@@ -15,6 +15,7 @@ from sft_files import documents
 
 import grain_sft
 from grain_sft import Host
+from grain_sft.cli.main import main
 
 PLUGIN = Path(__file__).parent / "plugin"
 LENGTH = 32
@@ -107,12 +108,12 @@ def test_every_command_takes_the_config(tmp_path, layout):
         ["report", path, "--output", tmp_path / "report.html"],
         ["audit-check", tmp_path / "audit.log", path],
     ]
-    if layout == "layout":
-        commands.append(["bench", path, "--seconds", "2"])
     for command in commands:
-        arguments = [sys.executable, "-m", "grain_sft", *map(str, command)]
+        assert main([str(word) for word in command]) == 0, command
+    if layout == "layout":
+        arguments = [sys.executable, "-m", "grain_sft", "bench", str(path), "--seconds", "2"]
         run = subprocess.run(arguments, capture_output=True, text=True)
-        assert run.returncode == 0, f"{command}: {run.stdout}\n{run.stderr}"
+        assert run.returncode == 0, f"{run.stdout}\n{run.stderr}"
 
 
 def test_a_template_from_outside_prepares_a_corpus(tmp_path):
