@@ -30,7 +30,7 @@ class _RepeatedKeyError(Exception):
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML in which no mapping has a key twice."""
+    """YAML that refuses a repeated key."""
 
     def compose_mapping_node(self, anchor: Any) -> Any:
         node = super().compose_mapping_node(anchor)
@@ -69,7 +69,7 @@ def read(path: str, inheriting: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _load_json(text: str) -> Any:
-    """Return the value of JSON in which no object has a key twice: it is YAML too, but for tabs, and that has lines."""
+    """Return the value of JSON without repeated keys, which the reader of YAML finds with their lines."""
     value = json.loads(text)
     with contextlib.suppress(yaml.YAMLError, RecursionError):
         yaml.compose(text.replace("\t", " "), _Loader)
