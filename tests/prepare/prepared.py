@@ -31,7 +31,7 @@ def record(number: int) -> dict[str, Any]:
 
 def write_chats(path: Path, count: int, bad: tuple[int, ...] = ()) -> Path:
     """Write `count` records, one a line; lines `bad` are broken."""
-    lines = [json.dumps(record(number)) if number + 1 not in bad else "{broken" for number in range(count)]
+    lines = [json.dumps(record(number)) if number + 1 not in bad else "{broken}" for number in range(count)]
     path.parent.mkdir(exist_ok=True)
     path.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
     return path
