@@ -63,6 +63,14 @@ STARTUP = Benchmark(_measure_startup, _startup_lines)
 
 # --- orders at scale: the time of a first batch and the memory of a process ---
 
+_NUMPY = """
+import numpy as np
+begin = time.perf_counter()
+rows = np.arange(int(sys.argv[1]), dtype=np.uint32)
+np.random.Generator(np.random.PCG64(1)).shuffle(rows)
+print(json.dumps({"seconds": time.perf_counter() - begin, **memory()}))
+"""
+
 _EXACT = """
 from grain_sft import IndexSampler
 begin = time.perf_counter()
@@ -95,6 +103,7 @@ def _measure_orders(folder: Path, scale: Scale) -> Figures:
     with tempfile.TemporaryDirectory(dir=folder) as cache:
         return {
             "orders": {
+                f"numpy's own shuffle, {name}": run_program(_NUMPY, rows, cache=cache),
                 f"order olmo, first time, {name}": run_program(_EXACT, rows, cache=cache),
                 f"order olmo, next time, {name}": run_program(_EXACT, rows, cache=cache),
                 f"order shuffle, first batch, {SHUFFLE_ROWS:,} rows": measure_first_batch(Path(cache)),

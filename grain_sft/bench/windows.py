@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import statistics
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from grain_sft.bench import Benchmark, Figures, Scale
-from grain_sft.bench.measuring import LIMIT, SEED, Next, limit, line, rate, seconds_in_turn
+from grain_sft.bench.measuring import LIMIT, SEED, Next, limit, line, rate, seconds_in_turn, seconds_waited
 from grain_sft.corpus import Corpus, open_corpus
 from grain_sft.errors import StorageError, install_command
 from grain_sft.layout import WindowLayout
@@ -23,6 +25,7 @@ VOCABULARY = 100_278  # dolma2's
 
 LIMIT_TOKENS = f"{LIMIT}, tokens only"
 READ = "source.read, tokens only"
+_STEP_S, _STEPS = 0.01, 200  # of a trainer that waits for batches
 
 
 def _measure(folder: Path, scale: Scale) -> Figures:
@@ -49,13 +52,17 @@ def _measure(folder: Path, scale: Scale) -> Figures:
         name: rate(tokens, median, medians[LIMIT_TOKENS if name in of_tokens else LIMIT])
         for name, median in medians.items()
     }
-    return {"throughput": figures}
+    with contextlib.closing(filtered.iter()) as batches:
+        wait = statistics.median(seconds_waited(batches.__next__, _STEP_S) for _ in range(_STEPS))
+    return {"throughput": figures, "wait_s": wait}
 
 
 def _lines(figures: Figures) -> Iterator[str]:
     yield line("windows", "Mtok/s", "ms/batch", "of limit")
     for name, row in figures["throughput"].items():
         yield line(name, f"{row['mtok_per_s']:.0f}", f"{row['ms_per_batch']:.3f}", f"{row['of_limit']:.2f}")
+    wait = figures["wait_s"] * 1e3
+    yield f"a trainer whose step takes {_STEP_S * 1e3:.0f} ms waits {wait:.3f} ms for its batch (filter on)"
 
 
 WINDOWS = Benchmark(_measure, _lines)
