@@ -133,6 +133,7 @@ def selects(given: argparse.Namespace, node_ids: list[str]) -> bool:
 # --- its commands ---
 
 
+@pytest.mark.pages
 def test_the_short_commands_run(folder, capsys):
     printed = {}
     for command in SHORT_COMMANDS:

@@ -94,6 +94,8 @@ class Interrupted:
             _, self.stderr = process.communicate()
         self.seconds = time.monotonic() - sent
         self.status = process.returncode
+        if self.status == 0 and not self.stderr and self.seconds < 0.5:  # the kernel was taking it down
+            self.ended_before = True
         wait_until(lambda: not marked(mark), 2)
         self.processes = marked(mark)
         self.files = [str(path.relative_to(out)) for path in out.rglob("*") if is_half_written(path, temporary)]
