@@ -1,4 +1,4 @@
-"""Checks of arguments that many parts take."""
+"""Checks of arguments that several modules share."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 MOST_TOKENS = 2**31 - 1
-"""Tokens a row: positions in it are int32."""
+"""Maximum number of tokens in a row: positions are int32."""
 
 
 def as_sequence_length(value: object) -> int:
@@ -29,7 +29,7 @@ def as_sequence_length(value: object) -> int:
 
 
 def as_integer(name: str, value: object, least: int, error: type[GrainSftError]) -> int:
-    """Return `value`, which may be an integer of numpy, as an int; raise `error` where it is not one from `least` on."""
+    """Return `value` as an int; raise `error` unless it is a Python or NumPy integer (not a bool) of at least `least`."""
     if type(value) is int and value >= least:
         return value
     try:
@@ -42,13 +42,13 @@ def as_integer(name: str, value: object, least: int, error: type[GrainSftError])
 
 
 def check_type(name: str, value: object, kind: Any, expected: str) -> None:
-    """Raise a `WrongTypeError` where `value` is not a `kind`, a type or a union, which the message calls `expected`."""
+    """Raise a `WrongTypeError` unless `value` is a `kind`, a type or union that the message describes as `expected`."""
     if not isinstance(value, kind):
         raise WrongTypeError(f"{name} is {shortened(repr(value))} ({type(value).__name__}); expected {expected}.")
 
 
 def as_paths(name: str, value: object) -> list[str | os.PathLike[str]]:
-    """Return the paths of an argument that is one path or a list of paths; raise a `WrongTypeError` for others."""
+    """Return `value`, one path or an iterable of paths, as a list; raise a `WrongTypeError` for anything else."""
     if isinstance(value, str | os.PathLike):
         return [value]
     if isinstance(value, Mapping | bytes | bytearray) or not isinstance(value, Iterable):
@@ -62,7 +62,7 @@ def as_paths(name: str, value: object) -> list[str | os.PathLike[str]]:
 
 
 def keyword_only(*names: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """Return a decorator of a method whose keyword-only arguments `names` may still be given by position."""
+    """Return a method decorator that accepts the keyword-only arguments `names` by position, with a deprecation warning."""
 
     def decorate(method: Callable[P, T]) -> Callable[P, T]:
         @functools.wraps(method)

@@ -1,4 +1,4 @@
-"""Names of an earlier version that work for one more, with a warning that gives the new name."""
+"""Former names. Each works for one more version, with a warning that gives the new name."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ MODULES = {
     "corpus.remote_options": "storage.remote.options",
     "sampling.orders_table": "sampling.orders",
 }
-"""Modules of `grain_sft` by their former path."""
+"""New path of each module of `grain_sft`, by its former path."""
 
 MIXTURE = {"MixtureCorpus": "corpus.mixture", "MixtureLayout": "layout.mixture", "MixtureSource": "source"}
-"""Modules of the names of the former module `grain_sft.mixture`."""
+"""New module of each name of the former module `grain_sft.mixture`."""
 
 
 class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Imports a module under its former path: the same module object under both."""
+    """Importer of modules by their former path. Both paths give the same module object."""
 
     _spec: importlib.machinery.ModuleSpec | None = None
 
@@ -57,7 +57,7 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
             new = "grain_sft." + MODULES[spec.name.removeprefix("grain_sft.")]
             warnings.warn(f"{spec.name} is now {new}. Import that.", DeprecationWarning, stacklevel=2)
             module = importlib.import_module(new)
-            self._spec = module.__spec__  # the import system overwrites it
+            self._spec = module.__spec__  # the import system overwrites it; exec_module restores it
         return module
 
     def exec_module(self, module: ModuleType) -> None:
@@ -65,15 +65,15 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 def install() -> None:
-    """Make the former paths of `MODULES` importable."""
+    """Make former module paths importable."""
     sys.meta_path.insert(0, _Finder())  # before the finder that would import a second copy
 
 
 def renamed_arguments(**names: str) -> Callable[[type[Decorated]], type[Decorated]]:
-    """Return a decorator of a class that takes keyword arguments under a former name too.
+    """Return a class decorator that lets the constructor take keyword arguments by their former names too.
 
     Args:
-      names: New name by former name.
+      names: New name of each argument, by its former name.
     """
 
     def decorate(decorated: type[Decorated]) -> type[Decorated]:
@@ -93,7 +93,7 @@ def renamed_arguments(**names: str) -> Callable[[type[Decorated]], type[Decorate
 
 
 def renamed_attribute(old: str, new: str) -> property:
-    """Return a property for the former name of an attribute, such as "PackedLayout.recipe", that gives the attribute `new`."""
+    """Return a property that returns the attribute `new` and warns that `old`, such as "PackedLayout.recipe", was renamed."""
 
     def get(self: object) -> Any:
         warnings.warn(f"{old} is now {new}. Read that.", DeprecationWarning, stacklevel=2)

@@ -1,6 +1,6 @@
-"""Measurements of speed; run by `grain-sft bench`, never by tests with a clock.
+"""Measurements of speed, which `grain-sft bench` runs. No test depends on a time.
 
-`BENCHMARKS` has those of made-up corpora; the module `config` measures a config's pipeline, and `advice` shows that as text.
+`BENCHMARKS` are the benchmarks of made-up corpora. `config` measures a config's pipeline, and `advice` formats the result.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from grain_sft.errors import PipelineError
 from grain_sft.registry import Registry
 
 Figures = Mapping[str, Any]
-"""What was measured, ready for JSON."""
+"""Results of a measurement, ready for JSON."""
 
 Count = Annotated[int, msgspec.Meta(ge=1)]
 
 
 @dataclasses.dataclass(frozen=True)
 class Scale:
-    """Sizes of the made-up corpora, and how long they are measured.
+    """Sizes of the made-up corpora, and length of the measurements.
 
     Args:
       seconds: Seconds of each measurement.
@@ -53,11 +53,11 @@ class Scale:
 
 
 class Benchmark(NamedTuple):
-    """A benchmark of made-up corpora.
+    """Benchmark of made-up corpora.
 
     Attributes:
-      measure: Returns the figures; files go to a folder that exists.
-      lines: Returns the figures as a table.
+      measure: Function that writes its files to an existing folder and returns the figures.
+      lines: Function that yields the lines of a table of the figures.
     """
 
     measure: Callable[[Path, Scale], Figures]
@@ -77,4 +77,4 @@ BENCHMARKS: Registry[Benchmark] = Registry(
         "trace": "grain_sft.bench.plans:TRACE",
     },
 )
-"""Benchmarks by name. The figures of each have names of their own."""
+"""Benchmarks by name. No two benchmarks share the name of a figure."""

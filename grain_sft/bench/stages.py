@@ -1,4 +1,4 @@
-"""The stages of a pipeline's batch as functions to be timed, and the limit beside them."""
+"""Stages of making a batch, as functions to time, and the limit that their speeds are compared with."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ READING = "reading"
 PIECES = "  of it, the pieces of rows"
 WHOLE = "a whole step"
 
-_BYTES = 1 << 27  # of ready batches, at each stage
-_STEPS = 16
+_BYTES = 1 << 27  # of batches that are kept for each stage
+_STEPS = 16  # most batches of a sample
 
 
 def sample(pipeline: Pipeline, steps: int, seconds: float) -> list[Element]:
-    """Return batches of the first steps: of at most `steps`, as many as bounded memory holds and are read in `seconds`."""
+    """Return the batches of the first steps: at most `steps` of them, read in `seconds` and limited in memory."""
     until = time.perf_counter() + seconds
     batches = [pipeline[0]]
     count = min(_STEPS, steps, _BYTES // max(1, nbytes(batches[0])))
@@ -34,14 +34,14 @@ def sample(pipeline: Pipeline, steps: int, seconds: float) -> list[Element]:
 
 
 def stages(pipeline: Pipeline, batches: list[Element]) -> dict[str, Next]:
-    """Return each stage of the steps of `batches`, in the order in which a batch is made, the limit first.
+    """Return functions that run one stage for the steps of `batches` in turn, by name: the limit, then stages in order.
 
-    A stage is given what the stage before made of these steps, which stays in memory for it. A whole step may take less
-    time than its stages together: where ShiftTargets comes first it reads the rows itself, in fewer passes.
+    Each stage gets the kept results of the stage before it. A whole step may take less time than its stages together,
+    because `ShiftTargets` as the first transform reads the rows itself, in fewer passes.
     """
     steps = range(len(batches))
     rows = [pipeline.sampler.rows(step) for step in steps]
-    made: dict[str, Next] = {
+    timed: dict[str, Next] = {
         LIMIT: limit(batches[0]),
         ROW_NUMBERS: _in_turn(steps, pipeline.sampler.rows),
         READING: _in_turn(rows, pipeline.source.read),
@@ -50,24 +50,24 @@ def stages(pipeline: Pipeline, batches: list[Element]) -> dict[str, Next]:
     elements = [pipeline.source.read(each) for each in rows]
     for number, transform in enumerate(pipeline.transforms):
         name = type(transform).__name__
-        made[name if name not in made else f"{name} ({number + 1})"] = _in_turn(elements, transform.map)
+        timed[name if name not in timed else f"{name} ({number + 1})"] = _in_turn(elements, transform.map)
         elements = [transform.map(each) for each in elements]
-    made[WHOLE] = _in_turn(steps, pipeline.__getitem__)
-    return made
+    timed[WHOLE] = _in_turn(steps, pipeline.__getitem__)
+    return timed
 
 
 def nbytes(batch: Element) -> int:
-    """Return the memory of a batch; an array under two keys counts once."""
+    """Return the number of bytes of a batch. An array under two keys counts once."""
     return sum({id(array): array.nbytes for array in batch.values()}.values())
 
 
 def num_tokens(batch: Element) -> int:
-    """Return the tokens of a batch, padding included."""
+    """Return the number of tokens of a batch, including padding."""
     return next(iter(batch.values())).size
 
 
 def num_unpadded(batch: Element) -> int | None:
-    """Return the tokens of a batch without padding; None where it has no segments."""
+    """Return the number of tokens of a batch without padding, or None if the batch has no segments."""
     segments = next((batch[key] for key in ("inputs_segmentation", "segment_ids") if key in batch), None)
     return None if segments is None else int(np.count_nonzero(segments))
 

@@ -1,5 +1,4 @@
-"""`grain-sft bench`: what a config delivers on this machine; or what the pipeline does with made-up corpora, beside the limit
-and beside the loaders of others."""
+"""`grain-sft bench`: the speed of a config; or, on made-up corpora, of the pipeline, the machine and other loaders."""
 
 from __future__ import annotations
 
@@ -44,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Measure and print."""
+    """Measure, and print the figures."""
     for name in _OF_CONFIG if options.config is None else _OF_MADE_UP:
         if getattr(options, name) != options.parser.get_default(name):
             fits = "only with CONFIG" if options.config is None else "only without CONFIG, for made-up corpora"

@@ -20,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Scan, describe, write."""
+    """Scan the token files, print a description of the corpus, and write the index."""
     length = options.sequence_length
     if options.maxtext and not (options.output and length):
         options.parser.error("--maxtext needs --output and --sequence-length: MaxText's index is made for one length.")
@@ -32,13 +32,13 @@ def run(options: argparse.Namespace) -> int:
     masks = sum(shard.loss is not None for shard in corpus.shards)
     if masks or corpus.ignores_loss:
         print(f"loss masks   {f'{masks:,}' if masks else 'ignored'}")
-    shards = collections.Counter(shard.label for shard in corpus.shards)
-    tokens: collections.Counter[str] = collections.Counter()
+    shard_counts = collections.Counter(shard.label for shard in corpus.shards)
+    token_counts: collections.Counter[str] = collections.Counter()
     for shard in corpus.shards:
-        tokens[shard.label] += shard.num_tokens
-    for label, count in tokens.most_common() if any(shards) else ():
+        token_counts[shard.label] += shard.num_tokens
+    for label, count in token_counts.most_common() if any(shard_counts) else ():
         share = count / max(1, corpus.num_tokens)
-        print(f"  {share:6.2%}  {count:>18,} tokens  {shards[label]:>5,} shards  {label}")
+        print(f"  {share:6.2%}  {count:>18,} tokens  {shard_counts[label]:>5,} shards  {label}")
     if length is not None:
         print(f"rows         {len(WindowLayout(corpus, length)):,} of {length:,} tokens")
     if options.output:

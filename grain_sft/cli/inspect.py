@@ -1,4 +1,4 @@
-"""`grain-sft inspect`: what a row of a step looks like, token by token."""
+"""`grain-sft inspect`: one row of a step, token by token."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_tokenizer(parser: argparse.ArgumentParser) -> None:
-    """Add `--tokenizer`, by which tokens are shown as text."""
+    """Add `--tokenizer`, which decodes tokens for display."""
     text = "(default: the folder 'tokenizer' of the corpus; else ids are shown)"
     parser.add_argument("--tokenizer", metavar="PATH", help=text)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the row, or write the page."""
+    """Print the row or write the page, and return the exit status."""
     from grain_sft import view
 
     check_output(options.html)
@@ -47,7 +47,7 @@ def run(options: argparse.Namespace) -> int:
         return 0
     (row,) = view.view_rows(pipeline, options.step, [options.row or 0])
     if hasattr(sys.stdout, "reconfigure"):
-        sys.stdout.reconfigure(errors="backslashreplace")  # the terminal's encoding may lack the signs
+        sys.stdout.reconfigure(errors="backslashreplace")  # the terminal's encoding may lack some characters
     colour = options.colour == "always" or (options.colour == "auto" and view.wants_colour())
     print(*view.row_lines(row, texts, colour=colour, width=shutil.get_terminal_size().columns), sep="\n")
     return 0

@@ -1,6 +1,6 @@
-"""`grain-sft COMMAND ...`: each command is a module of this package with `add_arguments` and `run`.
+"""Entry point of `grain-sft COMMAND ...`. Each command is a module of this package with `add_arguments` and `run`.
 
-Imports are inside functions, so that Ctrl-C is handled from the first milliseconds on.
+Functions import what they need, so that the Ctrl-C handler is installed before the slow imports begin.
 """
 
 from __future__ import annotations
@@ -35,31 +35,31 @@ COMMANDS = {
 }
 
 LEGACY = ("build-sft-primer", "prepare-chat-sft", "prepare-tool-sft")
-"""Commands with the options of older tools, all in the module `legacy`."""
+"""Commands that take the options of older tools, all in the module `legacy`."""
 
 WITHOUT_JAX = ("trace", "inspect", "report", "receipt", "verify", "config")
-"""Commands that name their host, and so need no JAX."""
+"""Commands that need no JAX, because they do not infer the host from it."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line `argv`.
 
     Args:
-      argv: Arguments after the name of the program. None means those of this process, which then ends on Ctrl-C.
+      argv: Arguments after the name of the program. None means `sys.argv[1:]`; Ctrl-C then ends the process.
 
     Returns:
-      The exit status: 0, 1 for a failure, 130 for Ctrl-C. Wrong arguments raise SystemExit(2), as argparse does.
+      Exit status: 0, 1 for a failure, 130 for Ctrl-C. Invalid arguments raise SystemExit(2), as in argparse.
     """
     return _guarded(ends_process=False) if argv is None else _run(list(argv), own_process=False)
 
 
 def console() -> None:
-    """Run the command line of this process, and end the process with its exit status: the entry point `grain-sft`."""
+    """Run the command line of this process and exit with its status. Entry point of `grain-sft`."""
     sys.exit(_guarded(ends_process=True))
 
 
 def module_of(command: str) -> Any:
-    """Import and return the module that carries a command out."""
+    """Import and return the module of a command."""
     import importlib
 
     return importlib.import_module(f"grain_sft.cli.{'legacy' if command in LEGACY else command.replace('-', '_')}")
@@ -91,7 +91,7 @@ def _run(arguments: list[str], *, own_process: bool) -> int:
             module_of(name).add_arguments(subparser)
     options, unknown = parser.parse_known_args(arguments)
     options.unknown = [word for word in unknown if word != "--"]
-    if options.unknown and getattr(options, "runner", None) is None:  # else they are Beam's
+    if options.unknown and getattr(options, "runner", None) is None:  # with a runner, they are Beam's options
         options.parser.error(f"unrecognized arguments: {' '.join(options.unknown)}")
     prefix = f"grain-sft {options.command}:"
     try:
@@ -103,7 +103,7 @@ def _run(arguments: list[str], *, own_process: bool) -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except KeyboardInterrupt:
-        if own_process:  # the guard's part
+        if own_process:  # `Guard` handles it
             raise
         print(f"\n{prefix} interrupted.", file=sys.stderr)
         return STATUS
@@ -113,7 +113,7 @@ def _run(arguments: list[str], *, own_process: bool) -> int:
 
 
 def _import_grain_without_jax() -> None:
-    """Import Grain without JAX, in a third of the time: for a process that reads no batch."""
+    """Import Grain without JAX, which takes a third of the time, for a command that needs no JAX."""
     import importlib
 
     from absl import logging

@@ -1,4 +1,4 @@
-"""Array files: one-dimensional arrays, raw (as AI2 writes them under the name .npy) or with a .npy header.
+"""Array files: one-dimensional arrays, with a .npy header or raw (AI2's raw files are named .npy, too).
 
 The .npy format: https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html
 """
@@ -17,7 +17,7 @@ Dtype = np.dtype[Any]
 
 
 class ArrayFile(NamedTuple):
-    """A file, the dtype and number of its values, and the first and last 4 KiB of them."""
+    """A file, the dtype and number of its values, and their first and last 4 KiB."""
 
     stamp: FileStamp
     dtype: Dtype
@@ -27,11 +27,11 @@ class ArrayFile(NamedTuple):
 
 
 def scan_array(path: str, raw: Dtype, parse: Callable[[object], Dtype]) -> ArrayFile:
-    """Return an array file as it is now; arguments as in `locate_values`. The content decides whether it has a header."""
+    """Return the array file at `path`. Its content decides whether it has a header. Arguments are as in `locate_values`."""
     size, head, version = read_head(path)
     dtype, count, offset = locate_values(path, head, size, raw, parse, version)
     first = head[offset : offset + DIGEST_BYTES]
-    if len(first) < min(DIGEST_BYTES, size - offset):  # an unusually long header
+    if len(first) < min(DIGEST_BYTES, size - offset):  # after an unusually long header
         first = files.read_range(path, offset, offset + DIGEST_BYTES, version=version)
     last = files.read_range(path, max(offset, size - DIGEST_BYTES), size, version=version)
     return ArrayFile(FileStamp(path, size, digest_of(first, last), offset, version), dtype, count, first, last)
@@ -40,7 +40,7 @@ def scan_array(path: str, raw: Dtype, parse: Callable[[object], Dtype]) -> Array
 def locate_values(
     path: str, head: bytes, size: int, raw: Dtype, parse: Callable[[object], Dtype], version: str | None = None
 ) -> tuple[Dtype, int, int]:
-    """Return (dtype, number of values, bytes before the first) of a file of `size` bytes that begins with `head`.
+    """Return (dtype, number of values, offset of the first) of a file of `size` bytes that begins with `head`.
 
     Args:
       raw: Dtype of a file without a header.

@@ -1,4 +1,4 @@
-"""Corpus: the tokens that are on disk, in order, and their documents."""
+"""Corpus: the tokens of files in a fixed order, and their documents."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from grain_sft.storage import ShardReader, read_whole
 if TYPE_CHECKING:
     from jaxtyping import Shaped, UInt, UInt32
 
-_BLOCK_TOKENS = 1 << 20  # read at once when documents are iterated
+_BLOCK_TOKENS = 1 << 20  # per read of `iter_documents`
 
 
 class Document(NamedTuple):
@@ -33,8 +33,8 @@ class Document(NamedTuple):
 
     Attributes:
       tokens: uint32 [n].
-      loss: bool [n], or float32 [n] (weights). Value i belongs to token i as a target; nothing is shifted.
-      source: (number of the input, line or row in it from 1), if the corpus states it.
+      loss: bool [n], or float32 [n] (weights). Value i applies where token i is the target.
+      source: (number of the input, line or row in it from 1); None: unknown.
     """
 
     tokens: UInt32[np.ndarray, " n"]
@@ -44,19 +44,19 @@ class Document(NamedTuple):
 
 class Corpus(CorpusFiles):
     """Token files of one dtype in a fixed order, with sidecar files that state which tokens take loss and where documents
-    end. `grain_sft.open_corpus` makes it. It opens files when they are first read, and pickles without them.
+    end. `grain_sft.open_corpus` returns it. It opens files on first use, and pickles without open files.
 
     Attributes:
-      shards: Token files, in the order that rows follow.
+      shards: Token files, in the order of the corpus.
       dtype: Dtype of the tokens on disk: uint8, uint16, uint32 or uint64.
       eos_token_id: Token that ends a document; None: unknown.
       tokenizer: Name of the tokenizer; None: unknown. It decides no row.
       tokenizer_sha256: Hash of the tokenizer's files; None: unknown.
       pad_token_id: Token for padding; None: unknown.
-      sources_file: File that states where each document comes from, as int64 pairs; see `sources`.
-      source_names: Names of the inputs that `sources` counts.
+      sources_file: File of the origin of each document, as int64 pairs; see `sources`; None: unknown.
+      source_names: Names of the inputs, by their number in `sources`.
       rows: Format of the rows that the tokens are stored in (`grain-sft pack --materialize`); None: tokens are contiguous.
-      remote: How remote files are read; None: as the environment states. It decides no value.
+      remote: Options for reading remote files; None: those of the environment. It decides no value.
       ignores_loss: Whether loss files exist that `use_loss_mask=False` ignores.
 
     Raises:
@@ -70,7 +70,7 @@ class Corpus(CorpusFiles):
             "dtype": self.dtype.name,
             "shards": len(self.shards),
             "first shard": self.shards[0].path if self.shards else None,
-            "documents": vars(self).get("num_documents"),  # once they were counted: that may read all tokens
+            "documents": vars(self).get("num_documents"),  # only if cached: counting may read all tokens
             "loss": " and ".join(sorted(loss)) or "on all tokens",
             "EOS id": self.eos_token_id,
             "padding id": self.padding_token_id,
@@ -80,9 +80,9 @@ class Corpus(CorpusFiles):
 
     @functools.cached_property
     def num_documents(self) -> int | None:
-        """Number of documents: those of the boundary files, or of EOS tokens; None where neither is known.
+        """Number of documents in the boundary files, or else of EOS tokens; None: neither is known.
 
-        Without boundary files the first access reads every token, at the speed of memory or of the disk. Errors are those
+        Without boundary files, the first access reads every token, as fast as memory or the disk allows. Errors are those
         of `documents`.
         """
         if self.has_boundary_files:
@@ -91,10 +91,10 @@ class Corpus(CorpusFiles):
 
     @functools.cached_property
     def documents(self) -> Documents:
-        """Start, counted through all shards, and length of each document, in order. The first access reads them.
+        """Start and length of each document, in order. Starts count through all shards. The first access reads them.
 
-        They are those of the boundary files. Without any, a document ends at each EOS, EOS included, and tokens after a
-        shard's last EOS are in no document.
+        The boundary files state them. Without boundary files, a document ends with each EOS, and tokens after a shard's
+        last EOS are in no document.
 
         Raises:
           CorpusFileError: a file is missing or is not the one that was indexed.
@@ -107,7 +107,7 @@ class Corpus(CorpusFiles):
         return DocumentFinder(self)
 
     def find_documents(self, boundaries: str = "auto", bos_token_id: int | None = None) -> DocumentFinder:
-        """Return the documents by files or by EOS tokens, as `DocumentFinder` takes the arguments; its own are shared."""
+        """Return a `DocumentFinder` of these arguments: the corpus's own if it finds the same documents."""
         own = bos_token_id is None and (boundaries == "auto" or not self.has_boundary_files)
         return self._finder if own else DocumentFinder(self, boundaries, bos_token_id)
 
@@ -117,7 +117,7 @@ class Corpus(CorpusFiles):
 
         Raises:
           CorpusFileError: the file of sources is missing.
-          CorpusError: it is of another number of documents.
+          CorpusError: its size does not fit the number of documents.
         """
         if self.sources_file is None:
             return None
@@ -131,7 +131,7 @@ class Corpus(CorpusFiles):
 
     @functools.cached_property
     def _readers(self) -> tuple[npt.NDArray[np.int64], ShardReader, LossReader | None]:
-        """Token offsets of the shards and of the corpus's end, and what reads tokens and loss; threads may share these."""
+        """Token offsets of the shards and of the corpus's end, and thread-safe readers of tokens and loss."""
         bounds = np.cumsum([0, *(shard.num_tokens for shard in self.shards)], dtype=np.int64)
         tokens = ShardReader(self.shards, self.dtype.itemsize, remote=self.remote)
         return bounds, tokens, LossReader(self.loss_files, remote=self.remote) if self.has_loss else None
@@ -140,8 +140,8 @@ class Corpus(CorpusFiles):
         """Return the tokens from `start` to `stop`, counted through all shards, and their loss.
 
         Returns:
-          `dtype` [stop - start]; and bool [stop - start], float32 [stop - start] where the corpus has weights, or None
-          where all tokens take loss.
+          Tokens, `dtype` [stop - start]; and loss, bool [stop - start], float32 [stop - start] where the corpus has
+          weights, or None where all tokens take loss.
 
         Raises:
           RowIndexError: the range exceeds the tokens.
@@ -150,16 +150,16 @@ class Corpus(CorpusFiles):
         start, stop = operator.index(start), operator.index(stop)
         if not 0 <= start <= stop <= self.num_tokens:
             raise RowIndexError(f"tokens {start} to {stop}: expected a range within 0 to {self.num_tokens}.")
-        bounds, of_tokens, of_loss = self._readers
+        bounds, token_reader, loss_reader = self._readers
         shard = np.flatnonzero((bounds[1:] > start) & (bounds[:-1] < stop))
         first = np.maximum(bounds[shard], start)
         length = np.minimum(bounds[shard + 1], stop) - first
-        at, place = first - bounds[shard], first - start
+        at, in_result = first - bounds[shard], first - start
         tokens: npt.NDArray[Any] = np.empty(stop - start, self.dtype)
         if len(tokens):
-            places, sizes = (place * tokens.itemsize).tolist(), (length * tokens.itemsize).tolist()
-            of_tokens.gather(shard.tolist(), at.tolist(), places, sizes, tokens.data.cast("B"))
-        return tokens, None if of_loss is None else of_loss.gather(shard, at, place, length, len(tokens))
+            offsets, sizes = (in_result * tokens.itemsize).tolist(), (length * tokens.itemsize).tolist()
+            token_reader.gather(shard.tolist(), at.tolist(), offsets, sizes, tokens.data.cast("B"))
+        return tokens, None if loss_reader is None else loss_reader.gather(shard, at, in_result, length, len(tokens))
 
     def document(self, number: int) -> Document:
         """Return document `number`, from 0. Errors are those of `documents` and `read`."""
@@ -169,10 +169,10 @@ class Corpus(CorpusFiles):
         return next(self._block(number, number + 1))
 
     def iter_documents(self) -> Iterator[Document]:
-        """Yield every document in order, as views of blocks of some MB. Errors are those of `documents` and `read`."""
+        """Yield every document in order, as views of blocks of a few MB. Errors are those of `documents` and `read`."""
         start, length = self.documents
         stop = start + length
-        breaks = np.append(np.flatnonzero(start[1:] < stop[:-1]) + 1, len(start))  # where the order turns back
+        breaks = np.append(np.flatnonzero(start[1:] < stop[:-1]) + 1, len(start))  # documents out of order, and the end
         first = 0
         while first < len(start):
             end = int(breaks[np.searchsorted(breaks, first, side="right")])
@@ -181,7 +181,7 @@ class Corpus(CorpusFiles):
             first = last
 
     def _block(self, first: int, last: int) -> Iterator[Document]:
-        """Yield documents that ascend in the corpus, from one read."""
+        """Yield documents `first` to `last - 1`, which must ascend in the corpus, from one read."""
         start, length = (each[first:last] for each in self.documents)
         begin = int(start[0])
         tokens, loss = self.read(begin, int(start[-1] + length[-1]))
@@ -199,7 +199,7 @@ class Corpus(CorpusFiles):
     def content_hash(self) -> str:
         """Return the hash of every byte of all files, with dtype, EOS id and lengths, such as "content-sha256:3f9a…".
 
-        It reads all files, about 1 GB/s a core, unless this machine has cached their hashes.
+        This reads all files, at about 1 GB/s per core, unless this machine has cached their hashes.
 
         Raises:
           CorpusFileError: a file is missing or unreadable.
@@ -217,11 +217,11 @@ class Corpus(CorpusFiles):
         """Write an index that `open_corpus` opens without scanning the files again.
 
         Args:
-          path: Path of the JSON file, which appears whole or not at all. Shards below its folder are stored relative to
-            it, so that the folder can be moved.
+          path: Path of the JSON file, written atomically. Paths of shards below its folder are stored relative to it, so
+            the folder can be moved.
           format: "grain_sft", or "maxtext" for an index that MaxText's `olmo_grain` reads.
-          sequence_length: Tokens in a row. Only "maxtext" needs it: its index is made for one length.
-          tokenizer: Name of the tokenizer in an index of "maxtext"; None: that of the corpus.
+          sequence_length: Number of tokens in a row. Only "maxtext" needs it: such an index is for one length.
+          tokenizer: Name of the tokenizer in a "maxtext" index; None: that of the corpus.
 
         Raises:
           StorageError: `path` can't be written.

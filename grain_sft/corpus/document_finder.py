@@ -1,4 +1,4 @@
-"""DocumentFinder: the documents of a corpus by its boundary files or its EOS tokens, and the hash of what decides them."""
+"""DocumentFinder: the documents of a corpus, from its boundary files or EOS tokens, and the hash that identifies them."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from grain_sft.storage import ShardReader, artifact, hashing, read_whole
 
 _SCAN_BYTES = hashing.BLOCK
 _ARRAYS = ("start", "length", "highest_token")
-_KEPT_FROM = 1 << 23  # bytes of tokens; fewer are scanned in a millisecond
+_KEPT_FROM = 1 << 23  # bytes of tokens from which a scan is cached; fewer take a millisecond
 
 
 class DocumentFinder:
-    """The documents that a layout follows. `content` and `tokens` read nothing that this machine has hashed before.
+    """The documents of a corpus. `content` and `tokens` read no files if this machine has cached their hashes.
 
     Args:
       corpus: Corpus whose documents are found.
       boundaries: "auto" for its boundary files, if it has any; "eos" for its EOS tokens alone.
-      bos_token_id: Token that has to follow an EOS for it to end a document; implies "eos".
+      bos_token_id: Token that must follow each EOS that ends a document; implies "eos".
     """
 
     def __init__(self, corpus: CorpusFiles, boundaries: str = "auto", bos_token_id: int | None = None) -> None:
@@ -35,7 +35,7 @@ class DocumentFinder:
 
     @functools.cached_property
     def content(self) -> str:
-        """`Documents.content`; found without the documents where hashes of their files are cached."""
+        """`Documents.content`, from the hashes of files where this machine has cached them."""
         corpus = self._corpus
         if "_found" in vars(self):
             return self._found.content
@@ -80,7 +80,7 @@ def _written_to(corpus: CorpusFiles) -> CorpusFileError:
 
 
 def part_by_part(corpus: CorpusFiles) -> Documents:
-    """Return the documents of all boundary files, which every shard has, none of them joined with one of the part before."""
+    """Return the documents of the boundary files, which every shard must have, without joining any across shards."""
     start, length = map(np.concatenate, zip(*_read_parts(corpus)[0], strict=True))
     return Documents(start, length)
 
@@ -95,7 +95,7 @@ def _by_files(corpus: CorpusFiles) -> Documents:
 
 
 def _read_parts(corpus: CorpusFiles) -> tuple[list[tuple[Ints, Ints]], list[str]]:
-    """Return (start, length) of the documents of each boundary file, counted through all shards; and each file's hash."""
+    """Return (start, length) of each boundary file's documents, starts counted through all shards; and each file's hash."""
     parts: list[tuple[Ints, Ints]] = []
     hashes = []
     first = 0
@@ -111,10 +111,10 @@ def _read_parts(corpus: CorpusFiles) -> tuple[list[tuple[Ints, Ints]], list[str]
 
 
 def _continued(corpus: CorpusFiles, parts: list[tuple[Ints, Ints]]) -> list[tuple[int, int]]:
-    """Return (shard, shard before) for the shards whose first document began in the shard before.
+    """Return (shard, previous shard) for each shard whose first document began in the previous shard.
 
-    Parts of the format olmo cut through documents. A document continues where one part ends in a document, the next one
-    begins with a document, and no EOS is between them. The number of sources decides, where it is stated.
+    Format olmo may cut a document between two shards. It continues where one shard ends with a document, the next shard
+    begins with a document, and no EOS is between them. If a sources file states the number of documents, that decides.
     """
     touching = _touching(corpus, parts)
     boundaries = [corpus.shards[number].boundaries for number, _ in touching]
@@ -140,10 +140,10 @@ def _continued(corpus: CorpusFiles, parts: list[tuple[Ints, Ints]]) -> list[tupl
 
 
 def _touching(corpus: CorpusFiles, parts: list[tuple[Ints, Ints]]) -> list[tuple[int, int]]:
-    """Return (shard, shard before) for the shards that begin with a document where the shard before ends with one."""
+    """Return (shard, previous shard) for each shard that begins with a document after a shard that ends with one."""
     found = []
-    tokens = [number for number, shard in enumerate(corpus.shards) if shard.num_tokens]
-    for before, number in itertools.pairwise(tokens):
+    not_empty = [number for number, shard in enumerate(corpus.shards) if shard.num_tokens]
+    for before, number in itertools.pairwise(not_empty):
         file, (start, length) = corpus.shards[number].boundaries, parts[before]
         if file is None or not file.cuts_documents or file.continues is False or not len(start):
             continue
@@ -153,7 +153,7 @@ def _touching(corpus: CorpusFiles, parts: list[tuple[Ints, Ints]]) -> list[tuple
 
 
 def _without_eos(corpus: CorpusFiles, touching: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return those of `touching` where the shard before does not end with an EOS."""
+    """Return the pairs of `touching` whose previous shard does not end with an EOS."""
     reader = ShardReader(corpus.shards, corpus.dtype.itemsize, 1, remote=corpus.remote)
     last = np.empty(1, corpus.dtype)
     found = []
@@ -170,10 +170,10 @@ def count_token(corpus: CorpusFiles, token: int) -> int:
 
 
 def by_eos(corpus: CorpusFiles, bos_token_id: int | None = None) -> Documents:
-    """Return the documents that end at each EOS, EOS included. Tokens after a shard's last EOS are in no document.
+    """Return the documents, each with the EOS that ends it. Tokens after a shard's last EOS are in no document.
 
-    `bos_token_id` has to follow an EOS, unless it is a shard's last token, for it to end a document. The result for a corpus
-    of more than a few MB is kept in the folder `documents` of the cache.
+    With `bos_token_id`, an EOS ends a document only before that token or at the end of a shard. The documents of a corpus of
+    more than a few MB are cached, in the folder `documents` of the cache.
     """
     if corpus.eos_token_id is None:
         raise CorpusError(
@@ -201,7 +201,7 @@ def by_eos(corpus: CorpusFiles, bos_token_id: int | None = None) -> Documents:
 
 
 def _check_documents(num_tokens: int, arrays: artifact.Arrays) -> None:
-    """Raise ValueError for arrays that no scan returns."""
+    """Raise ValueError for cached arrays that no scan can have returned."""
     start, length, highest = (arrays.get(name, np.empty((0, 0))) for name in _ARRAYS)
     if any(array.dtype != np.int64 for array in (start, length, highest)) or highest.shape != (1,):
         raise ValueError("its arrays are not int64 [documents]")
@@ -217,29 +217,29 @@ def _check_documents(num_tokens: int, arrays: artifact.Arrays) -> None:
 def scan(corpus: CorpusFiles, bos_token_id: int | None) -> tuple[dict[str, Ints], list[str]]:
     """Return the arrays of `Documents`, and the hash of each shard's tokens."""
     starts, ends = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
-    number, after, waiting, highest = -1, 0, False, 0
+    current, document_start, after_eos, highest = -1, 0, False, 0
     with hashing.BlockHasher(len(corpus.shards)) as hasher:
         for shard, first, chunk in _chunks(corpus):
             hasher.add(shard, chunk.data)
             highest = max(highest, int(chunk.max()))
             found = np.flatnonzero(chunk == corpus.eos_token_id)
-            if shard != number:
-                number, after, waiting = shard, first, False
-                last = first + corpus.shards[shard].num_tokens
+            if shard != current:
+                current, document_start, after_eos = shard, first, False
+                shard_end = first + corpus.shards[shard].num_tokens
             if bos_token_id is not None:
                 inside = found[found < len(chunk) - 1]
                 kept = inside[chunk[inside + 1] == bos_token_id]
                 at_end = len(found) > len(inside)
-                if waiting and chunk[0] == bos_token_id:  # the chunk before ended in an EOS
+                if after_eos and chunk[0] == bos_token_id:  # the previous chunk ended with an EOS
                     kept = np.append(np.int64(-1), kept)
-                if at_end and first + len(chunk) == last:
+                if at_end and first + len(chunk) == shard_end:
                     kept = np.append(kept, found[-1])
-                found, waiting = kept, at_end
+                found, after_eos = kept, at_end
             if len(found):
                 found = found + (first + 1)
-                starts.append(np.concatenate([[after], found[:-1]]))
+                starts.append(np.concatenate([[document_start], found[:-1]]))
                 ends.append(found)
-                after = int(found[-1])
+                document_start = int(found[-1])
         hashes = [hasher.joined(shard) for shard in range(len(corpus.shards))]
     start = np.concatenate(starts)
     values = start, np.concatenate(ends) - start, np.array([min(highest, np.iinfo(np.int64).max)], np.int64)
@@ -247,7 +247,7 @@ def scan(corpus: CorpusFiles, bos_token_id: int | None) -> tuple[dict[str, Ints]
 
 
 def _chunks(corpus: CorpusFiles) -> Iterator[tuple[int, int, npt.NDArray[np.unsignedinteger]]]:
-    """Yield (shard, token offset in the corpus, tokens) of all tokens, each chunk in memory of its own."""
+    """Yield (shard, token offset in the corpus, tokens) of each chunk of the corpus, each in memory of its own."""
     reader = ShardReader(corpus.shards, corpus.dtype.itemsize, 1, remote=corpus.remote)
     per_chunk = _SCAN_BYTES // corpus.dtype.itemsize
     before = 0

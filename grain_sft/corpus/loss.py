@@ -1,4 +1,4 @@
-"""Loss files: sidecars that state which tokens take loss, or how much of it, one value for each token."""
+"""Loss files: sidecar files with one value per token, which states whether the token takes loss or how much."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ IGNORED = -100
 
 @dataclasses.dataclass(frozen=True)
 class LossValues:
-    """The values in loss files of one kind.
+    """Properties of the values in loss files of one kind.
 
     Attributes:
-      dtype: Dtype in the file.
+      dtype: Dtype of the values in the file.
       headers: Dtypes that a .npy header may state.
-      expected: What a value may be, for messages.
-      wrong: Function of the values and their tokens that returns which values are not `expected`.
+      expected: Description of valid values, for error messages.
+      wrong: Function of the values and their tokens that returns a mask of the invalid values.
       no_loss: Value of a token that takes no loss.
       weighted: Whether values are weights.
       follow_tokens: Whether `wrong` needs the tokens.
@@ -68,7 +68,7 @@ KINDS: dict[LossKind, LossValues] = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LossFile(FileStamp):
-    """The loss of one shard's tokens, with the attributes of `StampedFile`. Value i belongs to token i as a target.
+    """Loss file of one shard, with the attributes of `StampedFile`. Value i applies where token i is the target.
 
     Attributes:
       kind: "bool", "float32" (weights) or "labels" (int32, loss where it is not -100).
@@ -78,7 +78,7 @@ class LossFile(FileStamp):
 
     @property
     def values(self) -> LossValues:
-        """The values in files of this kind."""
+        """Entry of `KINDS` for this file."""
         return KINDS[self.kind]
 
     @property
@@ -88,7 +88,7 @@ class LossFile(FileStamp):
 
 
 def scan_loss(path: str, kind: LossKind) -> LossFile:
-    """Return a loss file of one of `KINDS`. The values at its ends are checked, where that needs no tokens."""
+    """Return the loss file at `path`. Check its first and last values, unless that needs the tokens."""
     values = KINDS[kind]
 
     def parse(stated: object) -> np.dtype[Any]:
@@ -106,16 +106,16 @@ def scan_loss(path: str, kind: LossKind) -> LossFile:
 
 
 class LossReader:
-    """Reader of the loss of a corpus's tokens. Every token of a shard without a loss file takes loss.
+    """Reader of the loss of tokens. Every token of a shard without a loss file takes loss.
 
     Args:
-      losses: Loss file of each shard, in order; None where it has none.
-      max_open_files: Open files, as in `ShardReader`.
+      losses: Loss file of each shard, in order, or None for a shard without one.
+      max_open_files: Limit of open files, as in `ShardReader`.
       scattered: Whether reads are scattered, as in `ShardReader`.
-      remote: How remote files are read.
+      remote: Options for reading remote files.
 
     Attributes:
-      weighted: Whether the values are weights: some shard has weights, and so all have.
+      weighted: Whether `gather` returns weights, which it does if any shard has weights.
     """
 
     def __init__(
@@ -130,11 +130,11 @@ class LossReader:
         self._sets = []
         for kind in dict.fromkeys(kinds):
             if kind is not None:
-                mine = [loss for loss in losses if loss is not None and loss.kind == kind]
+                of_kind = [loss for loss in losses if loss is not None and loss.kind == kind]
                 reader = ShardReader(
-                    mine, KINDS[kind].dtype.itemsize, max_open_files, scattered=scattered, remote=remote
+                    of_kind, KINDS[kind].dtype.itemsize, max_open_files, scattered=scattered, remote=remote
                 )
-                self._sets.append(_LossSet(np.array([each == kind for each in kinds]), mine, reader))
+                self._sets.append(_LossSet(np.array([each == kind for each in kinds]), of_kind, reader))
         self.weighted = any(each.values.weighted for each in self._sets)
         self._uniform = len(self._sets) == 1 and None not in kinds
 
@@ -146,34 +146,34 @@ class LossReader:
         length: Int64[np.ndarray, " pieces"],
         count: int,
     ) -> Shaped[np.ndarray, " count"]:
-        """Return bool or float32 [count]: from `place` on, `length` values of `shard` from token `start` on; else no loss.
+        """Return bool or float32 [count]: the loss of pieces of shards at their places in the result, and no loss elsewhere.
 
         Args:
-          shard: int64 [pieces], shard numbers.
-          start: int64 [pieces], token offsets in the shards.
-          place: int64 [pieces], indices into the result.
-          length: int64 [pieces], numbers of values.
+          shard: int64 [pieces], number of the shard of each piece.
+          start: int64 [pieces], token offset of each piece in its shard.
+          place: int64 [pieces], index of the first value of each piece in the result.
+          length: int64 [pieces], number of tokens of each piece.
           count: Length of the result.
 
         Raises:
-          CorpusFileError: a file is missing, unreadable, or not the one that was indexed.
-          CorpusError: a weight is negative or not finite.
+          CorpusFileError: A file is missing, unreadable, or not the one that was indexed.
+          CorpusError: A weight is negative or not finite.
         """
         if self._uniform:
             return self._sets[0].gather(shard, start, place, length, count)
         out: npt.NDArray[Any] = np.zeros(count, np.float32 if self.weighted else np.bool_)
-        left = np.ones(len(shard), np.bool_)
+        without_file = np.ones(len(shard), np.bool_)
         for each in self._sets:
-            mine = each.has[shard]
-            left &= ~mine
-            out = np.add(out, each.gather(shard[mine], start[mine], place[mine], length[mine], count), dtype=out.dtype)
-        for first, size in zip(place[left].tolist(), length[left].tolist(), strict=True):
+            own = each.has[shard]
+            without_file &= ~own
+            out = np.add(out, each.gather(shard[own], start[own], place[own], length[own], count), dtype=out.dtype)
+        for first, size in zip(place[without_file].tolist(), length[without_file].tolist(), strict=True):
             out[first : first + size] = 1
         return out
 
 
 class _LossSet:
-    """The loss files of one kind; `has` tells which shards they belong to."""
+    """Loss files of one kind. `has` is bool [shards], whether a shard has one of them."""
 
     def __init__(self, has: npt.NDArray[np.bool_], losses: Sequence[LossFile], reader: ShardReader) -> None:
         self.has, self.values = has, losses[0].values
@@ -188,7 +188,7 @@ class _LossSet:
         if not values.weighted:
             taken: npt.NDArray[np.bool_] = raw != values.no_loss
             return taken
-        if raw.size and not (raw.min() >= 0 and raw.max() < np.inf):  # both are false for NaN
+        if raw.size and not (raw.min() >= 0 and raw.max() < np.inf):  # both comparisons are False for NaN
             at = int(np.flatnonzero(values.wrong(raw, raw))[0])
             piece = int(np.flatnonzero((place <= at) & (at < place + length))[0])
             raise CorpusError(

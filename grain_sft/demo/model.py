@@ -1,4 +1,4 @@
-"""A small decoder-only transformer in plain JAX, float32, that reads grain_sft's batches."""
+"""Small decoder-only transformer in plain JAX and float32. Its inputs are grain_sft's batches."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ class ModelConfig:
     """Sizes of the model.
 
     Attributes:
-      vocab_size: Rows of the embedding, which is the output matrix too.
+      vocab_size: Number of rows of the embedding, which is also the output matrix.
       width: Width of the residual stream.
-      heads: Number of attention heads, each `width // heads` wide; that is an even number.
-      layers: Blocks of attention and MLP.
-      hidden: Width inside the MLP.
+      heads: Number of attention heads. The width of a head, `width // heads`, has to be even.
+      layers: Number of blocks, each of attention and an MLP.
+      hidden: Width of the hidden layer of each MLP.
     """
 
     vocab_size: int
@@ -39,30 +39,30 @@ class ModelConfig:
 
 
 def init_params(config: ModelConfig, seed: int) -> Params:
-    """Return parameters, float32: `embedding` [vocab, width], `final_norm` [width], the rest [layers, ...]."""
-    wide = {
+    """Return float32 parameters: `embedding` [vocab, width], `final_norm` [width], the rest [layers, ...]."""
+    shapes = {
         "embedding": (config.vocab_size, config.width),
         "attention_in": (config.layers, config.width, 3 * config.width),
         "attention_out": (config.layers, config.width, config.width),
         "mlp_in": (config.layers, config.width, config.hidden),
         "mlp_out": (config.layers, config.hidden, config.width),
     }
-    shrunk = 1 / math.sqrt(2 * config.layers)  # what each block adds, so that their sum is as large as one
+    residual_scale = 1 / math.sqrt(2 * config.layers)  # 2 additions per block; their sum has the scale of one
     generator = np.random.Generator(np.random.PCG64(seed))
     params = {}
-    for name, shape in wide.items():
+    for name, shape in shapes.items():
         fan_in = shape[-2] if name != "embedding" else config.width
-        scale = (shrunk if name.endswith("_out") else 1.0) / math.sqrt(fan_in)
+        scale = (residual_scale if name.endswith("_out") else 1.0) / math.sqrt(fan_in)
         params[name] = jnp.asarray(generator.standard_normal(shape, np.float32) * np.float32(scale))
     norm = jnp.ones((config.layers, config.width), jnp.float32)
     return {**params, "attention_norm": norm, "mlp_norm": norm, "final_norm": jnp.ones(config.width, jnp.float32)}
 
 
 def logits(params: Params, config: ModelConfig, batch: Batch) -> jax.Array:
-    """Return scores of the next token: float32 [rows, L, vocab].
+    """Return float32 [rows, L, vocab], logits of the next token.
 
-    A token attends to itself and to earlier tokens of its own segment (`inputs_segmentation`). Its place comes from
-    `inputs_position`, by rotary embedding.
+    A token attends to itself and to earlier tokens of its own segment (`inputs_segmentation`). Rotary
+    embeddings encode `inputs_position`.
     """
     segments = batch["inputs_segmentation"]
     length = segments.shape[1]
@@ -81,10 +81,10 @@ def logits(params: Params, config: ModelConfig, batch: Batch) -> jax.Array:
 
 
 def loss(params: Params, config: ModelConfig, batch: Batch) -> jax.Array:
-    """Return the mean cross-entropy in nats over the targets that take loss (`targets_segmentation` is not 0), or 0."""
+    """Return the mean cross-entropy in nats of targets whose `targets_segmentation` is not 0, or 0 if there are none."""
     scores = logits(params, config, batch)
-    of_target = jnp.take_along_axis(scores, batch["targets"][..., None], axis=-1)[..., 0]
-    nats = jax.nn.logsumexp(scores, axis=-1) - of_target
+    target_scores = jnp.take_along_axis(scores, batch["targets"][..., None], axis=-1)[..., 0]
+    nats = jax.nn.logsumexp(scores, axis=-1) - target_scores
     takes_loss = batch["targets_segmentation"] != 0
     return jnp.sum(jnp.where(takes_loss, nats, 0.0)) / jnp.maximum(takes_loss.sum(), 1)
 
@@ -105,7 +105,7 @@ def _attention(
 
 
 def _rotation(positions: jax.Array, width: int) -> tuple[jax.Array, jax.Array]:
-    """Return cosine and sine of every position's angles: float32 [rows, L, 1, width // 2] each."""
+    """Return the cosine and sine of the rotary angles, each float32 [rows, L, 1, width // 2]."""
     frequencies = _ROPE_BASE ** (-jnp.arange(0, width, 2, dtype=jnp.float32) / width)
     angles = positions[:, :, None, None].astype(jnp.float32) * frequencies
     return jnp.cos(angles), jnp.sin(angles)

@@ -1,6 +1,6 @@
-"""One run of the demo, in a process of its own: `python -m grain_sft.demo.train OPTIONS`, a `RunOptions` as JSON.
+"""Training process of the demo: `python -m grain_sft.demo.train OPTIONS`. OPTIONS is a `RunOptions` as JSON.
 
-It asks the pipeline for the batches from step 0 on, or from the step of a checkpoint, and prints the record of every step.
+The process trains from step 0, or from the step of a checkpoint, and prints one record per step.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ BETA1, BETA2, EPSILON = 0.9, 0.95, 1e-8
 
 
 def train(options: RunOptions) -> None:
-    """Train from the newest checkpoint in `options.resume`, or from step 0, to the end."""
+    """Train to the last step, from the newest checkpoint in `options.resume` or from step 0."""
     config = model.ModelConfig(options.vocab_size)
     if options.resume is None:
         start, state = 0, checkpoint.init_state(config, options.seed)
@@ -51,7 +51,7 @@ def train(options: RunOptions) -> None:
 
 
 def update(state: State, step: int, batch: model.Batch, config: model.ModelConfig) -> tuple[State, jax.Array]:
-    """Return the state after one step of Adam, and the loss before it. The rate rises over the first `WARMUP` steps."""
+    """Return the state after one step of Adam, and the loss before it. The learning rate rises for `WARMUP` steps."""
     loss, gradients = jax.value_and_grad(model.loss)(state.params, config, batch)
     done = jnp.asarray(step, jnp.float32) + 1
     rate = LEARNING_RATE * jnp.minimum(1.0, done / WARMUP)
@@ -69,7 +69,7 @@ _update = jax.jit(update, static_argnames="config")
 
 
 def main(options: str) -> int:
-    """Run with options in JSON; the last line on stderr is the reason of a failure."""
+    """Train with `options` in JSON. On failure, the last line on stderr is the reason."""
     try:
         train(RunOptions(**json.loads(options)))
     except BrokenPipeError:  # the parent has ended

@@ -1,6 +1,6 @@
-"""Metrics: what a run has read and handed out, in the registry of prometheus_client.
+"""Metrics of what a run reads and hands out, in prometheus_client's default registry.
 
-Whoever serves that registry serves them: Grain's server, `prometheus_client.start_http_server`, or `start_server` here.
+Any server of that registry serves them: Grain's, `prometheus_client.start_http_server`, or `start_server` in this module.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ _HISTOGRAMS = {
 
 
 class Metrics(Observer):
-    """Observer that counts what is made and handed out, and the counters of `grain_sft.storage.activity`.
+    """Observer that counts batches made and handed out, and exports the counters of `grain_sft.storage.activity`.
 
-    There is one in a process. Batches are counted in Python and turned into metrics when prometheus_client collects them,
-    because a dozen calls of prometheus_client take longer than the copies of a small batch. Where $PROMETHEUS_MULTIPROC_DIR has
-    several processes write to one folder, prometheus_client's own counters are brought up to date after each batch. Without
-    prometheus_client nobody collects.
+    Each process has one. It counts in Python and makes metrics only when prometheus_client collects them, because a dozen
+    calls of prometheus_client take longer than the copies of a small batch. Where several processes share a folder,
+    $PROMETHEUS_MULTIPROC_DIR, it updates prometheus_client's own counters after each batch instead. Without
+    prometheus_client the counts are not exported.
     """
 
     def __init__(self) -> None:
@@ -56,11 +56,11 @@ class Metrics(Observer):
         self._buckets = {name: [0] * (len(_SECONDS) + 1) for name in _HISTOGRAMS}
         self._sums = dict.fromkeys(_HISTOGRAMS, 0.0)
         self._made: list[float] = []  # seconds of batches that are not counted yet
-        self._handed_out: list[float] = []  # step, rows, tokens and seconds of each, one after the other: no garbage
+        self._handed_out: list[float] = []  # step, rows, tokens, seconds per batch; flat: no objects for the GC
         self._lock = ForkSafeLock()
         self._shared: _SharedMetrics | None = None
         try:
-            import prometheus_client  # which Grain has imported, where it is installed
+            import prometheus_client  # Grain has already imported it if it is installed
         except ImportError:
             return
         if _FOLDER_VARIABLE in os.environ:
@@ -74,7 +74,7 @@ class Metrics(Observer):
             self._count()
 
     def batch_handed_out(self, delivery: Delivery) -> None:
-        if delivery is self._last:  # an exception interrupted its return
+        if delivery is self._last:  # an exception interrupted its return, and it is handed out again
             return
         self._last = delivery
         self._handed_out.extend((delivery.step, delivery.rows, delivery.tokens, delivery.seconds))
@@ -82,7 +82,7 @@ class Metrics(Observer):
             self._count()
 
     def _count(self) -> None:
-        """Count what was made and handed out since the last call."""
+        """Count the batches made and handed out since the last call."""
         with self._lock.lock:
             seconds = {"make": _taken(self._made)}
             handed_out = _taken(self._handed_out)
@@ -99,7 +99,7 @@ class Metrics(Observer):
                 self._shared.update({**self._counts, **activity.counts}, seconds, self._next_step)
 
     def collect(self) -> Iterable[Metric]:
-        """Yield the metrics as they are now, as prometheus_client asks for them."""
+        """Yield the current metrics, as prometheus_client's collector protocol requires."""
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 
         self._count()
@@ -123,14 +123,14 @@ class Metrics(Observer):
 
 
 def _taken(values: list[float]) -> list[float]:
-    """Remove and return what is in a list, to which other threads append meanwhile."""
+    """Remove and return the items of a list, to which other threads may append meanwhile."""
     found = values[:]
     del values[: len(found)]
     return found
 
 
 class _SharedMetrics:
-    """prometheus_client's own counters, which it shares between processes."""
+    """Metrics of prometheus_client, which shares them between processes."""
 
     def __init__(self) -> None:
         from prometheus_client import Counter, Gauge, Histogram
@@ -143,7 +143,7 @@ class _SharedMetrics:
         self._sent = dict.fromkeys(self._counters, 0)
 
     def update(self, counts: dict[str, int], seconds: dict[str, list[float]], next_step: int) -> None:
-        """Add what was counted since the last update; `seconds` are only those since then."""
+        """Update the metrics; `counts` are totals, `seconds` only the values since the last update."""
         for name, values in seconds.items():
             for value in values:
                 self._histograms[name].observe(value)
@@ -156,17 +156,17 @@ class _SharedMetrics:
 
 
 def start_server(port: int = 9431, address: str = "127.0.0.1") -> int:
-    """Serve this process's metrics, Grain's among them, at http://ADDRESS:PORT/metrics until it ends.
+    """Serve this process's metrics, including Grain's, at http://ADDRESS:PORT/metrics until the process ends.
 
-    With $PROMETHEUS_MULTIPROC_DIR set (before Python starts) those of all processes that write there, which worker
-    processes are.
+    If $PROMETHEUS_MULTIPROC_DIR is set before Python starts, serve the metrics of all processes that write to that folder,
+    including worker processes.
 
     Args:
-      port: Port to listen on; 0 for any that is free.
-      address: Address to listen on; "0.0.0.0" to be reached from other machines.
+      port: Port to listen on; 0 for any free port.
+      address: Address to listen on; "0.0.0.0" to accept other machines.
 
     Returns:
-      The port.
+      Port that the server listens on.
 
     Raises:
       MissingExtraError: prometheus_client is not installed.

@@ -1,4 +1,4 @@
-"""PipelineIterator: a pipeline's batches in order, made ahead by threads or by Grain's worker processes."""
+"""PipelineIterator: a pipeline's batches in order, prefetched by threads or by Grain worker processes."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _STEP, _PIPELINE = "next_step", "pipeline"
 
 
 class PipelineIterator(StepIterator[Element]):
-    """Batches of a pipeline from some step on. Made by `Pipeline.iter`.
+    """Iterator over the batches of a pipeline from `start_step` on. Made by `Pipeline.iter`.
 
-    Its state is the next step, whatever the threads and workers; `set_state` continues at another. The iterator of a pipeline
-    with other data refuses the state.
+    Its state is the next step and the pipeline's data key, for any number of threads and workers. `set_state` continues at
+    the step of a state, and refuses the state of a pipeline with other data.
     """
 
     def __init__(
@@ -65,23 +65,23 @@ class PipelineIterator(StepIterator[Element]):
 
     def _reader(self, step: int) -> ReadAhead[Element] | None:
         ahead = max(self._prefetch, self._threads)
-        span: dict[str, Any] = {"start": step, "end": self._end}
+        bounds: dict[str, Any] = {"start": step, "end": self._end}
         if self._worker_count:
             options = grain.ReadOptions(num_threads=self._threads, prefetch_buffer_size=ahead if self._threads else 0)
             processes = grain.MultiprocessingOptions(self._worker_count, max(1, self._prefetch))
             steps = StepDataset(self.pipeline, step).to_iter_dataset(options).mp_prefetch(processes)
             source = self._from_workers = workers.InOrder(steps, step)
-            return ReadAhead(source.next, **span, ahead=1, threads=1, name="grain_sft-take", close=source.close)
+            return ReadAhead(source.next, **bounds, ahead=1, threads=1, name="grain_sft-take", close=source.close)
         if self._threads:
             make = functools.partial(make_batch, self.pipeline)
-            return ReadAhead(make, **span, ahead=ahead, threads=self._threads, name="grain_sft-read")
+            return ReadAhead(make, **bounds, ahead=ahead, threads=self._threads, name="grain_sft-read")
         return None
 
     def start_prefetch(self) -> None:
         super().start_prefetch()
         source = self._from_workers
         if source is not None:
-            with source.started:  # no other process starts while workers do
+            with source.started:  # wait for the workers to start, so that no other process starts meanwhile
                 pass
 
     def worker_pids(self) -> list[int] | None:
@@ -93,15 +93,15 @@ class PipelineIterator(StepIterator[Element]):
         return pids[turn:] + pids[:turn]
 
     def get_state(self) -> dict[str, Any]:
-        """Return the next step and what decides the batches of all hosts, JSON-ready."""
+        """Return the next step and the pipeline's data key, as a dict for JSON."""
         return {_STEP: self.next_step, _PIPELINE: self.pipeline.data_key}
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Continue at the step of `state`.
 
         Raises:
-          PipelineError: the state of another pipeline, or not a state.
-          RowIndexError: the pipeline does not have the step.
+          PipelineError: `state` is not a state, or it is of a pipeline with other data.
+          RowIndexError: The pipeline does not have the step.
         """
         if not isinstance(state, dict) or not isinstance(state.get(_STEP), int):
             raise PipelineError(f"not the state of a grain_sft pipeline: {state!r}; expected a '{_STEP}'.")

@@ -20,16 +20,16 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Receipt:
-    """What decides the global batches of a run.
+    """Everything that decides the global batches of a run.
 
-    Two runs with the same receipt have the same batches. The reverse holds for the same token files: hosts, paths, threads,
-    caches and the machine that made a plan are not in it, nor is a seed that nothing uses. Rows count by what they contain,
-    however they were packed. Files count by their sizes and ends, as in `Corpus.ends_fingerprint`; where documents are found
-    by EOS, which reads all tokens, also by the hash of every token.
+    Two runs with the same receipt have the same batches. For the same token files, the reverse holds too. A receipt leaves
+    out hosts (unless the order depends on them), paths, threads, caches, the machine that made a plan, and an unused
+    seed. It includes the contents of the rows, not how they were packed, and the sizes and ends of the token files, as in
+    `Corpus.ends_fingerprint`. Where EOS tokens end the documents, it also includes the hash of every token.
 
     Attributes:
-      parts: A line of text by name, in the order in which data flows: corpus, layout, padding, sampler, transforms. A mixture
-        has the first three for each source, such as "corpus of NAME".
+      parts: Description of each part by name, in the order of the data flow: corpus, layout, padding, sampler, transforms. A
+        mixture has the first three for each source, such as "corpus of NAME".
     """
 
     parts: dict[str, str]
@@ -60,8 +60,9 @@ class Receipt:
 
 
 def receipt_of(pipeline: Pipeline) -> Receipt:
-    """Return the receipt of a pipeline, the same on all hosts. It hashes rows at the speed of memory, and reads tokens only
-    where documents are found in them.
+    """Return the receipt of a pipeline, which is the same on all hosts.
+
+    This hashes all rows at memory speed. It reads tokens only where EOS tokens end the documents.
 
     Raises:
       CorpusFileError, CorpusError: the documents can't be found.
@@ -79,7 +80,7 @@ def layout_receipt(layout: Layout) -> str:
 
 
 def described(transform: grain.transforms.Map) -> str:
-    """Return the transform's own repr, or its class and attributes: the default repr differs between processes."""
+    """Return the transform's own repr, or else its class and attributes, because the default repr differs between processes."""
     kind = type(transform)
     if "__repr__" in {name for base in kind.__mro__[:-1] for name in vars(base)}:
         return repr(transform)

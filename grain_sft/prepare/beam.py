@@ -1,8 +1,8 @@
-"""Beam: the preparation as an Apache Beam pipeline, on any of its runners: Dataflow, Flink, Spark, or this machine's cores.
+"""Preparation as an Apache Beam pipeline, for any Beam runner: Dataflow, Flink, Spark, or the cores of this machine.
 
-The output is the local one, byte for byte, and either continues where the other stopped. Every worker must be able to read
-and write inputs, tokenizer and output: in buckets, or on a shared file system. grain_sft has to be installed on the workers
-(`--sdk_container_image`, or `--requirements_file`). The DataflowRunner needs `apache-beam[gcp]`.
+The output equals that of `run.prepare`, byte for byte, and each continues the other's unfinished work. Every worker needs
+access to the inputs, the tokenizer and the output, in buckets or on a shared file system, and an installed grain_sft
+(`--sdk_container_image` or `--requirements_file`). The DataflowRunner needs `apache-beam[gcp]`.
 """
 
 from __future__ import annotations
@@ -35,21 +35,21 @@ def prepare(
     pipeline_args: Sequence[str] = (),
     overwrite: bool = False,
 ) -> dict[str, Any]:
-    """Make the corpus that `request` describes in `output`, as `run.prepare` does, by a Beam pipeline.
+    """Write the corpus that `request` describes to `output` with a Beam pipeline. See `run.prepare`.
 
     Args:
       request: Inputs, template, tokenizer and format.
       output: Folder that does not exist yet or is empty: local, or a URL such as `gs://bucket/name`.
-      pipeline_args: Beam's options, such as `--runner=DataflowRunner`, `--project=...`. By default the DirectRunner,
-        which has `--direct_running_mode=multi_processing --direct_num_workers=0` for all cores.
-      overwrite: Whether to begin again where the output or unfinished work is of another request.
+      pipeline_args: Beam's options, such as `--runner=DataflowRunner`, `--project=...`. The default runner is the
+        DirectRunner; `--direct_running_mode=multi_processing --direct_num_workers=0` lets it use all cores.
+      overwrite: Whether to replace output or unfinished work of another request.
 
     Returns:
       The corpus's manifest; see `run.prepare`.
 
     Raises:
-      RecordError: A record is bad, the first in the order of the inputs, and `request.on_error` is "stop".
-      PrepareError: Options don't fit, the output is of other inputs or options, or the pipeline failed.
+      RecordError: A record is bad and `request.on_error` is "stop". Names the first bad record in the inputs' order.
+      PrepareError: Options are invalid or conflict, the output is of another request, or the pipeline failed.
       CorpusFileError: An input can't be read.
       StorageError: The output can't be written.
       MissingExtraError: apache-beam is not installed.
@@ -83,7 +83,7 @@ def prepare(
 
 
 def build(beam: Any, pipeline: Any, run: Run, units: int) -> None:
-    """Add the steps to a pipeline. Each waits for all of the one before: by a side input."""
+    """Add the steps to a pipeline. A side input makes each step wait until the previous one is complete."""
     once = pipeline | "Once" >> beam.Create([None])
     scans = (
         pipeline
@@ -108,14 +108,14 @@ def build(beam: Any, pipeline: Any, run: Run, units: int) -> None:
 
 
 def _run(beam: Any, options: Any, run: Run, units: int) -> Outcome:
-    """Run the pipeline, and return its outcome."""
+    """Run the pipeline and return its outcome."""
     quiet = _quiet() if _is_local(options) else contextlib.nullcontext()
     try:
         with quiet, beam.Pipeline(options=options) as pipeline:
             build(beam, pipeline, run, units)
     except errors.GrainSftError:
         raise
-    except Exception as error:  # runners raise their own kinds, RuntimeError among them
+    except Exception as error:  # each runner raises its own exceptions, such as RuntimeError
         last = (str(error).strip().splitlines() or [type(error).__name__])[-1]
         raise PrepareError(
             f"the Beam pipeline failed ({type(error).__name__}: {last}). Start again to continue from there; the runner's "
@@ -131,7 +131,7 @@ def _run(beam: Any, options: Any, run: Run, units: int) -> Outcome:
 
 
 def _options(beam: Any, arguments: Sequence[str]) -> Any:
-    """Return Beam's options; a PrepareError names an unknown one."""
+    """Return Beam's options; raise a `PrepareError` for unknown or invalid ones."""
     kinds = beam.options.pipeline_options
     options = kinds.PipelineOptions(list(arguments))
     standard = options.view_as(kinds.StandardOptions)
@@ -143,9 +143,9 @@ def _options(beam: Any, arguments: Sequence[str]) -> Any:
         with _quiet(), contextlib.redirect_stderr(printed):
             options.get_all_options(add_extra_args_fn=parsers.append)
             unknown = parsers[0].parse_known_args(list(arguments))[1]
-    except SystemExit as error:  # of argparse, which prints all usage first
+    except SystemExit as error:  # argparse prints the whole usage first, then the error
         raise PrepareError(f"Beam's options: {printed.getvalue().strip().splitlines()[-1]}") from error
-    if unknown and standard.runner.lower() in (*LOCAL_RUNNERS, *DATAFLOW_RUNNERS):  # others ask their job server
+    if unknown and standard.runner.lower() in (*LOCAL_RUNNERS, *DATAFLOW_RUNNERS):  # others ask a job server for theirs
         raise PrepareError(f"{' '.join(unknown)}: neither grain_sft nor Beam's {standard.runner} has such options.")
     if standard.runner.lower() in DATAFLOW_RUNNERS and importlib.util.find_spec("google.cloud.dataflow") is None:
         raise MissingExtraError(
@@ -154,7 +154,7 @@ def _options(beam: Any, arguments: Sequence[str]) -> Any:
     if getattr(standard, "no_wait_until_finish", False):
         raise PrepareError("--no_wait_until_finish: the corpus is renamed when the pipeline has ended.")
     if _is_local(options):
-        # Beam would download Prism, its new local runner, unless compatibility with a version is asked for
+        # without a compatibility version, Beam would download Prism, its new local runner
         streaming = options.view_as(kinds.StreamingOptions)
         streaming.update_compatibility_version = streaming.update_compatibility_version or beam.__version__
         worker = options.view_as(kinds.WorkerOptions)
@@ -178,7 +178,7 @@ def _beam() -> Any:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence Beam's remarks about itself, such as packages of Google's that it could use."""
+    """Suppress Beam's log messages up to warnings, such as those about optional Google packages."""
     before = logging.root.manager.disable
     logging.disable(max(before, logging.WARNING))
     try:

@@ -1,4 +1,4 @@
-"""convert: a corpus rewritten in another format, with the same documents in the same order."""
+"""Conversion of a corpus to another format, with the same documents in the same order."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ VALIDATION = (
     ("val_idx.npy", "val"),
     ("*.eval.parquet", ""),
 )
-"""Files of validation splits, and the folder of each such split; "" for the file itself."""
+"""Glob patterns of files of a validation split, and the folder to open where one matches; "" opens the file itself."""
 
 
 def convert(
@@ -43,16 +43,16 @@ def convert(
     overwrite: bool = False,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
-    """Write the documents of an SFT corpus in another format: train, and val where there is one.
+    """Write the documents of an SFT corpus in another format: split train and, if the corpus has it, split val.
 
     Args:
       corpus: Directory in format olmo, episodes, primer or openchat.
       output: Folder that does not exist yet or is empty.
       format: Format of the output.
-      tokenizer: Path of a tokenizer, where the corpus holds none.
+      tokenizer: Path of the corpus's tokenizer; None uses the one in the corpus folder, if any.
       part_bytes: Bytes of tokens in one part (olmo).
       shard_tokens: Tokens in one shard (episodes).
-      overwrite: Whether to begin again where the output is of another corpus.
+      overwrite: Whether to replace an output of other documents or options.
       progress: Function that is called as the work proceeds.
 
     Returns:
@@ -102,7 +102,7 @@ def convert(
 
 
 class _Documents:
-    """The documents of the splits of a corpus, numbered consecutively, as a `Source`; no block is of two splits."""
+    """`Source` of the documents of all splits, numbered consecutively; each call takes ids of one split."""
 
     def __init__(self, parts: Sequence[Corpus]) -> None:
         self.parts = parts
@@ -127,14 +127,14 @@ class _Documents:
             yield Block(lengths, np.concatenate(tokens), np.concatenate(loss).astype(self.loss_dtype))
 
     def sources(self, ids: Ids) -> Iterator[npt.NDArray[np.int64]]:
-        """See `Source`. Without sources, the lines are the numbers of documents from 1."""
+        """See `Source`. If the corpus has no sources, input is 0 and line is the number of the document, from 1."""
         if len(ids):
             part, numbers = self._of_part(ids)
             sources = self.parts[part].sources
             yield np.stack([np.zeros_like(numbers), numbers + 1], axis=1) if sources is None else sources[numbers]
 
     def _of_part(self, ids: Ids) -> tuple[int, Ids]:
-        """Return the split of these documents, and their numbers in it."""
+        """Return the index of the split of the documents `ids`, and their numbers in it."""
         part = int(np.searchsorted(self._firsts, ids[0], side="right")) - 1
         return part, ids - self._firsts[part]
 
@@ -162,7 +162,7 @@ def _plan(
 
 
 def _open(where: str) -> dict[str, Corpus]:
-    """Return the corpora of train and perhaps val."""
+    """Return the corpora of split train and, if it exists, split val, by name."""
     inner = files.exists(files.join(where, "train", "token_ids_part_0000.npy"))
     train = open_corpus(files.join(where, "train") if inner else where)
     if not (train.has_loss or train.has_weights):
@@ -182,7 +182,7 @@ def _manifest(where: str) -> dict[str, Any]:
 
 
 def _tokenizer(where: str, given: str | None, documents: _Documents) -> tuple[dict[str, Any], dict[str, bytes]]:
-    """Return description and files of the given tokenizer or the corpus's own, or what its tokens tell."""
+    """Return description and files of a tokenizer: the one given, the corpus's own, or one inferred from its tokens."""
     folder = files.join(where, "tokenizer")
     if given is not None:
         for part in documents.parts:

@@ -1,4 +1,4 @@
-"""Documents of a preparation by number, read from its chunks in any order."""
+"""Random access by number to the documents in a preparation's chunks."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from grain_sft.prepare.chunks import Chunks, Header
 MAX_OPEN = 256  # chunk files
 BLOCK_TOKENS = 1 << 20
 BLOCK_DOCUMENTS = 4096
-BLOCK_SOURCES = 1 << 16  # documents whose inputs and lines are in memory together
+BLOCK_SOURCES = 1 << 16  # documents, whose inputs and lines are yielded together
 GATHER_TOKENS = 1 << 28
 GATHER_DOCUMENTS = 1 << 22
 
 Ids = npt.NDArray[Any]
-"""Numbers of documents, int32 or int64: valid records of all inputs, in order, dropped ones included."""
+"""int32 or int64, numbers of documents. All valid records are numbered in the order of the inputs, dropped ones included."""
 
 
 class Block(NamedTuple):
-    """Some documents: their lengths int64 [documents], and the tokens and loss (bool or float32) of all of them."""
+    """Several documents: `lengths` int64 [documents], and their concatenated `tokens` and `loss` (bool or float32)."""
 
     lengths: npt.NDArray[np.int64]
     tokens: npt.NDArray[Any]
@@ -37,12 +37,12 @@ class Block(NamedTuple):
 
 
 class Source(Protocol):
-    """Documents by number, from which writers read.
+    """Documents that writers read by number.
 
     Attributes:
-      lengths: Tokens of every document.
-      token_dtype, loss_dtype: Dtypes of blocks; the loss is bool, or float32 weights.
-      first_weights: Whether some document's first token takes loss.
+      lengths: Number of tokens of each document.
+      token_dtype, loss_dtype: Dtypes of blocks; `loss_dtype` is bool, or float32 for weights.
+      first_weights: Whether the first token of any document has loss.
     """
 
     lengths: npt.NDArray[Any]
@@ -51,37 +51,37 @@ class Source(Protocol):
     first_weights: bool
 
     def blocks(self, ids: Ids) -> Iterator[Block]:
-        """Yield the documents `ids`, some at a time, in that order."""
+        """Yield the documents `ids` in that order, several at a time."""
         ...
 
     def sources(self, ids: Ids) -> Iterator[npt.NDArray[np.int64]]:
-        """Yield input and line [documents, 2] of the documents `ids`, some at a time, in that order."""
+        """Yield int64 [documents, 2], input and line of the documents `ids` in that order, several at a time."""
         ...
 
 
 def in_blocks(
     lengths: npt.NDArray[Any], ids: Ids, documents: int = BLOCK_DOCUMENTS, tokens: int | None = None
 ) -> Iterator[Ids]:
-    """Yield `ids` in consecutive parts of at most this many documents and tokens, and at least one document."""
+    """Yield consecutive parts of `ids`: one document, or several of at most `documents` documents and `tokens` tokens."""
     tokens = BLOCK_TOKENS if tokens is None else tokens
-    position = 0
-    while position < len(ids):
-        some = ids[position : position + documents]
-        totals = np.cumsum(lengths[some], dtype=np.int64)
+    begin = 0
+    while begin < len(ids):
+        part = ids[begin : begin + documents]
+        totals = np.cumsum(lengths[part], dtype=np.int64)
         count = max(1, int(np.searchsorted(totals, tokens, side="right")))
-        yield some[:count]
-        position += count
+        yield part[:count]
+        begin += count
 
 
 @dataclasses.dataclass(frozen=True)
 class Table:
-    """Chunk and place of every document: 8 bytes each.
+    """Location of each document in the chunks, in 8 bytes per document.
 
     Attributes:
       lengths: uint32 [documents]; 0 where the document was dropped.
-      starts: uint32 [documents], first token of each, counted in its chunk.
-      first: int64 [units + 1], number of each unit's first document.
-      headers: Headers of all chunks.
+      starts: uint32 [documents], index of each document's first token in its chunk.
+      first: int64 [units + 1], number of each unit's first document, then the number of all documents.
+      headers: Header of each unit's chunk.
     """
 
     lengths: npt.NDArray[np.uint32]
@@ -91,13 +91,13 @@ class Table:
 
     @classmethod
     def of(cls, chunks: Chunks, units: int) -> Table:
-        """Read the records of all chunks."""
+        """Return the table of the chunks of `units` units, read from their records."""
         headers = chunks.headers(units)
         return cls.of_lengths(chunks.column(headers, "length"), headers)
 
     @classmethod
     def of_lengths(cls, lengths: npt.NDArray[np.uint32], headers: Sequence[Header]) -> Table:
-        """Return the table of chunks with these headers, whose documents have these lengths."""
+        """Return the table of chunks with these headers and documents of these lengths."""
         first = np.cumsum([0, *(header.records for header in headers)])
         starts = np.empty(len(lengths), np.uint32)
         for begin, end in itertools.pairwise(first.tolist()):
@@ -110,7 +110,7 @@ class Table:
 
 
 class Documents:
-    """The documents in the chunks of a preparation; a `Source`."""
+    """Documents in the chunks of a preparation; a `Source`."""
 
     def __init__(self, chunks: Chunks, table: Table, unit_inputs: Sequence[int]) -> None:
         self.table = table
@@ -127,8 +127,8 @@ class Documents:
             for some in in_blocks(self.lengths, ids):
                 yield self._read(some)
             return
-        # a round trip for each document would be too slow: the documents of many blocks are first copied to temporary
-        # local files, for which every chunk is read once and whole
+        # One request per document would be too slow, so each window of many blocks is first copied to temporary local
+        # files. A window reads each of its chunks once, as a whole.
         for window in in_blocks(self.lengths, ids, GATHER_DOCUMENTS, GATHER_TOKENS):
             size = int(self.lengths[window].sum(dtype=np.int64))
             with _scratch(self.token_dtype, size) as tokens, _scratch(self.loss_dtype, size) as loss:
@@ -154,7 +154,7 @@ class Documents:
             if len(data) != header.end:
                 raise StorageError(f"{self._chunks.path(unit)}: changed while in use. Prepare again.")
             counts = lengths[part]
-            # the index of every token, in the chunk and in the arrays
+            # index of each token in the chunk (`source`) and in the arrays (`target`)
             inside = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
             source = inside + np.repeat(table.starts[ids[part]].astype(np.int64), counts)
             target = inside + np.repeat(targets[part], counts)
@@ -162,7 +162,7 @@ class Documents:
             loss[target] = np.frombuffer(data, self.loss_dtype, header.tokens, header.loss_at)[source]
 
     def _read(self, ids: Ids) -> Block:
-        """Return the documents `ids` of local chunks. Consecutive documents of one chunk are read at once."""
+        """Return the documents `ids` from local chunks, with one read for consecutive documents of a chunk."""
         lengths = self.table.lengths[ids].astype(np.int64)
         tokens = np.empty(int(lengths.sum()), self.token_dtype)
         loss = np.empty(len(tokens), self.loss_dtype)
@@ -182,7 +182,7 @@ class Documents:
         return Block(lengths, tokens, loss)
 
     def sources(self, ids: Ids) -> Iterator[npt.NDArray[np.int64]]:
-        """See `Source`. No token is read."""
+        """See `Source`. Reads no tokens."""
         lines = self._chunks.column(self.table.headers, "line")
         for begin in range(0, len(ids), BLOCK_SOURCES):
             some = ids[begin : begin + BLOCK_SOURCES]
@@ -199,6 +199,6 @@ def _opened(path: str) -> io.FileIO:
 
 @contextlib.contextmanager
 def _scratch(dtype: np.dtype[Any], size: int) -> Iterator[npt.NDArray[Any]]:
-    """Yield an array [size] in a temporary file, which may be larger than memory."""
+    """Yield an array [size] in a temporary file, so that it may be larger than memory."""
     with tempfile.TemporaryFile(prefix="grain_sft-") as file:
         yield np.memmap(file, dtype, "w+", shape=(max(1, size),))[:size]

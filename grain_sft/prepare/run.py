@@ -1,4 +1,4 @@
-"""prepare: a corpus made of conversations, on this machine; dry_run: its first documents as text."""
+"""Preparation of a corpus from conversations on this machine, and a dry run that writes nothing."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from grain_sft.prepare.workers import render_all
 from grain_sft.prepare.writers import Format, Plan
 
 Progress = Callable[[str, int, int], None]
-"""Function of an activity, the amount done, and the whole amount."""
+"""Callback that takes the name of an activity, the amount done and the total."""
 
 SCAN_THREADS = 8
-UNITS_PER_WORKER = 4  # fewer are rendered before a worker has started
+UNITS_PER_WORKER = 4  # starting a worker takes longer than rendering fewer
 
 
 def prepare(
@@ -38,25 +38,25 @@ def prepare(
     overwrite: bool = False,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
-    """Make the corpus that `request` describes, or continue to make it, in the folder `output`.
+    """Make the corpus that `request` describes in the folder `output`, or resume an interrupted preparation.
 
-    The same request gives the same bytes, whatever the number of workers, and however often it was interrupted. The
-    folder appears when it is complete; unfinished work is kept next to it. A finished corpus is left unchanged.
+    The same request gives the same bytes for any number of workers and interruptions. The folder appears when the
+    corpus is complete; unfinished work is kept next to it. A finished corpus is left unchanged.
 
     Args:
       request: Inputs, template, tokenizer and format.
       output: Folder that does not exist yet or is empty; local, or a URL such as `gs://bucket/name`.
-      workers: Number of processes. None: one per core, and fewer for little work.
-      overwrite: Whether to begin again where the output or unfinished work is of another request.
-      progress: Function that is called as the work proceeds.
+      workers: Number of processes. None means one per core, or fewer for small inputs.
+      overwrite: Whether to replace a corpus or unfinished work of another request.
+      progress: Callback for progress.
 
     Returns:
-      The corpus's manifest, `prepare.json`: the request, inputs, tokenizer, and the statistics of each split; with
-      "already": True where it was finished before.
+      Manifest of the corpus, `prepare.json`: the request, the inputs, the tokenizer and the statistics of each split.
+      It also has "already": True if the corpus was finished before.
 
     Raises:
-      RecordError: A record is bad, and `request.on_error` is "stop"; with its file and line.
-      PrepareError: Options don't fit, or the output is of other inputs or options; with the differences.
+      RecordError: A record is invalid, and `request.on_error` is "stop". The message has its file and line.
+      PrepareError: Options conflict, or the output has other inputs or options. The message lists the differences.
       CorpusFileError: An input can't be read.
       StorageError: The output can't be written.
     """
@@ -96,12 +96,12 @@ def _render(job: Job, workers: int | None, report: Progress) -> None:
             report("Rendering", done, total)
     except GrainSftError as error:
         if isinstance(error, RecordError) or not done:
-            job.target.discard()  # the same request would fail again, and a corrected one finds nothing in its way
+            job.target.discard()  # the same request would fail again; unfinished work would block a corrected one
         raise
 
 
 def write_tasks(plan: Plan, format: Format, report: Progress) -> None:
-    """Write the parts of all splits."""
+    """Run the write tasks of all splits."""
     tasks = [task for split in plan.splits for task in format.tasks(plan, split)]
     for number, task in enumerate(tasks):
         report("Writing", number, len(tasks))
@@ -110,7 +110,7 @@ def write_tasks(plan: Plan, format: Format, report: Progress) -> None:
 
 
 def _scan(entries: Sequence[Input], units: Sequence[Unit], report: Progress) -> list[Scan]:
-    """Count and hash all units."""
+    """Count the records of every unit and hash its bytes."""
     total = sum(_cost(entries, unit) for unit in units)
     found: list[Scan] = []
     done = 0
@@ -124,7 +124,7 @@ def _scan(entries: Sequence[Input], units: Sequence[Unit], report: Progress) -> 
 
 
 def _cost(entries: Sequence[Input], unit: Unit) -> int:
-    """Return the bytes of a unit; of a file that is not cut by bytes, its share."""
+    """Return the bytes of a unit, estimated from its number of records if the file is not cut by bytes."""
     entry = entries[unit.input]
     if entry.parts is None:
         return unit.stop - unit.start
@@ -132,30 +132,30 @@ def _cost(entries: Sequence[Input], unit: Unit) -> int:
 
 
 def dry_run(request: Request, records: int) -> str:
-    """Render the first `records` of the inputs and write nothing.
+    """Render the first `records` records of the inputs. Write nothing.
 
     Returns:
-      Text for a person: counts, the records that would be rejected, and the first document piece by piece, with its loss.
+      Report: counts, the records that would be rejected, and the first document split where loss begins and ends.
 
     Raises:
       GrainSftError: An input or the tokenizer can't be read.
     """
     entries = inputs.list_inputs([dataset.paths for dataset in request.datasets])
     renderer = Renderer(request, tuple(entries), "")
-    made: list[Rendered] = []
+    good: list[Rendered] = []
     bad: list[str] = []
     for entry, line, raw in itertools.islice(inputs.all_records(entries), records):
         try:
             [result] = renderer.render([renderer.read(raw)])
             if isinstance(result, RecordError):
                 raise result
-            made.append(result)
+            good.append(result)
         except RecordError as error:
             bad.append(f"  {entry.path}:{line}: {error}")
-    lengths = [len(each.tokens) for each in made]
-    lines = [f"{len(made):,} of the first {len(made) + len(bad):,} records can be prepared; nothing was written."]
-    if made:
-        trainable = sum(int(np.count_nonzero(each.loss)) for each in made)
+    lengths = [len(each.tokens) for each in good]
+    lines = [f"{len(good):,} of the first {len(good) + len(bad):,} records can be prepared; nothing was written."]
+    if good:
+        trainable = sum(int(np.count_nonzero(each.loss)) for each in good)
         lines.append(f"tokens     {sum(lengths):,}: {min(lengths):,} to {max(lengths):,} a document")
         lines.append(f"trainable  {trainable:,} ({trainable / max(1, sum(lengths)):.1%})")
     if request.max_length is not None:
@@ -163,13 +163,13 @@ def dry_run(request: Request, records: int) -> str:
         lines.append(f"cut        {over:,} documents are longer than {request.max_length:,} tokens")
     if bad:
         lines += [f"rejected   {len(bad):,}", *bad[:20]]
-    if made:
-        lines += ["the first document (| takes loss, . does not):", *_pieces(made[0], renderer.tokenizer)]
+    if good:
+        lines += ["the first document (| takes loss, . does not):", *_pieces(good[0], renderer.tokenizer)]
     return "\n".join(lines)
 
 
 def _pieces(rendered: Rendered, tokenizer: Tokenizer) -> Iterator[str]:
-    """Yield the document's text, cut where loss begins and ends, with ⏎ for a newline as in `grain-sft inspect`."""
+    """Yield lines of the document's text, split where loss begins and ends. ⏎ marks a newline, as in `grain-sft inspect`."""
     borders = np.flatnonzero(np.diff(rendered.loss != 0)) + 1
     for part in np.split(np.arange(len(rendered.tokens)), borders)[:40]:
         text = tokenizer.decode(rendered.tokens[part].tolist())

@@ -1,4 +1,4 @@
-"""Provenance: step <-> document. Which documents did these steps see, when was this document seen, and what a run was given."""
+"""Provenance: the documents that each step reads, the steps that read a document, and the audit log of a run."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Import the functions that need tokenizers, which take 0.3 s to import, when they are first used."""
+    """Import the functions that need tokenizers on first use, because that import takes 0.3 s."""
     if name in __all__:
         from grain_sft.provenance import search
 

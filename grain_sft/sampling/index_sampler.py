@@ -1,4 +1,4 @@
-"""IndexSampler: which rows does this host read at step k?"""
+"""IndexSampler: the rows that this host reads at each step."""
 
 from __future__ import annotations
 
@@ -25,24 +25,24 @@ LastBatch = Literal["drop", "fill", "run_on"]
 class IndexSampler(Sampler):
     """Rows of every step, as a pure function of (seed, step, host).
 
-    Host h of H reads rows h, h + H, h + 2H, ... of the global batch, which does not depend on the hosts. An epoch is
-    `num_instances // global_batch_size` steps of an order's permutation, and the next epoch has the next permutation;
-    without `epochs`, the run never ends. `sampler[i]` gives the same rows one by one, as Grain's samplers do, and
-    carries `NoSharding`: rows are divided here, and `grain.DataLoader` must not divide them again.
+    Host h of H reads slots h, h + H, h + 2H, ... of the global batch. The global batch does not depend on the hosts. An
+    epoch has `num_instances // global_batch_size` steps and a permutation of its own. Without `epochs`, the run never
+    ends. `sampler[i]` returns the same rows one by one, as Grain's samplers do. The sampler declares `NoSharding`: it
+    divides the rows between hosts itself, and `grain.DataLoader` must not divide them again.
 
     Orders (`grain_sft.sampling.ORDERS`):
-      shuffle: keyed by seed and epoch, at constant memory and time for any number of rows (its limits are in
-        `grain_sft.sampling.orders.shuffle`).
-      olmo: OLMo-core's, batch by batch. Made once per machine above 2 M rows, and mapped: 4 bytes a row on disk.
-      maxtext: MaxText's `olmo_grain` sampler: host h owns the h-th contiguous block of the permutation, and its stream
-        runs on across epochs, so a batch may straddle two. The one order that depends on the number of hosts.
-      episode: the episode-indexed loader's, `RandomState(seed + epoch).permutation(n)`. With last_batch "run_on" its
-        batches straddle epochs as that loader's do.
-      openchat: the order in which OpenChat takes documents, `default_rng(seed + epoch).permutation(n)`, one a row. Its
-        own batches, several documents a row, are rows of `PackedLayout(algorithm="multipack")` read sequentially.
-      random: every row of every batch is drawn among all, with replacement, keyed by seed, step and slot. There are no
-        epochs; `epochs` counts draws, as many as there are rows each. The values are ours.
-      sequential: as the rows are numbered.
+      shuffle: Permutation keyed by seed and epoch. It takes constant memory, and constant time per row. Its limits are
+        in `grain_sft.sampling.orders.shuffle`.
+      olmo: OLMo-core's order. Above 2 M rows, each machine makes it once and maps it from disk, 4 bytes a row.
+      maxtext: Order of MaxText's `olmo_grain` sampler. Host h owns the h-th contiguous block of the permutation. Its
+        stream runs on across epochs, so a batch may straddle two. Only this order depends on the number of hosts.
+      episode: Order of the episode-indexed loader, `RandomState(seed + epoch).permutation(n)`. With last_batch "run_on",
+        batches straddle epochs as in that loader.
+      openchat: OpenChat's order of documents, `default_rng(seed + epoch).permutation(n)`, for layouts of one document a
+        row. OpenChat's packed batches are rows of `PackedLayout(algorithm="multipack")`, read sequentially.
+      random: Draws with replacement among all rows, keyed by the seed and the number of the draw. An epoch is
+        `num_instances` draws. No other loader has the same draws.
+      sequential: Rows by number.
 
     Args:
       num_instances: Number of rows.
@@ -90,7 +90,7 @@ class IndexSampler(Sampler):
         self.runs_on = traits.runs_on or last_batch == "run_on"
         self._source, self._order = source, source.rows_at(cache_dir)
         self._blocks = host.count if self.host_blocks else 1
-        self._block_rows = self.num_instances // self._blocks  # of an epoch, in the stream of this host's rows
+        self._block_rows = self.num_instances // self._blocks  # rows of an epoch in the stream of one block
         self._block_start = host.index * self._block_rows if self.host_blocks else 0
         sizes, most = self.batch_sizes.shared(self._blocks), max(self.batch_sizes.sizes)
         if self.host_blocks and self._block_rows * self._blocks < most:
@@ -108,19 +108,19 @@ class IndexSampler(Sampler):
 
     @functools.cached_property
     def steps_per_epoch(self) -> int:
-        """Steps of one epoch; rounded down where epochs don't end with a step. With a schedule, of the first epoch."""
+        """Number of steps in an epoch, rounded down where steps straddle epochs. With a schedule, that of the first epoch."""
         return self._epochs.steps_before(1)
 
     @functools.cached_property
     def rows_per_host_and_epoch(self) -> int:
-        """Records of this host in an epoch, filling rows included; rounded down where epochs don't end with a step. With a
-        schedule, of the first epoch."""
+        """Number of rows that this host reads in an epoch, fill rows included; rounded down where steps straddle epochs.
+        With a schedule, that of the first epoch."""
         return self.num_instances // self.host.count if self.runs_on else self._host_sizes.before(self.steps_per_epoch)
 
     @functools.cached_property
     def num_steps(self) -> int | None:
-        """Number of steps; None where they never end. Where steps straddle epochs, only the last epoch has rows that are
-        left out, so there may be more than `epochs * steps_per_epoch`."""
+        """Number of steps; None: no end. Where steps straddle epochs, only the last epoch drops rows, so this can exceed
+        `epochs * steps_per_epoch`."""
         return None if self.epochs is None else self._epochs.steps_before(self.epochs)
 
     def steps_before(self, epoch: int) -> int:
@@ -138,11 +138,11 @@ class IndexSampler(Sampler):
         return self._read(np.full(len(indices), epoch), indices, self._block_start)[2]
 
     def _read(self, epoch: Ints, index: Ints, start: Ints | int) -> tuple[Ints, Ints, Ints]:
-        """Return epoch, index in its order, and row (`FILL_ROW` past the end of an epoch).
+        """Return int64 [n]: epochs, indices in their orders, and rows (`FILL_ROW` past the end of an epoch).
 
         Args:
-          epoch, index: Epochs, and indices in streams of blocks, counted from the begin of the epoch: int64 [n].
-          start: Index in the order at which each block begins.
+          epoch, index: int64 [n], epochs, and indices in a block's stream, counted from the beginning of that epoch.
+          start: Index in the order of the first row of each block.
         """
         if self.runs_on:
             later, index = np.divmod(index, self._block_rows)
@@ -161,7 +161,7 @@ class IndexSampler(Sampler):
         return count if self.runs_on else min(count, left // (size // self._blocks))
 
     def epoch(self, step: int) -> int:
-        """Return the epoch, from 0, in which `step` begins."""
+        """Return the epoch that `step` begins in, from 0."""
         return self._begin(step)[0]
 
     def _begin(self, step: int) -> tuple[int, int]:
@@ -183,7 +183,7 @@ class IndexSampler(Sampler):
         block, index = indices // self._block_rows, indices % self._block_rows
         step, slot = self._epochs.find(epoch, index)
         slot = slot + block * (self.batch_sizes.begins(step)[1] // self._blocks)
-        step = np.where(block < self._blocks, step, -1)  # after the last block are rows that no host reads
+        step = np.where(block < self._blocks, step, -1)  # no host reads the rows after the last block
         return step, slot, block if self.host_blocks else slot % self.host.count
 
     @property

@@ -1,4 +1,4 @@
-"""Streams: the rows that a run reads epoch after epoch, of a whole sampler or of one source of a mixture; and their slots."""
+"""Streams: rows read epoch after epoch, of a whole sampler or of one source of a mixture. Slots: their places in batches."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 class SourceOrder:
     """Rows of one source and their order, epoch after epoch without a gap.
 
-    The rows are those of `IndexSampler(num_instances, global_batch_size=1, ...)` for one host, step by step.
+    They are the rows that `IndexSampler(num_instances, global_batch_size=1, ...)` gives one host, step after step.
 
     Args:
       num_instances: Number of rows.
@@ -47,7 +47,7 @@ class SourceOrder:
 
     @property
     def num_rows(self) -> int | None:
-        """Rows of all epochs; None where they never end."""
+        """Number of rows in all epochs; None if the epochs never end."""
         return None if self.epochs is None else self.epochs * self.num_instances
 
     @property
@@ -57,7 +57,7 @@ class SourceOrder:
 
     @property
     def data_key(self) -> str:
-        """All that decides the rows: no seed where it is not used."""
+        """Text of all that decides the rows; the seed is left out if it is not used."""
         drawn = f"{self.order!r}, seed={self.seed}" if self.seeded else "'sequential'"
         return f"SourceOrder({self.num_instances}, {drawn}, epochs={self.epochs})"
 
@@ -72,7 +72,7 @@ class SourceOrder:
 
 
 class EpochSpan(NamedTuple):
-    """The first and the last step that read rows of an epoch, and the number of these rows."""
+    """First and last step that read rows of an epoch, and the number of rows that the run reads of it."""
 
     first: int
     last: int
@@ -81,16 +81,16 @@ class EpochSpan(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class EpochStream:
-    """A part of a run that has epochs of its own.
+    """Part of a run with its own epochs.
 
     Attributes:
       name: Name of the source; "" for the one stream of an `IndexSampler`.
       source: Number of rows, order, seed and epochs.
       first_row: Number of its first row among the rows of all streams.
-      begin: Function of a step that returns the epoch in which it begins, and the rows of it that all hosts read before.
-      span: Function of an epoch that returns the steps that read it; None where the run ends before.
-      rows_at: Function of (epoch, indices) that returns the stream's own rows, from 0.
-      num_blocks: Number of hosts, where each reads its own block of the epoch; else 1.
+      begin: Function of a step that returns the epoch of its first row, and the number of rows of that epoch in earlier steps.
+      span: Function of an epoch that returns its `EpochSpan`; None if the run ends before the epoch.
+      rows_at: Function of (epoch, indices) that returns rows of the stream, numbered from 0.
+      num_blocks: Number of hosts if each reads its own block of the epoch, else 1.
     """
 
     name: str
@@ -102,24 +102,24 @@ class EpochStream:
     num_blocks: int = 1
 
     def first_rows(self, epoch: int, count: int) -> Ints:
-        """Return at most `count` of the first rows of an epoch that the run reads: int64 [n]."""
+        """Return the first rows, at most `count`, that the run reads in an epoch: int64 [n]."""
         span = self.span(epoch)
         return self.rows_at(epoch, np.arange(min(count, span.rows // self.num_blocks if span else 0)))
 
 
 @dataclasses.dataclass(frozen=True)
 class BatchSlots:
-    """Slots of global batches and their rows, as columns, int64 [slots]; ordered by step, then by slot.
+    """Slots of global batches and their rows, as columns int64 [slots], sorted by step, then by slot.
 
     Attributes:
       step: Step, from 0.
-      slot: Index into the global batch. Host h of H has slots h, h + H, h + 2H, ...; where hosts read blocks of their own
+      slot: Index into the global batch. Host h of H has slots h, h + H, h + 2H, ...; if each host reads its own block
         (order "maxtext"), host h has `rows_per_host` consecutive slots.
       host: Host that reads the slot.
       source: Index of the row's stream in `sampler.streams`.
       epoch: Epoch of the row in its stream, from 0; -1 in a filled batch of a mixture.
       index: Index of the row in the order of that epoch.
-      row: Number of the row in the layout; `FILL_ROW` where a filled batch has none.
+      row: Number of the row in the layout; `FILL_ROW` for a slot that a filled batch leaves empty.
     """
 
     step: Int64[np.ndarray, " slots"]
@@ -135,5 +135,5 @@ class BatchSlots:
         return tuple(vars(self).values())
 
     def select(self, at: Ints) -> BatchSlots:
-        """Return the slots at some indices, int64 [n]."""
+        """Return the slots at the indices `at`, int64 [n]."""
         return BatchSlots(*(column[at] for column in self.columns()))

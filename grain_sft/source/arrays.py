@@ -1,4 +1,4 @@
-"""Arrays of a batch: from memory that is used again, and placed so that copying into them is not slowed down."""
+"""Arrays of batches: in memory that is reused, at addresses that keep copies into them fast."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ if TYPE_CHECKING:
     from jaxtyping import Int32
 
 Element = dict[str, npt.NDArray[Any]]
-"""What sources give and transforms take: arrays [L] of a row or [rows, L] of a batch."""
+"""Output of sources and input of transforms: arrays [L] of a row or [rows, L] of a batch."""
 
 Int32s = npt.NDArray[np.int32]
 
 _PAGE = 4096
-_KEPT = 1 << 28  # bytes in all
+_KEPT = 1 << 28  # bytes that an `Arrays` keeps, at most
 
 
 class ReadRows(NamedTuple):
-    """Rows as `ShiftTargets` makes them, arrays [rows, L] that are made while the rows are read.
+    """Rows with targets as `ShiftTargets` makes them, filled while the rows are read: arrays [rows, L].
 
     Attributes:
       inputs: int32, tokens.
       targets: int32, the token after each, 0 at the end of a row.
-      positions, segment_ids: int32, as of `NpyDataSource.read`.
-      target_segment_ids: int32, segment ids of the targets that take loss and are of the same segment; else 0.
-      loss: bool, tokens that take loss, or float32, their weights; None where every token takes it, and where a mask decides
-        nothing but `target_segment_ids`.
+      positions, segment_ids: int32, as in `NpyDataSource.read`.
+      target_segment_ids: int32, segment id of each target that takes loss and is in the segment of its input; else 0.
+      loss: bool, whether each token takes loss, or float32, its weight; None if every token takes loss, or if
+        `target_segment_ids` already expresses the mask.
     """
 
     inputs: Int32[np.ndarray, "rows length"]
@@ -45,53 +45,52 @@ class ReadRows(NamedTuple):
 
 
 class Arrays:
-    """Makes arrays, each of memory that nobody else holds an array of. Safe in threads.
+    """Thread-safe allocator of arrays, which reuses memory once no array refers to it.
 
-    A fresh array of some hundred KB is usually memory that the system hands out page by page, zeroed, while it is being
-    written: that takes up to 10 times as long as the writing. Here memory is used again once the last array of it is gone,
-    views of it included. The memory that is kept is bounded, and goes with this object.
+    The system usually zeroes and maps the pages of a new array of some hundred KB during the first write, which then takes up
+    to 10 times as long. This allocator reuses memory once the last array in it, views included, is gone. The memory that it
+    keeps is bounded, and is freed with the allocator.
 
-    Processors tell loads from earlier stores by the low 12 bits of their addresses: where the destination of a copy is a few
-    bytes after its source, modulo 4096, each load waits for an unrelated store. Such a copy takes up to 8 times as long, and
-    with arrays from malloc it is a matter of luck. So these begin where a page does, or half a page after that.
+    Processors tell loads from earlier stores by the low 12 bits of their addresses. If the destination of a copy is a few
+    bytes after its source, modulo 4096, each load waits for an unrelated store, and the copy takes up to 8 times as long.
+    Arrays from malloc are at such addresses by chance. Arrays from here begin at a page, or half a page after one.
     """
 
     def __init__(self) -> None:
-        self._buffers: dict[Hashable, list[Any]] = {}  # of each kind, of one class
+        self._buffers: dict[Hashable, list[Any]] = {}  # keys: the arguments of `empty` or `stack`
         self._bytes = 0
         self._lock = ForkSafeLock()
 
     def empty(self, shape: tuple[int, ...], dtype: npt.DTypeLike, half: int = 0) -> npt.NDArray[Any]:
-        """Return an uninitialised array that begins where a page does, or, with `half` 1, half a page after that."""
+        """Return an uninitialised array that begins at a page or, if `half` is 1, half a page after one."""
         with self._lock.lock:
             size = math.prod(shape) * np.dtype(dtype).itemsize
             buffer = self._free((shape, dtype, half), lambda: _Buffer(size, half))
             return np.ndarray(shape, dtype, buffer.memory, buffer.begin)
 
     def stack(self, count: int, shape: tuple[int, int], views: Callable[[Stack], Any]) -> tuple[Any, list[Int32s]]:
-        """Return `count` uninitialised int32 arrays of one shape in one memory, which is used again when all are gone; faster
-        than making each. The first begins half a page after a page does, the second where one does, and so on in turn.
+        """Return `count` uninitialised int32 arrays of one shape in one buffer, which is faster than one buffer each. The
+        first begins half a page after a page, the second at a page, and so on in turn.
 
         Args:
-          views: Function that makes the views of this memory that the caller needs each time. Calls with the same count and
-            shape have the same.
+          views: Function that makes the caller's views of the buffer; the same in all calls with this count and shape.
 
         Returns:
-          The result of `views` for this memory when it was new, and the arrays.
+          The result of `views`, called once when the buffer was new, and the arrays.
         """
         with self._lock.lock:
             stack = self._free((count, shape), lambda: Stack(count, shape, views))
             return stack.views, [*map(stack.array, stack.numbers)]
 
     def _free(self, key: Hashable, make: Callable[[], Any]) -> Any:
-        """Return a buffer without any array: one that is kept under `key`, or a new one."""
+        """Return a buffer that no array refers to: one kept under `key`, or a new one from `make`."""
         for buffer in self._buffers.get(key, ()):
             if sys.getrefcount(buffer.memory) == buffer.references:
                 return buffer
         buffer = make()
-        buffer.references = sys.getrefcount(buffer.memory)  # before it is kept: Ctrl-C may arrive in between
+        buffer.references = sys.getrefcount(buffer.memory)  # before the buffer is kept: Ctrl-C may come in between
         size = len(buffer.memory)
-        if self._bytes + size > _KEPT:  # memory of other kinds makes room
+        if self._bytes + size > _KEPT:  # drop the buffers of all other keys
             kept = self._buffers.get(key, [])
             self._buffers, self._bytes = {key: kept}, sum(len(each.memory) for each in kept)
         if self._bytes + size <= _KEPT:
@@ -107,7 +106,7 @@ class Arrays:
 
 
 class _Buffer:
-    """Memory of an array, which begins at `begin` in it; `references` is their number without any array."""
+    """Memory for an array at byte `begin`; `references` is the reference count of the memory without any array."""
 
     def __init__(self, size: int, half: int) -> None:
         self.memory: npt.NDArray[np.uint8] = np.empty(size + 2 * _PAGE, np.uint8)
@@ -116,14 +115,14 @@ class _Buffer:
 
 
 class Stack(_Buffer):
-    """Memory of several arrays of int32, one after the other.
+    """Memory of several int32 arrays, one after the other.
 
     Attributes:
       arrays: int32 [count, rows, L], all of them.
-      array: Function that returns the array of one of `numbers`: faster than iterating over `arrays`.
+      array: Function of one of `numbers` that returns its array, which is faster than iteration over `arrays`.
       first: Bytes of the first array.
-      rows: Bytes of each of its rows.
-      views: Views of this memory, as its maker needs them.
+      rows: Bytes of each row of the first array.
+      views: The caller's views of this memory.
     """
 
     def __init__(self, count: int, shape: tuple[int, int], views: Callable[[Stack], Any]) -> None:

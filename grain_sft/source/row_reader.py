@@ -1,7 +1,7 @@
-"""Reading rows that were written out: tokens, positions and segments of a row in one read.
+"""Reader of corpora that store rows. One read returns the tokens, positions and segment ids of a row.
 
-In a file the sidecar fields of a row follow its tokens: arrays of small integers, which are widened, or, where segments are
-long, the columns where they end.
+In a file, the tokens of a row are followed by its positions and segment ids: small integers, which are widened to int32.
+Rows of long segments store the columns where segments end instead.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ if TYPE_CHECKING:
 Ints = npt.NDArray[np.int64]
 _Bytes = npt.NDArray[np.uint8]
 
-_BLOCK_TOKENS = 1 << 15  # made arrays of at once, in whole rows, while the processor's cache holds what was read
+_BLOCK_TOKENS = 1 << 15  # per block, so that its bytes are still in the processor's cache when they are widened
 
 
 class _Block(NamedTuple):
-    """Some rows of a batch.
+    """Consecutive rows of a batch that are read and then widened, before the next block is read.
 
     Attributes:
-      rows: Slice of these rows.
-      size: Bytes of all of them in their files.
-      buffers: Memory that each of them is read into.
-      copied: (view of the batch's arrays, index into it, source) of each copy after that, in this order.
-      by_ends: Of each row that states where its segments end: that table, and views of its arrays.
+      rows: Slice of the batch.
+      size: Number of bytes of these rows in their files.
+      buffers: Buffers that each row is read into.
+      copied: (view of the batch's arrays, index into it, source) of each copy after the read, in this order.
+      by_ends: (table of segment ends, views of the row's arrays) of each row that stores the ends of its segments.
     """
 
     rows: slice
@@ -47,11 +47,11 @@ class _Block(NamedTuple):
 
 
 class RowReader:
-    """Reader of the rows of a corpus that was written as rows. Safe in threads.
+    """Reader of the rows of a corpus that stores rows. Thread-safe.
 
     Args:
-      corpus: Corpus with `rows`.
-      max_open_files: As in ShardReader.
+      corpus: Corpus that has `rows`.
+      max_open_files: Limit of open files, as in `ShardReader`.
     """
 
     def __init__(self, corpus: Corpus, max_open_files: int | None = None) -> None:
@@ -68,14 +68,14 @@ class RowReader:
         self._loss = _Rows(self._losses, loss, max_open_files, corpus.remote) if self._losses else None
 
     def read(self, rows: Ints, arrays: Arrays, *, only_weights: bool = False) -> ReadRows:
-        """Return `rows`, each in range, in arrays made by `arrays`.
+        """Return `rows`, int64 in [0, number of rows), in arrays from `arrays`.
 
         Args:
-          only_weights: Whether to read no loss where it is a mask.
+          only_weights: Whether to read the loss only if it is weights, and not if it is a mask.
 
         Raises:
-          CorpusFileError: a file is missing, unreadable, or not the one that was indexed.
-          CorpusError: a weight that is negative or not finite, or segments that end nowhere in their row.
+          CorpusFileError: A file is missing, unreadable, or not the one that was indexed.
+          CorpusError: A weight is negative or not finite, or the segment ends of a row are invalid.
         """
         shards, count, reader = None, len(rows), self._rows
         if len(self._begins) > 1:
@@ -84,19 +84,19 @@ class RowReader:
         blocks, (tokens, targets, segments, positions, target_segments) = arrays.stack(
             ARRAYS, (count, self._length), self._blocks
         )
-        at = reader.places_of(shards, rows)
-        if at is not None:
-            files, fds, offsets = at
+        places = reader.places_of(shards, rows)
+        if places is not None:
+            files, fds, offsets = places
             if count:
                 activity.doing[get_ident()] = activity.READING_ROWS, len(offsets), files[0].shard, offsets[0]
             for block in blocks:
-                here, size, buffers, *_ = block
+                in_block, size, buffers, *_ = block
                 try:
-                    done = sum(map(os.preadv, fds[here], buffers, offsets[here]))
+                    num_read = sum(map(os.preadv, fds[in_block], buffers, offsets[in_block]))
                 except OSError:
-                    done = 0
-                if done != size:
-                    reader.read_again(None if shards is None else shards[here], offsets[here], buffers)
+                    num_read = 0
+                if num_read != size:
+                    reader.read_again(None if shards is None else shards[in_block], offsets[in_block], buffers)
                 self._widen(block)
             for file in files if shards is None else set(files):
                 file.check_unchanged()
@@ -112,7 +112,7 @@ class RowReader:
         return ReadRows(tokens, targets, positions, segments, target_segments, loss)
 
     def _widen(self, block: _Block) -> None:
-        """Make arrays of what was read."""
+        """Fill the batch's arrays from the buffers of a block."""
         _, _, _, copied, by_ends = block
         for array, index, source in copied:
             array[index] = source
@@ -128,7 +128,7 @@ class RowReader:
             ) from error
 
     def _blocks(self, stack: Stack) -> list[_Block]:
-        """Return how the rows of a batch are read and copied to the arrays of `stack`."""
+        """Return the blocks of a batch that has the arrays of `stack`."""
         tokens, targets, segments, positions, target_segments = stack.arrays
         count, length = tokens.shape
         size = max(1, min(count, (_BLOCK_TOKENS if self._counting is None else 2 * _BLOCK_TOKENS) // length))
@@ -137,23 +137,23 @@ class RowReader:
         planes = _planes(memory, row)
         sidecars = memory[:, planes["tokens"].nbytes // size :] if self._wide else memory
         sidecar_bytes = [each.data.cast("B") for each in sidecars]
-        of_planes = {"positions": positions, "segment_ids": segments, "target_segment_ids": target_segments}
+        destinations = {"positions": positions, "segment_ids": segments, "target_segment_ids": target_segments}
         blocks = []
         for begin in range(0, count, size):
             here = slice(begin, min(begin + size, count))
-            found = {name: plane[: here.stop - begin] for name, plane in planes.items()}
-            copied: list[tuple[Any, Any, Any]] = [] if self._wide else [(tokens[here], ..., found["tokens"])]
-            following = tokens[here].reshape(-1).data[1:]  # of the next row at the end of each, but for the last
+            sources = {name: plane[: here.stop - begin] for name, plane in planes.items()}
+            copied: list[tuple[Any, Any, Any]] = [] if self._wide else [(tokens[here], ..., sources["tokens"])]
+            following = tokens[here].reshape(-1).data[1:]  # each row's last target is wrong until it is zeroed
             copied.append((targets[here].reshape(-1).data[:-1], slice(None), following))
             copied.append((targets[here, -1], ..., ZERO))
-            copied += [(array[here], ..., found[name]) for name, array in of_planes.items() if name in found]
+            copied += [(array[here], ..., sources[name]) for name, array in destinations.items() if name in sources]
             buffers: list[Buffers] = [(each,) for each in sidecar_bytes]
             if self._wide:
                 buffers = list(zip(stack.rows[here], sidecar_bytes, strict=False))
             by_ends = []
             if self._counting is not None:
                 rows = (SegmentRow(stack, number, self._counting) for number in range(here.start, here.stop))
-                by_ends = list(zip((table.view(np.int64).data for table in found["ends"]), rows, strict=False))
+                by_ends = list(zip((table.view(np.int64).data for table in sources["ends"]), rows, strict=False))
             blocks.append(_Block(here, (here.stop - begin) * row.itemsize, buffers, copied, by_ends))
         return blocks
 
@@ -162,7 +162,7 @@ class RowReader:
         if not self._weighted:
             taken: npt.NDArray[np.bool_] = loss != 0
             return taken
-        if loss.size and not (loss.min() >= 0 and loss.max() < np.inf):  # both are false for NaN
+        if loss.size and not (loss.min() >= 0 and loss.max() < np.inf):  # both comparisons are False for NaN
             row = int(np.flatnonzero((~np.isfinite(loss) | (loss < 0)).any(axis=1))[0])
             path = self._losses[0 if shards is None else shards[row]].path
             raise CorpusError(f"{path}: a weight of row {rows[row]} is negative or not finite. Write the rows again.")
@@ -170,7 +170,7 @@ class RowReader:
 
 
 class _Rows(ShardReader):
-    """Reader of whole rows of files that hold arrays [rows] of a structured `dtype`."""
+    """Reader of whole rows, from files that hold arrays [rows] of a structured `dtype`."""
 
     def __init__(
         self, files: Sequence[StampedFile], dtype: np.dtype[Any], max_open: int | None, remote: RemoteOptions | None
@@ -180,7 +180,7 @@ class _Rows(ShardReader):
         self.folder = files[0].path.rpartition("/")[0]
 
     def fetch(self, shards: Ints | None, rows: Ints) -> _Bytes:
-        """Return row `rows[i]` of shard `shards[i]` (without `shards`, of the first) for each i: uint8 [rows, bytes]."""
+        """Return uint8 [rows, bytes], row `rows[i]` of shard `shards[i]` for each i. `shards` None means shard 0."""
         size, count = self.dtype.itemsize, len(rows)
         memory: _Bytes = np.empty((count, size), np.uint8)
         of_shard = [0] * count if shards is None else shards.tolist()
@@ -189,7 +189,7 @@ class _Rows(ShardReader):
 
 
 def _fill(buffers: list[Buffers], rows: _Bytes) -> None:
-    """Fill buffers of each row with the row's bytes."""
+    """Copy the bytes of each row into its buffers, one buffer after the other."""
     for of_row, row in zip(buffers, rows, strict=False):
         begin = 0
         for view in of_row:
@@ -198,6 +198,6 @@ def _fill(buffers: list[Buffers], rows: _Bytes) -> None:
 
 
 def _planes(memory: _Bytes, dtype: np.dtype[Any]) -> dict[str, npt.NDArray[Any]]:
-    """Return an array of each field of rows, uint8 [rows, bytes]."""
+    """Return a view of each field, by name, of `memory`: uint8 [rows, bytes], rows of a structured `dtype`."""
     fields = (dtype.fields or {}).items()
     return {name: memory[:, begin : begin + plane.itemsize].view(plane.base) for name, (plane, begin, *_) in fields}

@@ -1,4 +1,4 @@
-"""Storage: local and remote files, retries, the shard cache, artifacts, locks, and the record of what threads do."""
+"""Storage: local and remote files, retries, the shard cache, artifacts, locks, and a record of each thread's activity."""
 
 from grain_sft.storage import activity, artifact, files, hashing
 from grain_sft.storage.file_stamp import (

@@ -1,6 +1,6 @@
-"""Copying many pieces of mapped files by one `pwritev(2)` to a file in memory: a quarter of the time of a read of each piece.
+"""Copies of many pieces of mapped files by one `pwritev(2)` to an in-memory file, four times as fast as a read per piece.
 
-Where a page is gone the call comes back short; a plain copy from the map would end the process there (SIGBUS).
+If a page of a mapped file is gone, the call writes fewer bytes. A plain copy from the mapping would kill the process (SIGBUS).
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ import numpy.typing as npt
 
 Ints = npt.NDArray[np.int64]
 
-_AT_ONCE = 1 << 10  # IOV_MAX of Linux
-_LEAST = 1 << 20  # bytes of a file in memory
+_AT_ONCE = 1 << 10  # pieces per call: IOV_MAX of Linux
+_LEAST = 1 << 20  # bytes of an in-memory file
 
 
 def _find() -> Any:
-    """Return the C library's function; None where there are no files in memory, as on macOS."""
+    """Return the C library's `pwritev`; None on 32-bit systems and those without in-memory files, such as macOS."""
     if not hasattr(os, "memfd_create") or ctypes.sizeof(ctypes.c_void_p) != 8:
         return None
     function = ctypes.CDLL(None, use_errno=True).pwritev
@@ -35,7 +35,7 @@ _pwritev = _find()
 
 
 class _Memory:
-    """A file in memory, and its bytes."""
+    """An in-memory file, and a view of its bytes."""
 
     def __init__(self, size: int) -> None:
         self.process = os.getpid()
@@ -56,7 +56,7 @@ _of_thread = threading.local()
 
 
 def _memory(size: int) -> _Memory:
-    """Return this thread's memory of at least `size` bytes. A forked child shares its parent's, and so makes another."""
+    """Return this thread's in-memory file of at least `size` bytes; a forked child makes its own."""
     found: _Memory | None = getattr(_of_thread, "memory", None)
     if found is None or len(found.bytes) < size or found.process != os.getpid():
         found = _of_thread.memory = _Memory(max(_LEAST, 1 << (size - 1).bit_length()))
@@ -64,10 +64,10 @@ def _memory(size: int) -> _Memory:
 
 
 def copies(addresses: Ints, places: Ints, ends: Ints, out: memoryview) -> bool:
-    """Copy pieces of this process's memory, such as a map, to `out[place : end]`, for each address.
+    """Copy a piece of this process's memory from each address to `out[place:end]`; return whether all pieces were copied.
 
-    It is fastest where a place is the end before. Return whether all were copied; if not, some may have been: a page is gone,
-    or the system has no such call.
+    Copying is fastest if each place is the previous end. It fails if a page of a mapped file is gone, the system has no
+    `pwritev`, or memory or file descriptors run out; some pieces may then have been copied.
     """
     if _pwritev is None:
         return False
@@ -76,7 +76,7 @@ def copies(addresses: Ints, places: Ints, ends: Ints, out: memoryview) -> bool:
             return _copies(addresses, places, ends, out)
         parts = (slice(begin, begin + _AT_ONCE) for begin in range(0, len(ends), _AT_ONCE))
         return all(_copies(addresses[part], places[part], ends[part], out) for part in parts)
-    except OSError:  # no more memory, or open files
+    except OSError:  # no memory or file descriptor left
         return False
 
 

@@ -1,4 +1,4 @@
-"""ShiftTargets: from the source's dict to a trainer's batch."""
+"""ShiftTargets: the transform from the source's dict to a trainer's batch."""
 
 from __future__ import annotations
 
@@ -19,23 +19,22 @@ _Int32 = npt.NDArray[np.int32]
 
 
 class ShiftTargets(grain.transforms.Map):
-    """Inputs, and as targets the token after each: the keys that MaxText's trainer reads, int32 [L] or [rows, L].
+    """Transform that makes each token's successor its target. It returns the keys of MaxText's trainer, int32 [L] or [rows, L].
 
-    `inputs` are the tokens and `targets[i] = tokens[i + 1]`, 0 at the end. The length stays L: TPU attention kernels
-    want a multiple of 128 or 512, so no token is cut off. `inputs_position`/`targets_position` are the positions,
-    `inputs_segmentation` the segment ids. `targets_segmentation` is the segment id where the target lies in the same
-    segment and takes loss, else 0: on padding, masked tokens, the last token of a segment, and the last position.
-    `targets_weights` (float32), where the source has `loss_weights`, is the target's weight, 0 where no loss is taken.
+    `inputs` is the tokens; `targets[i]` is `tokens[i + 1]`, and 0 at the end. The length stays L, because TPU attention
+    kernels want a multiple of 128 or 512. `inputs_position` and `targets_position` are both the tokens' positions, and
+    `inputs_segmentation` is their segment ids. `targets_segmentation` is the segment id where the target is in the same
+    segment and takes loss, else 0: on padding, masked tokens, the last token of a segment, and the last position. Where
+    the source has `loss_weights`, `targets_weights` (float32) is the target's weight, and 0 where it takes no loss.
 
-    Read-only arrays of the source, which are the same in every batch, are passed on as they are. What is computed from
-    them is kept.
+    The source's read-only arrays are the same in every batch: `map` does not copy them, and caches what it computes from them.
     """
 
     shifts_targets = True
 
     def __init__(self) -> None:
         self._arrays = Arrays()
-        self._kept: tuple[Any, Any, Any] | None = None  # segment_ids, loss_mask and the segmentation made of them
+        self._kept: tuple[Any, Any, Any] | None = None  # segment_ids, loss_mask, and their targets_segmentation
 
     def map(self, element: Element) -> Element:
         """Return the batch of `element`.
@@ -52,16 +51,16 @@ class ShiftTargets(grain.transforms.Map):
         return _batch(tokens, targets, element["positions"], segments, segmentation, element.get("loss_weights"))
 
     def reader(self, source: Any) -> Callable[[npt.NDArray[np.int64]], Element] | None:
-        """Return a function of rows that reads and shifts at once; None for a source that can't, or a subclass of this one."""
+        """Return a function that reads rows and shifts them in one pass; None where the source can't, and in subclasses."""
         can = type(self) is ShiftTargets and hasattr(source, "read_rows")
         return functools.partial(self.read, source) if can else None
 
     def read(self, source: NpyDataSource, rows: npt.NDArray[np.int64]) -> Element:
-        """Return the batch of `rows` of `source`: what `map(source.read(rows))` returns, in fewer passes over its arrays.
+        """Return the batch of `rows`, equal to `map(source.read(rows))`, in fewer passes over the arrays.
 
         Raises:
           TransformError: a token id that int32 can't hold.
-          RowIndexError, CorpusFileError: as `source.read`.
+          RowIndexError, CorpusFileError: as in `source.read`.
         """
         read = source.read_rows(rows)
         return self.map(source.read(rows)) if read is None else _batch(*read)
@@ -74,9 +73,9 @@ class ShiftTargets(grain.transforms.Map):
         if len(flat):
             np.equal(flat[1:], flat[:-1], out=taken[:-1])
             taken[:-1] &= loss_mask.reshape(-1)[1:]
-            taken.reshape(segments.shape)[..., -1] = False  # has no target, whatever the next row begins with
+            taken.reshape(segments.shape)[..., -1] = False  # the last position has no target
         result = self._arrays.empty(segments.shape, np.int32)
-        result[...] = taken.reshape(segments.shape)  # by itself: numpy multiplies by bool in small pieces
+        result[...] = taken.reshape(segments.shape)  # not `taken * segments`: numpy multiplies bools in small pieces
         result *= segments
         if not segments.flags.writeable and not loss_mask.flags.writeable:
             result.flags.writeable = False

@@ -1,4 +1,4 @@
-"""Verifying a corpus: its files, boundaries, ids, loss and documents."""
+"""Verification of a corpus: its files, boundaries, ids, loss and documents."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from grain_sft.verify.vocabulary import VocabularyCheck, load_manifest, vocabula
 
 Ints = npt.NDArray[np.int64]
 
-_NEARLY_ALL = 0.95
-_ENDS_CHECKED = 1000  # documents, of a fast check
+_NEARLY_ALL = 0.95  # of the documents
+_ENDS_CHECKED = 1000  # documents in a fast check
 
 
 def check_corpus(report: Report, corpus: Corpus, where: str, vocab_size: int | None) -> int | None:
-    """Check a corpus that was opened at `where`, and return the number of ids in its vocabulary, where that is known."""
+    """Check the corpus that was opened at `where`. Return its vocabulary size, or None if that is unknown."""
     counts = {"shards": len(corpus.shards), "tokens": corpus.num_tokens, "fingerprint": corpus.ends_fingerprint}
     report.figures |= counts
     if not _check_files(report, corpus):
@@ -57,7 +57,7 @@ def check_corpus(report: Report, corpus: Corpus, where: str, vocab_size: int | N
 
 
 def _check_files(report: Report, corpus: Corpus) -> bool:
-    """Compare the size and both ends of every file with the corpus's, and return whether all are equal."""
+    """Compare the size and both ends of every file with the index, and return whether all match."""
     distinct = {file.path: file for file in corpus.files()}
     before = len(report.findings)
 
@@ -81,7 +81,7 @@ def _check_files(report: Report, corpus: Corpus) -> bool:
 
 
 def _has_documents(report: Report, corpus: Corpus) -> bool:
-    """Find the documents, where that takes no pass over the tokens or everything is read anyway; return whether."""
+    """Return whether the documents could be located. Only a full check searches the tokens for their ends."""
     by_files, path = any(shard.boundaries is not None for shard in corpus.shards), corpus.shards[0].path
     if not by_files and corpus.eos_token_id is None:
         report.note("boundaries", path, "no boundary files and no eos_token_id: documents were not checked.")
@@ -108,7 +108,7 @@ def _has_documents(report: Report, corpus: Corpus) -> bool:
 
 @contextlib.contextmanager
 def _errors_of_files(report: Report, corpus: Corpus) -> Iterator[None]:
-    """Report a file that cannot be read, by the path in the error."""
+    """Report an error that is raised inside as a finding on the file whose path is in its message."""
     try:
         yield
     except GrainSftError as error:
@@ -127,14 +127,14 @@ def _check_all_documents(report: Report, corpus: Corpus, vocabulary: VocabularyC
     """Check every token and every document, in one pass."""
     scanned = scan_documents(corpus, vocabulary.check)
     vocabulary.report(report)
-    some = np.flatnonzero(corpus.documents.length > 0)
-    _check_eos(report, corpus, some, scanned.first[some], scanned.last[some])
+    nonempty = np.flatnonzero(corpus.documents.length > 0)
+    _check_eos(report, corpus, nonempty, scanned.first[nonempty], scanned.last[nonempty])
     _check_statistics(report, corpus, manifest, int(scanned.trainable.sum()))
     _count_documents(report, corpus, scanned)
 
 
 def _count_documents(report: Report, corpus: Corpus, scanned: ScannedDocuments) -> None:
-    """Count duplicates and documents without loss: they may be meant."""
+    """Note duplicate documents and documents without loss, which may be intended."""
     length, path = corpus.documents.length, corpus.shards[0].path
     found = find_duplicates(scanned.hash, length)
     silent = np.flatnonzero((scanned.trainable == 0) & (length > 0))
@@ -156,20 +156,20 @@ def _count_documents(report: Report, corpus: Corpus, scanned: ScannedDocuments) 
 
 
 def _check_ends(report: Report, corpus: Corpus, vocabulary: VocabularyCheck) -> None:
-    """Check the ids at both ends of each shard; in a full check, all of them."""
+    """Check the ids at both ends of each shard, or all ids in a full check."""
     begin = 0
-    most = 1 << 20 if report.full else DIGEST_BYTES // corpus.dtype.itemsize
+    max_tokens = 1 << 20 if report.full else DIGEST_BYTES // corpus.dtype.itemsize
     for shard in corpus.shards:
         end = begin + shard.num_tokens
-        starts = range(begin, end, most) if report.full else sorted({begin, max(begin, end - most)})
+        starts = range(begin, end, max_tokens) if report.full else sorted({begin, max(begin, end - max_tokens)})
         for start in starts:
-            vocabulary.check(start, corpus.read(start, min(start + most, end))[0])
+            vocabulary.check(start, corpus.read(start, min(start + max_tokens, end))[0])
         begin = end
     vocabulary.report(report)
 
 
 def _check_some_documents(report: Report, corpus: Corpus) -> None:
-    """Check the first and last tokens of documents at equal distances."""
+    """Check the first and last tokens of evenly spaced documents."""
     documents = corpus.documents
     some = np.flatnonzero(documents.length > 0)
     some = some[np.unique(np.linspace(0, len(some) - 1, _ENDS_CHECKED).astype(np.int64))] if len(some) else some
@@ -182,7 +182,7 @@ def _check_some_documents(report: Report, corpus: Corpus) -> None:
 
 
 def _check_eos(report: Report, corpus: Corpus, numbers: Ints, first: Ints, last: Ints) -> None:
-    """Check that documents end with EOS, but for those that were cut. Where most don't, boundaries or EOS are wrong."""
+    """Check that documents end with EOS. Cut ones do not; if most do not, the boundaries or `eos_token_id` are wrong."""
     eos, boundaries = corpus.eos_token_id, corpus.shards[0].boundaries
     if eos is None or not len(numbers):
         return
@@ -203,7 +203,7 @@ def _check_eos(report: Report, corpus: Corpus, numbers: Ints, first: Ints, last:
         report.note("boundaries", path, f"{sentence}. Documents that were cut don't.")
         return
     tokens, counts = np.unique(last, return_counts=True)
-    if boundaries is not None and counts.max() >= _NEARLY_ALL * len(last):  # a template's own ending
+    if boundaries is not None and counts.max() >= _NEARLY_ALL * len(last):  # the template has an end token of its own
         sentence = (
             f"{len(unended):,} {checked} end with the token {tokens[counts.argmax()]}, not with the EOS token {eos}. A "
             "reader that splits at EOS, as OLMo-core does in local files, does not find their ends."
@@ -215,7 +215,7 @@ def _check_eos(report: Report, corpus: Corpus, numbers: Ints, first: Ints, last:
 
 
 def _check_statistics(report: Report, corpus: Corpus, manifest: Json | None, trainable: int | None) -> None:
-    """Check that documents, tokens and trainable tokens are those of a split in prepare.json."""
+    """Check that a split in prepare.json has the same counts of documents, tokens and trainable tokens."""
     if manifest is None:
         return
     found = {"documents": len(corpus.documents), "tokens": int(corpus.documents.length.sum())}

@@ -1,4 +1,4 @@
-"""Checks of a plan: rows hold each document at most once, and no more than fits."""
+"""Checks of a plan: no row exceeds the sequence length, and no token is packed twice."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _COLUMNS = {"start": "i8", "length": "u4", "document": "i8", "ends": "i8", "coun
 
 
 def check_plan_file(report: Report, path: str, corpus: Corpus | None) -> None:
-    """Check the checksum and the rows of the plan in a file; without its corpus, not its documents."""
+    """Check the checksum and the rows of a plan file and, unless `corpus` is None, its documents."""
     arrays: Arrays = {}
     depends: Mapping[str, Any] = {}
     with report.errors("files", path):
@@ -49,12 +49,12 @@ def check_plan_file(report: Report, path: str, corpus: Corpus | None) -> None:
 
 
 def _found_in(corpus: Corpus, recipe: Mapping[str, Any]) -> Any:
-    """Return the documents of a corpus, found as for a plan."""
+    """Return the documents of a corpus, found by the options in the `recipe` of a plan."""
     return corpus.find_documents(recipe.get("boundaries", "auto"), recipe.get("bos_token_id"))
 
 
 def check_plan(report: Report, where: str, arrays: Arrays, recipe: Mapping[str, Any], corpus: Corpus | None) -> None:
-    """Check the columns of a plan against `recipe`, the options of the packing, and against its corpus, where given."""
+    """Check the columns of a plan against `recipe`, the packing options, and against `corpus` unless it is None."""
     wrong = _wrong_columns(arrays)
     if wrong:
         report.wrong("plan", where, wrong)
@@ -75,22 +75,22 @@ def check_plan(report: Report, where: str, arrays: Arrays, recipe: Mapping[str, 
     empty = (length < 1) | (start < 0)
     first("piece", empty, lambda at: f"is of {length[at]} tokens from {start[at]} on.")
     order = np.lexsort((start, document))
-    again = np.zeros(len(order), np.bool_)
+    repeated = np.zeros(len(order), np.bool_)
     overlaps = start[order[1:]] < (start + length)[order[:-1]]
-    again[order[1:]] = (document[order[1:]] == document[order[:-1]]) & overlaps
+    repeated[order[1:]] = (document[order[1:]] == document[order[:-1]]) & overlaps
 
-    def twice(piece: int) -> str:
+    def repeated_text(piece: int) -> str:
         row = np.searchsorted(ends, piece, side="right")
         return f"of document {document[piece]} is in row {row} a second time."
 
-    first("token", again, twice, number=lambda piece: int(start[piece]))
+    first("token", repeated, repeated_text, number=lambda piece: int(start[piece]))
     if corpus is not None:
         with report.errors("boundaries", corpus.shards[0].path):
             _check_documents(report, where, arrays, _found_in(corpus, recipe).documents)
 
 
 def _wrong_columns(arrays: Arrays) -> str:
-    """Return what is wrong in the columns of a plan, as a sentence; "" where nothing is."""
+    """Return a sentence that names the first fault in the columns of a plan; "" if they have none."""
     for name, dtype in _COLUMNS.items():
         array = arrays.get(name)
         if array is None or array.ndim != 1 or array.dtype != np.dtype(dtype):
@@ -100,7 +100,7 @@ def _wrong_columns(arrays: Arrays) -> str:
 
 
 def _check_documents(report: Report, where: str, arrays: Arrays, documents: Any) -> None:
-    """Check that pieces are inside their documents, and that the plan's counts are those of the documents."""
+    """Check that each piece lies in its document, and that the plan's counts match its pieces."""
     start, length, document, ends = (arrays[name] for name in ("start", "length", "document", "ends"))
     absent, stop = (document < 0) | (document >= len(documents)), start + length
     count = f"there are {len(documents)} documents"
@@ -129,7 +129,7 @@ def _first(
     sentence: Callable[[int], str],
     number: Callable[[int], int] = int,
 ) -> bool:
-    """Report the first index that is wrong, and how many are; return whether one is."""
+    """Report the first True in `wrong` and the number of others; return whether `wrong` has any."""
     at = np.flatnonzero(wrong)
     if len(at):
         more = f" So are {len(at) - 1:,} more." if len(at) > 1 else ""

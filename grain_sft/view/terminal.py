@@ -1,4 +1,4 @@
-"""Rows of a step as lines of a terminal, also in a notebook: `Pipeline.show`."""
+"""Rows of a step as text for a terminal or a notebook, printed by `Pipeline.show`."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from grain_sft.pipeline import Pipeline
 from grain_sft.view.rows import RowView, place_of, segment_runs, view_rows
 from grain_sft.view.text import TokenTexts, columns, shown_texts, texts_of
 
-_COLOURS = (36, 33, 35, 32, 34, 31)  # cyan, yellow, magenta, green, blue, red: one segment after the other
+_COLOURS = (36, 33, 35, 32, 34, 31)  # cyan, yellow, magenta, green, blue, red, for one segment after another
 _RESET, _NO_LOSS, _SPECIAL = "\x1b[0m", "2", "7"
-_GUTTER = 9  # columns of the position and the bar beside it
+_GUTTER = 9  # columns of the position and the bar at the left of a line
 
 
 class Cell(NamedTuple):
-    """A token as it is shown; `ends_line` where the line ends after it."""
+    """A token to print; `ends_line`: whether a line break follows it."""
 
     text: str
     loss: bool
@@ -32,14 +32,14 @@ class Cell(NamedTuple):
 
 
 def wants_colour() -> bool:
-    """Return whether the output is a terminal or a notebook that is wanted in colour (https://no-color.org)."""
+    """Return whether to print in colour: to a terminal or notebook, unless disabled (https://no-color.org, TERM=dumb)."""
     if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
         return False
     return sys.stdout.isatty() or "ipykernel" in type(sys.stdout).__module__
 
 
 def show(pipeline: Pipeline, step: int, rows: int | Sequence[int], tokenizer: str | os.PathLike[str] | None) -> None:
-    """Print rows of a step; see `Pipeline.show`."""
+    """Print rows of a step, as documented in `Pipeline.show`."""
     try:
         texts = texts_of(pipeline.source.layout.corpus, tokenizer, print, "tokenizer=PATH")
     except MissingExtraError as error:
@@ -53,16 +53,16 @@ def show(pipeline: Pipeline, step: int, rows: int | Sequence[int], tokenizer: st
 
 
 def row_lines(view: RowView, texts: TokenTexts, *, colour: bool, width: int) -> Iterator[str]:
-    """Yield the lines of a row: a heading, and of each segment its pieces and its tokens, wrapped.
+    """Yield the lines of a row: a heading, then the pieces and the wrapped tokens of each segment.
 
-    With colour, segments have colours of their own, tokens that take no loss are dim, and special tokens are inverse.
-    Without, runs of tokens that take loss are in ⟦ ⟧.
+    With colour, each segment has its own colour, tokens that take no loss are dim, and special tokens are inverse.
+    Without colour, ⟦ ⟧ enclose each run of tokens that take loss.
 
     Args:
-      view: Row.
+      view: Row to print.
       texts: Texts of its tokens.
       colour: Whether the terminal takes colours.
-      width: Columns of the terminal.
+      width: Width of the terminal in columns.
     """
     filling = ", of padding alone" if view.instance < 0 else f", instance {view.instance:,} of the layout"
     yield _styled(f"step {view.step:,}, epoch {view.epoch}, row {view.row}{filling}", "1", colour)
@@ -90,7 +90,7 @@ def _cells(view: RowView, texts: TokenTexts, first: int, stop: int) -> Iterator[
 
 
 def _wrapped(cells: Iterator[Cell], colour: bool, code: int, width: int) -> Iterator[str]:
-    """Yield lines of at most `width` columns, each after the position of its first token."""
+    """Yield lines of at most `width` columns, each with the position of its first token in front."""
     line: list[Cell] = []
     used = 0
     for cell in cells:
@@ -109,7 +109,7 @@ def _wrapped(cells: Iterator[Cell], colour: bool, code: int, width: int) -> Iter
 
 
 def _fitting(cell: Cell, width: int) -> Iterator[Cell]:
-    """Yield the token in parts that fit into a line."""
+    """Yield the token, split into parts that each fit into a line."""
     size = len(cell.text) if columns(cell.text) <= width else max(width // 2, 1)
     for at in range(0, max(len(cell.text), 1), size or 1):
         ends_line = cell.ends_line and at + size >= len(cell.text)
@@ -117,7 +117,7 @@ def _fitting(cell: Cell, width: int) -> Iterator[Cell]:
 
 
 def _runs(line: list[Cell]) -> int:
-    """Return the number of stretches of tokens that take loss."""
+    """Return the number of runs of tokens that take loss."""
     return sum(cell.loss and (not at or not line[at - 1].loss) for at, cell in enumerate(line))
 
 

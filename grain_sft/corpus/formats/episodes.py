@@ -1,7 +1,7 @@
 """Format episodes: the episode-indexed dataset of `prepare_chat_sft.py` and `prepare_tool_sft.py`.
 
-`train/` and `val/`, flat or in `shard_*/`: `tokens.bin` (uint16 or uint32), `mask.bin` (uint8) or `mask_weighted.bin`
-(float32), `episodes.idx` (uint64 pairs of start and length). `segment_ids.bin` is not read.
+`train/` and `val/` hold these files, or folders `shard_*/` of them: `tokens.bin` (uint16 or uint32), `mask.bin` (uint8)
+or `mask_weighted.bin` (float32), and `episodes.idx` (uint64 pairs of start and length). `segment_ids.bin` is ignored.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from grain_sft.storage import files
 _TOKENS, _INDEX, _SEGMENTS, _SHARD = "tokens.bin", "episodes.idx", "segment_ids.bin", "shard_"
 _METADATA, _TOKENIZER = "dataset_metadata.json", "tokenizer_state.json"
 _EOS_KEYS = ("eot_token_id", "eos_token_id", "eot_id", "eos_id")
-_MASKS: dict[str, LossKind] = {"mask_weighted.bin": "float32", "mask.bin": "bool"}  # where both exist, weights say more
+_MASKS: dict[str, LossKind] = {"mask_weighted.bin": "float32", "mask.bin": "bool"}  # the first that exists is read
 
 
 class Episodes(Format):
-    """The shards of a split, sorted by name."""
+    """Format whose corpus is the shards of a split, sorted by name."""
 
     expected = "a directory with train/shard_*/episodes.idx or train/episodes.idx, or its train/ or val/ itself"
     metadata_files = r"dataset_metadata\.json|tokenizer_state\.json"
@@ -49,7 +49,7 @@ class Episodes(Format):
         if name not in (_TOKENS, *_MASKS, _INDEX, _SEGMENTS):
             return None
         if not listing.sidecars(path, *({_INDEX, *_MASKS} if name == _TOKENS else {_INDEX, _TOKENS} - {name})):
-            return None  # such a name may be anybody's
+            return None  # files of other formats may have this name
         return files.join(files.parent(path), _TOKENS)
 
     def part(self, path: str, listing: DirectoryListing) -> TokenFile:

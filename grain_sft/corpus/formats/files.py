@@ -1,6 +1,6 @@
-"""Format files: token files named one by one, by a list, a glob or a folder, with the sidecar files that belong to each.
+"""Format files: token files given by a path, a list, a glob or a folder, each with its sidecar files.
 
-Files of no other format are `NAME.npy`, with the document boundaries that Dolma's tokenizer writes, `NAME.csv.gz`.
+A token file of no other format is raw tokens. `NAME.npy` may have `NAME.csv.gz`, document boundaries by Dolma's tokenizer.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _NO_TOKENS = re.compile(r".*\.(gz|zst|json|jsonl|txt|csv|md|yaml|idx|arrays)")
 
 
 class Files(Format):
-    """Token files, in order. Sidecars and metadata among them are read as what they are, never as tokens."""
+    """Token files, in order. Sidecar and metadata files among the paths are never read as tokens."""
 
     expected = "a token file, a folder of .npy files, a glob, or a list of these"
     rank = 2
@@ -61,7 +61,7 @@ class Files(Format):
             if path.endswith(LIST_SUFFIXES) and os.path.isfile(path) and not _is_metadata(path, forms):
                 raise CorpusError(f"{path}: a mix or an index, in a list of files. Open it by itself.")
             split: Sequence[str] = ()
-            if not is_glob(path) and not path.endswith(TOKEN_SUFFIXES):  # a corpus is its training split, as by itself
+            if not is_glob(path) and not path.endswith(TOKEN_SUFFIXES):  # a corpus gives its training split
                 for form in forms:
                     home = None if form.any_path or split else form.detect(files.absolute(path), listing)
                     split = split if home is None else form.split(home, listing).files
@@ -81,20 +81,20 @@ class Files(Format):
 
 
 class _Listed(NamedTuple):
-    """A token file of the list, and the split that it is of."""
+    """A token file of the list, and its split."""
 
     part: TokenFile
     split: Split
 
 
 def corpus_of_files(sources: Sequence[tuple[str, str]], options: ReadOptions, listing: DirectoryListing) -> Corpus:
-    """Return the corpus of token files (path or URL, label), in order, each with its sidecars."""
+    """Return the corpus of `sources`, (path or URL, label) of each token file, in order; sidecars may be among them."""
     forms = formats()
     labels = [(files.absolute(path), label) for path, label in sources]
     options.check_paths([path for path, _ in labels])  # before any file is opened
     folders = dict.fromkeys(files.parent(path) for path, _ in labels if files.is_remote(path))
     if len(folders) > 1:
-        in_threads(listing.names, folders)  # each is a request
+        in_threads(listing.names, folders)  # one request per folder
     listed: list[_Listed] = []
     sidecars: dict[str, str] = {}
     splits: dict[tuple[Format, str], Split] = {}
@@ -127,26 +127,26 @@ def corpus_of_files(sources: Sequence[tuple[str, str]], options: ReadOptions, li
 
 
 def find_loss(path: str, listing: DirectoryListing) -> TokenFile:
-    """Return a token file with the loss file that belongs to it by its name, if there is one."""
+    """Return the token file `path` with the loss file that its name implies, if that exists."""
     form, owner = _owner(path, formats(), listing)
-    if owner != path or form.any_path:  # raw tokens have no loss file, and listing their folders takes requests
+    if owner != path or form.any_path:  # raw tokens have no loss file; listing their folder would take requests
         return TokenFile(path)
     return form.part(path, listing)
 
 
 def boundaries_of(path: str, listing: DirectoryListing) -> str:
-    """Return the path of a token file's `NAME.csv.gz`; "" where there is none."""
+    """Return the path of the `NAME.csv.gz` of a token file; "" if it does not exist."""
     name = files.name_of(path)
     return listing.sidecar(path, name.removesuffix(".npy") + _BOUNDARIES) if name.endswith(".npy") else ""
 
 
 def is_glob(path: str) -> bool:
-    """Return whether `path` is a pattern; a local file whose own name has brackets is not."""
+    """Return whether `path` is a glob pattern. An existing local file is not, even if its name has brackets."""
     return glob.has_magic(path) and (files.is_remote(path) or not os.path.exists(path))
 
 
 def _expand(path: str, forms: Sequence[Format]) -> list[str]:
-    """Return the token files that one path, glob or folder stands for, sorted."""
+    """Return the files of one path, glob or folder, sorted."""
     if is_glob(path):
         found = files.glob(path)
         if not found:
@@ -173,12 +173,12 @@ def _is_metadata(path: str, forms: Sequence[Format]) -> bool:
 
 
 def _owner(path: str, forms: Sequence[Format], listing: DirectoryListing) -> tuple[Format, str]:
-    """Return the format of a file, and the token file that it belongs to."""
+    """Return the format of the file `path`, and its token file: `path` itself, or the one whose sidecar it is."""
     return next((form, owner) for form in forms if (owner := form.owner(path, listing)) is not None)
 
 
 def _followed(path: str, forms: Sequence[Format], listing: DirectoryListing) -> str:
-    """Return the target of the link `path`, if that file has sidecars and the link has none; else `path`."""
+    """Return the target of the link `path` if only the target has sidecars, else `path`."""
 
     def has_sidecars(path: str) -> bool:
         form, owner = _owner(path, forms, listing)
@@ -192,10 +192,10 @@ def _followed(path: str, forms: Sequence[Format], listing: DirectoryListing) -> 
 
 
 def _continues(part: TokenFile, split: Split, before: str) -> bool | None:
-    """Return whether a file's first document began in the file `before` in the list ("": none); None: EOS tokens decide.
+    """Return whether the first document of `part` began in `before`, the previous file of the list; None: EOS tokens decide.
 
-    It may only where that is the file before in the split. Of a file that the split does not list, since its folder can't be
-    listed or the file has no number, the folder decides.
+    It did not if another file precedes `part` in `split`. If `split` does not list `part` (its folder can't be listed, or its
+    name has no number), it did not if the two files are in different folders. `before` is "" for the first file.
     """
     if not BOUNDARY_KINDS[part.boundaries_kind].cuts_documents or part.continues is False:
         return part.continues
@@ -207,18 +207,18 @@ def _continues(part: TokenFile, split: Split, before: str) -> bool | None:
 
 
 def _joined(listed: Sequence[_Listed], options: ReadOptions) -> Split:
-    """Return one split of all files, with what their splits agree on."""
+    """Return one split of all files, with the metadata that their splits share."""
     splits: dict[int, _Listed] = {}
     for each in listed:
         splits.setdefault(id(each.split), each)
     if len(splits) == 1:
         split = listed[0].split
         whole = split.files == tuple(part.tokens for part, _ in listed)
-        return split if whole else dataclasses.replace(split, sources="")  # the documents that are left out are unknown
+        return split if whole else dataclasses.replace(split, sources="")  # `sources` has documents of absent files
     stated = {part.tokens: {**vars(split.metadata), "dtype": split.dtype} for part, split in splits.values()}
 
     def agreed(name: str) -> Any:
-        """Return the value that all have; None where some have none."""
+        """Return the value that all splits share, None if a split lacks it; refuse different values."""
         values = {values[name]: path for path, values in reversed(stated.items())}
         known = [(value, path) for value, path in values.items() if value is not None]
         if len(known) > 1:

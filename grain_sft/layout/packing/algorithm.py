@@ -1,4 +1,4 @@
-"""What packing algorithms take and give."""
+"""Interface of packing algorithms: options, packed rows, and an algorithm's traits."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Ties = Literal["stable", "numpy", "numpy:avx512", "numpy:avx2", "numpy:baseline"
 LongDocuments = Literal["truncate", "fragment"]
 Boundaries = Literal["auto", "eos"]
 TIES: tuple[Ties, ...] = get_args(Ties)
-"""How documents of equal length may be ordered: see `PackedLayout`."""
+"""Choices for the order of documents of equal length; see `PackedLayout`."""
 
 _CHOICES = {"long_documents": get_args(LongDocuments), "ties": TIES, "boundaries": get_args(Boundaries)}
 _LEAST = {"source_group_size": 1, "max_segments": 1, "bos_token_id": 0, "seed": 0, "batch_rows": 1}
@@ -30,13 +30,13 @@ _OPTIONAL = ("max_segments", "bos_token_id")
 
 
 class PackedRows(NamedTuple):
-    """Packed rows, as columns.
+    """Columns of packed rows. A piece is the part of a document in one row.
 
     Attributes:
-      document: int64 [pieces], number of the document of each piece, row after row, in their order in the row.
-      offset: int64 [pieces], tokens of the document that come before the piece.
-      length: int64 [pieces], tokens of the piece.
-      ends: int64 [rows], number of pieces up to and with each row.
+      document: int64 [pieces], number of each piece's document, row after row, in their order in the row.
+      offset: int64 [pieces], number of the document's tokens before the piece.
+      length: int64 [pieces], number of tokens in the piece.
+      ends: int64 [rows], number of pieces in this row and all rows before it.
     """
 
     document: Int64[np.ndarray, " pieces"]
@@ -47,13 +47,13 @@ class PackedRows(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class PackingOptions:
-    """Everything but the corpus that a plan depends on.
+    """Everything that a plan depends on, except the corpus.
 
     Attributes:
-      epoch: Epoch that is packed, from 0.
-      plan: Digest of a plan that is read from files of OLMo-core; None where the plan is made.
-      argsort: Argsort of numpy on another CPU, where `ties` asks for one; None for numpy's here.
-      All others: as the arguments of `PackedLayout`.
+      epoch: Number of the epoch to pack, from 0.
+      plan: Digest of a plan read from OLMo-core's files; None if the plan is computed.
+      argsort: NumPy's argsort on the CPU that `ties` names; None if this process's argsort orders ties the same way.
+      All others: Arguments of `PackedLayout`.
     """
 
     sequence_length: int
@@ -71,10 +71,10 @@ class PackingOptions:
     argsort: Argsort | None = dataclasses.field(default=None, compare=False, repr=False)
 
     def checked(self) -> PackingOptions:
-        """Return these options with Python's own integers.
+        """Return these options, validated, with integers as Python ints.
 
         Raises:
-          LayoutError: an option that is not what it should be.
+          LayoutError: An option has an invalid value.
         """
         stated = self.stated()
         for name, choices in _CHOICES.items():
@@ -87,27 +87,27 @@ class PackingOptions:
         return PackingOptions(**stated)
 
     def stated(self) -> dict[str, Any]:
-        """Return the options that decide the plan, by name."""
+        """Return the options that decide the plan, as a dict."""
         return {name: value for name, value in vars(self).items() if name != "argsort"}
 
     @property
     def follows_corpus(self) -> bool:
-        """Whether the documents that are packed are the corpus's own."""
+        """Whether the packed documents are those of the corpus, not delimited by EOS or BOS tokens."""
         return self.boundaries == "auto" and self.bos_token_id is None
 
 
 @dataclasses.dataclass(frozen=True)
 class PackingAlgorithm:
-    """A packing algorithm, and what the rest of the package must know of it. A bare function has the default traits.
+    """Packing algorithm with the traits that the rest of the package uses. A bare function has the default traits.
 
     Attributes:
-      pack: Function of the documents' lengths (int64 [documents], each from 1 to `options.sequence_length` unless
-        `splits_documents`) and the options, to `PackedRows`.
-      packs_per_epoch: Whether each epoch is packed anew, by seed and epoch. Its rows come in the order in which to read them.
-      whole_batches: Whether the rows of a batch, `options.batch_rows` of them, are packed together.
+      pack: Function `(lengths, options) -> PackedRows`; lengths are int64 [documents], each from 1 to
+        `options.sequence_length`, or of any size if `splits_documents`.
+      packs_per_epoch: Whether each epoch has its own plan, by seed and epoch. The plan's rows are in reading order.
+      whole_batches: Whether the algorithm packs batches of `options.batch_rows` rows.
       splits_documents: Whether documents of any length are cut where a row is full.
-      bounds_segments: Whether `options.max_segments` bounds the documents of a row.
-      order: Order of a sampler that the algorithm's rows have already; None for none.
+      bounds_segments: Whether `options.max_segments` limits the number of documents in a row.
+      order: Name of the sampler's order that the rows are already in; None if they are in no such order.
       slow: Whether packing a million documents takes minutes.
     """
 
@@ -121,7 +121,7 @@ class PackingAlgorithm:
 
     @classmethod
     def of(cls, entry: PackingAlgorithm | Callable[[Ints, PackingOptions], PackedRows]) -> PackingAlgorithm:
-        """Return `entry`, or the algorithm of a bare function, with the default traits."""
+        """Return `entry`; a bare function becomes an algorithm with the default traits."""
         return entry if isinstance(entry, cls) else cls(entry)
 
     def __call__(self, lengths: Int64[np.ndarray, " documents"], options: PackingOptions) -> PackedRows:
@@ -129,8 +129,8 @@ class PackingAlgorithm:
 
 
 def longest_first(lengths: Ints, options: PackingOptions) -> Ints:
-    """Return the order of documents by length, longest first. With other ties than "stable", equal lengths are in the order
-    of OLMo-core's `np.argsort(-1 * lengths)`, which depends on the CPU's vector units and on numpy's version."""
+    """Return the order of documents by length, longest first. Unless `options.ties` is "stable", equal lengths are in the order
+    of OLMo-core's `np.argsort(-1 * lengths)`, which depends on the CPU's vector instructions and on NumPy's version."""
     if options.argsort is not None:
         return options.argsort(-lengths)
     return np.argsort(-lengths, kind="stable" if options.ties == "stable" else None)
@@ -140,9 +140,9 @@ def rows_of(order: Ints, lengths: Ints, bins: Ints, count: int) -> PackedRows:
     """Return rows of whole documents.
 
     Args:
-      order: int64 [documents], documents in the order in which they were placed.
-      lengths: int64, tokens of all documents.
-      bins: int64 [documents], the row of each document of `order`.
+      order: int64 [documents], numbers of documents in the order of their placement.
+      lengths: int64, number of tokens of each document, by its number.
+      bins: int64 [documents], row of each document in `order`.
       count: Number of rows.
     """
     document = order[np.argsort(bins, kind="stable")]

@@ -1,7 +1,7 @@
-"""OpenChat's multipack (ochat/training_deepspeed/multipack_sampler.py): batches of `batch_rows` rows, each batch the
-longest prefix of a shuffled order that first-fit decreasing packs into that number of rows.
+"""OpenChat's multipack (ochat/training_deepspeed/multipack_sampler.py), which packs shuffled documents batch by batch.
 
-Row r of batch b is row `b * batch_rows + r`. Documents after the last whole batch of an epoch are left out.
+Each batch is the longest prefix of the remaining documents that first-fit decreasing packs into `batch_rows` rows. Row r of
+batch b is row `b * batch_rows + r` of the epoch. Documents after its last full batch are left out.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ import numpy as np
 from grain_sft.layout.packing.algorithm import Ints, PackedRows, PackingAlgorithm, PackingOptions, join_rows, rows_of
 from grain_sft.layout.packing.first_fit_decreasing import assign
 
-_FEW = 32  # rows: up to here a plain loop is faster than a tree of spaces
+_FEW = 32  # rows up to which a plain loop is faster than the tree of `assign`
 
 
 def multipack(lengths: Ints, options: PackingOptions) -> PackedRows:
-    """Pack documents of `lengths` in the order of (seed, epoch)."""
+    """Pack documents of `lengths`, shuffled by seed and epoch."""
     order = np.random.default_rng(options.seed + options.epoch).permutation(len(lengths))
     shuffled = lengths[order]
     totals = np.cumsum(shuffled)
@@ -24,9 +24,9 @@ def multipack(lengths: Ints, options: PackingOptions) -> PackedRows:
     start = 0
     while True:
         count = _longest_prefix(shuffled, totals, start, capacity, rows)
-        some = shuffled[start : start + count]
-        decreasing = np.argsort(some, kind="stable")[::-1]
-        bins = _place(some[decreasing], capacity, rows)
+        batch = shuffled[start : start + count]
+        decreasing = np.argsort(batch, kind="stable")[::-1]
+        bins = _place(batch[decreasing], capacity, rows)
         if bins is None or len(np.unique(bins)) < rows:
             return join_rows(batches)
         batches.append(rows_of(order[start + decreasing], lengths, bins, rows))
@@ -39,7 +39,7 @@ MULTIPACK = PackingAlgorithm(
 
 
 def _longest_prefix(lengths: Ints, totals: Ints, start: int, capacity: int, rows: int) -> int:
-    """Return the number of documents from `start` on that a bisection finds to fit into `rows` rows; at least 1."""
+    """Return the number of documents from `start` on that fit into `rows` rows, found by bisection; at least 1."""
     before = int(totals[start - 1]) if start else 0
     low, high = 1, 1 + int(np.searchsorted(totals[start:], before + capacity * rows, side="right"))
     while high - low > 1:

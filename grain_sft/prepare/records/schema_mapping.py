@@ -1,4 +1,4 @@
-"""Records whose keys have other names than a schema's: `--schema NAME:KEY=NAME_IN_THE_FILE,...`, and a proposal of it."""
+"""Renaming of record keys to a schema's (`--schema NAME:KEY=NAME_IN_THE_FILE,...`), and suggestions of that option."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from grain_sft.prepare.records.messages import Record
 
 TURN_KEYS = ("role", "content", "weight", "from", "value")
-"""Keys of the messages of a record; all others are of the record."""
+"""Schema keys of a single message; all other schema keys belong to the record."""
 
 _PROMPTS = ("question", "query", "instruction", "input", "prompt", "problem", "user", "human")
 _COMPLETIONS = ("answer", "response", "output", "completion", "reply", "solution", "chosen", "assistant", "target")
@@ -20,35 +20,35 @@ _KNOWN_ROLES = {"system", "user", "assistant", "tool", "human", "gpt"}
 
 
 def renamed(record: Record, keys: Mapping[str, str]) -> Record:
-    """Return a record under the keys of its schema.
+    """Return a copy of `record` with the keys of its schema.
 
     Args:
-      record: The record of a file. It is not changed.
-      keys: For each key of the schema that is mapped, the key in the file.
+      record: Record with the keys of its file.
+      keys: Mapping from schema keys to keys in the file.
     """
-    of_turns = {source: key for key, source in keys.items() if key in TURN_KEYS}
-    found = _with_keys(record, {source: key for key, source in keys.items() if key not in TURN_KEYS})
-    for key, value in found.items():
-        if of_turns and isinstance(value, list):
-            found[key] = [_with_keys(turn, of_turns) if isinstance(turn, dict) else turn for turn in value]
-    return found
+    turn_keys = {source: key for key, source in keys.items() if key in TURN_KEYS}
+    result = _with_keys(record, {source: key for key, source in keys.items() if key not in TURN_KEYS})
+    for key, value in result.items():
+        if turn_keys and isinstance(value, list):
+            result[key] = [_with_keys(turn, turn_keys) if isinstance(turn, dict) else turn for turn in value]
+    return result
 
 
 def _with_keys(values: Record, names: Mapping[str, str]) -> Record:
-    """Return the values under new names; an old key of such a name is left out."""
+    """Return `values` with keys renamed by `names`, old to new; a renamed value replaces one that has the new key already."""
     taken = {name for source, name in names.items() if source in values}
     kept = {key: value for key, value in values.items() if key not in names and key not in taken}
     return kept | {name: values[source] for source, name in names.items() if source in values}
 
 
 def command_for(record: Record) -> str:
-    """Return a sentence with the option that reads a record of an unknown schema; "" where its keys suggest none."""
+    """Return a sentence that suggests `--schema` for a record of unknown schema; "" if no schema fits its keys."""
     schema = _turns(record) or _texts(record)
     return f" If these are what their names say, add --schema {schema}" if schema else ""
 
 
 def _turns(record: Record) -> str:
-    """Return the option for a record with a list of messages under another name."""
+    """Return the value of `--schema` for a record with a list of messages under another key; "" if it has none."""
     for key, value in record.items():
         if key == "rejected" or not (isinstance(value, list) and value and isinstance(value[0], dict)):
             continue
@@ -65,16 +65,16 @@ def _turns(record: Record) -> str:
 
 
 def _texts(record: Record) -> str:
-    """Return the option for a record with a question and an answer, or a plain document, under other names."""
+    """Return the value of `--schema` for a record with a prompt and a completion, or a text, under other keys; else ""."""
     texts = [key for key, value in record.items() if isinstance(value, str) and _needs_no_quotes(key)]
 
     def first(names: tuple[str, ...]) -> str:
         return next((key for name in names for key in texts if key.lower() == name), "")
 
     prompt, completion, system, text = map(first, (_PROMPTS, _COMPLETIONS, _SYSTEMS, _TEXTS))
-    if prompt and completion and "instruction" in texts:  # as in Dolly: an instruction may have an input
-        given = "context" if "context" in texts and "input" not in texts else "input"
-        return _option("alpaca", (("input", given), ("output", completion), ("system", system)))
+    if prompt and completion and "instruction" in texts:  # Dolly calls the instruction's input "context"
+        input_key = "context" if "context" in texts and "input" not in texts else "input"
+        return _option("alpaca", (("input", input_key), ("output", completion), ("system", system)))
     if prompt and completion:
         return _option("prompt_completion", (("prompt", prompt), ("completion", completion), ("system", system)))
     return f"text:text={text} --template text" if text else ""
@@ -85,5 +85,5 @@ def _option(schema: str, names: Iterable[tuple[str, str]]) -> str:
 
 
 def _needs_no_quotes(key: str) -> bool:
-    """Return whether a key needs no quoting in the option and in a shell."""
+    """Return whether `key` needs no quotes in the option or the shell."""
     return re.fullmatch(r"[A-Za-z0-9_.-]+", key) is not None

@@ -1,7 +1,7 @@
-"""hf, olmo: chats rendered by a Jinja chat template, the tokenizer's own or another.
+"""hf, olmo: chats rendered by a Jinja chat template.
 
-Token ids are those of `apply_chat_template`. The assistant's texts take loss, with the control token or markup that ends
-a turn; in a template with {% generation %}, the marked text does.
+Token ids are those of `apply_chat_template`. The assistant's texts take loss, and so does the control token or markup that
+ends each turn. If the template has {% generation %}, the text that it marks takes loss instead.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from grain_sft.prepare.tokenizers import Tokenizer
 
 
 class Chat(Template):
-    """A Jinja chat template: the user's, the class's `jinja`, or the tokenizer's own."""
+    """Chats rendered by a Jinja chat template: that of the options, else the class's `jinja`, else the tokenizer's."""
 
     name = "hf"
     roles = (
@@ -41,7 +41,7 @@ class Chat(Template):
         self._encoder = (WholeChats if tokenizer.encodes_whole_chats else ChatPieces)(tokenizer)
 
     def default(self) -> str:
-        """Return the template for a tokenizer that has none."""
+        """Return the template for a tokenizer that has none, or raise a PrepareError."""
         raise PrepareError(
             f"template {self.name}: the tokenizer has no chat template. Give one with --chat-template, or another template."
         )
@@ -71,7 +71,7 @@ class Chat(Template):
             raise _refusal(error, conversation, self.special is None) from error
 
     def _end_of_turn(self, text: str, stop: int, expected: Expected) -> int:
-        """Return the end of a turn whose content ends at `stop`. A text that spells a control token does not end it."""
+        """Return the end of the turn whose content ends at `stop`. A control token that a text spells does not end it."""
         end = self._chat.end_of_turn(text, stop)
         token = text[stop:end].lstrip()
         if token in self._encoder.special.spellings and expected.spans is not None:
@@ -97,14 +97,14 @@ class Olmo(Chat):
 
 
 def as_template(entry: Any) -> Any:
-    """Return the template of a table's entry, which may be the text of a Jinja chat template."""
+    """Return the template class of an entry of the table; a string is the text of a Jinja chat template."""
     if isinstance(entry, str):
         return type("JinjaText", (Chat,), {"jinja": entry, "name": "of Jinja text", "options": ()})
     return entry
 
 
 def _refusal(error: UnexpectedControlError, conversation: Conversation, plain: bool) -> RecordError:
-    """Return the error with the path of the text in the record."""
+    """Return a RecordError that names the text of the record in which the unexpected control token is spelled."""
     texts = [("system", conversation.system or ""), *strings(conversation.tools, "tools")]
     for index, message in enumerate(conversation.messages):
         texts.append((f"messages[{index}].content", message.content))
@@ -123,7 +123,7 @@ def _refusal(error: UnexpectedControlError, conversation: Conversation, plain: b
 
 
 def _as_dict(message: Message) -> dict[str, Any]:
-    """Return a message in the terms of chat templates, without keys that have no value."""
+    """Return a message as the dict that chat templates read, without keys whose value is None."""
     extra = dict(message.extra or {})
     if message.role == "assistant_toolcall":
         call = {"type": "function", "function": {"name": extra["name"], "arguments": extra["arguments"]}}
@@ -136,7 +136,7 @@ def _as_dict(message: Message) -> dict[str, Any]:
 
 
 def _of_turns(spans: Spans, chat: RenderedChat, turns: list[int]) -> Spans:
-    """Return the spans of these turns among those that the template marked."""
+    """Return the spans of the messages `turns` among `spans`, which the template marked."""
     assistants = [index for index, role in enumerate(chat.roles) if role == "assistant"]
     if len(turns) == len(assistants):
         return spans
@@ -164,4 +164,4 @@ OLMO_TEMPLATE = """\
 {%- endfor -%}
 {{- '<|im_start|>assistant\\n' if add_generation_prompt -}}
 """
-"""ChatML of OLMo's post-training: the assistant's last turn ends in EOS, and functions and their calls have a place."""
+"""ChatML as in OLMo's post-training, with functions and function calls; an assistant's last turn ends in EOS."""

@@ -1,7 +1,7 @@
-"""The expected control tokens of a rendered chat: those of the same chat with harmless texts.
+"""Expected control tokens of a rendered chat: those in the template's own text, not in the chat's texts.
 
-Most chats are contents between text that all chats of their roles share. Any other is rendered once more with every
-character of its texts exchanged for one that occurs nowhere in it: translated back, that must be the chat itself.
+In most chats, the template's text depends only on the roles, and only that text is searched. Any other chat is rendered
+again with each character exchanged for an unused one. Exchanged back, it equals the chat unless the template changes texts.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ from grain_sft.prepare.templates.chat_template import ChatTemplate, Spans, unuse
 from grain_sft.prepare.templates.template import SpecialText
 
 Control = tuple[int, int, int]
-"""Id, start and stop of a control token in a text."""
+"""Id, start and stop of a control token; start and stop are indices of characters in a text."""
 
 Find = Callable[[str], list[Control]]
 
-_STAND_IN = "\U00020000"  # a letter in place of a text
+_STAND_IN = "\U00020000"  # a letter that replaces a whole text
 _LETTERS, _OTHERS = range(0x20001, 0x2A6D0), range(0x100000, 0x10FFFE)
 _EXCHANGED = re.compile("[\U00020001-\U0002a6df\U00100000-\U0010fffd]+")
-_ESCAPED = frozenset('"\\\x7f') | {chr(code) for code in range(32)}  # JSON escapes them
+_ESCAPED = frozenset('"\\\x7f') | {chr(code) for code in range(32)}  # characters that JSON escapes
 
 
 @dataclasses.dataclass(frozen=True)
 class Expected:
-    """Ids of the control tokens of a chat, and their characters; None where the template changes texts."""
+    """Expected control tokens of a chat: `ids`, and `spans` of characters, None if the template changes the chat's texts."""
 
     ids: list[int]
     spans: Spans | None
 
 
 def expected_controls(chat: RenderedChat, find: Find, special: SpecialText) -> Expected:
-    """Return the control tokens of a chat with harmless texts; `find` gives those of a text, `special` their spellings.
+    """Return the control tokens that the template writes; `find` returns those of a text, `special` has their spellings.
 
     Raises:
       RecordError: The template's control tokens depend on the chat's texts.
@@ -55,7 +55,7 @@ def expected_controls(chat: RenderedChat, find: Find, special: SpecialText) -> E
         return text.translate(table)
 
     def with_words(text: str) -> str:
-        """Exchange a text, except the words that the template compares texts with and that touch no control token."""
+        """Exchange a text, but keep words that the template compares texts with, unless they overlap a control token."""
         spelled = [match.span() for match in special.pattern.finditer(text)]
         parts, stop = [], 0
         for match in chat.template.compared.finditer(text):
@@ -84,13 +84,13 @@ def _of_roles(template: ChatTemplate, roles: tuple[str, ...], find: Find) -> lis
 
 
 def _of_literals(exchanged: str, find: Find) -> Expected:
-    """Return the control tokens of a chat whose texts were exchanged."""
+    """Return the control tokens of a chat with exchanged texts."""
     starts = [0, *(match.end() for match in _EXCHANGED.finditer(exchanged))]
     return _moved(_between(_EXCHANGED.split(exchanged), find), starts)
 
 
 def _between(literals: Sequence[str], find: Find) -> list[tuple[int, Control]]:
-    """Return the control tokens of a template's own texts, a letter for each text between: index of the text, token."""
+    """Return (index in `literals`, control token in that literal) of literals joined by one letter for each chat text."""
     starts = [0]
     for literal in literals[:-1]:
         starts.append(starts[-1] + len(literal) + len(_STAND_IN))
@@ -102,16 +102,16 @@ def _between(literals: Sequence[str], find: Find) -> list[tuple[int, Control]]:
 
 
 def _moved(controls: list[tuple[int, Control]], starts: list[int]) -> Expected:
-    """Return the control tokens of texts that begin at these characters of a chat."""
+    """Return control tokens with spans in the chat, given the character at which each literal starts."""
     spans = [(starts[index] + start, starts[index] + stop) for index, (_, start, stop) in controls]
     return Expected([number for _, (number, _, _) in controls], spans)
 
 
 def _exchange(chat: RenderedChat) -> dict[str, str]:
-    """Return the character that replaces each character of the chat's texts: letters for letters and digits."""
+    """Return the replacement of each character in the chat's texts. Letters and digits are replaced by letters."""
     values = [chat.messages, chat.tools]
-    used = {each for _, text in strings(values) for each in text if not each.isspace() and each not in _ESCAPED}
-    letters = {each for each in used if each.isalnum()}
+    used = {char for _, text in strings(values) for char in text if not char.isspace() and char not in _ESCAPED}
+    letters = {char for char in used if char.isalnum()}
     exchange: dict[str, str] = {}
     for characters, codes in ((letters, _LETTERS), (used - letters, _OTHERS)):
         others = unused_characters(len(characters), values, chat.template.source, chat.text, codes=codes)
@@ -121,7 +121,7 @@ def _exchange(chat: RenderedChat) -> dict[str, str]:
 
 @functools.lru_cache(maxsize=16)
 def _kept_names(names: frozenset[str], special: SpecialText) -> frozenset[str]:
-    """Return the names that can't be part of a control token, and `content`, which every chat needs."""
+    """Return the names that can't overlap a control token, and `content`, which every chat needs."""
     spellings = [spelling.lower() for spelling in special.spellings]
     return frozenset(
         name
@@ -132,7 +132,7 @@ def _kept_names(names: frozenset[str], special: SpecialText) -> frozenset[str]:
 
 
 def _touches(name: str, spelling: str) -> bool:
-    """Return whether a name can be part of a spelling."""
+    """Return whether `name` can lie inside `spelling`, or overlap its start or end."""
     return (
         name in spelling
         or any(spelling.startswith(name[start:]) for start in range(len(name)))
@@ -141,7 +141,7 @@ def _touches(name: str, spelling: str) -> bool:
 
 
 def _render_exchanged(chat: RenderedChat, names: frozenset[str], exchanged: Callable[[str], str]) -> str | None:
-    """Return the text of a chat whose texts are exchanged, except keys of these names; None where it is refused."""
+    """Return the chat rendered with exchanged texts and keys, except the keys `names`; None if the template refuses it."""
 
     def value(entry: Any) -> Any:
         if isinstance(entry, str):

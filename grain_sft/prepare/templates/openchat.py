@@ -1,6 +1,7 @@
-"""openchat: BOS, system, then `User:` or `Assistant:`, text and `<|end_of_turn|>` message after message, with weights.
+"""openchat: BOS, the system text, then for each message `User:` or `Assistant:`, the text and `<|end_of_turn|>`.
 
-Rules: imoneoi/openchat, ochat/config. A message's text and its end of turn take its weight: the record's, or by role.
+The rules are those of ochat/config in imoneoi/openchat. A message's text and end of turn have the message's weight. The
+default is 1 for the assistant and 0 for the user.
 """
 
 from __future__ import annotations
@@ -56,18 +57,18 @@ class OpenChat(PiecesTemplate):
         return self._prefixes[text]
 
     def _system(self, conversation: Conversation) -> tuple[str | None, tuple[Message, ...]]:
-        """Return the system text, which may be the first message, and the other messages."""
+        """Return the system text and the other messages; the system text may be the first message of the record."""
         messages = conversation.messages
         if conversation.system is None and messages[0].role == "system":
             return messages[0].content, messages[1:]
         return (self.chosen.system_prompt if conversation.system is None else conversation.system), messages
 
     def weights(self, ids: list[list[int]], weights: list[float]) -> list[float]:
-        """With `seq_level_weight`, divide each message's weight by its length with the end of turn."""
+        """Return the weights; `seq_level_weight` divides each message's by its number of tokens, end of turn included."""
         if not self.chosen.seq_level_weight:
             return weights
         found = list(weights)
-        for index in range(len(ids) - 2, 0, -3):  # from the last message back: prefix, text, end of turn
+        for index in range(len(ids) - 2, 0, -3):  # texts, last one first: a message is prefix, text, end of turn
             found[index] /= len(ids[index]) + len(ids[index + 1])
             found[index + 1] = found[index]
         return found

@@ -1,4 +1,4 @@
-"""Tokenizers: SentencePiece models, those of Hugging Face, and tiktoken files, recognised by their content."""
+"""SentencePiece, Hugging Face and tiktoken tokenizers, recognised by the content of their files."""
 
 from __future__ import annotations
 
@@ -49,15 +49,15 @@ _OTHERS = (
     (_JSON, "JSON without the keys of a tokenizer.json ('model', 'added_tokens'). Give the tokenizer.json."),
     (b"", "a file of another kind, or a damaged one. Give the file of a tokenizer, or download it again."),
 )
-"""Files that people give by mistake, by their first bytes."""
+"""Files that users give by mistake: a pattern of their first bytes, and the end of the error message."""
 
 
 def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
     """Load the tokenizer at `path`, a local or remote file or directory.
 
-    A file is a SentencePiece model, a `tokenizer.json` or a tiktoken file, under any name: its content decides. A
-    `tokenizer.json` is read with the `tokenizer_config.json` and `chat_template.jinja` of its directory. A directory
-    holds the files of Hugging Face, or one SentencePiece model or tiktoken file and perhaps a `chat_template.jinja`.
+    A file may be a SentencePiece model, a `tokenizer.json` or a tiktoken file. Its content decides which, not its name. A
+    `tokenizer.json` is read with the `tokenizer_config.json` and `chat_template.jinja` of its directory. A directory holds
+    the files of Hugging Face, or one SentencePiece model or tiktoken file and optionally a `chat_template.jinja`.
 
     Raises:
       CorpusFileError: The file does not exist, or can't be read.
@@ -85,7 +85,7 @@ def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
 
 
 def _load_file(where: str, templates: Mapping[str, bytes]) -> Tokenizer:
-    """Load a tokenizer's file; `templates` has the chat template of its directory, where the directory was given."""
+    """Load a tokenizer file; `templates` has the chat template of its directory if the user gave the directory."""
     content = files.read_bytes(where)
     if (
         re.match(_JSON, content)
@@ -118,7 +118,7 @@ def _is_folder(where: str) -> bool:
 
 
 def _list_folder(folder: str) -> list[str]:
-    """Return the names of the files in a folder and in its folder of templates, sorted."""
+    """Return the sorted names of the files in `folder` and in its `additional_chat_templates`."""
     if files.is_remote(folder):
         with files.remote(folder) as client:
             root = str(strip_protocol(folder)).rstrip("/")
@@ -130,7 +130,7 @@ def _list_folder(folder: str) -> list[str]:
 
 
 def _read_folder(folder: str) -> dict[str, bytes]:
-    """Return name and content of a folder's files that belong to a tokenizer of Hugging Face."""
+    """Return the content of each file in `folder` that belongs to a Hugging Face tokenizer, by name."""
     found = {}
     for name in _list_folder(folder):
         top, _, rest = name.partition("/")

@@ -1,4 +1,4 @@
-"""SentencePiece models."""
+"""Tokenizer for SentencePiece models."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from grain_sft.prepare.tokenizers.tokenizer import MARKER, Offsets, OneFileToken
 
 FILE = "tokenizer.model"
 BEGINS = re.compile(rb"\n[\x03-\x7f]\n.{1,122}?\x15", re.DOTALL)
-"""The first bytes of a model: a piece (field 1) with a text (field 1) and a score (field 2)."""
+"""First bytes of a model file: a piece (field 1) that has a text (field 1) and a score (field 2)."""
 
-_SPACE = "\u2581"  # how SentencePiece writes a space
+_SPACE = "\u2581"  # SentencePiece's character for a space
 _CONTROL, _USER_DEFINED = 3, 4
 _MARKER = re.compile(rf"{MARKER.pattern}|<(?:start|end)_of_\w+>", re.DOTALL)
-"""User-defined pieces that are control tokens: `<|eot|>`, and the turns of Gemma."""
+"""Texts of user-defined pieces that are control tokens, such as `<|eot|>` and Gemma's `<start_of_turn>`."""
 
 
 class SentencePieceTokenizer(OneFileTokenizer):
-    """A SentencePiece model.
+    """Tokenizer of a SentencePiece model.
 
-    SentencePiece never makes a CONTROL piece out of text, but does make USER_DEFINED ones. Most of the latter are
-    ordinary text that the model has a short way of writing (`<h1>`, runs of spaces). Those that look like control tokens
-    (`<|eot|>`, `<start_of_turn>`) are turned into CONTROL pieces in memory, ids unchanged.
+    SentencePiece encodes text to USER_DEFINED pieces, but never to CONTROL pieces. Most USER_DEFINED pieces are ordinary
+    text as one token (`<h1>`, runs of spaces). The constructor changes those that look like control tokens (`<|eot|>`,
+    `<start_of_turn>`) to CONTROL pieces in memory. Their ids stay the same.
 
     Raises:
       CorpusError: The bytes are not a SentencePiece model.
@@ -56,7 +56,7 @@ class SentencePieceTokenizer(OneFileTokenizer):
         return sentencepiece.SentencePieceProcessor(model_proto=self._safe_model)
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        """See `Tokenizer`. One thread: several preparations share the cores by themselves."""
+        """See `Tokenizer`. Uses one thread, because a preparation has a process per core."""
         found: list[list[int]] = self._processor.encode(list(texts), num_threads=1)
         return found
 
@@ -75,7 +75,7 @@ class SentencePieceTokenizer(OneFileTokenizer):
 
     @functools.cached_property
     def _piece_bytes(self) -> Offsets:
-        """int64 [vocab_size], UTF-8 bytes of each piece in normalized text."""
+        """int64 [vocab_size], number of UTF-8 bytes of each piece in normalized text."""
         processor = self._processor
         pieces = range(self.vocab_size)
         return np.array(
@@ -100,7 +100,7 @@ class SentencePieceTokenizer(OneFileTokenizer):
 
 
 def _with_control_pieces(model: bytes) -> tuple[bytes, dict[str, int]]:
-    """Return the model with CONTROL pieces for user-defined markers, and the id of each control piece."""
+    """Return the model with its user-defined markers as CONTROL pieces, and the id of each CONTROL piece by text."""
     parsed = _model_class().FromString(model)
     if not parsed.pieces:
         raise ValueError("it has no pieces")
@@ -118,10 +118,10 @@ def _with_control_pieces(model: bytes) -> tuple[bytes, dict[str, int]]:
 
 @functools.cache
 def _model_class() -> Any:
-    """Return the protobuf class of a model's pieces; it keeps all other fields as they are.
+    """Return a protobuf class that parses the pieces of a model and preserves all other fields.
 
-    Format: google/sentencepiece, src/sentencepiece_model.proto. The sentencepiece package's own class refuses to load
-    beside a protobuf older than the one that generated it.
+    Format: google/sentencepiece, src/sentencepiece_model.proto. The class in the sentencepiece package does not load
+    with a protobuf older than the one that generated it.
     """
     file = descriptor_pb2.FileDescriptorProto(name="pieces.proto", package="pieces", syntax="proto2")
     kinds = descriptor_pb2.FieldDescriptorProto

@@ -1,7 +1,7 @@
 """Format primer: the SFT token cache of niels_gpt.
 
-`{train,val}_input_ids.bin` (uint16), `{train,val}_labels.bin` (int32, -100 where no loss is taken), both little-endian,
-`{train,val}_idx.npy` (int64 starts), `meta.json`; and `{train,val}/shard_00000*` as links to them.
+The files are `{train,val}_input_ids.bin` (uint16) and `{train,val}_labels.bin` (int32, -100 for no loss), little-endian;
+`{train,val}_idx.npy` (int64 starts of documents); `meta.json`; and `{train,val}/shard_00000*`, links to the first three.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SHARD = "shard_00000"
 
 
 def check(plan: Plan) -> None:
-    """Refuse ids above uint16, and weights, which labels can't hold."""
+    """Refuse token ids above uint16, and weights other than 0 and 1, which labels can't hold."""
     if plan.tokenizer["vocab_size"] > 1 << 16:
         raise PrepareError(
             f"format primer: holds uint16 tokens, but this tokenizer has {plan.tokenizer['vocab_size']} ids. "
@@ -32,10 +32,10 @@ def check(plan: Plan) -> None:
 
 
 def write(plan: Plan, task: Task) -> None:
-    """Write a whole split, its index last."""
+    """Write the files of a whole split; the index appears last."""
     paths = [plan.path(f"{task.split}_{name}") for name in ("idx.npy", "input_ids.bin", "labels.bin")]
     if files.exists(paths[0]):
-        return  # a split that an earlier run has finished
+        return  # an earlier run finished the split
     with whole_files(paths) as (index, tokens, labels):
         np.save(index, np.append(0, plan.ends(task.split)[:-1]).astype("<i8"), allow_pickle=False)
         for block in plan.blocks(task):
@@ -44,7 +44,7 @@ def write(plan: Plan, task: Task) -> None:
 
 
 def finish(plan: Plan) -> None:
-    """Write sources, links and meta.json."""
+    """Write the sources files, the links and `meta.json`."""
     special = plan.tokenizer.get("special_tokens", {})
     eot = special.get(SPECIAL_TOKENS["eot"])
     plan.write_sources("{}_sources.bin".format)
@@ -82,7 +82,7 @@ def finish(plan: Plan) -> None:
 
 
 def _link(plan: Plan, split: str) -> None:
-    """`SPLIT/shard_00000*`: names of the seed for the split's files. Buckets have no links, and go without."""
+    """Link `SPLIT/shard_00000*`, niels_gpt's other names, to the split's files. Buckets have no links."""
     if files.is_remote(plan.folder):
         return
     folder = plan.path(split)

@@ -6,15 +6,15 @@ import numpy as np
 
 from grain_sft.sampling.orders.order import CacheDir, Ints, Order, RowsAt
 
-_VALUES_PER_COUNT = 4  # 64-bit values that Philox makes of one count
+_VALUES_PER_COUNT = 4  # 64-bit values that Philox generates from one counter
 
 
 def random(num_rows: int, *, seed: int, cache_dir: CacheDir) -> RowsAt:
-    """Return draws with replacement: draw g = epoch * num_rows + index of a run is a function of (seed, g).
+    """Return an order that draws rows with replacement. Draw g = epoch * num_rows + index is a function of (seed, g).
 
-    It is value g of Philox 4x64, whose key is a hash of the seed, modulo the number of rows (which favours some rows by
-    less than n / 2^64). The values are our own: the episode-indexed loader draws them one after the other from one
-    RandomState, so that its runs cannot be entered in the middle.
+    Draw g is value g of Philox 4x64 modulo `num_rows`; the key is a hash of the seed. The modulo favours some rows by
+    less than num_rows / 2^64. The draws differ from those of the episode-indexed loader: that loader takes them one
+    after the other from one RandomState, so its runs cannot start in the middle.
     """
     digest = hashlib.blake2b(f"grain_sft random:{seed}".encode(), digest_size=16).digest()
     key = int.from_bytes(digest, "little")
@@ -23,8 +23,8 @@ def random(num_rows: int, *, seed: int, cache_dir: CacheDir) -> RowsAt:
         if not len(indices):
             return indices
         lowest = int(indices.min())
-        count, skipped = divmod(epoch * num_rows + lowest, _VALUES_PER_COUNT)
-        values = np.random.Philox(key=key, counter=count).random_raw(skipped + int(indices.max()) - lowest + 1)
+        counter, skipped = divmod(epoch * num_rows + lowest, _VALUES_PER_COUNT)
+        values = np.random.Philox(key=key, counter=counter).random_raw(skipped + int(indices.max()) - lowest + 1)
         return (values[indices + (skipped - lowest)] % np.uint64(num_rows)).astype(np.int64)
 
     return rows_at

@@ -1,4 +1,4 @@
-"""HTTP responses that are read no further than what was asked for. Imported with aiohttp, by the clients that use it."""
+"""HTTP responses with bounded bodies. The module needs aiohttp, so only clients that use aiohttp import it."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from grain_sft.storage.remote.requests import NO_RANGES, answer, check_encoding,
 from grain_sft.storage.remote.retries import RefusedBodyError, WrongBodyError
 
 _LARGEST_LISTING, _LARGEST_ANSWER = 16 << 20, 1 << 20
-"""Bytes of an answer that is not a part of a file: a page of a listing, or the description of a file."""
+"""Most bytes of a page of a listing, and of a response that is neither a page nor a part of a file."""
 
 
 class CheckedResponse(aiohttp.ClientResponse):
-    """A response whose body is bounded, and compared with the range that was asked for."""
+    """A response with a bounded body, whose headers have to match the requested range."""
 
     async def read(self) -> bytes:
-        """Return the body."""
+        """Return the body; refuse one that is longer than expected."""
         if self._body is not None:
             return self._body
         parts, size = [], 0
@@ -35,7 +35,7 @@ class CheckedResponse(aiohttp.ClientResponse):
         return self._body
 
     def _largest(self) -> int:
-        """Check the headers of an answer; return the bytes that its body may have."""
+        """Check the headers of the response, and return the most bytes that its body may have."""
         asked = re.fullmatch(r"bytes=(\d+)-(\d+)", self.request_info.headers.get("Range", ""))
         if asked is None:
             one = self.url.path.startswith("/storage/v1/") and self.url.query.get("maxResults", "1") == "1"

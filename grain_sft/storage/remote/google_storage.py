@@ -1,4 +1,4 @@
-"""gcsfs with the retries, the deadlines and the messages of `retries`. Imports gcsfs."""
+"""gcsfs with the retries, deadlines and error messages of `retries`. This module imports gcsfs."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from grain_sft.storage.remote.retries import Limits, WrongBodyError, retried
 
 
 class GoogleStorage(GCSFileSystem):
-    """gcsfs's file system without its own retries, which take half a minute and give no reason.
+    """gcsfs file system without gcsfs's own retries, which take half a minute and report no reason.
 
-    The class that gcsfs registers would also ask by gRPC for the type of each bucket, for a minute where gRPC is not answered.
+    The class that gcsfs registers also asks for each bucket's type by gRPC, and waits a minute if gRPC gets no answer.
     """
 
     retries_requests = True
@@ -30,7 +30,7 @@ class GoogleStorage(GCSFileSystem):
         return str(self.base).split("/storage/", 1)[0]
 
     async def _call(self, method: str, path: str, *args: Any, **options: Any) -> Any:
-        """Make a request again until it succeeds; gcsfs makes all of its requests here."""
+        """Make a request with retries. gcsfs makes all of its requests by this method."""
         call = super()._call
 
         async def once() -> Any:
@@ -47,7 +47,7 @@ class GoogleStorage(GCSFileSystem):
 
 
 async def _in_a_thread(function: Callable[[], object]) -> None:
-    """Call a function that may wait for minutes, in a thread that holds up neither the loop nor the end of the process."""
+    """Call `function`, which may block for minutes, in a daemon thread: neither the event loop nor process exit waits."""
     future: concurrent.futures.Future[None] = concurrent.futures.Future()
     future.set_running_or_notify_cancel()
 
