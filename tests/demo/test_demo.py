@@ -144,6 +144,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Finished:
     return Finished(DemoFolder(root), status, output)
 
 
+@pytest.mark.pages
 def test_the_demo_says_what_it_trains_on_and_ends_with_equal_runs(finished: Finished) -> None:
     assert finished.status == 0, finished.output
     assert re.search(r"chat    [\d,]+ questions, .* \d\d% of the tokens are answers\n", finished.output)
@@ -154,6 +155,7 @@ def test_the_demo_says_what_it_trains_on_and_ends_with_equal_runs(finished: Fini
     assert str(finished.folder.config) in finished.output.splitlines()[-1]
 
 
+@pytest.mark.pages
 def test_the_killed_run_left_off_early_and_the_resumed_one_took_up_its_checkpoint(finished: Finished) -> None:
     def steps(name: str) -> list[int]:
         lines = (finished.folder.runs / name / "log.jsonl").read_text().splitlines()
@@ -167,6 +169,7 @@ def test_the_killed_run_left_off_early_and_the_resumed_one_took_up_its_checkpoin
     assert sorted(path.name for path in finished.folder.runs.iterdir()) == ["interrupted", "resumed", "uninterrupted"]
 
 
+@pytest.mark.pages
 def test_a_checkpoint_holds_no_state_of_the_data(finished: Finished) -> None:
     path = next((finished.folder.runs / "interrupted" / "checkpoints").glob("step-*.npz"))
     with np.load(path) as arrays:
@@ -174,6 +177,7 @@ def test_a_checkpoint_holds_no_state_of_the_data(finished: Finished) -> None:
         assert all(array.dtype == np.float32 for array in arrays.values())
 
 
+@pytest.mark.pages
 def test_a_run_that_can_not_write_fails_with_its_sentence(finished: Finished, tmp_path: Path) -> None:
     shutil.copytree(finished.folder.root, tmp_path / "demo")
     status, output, errors = demo(tmp_path / "demo", max_file_bytes=1 << 20)
@@ -185,6 +189,7 @@ def test_a_run_that_can_not_write_fails_with_its_sentence(finished: Finished, tm
     assert not list(tmp_path.rglob("*.tmp"))
 
 
+@pytest.mark.pages
 def test_no_process_outlives_an_interrupt(finished: Finished, tmp_path: Path) -> None:
     options = RunOptions(str(finished.folder.config), str(tmp_path), VOCAB_SIZE, 1000, 1000, 0)
     with pytest.raises(KeyboardInterrupt), Child("endless", options) as child:

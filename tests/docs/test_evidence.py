@@ -56,7 +56,7 @@ def claims() -> list[Claim]:
 COMMANDS_SHOWN = list(dict.fromkeys(command for claim in claims() for command in claim.commands))
 PYTEST = [command for command in COMMANDS_SHOWN if command.startswith("pytest ")]
 LONG_COMMANDS = [
-    command for command in COMMANDS_SHOWN if command.startswith(tuple(f"grain-sft {name} " for name in LONG))
+    command for command in COMMANDS_SHOWN if command.startswith(tuple(f"grain-sft {name}" for name in LONG))
 ]
 SHORT_COMMANDS = [command for command in COMMANDS_SHOWN if command not in [*PYTEST, *LONG_COMMANDS]]
 
@@ -133,7 +133,6 @@ def selects(given: argparse.Namespace, node_ids: list[str]) -> bool:
 # --- its commands ---
 
 
-@pytest.mark.pages
 def test_the_short_commands_run(folder, capsys):
     printed = {}
     for command in SHORT_COMMANDS:
