@@ -132,9 +132,10 @@ def _kept_names(names: frozenset[str], special: SpecialText) -> frozenset[str]:
 
 
 def _touches(name: str, spelling: str) -> bool:
-    """Return whether `name` can lie inside `spelling`, or overlap its start or end."""
+    """Return whether `name` can lie inside `spelling`, hold it, or overlap its start or end."""
     return (
         name in spelling
+        or spelling in name
         or any(spelling.startswith(name[start:]) for start in range(len(name)))
         or any(spelling.endswith(name[:stop]) for stop in range(1, len(name)))
     )
