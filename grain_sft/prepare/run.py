@@ -26,7 +26,6 @@ from grain_sft.prepare.writers import Format, Plan
 Progress = Callable[[str, int, int], None]
 """Callback that takes the name of an activity, the amount done and the total."""
 
-SCAN_THREADS = 8
 UNITS_PER_WORKER = 4  # starting a worker takes longer than rendering fewer
 
 
@@ -114,7 +113,7 @@ def _scan(entries: Sequence[Input], units: Sequence[Unit], report: Progress) -> 
     total = sum(_cost(entries, unit) for unit in units)
     found: list[Scan] = []
     done = 0
-    with concurrent.futures.ThreadPoolExecutor(SCAN_THREADS) as pool:
+    with concurrent.futures.ThreadPoolExecutor(inputs.SCAN_THREADS) as pool:
         scans = pool.map(lambda unit: inputs.scan_unit(entries[unit.input], unit), units)
         for unit, scan in zip(units, scans, strict=True):
             found.append(scan)
