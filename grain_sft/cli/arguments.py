@@ -9,7 +9,7 @@ import json
 import math
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from grain_sft.errors import SamplerError
@@ -20,15 +20,77 @@ if TYPE_CHECKING:
     from grain_sft.pipeline import Pipeline
     from grain_sft.sampling import Host
 
+_TOKENIZER_NAME = """name that fills {TOKENIZER} in a mix's paths; a corpus made with another tokenizer, by name or file, is
+refused"""
+
 
 class Parser(argparse.ArgumentParser):
-    """`argparse.ArgumentParser` that reports an error in three lines: the error, the required arguments, where help is."""
+    """Parser with the arguments that commands share. An error is three lines: what is wrong, what is needed, where help is."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(formatter_class=_Help, **settings)
+
+    def add_config(self, *, host: str | None = None) -> None:
+        """Add the argument `config`, and `--host` with the help text `host`."""
+        self.add_argument("config", help="path of a .yaml or .json config")
+        if host is not None:
+            self.add_argument("--host", type=host_of, metavar="h/H", help=host)
+
+    def add_declared(
+        self,
+        declaration: Callable[..., Any],
+        names: Iterable[str],
+        group: str | None = None,
+        spelled: Mapping[str, Sequence[str]] | None = None,
+        **changes: Any,
+    ) -> None:
+        """Add options to the group of that title, as a constructor declares them but for `changes` of an `Option`; `spelled`
+        has other spellings."""
+        declared = options_of(declaration)
+        options = {name: dataclasses.replace(declared[name], **changes) for name in names}
+        add_arguments(self.group(group), options, spelled or {})
+
+    def add_corpus_options(self, group: str | None = None) -> None:
+        """Add the options of `open_corpus` that say how its files are read."""
+        from grain_sft.corpus import FORMATS, open_corpus
+
+        add = self.group(group).add_argument
+        add("--format", default="auto", help=f"{', '.join(FORMATS)}, or package.module:Name")
+        self.add_declared(open_corpus, ("dtype", "eos_token_id", "use_loss_mask"), group)
+        add("--tokenizer-name", metavar="NAME", help=_TOKENIZER_NAME)
+        add("--tokenizer", dest="former_tokenizer", help=argparse.SUPPRESS)
+        remap = "replace the prefix FROM, or the placeholder {FROM}, in paths; may be given several times"
+        add("--path-remap", action="append", type=_pair, default=[], metavar="FROM=TO", help=remap)
+        masks = "label masks, one for each token file in order; files or globs (default: those beside the token files)"
+        add("--label-mask-paths", nargs="+", metavar="FILE", help=masks)
+
+    def add_figures(self) -> None:
+        """Add `--json` and `--output` of a command that measures."""
+        self.add_argument(
+            "--json", action="store_true", help="print the figures as JSON, and everything else on stderr"
+        )
+        self.add_argument("-o", "--output", metavar="FILE", help="also write the figures to this file, as JSON")
+
+    def group(self, title: str | None) -> Any:
+        """Return the group of arguments of that title, which is made on first use; None: this parser."""
+        if title is None:
+            return self
+        found = [group for group in self._action_groups if group.title == title]
+        return found[0] if found else self.add_argument_group(title)
 
     def error(self, message: str) -> NoReturn:
         """Print the error and exit with status 2."""
         usage = " ".join(self.format_usage().split())
         required = re.sub(r"\s*\[(?:[^\[\]]|\[[^\[\]]*\])*\]", "", usage)
         self.exit(2, f"{self.prog}: error: {message}\n{required} [options]\n{self.prog} --help lists all options.\n")
+
+
+class _Help(argparse.ArgumentDefaultsHelpFormatter):
+    """Help that states each default, unless it is nothing or the text states it."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        stated = action.default in (None, False, "", []) or "(default" in (action.help or "")
+        return action.help if stated else super()._get_help_string(action)
 
 
 def at_least(least: int) -> Callable[[str], int]:
@@ -68,13 +130,6 @@ def host_of(text: str) -> Host:
     raise argparse.ArgumentTypeError(f"{text!r}: expected h/H, host h (from 0) of H.")
 
 
-def add_config(parser: argparse.ArgumentParser, *, host: str | None = None) -> None:
-    """Add the argument `config`, and `--host` with the help text `host`."""
-    parser.add_argument("config", help="path of a .yaml or .json config")
-    if host is not None:
-        parser.add_argument("--host", type=host_of, metavar="h/H", help=host)
-
-
 def open_config(options: argparse.Namespace) -> Pipeline:
     """Return the pipeline of `config` for `--host`, by default for one host that reads all rows."""
     from grain_sft.config import load
@@ -85,51 +140,23 @@ def open_config(options: argparse.Namespace) -> Pipeline:
         return load(options.config, host=getattr(options, "host", None) or Host(0, 1))
 
 
-def add_declared(
-    group: Any,
-    declaration: Callable[..., Any],
-    names: Sequence[str],
-    *,
-    spelled: Mapping[str, Sequence[str]] | None = None,
-    **changes: Any,
-) -> None:
-    """Add options of a constructor, as it declares them but for `changes` of an `Option`; `spelled` has other spellings."""
-    declared = options_of(declaration)
-    add_arguments(group, {name: dataclasses.replace(declared[name], **changes) for name in names}, spelled or {})
-
-
-def add_corpus_options(group: Any) -> None:
-    """Add the options of `open_corpus` that say how its files are read."""
-    from grain_sft.corpus import FORMATS, open_corpus
-
-    names = ", ".join(FORMATS)
-    group.add_argument("--format", default="auto", help=f"{names}, or package.module:Name (default: auto)")
-    add_declared(group, open_corpus, ("dtype", "eos_token_id", "use_loss_mask"))
-    name = "name that fills {TOKENIZER} in a mix's paths; a corpus made with another tokenizer, by name or file, is refused"
-    group.add_argument("--tokenizer-name", metavar="NAME", help=name)
-    group.add_argument("--tokenizer", dest="former_tokenizer", help=argparse.SUPPRESS)
-    remap = "replace the prefix FROM, or the placeholder {FROM}, in paths; may be given several times"
-    group.add_argument("--path-remap", action="append", type=_pair, default=[], metavar="FROM=TO", help=remap)
-    masks = "label masks, one for each token file in order; files or globs (default: those beside the token files)"
-    group.add_argument("--label-mask-paths", nargs="+", metavar="FILE", help=masks)
+def values_of(options: argparse.Namespace, names: Iterable[str]) -> dict[str, Any]:
+    """Return the values of options, by name."""
+    return {name: getattr(options, name) for name in names}
 
 
 def corpus_options(options: argparse.Namespace) -> dict[str, Any]:
     """Return what was given of `add_corpus_options`, as keyword arguments of `open_corpus`."""
-    if (former := options.former_tokenizer) is not None:
+    tokenizer, former = options.tokenizer_name, options.former_tokenizer
+    if former is not None:
+        tokenizer = former
         print(
             f"warning: --tokenizer {former} is taken as --tokenizer-name {former}. In other commands --tokenizer is a file "
             "or directory that is opened. Write --tokenizer-name.",
             file=sys.stderr,
         )
-    return {
-        "tokenizer": options.tokenizer_name if former is None else former,
-        "path_remap": dict(options.path_remap),
-        **{
-            name: getattr(options, name)
-            for name in ("format", "dtype", "eos_token_id", "label_mask_paths", "use_loss_mask")
-        },
-    }
+    names = ("format", "dtype", "eos_token_id", "label_mask_paths", "use_loss_mask")
+    return {"tokenizer": tokenizer, "path_remap": dict(options.path_remap), **values_of(options, names)}
 
 
 def open_paths(paths: Sequence[str], options: argparse.Namespace) -> Corpus:
@@ -149,12 +176,6 @@ def check_output(path: str | None, *, folder: bool = False) -> None:
 
     if path is not None:
         files.check_writable(files.normalize(path), folder=folder)
-
-
-def add_figures(parser: argparse.ArgumentParser) -> None:
-    """Add `--json` and `--output` of a command that measures."""
-    parser.add_argument("--json", action="store_true", help="print the figures as JSON, and everything else on stderr")
-    parser.add_argument("-o", "--output", metavar="FILE", help="also write the figures to this file, as JSON")
 
 
 def write_figures(measure: Callable[[], Mapping[str, Any]], options: argparse.Namespace) -> Mapping[str, Any]:

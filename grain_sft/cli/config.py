@@ -1,24 +1,132 @@
-"""`grain-sft config`: print a config with what it inherits, or the JSON Schema of configs."""
+"""Commands that print, sign or check what a config states: `config`, `receipt`, `audit-check` and `verify`."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import sys
+import time
+from typing import Any
 
-from grain_sft.config import config_schema, stated
+from grain_sft.cli.arguments import Parser, at_least, corpus_options, host_of, open_config, values_of
+from grain_sft.progress import elapsed
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the command's arguments."""
+def config(parser: Parser) -> None:
+    """Declare `grain-sft config`."""
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("config", nargs="?", metavar="CONFIG", help="print this config, checked, with what it inherits")
     what.add_argument("--schema", action="store_true", help="print the JSON Schema of configs, for editors")
+    parser.set_defaults(run=_print_config)
 
 
-def run(options: argparse.Namespace) -> int:
-    """Print the config or the schema."""
-    found = config_schema() if options.schema else stated(options.config)[1]
+def _print_config(options: argparse.Namespace) -> int:
+    from grain_sft.config import config_schema, stated
+
+    return _print_json(config_schema() if options.schema else stated(options.config)[1])
+
+
+def receipt(parser: Parser) -> None:
+    """Declare `grain-sft receipt`."""
+    parser.add_config(host="host h of H; only order maxtext depends on the number of hosts (default: 0/1)")
+    parser.add_argument("--json", action="store_true", help="print as JSON")
+    parser.set_defaults(run=_print_receipt)
+
+
+def _print_receipt(options: argparse.Namespace) -> int:
+    found = open_config(options).receipt
+    if options.json:
+        return _print_json(found.as_dict())
+    print("\n".join([found.code, *(f"  {name:12}{part}" for name, part in found.parts.items())]))
+    return 0
+
+
+def audit_check(parser: Parser) -> None:
+    """Declare `grain-sft audit-check`."""
+    parser.add_argument("log", help="audit log, text or JSONL")
+    parser.add_config()
+    parser.add_argument("--most", type=at_least(1), default=20, help="contradictions that are printed")
+    parser.set_defaults(run=_check_audit)
+
+
+def _check_audit(options: argparse.Namespace) -> int:
+    """Confirm the log (status 0), or print its lines that contradict the config (status 1)."""
+    from grain_sft.provenance import check_audit
+
+    pipeline = open_config(options)
+    with elapsed("Checking the log"):
+        checked = check_audit(options.log, pipeline)
+    for line in (*checked.notes, *checked.findings[: options.most]):
+        print(f"{options.log}: {line}")
+    if len(checked.findings) > options.most:
+        print(f"{options.log}: {len(checked.findings) - options.most} more that are not shown; see --most.")
+    counts = f"{checked.entries:,} entries, {checked.loads:,} starts, {checked.resumes:,} resumes"
+    verdict = "confirmed" if checked.accepted else "CONTRADICTED"
+    print(f"{verdict}: {counts}, {len(checked.epochs):,} epochs complete; receipt {checked.receipt}")
+    return 0 if checked.accepted else 1
+
+
+def verify(parser: Parser) -> None:
+    """Declare `grain-sft verify`."""
+    from grain_sft.corpus import open_corpus
+    from grain_sft.verify import KINDS
+
+    add = parser.add_argument
+    add("where", help="what open_corpus takes, the file of a plan (.arrays), or a config")
+    depth = parser.add_mutually_exclusive_group()
+    fast = "sizes, headers, boundaries and the ends of files; seconds (the default)"
+    depth.add_argument("--fast", action="store_true", help=fast)
+    depth.add_argument("--full", action="store_true", help="read everything, in bounded memory")
+    add("--as", dest="what", choices=KINDS, help="what it is (default: inferred from its name and first bytes)")
+    add("--vocab-size", type=at_least(1), help="ids are below this (default: the tokenizer's size)")
+    add("--corpus", help="with a plan: the corpus that it is of")
+    add("--receipt", metavar="CODE", help="with a config: the receipt that it must have")
+    add("--host", type=host_of, metavar="h/H", help="with a config (default: 0/1)")
+    add("--refuse-duplicates", action="store_true", help="documents with equal tokens are an error too")
+    add("--json", action="store_true", help="print as JSON")
+    parser.add_corpus_options("files, of a corpus")
+    parser.add_declared(open_corpus, ("root",), "files, of a corpus")
+    parser.set_defaults(run=_verify)
+
+
+def _verify(options: argparse.Namespace) -> int:
+    """Check and print: status 0 if it is sound, 1 if something is wrong."""
+    from grain_sft.verify import verify
+
+    if options.refuse_duplicates and not options.full:
+        options.parser.error("--refuse-duplicates needs --full: duplicates are found by reading everything.")
+    begin = time.perf_counter()
+    opening = corpus_options(options) | {"root": options.root}
+    names = ("full", "what", "vocab_size", "corpus", "receipt", "host")
+    with elapsed("Verifying"):
+        report = verify(options.where, options=opening, **values_of(options, names))
+    for finding in [each for each in report.findings if options.refuse_duplicates and each.check == "duplicates"]:
+        report.findings.remove(finding)
+        report.wrong(finding.check, finding.where, finding.message, finding.place)
+    seconds, status = time.perf_counter() - begin, 0 if report.sound else 1
+    if options.json:
+        _print_json(report.as_dict() | {"seconds": seconds})
+        return status
+    for finding in report.findings:
+        print(f"{'wrong' if finding.wrong else 'note':6}{finding}")
+    for check, count in report.left_out.items():
+        print(f"{'wrong':6}{check}: {count:,} more like these")
+    for name, value in report.figures.items():
+        print(f"{name.replace('_', ' '):24}{_shown(value)}")
+    depth = "everything was read" if report.full else "sizes, headers, boundaries and ends; --full reads everything"
+    print(f"{report.what} {report.where}: {'not ' * status}sound ({depth}; {seconds:.1f} s)")
+    return status
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {_shown(inner)}" for name, inner in value.items())
+    if isinstance(value, list):
+        return " ".join(map(str, value))
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def _print_json(found: Any) -> int:
     json.dump(found, sys.stdout, indent=2)
     print()
     return 0

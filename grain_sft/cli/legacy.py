@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import os
+from collections.abc import Mapping
+from typing import Any
 
-from grain_sft.cli.arguments import add_declared
+from grain_sft.cli.arguments import Parser, values_of
 from grain_sft.cli.prepare import add_run_options, run_request
 from grain_sft.errors import PrepareError
 from grain_sft.prepare import CHAT_TOKENS, TEMPLATES, Dataset, Request, conversation_lines, train_tokenizer
 from grain_sft.storage import files
 
-PRIMER_TOOL = "build-sft-primer"
-TEMPLATE_OF = {PRIMER_TOOL: "primer", "prepare-chat-sft": "episode", "prepare-tool-sft": "episode_tool"}
 OF_CHATS = {
     "val_frac": ("--val_split", "--val-split"),
     "shard_tokens": ("--tokens_per_shard", "--tokens-per-shard"),
@@ -29,36 +30,44 @@ TOKENIZER_PATHS = ("artifacts/tokenizer/v2/spm.model", "data/tokenizer.model", "
 VOCAB_SIZES = (2048, 1024, 512, 300)
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options of the command that `parser.prog` ends with."""
-    of_primer = parser.prog.endswith(PRIMER_TOOL)
-    spelled = OF_PRIMER if of_primer else OF_CHATS
-    if of_primer:
-        primer, out = "data/primer.jsonl", "data/cache/sft"
-        parser.add_argument("--primer-jsonl", dest="input", default=primer, help=f"(default: {primer})")
-        parser.add_argument("--out-dir", default=out, help=f"the cache goes to OUT_DIR/primer (default: {out})")
-    else:
-        parser.add_argument("--input", required=True, help="JSONL of conversations")
-        parser.add_argument("--output_dir", "--output-dir", required=True, help="folder of the dataset, new or empty")
+def build_sft_primer(parser: Parser) -> None:
+    """Declare `grain-sft build-sft-primer`."""
+    add = parser.add_argument
+    add("--primer-jsonl", dest="input", default="data/primer.jsonl", help="JSONL of conversations")
+    add("--out-dir", default="data/cache/sft", help="the cache goes to OUT_DIR/primer")
+    _add_shared(parser, "primer", OF_PRIMER)
+
+
+def _add_chats(parser: Parser, template: str) -> None:
+    parser.add_argument("--input", required=True, help="JSONL of conversations")
+    parser.add_argument("--output_dir", "--output-dir", required=True, help="folder of the dataset, new or empty")
+    _add_shared(parser, template, OF_CHATS)
+
+
+prepare_chat_sft = functools.partial(_add_chats, template="episode")
+prepare_tool_sft = functools.partial(_add_chats, template="episode_tool")
+
+
+def _add_shared(parser: Parser, template: str, spelled: Mapping[str, tuple[str, ...]]) -> None:
     parser.add_argument("--tokenizer", help="tokenizer of the model (default: the first that is found, or a new one)")
     for name in ("seed", *spelled):
-        changed = {"default": DEFAULTS[name]} if name in DEFAULTS else {}
-        add_declared(parser, Request, (name,), spelled=spelled, **changed)
+        changed: dict[str, Any] = {"default": DEFAULTS[name]} if name in DEFAULTS else {}
+        parser.add_declared(Request, (name,), spelled=spelled, **changed)
     add_run_options(parser)
+    parser.set_defaults(run=functools.partial(_run, template=template, names=("seed", *spelled)))
 
 
-def run(options: argparse.Namespace) -> int:
-    """Prepare the corpus."""
-    template, of_primer = TEMPLATE_OF[options.command], options.command == PRIMER_TOOL
-    output = files.join(files.normalize(options.out_dir), template) if of_primer else options.output_dir.rstrip("/")
+def _run(options: argparse.Namespace, template: str, names: tuple[str, ...]) -> int:
+    """Prepare the corpus: the datasets of chats in `output_dir`; the primer's cache, with its name, below `out_dir`."""
+    source = "" if "output_dir" in options else template
+    output = files.join(files.normalize(options.out_dir), template) if source else options.output_dir.rstrip("/")
     request = Request(
         datasets=(Dataset((options.input,)),),
         template=template,
         tokenizer=_tokenizer(options.tokenizer, options.input, f"{output}.tokenizer.model"),
         format=TEMPLATES[template].format,
-        seed=options.seed,
-        source=template if of_primer else "",
-        **{name: getattr(options, name) for name in (OF_PRIMER if of_primer else OF_CHATS)},
+        source=source,
+        **values_of(options, names),
     )
     return run_request(request, output, options)
 

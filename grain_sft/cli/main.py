@@ -1,4 +1,4 @@
-"""Entry point of `grain-sft COMMAND ...`. Each command is a module of this package with `add_arguments` and `run`.
+"""Entry point of `grain-sft COMMAND ...`. A function of the command's name in another module of this package declares it.
 
 Functions import what they need, so that the Ctrl-C handler is installed before the slow imports begin.
 """
@@ -12,7 +12,8 @@ from grain_sft.cli.interrupts import STATUS, Guard
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from typing import Any
+
+    from grain_sft.cli.arguments import Parser
 
 COMMANDS = {
     "demo": "train a small model on this machine's own text, kill it, resume it, and compare",
@@ -22,20 +23,28 @@ COMMANDS = {
     "pack": "pack documents into rows and compare algorithms",
     "trace": "list the documents of steps, or the steps that read a document",
     "inspect": "show a row of a step token by token, on the terminal or as a page",
-    "report": "write a page of what a config's run is made of, with pictures and numbers",
+    "report": "write a page with the figures and pictures of a config's run",
     "config": "print a config with what it inherits, or the JSON Schema of configs",
     "receipt": "print a short hash of everything that decides a run's batches",
     "audit-check": "check an audit log against the run that a config states",
     "verify": "check that a corpus, a plan or a config is sound",
     "index": "scan token files and write an index",
-    "bench": "measure what a config, or a made-up corpus, delivers beside the limit of the machine",
+    "bench": "measure the speed of a config, or of made-up corpora, and compare it with the machine's limit",
     "build-sft-primer": "make a primer SFT cache of a JSONL file; an older tool's name for prepare",
     "prepare-chat-sft": "make an episode-indexed dataset of chats; an older tool's name for prepare",
     "prepare-tool-sft": "make an episode-indexed dataset of chats with tool calls; an older tool's name for prepare",
 }
 
-LEGACY = ("build-sft-primer", "prepare-chat-sft", "prepare-tool-sft")
-"""Commands that take the options of older tools, all in the module `legacy`."""
+MODULES = {
+    "bench": ("bench", "demo"),
+    "config": ("audit-check", "config", "receipt", "verify"),
+    "legacy": ("build-sft-primer", "prepare-chat-sft", "prepare-tool-sft"),
+    "pack": ("index", "pack"),
+    "prepare": ("convert", "prepare", "train-tokenizer"),
+    "trace": ("trace",),
+    "view": ("inspect", "report"),
+}
+"""Commands by the module that declares them."""
 
 WITHOUT_JAX = ("trace", "inspect", "report", "receipt", "verify", "config")
 """Commands that need no JAX, because they do not infer the host from it."""
@@ -58,11 +67,12 @@ def console() -> None:
     sys.exit(_guarded(ends_process=True))
 
 
-def module_of(command: str) -> Any:
-    """Import and return the module of a command."""
+def declare(command: str, parser: Parser) -> None:
+    """Add the arguments of `command` to `parser`, and as the default `run` the function that carries it out."""
     import importlib
 
-    return importlib.import_module(f"grain_sft.cli.{'legacy' if command in LEGACY else command.replace('-', '_')}")
+    module = next(name for name, commands in MODULES.items() if command in commands)
+    getattr(importlib.import_module(f"grain_sft.cli.{module}"), command.replace("-", "_"))(parser)
 
 
 def _guarded(*, ends_process: bool) -> int:
@@ -86,16 +96,16 @@ def _run(arguments: list[str], *, own_process: bool) -> int:
         _import_grain_without_jax()
     for name, summary in COMMANDS.items():
         subparser = subparsers.add_parser(name, help=summary, description=summary[0].upper() + summary[1:] + ".")
-        subparser.set_defaults(parser=subparser)
         if name == named:
-            module_of(name).add_arguments(subparser)
+            subparser.set_defaults(parser=subparser)
+            declare(name, subparser)
     options, unknown = parser.parse_known_args(arguments)
     options.unknown = [word for word in unknown if word != "--"]
     if options.unknown and getattr(options, "runner", None) is None:  # with a runner, they are Beam's options
         options.parser.error(f"unrecognized arguments: {' '.join(options.unknown)}")
     prefix = f"grain-sft {options.command}:"
     try:
-        status: int = module_of(options.command).run(options)
+        status: int = options.run(options)
         sys.stdout.flush()
         return status
     except GrainSftError as error:
@@ -113,7 +123,7 @@ def _run(arguments: list[str], *, own_process: bool) -> int:
 
 
 def _import_grain_without_jax() -> None:
-    """Import Grain without JAX, which takes a third of the time, for a command that needs no JAX."""
+    """Import Grain without JAX, which takes a third of the time."""
     import importlib
 
     from absl import logging

@@ -1,22 +1,22 @@
-"""`grain-sft pack`: documents packed into rows; what comes of it, by one algorithm or by all of them side by side."""
+"""Commands over the files of a corpus: `index`, which describes them, and `pack`, which packs their documents into rows."""
 
 from __future__ import annotations
 
 import argparse
+import collections
 import time
 from typing import Any
 
-from grain_sft.cli.arguments import (
-    add_corpus_options,
-    add_declared,
-    add_figures,
-    at_least,
-    check_output,
-    open_paths,
-    write_figures,
-)
+from grain_sft.cli.arguments import Parser, at_least, check_output, open_paths, values_of, write_figures
 from grain_sft.corpus import Corpus
-from grain_sft.layout import PackedLayout, algorithm_title, compare_algorithms, packing_report, plan_files
+from grain_sft.layout import (
+    PackedLayout,
+    WindowLayout,
+    algorithm_title,
+    compare_algorithms,
+    packing_report,
+    plan_files,
+)
 from grain_sft.progress import progress_bar
 
 PACKING = (
@@ -26,27 +26,67 @@ PACKING = (
 """Options of `PackedLayout`."""
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the command's arguments."""
-    parser.add_argument("corpus", nargs="+", help="what open_corpus takes: a prepared corpus, a mix, an index, ...")
-    parser.add_argument("--sequence-length", type=at_least(1), required=True, help="tokens of a row")
+def index(parser: Parser) -> None:
+    """Declare `grain-sft index`."""
+    add = parser.add_argument
+    add("where", nargs="+", help="a mix file, directory, glob, index, or token files; local or gs://")
+    add("-o", "--output", help="the index to write (JSON); without it the corpus is only described")
+    parser.add_corpus_options()
+    add("--sequence-length", type=at_least(1), help="tokens of a row; counts the rows")
+    add("--maxtext", action="store_true", help="write MaxText's olmo_grain index (with -o and --sequence-length)")
+    parser.set_defaults(run=_index)
+
+
+def _index(options: argparse.Namespace) -> int:
+    """Scan the token files, print a description of the corpus, and write the index."""
+    length = options.sequence_length
+    if options.maxtext and not (options.output and length):
+        options.parser.error("--maxtext needs --output and --sequence-length: MaxText's index is made for one length.")
+    check_output(options.output)
+    corpus = open_paths(options.where, options)
+    _line("shards", f"{len(corpus.shards):,}")
+    _line("tokens", f"{corpus.num_tokens:,} {corpus.dtype.name}")
+    _line("fingerprint", corpus.ends_fingerprint)
+    masks = sum(shard.loss is not None for shard in corpus.shards)
+    if masks or corpus.ignores_loss:
+        _line("loss masks", f"{masks:,}" if masks else "ignored")
+    shard_counts = collections.Counter(shard.label for shard in corpus.shards)
+    token_counts: collections.Counter[str] = collections.Counter()
+    for shard in corpus.shards:
+        token_counts[shard.label] += shard.num_tokens
+    for label, count in token_counts.most_common() if any(shard_counts) else ():
+        share = count / max(1, corpus.num_tokens)
+        print(f"  {share:6.2%}  {count:>18,} tokens  {shard_counts[label]:>5,} shards  {label}")
+    if length is not None:
+        _line("rows", f"{len(WindowLayout(corpus, length)):,} of {length:,} tokens")
+    if options.output:
+        corpus.save(options.output, format="maxtext" if options.maxtext else "grain_sft", sequence_length=length)
+        _line("written", options.output)
+    return 0
+
+
+def pack(parser: Parser) -> None:
+    """Declare `grain-sft pack`."""
+    add = parser.add_argument
+    add("corpus", nargs="+", help="what open_corpus takes: a prepared corpus, a mix, an index, ...")
+    add("--sequence-length", type=at_least(1), required=True, help="tokens of a row")
     compared = "Algorithm; compares all of them if none is given."
-    add_declared(parser, PackedLayout, ("algorithm",), default=None, help=compared)
-    parser.add_argument("--compare", action="store_true", help="compare all algorithms, after the report of one")
-    add_declared(parser.add_argument_group("rows"), PackedLayout, PACKING)
-    add_corpus_options(parser.add_argument_group("files"))
-    rate = parser.add_argument_group("OpenChat's automatic learning rate")
-    rate.add_argument("--batch-tokens", type=at_least(1), help="tokens of one rank, padding included; prints the rate")
-    rate.add_argument("--ranks", type=at_least(1), default=1, help="data-parallel processes (default: 1)")
-    rate.add_argument("--model-type", default="", help="a name such as openchat_v3.2_mistral (default: none)")
+    parser.add_declared(PackedLayout, ("algorithm",), default=None, help=compared)
+    add("--compare", action="store_true", help="compare all algorithms, after the report of one")
+    parser.add_declared(PackedLayout, PACKING, "rows")
+    parser.add_corpus_options("files")
+    rate = parser.add_argument_group("OpenChat's automatic learning rate").add_argument
+    rate("--batch-tokens", type=at_least(1), help="tokens of one rank, padding included; prints the rate")
+    rate("--ranks", type=at_least(1), default=1, help="data-parallel processes")
+    rate("--model-type", default="", help="a name such as openchat_v3.2_mistral (default: none)")
     folder = "write the rows of --algorithm there, as a corpus for layout kind materialized; local or gs://"
-    parser.add_argument("--materialize", metavar="FOLDER", help=folder)
-    size = "size of a file of rows (default: 1 GiB)"
-    parser.add_argument("--shard-bytes", type=at_least(1), default=1 << 30, help=size)
-    add_figures(parser)
+    add("--materialize", metavar="FOLDER", help=folder)
+    add("--shard-bytes", type=at_least(1), default=1 << 30, help="size of a file of rows (default: 1 GiB)")
+    parser.add_figures()
+    parser.set_defaults(run=_pack)
 
 
-def run(options: argparse.Namespace) -> int:
+def _pack(options: argparse.Namespace) -> int:
     """Pack, print, write: status 1 if no algorithm can pack the corpus."""
     if options.materialize is not None and options.algorithm is None:
         options.parser.error("--materialize needs --algorithm: the rows of one are written.")
@@ -58,12 +98,12 @@ def run(options: argparse.Namespace) -> int:
 def _figures(options: argparse.Namespace) -> dict[str, Any]:
     """Pack and print, and return the figures."""
     corpus = open_paths(options.corpus, options)
-    packing = {name: getattr(options, name) for name in PACKING}
-    figures: dict[str, Any] = {"corpus": _corpus(corpus)}
+    packing = values_of(options, PACKING)
+    figures: dict[str, Any] = {"corpus": _describe(corpus)}
     if options.algorithm is not None:
         begin = time.perf_counter()
         layout = PackedLayout(corpus, options.sequence_length, algorithm=options.algorithm, **packing)
-        figures["packing"] = _one(layout, time.perf_counter() - begin)
+        figures["packing"] = _pack_one(layout, time.perf_counter() - begin)
     if options.compare or options.algorithm is None:
         figures["algorithms"] = _compare(corpus, options.sequence_length, packing)
     figures["learning_rate"] = _learning_rate(corpus, options)
@@ -72,26 +112,24 @@ def _figures(options: argparse.Namespace) -> dict[str, Any]:
     return figures
 
 
-def _corpus(corpus: Corpus) -> dict[str, Any]:
+def _describe(corpus: Corpus) -> dict[str, Any]:
     begin = time.perf_counter()
-    documents = len(corpus.documents)
+    found = {"documents": len(corpus.documents), "tokens": corpus.num_tokens}
     seconds = time.perf_counter() - begin
     in_documents = int(corpus.documents.length.sum())
-    _line("corpus", f"{documents:,} documents, {corpus.num_tokens:,} tokens, in {len(corpus.shards):,} files")
+    _line("corpus", "{documents:,} documents, {tokens:,} tokens".format(**found), f", in {len(corpus.shards):,} files")
     if in_documents != corpus.num_tokens:
         _line("", f"{corpus.num_tokens - in_documents:,} tokens are in no document")
     _line("", f"{corpus.ends_fingerprint} (documents found in {seconds:.2f} s)")
-    found = {"documents": documents, "tokens": corpus.num_tokens, "tokens_in_documents": in_documents}
-    return {**found, "fingerprint": corpus.ends_fingerprint, "seconds": seconds}
+    return {**found, "tokens_in_documents": in_documents, "fingerprint": corpus.ends_fingerprint, "seconds": seconds}
 
 
-def _one(layout: PackedLayout, seconds: float) -> dict[str, Any]:
-    """Return the figures of a layout that was planned in `seconds`."""
+def _pack_one(layout: PackedLayout, seconds: float) -> dict[str, Any]:
+    """Print and return the figures of a layout that was planned in `seconds`."""
     from grain_sft.pipeline import layout_receipt  # imports Grain, which --help does not wait for
 
     found = packing_report(layout) | {"plans": plan_files(layout), "seconds": seconds}
     found["receipt"] = layout_receipt(layout)
-    segments = found["segments_a_row"]
     epochs = f" in {layout.epochs} epochs" if layout.epochs > 1 else ""
     _line("algorithm", f"{algorithm_title(found)}{epochs}, planned or read from the cache in {seconds:.2f} s")
     _line("rows", f"{found['rows']:,} of {layout.sequence_length:,} tokens")
@@ -99,7 +137,7 @@ def _one(layout: PackedLayout, seconds: float) -> dict[str, Any]:
     _line("truncated", f"{found['truncated_documents']:,} documents by {found['truncated_tokens']:,} tokens")
     _line("dropped", f"{found['dropped_documents']:,} documents of {found['dropped_tokens']:,} tokens")
     _line("split", f"{found['split_documents']:,} documents in several pieces")
-    _line("segments", f"mean {segments['mean']:.2f}, median {segments['median']:g}, max {segments['max']:,} a row")
+    _line("segments", "mean {mean:.2f}, median {median:g}, max {max:,} a row".format(**found["segments_a_row"]))
     for plan in found["plans"]:
         _line("plan", plan["fingerprint"])
         _line("", plan["path"])
@@ -122,11 +160,13 @@ def _compare(corpus: Corpus, sequence_length: int, packing: dict[str, Any]) -> l
         segments = each["segments_a_row"]
         counts = (f"{each[key]:,}" for key in ("truncated_tokens", "dropped_tokens", "split_documents"))
         by_row = (f"{segments['mean']:.2f}", f"{segments['median']:g}", f"{segments['max']:,}")
-        sizes = (f"{each['rows']:,}", f"{each['padding_share']:.3%}")
-        print(line(name, *sizes, *counts, *by_row, f"{each['seconds']:.2f}"))
+        print(
+            line(name, f"{each['rows']:,}", f"{each['padding_share']:.3%}", *counts, *by_row, f"{each['seconds']:.2f}")
+        )
     print("truncated, dropped: tokens; split: documents in several pieces; seconds: to make, write and check a plan")
-    print("multipack x N: for batches of N rows, --batch-rows; a config's is its global batch, and more rows pad less")
-    print()
+    print(
+        "multipack x N: for batches of N rows, --batch-rows; a config's is its global batch, and more rows pad less\n"
+    )
     return found
 
 
@@ -135,14 +175,12 @@ def _learning_rate(corpus: Corpus, options: argparse.Namespace) -> dict[str, Any
 
     ratio = learning_rate.supervised_ratio(corpus)
     _line("supervised", f"{ratio:.4%} of the tokens take loss as targets")
-    found: dict[str, Any] = {"supervised_ratio": ratio}
-    if options.batch_tokens is not None:
-        rate = learning_rate.automatic_learning_rate(corpus, options.batch_tokens, options.ranks, options.model_type)
-        batch = options.batch_tokens * options.ranks
-        _line("learning rate", f"{rate:.4e}, OpenChat's for batches of {batch:,} tokens")
-        names = ("batch_tokens", "ranks", "model_type")
-        found |= {"learning_rate": rate, **{name: getattr(options, name) for name in names}}
-    return found
+    if options.batch_tokens is None:
+        return {"supervised_ratio": ratio}
+    asked = values_of(options, ("batch_tokens", "ranks", "model_type"))
+    rate = learning_rate.automatic_learning_rate(corpus, *asked.values())
+    _line("learning rate", f"{rate:.4e}, OpenChat's for batches of {options.batch_tokens * options.ranks:,} tokens")
+    return {"supervised_ratio": ratio, "learning_rate": rate, **asked}
 
 
 def _materialize(layout: PackedLayout, options: argparse.Namespace) -> dict[str, Any]:
@@ -157,5 +195,5 @@ def _materialize(layout: PackedLayout, options: argparse.Namespace) -> dict[str,
     return written | {"seconds": seconds}
 
 
-def _line(name: str, text: str) -> None:
-    print(f"{name:14}{text}")
+def _line(name: str, *texts: str) -> None:
+    print(f"{name:14}{''.join(texts)}")

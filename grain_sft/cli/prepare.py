@@ -1,17 +1,31 @@
-"""`grain-sft prepare`: conversations in, a corpus out."""
+"""Commands that make corpora and tokenizers of conversations: `prepare`, `convert` and `train-tokenizer`."""
 
 from __future__ import annotations
 
 import argparse
 import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from grain_sft.cli.arguments import add_declared, at_least
+from grain_sft.cli.arguments import Parser, at_least, check_output, values_of
 from grain_sft.errors import PrepareError
-from grain_sft.prepare import FORMATS, SCHEMAS, TEMPLATES, Dataset, Request, check_schema, dry_run, prepare
-from grain_sft.progress import progress_bar
+from grain_sft.prepare import (
+    CHAT_TOKENS,
+    FORMATS,
+    MIN_VOCAB,
+    SCHEMAS,
+    TEMPLATES,
+    Dataset,
+    Request,
+    check_schema,
+    conversation_lines,
+    dry_run,
+)
+from grain_sft.prepare import convert as convert_corpus
+from grain_sft.prepare import prepare as prepare_corpus
+from grain_sft.prepare import train_tokenizer as train
+from grain_sft.progress import elapsed, progress_bar
 from grain_sft.storage import files
 
 DERIVED = (
@@ -19,35 +33,39 @@ DERIVED = (
     *("system_prompt", "source"),
 )
 """Fields of `Request` that are options as they are declared there."""
+SIZES = {"part_bytes": ("--part-bytes",), "shard_tokens": ("--tokens-per-shard",)}
+"""Spellings of the fields of `Request` that are sizes of files, in the formats that have parts."""
 
 _AMOUNT = re.compile(r"\d+(\.\d*)?|\.\d+")
+_FOLDER = "a folder that is new or empty; local or gs://"
+_INPUTS = """JSONL, JSON arrays or Parquet, also .gz and .zst; files, globs or directories, local or gs://. An amount may follow
+each: a factor with a point (0.5, 3.0) or a number of records (5000)"""
+_RUNNER = """prepare by an Apache Beam pipeline: DirectRunner, DataflowRunner, FlinkRunner, SparkRunner, ...; Beam's own options
+follow, after all others (--project=... --region=... --temp_location=gs://...). Every worker must reach the inputs, the
+tokenizer and the output, and have grain_sft installed (--sdk_container_image=..., --requirements_file=...). The corpus is the
+same. Needs the extra 'beam'"""
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the command's arguments."""
-    inputs = (
-        "JSONL, JSON arrays or Parquet, also .gz and .zst; files, globs or directories, local or gs://. An amount may "
-    )
-    inputs += "follow each: a factor with a point (0.5, 3.0) or a number of records (5000)"
-    parser.add_argument("inputs", nargs="+", metavar="INPUT [AMOUNT]", help=inputs)
-    template = f"how a conversation becomes tokens: {', '.join(TEMPLATES)}, package.module:Name, or a "
-    template += "file with a Jinja chat template"
-    parser.add_argument("--template", required=True, type=_template, metavar="TEMPLATE", help=template)
-    tokenizer = "a SentencePiece model, tokenizer.json, tiktoken file or directory"
-    parser.add_argument("--tokenizer", required=True, help=tokenizer)
-    parser.add_argument("--format", choices=list(FORMATS), help="format of the corpus (default: the template's own)")
-    parser.add_argument("-o", "--output", required=True, help="a folder that is new or empty; local or gs://")
-    add_schema(parser)
-    add_declared(parser, Request, DERIVED)
-    parser.add_argument("--chat-template", metavar="FILE", help="hf, olmo: a Jinja template instead of the tokenizer's")
-    add_sizes(parser)
+def prepare(parser: Parser) -> None:
+    """Declare `grain-sft prepare`."""
+    add = parser.add_argument
+    add("inputs", nargs="+", metavar="INPUT [AMOUNT]", help=_INPUTS)
+    template = f"how a conversation becomes tokens: {', '.join(TEMPLATES)}, package.module:Name, or a Jinja file"
+    add("--template", required=True, type=_template, metavar="TEMPLATE", help=template)
+    parser.add_declared(Request, ("tokenizer",))
+    add("--format", choices=list(FORMATS), help="format of the corpus (default: the template's own)")
+    add("-o", "--output", required=True, help=_FOLDER)
+    _add_schema(parser)
+    parser.add_declared(Request, DERIVED)
+    add("--chat-template", metavar="FILE", help="hf, olmo: a Jinja template instead of the tokenizer's")
+    parser.add_declared(Request, SIZES, spelled=SIZES)
     first = "only show the first N (default: 100)"
-    parser.add_argument("--dry-run", type=at_least(1), nargs="?", const=100, metavar="N", help=first)
+    add("--dry-run", type=at_least(1), nargs="?", const=100, metavar="N", help=first)
     add_run_options(parser)
+    parser.set_defaults(run=_prepare)
 
 
-def add_schema(parser: argparse.ArgumentParser) -> None:
-    """Add `--schema`."""
+def _add_schema(parser: Parser) -> None:
     schema = (
         f"schema of the records: {', '.join(SCHEMAS)}; after a colon, keys that have other names in the file, as in "
     )
@@ -63,27 +81,15 @@ def _schema(text: str) -> str:
     return text
 
 
-def add_sizes(parser: argparse.ArgumentParser) -> None:
-    """Add the sizes of files in the formats that have parts."""
-    spelled = {"shard_tokens": ("--tokens-per-shard",)}
-    add_declared(parser, Request, ("part_bytes", "shard_tokens"), spelled=spelled)
-
-
-def add_run_options(parser: argparse.ArgumentParser) -> None:
+def add_run_options(parser: Parser) -> None:
     """Add the options of how a corpus is made, which change nothing in it."""
-    parser.add_argument("--workers", type=at_least(1), help="processes (default: one a core, if there is enough to do)")
-    parser.add_argument("--overwrite", action="store_true", help="begin anew where the output is of another request")
-    parser.add_argument(
-        "--runner",
-        metavar="NAME",
-        help="prepare by an Apache Beam pipeline: DirectRunner, DataflowRunner, FlinkRunner, SparkRunner, ...; Beam's own "
-        "options follow, after all others (--project=... --region=... --temp_location=gs://...). Every worker must reach the "
-        "inputs, the tokenizer and the output, and have grain_sft installed (--sdk_container_image=..., "
-        "--requirements_file=...). The corpus is the same. Needs the extra 'beam'",
-    )
+    add = parser.add_argument
+    add("--workers", type=at_least(1), help="processes (default: one a core, if there is enough to do)")
+    add("--overwrite", action="store_true", help="begin anew where the output is of another request")
+    add("--runner", metavar="NAME", help=_RUNNER)
 
 
-def run(options: argparse.Namespace) -> int:
+def _prepare(options: argparse.Namespace) -> int:
     """Prepare the corpus, or show the first records."""
     template, chat_template = options.template, options.chat_template
     if template not in TEMPLATES and not _is_imported(template):
@@ -95,7 +101,7 @@ def run(options: argparse.Namespace) -> int:
         template=template,
         format=options.format or TEMPLATES[template].format,
         chat_template=None if chat_template is None else files.read_text(chat_template),
-        **{name: getattr(options, name) for name in ("tokenizer", "schema", "part_bytes", "shard_tokens", *DERIVED)},
+        **values_of(options, ("tokenizer", "schema", *SIZES, *DERIVED)),
     )
     if options.dry_run is not None:
         print(dry_run(request, options.dry_run))
@@ -106,9 +112,8 @@ def run(options: argparse.Namespace) -> int:
 def _template(word: str) -> str:
     if word in TEMPLATES or _is_imported(word) or word.endswith((".jinja", ".j2", ".txt")) or files.is_file(word):
         return word
-    listed = ", ".join(TEMPLATES)
     raise argparse.ArgumentTypeError(
-        f"{word!r} is neither a template nor a file. Give one of {listed}, package.module:Name, or a Jinja file."
+        f"{word!r} is neither a template nor a file. Give one of {', '.join(TEMPLATES)}, package.module:Name, or a Jinja file."
     )
 
 
@@ -139,7 +144,9 @@ def run_request(request: Request, output: str, options: argparse.Namespace) -> i
     """Prepare, on this machine or by Beam, and print the summary."""
     if options.runner is None:
         with progress_bar() as progress:
-            manifest = prepare(request, output, workers=options.workers, overwrite=options.overwrite, progress=progress)
+            manifest = prepare_corpus(
+                request, output, workers=options.workers, overwrite=options.overwrite, progress=progress
+            )
     elif options.workers is not None:
         raise PrepareError("--workers is of a preparation on this machine. Give the options of Beam's runner instead.")
     else:
@@ -158,13 +165,12 @@ def print_summary(manifest: Mapping[str, Any], output: str) -> None:
     if manifest.get("already"):
         print(f"{output} is complete: nothing to do.")
     for split, counts in manifest["splits"].items():
-        trainable = counts["trainable_tokens"]
-        share = trainable / max(1, counts["tokens"])
-        sizes = f"{counts['documents']:>12,} examples  {counts['tokens']:>14,} tokens"
-        print(f"{split:<6} {sizes}  {trainable:>14,} trainable ({share:.1%})")
+        counts = {**counts, "share": counts["trainable_tokens"] / max(1, counts["tokens"])}
+        sizes = "{documents:>12,} examples  {tokens:>14,} tokens  {trainable_tokens:>14,} trainable ({share:.1%})"
+        print(f"{split:<6} {sizes.format(**counts)}")
         if counts["truncated"]:
-            cut = f"{counts['truncated']:>12,} cut       {counts['cut_tokens']:>14,} tokens"
-            print(f"       {cut}  {counts['cut_trainable_tokens']:>14,} trainable lost")
+            cut = "{truncated:>12,} cut       {cut_tokens:>14,} tokens  {cut_trainable_tokens:>14,} trainable lost"
+            print(f"       {cut.format(**counts)}")
     for reason, count in manifest["dropped"].items():
         print(f"dropped  {count:,}: {reason}")
     if manifest["rejected"]:
@@ -181,3 +187,52 @@ def print_summary(manifest: Mapping[str, Any], output: str) -> None:
     print(f"output {output}")
     for split in manifest["splits"]:
         print(f"  {split:<5} {files.join(output, format.split_paths[split])}")
+
+
+def convert(parser: Parser) -> None:
+    """Declare `grain-sft convert`."""
+    add = parser.add_argument
+    add("corpus", help="a directory in format olmo, episodes, primer or openchat")
+    add("-o", "--output", required=True, help=_FOLDER)
+    add("--format", required=True, choices=list(FORMATS), help="format of the output")
+    add("--tokenizer", help="tokenizer of a corpus that holds none")
+    parser.add_declared(Request, SIZES, spelled=SIZES)
+    add("--overwrite", action="store_true", help="begin anew where the output is of another corpus")
+    parser.set_defaults(run=_convert)
+
+
+def _convert(options: argparse.Namespace) -> int:
+    given = values_of(options, ("format", "tokenizer", *SIZES, "overwrite"))
+    with progress_bar() as progress:
+        manifest = convert_corpus(options.corpus, options.output, **given, progress=progress)
+    print_summary(manifest, options.output)
+    return 0
+
+
+def train_tokenizer(parser: Parser) -> None:
+    """Declare `grain-sft train-tokenizer`."""
+    add = parser.add_argument
+    add("inputs", nargs="+", metavar="INPUT", help="files of conversations or texts, as for prepare")
+    add("-o", "--output", required=True, help="the model's file")
+    add("--vocab-size", type=at_least(MIN_VOCAB), default=16_000, help="pieces of the model")
+    add("--model-type", choices=("bpe", "unigram"), default="bpe", help="algorithm of SentencePiece")
+    special = f"pieces that no text is split at (default: {' '.join(CHAT_TOKENS)})"
+    add("--special-tokens", nargs="*", default=list(CHAT_TOKENS), help=special)
+    _add_schema(parser)
+    parser.set_defaults(run=_train_tokenizer)
+
+
+def _train_tokenizer(options: argparse.Namespace) -> int:
+    check_output(options.output)
+    special = options.special_tokens
+    with elapsed("Reading the texts") as rename:
+
+        def lines() -> Iterator[str]:
+            yield from conversation_lines(options.inputs, options.schema, special)
+            rename("Training")
+
+        model = train(lines(), options.vocab_size, special, model_type=options.model_type)
+    files.write_bytes(options.output, model)
+    print(f"pieces  {options.vocab_size:,}, of them special: {' '.join(special) or 'none'}")
+    print(f"written {options.output}")
+    return 0

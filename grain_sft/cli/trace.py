@@ -9,56 +9,55 @@ from collections.abc import Iterator
 from typing import Any
 
 from grain_sft import provenance
-from grain_sft.cli.arguments import add_config, at_least, check_output, open_config
+from grain_sft.cli.arguments import Parser, at_least, check_output, open_config
 from grain_sft.errors import CorpusError, RowIndexError
 from grain_sft.pipeline import Pipeline
 from grain_sft.progress import elapsed
 from grain_sft.provenance import Labels, Trace
 
+_BETWEEN = """two checkpoints, such as step1000 step7000: the steps from the one to the other. stepN is written after N steps,
+so these are steps 1000 to 6999"""
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the command's arguments."""
-    add_config(parser, host="only rows of host h of H (default: all of one)")
+
+def trace(parser: Parser) -> None:
+    """Declare `grain-sft trace`."""
+    parser.add_config(host="only rows of host h of H (default: all of one)")
     asked = parser.add_argument_group("what is asked (one of these)").add_mutually_exclusive_group(required=True)
-    asked.add_argument("--steps", metavar="A:B", help="steps A to B - 1, counted from 0; or one step")
-    between = (
-        "two checkpoints, such as step1000 step7000: the steps from the one to the other. stepN is written after N "
-    )
-    between += "steps, so these are steps 1000 to 6999"
-    asked.add_argument("--between", nargs=2, metavar="NAME", help=between)
+    add = asked.add_argument
+    add("--steps", metavar="A:B", help="steps A to B - 1, counted from 0; or one step")
+    add("--between", nargs=2, metavar="NAME", help=_BETWEEN)
     document = "a document's number, in a mixture that of a source's own; again for more"
-    asked.add_argument("--document", type=_document, action="append", metavar="[SOURCE:]N", help=document)
-    asked.add_argument("--record", metavar="ID", help="a line of an input that was prepared: LINE or INPUT:LINE")
-    asked.add_argument("--find", metavar="TEXT", help="documents that hold a text")
+    add("--document", type=_document, action="append", metavar="[SOURCE:]N", help=document)
+    add("--record", metavar="ID", help="a line of an input that was prepared: LINE or INPUT:LINE")
+    add("--find", metavar="TEXT", help="documents that hold a text")
     table = "a table of where the run is after each EVERY steps (default: 1000); epochs count from 0"
-    asked.add_argument("--checkpoints", nargs="?", type=at_least(1), const=1000, metavar="EVERY", help=table)
-    parser.add_argument("--epochs", type=at_least(1), help="epochs to search (default: all, or 1 where they never end)")
-    parser.add_argument("--tokenizer", metavar="PATH", help="of --find (default: the folder 'tokenizer' of the corpus)")
-    parser.add_argument("--summary", action="store_true", help="tokens and documents by source instead of lines")
-    no_trainable = "don't count tokens that take loss, so read no loss files"
-    parser.add_argument("--no-trainable", action="store_true", help=no_trainable)
-    kinds = list(provenance.WRITERS)
-    parser.add_argument("--format", choices=kinds, help="(default: as --output is named, or a table)")
-    parser.add_argument("-o", "--output", metavar="FILE", help="(default: standard output)")
+    add("--checkpoints", nargs="?", type=at_least(1), const=1000, metavar="EVERY", help=table)
+    add = parser.add_argument
+    add("--epochs", type=at_least(1), help="epochs to search (default: all, or 1 where they never end)")
+    add("--tokenizer", metavar="PATH", help="of --find (default: the folder 'tokenizer' of the corpus)")
+    add("--summary", action="store_true", help="tokens and documents by source instead of lines")
+    add("--no-trainable", action="store_true", help="don't count tokens that take loss, so read no loss files")
+    add("--format", choices=list(provenance.WRITERS), help="(default: as --output is named, or a table)")
+    add("-o", "--output", metavar="FILE", help="(default: standard output)")
+    parser.set_defaults(run=_run)
 
 
-def run(options: argparse.Namespace) -> int:
+def _run(options: argparse.Namespace) -> int:
     """Trace and write."""
     check_output(options.output)
     pipeline = open_config(options)
-    suffix = os.path.splitext(options.output or "")[1]
-    kind = options.format or provenance.SUFFIXES.get(suffix, "table")
+    kind = options.format or provenance.SUFFIXES.get(os.path.splitext(options.output or "")[1], "table")
+    parts: Iterator[Any]
     if options.checkpoints is not None:
         columns = provenance.checkpoint_table(pipeline, options.checkpoints, epochs=options.epochs)
         about = f"every {options.checkpoints} steps"
-        parts: Iterator[Any] = iter([{"checkpoint": [f"step{step}" for step in columns["step"]]} | columns])
+        parts = iter([{"checkpoint": [f"step{step}" for step in columns["step"]]} | columns])
     else:
         with elapsed("Searching"):
             about, traces = _asked(pipeline, options)
+        parts = (_columns(part, kind) for part in traces)
         if options.summary:
             parts = (_summary(all_parts, kind) for all_parts in [traces])
-        else:
-            parts = (_columns(part, kind) for part in traces)
     quiet = options.output or options.summary  # else the lines themselves show how far it is
     shown = elapsed("Tracing") if quiet else contextlib.nullcontext()
     with shown, provenance.open_writer(kind, options.output, pipeline.receipt, about) as writer:
@@ -71,15 +70,16 @@ def _asked(pipeline: Pipeline, options: argparse.Namespace) -> tuple[str, Iterat
     """Return the question in words, and the traces that answer it."""
     counted: dict[str, Any] = {"host": options.host, "trainable": not options.no_trainable}
     of_host = f", host {options.host.index}/{options.host.count}" if options.host else ""
-    if options.between is not None:
-        steps = provenance.steps_between(pipeline, *options.between)
-    elif options.steps is not None:
-        steps = _steps(pipeline, options.steps)
-    else:
-        documents, about = _documents(pipeline, options)
-        found = provenance.find_document(pipeline, documents, epochs=options.epochs, **counted)
-        return f"{about}{of_host}: {_seen(found, len(documents))}", iter([found])
-    return f"steps {steps.start}:{steps.stop}{of_host}", provenance.iter_trace(pipeline, steps, **counted)
+    if options.between is not None or options.steps is not None:
+        between = options.between is not None
+        steps = provenance.steps_between(pipeline, *options.between) if between else _steps(pipeline, options.steps)
+        return f"steps {steps.start}:{steps.stop}{of_host}", provenance.iter_trace(pipeline, steps, **counted)
+    documents, about = _documents(pipeline, options)
+    found = provenance.find_document(pipeline, documents, epochs=options.epochs, **counted)
+    times = len({*zip(found.step.tolist(), found.row.tolist(), found.segment.tolist(), strict=True)})
+    many = f"{len(documents)} documents, " if len(documents) > 1 else ""
+    seen = f"{many}seen {times} times" if times else f"{many}never seen: in no row, or not in the steps searched"
+    return f"{about}{of_host}: {seen if documents else 'no document'}", iter([found])
 
 
 def _documents(pipeline: Pipeline, options: argparse.Namespace) -> tuple[list[int], str]:
@@ -92,18 +92,17 @@ def _documents(pipeline: Pipeline, options: argparse.Namespace) -> tuple[list[in
     problem: CorpusError | None = None
     parts = provenance.layouts_of(layout)
     for first, part in parts:
-        corpus = part.corpus
         try:
             if options.record is not None:
-                some = provenance.documents_of_record(corpus, options.record)
+                some = provenance.documents_of_record(part.corpus, options.record)
             else:
-                tokenizer = provenance.tokenizer_of(corpus, options.tokenizer)
-                some = provenance.documents_with_text(corpus, tokenizer, options.find)
+                tokenizer = provenance.tokenizer_of(part.corpus, options.tokenizer)
+                some = provenance.documents_with_text(part.corpus, tokenizer, options.find)
             found += (provenance.numbers_in(part, some) + first).tolist()
         except CorpusError as error:  # some sources of a mixture may lack records, or a tokenizer
+            problem = error
             if len(parts) == 1:
                 raise
-            problem = error
     if problem is not None and not found:
         raise problem
     return found, f"record {options.record}" if options.record is not None else f"text {options.find!r}"
@@ -113,15 +112,6 @@ def _document(text: str) -> tuple[str, int]:
     """Parse SOURCE:N or N."""
     name, _, number = text.rpartition(":")
     return name, at_least(0)(number)
-
-
-def _seen(found: Trace, documents: int) -> str:
-    """Return in words how often documents were seen."""
-    if not documents:
-        return "no document"
-    times = len({*zip(found.step.tolist(), found.row.tolist(), found.segment.tolist(), strict=True)})
-    many = f"{documents} documents, " if documents > 1 else ""
-    return f"{many}seen {times} times" if times else f"{many}never seen: in no row, or not in the steps searched"
 
 
 def _steps(pipeline: Pipeline, text: str) -> range:

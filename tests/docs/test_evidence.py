@@ -22,7 +22,8 @@ import numpy as np
 import pytest
 
 import grain_sft
-from grain_sft.cli.main import COMMANDS, main, module_of
+from grain_sft.cli.arguments import Parser
+from grain_sft.cli.main import COMMANDS, declare, main
 
 ROOT = pages.DOCS.parent
 PAGE = pages.read("evidence.md")
@@ -157,8 +158,8 @@ def test_the_short_commands_run(folder, capsys):
 @pytest.mark.parametrize("command", LONG_COMMANDS)
 def test_long_commands_are_spelled_right(command):
     name, *words = arguments(command)
-    parser = argparse.ArgumentParser()
-    module_of(name).add_arguments(parser)
+    parser = Parser()
+    declare(name, parser)
     parser.parse_args(words)
 
 

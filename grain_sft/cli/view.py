@@ -1,0 +1,93 @@
+"""Commands that show a run: `inspect`, one row of a step token by token, and `report`, a page of figures and pictures."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import sys
+
+from grain_sft.cli.arguments import Parser, at_least, check_output, not_negative, open_config
+from grain_sft.errors import ConfigError
+from grain_sft.progress import elapsed
+from grain_sft.storage import atomic_write
+
+_TOKENIZER = "(default: the folder 'tokenizer' of the corpus; else ids are shown)"
+
+
+def inspect(parser: Parser) -> None:
+    """Declare `grain-sft inspect`."""
+    parser.add_config(host="rows of host h of H (default: 0/1, all rows)")
+    add = parser.add_argument
+    add("--step", type=at_least(0), required=True, metavar="K", help="step, from 0")
+    row = "row of the host's batch (default: 0; with --html, all rows)"
+    add("--row", type=at_least(0), metavar="R", help=row)
+    add("--tokenizer", metavar="PATH", help=_TOKENIZER)
+    add("--html", metavar="FILE", help="write a page with this step, the one before and the one after")
+    colour = "(default: auto: on a terminal, unless NO_COLOR is set)"
+    add("--colour", "--color", choices=("auto", "always", "never"), default="auto", help=colour)
+    parser.set_defaults(run=_inspect)
+
+
+def _inspect(options: argparse.Namespace) -> int:
+    from grain_sft import view
+
+    check_output(options.html)
+    pipeline = open_config(options)
+    texts = view.texts_of(pipeline.source.layout.corpus, options.tokenizer)
+    if options.html:
+        rows = None if options.row is None else [options.row]
+        with elapsed("Drawing"):
+            page = view.inspect_page(pipeline, options.step, texts, rows=rows, title=os.path.basename(options.config))
+        with atomic_write(options.html) as file:
+            file.write(page)
+        print(f"{options.html}: step {options.step}, {len(page.encode()) / 1e6:.1f} MB; open it in a browser")
+        return 0
+    (row,) = view.view_rows(pipeline, options.step, [options.row or 0])
+    if hasattr(sys.stdout, "reconfigure"):
+        sys.stdout.reconfigure(errors="backslashreplace")  # the terminal's encoding may lack some characters
+    colour = options.colour == "always" or (options.colour == "auto" and view.wants_colour())
+    print(*view.row_lines(row, texts, colour=colour, width=shutil.get_terminal_size().columns), sep="\n")
+    return 0
+
+
+def report(parser: Parser) -> None:
+    """Declare `grain-sft report`."""
+    parser.add_config()
+    add = parser.add_argument
+    output = "the page; beside it FILE's name with .json, and a .png of each picture"
+    add("-o", "--output", default="report.html", metavar="FILE", help=output)
+    add("--steps", type=at_least(1), default=64, help="steps that are sampled, at most")
+    add("--seconds", type=not_negative, default=1.0, help="for each speed; 0 measures none")
+    add("--tokenizer", metavar="PATH", help=_TOKENIZER)
+    parser.set_defaults(run=_report)
+
+
+def _report(options: argparse.Namespace) -> int:
+    from grain_sft import view
+    from grain_sft.bench import config as speed
+
+    view.require_matplotlib()
+    base = os.path.splitext(options.output)[0]
+    if os.path.abspath(options.config) in (os.path.abspath(f"{base}.json"), os.path.abspath(options.output)):
+        raise ConfigError(f"--output {options.output}: {options.config} would be written over. Give another name.")
+    for path in (options.output, f"{base}.json"):
+        check_output(path)
+    pipeline = open_config(options)
+    texts = view.texts_of(pipeline.source.layout.corpus, options.tokenizer)
+    with elapsed("Sampling steps"):
+        found = view.make_report(pipeline, texts, name=os.path.basename(options.config), steps=options.steps)
+    if options.seconds:
+        with elapsed("Measuring"):
+            found["throughput"] = speed.report_speed(pipeline, options.seconds)
+    with elapsed("Drawing"):
+        pictures = view.draw_pictures(found)
+        written: dict[str, str | bytes] = {f"{base}.json": json.dumps(found, indent=2) + "\n"}
+        written |= {f"{base}.{name}.png": picture.png for name, picture in pictures.items()}
+        written[options.output] = view.report_page(found, pictures)
+    for path, content in written.items():
+        with atomic_write(path, "wb" if isinstance(content, bytes) else "w") as file:
+            file.write(content)
+        print(path)
+    return 0
