@@ -7,7 +7,7 @@ import datetime
 import itertools
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
 
 from grain_sft.errors import PipelineError, StorageError
@@ -39,22 +39,20 @@ class AuditLog(Observer):
                 f"audit={self.path!r}: expected a local path, because lines can't be added to a file in a bucket. Copy the "
                 "log there when the run has ended."
             )
-        suffixes = [suffix for suffix in FORMATS if self.path.endswith(suffix)]
-        paths = {self.path: FORMATS[suffixes[0]]} if suffixes else {self.path + end: FORMATS[end] for end in FORMATS}
-        self._files = [_LogFile(Path(path), line) for path, line in paths.items()]
+        paths = [self.path] if self.path.endswith(tuple(FORMATS)) else [self.path + suffix for suffix in FORMATS]
+        self._waiting: dict[str, list[tuple[str, Fields]]] = {path: [] for path in paths}  # entries to write, by file
         self._lock = threading.RLock()
         self._next = -1  # step delivered next in an uninterrupted run
         self._quiet_until = -1  # from `_next` up to this step, nothing is written
         self._pending = -1  # step whose entries are not all written
-        self._waiting: list[list[tuple[str, Fields]]] = [[] for _ in self._files]  # these entries, for each file
         self._recorded: Delivery | None = None
-        self._since = 0
+        self._since = 0  # step at which batches began
         self._events: Events | None = None
 
     @property
     def paths(self) -> list[str]:
         """Paths of the files that are written."""
-        return [str(file.path) for file in self._files]
+        return list(self._waiting)
 
     def batch_handed_out(self, delivery: Delivery) -> None:
         """Write the entries of a batch that the trainer gets now. A second call with the same delivery records nothing.
@@ -77,10 +75,11 @@ class AuditLog(Observer):
         if step != self._pending:
             events, since, entries = self._entries(pipeline, step)
             time = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-            waiting = [[*before, *((time, fields) for fields in entries)] for before in self._waiting]
+            added = [(time, fields) for fields in entries]
+            waiting = {path: before + added for path, before in self._waiting.items()}
             self._waiting, self._events, self._since, self._pending = waiting, events, since, step
-        for file, lines in zip(self._files, self._waiting, strict=True):
-            file.write(lines)
+        for path, lines in self._waiting.items():
+            _append(path, lines)
         assert self._events is not None
         following = next(self._events.following(step + 1), None)
         quiet_until = pipeline.end_step if following is None else following.step
@@ -88,7 +87,7 @@ class AuditLog(Observer):
 
     def _entries(self, pipeline: Pipeline, step: int) -> tuple[Events, int, list[Fields]]:
         """Return the events, the step at which batches began, and the entries of `step`."""
-        existing = [file.has_entries() for file in self._files]
+        existing = [_has_entries(path) for path in self._waiting]
         begins = self._events is None or not all(existing)  # also where a file was moved away during the run
         again = self._events is not None or any(existing)
         events = self._events or Events(pipeline)
@@ -105,49 +104,31 @@ class AuditLog(Observer):
         return type(self), (self.path,)  # the copy in a worker process delivers nothing, and so writes nothing
 
 
-class _LogFile:
-    """One file of a log."""
+def _has_entries(path: str) -> bool:
+    try:
+        return os.path.getsize(path) > 0
+    except OSError:  # writing to it gives the reason
+        return False
 
-    def __init__(self, path: Path, line: Callable[[str, Fields], str]) -> None:
-        self.path = path
-        self._line = line
 
-    def has_entries(self) -> bool:
-        try:
-            return self.path.stat().st_size > 0
-        except FileNotFoundError:
-            return False
-        except OSError as error:
-            raise self._unwritable(error) from error
-
-    def write(self, waiting: list[tuple[str, Fields]]) -> None:
-        """Append entries, all at once and synced to disk, and take them out of `waiting`; or neither, if this raises."""
-        if not waiting:
-            return
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            fd = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
-            with contextlib.ExitStack() as undone:
-                undone.callback(os.close, fd)
-                with contextlib.suppress(OSError):  # a file system without locks: then one process at a time must do
-                    undone.callback(HeldLock(os.dup(fd)).release)
-                self._append(fd, waiting)
-        except OSError as error:
-            raise self._unwritable(error) from error
-
-    def _append(self, fd: int, waiting: list[tuple[str, Fields]]) -> None:
+def _append(path: str, waiting: list[tuple[str, Fields]]) -> None:
+    """Append entries to a file, all at once and synced, and take them out of `waiting`; or neither, if this raises."""
+    if not waiting:
+        return
+    with _locked(path) as fd:
         size = os.fstat(fd).st_size
         before = os.pread(fd, size, 0)
         data = CUT + b"\n" if size and not before.endswith(b"\n") else b""
+        line = FORMATS["." + path.rpartition(".")[2]]
         for number, (time, fields) in enumerate(waiting, (before + data).count(b"\n") + 1):
-            data += self._line(time, {**fields, "entry": number}).encode() + b"\n"
+            data += line(time, {**fields, "entry": number}).encode() + b"\n"
         try:
             written = os.write(fd, data)
             if written < len(data):
                 raise OSError(f"{written} of {len(data)} bytes written; is the disk full?")
             os.fsync(fd)
             if not size:
-                files.sync_folder(self.path.parent)
+                files.sync_folder(Path(path).parent)
             waiting.clear()
         except BaseException:  # also Ctrl-C
             if waiting:
@@ -155,7 +136,19 @@ class _LogFile:
                     os.ftruncate(fd, size)
             raise
 
-    def _unwritable(self, error: OSError) -> StorageError:
-        return StorageError(
-            f"{self.path}: the audit log can't be written ({error.strerror or error}). Make room, or give another path."
-        )
+
+@contextlib.contextmanager
+def _locked(path: str) -> Iterator[int]:
+    """Yield the descriptor of a file that no other process writes to meanwhile. Errors become a `StorageError`."""
+    try:
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        with contextlib.ExitStack() as undone:
+            undone.callback(os.close, fd)
+            with contextlib.suppress(OSError):  # a file system without locks: then one process at a time must do
+                undone.callback(HeldLock(os.dup(fd)).release)
+            yield fd
+    except OSError as error:
+        raise StorageError(
+            f"{path}: the audit log can't be written ({error.strerror or error}). Make room, or give another path."
+        ) from error

@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import json
 import os
 from collections.abc import Collection, Iterator, Mapping
-from typing import TYPE_CHECKING
+from typing import NamedTuple
 
 from grain_sft.errors import CorpusError
+from grain_sft.pipeline import Pipeline
 from grain_sft.provenance.audit_entries import COMPLETE, CUT, LOAD, RESUME, START, Event, Events, as_text, read_line
 from grain_sft.sampling import Host
 from grain_sft.storage import files
 
-if TYPE_CHECKING:
-    from grain_sft.pipeline import Pipeline
-
-_NOT_COMPUTED = ("time", "entry", "chain", "grain_sft")
+_NOT_COMPUTED = {"time", "entry", "chain", "grain_sft"}
 
 
-@dataclasses.dataclass(frozen=True)
-class Finding:
+class Finding(NamedTuple):
     """Message about line `line` of a log, counted from 1."""
 
     line: int
@@ -71,13 +69,18 @@ def check_audit(path: str | os.PathLike[str], pipeline: Pipeline) -> Checked:
     data = files.read_bytes(files.normalize(path))
     if not data:
         raise CorpusError(f"{os.fspath(path)}: is empty. A run writes its audit log when it is given its first batch.")
-    lines = data.split(b"\n")
-    lines[-1] += CUT if lines[-1] else b""  # without its newline, it is half written
-    parsed = [_parsed(line) for line in (lines if lines[-1] else lines[:-1])]
+    *lines, last = data.split(b"\n")
+    parsed = [
+        _parsed(line) for line in (*lines, *([last + CUT] if last else []))
+    ]  # without its newline, it is half written
     for number, (fields, following) in enumerate(itertools.pairwise(parsed)):
         if "chain" in following and "chain" not in fields:  # in an older log, whose whole lines all have one
             parsed[number] = {}
-    run = _Run(_of_hosts(pipeline, parsed))
+    hosts = next((_number(fields.get("hosts")) for fields in parsed if fields.get("action") == LOAD), -1)
+    sampler = pipeline.sampler
+    if sampler.host_blocks and hosts > 0 and not sampler.global_batch_size % hosts:
+        pipeline = type(pipeline)(pipeline.source, sampler.with_host(Host(0, hosts)), pipeline.transforms)
+    run = _Run(pipeline)
     for fields in parsed:
         run.check(fields)
     checked = run.checked
@@ -94,13 +97,9 @@ def _parsed(line: bytes) -> dict[str, str]:
         return {"unreadable": str(error)}
 
 
-def _of_hosts(pipeline: Pipeline, lines: list[dict[str, str]]) -> Pipeline:
-    """Return the pipeline with the log's number of hosts, where that changes its batches and divides them."""
-    sampler = pipeline.sampler
-    count = _number(next((fields.get("hosts") for fields in lines if fields.get("action") == LOAD), None))
-    if not sampler.host_blocks or count < 1 or sampler.global_batch_size % count:
-        return pipeline
-    return type(pipeline)(pipeline.source, sampler.with_host(Host(0, count)), pipeline.transforms)
+def _number(text: str | None) -> int:
+    """Return a number from 0 on; -1 for any other text."""
+    return int(text) if text is not None and text.isascii() and text.isdigit() and len(text) < 19 else -1
 
 
 class _Run:
@@ -125,32 +124,25 @@ class _Run:
             self._note("was being written when its process ended.")
             return
         if "unreadable" in fields:
-            self._found(f"can't be read: {fields['unreadable']}. It was changed, or added.")
-            self._lose()
+            self._lose(f"can't be read: {fields['unreadable']}. It was changed, or added.")
             return
-        if "chain" not in fields:  # an older log counts whole lines only
-            self._check_number(fields)
+        shift, action = _number(fields.get("entry")) - self._number, fields["action"]
+        if shift in self._shifts:
+            self._shifts = {shift}
+        elif "chain" not in fields:  # an older log counts whole lines only
+            expected = f"expected {self._number + min(self._shifts)}"
+            reason = "A line before it is missing, or it was changed, added or moved."
+            self._found(f"entry={fields.get('entry')}; {expected}. {reason}")
+            self._shifts = self._shifts | {shift}
         self.checked.entries += 1
-        action = fields["action"]
         kinds = {LOAD: self._load, RESUME: self._resume, START: self._event, COMPLETE: self._event}
         if action not in kinds:
-            self._found(f"action={action}; expected one of {', '.join(kinds)}.")
-            self._lose()
+            self._lose(f"action={action}; expected one of {', '.join(kinds)}.")
             return
         if action != LOAD and not self._loaded:
             self._found(f"action={action} before any {LOAD}; expected {LOAD} first.")
             self._loaded = True
         kinds[action](fields)
-
-    def _check_number(self, fields: Mapping[str, str]) -> None:
-        shift = _number(fields.get("entry")) - self._number
-        if shift in self._shifts:
-            self._shifts = {shift}
-            return
-        expected = f"expected {self._number + min(self._shifts)}"
-        reason = "A line before it is missing, or it was changed, added or moved."
-        self._found(f"entry={fields.get('entry')}; {expected}. {reason}")
-        self._shifts = self._shifts | {shift}
 
     def _load(self, fields: Mapping[str, str]) -> None:
         self.checked.loads += 1
@@ -167,8 +159,7 @@ class _Run:
         self.checked.resumes += 1
         step, end = _number(fields.get("step")), self._pipeline.end_step
         if not 0 <= step < end:
-            self._found(f"step={fields.get('step')}; expected 0 to {end - 1}.")
-            self._lose()
+            self._lose(f"step={fields.get('step')}; expected 0 to {end - 1}.")
             return
         if step and self.checked.entries == self.checked.loads + 1:
             self._note(f"the log begins at step {step}: it says nothing of those before.")
@@ -197,7 +188,7 @@ class _Run:
             self._upcoming = self._events.following(named.step)
             while self._next != named:
                 self._advance()
-        unknown = {"since_step"} if self._since is None else ()
+        unknown = {"since_step"} if self._since is None else set()
         self._compare(fields, self._events.entry(named, self._since or 0), unknown)
         if named.action == COMPLETE:
             self.checked.epochs.add(named.epoch)
@@ -207,15 +198,16 @@ class _Run:
         """Return the event with the action, source and epoch of a line."""
         epoch = _number(fields.get("epoch"))
         for number, stream in enumerate(self._events.streams):
-            if epoch >= 0 and fields.get("source") == (as_text(stream.name) if stream.name else None):
-                span = stream.span(epoch)
-                if span is not None:
-                    step = span.first if fields["action"] == START else span.last
-                    return Event(step, fields["action"], epoch, number)
+            same_source = fields.get("source") == (as_text(stream.name) if stream.name else None)
+            if epoch >= 0 and same_source and (span := stream.span(epoch)) is not None:
+                step = span.first if fields["action"] == START else span.last
+                return Event(step, fields["action"], epoch, number)
         return None
 
-    def _lose(self) -> None:
+    def _lose(self, message: str = "") -> None:
         """Continue after a line that was changed and may have been of any kind."""
+        if message:
+            self._found(message)
         self._loaded = self._running = self._lost = True
         self._since = None
 
@@ -232,31 +224,23 @@ class _Run:
     ) -> bool:
         """Report the fields that are not as expected, except those of `unknown`. Return whether there are none."""
         before = len(self.checked.findings)
-        for name in [name for name in expected if name not in (*_NOT_COMPUTED, *unknown)]:
+        for name in [name for name in expected if name not in _NOT_COMPUTED.union(unknown)]:
             stated, computed = fields.get(name), as_text(expected[name])
             if stated is None:
                 self._found(f"has no {name}; expected {name}={computed}.")
             elif stated != computed:
-                why = self._differences(stated) if name == "receipt_parts" else ""
+                why = ""
+                if name == "receipt_parts":
+                    with contextlib.suppress(ValueError, TypeError):
+                        parts = dict(json.loads(json.loads(stated)))
+                        why = " " + " ".join(self._pipeline.receipt.differences(parts))
                 self._found(f"{name}={stated}; expected {computed}.{why}")
-        for name in fields.keys() - expected.keys() - set(_NOT_COMPUTED):
+        for name in fields.keys() - expected.keys() - _NOT_COMPUTED:
             self._found(f"{name}={fields[name]}; expected no such field.")
         return len(self.checked.findings) == before
-
-    def _differences(self, stated: str) -> str:
-        """Return how the parts of the log's receipt differ from the pipeline's."""
-        try:
-            return " " + " ".join(self._pipeline.receipt.differences(dict(json.loads(json.loads(stated)))))
-        except (ValueError, TypeError):
-            return ""
 
     def _found(self, message: str) -> None:
         self.checked.findings.append(Finding(self._number, message))
 
     def _note(self, message: str) -> None:
         self.checked.notes.append(Finding(self._number, message))
-
-
-def _number(text: str | None) -> int:
-    """Return a number from 0 on; -1 for any other text."""
-    return int(text) if text is not None and text.isascii() and text.isdigit() and len(text) < 19 else -1

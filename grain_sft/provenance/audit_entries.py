@@ -5,28 +5,21 @@ A line is JSON, or text in the format of the episode-indexed loader:
 
 from __future__ import annotations
 
-import dataclasses
 import heapq
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
-from grain_sft.pipeline import layout_receipt
+from grain_sft.pipeline import Pipeline, layout_receipt
 from grain_sft.version import __version__
-
-if TYPE_CHECKING:
-    from grain_sft.pipeline import Pipeline
 
 Fields = dict[str, Any]
 
-VERSION = 1
-"""Version of the fields."""
-
+VERSION = 1  # of the fields
 LOAD, RESUME, START, COMPLETE = "dataset_load", "resume", "epoch_start", "epoch_complete"
 
 _SHOWN = 10  # rows of an epoch's order
-
 # `entry`, the last field, is the number of the line in its file. Logs before version 0.2 have a hash `chain` after it, which is
 # ignored: it had no key, so who changed a line could compute it again.
 CUT = b" | half written"
@@ -38,8 +31,7 @@ _FIELD = re.compile(r'([A-Za-z_]\w*)=("(?:[^"\\]|\\.)*"|[^\s"|]+)')
 _TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z")
 
 
-@dataclasses.dataclass(frozen=True)
-class Event:
+class Event(NamedTuple):
     """An epoch of one of the sampler's streams that starts, or is complete, with the batch of `step`."""
 
     step: int
@@ -58,8 +50,7 @@ class Events:
     """
 
     def __init__(self, pipeline: Pipeline) -> None:
-        self._pipeline, self._sampler, self._layout = pipeline, pipeline.sampler, pipeline.source.layout
-        self.streams = pipeline.sampler.streams
+        self._pipeline, self.streams = pipeline, pipeline.sampler.streams
         self._receipt = {"receipt": pipeline.receipt.code}
 
     def following(self, step: int) -> Iterator[Event]:
@@ -80,7 +71,7 @@ class Events:
 
     def load(self, hosts: int) -> Fields:
         """Return the entry of a process that begins a run on `hosts` hosts."""
-        sampler, layout = self._sampler, self._layout
+        sampler, layout = self._pipeline.sampler, self._pipeline.source.layout
         sources = [stream.source for stream in self.streams]
         names = {"epoch_seed": "seed", "epoch_shuffle": "shuffle", "order": "order"}
         fields: Fields = {field: [getattr(source, name) for source in sources] for field, name in names.items()}
@@ -121,7 +112,7 @@ class Events:
         seed, step = stream.source.epoch_seed(epoch), {"step": event.step, **self._receipt}
         if event.action == START:
             rows = stream.first_rows(epoch, _SHOWN).tolist()
-            documents, part = rows, self._layout.parts[stream.name]
+            documents, part = rows, self._pipeline.source.layout.parts[stream.name]
             if part.one_segment and part.follows_documents:
                 documents = [part.spans(row)[0].document for row in rows]
             shown = {"first_episode_ids": documents, "first_rows": rows, "num_episodes": stream.source.num_instances}
@@ -133,18 +124,16 @@ class Events:
         return {**fields, "seed_used": seed, **seen, **begun, **step}
 
 
-def text_line(time: str, fields: Mapping[str, Any]) -> str:
+def text_line(time: str, fields: Fields) -> str:
     """Return an entry as a line of text, without its newline."""
     return " | ".join([time, _CHANNEL, *(f"{name}={as_text(value)}" for name, value in fields.items())])
 
 
-def json_line(time: str, fields: Mapping[str, Any]) -> str:
-    """Return an entry as a line of JSON, without its newline."""
-    return json.dumps({"time": time, **fields})
-
-
-FORMATS: dict[str, Callable[[str, Mapping[str, Any]], str]] = {".log": text_line, ".jsonl": json_line}
-"""Writer of a line, by the suffix of the file."""
+FORMATS: dict[str, Callable[[str, Fields], str]] = {
+    ".log": text_line,
+    ".jsonl": lambda time, fields: json.dumps({"time": time, **fields}),
+}
+"""Writer of a line, without its newline, by the suffix of the file."""
 
 
 def read_line(line: bytes) -> dict[str, str]:

@@ -22,9 +22,7 @@ if TYPE_CHECKING:
 
 Ints = npt.NDArray[np.int64]
 
-BLOCK_ROWS = 4096
-"""Rows traced together. They bound the memory."""
-
+BLOCK_ROWS = 4096  # traced together, which bounds the memory
 _SHOWN = 10  # lines in a notebook
 
 
@@ -92,9 +90,9 @@ class Trace:
             import pandas
         except ImportError as error:
             raise MissingExtraError.of("Trace.to_pandas", "pandas", "pandas") from error
-        frame = pandas.DataFrame(self.columns())
+        frame = pandas.DataFrame(self.columns()).assign(source=_named(self.source_names, self.source))
         frame.insert(frame.columns.get_loc("shard") + 1, "path", _named(self.paths, self.shard))
-        return frame.assign(source=_named(self.source_names, self.source))
+        return frame
 
     def _repr_html_(self) -> str:
         shown = {name: column[:_SHOWN].tolist() for name, column in self.columns().items()}
@@ -192,14 +190,14 @@ def _hosts(sampler: Sampler, host: Host | None) -> tuple[Sampler, range]:
 
 
 class _Lines:
-    """Makes the lines of a trace of slots."""
+    """Maker of the lines of slots."""
 
     def __init__(self, pipeline: Pipeline, trainable: bool) -> None:
         self._layout: Layout = pipeline.source.layout
         self._sources = Sources(self._layout)
         self._trainable = TrainableTokens(pipeline) if trainable else None
-        self._paths = tuple(shard.path for shard in self._layout.corpus.shards)
-        self._receipt = pipeline.receipt.code
+        paths = tuple(shard.path for shard in self._layout.corpus.shards)
+        self._names = {"source_names": self._sources.names, "paths": paths, "receipt": pipeline.receipt.code}
 
     def of(self, slots: BatchSlots) -> Trace:
         real, filling = np.flatnonzero(slots.row != FILL_ROW), np.flatnonzero(slots.row == FILL_ROW)
@@ -218,9 +216,8 @@ class _Lines:
         }
         if self._trainable is not None:
             columns["trainable"] = self._trainable.count(rows, pieces)
-        at = real[pieces.row]
+        at = np.append(real[pieces.row], filling)
         if len(filling):
-            at = np.append(at, filling)
             order = np.argsort(at, kind="stable")
             at = at[order]
             for name, column in columns.items():
@@ -231,8 +228,7 @@ class _Lines:
         for name, here, own in self._layout.split(mine.row):
             part = self._layout.parts[name]
             epoch[here] = epoch[here] * part.epochs + part.epoch_of(own)[0]
-        names = {"source_names": self._sources.names, "paths": self._paths, "receipt": self._receipt}
-        columns = {"trainable": None} | columns | names
+        columns = {"trainable": None} | columns | self._names
         return Trace(step=mine.step, epoch=epoch, row=mine.slot, host=mine.host, instance=mine.row, **columns)
 
 
@@ -244,7 +240,7 @@ def summarize(parts: Trace | Iterable[Trace]) -> dict[str, list[Any]]:
       number of different ones (0 in a layout that does not follow documents); `segments`; `tokens`; `share` of all tokens;
       and `trainable` tokens, where they were counted.
     """
-    counts: dict[str, Ints] = {}
+    counts: dict[str, Any] = dict.fromkeys(("documents", "segments", "tokens"), np.zeros(1, np.int64))
     seen = np.zeros(0, np.bool_)
     names: tuple[str, ...] = ()
     for part in [parts] if isinstance(parts, Trace) else parts:
@@ -258,26 +254,14 @@ def summarize(parts: Trace | Iterable[Trace]) -> dict[str, list[Any]]:
         seen[documents] = True
         where = np.stack([part.step, part.row, part.segment])
         begins = np.append(True, (where[:, 1:] != where[:, :-1]).any(axis=0))[: len(part)]
-        added = {
-            "documents": np.bincount(part.source[new], minlength=size),
-            "segments": np.bincount(part.source[begins], minlength=size),
-            "tokens": _sums(part.source, part.stop - part.start, size),
-        }
-        if part.trainable is not None:
-            added["trainable"] = _sums(part.source, part.trainable, size)
-        counts = {key: column + counts.get(key, 0) for key, column in added.items()}
-    if not counts:
-        return {name: [] for name in ("source", "documents", "segments", "tokens", "share")}
+        added = {"documents": np.bincount(part.source[new], minlength=size)}
+        added["segments"] = np.bincount(part.source[begins], minlength=size)
+        for name, values in (("tokens", part.stop - part.start), ("trainable", part.trainable)):
+            if values is not None:  # added as float64, exact to 2^53
+                added[name] = np.bincount(part.source, weights=values, minlength=size).astype(np.int64)
+        counts = {name: column + counts.get(name, 0) for name, column in added.items()}
+    counts["share"] = counts["tokens"] / max(1, int(counts["tokens"].sum()))
     used = np.flatnonzero(counts["tokens"])
-    tokens = counts["tokens"][used]
     columns: dict[str, list[Any]] = {"source": [names[number] or str(number) for number in used.tolist()]}
-    columns |= {key: counts[key][used].tolist() for key in ("documents", "segments", "tokens")}
-    columns["share"] = (tokens / max(1, int(tokens.sum()))).tolist()
-    if "trainable" in counts:
-        columns["trainable"] = counts["trainable"][used].tolist()
-    return columns
-
-
-def _sums(groups: Ints, values: Ints, count: int) -> Ints:
-    """Return the sum of the values of each group. `bincount` adds float64 weights, exact to 2^53."""
-    return np.bincount(groups, weights=values, minlength=count).astype(np.int64)
+    order = [name for name in ("documents", "segments", "tokens", "share", "trainable") if name in counts]
+    return columns | {name: counts[name][used].tolist() for name in order}

@@ -13,12 +13,11 @@ from grain_sft.layout import MaterializedLayout
 from grain_sft.source import NpyDataSource
 from grain_sft.storage import ShardReader
 from grain_sft.transforms import ShiftTargets
+from grain_sft.verify.documents import BLOCK_TOKENS
 from grain_sft.verify.finding import Report
 
 Ints = npt.NDArray[np.int64]
 Array = npt.NDArray[Any]
-
-_BLOCK_TOKENS = 1 << 20
 
 
 def check_loss_values(report: Report, corpus: Corpus) -> None:
@@ -37,13 +36,13 @@ def check_loss_values(report: Report, corpus: Corpus) -> None:
 
 
 def _loss_blocks(corpus: Corpus, shard: Shard) -> Iterator[tuple[int, Array, Array]]:
-    """Yield the loss of a shard in blocks: the number of the first token, the values, and the tokens where loss is labels."""
+    """Yield blocks of a shard's loss: number of the first token, values, and the tokens where the values are labels."""
     assert shard.loss is not None
     kind = shard.loss.values
     of_loss = ShardReader((shard.loss,), kind.dtype.itemsize, 2, remote=corpus.remote)
     of_tokens = ShardReader((shard,), corpus.dtype.itemsize, 2, remote=corpus.remote)
-    for begin in range(0, shard.num_tokens, _BLOCK_TOKENS):
-        count = min(_BLOCK_TOKENS, shard.num_tokens - begin)
+    for begin in range(0, shard.num_tokens, BLOCK_TOKENS):
+        count = min(BLOCK_TOKENS, shard.num_tokens - begin)
         values, tokens = np.empty(count, kind.dtype), np.empty(count if kind.follow_tokens else 0, corpus.dtype)
         of_loss.gather([0], [begin], [0], [values.nbytes], values.data.cast("B"))
         if len(tokens):
@@ -57,7 +56,7 @@ def check_written_rows(report: Report, corpus: Corpus) -> None:
         layout = MaterializedLayout(corpus)
         source, length = NpyDataSource(layout), layout.sequence_length
         per_shard = np.cumsum([shard.num_tokens // length for shard in corpus.shards])
-        step = max(1, _BLOCK_TOKENS // length)
+        step = max(1, BLOCK_TOKENS // length)
         for begin in range(0, len(layout), step):
             wrong = _wrong_row(layout, source, np.arange(begin, min(begin + step, len(layout))))
             if wrong is not None:
@@ -77,8 +76,8 @@ def _wrong_row(layout: MaterializedLayout, source: NpyDataSource, rows: Ints) ->
     if read is not None and read.target_segment_ids is not None:
         expected = ShiftTargets().map(element)["targets_segmentation"]
         compared["target_segment_ids"] = read.target_segment_ids, expected
-    for name, (found, expected) in compared.items():
-        wrong = np.flatnonzero((found != expected).any(axis=1))
+    for name, (stored, expected) in compared.items():
+        wrong = np.flatnonzero((stored != expected).any(axis=1))
         if len(wrong):
             return name, int(rows[wrong[0]]), len(wrong)
     return None

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import concurrent.futures
-import contextlib
-from collections.abc import Iterator
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +11,7 @@ from grain_sft.corpus import THREADS, Corpus, Json
 from grain_sft.errors import GrainSftError
 from grain_sft.storage import DIGEST_BYTES, StampedFile, digest_of, files, read_head, replaced, size_change
 from grain_sft.verify.check_content import check_loss_values, check_written_rows
-from grain_sft.verify.documents import ScannedDocuments, find_duplicates, scan_documents
+from grain_sft.verify.documents import BLOCK_TOKENS, find_duplicates, scan_documents
 from grain_sft.verify.finding import Report
 from grain_sft.verify.vocabulary import VocabularyCheck, load_manifest, vocabulary_size
 
@@ -43,23 +41,22 @@ def check_corpus(report: Report, corpus: Corpus, where: str, vocab_size: int | N
             check_written_rows(report, corpus)
     located = _has_documents(report, corpus)
     vocabulary = VocabularyCheck(corpus, vocab_size)
-    if located and report.full:
-        with _errors_of_files(report, corpus):
+    try:
+        if located and report.full:
             _check_all_documents(report, corpus, vocabulary, manifest)
-        return vocab_size
-    with _errors_of_files(report, corpus):
-        _check_ends(report, corpus, vocabulary)
-    if located and corpus.shards[0].boundaries is not None:
-        with _errors_of_files(report, corpus):
-            _check_some_documents(report, corpus)
-        _check_statistics(report, corpus, manifest, None)
+        else:
+            _check_tokens(report, corpus, vocabulary)
+            if located:
+                _check_some_documents(report, corpus)
+                _check_statistics(report, corpus, manifest, None)
+    except GrainSftError as error:
+        report.wrong("files", _path_in(corpus, error), str(error))
     return vocab_size
 
 
 def _check_files(report: Report, corpus: Corpus) -> bool:
     """Compare the size and both ends of every file with the index, and return whether all match."""
     distinct = {file.path: file for file in corpus.files()}
-    before = len(report.findings)
 
     def check(file: StampedFile) -> str:
         try:
@@ -77,16 +74,16 @@ def _check_files(report: Report, corpus: Corpus) -> bool:
             if sentence:
                 report.wrong("files", path, sentence)
     report.figures |= {"files": len(distinct), "bytes": sum(file.size for file in distinct.values())}
-    return len(report.findings) == before
+    return not report.has_wrong("files")
 
 
 def _has_documents(report: Report, corpus: Corpus) -> bool:
     """Return whether the documents could be located. Only a full check searches the tokens for their ends."""
-    by_files, path = any(shard.boundaries is not None for shard in corpus.shards), corpus.shards[0].path
-    if not by_files and corpus.eos_token_id is None:
+    path = corpus.shards[0].path
+    if not corpus.has_boundary_files and corpus.eos_token_id is None:
         report.note("boundaries", path, "no boundary files and no eos_token_id: documents were not checked.")
         return False
-    if not by_files and not report.full:
+    if not corpus.has_boundary_files and not report.full:
         return False
     try:
         documents, sources = corpus.documents, corpus.sources
@@ -106,40 +103,24 @@ def _has_documents(report: Report, corpus: Corpus) -> bool:
     return True
 
 
-@contextlib.contextmanager
-def _errors_of_files(report: Report, corpus: Corpus) -> Iterator[None]:
-    """Report an error that is raised inside as a finding on the file whose path is in its message."""
-    try:
-        yield
-    except GrainSftError as error:
-        report.wrong("files", _path_in(corpus, error), str(error))
-
-
 def _path_in(corpus: Corpus, error: GrainSftError) -> str:
-    for shard in corpus.shards:
-        for file in (shard.boundaries, shard.loss, shard):
-            if file is not None and file.path in str(error):
-                return file.path
-    return ""
+    """Return the path of the corpus's file that an error message names; "" where it names none."""
+    paths = (file.path for file in reversed(corpus.files()))  # a token file's path may begin another's
+    return next((path for path in paths if path in str(error)), "")
 
 
 def _check_all_documents(report: Report, corpus: Corpus, vocabulary: VocabularyCheck, manifest: Json | None) -> None:
-    """Check every token and every document, in one pass."""
+    """Check every token and every document, in one pass. Note duplicates and documents without loss, which may be meant."""
     scanned = scan_documents(corpus, vocabulary.check)
     vocabulary.report(report)
-    nonempty = np.flatnonzero(corpus.documents.length > 0)
+    length, path, trainable = corpus.documents.length, corpus.shards[0].path, int(scanned.trainable.sum())
+    nonempty = np.flatnonzero(length > 0)
     _check_eos(report, corpus, nonempty, scanned.first[nonempty], scanned.last[nonempty])
-    _check_statistics(report, corpus, manifest, int(scanned.trainable.sum()))
-    _count_documents(report, corpus, scanned)
-
-
-def _count_documents(report: Report, corpus: Corpus, scanned: ScannedDocuments) -> None:
-    """Note duplicate documents and documents without loss, which may be intended."""
-    length, path = corpus.documents.length, corpus.shards[0].path
+    _check_statistics(report, corpus, manifest, trainable)
     found = find_duplicates(scanned.hash, length)
     silent = np.flatnonzero((scanned.trainable == 0) & (length > 0))
     report.figures |= {
-        "trainable_tokens": int(scanned.trainable.sum()),
+        "trainable_tokens": trainable,
         "duplicate_documents": found.documents,
         "duplicate_tokens": found.tokens,
         "empty_documents": int(np.count_nonzero(length == 0)),
@@ -155,48 +136,42 @@ def _count_documents(report: Report, corpus: Corpus, scanned: ScannedDocuments) 
         report.note("loss", path, f"{len(silent):,} documents take no loss; the first is document {silent[0]}.")
 
 
-def _check_ends(report: Report, corpus: Corpus, vocabulary: VocabularyCheck) -> None:
-    """Check the ids at both ends of each shard, or all ids in a full check."""
-    begin = 0
-    max_tokens = 1 << 20 if report.full else DIGEST_BYTES // corpus.dtype.itemsize
+def _check_tokens(report: Report, corpus: Corpus, vocabulary: VocabularyCheck) -> None:
+    """Check all ids in a full check, else those at both ends of each shard."""
+    begin, most = 0, BLOCK_TOKENS if report.full else DIGEST_BYTES // corpus.dtype.itemsize
     for shard in corpus.shards:
         end = begin + shard.num_tokens
-        starts = range(begin, end, max_tokens) if report.full else sorted({begin, max(begin, end - max_tokens)})
+        starts = range(begin, end, most) if report.full else sorted({begin, max(begin, end - most)})
         for start in starts:
-            vocabulary.check(start, corpus.read(start, min(start + max_tokens, end))[0])
+            vocabulary.check(start, corpus.read(start, min(start + most, end))[0])
         begin = end
     vocabulary.report(report)
 
 
 def _check_some_documents(report: Report, corpus: Corpus) -> None:
     """Check the first and last tokens of evenly spaced documents."""
-    documents = corpus.documents
-    some = np.flatnonzero(documents.length > 0)
+    start, length = corpus.documents
+    some = np.flatnonzero(length > 0)
     some = some[np.unique(np.linspace(0, len(some) - 1, _ENDS_CHECKED).astype(np.int64))] if len(some) else some
-    firsts = documents.start[some]
-    lasts = firsts + documents.length[some] - 1
-    first, last = (
-        np.array([corpus.read(at, at + 1)[0][0] for at in column.tolist()], np.int64) for column in (firsts, lasts)
-    )
+    ends = np.stack([start[some], start[some] + length[some] - 1])
+    tokens = [corpus.read(at, at + 1)[0][0] for at in ends.ravel().tolist()]
+    first, last = np.array(tokens, np.int64).reshape(2, -1)
     _check_eos(report, corpus, some, first, last)
 
 
 def _check_eos(report: Report, corpus: Corpus, numbers: Ints, first: Ints, last: Ints) -> None:
     """Check that documents end with EOS. Cut ones do not; if most do not, the boundaries or `eos_token_id` are wrong."""
     eos, boundaries = corpus.eos_token_id, corpus.shards[0].boundaries
-    if eos is None or not len(numbers):
-        return
-    path = (boundaries or corpus.shards[0]).path
     unended, shifted = numbers[last != eos], numbers[(first == eos) & (last != eos)]
-    checked = f"of {len(numbers):,} documents checked"
+    if eos is None or not len(unended):
+        return
+    path, checked = (boundaries or corpus.shards[0]).path, f"of {len(numbers):,} documents checked"
     if len(shifted) * 2 > len(numbers):
         sentence = (
             f"{len(shifted):,} {checked} begin with the EOS token {eos} and don't end with it; the first is document "
             f"{shifted[0]}. The boundaries are shifted by a token."
         )
         report.wrong("boundaries", path, sentence, f"document {shifted[0]}")
-        return
-    if not len(unended):
         return
     sentence = f"{len(unended):,} {checked} don't end with the EOS token {eos}; the first is document {unended[0]}"
     if len(unended) * 2 <= len(numbers):

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
 
-from grain_sft.errors import GrainSftError
 from grain_sft.layout import FILL_ROW, Layout
 from grain_sft.pipeline import Pipeline, takes_loss, why_no_loss
 from grain_sft.source import Element
@@ -47,19 +45,15 @@ def _check_layout(report: Report, layout: Layout, where: str) -> None:
     """Check that the rows of a layout, or in a fast check its first and last ones, lie in the files and in a row."""
     count, length = len(layout), layout.sequence_length
     tokens = np.array([shard.num_tokens for shard in layout.corpus.shards])
-    begins: Sequence[int] = range(0, count, _BLOCK_ROWS)
-    if not report.full:
-        begins = sorted({0, max(0, count - _BLOCK_ROWS)})
+    begins = range(0, count, _BLOCK_ROWS) if report.full else sorted({0, max(0, count - _BLOCK_ROWS)})
     for begin in begins:
         rows = np.arange(begin, min(begin + _BLOCK_ROWS, count))
-        try:
+        with report.errors("layout", where, f"rows {begin} to {begin + len(rows) - 1}"):
             pieces = layout.pieces(rows)
-        except GrainSftError as error:
-            report.wrong("layout", where, str(error), f"rows {begin} to {begin + len(rows) - 1}")
+        if report.has_wrong("layout"):
             return
-        stop = pieces.start + pieces.length
         outside = (pieces.shard < 0) | (pieces.shard >= len(tokens)) | (pieces.start < 0) | (pieces.length < 1)
-        outside |= stop > tokens[np.clip(pieces.shard, 0, len(tokens) - 1)]
+        outside |= pieces.start + pieces.length > tokens[np.clip(pieces.shard, 0, len(tokens) - 1)]
         before = np.cumsum(pieces.length) - pieces.length
         column = before - before[np.searchsorted(pieces.row, pieces.row, side="left")]
         outside |= (pieces.column != column) | (column + pieces.length > length)
@@ -68,7 +62,7 @@ def _check_layout(report: Report, layout: Layout, where: str) -> None:
             new_row = np.diff(pieces.row, prepend=-1) != 0
             outside |= np.where(new_row, pieces.segment != 1, (step != 0) & (step != 1))
         if outside.any():
-            at = int(np.flatnonzero(outside)[0])
+            at = int(outside.argmax())
             sentence = (
                 f"a piece of {pieces.length[at]} tokens at column {pieces.column[at]}, from token {pieces.start[at]} of shard "
                 f"{pieces.shard[at]} on, does not fit the file, the row of {length}, or the piece before it."
@@ -88,20 +82,19 @@ def _check_sampler(report: Report, pipeline: Pipeline, where: str) -> None:
     once = sampler.steps_per_epoch is not None and not sampler.runs_on and sampler.host.count == 1
     if not report.full or not once or count > _MOST_ROWS:
         return
-    seen = np.zeros(count, np.bool_)
-    step = read = 0
-    while step < pipeline.end_step and read < count:
+    reads, read = np.zeros(count, np.uint8), 0
+    for step in range(pipeline.end_step):
         rows = sampler.rows(step)
         rows = rows[rows != FILL_ROW]
-        if read + len(rows) > count:
+        if read + len(rows) > count or read == count:
             break
-        again = np.flatnonzero(seen[rows])
-        if len(again) or len(np.unique(rows)) < len(rows):
-            row = int(rows[again[0]]) if len(again) else int(rows[0])
-            report.wrong("sampler", where, f"reads row {row} a second time in its first epoch.", f"step {step}")
+        np.add.at(reads, rows, 1)
+        again = rows[reads[rows] > 1]
+        if len(again):
+            sentence = f"reads row {again[0]} a second time in its first epoch."
+            report.wrong("sampler", where, sentence, f"step {step}")
             return
-        seen[rows] = True
-        step, read = step + 1, read + len(rows)
+        read += len(rows)
     report.figures["rows_of_first_epoch"] = read
 
 
@@ -147,6 +140,6 @@ def wrong_in_batch(batch: Element, vocab_size: int | None) -> str:
     }
     for sentence, found in wrong.items():
         if found.any():
-            row, column = (int(each[0]) for each in np.nonzero(found))
+            row, column = np.argwhere(found)[0].tolist()
             return f"{sentence}: row {row} of the batch, column {column}."
     return ""

@@ -17,6 +17,8 @@ from grain_sft.storage import artifact
 from grain_sft.verify.finding import Report
 
 Arrays = Mapping[str, npt.NDArray[Any]]
+Bools = npt.NDArray[np.bool_]
+Ints = npt.NDArray[np.int64]
 
 _COLUMNS = {"start": "i8", "length": "u4", "document": "i8", "ends": "i8", "counts": "i8"}
 
@@ -43,9 +45,8 @@ def check_plan_file(report: Report, path: str, corpus: Corpus | None) -> None:
             if stated != content:
                 sentence = f"is a plan of the documents {stated}, but those of the corpus given are {content}."
                 report.wrong("plan", path, sentence)
-        if not report.sound:
-            return
-    check_plan(report, path, arrays, recipe, corpus)
+    if report.sound:
+        check_plan(report, path, arrays, recipe, corpus)
 
 
 def _found_in(corpus: Corpus, recipe: Mapping[str, Any]) -> Any:
@@ -55,15 +56,22 @@ def _found_in(corpus: Corpus, recipe: Mapping[str, Any]) -> Any:
 
 def check_plan(report: Report, where: str, arrays: Arrays, recipe: Mapping[str, Any], corpus: Corpus | None) -> None:
     """Check the columns of a plan against `recipe`, the packing options, and against `corpus` unless it is None."""
-    wrong = _wrong_columns(arrays)
-    if wrong:
-        report.wrong("plan", where, wrong)
-        return
+    for name, dtype in _COLUMNS.items():
+        array = arrays.get(name)
+        if array is None or array.ndim != 1 or array.dtype != np.dtype(dtype):
+            kind = "int64 [n] (length: uint32)"
+            report.wrong("plan", where, f"lacks {name}, or has it in another shape or type than {kind}.")
+            return
     start, length, document, ends = (arrays[name] for name in ("start", "length", "document", "ends"))
+    if not len(start) == len(length) == len(document) or len(arrays["counts"]) != len(COUNTS):
+        report.wrong("plan", where, "its columns are of different lengths.")
+        return
     report.figures |= {"rows": len(ends), "pieces": len(start)}
     counts = np.diff(ends, prepend=0)
-    if (counts < 1).any() or (ends[-1] if len(ends) else 0) != len(start):
-        row = int(np.flatnonzero(counts < 1)[0]) if (counts < 1).any() else len(ends) - 1
+    left_over = (ends[-1] if len(ends) else 0) != len(start)  # pieces after the last row
+    empty = np.append(counts < 1, left_over)
+    if empty.any():
+        row = min(int(empty.argmax()), len(ends) - 1)
         report.wrong("plan", where, f"ends at piece {ends[row] if len(ends) else 0} of {len(start)}.", f"row {row}")
         return
     first = functools.partial(_first, report, where)
@@ -72,8 +80,8 @@ def check_plan(report: Report, where: str, arrays: Arrays, recipe: Mapping[str, 
     first("row", tokens > most, lambda row: f"holds {tokens[row]} tokens, but a row has {most}.")
     if isinstance(segments, int):
         first("row", counts > segments, lambda row: f"holds {counts[row]} documents; max_segments is {segments}.")
-    empty = (length < 1) | (start < 0)
-    first("piece", empty, lambda at: f"is of {length[at]} tokens from {start[at]} on.")
+    wrong = (length < 1) | (start < 0)
+    first("piece", wrong, lambda at: f"is of {length[at]} tokens from {start[at]} on.")
     order = np.lexsort((start, document))
     repeated = np.zeros(len(order), np.bool_)
     overlaps = start[order[1:]] < (start + length)[order[:-1]]
@@ -83,20 +91,10 @@ def check_plan(report: Report, where: str, arrays: Arrays, recipe: Mapping[str, 
         row = np.searchsorted(ends, piece, side="right")
         return f"of document {document[piece]} is in row {row} a second time."
 
-    first("token", repeated, repeated_text, number=lambda piece: int(start[piece]))
+    first("token", repeated, repeated_text, start)
     if corpus is not None:
         with report.errors("boundaries", corpus.shards[0].path):
             _check_documents(report, where, arrays, _found_in(corpus, recipe).documents)
-
-
-def _wrong_columns(arrays: Arrays) -> str:
-    """Return a sentence that names the first fault in the columns of a plan; "" if they have none."""
-    for name, dtype in _COLUMNS.items():
-        array = arrays.get(name)
-        if array is None or array.ndim != 1 or array.dtype != np.dtype(dtype):
-            return f"lacks {name}, or has it in another shape or type than int64 [n] (length: uint32)."
-    sizes = {len(arrays[name]) for name in ("start", "length", "document")}
-    return "its columns are of different lengths." if len(sizes) > 1 or len(arrays["counts"]) != len(COUNTS) else ""
 
 
 def _check_documents(report: Report, where: str, arrays: Arrays, documents: Any) -> None:
@@ -122,16 +120,11 @@ def _check_documents(report: Report, where: str, arrays: Arrays, documents: Any)
 
 
 def _first(
-    report: Report,
-    where: str,
-    noun: str,
-    wrong: npt.NDArray[np.bool_],
-    sentence: Callable[[int], str],
-    number: Callable[[int], int] = int,
+    report: Report, where: str, noun: str, wrong: Bools, sentence: Callable[[int], str], numbers: Ints | None = None
 ) -> bool:
-    """Report the first True in `wrong` and the number of others; return whether `wrong` has any."""
-    at = np.flatnonzero(wrong)
-    if len(at):
-        more = f" So are {len(at) - 1:,} more." if len(at) > 1 else ""
-        report.wrong("plan", where, sentence(int(at[0])) + more, f"{noun} {number(int(at[0]))}")
-    return bool(len(at))
+    """Report the first True in `wrong`, by its index or its number in `numbers`, and the count of others, if any is True."""
+    count, at = np.count_nonzero(wrong), int(wrong.argmax()) if len(wrong) else 0
+    if count:
+        more = f" So are {count - 1:,} more." if count > 1 else ""
+        report.wrong("plan", where, sentence(at) + more, f"{noun} {at if numbers is None else numbers[at]}")
+    return bool(count)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -19,14 +19,10 @@ _INVERSE = pow(_BASE, -1, 1 << 64)
 _MASK = (1 << 64) - 1
 
 
-@dataclasses.dataclass(frozen=True)
-class ScannedDocuments:
-    """Figures of each document, [documents]; zeros for those without a token.
+class ScannedDocuments(NamedTuple):
+    """First and last token, number of trainable tokens, and hash of each document, [documents]; zeros for an empty one.
 
-    Attributes:
-      first, last: First and last token.
-      trainable: int64, number of tokens that take loss.
-      hash: uint64, equal for equal tokens; equal for two that differ once in 2**64 times.
+    Hashes of documents with other tokens are equal once in 2**64 times.
     """
 
     first: Ints
@@ -76,15 +72,11 @@ def scan_documents(corpus: Corpus, check: Callable[[int, npt.NDArray[np.unsigned
     return ScannedDocuments(first, last, trainable, hashes)
 
 
-@dataclasses.dataclass(frozen=True)
-class Duplicates:
-    """Documents with equal tokens.
+class Duplicates(NamedTuple):
+    """Groups of documents with the same tokens.
 
-    Attributes:
-      documents: Documents that could be left out: of each group all but one.
-      groups: Groups of documents with the same tokens.
-      tokens: Tokens of the documents that could be left out.
-      first: Two lowest numbers of the group that begins first; None without a group.
+    `documents` and their `tokens` could be left out: of each group all but one. `first` has the two lowest numbers of the group
+    that begins first.
     """
 
     documents: int
@@ -94,17 +86,17 @@ class Duplicates:
 
 
 def find_duplicates(hashes: Hashes, length: Ints) -> Duplicates:
-    """Return the documents of equal hash and length; empty ones do not count."""
+    """Return the duplicates, by hash and length; empty documents do not count."""
     some = np.flatnonzero(length > 0)
     order = some[np.lexsort((some, length[some], hashes[some]))]
     equal = (hashes[order[1:]] == hashes[order[:-1]]) & (length[order[1:]] == length[order[:-1]])
     more = np.flatnonzero(equal) + 1
-    begins = more[~np.insert(equal, 0, False)[more - 1]]  # the second of each group
-    pair = None
-    if len(begins):
-        at = begins[np.argmin(order[begins - 1])]
-        pair = (int(order[at - 1]), int(order[at]))
-    return Duplicates(len(more), len(begins), int(length[order[more]].sum()), pair)
+    seconds = more[~np.insert(equal, 0, False)[more - 1]]  # of each group
+    first = None
+    if len(seconds):
+        at = seconds[order[seconds - 1].argmin()]
+        first = int(order[at - 1]), int(order[at])
+    return Duplicates(len(more), len(seconds), int(length[order[more]].sum()), first)
 
 
 def _sums(tokens: npt.NDArray[np.unsignedinteger], powers: Hashes) -> Hashes:

@@ -9,8 +9,7 @@ from typing import Any
 
 from grain_sft.errors import GrainSftError
 
-LISTED = 20
-"""Findings of one check that are listed; more are counted."""
+LISTED = 20  # findings of one check; more are counted
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,10 +57,10 @@ class Report:
 
     def wrong(self, check: str, where: str, message: str, place: str = "") -> None:
         """Add what is wrong; a message that begins with `where` loses that."""
-        if sum(finding.wrong and finding.check == check for finding in self.findings) >= LISTED:
+        if sum(finding.wrong and finding.check == check for finding in self.findings) < LISTED:
+            self.findings.append(Finding(check, where, message.removeprefix(f"{where}: "), place))
+        else:
             self.left_out[check] = self.left_out.get(check, 0) + 1
-            return
-        self.findings.append(Finding(check, where, message.removeprefix(f"{where}: "), place))
 
     def note(self, check: str, where: str, message: str, place: str = "") -> None:
         """Add what is worth knowing."""
@@ -75,9 +74,9 @@ class Report:
         except GrainSftError as error:
             self.wrong(check, where, str(error), place)
 
-    def has_wrong(self, check: str) -> bool:
-        """Return whether a check found what is wrong."""
-        return any(finding.wrong and finding.check == check for finding in self.findings)
+    def has_wrong(self, *checks: str) -> bool:
+        """Return whether one of these checks, or any at all, found what is wrong."""
+        return any(finding.wrong and (finding.check in checks or not checks) for finding in self.findings)
 
     def take(self, part: Report) -> None:
         """Add the report of a part; its figures go under its name."""
@@ -89,7 +88,7 @@ class Report:
     @property
     def sound(self) -> bool:
         """Whether nothing is wrong."""
-        return not any(finding.wrong for finding in self.findings)
+        return not self.has_wrong()
 
     def as_dict(self) -> dict[str, Any]:
         """Return the report, ready for JSON."""

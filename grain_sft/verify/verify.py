@@ -19,7 +19,6 @@ from grain_sft.verify.check_plan import check_plan_file
 from grain_sft.verify.finding import Report
 
 KINDS = ("corpus", "plan", "config")
-
 _LARGEST_CONFIG = 1 << 20  # bytes; an index of many files is larger
 
 
@@ -40,50 +39,46 @@ def verify(
       where: Corpus, as `open_corpus` takes it; or path of a plan, as `grain-sft pack` prints it; or path of a config.
       full: Whether everything is read, in bounded memory, and not only sizes, headers, boundaries and the ends of files.
       what: "corpus", "plan" or "config"; None: inferred from its name and its first bytes.
-      vocab_size: Number of ids; None: of prepare.json, or of the tokenizer beside the corpus.
+      vocab_size: Number of ids; None: that of prepare.json, or of the tokenizer beside the corpus.
       corpus: Corpus of a plan.
       receipt: Receipt that a config must have.
       host: Host that a config's batches are made for; None: the only one.
       options: Options of `open_corpus`, by name.
 
     Returns:
-      What was found. A corpus that cannot be opened is a finding, too.
+      Report of the findings. A corpus that cannot be opened is one.
 
     Raises:
       CorpusError: an unknown `what`.
     """
     path = files.normalize(where)
-    kind = what or _tell(path)
+    kind = what or _inferred(path)
     if kind not in KINDS:
         raise CorpusError(f"what={what!r}: expected one of {', '.join(KINDS)}.")
     report = Report(kind, path, full or kind == "plan")  # the checksum of a plan reads all its bytes
-    given = dict(options or {})
-    opened: Corpus | None = None
     if kind == "config":
-        _config(report, path, vocab_size, receipt, host or Host(0, 1))
-    elif kind == "plan":
-        if corpus is not None:
-            with report.errors("files", os.fspath(corpus)):
-                opened = open_corpus(corpus, **given)
-        if corpus is None or opened is not None:
-            check_plan_file(report, path, opened)
-    else:
-        with report.errors("files", path):
-            opened = open_corpus(path, **given)
-        if opened is not None:
-            check_corpus(report, opened, path, vocab_size)
-            _note_other_split(report, path)
+        _check_config(report, path, vocab_size, receipt, host or Host(0, 1))
+        return report
+    opened: Corpus | None = None
+    source = corpus if kind == "plan" else path
+    if source is not None:
+        with report.errors("files", os.fspath(source)):
+            opened = open_corpus(source, **(options or {}))
+        if opened is None:
+            return report
+    if kind == "plan":
+        check_plan_file(report, path, opened)
+    elif opened is not None:
+        check_corpus(report, opened, path, vocab_size)
+        other = os.path.join(path, "val")
+        if not files.is_remote(path) and all(map(os.path.isdir, (other, os.path.join(path, "train")))):
+            report.note(
+                "files", path, f"only the training split was checked. Check the other: grain-sft verify {other}"
+            )
     return report
 
 
-def _note_other_split(report: Report, path: str) -> None:
-    """Note that opening a folder opens its training split alone."""
-    if not files.is_remote(path) and all(os.path.isdir(os.path.join(path, split)) for split in ("train", "val")):
-        other = os.path.join(path, "val")
-        report.note("files", path, f"only the training split was checked. Check the other: grain-sft verify {other}")
-
-
-def _config(report: Report, path: str, vocab_size: int | None, receipt: str | None, host: Host) -> None:
+def _check_config(report: Report, path: str, vocab_size: int | None, receipt: str | None, host: Host) -> None:
     """Check that a config loads, and its corpus, layout, sampler and batches."""
     with report.errors("files", path):
         pipeline = load(path, host=host)
@@ -103,8 +98,8 @@ def _config(report: Report, path: str, vocab_size: int | None, receipt: str | No
             report.wrong("receipt", path, sentence)
 
 
-def _tell(path: str) -> str:
-    """Return which of `KINDS` a path is."""
+def _inferred(path: str) -> str:
+    """Return which of `KINDS` a path is, by its name and its first bytes."""
     if path.endswith((".yaml", ".yml")):
         return "config"
     if path.endswith(artifact.SUFFIX):
