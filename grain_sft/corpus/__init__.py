@@ -1,9 +1,8 @@
 """Corpus: what tokens and documents are on disk?"""
 
 from grain_sft.corpus import content
-from grain_sft.corpus.corpus import Corpus, Document
-from grain_sft.corpus.document_finder import DocumentFinder, part_by_part
-from grain_sft.corpus.documents import Documents
+from grain_sft.corpus.corpus import Corpus
+from grain_sft.corpus.documents import Document, DocumentFinder, Documents, part_by_part
 from grain_sft.corpus.formats import (
     FORMATS,
     CorpusMetadata,

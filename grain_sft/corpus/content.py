@@ -10,26 +10,32 @@ import json
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from grain_sft.corpus.corpus_files import CorpusFiles
 from grain_sft.errors import CorpusFileError
 from grain_sft.storage import (
+    Limits,
     Range,
     StampedFile,
     artifact,
     files,
     hashing,
+    identify,
     inside,
     open_regular,
     remote_files,
     size_change,
 )
 
+if TYPE_CHECKING:
+    from grain_sft.corpus.corpus import Corpus
+
 PREFIX = "content-sha256:"
 """Prefix of every content hash that is shown, so that none is mistaken for a fingerprint of a file's ends."""
+
+FINGERPRINT_VERSION = 1
 
 _VERSION = 1
 _SETTLED = 2.0  # seconds after which a file's times tell whether it was written to again
@@ -65,7 +71,7 @@ def hashes_of(stored: Sequence[StampedFile], read: Read | None = None, *, of: st
         return {"sha256": np.array([list(bytes.fromhex(each)) for each in hashes], np.uint8)}
 
     try:
-        arrays = artifact.load_or_make("content", depends, make, _folder(stored), check=_check(stored))
+        arrays = artifact.load_or_make("content", depends, make, _folder(stored), check=_checked(stored))
     except _ChangedError:
         return hashes
     return [bytes(each).hex() for each in arrays["sha256"]]
@@ -75,10 +81,9 @@ def recall(stored: Sequence[StampedFile], *, of: str = "bytes") -> list[str] | N
     """Return the hashes if they are cached or the files are small; None if many bytes would have to be read."""
     if sum(file.size for file in stored) < _REMEMBERED_FROM and of == "bytes":
         return read_hashes(stored)
-    depends = _depends(stored, of)
-    if depends is None:
+    if (depends := _depends(stored, of)) is None:
         return None
-    found = artifact.open_cached(artifact.place("content", depends, _folder(stored)), depends, _check(stored))
+    found = artifact.open_cached(artifact.place("content", depends, _folder(stored)), depends, _checked(stored))
     return None if found is None else [bytes(each).hex() for each in found["sha256"]]
 
 
@@ -125,32 +130,25 @@ def _depends(stored: Sequence[StampedFile], of: str) -> Mapping[str, Any] | None
     if sum(file.size for file in stored) < _REMEMBERED_FROM:
         return None
     stamps: list[list[Any]] = []
-    remote = [file.path for file in stored if files.is_remote(file.path) and file.version is None]
-    infos = dict(zip(remote, remote_files.infos(remote), strict=True)) if remote else {}
+    remote = [file for file in stored if files.is_remote(file.path)]
     now = time.time()
-    for file in stored:
-        if files.is_remote(file.path):
-            version = _version(infos[file.path], file.size) if file.version is None else file.version
-            if version.partition(" ")[0] not in _VERSIONS:
-                return None
-            stamps.append([file.path, version, file.size, file.data_offset])
-            continue
-        try:
+    try:
+        versions = {file.path: file.version or "" for file in identify(remote, Limits.from_environment())}
+        for file in stored:
+            if files.is_remote(file.path):
+                version = versions[file.path]
+                if version.partition(" ")[0] not in _VERSIONS:
+                    return None
+                stamps.append([file.path, version, file.size, file.data_offset])
+                continue
             status = os.stat(file.path)
-        except OSError:
-            return None  # reading it says why
-        if now - max(status.st_mtime, status.st_ctime) < _SETTLED or status.st_size != file.size:
-            return None
-        times = status.st_mtime_ns, status.st_ctime_ns
-        stamps.append([status.st_dev, status.st_ino, *times, file.size, file.data_offset])
+            if now - max(status.st_mtime, status.st_ctime) < _SETTLED or status.st_size != file.size:
+                return None
+            times = status.st_mtime_ns, status.st_ctime_ns
+            stamps.append([status.st_dev, status.st_ino, *times, file.size, file.data_offset])
+    except OSError:
+        return None  # reading the file says why
     return {"content": _VERSION, "of": of, "files": stamps}
-
-
-def _version(info: Mapping[str, Any] | Exception, size: int) -> str:
-    """Return the version of a remote file; "" where its store has no versions."""
-    if isinstance(info, Exception) or info.get("size") != size:
-        return ""
-    return next((f"{key} {info[key]}" for key in _VERSIONS if info.get(key)), "")
 
 
 def _folder(stored: Sequence[StampedFile]) -> Any:
@@ -158,7 +156,7 @@ def _folder(stored: Sequence[StampedFile]) -> Any:
     return None if all(files.is_remote(file.path) for file in stored) else files.cache_dir()
 
 
-def _check(stored: Sequence[StampedFile]) -> artifact.Check:
+def _checked(stored: Sequence[StampedFile]) -> artifact.Check:
     def check(arrays: artifact.Arrays) -> None:
         found = arrays.get("sha256")
         if found is None or found.dtype != np.uint8 or found.shape != (len(stored), 32):
@@ -167,7 +165,25 @@ def _check(stored: Sequence[StampedFile]) -> artifact.Check:
     return check
 
 
-def content_of_boundaries(corpus: CorpusFiles, hashes: list[str]) -> str:
+def fingerprint_of(corpus: Corpus) -> str:
+    """Return `Corpus.fingerprint`."""
+    head = f"grain_sft corpus {FINGERPRINT_VERSION}\0{corpus.dtype.name}\0{corpus.eos_token_id}"
+    digest = hashlib.sha256(head.encode())
+    for shard in corpus.shards:
+        digest.update(f"\0{shard.num_tokens}\0{shard.digest}".encode())
+        if shard.loss is not None:
+            digest.update(f"\0loss\0{shard.loss.kind}\0{shard.loss.digest}".encode())
+        if shard.boundaries is not None:
+            file = shard.boundaries
+            digest.update(f"\0boundaries\0{file.kind}\0{file.continues}\0{file.size}\0{file.digest}".encode())
+    if corpus.rows is not None:
+        rows = corpus.rows
+        parts = rows.sequence_length, rows.made_of, rows.positions_dtype, rows.segments_dtype, rows.most_segments
+        digest.update("\0".join(["\0rows", *map(str, parts)]).encode())
+    return f"sha256:{digest.hexdigest()}"
+
+
+def content_of_boundaries(corpus: Corpus, hashes: list[str]) -> str:
     """Return the key of the documents of boundary files that have these hashes.
 
     The last token of each shard, which its digest covers, and the number of sources decide whether a document continues in
@@ -182,18 +198,18 @@ def content_of_boundaries(corpus: CorpusFiles, hashes: list[str]) -> str:
     return _hash("boundaries", corpus.dtype.name, corpus.eos_token_id, sources, of_files)
 
 
-def content_of_tokens(corpus: CorpusFiles, hashes: list[str], bos_token_id: int | None) -> str:
+def content_of_tokens(corpus: Corpus, hashes: list[str], bos_token_id: int | None) -> str:
     """Return the key of the documents that EOS tokens end in shards that have these hashes."""
     return _hash("eos", hash_of_tokens(corpus, hashes), corpus.eos_token_id, bos_token_id)
 
 
-def hash_of_tokens(corpus: CorpusFiles, hashes: list[str]) -> str:
+def hash_of_tokens(corpus: Corpus, hashes: list[str]) -> str:
     """Return the hash of every token of shards that have these hashes."""
     of_files = [[shard.num_tokens, found] for shard, found in zip(corpus.shards, hashes, strict=True)]
     return _hash("tokens", corpus.dtype.name, of_files)
 
 
-def content_of_corpus(corpus: CorpusFiles) -> str:
+def content_of_corpus(corpus: Corpus) -> str:
     """Return the hash of every byte of all files of tokens, loss and boundaries."""
     listed = [file for shard in corpus.shards for file in (shard, shard.loss, shard.boundaries) if file is not None]
     rest = iter(hashes_of(listed))
@@ -207,7 +223,7 @@ def content_of_corpus(corpus: CorpusFiles) -> str:
     return _hash("corpus", corpus.dtype.name, corpus.eos_token_id, of_files)
 
 
-def hashed_of(corpus: CorpusFiles) -> str:
+def hashed_of(corpus: Corpus) -> str:
     """Return what a scan of tokens hashes of each shard, as the argument `of` of `hashes_of`."""
     return "bytes" if corpus.rows is None else "tokens in rows"
 

@@ -6,43 +6,29 @@ import dataclasses
 import functools
 import operator
 import os
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from grain_sft.corpus import index_writer
-from grain_sft.corpus.content import content_of_corpus
-from grain_sft.corpus.corpus_files import CorpusFiles
-from grain_sft.corpus.document_finder import DocumentFinder, count_token
-from grain_sft.corpus.documents import Documents
-from grain_sft.corpus.loss import LossReader
+from grain_sft.corpus.content import content_of_corpus, fingerprint_of
+from grain_sft.corpus.documents import Document, DocumentFinder, Documents, count_token
+from grain_sft.corpus.loss import LossFile, LossReader
+from grain_sft.corpus.shard import RowFormat, Shard
 from grain_sft.errors import CorpusError, RowIndexError
 from grain_sft.html_table import html_facts
-from grain_sft.storage import ShardReader, read_whole
+from grain_sft.storage import FileStamp, RemoteOptions, ShardReader, StampedFile, read_whole
 
 if TYPE_CHECKING:
-    from jaxtyping import Shaped, UInt, UInt32
+    from jaxtyping import Shaped, UInt
 
 _BLOCK_TOKENS = 1 << 20  # per read of `iter_documents`
 
 
-class Document(NamedTuple):
-    """One document.
-
-    Attributes:
-      tokens: uint32 [n].
-      loss: bool [n], or float32 [n] (weights). Value i applies where token i is the target.
-      source: (number of the input, line or row in it from 1); None: unknown.
-    """
-
-    tokens: UInt32[np.ndarray, " n"]
-    loss: Shaped[np.ndarray, " n"]
-    source: tuple[int, int] | None
-
-
-class Corpus(CorpusFiles):
+@dataclasses.dataclass(frozen=True)
+class Corpus:
     """Token files of one dtype in a fixed order, with sidecar files that state which tokens take loss and where documents
     end. `grain_sft.open_corpus` returns it. It opens files on first use, and pickles without open files.
 
@@ -63,6 +49,87 @@ class Corpus(CorpusFiles):
       CorpusError: an `eos_token_id` or `pad_token_id` that `dtype` can't hold.
     """
 
+    shards: tuple[Shard, ...]
+    dtype: np.dtype[np.unsignedinteger]
+    eos_token_id: int | None = None
+    tokenizer: str | None = None
+    tokenizer_sha256: str | None = None
+    pad_token_id: int | None = None
+    sources_file: FileStamp | None = None
+    source_names: tuple[str, ...] = ()
+    rows: RowFormat | None = None
+    remote: RemoteOptions | None = dataclasses.field(default=None, compare=False)
+    ignores_loss: bool = dataclasses.field(default=False, compare=False)
+
+    def __post_init__(self) -> None:
+        highest = np.iinfo(self.dtype).max
+        for name in ("eos_token_id", "pad_token_id"):
+            number = getattr(self, name)
+            if number is None:
+                continue
+            if isinstance(number, bool) or not isinstance(number, int | np.integer) or not 0 <= number <= highest:
+                raise CorpusError(f"{name}={number!r}: expected an id that {self.dtype.name} holds, 0 to {highest}.")
+            object.__setattr__(self, name, int(number))  # numpy's integers are not JSON
+
+    @functools.cached_property
+    def num_tokens(self) -> int:
+        """Number of tokens in all shards."""
+        return sum(shard.num_tokens for shard in self.shards)
+
+    @property
+    def padding_token_id(self) -> int:
+        """Token that fills the end of a row: `pad_token_id`, else `eos_token_id`, else 0."""
+        return next((number for number in (self.pad_token_id, self.eos_token_id) if number is not None), 0)
+
+    @property
+    def has_loss(self) -> bool:
+        """Whether loss files select the tokens that take loss. Without them, every token does."""
+        return any(shard.loss is not None for shard in self.shards)
+
+    @property
+    def loss_files(self) -> list[LossFile | None]:
+        """Loss file of each shard."""
+        return [shard.loss for shard in self.shards]
+
+    @property
+    def has_weights(self) -> bool:
+        """Whether some loss files hold weights."""
+        return any(shard.loss is not None and shard.loss.values.weighted for shard in self.shards)
+
+    @property
+    def has_boundary_files(self) -> bool:
+        """Whether files state where documents begin and end. Without them, EOS tokens do."""
+        return any(shard.boundaries is not None for shard in self.shards)
+
+    def files(self) -> list[StampedFile]:
+        """Return all files: tokens, then their sidecars, then the documents' sources."""
+        sidecars = [file for shard in self.shards for file in (shard.loss, shard.boundaries)]
+        return [file for file in (*self.shards, *sidecars, self.sources_file) if file is not None]
+
+    def map_files(self, change: Callable[[Any], Any]) -> Self:
+        """Return a copy with `change(file)` instead of each file."""
+
+        def changed(file: Any) -> Any:
+            return None if file is None else change(file)
+
+        sidecars = [{"loss": changed(shard.loss), "boundaries": changed(shard.boundaries)} for shard in self.shards]
+        shards = [dataclasses.replace(change(shard), **new) for shard, new in zip(self.shards, sidecars, strict=True)]
+        return dataclasses.replace(self, shards=tuple(shards), sources_file=changed(self.sources_file))
+
+    @functools.cached_property
+    def fingerprint(self) -> str:
+        """Hash of lengths and ends: dtype, EOS id, and of each shard its length and its first and last 4 KiB of tokens.
+
+        Loss and boundary files count in the same way. No file is read. Paths are left out, so a copy in another folder or
+        in a bucket has the same fingerprint, and so has a shard of which only the middle changed: see `content_hash`.
+        """
+        return fingerprint_of(self)
+
+    @property
+    def ends_fingerprint(self) -> str:
+        """`fingerprint` with the prefix that commands print, such as "ends-sha256:3f9a…"."""
+        return f"ends-{self.fingerprint}"
+
     def _repr_html_(self) -> str:
         loss = {shard.loss.kind for shard in self.shards if shard.loss is not None}
         facts = {
@@ -80,21 +147,16 @@ class Corpus(CorpusFiles):
 
     @functools.cached_property
     def num_documents(self) -> int | None:
-        """Number of documents in the boundary files, or else of EOS tokens; None: neither is known.
-
-        Without boundary files, the first access reads every token, as fast as memory or the disk allows. Errors are those
-        of `documents`.
-        """
+        """Number of documents in the boundary files, or else of EOS tokens, which reads every token; None: unknown."""
         if self.has_boundary_files:
             return len(self.documents)
         return None if self.eos_token_id is None else count_token(self, self.eos_token_id)
 
     @functools.cached_property
     def documents(self) -> Documents:
-        """Start and length of each document, in order. Starts count through all shards. The first access reads them.
+        """Start and length of each document, in order, as the boundary files state them. The first access reads them.
 
-        The boundary files state them. Without boundary files, a document ends with each EOS, and tokens after a shard's
-        last EOS are in no document.
+        Without boundary files, a document ends with each EOS, and tokens after a shard's last EOS are in no document.
 
         Raises:
           CorpusFileError: a file is missing or is not the one that was indexed.
@@ -115,9 +177,7 @@ class Corpus(CorpusFiles):
     def sources(self) -> npt.NDArray[np.int64] | None:
         """int64 [documents, 2]: number of the input (see `source_names`) and line or row in it, from 1; None: unknown.
 
-        Raises:
-          CorpusFileError: the file of sources is missing.
-          CorpusError: its size does not fit the number of documents.
+        Access raises a CorpusFileError if the file is missing, or a CorpusError if it does not fit the documents.
         """
         if self.sources_file is None:
             return None
@@ -133,8 +193,8 @@ class Corpus(CorpusFiles):
     def _readers(self) -> tuple[npt.NDArray[np.int64], ShardReader, LossReader | None]:
         """Token offsets of the shards and of the corpus's end, and thread-safe readers of tokens and loss."""
         bounds = np.cumsum([0, *(shard.num_tokens for shard in self.shards)], dtype=np.int64)
-        tokens = ShardReader(self.shards, self.dtype.itemsize, remote=self.remote)
-        return bounds, tokens, LossReader(self.loss_files, remote=self.remote) if self.has_loss else None
+        loss = LossReader(self.loss_files, remote=self.remote) if self.has_loss else None
+        return bounds, ShardReader(self.shards, self.dtype.itemsize, remote=self.remote), loss
 
     def read(self, start: int, stop: int) -> tuple[UInt[np.ndarray, " tokens"], Shaped[np.ndarray, " tokens"] | None]:
         """Return the tokens from `start` to `stop`, counted through all shards, and their loss.
@@ -185,13 +245,12 @@ class Corpus(CorpusFiles):
         start, length = (each[first:last] for each in self.documents)
         begin = int(start[0])
         tokens, loss = self.read(begin, int(start[-1] + length[-1]))
-        if tokens.dtype.itemsize > 4 and len(tokens) and int(tokens.max()) > np.iinfo(np.uint32).max:
+        if tokens.dtype.itemsize > 4 and (highest := int(tokens.max(initial=0))) > np.iinfo(np.uint32).max:
             raise CorpusError(
-                f"a token id of {int(tokens.max())}: no vocabulary has it. The corpus was opened with the wrong dtype."
+                f"a token id of {highest}: no vocabulary has it. The corpus was opened with the wrong dtype."
             )
         tokens = tokens.astype(np.uint32, copy=False)
-        if loss is None:
-            loss = np.ones(len(tokens), np.bool_)
+        loss = np.ones(len(tokens), np.bool_) if loss is None else loss
         sources = [None] * (last - first) if self.sources is None else map(tuple, self.sources[first:last].tolist())
         for at, size, source in zip((start - begin).tolist(), length.tolist(), sources, strict=True):
             yield Document(tokens[at : at + size], loss[at : at + size], source)
@@ -199,10 +258,8 @@ class Corpus(CorpusFiles):
     def content_hash(self) -> str:
         """Return the hash of every byte of all files, with dtype, EOS id and lengths, such as "content-sha256:3f9a…".
 
-        This reads all files, at about 1 GB/s per core, unless this machine has cached their hashes.
-
-        Raises:
-          CorpusFileError: a file is missing or unreadable.
+        This reads all files, at about 1 GB/s per core, unless this machine has cached their hashes. It raises a
+        CorpusFileError if one is missing or unreadable.
         """
         return content_of_corpus(self)
 

@@ -1,32 +1,45 @@
-"""Documents: where each document begins, and the sidecar files of three formats that state it for one shard."""
+"""Documents: where each document of a corpus begins, by its boundary files or its EOS tokens, and the hash of both."""
 
 from __future__ import annotations
 
 import dataclasses
-import gzip
-import io
-import re
-import zlib
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+import functools
+import itertools
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from grain_sft.corpus.array_file import locate_values
-from grain_sft.errors import CorpusError, shortened
-from grain_sft.storage import FileStamp, describe
+from grain_sft.corpus import content
+from grain_sft.errors import CorpusError, CorpusFileError
+from grain_sft.storage import ShardReader, artifact, hashing, read_whole
 
 if TYPE_CHECKING:
-    from jaxtyping import Int64
+    from jaxtyping import Int64, Shaped, UInt32
+
+    from grain_sft.corpus.corpus import Corpus
 
 Ints = npt.NDArray[np.int64]
-BoundaryKind = Literal["csv", "pairs", "starts"]
+Tokens = npt.NDArray[np.unsignedinteger]
 
-_BLOCK = 1 << 22  # bytes of lines that are parsed at once
-_LONGEST_LINE = 1 << 16  # with the names and paths of documents that Dolma's tokenizer writes
-_MORE_COLUMNS = re.compile(rb"^(\d+,\d+),[^\n]*", re.MULTILINE)
-_PAIR = re.compile(rb"\d{1,18},\d{1,18}")  # int64 surely holds 18 digits
+_SCAN_BYTES = hashing.BLOCK
+_ARRAYS = ("start", "length", "highest_token")
+_KEPT_FROM = 1 << 23  # bytes of tokens from which a scan is cached; fewer take a millisecond
+
+
+class Document(NamedTuple):
+    """One document.
+
+    Attributes:
+      tokens: uint32 [n].
+      loss: bool [n], or float32 [n] (weights). Value i applies where token i is the target.
+      source: (number of the input, line or row in it from 1); None: unknown.
+    """
+
+    tokens: UInt32[np.ndarray, " n"]
+    loss: Shaped[np.ndarray, " n"]
+    source: tuple[int, int] | None
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -54,153 +67,232 @@ class Documents:
         return iter((self.start, self.length))
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class BoundaryFile(FileStamp):
-    """The document boundaries of one shard, with the attributes of `StampedFile`.
+class DocumentFinder:
+    """The documents of a corpus. `content` and `tokens` read no files if this machine has cached their hashes.
 
-    Attributes:
-      kind: "csv" (gzipped lines `start,end`; more columns are ignored), "pairs" (uint64 pairs of start and length) or
-        "starts" (int64 starts).
-      continues: Whether the shard's first document began in the shard before; None: unknown.
+    Args:
+      corpus: Corpus whose documents are found.
+      boundaries: "auto" for its boundary files, if it has any; "eos" for its EOS tokens alone.
+      bos_token_id: Token that must follow each EOS that ends a document; implies "eos".
     """
 
-    kind: BoundaryKind
-    continues: bool | None = None
+    def __init__(self, corpus: Corpus, boundaries: str = "auto", bos_token_id: int | None = None) -> None:
+        self._corpus, self._bos = corpus, bos_token_id
+        self._by_files = corpus.has_boundary_files and boundaries == "auto" and bos_token_id is None
 
-    @property
-    def cuts_documents(self) -> bool:
-        """Whether files of this kind may cut through documents."""
-        return BOUNDARY_KINDS[self.kind].cuts_documents
+    @functools.cached_property
+    def content(self) -> str:
+        """`Documents.content`, from the hashes of files where this machine has cached them."""
+        corpus = self._corpus
+        if "_found" in vars(self):
+            return self._found.content
+        if self._by_files:
+            listed = [shard.boundaries for shard in corpus.shards if shard.boundaries is not None]
+            hashes = content.recall(listed) if len(listed) == len(corpus.shards) else None
+            return self._found.content if hashes is None else content.content_of_boundaries(corpus, hashes)
+        hashes = self._recalled_tokens() if corpus.eos_token_id is not None else None
+        return self._found.content if hashes is None else content.content_of_tokens(corpus, hashes, self._bos)
+
+    @functools.cached_property
+    def tokens(self) -> str | None:
+        """`Documents.tokens`: the hash of every token; None for a corpus with boundary files."""
+        if self._corpus.has_boundary_files:
+            return None
+        hashes = None if "_found" in vars(self) else self._recalled_tokens()
+        return self._found.tokens if hashes is None else content.hash_of_tokens(self._corpus, hashes)
+
+    @functools.cached_property
+    def documents(self) -> Documents:
+        """The documents.
+
+        Raises:
+          CorpusFileError: a file is missing, not the one that was indexed, or changed since `content` was computed.
+          CorpusError: a boundary file is damaged or does not fit, or there are neither boundary files nor `eos_token_id`.
+        """
+        if self._found.content != self.content:
+            raise _written_to(self._corpus)
+        return self._found
+
+    @functools.cached_property
+    def _found(self) -> Documents:
+        return _by_files(self._corpus) if self._by_files else by_eos(self._corpus, self._bos)
+
+    def _recalled_tokens(self) -> list[str] | None:
+        return content.recall(self._corpus.shards, of=content.hashed_of(self._corpus))
 
 
-def describe_boundaries(path: str, kind: BoundaryKind, continues: bool | None = None) -> BoundaryFile:
-    """Return the file as it is now."""
-    return BoundaryFile(**vars(describe(path)), kind=kind, continues=continues)
+def _written_to(corpus: Corpus) -> CorpusFileError:
+    path = corpus.shards[0].path
+    return CorpusFileError(f"{path}, or another file of its corpus, is being written to. Wait until it is complete.")
 
 
-def parse_boundaries(file: BoundaryFile, data: bytes, num_tokens: int) -> tuple[Ints, Ints]:
-    """Return (first token, length) of each document, int64 [documents], counted from the shard's first token."""
-    return BOUNDARY_KINDS[file.kind].parse(file.path, data, num_tokens)
+def part_by_part(corpus: Corpus) -> Documents:
+    """Return the documents of the boundary files, which every shard must have, without joining any across shards."""
+    start, length = map(np.concatenate, zip(*_read_parts(corpus)[0], strict=True))
+    return Documents(start, length)
 
 
-def _parse_csv(path: str, data: bytes, num_tokens: int) -> tuple[Ints, Ints]:
-    """Parse lines `start,end`, ascending, with or without gaps.
+def _by_files(corpus: Corpus) -> Documents:
+    parts, hashes = _read_parts(corpus)
+    for number, before in reversed(_continued(corpus, parts)):
+        parts[before][1][-1] += parts[number][1][0]
+        parts[number] = (parts[number][0][1:], parts[number][1][1:])
+    start, length = map(np.concatenate, zip(*parts, strict=True))
+    return Documents(start, length, content=content.content_of_boundaries(corpus, hashes))
 
-    Memory is bounded by the number of documents, which can't exceed that of tokens, whatever the file unpacks to.
+
+def _read_parts(corpus: Corpus) -> tuple[list[tuple[Ints, Ints]], list[str]]:
+    """Return (start, length) of each boundary file's documents, starts counted through all shards; and each file's hash."""
+    parts: list[tuple[Ints, Ints]] = []
+    hashes = []
+    first = 0
+    for shard in corpus.shards:
+        if shard.boundaries is None:
+            raise CorpusError(f"{shard.path}: has no document boundaries, but others have.")
+        data = read_whole(shard.boundaries)
+        hashes.append(hashing.of_bytes(data))
+        start, length = shard.boundaries.parse(data, shard.num_tokens)
+        parts.append((start + first, length))
+        first += shard.num_tokens
+    return parts, hashes
+
+
+def _continued(corpus: Corpus, parts: list[tuple[Ints, Ints]]) -> list[tuple[int, int]]:
+    """Return (shard, previous shard) for each shard whose first document began in the previous shard.
+
+    Format olmo may cut a document between two shards. It continues where one shard ends with a document, the next shard
+    begins with a document, and no EOS is between them. If a sources file states the number of documents, that decides.
     """
-    if not data:
-        raise CorpusError(f"{path}: is empty; expected gzipped lines 'start,end'. It was cut short.")
-    blocks = [np.empty((0, 2), np.int64)]
-    line, before = 1, 0
-    stream = gzip.GzipFile(fileobj=io.BytesIO(data))
-    rest, block = b"", b" "
-    while block:
-        try:
-            block = stream.read(_BLOCK)
-        except (OSError, EOFError, zlib.error) as error:
+    touching = _touching(corpus, parts)
+    boundaries = [corpus.shards[number].boundaries for number, _ in touching]
+    if all(file is not None and file.continues for file in boundaries):
+        return touching
+    without_eos = None if corpus.eos_token_id is None else _without_eos(corpus, touching)
+    if corpus.sources_file is None:
+        if without_eos is None:
             raise CorpusError(
-                f"{path}: can't be unpacked after line {line - 1} ({error}). It is cut short or damaged."
-            ) from error
-        text = rest + (block or (b"\n" if rest else b""))
-        rest = text[text.rfind(b"\n") + 1 :]
-        lines = text[: len(text) - len(rest)]
-        if len(rest) > _LONGEST_LINE:
-            raise CorpusError(f"{path}:{line + lines.count(10)}: expected 'start,end', found {_short(rest)}.")
-        if lines:
-            numbers = _parse_lines(path, line, lines)
-            _check_order(path, line, numbers, before, num_tokens)
-            before = int(numbers[-1, 1])
-            line += len(numbers)
-            blocks.append(numbers)
-    if len(blocks) == 1 and num_tokens:
-        raise CorpusError(f"{path}: lists no document, but the part has {num_tokens} tokens.")
-    start, end = np.concatenate(blocks).T.copy()
-    return start, end - start
+                f"{corpus.shards[touching[0][0]].path}: whether its first document continues one of the part before is "
+                "unknown without the token that ends documents. Give eos_token_id."
+            )
+        return without_eos
+    pieces, sources = sum(len(start) for start, _ in parts), corpus.sources_file.size // 16
+    for choice in (without_eos, touching, []):
+        if choice is not None and pieces - len(choice) == sources:
+            return choice
+    raise CorpusError(
+        f"{corpus.sources_file.path}: lists {sources} documents, but the boundary files hold {pieces} pieces, of which "
+        f"{len(touching)} may continue one of the part before. They don't belong together, or eos_token_id "
+        f"({corpus.eos_token_id}) is wrong."
+    )
 
 
-def _parse_lines(path: str, line: int, lines: bytes) -> Ints:
-    """Return int64 [lines, 2] of whole lines, parsed all at once: about 12 ns a byte."""
-    lines = lines.replace(b"\r\n", b"\n")
-    if lines.count(b",", 0, lines.index(b"\n")) > 1:  # start,end,id,src,loc
-        lines = _MORE_COLUMNS.sub(rb"\1", lines)
-    numbers = lines.replace(b"\n", b",")
-    separators = lines.translate(None, b"0123456789")
-    are_pairs = separators == b",\n" * (len(separators) // 2) and b",," not in numbers and numbers[:1] != b","
-    if not are_pairs or (values := np.fromstring(numbers, np.int64, sep=",")).max() >= 10**18:
-        found = ((number, text) for number, text in enumerate(lines.split(b"\n"), line) if not _PAIR.fullmatch(text))
-        number, text = next(found)
-        raise CorpusError(f"{path}:{number}: expected 'start,end' in digits, found {_short(text)}.")
-    return values.reshape(-1, 2)
+def _touching(corpus: Corpus, parts: list[tuple[Ints, Ints]]) -> list[tuple[int, int]]:
+    """Return (shard, previous shard) for each shard that begins with a document after a shard that ends with one."""
+    found = []
+    not_empty = [number for number, shard in enumerate(corpus.shards) if shard.num_tokens]
+    for before, number in itertools.pairwise(not_empty):
+        file, (start, length) = corpus.shards[number].boundaries, parts[before]
+        if file is None or not file.cuts_documents or file.continues is False or not len(start):
+            continue
+        if start[-1] + length[-1] == parts[number][0][0]:
+            found.append((number, before))
+    return found
 
 
-def _check_order(path: str, line: int, numbers: Ints, before: int, num_tokens: int) -> None:
-    """Check that each document has a token, begins where the one before ends or later, and lies within the part."""
-    start, end = numbers[:, 0], numbers[:, 1]
-    earlier = np.concatenate([[before], end[:-1]])
-    wrong = (start >= end) | (start < earlier) | (end > num_tokens)
-    if wrong.any():
-        at = int(np.flatnonzero(wrong)[0])
-        if end[at] > num_tokens:
-            why = f"the part has {num_tokens} tokens"
-        elif start[at] >= end[at]:
-            why = "it holds no token"
-        else:
-            why = f"the document before it ends at {int(earlier[at])}: they overlap"
-        raise CorpusError(f"{path}:{line + at}: {start[at]},{end[at]}, but {why}. It is damaged, or of another part.")
+def _without_eos(corpus: Corpus, touching: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return the pairs of `touching` whose previous shard does not end with an EOS."""
+    before, last = [before for _, before in touching], np.empty(len(touching), corpus.dtype)
+    ends = [corpus.shards[number].num_tokens - 1 for number in before]
+    reader = ShardReader(corpus.shards, last.itemsize, 1, remote=corpus.remote)
+    places, sizes = list(range(0, last.nbytes, last.itemsize)), [last.itemsize] * len(last)
+    reader.gather(before, ends, places, sizes, last.data.cast("B"))
+    return [pair for pair, token in zip(touching, last.tolist(), strict=True) if token != corpus.eos_token_id]
 
 
-def _parse_pairs(path: str, data: bytes, num_tokens: int) -> tuple[Ints, Ints]:
-    """Parse uint64 pairs (start, length), in any order, with or without gaps."""
-    if len(data) % 16:
-        raise CorpusError(f"{path}: {len(data)} bytes is not a multiple of 16, the size of a pair. It was cut short.")
-    pairs = np.frombuffer(data, "<u8").reshape(-1, 2)
-    start, length = pairs[:, 0], pairs[:, 1]
-    wrong = (start > num_tokens) | (length > num_tokens - np.minimum(start, np.uint64(num_tokens)))
-    if wrong.any():
-        at = int(np.flatnonzero(wrong)[0])
+def count_token(corpus: Corpus, token: int) -> int:
+    """Return the number of occurrences of `token`."""
+    return sum(int(np.count_nonzero(chunk == token)) for _, _, chunk, _ in _chunks(corpus))
+
+
+def by_eos(corpus: Corpus, bos_token_id: int | None = None) -> Documents:
+    """Return the documents, each with the EOS that ends it. Tokens after a shard's last EOS are in no document.
+
+    With `bos_token_id`, an EOS ends a document only before that token or at the end of a shard. The documents of a corpus of
+    more than a few MB are cached, in the folder `documents` of the cache.
+    """
+    if corpus.eos_token_id is None:
         raise CorpusError(
-            f"{path}: episode {at} is {length[at]} tokens from token {start[at]} on, but there are {num_tokens}. It is damaged."
+            f"{corpus.shards[0].path}: where documents end is not known: no boundary files. Give eos_token_id."
         )
-    return start.astype(np.int64), length.astype(np.int64)
+    scan_once = functools.cache(lambda: scan(corpus, bos_token_id))
+    if corpus.num_tokens * corpus.dtype.itemsize < _KEPT_FROM:
+        arrays: artifact.Arrays
+        arrays, hashes = scan_once()
+    else:
+        hashes = content.hashes_of(corpus.shards, lambda: scan_once()[1], of=content.hashed_of(corpus))
+
+        def make() -> dict[str, Ints]:
+            made, now = scan_once()
+            if now != hashes:
+                raise _written_to(corpus)
+            return made
+
+        depends = {"documents": 3, "content": content.content_of_tokens(corpus, hashes, bos_token_id)}
+        check = functools.partial(_check_documents, corpus.num_tokens)
+        arrays = artifact.load_or_make("documents", depends, make, check=check)
+    start, length, highest = (arrays[name].view(np.ndarray) for name in _ARRAYS)
+    key = content.content_of_tokens(corpus, hashes, bos_token_id)
+    return Documents(start, length, int(highest[0]), key, content.hash_of_tokens(corpus, hashes))
 
 
-def _parse_starts(path: str, data: bytes, num_tokens: int) -> tuple[Ints, Ints]:
-    """Parse int64 starts, ascending from 0, in a .npy file or raw. A last one equal to the number of tokens is the end."""
-
-    def parse(stated: object) -> np.dtype[Any]:
-        if stated != "<i8":
-            raise CorpusError(f"{path}: its .npy header says dtype {stated!r}; expected '<i8'.")
-        return np.dtype("<i8")
-
-    offset = locate_values(path, data, len(data), np.dtype("<i8"), parse)[2]
-    starts = np.frombuffer(data, "<i8", offset=offset).astype(np.int64)
-    if len(starts) and starts[-1] == num_tokens:
-        starts = starts[:-1]
-    if len(starts) == 0 and num_tokens:
-        raise CorpusError(f"{path}: lists no document, but there are {num_tokens} tokens.")
-    bounds = np.append(starts, num_tokens)
-    wrong = np.append(bounds[:1] != 0, np.diff(bounds) <= 0)
-    if len(starts) and wrong.any():
-        at = int(np.flatnonzero(wrong)[0])
-        raise CorpusError(
-            f"{path}: start {at} is {bounds[at]}; expected starts that ascend from 0 to below {num_tokens}, the tokens."
-        )
-    return starts, np.diff(bounds)
+def _check_documents(num_tokens: int, arrays: artifact.Arrays) -> None:
+    """Raise ValueError for cached arrays that no scan can have returned."""
+    start, length, highest = (arrays.get(name, np.empty((0, 0))) for name in _ARRAYS)
+    if any(array.dtype != np.int64 or array.ndim != 1 for array in (start, length, highest)) or len(highest) != 1:
+        raise ValueError("its arrays are not int64 [documents]")
+    if start.shape != length.shape or (length < 1).any() or (length > num_tokens).any():
+        raise ValueError("its lengths are not those of documents")
+    bounds = np.stack([start, start + length], axis=1).reshape(-1)
+    if len(bounds) and (bounds[0] < 0 or bounds[-1] > num_tokens or (bounds[1:] < bounds[:-1]).any()):
+        raise ValueError("its documents overlap or lie outside the corpus")
 
 
-def _short(text: bytes) -> str:
-    return repr(shortened(text.decode("latin1")))
+def scan(corpus: Corpus, bos_token_id: int | None) -> tuple[dict[str, Ints], list[str]]:
+    """Return the arrays of `Documents`, and the hash of each shard's tokens."""
+    starts, ends = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+    current, document_start, highest = -1, 0, 0
+    with hashing.BlockHasher(len(corpus.shards)) as hasher:
+        for shard, first, chunk, following in _chunks(corpus, ahead=0 if bos_token_id is None else 1):
+            hasher.add(shard, chunk.data)
+            highest = max(highest, int(chunk.max()))
+            found = np.flatnonzero(chunk == corpus.eos_token_id)
+            if bos_token_id is not None:
+                at_end = found == len(following)  # of the shard: no token follows
+                found = found[at_end | (following[found - at_end] == bos_token_id)] if len(following) else found
+            if shard != current:
+                current, document_start = shard, first
+            if len(found):
+                found = found + (first + 1)
+                starts.append(np.concatenate([[document_start], found[:-1]]))
+                ends.append(found)
+                document_start = int(found[-1])
+        hashes = [hasher.joined(shard) for shard in range(len(corpus.shards))]
+    start = np.concatenate(starts)
+    values = start, np.concatenate(ends) - start, np.array([min(highest, np.iinfo(np.int64).max)], np.int64)
+    return dict(zip(_ARRAYS, values, strict=True)), hashes
 
 
-class BoundaryFormat(NamedTuple):
-    """How boundary files of one kind are read; `parse` takes their path, their bytes and the number of tokens."""
+def _chunks(corpus: Corpus, ahead: int = 0) -> Iterator[tuple[int, int, Tokens, Tokens]]:
+    """Yield (shard, token offset in the corpus, tokens, tokens from the second on) of each chunk, in memory of its own.
 
-    parse: Callable[[str, bytes, int], tuple[Ints, Ints]]
-    cuts_documents: bool = False
-
-
-BOUNDARY_KINDS: dict[BoundaryKind, BoundaryFormat] = {
-    "csv": BoundaryFormat(_parse_csv, cuts_documents=True),
-    "pairs": BoundaryFormat(_parse_pairs),
-    "starts": BoundaryFormat(_parse_starts),
-}
+    The last of these are up to `ahead` tokens of the shard that follow the chunk.
+    """
+    reader = ShardReader(corpus.shards, corpus.dtype.itemsize, 1, remote=corpus.remote)
+    per_chunk = _SCAN_BYTES // corpus.dtype.itemsize
+    before = 0
+    for number, shard in enumerate(corpus.shards):
+        for start in range(0, shard.num_tokens, per_chunk):
+            read: Tokens = np.empty(min(per_chunk + ahead, shard.num_tokens - start), corpus.dtype)
+            reader.gather([number], [start], [0], [read.nbytes], memoryview(read.data).cast("B"))
+            yield number, before + start, read[:per_chunk], read[1:]
+        before += shard.num_tokens

@@ -9,21 +9,23 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from absl import logging
 
 from grain_sft.arguments import as_integer
-from grain_sft.corpus.corpus_files import CorpusFiles
 from grain_sft.errors import CorpusError
 from grain_sft.storage import files
+
+if TYPE_CHECKING:
+    from grain_sft.corpus.corpus import Corpus
 
 INDEX_FORMAT, INDEX_VERSION = "grain_sft index", 1
 MAXTEXT_VERSION = "1"
 
 
 def save(
-    corpus: CorpusFiles, path: str | os.PathLike[str], format: str, sequence_length: int | None, tokenizer: str | None
+    corpus: Corpus, path: str | os.PathLike[str], format: str, sequence_length: int | None, tokenizer: str | None
 ) -> None:
     """Write an index of `corpus`; see `Corpus.save`."""
     path = files.normalize(path)
@@ -39,7 +41,7 @@ def save(
         file.write("\n")
 
 
-def _own_json(corpus: CorpusFiles, path: str, sequence_length: int | None, tokenizer: str | None) -> dict[str, Any]:
+def _own_json(corpus: Corpus, path: str, sequence_length: int | None, tokenizer: str | None) -> dict[str, Any]:
     folder = os.path.dirname(os.path.abspath(path)).rstrip("/") + "/"
 
     def entry(file: Any) -> dict[str, Any]:
@@ -68,7 +70,7 @@ def _own_json(corpus: CorpusFiles, path: str, sequence_length: int | None, token
     }
 
 
-def _maxtext_json(corpus: CorpusFiles, path: str, sequence_length: int | None, tokenizer: str | None) -> dict[str, Any]:
+def _maxtext_json(corpus: Corpus, path: str, sequence_length: int | None, tokenizer: str | None) -> dict[str, Any]:
     if sequence_length is None:
         raise CorpusError("format='maxtext': MaxText's index is made for one sequence length; give sequence_length.")
     sequence_length = as_integer("sequence_length", sequence_length, 1, CorpusError)
@@ -102,7 +104,7 @@ def _maxtext_json(corpus: CorpusFiles, path: str, sequence_length: int | None, t
     }
 
 
-_WRITERS: Mapping[str, Callable[[CorpusFiles, str, int | None, str | None], dict[str, Any]]] = {
+_WRITERS: Mapping[str, Callable[[Corpus, str, int | None, str | None], dict[str, Any]]] = {
     "grain_sft": _own_json,
     "maxtext": _maxtext_json,
 }

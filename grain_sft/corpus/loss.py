@@ -60,7 +60,7 @@ KINDS: dict[LossKind, LossValues] = {
         ("<i4",),
         f"the token itself or {IGNORED}, not shifted",
         lambda values, tokens: (values != IGNORED) & (values != tokens.astype(np.int64)),
-        no_loss=IGNORED,
+        IGNORED,
         follow_tokens=True,
     ),
 }
@@ -126,17 +126,11 @@ class LossReader:
         scattered: bool = False,
         remote: RemoteOptions | None = None,
     ) -> None:
-        kinds = [None if loss is None else loss.kind for loss in losses]
-        self._sets = []
-        for kind in dict.fromkeys(kinds):
-            if kind is not None:
-                of_kind = [loss for loss in losses if loss is not None and loss.kind == kind]
-                reader = ShardReader(
-                    of_kind, KINDS[kind].dtype.itemsize, max_open_files, scattered=scattered, remote=remote
-                )
-                self._sets.append(_LossSet(np.array([each == kind for each in kinds]), of_kind, reader))
-        self.weighted = any(each.values.weighted for each in self._sets)
-        self._uniform = len(self._sets) == 1 and None not in kinds
+        options: dict[str, Any] = {"max_open_files": max_open_files, "scattered": scattered, "remote": remote}
+        kinds = dict.fromkeys(loss.kind for loss in losses if loss is not None)
+        self._readers = [_KindReader(losses, kind, options) for kind in kinds]
+        self.weighted = any(each.values.weighted for each in self._readers)
+        self._uniform = len(self._readers) == 1 and None not in losses
 
     def gather(
         self,
@@ -149,10 +143,10 @@ class LossReader:
         """Return bool or float32 [count]: the loss of pieces of shards at their places in the result, and no loss elsewhere.
 
         Args:
-          shard: int64 [pieces], number of the shard of each piece.
-          start: int64 [pieces], token offset of each piece in its shard.
-          place: int64 [pieces], index of the first value of each piece in the result.
-          length: int64 [pieces], number of tokens of each piece.
+          shard: int64 [pieces], numbers of shards.
+          start: int64 [pieces], token offsets in these shards.
+          place: int64 [pieces], indices of the first values in the result.
+          length: int64 [pieces], numbers of tokens.
           count: Length of the result.
 
         Raises:
@@ -160,10 +154,10 @@ class LossReader:
           CorpusError: A weight is negative or not finite.
         """
         if self._uniform:
-            return self._sets[0].gather(shard, start, place, length, count)
+            return self._readers[0].gather(shard, start, place, length, count)
         out: npt.NDArray[Any] = np.zeros(count, np.float32 if self.weighted else np.bool_)
         without_file = np.ones(len(shard), np.bool_)
-        for each in self._sets:
+        for each in self._readers:
             own = each.has[shard]
             without_file &= ~own
             out = np.add(out, each.gather(shard[own], start[own], place[own], length[own], count), dtype=out.dtype)
@@ -172,13 +166,15 @@ class LossReader:
         return out
 
 
-class _LossSet:
-    """Loss files of one kind. `has` is bool [shards], whether a shard has one of them."""
+class _KindReader:
+    """Reader of the loss files of one kind. `has` is bool [shards], whether a shard has one of them."""
 
-    def __init__(self, has: npt.NDArray[np.bool_], losses: Sequence[LossFile], reader: ShardReader) -> None:
-        self.has, self.values = has, losses[0].values
-        self._number: Ints = np.cumsum(has) - 1  # index of each shard's file in `losses`
-        self._losses, self._reader = losses, reader
+    def __init__(self, losses: Sequence[LossFile | None], kind: LossKind, options: dict[str, Any]) -> None:
+        self.values = KINDS[kind]
+        self.has: npt.NDArray[np.bool_] = np.array([loss is not None and loss.kind == kind for loss in losses])
+        self._losses = [loss for loss in losses if loss is not None and loss.kind == kind]
+        self._number: Ints = np.cumsum(self.has) - 1  # index of each shard's file in `_losses`
+        self._reader = ShardReader(self._losses, self.values.dtype.itemsize, **options)
 
     def gather(self, shard: Ints, start: Ints, place: Ints, length: Ints, count: int) -> npt.NDArray[Any]:
         values, number = self.values, self._number[shard]

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from grain_sft.corpus.array_file import scan_array
-from grain_sft.corpus.documents import BoundaryFile
+from grain_sft.corpus.boundaries import BoundaryFile
 from grain_sft.corpus.loss import LossFile
 from grain_sft.errors import CorpusError
 

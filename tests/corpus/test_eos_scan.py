@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from grain_sft import GrainSftError, open_corpus
-from grain_sft.corpus import content, document_finder
+from grain_sft.corpus import content
+from grain_sft.corpus import documents as documents_module
 
 EOS, BOS = 1, 2
 
@@ -39,12 +40,12 @@ def plainly(files: list[list[int]], bos: int | None) -> list[tuple[int, int]]:
 )
 def test_blocks_change_nothing(tmp_path_factory, files, bos, block, dtype):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(document_finder, "_SCAN_BYTES", np.dtype(dtype).itemsize * block)
+        patch.setattr(documents_module, "_SCAN_BYTES", np.dtype(dtype).itemsize * block)
         paths = [tmp_path_factory.getbasetemp() / f"blocks-{number}.npy" for number in range(len(files))]
         for path, tokens in zip(paths, files, strict=True):
             np.array(tokens, dtype).tofile(path)
         corpus = open_corpus(paths, dtype=dtype, eos_token_id=EOS)
-        start, length = document_finder.by_eos(corpus, bos)
+        start, length = documents_module.by_eos(corpus, bos)
         assert list(zip(start.tolist(), length.tolist(), strict=True)) == plainly(files, bos)
         assert corpus.num_documents == sum(tokens.count(EOS) for tokens in files)
 
@@ -73,15 +74,15 @@ def remembered(tmp_path, monkeypatch):
 
 
 def test_a_scan_is_kept_and_found_again(tmp_path, write_tokens, monkeypatch, remembered):
-    monkeypatch.setattr(document_finder, "_KEPT_FROM", 0)
+    monkeypatch.setattr(documents_module, "_KEPT_FROM", 0)
     scans = []
-    scan = document_finder.scan
-    monkeypatch.setattr(document_finder, "scan", lambda *given: scans.append(given) or scan(*given))
+    scan = documents_module.scan
+    monkeypatch.setattr(documents_module, "scan", lambda *given: scans.append(given) or scan(*given))
     tokens = np.random.default_rng(0).integers(0, 5, 10_000)
     path = write_tokens("0.npy", tokens, "uint16")
 
     def found(eos=EOS, bos=None):
-        documents = document_finder.by_eos(open_corpus(path, dtype="uint16", eos_token_id=eos), bos)
+        documents = documents_module.by_eos(open_corpus(path, dtype="uint16", eos_token_id=eos), bos)
         return list(zip(*(each.tolist() for each in documents), strict=True))
 
     first = found()
@@ -96,11 +97,11 @@ def test_a_scan_is_kept_and_found_again(tmp_path, write_tokens, monkeypatch, rem
 
 
 def test_a_large_corpus_is_scanned_once(tmp_path, write_tokens, monkeypatch, remembered):
-    tokens = np.random.default_rng(0).integers(0, 500, (document_finder._KEPT_FROM >> 2) + 1)
+    tokens = np.random.default_rng(0).integers(0, 500, (documents_module._KEPT_FROM >> 2) + 1)
     corpus = open_corpus(write_tokens("0.npy", tokens), dtype="uint32", eos_token_id=EOS)
     first = corpus.documents
     assert len(list((tmp_path / "cache" / "documents").glob("*.arrays"))) == 1
-    monkeypatch.setattr(document_finder, "_chunks", None)
+    monkeypatch.setattr(documents_module, "_chunks", None)
     again = open_corpus(tmp_path / "0.npy", dtype="uint32", eos_token_id=EOS).documents
     np.testing.assert_array_equal(again.start, first.start)
     np.testing.assert_array_equal(again.length, first.length)

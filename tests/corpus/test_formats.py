@@ -170,7 +170,7 @@ def test_boundaries_that_are_cut_short_are_an_error(tmp_path):
 
 def test_many_lines_are_parsed_in_blocks(tmp_path, monkeypatch):
     docs = documents(400)
-    monkeypatch.setattr("grain_sft.corpus.documents._BLOCK", 17)
+    monkeypatch.setattr("grain_sft.corpus.boundaries._BLOCK", 17)
     assert_documents(open_corpus(write_olmo(tmp_path, docs, part_tokens=100_000)), docs)
 
 

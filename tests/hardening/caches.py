@@ -11,7 +11,8 @@ import pytest
 import sft_files
 
 from grain_sft import IndexSampler, NpyDataSource, PackedLayout, PaddedLayout, open_corpus
-from grain_sft.corpus import content, document_finder
+from grain_sft.corpus import content
+from grain_sft.corpus import documents as documents_module
 from grain_sft.replay.learning_rate import supervised_ratio
 from grain_sft.sampling.orders import stored
 
@@ -25,7 +26,7 @@ EPISODES = 900  # 16 bytes each in the index, of which the first and the last 25
 def keep_everything(patch: pytest.MonkeyPatch, cache: Path) -> None:
     """Have caches keep what small and new files, and short orders, are made into."""
     patch.setenv("GRAIN_SFT_CACHE_DIR", str(cache))
-    patch.setattr(document_finder, "_KEPT_FROM", 0)
+    patch.setattr(documents_module, "_KEPT_FROM", 0)
     patch.setattr(content, "_REMEMBERED_FROM", 0)
     patch.setattr(content, "_SETTLED", -1.0)
     patch.setattr(stored, "IN_MEMORY_ROWS", 1)

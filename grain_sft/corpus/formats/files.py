@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from grain_sft.corpus.boundaries import BOUNDARY_KINDS
 from grain_sft.corpus.corpus import Corpus
-from grain_sft.corpus.documents import BOUNDARY_KINDS
 from grain_sft.corpus.formats import Format, formats
 from grain_sft.corpus.formats.metadata import PREPARE, SPLIT, CorpusMetadata, DirectoryListing
 from grain_sft.corpus.formats.scanning import ReadOptions, Split, TokenFile, in_threads, scan_corpus

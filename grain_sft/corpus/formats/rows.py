@@ -13,8 +13,8 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from grain_sft.corpus.boundaries import describe_boundaries
 from grain_sft.corpus.corpus import Corpus
-from grain_sft.corpus.documents import describe_boundaries
 from grain_sft.corpus.formats import Format
 from grain_sft.corpus.formats.metadata import CorpusMetadata, DirectoryListing, Json
 from grain_sft.corpus.formats.scanning import ReadOptions, corpus_of, in_threads
