@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from grain_sft.storage import files, locks, temporary
+from grain_sft.storage import files, locks
 
 KILLED = """
 import os, signal, sys
@@ -27,7 +27,7 @@ with files.atomic_write(sys.argv[1]) as file:
 @pytest.fixture(autouse=True)
 def another_process(monkeypatch):
     """As in a process that has cleaned nothing yet."""
-    monkeypatch.setattr(temporary, "_cleaned", set())
+    monkeypatch.setattr(locks, "_cleaned", set())
 
 
 def names_in(folder: Path) -> list[str]:
@@ -43,7 +43,7 @@ def test_what_a_killed_writer_left_is_removed_by_the_next_that_writes_there(tmp_
 
 def test_what_somebody_still_writes_is_left_alone(tmp_path, monkeypatch):
     with files.atomic_write(tmp_path / "first") as first:
-        monkeypatch.setattr(temporary, "_cleaned", set())
+        monkeypatch.setattr(locks, "_cleaned", set())
         files.write_bytes(str(tmp_path / "second"), b"2")
         first.write("1")
     assert names_in(tmp_path) == ["first", "second"]
@@ -53,7 +53,7 @@ def test_files_that_only_look_alike_are_left_alone(tmp_path):
     names = [".a.tmp", "a.00000000-1.01234567.tmp", ".vimrc.tmp", ".a.17.0123abcd.tmp", ".a.0000000x-1.01234567.tmp"]
     for name in names:
         (tmp_path / name).write_text("mine")
-    os.mkfifo(tmp_path / f".pipe.{temporary._host()}-1.01234567.tmp")
+    os.mkfifo(tmp_path / f".pipe.{locks._host()}-1.01234567.tmp")
     files.write_bytes(str(tmp_path / "out"), b"x")
     assert set(names) <= set(names_in(tmp_path))
 
@@ -74,7 +74,7 @@ def test_a_file_whose_name_is_as_long_as_can_be_is_written(tmp_path):
 
 def test_a_taken_file_is_made_again(tmp_path, monkeypatch):
     """A cleaner that comes between a file's making and its locking."""
-    lock, taken = temporary.HeldLock, []
+    lock, taken = locks.HeldLock, []
 
     def late(fd, **options):
         if not taken:
@@ -83,20 +83,18 @@ def test_a_taken_file_is_made_again(tmp_path, monkeypatch):
             path.unlink()
         return lock(fd, **options)
 
-    monkeypatch.setattr(temporary, "HeldLock", late)
+    monkeypatch.setattr(locks, "HeldLock", late)
     files.write_bytes(str(tmp_path / "out"), b"x")
     assert taken and names_in(tmp_path) == ["out"]
 
 
 def is_free(path: Path) -> bool:
-    fd = os.open(path, os.O_RDWR)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return True
-    except BlockingIOError:
-        return False
-    finally:
-        os.close(fd)
+    with open(path) as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            return False
 
 
 def fork(work) -> int:
@@ -108,17 +106,6 @@ def fork(work) -> int:
         finally:
             os._exit(0)
     return child
-
-
-def test_a_lock_is_free_when_its_holder_is_done_though_a_forked_child_lives(tmp_path):
-    with files.locked(tmp_path / "plan.arrays"):
-        child = fork(lambda: time.sleep(60))
-        assert not is_free(tmp_path / "plan.lock")
-    try:
-        assert is_free(tmp_path / "plan.lock")
-    finally:
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
 
 
 HOLDER = """
@@ -138,20 +125,28 @@ with files.locked(Path(sys.argv[1])):
 """
 
 
-def test_a_lock_is_free_when_its_holder_is_killed_though_a_forked_child_lives(tmp_path):
-    command = [sys.executable, "-c", HOLDER, str(tmp_path / "plan.arrays")]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:  # the child keeps the pipe open, too
-        child = int(process.stdout.readline())
-        process.stdout.close()
-    try:
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_lock_is_free_when_its_holder_is_done_or_killed_though_a_forked_child_lives(tmp_path, killed):
+    if killed:
+        command = [sys.executable, "-c", HOLDER, str(tmp_path / "plan.arrays")]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:  # the child keeps the pipe open
+            child = int(process.stdout.readline())
+            process.stdout.close()
         os.kill(child, 0)  # it lives
+    else:
+        with files.locked(tmp_path / "plan.arrays"):
+            child = fork(lambda: time.sleep(60))
+            assert not is_free(tmp_path / "plan.lock")
+    try:
         assert is_free(tmp_path / "plan.lock")
     finally:
         os.kill(child, signal.SIGKILL)
+        if not killed:
+            os.waitpid(child, 0)
 
 
 def test_a_forked_child_frees_no_lock_of_its_parent(tmp_path):
     with files.locked(tmp_path / "plan.arrays"):
-        child = fork(lambda: [lock.release() for lock in list(locks._held)])
+        child = fork(lambda: [lock.release() for lock in list(locks._file_locks)])
         os.waitpid(child, 0)
         assert not is_free(tmp_path / "plan.lock")

@@ -5,10 +5,11 @@ Any server of that registry serves them: Grain's, `prometheus_client.start_http_
 
 from __future__ import annotations
 
-import bisect
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from grain_sft.errors import MissingExtraError
 from grain_sft.pipeline import Delivery, Observer, Pipeline, standing_observers
@@ -18,25 +19,27 @@ if TYPE_CHECKING:
     from prometheus_client import Metric
 
 _SECONDS = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
+"""Upper bounds of the histograms' buckets."""
+
 _MOST_UNCOUNTED = 1 << 10  # batches
 _FOLDER_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
-_NEXT_STEP = "grain_sft_next_step", "The step whose batch is next handed out."
+_NEXT_STEP = "grain_sft_next_step", "Step of the next batch to be handed out."
 _COUNTERS = {
     "rows": "Rows handed out.",
     "tokens": "Tokens handed out, padding included.",
-    "filtered_rows": "Rows whose loss NgramFilter took off, of batches made.",
+    "filtered_rows": "Rows without loss after NgramFilter, in all batches made.",
     "remote_requests": "Requests for remote files, repeated ones included.",
     "remote_retries": "Requests that failed and were made again.",
     "remote_received_bytes": "Bytes of remote files that came over the network.",
-    "shard_cache_hits": "Blocks that the shard cache held when they were wanted.",
-    "shard_cache_misses": "Blocks that it did not hold.",
+    "shard_cache_hits": "Blocks that were in the shard cache when they were wanted.",
+    "shard_cache_misses": "Blocks that were not in the shard cache when they were wanted.",
     "shard_cache_fetched_bytes": "Bytes fetched into the shard cache.",
 }
 _READ = "grain_sft_read_bytes", "Bytes of rows that were read, by where their files are.", ["store"]
 _STORES = {"local_bytes": "local", "remote_bytes": "remote"}
 _HISTOGRAMS = {
-    "wait": ("grain_sft_wait_seconds", "How long next() took, of each batch handed out."),
-    "make": ("grain_sft_make_seconds", "How long each batch took to be made, by whichever thread."),
+    "wait": ("grain_sft_wait_seconds", "Time that next() took for each batch handed out."),
+    "make": ("grain_sft_make_seconds", "Time that a thread took to make each batch."),
 }
 
 
@@ -50,10 +53,9 @@ class Metrics(Observer):
     """
 
     def __init__(self) -> None:
-        self._counts = {"rows": 0, "tokens": 0}
         self._next_step = 0
         self._last: Delivery | None = None
-        self._buckets = {name: [0] * (len(_SECONDS) + 1) for name in _HISTOGRAMS}
+        self._buckets = {name: np.zeros(len(_SECONDS) + 1, np.int64) for name in _HISTOGRAMS}
         self._sums = dict.fromkeys(_HISTOGRAMS, 0.0)
         self._made: list[float] = []  # seconds of batches that are not counted yet
         self._handed_out: list[float] = []  # step, rows, tokens, seconds per batch; flat: no objects for the GC
@@ -84,19 +86,18 @@ class Metrics(Observer):
     def _count(self) -> None:
         """Count the batches made and handed out since the last call."""
         with self._lock.lock:
-            seconds = {"make": _taken(self._made)}
-            handed_out = _taken(self._handed_out)
-            steps, rows, tokens, seconds["wait"] = (handed_out[field::4] for field in range(4))
-            for name, values in seconds.items():
-                for value in values:
-                    self._buckets[name][bisect.bisect_left(_SECONDS, value)] += 1
-                self._sums[name] += sum(values)
+            handed_out = _take(self._handed_out)
+            steps, rows, tokens, waits = (handed_out[field::4] for field in range(4))
+            seconds = {"wait": waits, "make": _take(self._made)}
+            activity.count(rows=int(sum(rows)), tokens=int(sum(tokens)))
             if steps:
-                self._counts["rows"] += int(sum(rows))
-                self._counts["tokens"] += int(sum(tokens))
                 self._next_step = int(steps[-1]) + 1
             if self._shared is not None:
-                self._shared.update({**self._counts, **activity.counts}, seconds, self._next_step)
+                self._shared.update(activity.counts, seconds, self._next_step)
+                return
+            for name, values in seconds.items():
+                self._sums[name] += sum(values)
+                self._buckets[name] += np.bincount(np.searchsorted(_SECONDS, values), minlength=len(_SECONDS) + 1)
 
     def collect(self) -> Iterable[Metric]:
         """Yield the current metrics, as prometheus_client's collector protocol requires."""
@@ -104,15 +105,11 @@ class Metrics(Observer):
 
         self._count()
         with self._lock.lock:
-            counts = {**self._counts, **activity.counts}
-            buckets = {name: list(found) for name, found in self._buckets.items()}
-            sums, next_step = dict(self._sums), self._next_step
-        for name, (title, text) in _HISTOGRAMS.items():
-            total, cumulative = 0, []
-            for bound, count in zip((*map(str, _SECONDS), "+Inf"), buckets[name], strict=True):
-                total += count
-                cumulative.append((bound, float(total)))
-            yield HistogramMetricFamily(title, text, buckets=cumulative, sum_value=sums[name])
+            totals = {name: found.cumsum().tolist() for name, found in self._buckets.items()}
+            counts, sums, next_step = dict(activity.counts), dict(self._sums), self._next_step
+        for name, texts in _HISTOGRAMS.items():
+            buckets = list(zip((*map(str, _SECONDS), "+Inf"), totals[name], strict=True))
+            yield HistogramMetricFamily(*texts, buckets=buckets, sum_value=sums[name])
         yield GaugeMetricFamily(*_NEXT_STEP, value=next_step)
         for name, text in _COUNTERS.items():
             yield CounterMetricFamily(f"grain_sft_{name}", text, value=counts[name])
@@ -122,7 +119,7 @@ class Metrics(Observer):
         yield read
 
 
-def _taken(values: list[float]) -> list[float]:
+def _take(values: list[float]) -> list[float]:
     """Remove and return the items of a list, to which other threads may append meanwhile."""
     found = values[:]
     del values[: len(found)]
@@ -142,15 +139,15 @@ class _SharedMetrics:
         self._counters |= {name: read.labels(store) for name, store in _STORES.items()}
         self._sent = dict.fromkeys(self._counters, 0)
 
-    def update(self, counts: dict[str, int], seconds: dict[str, list[float]], next_step: int) -> None:
+    def update(self, counts: Mapping[str, int], seconds: Mapping[str, list[float]], next_step: int) -> None:
         """Update the metrics; `counts` are totals, `seconds` only the values since the last update."""
         for name, values in seconds.items():
             for value in values:
                 self._histograms[name].observe(value)
-        for key, value in counts.items():
-            if value != self._sent[key]:
-                self._counters[key].inc(value - self._sent[key])
-                self._sent[key] = value
+        for name, value in counts.items():
+            if value != self._sent[name]:
+                self._counters[name].inc(value - self._sent[name])
+                self._sent[name] = value
         if next_step:
             self._gauge.set(next_step)
 

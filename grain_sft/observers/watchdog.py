@@ -17,12 +17,12 @@ import sys
 import threading
 import weakref
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import Any
 
 from absl import logging
 
 from grain_sft.errors import PipelineError
-from grain_sft.pipeline import Delivery, Observer, Pipeline, StepIterator
+from grain_sft.pipeline import Delivery, IteratorStats, Observer, Pipeline, StepIterator
 from grain_sft.source import workers
 from grain_sft.storage import activity
 
@@ -37,65 +37,84 @@ _STATES = {
 }  # fmt: skip
 
 
-class Settings(NamedTuple):
-    """Times of the watchdog, in seconds; 0 means never.
+Wait = tuple[int, float]
+"""A step that is waited for, and since when on `time.perf_counter`'s clock."""
 
-    Attributes:
-      stall: Wait after which a stall is logged, and again after twice as long.
-      summary: Time between two summaries.
-    """
 
-    stall: float
-    summary: float
+def _times() -> tuple[float, float]:
+    """Return the seconds after which a stall is logged and between two summaries, from the environment; 0 means never."""
+    return _seconds(STALL_VARIABLE, 30.0), _seconds(SUMMARY_VARIABLE, 0.0)
 
-    @classmethod
-    def from_environment(cls) -> Settings:
-        """Return the values of $GRAIN_SFT_STALL_SECONDS (30) and $GRAIN_SFT_LOG_EVERY (0).
 
-        Raises:
-          PipelineError: A value is not a number of seconds.
-        """
-        return cls(_seconds(STALL_VARIABLE, 30.0), _seconds(SUMMARY_VARIABLE, 0.0))
+def _seconds(variable: str, default: float) -> float:
+    text = os.environ.get(variable) or str(default)
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not 0 <= number < math.inf:
+        raise PipelineError(f"${variable} is {text!r}: expected seconds, such as {default or 300:g}, or 0 for never.")
+    return number
 
 
 class _Watch:
-    """Waits of one iterator."""
+    """Something that waits: its stalls are logged while they last."""
 
-    def __init__(self, iterator: StepIterator[Any], settings: Settings, dog: Watchdog) -> None:
-        self._iterator, self.stats, self.settings, self._dog = weakref.ref(iterator), iterator.stats, settings, dog
-        self._warned: tuple[int, float] | None = None  # wait that was logged
-        self._next_warning = settings.stall
-        self._summarised, self._last = perf_counter(), copy.copy(self.stats)
+    def __init__(self, stall: float, summary: float, stats: IteratorStats) -> None:
+        self.stall, self.summary, self.stats = stall, summary, stats
+        self._next_warning: dict[Wait, float] = {}
+
+    def stalls(self, waits: list[Wait], now: float) -> list[Wait]:
+        """Return those of the current waits that are to be logged now, each again after twice as long."""
+        if not self.stall:
+            return []
+        self._next_warning = {wait: self._next_warning.get(wait, self.stall) for wait in waits}
+        late = [wait for wait in waits if now - wait[1] >= self._next_warning[wait]]
+        for wait in late:
+            while self._next_warning[wait] <= now - wait[1]:
+                self._next_warning[wait] *= 2
+        return late
 
     def check(self, now: float) -> bool:
-        """Log what has to be logged now; return whether the iterator still exists."""
-        waiting, iterator = self.stats.waiting, self._iterator()
+        """Log what has to be logged now; return whether this still exists."""
+        raise NotImplementedError
+
+
+class _IteratorWatch(_Watch):
+    """Watch of an iterator, which also logs summaries."""
+
+    def __init__(self, stall: float, summary: float, iterator: StepIterator[Any], dog: Watchdog) -> None:
+        super().__init__(stall, summary, iterator.stats)
+        self._iterator, self._dog = weakref.ref(iterator), dog
+        self._summarised, self._last = perf_counter(), copy.copy(iterator.stats)
+
+    def check(self, now: float) -> bool:
+        iterator, stats = self._iterator(), self.stats
         if iterator is None:
             return False
-        if self._warned is not None and waiting != self._warned:
-            self._warned, self._next_warning = None, self.settings.stall
-        if waiting is not None and self.settings.stall and now - waiting[1] >= self._next_warning:
-            self._warn(iterator, waiting, now - waiting[1])
-        if self.settings.summary and now - self._summarised >= self.settings.summary:
+        waiting = stats.waiting
+        for wait in self.stalls([] if waiting is None else [waiting], now):
+            lines = self._describe(iterator)
+            if stats.waiting == wait:  # else the batch came meanwhile
+                self._dog.stalled.add((id(iterator.pipeline), wait[0]))
+                logging.warning("Step %d: no batch after %.1f s.\n  %s", wait[0], now - wait[1], "\n  ".join(lines))
+        if self.summary and now - self._summarised >= self.summary:
             self._summarise(now)
         return True
 
-    def _warn(self, iterator: StepIterator[Any], waiting: tuple[int, float], seconds: float) -> None:
+    def _describe(self, iterator: StepIterator[Any]) -> list[str]:
+        """Return lines on what the iterator waits for, and on how long steps took before."""
         pids = iterator.worker_pids()
         if pids is None:
             lines = activity.describe_makers(iterator.pipeline) or ["no thread is making a batch"]
         else:
             states = ", ".join(f"{pid} is {_state(pid)}" for pid in sorted(pids))
             lines = [f"it is to come from worker process {pids[0]}; {states}" if pids else "no worker process is alive"]
-        if self.stats.waiting != waiting:  # the batch came meanwhile
-            return
-        self._warned, self._next_warning = waiting, _doubled(self._next_warning, seconds)
-        self._dog.stalled.add((id(iterator.pipeline), waiting[0]))
         if recent := list(self._dog.recent):
             lines.append(f"before, a batch took {_short(sum(recent) / len(recent))} to make on average")
         if self.stats.steps:
             lines.append(f"before, the training loop took {_short(self.stats.elsewhere / self.stats.steps)} a step")
-        logging.warning("Step %d: no batch after %.1f s.\n  %s", waiting[0], seconds, "\n  ".join(lines))
+        return lines
 
     def _summarise(self, now: float) -> None:
         """Log what happened since the last summary."""
@@ -120,22 +139,11 @@ class _Watch:
         )
 
 
-class _WorkerWatch:
-    """Batches that the threads of this worker process make."""
-
-    stats = None
-
-    def __init__(self, settings: Settings) -> None:
-        self.settings = settings
-        self._next_warning: dict[tuple[int, float], float] = {}
+class _WorkerWatch(_Watch):
+    """Watch of the batches that the threads of this worker process make."""
 
     def check(self, now: float) -> bool:
-        current = [(step, since) for step, since, _ in activity.making.copy().values()]
-        self._next_warning = {entry: self._next_warning.get(entry, self.settings.stall) for entry in current}
-        late = [entry for entry in current if now - entry[1] >= self._next_warning[entry]]
-        for entry in late:
-            self._next_warning[entry] = _doubled(self._next_warning[entry], now - entry[1])
-        if late:
+        if late := self.stalls([(step, since) for step, since, _ in activity.making.copy().values()], now):
             seconds, lines = now - min(since for _, since in late), "\n  ".join(activity.describe_makers())
             logging.warning("Worker process %d: no batch after %.1f s.\n  %s", os.getpid(), seconds, lines)
         return True
@@ -159,7 +167,7 @@ class Watchdog(Observer):
 
     def _begin(self) -> None:
         """Begin in a new process, which has no thread of the watchdog."""
-        self._watches: list[_Watch | _WorkerWatch] = []
+        self._watches: list[_Watch] = []
         self._in_worker = False
         self._lock = threading.Lock()
         # neither Event nor Thread.start: they hang when an exception, as Ctrl-C, arrives inside them
@@ -167,15 +175,15 @@ class Watchdog(Observer):
         self._thread: threading.Thread | None = None
 
     def iterator_opened(self, iterator: StepIterator[Any]) -> None:
-        settings = Settings.from_environment()
-        if any(settings):
-            self._add(_Watch(iterator, settings, self))
+        stall, summary = _times()
+        if stall or summary:
+            self._add(_IteratorWatch(stall, summary, iterator, self))
 
     def worker_started(self, pipeline: Pipeline) -> None:
-        settings = Settings.from_environment()
-        if settings.stall and not self._in_worker and workers.in_worker():
+        stall, _ = _times()
+        if stall and not self._in_worker and workers.in_worker():
             self._in_worker = True
-            self._add(_WorkerWatch(settings))
+            self._add(_WorkerWatch(stall, 0.0, IteratorStats()))
 
     def batch_made(self, pipeline: Pipeline, step: int, seconds: float) -> None:
         self.recent.append(seconds)
@@ -197,7 +205,7 @@ class Watchdog(Observer):
         with self._lock:
             self._watches = [watch for watch in self._watches if watch.stats is not iterator.stats]
 
-    def _add(self, watch: _Watch | _WorkerWatch) -> None:
+    def _add(self, watch: _Watch) -> None:
         with self._lock:
             if self._over or sys.is_finalizing():  # a thread that starts now would hang
                 return
@@ -214,9 +222,8 @@ class Watchdog(Observer):
         """End the thread before the interpreter ends."""
         self._over = True
         self._wake.put(None)
-        thread = self._thread
-        if thread is not None and thread.ident is not None:
-            thread.join(1.0)
+        if self._thread is not None and self._thread.ident is not None:
+            self._thread.join(1.0)
 
     def _run(self) -> None:
         while True:
@@ -232,7 +239,7 @@ class Watchdog(Observer):
                 self._over, gone = True, []
             with self._lock:
                 self._watches = [watch for watch in self._watches if watch not in gone]
-            shortest = min(seconds for watch in watches for seconds in watch.settings if seconds)
+            shortest = min(seconds for watch in watches for seconds in (watch.stall, watch.summary) if seconds)
             del watches, gone
             if self._watches:
                 with contextlib.suppress(queue.Empty):
@@ -249,27 +256,9 @@ def _state(pid: int) -> str:
     return _STATES.get(letter, letter)
 
 
-def _doubled(warning: float, seconds: float) -> float:
-    """Return the next of the doubling times that is not over yet."""
-    while warning <= seconds:
-        warning *= 2
-    return warning
-
-
 def _short(seconds: float) -> str:
-    """Return a time with two digits: "58 µs", "1.2 ms", "3 s"."""
+    """Return a time with two digits: "58 µs", "1.2 ms", "3.4 s"."""
     for unit, size in (("s", 1.0), ("ms", 1e-3)):
         if seconds >= size:
             return f"{seconds / size:.{1 if seconds < 10 * size else 0}f} {unit}"
     return f"{seconds / 1e-6:.0f} µs"
-
-
-def _seconds(variable: str, default: float) -> float:
-    text = os.environ.get(variable) or str(default)
-    try:
-        number = float(text)
-    except ValueError:
-        number = math.nan
-    if not 0 <= number < math.inf:
-        raise PipelineError(f"${variable} is {text!r}: expected seconds, such as {default or 300:g}, or 0 for never.")
-    return number

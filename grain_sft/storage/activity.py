@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
-import itertools
 import os
 import threading
 import time
@@ -27,7 +26,7 @@ REQUESTING = "asking for {} parts of remote files"
 DOWNLOADING = "downloading {} blocks into the shard cache, such as bytes {} to {} of {}"
 AWAITING_BLOCK = "waiting for bytes {} to {} of {}, which {} downloads into the shard cache"
 
-_MOST_REQUESTS = 4  # that are named
+_NAMED_REQUESTS = 4
 
 doing: dict[int, tuple[object, ...]] = {}
 """Current operation by thread: a format text and its values."""
@@ -38,7 +37,7 @@ making: dict[int, tuple[int, float, object]] = {}
 counts: dict[str, int] = dict.fromkeys(
     (
         *("local_bytes", "remote_bytes", "remote_requests", "remote_retries", "remote_received_bytes"),
-        *("shard_cache_hits", "shard_cache_misses", "shard_cache_fetched_bytes", "filtered_rows"),
+        *("shard_cache_hits", "shard_cache_misses", "shard_cache_fetched_bytes", "filtered_rows", "rows", "tokens"),
     ),
     0,
 )
@@ -66,38 +65,32 @@ def making_batch(pipeline: object, step: int) -> Iterator[None]:
         making.pop(thread, None)
 
 
-def describe(thread: int) -> str:
-    """Return what a thread is doing, as a phrase."""
-    text, *values = doing.get(thread, ("no more is known",))
-    return str(text).format(*values)
-
-
 def describe_makers(pipeline: object = None) -> list[str]:
     """Return a line for each thread that makes a batch of `pipeline` (None: of any), the oldest first, and for each request."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
-    lines = [
-        f"{names.get(thread, thread)}: making step {step} for {time.perf_counter() - since:.1f} s: {describe(thread)}"
-        for thread, (step, since, whose) in sorted(making.copy().items(), key=lambda each: each[1][1])
-        if pipeline is None or whose is pipeline
-    ]
-    requests = [str(request) for _, request in sorted(_requests.copy().items())]
-    more = [f"and {len(requests) - _MOST_REQUESTS} more such requests"] if len(requests) > _MOST_REQUESTS else []
-    return lines + requests[:_MOST_REQUESTS] + more
+    lines = []
+    for thread, (step, since, whose) in sorted(making.copy().items(), key=lambda each: each[1][1]):
+        if pipeline is None or whose is pipeline:
+            text, *values = doing.get(thread, ("no more is known",))
+            seconds, operation = time.perf_counter() - since, str(text).format(*values)
+            lines.append(f"{names.get(thread, thread)}: making step {step} for {seconds:.1f} s: {operation}")
+    requests = [str(request) for request in list(_requests)]
+    more = [f"and {len(requests) - _NAMED_REQUESTS} more such requests"] if len(requests) > _NAMED_REQUESTS else []
+    return lines + requests[:_NAMED_REQUESTS] + more
 
 
 class _Request:
     """Bytes that a remote file is asked for until they come."""
 
     def __init__(self, what: str) -> None:
-        self._what, self._since, self.tries, self.failure = what, time.monotonic(), 1, ""
+        self.what, self.since, self.tries, self.failure = what, time.monotonic(), 1, ""
 
     def __str__(self) -> str:
         tries = f", try {self.tries} (the last failed with {self.failure})" if self.failure else ""
-        return f"waiting for {self._what} for {time.monotonic() - self._since:.1f} s{tries}"
+        return f"waiting for {self.what} for {time.monotonic() - self.since:.1f} s{tries}"
 
 
-_numbers = itertools.count()
-_requests: dict[int, _Request] = {}
+_requests: dict[_Request, None] = {}  # in the order in which they began
 _current: contextvars.ContextVar[_Request | None] = contextvars.ContextVar("grain_sft_request", default=None)
 
 
@@ -107,28 +100,28 @@ def open_request(what: str) -> Iterator[None]:
     if _current.get() is not None:
         yield
         return
-    number, request = next(_numbers), _Request(what)
-    _requests[number] = request
+    request = _Request(what)
+    _requests[request] = None
     token = _current.set(request)
     try:
         yield
     finally:
         _current.reset(token)
-        _requests.pop(number, None)
+        _requests.pop(request, None)
 
 
 def request_failed(reason: str) -> None:
     """Record that the last try of this task's request failed, and that another follows."""
     count(remote_retries=1)
-    request = _current.get()
-    if request is not None:
+    if (request := _current.get()) is not None:
         request.tries, request.failure = request.tries + 1, reason
 
 
 def _forked() -> None:
     """Forget the threads of the parent process."""
-    for table in (doing, making, _requests):
-        table.clear()
+    doing.clear()
+    making.clear()
+    _requests.clear()
 
 
 os.register_at_fork(after_in_child=_forked)

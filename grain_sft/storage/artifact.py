@@ -13,7 +13,7 @@ import json
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -31,18 +31,10 @@ MAGIC, SUFFIX = b"GSFTART2", ".arrays"
 """First bytes of an artifact, and the end of its name."""
 
 _ALIGN = 64
-_NO_CHECKSUM = "0" * 64
 _DAMAGED = (
     ValueError, TypeError, LookupError, AttributeError, OverflowError, MemoryError, RecursionError, SyntaxError, EOFError,
 )  # fmt: skip
 """What a damaged header may raise in json and numpy."""
-
-
-class Frame(NamedTuple):
-    """Bytes before the arrays, with zeros for the checksum, and bytes that are hashed before the arrays' blocks."""
-
-    header: bytes
-    start: bytes
 
 
 def load_or_make(
@@ -80,10 +72,7 @@ def load_or_make(
             made = dict(make())
             save(target, depends, made)
             if shared is not None:
-                try:
-                    files.upload(target, shared)
-                except (StorageError, CorpusFileError) as error:
-                    logging.warning("%s Other machines will make it again.", error)
+                _share(target, shared)
             return open_file(target)[0]
     except StorageError as error:
         if making and made is None:  # not of the cache, but of what the arrays are made from
@@ -109,7 +98,7 @@ def _fetch(url: str, target: Path) -> bool:
     try:
         if not files.is_file(url):
             return False
-        with files.atomic_write(target, "wb") as file, files.remote(url):
+        with files.atomic_write(target, "wb") as file, files.reading(url):
             remote_files.download(url, file)
         return True
     except CorpusFileError as error:
@@ -117,29 +106,31 @@ def _fetch(url: str, target: Path) -> bool:
         return False
 
 
-def frame(depends: Mapping[str, Any], shapes: Mapping[str, tuple[np.dtype[Any], tuple[int, ...]]]) -> Frame:
-    """Return the header for arrays of these dtypes and shapes, each followed by zeros up to a multiple of 64 bytes."""
-    described, at = {}, 0
-    for name, (dtype, shape) in shapes.items():
-        described[name] = {"dtype": dtype.str, "shape": list(shape), "at": at}
-        at += _padded(dtype.itemsize * int(np.prod(shape, dtype=np.int64)))
-    header = json.dumps({"depends": depends, "arrays": described, "checksum": _NO_CHECKSUM}).encode()
-    header += b" " * (-(len(header) + 16) % _ALIGN)
-    return Frame(MAGIC + len(header).to_bytes(8, "little") + header, _start(depends, described))
+def _share(target: Path, url: str) -> None:
+    """Copy arrays to a bucket, if it answers."""
+    try:
+        files.upload(target, url)
+    except (StorageError, CorpusFileError) as error:
+        logging.warning("%s Other machines will make it again.", error)
 
 
 def save(path: Path, depends: Mapping[str, Any], arrays: Arrays) -> None:
     """Write the arrays to `path`, whole or not at all."""
-    made = frame(depends, {name: (array.dtype, array.shape) for name, array in arrays.items()})
     flat = [np.ascontiguousarray(array).reshape(-1).view(np.uint8) for array in arrays.values()]
-    blocks = [array[at : at + hashing.BLOCK] for array in flat for at in range(0, len(array), hashing.BLOCK)]
+    described, at = {}, 0
+    for (name, array), data in zip(arrays.items(), flat, strict=True):
+        described[name] = {"dtype": array.dtype.str, "shape": list(array.shape), "at": at}
+        at += data.nbytes + -data.nbytes % _ALIGN
+    blocks = [data[at : at + hashing.BLOCK] for data in flat for at in range(0, len(data), hashing.BLOCK)]
     with concurrent.futures.ThreadPoolExecutor(hashing.THREADS) as pool:
-        checksum = hashing.joined(pool.map(hashing.of_block, blocks), made.start)
+        checksum = hashing.joined(pool.map(hashing.of_block, blocks), _start(depends, described))
+    header = json.dumps({"depends": depends, "arrays": described, "checksum": checksum}).encode()
+    header += b" " * (-(len(header) + 16) % _ALIGN)
     with files.atomic_write(path, "wb") as file:
-        file.write(made.header.replace(_NO_CHECKSUM.encode(), checksum.encode(), 1))
-        for array in flat:
-            file.write(array.data)
-            file.write(b"\0" * (_padded(array.nbytes) - array.nbytes))
+        file.write(MAGIC + len(header).to_bytes(8, "little") + header)
+        for data in flat:
+            file.write(data.data)
+            file.write(b"\0" * (-data.nbytes % _ALIGN))
 
 
 def open_file(path: Path) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]:
@@ -174,8 +165,11 @@ def _mapped(fd: int) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]:
     found, ranges = {}, []
     with os.fdopen(os.dup(fd), "rb") as file:
         for name, entry in header["arrays"].items():
-            shape, at = tuple(map(int, entry["shape"])), 16 + size + int(entry["at"])
-            dtype = np.dtype(str(entry["dtype"]))
+            shape, at, dtype = (
+                tuple(map(int, entry["shape"])),
+                16 + size + int(entry["at"]),
+                np.dtype(str(entry["dtype"])),
+            )
             if dtype.kind not in "biuf":
                 raise ValueError(f"an array of {dtype}")
             if at < 0:
@@ -200,12 +194,11 @@ def open_cached(
             raise StorageError(f"{target}: depends on other things than its name says; making it again.")
         if check is not None:
             check(arrays)
+        return arrays
     except ValueError as error:
         logging.warning("%s: its checksum is right, but %s; making it again.", target, error)
     except StorageError as error:
         logging.warning("%s", error)
-    else:
-        return arrays
     with contextlib.suppress(OSError):
         target.unlink()
     return None
@@ -214,7 +207,3 @@ def open_cached(
 def _start(depends: Any, described: Any) -> bytes:
     """Return the bytes that are hashed before the arrays."""
     return hashlib.sha256(json.dumps([depends, described], sort_keys=True).encode()).digest()
-
-
-def _padded(size: int) -> int:
-    return -(-size // _ALIGN) * _ALIGN

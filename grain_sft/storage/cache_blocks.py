@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from grain_sft.storage.locks import HeldLock, is_at
+from grain_sft.storage.locks import HeldLock, is_at, remove_abandoned
 from grain_sft.storage.regular_files import pread
 from grain_sft.storage.remote.files import RemoteFile, RemotePiece
 
@@ -207,19 +207,9 @@ class Space:
                     entry = found.st_mtime_ns, found.st_size, file.path
                     if not file.name.endswith(PART):
                         whole.append(entry)
-                    elif not _remove_unlocked(file.path):
+                    elif not remove_abandoned(file.path):
                         unfinished.append(entry)
         return whole, unfinished
-
-
-def _remove_unlocked(part: str) -> bool:
-    """Remove an unfinished file and return True, unless a living process makes it."""
-    try:
-        with HeldLock(os.open(part, os.O_RDWR | os.O_CLOEXEC), wait=False):
-            os.unlink(part)
-        return True
-    except BlockingIOError:
-        return False
 
 
 @functools.cache

@@ -5,9 +5,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import hashlib
-import io
 import os
-import struct
 from typing import NamedTuple, Protocol
 
 from grain_sft.errors import CorpusError, CorpusFileError
@@ -130,22 +128,19 @@ def read_head(path: str) -> Head:
 
 
 def npy_header(path: str, head: bytes, size: int, version: str | None = None) -> tuple[object, tuple[object, ...], int]:
-    """Return (dtype as it is written there, shape, bytes before the data) of a .npy file.
+    """Return (dtype as the header states it, shape, bytes before the data) of a .npy file.
 
     Raises:
       CorpusError: The header is damaged, or of a version that numpy does not write.
     """
-    stream = io.BytesIO(head)
-    stream.seek(len(MAGIC))
-    written = list(stream.read(2))
+    written = list(head[len(MAGIC) : len(MAGIC) + 2])
     if written not in ([1, 0], [2, 0], [3, 0]):
         raise CorpusError(f"{path}: .npy format version {written}; versions [1, 0], [2, 0] and [3, 0] can be read.")
-    length_format = "<H" if written[0] == 1 else "<I"
-    field = stream.read(struct.calcsize(length_format))
-    if len(field) < struct.calcsize(length_format):
+    start = len(MAGIC) + (4 if written[0] == 1 else 6)
+    if len(head) < start:
         raise CorpusError(f"{path}: the .npy header breaks off after {size} bytes.")
-    (length,) = struct.unpack(length_format, field)
-    start, offset = stream.tell(), stream.tell() + length
+    length = int.from_bytes(head[len(MAGIC) + 2 : start], "little")
+    offset = start + length
     if length > _HEADER_LIMIT or offset > size:
         raise CorpusError(
             f"{path}: the .npy header claims {length} bytes, but the file has {size} and a header of a token array "

@@ -1,5 +1,4 @@
-"""Files, local or remote, written whole or not at all. What can't be read is a CorpusFileError, what can't be written a
-StorageError."""
+"""Local and remote files: a failure to read one is a CorpusFileError, a failure to write one a StorageError."""
 
 from __future__ import annotations
 
@@ -13,19 +12,13 @@ from pathlib import Path
 from typing import IO, Any
 
 from grain_sft.errors import CorpusFileError, GrainSftError, StorageError
-from grain_sft.storage import temporary
-from grain_sft.storage.locks import CACHE_DIR_VARIABLE, locked
+from grain_sft.storage import locks
+from grain_sft.storage.locks import CACHE_DIR_VARIABLE as CACHE_DIR_VARIABLE
+from grain_sft.storage.locks import locked as locked
+from grain_sft.storage.locks import sync_folder as sync_folder
 from grain_sft.storage.regular_files import read_regular
 from grain_sft.storage.remote import files as remote_files
-from grain_sft.storage.remote.clients import filesystem
-from grain_sft.storage.temporary import sync_folder
-
-__all__ = [
-    "CACHE_DIR_VARIABLE", "absolute", "atomic_write", "cache_dir", "cache_url", "candidate_dirs", "check_writable", "exists",
-    "filesystem", "glob", "is_file", "is_remote", "join", "locked", "name_of", "normalize", "parent", "read_bytes",
-    "read_range", "read_text", "reading", "remote", "sidecar", "size", "size_and_version", "sync_folder", "upload",
-    "write_bytes",
-]  # fmt: skip
+from grain_sft.storage.remote.clients import filesystem as filesystem
 
 _URL = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]+)://")
 
@@ -49,7 +42,7 @@ def absolute(path: str) -> str:
 
 @contextlib.contextmanager
 def reading(path: str, part: str = "") -> Iterator[None]:
-    """Turn what a local or remote file system raises about a file, or a part of it, into a CorpusFileError."""
+    """Replace exceptions of a local or remote file system about a file, or a part of it, by a CorpusFileError."""
     try:
         yield
     except GrainSftError:
@@ -60,7 +53,7 @@ def reading(path: str, part: str = "") -> Iterator[None]:
 
 @contextlib.contextmanager
 def remote(path: str) -> Iterator[Any]:
-    """Give the file system of the URL `path`, and turn what its client raises into an error of grain_sft, as `reading`."""
+    """Enter `reading` with the file system of the URL `path`."""
     with reading(path):
         yield filesystem(path)
 
@@ -71,10 +64,22 @@ def read_bytes(path: str, *, version: str | None = None) -> bytes:
         return remote_files.read(path, version=version) if is_remote(path) else read_regular(path)
 
 
-def read_range(path: str, start: int, stop: int, *, version: str | None = None) -> bytes:
-    """Return bytes `start` to `stop` of a file, local or remote; fewer at its end.
+def read_text(path: str) -> str:
+    """Return a whole small UTF-8 text file, local or remote."""
+    data = read_bytes(path)
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise CorpusFileError(
+            f"{path}: byte {error.start} is not UTF-8, so this is not a text file (mix, index or config). "
+            "A file of tokens is given as a .npy path, a glob or a list."
+        ) from error
 
-    Another version of a remote file than `version`, which is one of `size_and_version`, is an error.
+
+def read_range(path: str, start: int, stop: int, *, version: str | None = None) -> bytes:
+    """Return bytes `start` to `stop` of a file, fewer at its end.
+
+    Another version of a remote file than `version`, a result of `size_and_version`, is an error.
     """
     if stop <= start:
         return b""
@@ -152,30 +157,12 @@ def sidecar(shard: str, name: str) -> str | None:
     return next((path for folder in candidate_dirs(shard) if exists(path := join(folder, name))), None)
 
 
-def write_bytes(path: str, data: bytes) -> None:
-    """Write a file whole, local or remote: it appears under its name complete, or not at all."""
-    with atomic_write(path, "wb") as file:
-        file.write(data)
-
-
-def read_text(path: str) -> str:
-    """Return a whole small UTF-8 text file, local or remote."""
-    data = read_bytes(path)
-    try:
-        return data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise CorpusFileError(
-            f"{path}: byte {error.start} is not UTF-8, so this is not a text file (mix, index or config). "
-            "A file of tokens is given as a .npy path, a glob or a list."
-        ) from error
-
-
 @contextlib.contextmanager
 def atomic_write(path: str | os.PathLike[str], mode: str = "w") -> Iterator[IO[Any]]:
     """Open a file that appears under `path` whole, synced to disk, or not at all.
 
-    What killed processes left in its folder is removed. A remote file is written to a temporary local one, and sent
-    when that is complete.
+    Unfinished files of killed processes in its folder are removed. A remote file is written to a temporary local one, and
+    sent when that is complete.
     """
     name = os.fspath(path)
     try:
@@ -186,12 +173,18 @@ def atomic_write(path: str | os.PathLike[str], mode: str = "w") -> Iterator[IO[A
                 file.flush()
                 upload(file.name, name)
         else:
-            with temporary.write_whole(Path(name), mode) as file:
+            with locks.write_whole(Path(name), mode) as file:
                 yield file
     except GrainSftError:  # of the caller's own making; some are OSErrors
         raise
     except OSError as error:
         raise StorageError(f"{name}: can't be written ({error.strerror or error}).") from error
+
+
+def write_bytes(path: str, data: bytes) -> None:
+    """Write a file whole, local or remote: it appears under its name complete, or not at all."""
+    with atomic_write(path, "wb") as file:
+        file.write(data)
 
 
 def upload(local: str | os.PathLike[str], url: str) -> None:
@@ -205,7 +198,7 @@ def upload(local: str | os.PathLike[str], url: str) -> None:
 
 
 def check_writable(path: str, *, folder: bool = False) -> None:
-    """Refuse a path (with `folder`, a folder of results) that can't be written, before long work whose result goes there."""
+    """Raise a StorageError if a file (with `folder`, a folder) can't be written at `path`, before long work for it begins."""
     if is_remote(path):
         probe = f"{path.rstrip('/')}.grain_sft-probe"
         write_bytes(probe, b"")
@@ -227,13 +220,12 @@ def check_writable(path: str, *, folder: bool = False) -> None:
 
 def cache_dir() -> Path:
     """Return the folder of orders and other derived data: $GRAIN_SFT_CACHE_DIR where it is local, or the user's cache."""
-    chosen = os.environ.get(CACHE_DIR_VARIABLE)
-    if chosen and not is_remote(chosen):
+    if (chosen := os.environ.get(CACHE_DIR_VARIABLE)) and not is_remote(chosen):
         return Path(normalize(chosen))
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "grain_sft"
 
 
 def cache_url() -> str | None:
-    """Return the folder in a bucket that machines share derived data by: $GRAIN_SFT_CACHE_DIR where it is a URL."""
+    """Return the URL of the derived data that machines share: $GRAIN_SFT_CACHE_DIR where it is a URL."""
     chosen = os.environ.get(CACHE_DIR_VARIABLE)
     return chosen if chosen and is_remote(chosen) else None

@@ -1,23 +1,36 @@
-"""Locks that survive forks and kills, and child processes that do not get Ctrl-C."""
+"""Locks that survive forks and kills: of threads, of cache entries, and of unfinished files, which the next writer removes."""
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import fcntl
+import functools
+import hashlib
 import os
+import re
+import secrets
 import signal
+import socket
 import threading
+import time
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from grain_sft.errors import StorageError
 
 CACHE_DIR_VARIABLE = "GRAIN_SFT_CACHE_DIR"
 
-_locks: weakref.WeakSet[ForkSafeLock] = weakref.WeakSet()
-_held: weakref.WeakSet[HeldLock] = weakref.WeakSet()
+_UNFINISHED = re.compile(r"\..*\.(?P<host>[0-9a-f]{8})-\d+\.[0-9a-f]{8}\.tmp", re.DOTALL)
+_LONGEST_NAME = 150  # bytes of the target's name
+_ABANDONED_AFTER = 86_400.0  # seconds, of files of other hosts: their locks may not be seen here
+
+_thread_locks: weakref.WeakSet[ForkSafeLock] = weakref.WeakSet()
+_file_locks: weakref.WeakSet[HeldLock] = weakref.WeakSet()
+_cleaned: set[str] = set()  # folders
+_unfinished: set[str] = set()  # for a process that ends while it writes (Ctrl-C in native code)
 
 
 class ForkSafeLock:
@@ -29,7 +42,7 @@ class ForkSafeLock:
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        _locks.add(self)
+        _thread_locks.add(self)
 
 
 class HeldLock:
@@ -47,7 +60,7 @@ class HeldLock:
 
     def __init__(self, fd: int, *, wait: bool = True) -> None:
         self.fd = fd
-        _held.add(self)
+        _file_locks.add(self)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BaseException:
@@ -58,7 +71,7 @@ class HeldLock:
         """Free the lock, also where children that were not forked by Python hold the file open, and close the file."""
         if self.fd < 0:
             return
-        _held.discard(self)
+        _file_locks.discard(self)
         fd, self.fd = self.fd, -1
         try:
             with contextlib.suppress(OSError):
@@ -76,25 +89,33 @@ class HeldLock:
         self.release()
 
 
+def _forked() -> None:
+    """Free the locks of the parent's threads, close the parent's locked files, and forget its unfinished files."""
+    for each in list(_thread_locks):
+        each.lock = threading.Lock()
+    for lock in list(_file_locks):
+        fd, lock.fd = lock.fd, -1
+        with contextlib.suppress(OSError):
+            os.close(fd)
+    _file_locks.clear()
+    _unfinished.clear()
+
+
+os.register_at_fork(after_in_child=_forked)
+
+
+@atexit.register
+def _remove_unfinished() -> None:
+    for path in _unfinished.copy():
+        with contextlib.suppress(OSError):
+            os.unlink(path)
+
+
 def is_at(fd: int, path: str) -> bool:
     """Return whether the open file `fd` still has this path."""
     with contextlib.suppress(FileNotFoundError):
         return os.path.samestat(os.fstat(fd), os.stat(path))
     return False
-
-
-def _forked() -> None:
-    """Free what the parent's threads held, and close the parent's locked files."""
-    for each in list(_locks):
-        each.lock = threading.Lock()
-    for lock in list(_held):
-        fd, lock.fd = lock.fd, -1
-        with contextlib.suppress(OSError):
-            os.close(fd)
-    _held.clear()
-
-
-os.register_at_fork(after_in_child=_forked)
 
 
 @contextlib.contextmanager
@@ -145,3 +166,90 @@ def without_interrupts() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextlib.contextmanager
+def write_whole(target: Path, mode: str) -> Iterator[IO[Any]]:
+    """Open a local file that appears as `target` whole, synced to disk, or not at all.
+
+    Until then it has a name of its own, and its maker holds its lock, which the kernel frees however the maker ends.
+    """
+    path, lock = "", None
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        _clean(os.path.abspath(target.parent))
+        path, fd, lock = _create(target)
+        _unfinished.add(path)
+        with os.fdopen(fd, mode, encoding=None if "b" in mode else "utf-8") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(path, target)
+        with contextlib.suppress(OSError):  # some network file systems can't; the file itself is synced
+            sync_folder(target.parent)
+    finally:
+        with contextlib.suppress(OSError):
+            if path:
+                os.unlink(path)
+        _unfinished.discard(path)
+        if lock is not None:
+            lock.release()
+
+
+def sync_folder(folder: Path) -> None:
+    """Write the names in `folder` to the disk."""
+    fd = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _create(target: Path) -> tuple[str, int, HeldLock | None]:
+    """Create an unfinished file next to `target`; return its path, its descriptor, and its lock where there are locks."""
+    name = os.fsdecode(os.fsencode(target.name)[:_LONGEST_NAME])
+    while True:
+        path = os.path.join(target.parent, f".{name}.{_host()}-{os.getpid()}.{secrets.token_hex(4)}.tmp")
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        try:
+            lock = HeldLock(os.dup(fd), wait=False)
+            if is_at(fd, path):
+                return path, fd, lock
+            lock.release()
+        except BlockingIOError:  # another process takes it for abandoned, before it was locked
+            pass
+        except OSError:
+            return path, fd, None
+        os.close(fd)
+
+
+def _clean(folder: str) -> None:
+    """Remove unfinished files of dead processes from `folder`, once in the life of this process."""
+    if folder in _cleaned:
+        return
+    _cleaned.add(folder)
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            match = _UNFINISHED.fullmatch(entry.name)
+            if match is None or not entry.is_file(follow_symlinks=False):
+                continue
+            with contextlib.suppress(OSError):
+                age = time.time() - entry.stat(follow_symlinks=False).st_mtime
+                if match["host"] == _host() or age > _ABANDONED_AFTER:
+                    remove_abandoned(entry.path)
+
+
+def remove_abandoned(path: str) -> bool:
+    """Remove an unfinished file and return True, unless a living process makes it."""
+    try:
+        with HeldLock(os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), wait=False):
+            os.unlink(path)
+        return True
+    except BlockingIOError:
+        return False
+
+
+@functools.cache
+def _host() -> str:
+    """Return what tells this machine from others that write to the same folder."""
+    return hashlib.blake2b(socket.gethostname().encode(), digest_size=4).hexdigest()

@@ -1,4 +1,4 @@
-"""Regular local files: opening a FIFO would wait for a writer, and reading a device may never end."""
+"""Regular local files. Opening a FIFO would wait for a writer, and reading a device may never end."""
 
 from __future__ import annotations
 
@@ -13,13 +13,8 @@ from grain_sft.errors import CorpusError, CorpusFileError
 _root: contextvars.ContextVar[tuple[str, str] | None] = contextvars.ContextVar("grain_sft_root", default=None)
 """Folder that files have to be in, and the one path that need not."""
 
-_KINDS = {
-    stat.S_IFDIR: "a directory",
-    stat.S_IFIFO: "a FIFO",
-    stat.S_IFSOCK: "a socket",
-    stat.S_IFCHR: "a device",
-    stat.S_IFBLK: "a device",
-}
+_KINDS = {stat.S_IFDIR: "a directory", stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket"}
+_KINDS |= dict.fromkeys((stat.S_IFCHR, stat.S_IFBLK), "a device")
 
 
 @contextlib.contextmanager
@@ -64,7 +59,11 @@ def open_regular(path: str | os.PathLike[str]) -> int:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)  # another program has a lease of the file, and gives it up now
     try:
         _check_mode(path, os.fstat(fd).st_mode)
-        _check_root(fd, path)
+        bound = _root.get()
+        if bound is not None and os.fspath(path) != bound[1]:  # its name may lead elsewhere since it was checked
+            real = os.readlink(f"/proc/self/fd/{fd}") if os.path.exists("/proc/self/fd") else os.path.realpath(path)
+            if not real.startswith(bound[0]):
+                raise outside(os.fspath(path), real, bound[0])
         os.set_blocking(fd, True)
     except BaseException:
         os.close(fd)
@@ -96,13 +95,3 @@ def _check_mode(path: str | os.PathLike[str], mode: int) -> None:
         raise CorpusFileError(
             f"{os.fspath(path)}: can't be read, since it is {kind}; expected a regular file. Give the path of one."
         )
-
-
-def _check_root(fd: int, path: str | os.PathLike[str]) -> None:
-    """Check where an open file really is: its name may lead elsewhere since it was checked."""
-    bound = _root.get()
-    if bound is None or os.fspath(path) == bound[1]:
-        return
-    real = os.readlink(f"/proc/self/fd/{fd}") if os.path.exists("/proc/self/fd") else os.path.realpath(path)
-    if not real.startswith(bound[0]):
-        raise outside(os.fspath(path), real, bound[0])

@@ -18,7 +18,7 @@ _PROGRAM = """
 import os, random, shutil, signal, sys, time
 from pathlib import Path
 from grain_sft.prepare import CHAT_TOKENS, Dataset, Request, prepare, train_tokenizer
-from grain_sft.storage import temporary
+from grain_sft.storage import locks
 from prepared import digests
 
 folder, format, workers, kills = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
@@ -32,7 +32,7 @@ request = Request(
 )
 
 def run(out):
-    temporary._cleaned.clear()  # as in a new process
+    locks._cleaned.clear()  # as in a new process
     prepare(request, out, workers=workers)
 
 begin = time.perf_counter()

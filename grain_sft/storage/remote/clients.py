@@ -84,17 +84,14 @@ def _session(key: str, *protocols: str) -> dict[str, Any]:
 
 def _may_find_credentials() -> bool:
     """Return whether there is a file of credentials, or a metadata server that answers."""
-    if os.environ.get("GOOGLE_APPLICATION_CREDENTIALS"):
-        return True
     folder = os.environ.get("CLOUDSDK_CONFIG") or os.path.expanduser("~/.config/gcloud")
     kept = (os.path.join(folder, "application_default_credentials.json"), os.path.expanduser("~/.gcs_tokens"))
-    if any(os.path.exists(path) for path in kept):
+    if os.environ.get("GOOGLE_APPLICATION_CREDENTIALS") or any(map(os.path.exists, kept)):
         return True
     if os.environ.get("NO_GCE_CHECK", "").lower() == "true" or os.environ.get("STORAGE_EMULATOR_HOST"):
         return False
-    return _answers_as_metadata_server(
-        os.environ.get("GCE_METADATA_HOST") or os.environ.get("GCE_METADATA_IP") or "169.254.169.254"
-    )
+    host = os.environ.get("GCE_METADATA_HOST") or os.environ.get("GCE_METADATA_IP") or "169.254.169.254"
+    return _answers_as_metadata_server(host)
 
 
 @functools.cache

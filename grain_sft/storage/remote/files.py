@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import io
-import itertools
 from collections.abc import Mapping, Sequence
 from typing import IO, Any, NamedTuple
 
 from grain_sft.errors import CorpusFileError, GrainSftError, RemoteTimeoutError
 from grain_sft.storage.remote.clients import NO_CREDENTIALS, lacks_credentials
-from grain_sft.storage.remote.requests import Range, fetch_bodies, fetch_infos, version_of
+from grain_sft.storage.remote.requests import Range, request_body, request_info, run_jobs, version_of
 from grain_sft.storage.remote.retries import Limits, RefusedBodyError, ReplacedError, RequestFailedError, WrongBodyError
 
 PART_BYTES = 8 << 20  # a longer range is several requests
@@ -37,24 +37,39 @@ class RemotePiece(NamedTuple):
 
 
 def fetch(ranges: Sequence[Range], limits: Limits | None = None) -> list[bytes | Exception]:
-    """Return the bytes of each range, fewer where its file ends, or what its client raised; all at once."""
+    """Return the bytes of each range, fewer where its file ends, or what its client raised; all at once.
+
+    Where a server does not state the version that it sent, the version is asked for afterwards.
+    """
+    limits = limits or Limits.from_environment()
     parts = [
-        [whole._replace(start=at, stop=min(at + PART_BYTES, whole.stop)) for at in range(*whole[1:3], PART_BYTES)]
-        for whole in ranges
+        (number, whole._replace(start=at, stop=min(at + PART_BYTES, whole.stop)))
+        for number, whole in enumerate(ranges)
+        for at in range(whole.start, whole.stop, PART_BYTES)
     ]
-    found = iter(fetch_bodies(list(itertools.chain(*parts)), limits or Limits.from_environment()))
-    joined: list[bytes | Exception] = []
-    for each in parts:
-        bodies = list(itertools.islice(found, len(each)))
-        failed = next((body for body in bodies if isinstance(body, Exception)), None)
-        joined.append(failed or b"".join(body for body in bodies if isinstance(body, bytes)))
-    return joined
+    jobs = [
+        (part.path, f"bytes {part.start} to {part.stop} ", functools.partial(request_body, part, limits.seconds))
+        for _, part in parts
+    ]
+    bodies = run_jobs(jobs, limits.requests)
+    answered = [(part, body) for (_, part), body in zip(parts, bodies, strict=True) if not isinstance(body, Exception)]
+    doubtful = sorted({part.path for part, body in answered if not body.confirmed})
+    now = dict(zip(doubtful, map(version_of, infos(doubtful, limits)), strict=True)) if doubtful else {}
+    data: list[list[bytes]] = [[] for _ in ranges]
+    failures: dict[int, Exception] = {}
+    for (number, part), body in zip(parts, bodies, strict=True):
+        if isinstance(body, Exception):
+            failures.setdefault(number, body)
+        elif not body.confirmed and now[part.path] != part.version:
+            failures.setdefault(number, ReplacedError(f"{now[part.path]} came"))
+        else:
+            data[number].append(body.data)
+    return [failures.get(number) or b"".join(each) for number, each in enumerate(data)]
 
 
 def fetch_exactly(ranges: Sequence[Range], limits: Limits | None = None) -> list[bytes]:
     """Return all bytes of each range, or raise a CorpusFileError that says why one can't be had."""
-    found = fetch(ranges, limits)
-    return [_whole(wanted, body, limits) for wanted, body in zip(ranges, found, strict=True)]
+    return [_whole(wanted, body, limits) for wanted, body in zip(ranges, fetch(ranges, limits), strict=True)]
 
 
 def _whole(wanted: Range, body: bytes | Exception, limits: Limits | None) -> bytes:
@@ -63,16 +78,13 @@ def _whole(wanted: Range, body: bytes | Exception, limits: Limits | None) -> byt
         return body
     if isinstance(body, (GrainSftError, FileNotFoundError)):
         raise failure(path, body) from body
-    (info,) = infos([path], limits)
-    if isinstance(info, Exception):
-        raise failure(path, info) from info
-    if isinstance(body, Exception) and int(info["size"]) >= stop:
+    size = int(infos([path], limits)[0]["size"])
+    if isinstance(body, Exception) and size >= stop:
         if isinstance(body, ReplacedError):
             raise CorpusFileError(_gone(path, version)) from body
         raise failure(path, body, f"bytes {start} to {stop} ") from body
     raise CorpusFileError(
-        f"{path}: asked for {stop - start} bytes at byte {start}, but the file has {info['size']}: "
-        "it was cut short while in use."
+        f"{path}: asked for {stop - start} bytes at byte {start}, but the file has {size}: it was cut short while in use."
     )
 
 
@@ -84,9 +96,20 @@ def read_pieces(pieces: Sequence[RemotePiece], out: memoryview, limits: Limits) 
         out[piece.place : piece.place + piece.size] = body
 
 
-def infos(paths: Sequence[str], limits: Limits | None = None) -> list[Mapping[str, Any] | Exception]:
-    """Return the file system's description of each file, such as its size, or what its client raised; all at once."""
-    return fetch_infos(paths, limits or Limits.from_environment())
+def infos(paths: Sequence[str], limits: Limits | None = None) -> list[Mapping[str, Any]]:
+    """Return the file system's description of each file, such as its size; all at once.
+
+    Raises:
+      CorpusFileError: A file is missing or can't be asked for.
+    """
+    limits = limits or Limits.from_environment()
+    jobs = [(path, "", functools.partial(request_info, path, limits.seconds)) for path in paths]
+    found = []
+    for path, info in zip(paths, run_jobs(jobs, limits.requests), strict=True):
+        if isinstance(info, Exception):
+            raise failure(path, info) from info
+        found.append(info)
+    return found
 
 
 def failure(path: str, error: Exception, part: str = "") -> GrainSftError:
@@ -118,9 +141,8 @@ def read(path: str, start: int = 0, stop: int | None = None, *, version: str | N
         (body,) = fetch([Range(path, start, size, version or now)])
         if isinstance(body, bytes):
             return body
-        if (
-            tries == 2 or version is not None or not isinstance(body, ReplacedError)
-        ):  # else: replaced between two requests
+        replaced_meanwhile = version is None and isinstance(body, ReplacedError)
+        if tries == 2 or not replaced_meanwhile:
             raise body
     raise AssertionError
 
@@ -128,10 +150,8 @@ def read(path: str, start: int = 0, stop: int | None = None, *, version: str | N
 def size_and_version(path: str) -> tuple[int, str | None]:
     """Return the number of bytes and the version of a file."""
     (info,) = infos([path])
-    if isinstance(info, Exception):
-        raise info
     if info.get("type") == "directory":
-        raise FileNotFoundError(path)
+        raise failure(path, FileNotFoundError(path))
     if info.get("size") is None:
         raise CorpusFileError(f"{path}: its server doesn't state its size. Copy the file to one that does.")
     return int(info["size"]), version_of(info)
@@ -146,10 +166,7 @@ def download(path: str, file: IO[bytes]) -> None:
 
 def open_remote(path: str, version: str | None = None) -> io.BufferedReader:
     """Open a remote file for libraries that read one themselves; all bytes are of `version`, or of that of now."""
-    try:
-        size, now = size_and_version(path)
-    except Exception as error:  # clients raise their own kinds
-        raise failure(path, error) from error
+    size, now = size_and_version(path)
     return io.BufferedReader(_Ranges(path, size, version or now), _BUFFER)
 
 
@@ -171,11 +188,10 @@ class _Ranges(io.RawIOBase):
         return self._offset
 
     def readinto(self, buffer: Any, /) -> int:
-        view = memoryview(buffer).cast("B")
-        stop = min(self._size, self._offset + len(view))
-        if stop <= self._offset:
+        start, stop = self._offset, min(self._size, self._offset + len(buffer))
+        if stop <= start:
             return 0
-        (data,) = fetch_exactly([Range(self._path, self._offset, stop, self._version)])
-        view[: len(data)] = data
+        (data,) = fetch_exactly([Range(self._path, start, stop, self._version)])
+        memoryview(buffer)[: len(data)] = data
         self._offset = stop
-        return len(data)
+        return stop - start

@@ -21,7 +21,6 @@ class GoogleStorage(GCSFileSystem):
     The class that gcsfs registers also asks for each bucket's type by gRPC, and waits a minute if gRPC gets no answer.
     """
 
-    retries_requests = True
     _request = GCSFileSystem._request.__wrapped__
 
     @property

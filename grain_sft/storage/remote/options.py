@@ -99,24 +99,18 @@ class RemoteOptions:
         """
         if isinstance(given, RemoteOptions):
             return given
-        options = cls.from_environment()
-        if given is None:
-            return options
-        stated = _plain(given)
+        options, stated = cls.from_environment(), dict(given or {})
+        cache: Any = stated.get("cache")
+        if isinstance(cache, Mapping):
+            cache = {key: os.fspath(value) if isinstance(value, os.PathLike) else value for key, value in cache.items()}
+            stated["cache"] = cache
         try:
             check(stated, options_of(Remote), "remote")
         except ConfigError as error:
             raise CorpusError(str(error)) from error
         limits = {key: stated[key] for key in ("seconds", "requests") if key in stated}
-        cache = options.cache if "cache" not in stated else stated["cache"] and CacheOptions(**stated["cache"])
-        return cls(dataclasses.replace(options.limits, **limits), cache)
-
-
-def _plain(given: object) -> Any:
-    """Return a mapping with its paths, at any depth, as text."""
-    if isinstance(given, Mapping):
-        return {key: _plain(value) for key, value in given.items()}
-    return os.fspath(given) if isinstance(given, os.PathLike) else given
+        made = options.cache if "cache" not in stated else cache and CacheOptions(**cache)
+        return cls(dataclasses.replace(options.limits, **limits), made)
 
 
 def parse_bytes(text: object, what: str) -> int:

@@ -1,10 +1,9 @@
-"""Requests for parts of remote files: bodies that are checked, of one version."""
+"""Requests for parts of remote files: each body is checked and of one version."""
 
 from __future__ import annotations
 
 import asyncio
 import contextvars
-import functools
 import itertools
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -15,7 +14,6 @@ from grain_sft.errors import RemoteTimeoutError
 from grain_sft.storage import activity
 from grain_sft.storage.remote.clients import filesystem
 from grain_sft.storage.remote.retries import (
-    Limits,
     RefusedBodyError,
     ReplacedError,
     RequestFailedError,
@@ -44,7 +42,7 @@ class Range(NamedTuple):
     version: str | None = None
 
 
-class _Body(NamedTuple):
+class Body(NamedTuple):
     """Bytes of a range, fewer where the file ends, and whether the server confirmed their version."""
 
     data: bytes
@@ -64,47 +62,11 @@ answer: contextvars.ContextVar[Answer | None] = contextvars.ContextVar("grain_sf
 
 def version_of(info: Mapping[str, Any]) -> str | None:
     """Return the version in a file system's description of a file: a generation, an entity tag or a time."""
-    found = next((key for key in _VERSION_KEYS if info.get(key) not in (None, "")), None)
-    return None if found is None else f"{found} {info[found]}"
+    return next((f"{key} {info[key]}" for key in _VERSION_KEYS if info.get(key) not in (None, "")), None)
 
 
-def fetch_bodies(ranges: Sequence[Range], limits: Limits) -> list[bytes | Exception]:
-    """Return the bytes of each range, fewer where its file ends, or what the client raised.
-
-    Where a server does not state the version that it sent, the version is asked for afterwards.
-    """
-    jobs = [(r.path, f"bytes {r.start} to {r.stop} ", functools.partial(_body, r, limits.seconds)) for r in ranges]
-    bodies = _run_jobs(jobs, limits.requests)
-    doubtful = {
-        r.path for r, body in zip(ranges, bodies, strict=True) if isinstance(body, _Body) and not body.confirmed
-    }
-    now = dict(zip(doubtful, fetch_infos(list(doubtful), limits), strict=True)) if doubtful else {}
-    return [_confirmed(wanted, body, now) for wanted, body in zip(ranges, bodies, strict=True)]
-
-
-def _confirmed(
-    wanted: Range, body: _Body | Exception, now: Mapping[str, Mapping[str, Any] | Exception]
-) -> bytes | Exception:
-    if isinstance(body, Exception) or body.confirmed:
-        return body if isinstance(body, Exception) else body.data
-    info = now[wanted.path]
-    if isinstance(info, Exception):
-        return info
-    found = version_of(info)
-    return body.data if found == wanted.version else ReplacedError(f"{found} came")
-
-
-def fetch_infos(paths: Sequence[str], limits: Limits) -> list[Mapping[str, Any] | Exception]:
-    """Return the file system's description of each file, or what the client raised."""
-
-    async def info(path: str, client: Any) -> Mapping[str, Any]:
-        return await retried(lambda: _info(client, path), limits.seconds, server=server_of(client, path), client=client)
-
-    return _run_jobs([(path, "", functools.partial(info, path)) for path in paths], limits.requests)
-
-
-def _run_jobs(jobs: Sequence[Job[T]], at_once: int) -> list[T | Exception]:
-    """Return the result of each job, or what it raised."""
+def run_jobs(jobs: Sequence[Job[T]], at_once: int) -> list[T | Exception]:
+    """Return the result of each job, or what it raised. A request whose time is up ends all of them."""
     from fsspec import asyn
 
     activity.doing[get_ident()] = activity.REQUESTING, len(jobs)
@@ -139,55 +101,58 @@ async def _run_together(client: Any, jobs: Sequence[Job[T]], at_once: int) -> li
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _info(client: Any, path: str) -> Mapping[str, Any]:
-    found = await client._info(path) if client.async_impl else await asyncio.to_thread(client.info, path)
-    return dict(found)
+async def request_info(path: str, seconds: float, client: Any) -> Mapping[str, Any]:
+    """Return the file system's description of a file."""
+
+    async def attempt() -> Mapping[str, Any]:
+        return dict(await client._info(path) if client.async_impl else await asyncio.to_thread(client.info, path))
+
+    return await retried(attempt, seconds, server=server_of(client, path))
 
 
-async def _body(wanted: Range, seconds: float, client: Any) -> _Body:
+async def request_body(wanted: Range, seconds: float, client: Any) -> Body:
+    """Return the bytes of a range that is not empty."""
     path, start, stop, version = wanted
 
-    async def attempt() -> _Body:
-        body = await _checked_body(client, wanted)
+    async def attempt() -> Body:
+        body = await _request_once(wanted, client)
         if len(body.data) < stop - start:
-            size = int((await _info(client, path))["size"])
+            size = int((await request_info(path, seconds, client))["size"])
             if min(stop, size) - start > len(body.data):
                 raise WrongBodyError(f"a body of {len(body.data)} bytes instead of {stop - start}")
         activity.count(remote_received_bytes=len(body.data))
         return body
 
-    if stop <= start:
-        return _Body(b"", True)
     # a server that stated the version has been reached by another process, if not by this one
-    return await retried(attempt, seconds, server=server_of(client, path), client=client, reached=version is not None)
+    return await retried(attempt, seconds, server=server_of(client, path), reached=version is not None)
 
 
-async def _checked_body(client: Any, wanted: Range) -> _Body:
-    """Return the body of one request."""
+async def _request_once(wanted: Range, client: Any) -> Body:
+    """Return the body of one request, compared with what the server states about it."""
+    _, start, stop, version = wanted
     stated = Answer()
     token = answer.set(stated)
     try:
-        data = await _requested(client, wanted, stated)
+        data = await _read_range(wanted, client, stated)
     except Exception as error:
-        if wanted.version is not None and (isinstance(error, FileNotFoundError) or _precondition_failed(error)):
+        if version is not None and (isinstance(error, FileNotFoundError) or _precondition_failed(error)):
             raise ReplacedError(str(error)) from error
         raise
     finally:
         answer.reset(token)
-    if len(data) > wanted.stop - wanted.start:
-        raise RefusedBodyError(
-            f"{len(data)} bytes came where bytes {wanted.start} to {wanted.stop} were asked for: {NO_RANGES}"
-        )
-    if stated.size is not None and len(data) != (expected := max(0, min(wanted.stop, stated.size) - wanted.start)):
+    if len(data) > stop - start:
+        raise RefusedBodyError(f"{len(data)} bytes came where bytes {start} to {stop} were asked for: {NO_RANGES}")
+    if stated.size is not None and len(data) != (expected := max(0, min(stop, stated.size) - start)):
         raise WrongBodyError(f"a body of {len(data)} bytes instead of {expected}")
-    if wanted.version is None or stated.version is None or _kind(stated.version) != _kind(wanted.version):
-        return _Body(data, wanted.version is None)
-    if stated.version != wanted.version:
+    if version is None or stated.version is None or _kind(stated.version) != _kind(version):
+        return Body(data, version is None)
+    if stated.version != version:
         raise ReplacedError(f"{stated.version} came")
-    return _Body(data, True)
+    return Body(data, True)
 
 
-async def _requested(client: Any, wanted: Range, stated: Answer) -> bytes:
+async def _read_range(wanted: Range, client: Any, stated: Answer) -> bytes:
+    """Ask a client for a range, on the condition that the file has its version where the client knows conditions."""
     path, start, stop, version = wanted
     protocol, value = path.split("://", 1)[0], (version or "").partition(" ")[2]
     if protocol in ("s3", "s3a"):
@@ -231,8 +196,7 @@ def _kind(version: str | None) -> str:
 
 def _precondition_failed(error: BaseException) -> bool:
     """Return whether a server answered 412, as it does where `If-Match` names another version."""
-    status = getattr(error, "status", None) or getattr(error, "code", None)
     response = getattr(error.__cause__, "response", None)
     if isinstance(response, Mapping):  # botocore's
-        status = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
-    return str(status) == "412"
+        return bool(response.get("ResponseMetadata", {}).get("HTTPStatusCode") == 412)
+    return str(getattr(error, "status", None) or getattr(error, "code", None)) == "412"

@@ -34,10 +34,8 @@ _TRANSIENT_NAMES = _CONNECTION_NAMES | {"ClientError", "ChunkedEncodingError", "
 
 _jitter = random.Random()  # its own, so that nobody's random numbers depend on failures
 _reached: set[str] = set()  # servers that have answered this process
-_deadline: contextvars.ContextVar[tuple[float, float, bool] | None] = contextvars.ContextVar(
-    "grain_sft_deadline", default=None
-)
-"""End of the time of what this task does, how long it had, and whether another process has reached its server."""
+_repeated: contextvars.ContextVar[bool] = contextvars.ContextVar("grain_sft_repeated", default=False)
+"""Whether this task is part of an attempt, which is repeated as a whole."""
 
 T = TypeVar("T")
 
@@ -98,40 +96,36 @@ class RequestFailedError(Exception):
 
 
 async def retried(
-    attempt: Callable[[], Awaitable[T]],
-    seconds: float,
-    *,
-    server: str,
-    client: Any = None,
-    bounded: bool = True,
-    reached: bool = False,
+    attempt: Callable[[], Awaitable[T]], seconds: float, *, server: str, bounded: bool = True, reached: bool = False
 ) -> T:
-    """Return what `attempt` returns, called again after transient failures until `seconds`, or the task's deadline, are over.
+    """Return what `attempt` returns, called again after transient failures until `seconds` are over.
+
+    Inside another attempt it is called once, because that attempt is repeated as a whole.
 
     Args:
-      attempt: One request, or with a `client` that retries by this function itself, a few.
+      attempt: One request, or a few that belong together.
       seconds: Time for all attempts; a server that never answered gets `FIRST_CONTACT`, unless it is `reached`.
       server: Server as `server_of` names it.
       bounded: Whether an attempt that takes too long is given up and made again.
     """
-    nested = getattr(client, "retries_requests", False)
+    if _repeated.get():
+        return await attempt()
     begin = time.monotonic()
-    end, seconds, reached = _deadline.get() or (begin + seconds, seconds, reached)
-    token = _deadline.set((end, seconds, reached))
+    end = begin + seconds
+    token = _repeated.set(True)
     try:
         for number in itertools.count():
             known = reached or server in _reached
             deadline = end if known else min(end, begin + FIRST_CONTACT)
             longest = min(_FIRST_ATTEMPT, seconds / 4) * 2 ** min(number, 30)
-            if not nested:
-                activity.count(remote_requests=1)
+            activity.count(remote_requests=1)
             try:
                 left = max(0.001, deadline - time.monotonic())
-                found = await asyncio.wait_for(attempt(), min(left, longest) if bounded and not nested else None)
+                found = await asyncio.wait_for(attempt(), min(left, longest) if bounded else None)
                 _reached.add(server)
                 return found
             except Exception as error:
-                if not isinstance(error, RequestFailedError) and not _is_unanswered(error):
+                if not _is_unanswered(error):
                     _reached.add(server)
                     deadline = end
                 if not is_transient(error):
@@ -146,7 +140,7 @@ async def retried(
             await asyncio.sleep(min(pause, (deadline - now) / 2))
         raise AssertionError
     finally:
-        _deadline.reset(token)
+        _repeated.reset(token)
 
 
 def _explain(attempts: int, seconds: float, limit: float, last: str, unreached: str) -> str:
@@ -167,8 +161,7 @@ def server_of(client: Any, path: str) -> str:
 
 def is_transient(error: BaseException) -> bool:
     """Return whether the same request may succeed later: 408, 429, 5xx, a broken connection, no answer, a short body."""
-    never = (RequestFailedError, ReplacedError, RefusedBodyError, FileNotFoundError, PermissionError, GrainSftError)
-    if isinstance(error, never):
+    if isinstance(error, (ReplacedError, RefusedBodyError, FileNotFoundError, PermissionError, GrainSftError)):
         return False
     for key in ("status", "status_code", "code"):
         status = str(getattr(error, key, ""))

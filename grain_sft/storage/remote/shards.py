@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,8 +10,7 @@ from typing import Any
 from grain_sft.errors import CorpusFileError, RemoteTimeoutError
 from grain_sft.storage import activity, files
 from grain_sft.storage.file_stamp import DIGEST_BYTES, StampedFile, digest_of, replaced, size_change
-from grain_sft.storage.remote import files as remote_files
-from grain_sft.storage.remote.files import RemoteFile, RemotePiece
+from grain_sft.storage.remote.files import RemoteFile, RemotePiece, infos, read_pieces
 from grain_sft.storage.remote.options import RemoteOptions
 from grain_sft.storage.remote.requests import version_of
 from grain_sft.storage.remote.retries import Limits
@@ -29,9 +29,9 @@ class RemoteShards:
         if not self._shards:
             return
         options = options or RemoteOptions.from_environment()
-        self._limits = options.limits
-        self._cache = None if options.cache is None else ShardCache(options.cache, options.limits)
-        self._files: dict[int, RemoteFile] = {}  # that were checked
+        self._limits, self._checked = options.limits, dict[int, RemoteFile]()
+        cache = None if options.cache is None else ShardCache(options.cache, options.limits)
+        self._read = cache.read if cache else functools.partial(read_pieces, limits=options.limits)
 
     def __len__(self) -> int:
         return len(self._shards)
@@ -40,25 +40,18 @@ class RemoteShards:
         """Fill `out` with the remote ones of `pieces`; return the local ones."""
         remote = [piece for piece in pieces if piece[0] in self._shards and piece[3]]
         local = [piece for piece in pieces if piece[0] not in self._shards]
-        new = sorted({piece[0] for piece in remote} - self._files.keys())
-        if new:
+        if new := sorted({piece[0] for piece in remote} - self._checked.keys()):
             shards = [self._shards[number] for number in new]
             found = identify(shards, self._limits)
             self._check(shards, found)
-            self._files |= dict(zip(new, found, strict=True))
+            self._checked |= dict(zip(new, found, strict=True))
         wanted = []
         for shard, start, place, size in remote:
             offset = self._shards[shard].data_offset + start * self._itemsize
-            wanted.append(RemotePiece(self._files[shard], offset, place, size))
+            wanted.append(RemotePiece(self._checked[shard], offset, place, size))
         self._read(wanted, out)
         activity.count(remote_bytes=sum(p[3] for p in remote), local_bytes=sum(p[3] for p in local))
         return local
-
-    def _read(self, pieces: Sequence[RemotePiece], out: memoryview) -> None:
-        if self._cache is None:
-            remote_files.read_pieces(pieces, out, self._limits)
-        else:
-            self._cache.read(pieces, out)
 
     def _check(self, shards: Sequence[StampedFile], found: Sequence[RemoteFile]) -> None:
         """Check that files have the ends that were indexed; those of a cache stay in it, so that none is fetched twice."""
@@ -74,9 +67,8 @@ class RemoteShards:
         except RemoteTimeoutError:
             raise
         except CorpusFileError:
-            for shard, now in zip(shards, _infos(shards, self._limits), strict=True):
-                if int(now["size"]) != shard.size:
-                    raise CorpusFileError(size_change(shard, int(now["size"]))) from None
+            for shard, now in zip(shards, infos([shard.path for shard in shards], self._limits), strict=True):
+                _check_size(shard, now)
                 if shard.version not in (None, version_of(now)):
                     raise CorpusFileError(replaced(shard)) from None
             raise
@@ -87,14 +79,13 @@ class RemoteShards:
 
 def identify(shards: Sequence[StampedFile], limits: Limits) -> list[RemoteFile]:
     """Return the versions of files that were indexed; where the index has none, those of now."""
-    unknown = [shard for shard in shards if shard.version is None]
-    now = dict(zip((shard.path for shard in unknown), _infos(unknown, limits), strict=True)) if unknown else {}
+    unknown = [shard.path for shard in shards if shard.version is None]
+    now = dict(zip(unknown, infos(unknown, limits), strict=True)) if unknown else {}
     identified = []
     for shard in shards:
         version = shard.version
         if version is None:
-            if (size := int(now[shard.path]["size"])) != shard.size:
-                raise CorpusFileError(size_change(shard, size))
+            _check_size(shard, now[shard.path])
             version = version_of(now[shard.path])
         fields = (shard.path, shard.size, shard.data_offset, shard.digest, version or "")
         key = hashlib.blake2b("\0".join(map(str, fields)).encode(), digest_size=16).hexdigest()
@@ -102,10 +93,6 @@ def identify(shards: Sequence[StampedFile], limits: Limits) -> list[RemoteFile]:
     return identified
 
 
-def _infos(shards: Sequence[StampedFile], limits: Limits) -> list[Mapping[str, Any]]:
-    infos: list[Mapping[str, Any]] = []
-    for shard, info in zip(shards, remote_files.infos([shard.path for shard in shards], limits), strict=True):
-        if isinstance(info, Exception):
-            raise remote_files.failure(shard.path, info) from info
-        infos.append(info)
-    return infos
+def _check_size(shard: StampedFile, info: Mapping[str, Any]) -> None:
+    if (size := int(info["size"])) != shard.size:
+        raise CorpusFileError(size_change(shard, size)) from None
