@@ -18,10 +18,5 @@ __all__ = [
     "IndexSampler",
     "LastBatch",
     "Mixture",
-    "MixtureLastBatch",
-    "MixtureSampler",
-    "OnExhausted",
-    "Order",
-    "Sampler",
-    "SourceOrder",
 ]
+__all__ += ["MixtureLastBatch", "MixtureSampler", "OnExhausted", "Order", "Sampler", "SourceOrder"]

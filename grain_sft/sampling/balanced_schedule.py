@@ -1,14 +1,4 @@
-"""ScheduleTable: which of several sources each row is taken from, so that none is ever a whole row away from its share.
-
-The rule is Tijdeman's, of the chairman assignment problem (R. Tijdeman, "The chairman assignment problem", Discrete
-Mathematics 32, 1980): among n sources, after every row, no source is further from its share than 1 - 1 / (2 (n - 1)), and
-no rule has a smaller bound that holds for all weights. Each source's next row is due from when its share is 1 / (2 (n - 1))
-ahead of its rows, and is late when it would be further ahead than the bound; of all rows that are due, the one that is
-late first is taken. Taking the source that is furthest behind instead is not enough from three sources on.
-
-Shares are fractions of one denominator D, so that without a deficit at the start the choices repeat after D rows: a table of
-one period answers everything at constant time. It takes 9 bytes a row, and about a second a million rows to make.
-"""
+"""ScheduleTable: which of several sources each row is taken from, so that none is ever a whole row away from its share."""
 
 from __future__ import annotations
 
@@ -26,9 +16,20 @@ from grain_sft.sampling.orders import Ints
 
 _INT64 = 1 << 62
 
+Choices = npt.NDArray[np.unsignedinteger]
+
 
 class ScheduleTable:
     """Choices among sources of constant weights, from row 0 on: a table of those before they repeat, and of one period.
+
+    The rule is Tijdeman's, of the chairman assignment problem (R. Tijdeman, "The chairman assignment problem", Discrete
+    Mathematics 32, 1980): among n sources, after every row, no source is further from its share than 1 - 1 / (2 (n - 1)),
+    and no rule has a smaller bound that holds for all weights. Each source's next row is due from when its share is
+    1 / (2 (n - 1)) ahead of its rows, and is late when it would be further ahead than the bound; of all rows that are due,
+    the one that is late first is taken. Taking the source that is furthest behind is not enough from three sources on.
+
+    Shares are fractions of one denominator D, so that without a deficit at the start the choices repeat after D rows. A row
+    takes 9 bytes; a million rows take about a second to make.
 
     Args:
       weights: Integer weights of the sources; nothing is taken from a source of weight 0. Their sum divides the period.
@@ -41,17 +42,13 @@ class ScheduleTable:
     """
 
     def __init__(self, weights: tuple[int, ...], deficit: tuple[Fraction, ...], num_rows: int | None = None) -> None:
-        common, number = math.gcd(*weights), len(weights)
-        active = sum(weight > 0 for weight in weights)
+        common, number, active = math.gcd(*weights), len(weights), len(weights) - weights.count(0)
         self.bound = 0.0 if active == 1 else 1 - 1 / (2 * (active - 1))
-        self._choices, self._begin = _choices(
-            tuple(weight // common for weight in weights), deficit, num_rows if any(deficit) else None
-        )
+        weights = tuple(weight // common for weight in weights)
+        self._choices, self._begin = _choices(weights, deficit, num_rows if any(deficit) else None)
         self.table_rows = len(self._choices)
         self._period = self.table_rows - self._begin
-        self._before = np.bincount(
-            self._choices[: self._begin], minlength=number
-        )  # rows of each source before the period
+        self._before = np.bincount(self._choices[: self._begin], minlength=number)  # rows of each before the period
         self._each = np.bincount(self._choices[self._begin :], minlength=number)  # and in it
         order = np.argsort(self._choices, kind="stable").astype(np.uint32)
         self._rows = np.split(order, np.cumsum(self._before + self._each)[:-1])  # of each source
@@ -70,10 +67,8 @@ class ScheduleTable:
         """Return the rows taken from each source before `row`."""
         periods = max(row - self._begin, 0) // self._period
         at = row - periods * self._period
-        return [
-            int(np.searchsorted(rows, at)) + periods * int(each)
-            for rows, each in zip(self._rows, self._each, strict=True)
-        ]
+        pairs = zip(self._rows, self._each.tolist(), strict=True)
+        return [int(np.searchsorted(rows, at)) + periods * each for rows, each in pairs]
 
     def find(self, source: int, numbers: Ints) -> Ints:
         """Return the row at which `source` gives each of its rows `numbers` (int64 [n], from 0); -1 where it never does."""
@@ -87,33 +82,30 @@ class ScheduleTable:
 
 
 @functools.lru_cache(maxsize=16)
-def _choices(
-    weights: tuple[int, ...], deficit: tuple[Fraction, ...], num_rows: int | None
-) -> tuple[npt.NDArray[np.unsignedinteger], int]:
+def _choices(weights: tuple[int, ...], deficit: tuple[Fraction, ...], num_rows: int | None) -> tuple[Choices, int]:
     """Return the sources in turn, uint8 or uint16, until they repeat or there are `num_rows`; and where the period begins.
 
     With a deficit at the start, the bound of even starts may be out of reach; then the bound is a whole row, and if that is
     too, the source that would exceed it first comes first.
     """
-    tight = Fraction(1, 2 * max(1, sum(weight > 0 for weight in weights) - 1))  # one less the bound
-    for slack in (tight, Fraction(0)):
-        found = _repeating(weights, deficit, slack, num_rows, strict=any(deficit) and slack > 0)
-        if found is not None:
-            return found
-    raise AssertionError("the last bound is not strict")
+    tight = Fraction(1, 2 * max(1, len(weights) - weights.count(0) - 1))  # one less the bound
+    found = _repeating(weights, deficit, tight, num_rows, strict=any(deficit))
+    found = found or _repeating(weights, deficit, Fraction(0), num_rows, strict=False)
+    assert found is not None, "the last bound is not strict"
+    return found
 
 
 def _repeating(
     weights: tuple[int, ...], deficit: tuple[Fraction, ...], slack: Fraction, num_rows: int | None, *, strict: bool
-) -> tuple[npt.NDArray[np.unsignedinteger], int] | None:
+) -> tuple[Choices, int] | None:
     """Return `_choices` for a bound of 1 - `slack`; None where it is out of reach, and `strict`.
 
-    The choices depend on the rows of each source beyond its share, and on the position in the period of the weights. Where both
-    recur, all that follows recurs.
+    The choices depend on the rows of each source beyond its share, and on the position in the period of the weights. Where
+    both recur, all that follows recurs.
     """
     beyond = np.zeros(len(weights), np.int64)
     begins: dict[bytes, int] = {}
-    chosen: list[npt.NDArray[np.unsignedinteger]] = []
+    chosen: list[Choices] = []
     rows = 0
     for sources, kept in _periods(weights, deficit, slack, num_rows):
         if strict and not kept:

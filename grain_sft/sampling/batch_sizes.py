@@ -1,8 +1,7 @@
-"""Rows of the global batch of each step, and the rows before it."""
+"""BatchSizes: rows of the global batch of each step, and the rows before it."""
 
 from __future__ import annotations
 
-import functools
 import sys
 from bisect import bisect_right
 from collections.abc import Iterable
@@ -35,10 +34,7 @@ class BatchSizes:
             self._before.append(self._before[-1] + (step - self.steps[-1]) * self.sizes[-1])
             self.steps.append(step)
             self.sizes.append(as_integer(f"schedule: global_batch_size at step {step}", size, 1, SamplerError))
-
-    @functools.cached_property
-    def _columns(self) -> Ints:
-        return np.array([self.steps, self.sizes, self._before], np.int64)
+        self._columns = np.array([self.steps, self.sizes, self._before], np.int64)
 
     @property
     def schedule(self) -> tuple[tuple[int, int], ...]:
@@ -59,7 +55,7 @@ class BatchSizes:
         return self._before[piece] + (step - self.steps[piece]) * self.sizes[piece]
 
     def step_of(self, row: int) -> int:
-        """Return the step that reads row `row` of the run. For a number of rows, it is the number of whole steps in them."""
+        """Return the step that reads row `row` of the run. It is also the number of whole steps in `row` rows."""
         piece = bisect_right(self._before, row) - 1
         return self.steps[piece] + (row - self._before[piece]) // self.sizes[piece]
 

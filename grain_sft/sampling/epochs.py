@@ -1,4 +1,4 @@
-"""Where epochs begin among the steps of a run, whose batches may change in size."""
+"""Steps of a run at which its epochs begin, where batches may change in size."""
 
 from __future__ import annotations
 
@@ -16,10 +16,7 @@ from grain_sft.sampling.streams import EpochSpan
 
 
 class RunningEpochs:
-    """Epochs of `num_rows` rows that follow each other without a gap: a step may straddle two.
-
-    The rows are those of a stream: of all hosts, or of one host's blocks.
-    """
+    """Epochs of `num_rows` rows of a stream that follow each other without a gap: a step may straddle two."""
 
     def __init__(self, num_rows: int, sizes: BatchSizes) -> None:
         self._num_rows, self._sizes = num_rows, sizes
@@ -37,7 +34,7 @@ class RunningEpochs:
         return self._sizes.step_of(epoch * self._num_rows)
 
     def span(self, epoch: int, num_steps: int | None) -> EpochSpan | None:
-        """Return the steps that read an epoch in a run of `num_steps` (None: without end); None where none does."""
+        """Return the steps that read an epoch in a run of `num_steps` (None means without end); None where none does."""
         first, end = epoch * self._num_rows, (epoch + 1) * self._num_rows
         if num_steps is not None:
             end = min(end, self._sizes.before(num_steps))
@@ -53,7 +50,7 @@ class RunningEpochs:
 
 
 class _Piece(NamedTuple):
-    """Steps of one size: the first, in which epoch it begins and at which index, and the steps in that and in later epochs."""
+    """Steps of one size: the first, the epoch and index at which it begins, and the steps in that and in later epochs."""
 
     step: int
     size: int
@@ -76,8 +73,8 @@ class _Piece(NamedTuple):
 
 
 class EndingEpochs(RunningEpochs):
-    """Epochs that each begin with a step. An epoch ends where the next batch, of whatever size, is not full, and its
-    remaining rows are dropped; or, with `fill`, where it has no rows left, and its last batch is filled up."""
+    """Epochs that each begin with a step. An epoch ends where the next batch is not full, and its remaining rows are dropped;
+    or, with `fill`, where it has no rows left, and its last batch is filled up."""
 
     def __init__(self, num_rows: int, sizes: BatchSizes, *, fill: bool) -> None:
         super().__init__(num_rows, sizes)
@@ -95,19 +92,13 @@ class EndingEpochs(RunningEpochs):
                     "smaller batch, last_batch='run_on', or last_batch='fill' for evaluation."
                 )
             self._pieces.append(_Piece(step, size, epoch, index, left, per_epoch))
-        self._columns = np.array(self._pieces, np.int64).T
 
     def begin(self, step: int) -> tuple[int, int]:
-        pieces = self._pieces
-        return (pieces[0] if len(pieces) == 1 else pieces[bisect_right(self._sizes.steps, step) - 1]).begin(step)
+        return self._pieces[bisect_right(self._sizes.steps, step) - 1].begin(step)
 
     def begins(self, steps: Ints) -> tuple[Ints, Ints]:
-        which = np.searchsorted(self._sizes.steps, steps, side="right") - 1
-        first, size, epoch, index, left, per_epoch = self._columns[:, which]
-        into = steps - first
-        here = into < left
-        later, rest = np.divmod(into - left, per_epoch)
-        return np.where(here, epoch, epoch + 1 + later), np.where(here, index + into * size, rest * size)
+        epochs, indices = np.array([self.begin(step) for step in steps.tolist()], np.int64).reshape(-1, 2).T
+        return epochs, indices
 
     def steps_before(self, epoch: int) -> int:
         ends = [*self._sizes.steps[1:], math.inf]

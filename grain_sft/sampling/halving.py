@@ -1,12 +1,4 @@
-"""HalvingTree: choices among sources by formula, for weights whose period is too long for a table.
-
-Rows go down a tree of two-way splits; of the first t rows that reach a node, its left branch gets t times its share,
-rounded. So each row is found by a few divisions, at any number of rows, without a table. It costs precision: a branch is up
-to half a row from its part of what its node got, and inherits its part of the node's distance. `bound` is the sum: at most
-1 row for up to 4 sources, whatever their weights; 1.2 for up to 10; less than 2 for any number. By brute force, 4,600 sets
-of weights for 2 to 24 sources came to 1.26 rows at most (`tests/sampling/test_proportions.py`). `ScheduleTable` stays below
-one row, so it is taken where it fits. Quantised weights would need no tree, but docs/mixtures.md promises exact shares.
-"""
+"""HalvingTree: choices among sources by formula, for weights whose period is too long for a table."""
 
 from __future__ import annotations
 
@@ -59,6 +51,13 @@ _Tree: TypeAlias = "int | tuple[_Split, _Tree, _Tree]"  # int: a source
 class HalvingTree:
     """Choices among sources of constant weights, from row 0 on.
 
+    Rows go down a tree of two-way splits; of the first t rows that reach a node, its left branch gets t times its share,
+    rounded. So a few divisions find a row, at any number of rows, without a table. It costs precision: a branch is up to
+    half a row from its part of what its node got, and inherits its part of the node's distance. `bound` is the sum: at most
+    1 row for up to 4 sources, 1.2 for up to 10, and less than 2 for any number. By brute force, 4,600 sets of weights for
+    2 to 24 sources came to 1.26 rows at most (tests/sampling/test_proportions.py). `ScheduleTable` stays below one row, so
+    it is taken where it fits. Quantised weights would need no tree, but docs/mixtures.md promises exact shares.
+
     Args:
       weights: Integer weights of the sources; nothing is taken from a source of weight 0.
       deficit: Share minus rows of each source at the start; they sum to 0.
@@ -71,9 +70,7 @@ class HalvingTree:
 
     def __init__(self, weights: tuple[int, ...], deficit: tuple[Fraction, ...]) -> None:
         self._weights, self._deficit = weights, deficit
-        self._paths: dict[
-            int, list[tuple[_Split, bool]]
-        ] = {}  # splits above each source, and whether it is to their left
+        self._paths: dict[int, list[tuple[_Split, bool]]] = {}  # splits above a source, and whether it is left of them
         self.bound = 0.0
         active = sorted((source for source, weight in enumerate(weights) if weight), key=lambda each: -weights[each])
         self._root = self._tree(active, [], Fraction(0), 0.0)

@@ -1,4 +1,4 @@
-"""Host: one of the processes that share the global batch."""
+"""Host: a process that shares the global batch with others."""
 
 from __future__ import annotations
 
@@ -10,11 +10,7 @@ from grain_sft.errors import SamplerError
 
 @dataclasses.dataclass(frozen=True)
 class Host:
-    """Place `index` of `count` data-loading processes, counted from 0.
-
-    Raises:
-      SamplerError: `index` is not below `count`.
-    """
+    """Place `index` of `count` data-loading processes, counted from 0. Others are a `SamplerError`."""
 
     index: int
     count: int

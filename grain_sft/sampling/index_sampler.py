@@ -30,19 +30,8 @@ class IndexSampler(Sampler):
     ends. `sampler[i]` returns the same rows one by one, as Grain's samplers do. The sampler declares `NoSharding`: it
     divides the rows between hosts itself, and `grain.DataLoader` must not divide them again.
 
-    Orders (`grain_sft.sampling.ORDERS`):
-      shuffle: Permutation keyed by seed and epoch. It takes constant memory, and constant time per row. Its limits are
-        in `grain_sft.sampling.orders.shuffle`.
-      olmo: OLMo-core's order. Above 2 M rows, each machine makes it once and maps it from disk, 4 bytes a row.
-      maxtext: Order of MaxText's `olmo_grain` sampler. Host h owns the h-th contiguous block of the permutation. Its
-        stream runs on across epochs, so a batch may straddle two. Only this order depends on the number of hosts.
-      episode: Order of the episode-indexed loader, `RandomState(seed + epoch).permutation(n)`. With last_batch "run_on",
-        batches straddle epochs as in that loader.
-      openchat: OpenChat's order of documents, `default_rng(seed + epoch).permutation(n)`, for layouts of one document a
-        row. OpenChat's packed batches are rows of `PackedLayout(algorithm="multipack")`, read sequentially.
-      random: Draws with replacement among all rows, keyed by the seed and the number of the draw. An epoch is
-        `num_instances` draws. No other loader has the same draws.
-      sequential: Rows by number.
+    The orders of `grain_sft.sampling.ORDERS` are described in docs/guide.md ("Orders"). In order `maxtext` alone, host h
+    reads the h-th contiguous block of each permutation, so that batches depend on the number of hosts.
 
     Args:
       num_instances: Number of rows.
@@ -89,19 +78,16 @@ class IndexSampler(Sampler):
             raise SamplerError(f"last_batch='fill': order {order!r} runs on across epochs and has no last batch.")
         self.runs_on = traits.runs_on or last_batch == "run_on"
         self._source, self._order = source, source.rows_at(cache_dir)
-        self._blocks = host.count if self.host_blocks else 1
-        self._block_rows = self.num_instances // self._blocks  # rows of an epoch in the stream of one block
+        self._blocks = host.count if self.host_blocks else 1  # parts of an epoch that are read side by side
+        self._block_rows = self.num_instances // self._blocks
         self._block_start = host.index * self._block_rows if self.host_blocks else 0
         sizes, most = self.batch_sizes.shared(self._blocks), max(self.batch_sizes.sizes)
         if self.host_blocks and self._block_rows * self._blocks < most:
             raise SamplerError(
                 f"global_batch_size={most} is more than the {num_instances} rows of an epoch. Take a smaller batch."
             )
-        self._epochs: RunningEpochs
-        if self.runs_on:
-            self._epochs = RunningEpochs(self._block_rows, sizes)
-        else:
-            self._epochs = EndingEpochs(self._block_rows, sizes, fill=last_batch == "fill")
+        ending = functools.partial(EndingEpochs, fill=last_batch == "fill")
+        self._epochs: RunningEpochs = (RunningEpochs if self.runs_on else ending)(self._block_rows, sizes)
         if self.num_steps == 0:
             raise SamplerError(f"global_batch_size={most} is more than the {num_instances} rows in epochs={epochs}.")
         self.streams = (EpochStream("", source, 0, self._begin, self._span, self._order, self._blocks),)
@@ -113,14 +99,12 @@ class IndexSampler(Sampler):
 
     @functools.cached_property
     def rows_per_host_and_epoch(self) -> int:
-        """Number of rows that this host reads in an epoch, fill rows included; rounded down where steps straddle epochs.
-        With a schedule, that of the first epoch."""
+        """Number of rows that this host reads in the first epoch, fill rows included; rounded as `steps_per_epoch`."""
         return self.num_instances // self.host.count if self.runs_on else self._host_sizes.before(self.steps_per_epoch)
 
     @functools.cached_property
     def num_steps(self) -> int | None:
-        """Number of steps; None: no end. Where steps straddle epochs, only the last epoch drops rows, so this can exceed
-        `epochs * steps_per_epoch`."""
+        """Number of steps; None means no end. Steps that straddle epochs can be more than `epochs * steps_per_epoch`."""
         return None if self.epochs is None else self._epochs.steps_before(self.epochs)
 
     def steps_before(self, epoch: int) -> int:
@@ -138,12 +122,8 @@ class IndexSampler(Sampler):
         return self._read(np.full(len(indices), epoch), indices, self._block_start)[2]
 
     def _read(self, epoch: Ints, index: Ints, start: Ints | int) -> tuple[Ints, Ints, Ints]:
-        """Return int64 [n]: epochs, indices in their orders, and rows (`FILL_ROW` past the end of an epoch).
-
-        Args:
-          epoch, index: int64 [n], epochs, and indices in a block's stream, counted from the beginning of that epoch.
-          start: Index in the order of the first row of each block.
-        """
+        """Return epochs, indices in their orders, and rows (`FILL_ROW` past the end of an epoch), int64 [n], at the places
+        `index` of blocks, counted from the begin of `epoch`. `start` is the first index of each block in the order."""
         if self.runs_on:
             later, index = np.divmod(index, self._block_rows)
             epoch = epoch + later

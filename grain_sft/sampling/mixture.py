@@ -1,4 +1,4 @@
-"""Mixtures: rows of several sources, each in its own order, as one stream of rows that is cut into steps."""
+"""Mixtures: rows of several sources, each in its own order, as one stream that is cut into steps."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ class Mixture:
     """Sources and their weights: how often each gives a row.
 
     Weights are exact as written (0.7 is 7/10) and divided by their sum. After any number of rows each source is less than one
-    row from its share, or for five and more weights of many digits less than two; see `Proportions`. A source may be a
-    mixture: it has its share as a whole, and divides the rows that it gives among its own sources, with the same bounds.
+    row from its share, or for five and more weights of many digits less than two; see `Proportions`. A source that is a
+    mixture has its share as a whole, and divides its rows among its own sources with the same bounds.
 
     Args:
       sources: Weight and rows of each source, by name. Rows are numbered through all sources in this order.
@@ -85,8 +85,7 @@ class Mixture:
             if isinstance(rows, Mixture) and rows.schedule:
                 raise SamplerError(
                     f"source {name!r} is a mixture with a schedule and on_exhausted={rows.on_exhausted!r}: its number of rows "
-                    "would depend on this mixture, and the other way round. Remove its schedule, or take "
-                    "on_exhausted='repeat'."
+                    "would depend on this mixture, and vice versa. Remove its schedule, or take on_exhausted='repeat'."
                 )
         if self.on_exhausted == "repeat" and ending:
             raise SamplerError(
@@ -130,8 +129,7 @@ class MixtureSampler(Sampler):
     """Rows of every step of a mixture, as a pure function of (mixture, step, host).
 
     The mixture is one stream of rows; step k is the next `global_batch_size` of them, and host h of H reads rows h, h + H,
-    h + 2H, ... of the step. Rows are numbered through all sources, as `MixtureSource` numbers them. Every source has epochs
-    of its own, which roll over in the middle of a step.
+    h + 2H, ... of the step. Rows are numbered as in `MixtureSource`. Epochs of a source may end in the middle of a step.
 
     Args:
       mixture: Sources, their orders and weights.
@@ -166,34 +164,33 @@ class MixtureSampler(Sampler):
             )
         self.mixture, self.last_batch, self.cache_dir = mixture, last_batch, cache_dir
         self.num_instances = mixture.num_instances
+        self.streams = ()
+        self._paths: list[Path] = []  # of the streams
         self._children: dict[
             Proportions, list[Proportions | int]
-        ] = {}  # of each mixture: mixtures, or indices of streams
-        self._paths: list[Path] = []  # of the streams
-        streams: list[EpochStream] = []
-        self._proportions = self._add(mixture, "", 0, (), streams)
-        self.streams, self.length = tuple(streams), self._proportions.length
+        ] = {}  # mixtures in each mixture, or indices of streams
+        self._proportions = self._add(mixture, "", 0, ())
+        self.length = self._proportions.length
         if self.num_steps == 0:
             raise SamplerError(
                 f"global_batch_size={self.global_batch_size} is more than the {self.length} rows of the mixture. Take a "
                 "smaller batch, or last_batch='fill' for evaluation."
             )
 
-    def _add(
-        self, mixture: Mixture, prefix: str, first_row: int, path: Path, streams: list[EpochStream]
-    ) -> Proportions:
+    def _add(self, mixture: Mixture, prefix: str, first_row: int, path: Path) -> Proportions:
         """Append the streams of the sources of a mixture, whose names begin with `prefix`; return its proportions."""
         proportions = mixture.proportions(lambda step: count_drawn(path, self.batch_sizes.before(step)))
         children = self._children[proportions] = []
         for number, (name, (_, rows)) in enumerate(mixture.sources.items()):
             below = (*path, (proportions, number))
             if isinstance(rows, Mixture):
-                children.append(self._add(rows, f"{prefix}{name}/", first_row, below, streams))
+                children.append(self._add(rows, f"{prefix}{name}/", first_row, below))
             else:
-                begin, span = partial(self._begin, len(streams)), partial(self._span, len(streams))
-                children.append(len(streams))
-                streams.append(EpochStream(prefix + name, rows, first_row, begin, span, rows.rows_at(self.cache_dir)))
+                index, rows_at = len(self.streams), rows.rows_at(self.cache_dir)
+                begin, span = partial(self._begin, index), partial(self._span, index)
+                self.streams += (EpochStream(prefix + name, rows, first_row, begin, span, rows_at),)
                 self._paths.append(below)
+                children.append(index)
             first_row += rows.num_instances
         return proportions
 
@@ -226,40 +223,31 @@ class MixtureSampler(Sampler):
         return step
 
     def _rows(self, step: int, indices: Ints) -> Ints:
-        rows: Ints = self._draw(indices + self.batch_sizes.before(step))[3]
-        return rows
+        return self._draw(indices + self.batch_sizes.before(step))[-1]
 
     def _slots(self, steps: Ints, which: Ints, slot: Ints, host: Ints) -> BatchSlots:
         return BatchSlots(steps[which], slot, host, *self._draw(self.batch_sizes.begins(steps)[0][which] + slot))
 
-    def _draw(self, indices: Ints) -> Ints:
-        """Return what is drawn at some indices of the stream (int64 [n]): int64 [4, n], the stream of the source, its epoch,
-        the index in that epoch's order, and the row, through all sources. Past the end: -1, and `FILL_ROW` for the row."""
-        drawn = np.full((4, len(indices)), -1, np.int64)
-        at = np.arange(len(indices))
-        if self.length is not None:
-            drawn[3], at = FILL_ROW, np.flatnonzero(indices < self.length)
+    def _draw(self, indices: Ints) -> tuple[Ints, ...]:
+        """Return what is drawn at some indices of the stream, int64 [n] each: the index of the source's stream, its epoch, the
+        index in that epoch's order, and the row. Past the end they are -1, and the row is `FILL_ROW`."""
+        streams, epochs, places, rows = drawn = tuple(np.full(len(indices), value) for value in (-1, -1, -1, FILL_ROW))
+        at = np.arange(len(indices)) if self.length is None else np.flatnonzero(indices < self.length)
         waiting: list[tuple[Proportions | int, Ints, Ints]] = [(self._proportions, at, indices[at])]
         while waiting:
             node, at, numbers = waiting.pop()
-            if isinstance(node, int):
-                self._draw_source(node, at, numbers, drawn)
+            if not isinstance(node, int):
+                sources, numbers = node.choose(numbers)
+                parts = ((child, sources == source) for source, child in enumerate(self._children[node]))
+                waiting += [(child, at[here], numbers[here]) for child, here in parts if here.any()]
                 continue
-            sources, numbers = node.choose(numbers)
-            for source, child in enumerate(self._children[node]):
-                here = sources == source
-                if here.any():
-                    waiting.append((child, at[here], numbers[here]))
+            stream = self.streams[node]
+            streams[at] = node
+            epochs[at], places[at] = np.divmod(numbers, stream.source.num_instances)
+            for epoch in np.unique(epochs[at]).tolist():
+                here = at[epochs[at] == epoch]
+                rows[here] = stream.rows_at(epoch, places[here]) + stream.first_row
         return drawn
-
-    def _draw_source(self, number: int, at: Ints, numbers: Ints, drawn: Ints) -> None:
-        """Put the rows `numbers` of a source at the indices `at` of `drawn`."""
-        stream = self.streams[number]
-        epochs, indices = np.divmod(numbers, stream.source.num_instances)
-        drawn[0, at], drawn[1, at], drawn[2, at] = number, epochs, indices
-        for epoch in np.unique(epochs).tolist():
-            here = epochs == epoch
-            drawn[3, at[here]] = stream.rows_at(epoch, indices[here]) + stream.first_row
 
     def _begin(self, source: int, step: int) -> tuple[int, int]:
         rows = count_drawn(self._paths[source], self.batch_sizes.before(step))

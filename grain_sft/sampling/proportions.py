@@ -39,9 +39,9 @@ class Proportions:
     most 1 row for up to 4 sources, 1.2 for up to 10, and less than 2 for any number (`HalvingTree`).
 
     Weights may change at some rows. Rows before a change do not depend on it. After it, each source keeps its deficit, so that
-    its rows follow its cumulative share: within one row with up to three sources. With more, no rule that does not know the
-    change beforehand can promise that: after 3 rows of 6 sources of equal weight, let only the 3 that have none continue, and
-    one of them comes to 7/6 rows. A source whose weight becomes 0 keeps its deficit, and the others share the difference.
+    its rows follow its cumulative share: within one row with up to three sources. With more, no rule that does not foresee
+    the change can promise that: after 3 rows of 6 sources of equal weight, let only the 3 that have none continue, and one of
+    them comes to 7/6 rows. A source whose weight becomes 0 keeps its deficit, and the others share the difference.
 
     Args:
       changes: Pairs of a row and the shares from it on, which sum to 1; the first is for row 0.
@@ -63,11 +63,9 @@ class Proportions:
         while weights := self._weights(row, counts):
             end = next((at for at, _ in self._changes if at > row), None)
             deficit = tuple(share - count for share, count in zip(shares, counts, strict=True))
-            chooser: ScheduleTable | HalvingTree
-            if sum(weights) <= TABLE_ROWS:
-                chooser = ScheduleTable(weights, deficit, None if end is None else end - row)
-            else:
-                chooser = HalvingTree(weights, deficit)
+            num_rows = None if end is None else end - row
+            table = sum(weights) <= TABLE_ROWS
+            chooser = ScheduleTable(weights, deficit, num_rows) if table else HalvingTree(weights, deficit)
             self._phases.append(_Phase(row, counts, chooser))
             exhausted = self._first_exhausted(self._phases[-1])
             if exhausted is not None and (end is None or exhausted <= end):
@@ -80,7 +78,7 @@ class Proportions:
             for source, weight in enumerate(weights):
                 shares[source] += Fraction(weight * (end - row), sum(weights))
             more = chooser.counts(end - row)
-            row, counts = end, tuple(before + after for before, after in zip(counts, more, strict=True))
+            row, counts = end, tuple(map(sum, zip(counts, more, strict=True)))
         else:
             self.length = row
         self._rows = [phase.row for phase in self._phases]
@@ -98,8 +96,8 @@ class Proportions:
         return tuple(weight // least for weight in weights) if least else None
 
     def _first_exhausted(self, phase: _Phase) -> int | None:
-        """Return the row from which on a source has no rows; None where all have. To "stop" is to lack a row that is asked
-        for, and to "renormalize" takes effect after the last row of a source."""
+        """Return the row from which on a source has no rows; None where all have: with "stop" the row that a source lacks, with
+        "renormalize" the one after its last."""
         if self._on_exhausted == "repeat":
             return None
         last = self._on_exhausted == "renormalize"

@@ -1,4 +1,4 @@
-"""Sampler: what all samplers share, namely how the global batches of a run are divided between hosts."""
+"""Sampler: global batches of a run, divided between hosts."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _INDICES_AT_ONCE = 1 << 20  # of an order that is searched
 class Sampler(abc.ABC):
     """Global batches whose size is a function of the step, and this host's rows of them.
 
-    Host h of H reads rows h, h + H, h + 2H, ... of the global batch; with `host_blocks`, each host has a stream of its own.
+    Host h of H reads slots h, h + H, h + 2H, ... of the global batch; with `host_blocks`, each host has a stream of its own.
 
     Attributes:
       num_instances: Number of rows to choose from.
@@ -89,7 +89,7 @@ class Sampler(abc.ABC):
 
     @abc.abstractmethod
     def steps_of_epochs(self, epochs: int | None) -> int:
-        """Return the number of steps in which `epochs` epochs are read; None: those of the run, or one if it never ends. More
+        """Return the number of steps that read `epochs` epochs; None means those of the run, or one if it never ends. More
         epochs than the run has are a `SamplerError`."""
 
     @abc.abstractmethod
@@ -133,13 +133,12 @@ class Sampler(abc.ABC):
         step = self._checked_step(step)
         indices = self._indices(self.batch_sizes.at(step))
         last, self._last_step = self._last_step, step
-        if abs(step - last) == 1 and (found := self._rows_at_once(step, indices)) is not None:
-            return found
-        return self._rows(step, indices)
+        found = self._rows_at_once(step, indices) if abs(step - last) == 1 else None
+        return self._rows(step, indices) if found is None else found
 
     def _rows_at_once(self, step: int, indices: Ints) -> Ints | None:
-        """Return the rows of `step` and keep those of the steps after it, which costs 0.7 us a step instead of 5 to 8 us;
-        None where these can't be computed."""
+        """Return the rows of `step` and keep those of later steps, at 0.7 us a step instead of 5 to 8; None where these can't
+        be computed."""
         size = self.batch_sizes.at(step)
         count = min(_STEPS_AT_ONCE, _ROWS_AT_ONCE // max(1, len(indices)), self._steps_of_one_size(step, size))
         if count <= 1:
@@ -160,16 +159,7 @@ class Sampler(abc.ABC):
         return count if self.num_steps is None else min(count, self.num_steps - step)
 
     def rows_at(self, step: int, places: Int64[np.ndarray, " n"]) -> Int64[np.ndarray, " n"]:
-        """Return some of `rows(step)`, without computing the others: int64 [len(places)].
-
-        Args:
-          step: Step, from 0.
-          places: int64 [n], indices into `rows(step)`.
-
-        Raises:
-          RowIndexError, SamplerError: As `rows`.
-          IndexError: An index that the step does not have.
-        """
+        """Return `rows(step)[places]`, int64 [n], without computing the other rows. Raises as `rows(step)[places]` does."""
         step = self._checked_step(step)
         return self._rows(step, self._indices(self.batch_sizes.at(step))[places])
 
@@ -188,23 +178,15 @@ class Sampler(abc.ABC):
     def find_slots(
         self, rows: Int64[np.ndarray, " rows"], *, epochs: int | None = None, hosts: Sequence[int] | None = None
     ) -> BatchSlots:
-        """Return the slots that hold `rows`. Searches every index of the order of each epoch, which takes seconds in order
-        "shuffle".
+        """Return the slots of `hosts` (None means all) that hold `rows`, int64 [n].
 
-        Args:
-          rows: int64 [n], row numbers.
-          epochs: Number of epochs to search, from the first; None means those of the run, or one where they never end.
-          hosts: Hosts whose slots are returned; None means all.
-
-        Raises:
-          SamplerError: More epochs than the run has.
+        Searches every index of the order of the first `epochs` epochs (None means those of the run, or one where it never
+        ends), which takes seconds in order "shuffle". More epochs than the run has are a `SamplerError`.
         """
         found = np.concatenate([np.zeros((7, 0), np.int64), *self._found(rows, self._checked_epochs(epochs))], axis=1)
         step, slot, host = found[:3]
         kept = (step >= 0) & (step < (sys.maxsize if self.num_steps is None else self.num_steps))
-        if hosts is not None:
-            kept &= np.isin(host, hosts)
-        order = np.flatnonzero(kept)
+        order = np.flatnonzero(kept if hosts is None else kept & np.isin(host, hosts))
         return BatchSlots(*found[:, order[np.lexsort((slot[order], step[order]))]])
 
     def _found(self, rows: Ints, epochs: int | None) -> Iterator[Ints]:
@@ -222,10 +204,8 @@ class Sampler(abc.ABC):
                     yield np.array(np.broadcast_arrays(*columns), np.int64)
 
     def _checked_epochs(self, epochs: int | None) -> int | None:
-        if epochs is None:
-            return None
-        epochs = as_integer("epochs", epochs, 1, SamplerError)
-        if self.epochs is not None and epochs > self.epochs:
+        epochs = None if epochs is None else as_integer("epochs", epochs, 1, SamplerError)
+        if epochs is not None and self.epochs is not None and epochs > self.epochs:
             raise SamplerError(f"epochs={epochs}: the sampler has {self.epochs}.")
         return epochs
 
@@ -243,8 +223,7 @@ class Sampler(abc.ABC):
         if index >= len(self):
             raise RowIndexError(f"record={index}: expected 0 to {len(self) - 1}.")
         step = self._host_sizes.step_of(index)
-        into = index - self._host_sizes.before(step)
-        row = int(self._rows(step, self._indices(self.batch_sizes.at(step))[into : into + 1])[0])
+        row = int(self.rows_at(step, np.array([index - self._host_sizes.before(step)]))[0])
         return grain.RecordMetadata(index=index, record_key=FillKey(FILL_ROW) if row == FILL_ROW else row)
 
     def _checked_step(self, step: int) -> int:

@@ -1,4 +1,4 @@
-"""Streams: rows read epoch after epoch, of a whole sampler or of one source of a mixture. Slots: their places in batches."""
+"""Streams of rows, read epoch after epoch, and the slots of batches that hold them."""
 
 from __future__ import annotations
 
@@ -20,12 +20,10 @@ if TYPE_CHECKING:
 class SourceOrder:
     """Rows of one source and their order, epoch after epoch without a gap.
 
-    They are the rows that `IndexSampler(num_instances, global_batch_size=1, ...)` gives one host, step after step.
-
     Args:
       num_instances: Number of rows.
       seed: Seed of the order, 0 or more.
-      order: Name of the order, as in `IndexSampler`.
+      order: Order, as in `IndexSampler`.
       shuffle: Whether rows are read in that order; False reads them as they are numbered.
       epochs: Number of epochs after which the source is exhausted; None means never.
 
@@ -41,9 +39,8 @@ class SourceOrder:
 
     def __post_init__(self) -> None:
         for name, least in (("num_instances", 1), ("seed", 0), ("epochs", 1)):
-            value = getattr(self, name)
-            if name != "epochs" or value is not None:
-                object.__setattr__(self, name, as_integer(name, value, least, SamplerError))
+            if name != "epochs" or self.epochs is not None:
+                object.__setattr__(self, name, as_integer(name, getattr(self, name), least, SamplerError))
 
     @property
     def num_rows(self) -> int | None:
@@ -57,7 +54,7 @@ class SourceOrder:
 
     @property
     def data_key(self) -> str:
-        """Text of all that decides the rows; the seed is left out if it is not used."""
+        """Text of all that decides the rows, without a seed that is not used."""
         drawn = f"{self.order!r}, seed={self.seed}" if self.seeded else "'sequential'"
         return f"SourceOrder({self.num_instances}, {drawn}, epochs={self.epochs})"
 
@@ -113,8 +110,7 @@ class BatchSlots:
 
     Attributes:
       step: Step, from 0.
-      slot: Index into the global batch. Host h of H has slots h, h + H, h + 2H, ...; if each host reads its own block
-        (order "maxtext"), host h has `rows_per_host` consecutive slots.
+      slot: Index into the global batch. A host that reads its own block (order "maxtext") has consecutive slots.
       host: Host that reads the slot.
       source: Index of the row's stream in `sampler.streams`.
       epoch: Epoch of the row in its stream, from 0; -1 in a filled batch of a mixture.

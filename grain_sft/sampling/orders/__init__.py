@@ -1,4 +1,4 @@
-"""Orders: which row is at each index of an epoch. One file per order, and one table of all."""
+"""Orders: which row is at each index of an epoch."""
 
 from grain_sft.errors import SamplerError
 from grain_sft.registry import Registry
@@ -6,12 +6,13 @@ from grain_sft.sampling.orders.order import CacheDir, Ints, Order, RowsAt
 
 __all__ = ["ORDERS", "CacheDir", "Ints", "Order", "RowsAt"]
 
-_NAMES = ("shuffle", "olmo", "maxtext", "episode", "openchat", "random", "sequential")
+_FILES = {"shuffle": "computed", "olmo": "exact", "maxtext": "exact", "episode": "exact", "openchat": "exact"}
+_FILES |= {"random": "computed", "sequential": "computed"}
 
 ORDERS: Registry[Order] = Registry(
     "order",
     SamplerError,
-    {name: f"grain_sft.sampling.orders.{name}:{name.upper()}" for name in _NAMES},
+    {name: f"grain_sft.sampling.orders.{file}:{name.upper()}" for name, file in _FILES.items()},
     adapt=Order.of,
 )
 """Entries are `Order`s, or functions of (seed, epoch, num_rows) that return every row once."""

@@ -48,12 +48,10 @@ class Order:
 
     @classmethod
     def from_permutation(cls, permutation: Callable[[int, int, int], Any], **traits: Any) -> Order:
-        """Return an order that is kept in memory, an epoch at a time.
+        """Return an order with `traits`, the other fields, that is kept in memory, an epoch at a time.
 
-        Args:
-          permutation: Function of (seed, epoch, num_rows) that returns every row once: integers [num_rows]. It must
-            return the same on every machine.
-          traits: Other fields of the order.
+        `permutation` is a function of (seed, epoch, num_rows) that returns every row once: integers [num_rows], the same
+        on every machine.
         """
 
         def make(num_rows: int, *, seed: int, cache_dir: CacheDir) -> RowsAt:

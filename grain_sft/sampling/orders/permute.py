@@ -1,8 +1,6 @@
 """Permutations by numpy's generators; also run as a program that writes one to a file.
 
-The program imports little besides numpy: the process that makes a permutation of a billion rows should cost what the
-permutation costs.
-"""
+The program imports little besides numpy, so that its process costs little more than the permutation."""
 
 from __future__ import annotations
 
@@ -23,12 +21,9 @@ def row_dtype(num_rows: int) -> np.dtype[Any]:
 
 
 def permutation(num_rows: int, generator: str, seed: int) -> npt.NDArray[Any]:
-    """Return `generator.permutation(num_rows)`, uint32 or uint64 [num_rows].
+    """Return `permutation(num_rows)` of a generator of numpy, uint32 or uint64 [num_rows].
 
-    Args:
-      num_rows: Number of rows.
-      generator: "RandomState", or a bit generator of `numpy.random` such as "PCG64" (that of `default_rng`).
-      seed: Seed of the generator.
+    The generator is "RandomState", or a bit generator of `numpy.random` such as "PCG64" (that of `default_rng`).
     """
     rows = np.arange(num_rows, dtype=row_dtype(num_rows))
     if generator == "RandomState":

@@ -1,10 +1,4 @@
-"""Exact permutations of up to billions of rows, made once per machine and shared by all its processes.
-
-Below `IN_MEMORY_ROWS` a permutation is made where it is needed. Above, it is a file of the cache folder, made in a process
-of its own (so that no training process holds it), under a lock, and memory-mapped. The file has a hash of its rows, which
-is compared whenever a process opens it: 3.5 s of processor time for 724,000,000 rows, divided among up to 8 cores. Making
-such a file takes a minute.
-"""
+"""Exact permutations of up to billions of rows, made once per machine and shared by all its processes."""
 
 from __future__ import annotations
 
@@ -32,18 +26,17 @@ _VERSION = 1
 IN_MEMORY_ROWS = 1 << 21
 """Permutations of fewer rows take tens of milliseconds and are kept in memory."""
 
-Generator = tuple[str, int]
-"""Name and seed of a generator of numpy, as in `permute.permutation`."""
 
-
-def stored_order(name: str, generator: Callable[[int, int], Generator]) -> MakeOrder:
-    """Return the order `name` that shuffles each epoch with a generator of numpy: a function of (seed, epoch)."""
+def stored_order(name: str, generator: str, seed_of: Callable[[int, int], int]) -> MakeOrder:
+    """Return the order `name` that shuffles each epoch with a generator of numpy, seeded with `seed_of(seed, epoch)`."""
 
     def make(num_rows: int, *, seed: int, cache_dir: CacheDir) -> RowsAt:
+        seed_of(seed, 0)  # refuse the seed now
+
         @functools.lru_cache(maxsize=EPOCHS_KEPT)
         def permutation(epoch: int) -> npt.NDArray[np.unsignedinteger]:
             depends = {"orders": _VERSION, "order": name, "rows": num_rows, "seed": seed, "epoch": epoch}
-            return load_permutation(depends, generator(seed, epoch), cache_dir)
+            return load_permutation(depends, (generator, seed_of(seed, epoch)), cache_dir)
 
         def rows_at(epoch: int, indices: Ints) -> Ints:
             rows = permutation(epoch)
@@ -58,14 +51,19 @@ def stored_order(name: str, generator: Callable[[int, int], Generator]) -> MakeO
     return make
 
 
-def load_permutation(depends: Mapping[str, Any], generator: Generator, cache_dir: CacheDir) -> npt.NDArray[Any]:
-    """Return a permutation: uint32 [rows] (uint64 from 2^32 rows on), in memory or mapped from the cache folder; a
-    `StorageError` where its file can't be made.
+def load_permutation(depends: Mapping[str, Any], generator: tuple[str, int], cache_dir: CacheDir) -> npt.NDArray[Any]:
+    """Return a permutation: uint32 [rows] (uint64 from 2^32 rows on), in memory or mapped from the cache folder.
+
+    A file is made under a lock, in a process of its own, so that no training process holds it: a minute for 724,000,000
+    rows. A hash of its rows is compared whenever a process opens it: 3.5 s of processor time, on up to 8 cores.
 
     Args:
       depends: What identifies the file: order, rows, seed and epoch.
-      generator: Generator that makes it.
+      generator: Name and seed of the generator that makes it, as in `permute.permutation`.
       cache_dir: Folder of the files; None means that of the user's cache.
+
+    Raises:
+      StorageError: The file can't be made.
     """
     num_rows: int = depends["rows"]
     if cache_dir is not None:
@@ -94,7 +92,7 @@ def load_permutation(depends: Mapping[str, Any], generator: Generator, cache_dir
     return found["rows"]
 
 
-def _build(target: Path, depends: Mapping[str, Any], generator: Generator) -> None:
+def _build(target: Path, depends: Mapping[str, Any], generator: tuple[str, int]) -> None:
     num_rows: int = depends["rows"]
     logging.info("Making the order of %d rows: %s", num_rows, target)
     command = [sys.executable, "-P", permute.__file__, str(target), *map(str, generator), json.dumps(depends)]
