@@ -32,7 +32,6 @@ class Proxy:
       body: what is wrong with the bodies of objects, a key of WRONG_BODIES; of `share` of them.
       before: called with the number of each request for an object, from 1, before it is answered.
       endless: answers about objects and listings have no end.
-      remember: what the emulator, which serves one request after the other, answered once is not asked for again.
     """
 
     def __init__(self, target: str) -> None:
@@ -50,9 +49,8 @@ class Proxy:
     def heal(self) -> None:
         """Fail no more, and count from zero."""
         self.refused = self.cut = self.reset = self.slow = self.delay = self.latency = 0.0
-        self.silent = self.remember = self.endless = False
+        self.silent = self.endless = False
         self.body, self.share, self.before = "", 1.0, None
-        self.answers = {}
         self.random = random.Random(0)
         self.clear()
 
@@ -132,10 +130,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         elif proxy.endless and self.command == "GET" and not media:
             self.stream(200, {"Content-Type": "application/json"}, itertools.repeat(b" " * (1 << 20)))
         else:
-            key = self.command, self.path, self.headers.get("Range")
-            status, headers, data = proxy.answers.get(key) or self.ask(body)
-            if proxy.remember:
-                proxy.answers[key] = status, headers, data
+            status, headers, data = self.ask(body)
             with proxy.lock:
                 whole = media and status < 300
                 if whole and fault != "cut":
@@ -223,21 +218,25 @@ def bomb():
     yield from itertools.repeat(packer.compress(block) + packer.flush(zlib.Z_FULL_FLUSH), 127)
 
 
+def resent(change=lambda data: data, **headers):
+    """A body of changed data, or under further headers."""
+    return lambda handler, status, stated, data: handler.send(status, {**stated, **headers}, change(data))
+
+
+def streamed(parts, **headers):
+    """A body without an end that is known before."""
+    return lambda handler, status, stated, data: handler.stream(status, {**stated, **headers}, parts(data))
+
+
 WRONG_BODIES = {
-    "twice": lambda handler, status, headers, data: handler.send(status, headers, data + data),
+    "twice": resent(lambda data: data + data),
     "moved": moved,
     "whole": whole,
-    "endless": lambda handler, status, headers, data: handler.stream(status, headers, itertools.repeat(bytes(1 << 20))),
-    "trickling": lambda handler, status, headers, data: handler.stream(status, headers, slowly(data or b"x")),
-    "compressed": lambda handler, status, headers, data: handler.stream(
-        status, {**headers, "Content-Encoding": "gzip"}, bomb()
-    ),
-    "unpacked": lambda handler, status, headers, data: handler.send(
-        status, {**headers, "x-goog-stored-content-encoding": "gzip"}, data
-    ),
-    "of another version": lambda handler, status, headers, data: handler.send(
-        status, {**headers, "x-goog-generation": "1"}, bytes(len(data))
-    ),
+    "endless": streamed(lambda data: itertools.repeat(bytes(1 << 20))),
+    "trickling": streamed(lambda data: slowly(data or b"x")),
+    "compressed": streamed(lambda data: bomb(), **{"Content-Encoding": "gzip"}),
+    "unpacked": resent(**{"x-goog-stored-content-encoding": "gzip"}),
+    "of another version": resent(lambda data: bytes(len(data)), **{"x-goog-generation": "1"}),
     "cut": lambda handler, status, headers, data: handler.send(status, headers, data, cut=True),
 }
 """What may be wrong with the body of an object."""

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import collections
 import functools
 import http.client
 import itertools
 import json
 import os
 import pickle
-import time
 import urllib.parse
 
 import numpy as np
@@ -159,14 +157,26 @@ def outcome(read):
         return error
 
 
-def check_wrong_bodies(proxy, place, monkeypatch, name, wrong):
+HEAVY = pytest.mark.heavy
+FIRST = ("tokens", "tokens by the cache", "masks", "text")
+FEW = set(zip(sorted(WRONG_BODIES), itertools.cycle(PLACES), strict=False))
+"""Every wrong body, in one place."""
+
+
+@pytest.mark.parametrize(
+    ("wrong", "name"),
+    [
+        pytest.param(*pair, marks=() if pair in FEW else HEAVY)
+        for pair in itertools.product(sorted(WRONG_BODIES), PLACES)
+    ],
+)
+def test_a_wrong_body_is_an_error_or_asked_for_again(proxy, place, monkeypatch, name, wrong):
     expected = place(name)()
     read = place(name)
     monkeypatch.setenv("GRAIN_SFT_REMOTE_SECONDS", str(SECONDS))
-    peak, begin = Peak(), time.monotonic()
+    peak = Peak()
     proxy.body = wrong
     found = outcome(read)
-    seconds, memory = time.monotonic() - begin, peak()
     assert isinstance(found, Exception) and proxy.failures[wrong], found
     proxy.share = 0.2
     for _ in range(2):
@@ -175,54 +185,28 @@ def check_wrong_bodies(proxy, place, monkeypatch, name, wrong):
     proxy.heal()
     monkeypatch.delenv("GRAIN_SFT_REMOTE_SECONDS")
     assert place(name)() == expected
-    assert memory < 300
-    return seconds, memory
+    assert peak() < 300
 
 
-@pytest.mark.parametrize(("wrong", "name"), list(zip(sorted(WRONG_BODIES), itertools.cycle(PLACES), strict=False)))
-def test_a_wrong_body_is_an_error_or_asked_for_again(proxy, place, monkeypatch, name, wrong):
-    check_wrong_bodies(proxy, place, monkeypatch, name, wrong)
-
-
-@pytest.mark.heavy
-def test_wrong_bodies_of_all_kinds_in_all_places(proxy, place, monkeypatch, capsys):
-    pairs = list(itertools.product(PLACES, WRONG_BODIES))
-    figures = [check_wrong_bodies(proxy, place, monkeypatch, name, wrong) for name, wrong in pairs]
-    slowest, largest = map(max, zip(*figures, strict=True))
-    with capsys.disabled():
-        print(
-            f"\n{len(pairs)} places and wrong bodies: at most {slowest:.1f} s of {SECONDS} s and {largest:.0f} MiB",
-            end="",
-        )
-
-
-def check_replacement(proxy, place, put_version, name, request):
-    """Replace every object before request `request` for one is answered; return what was read."""
-    put_version(0)
+@pytest.mark.parametrize(
+    ("name", "request_number"),
+    [
+        pytest.param(name, number, marks=() if number == 2 and name in FIRST else HEAVY)
+        for name, number in itertools.product(PLACES, range(1, 13))
+    ],
+)
+def test_objects_that_are_replaced_during_a_read_are_never_mixed(proxy, place, put_version, name, request_number):
+    """Every object is replaced before one request for one is answered."""
     old = place(name)()
     put_version(1)
     new = outcome(lambda: place(name)())
     put_version(0)
     read = place(name)
     proxy.clear()
-    proxy.before = lambda number: number == request and put_version(1)
+    proxy.before = lambda number: number == request_number and put_version(1)
     found = outcome(read)
     proxy.before = None
-    assert isinstance(found, Exception) or found == old or (name in READ and found == new), (name, request)
-    return "an error" if isinstance(found, Exception) else "old" if found == old else "new"
-
-
-@pytest.mark.parametrize("name", ["tokens", "tokens by the cache", "masks", "text"])
-def test_objects_that_are_replaced_during_a_read_are_never_mixed(proxy, place, put_version, name):
-    check_replacement(proxy, place, put_version, name, 2)
-
-
-@pytest.mark.heavy
-def test_objects_that_are_replaced_at_any_request_are_never_mixed(proxy, place, put_version, capsys):
-    pairs = itertools.product(PLACES, range(1, 13))
-    counts = collections.Counter(check_replacement(proxy, place, put_version, *pair) for pair in pairs)
-    with capsys.disabled():
-        print(f"\nreplaced during {counts.total()} reads: {dict(counts)}", end="")
+    assert isinstance(found, Exception) or found == old or (name in READ and found == new)
 
 
 def test_an_index_remembers_versions_and_an_old_one_gets_them_when_it_is_opened(proxy, put_version, tmp_path):
@@ -231,9 +215,8 @@ def test_an_index_remembers_versions_and_an_old_one_gets_them_when_it_is_opened(
     for shard in stated["shards"]:
         assert shard.pop("version").startswith("generation ")
     (tmp_path / "old.json").write_text(json.dumps(stated))
-    old, new = (
-        pickle.loads(pickle.dumps(grain_sft.open_corpus(tmp_path / name))) for name in ("old.json", "index.json")
-    )
+    opened = [grain_sft.open_corpus(tmp_path / name) for name in ("old.json", "index.json")]
+    old, new = pickle.loads(pickle.dumps(opened))
     assert old == new and old.shards[0].version == new.shards[0].version
     put_version(1)
     for corpus in (old, new):
@@ -264,9 +247,8 @@ def test_a_plan_in_a_bucket_is_copied_whole_or_made_again(proxy, monkeypatch, tm
     for wrong in sorted({*WRONG_BODIES} - {"cut", "moved", "twice"}):
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / wrong))
         proxy.body, made_again, peak = wrong, [], Peak()
-        found = artifact.load_or_make(
-            "things", {"of": "this"}, lambda made_again=made_again: made_again.append(1) or arrays
-        )
+        make = lambda made_again=made_again: made_again.append(1) or arrays  # noqa: E731
+        found = artifact.load_or_make("things", {"of": "this"}, make)
         np.testing.assert_array_equal(found["rows"], arrays["rows"])
         assert made_again and peak() < 300
 

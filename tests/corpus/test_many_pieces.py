@@ -23,36 +23,6 @@ def a_file(path, pages):
     return values
 
 
-def test_thousands_of_pieces_are_copied_to_their_places(tmp_path):
-    values = a_file(tmp_path / "values", 64)
-    with (tmp_path / "values").open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as held:
-        base = np.frombuffer(held, np.uint8).ctypes.data
-        random = np.random.default_rng(1)
-        sizes = random.integers(0, 40, 2500)
-        starts = random.integers(0, len(values) - 40, 2500)
-        gaps = random.integers(0, 3, 2500) * random.integers(0, 2, 2500)
-        places = np.cumsum(sizes + gaps) - sizes
-        out = np.zeros(places[-1] + 40, np.uint32)
-        expected = out.copy()
-        for start, place, size in zip(starts, places, sizes, strict=True):
-            expected[place : place + size] = values[start : start + size]
-        assert vectored_copy.copies(base + 4 * starts, 4 * places, 4 * (places + sizes), out.data.cast("B"))
-        assert (out == expected).all()
-
-
-def test_a_page_that_is_gone_is_told(tmp_path):
-    """A plain copy of it would end this process."""
-    a_file(tmp_path / "values", 8)
-    with (tmp_path / "values").open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as held:
-        base = np.frombuffer(held, np.uint8).ctypes.data
-        out = np.zeros(8 * PAGE, np.uint8)
-        pages = np.arange(8) * PAGE
-        pieces = base + pages, pages, pages + PAGE, out.data
-        assert vectored_copy.copies(*pieces)
-        os.truncate(tmp_path / "values", 5 * PAGE)
-        assert not vectored_copy.copies(*pieces)
-
-
 def together(count, work, act=lambda: None):
     """Run `work(number)` in threads that begin together, and then `act`."""
     started = threading.Barrier(count + 1)
@@ -72,6 +42,22 @@ def gathered(reader, shards, starts, size):
     places = np.arange(count) * 4 * size
     reader.gather(shards, starts, places, np.full(count, 4 * size), out.reshape(-1).data.cast("B"))
     return out
+
+
+def test_thousands_of_pieces_are_copied_to_their_places(tmp_path):
+    values = a_file(tmp_path / "values", 64)
+    random = np.random.default_rng(1)
+    sizes = random.integers(0, 40, 2500)
+    starts = random.integers(0, len(values) - 40, 2500)
+    gaps = random.integers(0, 3, 2500) * random.integers(0, 2, 2500)
+    places = np.cumsum(sizes + gaps) - sizes
+    out = np.zeros(places[-1] + 40, np.uint32)
+    expected = out.copy()
+    for start, place, size in zip(starts, places, sizes, strict=True):
+        expected[place : place + size] = values[start : start + size]
+    reader = ShardReader([describe(str(tmp_path / "values"))], 4)
+    reader.gather(np.zeros(2500, np.int64), starts, 4 * places, 4 * sizes, out.data.cast("B"))
+    assert (out == expected).all()
 
 
 @pytest.mark.parametrize("offered", [True, False], ids=["one call", "no such call"])

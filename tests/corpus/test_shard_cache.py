@@ -81,9 +81,9 @@ def check(mine, rows):
     np.testing.assert_array_equal(mine.read(rows)["tokens"], expected[rows])
 
 
-def cached(folder):
-    """The files of a cache that hold blocks."""
-    return sorted(path for path in folder.rglob("*") if path.is_file() and path.name != "space")
+def cached(folder, suffix=""):
+    """The files of a cache that hold blocks, or are being written."""
+    return sorted(path for path in folder.rglob(f"*{suffix}") if path.is_file() and path.name != "space")
 
 
 def sizes_of(folder):
@@ -91,18 +91,17 @@ def sizes_of(folder):
     found = {}
     for path in folder.rglob("*"):
         with contextlib.suppress(FileNotFoundError):
-            stat = path.stat()
-            found[path, stat.st_ino] = 0 if path.is_dir() else stat.st_size
+            found[path, path.stat().st_ino] = 0 if path.is_dir() else path.stat().st_size
     return found
 
 
 def size_of(folder):
     """Bytes of all files together at one moment: of two listings in a row that are the same; None where none are."""
-    before = None
-    for _ in range(21):
-        before, now = sizes_of(folder), before
-        if now == before:
-            return sum(now.values())
+    listings = [sizes_of(folder)]
+    for _ in range(20):
+        listings.append(sizes_of(folder))
+        if listings[-1] == listings[-2]:
+            return sum(listings[-1].values())
     return None
 
 
@@ -117,8 +116,7 @@ def go(processes, before=lambda: None):
         assert process.stdout.readline() == "ready\n"
     before()
     for process in processes:
-        process.stdin.write("\n")
-        process.stdin.flush()
+        print(file=process.stdin, flush=True)
 
 
 @pytest.mark.parametrize("unit", [UNIT, 100_000, "shard"])
@@ -147,36 +145,37 @@ def test_the_environment_asks_for_a_cache(proxy, tmp_path, monkeypatch):
 
 
 def test_loss_files_are_cached_too(client, proxy, tmp_path):
-    write_episodes(tmp_path / "episodes", documents(60, weights=True), shards=2)
-    for path in (tmp_path / "episodes").rglob("*"):
-        if path.is_file():
-            client.pipe_file(f"bucket/episodes/{path.relative_to(tmp_path / 'episodes')}", path.read_bytes())
-    local = source(tmp_path / "episodes", tmp_path, length=16).read([3, 1])
+    folder = write_episodes(tmp_path / "episodes", documents(60, weights=True), shards=2)
+    client.put(f"{folder}/", "bucket/episodes/", recursive=True)
+    local = source(folder, tmp_path, length=16).read([3, 1])
     mine = source("gs://bucket/episodes", tmp_path / "cache", length=16)
     for _ in range(2):
         for key, array in mine.read([3, 1]).items():
             np.testing.assert_array_equal(array, local[key])
+        proxy.clear()
     assert len(cached(tmp_path / "cache")) == 2  # tokens and weights
-    proxy.clear()
     mine.read([3, 1])
     assert not proxy.requests
     client.rm("bucket/episodes", recursive=True)
 
 
-FLIPPED = {"a bit": -100, "a checksum": 65}
+DAMAGES = {
+    "a bit": lambda data, other: data[:-100] + bytes([data[-100] ^ 4]) + data[-99:],
+    "a checksum": lambda data, other: data[:65] + bytes([data[65] ^ 4]) + data[66:],
+    "cut": lambda data, other: data[:-5000],
+    "emptied": lambda data, other: b"",
+    "swapped": lambda data, other: other,
+}
 
 
-@pytest.mark.parametrize("damage", [*FLIPPED, "cut", "emptied", "swapped"])
+@pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_block_is_fetched_again(memory, tmp_path, damage):
     mine = source(MEMORY, tmp_path)
     check(mine, list(range(len(mine))))
     paths = cached(tmp_path)
-    for path, other in zip(paths, paths[1:] + paths[:1], strict=True):
-        data = bytearray(path.read_bytes())
-        if damage in FLIPPED:
-            data[FLIPPED[damage]] ^= 4
-        data = {"cut": data[:-5000], "emptied": b"", "swapped": other.read_bytes()}.get(damage, data)
-        (tmp_path / "new").write_bytes(data)
+    whole = [path.read_bytes() for path in paths]
+    for path, data, other in zip(paths, whole, whole[1:] + whole[:1], strict=True):
+        (tmp_path / "new").write_bytes(DAMAGES[damage](data, other))
         (tmp_path / "new").rename(path)
     check(mine, list(range(len(mine))))
     check(source(MEMORY, tmp_path), list(range(len(mine))))
@@ -196,8 +195,7 @@ def test_files_of_others_in_the_folder_are_left_alone(memory, tmp_path):
     others[1].parent.mkdir(parents=True)
     for path in others:
         path.write_bytes(bytes(1 << 20))
-    mine = source(MEMORY, tmp_path, bound=3 * UNIT)
-    check(mine, list(range(0, len(mine), 7)))
+    check(source(MEMORY, tmp_path, bound=3 * UNIT), list(range(0, SHARDS * TOKENS // LENGTH, 7)))
     assert all(path.exists() for path in others)
 
 
@@ -248,7 +246,7 @@ def test_a_third_of_the_corpus_is_never_exceeded(proxy, tmp_path, unit):
         time.sleep(0.001)
     assert [process.communicate()[0] for process in processes] == ["96\n"] * 4
     assert len(sizes) > 100 and 0.5 * bound < max(sizes) <= bound
-    assert not [path for path in cached(tmp_path) if path.suffix == ".part"]
+    assert not cached(tmp_path, ".part")
 
 
 def test_processes_that_are_killed_leave_a_cache_that_works(proxy, tmp_path):
@@ -259,28 +257,27 @@ def test_processes_that_are_killed_leave_a_cache_that_works(proxy, tmp_path):
         process = start(tmp_path, bound, "shard" if seed % 2 else UNIT, seed, SHARDS * 64)
         go([process])
         until = time.monotonic() + 60
-        while not any(path.suffix == ".part" for path in cached(tmp_path)) and time.monotonic() < until:
+        while not cached(tmp_path, ".part") and time.monotonic() < until:
             time.sleep(0.001)
         process.send_signal(signal.SIGKILL)
         process.communicate()
-        parts += len([path for path in cached(tmp_path) if path.suffix == ".part"])
+        parts += len(cached(tmp_path, ".part"))
         assert size_of(tmp_path) <= bound
     proxy.latency = 0
     mine = source(URL, tmp_path, bound=bound)
     for row in range(0, len(mine), 32):
         check(mine, list(range(row, row + 32)))
         assert size_of(tmp_path) <= bound
-    assert not [path for path in cached(tmp_path) if path.suffix == ".part"]
+    assert not cached(tmp_path, ".part")
     assert parts
 
 
 def test_a_maker_that_is_stopped_is_not_waited_for_without_end(proxy, tmp_path):
     mine = source(INDEX, tmp_path)
     check(mine, [0])
-    held = next(path for path in cached(tmp_path) if "-0-" in path.name)
-    (held.parent / (held.name + ".part")).touch()
-    held.unlink()
-    holder = subprocess.Popen(["flock", f"{held}.part", "sleep", "60"])
+    block = next(path for path in cached(tmp_path) if "-0-" in path.name)
+    block.rename(f"{block}.part")
+    holder = subprocess.Popen(["flock", f"{block}.part", "sleep", "60"])
     time.sleep(0.2)
     begin = time.monotonic()
     check(source(INDEX, tmp_path, seconds=0.5), [0, 1])
@@ -291,8 +288,7 @@ def test_a_maker_that_is_stopped_is_not_waited_for_without_end(proxy, tmp_path):
 
 @pytest.mark.parametrize("folder", ["/proc/nothing", "/dev/null"])
 def test_a_folder_that_can_not_be_written_to_is_done_without(memory, folder, caplog):
-    mine = source(MEMORY, folder)
-    check(mine, [5, 300, 17])
+    check(source(MEMORY, folder), [5, 300, 17])
     assert "can't be written to" in caplog.text and "read from the bucket" in caplog.text
 
 
