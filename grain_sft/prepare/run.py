@@ -86,12 +86,12 @@ def _render(job: Job, workers: int | None, report: Progress) -> None:
     todo = [unit for unit in job.units if job.chunks.header(unit.number) is None]
     if workers is None:
         workers = min(os.cpu_count() or 1, -(-len(todo) // UNITS_PER_WORKER))
-    total = sum(_cost(job.inputs, unit) for unit in job.units)
-    done = total - sum(_cost(job.inputs, unit) for unit in todo)
+    total = sum(unit.size for unit in job.units)
+    done = total - sum(unit.size for unit in todo)
     report("Rendering", done, total)
     try:
         for unit in render_all(job, todo, workers):
-            done += _cost(job.inputs, unit)
+            done += unit.size
             report("Rendering", done, total)
     except GrainSftError as error:
         if isinstance(error, RecordError) or not done:
@@ -110,24 +110,16 @@ def write_tasks(plan: Plan, format: Format, report: Progress) -> None:
 
 def _scan(entries: Sequence[Input], units: Sequence[Unit], report: Progress) -> list[Scan]:
     """Count the records of every unit and hash its bytes."""
-    total = sum(_cost(entries, unit) for unit in units)
+    total = sum(unit.size for unit in units)
     found: list[Scan] = []
     done = 0
     with concurrent.futures.ThreadPoolExecutor(inputs.SCAN_THREADS) as pool:
         scans = pool.map(lambda unit: inputs.scan_unit(entries[unit.input], unit), units)
         for unit, scan in zip(units, scans, strict=True):
             found.append(scan)
-            done += _cost(entries, unit)
+            done += unit.size
             report("Scanning the inputs", done, total)
     return found
-
-
-def _cost(entries: Sequence[Input], unit: Unit) -> int:
-    """Return the bytes of a unit, estimated from its number of records if the file is not cut by bytes."""
-    entry = entries[unit.input]
-    if entry.parts is None:
-        return unit.stop - unit.start
-    return entry.size * sum(entry.parts[unit.start : unit.stop]) // max(1, sum(entry.parts))
 
 
 def dry_run(request: Request, records: int) -> str:

@@ -1,52 +1,117 @@
-"""Units: every record once, with its line, wherever files are cut."""
+"""Inputs: every record once, with its number, wherever files are cut and however they are packed, or a sentence."""
 
 from __future__ import annotations
 
 import bz2
+import dataclasses
+import gzip
 import json
 import lzma
 import random
+import shlex
+import shutil
+import subprocess
+import threading
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+import zstandard
 
 from grain_sft.errors import CorpusFileError, PrepareError, RecordError
-from grain_sft.prepare.records import inputs
+from grain_sft.prepare.records import inputs, unpacked
+from grain_sft.prepare.records.strict_json import parse_json
+
+COMPRESS: dict[str, Callable[[bytes], bytes]] = {
+    "": lambda data: data,
+    "gzip": gzip.compress,
+    "zstd": zstandard.ZstdCompressor(write_checksum=True).compress,
+}
+ANY = pytest.mark.parametrize("compression", COMPRESS)
+PACKED = pytest.mark.parametrize("compression", ["gzip", "zstd"])
+LINES = [b"a", b"bc", b"\n", b"\n\n", b"\r\n", b"x" * 20]
 
 
-def read_all(path: Path) -> list[tuple[int, bytes]]:
-    return [(number, raw) for _, number, raw in inputs.all_records(inputs.list_inputs([[str(path)]]))]
+def written(path: Path, data: bytes) -> Path:
+    path.write_bytes(data)
+    return path
 
 
-def expected(data: bytes) -> list[tuple[int, bytes]]:
+def frames(draw: random.Random, data: bytes, compress: Callable[[bytes], bytes]) -> bytes:
+    """Compressed in several members or frames, as pigz, bgzip, pzstd and `cat` leave them."""
+    cuts = sorted(draw.randrange(len(data) + 1) for _ in range(draw.randrange(4)))
+    return b"".join(compress(data[a:b]) for a, b in zip([0, *cuts], [*cuts, len(data)], strict=True))
+
+
+def read_all(path: Path, draw: random.Random | None = None) -> list[tuple[int, Any]]:
+    """All records. With a draw, the units are read in another order than they are in."""
+    entries = inputs.list_inputs([[str(path)]])
+    if draw is None:
+        return [(number, raw) for _, number, raw in inputs.all_records(entries)]
+    first, jobs = 1, []
+    for unit in inputs.plan_units(entries):
+        jobs.append((unit, first))
+        first += inputs.scan_unit(entries[0], unit).records
+    draw.shuffle(jobs)
+    return sorted(record for job in jobs for record in inputs.read_records(entries[0], *job))
+
+
+def expected_lines(data: bytes) -> list[tuple[int, bytes]]:
     lines = data.split(b"\n")
     return [(number, line.rstrip(b"\r")) for number, line in enumerate(lines, 1) if line.strip()]
 
 
-@pytest.mark.parametrize("block", [1, 2, 3, 7, 64])
-def test_every_line_is_in_one_unit(tmp_path, monkeypatch, block):
-    monkeypatch.setattr(inputs, "BLOCK", block)
+def values(draw: random.Random, count: int) -> list[Any]:
+    letters = 'ab"\\[]{},: \n\u00e9\U0001f600'
+    texts = ["".join(draw.choices(letters, k=draw.choice([0, 1, 5, 300]))) for _ in range(count)]
+    return [draw.choice([{"text": text}, {text: [text, {}]}, [[text]], text, 1.5, None]) for text in texts]
+
+
+def spaced(draw: random.Random, items: list[Any]) -> bytes:
+    """An array with blanks wherever they may be."""
+    blank = lambda: draw.choice(["", " ", "\n", "\r\n\t "])  # noqa: E731
+    texts = [json.dumps(item, ensure_ascii=draw.random() < 0.5, indent=draw.choice([None, 2])) for item in items]
+    inside = ",".join(f"{blank()}{text}{blank()}" for text in texts) or blank()
+    return (draw.choice(["", "\ufeff"]) + blank() + "[" + inside + "]" + blank()).encode()
+
+
+@pytest.fixture(autouse=True)
+def small_units(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inputs, "MAX_BLOCKS", 2)
     monkeypatch.setattr(inputs, "MANY_BLOCKS", 5)
-    draw = random.Random(block)
-    for case in range(60):
-        parts = draw.choices([b"a", b"bc", b"\n", b"\n\n", b"\r\n", b"x" * 20], k=draw.randrange(40))
-        data = b"".join(parts)
-        path = tmp_path / f"{case}.jsonl"
-        path.write_bytes(data)
-        assert read_all(path) == expected(data)
 
 
-def test_a_byte_order_mark_is_no_text(tmp_path):
-    (tmp_path / "a.jsonl").write_bytes(b"\xef\xbb\xbf{}\n[]")
-    assert read_all(tmp_path / "a.jsonl") == [(1, b"{}"), (2, b"[]")]
+@ANY
+@pytest.mark.parametrize("block", [1, 2, 7, 64])
+def test_every_line_is_one_record_in_one_unit(tmp_path, monkeypatch, block, compression):
+    draw = random.Random(f"{block} {compression}")
+    monkeypatch.setattr(inputs, "BLOCK", block)
+    monkeypatch.setattr(unpacked, "BLOCK", block)
+    for case in range(30):
+        data = b"{" + b"".join(draw.choices(LINES, k=draw.randrange(40)))
+        path = written(tmp_path / str(case), frames(draw, data, COMPRESS[compression]))
+        assert read_all(path, draw) == read_all(path) == expected_lines(data)
+
+
+@ANY
+@pytest.mark.parametrize("block", [1, 7, 64, 1000])
+def test_every_element_of_an_array_is_one_record(tmp_path, monkeypatch, block, compression):
+    draw = random.Random(f"{block} {compression}")
+    for case in range(8):
+        monkeypatch.setattr(inputs, "BLOCK", draw.choice([1, block]))
+        monkeypatch.setattr(unpacked, "BLOCK", block)
+        expected = values(draw, draw.randrange(12))
+        path = written(tmp_path / str(case), frames(draw, spaced(draw, expected), COMPRESS[compression]))
+        found = read_all(path, draw)
+        assert [json.loads(raw) for _, raw in found] == expected
+        assert [number for number, _ in found] == list(range(1, len(expected) + 1))
 
 
 def test_the_digest_is_of_the_bytes_and_not_of_the_cuts(tmp_path):
-    for name, text in (("a", "1\n2\n"), ("b", "1\n2\n"), ("c", "1\n3\n")):
-        (tmp_path / f"{name}.jsonl").write_text(text)
     found = {}
-    for name in "abc":
-        entries = inputs.list_inputs([[str(tmp_path / f"{name}.jsonl")]])
+    for name, text in (("a", b"1\n2\n"), ("b", b"1\n2\n"), ("c", b"1\n3\n")):
+        entries = inputs.list_inputs([[str(written(tmp_path / f"{name}.jsonl", text))]])
         units = inputs.plan_units(entries)
         found[name] = inputs.digests(units, [inputs.scan_unit(entries[0], unit) for unit in units], entries)
     assert found["a"] == found["b"] != found["c"]
@@ -73,19 +138,175 @@ def test_parquet_rows_are_records(tmp_path):
     assert json.loads(json.dumps(found[3][1])) == {"messages": [{"role": "user", "content": "3", "weight": 0.5}]}
 
 
-def test_what_cannot_be_read_is_a_sentence(tmp_path, monkeypatch):
-    with pytest.raises(CorpusFileError, match="no such file"):
-        inputs.list_inputs([[str(tmp_path / "none.jsonl")]])
-    with pytest.raises(CorpusFileError, match="names no file"):
-        inputs.list_inputs([[str(tmp_path / "*.jsonl")]])
-    (tmp_path / "a.jsonl.gz").write_bytes(b"")
-    with pytest.raises(CorpusFileError, match="is empty, so it is not a compressed file"):
-        inputs.list_inputs([[str(tmp_path / "a.jsonl.gz")]])
-    for name, compress, command in (("a.bz2", bz2.compress, "bunzip2 -k"), ("a.xz", lzma.compress, "unxz -k")):
-        (tmp_path / name).write_bytes(compress(b"{}"))
-        with pytest.raises(PrepareError, match=f"Decompress it: {command} {tmp_path}/{name}"):
+def test_the_content_decides_and_not_the_name(tmp_path: Path) -> None:
+    skipped = b"\x50\x2a\x4d\x18\x04\x00\x00\x00abcd"  # a frame that readers skip
+    for name, data in (
+        ("a.gz", b'{"a": 1}\n'),
+        ("a.json", gzip.compress(b'[{"a": 1}]')),
+        ("a.jsonl", COMPRESS["zstd"](b' \n[ {"a": 1} ]')),
+        ("a.zst", gzip.compress(b'{"a": 1}')),
+        ("a", b'\xef\xbb\xbf\n[{"a": 1}]'),
+        ("b", b'\xef\xbb\xbf{"a": 1}'),
+        ("padded.gz", gzip.compress(b'{"a": 1}') + bytes(600)),
+        ("skipped.zst", skipped.join(map(COMPRESS["zstd"], (b'{"a"', b": 1}")))),
+    ):
+        assert [json.loads(raw) for _, raw in read_all(written(tmp_path / name, data))] == [{"a": 1}], name
+
+
+@ANY
+def test_files_without_records_have_none(tmp_path: Path, compression: str) -> None:
+    for data in (b"\n \n", b"[]", b" [ \n] \n", *([] if compression else [b""])):
+        assert read_all(written(tmp_path / "a", COMPRESS[compression](data))) == []
+
+
+def test_what_cannot_be_read_is_a_sentence(tmp_path):
+    for name, error in (("none.jsonl", "no such file"), ("*.jsonl", "names no file")):
+        with pytest.raises(CorpusFileError, match=error):
             inputs.list_inputs([[str(tmp_path / name)]])
-    monkeypatch.setattr(inputs, "MAX_LINE", 10)
-    (tmp_path / "long.jsonl").write_bytes(b"1\n" + b"x" * 50)
-    with pytest.raises(RecordError, match=r"long.jsonl:2: a line of 50 bytes"):
-        read_all(tmp_path / "long.jsonl")
+    with pytest.raises(CorpusFileError, match="is empty, so it is not a compressed file"):
+        read_all(written(tmp_path / "a.jsonl.gz", b""))
+    for name, compress, command in (("a.bz2", bz2.compress, "bunzip2 -k"), ("a.xz", lzma.compress, "unxz -k")):
+        with pytest.raises(PrepareError, match=f"Decompress it: {command} {tmp_path}/{name}"):
+            read_all(written(tmp_path / name, compress(b"{}")))
+
+
+@pytest.mark.parametrize(
+    ("data", "expected"),
+    [
+        (b"[", "an array without its closing bracket after 0 records"),
+        (b'[{"a": 1}, {"b": 2}', "an array without its closing bracket after 1 records"),
+        (b'[{"a": "]', "an array without its closing bracket"),
+        (b'[{"a": 1}] {"b": 2}', "text follows the end of the array"),
+        (b'[{"role": "user"}]\n[{"role": "user"}]\n', "jq -c '{messages: .}' PATH > PATH.jsonl"),
+    ],
+)
+@ANY
+def test_a_damaged_array_is_a_sentence(tmp_path: Path, compression: str, data: bytes, expected: str) -> None:
+    path = written(tmp_path / "a.json", COMPRESS[compression](data))
+    with pytest.raises(CorpusFileError) as error:
+        read_all(path)
+    assert str(error.value).startswith(f"{path}: ") and expected.replace("PATH", str(path)) in str(error.value)
+
+
+@pytest.mark.skipif(shutil.which("jq") is None, reason="jq is not installed")
+@pytest.mark.parametrize("spread", [False, True], ids=["arrays, one a line", "objects over many lines"])
+def test_the_commands_that_errors_name_make_files_that_are_read(tmp_path: Path, spread: bool) -> None:
+    path, turns = tmp_path / "a b.jsonl", [{"role": "user", "content": "x"}]
+    path.write_text(json.dumps({"messages": turns}, indent=2) * 2 if spread else f"{json.dumps(turns)}\n" * 2)
+    with pytest.raises((RecordError, CorpusFileError)) as error:
+        parse_json(read_all(path)[0][1])
+    text = str(error.value)
+    command = text.split("`")[1] if spread else text.rpartition("make records of them: ")[2]
+    subprocess.run(["bash", "-c", command.replace("FILE", shlex.quote(str(path)))], check=True)
+    assert [json.loads(raw) for _, raw in read_all(Path(f"{path}.jsonl"))] == [{"messages": turns}] * 2
+
+
+def test_a_bad_element_is_a_record_of_its_own(tmp_path: Path) -> None:
+    found = read_all(written(tmp_path / "a.json", b'[{"a": 1}, {bad: [2]}, , "\xff", {"b": }} , {"c": 3},]'))
+    assert [raw for _, raw in found][:4] == [b'{"a": 1}', b"{bad: [2]}", b"", b'"\xff"']
+    assert len(found) == 7 and found[-1][1] == b""
+
+
+@PACKED
+def test_a_cut_or_flipped_file_is_a_sentence_or_the_same_records(tmp_path: Path, compression: str) -> None:
+    draw = random.Random(compression)
+    lines = "".join(json.dumps({"text": draw.random()}) + "\n" for _ in range(200)).encode()
+    whole = COMPRESS[compression](lines)
+    path = written(tmp_path / "a", whole)
+    expected = read_all(path)
+    assert len(expected) == 200
+    for case in range(100):
+        data = bytearray(whole)
+        if case % 2:
+            del data[draw.randrange(5, len(data)) :]
+        else:
+            data[draw.randrange(4, len(data))] ^= 1 << draw.randrange(8)
+        path.write_bytes(data)
+        try:
+            found = read_all(path)
+        except CorpusFileError as error:
+            assert str(error).startswith(f"{path}: ")
+        else:
+            assert not case % 2 and found == expected
+
+
+@pytest.mark.parametrize("name", ["lines.jsonl", "lines.gz", "array.json"])
+def test_a_file_that_changes_between_two_reads_is_noticed(tmp_path: Path, name: str) -> None:
+    make: Callable[[bytes], bytes] = {
+        "lines.jsonl": bytes,
+        "lines.gz": gzip.compress,
+        "array.json": lambda data: b"[" + data.replace(b"\n", b",")[:-1] + b"]",
+    }[name]
+    path = written(tmp_path / name, make(b'{"a": 1}\n' * 50))
+    [entry] = inputs.list_inputs([[str(path)]])
+    [unit] = inputs.plan_units([entry])
+    unit = dataclasses.replace(unit, digest=inputs.scan_unit(entry, unit).digest)
+    written(path, make(b'{"a": 2}\n' * 50))
+    with pytest.raises(CorpusFileError, match="changed while it was read"):
+        list(inputs.read_records(entry, unit, 1))
+
+
+@ANY
+@pytest.mark.parametrize(("start", "named"), [(b"{\n", "2: a line of"), (b"[1, ", "2: a record of")])
+def test_a_record_that_is_too_long_is_named(tmp_path, monkeypatch, compression, start, named):
+    monkeypatch.setattr(unpacked, "MAX_RECORD", 1000)
+    monkeypatch.setattr(unpacked, "BLOCK", 100)
+    monkeypatch.setattr(inputs, "BLOCK", 100)
+    path = written(tmp_path / "a", COMPRESS[compression](start + b'"' + b"x" * 5000 + b'"'))
+    with pytest.raises(RecordError, match=rf"a:{named} .* at most (that|1000)\."):
+        read_all(path)
+
+
+def test_a_process_goes_through_a_compressed_file_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Units in their order, as workers get them, cost one pass."""
+    data = "".join(json.dumps({"text": f"{number:060d}"}) + "\n" for number in range(5000)).encode()
+    path = written(tmp_path / "a.gz", gzip.compress(data, 1))
+    monkeypatch.setattr(inputs, "BLOCK", 20_000)
+    monkeypatch.setattr(unpacked, "BLOCK", 1 << 9)
+    [entry] = inputs.list_inputs([[str(path)]])
+    units = inputs.plan_units([entry])
+    assert len(units) > 5
+    reads = []
+    read_range = unpacked.files.read_range
+    monkeypatch.setattr(unpacked.files, "read_range", lambda *place: reads.append(place) or read_range(*place))
+    assert sum(len(list(inputs.read_records(entry, unit, 1))) for unit in units) == 5000
+    assert len(reads) == len(set(reads)) == -(-entry.size // unpacked.BLOCK)
+
+
+@ANY
+def test_opening_a_file_that_is_read_for_it_shows_progress(tmp_path, monkeypatch, compression):
+    """Until it has been shown, no further byte is read."""
+    monkeypatch.setattr(inputs, "PAUSE", 0.001)
+    monkeypatch.setattr(unpacked, "BLOCK", 100)
+    parts = [b"[0", *(b"," + json.dumps(n * 7919).encode() for n in range(400)), b"]"]
+    path = written(tmp_path / "a", b"".join(COMPRESS[compression](part) for part in parts))
+    shown = threading.Event()
+    read_range = unpacked.files.read_range
+
+    def read(path: str, start: int, stop: int) -> bytes:
+        assert start < 1000 or shown.wait(60)
+        return read_range(path, start, stop)
+
+    def progress(what: str, done: int, total: int) -> None:
+        assert what == "Opening the inputs" and total == path.stat().st_size
+        if 0 < done < total:
+            shown.set()
+
+    monkeypatch.setattr(unpacked.files, "read_range", read)
+    inputs.list_inputs([[str(path)]], progress)
+    assert shown.is_set()
+
+
+def test_a_long_string_is_scanned_a_few_times_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(unpacked, "BLOCK", 100)
+    scans = []
+
+    class Token:
+        def finditer(self, data: bytes, start: int = 0) -> Any:
+            scans.append(len(data) - start)
+            return token.finditer(data, start)
+
+    token = unpacked._TOKEN
+    monkeypatch.setattr(unpacked, "_TOKEN", Token())
+    read_all(written(tmp_path / "a.json", b'["' + b"x" * 100_000 + b'"]'))
+    assert sum(scans) < 500_000

@@ -19,13 +19,12 @@ from typing import Any
 from grain_sft.errors import CorpusFileError, RecordError
 from grain_sft.prepare.records import parquet_file, unpacked
 from grain_sft.prepare.records.strict_json import check_name
-from grain_sft.prepare.records.unpacked import Stretch
+from grain_sft.prepare.records.unpacked import Part, read_exactly
 from grain_sft.storage import files
 
 BLOCK = 1 << 20  # bytes
 MAX_BLOCKS = 8  # of a unit
 MANY_BLOCKS = 1024  # an input of more gets units of more than one block
-MAX_LINE = 1 << 28  # bytes; a longer record is a mistake
 
 SCAN_THREADS = 8
 PAUSE = 0.2  # seconds between two reports of progress
@@ -43,42 +42,36 @@ class Input:
       path: Path or URL.
       size: Bytes of the file.
       kind: "jsonl", "array" or "parquet".
-      row_groups: Rows of each row group of a Parquet file.
       compression: "gzip", "zstd" or "".
-      stretches: Parts of a compressed file or an array.
+      parts: Parts that are read whole; None for plain lines, which can be cut anywhere.
     """
 
     dataset: int
     path: str
     size: int
     kind: str
-    row_groups: tuple[int, ...] = ()
     compression: str = ""
-    stretches: tuple[Stretch, ...] = ()
-
-    @property
-    def parts(self) -> tuple[int, ...] | None:
-        """Number of records of each part that is read whole; None for lines, which can be cut anywhere."""
-        if self.kind == "parquet":
-            return self.row_groups
-        if self.kind == "array" or self.compression:
-            return tuple(stretch.records for stretch in self.stretches)
-        return None
+    parts: tuple[Part, ...] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
-class Unit:
-    """Consecutive records of one input: bytes `start` to `stop` of JSONL, or parts `start` to `stop`.
+class Unit(Part):
+    """Consecutive records of one input: one of its parts, or the lines that begin in its bytes `start` to `stop`.
 
     Attributes:
-      digest: SHA-256 of the bytes when they were scanned; "" before.
+      number: Number among the units of all inputs.
+      input: Number of its input.
+      part: Number among the units of its input; of Parquet, the row group.
     """
 
-    number: int
-    input: int
-    start: int
-    stop: int
-    digest: str = ""
+    number: int = 0
+    input: int = 0
+    part: int = 0
+
+    @property
+    def size(self) -> int:
+        """Number of bytes, decompressed; of Parquet, an equal share of the file for each row group."""
+        return self.stop - self.start
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,30 +120,28 @@ def plan_units(inputs: Sequence[Input]) -> list[Unit]:
     """Return the units of all inputs, in order."""
     units: list[Unit] = []
     for number, entry in enumerate(inputs):
-        end, step = entry.size, 1
-        if entry.parts is not None:
-            end = len(entry.parts)
-        else:
-            step = BLOCK * max(1, min(MAX_BLOCKS, -(-entry.size // (BLOCK * MANY_BLOCKS))))
+        step = BLOCK * max(1, min(MAX_BLOCKS, -(-entry.size // (BLOCK * MANY_BLOCKS))))
+        parts = entry.parts
+        if parts is None:
+            parts = tuple(Part(start, min(start + step, entry.size)) for start in range(0, entry.size, step))
         units += [
-            Unit(len(units) + index, number, start, min(start + step, end))
-            for index, start in enumerate(range(0, end, step))
+            Unit(part.start, part.stop, part.records, part.digest, len(units) + index, number, index)
+            for index, part in enumerate(parts)
         ]
     return units
 
 
 def scan_unit(entry: Input, unit: Unit) -> Scan:
     """Count the records that begin in a unit, and hash it."""
-    if entry.parts is not None:
-        records = sum(entry.parts[unit.start : unit.stop])
-        if entry.kind != "parquet":
-            return Scan(records, entry.stretches[unit.start].digest)
-        groups = len(entry.row_groups)
-        return Scan(records, parquet_file.hash_part(entry.path, entry.size, groups, unit.start, unit.stop))
+    if unit.digest:
+        return Scan(unit.records, unit.digest)
+    if entry.kind == "parquet":
+        whole = hashlib.sha256()
+        for start in range(unit.start, unit.stop, BLOCK):
+            whole.update(read_exactly(entry.path, entry.size, start, min(start + BLOCK, unit.stop)))
+        return Scan(unit.records, whole.hexdigest())
     before = min(1, unit.start)
-    data = files.read_range(entry.path, unit.start - before, unit.stop)
-    if len(data) != unit.stop - unit.start + before:
-        raise unpacked.cut_short(entry.path, entry.size)
+    data = read_exactly(entry.path, entry.size, unit.start - before, unit.stop)
     starts = data.count(b"\n", 0, len(data) - 1) + 1 - before
     return Scan(starts, hashlib.sha256(memoryview(data)[before:]).hexdigest())
 
@@ -176,23 +167,23 @@ def read_records(entry: Input, unit: Unit, first: int) -> Iterator[tuple[int, by
       RecordError: A line has more than 256 MiB.
     """
     if entry.kind == "parquet":
-        yield from enumerate(parquet_file.rows(entry.path, unit.start, unit.stop), first)
+        yield from enumerate(parquet_file.rows(entry.path, unit.part), first)
         return
     if entry.parts is None:
         data = _lines_of(entry, unit)
     else:
-        stretch = entry.stretches[unit.start]
-        data = unpacked.read_stretch(entry.path, entry.size, entry.compression, stretch)
+        data = unpacked.read_part(entry.path, entry.size, entry.compression, unit)
     if entry.kind == "array":
         yield from enumerate(unpacked.elements(data), first)
         return
-    number, position = first, 3 if not unit.start and data.startswith(b"\xef\xbb\xbf") else 0
+    number, position = first, 3 if not unit.start and data.startswith(unpacked.BOM) else 0
     while position < len(data):
         end = data.find(b"\n", position)
         end = len(data) if end < 0 else end
         line = data[position:end].rstrip(b"\r")
-        if len(line) > MAX_LINE:
-            raise RecordError(f"{entry.path}:{number}: a line of {len(line)} bytes; expected at most {MAX_LINE}.")
+        if len(line) > unpacked.MAX_RECORD:
+            limit = f"expected at most {unpacked.MAX_RECORD}"
+            raise RecordError(f"{entry.path}:{number}: a line of {len(line)} bytes; {limit}.")
         if line.strip():
             yield number, line
         number, position = number + 1, end + 1
@@ -211,22 +202,17 @@ def all_records(entries: Sequence[Input]) -> Iterator[tuple[Input, int, bytes | 
 def _lines_of(entry: Input, unit: Unit) -> bytes:
     """Return the bytes of the lines that begin in a unit: from its first line's start to its last line's end."""
     before = min(1, unit.start)
-    data = files.read_range(entry.path, unit.start - before, unit.stop)
-    if unit.digest and hashlib.sha256(memoryview(data)[before:]).hexdigest() != unit.digest:
-        raise CorpusFileError(f"{entry.path}: changed while it was read. Start again.")
+    data = read_exactly(entry.path, entry.size, unit.start - before, unit.stop)
+    unpacked.check_digest(entry.path, memoryview(data)[before:], unit.digest)
     start = data.find(b"\n", 0, len(data) - 1) + 1 if before else 0
     if start < before:
         return b""  # inside one line
-    stop = unit.stop
-    tail = [data[start:] if start else data]
+    tail, stop = [data[start:] if start else data], unit.stop
     while not tail[-1].endswith(b"\n") and stop < entry.size:
-        more = files.read_range(entry.path, stop, min(stop + BLOCK, entry.size))
-        if not more:
-            raise unpacked.cut_short(entry.path, entry.size)
-        end = more.find(b"\n") + 1
-        tail.append(more[:end] if end else more)
+        more = read_exactly(entry.path, entry.size, stop, stop + BLOCK)
+        tail.append(more[: more.find(b"\n") + 1] or more)
         stop += len(more)
-        if sum(map(len, tail)) > MAX_LINE + unit.stop - unit.start:
+        if sum(map(len, tail)) > unpacked.MAX_RECORD + unit.size:
             break  # read_records refuses it
     return b"".join(tail)
 
@@ -262,13 +248,12 @@ def _describe(dataset: int, path: str, size: int, read: Callable[[int], None]) -
     """Return the input of a file, and call `read` with the bytes read so far."""
     head = files.read_range(path, 0, min(size, 16))
     if head.startswith(b"PAR1") or path.endswith(".parquet"):
-        return Input(dataset, path, size, "parquet", parquet_file.row_groups(path))
+        return Input(dataset, path, size, "parquet", parts=parquet_file.row_groups(path, size))
     if not size and path.endswith(_COMPRESSED):
         raise CorpusFileError(f"{path}: is empty, so it is not a compressed file. Copy it again.")
     compression = unpacked.compression_of(path, head)
-    kind = unpacked.kind_of(path, size, compression)
-    found: tuple[Stretch, ...] = ()
+    kind, parts = unpacked.kind_of(path, size, compression), None
     if compression or kind == "array":
-        found = tuple(unpacked.stretches(path, size, compression, kind, MAX_BLOCKS * BLOCK, read))
+        parts = tuple(unpacked.parts_of(path, size, compression, kind, MAX_BLOCKS * BLOCK, read))
     read(size)
-    return Input(dataset, path, size, kind, compression=compression, stretches=found)
+    return Input(dataset, path, size, kind, compression, parts)

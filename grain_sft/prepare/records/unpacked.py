@@ -1,6 +1,6 @@
-"""Files that can be cut only between records, into stretches of some MiB: compressed ones, and JSON arrays.
+"""Files that can be cut only between records, into parts of some MiB: compressed ones, and JSON arrays.
 
-A stretch of a compressed file is reached by decompressing the bytes before it, so a process reads it forward, once.
+A part of a compressed file is reached by decompressing the bytes before it, so a process reads it forward, once.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _MAGIC = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
 _OTHERS = {b"BZh": "bunzip2 -k", b"\xfd7zXZ\x00": "unxz -k", b"PK\x03\x04": "unzip"}
 _STEPS = {"gzip": 1 << 15, "zstd": 1 << 12}  # compressed bytes at once, which become 128 MiB at most
 _SPACE = b" \t\r\n"
-_BOM = b"\xef\xbb\xbf"
+BOM = b"\xef\xbb\xbf"
 
 _STRING = rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"'
 _TOKEN = re.compile(rb'\{(?:[^"{}\[\]]++|' + _STRING + rb")*+\}|" + _STRING + rb'|["\[\]{},]', re.DOTALL)
@@ -34,13 +34,13 @@ by strings alone. Otherwise a bracket, a comma, or the quote of a string that is
 
 
 @dataclasses.dataclass(frozen=True)
-class Stretch:
-    """Consecutive records: decompressed bytes `start` to `stop`, their number, and their SHA-256."""
+class Part:
+    """Consecutive records: decompressed bytes `start` to `stop`, their number and SHA-256; 0 and "" where not known yet."""
 
     start: int
     stop: int
-    records: int
-    digest: str
+    records: int = 0
+    digest: str = ""
 
 
 def compression_of(path: str, head: bytes) -> str:
@@ -58,7 +58,7 @@ def kind_of(path: str, size: int, compression: str) -> str:
     """Return "array" or "jsonl", by the first character that is not blank. Compressed Parquet is refused."""
     head = b""
     for data in _decompressed(path, size, compression):
-        head = (head + data).removeprefix(_BOM).lstrip(_SPACE)
+        head = (head + data).removeprefix(BOM).lstrip(_SPACE)
         if len(head) >= 4:
             break
     if head.startswith(b"PAR1"):
@@ -66,66 +66,78 @@ def kind_of(path: str, size: int, compression: str) -> str:
     return "array" if head.startswith(b"[") else "jsonl"
 
 
-def stretches(
+def parts_of(
     path: str, size: int, compression: str, kind: str, least: int, read: Callable[[int], None]
-) -> list[Stretch]:
-    """Return the stretches of a file, each of at least `least` bytes but the last; call `read` with the bytes read."""
+) -> Iterator[Part]:
+    """Return the parts of a file, each of at least `least` bytes but the last; call `read` with the bytes read."""
     data = _decompressed(path, size, compression, read)
-    return list(_of_array(path, data, least) if kind == "array" else _of_lines(path, data, least))
+    return _of_array(path, data, least) if kind == "array" else _of_lines(path, data, least)
 
 
-def read_stretch(path: str, size: int, compression: str, stretch: Stretch) -> bytes:
-    """Return the bytes of a stretch, which must not have changed since it was found."""
+def read_part(path: str, size: int, compression: str, part: Part) -> bytes:
+    """Return the bytes of a part, which must not have changed since it was found."""
     if compression:
-        data = _forward(path, size, compression).read(stretch.start, stretch.stop)
+        data = _read_forward((path, size, compression), part.start, part.stop)
     else:
-        data = files.read_range(path, stretch.start, stretch.stop)
-    if hashlib.sha256(data).hexdigest() != stretch.digest:
+        data = files.read_range(path, part.start, part.stop)
+    check_digest(path, data, part.digest)
+    return data
+
+
+def check_digest(path: str, data: bytes | memoryview, digest: str) -> None:
+    """Refuse data that are not those of a known digest."""
+    if digest and hashlib.sha256(data).hexdigest() != digest:
         raise CorpusFileError(f"{path}: changed while it was read. Start again.")
+
+
+def read_exactly(path: str, size: int, start: int, stop: int) -> bytes:
+    """Return bytes `start` to `stop` of a file of `size` bytes, or to its end; refuse one that became shorter."""
+    data = files.read_range(path, start, min(stop, size))
+    if len(data) < min(stop, size) - start:
+        raise CorpusFileError(f"{path}: was cut short while it was read (expected {size} bytes).")
     return data
 
 
 def elements(data: bytes) -> Iterator[bytes]:
-    """Yield the elements of a stretch of an array, unparsed."""
+    """Yield the elements of a part of an array, unparsed."""
     depth = start = 0
-    for found in _TOKEN.finditer(data):
-        if found.end() - found.start() > 1:
-            continue
-        token = data[found.start()]
+    for place, token in _tokens(data):
         if token in b"[{":
             depth += 1
         elif token in b"]}":
             depth = max(0, depth - 1)
         elif token == ord(",") and not depth:
-            yield data[start : found.start()].strip(_SPACE)
-            start = found.end()
+            yield data[start:place].strip(_SPACE)
+            start = place + 1
     yield data[start:].strip(_SPACE)
 
 
-def cut_short(path: str, size: int) -> CorpusFileError:
-    """Return the error of a file that became shorter."""
-    return CorpusFileError(f"{path}: was cut short while it was read (expected {size} bytes).")
+def _tokens(data: bytes, start: int = 0) -> Iterator[tuple[int, int]]:
+    """Yield place and byte of each bracket and comma outside whole objects and strings, and of the quote of an open string."""
+    for found in _TOKEN.finditer(data, start):
+        if found.end() - found.start() == 1:
+            yield found.start(), data[found.start()]
 
 
-def _of_lines(path: str, pieces: Iterator[bytes], least: int) -> Iterator[Stretch]:
+def _of_lines(path: str, pieces: Iterator[bytes], least: int) -> Iterator[Part]:
     data, offset, number = bytearray(), 0, 1
     for piece in pieces:
         data += piece
         end = data.rfind(b"\n", len(data) - len(piece)) + 1
         if end and end >= least:
             lines = data.count(b"\n", 0, end)
-            yield _stretch(data, 0, end, offset, lines)
+            yield _part(data, 0, end, offset, lines)
             offset, number = offset + end, number + lines
             del data[:end]
         if len(data) > MAX_RECORD + least:
             number += data.count(b"\n")
             raise RecordError(f"{path}:{number}: a line of more than {MAX_RECORD} bytes; expected at most that.")
     if data:
-        yield _stretch(data, 0, len(data), offset, data.count(b"\n") + (not data.endswith(b"\n")))
+        yield _part(data, 0, len(data), offset, data.count(b"\n") + (not data.endswith(b"\n")))
 
 
-def _of_array(path: str, pieces: Iterator[bytes], least: int) -> Iterator[Stretch]:
-    """Each stretch begins after a comma or the first bracket, and ends before a comma or the last one."""
+def _of_array(path: str, pieces: Iterator[bytes], least: int) -> Iterator[Part]:
+    """Each part begins after a comma or the first bracket, and ends before a comma or the last one."""
     data = b""
     while not (offset := data.find(b"[") + 1):
         data += next(pieces)
@@ -136,13 +148,10 @@ def _of_array(path: str, pieces: Iterator[bytes], least: int) -> Iterator[Stretc
         if piece and len(data) < due:
             continue
         cut = due = 0
-        for found in _TOKEN.finditer(data, scanned):
-            scanned = found.end()
-            if scanned - found.start() > 1:
-                continue
-            token = data[found.start()]
+        for place, token in _tokens(data, scanned):
+            scanned = place + 1
             if token == ord('"'):
-                scanned = found.start()
+                scanned = place
                 due = 2 * len(data) - scanned  # so that a long string is not read from its beginning for each piece
                 break
             if token in b"[{":
@@ -150,24 +159,24 @@ def _of_array(path: str, pieces: Iterator[bytes], least: int) -> Iterator[Stretc
             elif token in b"]}" and depth:
                 depth -= 1
             elif token == ord("]"):
-                if total or data[cut : found.start()].strip(_SPACE):
-                    yield _stretch(data, cut, found.start(), offset, records + 1)
-                _check_end(path, itertools.chain([data[found.end() :]], pieces), offset + found.end())
+                if total or data[cut:place].strip(_SPACE):
+                    yield _part(data, cut, place, offset, records + 1)
+                _check_end(path, itertools.chain([data[place + 1 :]], pieces), offset + place + 1)
                 return
             elif token == ord(",") and not depth:
                 records, total = records + 1, total + 1
-                if found.start() - cut >= least:
-                    yield _stretch(data, cut, found.start(), offset, records)
-                    cut, records = found.end(), 0
+                if place - cut >= least:
+                    yield _part(data, cut, place, offset, records)
+                    cut, records = place + 1, 0
         data, offset, scanned, due = data[cut:], offset + cut, scanned - cut, due - cut
         if len(data) > MAX_RECORD + least:
             raise RecordError(f"{path}:{total + 1}: a record of more than {MAX_RECORD} bytes; expected at most that.")
     raise CorpusFileError(f"{path}: is an array without its closing bracket after {total} records. Is it cut short?")
 
 
-def _stretch(data: bytes | bytearray, start: int, stop: int, offset: int, records: int) -> Stretch:
+def _part(data: bytes | bytearray, start: int, stop: int, offset: int, records: int) -> Part:
     digest = hashlib.sha256(memoryview(data)[start:stop]).hexdigest()
-    return Stretch(offset + start, offset + stop, records, digest)
+    return Part(offset + start, offset + stop, records, digest)
 
 
 def _check_end(path: str, pieces: Iterable[bytes], offset: int) -> None:
@@ -187,9 +196,7 @@ def _decompressed(
     parts: list[bytes] = []
     for position in range(0, size, BLOCK):
         read(position)
-        data = files.read_range(path, position, min(position + BLOCK, size))
-        if len(data) < min(BLOCK, size - position):
-            raise cut_short(path, size)
+        data = read_exactly(path, size, position, position + BLOCK)
         if not compression:
             yield data
             continue
@@ -231,38 +238,22 @@ def _decoder(path: str, compression: str) -> Any:
     return zstandard.ZstdDecompressor().decompressobj()
 
 
-class _Forward:
-    """A compressed file that is read forward; a step back begins again."""
-
-    def __init__(self, path: str, size: int, compression: str) -> None:
-        self.name = (path, size, compression)
-        self._offset, self._rest = 0, b""
-        self._pieces = _decompressed(*self.name)
-
-    def read(self, start: int, stop: int) -> bytes:
-        """Return the decompressed bytes `start` to `stop`; fewer at the end."""
-        if start < self._offset:
-            self._offset, self._rest, self._pieces = 0, b"", _decompressed(*self.name)
-        parts = []
-        while self._offset < stop:
-            if not self._rest:
-                self._rest = next(self._pieces, b"")
-                if not self._rest:
-                    break
-            skipped = min(max(0, start - self._offset), len(self._rest))
-            part = self._rest[skipped : max(skipped, stop - self._offset)]
-            self._rest = self._rest[skipped + len(part) :]
-            self._offset += skipped + len(part)
-            parts.append(part)
-        return b"".join(parts)
+_open = threading.local()  # file: name, offset of the data, data and further pieces of the one that this thread reads
 
 
-_open = threading.local()
-
-
-def _forward(path: str, size: int, compression: str) -> _Forward:
-    """Return the file that this thread reads, at its position; a new one for another file."""
-    found: _Forward | None = getattr(_open, "file", None)
-    if found is None or found.name != (path, size, compression):
-        found = _open.file = _Forward(path, size, compression)
+def _read_forward(name: tuple[str, int, str], start: int, stop: int) -> bytes:
+    """Return the decompressed bytes `start` to `stop` of a file; fewer at its end. A step back begins again."""
+    known, offset, data, pieces = getattr(_open, "file", None) or ((), 0, bytearray(), iter(()))
+    _open.file = None  # after an error, begin again
+    if known != name or start < offset:
+        offset, data, pieces = 0, bytearray(), _decompressed(*name)
+    while offset + len(data) < stop and (piece := next(pieces, b"")):
+        skipped = min(start - offset, len(data))
+        del data[:skipped]
+        data += piece
+        offset += skipped
+    found = bytes(data[start - offset : stop - offset])
+    end = min(stop - offset, len(data))
+    del data[:end]
+    _open.file = (name, offset + end, data, pieces)
     return found
