@@ -35,13 +35,12 @@ def steps_between(pipeline: Pipeline, first: str, last: str) -> range:
     Raises:
       RowIndexError: names without numbers, in the wrong order, or after the last step.
     """
-    begin, end = step_of_checkpoint(first), step_of_checkpoint(last)
-    steps = pipeline.sampler.num_steps
-    if begin >= end:
+    steps = range(step_of_checkpoint(first), step_of_checkpoint(last))
+    if not steps:
         raise RowIndexError(f"between {first} and {last}: no step is between them; give the earlier one first.")
-    if steps is not None and end > steps:
-        raise RowIndexError(f"{last}: the run ends after {steps} steps.")
-    return range(begin, end)
+    if steps.stop > pipeline.end_step:
+        raise RowIndexError(f"{last}: the run ends after {pipeline.end_step} steps.")
+    return steps
 
 
 def checkpoint_table(pipeline: Pipeline, every: int = 1000, *, epochs: int | None = None) -> dict[str, list[int]]:
@@ -65,18 +64,17 @@ def checkpoint_table(pipeline: Pipeline, every: int = 1000, *, epochs: int | Non
     every = as_integer("every", every, 1, SamplerError)
     last = sampler.steps_of_epochs(epochs)
     steps = np.unique(np.append(np.arange(every, last + 1, every), last))
-    table: dict[str, list[int]] = {"step": steps.tolist()}
+    names, columns = ["step"], [steps]
     if sampler.steps_per_epoch is None:
         for stream in sampler.streams:
-            begins = [stream.begin(step) for step in steps.tolist()]
-            table[f"epoch of {stream.name}"] = [epoch for epoch, _ in begins]
-            table[f"rows into epoch of {stream.name}"] = [into for _, into in begins]
+            names += [f"epoch of {stream.name}", f"rows into epoch of {stream.name}"]
+            columns += np.array([stream.begin(step) for step in steps.tolist()]).T.tolist()
     else:
-        names = ("epoch", "steps_into_epoch", "rows_into_epoch")
-        found = zip(*(_into_epoch(pipeline, step) for step in steps.tolist()), strict=True)
-        table |= {name: list(column) for name, column in zip(names, found, strict=True)}
+        names += ["epoch", "steps_into_epoch", "rows_into_epoch"]
+        columns += np.array([_into_epoch(pipeline, step) for step in steps.tolist()]).T.tolist()
     rows = sampler.batch_sizes.begins(steps)[0]
-    return table | {"rows": rows.tolist(), "tokens": (rows * length).tolist()}
+    table = zip([*names, "rows", "tokens"], [*columns, rows, rows * length], strict=True)
+    return {name: np.asarray(column).tolist() for name, column in table}
 
 
 def _into_epoch(pipeline: Pipeline, step: int) -> tuple[int, int, int]:

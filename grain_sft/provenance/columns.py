@@ -16,8 +16,8 @@ from grain_sft.transforms import trait
 
 Ints = npt.NDArray[np.int64]
 
-_TOKENS = 1 << 23  # whose loss is read together
-_LONG = 512  # tokens of a piece, from which one call per piece is faster than a pass over all pieces
+_TOKENS = 1 << 23  # tokens whose loss is read together
+_LONG = 512  # tokens of a piece, from which one call per piece is faster than a pass over all pieces: at 2000 tokens 16 times
 
 
 class Sources:
@@ -51,10 +51,8 @@ class Sources:
     def of(self, shards: Ints, documents: Ints) -> tuple[Ints, Ints]:
         """Return the source of each piece, an index into `names`, and its line there, from 1; -1 without a file of sources."""
         source, record = np.zeros(len(shards), np.int64), np.full(len(shards), -1, np.int64)
-        firsts = np.array([first for first, *_ in self._parts])
-        part = firsts.searchsorted(shards, side="right") - 1
-        for number in np.unique(part).tolist():
-            first_shard, first_document, first_name, table, by_shard = self._parts[number]
+        part = np.array([first for first, *_ in self._parts]).searchsorted(shards, side="right") - 1
+        for number, (first_shard, first_document, first_name, table, by_shard) in enumerate(self._parts):
             here = part == number
             if table is None:
                 source[here] = by_shard[shards[here] - first_shard] + first_name
@@ -118,27 +116,23 @@ class TrainableTokens:
     def count(self, rows: Ints, pieces: Pieces) -> Ints:
         """Return the number of trainable tokens of each of the `pieces` of `rows`, which have no `FILL_ROW`."""
         first = (pieces.column if pieces.position is None else pieces.position) == 0
+        found: Ints = pieces.length - first
         if not self._transforms and self._loss is None:
-            whole: Ints = pieces.length - first
-            return whole
-        found = np.empty(len(pieces.row), np.int64)
+            return found
         length = self._source.layout.sequence_length
         per_block = max(1, _TOKENS // length)
-        begin = 0
         for block in range(0, len(rows), per_block):
-            end = int(pieces.row.searchsorted(min(block + per_block, len(rows))))
-            some = Pieces(*(None if column is None else column[begin:end] for column in pieces))  # type: ignore[arg-type]
+            some = slice(*pieces.row.searchsorted((block, block + per_block)).tolist())
+            lengths = pieces.length[some]
             if self._transforms:
                 loss = self._transformed(rows[block : block + per_block])
-                offsets = (some.row - block) * length + some.column
+                offsets = (pieces.row[some] - block) * length + pieces.column[some]
             else:
                 assert self._loss is not None
-                offsets = some.length.cumsum() - some.length
-                total = int(some.length.sum())
-                loss = self._loss.gather(some.shard, some.start, offsets, some.length, total)
+                offsets = lengths.cumsum() - lengths
+                loss = self._loss.gather(pieces.shard[some], pieces.start[some], offsets, lengths, int(lengths.sum()))
                 loss = loss if loss.dtype == np.bool_ else loss != 0
-            found[begin:end] = _count(loss, offsets, some.length) - (loss[offsets] & first[begin:end])
-            begin = end
+            found[some] = _count(loss, offsets, lengths) - (loss[offsets] & first[some])
         return found
 
     def _transformed(self, rows: Ints) -> npt.NDArray[np.bool_]:
@@ -146,14 +140,11 @@ class TrainableTokens:
         element = self._source.read(rows)
         for transform in self._transforms:
             element = transform.map(element)
-        mask: npt.NDArray[np.bool_] = element["loss_mask"].reshape(-1)
-        return mask
+        return element["loss_mask"].reshape(-1)
 
 
 def _count(loss: npt.NDArray[np.bool_], offsets: Ints, lengths: Ints) -> Ints:
     """Return how many of the `lengths` elements of `loss` from each offset on are True."""
-    if not len(offsets):
-        return np.zeros(0, np.int64)
     if len(loss) >= _LONG * len(offsets):
         ends = (offsets + lengths).tolist()
         counted = [np.count_nonzero(loss[begin:end]) for begin, end in zip(offsets.tolist(), ends, strict=True)]

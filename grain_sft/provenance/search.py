@@ -57,9 +57,10 @@ def documents_of_record(corpus: Corpus, record: str) -> Ints:
     name, _, line = record.rpartition(":")
     if not (line.isascii() and line.isdigit()):
         raise CorpusError(f"record {record!r}: expected LINE, or INPUT:LINE, such as chats.jsonl:17.")
-    inputs = np.unique(table[:, 0]).tolist()
-    if name:
-        inputs = [number for number in inputs if number in _inputs(corpus.source_names, name)]
+    numbers: list[int] = np.unique(table[:, 0]).tolist()
+    names = dict(enumerate(corpus.source_names))
+    exact = [number for number in numbers if name in (str(number), names.get(number), "")]
+    inputs = exact or [number for number in numbers if names.get(number, "").endswith(f"/{name}")]
     if len(inputs) != 1:
         listed = ", ".join(corpus.source_names) or f"numbers 0 to {int(table[:, 0].max(initial=0))}"
         found = "several inputs fit" if inputs else "no such input"
@@ -96,14 +97,6 @@ def tokenizer_of(corpus: Corpus, path: str | None = None) -> Tokenizer:
             f"({corpus.tokenizer_sha256}). Give that one with --tokenizer."
         )
     return tokenizer
-
-
-def _inputs(names: Sequence[str], name: str) -> list[int]:
-    """Return the inputs with a number, a name or, if no name is equal, the end of a path."""
-    if name.isascii() and name.isdigit():
-        return [int(name)]
-    exact = [number for number, each in enumerate(names) if each == name]
-    return exact or [number for number, each in enumerate(names) if each.endswith(f"/{name}")]
 
 
 def _containing(corpus: Corpus, needles: Sequence[Sequence[int]]) -> Ints:
