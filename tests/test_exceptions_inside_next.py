@@ -218,11 +218,10 @@ def test_signal_handlers_that_raise_lose_and_repeat_nothing(pipeline, name, coun
     print(f"\n{name}: {count} exceptions, {len(taken)} steps, each delivered once")
 
 
-def test_exceptions_that_another_thread_sets_lose_nothing(pipeline):
+@pytest.mark.parametrize("ahead", [0, 2])
+def test_exceptions_that_another_thread_sets_lose_nothing(pipeline, ahead):
     """`PyThreadState_SetAsyncExc`, in two threads that take from one iterator: each step goes to one."""
-    iterator = pipeline.iter(threads=2, prefetch=3)
-    taken: list[list] = [[], []]
-    ended = [False, False]
+    iterator, taken, ended = pipeline.iter(threads=ahead, prefetch=3), ([], []), [False, False]
 
     def take(number):
         while not ended[number]:
@@ -246,20 +245,25 @@ def test_exceptions_that_another_thread_sets_lose_nothing(pipeline):
         if thread.is_alive() and not all(ended):
             ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), ctypes.py_object(Raised))
     iterator.close()
-    batches = taken[0] + taken[1]
-    firsts = sorted(np.asarray(batch["inputs"])[0, 0].item() for batch in batches)
-    assert firsts == sorted(int(pipeline.sampler.rows(step)[0]) * LENGTH for step in range(len(batches)))
+    firsts = sorted(int(batch["inputs"][0, 0]) for batch in (*taken[0], *taken[1]))
+    assert firsts == sorted(int(pipeline.sampler.rows(step)[0]) * LENGTH for step in range(len(firsts)))
 
 
+@pytest.mark.parametrize("close", [True, False])
 @pytest.mark.parametrize("name", ["2 threads", "global batches"])
-def test_threads_end_with_an_iterator_that_nobody_holds(pipeline, name):
+def test_threads_end_with_an_iterator_that_is_closed_or_collected(pipeline, name, close):
     before = set(threading.enumerate())
     iterator = KINDS[name](pipeline)
     next(iterator)
     mine = {thread for thread in set(threading.enumerate()) - before if "watchdog" not in thread.name}
     assert mine
-    del iterator
-    gc.collect()
+    if close:
+        iterator.close()
+        with pytest.raises(PipelineError, match="closed"):
+            next(iterator)
+    else:
+        del iterator
+        gc.collect()
     for thread in mine:
         thread.join(100)
         assert not thread.is_alive()

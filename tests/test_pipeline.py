@@ -8,8 +8,6 @@ import pickle
 import subprocess
 import sys
 import textwrap
-import threading
-import time
 
 import grain
 import numpy as np
@@ -162,30 +160,6 @@ def test_a_plain_grain_data_loader_with_workers_reads_every_row_once(source):
     assert sorted(row for batch in loader for row in rows_of(batch)) == list(range(ROWS))
 
 
-def test_global_batches_stay_when_the_hosts_change_between_steps(source):
-    whole = pipeline(source)
-    for step, hosts in enumerate([8, 6, 2, 12, 1, 3]):
-        for index in range(hosts):
-            batch = next(pipeline(source, Host(index, hosts)).iter(start_step=step))
-            assert_same(batch, {key: array[index::hosts] for key, array in whole[step].items()})
-
-
-def test_evaluation_reads_every_row_once_in_fixed_shapes_and_fills_with_rows_that_take_no_loss(source):
-    read, filled = [], 0
-    for index in range(2):
-        mine = pipeline(source, Host(index, 2), last_batch="fill", epochs=1)
-        batches = list(mine.iter())
-        assert len(batches) == len(mine) == 3
-        for batch in batches:
-            assert batch["inputs"].shape == (BATCH // 2, LENGTH)
-            real = batch["inputs_segmentation"][:, 0] == 1
-            read += (batch["inputs"][real, 0] // 100).tolist()
-            filled += int((~real).sum())
-            for key in ("inputs", "targets", "inputs_segmentation", "targets_segmentation"):
-                assert not batch[key][~real].any()
-    assert sorted(read) == list(range(ROWS)) and filled == 12
-
-
 @pytest.mark.parametrize("threads", [0, 1, 4])
 def test_the_iterator_ends_with_the_last_epoch(source, threads):
     mine = pipeline(source, epochs=3)
@@ -293,28 +267,18 @@ class Plain(grain.transforms.Map):
         return element
 
 
-def test_states_know_a_users_transforms_by_class_and_attributes(source):
-    def iterator(*transforms):
-        return pipeline(source, transforms=[*transforms, ShiftTargets()]).iter()
+def test_states_and_receipts_know_a_users_transforms_by_class_and_attributes(source):
+    def made(*transforms):
+        return pipeline(source, transforms=[*transforms, ShiftTargets()])
 
-    state = iterator(Plain(2)).get_state()
-    iterator(Plain(2)).set_state(state)
-    for other in (iterator(Plain(3)), iterator(), iterator(FailsOnce(1, None))):
+    state = made(Plain(2)).iter().get_state()
+    made(Plain(2)).iter().set_state(state)
+    assert made(Plain(2)).receipt.code == made(Plain(2)).receipt.code
+    for other in (made(Plain(3)), made(), made(FailsOnce(1, None))):
+        assert made(Plain(2)).receipt.code != other.receipt.code
         with pytest.raises(GrainSftError, match="another pipeline"):
-            other.set_state(state)
-    assert "0x" not in iterator(Plain(Plain(1))).get_state()["pipeline"]
-
-
-@pytest.mark.parametrize("threads", [0, 2])
-def test_threads_that_share_an_iterator_get_every_step_once(source, threads):
-    iterator = pipeline(source, global_batch_size=1, epochs=2).iter(threads=threads)
-    got = []
-    takers = [threading.Thread(target=lambda: got.extend(rows_of(batch)[0] for batch in iterator)) for _ in range(4)]
-    for taker in takers:
-        taker.start()
-    for taker in takers:
-        taker.join()
-    assert sorted(got) == sorted([*range(ROWS)] * 2)
+            other.iter().set_state(state)
+    assert "0x" not in made(Plain(Plain(1))).iter().get_state()["pipeline"]
 
 
 def test_arrays_shared_between_batches_cannot_be_written_to(source):
@@ -448,25 +412,16 @@ def test_worker_processes_start_from_any_script_and_end_quietly(source, tmp_path
     assert "Traceback" not in result.stderr and (program is not LEFT_THREADS or not result.stderr), result.stderr
 
 
-def threads_but_the_watchdog():
-    return [thread for thread in threading.enumerate() if "watchdog" not in thread.name]
-
-
-@pytest.mark.parametrize(
-    ("alive", "options"),
-    [(multiprocessing.active_children, {"worker_count": 1}), (threads_but_the_watchdog, {"threads": 2})],
-)
-def test_threads_and_workers_end_with_their_iterator_which_says_that_it_was_closed(source, alive, options):
-    before = set(alive())
-    iterator = pipeline(source).iter(**options)
+def test_workers_end_with_their_iterator_which_says_that_it_was_closed(source):
+    before = set(multiprocessing.active_children())
+    iterator = pipeline(source).iter(worker_count=1)
     next(iterator)
-    mine = set(alive()) - before
+    mine = set(multiprocessing.active_children()) - before
     assert mine
-    iterator.close()
-    iterator.close()
-    end = time.monotonic() + 300
-    while mine & set(alive()):  # a thread may not even have started
-        assert time.monotonic() < end
-        time.sleep(0.01)
+    for _ in range(2):
+        iterator.close()
+    for process in mine:
+        process.join(300)
+        assert not process.is_alive()
     with pytest.raises(ValueError, match="closed"):
         next(iterator)

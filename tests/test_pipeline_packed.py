@@ -8,20 +8,19 @@ from batches import assert_same, pipeline_of, sections
 from sft_files import documents, write_episodes
 
 import grain_sft
-from grain_sft import Host, NgramFilter, NpyDataSource, PackedLayout, PaddedLayout, ShiftTargets
+from grain_sft import Host, NgramFilter, NpyDataSource, PackedLayout, PaddedLayout, ShiftTargets, WindowLayout
 
 LENGTH = 32
 BATCH = 6
 
 
-@pytest.fixture(params=["padded", "packed", "shuffled_best_fit", "multipack"])
+@pytest.fixture(params=["windows", "padded", "packed", "shuffled_best_fit", "multipack"])
 def source(request, tmp_path, own_cache):
     docs = documents(100, weights=True, longest=40)
     corpus = grain_sft.open_corpus(write_episodes(tmp_path / "chats", docs, shards=3))
-    if request.param == "padded":
-        return NpyDataSource(PaddedLayout(corpus, LENGTH))
-    if request.param == "packed":
-        return NpyDataSource(PackedLayout(corpus, LENGTH))
+    plain = {"windows": WindowLayout, "padded": PaddedLayout, "packed": PackedLayout}
+    if request.param in plain:
+        return NpyDataSource(plain[request.param](corpus, LENGTH))
     return NpyDataSource(PackedLayout(corpus, LENGTH, algorithm=request.param, seed=1, epochs=2, batch_rows=BATCH))
 
 

@@ -3,11 +3,10 @@
 import json
 import shutil
 
-import grain
 import numpy as np
 import pytest
 from batches import assert_same, sections
-from sft_files import documents, write_episodes, write_olmo
+from sft_files import documents, write_olmo
 
 import grain_sft
 from grain_sft import Host, IndexSampler, NpyDataSource, PackedLayout, PaddedLayout, Pipeline, open_corpus
@@ -200,29 +199,6 @@ def test_a_plan_counts_by_what_it_holds(tmp_path):
     kept = [layout_receipt(PaddedLayout(no_ties, length, keep=keep)) for length, keep in pairs]
     assert kept[0] == kept[1] and len(set(kept)) == 3
     assert kept[0].startswith("rows2-")
-
-
-def test_layouts_that_pack_anew_each_epoch_count_all_epochs(tmp_path):
-    corpus = open_corpus(write_episodes(tmp_path / "chats", DOCS))
-    codes = {
-        layout_receipt(PackedLayout(corpus, 32, algorithm="shuffled_best_fit", seed=seed, epochs=epochs))
-        for seed in (1, 2)
-        for epochs in (1, 2)
-    }
-    assert len(codes) == 4
-
-
-def test_a_transform_of_ones_own_counts_by_its_attributes(config):
-    class Scale(grain.transforms.Map):
-        def __init__(self, factor):
-            self.factor = factor
-
-        def map(self, element):
-            return element
-
-    pipeline = grain_sft.load(config, host=Host(0, 1))
-    codes = [receipt_of(Pipeline(pipeline.source, pipeline.sampler, [Scale(factor)])).code for factor in (1, 1, 2)]
-    assert codes[0] == codes[1] != codes[2]
 
 
 def test_differences_are_named(config):

@@ -117,5 +117,5 @@ class _BatchIterator(grain.DataLoaderIterator):
             self._failure = str(error) or type(error).__name__
             workers.close(self._iterator)  # the other workers end too
             if workers.was_ended(error):
-                raise PipelineError(f"a worker process was ended from outside ({error}) Was memory short?") from error
+                raise PipelineError(f"a worker process was ended from outside ({error}). Was memory short?") from error
             raise

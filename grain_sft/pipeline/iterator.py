@@ -20,8 +20,7 @@ if TYPE_CHECKING:
 
 READ_THREADS = 2
 PREFETCH = 8  # batches
-
-_STEP, _PIPELINE = "next_step", "pipeline"
+_STEP, _PIPELINE = "next_step", "pipeline"  # keys of a state
 
 
 class PipelineIterator(StepIterator[Element]):
@@ -55,8 +54,8 @@ class PipelineIterator(StepIterator[Element]):
         except RuntimeError as error:
             if workers.was_ended(error):
                 raise PipelineError(
-                    f"a worker process was ended from outside while step {step} was awaited ({error}) Was memory "
-                    "short? The next next() starts new workers and makes this step again."
+                    f"a worker process was ended from outside while step {step} was awaited ({error}). Was memory short? "
+                    "The next call of next() starts new workers and makes this step again."
                 ) from error
             raise
         if self.pipeline.first_steps.left:
@@ -79,9 +78,8 @@ class PipelineIterator(StepIterator[Element]):
 
     def start_prefetch(self) -> None:
         super().start_prefetch()
-        source = self._from_workers
-        if source is not None:
-            with source.started:  # wait for the workers to start, so that no other process starts meanwhile
+        if self._from_workers is not None:
+            with self._from_workers.started:  # wait for the workers to start, so that no other process starts meanwhile
                 pass
 
     def worker_pids(self) -> list[int] | None:

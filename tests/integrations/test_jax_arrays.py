@@ -186,26 +186,6 @@ def test_a_step_that_failed_is_tried_again(tmp_path):
     assert_same(next(batches), expected[5])
 
 
-def test_a_state_of_other_data_is_refused_and_what_changed_is_named(folder, pipeline):
-    batches = GlobalBatches(pipeline, sharding())
-    next(batches)
-    state = json.loads(json.dumps(batches.get_state()))
-    other = load(config(folder, seed=2), host=Host(0, 1))
-    with pytest.raises(GrainSftError, match=r"sampler differs: .*seed=2.*seed=1"):
-        GlobalBatches(other, sharding()).set_state(state)
-    allowed = GlobalBatches(other, sharding(), allow_other_data=True)
-    allowed.set_state(state)
-    assert_same(next(allowed), other[1])
-
-
-def test_an_audit_log_has_what_was_handed_out(folder, tmp_path):
-    audited = load({**config(folder), "audit": str(tmp_path / "audit.jsonl")}, host=Host(0, 1))
-    batches = GlobalBatches(audited, sharding())
-    next(batches)
-    actions = [json.loads(line)["action"] for line in (tmp_path / "audit.jsonl").read_text().splitlines()]
-    assert actions == ["dataset_load", "epoch_start"]
-
-
 def test_what_a_process_holds_is_a_block_or_not(pipeline):
     mine = process_rows(sharding(), (BATCH, LENGTH))
     assert mine.rows.tolist() == list(range(BATCH)) and mine.host == (0, 1)
@@ -230,11 +210,3 @@ def test_what_does_not_fit_is_named(folder, pipeline, options, message):
     cut = load({**config(folder), "transforms": ["shift_targets", "drop_last_position"]}, host=Host(0, 1))
     with pytest.raises(GrainSftError, match=r"\[8, 31\].*\[8, 32\].*take out"):
         next(GlobalBatches(cut, sharding()))
-
-
-def test_a_closed_iterator_says_so(pipeline):
-    batches = GlobalBatches(pipeline, sharding())
-    next(batches)
-    batches.close()
-    with pytest.raises(GrainSftError, match="closed"):
-        next(batches)

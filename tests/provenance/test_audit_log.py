@@ -7,14 +7,18 @@ import json
 import os
 import pickle
 import re
+import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
 import numpy as np
 import pytest
-from batches import pipeline_of
+from batches import pipeline_of, sections
 from sft_files import documents, write_episodes
 
+import grain_sft
 from grain_sft import Host, IndexSampler, PaddedLayout, Pipeline, WindowLayout, open_corpus
 from grain_sft.errors import CorpusError, CorpusFileError, PipelineError, StorageError
 from grain_sft.provenance import Checked, check_audit
@@ -105,9 +109,8 @@ def test_the_text_has_the_form_of_the_episode_indexed_loader_and_has_the_values_
     killed_and_resumed(make)
     text = (tmp_path / "audit.log").read_text().splitlines()
     for line, entry in zip(text, entries(tmp_path / "audit.jsonl"), strict=True):
-        time, *others = line.split(" | ")[:4]
-        assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", time)
-        assert others == ["TRAINING", "INFO", f"action={entry['action']}"]
+        start = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z \| TRAINING \| INFO \| action="
+        assert re.match(start + entry["action"], line)
         assert read_line(line.encode()) == read_line(json.dumps(entry).encode())
     rows = make().sampler.rows(0)[:10].tolist()
     assert f'| action=epoch_start | epoch=0 | seed=42 | first_episode_ids="{rows}" |' in text[1]
@@ -161,8 +164,7 @@ def test_epochs_start_and_end_where_their_rows_do_in_every_order(make, tmp_path,
 
 def test_resumed_anywhere_a_run_is_confirmed_in_every_order(make, tmp_path):
     for number, sampler in enumerate(SAMPLERS):
-        audit = tmp_path / str(number)
-        steps = min(make(**sampler).end_step, 15)
+        audit, steps = tmp_path / str(number), min(make(**sampler).end_step, 15)
         for start in range(0, steps, 2):
             take(make(audit, **sampler), max(0, start - 1), min(start + 2, steps), threads=0)
         confirmed(audit, make(**sampler))
@@ -180,32 +182,23 @@ def test_episodes_are_named_by_their_numbers_in_the_corpus(tmp_path):
     assert not (tmp_path / "audit.log").exists() and start["seed"] == 7
 
 
-def changed(value: str) -> str:
-    """Another value of the same kind."""
+def changed_line(line: bytes, name: str) -> bytes:
+    """A line of text with another value, of the same kind, of one field."""
+    fields = read_line(line)
+    time, value = json.loads(fields["time"]), fields[name]
     digit = re.search(r"\d", value)
     if digit is not None:
-        return value[: digit.start()] + str(int(digit[0]) % 9 + 1) + value[digit.end() :]
-    if value in ("true", "false"):
-        return "false" if value == "true" else "true"
-    return value[:-2] + ("x" if value[-2] != "x" else "y") + value[-1]
+        fields[name] = value[: digit.start()] + str(int(digit[0]) % 9 + 1) + value[digit.end() :]
+    else:
+        fields[name] = {"true": "false", "false": "true"}.get(value, f"{value}x")
+    stated = (f"{name}={value}" for name, value in fields.items() if name != "time")
+    return " | ".join([json.loads(fields["time"]) if name == "time" else time, "TRAINING | INFO", *stated]).encode()
 
 
-def changed_line(line: bytes, name: str) -> bytes:
-    """A line of text or JSON with another value of one field."""
-    if line.startswith(b"{"):
-        fields = json.loads(line)
-        return json.dumps(fields | {name: json.loads(changed(json.dumps(fields[name])))}).encode()
-    fields = read_line(line)
-    fields[name] = changed(fields[name])
-    time = json.loads(fields.pop("time"))
-    return " | ".join([time, "TRAINING | INFO", *(f"{name}={value}" for name, value in fields.items())]).encode()
-
-
-@pytest.mark.parametrize("ending", ENDINGS)
-def test_a_line_with_any_value_changed_is_refused_and_named(make, tmp_path, ending):
+def test_a_line_with_any_value_changed_is_refused_and_named(make, tmp_path):
     """Except the time, the version of grain_sft and the number of hosts, which decide no batch."""
     killed_and_resumed(make)
-    path, pipeline = tmp_path / f"audit{ending}", make(audit=None)
+    path, pipeline = tmp_path / "audit.log", make(audit=None)
     lines = path.read_bytes().splitlines()
     tried = set()
     for number, line in enumerate(lines, 1):
@@ -224,18 +217,15 @@ def test_lines_that_are_removed_added_repeated_or_moved_are_refused(make, tmp_pa
     killed_and_resumed(make)
     path, pipeline = tmp_path / f"audit{ending}", make(audit=None)
     lines = path.read_bytes().splitlines()
-
-    def first(changed_lines: list[bytes]) -> int:
-        path.write_bytes(b"\n".join([*changed_lines, b""]))
-        return min(finding.line for finding in check_audit(path, pipeline).findings)
-
-    for at in range(len(lines) - 1):
-        assert first(lines[:at] + lines[at + 1 :]) == at + 1
-        assert first([*lines[:at], lines[at + 1], lines[at], *lines[at + 2 :]]) == at + 1
-    for at in range(len(lines)):
-        assert first([*lines[: at + 1], lines[at], *lines[at + 1 :]]) == at + 2
-        assert first([*lines[:at], b"# a note", *lines[at:]]) == at + 1
-        assert first([*lines[:at], lines[at] + lines[at], *lines[at + 1 :]]) == at + 1
+    for at, line in enumerate(lines):
+        before, after = lines[:at], lines[at + 1 :]
+        wrong = [([*before, line, line, *after], at + 2), ([*before, b"# a note", line, *after], at + 1)]
+        wrong.append(([*before, line + line, *after], at + 1))
+        if after:
+            wrong += [([*before, *after], at + 1), ([*before, after[0], line, *after[1:]], at + 1)]
+        for changed_lines, first in wrong:
+            path.write_bytes(b"\n".join([*changed_lines, b""]))
+            assert min(finding.line for finding in check_audit(path, pipeline).findings) == first
 
 
 @pytest.mark.parametrize("ending", ENDINGS)
@@ -243,9 +233,8 @@ def test_a_log_of_a_version_with_a_chain_of_hashes_is_read(make, tmp_path, endin
     """Its entries count whole lines only, and a half line has no mark."""
     killed_and_resumed(make)
     path = tmp_path / f"audit{ending}"
-    lines = path.read_bytes().splitlines()
     end = b', "chain": "9f0c"}' if ending == ".jsonl" else b" | chain=9f0c"
-    lines = [line.removesuffix(b"}") + end for line in lines]
+    lines = [line.removesuffix(b"}") + end for line in path.read_bytes().splitlines()]
     path.write_bytes(b"\n".join([*lines[:2], lines[1][:70], *lines[2:], b""]))
     checked = check_audit(path, make(audit=None))
     assert checked.accepted and [note.line for note in checked.notes] == [3], checked.findings
@@ -296,8 +285,7 @@ def test_between_the_borders_of_epochs_nothing_is_written_or_opened(make, tmp_pa
 def test_threads_that_share_an_iterator_write_once(make, tmp_path):
     iterator = make().iter()
     with concurrent.futures.ThreadPoolExecutor(4) as pool:
-        for _ in range(4):
-            pool.submit(list, iterator)
+        list(pool.map(list, [iterator] * 4))
     assert actions(tmp_path / "audit.jsonl")[1:] == borders(make().sampler, 21)
 
 
@@ -369,44 +357,70 @@ def test_a_log_that_is_moved_away_is_begun_anew(make, tmp_path):
 
 
 def test_two_processes_by_mistake_number_their_lines_together(make, tmp_path):
-    iterators = [make().iter(threads=0) for _ in range(2)]
-    for _ in range(21):
-        for iterator in iterators:
-            next(iterator)
+    for _ in zip(make().iter(threads=0), make().iter(threads=0), strict=True):
+        pass
     assert [entry["entry"] for entry in entries(tmp_path / "audit.jsonl")] == list(range(1, 16))
 
 
-def test_a_run_of_other_data_is_contradicted_and_what_differs_is_actions(make, tmp_path):
+def test_what_contradicts_a_log_or_is_not_in_it_is_named(make, tmp_path):
     killed_and_resumed(make)
-    checked = check_audit(tmp_path / "audit.log", make(seed=43))
-    messages = "\n".join(map(str, checked.findings))
-    assert not checked.accepted and checked.findings[0].line == 1
-    assert "epoch_seed=42; expected 43." in messages and "sampler differs: here" in messages
-
-
-def test_steps_that_no_run_handed_out_are_missed(make, tmp_path):
-    take(make(), 0, 5, threads=0)
-    take(make(), 9, 12, threads=0)
-    (finding,) = check_audit(tmp_path / "audit.log", make()).findings
+    findings = check_audit(tmp_path / "audit.log", make(seed=43)).findings
+    messages = "\n".join(map(str, findings))
+    assert findings[0].line == 1 and "epoch_seed=42; expected 43." in messages and "sampler differs: here" in messages
+    for start, stop in ((0, 5), (9, 12)):
+        take(make(tmp_path / "gap.log"), start, stop, threads=0)
+    (finding,) = check_audit(tmp_path / "gap.log", make()).findings
     expected = "line 4: step=9, but no line says that steps 6 to 8 were handed out; expected 6 at most"
     assert str(finding).startswith(expected)
-
-
-def test_a_log_that_begins_in_the_middle_is_confirmed_with_a_note(make, tmp_path):
-    take(make(), 9, 21, threads=0)
-    (note,) = confirmed(tmp_path / "audit", make(), notes=1).notes
+    take(make(tmp_path / "late"), 9, 21, threads=0)
+    (note,) = confirmed(tmp_path / "late", make(), notes=1).notes
     assert str(note) == "line 2: the log begins at step 9: it says nothing of those before."
 
 
-def test_what_is_no_log_is_a_sentence(make, tmp_path):
+def test_a_file_that_is_not_a_log_is_refused(make, tmp_path):
     with pytest.raises(CorpusFileError, match="no such file"):
         check_audit(tmp_path / "none.log", make())
-    empty = tmp_path / "empty.log"
-    empty.touch()
+    other = tmp_path / "other.log"
+    other.touch()
     with pytest.raises(CorpusError, match="is empty"):
-        check_audit(empty, make())
+        check_audit(other, make())
     for content in (b"\n", b"hello\n", b"\x00\xff\n{}\n", b'{"a": 1}', b"[" * 5000):
-        empty.write_bytes(content)
-        assert not check_audit(empty, make()).accepted
+        other.write_bytes(content)
+        assert not check_audit(other, make()).accepted
     with pytest.raises(PipelineError, match="expected a local path"):
         make(audit="gs://bucket/audit")
+
+
+RUN = """
+import json, sys
+from pathlib import Path
+import grain_sft
+folder = Path(sys.argv[1])
+state = folder / "checkpoint"
+iterator = grain_sft.load({config}, host=grain_sft.Host(0, 1)).iter()
+if state.exists():
+    iterator.set_state(json.loads(state.read_text()))
+for batch in iterator:
+    print(iterator.next_step, flush=True)
+    if iterator.next_step % 10 == 0:
+        (folder / "checkpoint.tmp").write_text(json.dumps(iterator.get_state()))
+        (folder / "checkpoint.tmp").rename(state)
+"""
+
+
+def test_a_run_killed_by_the_system_and_resumed_three_times_is_confirmed(tmp_path, own_cache):
+    data = write_episodes(tmp_path / "chats", documents(170, longest=60))
+    config = sections(data, 64, seed=34521, epochs=3) | {"audit": str(tmp_path / "logs" / "audit")}
+    script = RUN.replace("{config}", repr(config))
+    for stop in (7, 23, 44, None):
+        command = [sys.executable, "-c", script, tmp_path]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+            for line in process.stdout:
+                if int(line) == stop:
+                    process.kill()
+                    break
+        assert process.returncode == (0 if stop is None else -signal.SIGKILL)
+    pipeline = grain_sft.load(config, host=Host(0, 1))
+    assert int(line) == len(pipeline) > 50
+    checked = confirmed(tmp_path / "logs" / "audit", pipeline)
+    assert checked.loads == 4 and checked.resumes == 3 and checked.epochs == {0, 1, 2}
