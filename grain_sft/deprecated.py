@@ -42,8 +42,8 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        former = fullname.removeprefix("grain_sft.") in (*MODULES, "mixture")
-        return importlib.machinery.ModuleSpec(fullname, self) if former else None
+        is_former = fullname.removeprefix("grain_sft.") in (*MODULES, "mixture")
+        return importlib.machinery.ModuleSpec(fullname, self) if is_former else None
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
         if spec.name == "grain_sft.mixture":
@@ -70,11 +70,7 @@ def install() -> None:
 
 
 def renamed_arguments(**names: str) -> Callable[[type[Decorated]], type[Decorated]]:
-    """Return a class decorator that lets the constructor take keyword arguments by their former names too.
-
-    Args:
-      names: New name of each argument, by its former name.
-    """
+    """Return a class decorator that lets the constructor take keyword arguments by their former names too: `old="new"`."""
 
     def decorate(decorated: type[Decorated]) -> type[Decorated]:
         function = vars(decorated)["__init__"]

@@ -1,9 +1,6 @@
 """Options of a constructor, from its signature and the `Args:` of its docstring: the one declaration of each option.
 
-From it come strict checks of config sections with the nearest key, command-line options, rows of the documentation, and
-JSON Schema. A type is what a config can hold: text, numbers, lists, mappings, `Literal`s and frozen `msgspec.Struct`s, with
-bounds as `Annotated[int, msgspec.Meta(ge=1)]` and open tables as `Annotated[str, ORDERS]`.
-"""
+Config checks, command-line options, rows of the documentation, and JSON Schema come from it."""
 
 from __future__ import annotations
 
@@ -37,7 +34,8 @@ class Option:
 
     Attributes:
       name: Name of the argument.
-      type: Type of its values in a config.
+      type: Type of its values in a config: text, numbers, lists, mappings, `Literal`s and frozen `msgspec.Struct`s, with
+        bounds as `Annotated[int, msgspec.Meta(ge=1)]` and open tables as `Annotated[str, ORDERS]`.
       default: Value where it is not given; REQUIRED if it has to be.
       help: Help text.
     """
@@ -106,16 +104,14 @@ def _of_config(hint: Any) -> Any:
 
 
 def check(section: object, options: Options, where: str, *, require: bool = True) -> None:
-    """Check a section of a config: its keys, the type and the bounds of each value.
+    """Raise a `ConfigError` where a section of a config has an unknown key, lacks one, or has a value that an option does not
+    take.
 
     Args:
       section: Section, as read from the config.
       options: Options that it may have.
       where: Config and path of the section, for messages, such as "a.yaml: sampler".
       require: Whether options without a default have to be there.
-
-    Raises:
-      ConfigError: An unknown key, a missing one, or a value that the option does not take.
     """
     if not isinstance(section, Mapping):
         raise ConfigError(f"{where} is {shortened(repr(section))}; expected a section with {', '.join(options)}.")

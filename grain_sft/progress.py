@@ -1,4 +1,4 @@
-"""How far long work is: a line on a terminal that is rewritten, and a new line now and then elsewhere."""
+"""Progress of long work on stderr: a line that is rewritten on a terminal, and a new line now and then elsewhere."""
 
 from __future__ import annotations
 
@@ -46,14 +46,8 @@ def progress_bar() -> Iterator[Progress]:
 
 @contextlib.contextmanager
 def elapsed(what: str) -> Iterator[Callable[[str], None]]:
-    """Show on stderr how long work has taken whose end is not known. Nothing is left on a terminal.
-
-    Args:
-      what: Name of the work.
-
-    Yields:
-      A function that renames the work.
-    """
+    """Show on stderr how long the work `what` has taken, where its end is not known; yield a function that renames it.
+    Nothing is left on a terminal."""
     names, ended, began = [what], threading.Event(), time.monotonic()
     terminal = sys.stderr.isatty()
 

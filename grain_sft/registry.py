@@ -35,13 +35,10 @@ class Registry(Generic[Entry]):
         self._entries: dict[str, Entry | str] = dict(entries)
 
     def register(self, name: str, entry: Entry) -> Entry:
-        """Add an entry under a name of its own, and return it.
+        """Add an entry under a name that is not taken and has no colon, and return it.
 
         Every process of a run has to register it, worker processes included: the name `package.module:Name` needs no
         registration and is the better choice for configs.
-
-        Raises:
-          GrainSftError: The name is taken, or contains a colon.
         """
         if ":" in name or name in self._entries:
             raise self._error(f"{self._noun} {name!r}: expected a name without ':' that is not taken. Choose another.")
@@ -49,11 +46,7 @@ class Registry(Generic[Entry]):
         return entry
 
     def __getitem__(self, name: str) -> Entry:
-        """Return the entry of a name.
-
-        Raises:
-          GrainSftError: No entry has this name, or its module cannot be imported.
-        """
+        """Return the entry of a name; raise the table's error where there is none, or its module cannot be imported."""
         outside = isinstance(name, str) and ":" in name
         entry: Entry | str | None = name if outside else self._entries.get(name) if isinstance(name, str) else None
         if entry is None:
@@ -73,9 +66,8 @@ class Registry(Generic[Entry]):
         try:
             return self._adapt(getattr(importlib.import_module(module), attribute))
         except (ImportError, AttributeError, ValueError) as error:
-            raise self._error(
-                f"{self._noun} {name!r} cannot be imported: {error}. Install its package, or fix the name."
-            ) from error
+            message = f"{self._noun} {name!r} cannot be imported: {error}. Install its package, or fix the name."
+            raise self._error(message) from error
 
     def __contains__(self, name: object) -> bool:
         return name in self._entries

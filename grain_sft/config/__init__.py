@@ -1,4 +1,4 @@
-"""`load`: a pipeline from a config, which is the five nouns written down."""
+"""Pipelines from configs."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from grain_sft.config import gpt_config
-from grain_sft.config.nouns import follow_packing, make_corpus, make_entry, make_mixture, make_source, sizes_of
+from grain_sft.config.nouns import make_entry, make_mixture, make_rows, rows_of_batch
 from grain_sft.config.reading import INHERITS, inherit, read
 from grain_sft.config.schema import config_schema
 from grain_sft.config.sections import SECTIONS, known_keys
 from grain_sft.config.validation import validate
 from grain_sft.errors import GrainSftError, WrongTypeError, shortened
 from grain_sft.pipeline import OBSERVERS, Pipeline
-from grain_sft.sampling import Host, IndexSampler
+from grain_sft.sampling import Host
 from grain_sft.storage import files
 from grain_sft.transforms import TRANSFORMS
 
@@ -45,20 +45,13 @@ def load(config: Config, *, host: Host | None = None) -> Pipeline:
     where, sections = stated(config)
     with _named(where):
         corpus, layout, sampler = (dict(sections[name]) for name in SECTIONS)
-        tokens = sampler.pop("global_batch_tokens", None)
-        if tokens is not None:
-            sampler["global_batch_size"] = tokens // layout["sequence_length"]
+        sampler["global_batch_size"] = rows_of_batch(sampler, layout["sequence_length"])
+        sampler.pop("global_batch_tokens", None)
         names = sections.get("transforms", ["shift_targets"])
         transforms = [make_entry(item, TRANSFORMS, f"{where}: transforms") for item in names]
         observers = [make_entry(item, OBSERVERS, f"{where}: observers") for item in sections.get("observers", [])]
-        if corpus.get("mixture") is not None:
-            mixed = make_mixture(corpus, layout, sampler, where, host or Host.from_jax())
-            return Pipeline(*mixed, transforms, audit=sections.get("audit"), observers=observers)
-        opened = make_corpus(corpus, where)
-        follow_packing(layout, sampler, where)
-        source = make_source(opened, layout)
-        sampler["schedule"] = sizes_of(sampler.get("schedule", []), layout["sequence_length"])
-        rows = IndexSampler(len(source), host=host or Host.from_jax(), **sampler)
+        make = make_mixture if corpus.get("mixture") is not None else make_rows
+        source, rows = make(corpus, layout, sampler, where, host)
         return Pipeline(source, rows, transforms, audit=sections.get("audit"), observers=observers)
 
 

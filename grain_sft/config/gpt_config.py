@@ -1,15 +1,4 @@
-"""The episode-indexed loader's keys in a trainer's `GPTConfig`, and the sections that they mean.
-
-    {"inherits": "configs/sft1/150M.json", "dataset_dir": "data/chat_sft", "epoch_seed": 42}
-
-Such a config is flat JSON. `dataset_dir`, which the trainer takes as an option, is one more key. Sections of ours may
-accompany the keys and override them (`"sampler": {"epochs": 3}`).
-
-A row holds `block_size + 1` tokens of an episode, the last ones where it is longer; inputs and targets are these, shifted by
-one. A step is one `get_batch`: with `grad_accum_steps` n, an optimizer's step k is steps k·n to k·n + n - 1. The
-document says that `epoch_drop_last: true` drops an epoch's incomplete batch, and so it does here; the published loader
-ignores it and lets batches run on into the next epoch. To replay a run of that loader, give false.
-"""
+"""Keys of a trainer's `GPTConfig` that the episode-indexed loader reads, and the sections that they mean."""
 
 from __future__ import annotations
 
@@ -35,6 +24,15 @@ TRAINERS = (
 
 class GPTConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Keys of a trainer's GPTConfig, and the keys that they mean.
+
+        {"inherits": "configs/sft1/150M.json", "dataset_dir": "data/chat_sft", "epoch_seed": 42}
+
+    Such a config is flat JSON. Sections of ours may accompany the keys and override them (`"sampler": {"epochs": 3}`).
+
+    A row holds `block_size + 1` tokens of an episode, the last ones where it is longer; inputs and targets are these, shifted
+    by one. A step is one `get_batch`: with `grad_accum_steps` n, an optimizer's step k is steps k·n to k·n + n - 1.
+    `epoch_drop_last: true` drops an epoch's incomplete batch, as documented; the published loader ignores it and lets batches
+    run on into the next epoch. To replay a run of that loader, give false.
 
     Args:
       dataset_dir: `corpus.path`; the trainer takes it as an option.
@@ -70,7 +68,6 @@ _REPLACED_BY = {
 }
 """Section and keys that replace each required key."""
 
-_ORDERS = {"epoch": "episode", "random": "random"}
 _NEAR = 0.8  # of difflib: from here on a key that is not ours is taken for a misspelt one
 
 
@@ -86,8 +83,7 @@ def sections_of(stated: Mapping[str, Any], where: str) -> dict[str, Any]:
     ours = (*SECTIONS, *TOP)
     sections = {key: value for key, value in stated.items() if key in ours}
     _check_others([key for key in stated if key not in ours and key not in GPT_CONFIG], where)
-    keys = {key: known.default for key, known in GPT_CONFIG.items() if known.default is not REQUIRED}
-    keys.update(stated)
+    keys = {key: known.default for key, known in GPT_CONFIG.items() if known.default is not REQUIRED} | dict(stated)
     for key, known in GPT_CONFIG.items():
         if key in keys:
             check_value(keys[key], known.type, f"{where}: {key}")
@@ -99,36 +95,23 @@ def sections_of(stated: Mapping[str, Any], where: str) -> dict[str, Any]:
             if key == DATASET_DIR:
                 hint = f' The trainer takes it as an option; here it is {{"inherits": "{where}", "{key}": "data/chat_sft"}}.'
             raise ConfigError(f"{where}: a GPTConfig lacks the key {key!r}.{hint}")
-    return overlay(_meant(keys), sections)
-
-
-def _meant(keys: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the sections of a GPTConfig that may lack required keys."""
-    order = _ORDERS[keys["batch_sampling_mode"]]
+    order = {"epoch": "episode", "random": "random"}[keys["batch_sampling_mode"]]
     endless = ORDERS[order].runs_on
     corpus = {"format": "episodes", "use_loss_mask": keys["use_loss_mask"], "pad_token_id": keys["pad_token_id"]}
     layout = {"kind": "padded", "keep": "last", "min_tokens": keys["episode_min_tokens"]}
-    sampler = {
-        "order": order,
-        "seed": keys["epoch_seed"],
-        "shuffle": endless or keys["epoch_shuffle"],
-        "last_batch": "drop" if endless or keys["epoch_drop_last"] else "run_on",
-    }
-    if DATASET_DIR in keys:
-        corpus["path"] = keys[DATASET_DIR]
-    if "block_size" in keys:
-        layout["sequence_length"] = keys["block_size"] + 1
-    if "batch_size" in keys:
-        sampler["global_batch_size"] = keys["batch_size"]
+    sampler = {"order": order, "seed": keys["epoch_seed"], "shuffle": endless or keys["epoch_shuffle"]}
+    sampler["last_batch"] = "drop" if endless or keys["epoch_drop_last"] else "run_on"
+    corpus |= {"path": keys[DATASET_DIR]} if DATASET_DIR in keys else {}
+    layout |= {"sequence_length": keys["block_size"] + 1} if "block_size" in keys else {}
+    sampler |= {"global_batch_size": keys["batch_size"]} if "batch_size" in keys else {}
     transforms = ["shift_targets", "drop_last_position"]
-    return {"corpus": corpus, "layout": layout, "sampler": sampler, "transforms": transforms}
+    return overlay({"corpus": corpus, "layout": layout, "sampler": sampler, "transforms": transforms}, sections)
 
 
 def _check_others(others: list[Any], where: str) -> None:
     """Refuse keys that look like misspelt ones of ours; the rest is the trainer's."""
-    known = (*GPT_CONFIG, *SECTIONS, *TOP)
     for key in others:
-        near = difflib.get_close_matches(str(key), known, n=1, cutoff=_NEAR)
+        near = difflib.get_close_matches(str(key), (*GPT_CONFIG, *SECTIONS, *TOP), n=1, cutoff=_NEAR)
         if near and key not in TRAINERS:
             raise ConfigError(
                 f"{where}: unknown key {key!r}. The nearest known: {near[0]!r}. (A trainer's own keys are ignored, but this "

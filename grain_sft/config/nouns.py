@@ -14,7 +14,7 @@ from grain_sft.errors import ConfigError
 from grain_sft.layout import ALGORITHMS, LAYOUTS
 from grain_sft.options import check, check_value, options_of
 from grain_sft.registry import Registry
-from grain_sft.sampling import ORDERS, Host, Mixture, MixtureSampler, SourceOrder
+from grain_sft.sampling import ORDERS, Host, IndexSampler, Mixture, MixtureSampler, SourceOrder
 from grain_sft.source import MixtureSource, NpyDataSource
 
 Section = Mapping[str, Any]
@@ -43,17 +43,13 @@ def make_corpus(section: Section, where: str) -> Corpus:
 
 def make_source(corpus: Corpus, layout: Section) -> NpyDataSource:
     """Return the source of a section `layout`."""
-    options = {key: value for key, value in layout.items() if key != "kind"}
-    return NpyDataSource(LAYOUTS[layout["kind"]](corpus, **options))
+    return NpyDataSource(LAYOUTS[layout["kind"]](corpus, **{key: layout[key] for key in layout if key != "kind"}))
 
 
 def make_entry(item: object, table: Registry[Any], where: str) -> Any:
     """Return the object of a table that a config gives as `name` or as `{name: {option: value}}`."""
-    name: object = item
-    options: Any = {}
-    if isinstance(item, Mapping) and len(item) == 1:
-        ((name, options),) = item.items()
-        options = {} if options is None else options
+    name, options = next(iter(item.items())) if isinstance(item, Mapping) and len(item) == 1 else (item, None)
+    options = {} if options is None else options
     if not isinstance(name, str) or not isinstance(options, Mapping):
         raise ConfigError(f"{where}: {item!r}; expected a name, or one name with its options.")
     check_value(name, Annotated[str, table], where)
@@ -62,14 +58,22 @@ def make_entry(item: object, table: Registry[Any], where: str) -> Any:
     return entry(**options)
 
 
-def make_mixture(
-    corpus: Section, layout: Section, sampler: Section, where: str, host: Host
-) -> tuple[MixtureSource, MixtureSampler]:
-    """Return the source and the sampler of a mixture.
+def make_rows(
+    corpus: Section, layout: dict[str, Any], sampler: dict[str, Any], where: str, host: Host | None
+) -> tuple[NpyDataSource, IndexSampler]:
+    """Return the source and the sampler of one corpus."""
+    opened = make_corpus(corpus, where)
+    _follow_packing(layout, sampler, where)
+    source = make_source(opened, layout)
+    sampler["schedule"] = _sizes_of(sampler.get("schedule", []), layout["sequence_length"])
+    return source, IndexSampler(len(source), host=host or Host.from_jax(), **sampler)
 
-    Keys of `corpus` besides `mixture` are defaults of every source, and so are `layout`'s, and `order`, `seed` and `shuffle`
-    of `sampler`.
-    """
+
+def make_mixture(
+    corpus: Section, layout: Section, sampler: Section, where: str, host: Host | None
+) -> tuple[MixtureSource, MixtureSampler]:
+    """Return the source and the sampler of a mixture. Keys of `corpus` besides `mixture`, of `layout`, and `order`, `seed` and
+    `shuffle` of `sampler` are defaults of every source."""
     orders = {key: sampler[key] for key in ("order", "seed", "shuffle") if key in sampler}
     sources: dict[str, NpyDataSource] = {}
 
@@ -77,7 +81,11 @@ def make_mixture(
         made = {
             name: (keys["weight"], rows_of(keys, defaults, prefix + name)) for name, keys in section["mixture"].items()
         }
-        changes = weights_of(section.get("schedule", []), {name: weight for name, (weight, _) in made.items()})
+        weights, changes = {name: weight for name, (weight, _) in made.items()}, []
+        for entry in section.get("schedule", []):
+            if entry.get("weights") is not None:
+                weights = {**weights, **entry["weights"]}  # one that an entry does not name stays
+                changes.append((entry["step"], weights))
         return Mixture(made, section.get("on_exhausted", "repeat"), tuple(changes))
 
     def rows_of(section: Section, defaults: Section, name: str) -> SourceOrder | Mixture:
@@ -95,9 +103,9 @@ def make_mixture(
     return MixtureSource(sources), MixtureSampler(
         mixture,
         global_batch_size=sampler["global_batch_size"],
-        host=host,
+        host=host or Host.from_jax(),
         last_batch=sampler.get("last_batch", "drop"),
-        schedule=sizes_of(sampler.get("schedule", []), layout["sequence_length"]),
+        schedule=_sizes_of(sampler.get("schedule", []), layout["sequence_length"]),
     )
 
 
@@ -108,8 +116,7 @@ def _check_source(layout: Section, order: Section, where: str) -> None:
         return
     if ALGORITHMS[name].whole_batches:
         raise ConfigError(
-            f"{where}: algorithm {name} makes whole batches, and those of a mixture hold rows of all sources. Take "
-            "another algorithm."
+            f"{where}: algorithm {name} makes whole batches, but a mixture's hold rows of all sources. Take another one."
         )
     if ALGORITHMS[name].packs_per_epoch and not ORDERS[order.get("order", "shuffle")].sequential:
         raise ConfigError(
@@ -118,10 +125,10 @@ def _check_source(layout: Section, order: Section, where: str) -> None:
         )
 
 
-def follow_packing(layout: dict[str, Any], sampler: dict[str, Any], where: str) -> None:
-    """Fit the sections of an algorithm that packs each epoch anew. Its rows are numbered through its epochs, and read as
-    they are numbered. Where the sampler's order is the one that the algorithm follows, the layout takes its seed and epochs
-    over. Where whole batches are packed, the layout takes over their size. Other keys are errors."""
+def _follow_packing(layout: dict[str, Any], sampler: dict[str, Any], where: str) -> None:
+    """Fit the sections of an algorithm that packs each epoch anew: its rows are numbered through its epochs, and read in
+    this order. The layout takes over the sampler's seed and epochs if the algorithm follows the sampler's order, and the
+    size of batches if it packs whole batches. Other values of these keys are errors."""
     name = layout.get("algorithm")
     if name is None or not ALGORITHMS[name].packs_per_epoch:
         return
@@ -142,7 +149,17 @@ def follow_packing(layout: dict[str, Any], sampler: dict[str, Any], where: str) 
                 f"of all its epochs (layout.epochs) itself, expected {right!r}."
             )
     if follows:
-        _take_over_order(layout, sampler, name, where)
+        if "epochs" not in sampler and "epochs" not in layout:
+            raise ConfigError(
+                f"{where}: sampler lacks the key 'epochs': layout.algorithm {name} makes the rows of each epoch beforehand."
+            )
+        for key in ("seed", "epochs"):
+            value = sampler.get(key)
+            if value is not None and layout.setdefault(key, value) != value:
+                raise ConfigError(
+                    f"{where}: layout.{key} is {layout[key]}, but sampler.{key} is {value}. Leave one out."
+                )
+        sampler.update(order="sequential", epochs=1)
     rows = sampler["global_batch_size"]
     if algorithm.whole_batches and layout.setdefault("batch_rows", rows) != rows:
         raise ConfigError(
@@ -151,34 +168,13 @@ def follow_packing(layout: dict[str, Any], sampler: dict[str, Any], where: str) 
         )
 
 
-def _take_over_order(layout: dict[str, Any], sampler: dict[str, Any], algorithm: str, where: str) -> None:
-    if "epochs" not in sampler and "epochs" not in layout:
-        raise ConfigError(
-            f"{where}: sampler lacks the key 'epochs': layout.algorithm {algorithm} makes the rows of each epoch beforehand."
-        )
-    for key in ("seed", "epochs"):
-        value = sampler.get(key)
-        if value is not None and layout.setdefault(key, value) != value:
-            raise ConfigError(f"{where}: layout.{key} is {layout[key]}, but sampler.{key} is {value}. Leave one out.")
-    sampler.update(order="sequential", epochs=1)
-
-
-def sizes_of(entries: Iterable[Section], length: int) -> list[tuple[int, int]]:
+def _sizes_of(entries: Iterable[Section], length: int) -> list[tuple[int, int]]:
     """Return the batches of a schedule, in rows, by step."""
-    found = []
-    for entry in entries:
-        tokens = entry.get("global_batch_tokens")
-        rows = entry.get("global_batch_size") if tokens is None else tokens // length
-        if rows is not None:
-            found.append((entry["step"], rows))
-    return found
+    sizes = ((entry["step"], rows_of_batch(entry, length)) for entry in entries)
+    return [(step, rows) for step, rows in sizes if rows is not None]
 
 
-def weights_of(entries: Iterable[Section], weights: Section) -> list[tuple[int, Section]]:
-    """Return the weights of a schedule, of all sources, by step. One that an entry does not name stays."""
-    found: list[tuple[int, Section]] = []
-    for entry in entries:
-        if entry.get("weights") is not None:
-            weights = {**weights, **entry["weights"]}
-            found.append((entry["step"], weights))
-    return found
+def rows_of_batch(section: Section, length: int) -> int | None:
+    """Return the rows of a step, which a section gives in rows, in tokens, or not at all."""
+    tokens = section.get("global_batch_tokens")
+    return section.get("global_batch_size") if tokens is None else tokens // length

@@ -26,7 +26,7 @@ _EXCLUSIVE = (("sampler", ("global_batch_size", "global_batch_tokens")), ("corpu
 
 
 class _RepeatedKeyError(Exception):
-    """A key that is given twice, and its second line."""
+    """A key that is given twice."""
 
 
 class _Loader(yaml.SafeLoader):
@@ -37,7 +37,7 @@ class _Loader(yaml.SafeLoader):
         seen = set()
         for key, _ in node.value:
             if (key.tag, str(key.value)) in seen:
-                raise _RepeatedKeyError(str(key.value), key.start_mark.line + 1)
+                raise _RepeatedKeyError(f"{key.start_mark.line + 1}: the key {str(key.value)!r} is given a second time")
             seen.add((key.tag, str(key.value)))
         return node
 
@@ -47,19 +47,16 @@ def read(path: str, inheriting: tuple[str, ...]) -> dict[str, Any]:
     if path in inheriting:
         raise ConfigError(f"{path}: inherits itself, by way of {' and '.join(inheriting)}.")
     if len(inheriting) >= _MOST_INHERITED:
+        chain = f"{len(inheriting)} configs, from {inheriting[0]} on"
         raise ConfigError(
-            f"{path}: is inherited through {len(inheriting)} configs, from {inheriting[0]} on. Expected fewer than "
-            f"{_MOST_INHERITED}. Join some of them."
+            f"{path}: is inherited through {chain}. Expected fewer than {_MOST_INHERITED}. Join some of them."
         )
     text = files.read_text(path)
     is_yaml = Path(path).suffix in (".yaml", ".yml")
     try:
         stated = yaml.load(text, _Loader) if is_yaml else _load_json(text)  # _Loader is a SafeLoader
     except _RepeatedKeyError as error:
-        key, line = error.args
-        raise ConfigError(
-            f"{path}: line {line}: the key {key!r} is given a second time. Remove one of the two."
-        ) from None
+        raise ConfigError(f"{path}: line {error}. Remove one of the two.") from None
     except (yaml.YAMLError, ValueError, LookupError, AttributeError, RecursionError) as error:  # of odd YAML scalars
         hint = "" if is_yaml else ". A YAML config is named .yaml."
         raise ConfigError(f"{path}: not {'YAML' if is_yaml else 'JSON'}: {error}{hint}") from error
@@ -112,7 +109,7 @@ def overlay(base: Mapping[str, Any], top: Mapping[str, Any]) -> dict[str, Any]:
     if (
         isinstance(layout, Mapping)
         and isinstance(below, Mapping)
-        and layout.get("kind", kind := below.get("kind")) != kind
+        and layout.get("kind") not in (None, below.get("kind"))
     ):
         dropped = set(below).difference(layout, ("kind", "sequence_length"))  # options of the kind that is replaced
         merged["layout"] = {key: value for key, value in merged["layout"].items() if key not in dropped}
