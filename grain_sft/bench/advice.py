@@ -96,10 +96,9 @@ def accelerators(tokens_per_second: float, hosts: int, each: float | None) -> li
 
 
 def _keeps_up(row: Row, step_ms: float) -> bool:
-    """Return whether steps do not wait for a setting, and would not later: batches that are ready hide for a while that
-    making one takes longer than a step."""
-    waits = _wait_ms(row, step_ms) > max(LEAST_MS, FELT * step_ms)
-    return not waits and bool(row["ms_per_batch"] <= AS_FAST * step_ms)
+    """Return whether steps do not wait for a setting, and would not later: ready batches hide for a while that making one
+    takes longer than a step."""
+    return _wait_ms(row, step_ms) <= max(LEAST_MS, FELT * step_ms) and bool(row["ms_per_batch"] <= AS_FAST * step_ms)
 
 
 def _wait_ms(row: Row, step_ms: float) -> float:

@@ -21,7 +21,6 @@ import numpy.typing as npt
 from grain_sft.bench import stages
 from grain_sft.bench.advice import Setting, accelerators, choose, reason
 from grain_sft.bench.measuring import LIMIT, Next, limit, rate, seconds_a_batch, seconds_in_turn, seconds_waited
-from grain_sft.layout import padding_share
 from grain_sft.pipeline import PREFETCH, Pipeline, PipelineIterator
 from grain_sft.sampling import Sampler
 from grain_sft.storage import files
@@ -60,60 +59,52 @@ def measure(pipeline: Pipeline, plan: Plan) -> dict[str, Any]:
     Raises:
       RowIndexError, CorpusFileError, TransformError: as the pipeline's batches do.
     """
-    begin = time.perf_counter()
-    run = _Run(pipeline, plan, begin)
+    run = _Run(pipeline, plan)
     first = run.first_reading()
     batches = stages.sample(run.pipeline, run.steps, plan.seconds * _STAGES)
-    tokens = statistics.fmean(map(stages.num_tokens, batches))
-    timed = stages.stages(run.pipeline, batches)
+    batch, timed = stages.facts(batches), stages.stages(run.pipeline, batches)
     medians = seconds_in_turn(timed, plan.seconds * _STAGES / len(timed) / plan.repeats, plan.repeats, warm=1)
 
+    def delivered(setting: Setting, rounds: list[_Round]) -> dict[str, Any]:
+        taken = statistics.median(each.seconds_a_batch for each in rounds)
+        waits = [
+            _spread(step_ms, [wait for each in rounds for wait in each.waits[step_ms]]) for step_ms in plan.steps_ms
+        ]
+        return {**setting._asdict(), **rate(batch["tokens"], taken, medians[LIMIT]), "waits": waits}
+
     measured, left_out = run.settings()
-    delivered = [_delivered(setting, rounds, tokens, medians[LIMIT]) for setting, rounds in measured.items()]
-    choice = choose(delivered, first["slowest_ms"])
-    recommended = _delivered(choice.setting, run.last_rounds(choice.setting), tokens, medians[LIMIT])
+    rows = [delivered(setting, rounds) for setting, rounds in measured.items()]
+    choice = choose(rows, first["slowest_ms"])
+    recommended = delivered(choice.setting, run.last_rounds(choice.setting))
     host, layout = pipeline.sampler.host, pipeline.source.layout
-    unpadded = [count for count in map(stages.num_unpadded, batches) if count is not None]
     ahead = choice.setting.prefetch * max(1, choice.setting.worker_count)
     return {
         "layout": {"kind": type(layout).__name__, "rows": len(layout), "sequence_length": layout.sequence_length},
         "host": {"index": host.index, "count": host.count},
         "cores": cores(),
-        "batch": {
-            "rows": len(next(iter(batches[0].values()))),
-            "tokens": tokens,
-            "padding_share": padding_share(statistics.fmean(unpadded), tokens) if unpadded else None,
-            "bytes": stages.nbytes(batches[0]),
-            "arrays": len({id(array) for array in batches[0].values()}),
-        },
-        "first_reading": {**first, "mtok_per_s": tokens / first["ms_per_batch"] / 1e3},
+        "batch": batch,
+        "first_reading": {**first, "mtok_per_s": batch["tokens"] / first["ms_per_batch"] / 1e3},
         "stages": [
-            {"name": name, **rate(tokens, seconds, medians[LIMIT]), "of_step": seconds / medians[stages.WHOLE]}
+            {"name": name, **rate(batch["tokens"], seconds, medians[LIMIT]), "of_step": seconds / medians[stages.WHOLE]}
             for name, seconds in medians.items()
         ],
-        "delivered": delivered,
+        "delivered": rows,
         "left_out": left_out,
         "rows_read": run.next_step * int(pipeline.sampler.rows(0).size) * host.count / len(layout),
         "recommended": {
             **recommended,
             "step_ms": choice.step_ms,
-            "buffer_bytes": stages.nbytes(batches[0]) * ahead,
-            "reason": reason(choice, recommended, delivered),
+            "buffer_bytes": batch["bytes"] * ahead,
+            "reason": reason(choice, recommended, rows),
         },
         "accelerators": accelerators(recommended["mtok_per_s"] * 1e6, host.count, plan.tokens_per_second),
-        "seconds": time.perf_counter() - begin,
+        "seconds": run.elapsed(),
     }
 
 
-def _delivered(setting: Setting, rounds: list[Round], tokens: float, limit_seconds: float) -> dict[str, Any]:
-    """Return the figures of a setting: its speed, and the waits beside each step."""
-    waits = []
-    for step_ms in rounds[0].waits:
-        times = [wait * 1e3 for each in rounds for wait in each.waits[step_ms]]
-        spread = {"median_ms": statistics.median(times), "longest_ms": max(times), "steps": len(times)}
-        waits.append({"step_ms": step_ms, **spread})
-    taken = statistics.median(each.seconds_a_batch for each in rounds)
-    return {**setting._asdict(), **rate(tokens, taken, limit_seconds), "waits": waits}
+def _spread(step_ms: float, waits: list[float]) -> dict[str, float]:
+    median, longest = statistics.median(waits) * 1e3, max(waits) * 1e3
+    return {"step_ms": step_ms, "median_ms": median, "longest_ms": longest, "steps": len(waits)}
 
 
 def report_speed(pipeline: Pipeline, seconds: float) -> dict[str, Any]:
@@ -133,7 +124,7 @@ def report_speed(pipeline: Pipeline, seconds: float) -> dict[str, Any]:
         "one thread": endless.iter(threads=0).__next__,
         "default (prefetching threads)": endless.iter().__next__,
     }
-    times, tokens = seconds_in_turn(loaders, seconds, turns=1, warm=3), stages.num_tokens(first)
+    times, tokens = seconds_in_turn(loaders, seconds, turns=1, warm=3), stages.facts([first])["tokens"]
     rows = [{"name": name, **rate(tokens, taken, times[LIMIT])} for name, taken in times.items()]
     return {"tokens": tokens, "seconds": seconds, "rows": rows}
 
@@ -155,7 +146,7 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-class Round(NamedTuple):
+class _Round(NamedTuple):
     """Seconds a batch, and the seconds that each step waited, by the ms of the step."""
 
     seconds_a_batch: float
@@ -171,10 +162,14 @@ class _Run:
       next_step: First step that no measurement has read.
     """
 
-    def __init__(self, pipeline: Pipeline, plan: Plan, begin: float) -> None:
-        self._plan, self._begin = plan, begin
+    def __init__(self, pipeline: Pipeline, plan: Plan) -> None:
+        self._plan, self._begin = plan, time.perf_counter()
         self.pipeline, self.steps = _endless(pipeline)
         self.next_step = 0
+
+    def elapsed(self) -> float:
+        """Return the seconds since the measurements began."""
+        return time.perf_counter() - self._begin
 
     def first_reading(self) -> dict[str, float]:
         """Measure batches made one by one when asked; the first, which opens files, apart."""
@@ -186,49 +181,42 @@ class _Run:
         figures = {"first_ms": first, "ms_per_batch": statistics.median(others), "slowest_ms": max(others)}
         return {"steps": len(times)} | {name: value * 1e3 for name, value in figures.items()}
 
-    def settings(self) -> tuple[dict[Setting, list[Round]], list[str]]:
+    def settings(self) -> tuple[dict[Setting, list[_Round]], list[str]]:
         """Measure settings, fewest resources first; return also those for which there was no time."""
-        plan = self._plan
+        plan, late = self._plan, self._plan.seconds * (1 - _LAST)
         remote = any(files.is_remote(shard.path) for shard in self.pipeline.source.layout.corpus.shards)
         most = _MOST_THREADS if remote else min(_MOST_THREADS, max(2, cores()))
+        most_workers = min(_MOST_WORKERS, cores()) if plan.max_workers is None else plan.max_workers
         threads = [Setting(count, PREFETCH, 0) for count in (0, *_doubled(most))]
+        workers = [Setting(_REMOTE_THREADS if remote else 0, PREFETCH, count) for count in _doubled(most_workers)]
         turns = len(threads) * plan.repeats
-        measured: dict[Setting, list[Round]] = {}
+        measured: dict[Setting, list[_Round]] = {}
         for number in range(plan.repeats):
             for setting in threads:
-                if not (self._is_late(1 - _LAST) and (number or setting.threads > 1)):
+                if (not number and setting.threads <= 1) or self.elapsed() <= late:
                     measured.setdefault(setting, []).append(self._round(setting, _RATES / turns, _WAITS / turns))
-        left_out = [str(setting) for setting in threads if setting not in measured]
-        for count in _doubled(min(_MOST_WORKERS, cores()) if plan.max_workers is None else plan.max_workers):
-            setting = Setting(_REMOTE_THREADS if remote else 0, PREFETCH, count)
-            if self._is_late(1 - _LAST):
-                left_out.append(str(setting))
-            else:
+        for setting in workers:
+            if self.elapsed() <= late:
                 measured[setting] = [self._round(setting, _WORKER, _WORKER)]
-        return measured, left_out
+        return measured, [str(setting) for setting in (*threads, *workers) if setting not in measured]
 
-    def last_rounds(self, setting: Setting) -> list[Round]:
+    def last_rounds(self, setting: Setting) -> list[_Round]:
         """Measure the recommended setting by itself; once where the time is up."""
-        part = _LAST / 2 / self._plan.repeats
-        rounds = [self._round(setting, part, part)]
-        while len(rounds) < self._plan.repeats and not self._is_late(1):
+        part, rounds = _LAST / 2 / self._plan.repeats, list[_Round]()
+        while not rounds or (len(rounds) < self._plan.repeats and self.elapsed() <= self._plan.seconds):
             rounds.append(self._round(setting, part, part))
         return rounds
 
-    def _is_late(self, part: float) -> bool:
-        return time.perf_counter() - self._begin > self._plan.seconds * part
-
-    def _round(self, setting: Setting, rate_part: float, wait_part: float) -> Round:
+    def _round(self, setting: Setting, rate_part: float, wait_part: float) -> _Round:
         """Measure a setting as fast as it goes, then beside each step, for parts of the plan's time."""
-        seconds, steps_ms = self._plan.seconds, self._plan.steps_ms
+        seconds, waits = self._plan.seconds, dict[float, list[float]]()
         with self._iterator(setting, seconds * rate_part) as batches:
             taken = seconds_a_batch(batches.__next__, seconds * rate_part)
-            waits: dict[float, list[float]] = {step_ms: [] for step_ms in steps_ms}
-            for step_ms, found in waits.items():
-                begin = time.perf_counter()
-                while len(found) < 3 or time.perf_counter() - begin < seconds * wait_part / len(steps_ms):
+            for step_ms in self._plan.steps_ms:
+                begin, found = time.perf_counter(), waits.setdefault(step_ms, [])
+                while len(found) < 3 or time.perf_counter() - begin < seconds * wait_part / len(self._plan.steps_ms):
                     found.append(seconds_waited(batches.__next__, step_ms / 1e3))
-        return Round(taken, waits)
+        return _Round(taken, waits)
 
     @contextlib.contextmanager
     def _iterator(self, setting: Setting, warm_seconds: float) -> Iterator[PipelineIterator]:
@@ -238,9 +226,8 @@ class _Run:
             next(batches)
             until = time.perf_counter() + warm_seconds
             for _ in range(2 * setting.threads + setting.worker_count * (setting.prefetch + 2)):
-                if time.perf_counter() > until:
-                    break
-                next(batches)
+                if time.perf_counter() <= until:
+                    next(batches)
             yield batches
         finally:
             batches.close()

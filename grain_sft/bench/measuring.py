@@ -9,7 +9,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,8 @@ Next = Callable[[], Any]
 
 LIMIT = "limit: numpy, contiguous rows"
 SEED = 34521
+SPEED = {"Mtok/s": "{mtok_per_s:.1f}", "ms/batch": "{ms_per_batch:.3f}", "of limit": "{of_limit:.2f}"}
+"""Columns of the figures of `rate`."""
 
 _BYTES = 1 << 27  # of rows that are copied
 _ROWS = 4096
@@ -39,8 +41,8 @@ def memory():
 def limit(batch: Mapping[str, npt.NDArray[Any]]) -> Next:
     """Return a function that copies contiguous rows from memory into as many arrays as the batch has.
 
-    The copies have the shapes and dtypes of the batch's arrays. An array under two keys counts once. The memory of the copies
-    is used again: the system hands out fresh memory so slowly that it would be the limit instead.
+    The copies have the shapes and dtypes of the batch's arrays; an array under two keys counts once. Their memory is used
+    again: the system hands out fresh memory so slowly that it would be the limit instead.
     """
     arrays = list({id(array): array for array in batch.values()}.values())
     count, longest = len(arrays[0]), max(array[0].nbytes for array in arrays)
@@ -71,8 +73,8 @@ def seconds_a_batch(next_batch: Next, seconds: float) -> float:
 
 
 def seconds_in_turn(loaders: Mapping[str, Next], seconds: float, turns: int, warm: int) -> dict[str, float]:
-    """Return the median seconds a batch of every loader over `turns` of `seconds` each, after `warm` batches. Other work of the
-    machine slows all loaders of a turn."""
+    """Return each loader's median seconds a batch over `turns` of `seconds`, after `warm` batches. Other work of the machine
+    slows all loaders of a turn."""
     times: dict[str, list[float]] = {name: [] for name in loaders}
     for next_batch in loaders.values():
         for _ in range(warm):
@@ -111,7 +113,7 @@ def run_program(program: str, *arguments: str, cache: str | None = None) -> dict
     Raises:
       PipelineError: it failed.
     """
-    environment = os.environ if cache is None else {**os.environ, CACHE_DIR_VARIABLE: cache}
+    environment = os.environ | ({} if cache is None else {CACHE_DIR_VARIABLE: cache})
     command = [sys.executable, "-c", _PREAMBLE + program, *arguments]
     begin = time.perf_counter()
     result = subprocess.run(command, capture_output=True, text=True, env=environment)
@@ -121,6 +123,15 @@ def run_program(program: str, *arguments: str, cache: str | None = None) -> dict
         raise PipelineError(f"a process of the benchmark ended with status {result.returncode}: {reason}")
     figures: dict[str, Any] = json.loads(result.stdout.strip().rpartition("\n")[2])
     return figures | {"process_s": seconds}
+
+
+def table(
+    title: str, columns: Mapping[str, str], rows: Mapping[str, Mapping[str, Any]], width: int = 12
+) -> Iterator[str]:
+    """Yield the lines of a table: a title, and a line for each of `rows`; `columns` are formats of its figures, by heading."""
+    yield line(title, *columns, width=width)
+    for name, row in rows.items():
+        yield line(name, *(shown.format_map(row) for shown in columns.values()), width=width)
 
 
 def line(name: str, *cells: object, width: int = 12) -> str:

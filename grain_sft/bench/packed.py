@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from grain_sft.bench import Benchmark, Figures, Scale
-from grain_sft.bench.measuring import LIMIT, SEED, Next, limit, line, rate, seconds_in_turn
+from grain_sft.bench.measuring import LIMIT, SEED, SPEED, Next, limit, rate, seconds_in_turn, table
 from grain_sft.corpus import open_corpus
 from grain_sft.layout import MaterializedLayout, PackedLayout
 from grain_sft.pipeline import Pipeline
@@ -59,10 +59,7 @@ def _measure(folder: Path, scale: Scale) -> Figures:
 def _lines(figures: Figures) -> Iterator[str]:
     for profile in PROFILES:
         title = f"packed, {profile.name}: {profile.batch} x {profile.sequence_length:,}"
-        yield line(title, "Mtok/s", "ms/batch", "of limit", "x Grain")
-        for name, row in figures["packed"][profile.name].items():
-            speed = f"{row['mtok_per_s']:.1f}", f"{row['ms_per_batch']:.3f}"
-            yield line(name, *speed, f"{row['of_limit']:.2f}", f"{row['times_grain']:.1f}")
+        yield from table(title, SPEED | {"x Grain": "{times_grain:.1f}"}, figures["packed"][profile.name])
 
 
 PACKED = Benchmark(_measure, _lines)

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import gzip
 import importlib.util
+import itertools
 import json
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
 from grain_sft.bench import Benchmark, Figures, Scale
-from grain_sft.bench.measuring import line, run_program
+from grain_sft.bench.measuring import run_program, table
 from grain_sft.errors import PipelineError
 
 Ints = npt.NDArray[np.int64]
@@ -73,11 +73,7 @@ sys.exit(status)
 
 def _measure_plans(folder: Path, scale: Scale) -> Figures:
     """Return seconds, rows and megabytes on one core: of layouts from the files to a plan that is written, of packers from
-    lengths to rows.
-
-    Raises:
-      PipelineError: OLMo-core makes another number of rows.
-    """
+    lengths to rows. OLMo-core must make as many rows."""
     with tempfile.TemporaryDirectory(dir=folder) as temporary:
         here = Path(temporary)
         lengths = made_up_lengths(scale.plan_documents)
@@ -100,18 +96,13 @@ def _measure_plans(folder: Path, scale: Scale) -> Figures:
     return {"plans": figures}
 
 
-def _plan_lines(figures: Figures) -> Iterator[str]:
-    yield line("plans, on one core", "s", "rows", "MB at most")
-    for name, row in figures["plans"].items():
-        yield line(name, f"{row['seconds']:.2f}", f"{row['rows']:,}", f"{row['peak_mb']:.0f}")
-
-
-PLANS = Benchmark(_measure_plans, _plan_lines)
+PLAN_COLUMNS = {"s": "{seconds:.2f}", "rows": "{rows:,}", "MB at most": "{peak_mb:.0f}"}
+PLANS = Benchmark(_measure_plans, lambda figures: table("plans, on one core", PLAN_COLUMNS, figures["plans"]))
 
 
 def _measure_trace(folder: Path, scale: Scale) -> Figures:
-    """Return the seconds from start to end of processes of the command line, and the most memory that each had: with an empty
-    cache first, then with what that left."""
+    """Return the seconds and the most memory of processes of the command line, with an empty cache first, then with its
+    content."""
     first, last = (max(1, int(step * scale.documents / DOCUMENTS)) for step in STEPS)
     span = f"{first}:{max(last, first + 1)}"
     with tempfile.TemporaryDirectory(dir=folder) as temporary:
@@ -132,13 +123,10 @@ def _measure_trace(folder: Path, scale: Scale) -> Figures:
     return {"trace": figures}
 
 
-def _trace_lines(figures: Figures) -> Iterator[str]:
-    yield line("trace: processes, from start to end", "s", "GB")
-    for name, row in figures["trace"].items():
-        yield line(name, f"{row['seconds']:.2f}", f"{row['gigabytes']:.2f}")
-
-
-TRACE = Benchmark(_measure_trace, _trace_lines)
+TRACE_COLUMNS = {"s": "{seconds:.2f}", "GB": "{gigabytes:.2f}"}
+TRACE = Benchmark(
+    _measure_trace, lambda figures: table("trace: processes, from start to end", TRACE_COLUMNS, figures["trace"])
+)
 
 
 def make_corpus(folder: Path, lengths: Ints) -> str:
@@ -154,9 +142,7 @@ def make_corpus(folder: Path, lengths: Ints) -> str:
                 file.truncate((stop - begin) * width)
         first, last = np.searchsorted(ends, (begin, stop - 1), side="right")  # documents that have a token here
         borders = np.minimum(np.concatenate([[begin], ends[first : last + 1]]), stop) - begin
-        lines = "".join(
-            f"{start},{end}\n" for start, end in zip(borders[:-1].tolist(), borders[1:].tolist(), strict=True)
-        )
+        lines = "".join(f"{start},{end}\n" for start, end in itertools.pairwise(borders.tolist()))
         (data / f"token_ids_part_{number:04d}.csv.gz").write_bytes(gzip.compress(lines.encode(), 1, mtime=0))
     config = {
         "corpus": {"path": str(data), "format": "olmo", "dtype": "uint32", "eos_token_id": 100_257},

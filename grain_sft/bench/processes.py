@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from grain_sft.bench import Benchmark, Figures, Scale
-from grain_sft.bench.measuring import line, run_program
+from grain_sft.bench.measuring import run_program, table
 from grain_sft.corpus import open_corpus
 from grain_sft.errors import StorageError
 
@@ -54,9 +54,8 @@ def _measure_startup(folder: Path, scale: Scale) -> Figures:
 
 def _startup_lines(figures: Figures) -> Iterator[str]:
     medians = figures["startup"]
-    yield line("start-up", "s", "on top of import grain", width=24)
-    for name, median in medians.items():
-        yield line(name, f"{median:.2f}", f"{median - medians[IMPORT_GRAIN]:.2f}", width=24)
+    rows = {name: {"s": median, "more": median - medians[IMPORT_GRAIN]} for name, median in medians.items()}
+    yield from table("start-up", {"s": "{s:.2f}", "on top of import grain": "{more:.2f}"}, rows, width=24)
 
 
 STARTUP = Benchmark(_measure_startup, _startup_lines)
@@ -129,11 +128,10 @@ def measure_first_batch(folder: Path) -> Figures:
 
 
 def _orders_lines(figures: Figures) -> Iterator[str]:
-    yield line("orders", "s", "MB resident", "MB at most")
-    for name, row in figures["orders"].items():
-        yield line(name, f"{row['seconds']:.2f}", f"{row['mb']:.0f}", f"{row['peak_mb']:.0f}")
-        if "step_0_ms" in row:
-            yield f"  a step at 0 and at 10,000,000: {row['step_0_ms']:.3f} and {row['step_10m_ms']:.3f} ms"
+    columns = {"s": "{seconds:.2f}", "MB resident": "{mb:.0f}", "MB at most": "{peak_mb:.0f}"}
+    yield from table("orders", columns, figures["orders"])
+    late = figures["orders"][f"order shuffle, first batch, {SHUFFLE_ROWS:,} rows"]
+    yield f"  a step at 0 and at 10,000,000: {late['step_0_ms']:.3f} and {late['step_10m_ms']:.3f} ms"
 
 
 ORDERS = Benchmark(_measure_orders, _orders_lines)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import itertools
+import statistics
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
 from grain_sft.bench.measuring import LIMIT, Next, limit
-from grain_sft.layout import FILL_ROW
+from grain_sft.layout import FILL_ROW, padding_share
 from grain_sft.pipeline import Pipeline
 from grain_sft.source import Element
 
@@ -27,7 +28,7 @@ def sample(pipeline: Pipeline, steps: int, seconds: float) -> list[Element]:
     """Return the batches of the first steps: at most `steps` of them, read in `seconds` and limited in memory."""
     until = time.perf_counter() + seconds
     batches = [pipeline[0]]
-    count = min(_STEPS, steps, _BYTES // max(1, nbytes(batches[0])))
+    count = min(_STEPS, steps, _BYTES // max(1, facts(batches)["bytes"]))
     while len(batches) < count and time.perf_counter() < until:
         batches.append(pipeline[len(batches)])
     return batches
@@ -56,20 +57,20 @@ def stages(pipeline: Pipeline, batches: list[Element]) -> dict[str, Next]:
     return timed
 
 
-def nbytes(batch: Element) -> int:
-    """Return the number of bytes of a batch. An array under two keys counts once."""
-    return sum({id(array): array.nbytes for array in batch.values()}.values())
-
-
-def num_tokens(batch: Element) -> int:
-    """Return the number of tokens of a batch, including padding."""
-    return next(iter(batch.values())).size
-
-
-def num_unpadded(batch: Element) -> int | None:
-    """Return the number of tokens of a batch without padding, or None if the batch has no segments."""
-    segments = next((batch[key] for key in ("inputs_segmentation", "segment_ids") if key in batch), None)
-    return None if segments is None else int(np.count_nonzero(segments))
+def facts(batches: Sequence[Element]) -> dict[str, Any]:
+    """Return what batches hold: the rows, bytes and arrays of the first, of which one under two keys counts once; the mean
+    tokens, padding included; and the share of padding, None where a batch has no segments."""
+    arrays = {id(array): array for array in batches[0].values()}.values()
+    sizes = [next(iter(batch.values())).size for batch in batches]
+    key = next((key for key in ("inputs_segmentation", "segment_ids") if key in batches[0]), None)
+    unpadded = None if key is None else sum(np.count_nonzero(batch[key]) for batch in batches)
+    return {
+        "rows": len(next(iter(arrays))),
+        "tokens": statistics.mean(sizes),
+        "padding_share": None if unpadded is None else padding_share(int(unpadded), sum(sizes)),
+        "bytes": sum(array.nbytes for array in arrays),
+        "arrays": len(arrays),
+    }
 
 
 def _in_turn(values: Iterable[Any], function: Callable[[Any], Any]) -> Next:

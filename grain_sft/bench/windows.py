@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from grain_sft.bench import Benchmark, Figures, Scale
-from grain_sft.bench.measuring import LIMIT, SEED, Next, limit, line, rate, seconds_in_turn, seconds_waited
+from grain_sft.bench.measuring import LIMIT, SEED, SPEED, Next, limit, rate, seconds_in_turn, seconds_waited, table
 from grain_sft.corpus import Corpus, open_corpus
 from grain_sft.errors import StorageError, install_command
 from grain_sft.layout import WindowLayout
@@ -46,21 +46,15 @@ def _measure(folder: Path, scale: Scale) -> Figures:
         **_maxtext(corpus, scale.sequence_length, scale.batch_size),
     }
     medians = seconds_in_turn(loaders, scale.seconds, scale.repeats, warm=20)
-    tokens = scale.sequence_length * scale.batch_size
-    of_tokens = (LIMIT_TOKENS, READ)
-    figures = {
-        name: rate(tokens, median, medians[LIMIT_TOKENS if name in of_tokens else LIMIT])
-        for name, median in medians.items()
-    }
+    tokens, limits = scale.sequence_length * scale.batch_size, dict.fromkeys((LIMIT_TOKENS, READ), LIMIT_TOKENS)
+    figures = {name: rate(tokens, median, medians[limits.get(name, LIMIT)]) for name, median in medians.items()}
     with contextlib.closing(filtered.iter()) as batches:
         wait = statistics.median(seconds_waited(batches.__next__, _STEP_S) for _ in range(_STEPS))
     return {"throughput": figures, "wait_s": wait}
 
 
 def _lines(figures: Figures) -> Iterator[str]:
-    yield line("windows", "Mtok/s", "ms/batch", "of limit")
-    for name, row in figures["throughput"].items():
-        yield line(name, f"{row['mtok_per_s']:.0f}", f"{row['ms_per_batch']:.3f}", f"{row['of_limit']:.2f}")
+    yield from table("windows", SPEED, figures["throughput"])
     wait = figures["wait_s"] * 1e3
     yield f"a trainer whose step takes {_STEP_S * 1e3:.0f} ms waits {wait:.3f} ms for its batch (filter on)"
 

@@ -6,7 +6,6 @@ Rows are packed: several conversations share a row, and none sees another. The l
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import sys
 from collections.abc import Callable, Iterable
@@ -29,7 +28,7 @@ GLOBAL_BATCH_SIZE = 8  # rows
 QUESTIONS = {"module": "What is the module {} for?", "class": "What is {}?", "function": "What does {} do?"}
 """Questions by the kind of what is asked about."""
 
-_VERSION = 3  # of what `_make` writes
+_VERSION = 4  # of what `_make` writes
 
 
 class Prepared(NamedTuple):
@@ -43,8 +42,7 @@ class Prepared(NamedTuple):
 def prepare_corpus(
     folder: DemoFolder, seed: int, say: Callable[[str], None] = lambda text: None, max_characters: int = MAX_CHARACTERS
 ) -> Prepared:
-    """Make the corpus in `folder`, unless an earlier demo made it, and a config; `say` gets a line before work that takes
-    a while."""
+    """Make the corpus in `folder`, unless an earlier demo made it, and a config; `say` gets a line before slow work."""
     made_with = {
         "version": _VERSION,
         "grain_sft": __version__,
@@ -60,7 +58,7 @@ def prepare_corpus(
         folder.corpus.mkdir()
         prepared = _make(folder.corpus, max_characters)
         prepared.corpus.save(folder.index)
-        _write_json(folder.record, {"made_with": made_with, "summary": prepared.summary, "sha256": _hashes(folder)})
+        _write_json(folder.record, {"made_with": made_with, "summary": prepared.summary})
     config = {
         "corpus": {"path": str(folder.index)},
         "layout": {"kind": "packed", "sequence_length": SEQUENCE_LENGTH},
@@ -98,18 +96,12 @@ def _make(folder: Path, max_characters: int) -> Prepared:
 
 
 def _reuse(folder: DemoFolder, made_with: dict[str, Any]) -> Prepared | None:
-    """Return an earlier demo's corpus; None unless every file of it is as it was written."""
+    """Return an earlier demo's corpus; None unless it is complete, made alike, and as its index describes it."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError, GrainSftError):
         record = json.loads(folder.record.read_text("utf-8"))
-        if record["made_with"] == made_with and record["sha256"] == _hashes(folder):
+        if record["made_with"] == made_with:
             return Prepared(open_corpus(folder.index, format="index"), str(record["summary"]), reused=True)
     return None
-
-
-def _hashes(folder: DemoFolder) -> dict[str, str]:
-    """Return the SHA-256 of every file of the corpus but its record, by name."""
-    paths = sorted(path for path in folder.corpus.rglob("*") if path.is_file() and path != folder.record)
-    return {path.relative_to(folder.corpus).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest() for path in paths}
 
 
 def _write_json(path: Path, content: Any) -> None:

@@ -9,6 +9,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -32,6 +33,12 @@ class Record:
         """The loss in nats a token."""
         return float.fromhex(self.loss_hex)
 
+    @property
+    def short_hex(self) -> str:
+        """The exact loss without the zeros that a float32 always ends with."""
+        mantissa, mark, exponent = self.loss_hex.partition("p")
+        return mantissa.rstrip("0") + mark + exponent
+
     def to_json(self) -> str:
         """Return one line, without its end."""
         return json.dumps({"step": self.step, "loss": self.loss, **dataclasses.asdict(self)})
@@ -44,12 +51,9 @@ Logs = Mapping[str, Sequence[Record]]
 def parse(line: str) -> Record | None:
     """Return the record in a line; None for any other line, and for one that was cut off."""
     try:
-        data = json.loads(line)
-        record = Record(int(data["step"]), str(data["loss_hex"]), str(data["batch_sha256"]))
-        _ = record.loss
-    except (ValueError, KeyError, TypeError):
+        return msgspec.json.decode(line, type=Record)
+    except msgspec.DecodeError:
         return None
-    return record
 
 
 def batch_sha256(batch: Mapping[str, npt.NDArray[Any]]) -> str:
@@ -65,20 +69,14 @@ def batch_sha256(batch: Mapping[str, npt.NDArray[Any]]) -> str:
 def difference(name: str, reference: str, steps: range, logs: Logs) -> str | None:
     """Return a sentence on the first of `steps` that run `name` did not log, once and in order, with the loss and the batch
     of run `reference`; None where there is none. No step at all is a difference."""
-    expected = {record.step: record for record in logs[reference]}
     if not steps:
         return f"The {name} run logged no step to compare."
-    if len(expected) != len(logs[reference]):
-        return f"The {reference} run logged a step twice."
+    by_step = {record.step: record for record in logs[reference]}
     for step, mine in itertools.zip_longest(steps, logs[name]):
-        other = expected.get(step)
-        if mine is None:
-            return f"Step {step} is missing from the {name} run."
-        if step is None:
-            return f"Step {mine.step} was logged by the {name} run after its last, {steps[-1]}."
-        if mine.step != step:
-            return f"Step {step} was expected from the {name} run, which logged step {mine.step} in its place."
-        if other is None:
+        if mine is None or mine.step != step:
+            expected, found = ("no step" if each is None else f"step {each}" for each in (step, mine and mine.step))
+            return f"The {name} run logged {found} where {expected} was expected."
+        if (other := by_step.get(step)) is None:
             return f"Step {step} is missing from the {reference} run."
         for what, value, wanted in (
             ("batch has SHA-256", mine.batch_sha256, other.batch_sha256),
@@ -96,13 +94,7 @@ def table(names: Sequence[str], steps: Sequence[int], logs: Logs) -> list[str]:
     lines = [("step  " + "  ".join(f"{name:<21}" for name in names)).rstrip()]
     for step in steps:
         present = [by_step[name].get(step) for name in names]
-        cells = ["-" if record is None else f"{record.loss:.4f} {_short(record.loss_hex)}" for record in present]
-        same = len({record and (record.loss_hex, record.batch_sha256) for record in present} - {None}) == 1
+        cells = ["-" if each is None else f"{each.loss:.4f} {each.short_hex}" for each in present]
+        same = len({each and (each.loss_hex, each.batch_sha256) for each in present} - {None}) == 1
         lines.append(f"{step:4d}  " + "  ".join(f"{cell:<21}" for cell in cells) + ("  same" if same else "  DIFFERS"))
     return lines
-
-
-def _short(number: str) -> str:
-    """Return a hexadecimal float without the zeros that a float32 always ends with."""
-    mantissa, mark, exponent = number.partition("p")
-    return mantissa.rstrip("0") + mark + exponent
