@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 import numpy as np
@@ -136,18 +136,22 @@ def longest_first(lengths: Ints, options: PackingOptions) -> Ints:
     return np.argsort(-lengths, kind="stable" if options.ties == "stable" else None)
 
 
-def rows_of(order: Ints, lengths: Ints, bins: Ints, count: int) -> PackedRows:
+def equal_lengths(lengths: Ints) -> Iterator[tuple[int, int]]:
+    """Yield (length, number of documents) of each run of documents of one length, which is 1 or more."""
+    lasts = np.flatnonzero(np.diff(lengths, append=0))
+    return zip(lengths[lasts].tolist(), np.diff(lasts, prepend=-1).tolist(), strict=True)
+
+
+def rows_of(order: Ints, lengths: Ints, bins: Ints) -> PackedRows:
     """Return rows of whole documents.
 
     Args:
       order: int64 [documents], numbers of documents in the order of their placement.
       lengths: int64, number of tokens of each document, by its number.
-      bins: int64 [documents], row of each document in `order`.
-      count: Number of rows.
+      bins: int64 [documents], row of each document in `order`; no row is empty.
     """
     document = order[np.argsort(bins, kind="stable")]
-    ends = np.cumsum(np.bincount(bins, minlength=count))
-    return PackedRows(document, np.zeros(len(document), np.int64), lengths[document], ends)
+    return PackedRows(document, np.zeros(len(document), np.int64), lengths[document], np.cumsum(np.bincount(bins)))
 
 
 def join_rows(parts: Iterable[PackedRows]) -> PackedRows:

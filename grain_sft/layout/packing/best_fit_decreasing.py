@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from grain_sft.layout.packing.algorithm import Ints, PackedRows, PackingOptions, longest_first, rows_of
+from grain_sft.layout.packing.algorithm import Ints, PackedRows, PackingOptions, equal_lengths, longest_first, rows_of
 
 _MANY = 10  # documents of a length, on average, from which on they are faster placed together
 _LONGEST = 1 << 22  # tokens of a row, for which lists of as many spaces are made
@@ -18,12 +18,11 @@ _SPACES = 64  # of a list, for each document, at most
 def best_fit_decreasing(lengths: Ints, options: PackingOptions) -> PackedRows:
     """Pack documents of `lengths`."""
     order = longest_first(lengths, options)
-    bins, count = assign(lengths[order], options.sequence_length, options.max_segments)
-    return rows_of(order, lengths, bins, count)
+    return rows_of(order, lengths, assign(lengths[order], options.sequence_length, options.max_segments))
 
 
-def assign(lengths: Ints, capacity: int, max_segments: int | None = None) -> tuple[Ints, int]:
-    """Return the row of each document, and the number of rows.
+def assign(lengths: Ints, capacity: int, max_segments: int | None = None) -> Ints:
+    """Return the row of each document, int64 [documents].
 
     Args:
       lengths: int64 [documents], longest first, each from 1 to `capacity`.
@@ -31,12 +30,12 @@ def assign(lengths: Ints, capacity: int, max_segments: int | None = None) -> tup
     capacity = min(capacity, int(lengths.sum()))  # if that is less, all fits into one row, and spaces differ as before
     few = len(lengths) < _MANY * (1 + np.count_nonzero(np.diff(lengths)))
     if max_segments is not None or (few and capacity <= min(_LONGEST, _SPACES * len(lengths))):
-        return _one_by_one(lengths, capacity, max_segments or len(lengths))
+        return _row_by_row(lengths, capacity, max_segments or len(lengths))
     return _together(lengths, capacity)
 
 
-def _one_by_one(lengths: Ints, capacity: int, most: int) -> tuple[Ints, int]:
-    """Assign each document in one step of a plain loop.
+def _row_by_row(lengths: Ints, capacity: int, most: int) -> Ints:
+    """Assign documents of one length that go to one row in one step of a plain loop.
 
     Rows of equal space form a list that is linked through the rows. Words of 64 bits record which spaces some row has, and
     one number which words have a bit.
@@ -45,52 +44,56 @@ def _one_by_one(lengths: Ints, capacity: int, most: int) -> tuple[Ints, int]:
     after: list[int] = []  # of each row, the next of the same space
     documents: list[int] = []  # of each row
     words, used = [0] * ((capacity >> 6) + 1), 0
-    bins: list[int] = []
-    for length in lengths.tolist():
-        space, at = 0, length >> 6
-        word = words[at] >> (length & 63)
-        if word:
-            space = length + (word & -word).bit_length() - 1
-        elif above := used >> (at + 1):
-            at += (above & -above).bit_length()
-            word = words[at]
-            space = (at << 6) + (word & -word).bit_length() - 1
-        if space:
-            row = first[space]
-            first[space] = after[row]
-            if after[row] < 0:
-                at = space >> 6
-                words[at] ^= 1 << (space & 63)
-                if not words[at]:
-                    used ^= 1 << at
-        else:
-            space, row = capacity, len(documents)
-            after.append(-1)
-            documents.append(0)
-        bins.append(row)
-        documents[row] += 1
-        space -= length
-        if space and documents[row] < most:
-            after[row] = -1
-            if first[space] < 0:
-                first[space] = row
-                at = space >> 6
-                words[at] |= 1 << (space & 63)
-                used |= 1 << at
+    rows, counts = [], []
+    for length, count in equal_lengths(lengths):
+        while count:
+            space, at = 0, length >> 6
+            word = words[at] >> (length & 63)
+            if word:
+                space = length + (word & -word).bit_length() - 1
+            elif above := used >> (at + 1):
+                at += (above & -above).bit_length()
+                word = words[at]
+                space = (at << 6) + (word & -word).bit_length() - 1
+            if space:
+                row = first[space]
+                first[space] = after[row]
+                if after[row] < 0:
+                    at = space >> 6
+                    words[at] ^= 1 << (space & 63)
+                    if not words[at]:
+                        used ^= 1 << at
             else:
-                after[last[space]] = row
-            last[space] = row
-    return np.array(bins, np.int64), len(documents)
+                space, row = capacity, len(documents)
+                after.append(-1)
+                documents.append(0)
+            # While another fits, no row has less space.
+            taken = 1 if count == 1 else min(count, space // length, most - documents[row])
+            rows.append(row)
+            counts.append(taken)
+            count -= taken
+            documents[row] += taken
+            space -= taken * length
+            if space and documents[row] < most:
+                after[row] = -1
+                if first[space] < 0:
+                    first[space] = row
+                    at = space >> 6
+                    words[at] |= 1 << (space & 63)
+                    used |= 1 << at
+                else:
+                    after[last[space]] = row
+                last[space] = row
+    return np.repeat(np.array(rows, np.int64), counts)
 
 
-def _together(lengths: Ints, capacity: int) -> tuple[Ints, int]:
+def _together(lengths: Ints, capacity: int) -> Ints:
     """Assign documents of one length that go to rows of one space in one step."""
     bins: Ints = np.empty(len(lengths), np.int64)
     queues: dict[int, list[Ints]] = {}  # rows by their space, in the order in which they reached it
-    spaces, opened = 0, 0  # bit s of `spaces`: some row has space s
-    borders = np.append(np.flatnonzero(np.diff(lengths)) + 1, len(lengths))
-    first = 0
-    for length, end in zip(lengths[borders - 1].tolist(), borders.tolist(), strict=True):
+    spaces, opened, first = 0, 0, 0  # bit s of `spaces`: some row has space s
+    for length, number in equal_lengths(lengths):
+        end = first + number
         while first < end:
             if fitting := spaces >> length:
                 space = length + (fitting & -fitting).bit_length() - 1
@@ -100,9 +103,7 @@ def _together(lengths: Ints, capacity: int) -> tuple[Ints, int]:
             else:
                 space = capacity
                 rows = np.arange(opened, opened - (first - end) // (space // length))
-            each = min(
-                space // length, end - first
-            )  # a row with space for another goes on: none has less that suffices
+            each = min(space // length, end - first)  # while it fits, no row has less space
             count = min(len(rows), (end - first) // each)
             taken, left = rows[:count], space - each * length
             bins[first : first + count * each] = taken if each == 1 else np.repeat(taken, each)
@@ -117,4 +118,4 @@ def _together(lengths: Ints, capacity: int) -> tuple[Ints, int]:
             elif count < len(rows):
                 queues[space] = [rows[count:]]
                 spaces |= 1 << space
-    return bins, opened
+    return bins

@@ -4,50 +4,51 @@ from __future__ import annotations
 
 import numpy as np
 
-from grain_sft.layout.packing.algorithm import Ints, PackedRows, PackingOptions, longest_first, rows_of
+from grain_sft.layout.packing.algorithm import Ints, PackedRows, PackingOptions, equal_lengths, longest_first, rows_of
 
 
 def first_fit_decreasing(lengths: Ints, options: PackingOptions) -> PackedRows:
     """Pack documents of `lengths`."""
     order = longest_first(lengths, options)
-    bins, count = assign(lengths[order], options.sequence_length, options.max_segments)
-    return rows_of(order, lengths, bins, count)
+    bins = assign(lengths[order], options.sequence_length, options.max_segments or len(lengths), len(lengths))
+    return rows_of(order, lengths, bins)
 
 
-def assign(
-    lengths: Ints, capacity: int, max_segments: int | None = None, max_rows: int | None = None
-) -> tuple[Ints, int]:
-    """Return the row of each document, and the number of rows; stop at the first document that would need more than `max_rows`,
-    with a greater number.
+def assign(lengths: Ints, capacity: int, most: int, max_rows: int) -> Ints:
+    """Return the row of each document, int64 [documents]; fewer documents where `max_rows` rows do not suffice.
 
     Args:
       lengths: int64 [documents], each from 1 to `capacity`.
+      most: Most documents of a row.
     """
-    most, opened = max_segments or len(lengths), 0
-    leaves = 1 << (min(len(lengths), max_rows or len(lengths)) - 1).bit_length()  # rows; each starts with all its space
+    leaves = 1 << (max_rows - 1).bit_length()  # a row each
     largest = [capacity] * (2 * leaves)  # space below each node of a binary tree; children of node n are 2n and 2n + 1
-    segments = [0] * leaves
-    bins: list[int] = []
-    for length in lengths.tolist():
-        if largest[1] < length:
-            return np.array(bins, np.int64), leaves + 1
-        node = 1
-        while node < leaves:
-            node += node
-            if largest[node] < length:
-                node += 1
-        row = node - leaves
-        bins.append(row)
-        segments[row] += 1
-        opened = max(opened, row + 1)
-        if max_rows is not None and opened > max_rows:
-            return np.array(bins, np.int64), opened
-        space = largest[node] - length if segments[row] < most else 0
-        largest[node] = space
-        while node > 1:
-            space = max(space, largest[node ^ 1])
-            node >>= 1
-            if largest[node] == space:
-                break
+    documents = [0] * leaves
+    rows, counts = [], []
+    for length, count in equal_lengths(lengths):
+        while count:
+            node = 1
+            if largest[1] < length:
+                return np.repeat(np.array(rows, np.int64), counts)
+            while node < leaves:
+                node += node
+                if largest[node] < length:
+                    node += 1
+            row, space = node - leaves, largest[node]
+            if row >= max_rows:
+                return np.repeat(np.array(rows, np.int64), counts)
+            taken = 1 if count == 1 else min(count, space // length, most - documents[row])
+            rows.append(row)
+            counts.append(taken)
+            count -= taken
+            documents[row] += taken
+            space = space - taken * length if documents[row] < most else 0
             largest[node] = space
-    return np.array(bins, np.int64), opened
+            while node > 1:
+                other = largest[node ^ 1]
+                space = other if other > space else space
+                node >>= 1
+                if largest[node] == space:
+                    break
+                largest[node] = space
+    return np.repeat(np.array(rows, np.int64), counts)

@@ -23,41 +23,25 @@ def multipack(lengths: Ints, options: PackingOptions) -> PackedRows:
     batches: list[PackedRows] = []
     start = 0
     while True:
-        count = _longest_prefix(shuffled, totals, start, capacity, rows)
-        batch = shuffled[start : start + count]
-        decreasing = np.argsort(batch, kind="stable")[::-1]
-        bins = _place(batch[decreasing], capacity, rows)
-        if bins is None or len(np.unique(bins)) < rows:
+        before = int(totals[start - 1]) if start else 0
+        low, high = 1, 1 + int(np.searchsorted(totals[start:], before + capacity * rows, side="right"))
+        while high - low > 1:  # bisection: `low` documents fit, `high` do not
+            middle = (low + high) // 2
+            bins = _place(np.sort(shuffled[start : start + middle])[::-1], capacity, rows)
+            low, high = (middle, high) if len(bins) == middle else (low, middle)
+        decreasing = start + np.argsort(shuffled[start : start + low], kind="stable")[::-1]
+        bins = _place(shuffled[decreasing], capacity, rows)
+        if len(bins) < len(decreasing) or len(np.unique(bins)) < rows:
             return join_rows(batches)
-        batches.append(rows_of(order[start + decreasing], lengths, bins, rows))
-        start += count
+        batches.append(rows_of(order[decreasing], lengths, bins))
+        start += low
 
 
-MULTIPACK = PackingAlgorithm(
-    multipack, packs_per_epoch=True, whole_batches=True, bounds_segments=False, order="openchat", slow=True
-)
-
-
-def _longest_prefix(lengths: Ints, totals: Ints, start: int, capacity: int, rows: int) -> int:
-    """Return the number of documents from `start` on that fit into `rows` rows, found by bisection; at least 1."""
-    before = int(totals[start - 1]) if start else 0
-    low, high = 1, 1 + int(np.searchsorted(totals[start:], before + capacity * rows, side="right"))
-    while high - low > 1:
-        middle = (low + high) // 2
-        if _place(np.sort(lengths[start : start + middle])[::-1], capacity, rows) is None:
-            high = middle
-        else:
-            low = middle
-    return low
-
-
-def _place(decreasing: Ints, capacity: int, rows: int) -> Ints | None:
-    """Return the row of each document by first fit; None where they don't fit into `rows` rows."""
+def _place(decreasing: Ints, capacity: int, rows: int) -> Ints:
+    """Return the row of each document by first fit; of fewer documents where they don't fit into `rows` rows."""
     if rows > _FEW:
-        bins, count = assign(decreasing, capacity, max_rows=rows)
-        return bins if count <= rows else None
-    spaces = [capacity] * rows
-    placed = []
+        return assign(decreasing, capacity, len(decreasing), rows)
+    spaces, placed = [capacity] * rows, []
     for length in decreasing.tolist():
         for row, space in enumerate(spaces):
             if space >= length:
@@ -65,5 +49,10 @@ def _place(decreasing: Ints, capacity: int, rows: int) -> Ints | None:
                 placed.append(row)
                 break
         else:
-            return None
+            break
     return np.array(placed, np.int64)
+
+
+MULTIPACK = PackingAlgorithm(
+    multipack, packs_per_epoch=True, whole_batches=True, bounds_segments=False, order="openchat", slow=True
+)

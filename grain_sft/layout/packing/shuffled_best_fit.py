@@ -26,8 +26,8 @@ def shuffled_best_fit(lengths: Ints, options: PackingOptions, most: int = 1 << 1
     for begin in range(0, len(order), chunk_size):
         chunk = order[begin : begin + chunk_size]
         chunk = chunk[np.argsort(-lengths[chunk], kind="stable")]
-        bins, num_rows = assign(lengths[chunk], capacity, options.max_segments)
-        packed.append(rows_of(chunk, lengths, rng.permutation(num_rows)[bins], num_rows))  # shuffles the chunk's rows
+        bins = assign(lengths[chunk], capacity, options.max_segments)
+        packed.append(rows_of(chunk, lengths, rng.permutation(int(bins.max()) + 1)[bins]))  # shuffles the chunk's rows
     return join_rows(packed)
 
 
