@@ -33,8 +33,7 @@ LeftOut = tuple[str, int | None, int | None]
 
 
 class Layout(Protocol):
-    """Which spans of which documents make row i, for every row of one sequence length: a pure function of a corpus and
-    options.
+    """Which spans of which documents make row i, a pure function of a corpus and options.
 
     Inherit from this class: a layout defines `__init__(corpus, sequence_length, **options)`, which sets `corpus` and
     `sequence_length`, `__len__` and `pieces`. All else has a default, which a layout may override.
@@ -62,6 +61,8 @@ class Layout(Protocol):
     packing: PackingOptions | None = None
     row_format: RowFormat | None = None
     row_segments: Callable[[int], tuple[list[int], list[int]]] | None = None
+    plans: Sequence[Plan] = ()
+    highest_token: int | None = None
 
     def __len__(self) -> int:
         """Return the number of rows."""
@@ -74,14 +75,6 @@ class Layout(Protocol):
     @property
     def kind(self) -> str:
         return f"{type(self).__module__}:{type(self).__qualname__}"
-
-    @property
-    def plans(self) -> Sequence[Plan]:
-        return ()
-
-    @property
-    def highest_token(self) -> int | None:
-        return None
 
     def spans(self, row: int) -> list[Span]:
         """Return the spans of `row`, in their order in it.
@@ -120,10 +113,7 @@ class Layout(Protocol):
         return sources_of(self.corpus) if self.follows_documents else None
 
     def rows_of_documents(self, documents: Int64[np.ndarray, " documents"]) -> Int64[np.ndarray, " rows"]:
-        """Return the rows that hold a token of `documents`, ascending.
-
-        Args:
-          documents: int64 [n], numbers of `documents`; of the corpus's documents in a layout that does not follow them.
+        """Return the rows that hold a token of `documents` (int64 [n], in [0, num_documents)), ascending.
 
         Raises:
           RowIndexError: a number that is not a document's.
@@ -200,10 +190,20 @@ class Layout(Protocol):
             [found.row + first, found.column, found.shard, found.start, found.length, *found.segment_columns]
             for first, found in self._blocks()
         )
-        return hash_of_rows(self, self.kind, columns)
+        return self._hash_of(columns)
+
+    def _hash_of(self, blocks: Iterable[Sequence[npt.NDArray[np.integer]]]) -> str:
+        """Return the number and length of the rows, and a hash of their columns, which come block by block."""
+        digests: list[hashlib.blake2b] = []  # one a column, so that the size of blocks does not matter
+        for columns in blocks:
+            digests = digests or [hashlib.blake2b(digest_size=16) for _ in columns]
+            for each, column in zip(digests, columns, strict=True):
+                each.update(np.ascontiguousarray(column, "<i8").view(np.uint8).data)
+        joined = digest(" ".join(each.hexdigest() for each in digests), 32)
+        return f"{len(self)} {self.kind} rows of {self.sequence_length} tokens, {joined}"
 
     def _blocks(self) -> Iterator[tuple[int, Pieces]]:
-        """Yield the pieces of all rows, some rows at a time, with the number of the first of these rows."""
+        """Yield the pieces of some rows at a time, with the number of the first of them."""
         for first in range(0, len(self), _BLOCK_ROWS):
             yield first, self.pieces(np.arange(first, min(first + _BLOCK_ROWS, len(self))))
 
@@ -222,17 +222,6 @@ class Layout(Protocol):
 def digest(text: str, digits: int = 16) -> str:
     """Return a hash of a receipt's text, in hexadecimal digits."""
     return hashlib.sha256(f"grain_sft receipt {RECEIPT_VERSION}\0{text}".encode()).hexdigest()[:digits]
-
-
-def hash_of_rows(layout: Layout, name: str, blocks: Iterable[Sequence[npt.NDArray[np.integer]]]) -> str:
-    """Return the rows of a layout in a receipt: their number and length, and a hash of their columns, block by block."""
-    digests: list[hashlib.blake2b] = []  # one a column, so that the size of blocks does not matter
-    for columns in blocks:
-        digests = digests or [hashlib.blake2b(digest_size=16) for _ in columns]
-        for each, column in zip(digests, columns, strict=True):
-            each.update(np.ascontiguousarray(column, "<i8").view(np.uint8).data)
-    joined = digest(" ".join(each.hexdigest() for each in digests), 32)
-    return f"{len(layout)} {name} rows of {layout.sequence_length} tokens, {joined}"
 
 
 def sources_of(corpus: Corpus) -> Ints | None:

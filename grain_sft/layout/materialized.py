@@ -34,9 +34,8 @@ class MaterializedLayout(Layout):
                 "a corpus without rows: write them with `grain-sft pack --materialize` and open what that wrote, or take "
                 "PackedLayout."
             )
-        self.corpus, self.row_format = corpus, corpus.rows
-        self.sequence_length = corpus.rows.sequence_length
-        if sequence_length is not None and (as_sequence_length(sequence_length) != self.sequence_length):
+        self.corpus, self.row_format, self.sequence_length = corpus, corpus.rows, corpus.rows.sequence_length
+        if sequence_length is not None and as_sequence_length(sequence_length) != self.sequence_length:
             raise LayoutError(f"sequence_length={sequence_length}: the rows were written with {self.sequence_length}.")
         self._count = corpus.num_tokens // self.sequence_length
         self._offsets = ShardOffsets(corpus)
@@ -49,14 +48,13 @@ class MaterializedLayout(Layout):
         return len(self.corpus.documents.start) / len(self)
 
     def pieces(self, rows: Ints) -> Pieces:
-        """Return the segments of `rows` (int64 [n]). The first call reads where all documents begin."""
-        starts, lengths = self.corpus.documents
-        begins = starts.searchsorted(rows * self.sequence_length)
-        row, within = ragged(starts.searchsorted((rows + 1) * self.sequence_length) - begins)
+        starts, lengths = self.corpus.documents  # read by the first call
+        first = rows * self.sequence_length
+        begins = starts.searchsorted(first)
+        row, within = ragged(starts.searchsorted(first + self.sequence_length) - begins)
         document = begins[row] + within
         start = starts[document]
-        column = start - rows[row] * self.sequence_length
-        return self._offsets.pieces(row, column, start, lengths[document], within + 1, document)
+        return self._offsets.pieces(row, start - first[row], start, lengths[document], within + 1, document)
 
     def rows_of_documents(self, documents: Ints) -> Ints:
         self._check_documents(documents)

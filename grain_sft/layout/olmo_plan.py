@@ -14,7 +14,7 @@ import dataclasses
 import hashlib
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -35,13 +35,7 @@ _Group = list[npt.NDArray[np.uint64]]  # the arrays of the three files, flat
 
 @dataclasses.dataclass(frozen=True)
 class OlmoPlan:
-    """The files of a plan.
-
-    Attributes:
-      folder: `dataset-common` of the work directory.
-      hashes: Hash of each group of source files, as in the names.
-      digest: Hash of all bytes of these files.
-    """
+    """Files of a plan in `folder`: the hash in the names of each group's, and a digest of all their bytes."""
 
     folder: Path
     hashes: tuple[str, ...]
@@ -51,27 +45,18 @@ class OlmoPlan:
 def find_plan(
     corpus: Corpus, options: PackingOptions, work_dir: Path, paths: Sequence[str], use_array_if_local: bool | None
 ) -> OlmoPlan:
-    """Return the plan that OLMo-core made of these files.
-
-    Args:
-      options: Options with its sequence length, long documents and source groups.
-      work_dir: Work directory of OLMo-core.
-      paths: Paths of the token files as OLMo-core was given them.
-      use_array_if_local: As OLMo-core was given it.
+    """Return the plan that OLMo-core made in `work_dir`; other arguments as in `PackedLayout.from_olmo_core`.
 
     Raises:
       LayoutError: no such plan, or token files that OLMo-core does not read.
-      CorpusFileError: boundary files that the hash needs cannot be read.
-      StorageError: the plan cannot be read.
+      CorpusFileError, StorageError: boundary files that the hash needs, or the plan, cannot be read.
     """
     folder, length, size = work_dir / "dataset-common", options.sequence_length, options.source_group_size
     if len(paths) != len(corpus.shards):
         raise LayoutError(f"paths: {len(paths)} of them, but the corpus has {len(corpus.shards)} token files.")
-    for shard in corpus.shards:
-        if shard.data_offset:
-            raise LayoutError(
-                f"{shard.path}: has a .npy header, which OLMo-core takes for tokens. Its plan can't be used."
-            )
+    headed = next((shard.path for shard in corpus.shards if shard.data_offset), None)
+    if headed is not None:
+        raise LayoutError(f"{headed}: has a .npy header, which OLMo-core takes for tokens. Its plan can't be used.")
     hashes = []
     for first in range(0, len(paths), size):
         some, shards = paths[first : first + size], corpus.shards[first : first + size]
@@ -91,36 +76,33 @@ def read_plan(plan: OlmoPlan, corpus: Corpus, options: PackingOptions) -> Column
     """Return the columns of a plan, as `make_plan` does.
 
     Raises:
-      LayoutError: the files are damaged, or of other documents.
-      StorageError: they cannot be read.
+      LayoutError, StorageError: the files are damaged or of other documents, or cannot be read.
     """
     documents, size = finder_of(corpus, options).documents, options.source_group_size
     borders = np.cumsum([0, *(shard.num_tokens for shard in corpus.shards)])
     groups = [_read(plan.folder, options.sequence_length, each) for each in plan.hashes]
     if _digest(groups) != plan.digest:
         raise LayoutError(f"{plan.folder}: the plan is no longer the one that was opened. Make the layout again.")
-    starts, stops, ends, rows = [], [], [], 0
+    found, pieces = [], 0
     for number, group in enumerate(groups):
         first, last = borders[number * size], borders[min((number + 1) * size, len(corpus.shards))]
         where = f"{plan.folder}: plan {plan.hashes[number][:12]}"
-        start, stop, row_ends = _check(where, group, options.sequence_length)
+        start, stop, ends = _check(where, group, options.sequence_length)
         if (stop > last - first).any():
             raise LayoutError(
                 f"{where}: a document ends at token {stop.max()}, but its files have {last - first}. It was made of other "
                 "files."
             )
-        starts.append(start + first)
-        stops.append(stop + first)
-        ends.append(row_ends + rows)
-        rows += len(start)
-    start, stop = np.concatenate(starts), np.concatenate(stops)
+        found.append((start + first, stop + first, ends + pieces))
+        pieces += len(start)
+    start, stop, ends = (np.concatenate(column) for column in zip(*found, strict=True))
     where = f"{plan.folder}: the plan"
     if options.boundaries == "eos" or not all(shard.boundaries for shard in corpus.shards):
         document = _documents_of(where, start, stop, documents, options)
     else:  # part by part: to OLMo-core, a document that goes on in the next part is two
         _documents_of(where, start, stop, part_by_part(corpus), options)
         document = np.searchsorted(documents.start, start, side="right") - 1
-    return plan_columns(documents, document, start, stop - start, np.concatenate(ends))
+    return plan_columns(documents, document, start, stop - start, ends)
 
 
 def from_boundaries(paths: Sequence[str], use_array_if_local: bool | None) -> bool:
@@ -165,28 +147,22 @@ def _check(where: str, group: _Group, length: int) -> tuple[Ints, Ints, Ints]:
         raise LayoutError(f"{where}: holds a number beyond 2**62: it is damaged, or not an array of uint64.")
     begins, ends = offsets.astype(np.int64).reshape(-1, 2).T
     after = np.append(0, ends)
-    _refuse(
-        (begins != after[:-1]) | (ends <= begins),
-        lambda row: (
-            f"{where}: row {row} holds entries {begins[row]} to {ends[row]}; expected some, from {after[row]} on. It "
-            "is damaged."
-        ),
-    )
+    for row in _first_of((begins != after[:-1]) | (ends <= begins)):
+        holds = f"row {row} holds entries {begins[row]} to {ends[row]}; expected some, from {after[row]} on."
+        raise LayoutError(f"{where}: {holds} It is damaged.")
     if after[-1] != len(chosen):
         raise LayoutError(f"{where}: its rows hold {after[-1]} documents, but {len(chosen)} are listed.")
     start, stop = indices.astype(np.int64).reshape(-1, 2).T
     order, size = chosen.astype(np.int64), stop - start
     if len(order) != len(start) or (np.bincount(np.minimum(order, len(start))) != 1).any():
         raise LayoutError(f"{where}: not every one of its {len(start)} documents is in just one row. It is damaged.")
-    _refuse(
-        (size < 1) | (size > length),
-        lambda at: f"{where}: document {at} is tokens {start[at]} to {stop[at]}; expected 1 to {length} of them.",
-    )
+    for at in _first_of((size < 1) | (size > length)):
+        raise LayoutError(
+            f"{where}: document {at} is tokens {start[at]} to {stop[at]}; expected 1 to {length} of them."
+        )
     tokens = np.diff(np.cumsum(size[order])[ends - 1], prepend=0)
-    _refuse(
-        tokens > length,
-        lambda row: f"{where}: row {row} holds {tokens[row]} tokens; expected at most {length}. It is damaged.",
-    )
+    for row in _first_of(tokens > length):
+        raise LayoutError(f"{where}: row {row} holds {tokens[row]} tokens; expected at most {length}. It is damaged.")
     return start[order], stop[order], ends
 
 
@@ -200,29 +176,24 @@ def _documents_of(where: str, start: Ints, stop: Ints, documents: Documents, opt
         wrong = (before % most != 0) | (stop - start != np.minimum(documents.length[number] - before, most))
         if options.long_documents == "truncate":
             wrong |= before > 0
-    _refuse(
-        wrong,
-        lambda at: (
+    for at in _first_of(wrong):
+        raise LayoutError(
             f"{where} holds tokens {start[at]} to {stop[at]}, counted through the corpus, which are no document of it, "
             f"nor the part of one that fits into a row. {made_of}"
-        ),
-    )
+        )
     pieces = np.bincount(number, minlength=len(documents))
     fragments = -(-documents.length // most)
     expected = fragments if options.long_documents == "fragment" else np.ones_like(fragments)
-    _refuse(
-        pieces != expected,
-        lambda at: (
-            f"{where} holds document {at} of the corpus in {pieces[at]} pieces; expected {expected[at]}. {made_of}"
-        ),
-    )
+    for at in _first_of(pieces != expected):
+        held = f"holds document {at} of the corpus in {pieces[at]} pieces; expected {expected[at]}."
+        raise LayoutError(f"{where} {held} {made_of}")
     return number
 
 
-def _refuse(wrong: npt.NDArray[np.bool_], message: Callable[[int], str]) -> None:
-    """Raise a LayoutError with the message of the first index that is wrong."""
-    if wrong.any():
-        raise LayoutError(message(int(wrong.argmax())))
+def _first_of(wrong: npt.NDArray[np.bool_]) -> list[int]:
+    """Return the first index that is wrong, if any."""
+    first: list[int] = np.flatnonzero(wrong)[:1].tolist()
+    return first
 
 
 def _group_hash(paths: Sequence[str], shards: Sequence[Shard], long_documents: str, use_array: bool | None) -> str:

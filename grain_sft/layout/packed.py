@@ -16,11 +16,11 @@ from grain_sft.arguments import as_integer
 from grain_sft.corpus import Corpus, Documents
 from grain_sft.deprecated import renamed_attribute
 from grain_sft.errors import LayoutError
-from grain_sft.layout.layout import Layout, LeftOut, hash_of_rows, sources_of
+from grain_sft.layout.layout import Layout, LeftOut, sources_of
 from grain_sft.layout.olmo_plan import OlmoPlan, find_plan, from_boundaries, read_plan
 from grain_sft.layout.packing import ALGORITHMS, Boundaries, LongDocuments, PackingOptions, Ties
 from grain_sft.layout.pieces import Ints, Pieces, ShardOffsets, joined
-from grain_sft.layout.plan import COUNTS, Plan, finder_of, load_plan, sort_made_by
+from grain_sft.layout.plan import COUNTS, finder_of, load_plan, sort_made_by
 from grain_sft.storage import files
 
 
@@ -67,7 +67,6 @@ class PackedLayout(Layout):
 
     kind = "packed"
     follows_documents = True
-    plans: Sequence[Plan] = ()
     packing: PackingOptions
     recipe = renamed_attribute("PackedLayout.recipe", "packing")
 
@@ -149,17 +148,17 @@ class PackedLayout(Layout):
 
     def _open(self, cache_dir: str | os.PathLike[str] | None, olmo: OlmoPlan | None) -> None:
         corpus, options = self.corpus, self.packing
+        finder = finder_of(corpus, options)
         self.sequence_length, self._olmo = options.sequence_length, olmo
         self._folder = None if cache_dir is None else files.normalize(cache_dir)
         make = None if olmo is None else functools.partial(read_plan, olmo, corpus, options)
-        finder = finder_of(corpus, options)
         each_epoch = (dataclasses.replace(options, epoch=epoch) for epoch in range(self.epochs))
         self.plans = [load_plan(corpus, each, finder, self._folder, make) for each in each_epoch]
+        self.highest_token = self.plans[0].highest_token
         self.documents_content, self.tokens_content = finder.content, finder.tokens
         self._offsets = ShardOffsets(corpus)
-        self._ends: Ints = np.cumsum([len(plan.ends) for plan in self.plans])
-        self._begins: Ints = np.append(0, self._ends)
-        self._count = int(self._ends[-1])
+        self._begins: Ints = np.cumsum([0, *(len(plan.ends) for plan in self.plans)])  # first row of each epoch
+        self._count = int(self._begins[-1])
         if not self._count:
             raise LayoutError(
                 f"{options.algorithm} leaves no row: {self.plans[0].counts['documents']} documents don't fill one batch "
@@ -168,11 +167,6 @@ class PackedLayout(Layout):
 
     def __len__(self) -> int:
         return self._count
-
-    @property
-    def highest_token(self) -> int | None:
-        found = [plan.highest_token for plan in self.plans if plan.highest_token is not None]
-        return max(found) if len(found) == len(self.plans) else None
 
     @property
     def mean_segments(self) -> float:
@@ -191,9 +185,8 @@ class PackedLayout(Layout):
     @functools.cached_property
     def documents(self) -> Documents:
         """Documents that are packed: the corpus's own, or those found by the options `boundaries` and `bos_token_id`."""
-        if self.packing.follows_corpus:
-            return self.corpus.documents
-        return finder_of(self.corpus, self.packing).documents
+        follows = self.packing.follows_corpus
+        return self.corpus.documents if follows else finder_of(self.corpus, self.packing).documents
 
     @property
     def num_documents(self) -> int:
@@ -211,7 +204,7 @@ class PackedLayout(Layout):
         return self.corpus.sources[np.maximum(own.searchsorted(found, side="right") - 1, 0)]
 
     def epoch_of(self, rows: Ints) -> tuple[Ints, Ints]:
-        epoch = self._ends.searchsorted(rows, side="right")
+        epoch = self._begins[1:].searchsorted(rows, side="right")
         return epoch, rows - self._begins[epoch]
 
     def row_segments(self, row: int) -> tuple[list[int], list[int]]:
@@ -259,7 +252,7 @@ class PackedLayout(Layout):
 
     def _rows_receipt(self) -> str:
         columns = ([np.diff(plan.ends, prepend=0), plan.start, plan.length] for plan in self.plans)
-        return hash_of_rows(self, self.kind, columns)
+        return self._hash_of(columns)
 
     def __getstate__(self) -> dict[str, object]:
         return {name: vars(self)[name] for name in ("corpus", "packing", "epochs", "_folder", "_olmo")}
@@ -270,7 +263,8 @@ class PackedLayout(Layout):
 
     def __repr__(self) -> str:
         """Return everything that decides the rows and nothing else: Grain compares it when it restores an iterator."""
-        fields = {name: value for name, value in self.packing.stated().items() if name != "epoch"}
+        fields = self.packing.stated()
+        del fields["epoch"]
         if self.packing.plan is None:
             del fields["plan"]
         if (made_by := sort_made_by(self.packing)) is not None:

@@ -23,7 +23,6 @@ Ints = npt.NDArray[np.int64]
 FILL_ROW = -1
 """Row number of a row of nothing but padding, without loss. Fills the last batch of an evaluation."""
 
-
 _INT64 = np.dtype(np.int64)
 
 
@@ -91,9 +90,8 @@ class ShardOffsets:
     """Offsets of the shards of a corpus in its tokens, counted through all shards."""
 
     def __init__(self, corpus: Corpus) -> None:
-        counts = np.array([shard.num_tokens for shard in corpus.shards], np.int64)
-        self._ends: Ints = np.cumsum(counts)
-        self._begins = self._ends - counts
+        borders: Ints = np.cumsum([0, *(shard.num_tokens for shard in corpus.shards)], dtype=np.int64)
+        self._begins, self._ends = borders[:-1], borders[1:]
 
     def pieces(self, row: Ints, column: Ints, start: Ints, length: Ints, segment: Ints, document: Ints) -> Pieces:
         """Return the pieces of segments, row after row; a segment that continues in the next shard is two.
@@ -108,9 +106,8 @@ class ShardOffsets:
         shard, stop = self._ends.searchsorted(start, side="right"), start + length
         if not (stop > self._ends[shard]).any():
             return Pieces(row, column, shard, start - self._begins[shard], length, segment, position, document)
-        of, number = ragged(
-            self._ends.searchsorted(stop - 1, side="right") - shard + 1
-        )  # rare: a shard ends in a segment
+        # Rare: a shard ends in a segment.
+        of, number = ragged(self._ends.searchsorted(stop - 1, side="right") - shard + 1)
         shard = shard[of] + number
         begin, end = np.maximum(start[of], self._begins[shard]), np.minimum(stop[of], self._ends[shard])
         of, shard, begin, end = (each[end > begin] for each in (of, shard, begin, end))  # without empty shards
@@ -149,28 +146,20 @@ def checked_rows(indices: Sequence[int] | npt.NDArray[np.integer], layout: Layou
     Raises:
       RowIndexError: one that is not an integer, or not a row of `layout`.
     """
-    if type(indices) is np.ndarray and indices.dtype is _INT64 and indices.ndim == 1:
-        listed = indices.tolist()
-        if listed and min(listed) >= 0 and max(listed) < len(layout):
-            return indices, False  # type: ignore[return-value]
-    else:
-        try:
-            listed = [operator.index(row) for row in indices]
-        except TypeError as error:
-            raise RowIndexError(f"rows {indices!r} of {layout!r}: expected integers, one after the other.") from error
+    try:
+        of_int64 = type(indices) is np.ndarray and indices.dtype is _INT64 and indices.ndim == 1
+        listed = indices.tolist() if of_int64 else [operator.index(row) for row in indices]  # type: ignore[union-attr]
+    except TypeError as error:
+        raise RowIndexError(f"rows {indices!r} of {layout!r}: expected integers, one after the other.") from error
     lowest, highest = (min(listed), max(listed)) if listed else (0, 0)
     if lowest < FILL_ROW or highest >= len(layout):
         wrong = lowest if lowest < FILL_ROW else highest
         raise RowIndexError(f"row {wrong} of {layout!r}: expected 0 to {len(layout) - 1}.")
-    return np.array(listed, np.int64), lowest == FILL_ROW
+    return indices if of_int64 else np.array(listed, np.int64), lowest == FILL_ROW  # type: ignore[return-value]
 
 
 def checked_record(index: int, layout: Layout) -> int:
-    """Return the row that `source[index]` asks for: `FILL_ROW` only from a sampler, as a `FillKey`.
-
-    Raises:
-      RowIndexError: it counts from the end.
-    """
+    """Return `index`, a row of `layout`; raise a `RowIndexError` if it is `FILL_ROW` and not a sampler's `FillKey`."""
     if index == FILL_ROW and not isinstance(index, FillKey):
         raise RowIndexError(
             f"row {index} of {layout!r}: expected 0 to {len(layout) - 1}. Rows don't count from the end."

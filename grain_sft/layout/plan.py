@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -85,8 +86,7 @@ def load_plan(
 
 
 def depends_of(corpus: Corpus, options: PackingOptions, finder: DocumentFinder | None = None) -> dict[str, Any]:
-    """Return what a plan depends on, ready for JSON: the hash of all content that decides the documents, and the options; of
-    seeds and CPUs only what the algorithm asks for."""
+    """Return what a plan depends on, ready for JSON; of seeds and CPUs only what the algorithm asks for."""
     stated = options.stated()
     if not ALGORITHMS[options.algorithm].packs_per_epoch:
         stated["seed"] = stated["epoch"] = 0
@@ -112,11 +112,11 @@ def make_plan(corpus: Corpus, options: PackingOptions, finder: DocumentFinder | 
     document, start, length = _fit(documents, options)
     shard_ends = np.cumsum([shard.num_tokens for shard in corpus.shards])
     group = np.searchsorted(shard_ends, start, side="right") // options.source_group_size
-    borders = (np.flatnonzero(np.diff(group)) + 1).tolist()
+    borders = [0, *(np.flatnonzero(np.diff(group)) + 1).tolist(), len(start)]
     packed, algorithm = [], ALGORITHMS[options.algorithm]
     with argsort_of(options.ties) as argsort:
         options = dataclasses.replace(options, argsort=argsort)
-        for begin, end in zip([0, *borders], [*borders, len(start)], strict=True):
+        for begin, end in itertools.pairwise(borders):
             rows = algorithm(length[begin:end], options)
             packed.append(rows._replace(document=rows.document + begin))
     chosen, offset, pieces, ends = join_rows(packed)

@@ -42,11 +42,7 @@ def packing_report(layout: PackedLayout) -> dict[str, Any]:
         "truncated_tokens": found["cut_tokens"],
         **{name: found[name] for name in ("dropped_documents", "dropped_tokens")},
         "split_documents": layout.split_documents,
-        "segments_a_row": {
-            "mean": float(segments.mean()),
-            "median": float(np.median(segments)),
-            "max": int(segments.max()),
-        },
+        "segments_a_row": {name: getattr(np, name)(segments).item() for name in ("mean", "median", "max")},
     }
 
 
@@ -94,8 +90,8 @@ def plan_files(layout: PackedLayout, folder: str | Path | None = None) -> list[d
     finder, found = finder_of(layout.corpus, layout.packing), []
     for epoch in range(layout.epochs):
         depends = depends_of(layout.corpus, dataclasses.replace(layout.packing, epoch=epoch), finder)
-        path = artifact.place("plans", depends, folder)
-        found.append({"fingerprint": artifact.fingerprint(depends), "path": str(path)})
+        path = str(artifact.place("plans", depends, folder))
+        found.append({"fingerprint": artifact.fingerprint(depends), "path": path})
     return found
 
 

@@ -49,17 +49,17 @@ class WindowLayout(Layout):
     def rows_of_documents(self, documents: Ints) -> Ints:
         self._check_documents(documents)
         starts, lengths = (column[documents] for column in self.corpus.documents)
-        ends, length = np.cumsum(self._tokens), self.sequence_length
+        firsts, lasts = starts[lengths > 0], (starts + lengths)[lengths > 0] - 1
+        ends = np.cumsum(self._tokens)
 
-        def rows_of(tokens: Ints, shard: Ints, round_up: int) -> Ints:
-            within = tokens - (ends - self._tokens)[shard] + round_up
-            rows: Ints = self._starts[shard] + np.minimum(within // length, self._counts[shard])
+        def row_at(token: Ints, more: int) -> Ints:
+            shard = ends.searchsorted(token, side="right")
+            within = (token - (ends - self._tokens)[shard]) // self.sequence_length + more
+            rows: Ints = self._starts[shard] + np.minimum(within, self._counts[shard])
             return rows
 
-        starts, stops = starts[lengths > 0], (starts + lengths)[lengths > 0]
-        firsts = rows_of(starts, ends.searchsorted(starts, side="right"), 0)
-        lasts = rows_of(stops, ends.searchsorted(stops - 1, side="right"), length - 1)
-        return np.unique(np.concatenate([np.zeros(0, np.int64), *map(np.arange, firsts, lasts)]))
+        ranges = map(np.arange, row_at(firsts, 0), row_at(lasts, 1))
+        return np.unique(np.concatenate([np.zeros(0, np.int64), *ranges]))
 
     def left_out(self) -> list[LeftOut]:
         shards = np.count_nonzero(self._tokens % self.sequence_length)

@@ -1,7 +1,4 @@
-"""OpenChat's automatic learning rate: from a corpus's share of supervised tokens and the tokens of a batch.
-
-The rule: imoneoi/openchat, `calculate_auto_lr` (ochat/training_deepspeed/train.py).
-"""
+"""OpenChat's automatic learning rate (imoneoi/openchat, `calculate_auto_lr` in ochat/training_deepspeed/train.py)."""
 
 from __future__ import annotations
 
@@ -36,8 +33,7 @@ def automatic_learning_rate(corpus: Corpus, batch_tokens: int, ranks: int = 1, m
         5.3.
 
     Raises:
-      CorpusError: numbers that are not counts, or a corpus without tokens.
-      CorpusFileError: a loss file is missing, or not the one that was indexed.
+      CorpusError, CorpusFileError: numbers that are not counts, or as in `supervised_ratio`.
     """
     tokens = as_integer("batch_tokens", batch_tokens, 1, CorpusError) * as_integer("ranks", ranks, 1, CorpusError)
     divisor = next((value for name, value in DIVISORS.items() if name in model_type.lower()), 1.0)
@@ -95,10 +91,9 @@ def _count(corpus: Corpus, documents: Documents) -> npt.NDArray[np.int64]:
     for number, shard in enumerate(corpus.shards):
         for at in range(0, shard.num_tokens, _CHUNK):
             count = min(_CHUNK, shard.num_tokens - at)
-            one, zero = np.array([[number], [at], [count]]), np.zeros(1, np.int64)
-            totals = before + np.append(
-                0, (reader.gather(one[0], one[1], zero, one[2], count) != 0).cumsum(dtype=np.int64)
-            )
+            one = np.array([[number], [at], [0], [count]])
+            loss = reader.gather(one[0], one[1], one[2], one[3], count)
+            totals = before + np.append(0, (loss != 0).cumsum(dtype=np.int64))
             for places, sign in ((ends, 1), (begins, -1)):
                 low, high = np.searchsorted(places, (first, first + count), side="right")
                 supervised += sign * int(totals[places[low:high] - first].sum())

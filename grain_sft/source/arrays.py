@@ -69,14 +69,9 @@ class Arrays:
             return np.ndarray(shape, dtype, buffer.memory, buffer.begin)
 
     def stack(self, count: int, shape: tuple[int, int], views: Callable[[Stack], Any]) -> tuple[Any, list[Int32s]]:
-        """Return `count` uninitialised int32 arrays of one shape in one buffer, which is faster than one buffer each. The
-        first begins half a page after a page, the second at a page, and so on in turn.
-
-        Args:
-          views: Function that makes the caller's views of the buffer; the same in all calls with this count and shape.
-
-        Returns:
-          The result of `views`, called once when the buffer was new, and the arrays.
+        """Return `count` uninitialised int32 arrays of one shape in one buffer, which is faster than one buffer each. They
+        begin half a page after a page and at a page in turn. Before them, return what `views` returned when the buffer was new:
+        the caller's views of it, by one function for all calls with this count and shape.
         """
         with self._lock.lock:
             stack = self._free((count, shape), lambda: Stack(count, shape, views))
@@ -120,8 +115,7 @@ class Stack(_Buffer):
     Attributes:
       arrays: int32 [count, rows, L], all of them.
       array: Function of one of `numbers` that returns its array, which is faster than iteration over `arrays`.
-      first: Bytes of the first array.
-      rows: Bytes of each row of the first array.
+      first, rows: Bytes of the first array, and of each of its rows.
       views: The caller's views of this memory.
     """
 

@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import grain
 import numpy as np
 import numpy.typing as npt
 
-from grain_sft.layout import FILL_ROW, MixtureLayout, checked_record, checked_rows
+from grain_sft.layout import FILL_ROW, MixtureLayout, checked_rows
 from grain_sft.source.arrays import Element
-from grain_sft.source.npy import NpyDataSource
+from grain_sft.source.npy import NpyDataSource, RowSource
 
 
-class MixtureSource(grain.sources.RandomAccessDataSource[Element]):
+class MixtureSource(RowSource):
     """Rows of several sources by number: first all of the first, then all of the second, and so on.
 
     Keys and dtypes are those of `NpyDataSource`, the same for every row: `tokens` in the widest dtype of all sources, and
@@ -37,25 +36,7 @@ class MixtureSource(grain.sources.RandomAccessDataSource[Element]):
         if corpus.has_weights:
             self._dtypes["loss_weights"] = np.float32
 
-    def __len__(self) -> int:
-        return len(self.layout)
-
-    def __getitem__(self, index: int) -> Element:
-        """Return row `index`: fresh arrays [L].
-
-        Raises:
-          RowIndexError: no such row.
-          CorpusFileError: its file is missing, unreadable, or not the one that was indexed.
-        """
-        return {key: array[0] for key, array in self.read((checked_record(index, self.layout),)).items()}
-
     def read(self, indices: Sequence[int] | npt.NDArray[np.integer]) -> Element:
-        """Return rows `indices`, in that order: arrays [rows, L].
-
-        Raises:
-          RowIndexError: an index that is not a row.
-          CorpusFileError: a file is missing, unreadable, or not the one that was indexed.
-        """
         rows, _ = checked_rows(indices, self.layout)
         shape, real = (len(rows), self.layout.sequence_length), np.flatnonzero(rows != FILL_ROW)
         batch = {key: np.empty(shape, dtype) for key, dtype in self._dtypes.items()}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import abc
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,12 +22,38 @@ from grain_sft.storage import ShardReader
 
 workers.default_grain_flags()  # so that worker processes of any grain.DataLoader over an NpyDataSource start
 
-_BATCH_SIZES_KEPT = 8
-
 Ints = npt.NDArray[np.int64]
 
 
-class NpyDataSource(grain.sources.RandomAccessDataSource[Element]):
+class RowSource(grain.sources.RandomAccessDataSource[Element]):
+    """Source of the rows of `layout`, by number."""
+
+    layout: Layout
+
+    def __len__(self) -> int:
+        return len(self.layout)
+
+    def __getitem__(self, index: int) -> Element:
+        """Return row `index`: fresh arrays [L].
+
+        Raises:
+          RowIndexError: no such row.
+          CorpusFileError: its file is missing, unreadable, or not the one that was indexed.
+        """
+        element = self.read((checked_record(index, self.layout),))
+        return {key: array[0] if array.flags.writeable else array[0].copy() for key, array in element.items()}
+
+    @abc.abstractmethod
+    def read(self, indices: Sequence[int] | npt.NDArray[np.integer]) -> Element:
+        """Return rows `indices`, in that order: arrays [rows, L].
+
+        Raises:
+          RowIndexError: an index that is not a row.
+          CorpusFileError: a file is missing, unreadable, or not the one that was indexed.
+        """
+
+
+class NpyDataSource(RowSource):
     """Rows of a layout by number, read from the token files.
 
     `source[i]` is row i as arrays [L]; `source.read(indices)` is many rows as arrays [rows, L], the same values in one
@@ -64,35 +92,13 @@ class NpyDataSource(grain.sources.RandomAccessDataSource[Element]):
         long = long and are_long(layout.sequence_length, layout.mean_segments)
         self._segment_reader = SegmentReader(layout, self._reader, self._fit) if long else None
         self._arrays = Arrays()
-        self._constants: dict[int, tuple[Int32s, Int32s, Int32s, npt.NDArray[np.bool_]]] = {}
-        self._numbers: Int32s | None = None
-
-    def __len__(self) -> int:
-        return len(self.layout)
-
-    def __getitem__(self, index: int) -> Element:
-        """Return row `index`: fresh arrays [L].
-
-        Raises:
-          RowIndexError: no such row.
-          CorpusFileError: its file is missing, unreadable, or not the one that was indexed.
-        """
-        element = self.read((checked_record(index, self.layout),))
-        return {key: array[0] if array.flags.writeable else array[0].copy() for key, array in element.items()}
 
     def read(self, indices: Sequence[int] | npt.NDArray[np.integer]) -> Element:
-        """Return rows `indices`, in that order: arrays [rows, L].
-
-        Raises:
-          RowIndexError: an index that is not a row.
-          CorpusFileError: a file is missing, unreadable, or not the one that was indexed.
-        """
         rows, filled = checked_rows(indices, self.layout)
         if filled:
-            real = rows != FILL_ROW
-            padded: Element = {}
+            real, padded = rows != FILL_ROW, {}
             for key, array in self.read(rows[real]).items():
-                padded[key] = np.full((len(rows), *array.shape[1:]), self._pad if key == "tokens" else 0, array.dtype)
+                padded[key] = np.full((len(rows), array.shape[1]), self._pad if key == "tokens" else 0, array.dtype)
                 padded[key][real] = array
             return padded
         read, tokens, _ = self._read(rows, shifted=False)
@@ -123,10 +129,10 @@ class NpyDataSource(grain.sources.RandomAccessDataSource[Element]):
             return self._read_pieces(rows, shifted)
         read, ends, fit = self._segment_reader.read(rows, self._arrays, shifted=shifted)
         if self._loss is not None:
-            shape = read.segment_ids.shape
-            read = read._replace(loss=self._gather_loss(self._loss, self.layout.pieces(rows), shape))
+            read = read._replace(loss=_gather_loss(self._loss, self.layout.pieces(rows), read.inputs.shape))
             if shifted:
-                lasts = [row * shape[1] + end - 1 for row, of_row in enumerate(ends) for end in of_row]
+                length = self.layout.sequence_length
+                lasts = [row * length + end - 1 for row, of_row in enumerate(ends) for end in of_row]
                 _take_loss(read, np.array(lasts, np.int64))
         return read, None, fit
 
@@ -139,15 +145,15 @@ class NpyDataSource(grain.sources.RandomAccessDataSource[Element]):
         loss: npt.NDArray[Any] | None = None
         lasts: Ints | slice
         if whole:
-            segments, positions, target_segments, mask = self._constants.get(len(rows)) or self._whole_rows(shape)
+            segments, positions, target_segments, mask = _whole_rows(*shape)
             loss, lasts = None if shifted else mask, np.s_[shape[1] - 1 :: shape[1]]
         else:
             positions, target_segments = more
-            segments, lasts = self._segments(pieces, tokens, positions)
+            segments, lasts = _fill_segments(pieces, tokens, positions, self._pad)
         size, out = self._dtype.itemsize, stack.first if self._wide else tokens.reshape(-1).data.cast("B")
         self._reader.gather(pieces.shard, pieces.start, pieces.offsets(shape[1]) * size, pieces.length * size, out)
         if self._loss is not None:
-            loss = self._gather_loss(self._loss, pieces, shape)
+            loss = _gather_loss(self._loss, pieces, shape)
             if whole:
                 target_segments = self._arrays.empty(shape, np.int32)
         read = ReadRows(inputs, targets, positions, segments, target_segments, loss)
@@ -166,57 +172,6 @@ class NpyDataSource(grain.sources.RandomAccessDataSource[Element]):
             target_segments.reshape(-1)[lasts] = 0
         return read, tokens, fit
 
-    @staticmethod
-    def _gather_loss(reader: LossReader, pieces: Pieces, shape: tuple[int, ...]) -> npt.NDArray[Any]:
-        """Return the values of the loss files for every piece, at its place in [rows, L]."""
-        offsets = pieces.offsets(shape[1])
-        return reader.gather(pieces.shard, pieces.start, offsets, pieces.length, shape[0] * shape[1]).reshape(shape)
-
-    def _segments(self, pieces: Pieces, tokens: npt.NDArray[Any], positions: Int32s) -> tuple[Int32s, Ints]:
-        """Pad `tokens`, fill `positions`, and return segment ids and the offset of every segment's last token in the flattened
-        rows."""
-        count, length = tokens.shape
-        assert pieces.segment is not None and pieces.position is not None
-        row = pieces.row
-        firsts = pieces.offsets(length)
-        ends = firsts + pieces.length
-        borders = np.ones(len(row) + 1, np.bool_)  # a segment that continues in the next piece has no last token there
-        borders[1:-1] = (pieces.segment[1:] != pieces.segment[:-1]) | (row[1:] != row[:-1])
-        last_of_row = row.searchsorted(np.arange(count), side="right") - 1
-        used = ends[last_of_row]
-        runs = pieces.length.copy()
-        runs[last_of_row] += np.arange(1, count + 1) * length - used  # the padding after it
-        segments = pieces.segment.astype(np.int32).repeat(runs).reshape(tokens.shape)
-        begins = (firsts - pieces.position).astype(np.int32).repeat(runs)
-        np.subtract(self._counting(tokens.size), begins, out=positions.reshape(-1))
-        for number, begin in enumerate(used.tolist()):
-            rest = slice(begin - number * length, length)
-            tokens[number, rest] = self._pad
-            segments[number, rest] = 0
-            positions[number, rest] = 0
-        return segments, ends[borders[1:]] - 1
-
-    def _counting(self, size: int) -> Int32s:
-        """Return 0, 1, 2, ...: kept, since a fresh array of some hundred KB costs more than what is computed from it."""
-        numbers = self._numbers  # another thread may replace it, for batches of another size
-        if numbers is None or len(numbers) != size:
-            numbers = self._numbers = np.arange(size, dtype=np.int32)
-        return numbers
-
-    def _whole_rows(self, shape: tuple[int, int]) -> tuple[Int32s, Int32s, Int32s, npt.NDArray[np.bool_]]:
-        """Return what is the same in all batches of rows of one full segment each: segment ids, positions, segment ids of
-        targets, and mask."""
-        segments = np.ones(shape, np.int32)
-        positions = np.tile(np.arange(shape[1], dtype=np.int32), (shape[0], 1))
-        target_segments = segments.copy()
-        target_segments[:, -1] = 0
-        made = segments, positions, target_segments, np.ones(shape, np.bool_)
-        for array in made:
-            array.flags.writeable = False
-        if len(self._constants) >= _BATCH_SIZES_KEPT:
-            self._constants.clear()
-        return self._constants.setdefault(shape[0], made)
-
     def __getstate__(self) -> dict[str, Any]:
         return {"layout": self.layout, "max_open_files": self._max_open_files}
 
@@ -229,6 +184,12 @@ class NpyDataSource(grain.sources.RandomAccessDataSource[Element]):
         return f"NpyDataSource(layout={self.layout!r}, corpus={self.layout.corpus.fingerprint!r}, padding={self._pad})"
 
 
+def _gather_loss(reader: LossReader, pieces: Pieces, shape: tuple[int, ...]) -> npt.NDArray[Any]:
+    """Return the values of the loss files, [rows, L]."""
+    offsets = pieces.offsets(shape[1])
+    return reader.gather(pieces.shard, pieces.start, offsets, pieces.length, shape[0] * shape[1]).reshape(shape)
+
+
 def _take_loss(read: ReadRows, lasts: Ints | slice) -> None:
     """Fill the segment ids of targets by the loss of rows and the offsets of their segments' last tokens."""
     assert read.loss is not None
@@ -237,3 +198,47 @@ def _take_loss(read: ReadRows, lasts: Ints | slice) -> None:
     found[...] = taken.reshape(found.shape)  # by itself: numpy multiplies by bool in small pieces
     np.multiply(found, read.segment_ids, out=found)
     found.reshape(-1)[lasts] = 0
+
+
+def _fill_segments(pieces: Pieces, tokens: npt.NDArray[Any], positions: Int32s, pad: int) -> tuple[Int32s, Ints]:
+    """Pad `tokens`, fill `positions`, and return segment ids and the offset of every segment's last token in the flattened
+    rows."""
+    count, length = tokens.shape
+    assert pieces.segment is not None and pieces.position is not None
+    row, firsts = pieces.row, pieces.offsets(length)
+    ends = firsts + pieces.length
+    borders = np.ones(len(row) + 1, np.bool_)  # a segment that continues in the next piece has no last token there
+    borders[1:-1] = (pieces.segment[1:] != pieces.segment[:-1]) | (row[1:] != row[:-1])
+    last_of_row = row.searchsorted(np.arange(count), side="right") - 1
+    used = ends[last_of_row]
+    runs = pieces.length.copy()
+    runs[last_of_row] += np.arange(1, count + 1) * length - used  # the padding after it
+    segments = pieces.segment.astype(np.int32).repeat(runs).reshape(tokens.shape)
+    begins = (firsts - pieces.position).astype(np.int32).repeat(runs)
+    np.subtract(_counting(tokens.size), begins, out=positions.reshape(-1))
+    for number, begin in enumerate(used.tolist()):
+        rest = slice(begin - number * length, length)
+        tokens[number, rest] = pad
+        segments[number, rest] = 0
+        positions[number, rest] = 0
+    return segments, ends[borders[1:]] - 1
+
+
+@functools.lru_cache(maxsize=2)
+def _counting(size: int) -> Int32s:
+    """Return 0, 1, 2, ...: a fresh array of some hundred KB costs more than what is computed from it."""
+    return np.arange(size, dtype=np.int32)
+
+
+@functools.lru_cache(maxsize=8)
+def _whole_rows(rows: int, length: int) -> tuple[Int32s, Int32s, Int32s, npt.NDArray[np.bool_]]:
+    """Return what is the same in all batches of rows of one full segment each: segment ids, positions, segment ids of
+    targets, and mask."""
+    segments = np.ones((rows, length), np.int32)
+    positions = np.tile(np.arange(length, dtype=np.int32), (rows, 1))
+    target_segments = segments.copy()
+    target_segments[:, -1] = 0
+    made = segments, positions, target_segments, np.ones((rows, length), np.bool_)
+    for array in made:
+        array.flags.writeable = False
+    return made

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -44,11 +44,7 @@ class Counting:
 
 
 class SegmentRow:
-    """Views of one row's part of the arrays of a batch.
-
-    Attributes:
-      inputs: int32 [L], the tokens.
-    """
+    """Views of one row's part of the arrays of a batch. `inputs`, int32 [L], is its tokens."""
 
     def __init__(self, stack: Stack, row: int, counting: Counting) -> None:
         inputs, targets, segments, positions, target_segments = (array[row] for array in stack.arrays)
@@ -79,26 +75,9 @@ class SegmentRow:
                 target_segments[end - 1] = 0
 
     def shift(self) -> None:
-        """Fill targets from the tokens."""
         targets, following, last = self._shifted
         targets[:] = following
         last[0] = 0
-
-
-class Runs(NamedTuple):
-    """One row as it is read: runs of tokens, each of which lies in one shard.
-
-    Attributes:
-      shards: Shard of each run; None where all are of shard 0, the only one.
-      starts: First token of each run in its shard.
-      stops: Column after each run.
-      ends: Column after each segment. A segment that continues in the next shard is several runs.
-    """
-
-    shards: list[int] | None
-    starts: list[int]
-    stops: list[int]
-    ends: list[int]
 
 
 class SegmentReader:
@@ -156,14 +135,16 @@ class SegmentReader:
         if plain:
             reader.check_unchanged({shard for shards, *_ in runs for shard in shards or (0,)})
         read = ReadRows(inputs, targets, positions, segments, target_segments, None)
-        return read, [of_row.ends for of_row in runs], fit
+        return read, [ends for *_, ends in runs], fit
 
-    def _runs(self, row: int) -> Runs:
+    def _runs(self, row: int) -> tuple[list[int] | None, list[int], list[int], list[int]]:
+        """Return the runs of tokens of one shard that make a row: the shard of each (None in a corpus of one), its first token
+        in the shard, and the column after it; and the column after each segment, which may be several runs."""
         assert self._layout.row_segments is not None
         starts, lengths = self._layout.row_segments(row)
         borders, ends = self._borders, list(accumulate(lengths))
         if len(borders) == 2:
-            return Runs(None, starts, ends, ends)
+            return None, starts, ends, ends
         shards, begins, counts = [], [], []
         for start, length in zip(starts, lengths, strict=True):
             stop = start + length
@@ -174,13 +155,11 @@ class SegmentReader:
                 begins.append(start - borders[shard])
                 counts.append(end - start)
                 start = end
-        return Runs(shards, begins, list(accumulate(counts)), ends)
+        return shards, begins, list(accumulate(counts)), ends
 
     def _views(self, stack: Stack) -> tuple[memoryview, list[tuple[memoryview, npt.NDArray[Any], SegmentRow]]]:
-        """The bytes of all tokens; and of each row its memory, its tokens and its arrays."""
+        """Return the bytes of all tokens; and of each row its memory, its tokens and its arrays."""
         inputs = stack.arrays[0]
         tokens = inputs.view(self._dtype) if self._wide else Arrays().empty(inputs.shape, self._dtype)
-        rows = range(len(inputs))
-        return tokens.reshape(-1).data.cast("B"), [
-            (tokens[row].data, tokens[row], SegmentRow(stack, row, self._counting)) for row in rows
-        ]
+        views = [(each.data, each, SegmentRow(stack, row, self._counting)) for row, each in enumerate(tokens)]
+        return tokens.reshape(-1).data.cast("B"), views

@@ -25,15 +25,10 @@ _IN_WORKER = ("grain._src.python.dataset.transformations.process_prefetch", "_is
 
 
 def start(iterator: Any) -> Any:
-    """Start all worker processes of a Grain iterator here and now. Grain would start each when it is first read from.
+    """Start all worker processes of a Grain iterator now, and return the iterator that owns them, for `stop`.
 
-    They do not get Ctrl-C: the process that reads from them handles it, and may continue.
-
-    Args:
-      iterator: Iterator of a dataset that ends in `mp_prefetch`, or of a `grain.DataLoader`.
-
-    Returns:
-      The iterator that owns the processes, for `stop`.
+    Grain would start each when it is first read from. They do not get Ctrl-C: the process that reads from them handles it, and
+    may continue.
     """
     resource_tracker.ensure_running()  # unblocks signals in this thread when it starts
     with _startable(), without_interrupts():
@@ -45,13 +40,9 @@ def start(iterator: Any) -> Any:
 
 
 class InOrder:
-    """Elements of a dataset that ends in `mp_prefetch`, one after the other, taken by one thread.
+    """Elements of a dataset that ends in `mp_prefetch` from step `start` on, taken by one thread.
 
     That thread also starts the workers: no exception reaches it, as Ctrl-C reaches the main thread.
-
-    Args:
-      dataset: Grain's dataset.
-      start: Step of the first element.
 
     Attributes:
       iterator: Grain's iterator, None before the workers are started.
@@ -90,11 +81,8 @@ class InOrder:
 
 
 def stop(iterator: Any) -> None:
-    """Close a Grain iterator whose workers `start` started, and clear the iterators that it reads from.
-
-    Those close themselves again when they are collected; at the end of the interpreter, when their modules are gone, each
-    would print a traceback.
-    """
+    """Close a Grain iterator whose workers `start` started, and clear the iterators that it reads from: those would close
+    again when they are collected, and at the end of the interpreter, when their modules are gone, print a traceback."""
     iterator = getattr(iterator, "_iterator", iterator)
     close(iterator)
     for each in list(_tree(iterator)):
@@ -123,11 +111,7 @@ def close(iterator: Any) -> None:
 
 
 def end_with_parent() -> None:
-    """In a worker process of Grain's, end when the process that started it does, whatever ended that.
-
-    Such a worker waits for room in its queue: where a signal ended the process that reads from the queue, it would wait for
-    ever, with the memory that it shares.
-    """
+    """In a worker process of Grain's, end when its parent does: it would wait for room in its queue for ever."""
     parent = multiprocessing.parent_process()
     if parent is None or not in_worker():
         return
@@ -177,18 +161,15 @@ def _startable() -> Iterator[None]:
     """
     with _lock:
         default_grain_flags()
-        main = sys.modules.get("__main__")
-        names = ("__spec__", "__file__")  # where multiprocessing.spawn looks
-        hidden = {name: getattr(main, name) for name in names if main is not None and hasattr(main, name)}
+        main = vars(sys.modules["__main__"])
+        names = ["__spec__", "__file__"]  # where multiprocessing.spawn looks
+        hidden = {name: main[name] for name in names if name in main}
         try:
-            if main is not None:
-                main.__spec__ = None
-                if "__file__" in hidden:
-                    del main.__file__
+            main["__spec__"] = None
+            main.pop("__file__", None)
             yield
         finally:
-            for name, value in hidden.items():
-                setattr(main, name, value)
+            main.update(hidden)
 
 
 def default_grain_flags() -> None:

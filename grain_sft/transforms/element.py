@@ -7,11 +7,7 @@ from grain_sft.source import Element
 
 
 def require_keys(transform: object, element: Element, keys: tuple[str, ...]) -> None:
-    """Check that `element` is a source's dict as `transform` needs it.
-
-    Raises:
-      TransformError: a key is missing.
-    """
+    """Raise a `TransformError` where `element` lacks one of `keys`."""
     for key in keys:
         if key not in element:
             raise TransformError(

@@ -1,7 +1,4 @@
-"""NgramFilter: rows that repeat themselves too often take no loss.
-
-The rule: allenai/OLMo-core, `find_periodic_sequences` and `InstanceFilterConfig` (src/olmo_core/data/).
-"""
+"""NgramFilter: rows that repeat themselves too often take no loss, by the rule of OLMo-core's `find_periodic_sequences`."""
 
 from __future__ import annotations
 
@@ -134,10 +131,9 @@ class NgramFilter(grain.transforms.Map):
 def _samples(length: int, min_period: int, max_period: int, repeats: int) -> tuple[Indices, Indices, Indices]:
     """Return columns i, i - p and periods p, so that no run of `p * (repeats - 1)` pairs (i, i - p) passes between them."""
     periods = range(min_period, min(max_period, length // 3) + 1)
-    needed = [p * (repeats - 1) for p in periods]
-    places = [np.arange(p + need - 1, length, need) for p, need in zip(periods, needed, strict=True)]
-    later = np.concatenate([*places, np.zeros(0, np.intp)]).astype(np.intp)
-    period = np.repeat(np.array(periods, np.intp), [len(place) for place in places])
+    columns = [np.arange(p * repeats - 1, length, p * (repeats - 1)) for p in periods]
+    later = np.concatenate([*columns, np.zeros(0, np.intp)]).astype(np.intp)
+    period = np.repeat(np.array(periods, np.intp), [len(each) for each in columns])
     return later, later - period, period
 
 
@@ -165,6 +161,4 @@ def _has_run(tokens: Tokens, segments: Tokens | None, period: int, length: int) 
 
 def _longest_run(flags: npt.NDArray[np.bool_]) -> int:
     """Return the length of the longest run of True."""
-    breaks = np.flatnonzero(~flags)
-    edges = np.concatenate(([-1], breaks, [len(flags)]))
-    return int(np.diff(edges).max()) - 1
+    return int(np.diff(np.flatnonzero(~flags), prepend=-1, append=len(flags)).max()) - 1

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from grain_sft.errors import TransformError
-from grain_sft.source import Arrays, Element, NpyDataSource
+from grain_sft.source import Arrays, Element, NpyDataSource, ReadRows
 from grain_sft.transforms.element import require_keys
 
 _INT32_MAX = np.iinfo(np.int32).max
@@ -48,7 +48,8 @@ class ShiftTargets(grain.transforms.Map):
         targets[..., :-1] = tokens[..., 1:]
         targets[..., -1] = 0
         segmentation = self._segmentation(segments, element["loss_mask"])
-        return _batch(tokens, targets, element["positions"], segments, segmentation, element.get("loss_weights"))
+        loss = element.get("loss_weights")
+        return _batch(ReadRows(tokens, targets, element["positions"], segments, segmentation, loss))
 
     def reader(self, source: Any) -> Callable[[npt.NDArray[np.int64]], Element] | None:
         """Return a function that reads rows and shifts them in one pass; None where the source can't, and in subclasses."""
@@ -63,7 +64,7 @@ class ShiftTargets(grain.transforms.Map):
           RowIndexError, CorpusFileError: as in `source.read`.
         """
         read = source.read_rows(rows)
-        return self.map(source.read(rows)) if read is None else _batch(*read)
+        return self.map(source.read(rows)) if read is None else _batch(read)
 
     def _segmentation(self, segments: npt.NDArray[Any], loss_mask: npt.NDArray[Any]) -> _Int32:
         kept = self._kept
@@ -92,27 +93,19 @@ class ShiftTargets(grain.transforms.Map):
         return "ShiftTargets()"
 
 
-def _batch(
-    inputs: _Int32,
-    targets: _Int32,
-    positions: npt.NDArray[Any],
-    segments: npt.NDArray[Any],
-    segmentation: _Int32,
-    loss: npt.NDArray[Any] | None,
-) -> Element:
+def _batch(read: ReadRows) -> Element:
     batch = {
-        "inputs": inputs,
-        "targets": targets,
-        "inputs_position": positions,
-        "targets_position": positions,
-        "inputs_segmentation": segments,
-        "targets_segmentation": segmentation,
+        "inputs": read.inputs,
+        "targets": read.targets,
+        "inputs_position": read.positions,
+        "targets_position": read.positions,
+        "inputs_segmentation": read.segment_ids,
+        "targets_segmentation": read.target_segment_ids,
     }
-    if loss is not None and loss.dtype != np.bool_:
-        weights = np.zeros(inputs.shape, np.float32)
-        weights[..., :-1] = loss[..., 1:]
-        weights[segmentation == 0] = 0
-        batch["targets_weights"] = weights
+    if read.loss is not None and read.loss.dtype != np.bool_:
+        weights = batch["targets_weights"] = np.zeros(read.inputs.shape, np.float32)
+        weights[..., :-1] = read.loss[..., 1:]
+        weights[read.target_segment_ids == 0] = 0
     return batch
 
 

@@ -26,7 +26,6 @@ TIES: tuple[Ties, ...] = get_args(Ties)
 
 _CHOICES = {"long_documents": get_args(LongDocuments), "ties": TIES, "boundaries": get_args(Boundaries)}
 _LEAST = {"source_group_size": 1, "max_segments": 1, "bos_token_id": 0, "seed": 0, "batch_rows": 1}
-_OPTIONAL = ("max_segments", "bos_token_id")
 
 
 class PackedRows(NamedTuple):
@@ -71,18 +70,14 @@ class PackingOptions:
     argsort: Argsort | None = dataclasses.field(default=None, compare=False, repr=False)
 
     def checked(self) -> PackingOptions:
-        """Return these options, validated, with integers as Python ints.
-
-        Raises:
-          LayoutError: An option has an invalid value.
-        """
+        """Return these options, with integers as Python ints; raise a `LayoutError` where one has an invalid value."""
         stated = self.stated()
         for name, choices in _CHOICES.items():
             if stated[name] not in choices:
                 raise LayoutError(f"{name}={stated[name]!r}: expected one of {', '.join(choices)}.")
         stated["sequence_length"] = as_sequence_length(stated["sequence_length"])
         for name, least in _LEAST.items():
-            if stated[name] is not None or name not in _OPTIONAL:
+            if stated[name] is not None or getattr(PackingOptions, name) is not None:
                 stated[name] = as_integer(name, stated[name], least, LayoutError)
         return PackingOptions(**stated)
 
@@ -143,13 +138,8 @@ def equal_lengths(lengths: Ints) -> Iterator[tuple[int, int]]:
 
 
 def rows_of(order: Ints, lengths: Ints, bins: Ints) -> PackedRows:
-    """Return rows of whole documents.
-
-    Args:
-      order: int64 [documents], numbers of documents in the order of their placement.
-      lengths: int64, number of tokens of each document, by its number.
-      bins: int64 [documents], row of each document in `order`; no row is empty.
-    """
+    """Return rows of whole documents, which have `lengths` and are in the rows `bins` in the `order` of their placement. All
+    are int64 [documents]; no row is empty."""
     document = order[np.argsort(bins, kind="stable")]
     return PackedRows(document, np.zeros(len(document), np.int64), lengths[document], np.cumsum(np.bincount(bins)))
 

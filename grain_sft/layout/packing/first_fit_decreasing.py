@@ -24,7 +24,8 @@ def assign(lengths: Ints, capacity: int, most: int, max_rows: int) -> Ints:
     leaves = 1 << (max_rows - 1).bit_length()  # a row each
     largest = [capacity] * (2 * leaves)  # space below each node of a binary tree; children of node n are 2n and 2n + 1
     documents = [0] * leaves
-    rows, counts = [], []
+    rows: list[int] = []
+    counts: list[int] = []
     for length, count in equal_lengths(lengths):
         while count:
             node = 1

@@ -1,5 +1,4 @@
-"""How numpy's default argsort orders equal values: by which of its sorts runs, here or in a process whose numpy may not use all
-that this CPU has."""
+"""numpy's default argsort with the order of equal values of another CPU: in a process that uses less of this one."""
 
 from __future__ import annotations
 
@@ -34,8 +33,8 @@ while len(count := read.read(8)) == 8:
     write.write(np.argsort(values).astype(np.int64).tobytes())
     write.flush()
 """
-"""Writes numpy's version and what it uses of the CPU. Then answers each request, a number of values and the values, with their
-argsort, all int64. Imports numpy alone, so that it starts in a tenth of a second."""
+"""Program that writes numpy's version and the CPU features it uses, then answers each request, a number of values and
+the values, with their argsort, all int64. It imports numpy alone, so that it starts in a tenth of a second."""
 
 
 def numpy_sort(features: Collection[str] = _features) -> str:
@@ -54,8 +53,7 @@ def sort_of(ties: str) -> str | None:
 
 
 def disabled_for(sort: str) -> str:
-    """Return what NPY_DISABLE_CPU_FEATURES must name for this numpy to sort like `sort`, at best: numpy can't leave out what
-    it was compiled with, nor add what the CPU lacks."""
+    """Return what NPY_DISABLE_CPU_FEATURES must name for this numpy to sort like `sort`, if it and the CPU can."""
     wide = [name for name in _dispatched if name == "X86_V4" or name.startswith("AVX512")]
     narrow = [name for name in _dispatched if name in ("X86_V3", "AVX2")]
     return " ".join({"avx512": [], "avx2": wide, "baseline": wide + narrow}[sort])
@@ -121,9 +119,8 @@ def _check_greeting(child: subprocess.Popen[bytes], sort: str) -> None:
     found = numpy_sort(features)
     if SORTS.index(found) > SORTS.index(sort):
         raise LayoutError(
-            f"ties='numpy:{sort}': this CPU has no {_NAMES[sort]}, so numpy {np.__version__} can't sort here as it does with "
-            f"it; the best of this CPU is numpy:{found}. Make the plan on a machine with {_NAMES[sort]} and copy it, or read "
-            "OLMo-core's with PackedLayout.from_olmo_core."
+            f"ties='numpy:{sort}': this CPU has no {_NAMES[sort]}; its best is numpy:{found}. Make the plan on a machine with "
+            f"{_NAMES[sort]} and copy it, or read OLMo-core's with PackedLayout.from_olmo_core."
         )
     if found != sort:
         raise LayoutError(
