@@ -133,27 +133,3 @@ def test_metadata_with_any_value_is_an_error_or_read(corpora, name, file, tmp_pa
         use(folder)
 
     check()
-
-
-@pytest.mark.parametrize("name", ["olmo", "episodes", "primer"])
-def test_a_mutated_index_of_an_sft_corpus_is_right_or_an_error(corpora, name, tmp_path):
-    corpus, path = open_corpus(corpora / name), tmp_path / "index.json"
-    corpus.save(path)
-    whole = path.read_bytes()
-    expected = NpyDataSource(WindowLayout(corpus, 10)).read(range(5))
-
-    @SETTINGS
-    @given(mutations=Mutations)
-    def check(mutations):
-        path.write_bytes(mutate(whole, mutations))
-        try:
-            found = open_corpus(path)
-            assert found.num_tokens == corpus.num_tokens
-            np.testing.assert_array_equal(found.documents.start, corpus.documents.start)
-            _ = found.sources
-            for key, array in NpyDataSource(WindowLayout(found, 10)).read(range(5)).items():
-                np.testing.assert_array_equal(array, expected[key])
-        except GrainSftError:
-            pass
-
-    check()

@@ -8,6 +8,7 @@ import warnings
 
 import numpy as np
 import pytest
+import sft_files
 from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -108,12 +109,15 @@ def test_any_dtype_and_shape_in_a_header_is_right_or_an_error(folder, descr, sha
 
 @pytest.fixture(scope="module")
 def index(folder):
+    """Corpora by the name of their index: of two files with masks and boundaries, and of two files without."""
+    sft_files.write_olmo(folder / "sft", sft_files.documents(40), part_tokens=400, sources=True)
     np.arange(100, dtype=np.uint16).tofile(folder / "x.npy")
     np.save(folder / "y.npy", np.arange(30, dtype=np.uint16))
-    corpus = open_corpus([folder / "x.npy", folder / "y.npy"], dtype="uint16", eos_token_id=5)
-    corpus.save(folder / "grain.json")
-    corpus.save(folder / "maxtext.json", format="maxtext", sequence_length=10, tokenizer="some/tokenizer")
-    return corpus
+    sft = open_corpus(folder / "sft", eos_token_id=sft_files.EOS)
+    plain = open_corpus([folder / "x.npy", folder / "y.npy"], dtype="uint16")
+    sft.save(folder / "grain.json")
+    plain.save(folder / "maxtext.json", format="maxtext", sequence_length=10, tokenizer="some/tokenizer")
+    return {"grain.json": sft, "maxtext.json": plain}
 
 
 def is_right_or_an_error(path, data, corpus):
@@ -121,18 +125,22 @@ def is_right_or_an_error(path, data, corpus):
     path.write_bytes(data)
     try:
         found = open_corpus(path)
+        assert (found.dtype, found.num_tokens) == (corpus.dtype, corpus.num_tokens)
+        rows, expected = (NpyDataSource(WindowLayout(each, 10)).read(range(13)) for each in (found, corpus))
+        if corpus.has_boundary_files:
+            np.testing.assert_array_equal(found.documents.start, corpus.documents.start)
+        _ = found.sources
     except GrainSftError as error:
-        assert str(path) in str(error) or "no such file" in str(error) or "can't be" in str(error)
+        assert str(path) in str(error) or str(path.parent) in str(error) or "no such file" in str(error)
         return
-    assert (found.dtype, found.num_tokens) == (corpus.dtype, corpus.num_tokens)
-    rows = [NpyDataSource(WindowLayout(each, 10)).read(range(13))["tokens"] for each in (found, corpus)]
-    np.testing.assert_array_equal(*rows)
+    for key, array in rows.items():
+        np.testing.assert_array_equal(array, expected[key])
 
 
 @SETTINGS
 @given(mutations=Mutations, name=st.sampled_from(["grain.json", "maxtext.json"]))
 def test_a_mutated_index_is_right_or_an_error(folder, index, mutations, name):
-    is_right_or_an_error(folder / "mutated.json", mutate((folder / name).read_bytes(), mutations), index)
+    is_right_or_an_error(folder / "mutated.json", mutate((folder / name).read_bytes(), mutations), index[name])
 
 
 json_values = st.recursive(
@@ -148,13 +156,15 @@ def test_an_index_with_any_value_for_a_field_is_right_or_an_error(folder, index,
     stored = json.loads((folder / name).read_text())
     places = [(stored, key) for key in stored]
     for key in ("shards", "files"):
-        places += [(entry, field) for entry in stored.get(key, []) for field in entry]
+        entries = stored.get(key, [])
+        entries = entries + [entry[kind] for entry in entries for kind in ("loss", "boundaries") if kind in entry]
+        places += [(entry, field) for entry in entries for field in entry]
     where, key = data.draw(st.sampled_from(range(len(places))).map(places.__getitem__))
     if data.draw(st.booleans()):
         where[key] = value
     else:
         del where[key]
-    is_right_or_an_error(folder / "changed.json", json.dumps(stored).encode(), index)
+    is_right_or_an_error(folder / "changed.json", json.dumps(stored).encode(), index[name])
 
 
 @SETTINGS
