@@ -83,17 +83,7 @@ def open_corpus(
       WrongTypeError: an argument of another type.
     """
     paths = as_paths("where", where)
-    texts = [each for pair in path_remap.items() for each in pair] if isinstance(path_remap, Mapping) else []
-    for name, value, kind, expected in (
-        ("format", format, str, "a string"),
-        ("path_remap", path_remap, Mapping | None, "a mapping of prefixes to their replacements"),
-        *(("path_remap: a prefix or its replacement", each, str | os.PathLike, "a string or a path") for each in texts),
-        ("tokenizer", tokenizer, str | None, "a string"),
-        ("remote", remote, RemoteOptions | Mapping | None, "RemoteOptions or a mapping"),
-        ("root", root, str | os.PathLike | None, "a path"),
-        ("use_loss_mask", use_loss_mask, bool | None, "True or False"),
-    ):
-        check_type(name, value, kind, expected)
+    _check_types(format, path_remap, tokenizer, remote, root, use_loss_mask)
     if label_mask_paths is not None and use_loss_mask is False:
         raise CorpusError("label_mask_paths are given, but use_loss_mask=False ignores them. Leave one of the two out.")
     remote_options = None if remote is None else RemoteOptions.of(remote)
@@ -104,29 +94,27 @@ def open_corpus(
     def remap(path: str) -> str:
         return files.normalize(remap_path(path, remaps))
 
-    folder = None if root is None else files.normalize(root)
-    if folder is not None:
-        folder = (folder if files.is_remote(folder) else os.path.realpath(folder)).rstrip("/") + "/"
+    folder = "" if root is None else files.normalize(root).rstrip("/") + "/"
+    local = os.path.realpath(folder).rstrip("/") + "/" if folder and not files.is_remote(folder) else None
+    masks = () if label_mask_paths is None else as_paths("label_mask_paths", label_mask_paths)
     options = ReadOptions(
         dtype=None if dtype is None else token_dtype(dtype, "dtype"),
         eos_token_id=eos_token_id,
         use_loss_mask=use_loss_mask,
-        masks=None if label_mask_paths is None else _expand_masks(label_mask_paths, remap),
+        masks=None if label_mask_paths is None else _expand_masks(remap(files.normalize(path)) for path in masks),
         remap=remap,
-        check_paths=lambda listed: None if folder is None else _check_inside(folder, listed),
+        check_paths=lambda listed: _check_inside(local or folder, listed),
     )
     named = files.normalize(where) if isinstance(where, str | os.PathLike) else None
-    with inside(None if folder is None or files.is_remote(folder) else folder, named or ""):
+    with inside(local, named or ""):
         if named is not None:
             corpus = _open_path(named, format, options)
         else:
             listed = [remap(files.normalize(path)) for path in paths]
-            form = FORMATS["files" if format == AUTO else format]()
-            corpus = form.read_list(listed, options, DirectoryListing())
-    if folder is not None:
-        _check_inside(folder, (file.path for file in corpus.files()))
-        if not files.is_remote(folder):
-            corpus = corpus.map_files(lambda file: dataclasses.replace(file, root=folder))
+            corpus = FORMATS["files" if format == AUTO else format]().read_list(listed, options, DirectoryListing())
+    _check_inside(local or folder, (file.path for file in corpus.files()))
+    if local is not None:
+        corpus = corpus.map_files(lambda file: dataclasses.replace(file, root=local))
     if use_loss_mask and not corpus.has_loss:
         raise CorpusError(
             f"{corpus.shards[0].path}: use_loss_mask=True, but this file has no loss mask. Name the masks with "
@@ -136,6 +124,22 @@ def open_corpus(
         check_tokenizer(corpus, tokenizer)
         corpus = dataclasses.replace(corpus, tokenizer=corpus.tokenizer or tokenizer)
     return corpus if remote_options is None else dataclasses.replace(corpus, remote=remote_options)
+
+
+def _check_types(
+    format: object, path_remap: object, tokenizer: object, remote: object, root: object, use: object
+) -> None:
+    texts = [each for pair in path_remap.items() for each in pair] if isinstance(path_remap, Mapping) else []
+    for name, value, kind, expected in (
+        ("format", format, str, "a string"),
+        ("path_remap", path_remap, Mapping | None, "a mapping of prefixes to their replacements"),
+        *(("path_remap: a prefix or its replacement", each, str | os.PathLike, "a string or a path") for each in texts),
+        ("tokenizer", tokenizer, str | None, "a string"),
+        ("remote", remote, RemoteOptions | Mapping | None, "RemoteOptions or a mapping"),
+        ("root", root, str | os.PathLike | None, "a path"),
+        ("use_loss_mask", use, bool | None, "True or False"),
+    ):
+        check_type(name, value, kind, expected)
 
 
 def _open_path(path: str, format: str, options: ReadOptions) -> Corpus:
@@ -154,11 +158,9 @@ def _open_path(path: str, format: str, options: ReadOptions) -> Corpus:
     raise CorpusError(f"{path}: is not of the format {format}; expected {FORMATS[format].expected}.")
 
 
-def _expand_masks(
-    paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]], remap: Callable[[str], str]
-) -> tuple[str, ...]:
+def _expand_masks(paths: Iterable[str]) -> tuple[str, ...]:
     found: list[str] = []
-    for path in (remap(files.normalize(item)) for item in as_paths("label_mask_paths", paths)):
+    for path in paths:
         matches = files.glob(path) if is_glob(path) else [path]
         if not matches:
             raise CorpusFileError(f"{path}: label_mask_paths: the glob matches no file.")
@@ -167,8 +169,8 @@ def _expand_masks(
 
 
 def _check_inside(folder: str, paths: Iterable[str]) -> None:
-    """Refuse the first path that, after links are followed, lies outside of a local folder or of a URL."""
-    for path in paths:
+    """Refuse the first path that, after links are followed, lies outside of a local folder or of a URL; "": take any."""
+    for path in paths if folder else ():
         remote = files.is_remote(path)
         real = path if remote else os.path.realpath(path)
         if not real.startswith(folder) or (remote and ".." in path.split("/")):

@@ -107,7 +107,7 @@ ONES = [1.0] * (COUNT - 1) + [0.0]
         ),
         (
             {"nz_shifted_label_ids": [9999] * COUNT, "nz_shifted_loss_weights": ONES},
-            "a label of nz_shifted_label_ids takes loss, but is not the token",
+            "a label of nz_shifted_label_ids takes loss, but is not the next token",
         ),
         ({"nz_input_ids": None}, "column nz_input_ids has no value in some of the rows from 8 on"),
     ],

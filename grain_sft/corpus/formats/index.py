@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -108,17 +107,15 @@ def _pinned(corpus: Corpus) -> Corpus:
 
 
 def _check_own(path: str, fingerprint: str, corpus: Corpus) -> None:
+    """Refuse an index whose entries do not fit together, or local files of other sizes; remote ones are checked when read."""
     for number, shard in enumerate(corpus.shards):
+        counted = f"{path}: shard {number} ({shard.path}) has {shard.num_tokens} {corpus.dtype} tokens"
         if shard.data_offset + shard.num_tokens * corpus.dtype.itemsize != shard.size:
             raise CorpusError(
-                f"{path}: shard {number} ({shard.path}) has {shard.num_tokens} {corpus.dtype} tokens after "
-                f"{shard.data_offset} bytes, which is not its size of {shard.size}. {_DAMAGED}"
+                f"{counted} after {shard.data_offset} bytes, which is not its size of {shard.size}. {_DAMAGED}"
             )
         if shard.loss is not None and shard.loss.count != shard.num_tokens:
-            raise CorpusError(
-                f"{path}: shard {number} ({shard.path}) has {shard.num_tokens} tokens, but its loss file "
-                f"{shard.loss.count} values. {_DAMAGED}"
-            )
+            raise CorpusError(f"{counted}, but its loss file {shard.loss.count} values. {_DAMAGED}")
     if not corpus.shards:
         raise CorpusError(f"{path}: the index lists no shard.")
     if fingerprint != corpus.fingerprint:
@@ -138,9 +135,8 @@ def _check_own(path: str, fingerprint: str, corpus: Corpus) -> None:
         if found != file.size:
             raise CorpusFileError(f"{size_change(file, found)} Index: {path}.")
 
-    local = [file for file in corpus.files() if not files.is_remote(file.path)]  # others are checked when they are read
-    for file in local[:1]:  # the usual mistake, a folder that moved, is answered at once
-        check_size(file)
+    local = [file for file in corpus.files() if not files.is_remote(file.path)]
+    in_threads(check_size, local[:1])  # the usual mistake, a folder that moved, is answered at once
     in_threads(check_size, local[1:])
 
 
@@ -163,27 +159,26 @@ def _choose_loss(
     `stated` is the index's own `use_loss_mask`, which version 0.1.0 did not write, nor masks of listed files.
     """
     tokens = [shard.path for shard in corpus.shards]
-    if options.masks is not None:
-        check_masks(tokens, options.masks)
-        return _with_losses(corpus, [TokenFile(path, mask) for path, mask in zip(tokens, options.masks, strict=True)])
-    if (stated if options.use_loss_mask is None else options.use_loss_mask) is False:
+    uses_loss = stated if options.use_loss_mask is None else options.use_loss_mask
+    if options.masks is None and uses_loss is False:
         shards = tuple(dataclasses.replace(shard, loss=None) for shard in corpus.shards)
         return dataclasses.replace(corpus, shards=shards, ignores_loss=stated is False or corpus.has_loss)
-    if corpus.has_loss:
-        return corpus
-    parts = [find_loss(each, listing) for each in tokens]
-    if not any(part.loss for part in parts):
-        return corpus
-    if stated is False and all(part.loss for part in parts):  # the index ignores them, the caller doesn't
-        return _with_losses(corpus, parts)
-    found = next(part for part in parts if part.loss)
-    raise CorpusError(
-        f"{path}: lists {found.tokens} without its loss mask {found.loss}, so all of its tokens would take loss. "
-        "Build the index again, or give use_loss_mask=False to ignore the masks."
-    )
+    if options.masks is not None:
+        check_masks(tokens, options.masks)
+        parts = [TokenFile(*files) for files in zip(tokens, options.masks, strict=True)]
+    else:
+        parts = [] if corpus.has_loss else [find_loss(each, listing) for each in tokens]
+        missing = [part for part in parts if part.loss]
+        if not missing:
+            return corpus
+        if stated is not False or len(missing) < len(
+            parts
+        ):  # else the index ignores the loss files, the caller doesn't
+            raise CorpusError(
+                f"{path}: lists {missing[0].tokens} without its loss mask {missing[0].loss}, so all of its tokens would take "
+                "loss. Build the index again, or give use_loss_mask=False to ignore the masks."
+            )
 
-
-def _with_losses(corpus: Corpus, parts: Sequence[TokenFile]) -> Corpus:
     def scan(shard: Shard, part: TokenFile) -> Shard:
         loss = scan_loss(part.loss, part.loss_kind)
         check_loss(shard, loss, corpus.dtype)

@@ -180,9 +180,7 @@ def _unpack(
         length = rows.values["seqlens"].astype(np.int64)
         starts = np.cumsum(length) - length
         weights = np.zeros(int(length.sum()), "<f4")
-        weights[1:] = rows.values["nz_shifted_loss_weights"][
-            :-1
-        ]  # a sequence's first gets the last before it, which is 0
+        weights[1:] = rows.values["nz_shifted_loss_weights"][:-1]  # a first token gets the last before it, which is 0
         if first_weights is not None:
             mine = first_weights[documents : documents + len(length)]
             if len(mine) == len(length):  # else the caller reports it
@@ -205,29 +203,32 @@ def _check(path: str, rows: _Rows) -> None:
     for name, found in {"total_length": values["total_length"], **rows.lengths}.items():
         wrong = np.flatnonzero(found != counts)
         if name != "seqlens" and len(wrong):
-            what = f"{name} {'has the length' if name in _LISTS else 'is'} {found[wrong[0]]}"
-            raise refuse(wrong[0], f"{what}, but nz_input_ids has the length {counts[wrong[0]]}")
+            has = "has the length" if name in _LISTS else "is"
+            raise refuse(
+                wrong[0], f"{name} {has} {found[wrong[0]]}, but nz_input_ids has the length {counts[wrong[0]]}"
+            )
     length = values["seqlens"].astype(np.int64)
     row_of = np.repeat(np.arange(len(counts)), rows.lengths["seqlens"])
     sums = np.bincount(row_of, weights=length, minlength=len(counts)).astype(np.int64)
     wrong = np.union1d(np.flatnonzero(sums != counts), row_of[length < 0])
     if len(wrong):
-        what = f"seqlens add up to {sums[wrong[0]]}, but nz_input_ids has the length {counts[wrong[0]]}"
-        raise refuse(wrong[0], what)
+        has = f"seqlens add up to {sums[wrong[0]]}, but nz_input_ids has the length"
+        raise refuse(wrong[0], f"{has} {counts[wrong[0]]}")
     starts = np.cumsum(length) - length
     ids, labels, weights = values["nz_input_ids"], values["nz_shifted_label_ids"], values["nz_shifted_loss_weights"]
     is_last = np.zeros(len(ids), np.bool_)
     is_last[(starts + length - 1)[length > 0]] = True
     positions = np.arange(len(ids)) - np.repeat(starts, length)
     not_weights = KINDS["float32"].wrong(weights.astype(np.float32), ids)
+    takes_loss = weights[:-1] != 0
     for where, what in (
         (values["nz_position_ids"] != positions, "nz_position_ids don't count from 0 in a sequence"),
         ((ids < 0) | (ids >= 1 << 31), "nz_input_ids holds a token id that int32 tokens don't have"),
         (not_weights, "nz_shifted_loss_weights holds a weight that is negative or not finite"),
         (is_last & (weights != 0), "the last of nz_shifted_loss_weights is not 0, though no token follows it"),
         (
-            (weights[:-1] != 0) & (labels[:-1] != ids[1:]),
-            "a label of nz_shifted_label_ids takes loss, but is not the token that follows",
+            takes_loss & (labels[:-1] != ids[1:]),
+            "a label of nz_shifted_label_ids takes loss, but is not the next token",
         ),
     ):
         if where.any():

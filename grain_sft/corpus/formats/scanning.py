@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 from grain_sft.corpus.boundaries import BoundaryKind, describe_boundaries
 from grain_sft.corpus.corpus import Corpus
@@ -20,6 +21,7 @@ from grain_sft.errors import CorpusError
 from grain_sft.progress import with_progress
 from grain_sft.storage import DIGEST_BYTES, MAGIC, StampedFile, describe, files, read_head
 
+_LAST_NUMBER = re.compile(r"^.*?0*(\d*)\D*$")
 THREADS = 32  # a scan waits for the disk or for a bucket, not for the processor
 
 T = TypeVar("T")
@@ -105,14 +107,17 @@ def scan_corpus(split: Split, parts: Sequence[TokenFile], options: ReadOptions) 
         check_masks([part.tokens for part in parts], options.masks)
         parts = [part._replace(loss=mask, loss_kind="bool") for part, mask in zip(parts, options.masks, strict=True)]
     uses_loss = options.use_loss_mask is not False
-    if uses_loss:
-        _check_all_have_loss(parts)
+    without, having = [part for part in parts if not part.loss], [part for part in parts if part.loss]
+    if uses_loss and without and having:
+        raise CorpusError(
+            f"{without[0].tokens}: has no loss mask, but {having[0].tokens} has {having[0].loss}. Without one, all of its "
+            "tokens would take loss. Give the missing mask, open the files as two corpora, or ignore all masks with "
+            "use_loss_mask=False."
+        )
     shards, dtype = _scan_parts(parts, options.dtype or split.dtype, split.dtypes, use_loss=uses_loss)
-    ignores_loss = not uses_loss and any(part.loss for part in parts)
     sources = describe(split.sources) if split.sources else None
-    return corpus_of(
-        shards, dtype, split.metadata, options.eos_token_id, sources_file=sources, ignores_loss=ignores_loss
-    )
+    fields = {"sources_file": sources, "ignores_loss": bool(having) and not uses_loss}
+    return corpus_of(shards, dtype, split.metadata, options.eos_token_id, **fields)
 
 
 def corpus_of(
@@ -194,11 +199,8 @@ def check_loss(shard: Shard, loss: LossFile, dtype: Dtype) -> None:
         )
     values = loss.values
     count = min(shard.num_tokens, DIGEST_BYTES // values.dtype.itemsize)
-    for first in dict.fromkeys((0, shard.num_tokens - count)) if values.follow_tokens else ():
-        labels, tokens = (
-            np.frombuffer(_read(file, first * kind.itemsize, count * kind.itemsize), kind)
-            for file, kind in ((loss, values.dtype), (shard, dtype))
-        )
+    for first in sorted({0, shard.num_tokens - count}) if values.follow_tokens else ():
+        labels, tokens = _read(loss, values.dtype, first, count), _read(shard, dtype, first, count)
         if len(labels) != len(tokens):
             raise CorpusError(f"{loss.path}: was cut short while it was opened.")
         wrong = np.flatnonzero(values.wrong(labels, tokens))
@@ -210,9 +212,10 @@ def check_loss(shard: Shard, loss: LossFile, dtype: Dtype) -> None:
             )
 
 
-def _read(file: StampedFile, first: int, size: int) -> bytes:
-    begin = file.data_offset + first
-    return files.read_range(file.path, begin, begin + size, version=file.version)
+def _read(file: StampedFile, dtype: np.dtype[Any], first: int, count: int) -> npt.NDArray[Any]:
+    begin = file.data_offset + first * dtype.itemsize
+    data = files.read_range(file.path, begin, begin + count * dtype.itemsize, version=file.version)
+    return np.frombuffer(data, dtype)
 
 
 def _width(tokens: str, loss: LossFile, allowed: Sequence[str]) -> Dtype | None:
@@ -240,25 +243,10 @@ def check_masks(tokens: Sequence[str], masks: Sequence[str]) -> None:
             f"label_mask_paths: {len(masks)} label masks for {len(tokens)} token files; expected one for each, in the order "
             f"of the token files. The first without a counterpart is {more[min(len(masks), len(tokens))]}."
         )
-    numbers = [[_last_number(path) for path in paths] for paths in (tokens, masks)]
+    numbers = [[_LAST_NUMBER.sub(r"\1", files.name_of(path)) for path in paths] for paths in (tokens, masks)]
     if numbers[0] != numbers[1] and sorted(numbers[0]) == sorted(numbers[1]):
         at = next(at for at, (one, other) in enumerate(zip(*numbers, strict=True)) if one != other)
         raise CorpusError(
             f"label_mask_paths: {masks[at]} is listed for {tokens[at]}, and the numbers in their names differ. "
             "Globs are sorted as text, and directories by number. Name the masks in the order of the token files."
-        )
-
-
-def _last_number(path: str) -> int:
-    found = re.findall(r"\d+", files.name_of(path))
-    return int(found[-1][:18]) if found else -1
-
-
-def _check_all_have_loss(parts: Sequence[TokenFile]) -> None:
-    without = next((part for part in parts if not part.loss), None)
-    having = next((part for part in parts if part.loss), None)
-    if without is not None and having is not None:
-        raise CorpusError(
-            f"{without.tokens}: has no loss mask, but {having.tokens} has {having.loss}. Without one, all of its tokens would "
-            "take loss. Give the missing mask, open the files as two corpora, or ignore all masks with use_loss_mask=False."
         )
