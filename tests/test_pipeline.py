@@ -5,9 +5,12 @@ import itertools
 import json
 import multiprocessing
 import pickle
+import queue
 import subprocess
 import sys
 import textwrap
+import threading
+import time
 
 import grain
 import numpy as np
@@ -26,6 +29,7 @@ from grain_sft import (
     WindowLayout,
     open_corpus,
 )
+from grain_sft.source.workers import InOrder
 
 LENGTH = 16
 ROWS = 60
@@ -336,7 +340,8 @@ def test_parts_that_do_not_fit_are_named(source):
 
 
 SCRIPT = """
-import sys
+import sys, weakref
+weakref.finalize(weakref.finalize, int)  # what libraries have run at the end, if they are imported first
 import grain, numpy as np
 from grain_sft import IndexSampler, NpyDataSource, Pipeline, ShiftTargets, WindowLayout, open_corpus
 
@@ -388,6 +393,40 @@ for batches in left:
     next(batches)
 left[0].set_state(left[1].get_state())
 """
+
+
+class SlowQueue(queue.Queue):
+    """A queue whose readers wake up late, as on a busy machine."""
+
+    def get(self, block=True, timeout=None):
+        while block and not self.qsize():
+            time.sleep(0.2)
+        return super().get(block, timeout)
+
+
+class Slow(grain.transforms.Map):
+    def map(self, element):
+        time.sleep(1)
+        return element
+
+
+def test_a_thread_that_waits_for_a_worker_ends_when_the_workers_do(monkeypatch):
+    monkeypatch.setattr(queue, "Queue", SlowQueue)
+    dataset = grain.MapDataset.range(99).map(Slow()).to_iter_dataset().mp_prefetch(grain.MultiprocessingOptions(1, 1))
+    elements, taken = InOrder(dataset, 0), threading.Event()
+
+    def take():
+        with pytest.raises(ValueError, match="closed"):
+            for step in range(99):
+                elements.next(step)
+                taken.set()
+
+    waits = threading.Thread(target=take, daemon=True)
+    waits.start()
+    taken.wait(60)
+    elements.close()
+    waits.join(60)
+    assert not waits.is_alive()
 
 
 @pytest.mark.parametrize(

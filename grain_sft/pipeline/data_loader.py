@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -90,7 +89,7 @@ class _BatchLoader(grain.DataLoader):
     def __iter__(self) -> Iterator[Element]:
         iterator: Any = super().__iter__()
         if self.multiprocessing_options.num_workers:
-            weakref.finalize(iterator, workers.stop, workers.start(iterator))
+            workers.stop_with(iterator, workers.start(iterator))
         iterator.__class__ = _BatchIterator
         typed: Iterator[Element] = iterator
         return typed

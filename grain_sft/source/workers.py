@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import _thread
+import atexit
 import contextlib
 import multiprocessing
 import os
+import queue
 import sys
 import threading
 import weakref
@@ -51,7 +53,7 @@ class InOrder:
 
     def __init__(self, dataset: Any, start: int) -> None:
         self._dataset, self.start = dataset, start
-        self._at_exit: weakref.finalize[..., InOrder] | None = None
+        self._stop: Callable[[], object] | None = None
         self._closed = False
         self.iterator: Any = None
         self.started = threading.Lock()
@@ -62,7 +64,7 @@ class InOrder:
         if self.iterator is None:
             try:
                 iterator = self._dataset.__iter__()
-                self._at_exit = weakref.finalize(self, stop, iterator)  # also when the interpreter exits
+                self._stop = stop_with(self, iterator)
                 start(iterator)
                 self.iterator = iterator
             finally:
@@ -72,12 +74,17 @@ class InOrder:
         return next(self.iterator)
 
     def close(self, ends: Callable[[], bool] = sys.is_finalizing) -> None:
-        """End the workers. When the interpreter ends, they are stopped before this is called."""
+        """End the workers, once."""
         self._closed = True
-        if self.iterator is not None and not ends():
-            close(self.iterator)
-            if self._at_exit is not None:
-                self._at_exit.detach()
+        if self.iterator is not None and self._stop is not None and not ends():
+            self._stop()
+
+
+def stop_with(owner: object, iterator: Any) -> Callable[[], object]:
+    """Return a function that stops a Grain iterator, once. It is called when `owner` is collected or the interpreter exits."""
+    once = weakref.finalize(owner, stop, iterator)
+    atexit.register(once)  # by itself it may run after what `multiprocessing` does then
+    return once
 
 
 def stop(iterator: Any) -> None:
@@ -91,13 +98,13 @@ def stop(iterator: Any) -> None:
 
 def close(iterator: Any) -> None:
     """Close a Grain iterator within some seconds: a worker that was killed may have had a lock that Grain then waits for
-    without end. What is not closed ends with this process."""
+    without end. What is not closed ends with this process. A thread that waits for an element gets an error."""
     closed = threading.Lock()
     closed.acquire()
 
     def run() -> None:
         try:
-            iterator.close()
+            _close(iterator)
         finally:
             closed.release()
 
@@ -105,9 +112,18 @@ def close(iterator: Any) -> None:
     try:  # an exception that arrives inside `thread.start` would keep this thread waiting
         _thread.start_new_thread(thread.start, ())
     except RuntimeError:  # the interpreter ends, and starts no threads any more
-        iterator.close()
+        _close(iterator)
         return
     closed.acquire(timeout=_CLOSES_IN)
+
+
+def _close(iterator: Any) -> None:
+    iterator.close()
+    for each in _tree(iterator):  # Grain empties these queues, also of the element that a thread still waits for
+        buffer = getattr(each, "_buffer", None)
+        if isinstance(buffer, queue.Queue):
+            with contextlib.suppress(queue.Full):  # then none waits
+                buffer.put_nowait((None, None, ValueError("This iterator is closed.")))
 
 
 def end_with_parent() -> None:
