@@ -15,7 +15,7 @@ _STEP, _PARTS = "next_step", "parts"
 
 
 def data_state(pipeline: Pipeline, next_step: int) -> dict[str, Any]:
-    """Return the state of a run's data, the same on all hosts, as JSON: `{"next_step": k, "receipt": …, "parts": {…}}`."""
+    """Return the state of a run's data, the same on all hosts, JSON-ready: `{"next_step": k, "receipt": …, "parts": {…}}`."""
     return {_STEP: as_integer("next_step", next_step, 0, RowIndexError), **pipeline.receipt.as_dict()}
 
 
@@ -43,9 +43,8 @@ def resume_step(state: Mapping[str, Any], pipeline: Pipeline, *, allow_other_dat
             + "\nGive the run its old data, or allow_other_data=True to go on at that step with this data."
         )
     if not 0 <= step <= pipeline.end_step:
-        raise RowIndexError(
-            f"the checkpoint's next step is {step}: expected 0 to {pipeline.end_step}, which is the end."
-        )
+        end = pipeline.end_step
+        raise RowIndexError(f"the checkpoint's next step is {step}: expected 0 to {end}, which is the end.")
     return step
 
 
@@ -55,7 +54,7 @@ class Stateful(StepIterator[Any]):
     _allow_other_data = False
 
     def get_state(self) -> dict[str, Any]:
-        """Return the next step and the receipt, JSON-ready, the same on all processes: a `data_state`."""
+        """Return the `data_state` of the next step."""
         return data_state(self.pipeline, self.next_step)
 
     def set_state(self, state: dict[str, Any]) -> None:
@@ -87,12 +86,12 @@ class CheckedIterator(Stateful, PipelineIterator):
         super().__init__(pipeline, start_step, **options)
 
 
-def _orbax() -> Any:
+def _orbax_args() -> Any:
     try:
-        import orbax.checkpoint as ocp
+        from orbax.checkpoint import args
     except ImportError as error:
         raise MissingExtraError.of("a checkpoint of Orbax", "orbax-checkpoint", "orbax") from error
-    return ocp
+    return args
 
 
 def save_args(batches: Stateful) -> Any:
@@ -103,7 +102,7 @@ def save_args(batches: Stateful) -> Any:
     Raises:
       MissingExtraError: Orbax is not installed.
     """
-    return _orbax().args.JsonSave(batches.get_state())
+    return _orbax_args().JsonSave(batches.get_state())
 
 
 def restore(manager: Any, batches: Stateful, step: int | None = None, *, item: str = "data") -> int | None:
@@ -122,7 +121,7 @@ def restore(manager: Any, batches: Stateful, step: int | None = None, *, item: s
       PipelineError: the checkpoint has no such item, or is one of other data.
       MissingExtraError: Orbax is not installed.
     """
-    args = _orbax().args
+    args = _orbax_args()
     step = manager.latest_step() if step is None else step
     if step is None:
         return None

@@ -13,14 +13,8 @@ from jax.sharding import Sharding
 from grain_sft.arguments import as_integer
 from grain_sft.errors import PipelineError
 from grain_sft.integrations.checkpoint import Stateful
-from grain_sft.integrations.placement import (
-    DirectPlacement,
-    GlobalBatch,
-    LoaderPlacement,
-    Placement,
-    ProcessRows,
-    process_rows,
-)
+from grain_sft.integrations.placement import DirectPlacement, GlobalBatch, LoaderPlacement, Placement, process_rows
+from grain_sft.integrations.placement import ProcessRows as ProcessRows
 from grain_sft.pipeline import Pipeline, ReadAhead, StepIterator, checked_step
 from grain_sft.source import Element
 from grain_sft.storage import activity
@@ -109,14 +103,8 @@ class GlobalBatches(Stateful, StepIterator[GlobalBatch]):
         if not self._prefetch:
             return None
         this = weakref.proxy(self)  # threads that wait for work must not keep the iterator alive
-        return ReadAhead(
-            lambda step: this._make_now(step),
-            start=step,
-            end=self._end,
-            ahead=self._prefetch,
-            threads=self._threads,
-            name="grain_sft-global-batches",
-        )
+        make, name = (lambda step: this._make_now(step)), "grain_sft-global-batches"
+        return ReadAhead(make, start=step, end=self._end, ahead=self._prefetch, threads=self._threads, name=name)
 
     def _writer(self, step: int) -> bool:
         return self._placement(step).writer == jax.process_index()
@@ -153,6 +141,3 @@ class GlobalBatches(Stateful, StepIterator[GlobalBatch]):
         with self._lock:
             if step != self.next_step:
                 self._go_to(step)
-
-    def __str__(self) -> str:
-        return f"GlobalBatches(next_step={self.next_step}, sharding={self.sharding})"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import abc
 import dataclasses
 import functools
-import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 
+from grain_sft.deprecated import renamed_attribute
 from grain_sft.errors import PipelineError
 
 Index = tuple[slice, ...]
@@ -45,11 +45,7 @@ class ProcessRows:
             return None
         return int(rows[0]) // len(rows), total // len(rows)
 
-    @property
-    def held(self) -> npt.NDArray[np.int64]:
-        """Former name of `rows`."""
-        warnings.warn("ProcessRows.held is now ProcessRows.rows.", DeprecationWarning, stacklevel=2)
-        return self.rows
+    held = renamed_attribute("ProcessRows.held", "rows")
 
 
 def process_rows(sharding: Sharding, shape: tuple[int, int], process: int | None = None) -> ProcessRows:
@@ -88,19 +84,12 @@ def _parts(sharding: Sharding, shape: tuple[int, int]) -> dict[Any, Any]:
 
 
 class Placement(abc.ABC):
-    """Way of global batches of one shape to the devices.
+    """Transfer of global batches of one shape to the devices."""
 
-    Attributes:
-      reads: int64 [n], rows of the global batch that this process reads.
-      writer: Process whose observers are called.
-      shape: Shape of the arrays that are put on the devices.
-      sharding: Sharding of these arrays.
-    """
-
-    reads: npt.NDArray[np.int64]
-    writer: int
-    shape: tuple[int, int]
-    sharding: Sharding
+    reads: npt.NDArray[np.int64]  # [n], rows of the global batch that this process reads
+    writer: int  # process that writes for all
+    shape: tuple[int, int]  # of the arrays that are put on the devices
+    sharding: Sharding  # of these arrays
 
     @abc.abstractmethod
     def part(self, array: npt.NDArray[Any], index: Index) -> npt.NDArray[Any]:
@@ -137,7 +126,7 @@ class LoaderPlacement(Placement):
 
     def __init__(self, sharding: Sharding, shape: tuple[int, int], batch_rows: int, loaders: Sequence[int]) -> None:
         devices = list(_parts(sharding, shape))  # a computation on both shardings needs this order
-        loading = [number for number, device in enumerate(devices) if device.process_index in set(loaders)]
+        loading = [number for number, device in enumerate(devices) if device.process_index in loaders]
         if not loading:
             raise PipelineError(f"loaders={list(loaders)}: none of these processes has a device of {sharding}.")
         self.writer = devices[loading[0]].process_index

@@ -17,21 +17,15 @@ from grain_sft.storage import ForkSafeLock
 if TYPE_CHECKING:
     from grain_sft.pipeline.pipeline import Pipeline
 
-NUM_CHECKED = 4
-"""Batches without a target that takes loss after which an iterator warns."""
-
+NUM_CHECKED = 4  # batches without a target that takes loss, after which an iterator warns
 _MOST_ROWS = 64  # read again to find the reason
 
 
 class FirstSteps:
-    """Check of a pipeline's first batches that warns once if none takes loss.
-
-    Attributes:
-      left: Number of batches still to be checked. 0 as soon as one batch takes loss.
-    """
+    """Check of a pipeline's first batches that warns once if none takes loss."""
 
     def __init__(self) -> None:
-        self.left = NUM_CHECKED
+        self.left = NUM_CHECKED  # batches still to be checked; 0 as soon as one takes loss
         self._steps: list[int] = []
         self._lock = ForkSafeLock()
 
@@ -93,19 +87,6 @@ def _why_none_is_read(layout: Layout, rows: npt.NDArray[np.int64], element: Elem
             f"only the first token of a document takes loss, and it has no input before it. The longest document here has "
             f"{longest} token{'s' if longest > 1 else ''}: are the documents too short, or split at the wrong token?"
         )
-    if _is_cut_off(layout, rows):
-        return (
-            f"the documents are longer than sequence_length={layout.sequence_length}, and only tokens that were cut off "
-            "take loss. Give a longer sequence_length, or keep the other end of documents."
-        )
-    return (
-        "the loss mask is 0 for each token of these rows and of their documents: the mask holds only zeros, or the "
-        "documents are prompts without an answer. Prepare the corpus again, or give use_loss_mask: false."
-    )
-
-
-def _is_cut_off(layout: Layout, rows: npt.NDArray[np.int64]) -> bool:
-    """Return whether a document of the rows takes loss outside them."""
     for name, _, own in layout.split(rows):
         part = layout.parts[name]
         document, table = part.pieces(own).document, part.documents
@@ -114,9 +95,15 @@ def _is_cut_off(layout: Layout, rows: npt.NDArray[np.int64]) -> bool:
         for number in np.unique(document).tolist():
             start = int(table.start[number])
             _, loss = part.corpus.read(start, start + int(table.length[number]))
-            if loss is None or np.any(loss != 0):
-                return True
-    return False
+            if loss is None or loss.any():
+                return (
+                    f"the documents are longer than sequence_length={layout.sequence_length}, and only tokens that were cut "
+                    "off take loss. Give a longer sequence_length, or keep the other end of documents."
+                )
+    return (
+        "the loss mask is 0 for each token of these rows and of their documents: the mask holds only zeros, or the "
+        "documents are prompts without an answer. Prepare the corpus again, or give use_loss_mask: false."
+    )
 
 
 def _why_taken_off(pipeline: Pipeline, element: Element) -> str:

@@ -116,6 +116,3 @@ class PipelineIterator(StepIterator[Element]):
 
     def _set_next_index(self, index: int) -> None:
         self.set_state({_STEP: index})
-
-    def __str__(self) -> str:
-        return f"{type(self).__name__}(next_step={self.next_step})"

@@ -119,8 +119,7 @@ class IteratorStats:
     """Counts of the batches that an iterator delivered.
 
     Attributes:
-      steps: Number of batches.
-      tokens: Number of tokens, padding included.
+      steps, tokens: Numbers of batches, and of their tokens, padding included.
       waited: Seconds inside `next`.
       elsewhere: Seconds between a batch and the next call of `next`, which are the training loop's.
       longest: Longest wait, in seconds; the reader may set it to 0.

@@ -44,13 +44,10 @@ class Receipt:
         return {"receipt": self.code, "parts": dict(self.parts)}
 
     def differences(self, other: Mapping[str, str]) -> list[str]:
-        """Return a sentence for each part that differs in `other`, the parts of another receipt."""
-        pairs = ((name, self.parts.get(name), other.get(name)) for name in dict.fromkeys((*self.parts, *other)))
-        return [
-            f"{name} differs: here {mine or 'there is none'}; there {theirs or 'there is none'}."
-            for name, mine, theirs in pairs
-            if mine != theirs
-        ]
+        """Return a sentence for each part that differs in `other`, the parts of another receipt ("there")."""
+        names = [name for name in {**self.parts, **other} if self.parts.get(name) != other.get(name)]
+        none = "there is none"
+        return [f"{name} differs: here {self.parts.get(name, none)}; there {other.get(name, none)}." for name in names]
 
     def __str__(self) -> str:
         return self.code

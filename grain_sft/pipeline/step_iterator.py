@@ -61,8 +61,7 @@ class StepIterator(grain.DatasetIterator[T]):
         return self.pipeline.sampler.host.index == 0
 
     def worker_pids(self) -> list[int] | None:
-        """Return the worker processes that make batches, the one whose turn it is first; None where threads of this process
-        make them."""
+        """Return the worker processes that make batches, the one whose turn it is first; None without worker processes."""
         return None
 
     def __next__(self) -> T:
@@ -120,9 +119,8 @@ class StepIterator(grain.DatasetIterator[T]):
             return self._make_now(step)
         slot = self._ahead.get(step)
         if slot.error is not None:
-            error = slot.error
             self._stop()
-            raise error
+            raise slot.error
         assert slot.value is not None
         return slot.value
 
@@ -147,7 +145,6 @@ class StepIterator(grain.DatasetIterator[T]):
         return min(waiting) if waiting else following
 
     def _go_to(self, step: int) -> None:
-        """Continue at `step`."""
         with self._lock:
             self._stop()
             self._position = step, {}
@@ -168,6 +165,9 @@ class StepIterator(grain.DatasetIterator[T]):
         ahead, self._ahead = self._ahead, None
         if ahead is not None:
             ahead.close()
+
+    def __str__(self) -> str:
+        return f"{type(self).__name__}(next_step={self.next_step})"
 
 
 def checked_step(pipeline: Pipeline, step: object) -> int:

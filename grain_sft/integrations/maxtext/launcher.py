@@ -69,9 +69,8 @@ def train(argv: Sequence[str], options: Options) -> None:
     finally:
         for batches in made:
             batches.close()
-    for batches in made:
-        if batches.failure is not None:
-            raise batches.failure
+    for failure in filter(None, (batches.failure for batches in made)):
+        raise failure
 
 
 def main(arguments: Sequence[str]) -> int:

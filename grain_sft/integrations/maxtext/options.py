@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from grain_sft.errors import ConfigError
@@ -30,27 +30,21 @@ class Options:
     ignore_weights: bool = False
 
     @classmethod
-    def of(cls, given: Mapping[str, str]) -> Options:
-        """Return the options of texts by name.
+    def from_environment(cls, **given: str) -> Options:
+        """Return the options of $GRAIN_SFT_CONFIG, $GRAIN_SFT_EVAL_CONFIG, and so on, except those that are given.
 
         Raises:
-          ConfigError: An unknown name, or a value that is neither true nor false.
+          ConfigError: an unknown name, or a value that is neither true nor false.
         """
         declaration: Any = cls
-        known, words = options_of(declaration), {"true": True, "false": False}
-        values: dict[str, Any] = dict(given)
-        for name in known.keys() & given.keys():
-            if known[name].type is bool:
-                values[name] = words.get(given[name].lower(), given[name])
-        prefixed = {PREFIX + name: option for name, option in known.items()}
-        check({PREFIX + name: value for name, value in values.items()}, prefixed, "options of grain_sft")
-        return cls(**values)
-
-    @classmethod
-    def from_environment(cls, **given: str) -> Options:
-        """Return the options of $GRAIN_SFT_CONFIG, $GRAIN_SFT_EVAL_CONFIG, and so on, except those that are given."""
-        names = {field.name: f"{PREFIX}{field.name}".upper() for field in dataclasses.fields(cls)}
-        return cls.of({name: os.environ[key] for name, key in names.items() if key in os.environ} | given)
+        known = {PREFIX + name: option for name, option in options_of(declaration).items()}
+        texts = {name: os.environ[name.upper()] for name in known if name.upper() in os.environ}
+        values: dict[str, Any] = texts | {PREFIX + name: text for name, text in given.items()}
+        for name, text in values.items():
+            if name in known and known[name].type is bool:
+                values[name] = {"true": True, "false": False}.get(text.lower(), text)
+        check(values, known, "options of grain_sft")
+        return cls(**{name.removeprefix(PREFIX): value for name, value in values.items()})
 
     def required(self, name: str, noun: str) -> str:
         """Return the path of the option `name`.
@@ -71,7 +65,7 @@ def split(arguments: Sequence[str]) -> tuple[list[str], Options]:
     """Return MaxText's arguments, and the options among them.
 
     Raises:
-      ConfigError: as `Options.of`, or another `dataset_type`.
+      ConfigError: as `Options.from_environment`, or another `dataset_type`.
     """
     ours = dict(word.removeprefix(PREFIX).partition("=")[::2] for word in arguments if word.startswith(PREFIX))
     options = Options.from_environment(**ours)
