@@ -8,25 +8,22 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import pickle
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
 import msgspec
-import numpy as np
-import numpy.typing as npt
 
 from grain_sft.errors import GrainSftError
-from grain_sft.prepare.chunks import Header
-from grain_sft.prepare.documents import Table
 from grain_sft.prepare.job import Job
 from grain_sft.prepare.records import inputs
 from grain_sft.prepare.records.inputs import Input, Scan
 from grain_sft.prepare.request import Request
 from grain_sft.prepare.target import Target
 from grain_sft.prepare.workers import Failure
-from grain_sft.prepare.writers import Plan, SplitStatistics, Task
+from grain_sft.prepare.writers import Plan, Task
 from grain_sft.storage import files
 
 PAUSES = (1.0, 4.0)  # seconds before a failed access to storage is tried again
@@ -43,12 +40,6 @@ class Outcome(msgspec.Struct):
     manifest: dict[str, Any] = {}
     failure: Failure | None = None
     replace: bool = False
-
-
-class _PlanNote(msgspec.Struct):
-    statistics: dict[str, SplitStatistics]
-    binary: bool
-    headers: tuple[Header, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,17 +121,12 @@ def render(unit: int, run: Run) -> Iterator[Failure]:
 
 
 def plan(_: object, run: Run, failures: Iterable[Failure]) -> Iterator[Task]:
-    """Plan the corpus and save the plan, 4 bytes a document and 8 for each time that it is in a split; yield the tasks."""
+    """Plan the corpus and save the plan; yield the tasks."""
 
     def step() -> list[Task]:
         job = _job(run)
         made = job.plan()
-        table = Table.of(job.chunks, len(job.units))
-        headers = tuple(dataclasses.replace(header, rejected=()) for header in table.headers)
-        run.save("plan.json", _PlanNote(dict(made.statistics), made.binary, headers))
-        run.save("lengths.bin", table.lengths.astype("<u4").tobytes())
-        for split, ids in made.splits.items():
-            run.save(f"{split}.bin", ids.astype("<i8").tobytes())
+        run.save("plan.pickle", pickle.dumps(made))
         return [task for split in made.splits for task in job.format.tasks(made, split)]
 
     yield from _advance(run, failures, step) or ()
@@ -205,11 +191,5 @@ def _job(run: Run) -> Job:
 
 @functools.lru_cache(1)
 def _plan(run: Run) -> Plan:
-    note = run.load("plan.json", _PlanNote)
-
-    def array(name: str, dtype: str) -> npt.NDArray[Any]:
-        return np.frombuffer(files.read_bytes(run.path(f"{name}.bin")), dtype)
-
-    table = Table.of_lengths(array("lengths", "<u4"), note.headers)
-    splits = {split: array(split, "<i8") for split in note.statistics}
-    return _job(run).plan_of(table, splits, note.statistics, note.binary)
+    plan: Plan = pickle.loads(files.read_bytes(run.path("plan.pickle")))
+    return plan

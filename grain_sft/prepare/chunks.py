@@ -86,10 +86,8 @@ class Contents:
     loss: list[npt.NDArray[Any]] = dataclasses.field(default_factory=list)
     rejected: list[dict[str, Any]] = dataclasses.field(default_factory=list)
 
-    def encode(
-        self, key: str, token_dtype: np.dtype[Any], loss_dtype: np.dtype[Any], eos_token_id: int | None
-    ) -> bytes:
-        """Return the bytes of the chunk's file."""
+    def encode(self, key: str, token_dtype: np.dtype[Any], loss_dtype: np.dtype[Any], eos: int | None) -> bytes:
+        """Return the bytes of the chunk's file; `eos` is the tokenizer's EOS id."""
         tokens = np.concatenate([np.empty(0, token_dtype), *self.tokens], dtype=token_dtype, casting="unsafe")
         loss = np.concatenate([np.empty(0, loss_dtype), *self.loss], dtype=loss_dtype, casting="unsafe")
         header = Header(
@@ -101,8 +99,8 @@ class Contents:
             rejected=tuple(self.rejected),
             binary=loss_dtype == np.bool_ or bool(((loss == 0) | (loss == 1)).all()),
             first_weights=any(len(part) > 0 and bool(part[0]) for part in self.loss),
-            unended=sum(int(part[-1]) != eos_token_id for part in self.tokens),
-            inner_eos=sum(eos_token_id is not None and bool((part[:-1] == eos_token_id).any()) for part in self.tokens),
+            unended=sum(int(part[-1]) != eos for part in self.tokens),
+            inner_eos=sum(eos is not None and bool((part[:-1] == eos).any()) for part in self.tokens),
         )
         text = msgspec.json.encode(header)
         parts = [np.array(self.records, RECORD).tobytes(), tokens.tobytes(), loss.tobytes()]
@@ -113,8 +111,7 @@ class Chunks:
     """The folder of a preparation's chunks, local or remote."""
 
     def __init__(self, folder: str, key: str) -> None:
-        self._folder = folder
-        self._key = key
+        self._folder, self._key = folder, key
         self.remote = files.is_remote(folder)
 
     def path(self, unit: int) -> str:
@@ -129,18 +126,13 @@ class Chunks:
         if not files.exists(path):
             return None
         start = files.read_range(path, 0, 16)
-        if len(start) < 16 or not start.startswith(_MAGIC):
-            raise StorageError(
-                f"{path}: is not a chunk of a preparation. Delete the folder that holds it, and prepare again."
-            )
-        data = files.read_range(path, 0, 16 + int.from_bytes(start[8:], "little"))
+        data = files.read_range(path, 0, 16 + int.from_bytes(start[8:], "little")) if start[:8] == _MAGIC else b""
         try:
             header = dataclasses.replace(msgspec.json.decode(data[16:], type=Header), size=len(data))
-            size = header.end
-        except (msgspec.MsgspecError, TypeError) as error:
-            raise StorageError(f"{path}: damaged ({error}). Delete it, and prepare again.") from error
-        if files.size(path) != size:
-            raise StorageError(f"{path}: has {files.size(path)} bytes, expected {size}. Delete it, and prepare again.")
+            if files.size(path) != header.end:
+                raise ValueError(f"{files.size(path)} bytes, expected {header.end}")
+        except (ValueError, TypeError) as error:
+            raise StorageError(f"{path}: damaged, or not a chunk ({error}). Delete it, and prepare again.") from error
         return header if header.key == self._key else None
 
     def headers(self, units: int) -> list[Header]:
@@ -163,12 +155,8 @@ class Chunks:
 
     def column(self, headers: Sequence[Header], name: str) -> npt.NDArray[np.uint32]:
         """Return one field of the records of all chunks, uint32 [documents]."""
-        found = np.empty(sum(header.records for header in headers), np.uint32)
-        start = 0
-        for records in self.records(headers):
-            found[start : start + len(records)] = records[name]
-            start += len(records)
-        return found
+        found = [np.empty(0, np.uint32), *(records[name].astype(np.uint32) for records in self.records(headers))]
+        return np.concatenate(found)
 
     def contents(self, units: Sequence[int]) -> Iterator[bytes]:
         """Yield the whole files of chunks, in order."""

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import glob
-import itertools
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,7 @@ import numpy.typing as npt
 
 from grain_sft.corpus import Corpus, check_tokenizer, open_corpus
 from grain_sft.errors import CorpusError
-from grain_sft.prepare.documents import Block, Ids, in_blocks
+from grain_sft.prepare.documents import Documents, Ids
 from grain_sft.prepare.job import finish
 from grain_sft.prepare.request import GIB, Dataset, Request, hash_of
 from grain_sft.prepare.run import Progress, write_tasks
@@ -62,14 +61,14 @@ def convert(
       CorpusError, CorpusFileError: The corpus can't be read, or has no documents.
       PrepareError: The format can't hold the documents, or the output is of another corpus.
     """
-    made = FORMATS[format]
-    target = Target(output)
+    made, target, where = FORMATS[format], Target(output), files.normalize(corpus)
     target.check_writable()
-    where = files.normalize(corpus)
     splits = _open(where)
-    documents = _Documents(list(splits.values()))
+    documents = _Splits(splits)
     described, tokenizer_files = _tokenizer(where, tokenizer, documents)
-    source = _manifest(where)
+    manifest = files.join(where, MANIFEST)
+    found = json.loads(files.read_text(manifest)) if files.exists(manifest) else None
+    source: dict[str, Any] = found if isinstance(found, dict) else {}
     request = Request(
         (Dataset((where,)),),
         "convert",
@@ -77,7 +76,7 @@ def convert(
         format,
         part_bytes=part_bytes,
         shard_tokens=shard_tokens,
-        val_frac=len(documents.ids[-1]) / max(1, len(documents.lengths)) if "val" in splits else 0.0,
+        val_frac=len(documents.ids["val"]) / max(1, len(documents.lengths)) if "val" in splits else 0.0,
         source=str(source.get("request", {}).get("source") or ""),
     )
     contents = {name: part.content_hash() for name, part in splits.items()}
@@ -90,75 +89,53 @@ def convert(
     }
 
     def make() -> dict[str, Any]:
+        statistics, binary = documents.count()
         names = [str(entry.get("path")) for entry in identity["inputs"] if isinstance(entry, dict)]
-        plan = _plan(target, request, described, documents, list(splits), names)
+        plan = Plan(target.stage, request, described, documents, documents.ids, statistics, binary, names)
         made.check(plan)
         write_tasks(plan, made, progress or (lambda what, done, total: None))
-        counts = {"dropped": {}, "rejected": 0}
-        counts |= {name: source.get(name) for name in ("without_final_eos", "with_inner_eos")}
-        return finish(plan, identity, tokenizer_files, counts)
+        counts = {name: source.get(name) for name in ("without_final_eos", "with_inner_eos")}
+        return finish(plan, identity, tokenizer_files, {"dropped": {}, "rejected": 0, **counts})
 
     return target.produce(identity, make, overwrite=overwrite)
 
 
-class _Documents:
-    """`Source` of the documents of all splits, numbered consecutively; each call takes ids of one split."""
+class _Splits(Documents):
+    """Documents of all splits of a corpus, numbered consecutively; its parts are the splits, and all `ids` are of one."""
 
-    def __init__(self, parts: Sequence[Corpus]) -> None:
-        self.parts = parts
-        self._starts = [part.documents.start for part in parts]
-        self._firsts = np.cumsum([0, *map(len, self._starts)])
-        self.ids = [np.arange(*bounds, dtype=np.int64) for bounds in itertools.pairwise(self._firsts.tolist())]
-        self.lengths: npt.NDArray[Any] = np.concatenate([part.documents.length for part in parts])
-        self.token_dtype: np.dtype[Any] = parts[0].dtype
-        self.loss_dtype = np.dtype(np.float32 if any(part.has_weights for part in parts) else np.bool_)
-        self.first_weights = False
+    def __init__(self, corpora: Mapping[str, Corpus]) -> None:
+        self.corpora = list(corpora.values())
+        found = [corpus.documents for corpus in self.corpora]
+        firsts = np.cumsum([0, *map(len, found)])
+        lengths, starts = (np.concatenate([getattr(each, name) for each in found]) for name in ("length", "start"))
+        loss_dtype = np.float32 if any(corpus.has_weights for corpus in self.corpora) else np.bool_
+        super().__init__(lengths, starts, firsts, self.corpora[0].dtype, loss_dtype)
+        self.ids = {name: np.arange(*firsts[split : split + 2], dtype=np.int64) for split, name in enumerate(corpora)}
 
-    def blocks(self, ids: Ids) -> Iterator[Block]:
-        for some in in_blocks(self.lengths, ids):
-            part, numbers = self._of_part(some)
-            lengths, starts = self.lengths[some].astype(np.int64), self._starts[part][numbers]
-            breaks = np.flatnonzero(starts[1:] != starts[:-1] + lengths[:-1]) + 1
-            tokens, loss = [], []
-            for begin, end in itertools.pairwise([0, *breaks.tolist(), len(some)]):
-                read = self.parts[part].read(int(starts[begin]), int(starts[end - 1] + lengths[end - 1]))
-                tokens.append(read[0])
-                loss.append(np.ones(len(read[0]), np.bool_) if read[1] is None else read[1])
-            yield Block(lengths, np.concatenate(tokens), np.concatenate(loss).astype(self.loss_dtype))
+    def count(self) -> tuple[dict[str, SplitStatistics], bool]:
+        """Return the statistics of each split, and whether every weight is 0 or 1; set `first_weights`."""
+        statistics, binary = {}, True
+        for name, ids in self.ids.items():
+            tokens = trainable = 0
+            for block in self.blocks(ids):
+                tokens += len(block.tokens)
+                trainable += int(np.count_nonzero(block.loss))
+                binary = binary and bool(((block.loss == 0) | (block.loss == 1)).all())
+                starts = np.cumsum(block.lengths) - block.lengths
+                self.first_weights = self.first_weights or bool(block.loss[starts[block.lengths > 0]].any())
+            statistics[name] = SplitStatistics(len(ids), tokens, trainable)
+        return statistics, binary
+
+    def fill(self, part: int, start: int, tokens: npt.NDArray[Any], loss: npt.NDArray[Any]) -> None:
+        tokens[:], found = self.corpora[part].read(start, start + len(tokens))
+        loss[:] = True if found is None else found
 
     def sources(self, ids: Ids) -> Iterator[npt.NDArray[np.int64]]:
-        """See `Source`. If the corpus has no sources, input is 0 and line is the number of the document, from 1."""
+        """See `Documents.sources`. If the corpus has no sources, input is 0 and line is the number of the document, from 1."""
         if len(ids):
-            part, numbers = self._of_part(ids)
-            sources = self.parts[part].sources
+            part = int(self.parts_of(ids[:1])[0])
+            numbers, sources = ids - self.firsts[part], self.corpora[part].sources
             yield np.stack([np.zeros_like(numbers), numbers + 1], axis=1) if sources is None else sources[numbers]
-
-    def _of_part(self, ids: Ids) -> tuple[int, Ids]:
-        """Return the index of the split of the documents `ids`, and their numbers in it."""
-        part = int(np.searchsorted(self._firsts, ids[0], side="right")) - 1
-        return part, ids - self._firsts[part]
-
-
-def _plan(
-    target: Target,
-    request: Request,
-    described: Mapping[str, Any],
-    documents: _Documents,
-    splits: Sequence[str],
-    source_names: Sequence[str],
-) -> Plan:
-    statistics, binary = {}, True
-    for name, ids in zip(splits, documents.ids, strict=True):
-        tokens = trainable = 0
-        for block in documents.blocks(ids):
-            tokens += len(block.tokens)
-            trainable += int(np.count_nonzero(block.loss))
-            binary = binary and bool(((block.loss == 0) | (block.loss == 1)).all())
-            starts = np.cumsum(block.lengths) - block.lengths
-            documents.first_weights = documents.first_weights or bool(block.loss[starts[block.lengths > 0]].any())
-        statistics[name] = SplitStatistics(len(ids), tokens, trainable)
-    ids_of = dict(zip(splits, documents.ids, strict=True))
-    return Plan(target.stage, request, described, documents, ids_of, statistics, binary, source_names)
 
 
 def _open(where: str) -> dict[str, Corpus]:
@@ -175,25 +152,19 @@ def _open(where: str) -> dict[str, Corpus]:
     return {"train": train}
 
 
-def _manifest(where: str) -> dict[str, Any]:
-    path = files.join(where, MANIFEST)
-    found = json.loads(files.read_text(path)) if files.exists(path) else None
-    return found if isinstance(found, dict) else {}
-
-
-def _tokenizer(where: str, given: str | None, documents: _Documents) -> tuple[dict[str, Any], dict[str, bytes]]:
+def _tokenizer(where: str, given: str | None, documents: _Splits) -> tuple[dict[str, Any], dict[str, bytes]]:
     """Return description and files of a tokenizer: the one given, the corpus's own, or one inferred from its tokens."""
     folder = files.join(where, "tokenizer")
     if given is not None:
-        for part in documents.parts:
-            check_tokenizer(part, given)
+        for corpus in documents.corpora:
+            check_tokenizer(corpus, given)
     elif files.exists(folder):
         given = folder
     if given is not None:
         loaded = load_tokenizer(given)
         return json.loads(json.dumps(loaded.description())), loaded.files()
-    corpus = documents.parts[0]
-    highest = (int(block.tokens.max(initial=0)) for ids in documents.ids for block in documents.blocks(ids))
+    corpus = documents.corpora[0]
+    highest = (int(block.tokens.max(initial=0)) for ids in documents.ids.values() for block in documents.blocks(ids))
     described = {
         "kind": "unknown",
         "sha256": corpus.tokenizer_sha256,

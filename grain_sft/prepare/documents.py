@@ -1,15 +1,15 @@
-"""Random access by number to the documents in a preparation's chunks."""
+"""Random access by number to documents in several parts: the chunks of a preparation, or the splits of a corpus."""
 
 from __future__ import annotations
 
+import abc
 import contextlib
-import dataclasses
 import functools
 import io
 import itertools
 import tempfile
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -36,34 +36,8 @@ class Block(NamedTuple):
     loss: npt.NDArray[Any]
 
 
-class Source(Protocol):
-    """Documents that writers read by number.
-
-    Attributes:
-      lengths: Number of tokens of each document.
-      token_dtype, loss_dtype: Dtypes of blocks; `loss_dtype` is bool, or float32 for weights.
-      first_weights: Whether the first token of any document has loss.
-    """
-
-    lengths: npt.NDArray[Any]
-    token_dtype: np.dtype[Any]
-    loss_dtype: np.dtype[Any]
-    first_weights: bool
-
-    def blocks(self, ids: Ids) -> Iterator[Block]:
-        """Yield the documents `ids` in that order, several at a time."""
-        ...
-
-    def sources(self, ids: Ids) -> Iterator[npt.NDArray[np.int64]]:
-        """Yield int64 [documents, 2], input and line of the documents `ids` in that order, several at a time."""
-        ...
-
-
-def in_blocks(
-    lengths: npt.NDArray[Any], ids: Ids, documents: int = BLOCK_DOCUMENTS, tokens: int | None = None
-) -> Iterator[Ids]:
+def in_blocks(lengths: npt.NDArray[Any], ids: Ids, documents: int, tokens: int) -> Iterator[Ids]:
     """Yield consecutive parts of `ids`: one document, or several of at most `documents` documents and `tokens` tokens."""
-    tokens = BLOCK_TOKENS if tokens is None else tokens
     begin = 0
     while begin < len(ids):
         part = ids[begin : begin + documents]
@@ -73,121 +47,132 @@ def in_blocks(
         begin += count
 
 
-@dataclasses.dataclass(frozen=True)
-class Table:
-    """Location of each document in the chunks, in 8 bytes per document.
+class Documents(abc.ABC):
+    """Documents that writers read by number.
 
-    Attributes:
-      lengths: uint32 [documents]; 0 where the document was dropped.
-      starts: uint32 [documents], index of each document's first token in its chunk.
-      first: int64 [units + 1], number of each unit's first document, then the number of all documents.
-      headers: Header of each unit's chunk.
+    Args:
+      lengths: Number of tokens of each document; 0 where it was dropped.
+      starts: Index of each document's first token in its part.
+      firsts: int64 [parts + 1], number of each part's first document, then the number of all documents.
+      token_dtype: Dtype of tokens in blocks.
+      loss_dtype: Dtype of loss in blocks: bool, or float32 for weights.
+      first_weights: Whether the first token of any document has loss.
     """
 
-    lengths: npt.NDArray[np.uint32]
-    starts: npt.NDArray[np.uint32]
-    first: Ids
-    headers: tuple[Header, ...]
+    def __init__(
+        self,
+        lengths: npt.NDArray[Any],
+        starts: npt.NDArray[Any],
+        firsts: npt.NDArray[np.int64],
+        token_dtype: npt.DTypeLike,
+        loss_dtype: npt.DTypeLike,
+        first_weights: bool = False,
+    ) -> None:
+        self.lengths, self.starts, self.firsts = lengths, starts, firsts
+        self.token_dtype, self.loss_dtype = np.dtype(token_dtype), np.dtype(loss_dtype)
+        self.first_weights = first_weights
 
-    @classmethod
-    def of(cls, chunks: Chunks, units: int) -> Table:
-        """Return the table of the chunks of `units` units, read from their records."""
-        headers = chunks.headers(units)
-        return cls.of_lengths(chunks.column(headers, "length"), headers)
+    @abc.abstractmethod
+    def fill(self, part: int, start: int, tokens: npt.NDArray[Any], loss: npt.NDArray[Any]) -> None:
+        """Fill `tokens` and `loss`, of one length, from the tokens of a part that begin at `start`."""
 
-    @classmethod
-    def of_lengths(cls, lengths: npt.NDArray[np.uint32], headers: Sequence[Header]) -> Table:
-        """Return the table of chunks with these headers and documents of these lengths."""
-        first = np.cumsum([0, *(header.records for header in headers)])
-        starts = np.empty(len(lengths), np.uint32)
-        for begin, end in itertools.pairwise(first.tolist()):
-            starts[begin:end] = np.cumsum(lengths[begin:end]) - lengths[begin:end]
-        return cls(lengths, starts, first, tuple(headers))
+    @abc.abstractmethod
+    def sources(self, ids: Ids) -> Iterator[npt.NDArray[np.int64]]:
+        """Yield int64 [documents, 2], input and line of the documents `ids` in that order, several at a time."""
 
-    def units_of(self, ids: Ids) -> npt.NDArray[np.int64]:
-        """Return the unit of each document."""
-        return np.searchsorted(self.first, ids, side="right") - 1
-
-
-class Documents:
-    """Documents in the chunks of a preparation; a `Source`."""
-
-    def __init__(self, chunks: Chunks, table: Table, unit_inputs: Sequence[int]) -> None:
-        self.table = table
-        self.lengths = table.lengths
-        self.first_weights = any(header.first_weights for header in table.headers)
-        self.token_dtype = np.dtype(table.headers[0].token_dtype if table.headers else np.uint16)
-        self.loss_dtype = np.dtype(table.headers[0].loss_dtype if table.headers else np.bool_)
-        self._chunks = chunks
-        self._unit_inputs = np.array(unit_inputs, np.int64)
-        self._file = functools.lru_cache(MAX_OPEN)(lambda unit: _opened(chunks.path(unit)))
+    def parts_of(self, ids: Ids) -> npt.NDArray[np.int64]:
+        """Return the part of each document."""
+        return np.searchsorted(self.firsts, ids, side="right") - 1
 
     def blocks(self, ids: Ids) -> Iterator[Block]:
+        """Yield the documents `ids` in that order, several at a time; consecutive documents of a part are filled at once."""
+        for some in in_blocks(self.lengths, ids, BLOCK_DOCUMENTS, BLOCK_TOKENS):
+            lengths, starts = (array[some].astype(np.int64) for array in (self.lengths, self.starts))
+            parts = self.parts_of(some)
+            breaks = np.flatnonzero((starts[1:] != starts[:-1] + lengths[:-1]) | (np.diff(parts) != 0)) + 1
+            offsets = np.concatenate([[0], np.cumsum(lengths)])
+            tokens, loss = (np.empty(int(offsets[-1]), dtype) for dtype in (self.token_dtype, self.loss_dtype))
+            for begin, end in itertools.pairwise([0, *breaks.tolist(), len(some)]):
+                run = slice(int(offsets[begin]), int(offsets[end]))
+                self.fill(int(parts[begin]), int(starts[begin]), tokens[run], loss[run])
+            yield Block(lengths, tokens, loss)
+
+
+class ChunkDocuments(Documents):
+    """Documents in the chunks of a preparation, in 8 bytes per document; its parts are the units.
+
+    Args:
+      chunks: Folder of the chunks.
+      headers: Header of each unit's chunk.
+      unit_inputs: Number of each unit's input.
+    """
+
+    def __init__(self, chunks: Chunks, headers: Sequence[Header], unit_inputs: Sequence[int]) -> None:
+        firsts = np.cumsum([0, *(header.records for header in headers)])
+        lengths = chunks.column(headers, "length")
+        starts = np.empty(len(lengths), np.uint32)
+        for begin, end in itertools.pairwise(firsts.tolist()):
+            starts[begin:end] = np.cumsum(lengths[begin:end]) - lengths[begin:end]
+        dtypes = (headers[0].token_dtype, headers[0].loss_dtype) if headers else (np.uint16, np.bool_)
+        super().__init__(lengths, starts, firsts, *dtypes, any(header.first_weights for header in headers))
+        self._chunks, self._headers = chunks, headers
+        self._unit_inputs = np.array(unit_inputs, np.int64)
+
+    def blocks(self, ids: Ids) -> Iterator[Block]:
+        """See `Documents.blocks`.
+
+        In a bucket one request per document would be too slow, so each window of many blocks is first copied to temporary
+        local files. A window reads each of its chunks once, as a whole.
+        """
         if not self._chunks.remote:
-            for some in in_blocks(self.lengths, ids):
-                yield self._read(some)
+            yield from super().blocks(ids)
             return
-        # One request per document would be too slow, so each window of many blocks is first copied to temporary local
-        # files. A window reads each of its chunks once, as a whole.
         for window in in_blocks(self.lengths, ids, GATHER_DOCUMENTS, GATHER_TOKENS):
             size = int(self.lengths[window].sum(dtype=np.int64))
             with _scratch(self.token_dtype, size) as tokens, _scratch(self.loss_dtype, size) as loss:
                 self._gather(window, tokens, loss)
                 start = 0
-                for some in in_blocks(self.lengths, window):
+                for some in in_blocks(self.lengths, window, BLOCK_DOCUMENTS, BLOCK_TOKENS):
                     lengths = self.lengths[some].astype(np.int64)
                     stop = start + int(lengths.sum())
-                    yield Block(lengths, np.array(tokens[start:stop]), np.array(loss[start:stop]))
+                    yield Block(lengths, tokens[start:stop].copy(), loss[start:stop].copy())
                     start = stop
 
     def _gather(self, ids: Ids, tokens: npt.NDArray[Any], loss: npt.NDArray[Any]) -> None:
         """Fill `tokens` and `loss` with the documents `ids`."""
-        table = self.table
-        lengths = table.lengths[ids].astype(np.int64)
+        lengths, starts = (array[ids].astype(np.int64) for array in (self.lengths, self.starts))
         targets = np.cumsum(lengths) - lengths
-        units = table.units_of(ids)
+        units = self.parts_of(ids)
         order = np.argsort(units, kind="stable")
         needed, firsts = np.unique(units[order], return_index=True)
         parts = np.split(order, firsts[1:])
         for unit, part, data in zip(needed.tolist(), parts, self._chunks.contents(needed.tolist()), strict=True):
-            header = table.headers[unit]
+            header = self._headers[unit]
             if len(data) != header.end:
                 raise StorageError(f"{self._chunks.path(unit)}: changed while in use. Prepare again.")
-            counts = lengths[part]
-            # index of each token in the chunk (`source`) and in the arrays (`target`)
-            inside = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
-            source = inside + np.repeat(table.starts[ids[part]].astype(np.int64), counts)
-            target = inside + np.repeat(targets[part], counts)
-            tokens[target] = np.frombuffer(data, self.token_dtype, header.tokens, header.tokens_at)[source]
-            loss[target] = np.frombuffer(data, self.loss_dtype, header.tokens, header.loss_at)[source]
+            unit_tokens = np.frombuffer(data, self.token_dtype, header.tokens, header.tokens_at)
+            unit_loss = np.frombuffer(data, self.loss_dtype, header.tokens, header.loss_at)
+            for start, target, length in np.stack([starts, targets, lengths], axis=1)[part].tolist():
+                tokens[target : target + length] = unit_tokens[start : start + length]
+                loss[target : target + length] = unit_loss[start : start + length]
 
-    def _read(self, ids: Ids) -> Block:
-        """Return the documents `ids` from local chunks, with one read for consecutive documents of a chunk."""
-        lengths = self.table.lengths[ids].astype(np.int64)
-        tokens = np.empty(int(lengths.sum()), self.token_dtype)
-        loss = np.empty(len(tokens), self.loss_dtype)
-        units = self.table.units_of(ids)
-        breaks = np.flatnonzero((np.diff(ids) != 1) | (np.diff(units) != 0)) + 1
-        targets = np.concatenate([[0], np.cumsum(lengths)])
-        for begin, end in itertools.pairwise([0, *breaks.tolist(), len(ids)]):
-            start, stop = int(targets[begin]), int(targets[end])
-            if start == stop:
-                continue
-            unit, first = int(units[begin]), int(self.table.starts[ids[begin]])
-            header, file = self.table.headers[unit], self._file(unit)
-            for offset, out in ((header.tokens_at, tokens), (header.loss_at, loss)):
-                file.seek(offset + first * out.itemsize)
-                if file.readinto(out[start:stop]) != (stop - start) * out.itemsize:  # type: ignore[arg-type]
-                    raise StorageError(f"{file.name}: was cut short while in use. Prepare again.")
-        return Block(lengths, tokens, loss)
+    @functools.cached_property
+    def _file(self) -> functools._lru_cache_wrapper[io.FileIO]:
+        return functools.lru_cache(MAX_OPEN)(lambda unit: _opened(self._chunks.path(unit)))
+
+    def fill(self, part: int, start: int, tokens: npt.NDArray[Any], loss: npt.NDArray[Any]) -> None:
+        header, file = self._headers[part], self._file(part)
+        for offset, out in ((header.tokens_at, tokens), (header.loss_at, loss)):
+            file.seek(offset + start * out.itemsize)
+            if file.readinto(out) != out.nbytes:  # type: ignore[arg-type]
+                raise StorageError(f"{file.name}: was cut short while in use. Prepare again.")
 
     def sources(self, ids: Ids) -> Iterator[npt.NDArray[np.int64]]:
-        """See `Source`. Reads no tokens."""
-        lines = self._chunks.column(self.table.headers, "line")
+        """See `Documents.sources`. Reads no tokens."""
+        lines = self._chunks.column(self._headers, "line")
         for begin in range(0, len(ids), BLOCK_SOURCES):
             some = ids[begin : begin + BLOCK_SOURCES]
-            inputs = self._unit_inputs[self.table.units_of(some)]
-            yield np.stack([inputs, lines[some].astype(np.int64)], axis=1)
+            yield np.stack([self._unit_inputs[self.parts_of(some)], lines[some].astype(np.int64)], axis=1)
 
 
 def _opened(path: str) -> io.FileIO:
@@ -201,4 +186,4 @@ def _opened(path: str) -> io.FileIO:
 def _scratch(dtype: np.dtype[Any], size: int) -> Iterator[npt.NDArray[Any]]:
     """Yield an array [size] in a temporary file, so that it may be larger than memory."""
     with tempfile.TemporaryFile(prefix="grain_sft-") as file:
-        yield np.memmap(file, dtype, "w+", shape=(max(1, size),))[:size]
+        yield np.asarray(np.memmap(file, dtype, "w+", shape=(max(1, size),))[:size])

@@ -18,12 +18,12 @@ import numpy as np
 
 from grain_sft.errors import PrepareError
 from grain_sft.prepare.chunks import DROPPED, Chunks, Header
-from grain_sft.prepare.documents import Documents, Ids, Table
+from grain_sft.prepare.documents import ChunkDocuments, Documents, Ids
 from grain_sft.prepare.records import inputs
 from grain_sft.prepare.records.inputs import Input, Scan, Unit
 from grain_sft.prepare.render import Renderer
 from grain_sft.prepare.request import VERSION, Request, hash_of
-from grain_sft.prepare.splits import Splits, split
+from grain_sft.prepare.splits import split
 from grain_sft.prepare.target import MANIFEST, Target
 from grain_sft.prepare.writers import FORMATS, Format, Plan, SplitStatistics
 from grain_sft.storage import files
@@ -101,36 +101,32 @@ class Job(Renderer):
 
     def plan(self) -> Plan:
         """Return the plan of the corpus, when all units are rendered; refuse one without documents."""
-        table = Table.of(self.chunks, len(self.units))
-        splits = split(self._datasets(table), table.lengths, self.request, self.format.rule)
-        statistics = {name: self._count(table, ids) for name, ids in splits.items()}
+        headers = self.chunks.headers(len(self.units))
+        kept = [dataclasses.replace(header, rejected=()) for header in headers]
+        documents = ChunkDocuments(self.chunks, kept, [unit.input for unit in self.units])
+        splits = split(self._datasets(documents), documents.lengths, self.request, self.format.rule)
         for name, ids in splits.items():
             if not len(ids):
-                rejected = [entry for header in table.headers for entry in header.rejected]
-                counts = [f"{count} dropped ({reason})" for reason, count in self._dropped(table.headers).items()]
-                counts.append(f"{len(rejected)} rejected")
+                rejected = [entry for header in headers for entry in header.rejected]
+                counts = [f"{count} dropped ({reason})" for reason, count in self._dropped(headers).items()]
                 first = "".join(f" The first: {bad['file']}:{bad['line']}: {bad['reason']}" for bad in rejected[:1])
                 raise PrepareError(
-                    f"no document is left for the split {name!r}: {len(table.lengths)} valid records, "
-                    f"{', '.join(counts)}.{first}"
+                    f"no document is left for the split {name!r}: {len(documents.lengths)} valid records, "
+                    f"{', '.join([*counts, f'{len(rejected)} rejected'])}.{first}"
                 )
-        plan = self.plan_of(table, splits, statistics, all(header.binary for header in table.headers))
-        self.format.check(plan)
-        return plan
-
-    def plan_of(self, table: Table, splits: Splits, statistics: dict[str, SplitStatistics], binary: bool) -> Plan:
-        """Return the plan with these splits of the documents in `table`."""
-        return Plan(
+        plan = Plan(
             folder=self.target.stage,
             request=self.request,
             tokenizer=self.identity["tokenizer"],
-            documents=Documents(self.chunks, table, [unit.input for unit in self.units]),
+            documents=documents,
             splits=splits,
-            statistics=statistics,
-            binary=binary,
+            statistics={name: self._count(headers, documents, ids) for name, ids in splits.items()},
+            binary=all(header.binary for header in headers),
             source_names=[entry.path for entry in self.inputs],
             tool_calls=self.template.tool_calls,
         )
+        self.format.check(plan)
+        return plan
 
     def finish(self, plan: Plan) -> dict[str, Any]:
         """Write metadata, tokenizer and rejected records, and then the manifest, which is returned."""
@@ -155,26 +151,25 @@ class Job(Renderer):
         names = [text.format(min_tokens=self.template.min_tokens) for text in DROPPED]
         return {name: int(count) for name, count in zip(names[1:], counts[1:], strict=True) if count}
 
-    def _datasets(self, table: Table) -> list[Ids]:
+    def _datasets(self, documents: Documents) -> list[Ids]:
         """Return the documents of each dataset, in order."""
         dataset_of = np.array([self.inputs[unit.input].dataset for unit in self.units], np.int64)
-        dtype = np.int32 if len(table.lengths) < 1 << 31 else np.int64
+        dtype = np.int32 if len(documents.lengths) < 1 << 31 else np.int64
         borders = np.searchsorted(dataset_of, np.arange(len(self.request.datasets) + 1))
-        return [np.arange(*bounds, dtype=dtype) for bounds in itertools.pairwise(table.first[borders].tolist())]
+        return [np.arange(*bounds, dtype=dtype) for bounds in itertools.pairwise(documents.firsts[borders].tolist())]
 
-    def _count(self, table: Table, ids: Ids) -> SplitStatistics:
+    def _count(self, headers: Sequence[Header], documents: Documents, ids: Ids) -> SplitStatistics:
         """Return the statistics of the documents `ids`; a document that occurs twice counts twice."""
-        times = np.zeros(len(table.lengths), np.uint32)
+        times = np.zeros(len(documents.lengths), np.uint32)
         np.add.at(times, ids, 1)
-        totals = dict.fromkeys(("length", "trainable", "cut", "cut_trainable"), 0)
-        truncated = 0
-        for unit, records in enumerate(self.chunks.records(table.headers)):
-            weight = times[table.first[unit] : table.first[unit + 1]]
-            for name in totals:
-                totals[name] += int((records[name].astype(np.int64) * weight).sum())
-            truncated += int(weight[records["cut"] > 0].sum())
-        tokens, trainable, cut, cut_trainable = totals.values()
-        return SplitStatistics(len(ids), tokens, trainable, truncated, cut, cut_trainable)
+        totals = np.zeros(5, np.int64)
+        for unit, records in enumerate(self.chunks.records(headers)):
+            weight = times[documents.firsts[unit] : documents.firsts[unit + 1]].astype(np.int64)
+            length, trainable, cut, cut_trainable = (
+                records[name] for name in ("length", "trainable", "cut", "cut_trainable")
+            )
+            totals += [int((column * weight).sum()) for column in (length, trainable, cut > 0, cut, cut_trainable)]
+        return SplitStatistics(len(ids), *totals.tolist())
 
 
 def finish(

@@ -13,30 +13,33 @@ import numpy.typing as npt
 import pytest
 
 from grain_sft.prepare import FORMATS, Dataset, Request
-from grain_sft.prepare.documents import Block, Ids
+from grain_sft.prepare.documents import Documents, Ids, in_blocks
 from grain_sft.prepare.writers import Plan, SplitStatistics
 
 TOKENIZER = {"kind": "test", "sha256": "0" * 64, "vocab_size": 500, "eos_token_id": 1, "special_tokens": {"<|sys|>": 4}}
 
 
-class Given:
-    """Documents in memory, `size` at a time."""
+class Given(Documents):
+    """Documents in memory."""
 
-    def __init__(self, documents: list[tuple[npt.NDArray[Any], npt.NDArray[Any]]], size: int) -> None:
-        self._documents, self._size = documents, size
-        self.lengths = np.array([len(tokens) for tokens, _ in documents], np.uint32)
-        self.token_dtype, self.loss_dtype = np.dtype(np.uint16), documents[0][1].dtype
-        self.first_weights = any(loss[0] for _, loss in documents)
+    def __init__(self, docs: list[tuple[npt.NDArray[Any], npt.NDArray[Any]]]) -> None:
+        lengths = np.array([len(tokens) for tokens, _ in docs], np.uint32)
+        firsts = np.array([0, len(docs)])
+        first_weights = any(loss[0] for _, loss in docs)
+        super().__init__(lengths, np.cumsum(lengths) - lengths, firsts, np.uint16, docs[0][1].dtype, first_weights)
+        self._tokens, self._loss = (np.concatenate(part) for part in zip(*docs, strict=True))
 
-    def blocks(self, ids: Ids) -> Iterator[Block]:
-        for begin in range(0, len(ids), self._size):
-            some = ids[begin : begin + self._size]
-            yield Block(self.lengths[some].astype(np.int64), *(joined(self._documents, some, part) for part in (0, 1)))
+    def fill(self, part: int, start: int, tokens: npt.NDArray[Any], loss: npt.NDArray[Any]) -> None:
+        tokens[:], loss[:] = (array[start : start + len(tokens)] for array in (self._tokens, self._loss))
 
     def sources(self, ids: Ids) -> Iterator[npt.NDArray[np.int64]]:
-        for begin in range(0, len(ids), self._size):
-            some = ids[begin : begin + self._size]
+        for some in in_blocks(self.lengths, ids, 7, 100):
             yield np.stack([some * 0 + 3, some + 1], axis=1)
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("grain_sft.prepare.documents.BLOCK_DOCUMENTS", 7)
 
 
 def documents(weighted: bool) -> list[tuple[npt.NDArray[Any], npt.NDArray[Any]]]:
@@ -53,7 +56,7 @@ def joined(docs: list[Any], ids: Any, part: int) -> npt.NDArray[Any]:
     return np.concatenate([docs[i][part] for i in ids])
 
 
-def written(folder: Path, format: str, docs: list[Any], *, val: int = 0, size: int = 7, **options: Any) -> Plan:
+def written(folder: Path, format: str, docs: list[Any], *, val: int = 0, **options: Any) -> Plan:
     request = Request((Dataset(("a.jsonl",)),), "primer", "spm.model", format, **options)
     ids = np.random.default_rng(1).permutation(len(docs))
     splits = {"train": ids[val:], **({"val": ids[:val]} if val else {})}
@@ -63,7 +66,7 @@ def written(folder: Path, format: str, docs: list[Any], *, val: int = 0, size: i
         for name, part in splits.items()
     }
     binary = all(set(np.unique(loss)) <= {0, 1} for _, loss in docs)
-    plan = Plan(str(folder), request, TOKENIZER, Given(docs, size), splits, counts, binary)
+    plan = Plan(str(folder), request, TOKENIZER, Given(docs), splits, counts, binary)
     made = FORMATS[format]
     made.check(plan)
     for split in splits:
@@ -77,9 +80,10 @@ def written(folder: Path, format: str, docs: list[Any], *, val: int = 0, size: i
 
 @pytest.mark.parametrize("part_bytes", [8, 34, 100, 1 << 30])
 @pytest.mark.parametrize("size", [1, 7, 100])
-def test_olmo(tmp_path: Path, part_bytes: int, size: int) -> None:
+def test_olmo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part_bytes: int, size: int) -> None:
+    monkeypatch.setattr("grain_sft.prepare.documents.BLOCK_DOCUMENTS", size)
     docs = documents(weighted=False)
-    plan = written(tmp_path, "olmo", docs, size=size, part_bytes=part_bytes)
+    plan = written(tmp_path, "olmo", docs, part_bytes=part_bytes)
     order = plan.splits["train"]
     tokens, mask = joined(docs, order, 0), joined(docs, order, 1)
     ends = np.cumsum([len(docs[i][0]) for i in order]).tolist()

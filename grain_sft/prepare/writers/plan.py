@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from grain_sft.corpus import SPLIT, split_metadata
 from grain_sft.errors import PrepareError
-from grain_sft.prepare.documents import Block, Source
+from grain_sft.prepare.documents import Block, Documents
 from grain_sft.prepare.request import Request
 from grain_sft.prepare.splits import Rule, Splits
 from grain_sft.storage import files
@@ -69,7 +69,7 @@ class Plan:
     folder: str
     request: Request
     tokenizer: Mapping[str, Any]
-    documents: Source
+    documents: Documents
     splits: Splits
     statistics: Mapping[str, SplitStatistics]
     binary: bool
