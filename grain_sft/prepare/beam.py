@@ -109,7 +109,8 @@ def build(beam: Any, pipeline: Any, run: Run, units: int) -> None:
 
 def _run(beam: Any, options: Any, run: Run, units: int) -> Outcome:
     """Run the pipeline and return its outcome."""
-    quiet = _quiet() if _is_local(options) else contextlib.nullcontext()
+    is_local = str(options.get_all_options()["runner"]).lower() in LOCAL_RUNNERS
+    quiet = _quiet() if is_local else contextlib.nullcontext()
     try:
         with quiet, beam.Pipeline(options=options) as pipeline:
             build(beam, pipeline, run, units)
@@ -121,23 +122,23 @@ def _run(beam: Any, options: Any, run: Run, units: int) -> Outcome:
             f"the Beam pipeline failed ({type(error).__name__}: {last}). Start again to continue from there; the runner's "
             "own log says more."
         ) from error
-    outcome = run.outcome()
-    if outcome is None:
-        raise PrepareError(
-            f"the Beam pipeline ended without a result: {run.path('outcome.json')} is missing. Do its workers write to the "
-            f"same {run.output}?"
-        )
-    return outcome
+    if (outcome := run.outcome()) is not None:
+        return outcome
+    raise PrepareError(
+        f"the Beam pipeline ended without a result: {run.path('outcome.json')} is missing. Do its workers write to the "
+        f"same {run.output}?"
+    )
 
 
 def _options(beam: Any, arguments: Sequence[str]) -> Any:
     """Return Beam's options; raise a `PrepareError` for unknown or invalid ones."""
     kinds = beam.options.pipeline_options
     options = kinds.PipelineOptions(list(arguments))
-    standard = options.view_as(kinds.StandardOptions)
+    standard, streaming, worker = map(
+        options.view_as, (kinds.StandardOptions, kinds.StreamingOptions, kinds.WorkerOptions)
+    )
     standard.runner = standard.runner or "DirectRunner"
     parsers: list[Any] = []
-    unknown: list[str] = []
     printed = io.StringIO()
     try:
         with _quiet(), contextlib.redirect_stderr(printed):
@@ -145,25 +146,20 @@ def _options(beam: Any, arguments: Sequence[str]) -> Any:
             unknown = parsers[0].parse_known_args(list(arguments))[1]
     except SystemExit as error:  # argparse prints the whole usage first, then the error
         raise PrepareError(f"Beam's options: {printed.getvalue().strip().splitlines()[-1]}") from error
-    if unknown and standard.runner.lower() in (*LOCAL_RUNNERS, *DATAFLOW_RUNNERS):  # others ask a job server for theirs
+    runner = standard.runner.lower()
+    if unknown and runner in (*LOCAL_RUNNERS, *DATAFLOW_RUNNERS):  # others ask a job server for theirs
         raise PrepareError(f"{' '.join(unknown)}: neither grain_sft nor Beam's {standard.runner} has such options.")
-    if standard.runner.lower() in DATAFLOW_RUNNERS and importlib.util.find_spec("google.cloud.dataflow") is None:
+    if runner in DATAFLOW_RUNNERS and importlib.util.find_spec("google.cloud.dataflow") is None:
         raise MissingExtraError(
             "the DataflowRunner needs more of Beam, which is not installed: pip install 'apache-beam[gcp]'"
         )
     if getattr(standard, "no_wait_until_finish", False):
         raise PrepareError("--no_wait_until_finish: the corpus is renamed when the pipeline has ended.")
-    if _is_local(options):
+    if runner in LOCAL_RUNNERS:
         # without a compatibility version, Beam would download Prism, its new local runner
-        streaming = options.view_as(kinds.StreamingOptions)
         streaming.update_compatibility_version = streaming.update_compatibility_version or beam.__version__
-        worker = options.view_as(kinds.WorkerOptions)
         worker.default_sdk_harness_log_level = worker.default_sdk_harness_log_level or "ERROR"
     return options
-
-
-def _is_local(options: Any) -> bool:
-    return str(options.get_all_options()["runner"]).lower() in LOCAL_RUNNERS
 
 
 def _beam() -> Any:

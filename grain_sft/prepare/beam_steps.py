@@ -63,8 +63,8 @@ class Run:
         return files.join(Target(self.output).work, self.name, name)
 
     def save(self, name: str, note: Any) -> None:
-        """Write a note: bytes, or a value as JSON."""
-        files.write_bytes(self.path(name), note if isinstance(note, bytes) else msgspec.json.encode(note))
+        """Write a note as JSON."""
+        files.write_bytes(self.path(name), msgspec.json.encode(note))
 
     def load(self, name: str, kind: type[T]) -> T:
         """Read a note of JSON."""
@@ -126,7 +126,7 @@ def plan(_: object, run: Run, failures: Iterable[Failure]) -> Iterator[Task]:
     def step() -> list[Task]:
         job = _job(run)
         made = job.plan()
-        run.save("plan.pickle", pickle.dumps(made))
+        files.write_bytes(run.path("plan.pickle"), pickle.dumps(made))
         return [task for split in made.splits for task in job.format.tasks(made, split)]
 
     yield from _advance(run, failures, step) or ()

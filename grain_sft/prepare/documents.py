@@ -113,7 +113,7 @@ class ChunkDocuments(Documents):
         starts = np.empty(len(lengths), np.uint32)
         for begin, end in itertools.pairwise(firsts.tolist()):
             starts[begin:end] = np.cumsum(lengths[begin:end]) - lengths[begin:end]
-        dtypes = (headers[0].token_dtype, headers[0].loss_dtype) if headers else (np.uint16, np.bool_)
+        dtypes = (headers[0].token_dtype, headers[0].loss_dtype) if headers else ("uint16", "bool")
         super().__init__(lengths, starts, firsts, *dtypes, any(header.first_weights for header in headers))
         self._chunks, self._headers = chunks, headers
         self._unit_inputs = np.array(unit_inputs, np.int64)

@@ -88,12 +88,7 @@ class Job(Renderer):
             for entry, digest, records in zip(self.inputs, self.input_digests, self.input_records, strict=True)
         ]
         tokenizer = json.loads(json.dumps(self.tokenizer.description()))
-        return {
-            "key": self.key,
-            "request": self.request.as_dict(),
-            "inputs": described,
-            "tokenizer": tokenizer,
-        }
+        return {"key": self.key, "request": self.request.as_dict(), "inputs": described, "tokenizer": tokenizer}
 
     def render_unit(self, unit: Unit) -> bytes:
         """Return a unit's chunk."""

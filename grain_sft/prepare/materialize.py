@@ -30,7 +30,7 @@ from grain_sft.prepare.writers.plan import whole_files
 from grain_sft.storage import files
 
 if TYPE_CHECKING:
-    from grain_sft.source import Element, NpyDataSource
+    from grain_sft.source import NpyDataSource
 
 SHARD_BYTES = 1 << 30  # of rows
 _CHUNK_TOKENS = 1 << 20  # read and written at once
@@ -69,10 +69,10 @@ def materialize(
         raise LayoutError(f"{layout!r}: only a PackedLayout's rows can be written out.")
     if not os.fspath(output):
         raise LayoutError("an empty path: give the folder that the rows are to be written to.")
-    manifest = _describe(layout, as_integer("shard_bytes", shard_bytes, 1, LayoutError))
+    manifest, row = _describe(layout, as_integer("shard_bytes", shard_bytes, 1, LayoutError))
     target, identity = _Target(output), {name: manifest[name] for name in ("key", "made_of")}
     report = progress or (lambda what, done, total: None)
-    found = target.produce(identity, lambda: _write(layout, manifest, target, report), overwrite=False, wait=True)
+    found = target.produce(identity, lambda: _write(layout, manifest, row, target, report), overwrite=False, wait=True)
     found.pop("already", None)
     return found
 
@@ -107,15 +107,19 @@ class _Target(Target):
         )
 
 
-def _describe(layout: PackedLayout, shard_bytes: int) -> dict[str, Any]:
-    """Return the content of rows.json but the fingerprint. Reads all files, unless this machine has cached their hashes."""
+def _describe(layout: PackedLayout, shard_bytes: int) -> tuple[dict[str, Any], np.dtype[Any]]:
+    """Return the content of rows.json but the fingerprint, and the dtype of a row.
+
+    Reads all files, unless this machine has cached their hashes.
+    """
     corpus, most_segments = layout.corpus, layout.statistics["max_segments"]
     plans = ", ".join(plan["fingerprint"] for plan in plan_files(layout))
     made_of = f"{layout!r} of corpus {corpus.content_hash()}, plans {plans}"
     rows = RowFormat.of(layout.sequence_length, layout.mean_segments, most_segments, corpus.has_loss, made_of)
-    per_shard = max(1, shard_bytes // rows.dtype(corpus.dtype).itemsize)
+    row = rows.dtype(corpus.dtype)
+    per_shard = max(1, shard_bytes // row.itemsize)
     decisive = json.dumps([ROWS_VERSION, made_of, per_shard, corpus.padding_token_id])
-    return {
+    manifest = {
         "format": ROWS_FORMAT,
         "version": ROWS_VERSION,
         "key": f"sha256:{hashlib.sha256(decisive.encode()).hexdigest()}",
@@ -134,16 +138,24 @@ def _describe(layout: PackedLayout, shard_bytes: int) -> dict[str, Any]:
         "source_names": list(corpus.source_names),
         "rows_of_shards": [min(per_shard, len(layout) - begin) for begin in range(0, len(layout), per_shard)],
     }
+    return manifest, row
 
 
-def _write(layout: PackedLayout, manifest: dict[str, Any], target: Target, progress: Progress) -> dict[str, Any]:
+def _write(
+    layout: PackedLayout, manifest: dict[str, Any], row: np.dtype[Any], target: Target, progress: Progress
+) -> dict[str, Any]:
     """Write all shards, and then rows.json, whose content is returned."""
     from grain_sft.source import NpyDataSource  # only here: grain is slow to import
 
-    names = ("sequence_length", "positions_dtype", "segments_dtype", "most_segments", "made_of")
-    row = RowFormat(*(manifest[name] for name in names)).dtype(layout.corpus.dtype)
     if not target.remote:
-        _check_space(target, len(layout) * (row.itemsize + layout.sequence_length * _LOSS_SIZES[manifest["loss"]]))
+        needed = len(layout) * (row.itemsize + layout.sequence_length * _LOSS_SIZES[manifest["loss"]])
+        if os.path.isdir(target.stage):
+            needed -= sum(entry.stat().st_size for entry in os.scandir(target.stage))
+        if needed > (free := shutil.disk_usage(target.work).free):
+            raise StorageError(
+                f"{os.path.dirname(target.output)}: has {free / 1e9:.1f} GB free, but the rows take {needed / 1e9:.1f} GB "
+                "more. Give a folder on another disk."
+            )
     source, begin = NpyDataSource(layout), 0
     for number, count in enumerate(manifest["rows_of_shards"]):
         files_of = row_files(number, manifest["loss"])
@@ -152,25 +164,13 @@ def _write(layout: PackedLayout, manifest: dict[str, Any], target: Target, progr
             _write_shard(source, range(begin, begin + count), row, paths, progress)
         begin += count
         progress("rows", begin, len(layout))
-    sources = None if layout.corpus.sources is None else layout.sources
-    if sources is not None:
-        documents = np.concatenate([plan.document for plan in layout.plans])
-        files.write_bytes(files.join(target.stage, "sources.bin"), sources[documents].astype("<i8").tobytes())
+    if layout.corpus.sources is not None and (numbers := layout.sources) is not None:
+        sources = numbers[np.concatenate([plan.document for plan in layout.plans])]
+        files.write_bytes(files.join(target.stage, "sources.bin"), sources.astype("<i8").tobytes())
     path = files.join(target.stage, ROWS_MANIFEST)
     manifest["fingerprint"] = scan_rows(target.stage, Json(path, manifest)).fingerprint
     files.write_bytes(path, (json.dumps(manifest, indent=2) + "\n").encode())
     return manifest
-
-
-def _check_space(target: Target, needed: int) -> None:
-    if os.path.isdir(target.stage):
-        needed -= sum(entry.stat().st_size for entry in os.scandir(target.stage))
-    free = shutil.disk_usage(target.work).free
-    if needed > free:
-        raise StorageError(
-            f"{os.path.dirname(target.output)}: has {free / 1e9:.1f} GB free, but the rows take {needed / 1e9:.1f} GB more. "
-            "Give a folder on another disk."
-        )
 
 
 def _write_shard(
@@ -179,18 +179,24 @@ def _write_shard(
     """Write the files of one shard; each appears whole, the one of documents last."""
     from grain_sft.transforms import ShiftTargets
 
-    shift = ShiftTargets()
-    step = max(1, _CHUNK_TOKENS // source.layout.sequence_length)
+    length = source.layout.sequence_length
+    step = max(1, _CHUNK_TOKENS // length)
     with whole_files(paths) as (documents_file, *loss_file, rows_file):
         for begin in range(rows.start, rows.stop, step):
             element = source.read(range(begin, min(begin + step, rows.stop)))
+            row, start, stop = _segments(element["segment_ids"])
             made = np.zeros(len(element["tokens"]), dtype)
-            documents = _documents(element, begin - rows.start)
-            arrays = {**element, "target_segment_ids": shift.map(element)["targets_segmentation"]}
+            arrays = {**element, "target_segment_ids": ShiftTargets().map(element)["targets_segmentation"]}
             for name in made.dtype.names or ():
-                made[name] = _ends(documents, begin - rows.start, made) if name == "ends" else arrays[name]
+                if name == "ends":  # the number of a row's segments, and where each ends
+                    counts = np.bincount(row, minlength=len(made))
+                    made[name][:, 0] = counts
+                    made[name][row, 1 + np.arange(len(row)) - (counts.cumsum() - counts)[row]] = stop
+                else:
+                    made[name] = arrays[name]
             rows_file.write(made.tobytes())
-            documents_file.write(documents.astype("<u8").tobytes())
+            starts = (begin - rows.start + row) * length + start  # counted from the shard's first token
+            documents_file.write(np.stack([starts, stop - start], axis=1).astype("<u8").tobytes())
             for file in loss_file:
                 weights = element.get("loss_weights")
                 loss = element["loss_mask"].astype("u1", copy=False) if weights is None else weights.astype("<f4")
@@ -198,24 +204,9 @@ def _write_shard(
             progress("rows", min(begin + step, rows.stop), len(source.layout))
 
 
-def _documents(element: Element, first_row: int) -> npt.NDArray[np.int64]:
-    """Return start and length of every segment, int64 [segments, 2], counted from the shard's first token."""
-    segments = element["segment_ids"]
-    border = np.ones((len(segments), segments.shape[1] + 1), np.bool_)
-    border[:, 1:-1] = segments[:, 1:] != segments[:, :-1]
-    is_token = segments.reshape(-1) != 0
-    starts = np.flatnonzero(border[:, :-1].reshape(-1) & is_token)
-    stops = np.flatnonzero(border[:, 1:].reshape(-1) & is_token) + 1
-    return np.stack([starts + first_row * segments.shape[1], stops - starts], axis=1)
-
-
-def _ends(documents: npt.NDArray[np.int64], first_row: int, rows: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
-    """Return the number of segments of each of `rows`, and their ends: int64 [rows, 1 + most of a row]."""
-    length = rows.dtype["tokens"].shape[0]
-    row = documents[:, 0] // length - first_row
-    counts = np.bincount(row, minlength=len(rows))
-    found = np.zeros((len(rows), *rows.dtype["ends"].shape), np.int64)
-    found[:, 0] = counts
-    number = np.arange(len(row)) - (counts.cumsum() - counts)[row]
-    found[row, 1 + number] = documents.sum(axis=1) - (row + first_row) * length
-    return found
+def _segments(segment_ids: npt.NDArray[np.int32]) -> tuple[npt.NDArray[np.int64], ...]:
+    """Return row, start and stop of every segment, int64 [segments] each; padding has the segment id 0."""
+    padded = np.pad(segment_ids, ((0, 0), (1, 1)))
+    change = padded[:, 1:] != padded[:, :-1]
+    row, start = np.nonzero(change[:, :-1] & (segment_ids != 0))
+    return row, start, np.nonzero(change[:, 1:] & (segment_ids != 0))[1] + 1

@@ -89,19 +89,16 @@ class Renderer:
 
         for line, raw in read_records(self.inputs[unit.input], unit, first):
             try:
-                conversation = self.read(raw)
+                batch.append((line, raw, self.read(raw)))
             except RecordError as error:
                 flush()  # an earlier record may be bad too, and comes first
                 made.rejected.append(self._rejected(path, line, raw, error))
-                continue
-            batch.append((line, raw, conversation))
             if len(batch) == BATCH:
                 flush()
         flush()
-        tokenizer = self.tokenizer
-        token_dtype = np.min_scalar_type(max(1, tokenizer.vocab_size - 1))
+        token_dtype = np.min_scalar_type(max(1, self.tokenizer.vocab_size - 1))
         loss_dtype = np.dtype(np.float32 if self.template.weighted else np.bool_)
-        return made.encode(self.key, token_dtype, loss_dtype, tokenizer.eos_token_id)
+        return made.encode(self.key, token_dtype, loss_dtype, self.tokenizer.eos_token_id)
 
     def _rejected(self, path: str, line: int, raw: Any, error: RecordError) -> dict[str, Any]:
         """Return the entry of a bad record; raise its error, if the request is to stop there."""
@@ -121,11 +118,8 @@ class Renderer:
         total, total_trainable = len(tokens), int(np.count_nonzero(loss))
         most = self.request.max_length
         if most is not None and total > most:
-            part = (
-                slice(total - most, None)
-                if (self.request.keep or self.template.truncation) == "last"
-                else slice(0, most)
-            )
+            last = (self.request.keep or self.template.truncation) == "last"
+            part = slice(total - most, None) if last else slice(0, most)
             tokens, loss = tokens[part], loss[part]
         if self.template.trim_trailing:
             trained = np.flatnonzero(loss)
@@ -133,14 +127,11 @@ class Renderer:
             tokens, loss = tokens[:end], loss[:end]
         length = len(tokens)
         trainable = total_trainable if length == total else int(np.count_nonzero(loss))
-        dropped = 0
-        if not trainable and self._drops_untrainable:
-            dropped = _NO_LOSS
-        elif length < self.template.min_tokens:
-            dropped = _TOO_SHORT
+        no_loss = not trainable and self._drops_untrainable
+        dropped = _NO_LOSS if no_loss else _TOO_SHORT if length < self.template.min_tokens else 0
         if dropped:
-            made.records.append((line, 0, 0, total, total_trainable, dropped))
-            return
-        made.records.append((line, length, trainable, total - length, total_trainable - trainable, 0))
-        made.tokens.append(tokens)
-        made.loss.append(loss)
+            length = trainable = 0
+        else:
+            made.tokens.append(tokens)
+            made.loss.append(loss)
+        made.records.append((line, length, trainable, total - length, total_trainable - trainable, dropped))

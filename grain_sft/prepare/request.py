@@ -103,9 +103,7 @@ class Request:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the request as JSON holds it."""
-        fields = dataclasses.asdict(self)
-        fields["datasets"] = [{**entry, "paths": list(entry["paths"])} for entry in fields["datasets"]]
-        return {"version": VERSION, **fields}
+        return {"version": VERSION, **msgspec.json.decode(msgspec.json.encode(self))}
 
 
 def parse_amount(amount: str) -> float | int:

@@ -40,7 +40,7 @@ def by_datasets_shuffle(ids: Ids, kept: npt.NDArray[np.bool_], request: Request)
     `default_rng(seed).permutation`. A validation split, which open-instruct lacks, is the first of that order."""
     ids = ids[kept]
     order = np.random.default_rng(request.seed).permutation(len(ids))
-    return _divide(ids, order, int(len(ids) * request.val_frac), request.shuffle is not False)
+    return _divide(ids, order, request, request.shuffle is not False)
 
 
 def by_random_shuffle(ids: Ids, kept: npt.NDArray[np.bool_], request: Request) -> Splits:
@@ -48,17 +48,14 @@ def by_random_shuffle(ids: Ids, kept: npt.NDArray[np.bool_], request: Request) -
     are dropped for their length after that."""
     order = array.array("q", range(len(ids)))
     random.Random(request.seed).shuffle(order)
-    splits = _divide(
-        ids, np.frombuffer(order, np.int64), int(len(ids) * request.val_frac), request.shuffle is not False
-    )
-    return _only(splits, ids, kept)
+    return _divide(ids, np.frombuffer(order, np.int64), request, request.shuffle is not False, kept)
 
 
 def by_random_state(ids: Ids, kept: npt.NDArray[np.bool_], request: Request) -> Splits:
     """The episode tools: the first share of numpy's `RandomState(seed).permutation` is for validation; both splits keep
     the order of the input."""
     order = np.random.RandomState(request.seed).permutation(len(ids))
-    return _only(_divide(ids, order, int(len(ids) * request.val_frac), request.shuffle is True), ids, kept)
+    return _divide(ids, order, request, request.shuffle is True, kept)
 
 
 Rule = Callable[[Ids, npt.NDArray[np.bool_], Request], Splits]
@@ -72,16 +69,14 @@ def split(datasets: Sequence[Ids], lengths: npt.NDArray[np.uint32], request: Req
     return rule(ids, lengths[ids] > 0, request)
 
 
-def _divide(ids: Ids, order: Ids, for_validation: int, shuffled: bool) -> Splits:
+def _divide(
+    ids: Ids, order: Ids, request: Request, shuffled: bool, kept: npt.NDArray[np.bool_] | None = None
+) -> Splits:
+    """Return the first share of an order as "val", if it is not empty, and the rest as "train", without dropped documents."""
+    for_validation = int(len(ids) * request.val_frac)
     parts = {"train": order[for_validation:]}
     if for_validation:
         parts["val"] = order[:for_validation]
-    return {name: ids[part if shuffled else np.sort(part)] for name, part in parts.items()}
-
-
-def _only(splits: Splits, ids: Ids, kept: npt.NDArray[np.bool_]) -> Splits:
-    """Return the splits without documents that were dropped."""
-    dropped = np.unique(ids[~kept])
-    if not len(dropped):
-        return splits
-    return {name: part[~np.isin(part, dropped)] for name, part in splits.items()}
+    splits = {name: ids[part if shuffled else np.sort(part)] for name, part in parts.items()}
+    dropped = ids[:0] if kept is None else np.unique(ids[~kept])
+    return {name: part[~np.isin(part, dropped)] for name, part in splits.items()} if len(dropped) else splits

@@ -113,9 +113,9 @@ class Target:
 
     @contextlib.contextmanager
     def locked(self, *, wait: bool = False) -> Iterator[None]:
-        """Make the folder of unfinished work, and keep other processes of this machine out of it."""
+        """Make the folder of unfinished work, and keep other processes of this machine out of it; buckets have no locks."""
         if self.remote:
-            yield  # buckets have no locks
+            yield
             return
         try:
             os.makedirs(self.work, exist_ok=True)
@@ -137,12 +137,11 @@ class Target:
 
     def holds_other(self, identity: Mapping[str, Any], *, overwrite: bool) -> bool:
         """Return whether files of another preparation have to be cleared; refuse, unless they are to be overwritten."""
-        if files.exists(self.state):
-            found = _load(self.state)
-            if found.get("key") != identity["key"]:
-                if not overwrite:
-                    raise self.error(self.changed("unfinished work", found, identity))
-                return True
+        found = _load(self.state) if files.exists(self.state) else None
+        if found is not None and found.get("key") != identity["key"]:
+            if not overwrite:
+                raise self.error(self.changed("unfinished work", found, identity))
+            return True
         # a local corpus is replaced when the new one is complete; in a bucket the new one's files go to the same names
         return self.remote and files.exists(self.manifest)
 
@@ -231,5 +230,5 @@ def _compared(identity: Mapping[str, Any]) -> dict[str, Any]:
     """Return the parts of an identity that are compared, inputs by their paths."""
     inputs = identity.get("inputs") or []
     by_path = {str(entry.get("path")): entry for entry in inputs}
-    unique = len(by_path) == len(inputs)
-    return {**{key: identity.get(key) for key in ("request", "tokenizer")}, "inputs": by_path if unique else inputs}
+    parts = {key: identity.get(key) for key in ("request", "tokenizer")}
+    return {**parts, "inputs": by_path if len(by_path) == len(inputs) else inputs}

@@ -31,13 +31,15 @@ def train_tokenizer(
       PrepareError: Too little text for such a vocabulary.
     """
     model = io.BytesIO()
-    raised: list[BaseException] = []
+    failures: list[BaseException] = []
 
     def watched() -> Iterator[str]:
         try:
             yield from lines
+        except GeneratorExit:
+            raise
         except BaseException as error:  # SentencePiece reports it as an internal error of its own
-            raised.append(error)
+            failures.append(error)
             raise
 
     try:
@@ -61,11 +63,10 @@ def train_tokenizer(
             minloglevel=2,
         )
     except RuntimeError as error:
-        if not raised:
+        if not failures:
             raise PrepareError(_reason(str(error), vocab_size)) from error
-    for cause in raised:
-        if not isinstance(cause, GeneratorExit):
-            raise cause
+    if failures:
+        raise failures[0]
     return model.getvalue()
 
 
@@ -95,17 +96,19 @@ def conversation_lines(paths: Sequence[str], schema: str = "auto", special_token
       RecordError: A record is bad; with its file and line.
       CorpusFileError: A file can't be read.
     """
-    return itertools.islice(_lines(paths, schema, special_tokens), MAX_LINES)
+    lines = (
+        line[start : start + MAX_LINE // 4]  # no character takes more than four bytes
+        for text in _texts(paths, schema)
+        for line in text.splitlines()
+        if not any(token in line for token in special_tokens)
+        for start in range(0, len(line), MAX_LINE // 4)
+    )
+    return itertools.islice(lines, MAX_LINES)
 
 
-def _lines(paths: Sequence[str], schema: str, special_tokens: Sequence[str]) -> Iterator[str]:
+def _texts(paths: Sequence[str], schema: str) -> Iterator[str]:
     for entry, number, raw in inputs.all_records(inputs.list_inputs([paths])):
         try:
-            conversation = read_record(raw, schema)
+            yield from (message.content for message in read_record(raw, schema).messages)
         except RecordError as error:
             raise RecordError(f"{entry.path}:{number}: {error}") from error
-        for message in conversation.messages:
-            for line in message.content.splitlines():
-                if not any(token in line for token in special_tokens):
-                    for start in range(0, len(line), MAX_LINE // 4):  # no character takes more than four bytes
-                        yield line[start : start + MAX_LINE // 4]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import hashlib
 import json
 import random
 import shlex
@@ -13,6 +12,7 @@ from typing import Any
 
 import pytest
 import zstandard
+from prepared import StoppedError, digests
 from template_rules import in_one, primer, save_trained, spelled
 
 from grain_sft.cli.main import main
@@ -239,15 +239,6 @@ def test_the_option_that_an_error_names_prepares_the_file(spm, tmp_path, capsys)
     assert said == {f"the answer {n}<|eot|>" for n in range(9)}
 
 
-def digests(folder: Path) -> dict[str, str]:
-    found = sorted(path for path in folder.rglob("*") if path.is_file())
-    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in found}
-
-
-class StopError(Exception):
-    pass
-
-
 def test_processes_stops_and_beam_make_the_same_bytes_of_every_kind_of_file(spm, tmp_path, monkeypatch):
     monkeypatch.setattr(inputs, "BLOCK", 500)
     draw = random.Random(11)
@@ -269,17 +260,17 @@ def test_processes_stops_and_beam_make_the_same_bytes_of_every_kind_of_file(spm,
             nonlocal left
             left -= what == "Rendering"
             if not left:
-                raise StopError
+                raise StoppedError
 
         try:
             prepare(request, tmp_path / "stopped", workers=1, progress=progress)
-        except StopError:
+        except StoppedError:
             stops += 1
     assert stops > 2
     made = [digests(tmp_path / name) for name in ("one", "two", "stopped")]
-    if pytest.importorskip("apache_beam"):
-        from grain_sft.prepare import beam
+    assert made[0] == made[1] == made[2]
+    pytest.importorskip("apache_beam")
+    from grain_sft.prepare import beam
 
-        assert beam.prepare(request, tmp_path / "beam") == expected
-        made.append(digests(tmp_path / "beam"))
-    assert all(each == made[0] for each in made)
+    assert beam.prepare(request, tmp_path / "beam") == expected
+    assert digests(tmp_path / "beam") == made[0]

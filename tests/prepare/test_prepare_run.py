@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -216,73 +217,69 @@ def test_a_finished_run_started_again_does_nothing(format: str, place: Place) ->
         assert stamps(place.folder) == before
 
 
-def change_input(chats: list[Path], request: Request) -> tuple[Request, str]:
-    text = chats[3].read_text()
-    chats[3].write_text(text.replace("kind", "nice", 1))  # as long as before
-    return request, f"{chats[3]}.digest: "
+Change = Callable[[list[Path], Request], tuple[Request, list[str]]]
 
 
-def change_rows(chats: list[Path], request: Request) -> tuple[Request, str]:
-    with chats[5].open("a") as file:
-        file.write(json.dumps(record(7)) + "\n")
-    return request, f"{chats[5]}.records: 65 -> 66"
+def change_input(chats: list[Path], request: Request) -> tuple[Request, list[str]]:
+    chats[3].write_text(chats[3].read_text().replace("kind", "nice", 1))  # as long as before
+    return request, [f"{chats[3]}.digest: "]
 
 
-def change_name(chats: list[Path], request: Request) -> tuple[Request, str]:
-    renamed = str(chats[7].rename(chats[7].with_name("renamed.jsonl")))
-    return dataclasses.replace(request, datasets=(*request.datasets[:7], Dataset((renamed,)))), f"{renamed}: null -> "
+def change_rows(chats: list[Path], request: Request) -> tuple[Request, list[str]]:
+    chats[5].write_text(chats[5].read_text() + json.dumps(record(7)) + "\n")
+    return request, [f"{chats[5]}.records: 65 -> 66"]
 
 
-def change_tokenizer(chats: list[Path], request: Request) -> tuple[Request, str]:
+def change_names(chats: list[Path], request: Request) -> tuple[Request, list[str]]:
+    paths = [
+        str(chats[7].rename(chats[7].with_name("renamed.jsonl"))),
+        str(write_chats(chats[0].parent / "9.jsonl", 10)),
+    ]
+    datasets = (*request.datasets[:7], *(Dataset((path,)) for path in paths))
+    return dataclasses.replace(request, datasets=datasets), [f"{path}: null -> " for path in paths]
+
+
+def change_tokenizer(chats: list[Path], request: Request) -> tuple[Request, list[str]]:
     words = [f"the question and other words {number}" for number in range(300)]
     Path(request.tokenizer).write_bytes(train_tokenizer(words, 440, SPECIAL))
-    return request, "tokenizer.sha256: "
+    return request, ["tokenizer.sha256: "]
 
 
-def add_input(chats: list[Path], request: Request) -> tuple[Request, str]:
-    more = write_chats(chats[0].parent / "9.jsonl", 10)
-    return dataclasses.replace(request, datasets=(*request.datasets, Dataset((str(more),)))), f"{more}: null -> "
-
-
-CHANGES = {
-    "input": change_input,
-    "rows": change_rows,
-    "name": change_name,
-    "tokenizer": change_tokenizer,
-    "one input more": add_input,
-    "seed": ({"seed": 43}, "request.seed: 42 -> 43"),
-    "val_frac": ({"val_frac": 0.25}, "request.val_frac: 0.1 -> 0.25"),
-    "max_length": ({"max_length": 50}, "request.max_length: null -> 50"),
-    "keep": ({"keep": "first"}, 'request.keep: null -> "first"'),
-    "format": ({"format": "olmo"}, 'request.format: "primer" -> "olmo"'),
-    "template": ({"template": "episode"}, 'request.template: "primer" -> "episode"'),
-    "special text": ({"special_text": "encode"}, 'request.special_text: "error" -> "encode"'),
-    "shuffle": ({"shuffle": False}, "request.shuffle: null -> false"),
-}
+def change_options(chats: list[Path], request: Request) -> tuple[Request, list[str]]:
+    changes = {
+        "seed": (43, "42 -> 43"),
+        "val_frac": (0.25, "0.1 -> 0.25"),
+        "max_length": (50, "null -> 50"),
+        "keep": ("first", 'null -> "first"'),
+        "format": ("olmo", '"primer" -> "olmo"'),
+        "template": ("episode", '"primer" -> "episode"'),
+        "special_text": ("encode", '"error" -> "encode"'),
+        "shuffle": (False, "null -> false"),
+    }
+    changed = dataclasses.replace(request, **{name: value for name, (value, _) in changes.items()})  # type: ignore[arg-type]
+    return changed, [f"request.{name}: {text}" for name, (_, text) in changes.items()]
 
 
 @pytest.mark.parametrize(
-    ("change", "stopped"), [*((change, False) for change in CHANGES), ("rows", True), ("seed", True)]
+    ("change", "stopped"),
+    [
+        *((each, False) for each in (change_input, change_rows, change_names, change_tokenizer, change_options)),
+        (change_rows, True),
+        (change_options, True),
+    ],
 )
-def test_what_changed_is_named_and_overwritten_only_if_asked(change: str, stopped: bool, place: Place) -> None:
-    model = place.folder / "spm.model"
-    shutil.copy(place.tokenizers["primer"], model)
+def test_what_changed_is_named_and_overwritten_only_if_asked(change: Change, stopped: bool, place: Place) -> None:
+    model = shutil.copy(place.tokenizers["primer"], place.folder / "spm.model")
     request = dataclasses.replace(place.request(val_frac=0.1), tokenizer=str(model))
-    if stopped:
-        with pytest.raises(StoppedError):
-            place.prepare(request, progress=stop_half_way())
-    else:
-        place.prepare(request)
-    made: Any = CHANGES[change]
-    changed, expected = (
-        made(place.chats, request) if callable(made) else (dataclasses.replace(request, **made[0]), made[1])
-    )
+    with pytest.raises(StoppedError) if stopped else contextlib.nullcontext():
+        place.prepare(request, progress=stop_half_way() if stopped else None)
+    changed, expected = change(place.chats, request)
     before = stamps(place.folder)
     with pytest.raises(PrepareError) as error:
         place.prepare(changed)
     text, what = str(error.value), "unfinished work" if stopped else "a corpus made"
     assert text.startswith(f"{place.out}: holds {what} from other inputs or options. What changed:\n")
-    assert expected in text and "--overwrite" in text and stamps(place.folder) == before
+    assert all(line in text for line in (*expected, "--overwrite")) and stamps(place.folder) == before
     place.prepare(changed, overwrite=True)
     place.assert_whole(changed)
 
@@ -409,37 +406,27 @@ def test_what_is_cut_and_dropped_is_counted(template: str, keep: str | None, for
     rendered = render(rules, records, load_tokenizer(request.tokenizer), TemplateOptions())
     expected: dict[tuple[int, int], tuple[list[int], list[float]]] = {}
     names = ("documents", "tokens", "trainable_tokens", "truncated", "cut_tokens", "cut_trainable_tokens")
-    counts, dropped = dict.fromkeys(names, 0), 0
+    kept_of: list[tuple[int, ...]] = []
     for number, document in zip(places, rendered, strict=True):
         tokens, loss = document.tokens.tolist(), document.loss.tolist()
         total, trainable = len(tokens), sum(map(bool, loss))
-        if total > most:
-            last = (keep or rules.truncation) == "last"
-            tokens, loss = (tokens[-most:], loss[-most:]) if last else (tokens[:most], loss[:most])
+        part = slice(-most, None) if (keep or rules.truncation) == "last" else slice(most)
+        tokens, loss = tokens[part], loss[part]
         while rules.trim_trailing and loss and not loss[-1]:
             tokens, loss = tokens[:-1], loss[:-1]
-        if (format == "olmo" or rules.trim_trailing) and not any(loss):
-            dropped += 1
-            continue
-        kept = sum(map(bool, loss))
-        values = (1, len(tokens), kept, len(tokens) < total, total - len(tokens), trainable - kept)
-        counts = {name: counts[name] + value for name, value in zip(names, values, strict=True)}
-        expected[number] = (tokens, loss)
-    found = {
-        each.source: (each.tokens.tolist(), each.loss.tolist()) for each in open_corpus(place.out).iter_documents()
-    }
-    assert found == expected
+        if any(loss) or not (format == "olmo" or rules.trim_trailing):
+            kept = sum(map(bool, loss))
+            kept_of.append((1, len(tokens), kept, len(tokens) < total, total - len(tokens), trainable - kept))
+            expected[number] = (tokens, loss)
+    counts, dropped = dict(zip(names, map(sum, zip(*kept_of, strict=True)), strict=True)), len(lines) - len(expected)
+    documents = open_corpus(place.out).iter_documents()
+    assert {each.source: (each.tokens.tolist(), each.loss.tolist()) for each in documents} == expected
     manifest = json.loads((place.out / "prepare.json").read_text())
     assert {name: manifest["splits"]["train"][name] for name in counts} == counts
     assert counts["truncated"] > 20 and sum(manifest["dropped"].values()) == dropped
-    for text in (
-        f"{counts['documents']:,} examples",
-        f"{counts['tokens']:,} tokens",
-        f"{counts['truncated']:,} cut",
-        f"{counts['cut_tokens']:,} tokens",
-        f"{counts['cut_trainable_tokens']:,} trainable lost",
-    ):
-        assert text in " ".join(printed.split())
+    printed_as = ("{} examples", "{} tokens", "", "{} cut", "{} tokens", "{} trainable lost")
+    for text, count in zip(printed_as, counts.values(), strict=True):
+        assert text.format(f"{count:,}") in " ".join(printed.split())
     assert ("\ndropped " in printed) == bool(dropped)
     assert not dropped or f"dropped  {dropped:,}: no trainable token" in printed
 
