@@ -8,7 +8,7 @@ import functools
 import io
 import itertools
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -157,7 +157,7 @@ class ChunkDocuments(Documents):
                 loss[target : target + length] = unit_loss[start : start + length]
 
     @functools.cached_property
-    def _file(self) -> functools._lru_cache_wrapper[io.FileIO]:
+    def _file(self) -> Callable[[int], io.FileIO]:
         return functools.lru_cache(MAX_OPEN)(lambda unit: _opened(self._chunks.path(unit)))
 
     def fill(self, part: int, start: int, tokens: npt.NDArray[Any], loss: npt.NDArray[Any]) -> None:
