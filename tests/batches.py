@@ -43,6 +43,11 @@ def assert_same(one: Mapping[str, Any], other: Mapping[str, Any]) -> None:
         np.testing.assert_array_equal(array, other[key], err_msg=key)
 
 
+def rows_of_hosts(samplers: Sequence[Any], step: int) -> np.ndarray:
+    """Return the rows of the global batch of `step`, from the samplers of all hosts."""
+    return np.stack([each.rows(step) for each in samplers], axis=1).reshape(-1)
+
+
 def put(config: dict, place: str, value: object) -> dict:
     """A copy of `config` with `value` at `place`, keys joined by dots."""
     changed = copy.deepcopy(config)
