@@ -36,14 +36,12 @@ def decoded(text, dtype):
 
 def columns_of(row):
     """tokens, segments, positions and loss of a row of the page's data."""
-    count = row["length"]
+    count, positions = row["length"], np.zeros(row["length"], np.int64)
     tokens = decoded(row["ids"], {2: "<u2", 4: "<i4"}[row["width"]])
     segments = np.concatenate([np.full(stop - first, segment) for segment, first, stop in row["segments"]])
-    positions = np.zeros(count, np.int64)
     for at, position in row["positions"]:
         positions[at:] = position + np.arange(count - at)
-    loss = np.unpackbits(decoded(row["loss"], np.uint8), bitorder="little")[:count].astype(bool)
-    return tokens, segments, positions, loss
+    return tokens, segments, positions, np.unpackbits(decoded(row["loss"], np.uint8), bitorder="little")[:count]
 
 
 def test_the_page_holds_the_arrays_of_three_steps(page, pipeline):
@@ -54,25 +52,23 @@ def test_the_page_holds_the_arrays_of_three_steps(page, pipeline):
         batch = pipeline[step["step"]]
         assert [row["row"] for row in step["rows"]] == list(range(len(batch["inputs"])))
         for row, entry in enumerate(step["rows"]):
-            tokens, segments, positions, loss = columns_of(entry)
-            np.testing.assert_array_equal(tokens, batch["inputs"][row])
-            np.testing.assert_array_equal(segments, batch["inputs_segmentation"][row])
-            np.testing.assert_array_equal(positions, batch["inputs_position"][row])
-            np.testing.assert_array_equal(loss[1:], batch["targets_segmentation"][row, :-1] != 0)
-            assert entry["weights"] is None and not loss[0]
+            expected = [batch[key][row] for key in ("inputs", "inputs_segmentation", "inputs_position")]
+            loss = np.append(False, batch["targets_segmentation"][row, :-1] != 0)
+            for column, values in zip(columns_of(entry), [*expected, loss], strict=True):
+                np.testing.assert_array_equal(column, values)
+            assert entry["weights"] is None
 
 
 def test_pieces_and_sources_are_those_of_the_rows(page, pipeline, texts):
     data = data_of(page)
-    shown = dict(zip(data["pieces"]["ids"], data["pieces"]["shown"], strict=True))
+    ids = data["pieces"]["ids"]
+    assert dict(zip(ids, data["pieces"]["shown"], strict=True)) == {each: visible(texts.text(each)) for each in ids}
+    assert data["pieces"]["special"] == [each for each in ids if texts.is_special(each)]
     for step in data["steps"]:
         for entry, view in zip(step["rows"], view_rows(pipeline, step["step"]), strict=True):
-            assert {shown[each] for each in view.tokens.tolist()} == {
-                visible(texts.text(each)) for each in view.tokens.tolist()
-            }
+            assert set(view.tokens.tolist()) <= set(ids)
             assert [piece["words"] for piece in entry["pieces"]] == [place_of(piece) for piece in view.pieces]
             assert (entry["place"], entry["instance"]) == (view.place, view.instance)
-    assert data["pieces"]["special"] == [each for each in data["pieces"]["ids"] if texts.is_special(each)]
 
 
 def test_no_text_becomes_markup_and_nothing_is_asked_of_a_network(page):
@@ -157,7 +153,7 @@ def test_weights_ids_of_four_bytes_and_ids_without_a_text(write_tokens, tmp_path
 
 
 def tokens_shown(browser):
-    """What stands in the page: of every token its number, text, and classes."""
+    """The number, text and classes of every token of the page."""
     return browser.run(
         "return [...document.querySelectorAll('main .t')].map((each) => [+each.dataset.i, each.textContent, each.className])"
     )
@@ -190,5 +186,4 @@ def test_a_browser_shows_the_rows_by_mouse_and_keyboard(page, pipeline, texts, b
     browser.run("const s = document.getElementById('segment'); s.value = '2'; s.dispatchEvent(new Event('change'))")
     assert tokens_shown(browser) == expected_tokens(views[STEP][1], texts, 2)
     assert browser.run("return document.title") == f"Step {STEP}: run.json"
-    assert browser.console() == []
-    assert browser.requests() == [page.absolute().as_uri()]
+    assert browser.console() == [] and browser.requests() == [page.absolute().as_uri()]

@@ -51,15 +51,12 @@ def pipeline(written):
 
 def tables_of(page):
     """The tables of a page: lines of cells by the table's id."""
+
+    def cells(line):
+        return [html.unescape(re.sub("<[^>]*>", "", cell)) for cell in re.findall("<t[dh].*?>(.*?)</t[dh]>", line)]
+
     found = re.findall(r'<table id="([^"]*)">(.*?)</table>', page, flags=re.S)
-    lines = {name: re.findall("<tr.*?>(.*?)</tr>", rows) for name, rows in found}
-    text = re.compile("<[^>]*>")
-    return {
-        name: [
-            [html.unescape(text.sub("", cell)) for cell in re.findall("<t[dh].*?>(.*?)</t[dh]>", line)] for line in rows
-        ]
-        for name, rows in lines.items()
-    }
+    return {name: [cells(line) for line in re.findall("<tr.*?>(.*?)</tr>", rows)] for name, rows in found}
 
 
 def test_page_json_and_pictures_stand_beside_each_other(written, report):
@@ -71,6 +68,7 @@ def test_page_json_and_pictures_stand_beside_each_other(written, report):
     page = out.read_text()
     (data,) = re.findall(r'<script type="application/json" id="data">(.*?)</script>', page)
     assert json.loads(data) == report
+    check_tables(tables_of(page), report)
     assert page.count("<svg") == len(PICTURES)
     assert not re.findall(r"https?://|@import|src=|<b>|\$", re.sub("<style>.*?</style>", "", page, flags=re.S))
     ids = re.findall(r'\bid="([^"]+)"', page)
@@ -89,14 +87,12 @@ def test_lengths_are_those_of_the_documents(report, pipeline):
 
 
 def test_packing_is_what_each_algorithm_makes(report, pipeline, tmp_path):
-    layout = pipeline.source.layout
     assert [each["algorithm"] for each in report["packing"]["algorithms"]] == list(ALGORITHMS)
     assert report["packing"]["used"] == "best_fit_decreasing"
     for each in report["packing"]["algorithms"]:
-        packed = PackedLayout(layout.corpus, LENGTH, algorithm=each["algorithm"], batch_rows=4, cache_dir=tmp_path)
+        options = {"algorithm": each["algorithm"], "batch_rows": 4, "cache_dir": tmp_path}
+        packed = PackedLayout(pipeline.source.layout.corpus, LENGTH, **options)
         assert {name: each[name] for name in each if name != "seconds"} == packing_report(packed)
-        row = packed.spans(0)
-        assert each["segments_a_row"]["max"] >= len({span.document for span in row})
 
 
 def test_sources_are_counted_in_the_batches_themselves(report, pipeline):
@@ -118,11 +114,9 @@ def test_sources_are_counted_in_the_batches_themselves(report, pipeline):
 
 
 def test_rejected_rows_and_their_examples_are_real(report, pipeline):
-    found = report["filter"]
-    steps = report["sources"]["steps"]
+    found, steps = report["filter"], report["sources"]["steps"]
     rows = np.concatenate([pipeline.sampler.rows(step) for step in steps])
-    element = pipeline.source.read(rows)
-    fails = NgramFilter(count_padding=True).fails(element["tokens"])
+    fails = NgramFilter(count_padding=True).fails(pipeline.source.read(rows)["tokens"])
     assert (found["used"], found["rows"], found["rejected"]) == (True, len(rows), fails.sum())
     assert 0 < found["rejected_for_padding"] < found["rejected"]
     taken = sum(int((pipeline[step]["targets_segmentation"] != 0).any(axis=1).sum()) for step in steps)
@@ -131,24 +125,19 @@ def test_rejected_rows_and_their_examples_are_real(report, pipeline):
     for example in found["examples"]:
         tokens = pipeline.source[example["instance"]]["tokens"].tolist()
         at, period, times = example["at"], example["period"], example["times"]
-        repeated = tokens[at : at + period] * times
-        assert tokens[at : at + period * times] == repeated and times >= 32
+        assert tokens[at : at + period * times] == tokens[at : at + period] * times and times >= 32
         assert example["instance"] in pipeline.sampler.rows(example["step"]) and "again" in example["text"]
 
 
 def test_left_out_tokens_add_up(report, pipeline):
-    lines = {each["what"]: each for each in report["left_out"]}
+    tokens = {each["what"]: each["tokens"] for each in report["left_out"]}
     layout = pipeline.source.layout
-    packed_tokens = int(layout.pieces(np.arange(len(layout))).length.sum())
-    cut, dropped = lines[f"truncated to {LENGTH} tokens"], lines["dropped"]
-    assert (
-        packed_tokens + cut["tokens"] + dropped["tokens"] + lines["in no document"]["tokens"]
-        == layout.corpus.num_tokens
-    )
-    assert lines["padding of rows"]["tokens"] == len(layout) * LENGTH - packed_tokens
-    rest = len(layout) % 4
-    unused = lines[f"{rest} rows of each epoch, other ones each time, that fill no step"]
-    assert rest and unused["tokens"] == rest * LENGTH
+    packed, rest = int(layout.pieces(np.arange(len(layout))).length.sum()), len(layout) % 4
+    cut = tokens[f"truncated to {LENGTH} tokens"] + tokens["dropped"] + tokens["in no document"]
+    assert packed + cut == layout.corpus.num_tokens
+    assert tokens["padding of rows"] == len(layout) * LENGTH - packed
+    unused = tokens[f"{rest} rows of each epoch, other ones each time, that fill no step"]
+    assert rest and unused == rest * LENGTH
 
 
 @pytest.fixture
@@ -184,8 +173,8 @@ def test_padded_rows_leave_out_what_is_longer_and_what_is_short(made):
     assert lines["dropped, shorter than 40 tokens"] == (len(dropped), dropped.sum())
     assert lines["padding of rows"] == (None, np.maximum(50 - kept, 0).sum())
     filling = -len(kept) % 4
-    filled = (None, filling * 50) if filling else None
-    assert lines.get(f"{filling} rows of padding, which fill the last step of an epoch") == filled
+    what = f"{filling} rows of padding, which fill the last step of an epoch"
+    assert lines.get(what) == ((None, filling * 50) if filling else None)
 
 
 def test_what_prepare_cut_is_in_the_report(made, run, tmp_path):
@@ -261,51 +250,43 @@ def test_without_matplotlib_the_extra_is_named(run, tmp_path, monkeypatch, capsy
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_page_shows_the_figures(written, report):
-    check_tables(tables_of(written[0].read_text()), report)
-
-
 def check_tables(tables, report):
     """Every figure is in its table, as the page's reader sees it."""
 
     def column(name, at):
-        return [line[at] for line in tables[name][1:]]
+        return [line[at] for line in tables[f"{name}-table"][1:]]
 
     def counts(values):
         return ["-" if value is None else f"{value:,}" for value in values]
 
-    bins, columns, left_out = report["lengths"]["bins"], report["sources"]["columns"], report["left_out"]
-    assert tables["length-bins"][1:] == [counts(each.values()) for each in bins]
+    columns, left_out = report["sources"]["columns"], report["left_out"]
+    assert tables["length-bins"][1:] == [counts(each.values()) for each in report["lengths"]["bins"]]
     packing = [
         [algorithm_title(each), f"{each['rows']:,}", f"{each['padding_share']:.4%}", f"{each['truncated_tokens']:,}"]
         for each in report["packing"]["algorithms"]
     ]
     assert [[*line[:3], line[4]] for line in tables["packing-table"][1:]] == packing
-    assert column("sources-table", 0) == columns["source"]
-    assert column("sources-table", 3) == counts(columns["tokens"])
-    assert column("sources-table", 5) == counts(columns["trainable"])
-    assert column("mixture-table", 0) == counts(report["sources"]["steps"])
-    names = tables["mixture-table"][0][1:]
-    tokens = np.array([report["sources"]["tokens"][name] for name in names])
+    for at, name in ((0, "source"), (3, "tokens"), (5, "trainable")):
+        assert column("sources", at) == (columns[name] if name == "source" else counts(columns[name]))
+    assert column("mixture", 0) == counts(report["sources"]["steps"])
+    tokens = np.array([report["sources"]["tokens"][name] for name in tables["mixture-table"][0][1:]])
     shares = [[f"{share:.3%}" for share in step] for step in (tokens / tokens.sum(0)).T]
     assert [line[1:] for line in tables["mixture-table"][1:]] == shares
-    assert column("left-out-table", 0) == [each["what"] for each in left_out]
-    assert column("left-out-table", 2) == counts(each["tokens"] for each in left_out)
+    assert column("left-out", 0) == [each["what"] for each in left_out]
+    assert column("left-out", 2) == counts(each["tokens"] for each in left_out)
     rejected = report["filter"]
-    assert column("filter-table", 1) == counts(rejected[key] for key in ("rows", "rejected", "rejected_for_padding"))
-    assert column("filter-examples", 5) == [each["text"] for each in rejected["examples"]]
-    speeds = report["throughput"]["rows"]
-    assert column("throughput-table", 1) == counts(round(each["mtok_per_s"], 1) for each in speeds)
+    assert column("filter", 1) == counts(rejected[key] for key in ("rows", "rejected", "rejected_for_padding"))
+    assert [line[5] for line in tables["filter-examples"][1:]] == [each["text"] for each in rejected["examples"]]
+    assert column("throughput", 1) == counts(round(each["mtok_per_s"], 1) for each in report["throughput"]["rows"])
     assert tables["receipt-table"] == [["code", report["receipt"]], *map(list, report["parts"].items())]
 
 
 @pytest.mark.parametrize(("scheme", "width"), [("light", 1280), ("dark", 360)])
 def test_a_browser_opens_the_report(written, report, browser, scheme, width):
-    out, _ = written
+    out = written[0]
     browser.look(width, 900, scheme)
     browser.open(out)
-    assert browser.console() == []
-    assert browser.requests() == [out.absolute().as_uri()]
+    assert browser.console() == [] and browser.requests() == [out.absolute().as_uri()]
     assert browser.run("return [document.documentElement.scrollWidth, innerWidth]") == [width, width]
     assert browser.run("return document.title") == "Report: run & <b>.json"
     tables = browser.run(
