@@ -2,37 +2,120 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
-from caches import EOS, LENGTH, keep_everything, layouts_of, used, write, write_plain
+import sft_files
 
-from grain_sft import PackedLayout, open_corpus
+from grain_sft import IndexSampler, NpyDataSource, PackedLayout, PaddedLayout, open_corpus
 from grain_sft.corpus import content
+from grain_sft.corpus import documents as documents_module
 from grain_sft.errors import LayoutError
 from grain_sft.layout.report import plan_files
 from grain_sft.prepare.materialize import materialize
-from grain_sft.storage.file_stamp import describe
+from grain_sft.replay.learning_rate import supervised_ratio
+from grain_sft.sampling.orders import stored
+from grain_sft.storage import describe
 
 pytest.importorskip("pyarrow")
+
+TOKENS = 10_000
+ENDS = 2_500  # tokens at each end that all corpora have in common; 4 KiB of uint16 are 2,048
+EOS, BOS = sft_files.EOS, 1
+LENGTH = 128
+EPISODES = 900  # 16 bytes each in the index, of which the first and the last 256 are among its ends
 
 
 @pytest.fixture
 def cache(tmp_path, monkeypatch):
-    keep_everything(monkeypatch, tmp_path / "cache")
+    """A folder that caches also what small and new files, and short orders, are made into."""
+    monkeypatch.setenv("GRAIN_SFT_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(documents_module, "_KEPT_FROM", 0)
+    monkeypatch.setattr(content, "_REMEMBERED_FROM", 0)
+    monkeypatch.setattr(content, "_SETTLED", -1.0)
+    monkeypatch.setattr(stored, "IN_MEMORY_ROWS", 1)
     return tmp_path / "cache"
+
+
+def write_plain(folder: Path, number: int) -> None:
+    """Two files of tokens of corpus `number`; its documents end at an EOS, at its own places in the middle."""
+    folder.mkdir(parents=True)
+    common, own = np.random.default_rng(0), np.random.default_rng([1, number])
+    for part in range(2):
+        tokens = common.integers(3, 50_000, TOKENS)
+        tokens[::40] = EOS
+        middle = tokens[ENDS : TOKENS - ENDS]
+        middle[:] = own.integers(3, 50_000, len(middle))
+        middle[own.random(len(middle)) < 1 / own.integers(15, 60)] = EOS
+        begins = np.flatnonzero(middle[:-1] == EOS) + 1
+        middle[begins[own.random(len(begins)) < 0.7]] = BOS
+        tokens[-1] = EOS
+        tokens.astype("<u2").tofile(folder / f"{part}.npy")
+
+
+def write(folder: Path, number: int) -> None:
+    """Corpus `number`, in each format; the index and weights of episodes, and the tokens of rows, are its own in the middle."""
+    write_plain(folder / "plain", number)
+    common, own = np.random.default_rng(2), np.random.default_rng([3, number])
+    length = common.integers(2, 30, EPISODES)
+    length[300:-300] = own.permutation(length[300:-300])
+    ends, total = np.cumsum(length)[:-1], int(length.sum())
+    tokens, weights = common.integers(3, 900, total), common.random(total).astype(np.float32)
+    weights[2000:-2000] = own.random(total - 4000)
+    weights[own.random(total) < 0.3 * (np.abs(np.arange(total) - total // 2) < 2000)] = 0
+    docs = list(zip(np.split(tokens, ends), np.split(weights, ends), strict=True))
+    sft_files.write_episodes(folder / "episodes", docs)
+    rows = common.integers(3, 900, (300, 20))
+    rows[100:200] = own.integers(3, 900, (100, 20))
+    plain = {"compression": "none", "use_dictionary": False, "write_statistics": False}
+    sft_files.write_openchat(folder / "openchat", [(row, np.ones(20, np.float32)) for row in rows], **plain)
 
 
 def opened(path: Path):
     return open_corpus(path, dtype="uint16", eos_token_id=EOS)
 
 
+def layouts_of(folder: Path) -> Iterator[tuple[str, PackedLayout | PaddedLayout]]:
+    """Every kind of layout that follows documents, by name."""
+    plain, episodes = opened(folder / "plain"), open_corpus(folder / "episodes")
+    yield "eos", PackedLayout(plain, LENGTH)
+    yield "eos, padded", PaddedLayout(plain, LENGTH)
+    yield "eos, bos", PackedLayout(plain, LENGTH, bos_token_id=BOS)
+    yield "eos, anew", PackedLayout(plain, LENGTH, algorithm="multipack", epochs=2, seed=4)
+    yield "files", PackedLayout(episodes, LENGTH, algorithm="first_fit_decreasing")
+    yield "files, padded", PaddedLayout(episodes, LENGTH)
+    yield "openchat", PaddedLayout(open_corpus(folder / "openchat"), LENGTH)
+
+
+def hash_of(*arrays: np.ndarray) -> str:
+    digest = hashlib.sha256()
+    for array in arrays:
+        digest.update(np.ascontiguousarray(array).view(np.uint8))
+    return digest.hexdigest()
+
+
+def used(folder: Path, orders: bool = True) -> dict[str, str]:
+    """A hash of all rows of every layout, of the orders, and the share of tokens that take loss."""
+    found = {}
+    for name, layout in layouts_of(folder):
+        highest = layout.highest_token if isinstance(layout, PackedLayout) else ""
+        rows = NpyDataSource(layout).read(range(len(layout)))
+        found[name] = f"{len(layout)} {highest} {hash_of(*rows.values())}"
+    found["supervised"] = repr(supervised_ratio(open_corpus(folder / "episodes")))
+    for epoch in range(2 * orders):
+        sampler = IndexSampler(5_000, global_batch_size=5_000, seed=3, order="olmo")
+        found[f"order {epoch}"] = hash_of(sampler.rows(epoch))
+    return found
+
+
 def kept(cache: Path) -> set[Path]:
-    """What is kept of corpora, but for the hashes that this machine remembers of files."""
+    """The files that are kept of corpora, but for the hashes that this machine remembers."""
     files = (path for path in cache.rglob("*") if path.is_file() and path.suffix != ".lock")
     return {path for path in files if path.parent.name != "content"}
 
@@ -54,8 +137,7 @@ def test_rows_are_the_same_with_an_empty_cache_and_one_full_of_every_other_corpu
         assert distinct == count or (name == "supervised" and distinct > count // 2), name
     monkeypatch.setenv("GRAIN_SFT_CACHE_DIR", str(cache))
     for _ in range(2):  # the cache is full of the corpora before, then of all
-        for folder, rows in zip(folders, expected, strict=True):
-            assert used(folder, orders=False) == rows
+        assert [used(folder, orders=False) for folder in folders] == expected
     shutil.copytree(folders[0], tmp_path / "copy")
     before = kept(cache)
     assert used(tmp_path / "copy", orders=False) == expected[0]
@@ -65,10 +147,9 @@ def test_rows_are_the_same_with_an_empty_cache_and_one_full_of_every_other_corpu
 def test_a_file_that_is_rewritten_in_place_has_rows_of_its_own(tmp_path, cache, monkeypatch):
     """Also where its size, its ends and the time of its last change stay as they were."""
     monkeypatch.setattr(content, "_SETTLED", 0.02)
-    rows = []
+    target, rows = tmp_path / "corpus.npy", set()
     for number in range(4):
         write_plain(tmp_path / str(number), number)
-        target = tmp_path / "corpus.npy"
         target.write_bytes((tmp_path / str(number) / "0.npy").read_bytes())
         os.utime(target, ns=(10**18, 10**18))
         time.sleep(0.1)
@@ -77,10 +158,10 @@ def test_a_file_that_is_rewritten_in_place_has_rows_of_its_own(tmp_path, cache, 
         monkeypatch.setenv("GRAIN_SFT_CACHE_DIR", str(tmp_path / "empty" / str(number)))
         layouts.append(PackedLayout(opened(target), LENGTH))
         monkeypatch.setenv("GRAIN_SFT_CACHE_DIR", str(cache))
-        found = [[layout.spans(row) for row in range(len(layout))] for layout in layouts]
-        assert found[0] == found[1] == found[2]
-        rows.append(str(found[0]))
-    assert len(set(rows)) == 4
+        found = {str([layout.spans(row) for row in range(len(layout))]) for layout in layouts}
+        assert len(found) == 1
+        rows |= found
+    assert len(rows) == 4
 
 
 def test_a_file_that_was_written_just_now_is_hashed_again(tmp_path, monkeypatch):
@@ -102,26 +183,24 @@ def test_a_file_that_was_written_just_now_is_hashed_again(tmp_path, monkeypatch)
 def test_a_corpus_that_changes_after_it_was_scanned_leaves_no_plan_under_the_name_of_its_new_content(tmp_path, cache):
     for number in range(2):
         write_plain(tmp_path / str(number), number)
-    target = tmp_path / "corpus.npy"
+    target, new = tmp_path / "corpus.npy", tmp_path / "1" / "0.npy"
     shutil.copy(tmp_path / "0" / "0.npy", target)
     old = opened(target)
     assert len(old.documents)
     time.sleep(0.05)
-    target.write_bytes((tmp_path / "1" / "0.npy").read_bytes())
+    target.write_bytes(new.read_bytes())
     PackedLayout(old, LENGTH)  # of the documents as they were
-    shutil.copy(tmp_path / "1" / "0.npy", tmp_path / "new.npy")
-    new = PackedLayout(opened(tmp_path / "new.npy"), LENGTH)
-    tokens = np.fromfile(tmp_path / "new.npy", "<u2")
-    assert new.statistics["documents"] == np.count_nonzero(tokens == EOS)
+    layout = PackedLayout(opened(new), LENGTH)
+    assert layout.statistics["documents"] == np.count_nonzero(np.fromfile(new, "<u2") == EOS)
 
 
 def test_written_rows_are_not_taken_for_those_of_a_corpus_of_equal_ends(tmp_path, cache):
     for number in range(2):
         write(tmp_path / str(number), number)
-    layouts = [dict(layouts_of(tmp_path / str(number)))["files"] for number in range(2)]
-    materialize(layouts[0], tmp_path / "rows")
+    first, second = (dict(layouts_of(tmp_path / str(number)))["files"] for number in range(2))
+    materialize(first, tmp_path / "rows")
     with pytest.raises(LayoutError, match="holds other rows"):
-        materialize(layouts[1], tmp_path / "rows")
+        materialize(second, tmp_path / "rows")
 
 
 DAMAGES = ("flipped", "cut", "zeroed", "empty", "swapped", "replaced by an older one", "a pipe")
@@ -145,9 +224,9 @@ def damage(path: Path, kind: str, random: np.random.Generator) -> None:
             data[:8] = b"GSFTART1"
         case "swapped":
             folder = path.parent.parent if path.parent.parent.name == "openchat" else path.parent
-            alike = sorted(each for each in folder.rglob(f"*{path.suffix}") if each != path and each.is_file())
-            if alike:
-                other = alike[int(random.integers(len(alike)))]
+            others = sorted(each for each in folder.rglob(f"*{path.suffix}") if each != path and each.is_file())
+            if others:
+                other = others[int(random.integers(len(others)))]
                 swapped = other.read_bytes()
                 other.write_bytes(data)
                 data = bytearray(swapped)
@@ -166,14 +245,11 @@ def test_damaged_files_of_every_kind_give_equal_rows(tmp_path, cache, turns):
     kinds = {path.relative_to(cache).parts[0] for path in cache.rglob("*") if path.is_file()}
     assert kinds == {"content", "documents", "plans", "supervised", "orders", "openchat"}
     random = np.random.default_rng(5)
-    tried = 0
     for turn in range(turns):
         for kind in DAMAGES if turns > 1 else DAMAGES[::2]:
             for path in sorted(cache.rglob("*")):  # all at once: a run meets them together
                 if path.is_file() and path.suffix != ".lock":
                     damage(path, kind, random)
-                    tried += 1
             for name, rows in expected.items() if turns > 1 else [("one", expected["one"])]:
                 assert used(tmp_path / name) == rows, (kind, turn)
-    print(f"{tried} damaged files")
     assert plan_files(dict(layouts_of(tmp_path / "one"))["eos"])

@@ -1,26 +1,306 @@
 """Damaged files of every kind: a GrainSftError, or what can be read; no other error, no hang, no memory beyond a bound.
 
 GRAIN_SFT_MUTANTS=10000 pytest -n0 -s tests/hardening/test_mutants.py
+
+Each mutant has its number, the seed of its damage: `python test_mutants.py FOLDER 4711 1` makes and reads that one again.
 """
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
+import random
+import resource
+import shutil
+import signal
+import sys
+import warnings
+from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
+import numpy as np
 import pytest
 from children import run
+from sft_files import EOS, documents, write_episodes, write_olmo, write_openchat, write_primer
+
+import grain_sft
+from grain_sft.corpus.formats.metadata import split_metadata
+from grain_sft.errors import GrainSftError
+from grain_sft.layout import MaterializedLayout, PackedLayout
+from grain_sft.layout.report import plan_files
+from grain_sft.prepare.materialize import materialize
+from grain_sft.sampling import Host
+from grain_sft.storage import artifact
+from grain_sft.verify import verify
 
 MUTANTS = int(os.environ.get("GRAIN_SFT_MUTANTS", "240"))
+MEMORY = 300 << 20  # bytes that reading a mutant may take, in addition to those that the process has
+SECONDS = 60  # that reading a mutant may take
+ODD_NUMBERS = (-1, 0, 1, 2**31 - 1, 2**31, 2**32, 2**53, 2**63 - 1, 2**63, 2**64, 10**30, -(2**63))
+ODD_TEXTS = ("", "\0", "../..", "uint64", ">u4", "O", "x" * 5000)
+ODD_HOLDERS = ([], {}, [[[[]]]], {"a": {}}, [1, "a", None])
+ODD_VALUES = (*ODD_NUMBERS, None, True, 1.5, float("nan"), float("inf"), *ODD_TEXTS, *ODD_HOLDERS)
+
+
+def of_bytes(data: bytes, draw: random.Random) -> bytes:
+    """`data` with some bytes changed."""
+    changed = bytearray(data)
+    for _ in range(draw.choice((1, 1, 2, 5, 20))):
+        if not changed:
+            break
+        at = draw.randrange(min(draw.choice((16, 128, len(changed))), len(changed)))
+        match draw.randrange(7):
+            case 0:
+                changed[at] ^= 1 << draw.randrange(8)
+            case 1:
+                del changed[at : at + draw.choice((1, 2, 8, 100))]
+            case 2:
+                changed[at:at] = draw.randbytes(draw.choice((1, 4, 64)))
+            case 3:
+                del changed[at:]
+            case 4:
+                width = draw.choice((2, 4, 8))
+                changed[at : at + width] = (draw.choice(ODD_NUMBERS) % (1 << 8 * width)).to_bytes(width, "little")
+            case 5:
+                other = draw.randrange(len(changed))
+                changed[at : at + 16] = changed[other : other + 16]
+            case 6:
+                changed += changed[at : at + draw.choice((1, 100, 1000))]
+    return bytes(changed)
+
+
+def of_json(data: bytes, draw: random.Random, text_too: bool = True) -> bytes:
+    """JSON with a value, a key or an item of it changed; once in a while, with what no parser likes."""
+    whole = json.loads(data)
+    for _ in range(draw.choice((1, 1, 2))):
+        holders = [whole]
+        for holder in holders:
+            inner = holder.values() if isinstance(holder, dict) else holder
+            holders += [each for each in inner if isinstance(each, dict | list) and each]
+        holder = draw.choice(holders)
+        key = draw.choice(list(holder) if isinstance(holder, dict) else range(len(holder)))
+        kind = draw.randrange(6)
+        if kind == 0:
+            del holder[key]
+        elif kind == 1 and isinstance(holder, dict):
+            holder[f"{key}x"] = holder.pop(key)
+        elif kind == 2 and isinstance(holder, list):
+            holder.append(holder[key])
+        elif kind == 3 and isinstance(holder[key], int):
+            holder[key] += draw.choice((-1, 1, 100, 2**40))
+        else:
+            holder[key] = draw.choice(ODD_VALUES)
+        if not whole:
+            break
+    text = json.dumps(whole)
+    if text_too and draw.random() < 0.02:
+        text = text.replace("1", "1" * 5000, 1) if draw.random() < 0.5 else "[" * 100_000 + text
+    return text.encode()
+
+
+def of_gzip(data: bytes, draw: random.Random) -> bytes:
+    """Other lines in a file whose checksum is right; once in a while, ones that unpack to gigabytes."""
+    drawn = draw.random()
+    if drawn < 0.02:
+        return gzip.compress(b"0" * (1 << 26) if drawn < 0.01 else b"0,1\n" * (1 << 22)) * 20
+    return gzip.compress(of_bytes(gzip.decompress(data), draw))
+
+
+def of_plan(path: Path, draw: random.Random) -> None:
+    """Arrays or dependences changed under a checksum that is right."""
+    arrays, depends = artifact.open_file(path)
+    made = {name: np.array(array) for name, array in arrays.items()}
+    if draw.random() < 0.3:
+        depends = json.loads(of_json(json.dumps(depends).encode(), draw, text_too=False))
+    name = draw.choice([name for name, array in made.items() if len(array)])
+    array = made[name]
+    match draw.randrange(5):
+        case 0:
+            array[draw.randrange(len(array))] = draw.choice(ODD_NUMBERS) % (1 << 31)
+        case 1:
+            made[name] = array[: draw.randrange(len(array))]
+        case 2:
+            made[name] = array.astype(draw.choice(("f4", "u1", "i2", "?", "u8")))
+        case 3:
+            made[name] = array.reshape(1, -1)
+        case 4:
+            del made[name]
+    path.unlink()
+    artifact.save(path, depends if isinstance(depends, dict) else {}, made)
+
+
+def read_corpus(folder: Path) -> None:
+    found = grain_sft.open_corpus(folder)
+    if found.eos_token_id is not None or found.shards[0].boundaries is not None:
+        for document in found.iter_documents():
+            assert len(document.tokens) == len(document.loss)
+    grain_sft.NpyDataSource(grain_sft.WindowLayout(found, 4)).read([0, -1])
+    verify(folder, full=True, vocab_size=1000)
+
+
+def read_rows(folder: Path) -> None:
+    layout = MaterializedLayout(grain_sft.open_corpus(folder))
+    grain_sft.NpyDataSource(layout).read(range(len(layout)))
+    verify(folder, full=True)
+
+
+def read_index(path: Path) -> None:
+    found = grain_sft.open_corpus(path)
+    if found.eos_token_id is not None:  # of which MaxText's says nothing
+        list(found.iter_documents())
+    grain_sft.NpyDataSource(grain_sft.WindowLayout(found, 4)).read([0, -1])
+
+
+def read_plan(path: Path) -> None:
+    """Verify never raises for what a plan holds, with its corpus and without."""
+    alone = verify(path, what="plan")
+    beside = verify(path, what="plan", corpus=path.parents[1] / "whole" / "olmo", options={"eos_token_id": EOS})
+    if not (alone.sound and beside.sound):
+        raise GrainSftError("found out")
+
+
+def read_config(path: Path) -> None:
+    assert grain_sft.load(path, host=Host(0, 1))[0]
+
+
+class Kind(NamedTuple):
+    """A way to damage something, and a way to read it.
+
+    Args:
+      whole: File or folder.
+      read: Function that reads the damaged copy.
+      change: Function that damages the bytes of a file; None damages a plan.
+      names: Pattern of the files in a folder that are damaged.
+    """
+
+    whole: Path
+    read: Callable[[Path], None]
+    change: Callable[[bytes, random.Random], bytes] | None = None
+    names: str = "*"
+
+    def damage(self, copy: Path, draw: random.Random) -> None:
+        path = copy
+        if self.whole.is_dir():
+            shutil.copytree(self.whole, copy)
+            path = draw.choice([each for each in sorted(copy.rglob(self.names)) if each.is_file()])
+        else:
+            shutil.copy(self.whole, copy)
+        if self.change is None:
+            of_plan(path, draw)
+        else:
+            path.write_bytes(self.change(path.read_bytes(), draw))
+
+
+def make_whole(folder: Path) -> dict[str, Kind]:
+    """The files to be damaged: of each format a corpus of 40 documents, plans, rows, indexes and configs."""
+    whole = folder / "whole"
+    docs, weighted = documents(40), documents(40, weights=True)
+    write_olmo(whole / "olmo", docs, part_tokens=200, sources=True)
+    write_episodes(whole / "episodes", weighted, shards=2)
+    write_primer(whole / "primer", docs, sources=True)
+    write_openchat(whole / "openchat", weighted)
+    sha = {"tokenizer": {"eos_token_id": EOS, "pad_token_id": 0, "sha256": "abc", "vocab_size": 1000}}
+    manifest = {**sha, "inputs": [{"path": name} for name in "abc"], "splits": {"train": {"documents": 40}}}
+    for name in ("olmo", "episodes", "primer", "openchat"):
+        (whole / name / "prepare.json").write_text(json.dumps(manifest))
+    corpus = grain_sft.open_corpus(whole / "olmo")
+    corpus.save(whole / "index.json")
+    of_tokenizer = {"tokenizer": "t", "tokenizer_sha256": "abc", "vocab_size": 1000, "source_names": ["abc"]}
+    stated = split_metadata(format="olmo", split="train", eos_token_id=EOS, pad_token_id=0, **of_tokenizer)
+    (whole / "olmo" / "corpus.json").write_text(json.dumps(stated))
+    files = grain_sft.open_corpus(sorted((whole / "olmo").glob("token_ids*.npy")), use_loss_mask=False)
+    files.save(whole / "maxtext.json", format="maxtext", sequence_length=4, tokenizer="t")
+    layout = PackedLayout(corpus, 64)
+    shutil.copy(plan_files(layout)[0]["path"], whole / "plan.arrays")
+    materialize(layout, whole / "rows", shard_bytes=1 << 10)
+    (whole / "npy").mkdir()
+    for number in range(2):
+        np.save(whole / "npy" / f"{number}.npy", np.arange(40).astype("uint16"))
+    stated = {
+        "corpus": {"path": str(whole / "olmo")},
+        "layout": {"kind": "packed", "sequence_length": 64},
+        "sampler": {"seed": 1, "global_batch_size": 2},
+        "transforms": [{"ngram_filter": {"max_period": 3}}, "shift_targets"],
+    }
+    (whole / "config.json").write_text(json.dumps(stated))
+    (whole / "config.yaml").write_text(json.dumps(stated, indent=1))
+    kinds = {
+        "header of .npy": Kind(whole / "npy", read_corpus, of_bytes),
+        "olmo: boundaries unpacked": Kind(whole / "olmo", read_corpus, of_gzip, "*.csv.gz"),
+        "episodes: index": Kind(whole / "episodes", read_corpus, of_bytes, "episodes.idx"),
+        "openchat: Parquet": Kind(whole / "openchat", read_corpus, of_bytes, "*.parquet"),
+        "rows: any file": Kind(whole / "rows", read_rows, of_bytes),
+        "rows: rows.json": Kind(whole / "rows", read_rows, of_json, "*.json"),
+        "plan: bytes": Kind(whole / "plan.arrays", read_plan, of_bytes),
+        "plan: arrays": Kind(whole / "plan.arrays", read_plan),
+        "config: bytes": Kind(whole / "config.yaml", read_config, of_bytes),
+        "config: values": Kind(whole / "config.json", read_config, of_json),
+    }
+    for name in ("olmo", "episodes", "primer"):
+        kinds[f"{name}: any file"] = Kind(whole / name, read_corpus, of_bytes)
+        kinds[f"{name}: metadata"] = Kind(whole / name, read_corpus, of_json, "*.json")
+    for name in ("index", "maxtext"):
+        kinds[f"{name}: bytes"] = Kind(whole / f"{name}.json", read_index, of_bytes)
+        kinds[f"{name}: values"] = Kind(whole / f"{name}.json", read_index, of_json)
+    return kinds
+
+
+def limit_memory() -> None:
+    """Let no mutant take more than MEMORY bytes."""
+    status = Path("/proc/self/status").read_text().splitlines()
+    used = next(int(line.split()[1]) << 10 for line in status if "VmData" in line)
+    resource.setrlimit(resource.RLIMIT_DATA, (used + MEMORY, used + MEMORY))
+
+
+def hangs(number: int, frame: object) -> None:
+    raise TimeoutError("hangs")
+
+
+def main(folder: Path, first: int, count: int) -> None:
+    warnings.simplefilter("ignore")  # of Python's parser, on odd literals in headers
+    os.environ["GRAIN_SFT_CACHE_DIR"] = str(folder / "cache")
+    kinds = make_whole(folder)
+    for kind in kinds.values():
+        kind.read(kind.whole)
+    limit_memory()
+    signal.signal(signal.SIGALRM, hangs)
+    names, made, refused, wrong = list(kinds), Counter(), Counter(), []
+    for number in range(first, first + count):
+        name = names[number % len(names)]
+        kind, draw = kinds[name], random.Random(number)
+        copy = folder / "mutants" / kind.whole.name
+        shutil.rmtree(folder / "mutants", ignore_errors=True)
+        shutil.rmtree(folder / "cache" / "openchat", ignore_errors=True)
+        copy.parent.mkdir()
+        kind.damage(copy, draw)
+        made[name] += 1
+        signal.alarm(SECONDS)
+        try:
+            kind.read(copy)
+        except GrainSftError as error:
+            refused[name] += 1
+            assert str(error)
+        except BaseException as error:
+            wrong.append([number, name, f"{type(error).__name__}: {error}"[:300]])
+        finally:
+            signal.alarm(0)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+    print(json.dumps({"made": made, "refused": refused, "wrong": wrong, "peak_bytes": peak}))
 
 
 def test_mutants_of_every_kind_are_refused_with_a_sentence_or_read(tmp_path):
     pytest.importorskip("pyarrow")
     pytest.importorskip("yaml")
-    out = run(Path(__file__).with_name("mutants.py"), tmp_path, 0, MUTANTS, timeout=400 + MUTANTS)
+    out = run(Path(__file__), tmp_path, 0, MUTANTS, timeout=400 + MUTANTS)
     found = json.loads(out.splitlines()[-1])
     print(json.dumps(found, indent=1))
     assert not found["wrong"], json.dumps(found["wrong"], indent=1)
     assert sum(found["made"].values()) == MUTANTS and len(found["made"]) == 20
     assert set(found["refused"]) == set(found["made"]), "of each kind some are refused"
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))

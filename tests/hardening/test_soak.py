@@ -1,4 +1,4 @@
-"""A long run at full speed: no row wrong, lost or read twice in an epoch; memory, open files and threads stay what they are.
+"""A long run at full speed: no row wrong, lost or read twice in an epoch; memory, open files and threads stay constant.
 
 GRAIN_SFT_SOAK=3600 pytest -n0 -s tests/hardening/test_soak.py
 """
@@ -7,18 +7,118 @@ from __future__ import annotations
 
 import json
 import os
+import sys
+import time
 from pathlib import Path
 
+import numpy as np
 from children import run
 
-SECONDS = float(os.environ.get("GRAIN_SFT_SOAK", "2"))
-"""An hour: 3600."""
+import grain_sft
+from grain_sft import IndexSampler, NpyDataSource, PackedLayout, Pipeline, WindowLayout
 
+SECONDS = float(os.environ.get("GRAIN_SFT_SOAK", "2"))
 GROWTH = 32  # MB of memory that come and go: what is read ahead, and what is awaiting collection
+EOS, LENGTH, BATCH = 1, 512, 16
+FILES, TOKENS = 64, 1 << 16  # and tokens a file: an epoch takes 1 to 2 s
+SAMPLES = 200  # of memory and files
+
+
+def write(folder: Path) -> None:
+    """Documents of 40 to 400 tokens; each begins with the number that it has in its file, and its file's."""
+    for number in range(FILES):
+        random = np.random.default_rng(number)
+        tokens = random.integers(1000, 1 << 24, TOKENS, np.uint32)
+        ends = np.cumsum(random.integers(40, 400, TOKENS // 400))
+        ends = ends[ends < TOKENS]
+        tokens[ends - 1] = EOS
+        tokens[np.append(0, ends[:-1])] = 1 << 24 | number << 16 | np.arange(len(ends))
+        tokens[-1] = EOS
+        tokens[ends[-1]] = 1 << 24 | number << 16 | len(ends)
+        tokens.tofile(folder / f"{number:03d}.npy")
+
+
+class Accounts:
+    """Counts the rows that a run hands out, each recognised by its first tokens, which no two rows share."""
+
+    def __init__(self, pipeline: Pipeline) -> None:
+        source, rows = pipeline.source, len(pipeline.source)
+        firsts = [source.read(range(at, min(at + 256, rows)))["tokens"][:, :3] for at in range(0, rows, 256)]
+        self.keys = self._key(np.concatenate(firsts))
+        self.order = np.argsort(self.keys)
+        assert len(np.unique(self.keys)) == rows, "rows that can't be told apart"
+        self.times, self.wrong = np.zeros(rows, np.int64), 0
+
+    @staticmethod
+    def _key(tokens: np.ndarray) -> np.ndarray:
+        first, second, third = tokens[:, :3].astype(np.uint64).T
+        return (first << np.uint64(38)) ^ (second << np.uint64(13)) ^ third
+
+    def add(self, batch: dict[str, np.ndarray], expected: np.ndarray) -> None:
+        """Count a batch, which should hold the rows `expected`."""
+        keys = self._key(batch["inputs"][:, :3])
+        at = np.minimum(np.searchsorted(self.keys, keys, sorter=self.order), len(self.keys) - 1)
+        found = self.order[at]
+        right = (self.keys[found] == keys) & (found == expected)
+        self.wrong += int(np.count_nonzero(~right))
+        np.add.at(self.times, found[right], 1)
+
+
+def measure() -> tuple[int, int, int]:
+    """Bytes of this process that no other has, its open files, and its threads."""
+    text = Path("/proc/self/status").read_text()
+    anonymous = next(int(line.split()[1]) << 10 for line in text.splitlines() if line.startswith("RssAnon"))
+    return anonymous, len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))
+
+
+def soak(pipeline: Pipeline, seconds: float, threads: int) -> dict[str, object]:
+    """Run for `seconds`, and on to the end of an epoch; return the counts."""
+    accounts = Accounts(pipeline)
+    epoch = len(pipeline.source) // BATCH
+    samples, step = [], 0
+    begin = time.monotonic()
+    sampled = begin - seconds
+    batches = pipeline.iter(threads=threads)
+    while step % epoch or time.monotonic() - begin < seconds:
+        batch = next(batches)
+        accounts.add(batch, pipeline.sampler.rows(step))
+        step += 1
+        if time.monotonic() - sampled >= max(0.2, seconds / SAMPLES):
+            sampled = time.monotonic()
+            samples.append(measure())
+    elapsed = time.monotonic() - begin
+    batches.close()
+    warm = samples[len(samples) // 4 :]  # by then all files have been open, and all buffers made
+    memory, files, threads_seen = ([column[0], max(column), column[-1]] for column in zip(*warm, strict=True))
+    epochs, rows = step // epoch, step * BATCH
+    return {
+        "layout": type(pipeline.source.layout).__name__,
+        "seconds": round(elapsed, 1),
+        "steps": step,
+        "epochs": epochs,
+        "rows": rows,
+        "tokens_a_second": round(rows * LENGTH / elapsed),
+        "wrong_rows": accounts.wrong,
+        "lost_or_doubled_rows": rows - int(accounts.times.sum()) + int(np.count_nonzero(accounts.times > epochs)),
+        "memory_mb": [round(each / 1e6, 1) for each in memory],
+        "files": files,
+        "threads": threads_seen,
+        "samples": len(samples),
+    }
+
+
+def main(folder: Path, seconds: float) -> None:
+    write(folder)
+    corpus = grain_sft.open_corpus(folder, dtype="uint32", eos_token_id=EOS)
+    for layout in (WindowLayout(corpus, LENGTH), PackedLayout(corpus, LENGTH, cache_dir=folder / "cache")):
+        source = NpyDataSource(layout, max_open_files=40)  # so that files are opened again and again
+        sampler = IndexSampler(len(source), global_batch_size=BATCH, seed=7)
+        pipeline = Pipeline(source, sampler, [grain_sft.NgramFilter(), grain_sft.ShiftTargets()])
+        print(json.dumps(soak(pipeline, seconds / 2, threads=2)), flush=True)
 
 
 def test_a_long_run_accounts_for_every_row_in_constant_memory(tmp_path):
-    out = run(Path(__file__).with_name("soak.py"), tmp_path, SECONDS, timeout=4 * SECONDS + 400)
+    out = run(Path(__file__), tmp_path, SECONDS, timeout=4 * SECONDS + 400)
     print(out)
     found = [json.loads(line) for line in out.splitlines()]
     assert [each["layout"] for each in found] == ["WindowLayout", "PackedLayout"]
@@ -28,3 +128,7 @@ def test_a_long_run_accounts_for_every_row_in_constant_memory(tmp_path):
         assert most <= first + GROWTH and last <= first + GROWTH, each
         assert max(each["files"]) <= each["files"][0] + 41, each  # 40, and one that is being opened
         assert max(each["threads"]) == each["threads"][0], each
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), float(sys.argv[2]))
