@@ -1,7 +1,6 @@
 """Metrics and the watchdog: what is counted is what was handed out, and a stall says where it is while it lasts."""
 
 import gc
-import http.server
 import itertools
 import logging
 import os
@@ -12,6 +11,7 @@ import sys
 import threading
 import time
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
@@ -20,6 +20,7 @@ import numpy as np
 import prometheus_client
 import pytest
 from absl import logging as absl_logging
+from failing_proxy import before_emulator, media_bytes
 
 from grain_sft import IndexSampler, NgramFilter, NpyDataSource, Pipeline, ShiftTargets, WindowLayout, open_corpus
 from grain_sft.errors import CorpusFileError, MissingExtraError, PipelineError
@@ -76,7 +77,7 @@ def once_logged(log, pattern, act):
 
 
 class Logged(logging.Handler):
-    """What the log says; `wait` lets what stalls go on as soon as a sentence is there."""
+    """Lines of the log; `wait` returns as soon as one matches."""
 
     def __init__(self):
         super().__init__()
@@ -88,7 +89,7 @@ class Logged(logging.Handler):
             self._new.notify_all()
 
     def find(self, pattern):
-        return re.search(pattern, "\n".join(self.lines))
+        return re.findall(pattern, "\n".join(self.lines))
 
     def wait(self, pattern, seconds=300.0):
         with self._new:
@@ -134,29 +135,21 @@ def test_counters_are_what_was_handed_out(folder, threads):
 
 def test_each_batch_is_counted_once_where_threads_hand_out_and_collect_at_once(folder):
     counts = counting("wait_seconds_count", "make_seconds_count", "rows_total", "tokens_total")
-    pipeline, rounds, threads, over = make(folder), 20, 4, threading.Event()
+    pipeline, rounds, threads = make(folder), 20, 4
 
     def hand_out():
         for _ in range(rounds):
             take(pipeline, threads=0)
 
-    def keep_counting():
-        while not over.is_set():
-            list(prometheus_client.REGISTRY.collect())
-
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-5)
     try:
-        collecting = threading.Thread(target=keep_counting)
-        making = [threading.Thread(target=hand_out) for _ in range(threads)]
-        for thread in [collecting, *making]:
-            thread.start()
-        for thread in making:
-            thread.join()
+        with ThreadPoolExecutor(threads) as pool:
+            handing_out = [pool.submit(hand_out) for _ in range(threads)]
+            while not all(each.done() for each in handing_out):
+                list(prometheus_client.REGISTRY.collect())
     finally:
         sys.setswitchinterval(interval)
-        over.set()
-        collecting.join()
     rows = rounds * threads * ROWS
     assert list(counts().values()) == [rows // BATCH, rows // BATCH, rows, rows * LENGTH]
 
@@ -179,7 +172,7 @@ def test_a_batch_leaves_nothing_that_the_garbage_collector_walks_over(folder):
 
 
 class Tensor:
-    """An array of another library: its size is asked for by calling it."""
+    """An array of another library, whose `size` is a method."""
 
     def __init__(self, array):
         self.shape = array.shape
@@ -188,17 +181,16 @@ class Tensor:
         return self.shape
 
 
-@pytest.mark.parametrize(
-    ("made", "rows"),
-    [
-        (lambda batch: (batch["inputs"], batch["targets"]), 0),
-        (lambda batch: {}, 0),
-        (lambda batch: {"loss": np.float32(1.0)}, 0),
-        (lambda batch: {"step": 3}, 0),
-        (lambda batch: {"inputs": Tensor(batch["inputs"])}, BATCH),
-    ],
-    ids=["a pair", "nothing", "a number", "an int", "another library's"],
-)
+MADE = {
+    "a pair": (lambda batch: (batch["inputs"], batch["targets"]), 0),
+    "nothing": (lambda batch: {}, 0),
+    "a number": (lambda batch: {"loss": np.float32(1.0)}, 0),
+    "an int": (lambda batch: {"step": 3}, 0),
+    "another library's": (lambda batch: {"inputs": Tensor(batch["inputs"])}, BATCH),
+}
+
+
+@pytest.mark.parametrize(("made", "rows"), MADE.values(), ids=MADE)
 def test_whatever_a_transform_makes_of_a_batch_is_counted_as_one(folder, made, rows):
     class Made(grain.transforms.Map):
         def map(self, element):
@@ -247,7 +239,7 @@ def test_a_stall_is_said_again_after_twice_as_long_and_beside_what_was_usual(fol
         r"  before, a batch took \d.* to make on average\n  before, the training loop took \d.* a step"
     )
     take(make(folder, Later(log, pattern)), 2, threads=0)
-    assert len(re.findall("Step 1: no batch", "\n".join(log.lines))) == 2
+    assert len(log.find("Step 1: no batch")) == 2
 
 
 def test_a_shard_that_does_not_open_is_named(folder, log, monkeypatch):
@@ -262,93 +254,50 @@ def test_a_shard_that_does_not_open_is_named(folder, log, monkeypatch):
     assert log.find(r"Step 0 failed after")
 
 
-class Server(http.server.ThreadingHTTPServer):
-    """Files of a folder by HTTP, with ranges. The next `refuse` requests get 503; the others an answer once `free` is set."""
-
-    daemon_threads = True
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
-        self.folder, self.refuse, self.sent, self.free = folder, 0, 0, threading.Event()
-        self.free.set()
-        threading.Thread(target=self.serve_forever, args=(0.02,), daemon=True).start()
-        self.address = f"http://127.0.0.1:{self.server_port}"
-
-
-class _Handler(http.server.BaseHTTPRequestHandler):
-    def do_GET(self):
-        if self.command == "GET" and self.server.refuse:
-            self.server.refuse -= 1
-            self.send_error(503)
-            return
-        if self.command == "GET":
-            self.server.free.wait(300)
-        data = (self.server.folder / self.path.strip("/")).read_bytes()
-        found = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
-        first, last = map(int, found.groups()) if found else (0, len(data))
-        part = data[first : last + 1]
-        self.send_response(206 if found else 200)
-        self.send_header("Content-Length", str(len(part)))
-        if found:
-            self.send_header("Content-Range", f"bytes {first}-{first + len(part) - 1}/{len(data)}")
-        self.end_headers()
-        if self.command == "GET":
-            self.server.sent += len(part)
-            self.wfile.write(part)
-
-    do_HEAD = do_GET  # noqa: N815
-
-    def log_message(self, *arguments):
-        pass
-
-
 @pytest.fixture
-def server(folder):
-    server = Server(folder)
-    yield server
-    server.free.set()
-    server.shutdown()
-    server.server_close()
+def bucket(client, folder):
+    """A proxy before a bucket that has the first file, and the URL of that file."""
+    client.pipe_file("bucket/0.npy", (folder / "0.npy").read_bytes())
+    with before_emulator() as proxy:
+        yield proxy, "gs://bucket/0.npy"
 
 
-def test_a_server_that_does_not_answer_is_named_with_its_try(server, log):
-    pipeline = make([f"{server.address}/0.npy"])
+def test_a_server_that_does_not_answer_is_named_with_its_try(bucket, log):
+    proxy, url = bucket
+    pipeline = make([url])
     counts = counting("remote_retries_total", "remote_received_bytes_total")
     read = counting("read_bytes_total", store="remote")
-    sent, server.refuse = server.sent, 1
-    server.free.clear()
-    sentence = (
-        r"waiting for bytes \d+ to \d+ of http://127\.0\.0\.1:\d+/0\.npy for .* s, try 2 \(the last failed with .*503"
-    )
-
-    once_logged(log, sentence, server.free.set)
+    sentence = rf"waiting for bytes \d+ to \d+ of {url} for .* s, try \d+ \(the last failed with .*Try later"
+    proxy.clear()
+    proxy.refused = 1.0
+    once_logged(log, sentence, lambda: setattr(proxy, "refused", 0.0))
     take(pipeline, 1, threads=0)
     assert log.find(sentence), log.lines
     assert log.find(r"asking for \d+ parts of remote files")
-    assert counts() == {"remote_retries_total": 1, "remote_received_bytes_total": server.sent - sent}
+    refused, received = proxy.failures["refused"], media_bytes(proxy)[0]
+    assert counts() == {"remote_retries_total": refused, "remote_received_bytes_total": received} and refused
     assert read() == {"read_bytes_total": BATCH * LENGTH * 4}
 
 
-def test_the_cache_counts_and_names_the_process_that_holds_a_block(server, log, tmp_path):
+def test_the_cache_counts_and_names_the_process_that_holds_a_block(bucket, folder, log, tmp_path):
+    _, url = bucket
+    size = (folder / "0.npy").stat().st_size
     cache = {"folder": str(tmp_path / "cache"), "max_bytes": "10MB", "unit": 32768}
-    address = f"{server.address}/0.npy"
-    size = (server.folder / "0.npy").stat().st_size
-    pipeline = make([address], remote={"cache": cache})
+    pipeline = make([url], remote={"cache": cache})
     counts = counting("shard_cache_hits_total", "shard_cache_misses_total", "shard_cache_fetched_bytes_total")
     pipeline[0]
     assert counts() == {
-        "shard_cache_hits_total": 1,  # the ends were looked at before
+        "shard_cache_hits_total": 1,  # the ends were checked before
         "shard_cache_misses_total": 1,
         "shard_cache_fetched_bytes_total": size,
     }
     (block,) = [path for path in (tmp_path / "cache").rglob("*") if path.is_file() and "-" in path.name]
     block.unlink()
     lock = cache_blocks.claim(str(block))
-    assert lock is not None
     once_logged(log, "downloads into the shard cache", lock.release)
     take(pipeline, 1, threads=0)
     holder = f"which process {os.getpid()} downloads into the shard cache"
-    assert log.find(rf"waiting for bytes 0 to {size} of {re.escape(address)}, {holder}"), log.lines
+    assert log.find(rf"waiting for bytes 0 to {size} of {url}, {holder}"), log.lines
 
 
 @pytest.mark.parametrize("hidden", [False, True], ids=["INFO is logged", "absl hides INFO"])
@@ -357,13 +306,12 @@ def test_a_summary_is_logged_from_time_to_time(folder, log, monkeypatch, hidden)
         monkeypatch.setattr(absl_logging, "level_info", lambda: False)
         monkeypatch.setattr(absl_logging, "info", lambda *_: None)
     monkeypatch.setenv("GRAIN_SFT_LOG_EVERY", "0.2")
-    with closing(make(folder).iter(threads=0)) as batches:
-        next(batches)
+    pattern = r"Steps? \d+ to \d+: \d+ tokens/s, [\d.]+ steps/s; waited .* a step, .* at most; the training loop"
+    with closing(make(folder, epochs=None).iter(threads=0)) as batches:
         end = time.monotonic() + 300
-        pattern = r"Steps? \d+ to \d+: \d+ tokens/s, [\d.]+ steps/s; waited .* a step, .* at most; the training loop"
         while not log.find(pattern) and time.monotonic() < end:
+            next(batches)
             time.sleep(0.05)
-            next(batches, None)
     assert log.find(pattern)
 
 
@@ -374,27 +322,23 @@ def test_a_variable_that_is_no_time_is_an_error(folder, monkeypatch, text):
         make(folder).iter()
 
 
-def watched(expected):
+def watched(expected) -> bool:
     """Return whether, within minutes, the watchdog's thread lives or not, as expected."""
     end = time.monotonic() + 300
-    while time.monotonic() < end:
-        if ("grain_sft-watchdog" in {thread.name for thread in threading.enumerate()}) is expected:
-            return True
+    while ("grain_sft-watchdog" in {thread.name for thread in threading.enumerate()}) is not expected:
+        if time.monotonic() > end:
+            return False
         time.sleep(0.05)
-    return False
+    return True
 
 
-def test_nobody_watches_where_nothing_is_to_be_said(folder, monkeypatch):
-    assert watched(False)  # after the tests before
-    monkeypatch.setenv("GRAIN_SFT_STALL_SECONDS", "0")
-    with closing(make(folder).iter(threads=0)) as batches:
-        next(batches)
-        assert "grain_sft-watchdog" not in {thread.name for thread in threading.enumerate()}
-    monkeypatch.setenv("GRAIN_SFT_STALL_SECONDS", "1")
-    with closing(make(folder).iter(threads=0)) as batches:
-        next(batches)
-        assert watched(True)
-    assert watched(False)
+def test_nobody_watches_where_nothing_is_to_be_logged(folder, monkeypatch):
+    for stall in ("0", "1"):
+        assert watched(False)  # after the iterators before
+        monkeypatch.setenv("GRAIN_SFT_STALL_SECONDS", stall)
+        with closing(make(folder).iter(threads=0)) as batches:
+            next(batches)
+            assert watched(stall == "1")
 
 
 PROGRAM = """
@@ -435,11 +379,9 @@ if not os.fork():
     mine = pipeline.iter(start_step=1, threads=0)
     next(mine)
     end = time.monotonic() + 100
-    while "grain_sft-watchdog" not in {thread.name for thread in threading.enumerate()}:
-        if time.monotonic() > end:
-            os._exit(1)
+    while "grain_sft-watchdog" not in {thread.name for thread in threading.enumerate()} and time.monotonic() < end:
         time.sleep(0.01)
-    os._exit(0)
+    os._exit(time.monotonic() > end)
 print(os.waitstatus_to_exitcode(os.wait()[1]))
 """
     lines, said, seconds = script(folder, program, GRAIN_SFT_STALL_SECONDS="30", PYTHONWARNINGS="ignore")
