@@ -37,20 +37,9 @@ def check(found: dict[str, np.ndarray]) -> None:
         np.testing.assert_array_equal(found[name], array)
 
 
-class Maker:
-    """Counts how often it is asked."""
-
-    def __init__(self) -> None:
-        self.count = 0
-
-    def __call__(self) -> dict[str, np.ndarray]:
-        self.count += 1
-        return arrays()
-
-
 @pytest.fixture
 def maker():
-    return Maker()
+    return mock.Mock(side_effect=arrays)
 
 
 @pytest.fixture
@@ -68,14 +57,14 @@ def made(tmp_path, maker) -> Path:
     return found
 
 
-def check_made_again(path: Path, maker: Maker, warnings: list[str]) -> None:
+def check_made_again(path: Path, maker: mock.Mock, warnings: list[str]) -> None:
     """The file is refused with a sentence, and made again once."""
     with pytest.raises(StorageError, match=r"damaged \(.*\)\. Delete it; it will be made again") as error:
         artifact.open_file(path)
     assert str(path) in str(error.value)
     for _ in range(2):
         check(artifact.load_or_make("things", DEPENDS, maker, path.parents[1]))
-    assert maker.count == 2 and len(warnings) >= 1
+    assert maker.call_count == 2 and len(warnings) >= 1
 
 
 def test_what_was_made_is_opened_the_next_time_and_mapped(made, maker):
@@ -85,7 +74,7 @@ def test_what_was_made_is_opened_the_next_time_and_mapped(made, maker):
     assert all(not array.size or array.offset % 64 == 0 for array in found.values())
     with pytest.raises(ValueError, match="read-only"):
         found["ints"][0] = 1
-    assert maker.count == 1
+    assert maker.call_count == 1
     assert made.read_bytes()[16:].startswith(b"{")
 
 
@@ -93,10 +82,10 @@ def test_other_dependences_are_other_files(tmp_path, maker):
     changed = ({"number": 4}, {"list": [1, None, 2]}, {"of": "This"}, {"more": None})
     for depends in (DEPENDS, *({**DEPENDS, **each} for each in changed)):
         artifact.load_or_make("things", depends, maker, tmp_path)
-    assert maker.count == len(list((tmp_path / "things").glob("*.arrays"))) == 5
+    assert maker.call_count == len(list((tmp_path / "things").glob("*.arrays"))) == 5
     artifact.load_or_make("things", dict(reversed(DEPENDS.items())), maker, tmp_path)
     artifact.load_or_make("things", {**DEPENDS, "list": (1, None, 2.5)}, maker, tmp_path)
-    assert maker.count == 5
+    assert maker.call_count == 5
 
 
 def want(folder: str, barrier) -> None:
@@ -107,35 +96,33 @@ def want(folder: str, barrier) -> None:
 
     barrier.wait(300)
     check(artifact.load_or_make("things", DEPENDS, make, Path(folder)))
-    Path(folder, f"had-by-{os.getpid()}").touch()
-
-
-def test_six_processes_that_want_it_at_once_make_it_once(tmp_path):
-    spawn = multiprocessing.get_context("spawn")
-    barrier = spawn.Barrier(6)
-    processes = [spawn.Process(target=want, args=(str(tmp_path), barrier)) for _ in range(6)]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(400)
-    assert [process.exitcode for process in processes] == [0] * 6
-    assert len(list(tmp_path.glob("had-by-*"))) == 6
-    assert len(list(tmp_path.glob("made-by-*"))) == 1
-    assert sorted(path.suffix for path in (tmp_path / "things").iterdir()) == [".arrays", ".lock"]
 
 
 def die(folder: str) -> None:
     artifact.load_or_make("things", DEPENDS, lambda: os._exit(3), Path(folder))
 
 
+def exit_codes(count: int, function, *arguments) -> list[int]:
+    """The exit codes of `count` processes that call a function."""
+    processes = [multiprocessing.get_context("spawn").Process(target=function, args=arguments) for _ in range(count)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(400)
+    return [process.exitcode for process in processes]
+
+
+def test_six_processes_that_want_it_at_once_make_it_once(tmp_path):
+    assert exit_codes(6, want, str(tmp_path), multiprocessing.get_context("spawn").Barrier(6)) == [0] * 6
+    assert len(list(tmp_path.glob("made-by-*"))) == 1
+    assert sorted(path.suffix for path in (tmp_path / "things").iterdir()) == [".arrays", ".lock"]
+
+
 def test_a_maker_that_dies_leaves_nothing_and_the_next_makes_it(tmp_path, maker):
-    process = multiprocessing.get_context("spawn").Process(target=die, args=(str(tmp_path),))
-    process.start()
-    process.join(400)
-    assert process.exitcode == 3
+    assert exit_codes(1, die, str(tmp_path)) == [3]
     assert not list((tmp_path / "things").glob("*.arrays"))
     check(artifact.load_or_make("things", DEPENDS, maker, tmp_path))
-    assert maker.count == 1
+    assert maker.call_count == 1
 
 
 def test_an_error_of_the_maker_is_the_callers_and_it_is_asked_once(tmp_path, warnings):
@@ -165,19 +152,17 @@ ODD_FIELDS = (
     *({"shape": shape} for shape in ([10, 100], [10**15], [-1], [float("inf")], None)),
     *({"at": at} for at in (-64, 10**30)),
 )
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        *(lambda header, field=field: header["arrays"]["ints"].update(field) for field in ODD_FIELDS),
-        lambda header: header["arrays"].pop("flags"),
-        lambda header: header.update(arrays=[]),
-        lambda header: header.update(depends=3),
-        lambda header: header["depends"].update(number=4),
-        lambda header: header.pop("checksum"),
-    ],
+CHANGES = (
+    *(lambda header, field=field: header["arrays"]["ints"].update(field) for field in ODD_FIELDS),
+    lambda header: header["arrays"].pop("flags"),
+    lambda header: header.update(arrays=[]),
+    lambda header: header.update(depends=3),
+    lambda header: header["depends"].update(number=4),
+    lambda header: header.pop("checksum"),
 )
+
+
+@pytest.mark.parametrize("change", CHANGES)
 def test_a_header_that_says_something_else_is_refused_and_the_file_made_again(made, maker, warnings, change):
     data = made.read_bytes()
     size = int.from_bytes(data[8:16], "little")
@@ -202,7 +187,7 @@ def test_a_file_of_another_kind_is_refused_and_replaced(made, maker, warnings, d
 def test_a_file_of_other_dependences_under_this_name_is_replaced(made, maker, warnings):
     artifact.save(made, {"of": "that"}, {"ints": np.zeros(3)})
     check(artifact.load_or_make("things", DEPENDS, maker, made.parents[1]))
-    assert maker.count == 2
+    assert maker.call_count == 2
     assert "depends on other things than its name says" in warnings[0]
 
 
@@ -219,44 +204,39 @@ def test_where_the_cache_cannot_be_written_to_it_is_made_in_memory_once(tmp_path
     else:
         (tmp_path / "cache").write_text("in the way")
     check(artifact.load_or_make("things", DEPENDS, maker, tmp_path / "cache"))
-    assert maker.count == 1
+    assert maker.call_count == 1
     assert "Working without a cache" in warnings[0] and "GRAIN_SFT_CACHE_DIR" in warnings[0]
 
 
 def test_a_folder_in_its_place_is_no_reason_to_stop(tmp_path, maker, warnings):
     artifact.place("things", DEPENDS, tmp_path).mkdir(parents=True)
     check(artifact.load_or_make("things", DEPENDS, maker, tmp_path))
-    assert maker.count == 1 and warnings
+    assert maker.call_count == 1 and warnings
 
 
-def write_corpus(folder: Path, ends: int = 0):
-    """A corpus of random documents, the first `ends` of one token."""
+def pack(folder, cache_dir, ends=0):
+    """Pack a corpus of random documents, the first `ends` of one token; return the layout and its rows."""
     tokens = np.random.default_rng(0).integers(1, 50, 5000).astype(np.uint16)
     tokens[[*range(ends), -1]] = 1
     tokens.tofile(folder / "a.npy")
-    return open_corpus(folder / "a.npy", dtype="uint16", eos_token_id=1)
-
-
-def layout_rows(corpus, cache_dir):
-    layout = PackedLayout(corpus, 128, cache_dir=cache_dir)
-    return [layout.spans(row) for row in range(len(layout))]
+    layout = PackedLayout(open_corpus(folder / "a.npy", dtype="uint16", eos_token_id=1), 128, cache_dir=cache_dir)
+    return layout, [layout.spans(row) for row in range(len(layout))]
 
 
 def test_a_damaged_plan_is_made_again_and_one_in_memory_has_the_same_rows(tmp_path, warnings):
-    corpus = write_corpus(tmp_path)
-    expected = layout_rows(corpus, tmp_path / "cache")
+    _, expected = pack(tmp_path, tmp_path / "cache")
     (plan,) = (tmp_path / "cache").rglob("*.arrays")
     data = bytearray(plan.read_bytes())
     data[-1000] ^= 1
     plan.write_bytes(data)
-    assert layout_rows(corpus, tmp_path / "cache") == expected
+    assert pack(tmp_path, tmp_path / "cache")[1] == expected
     assert "its arrays are not those that were written" in warnings[0]
-    assert layout_rows(corpus, tmp_path / "a.npy") == expected
+    assert pack(tmp_path, tmp_path / "a.npy")[1] == expected
     assert "Working without a cache" in warnings[-1]
 
 
 def test_a_plan_of_changed_tokens_is_another(tmp_path):
-    PackedLayout(write_corpus(tmp_path), 128, cache_dir=tmp_path / "cache")
-    layout = PackedLayout(write_corpus(tmp_path, ends=10), 128, cache_dir=tmp_path / "cache")
+    pack(tmp_path, tmp_path / "cache")
+    layout, _ = pack(tmp_path, tmp_path / "cache", ends=10)
     assert layout.statistics["documents"] == int((np.fromfile(tmp_path / "a.npy", np.uint16) == 1).sum())
     assert len(list((tmp_path / "cache").rglob("*.arrays"))) == 2

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import stat
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -35,20 +36,15 @@ def test_a_file_appears_whole_when_the_block_ends(tmp_path, mode, text, old):
     assert stat.S_IMODE(path.stat().st_mode) == stat.S_IMODE((tmp_path / "plain").stat().st_mode)
 
 
-@pytest.mark.parametrize(
-    ("failure", "raised", "message"),
-    [
-        (RuntimeError(), RuntimeError, None),
-        (KeyboardInterrupt(), KeyboardInterrupt, None),
-        (
-            OSError(28, "No space left on device"),
-            StorageError,
-            r"/out\.txt: can't be written \(No space left on device\)",
-        ),
-        (CorpusFileError("shard 3 is gone"), CorpusFileError, "shard 3 is gone"),
-    ],
-    ids=["error", "Ctrl-C", "disk", "another file"],
-)
+FAILURES = {
+    "error": (RuntimeError(), RuntimeError, None),
+    "Ctrl-C": (KeyboardInterrupt(), KeyboardInterrupt, None),
+    "disk": (OSError(28, "No space left"), StorageError, r"/out\.txt: can't be written \(No space left\)"),
+    "another file": (CorpusFileError("shard 3 is gone"), CorpusFileError, "shard 3 is gone"),
+}
+
+
+@pytest.mark.parametrize(("failure", "raised", "message"), FAILURES.values(), ids=FAILURES)
 @pytest.mark.parametrize("old", ["old", None])
 def test_an_exception_inside_leaves_the_old_file_and_nothing_else(tmp_path, failure, raised, message, old):
     path = tmp_path / "out.txt"
@@ -96,11 +92,8 @@ def test_two_writers_at_once_leave_one_of_their_files_whole(tmp_path):
             file.write(str(number) * 100_000)
             barrier.wait()
 
-    threads = [threading.Thread(target=write, args=(number,)) for number in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(write, range(8)))
     assert path.read_text() in {str(number) * 100_000 for number in range(8)}
     assert listing(tmp_path) == [str(path)]
 
@@ -124,10 +117,10 @@ def test_what_is_remote_and_what_is_local(monkeypatch, path, remote, normal):
     assert files.normalize(path) == normal
 
 
-def test_text_is_utf_8_with_or_without_a_byte_order_mark(tmp_path):
-    for mark in (b"", b"\xef\xbb\xbf"):
-        (tmp_path / "a.txt").write_bytes(mark + "zwölf".encode())
-        assert files.read_text(str(tmp_path / "a.txt")) == "zwölf"
+@pytest.mark.parametrize("mark", [b"", b"\xef\xbb\xbf"])
+def test_text_is_utf_8_with_or_without_a_byte_order_mark(tmp_path, mark):
+    (tmp_path / "a.txt").write_bytes(mark + "zwölf".encode())
+    assert files.read_text(str(tmp_path / "a.txt")) == "zwölf"
 
 
 @pytest.mark.parametrize(
@@ -136,9 +129,10 @@ def test_text_is_utf_8_with_or_without_a_byte_order_mark(tmp_path):
 )
 def test_text_that_cant_be_read_is_an_error_that_names_the_file(tmp_path, name, expected):
     (tmp_path / "latin").write_bytes("zwölf".encode("latin1"))
+    path = os.path.join(tmp_path, name)
     with pytest.raises(CorpusFileError, match=expected) as error:
-        files.read_text(os.path.join(tmp_path, name))
-    assert os.path.join(tmp_path, name) in str(error.value)
+        files.read_text(path)
+    assert path in str(error.value)
 
 
 def test_the_cache_is_where_the_environment_says(monkeypatch, tmp_path):
