@@ -50,15 +50,15 @@ class ShardCache:
         activity.count(shard_cache_hits=len(jobs) - len(pending), shard_cache_misses=len(pending))
         pause, since = _POLL, time.monotonic()
         while pending:
-            held: dict[Block, list[RemotePiece]] = {}
+            others: dict[Block, list[RemotePiece]] = {}
             for batch in _batches(pending.items(), lambda job: job[0].size):
-                held |= self._make(dict(batch), out)
-            if len(held) < len(pending):
+                others |= self._make(dict(batch), out)
+            if len(others) < len(pending):
                 pause, since = _POLL, time.monotonic()
-            elif time.monotonic() - max(since, *map(self._last_progress, held)) > self._limits.seconds:
-                held = {}  # their makers are stopped
-                self._read_bucket(pending.values(), out)
-            pending = held
+            elif time.monotonic() - max(since, *map(self._last_progress, others)) > self._limits.seconds:
+                self._read_bucket(others.values(), out)  # their makers are stopped
+                return
+            pending = others
             if pending:
                 block = next(iter(pending))
                 maker = _Holder(self._path(block) + PART)
@@ -101,25 +101,28 @@ class ShardCache:
 
     def _make(self, jobs: Jobs, out: memoryview) -> Jobs:
         """Fetch and keep the blocks that no other process fetches, and copy what is wanted of them; return the others."""
-        mine: dict[Block, HeldLock] = {}
-        held, straight = {}, []
+        claimed: dict[Block, HeldLock] = {}
+        reserved: dict[Block, HeldLock] = {}
+        others, uncached = {}, []
         try:
             for block, wanted in jobs.items():
                 if self._serve(block, wanted, out):  # made meanwhile
                     continue
                 try:
                     lock = claim(self._path(block))
-                    if lock is None:
-                        held[block] = wanted
-                    elif self._reserve(block, lock):
-                        mine[block] = lock
-                    elif not self._serve(block, wanted, out):
-                        straight.append(wanted)
+                    if lock is not None:
+                        claimed[block] = lock
+                    if lock is None or os.path.exists(self._path(block)):
+                        others[block] = wanted
+                    elif self._space.reserve(lock.fd, block.file_size):
+                        reserved[block] = lock
+                    else:
+                        uncached.append(wanted)
                 except OSError as error:
                     self._warn(error)
-                    straight.append(wanted)
-            failed = self._fill(mine)
-            for block, lock in mine.items():
+                    uncached.append(wanted)
+            failed = self._fill(reserved)
+            for block, lock in reserved.items():
                 try:
                     if block not in failed:
                         block.finish(lock.fd)
@@ -128,27 +131,13 @@ class ShardCache:
                         continue
                 except (OSError, DamagedBlockError) as error:
                     self._warn(error)
-                straight.append(jobs[block])
+                uncached.append(jobs[block])
         finally:
-            for block, lock in mine.items():
-                self._discard(block, lock)  # what was finished has no such name
-        self._read_bucket(straight, out)
-        return held
-
-    def _reserve(self, block: Block, lock: HeldLock) -> bool:
-        """Reserve room for a claimed block; if another process was faster or there is no room, discard its file."""
-        reserved = False
-        try:
-            reserved = not os.path.exists(self._path(block)) and self._space.reserve(lock.fd, block.file_size)
-        finally:
-            if not reserved:
-                self._discard(block, lock)
-        return reserved
-
-    def _discard(self, block: Block, lock: HeldLock) -> None:
-        """Remove the unfinished file of a block, and free its lock."""
-        with lock, contextlib.suppress(OSError):
-            self._space.remove(self._path(block) + PART, lock.fd)
+            for block, lock in claimed.items():
+                with lock, contextlib.suppress(OSError):
+                    self._space.remove(self._path(block) + PART, lock.fd)  # a published block has no such file
+        self._read_bucket(uncached, out)
+        return others
 
     def _fill(self, claimed: Mapping[Block, HeldLock]) -> set[Block]:
         """Fetch blocks into their files; return those that could not be written."""

@@ -17,7 +17,6 @@ from children import run, write_corpus_and_tokenizer
 from sft_files import EOS
 
 import grain_sft
-from grain_sft.errors import CorpusFileError
 from grain_sft.layout.report import plan_files
 
 BEGIN = f"""
@@ -79,7 +78,9 @@ for name in sys.argv[5].split(","):
         shutil.rmtree(path) if path.is_dir() else path.unlink()
     os._exit(0)
 """
-"""Each maker in a process of its own, forked from one that has imported all; says what came of it, and what it left."""
+"""Runs each maker in a process of its own, forked from one that has imported all; prints its outcome and the files it left."""
+
+AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 
 
 @pytest.fixture(scope="module")
@@ -121,54 +122,53 @@ def full_disk(tmp_path):
 
 
 def make(data, disk, names, limit=0, nobody=0):
-    """{name: (what it said, the files it left)} of makers."""
-    said = run(BEGIN, data, disk, limit, nobody, ",".join(names), env={"GRAIN_SFT_CACHE_DIR": str(data / "cache")})
-    return {name: (text, left) for name, text, left in map(json.loads, said.splitlines())}
+    """{name: (its outcome, the files it left)} of makers."""
+    lines = run(BEGIN, data, disk, limit, nobody, ",".join(names), env={"GRAIN_SFT_CACHE_DIR": str(data / "cache")})
+    return {name: (text, left) for name, text, left in map(json.loads, lines.splitlines())}
 
 
 def test_a_disk_that_gets_full_is_a_sentence_and_leaves_nothing_under_a_final_name(data, full_disk, tmp_path):
     disk, limit = full_disk
     found = make(data, disk, ["rows", "corpus", "plan", "audit"], limit)
     for name in ("rows", "corpus"):
-        said, left = found[name]
-        assert said.startswith("StorageError") and str(disk) in said, said
+        text, left = found[name]
+        assert text.startswith("StorageError") and str(disk) in text, text
         assert not [path for path in left if path.startswith(("rows/", "prepared/")) or path.endswith(".tmp")], left
-    said, left = found["plan"]  # which is then made in memory
+    text, left = found["plan"]  # which is then made in memory
     rows = len(grain_sft.PackedLayout(grain_sft.open_corpus(data / "olmo", eos_token_id=EOS), 64, cache_dir=tmp_path))
-    assert said == f"made {rows}" and not [path for path in left if not path.endswith(".lock")], left
-    said, left = found["audit"]  # a log; the run goes on without, or says so
-    assert said.startswith("made") or (said.startswith("StorageError") and str(disk) in said), said
+    assert text == f"made {rows}" and not [path for path in left if not path.endswith(".lock")], left
+    text, left = found["audit"]  # a log; the run goes on without, or ends with a sentence
+    assert text.startswith("made") or (text.startswith("StorageError") and str(disk) in text), text
     room = tmp_path / "room"
     room.mkdir()
-    assert [said[:4] for said, _ in make(data, room, ["rows", "corpus"]).values()] == ["made", "made"]
+    assert [text[:4] for text, _ in make(data, room, ["rows", "corpus"]).values()] == ["made", "made"]
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become someone who may not write")
+@AS_ROOT
 def test_a_folder_that_is_read_only_is_a_sentence(data, open_folder):
     """As the user nobody, since root may write everywhere."""
     disk = open_folder / "disk"
     disk.mkdir()
     disk.chmod(0o555)
-    for name, (said, left) in make(data, disk, ["index", "plan", "rows", "corpus", "audit"], nobody=65534).items():
+    for name, (text, left) in make(data, disk, ["index", "plan", "rows", "corpus", "audit"], nobody=65534).items():
         assert not left
-        if name == "plan":
-            assert said.startswith("made")
-        else:
-            assert said.startswith("StorageError") and str(disk) in said and "Permission denied" in said, said
+        expected = "made" if name == "plan" else f"StorageError {disk}"
+        assert text.startswith(expected) and (name == "plan" or "Permission denied" in text), text
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become someone who may not read")
+@AS_ROOT
 def test_a_shard_that_may_not_be_read_is_named(data, open_folder):
     folder = open_folder / "olmo"
     shutil.copytree(data / "olmo", folder)
     path = folder / "token_ids_part_0001.npy"
     path.chmod(0o000)
-    program = (
-        "import concurrent.futures.thread\n"  # Python's own files may be out of reach below
-        "os.setuid(65534)\n"
-        "from grain_sft.errors import CorpusFileError\n"
-        "try:\n    open_corpus(sys.argv[1])\nexcept CorpusFileError as error:\n    print(error)\n"
-    )
-    said = run(program, folder)
-    assert str(path) in said and "Permission denied" in said
-    assert issubclass(CorpusFileError, OSError)
+    program = """
+import concurrent.futures.thread  # Python's own files may be out of reach below
+os.setuid(65534)
+try:
+    open_corpus(sys.argv[1])
+except OSError as error:
+    print(type(error).__name__, error)
+"""
+    found = run(program, folder)
+    assert found.startswith(f"CorpusFileError {path}") and "Permission denied" in found

@@ -16,6 +16,7 @@ import sys
 import time
 import uuid
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 from children import ROOT, wait_until, write_corpus_and_tokenizer
@@ -30,10 +31,7 @@ COMMANDS = {
     "demo": (["demo", "--dir", "{out}/demo", "--steps", "9"], 20.0),
     "pack": (["pack", "{data}/olmo", "--sequence-length", "64", "--eos-token-id", str(EOS)], 5.0),
     "prepare": (["prepare", "{data}/chats.jsonl", "-o", "{out}/prepared", "--workers", "2", *PREPARE], 6.0),
-    "train-tokenizer": (
-        ["train-tokenizer", "{data}/chats.jsonl", "-o", "{out}/made.model", "--vocab-size", "2000"],
-        4.0,
-    ),
+    "train-tokenizer": (["train-tokenizer", "{data}/chats.jsonl", "-o", "{out}/m.model", "--vocab-size", "2000"], 4.0),
     "report": (["report", "{data}/config.json", "--output", "{out}/report.html", "--seconds", "0.2"], 8.0),
     "bench": (["bench", "{data}/config.json", "--seconds", "5", "--max-workers", "2"], 12.0),
 }
@@ -62,55 +60,52 @@ def data(tmp_path_factory):
     return folder
 
 
-class Interrupted:
-    """A command that is interrupted `delay` seconds after it began to handle signals; `whole_group` sends the signal to its
-    children too, as a terminal does."""
+class Interrupted(NamedTuple):
+    """How an interrupted command ended: seconds until it did, and what was wrong about it."""
 
-    def __init__(self, name: str, data: Path, out: Path, delay: float, whole_group: bool) -> None:
-        arguments, _ = COMMANDS[name]
-        mark = uuid.uuid4().hex
-        temporary = out / "tmp"
-        temporary.mkdir(parents=True)
-        environment = {**os.environ, MARK: mark, "TMPDIR": str(temporary), "GRAIN_SFT_CACHE_DIR": str(out / "cache")}
-        environment["PYTHONPATH"] = str(ROOT)
-        command = [sys.executable, "-m", "grain_sft", *(word.format(data=data, out=out) for word in arguments)]
-        streams = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
-        before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
-        try:
-            process = subprocess.Popen(command, env=environment, start_new_session=True, **streams)
-        finally:
-            signal.signal(signal.SIGINT, before)
-        tasks = f"/proc/{process.pid}/task"
-        assert wait_until(lambda: len(os.listdir(tasks)) > 1, 60)  # the thread of grain_sft.cli.interrupts
-        time.sleep(delay)
-        self.ended_before = process.poll() is not None
-        sent = time.monotonic()
-        if not self.ended_before:
-            (os.killpg if whole_group else os.kill)(process.pid, signal.SIGINT)
-        try:
-            _, self.stderr = process.communicate(timeout=30)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            _, self.stderr = process.communicate()
-        self.seconds = time.monotonic() - sent
-        self.status = process.returncode
-        if self.status == 0 and not self.stderr and self.seconds < 0.5:  # the kernel was taking it down
-            self.ended_before = True
-        wait_until(lambda: not marked(mark), 2)
-        self.processes = marked(mark)
-        self.files = [str(path.relative_to(out)) for path in out.rglob("*") if is_half_written(path, temporary)]
+    seconds: float
+    fault: str
 
-    def fault(self, name: str) -> str:
-        """What is wrong with how it ended."""
-        line = f"grain-sft {name}: interrupted."
-        found = self.stderr.splitlines()
-        if self.status != 130 or found.count(line) != 1 or found[-1] != line:
-            return f"status {self.status}, stderr: {self.stderr[-2000:]}"
-        if any(word in self.stderr for word in ("Traceback", "Exception ignored", "leaked", "Segmentation")):
-            return self.stderr[-2000:]
-        if self.processes or self.files:
-            return f"left behind: processes {self.processes}, files {self.files}"
-        return ""
+
+def interrupt(name: str, data: Path, out: Path, delay: float, whole_group: bool) -> Interrupted | None:
+    """Interrupt a command `delay` seconds after it began to handle signals; return None where it ended before.
+
+    With `whole_group` its children get the signal too, as a terminal sends it.
+    """
+    mark, temporary = uuid.uuid4().hex, out / "tmp"
+    temporary.mkdir(parents=True)
+    environment = {**os.environ, MARK: mark, "TMPDIR": str(temporary), "GRAIN_SFT_CACHE_DIR": str(out / "cache")}
+    environment["PYTHONPATH"] = str(ROOT)
+    command = [sys.executable, "-m", "grain_sft", *(word.format(data=data, out=out) for word in COMMANDS[name][0])]
+    streams = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
+    try:
+        process = subprocess.Popen(command, env=environment, start_new_session=True, **streams)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    tasks = f"/proc/{process.pid}/task"
+    assert wait_until(lambda: len(os.listdir(tasks)) > 1, 60)  # the thread of grain_sft.cli.interrupts
+    time.sleep(delay)
+    ended, sent = process.poll() is not None, time.monotonic()
+    if not ended:
+        (os.killpg if whole_group else os.kill)(process.pid, signal.SIGINT)
+    try:
+        _, text = process.communicate(timeout=30)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        _, text = process.communicate()
+    seconds, status = time.monotonic() - sent, process.returncode
+    if ended or (status == 0 and not text and seconds < 0.5):  # in the latter case the kernel was taking it down
+        return None
+    wait_until(lambda: not marked(mark), 2)
+    files = [path for path in out.rglob("*") if path.is_file() and (path.suffix == ".tmp" or temporary in path.parents)]
+    line, found = f"grain-sft {name}: interrupted.", text.splitlines()
+    if status != 130 or found.count(line) != 1 or found[-1] != line:
+        return Interrupted(seconds, f"status {status}, stderr: {text[-2000:]}")
+    if any(word in text for word in ("Traceback", "Exception ignored", "leaked", "Segmentation")):
+        return Interrupted(seconds, text[-2000:])
+    left = f"left behind: processes {marked(mark)}, files {files}"
+    return Interrupted(seconds, left if files or marked(mark) else "")
 
 
 def marked(mark: str) -> list[str]:
@@ -125,19 +120,14 @@ def marked(mark: str) -> list[str]:
     return found
 
 
-def is_half_written(path: Path, temporary: Path) -> bool:
-    return path.is_file() and (path.name.endswith(".tmp") or temporary in path.parents)
-
-
 @pytest.mark.parametrize("name", COMMANDS)
 def test_an_interrupted_command_leaves_one_line_and_nothing_else(name, data, tmp_path):
     delay = random.Random(name).uniform(0, 1.5)
-    ended = Interrupted(name, data, tmp_path / "0", delay, whole_group=True)
-    for attempt in range(1, 10):
-        if ended.ended_before:  # the command is quicker than that here
-            delay /= 2
-            ended = Interrupted(name, data, tmp_path / str(attempt), delay, whole_group=True)
-    assert not ended.ended_before and not ended.fault(name), (delay, ended.fault(name))
+    for attempt in range(10):
+        ended = interrupt(name, data, tmp_path / str(attempt), delay / 2**attempt, whole_group=True)
+        if ended is not None:  # else the command is quicker than that here
+            break
+    assert ended is not None and not ended.fault, (delay, ended)
 
 
 @pytest.mark.heavy
@@ -150,14 +140,14 @@ def test_every_moment_of_a_command(name, data, tmp_path):
     try:
         while number < COUNT:
             delay, group = draw.uniform(0, late), draw.random() < 0.5
-            ended = Interrupted(name, data, tmp_path / f"{number}-{late}", delay, group)
-            if ended.ended_before:
+            ended = interrupt(name, data, tmp_path / f"{number}-{late}", delay, group)
+            if ended is None:
                 late *= 0.9
                 continue
             number += 1
             slowest = max(slowest, ended.seconds)
-            if ended.fault(name) or ended.seconds > LIMIT:
-                faults.append((delay, group, ended.seconds, ended.fault(name)))
+            if ended.fault or ended.seconds > LIMIT:
+                faults.append((delay, group, ended))
     finally:
         for process in busy:
             process.kill()
