@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 from absl import logging
 
-from grain_sft import PackedLayout, open_corpus
 from grain_sft.errors import StorageError
 from grain_sft.storage import artifact
 
@@ -212,31 +211,3 @@ def test_a_folder_in_its_place_is_no_reason_to_stop(tmp_path, maker, warnings):
     artifact.place("things", DEPENDS, tmp_path).mkdir(parents=True)
     check(artifact.load_or_make("things", DEPENDS, maker, tmp_path))
     assert maker.call_count == 1 and warnings
-
-
-def pack(folder, cache_dir, ends=0):
-    """Pack a corpus of random documents, the first `ends` of one token; return the layout and its rows."""
-    tokens = np.random.default_rng(0).integers(1, 50, 5000).astype(np.uint16)
-    tokens[[*range(ends), -1]] = 1
-    tokens.tofile(folder / "a.npy")
-    layout = PackedLayout(open_corpus(folder / "a.npy", dtype="uint16", eos_token_id=1), 128, cache_dir=cache_dir)
-    return layout, [layout.spans(row) for row in range(len(layout))]
-
-
-def test_a_damaged_plan_is_made_again_and_one_in_memory_has_the_same_rows(tmp_path, warnings):
-    _, expected = pack(tmp_path, tmp_path / "cache")
-    (plan,) = (tmp_path / "cache").rglob("*.arrays")
-    data = bytearray(plan.read_bytes())
-    data[-1000] ^= 1
-    plan.write_bytes(data)
-    assert pack(tmp_path, tmp_path / "cache")[1] == expected
-    assert "its arrays are not those that were written" in warnings[0]
-    assert pack(tmp_path, tmp_path / "a.npy")[1] == expected
-    assert "Working without a cache" in warnings[-1]
-
-
-def test_a_plan_of_changed_tokens_is_another(tmp_path):
-    pack(tmp_path, tmp_path / "cache")
-    layout, _ = pack(tmp_path, tmp_path / "cache", ends=10)
-    assert layout.statistics["documents"] == int((np.fromfile(tmp_path / "a.npy", np.uint16) == 1).sum())
-    assert len(list((tmp_path / "cache").rglob("*.arrays"))) == 2

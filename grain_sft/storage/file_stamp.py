@@ -6,7 +6,7 @@ import ast
 import dataclasses
 import hashlib
 import os
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from grain_sft.errors import CorpusError, CorpusFileError
 from grain_sft.storage import files
@@ -58,14 +58,6 @@ class FileStamp:
     root: str | None = dataclasses.field(default=None, compare=False, repr=False)
 
 
-class Head(NamedTuple):
-    """Size of a file, its first bytes, and the version of a remote one."""
-
-    size: int
-    data: bytes
-    version: str | None
-
-
 def describe(path: str) -> FileStamp:
     """Return the stamp of a file as it is now."""
     size, head, version = read_head(path)
@@ -113,16 +105,16 @@ def replaced(stored: StampedFile) -> str:
     )
 
 
-def read_head(path: str) -> Head:
-    """Return the size, the version and the first bytes of a file."""
+def read_head(path: str) -> tuple[int, bytes, str | None]:
+    """Return the size of a file, its first bytes, and the version of a remote one."""
     want = DIGEST_BYTES + 128
     if files.is_remote(path):
         size, version = files.size_and_version(path)
-        return Head(size, files.read_range(path, 0, min(size, want), version=version), version)
+        return size, files.read_range(path, 0, min(size, want), version=version), version
     with files.reading(path):
         fd = open_regular(path)
         try:
-            return Head(os.fstat(fd).st_size, pread(fd, want, 0), None)
+            return os.fstat(fd).st_size, pread(fd, want, 0), None
         finally:
             os.close(fd)
 

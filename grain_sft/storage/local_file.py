@@ -21,10 +21,6 @@ Stamp = tuple[int, int, int]
 """Device, inode and time of the last change."""
 
 
-def _stamp(status: os.stat_result) -> Stamp:
-    return status.st_dev, status.st_ino, status.st_mtime_ns
-
-
 class LocalFile:
     """An open file that closes itself when the last reader drops it.
 
@@ -75,7 +71,10 @@ class LocalFile:
             status = os.fstat(self.fd)
             if status.st_mtime_ns == self.stamp[2] and status.st_size == self.shard.size:
                 if self._map is not None:
-                    self._release_pages(self._map)
+                    self._gathers += 1
+                    if not self._gathers % _RELEASE_AFTER:  # else the whole file would become resident
+                        with contextlib.suppress(OSError):
+                            self._map.madvise(mmap.MADV_DONTNEED)
                 return
             found, stamp, other = self._state(self.stamp)
         except OSError as error:
@@ -92,21 +91,14 @@ class LocalFile:
             f"{self.shard.path}: the file has {found} bytes, expected {self.shard.size}: it was {change} while in use."
         )
 
-    def _release_pages(self, of: mmap.mmap) -> None:
-        """Release now and then the pages that were touched: else the whole file would become resident."""
-        self._gathers += 1
-        if not self._gathers % _RELEASE_AFTER:
-            with contextlib.suppress(OSError):
-                of.madvise(mmap.MADV_DONTNEED)
-
     def _state(self, known: Stamp | None) -> tuple[int, Stamp, bool]:
         """Return size, stamp, and whether the ends differ from the indexed ones; a `known` stamp spares that check."""
         status = os.fstat(self.fd)
-        if _stamp(status) == known:
+        if (status.st_dev, status.st_ino, status.st_mtime_ns) == known:
             return status.st_size, known, False
         other = read_digest(self.fd, self.shard) != self.shard.digest
         status = os.fstat(self.fd)  # again: a file that is cut just now has other ends too
-        return status.st_size, _stamp(status), other
+        return status.st_size, (status.st_dev, status.st_ino, status.st_mtime_ns), other
 
     def read_rest(self, offset: int, out: memoryview, done: int) -> None:
         """Fill `out`, whose first `done` bytes are there already, from byte `offset` of the file on."""

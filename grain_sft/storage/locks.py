@@ -147,14 +147,13 @@ def locked(target: Path) -> Iterator[None]:
 @contextlib.contextmanager
 def exclusive(fd: int, in_use: str, *, wait: bool = False) -> Iterator[None]:
     """Hold the lock of the open file `fd`, which is closed in the end; do without where the file system has no locks."""
-    lock: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
-    try:
-        lock = HeldLock(fd, wait=wait)
-    except BlockingIOError as error:
-        raise StorageError(in_use) from error
-    except OSError:
-        pass
-    with lock:
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(HeldLock(fd, wait=wait))
+        except BlockingIOError as error:
+            raise StorageError(in_use) from error
+        except OSError:
+            pass
         yield
 
 

@@ -21,17 +21,11 @@ _AT_ONCE = 1 << 10  # pieces per call: IOV_MAX of Linux
 _LEAST = 1 << 20  # bytes of an in-memory file
 
 
-def _find() -> Any:
-    """Return the C library's `pwritev`; None on 32-bit systems and those without in-memory files, such as macOS."""
-    if not hasattr(os, "memfd_create") or ctypes.sizeof(ctypes.c_void_p) != 8:
-        return None
-    function = ctypes.CDLL(None, use_errno=True).pwritev
-    function.restype = ctypes.c_ssize_t
-    function.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_int, ctypes.c_int64]
-    return function
-
-
-_pwritev = _find()
+_pwritev: Any = None  # the C library's function; None on systems without in-memory files, such as macOS
+if hasattr(os, "memfd_create"):
+    _pwritev = ctypes.CDLL(None, use_errno=True).pwritev
+    _pwritev.restype = ctypes.c_ssize_t
+    _pwritev.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_int, ctypes.c_int64]
 
 
 class _Memory:

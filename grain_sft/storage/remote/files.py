@@ -80,9 +80,7 @@ def _whole(wanted: Range, body: bytes | Exception, limits: Limits | None) -> byt
         raise failure(path, body) from body
     size = int(infos([path], limits)[0]["size"])
     if isinstance(body, Exception) and size >= stop:
-        if isinstance(body, ReplacedError):
-            raise CorpusFileError(_gone(path, version)) from body
-        raise failure(path, body, f"bytes {start} to {stop} ") from body
+        raise failure(path, body, f"bytes {start} to {stop} ", version or "") from body
     raise CorpusFileError(
         f"{path}: asked for {stop - start} bytes at byte {start}, but the file has {size}: it was cut short while in use."
     )
@@ -112,26 +110,22 @@ def infos(paths: Sequence[str], limits: Limits | None = None) -> list[Mapping[st
     return found
 
 
-def failure(path: str, error: Exception, part: str = "") -> GrainSftError:
+def failure(path: str, error: Exception, part: str = "", version: str = "") -> GrainSftError:
     """Return the error for what a remote or local file system raised when it was asked for a file, or a part of it."""
     if isinstance(error, GrainSftError):
         return error
     if isinstance(error, (FileNotFoundError, NotADirectoryError)):
         return CorpusFileError(f"{path}: no such file. Check the path; files of a corpus are mapped with path_remap.")
     if isinstance(error, ReplacedError):
-        return CorpusFileError(_gone(path, None))
+        return CorpusFileError(
+            f"{path}: the file that was opened ({version or 'of another version'}) is gone: it was replaced or deleted while "
+            "in use. Restore it, or index the corpus again."
+        )
     if isinstance(error, (RequestFailedError, RefusedBodyError, WrongBodyError)):
         kind = RemoteTimeoutError if isinstance(error, RequestFailedError) else CorpusFileError
         return kind(f"{path}: {part}can't be read: {error}.")
     reason = f": {NO_CREDENTIALS}" if lacks_credentials(path, error) else ""
     return CorpusFileError(f"{path}: {part}can't be read{reason} ({type(error).__name__}: {error}).")
-
-
-def _gone(path: str, version: str | None) -> str:
-    return (
-        f"{path}: the file that was opened ({version or 'of another version'}) is gone: it was replaced or deleted while "
-        "in use. Restore it, or index the corpus again."
-    )
 
 
 def read(path: str, start: int = 0, stop: int | None = None, *, version: str | None = None) -> bytes:
