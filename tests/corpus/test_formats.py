@@ -11,16 +11,21 @@ import numpy as np
 import pytest
 from sft_files import EOS, assert_documents, documents, error_of, joined, write_episodes, write_olmo, write_sources
 
-from grain_sft import GrainSftError, NpyDataSource, ShiftTargets, WindowLayout, open_corpus
+from grain_sft import GrainSftError, NpyDataSource, PackedLayout, PaddedLayout, ShiftTargets, WindowLayout, open_corpus
+from grain_sft.layout import MaterializedLayout
+from grain_sft.prepare.materialize import materialize
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "uint16", "uint32", "uint64"])
-@pytest.mark.parametrize("part_tokens", [3, 7, 100, 10_000])
+@pytest.mark.parametrize("part_tokens", [3, 100, 10_000])
 def test_olmo_parts_that_cut_through_documents_give_them_whole(tmp_path, dtype, part_tokens):
     docs = documents(high=200)
     corpus = open_corpus(write_olmo(tmp_path, docs, dtype=dtype, part_tokens=part_tokens), eos_token_id=EOS)
     assert corpus.dtype == dtype and corpus.has_loss and not corpus.has_weights
     assert_documents(corpus, docs)
+    if part_tokens == 10_000:
+        (tmp_path / "token_ids_part_0000.csv.gz").unlink()  # documents end at their EOS then
+        assert_documents(open_corpus(tmp_path, eos_token_id=EOS), docs)
 
 
 def test_olmo_with_a_split_opens_train_and_each_by_itself(tmp_path):
@@ -204,13 +209,6 @@ def test_the_statistics_state_which_parts_continue(tmp_path):
     assert "sources.bin: 64 bytes; expected 48" in error_of(folder)
 
 
-def test_olmo_without_boundaries_ends_documents_at_eos(tmp_path):
-    docs = documents()
-    folder = write_olmo(tmp_path, docs, boundaries=False, part_tokens=10_000)
-    assert_documents(open_corpus(folder, eos_token_id=EOS), docs)
-    assert "Give eos_token_id" in error_of(folder)
-
-
 def test_parts_that_are_not_whole_are_named(tmp_path):
     for name, expected in (
         ("token_ids_part_0001.npy", "but part"),
@@ -232,12 +230,15 @@ def test_a_mask_of_another_length_or_content_is_named(tmp_path):
     path = folder / "labels_mask_part_0000.npy"
     path.write_bytes(b"\1" * 99)
     assert "200 bytes for 99 values" in error_of(folder)
-    assert f"{path}: 99 values for 100 uint16 tokens" in error_of(folder, dtype="uint16")
     path.write_bytes(b"\1" * 99 + b"\2")
     assert f"{path}: holds 2; expected 0 or 1" in error_of(folder)
 
 
 TOTAL = len(joined(documents(10))[0])
+
+
+def pairs(*listed):
+    return np.array(listed, "<u8").tobytes()
 
 
 @pytest.mark.parametrize(
@@ -246,16 +247,11 @@ TOTAL = len(joined(documents(10))[0])
         ("train/episodes.idx", b"\0" * 24, True, "is not a multiple of 16"),
         (
             "train/episodes.idx",
-            np.array([[0, 5], [3, TOTAL - 2]], "<u8").tobytes(),
+            pairs([0, 5], [3, TOTAL]),
             True,
-            f"episode 1 is {TOTAL - 2} tokens from token 3 on, but there are {TOTAL}",
+            f"episode 1 is {TOTAL} tokens from token 3 on, but there are",
         ),
-        (
-            "train/episodes.idx",
-            np.array([[2**64 - 1, 2]], "<u8").tobytes(),
-            True,
-            "episode 0 is 2 tokens from token 18446744073709551615 on",
-        ),
+        ("train/episodes.idx", pairs([2**64 - 1, 2]), True, "episode 0 is 2 tokens from token 18446744073709551615 on"),
         ("train/mask.bin", b"\1" * (TOTAL - 1), True, "values for"),
         ("train/mask.bin", b"\1" * (TOTAL - 1), False, "tokens are uint16 or uint32, and none"),
         ("train/tokens.bin", b"\1" * TOTAL, False, "tokens are uint16 or uint32, and none"),
@@ -270,15 +266,6 @@ def test_episodes_that_dont_fit_are_named(tmp_path, name, data, metadata, expect
     path = write_episodes(tmp_path, documents(10), flat=True, dtype="uint16", metadata=metadata) / name
     path.unlink() if data is None else path.write_bytes(data)
     assert expected in error_of(tmp_path)
-
-
-def test_sources_of_another_corpus_are_named(tmp_path):
-    docs = documents(10)
-    root = write_episodes(tmp_path, docs)
-    write_sources(root / "train" / "sources.bin", docs)
-    assert_documents(open_corpus(root), docs, sources=True)
-    write_sources(root / "train" / "sources.bin", docs[:-1])
-    assert "144 bytes; expected 160, 16 for each of 10 documents" in error_of(root)
 
 
 def test_a_corpus_that_was_read_pickles_without_what_it_read(tmp_path):
@@ -298,3 +285,46 @@ def test_documents_longer_than_a_block_and_out_of_order_are_read(tmp_path, monke
     order = np.random.default_rng(1).permutation(100)
     np.fromfile(path, "<u8").reshape(-1, 2)[order].tofile(path)
     assert_documents(open_corpus(root), [docs[number] for number in order])
+
+
+BAD = pytest.mark.parametrize("value", [-0.25, -np.inf, np.inf, np.nan])
+
+
+def set_value(path, place, value):
+    weights = np.fromfile(path, np.float32)
+    weights[place] = value
+    weights.tofile(path)
+
+
+@pytest.fixture
+def weighted(tmp_path, monkeypatch):
+    monkeypatch.setenv("GRAIN_SFT_CACHE_DIR", str(tmp_path / "cache"))
+    return write_episodes(tmp_path / "corpus", documents(3000, weights=True), flat=True) / "train"
+
+
+@BAD
+@pytest.mark.parametrize("layout", [PaddedLayout, PackedLayout])
+def test_a_bad_weight_is_refused_when_its_row_is_read(weighted, layout, value):
+    set_value(weighted / "mask_weighted.bin", 20_000, value)  # far from the ends, which opening reads
+    source = NpyDataSource(layout(open_corpus(weighted), 64))
+    with pytest.raises(
+        GrainSftError, match=r"mask_weighted.bin: the weight of token 20000 is .*finite number, 0 or more"
+    ):
+        source.read(range(len(source)))
+
+
+@BAD
+def test_a_bad_weight_at_an_end_is_refused_when_the_corpus_is_opened(weighted, value):
+    set_value(weighted / "mask_weighted.bin", 5, value)
+    with pytest.raises(GrainSftError, match="expected a finite weight, 0 or more"):
+        open_corpus(weighted)
+
+
+@BAD
+def test_a_bad_weight_of_written_rows_is_refused(weighted, tmp_path, value):
+    materialize(PackedLayout(open_corpus(weighted), 64), str(tmp_path / "rows"))
+    corpus = open_corpus(tmp_path / "rows")
+    set_value(corpus.shards[0].loss.path, 20_000, value)
+    source = NpyDataSource(MaterializedLayout(corpus))
+    with pytest.raises(GrainSftError, match="is negative or not finite"):
+        source.read(range(len(source)))

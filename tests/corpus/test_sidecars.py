@@ -23,8 +23,7 @@ from sft_files import (
     write_primer,
 )
 
-import grain_sft
-from grain_sft import GrainSftError, open_corpus
+from grain_sft import GrainSftError, load, open_corpus
 from grain_sft.config.nouns import make_corpus
 from grain_sft.errors import WrongTypeError
 
@@ -278,7 +277,7 @@ def test_options_of_other_types_get_a_sentence(tmp_path, name, value):
 
 def test_a_config_of_another_type_gets_a_sentence():
     with pytest.raises(WrongTypeError, match=r"load: config is 5 \(int\); expected the path of a config, or a mapping"):
-        grain_sft.load(5)
+        load(5)
 
 
 def test_masks_are_found_in_a_folder_that_cant_be_listed(parts, monkeypatch):
@@ -319,18 +318,6 @@ def test_sidecars_are_found_for_links_to_tokens(parts, tmp_path, name):
     assert "root" in error_of(links / name.format("token_ids_part_0000.npy"), root=links)
 
 
-@pytest.mark.parametrize("write", [write_olmo, write_episodes, write_primer])
-def test_a_listed_corpus_is_its_training_split(tmp_path, write):
-    for split, docs in (("train", documents()), ("val", documents(7, seed=1))):
-        if write is write_olmo:
-            write_olmo(tmp_path / "x" / split, docs, part_tokens=240)
-        else:
-            write(tmp_path / "x", docs, split=split)
-    whole = open_corpus(tmp_path / "x", eos_token_id=EOS)
-    assert open_corpus([tmp_path / "x"], eos_token_id=EOS).shards == whole.shards
-    assert open_corpus([tmp_path / "x"] * 2, eos_token_id=EOS).num_tokens == 2 * whole.num_tokens
-
-
 def test_explicit_masks_in_another_order_than_their_tokens_are_refused(tmp_path):
     folder, index = tmp_path / "sft", tmp_path / "index.json"
     folder.mkdir()
@@ -346,16 +333,23 @@ def test_explicit_masks_in_another_order_than_their_tokens_are_refused(tmp_path)
     assert corpus.shards == open_corpus(tokens, dtype="uint16").shards
 
 
-def test_a_directory_above_prepared_corpora_is_their_training_splits(tmp_path):
+@pytest.mark.parametrize("write", [write_olmo, write_episodes, write_primer])
+def test_listed_corpora_and_a_directory_of_them_are_their_training_splits(tmp_path, write):
     for number, name in enumerate("ab"):
-        write_olmo(tmp_path / name / "train", documents(seed=number))
-        write_olmo(tmp_path / name / "val", documents(7, seed=number + 2))
-    training = open_corpus(f"{tmp_path}/*/train/*.npy", eos_token_id=EOS)
-    for where in (tmp_path, [tmp_path], [tmp_path / "a", tmp_path / "b"]):
-        assert open_corpus(where, eos_token_id=EOS).shards == training.shards
-    shutil.rmtree(tmp_path / "b" / "train")
-    left = [str(path) for path in sorted(tmp_path.rglob("token_ids_part_*.npy")) if "a/val" not in str(path)]
-    assert [shard.path for shard in open_corpus(tmp_path, eos_token_id=EOS).shards] == left
+        for split, docs in (("train", documents(seed=number)), ("val", documents(7, seed=number + 2))):
+            if write is write_olmo:
+                write_olmo(tmp_path / name / split, docs, part_tokens=240)
+            else:
+                write(tmp_path / name, docs, split=split)
+    one, other = (open_corpus(tmp_path / name, eos_token_id=EOS).shards for name in "ab")
+    places = [[tmp_path / "a", tmp_path / "b"]]
+    for where in places if write is not write_olmo else [*places, tmp_path, [tmp_path]]:
+        found = open_corpus(where, eos_token_id=EOS).shards
+        assert [(shard.path, shard.loss) for shard in found] == [(shard.path, shard.loss) for shard in one + other]
+    if write is write_olmo:  # a validation split without a training split beside it is a corpus
+        shutil.rmtree(tmp_path / "b" / "train")
+        left = [str(path) for path in sorted(tmp_path.rglob("token_ids_part_*.npy")) if "a/val" not in str(path)]
+        assert [shard.path for shard in open_corpus(tmp_path, eos_token_id=EOS).shards] == left
 
 
 @pytest.mark.parametrize("name", ["corpus.json", "dataset_statistics.json"])
