@@ -24,32 +24,16 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 
 LONG_FILES = (
-    "test_code_blocks.py",
-    "test_demo.py",
-    "test_plugin.py",
-    "test_pipeline.py",
-    "test_batch_digests.py",
-    "test_beam.py",
-    "test_interrupt.py",
-    "test_processes_killed.py",
-    "test_pipeline_packed.py",
-    "test_shard_cache.py",
-    "test_permutations.py",
-    "test_readme.py",
-    "test_materialize.py",
-    "test_packed_olmo.py",
-    "test_full_disk.py",
-    "test_model.py",
-    "test_soak.py",
-    "test_jax_arrays.py",
+    *("code_blocks", "demo", "plugin", "pipeline", "batch_digests", "beam", "interrupt", "processes_killed"),
+    *("pipeline_packed", "shard_cache", "permutations", "readme", "materialize", "packed_olmo", "full_disk", "model"),
+    *("soak", "jax_arrays"),
 )
-"""Files of 20 seconds and more, the longest first. A worker takes whole files, in this order, so that none ends long after the
-others."""
+"""Files `test_*.py` of 20 seconds and more, the longest first. A worker takes whole files, in this order."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put the tests of `LONG_FILES` first. pytest-xdist's own order, by the number of tests, puts long files of few last."""
-    ranks = {name: rank for rank, name in enumerate(LONG_FILES)}
+    ranks = {f"test_{name}.py": rank for rank, name in enumerate(LONG_FILES)}
     items.sort(key=lambda item: ranks.get(item.path.name, len(ranks)))
 
 

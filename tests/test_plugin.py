@@ -20,6 +20,7 @@ from grain_sft.cli.main import main
 PLUGIN = Path(__file__).parent / "plugin"
 LENGTH = 32
 CHANGES = {"layout": {"stride": 13}, "sampler": {"seed": 4}}
+MASKED = {"tokens": {"high": [998, 999], "low": [3]}, "share": 0.5}
 
 
 @pytest.fixture(autouse=True)
@@ -36,7 +37,7 @@ LAYOUTS = {
 
 
 def config(folder: Path, layout: str = "layout") -> dict:
-    """A config whose every part is from outside."""
+    """Return a config whose every part is from outside."""
     articles = folder / "articles"
     if not articles.exists():
         articles.mkdir()
@@ -49,11 +50,7 @@ def config(folder: Path, layout: str = "layout") -> dict:
         "corpus": {"path": str(articles), "format": "grain_sft_example.formats:Articles"},
         "layout": LAYOUTS[layout],
         "sampler": {"order": "grain_sft_example.orders:evens_first", "seed": 3, "global_batch_size": 12},
-        "transforms": [
-            "ngram_filter",
-            "shift_targets",
-            {"grain_sft_example.transforms:MaskTokens": {"tokens": {"high": [998, 999], "low": [3]}, "share": 0.5}},
-        ],
+        "transforms": ["ngram_filter", "shift_targets", {"grain_sft_example.transforms:MaskTokens": MASKED}],
         "observers": ["grain_sft_example.observers:StepFile"],
     }
 
@@ -94,22 +91,16 @@ def test_receipts_follow_the_options(tmp_path):
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_every_command_takes_the_config(tmp_path, layout):
-    path = tmp_path / "config.json"
-    path.write_text(json.dumps(config(tmp_path, layout) | {"audit": str(tmp_path / "audit")}))
+def test_every_command_takes_the_config(tmp_path, monkeypatch, layout):
+    monkeypatch.chdir(tmp_path)
+    path = Path("config.json")
+    path.write_text(json.dumps(config(tmp_path, layout) | {"audit": "audit"}))
     with contextlib.closing(grain_sft.load(path, host=Host(0, 1)).iter()) as batches:
         for _ in range(6):
             next(batches)
-    commands = [
-        ["receipt", path],
-        ["verify", path],
-        ["inspect", path, "--step", "1"],
-        ["trace", path, "--steps", "0:4"],
-        ["report", path, "--output", tmp_path / "report.html"],
-        ["audit-check", tmp_path / "audit.log", path],
-    ]
-    for command in commands:
-        assert main([str(word) for word in command]) == 0, command
+    commands = ["receipt {}", "verify {}", "inspect {} --step 1", "trace {} --steps 0:4", "audit-check audit.log {}"]
+    for command in (*commands, "report {} --output report.html"):
+        assert main(command.format(path).split()) == 0, command
     if layout == "layout":
         arguments = [sys.executable, "-m", "grain_sft", "bench", str(path), "--seconds", "2"]
         run = subprocess.run(arguments, capture_output=True, text=True)

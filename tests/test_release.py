@@ -25,9 +25,6 @@ PYTHONS = ("3.11", "3.12", "3.13")
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
-# --- metadata ---
-
-
 def test_there_is_one_version():
     assert re.fullmatch(r"\d+\.\d+\.\d+", grain_sft.__version__)
     assert PROJECT["dynamic"] == ["version"]
@@ -39,6 +36,7 @@ def test_there_is_one_version():
 
 def test_metadata_names_what_there_is():
     assert PROJECT["name"] == "grain_sft"
+    assert "pyyaml>=6" in PROJECT["dependencies"] and EXTRAS["yaml"] == []
     assert PROJECT["requires-python"] == f">={PYTHONS[0]}"
     listed = [each.rpartition(" ")[2] for each in PROJECT["classifiers"] if "Python :: 3" in each]
     assert tuple(listed) == PYTHONS and f"{PYTHONS[0]} to {PYTHONS[-1]}" in (ROOT / "README.md").read_text()
@@ -87,13 +85,6 @@ def test_no_hint_installs_from_an_index_which_does_not_have_the_package():
     """`pip install 'grain_sft[x]'` finds nothing; `pip install '.[x]'` works in a checkout."""
     for path in [*PAGES, *(ROOT / "grain_sft").rglob("*.py"), *(ROOT / "tests").rglob("*.py")]:
         assert path == Path(__file__) or not re.search(r"(?:grain_sft|grain-sft)\[[a-z{]", path.read_text()), path
-
-
-def test_the_core_reads_yaml():
-    assert "pyyaml>=6" in PROJECT["dependencies"] and EXTRAS["yaml"] == []
-
-
-# --- what is built ---
 
 
 @pytest.mark.heavy

@@ -18,13 +18,11 @@ PRIMER = ["primer.yaml", "primer_packed.yaml"]
 MIXTURES = ["primer_mixture.yaml", "sft_with_pretraining.yaml"]
 
 
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("GRAIN_SFT_CACHE_DIR", str(tmp_path / "cache"))
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 def chats(*sizes, trained_from=7, end=100257):
-    """Conversations of some sizes, without loss on the first tokens."""
+    """Return conversations of some sizes, without loss on the first tokens."""
     made = [(np.full(size, 9, np.uint32), np.arange(size) >= trained_from) for size in sizes]
     for tokens, _ in made:
         tokens[-1] = end

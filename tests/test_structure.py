@@ -8,7 +8,6 @@ from collections import Counter
 from pathlib import Path
 
 PACKAGE = Path(__file__).parents[1] / "grain_sft"
-KINDS = ("isinstance", "underscore", "compared", "past a door", "long file", "large folder")
 DOCUMENTED = (
     *("_replace", "_asdict", "_fields", "_make", "_exit", "_current_frames"),  # of Python
     *("_info", "_cat_file"),  # the coroutines of fsspec, for callers that run in its loop
@@ -40,7 +39,7 @@ def classes() -> dict[str, set[Path]]:
 
 
 def foreign_isinstance(path: Path, node: ast.AST) -> bool:
-    """Whether the second argument of an `isinstance` names a class of ours from another file."""
+    """Return whether the second argument of an `isinstance` names a class of ours from another file."""
     if not (isinstance(node, ast.Call) and ast.unparse(node.func) in ("isinstance", "issubclass")):
         return False
     names = [getattr(each, "id", getattr(each, "attr", None)) for each in ast.walk(node.args[1])]
@@ -60,7 +59,7 @@ def own_attributes(path: Path) -> set[str]:
 
 
 def foreign_underscore(path: Path, node: ast.AST) -> bool:
-    """Whether an attribute `_name` is read of something else than what this file defines."""
+    """Return whether an attribute `_name` is read of something else than what this file defines."""
     return (
         isinstance(node, ast.Attribute)
         and node.attr.startswith("_")
@@ -79,31 +78,24 @@ def compared_name(path: Path, node: ast.AST) -> bool:
 
 
 def past_a_door(path: Path, node: ast.AST) -> bool:
-    """Whether an import is of a file that is in another room, instead of from the room's door or of a folder in it."""
+    """Return whether an import is of a file in another room, instead of from the room's door or of a folder in it."""
     if not isinstance(node, ast.ImportFrom) or (node.module or "").count(".") < 2:
         return False
     _, room, *rest = node.module.split(".")
     return room != path.relative_to(PACKAGE).parts[0] and PACKAGE.joinpath(room, *rest).with_suffix(".py").is_file()
 
 
-CHECKS = {
-    "isinstance": foreign_isinstance,
-    "underscore": foreign_underscore,
-    "compared": compared_name,
-    "past a door": past_a_door,
-}
+CHECKS = {"isinstance": foreign_isinstance, "underscore": foreign_underscore, "compared": compared_name}
+CHECKS |= {"past a door": past_a_door}
 
 
 def counted() -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {name: [] for name in KINDS}
-    for path, tree in trees().items():
-        where = path.relative_to(PACKAGE)
-        for node in ast.walk(tree):
-            for name, check in CHECKS.items():
-                if check(path, node):
-                    found[name].append(f"{where}:{node.lineno} {ast.unparse(node)}")
-        if len(path.read_text().splitlines()) > MOST_LINES:
-            found["long file"].append(str(where))
+    nodes = [(path, node) for path, tree in trees().items() for node in ast.walk(tree)]
+    found = {
+        name: [f"{path}:{node.lineno} {ast.unparse(node)}" for path, node in nodes if check(path, node)]
+        for name, check in CHECKS.items()
+    }
+    found["long file"] = [str(path) for path in trees() if len(path.read_text().splitlines()) > MOST_LINES]
     folders = Counter(path.parent for path in trees())
     found["large folder"] = [str(folder) for folder, count in folders.items() if count > MOST_FILES]
     return found
@@ -111,7 +103,7 @@ def counted() -> dict[str, list[str]]:
 
 def test_what_crosses_files_goes_through_public_names():
     found = counted()
-    assert not any(found.values()), "\n".join(f"{name}: {place}" for name in KINDS for place in found[name])
+    assert not any(found.values()), "\n".join(f"{name}: {place}" for name in found for place in found[name])
 
 
 if __name__ == "__main__":
