@@ -23,8 +23,7 @@ def resume_step(state: Mapping[str, Any], pipeline: Pipeline, *, allow_other_dat
     """Return the next step of a state of `data_state`.
 
     Args:
-      state: State.
-      pipeline: Pipeline of the run that continues.
+      state, pipeline: State, and pipeline of the run that continues.
       allow_other_data: Whether to accept a state of other data.
 
     Raises:
@@ -58,11 +57,7 @@ class Stateful(StepIterator[Any]):
         return data_state(self.pipeline, self.next_step)
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Continue at the step of `state`.
-
-        Raises:
-          PipelineError, RowIndexError: as `resume_step`; nothing is changed then.
-        """
+        """Continue at the step of `state`. Errors are those of `resume_step`; nothing is changed then."""
         self._go_to(resume_step(state, self.pipeline, allow_other_data=self._allow_other_data))
 
 
@@ -150,8 +145,7 @@ class RunRecord:
         """Record that the run continues at `step` with `pipeline`, in place of what was recorded of later steps.
 
         Args:
-          pipeline: Pipeline of the run.
-          step: Next step.
+          pipeline, step: Pipeline and next step of the run.
           allow_other_data: Whether to continue with other data, which is recorded from `step` on.
           write: Whether to write. All processes but one only check.
 
@@ -169,11 +163,7 @@ class RunRecord:
             files.write_bytes(self.path, (json.dumps({"runs": runs}, indent=2) + "\n").encode())
 
     def read(self) -> list[dict[str, Any]]:
-        """Return the states in the file, by step; none where there is no file.
-
-        Raises:
-          PipelineError: the file is not such a record.
-        """
+        """Return the states in the file, by step; none without a file. Raise a PipelineError where it is no such record."""
         if not files.exists(self.path):
             return []
         try:

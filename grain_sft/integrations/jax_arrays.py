@@ -132,11 +132,7 @@ class GlobalBatches(Stateful, StepIterator[GlobalBatch]):
         self.seek(0)
 
     def seek(self, step: int) -> None:
-        """Continue at `step`.
-
-        Raises:
-          RowIndexError: the pipeline does not have the step.
-        """
+        """Continue at `step`. Raise a RowIndexError where the pipeline does not have it."""
         step = checked_step(self.pipeline, step)
         with self._lock:
             if step != self.next_step:

@@ -23,7 +23,7 @@ GlobalBatch = dict[str, jax.Array]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ProcessRows:
-    """What the devices of one process have of an array [rows, length].
+    """Part of an array [rows, length] on the devices of one process.
 
     Attributes:
       shape: Shape of the global array.
@@ -49,11 +49,10 @@ class ProcessRows:
 
 
 def process_rows(sharding: Sharding, shape: tuple[int, int], process: int | None = None) -> ProcessRows:
-    """Return what the devices of a process have of an array of `shape` under `sharding`.
+    """Return the part of a global array that is on the devices of a process.
 
     Args:
-      sharding: Sharding of the global array.
-      shape: [rows, length] of the global array.
+      sharding, shape: Sharding and shape [rows, length] of the global array.
       process: Index of the process. None means this one.
 
     Raises:

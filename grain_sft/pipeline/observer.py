@@ -23,8 +23,7 @@ class Delivery(NamedTuple):
     """One batch that an iterator hands out.
 
     Attributes:
-      pipeline: Pipeline of the batch.
-      step: Step of the batch.
+      pipeline, step: Pipeline and step of the batch.
       writer: Whether this process has the first row of the global batch, so that it writes for all processes.
       rows: Number of rows of the batch; 0 where a transform made no dict of arrays.
       tokens: Number of tokens of the batch, padding included.

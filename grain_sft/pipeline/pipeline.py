@@ -107,12 +107,9 @@ class Pipeline:
     def read(self, step: int, slots: Int64[np.ndarray, " slots"]) -> Element:
         """Return some rows of this host's batch of `step`: arrays [n, L].
 
-        With `Host(0, 1)` these are slots of the global batch, so that a process can read the rows of its devices
-        (`grain_sft.integrations.jax_arrays`).
-
         Args:
           step: Step of the batch.
-          slots: int64 [n], each from 0 to the batch's rows - 1.
+          slots: int64 [n], each from 0 to the batch's rows - 1; with `Host(0, 1)` slots of the global batch.
 
         Raises:
           RowIndexError, CorpusFileError: as `pipeline[step]`.
@@ -137,11 +134,7 @@ class Pipeline:
         return sys.maxsize if self.num_steps is None else self.num_steps
 
     def __len__(self) -> int:
-        """Return the number of steps.
-
-        Raises:
-          WrongTypeError: the run never ends. It is a TypeError, so that progress bars count without a total.
-        """
+        """Return the number of steps. A run that never ends raises a TypeError, so progress bars count without a total."""
         if self.num_steps is None:
             raise WrongTypeError(
                 "this pipeline never ends, so it has no length. Read pipeline.num_steps, which is None then, or give the "
@@ -191,8 +184,7 @@ class Pipeline:
           start_step: Step of the first batch.
 
         Raises:
-          RowIndexError: the pipeline does not have the step.
-          PipelineError: a negative number of workers.
+          RowIndexError, PipelineError: the pipeline does not have the step, or a negative number of workers.
         """
         return make_data_loader(self, worker_count, start_step)
 

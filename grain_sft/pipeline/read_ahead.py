@@ -18,7 +18,7 @@ _ENDS_IN = 5.0  # seconds for threads to finish a step when the interpreter ends
 
 
 class Slot(Generic[T]):
-    """Result of one step: `value` or `error`, when it is `ready`, which is when `done` can be acquired."""
+    """Result of one step: `value` or `error`, once it is `ready`, which is when `done` can be acquired."""
 
     __slots__ = ("claimed", "done", "error", "ready", "value")
 
@@ -42,8 +42,7 @@ class ReadAhead(Generic[T]):
 
     Args:
       make: Function of a step. One thread calls it in the order of the steps.
-      start: First step.
-      end: Step after the last.
+      start, end: First step, and the one after the last.
       ahead: Number of steps made before they are asked for, at least 1.
       threads: Number of threads, which start with the first `advance`.
       name: Prefix of the names of the threads.

@@ -30,8 +30,7 @@ class StepIterator(grain.DatasetIterator[T]):
     Subclasses define `_make_now` and `_reader`, and call `__init__` last.
 
     Attributes:
-      pipeline: Pipeline of the batches.
-      stats: Counts of delivered batches, and the step that is waited for.
+      pipeline, stats: Pipeline of the batches; and counts of delivered ones, with the step that is waited for.
     """
 
     _closed = True  # until Grain's constructor was called

@@ -34,8 +34,7 @@ class Checked:
     """Result of a check.
 
     Attributes:
-      findings: Contradictions. Empty where the log agrees with the pipeline.
-      notes: Observations that contradict nothing.
+      findings, notes: Contradictions of the pipeline, and observations that contradict nothing.
       entries, loads, resumes: Numbers of entries.
       epochs: Epochs that were complete.
       receipt: Code of the pipeline's receipt.

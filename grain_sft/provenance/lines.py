@@ -32,13 +32,10 @@ class Trace:
     next shard is two pieces of one segment. A row of nothing but padding is one line with 0 tokens and -1 in other columns.
 
     Attributes:
-      step: Step, from 0.
+      step, row, host: Step, from 0; slot in the global batch; and host that reads it.
       epoch: Epoch of the row, from 0: in a mixture of its source, in a layout that packs each epoch anew of the layout.
-      row: Slot in the global batch.
-      host: Host that reads the slot.
       instance: Row number in the layout; -1 for a row of nothing but padding.
-      segment: Number of the segment in its row, from 1.
-      shard: Number of the shard in the corpus.
+      segment, shard: Number of the segment in its row, from 1; and of the shard in the corpus.
       start, stop: First token of the piece in its shard, and the one after its last.
       document: Number of the document in the corpus; -1 in a layout that does not follow documents. A mixture numbers the
         documents of its sources that follow documents first, then those of the others.
@@ -46,9 +43,7 @@ class Trace:
         shard. In a mixture the name of the source precedes it.
       record: Line or row of the document in its input, from 1; -1 in a corpus without a file of sources.
       trainable: Number of tokens that take loss, as in `TrainableTokens`. None where they were not counted.
-      source_names: Names of the sources.
-      paths: Paths of the shards.
-      receipt: Code of the pipeline's receipt.
+      source_names, paths, receipt: Names of the sources; paths of the shards; and code of the pipeline's receipt.
     """
 
     step: Int64[np.ndarray, " lines"]

@@ -69,11 +69,7 @@ def documents_of_record(corpus: Corpus, record: str) -> Ints:
 
 
 def find_tokenizer(corpus: Corpus) -> str | None:
-    """Return the path of the folder `tokenizer` next to a corpus; None where there is none.
-
-    Raises:
-      CorpusFileError: a remote folder can't be listed.
-    """
+    """Return the path of the folder `tokenizer` next to a corpus; None where there is none."""
     return files.sidecar(corpus.shards[0].path, "tokenizer")
 
 

@@ -98,7 +98,7 @@ def _has_documents(report: Report, corpus: Corpus) -> bool:
         names = len(corpus.source_names)
         wrong = (sources[:, 0] < 0) | (sources[:, 1] < 1) | ((sources[:, 0] >= names) if names else False)
         for number in np.flatnonzero(wrong).tolist():
-            found = f"comes from input {sources[number, 0]}, line {sources[number, 1]}; there are {names} inputs."
+            found = f"comes from input {sources[number, 0]}, line {sources[number, 1]}, but there are {names} inputs."
             report.wrong("boundaries", corpus.sources_file.path, found, f"document {number}")
     return True
 
@@ -175,13 +175,13 @@ def _check_eos(report: Report, corpus: Corpus, numbers: Ints, first: Ints, last:
         return
     sentence = f"{len(unended):,} {checked} don't end with the EOS token {eos}; the first is document {unended[0]}"
     if len(unended) * 2 <= len(numbers):
-        report.note("boundaries", path, f"{sentence}. Documents that were cut don't.")
+        report.note("boundaries", path, f"{sentence}. This is right for documents that were cut.")
         return
     tokens, counts = np.unique(last, return_counts=True)
     if boundaries is not None and counts.max() >= _NEARLY_ALL * len(last):  # the template has an end token of its own
         sentence = (
-            f"{len(unended):,} {checked} end with the token {tokens[counts.argmax()]}, not with the EOS token {eos}. A "
-            "reader that splits at EOS, as OLMo-core does in local files, does not find their ends."
+            f"{len(unended):,} {checked} end with the token {tokens[counts.argmax()]}, not with the EOS token {eos}. OLMo-core "
+            "splits local files at EOS, so it would not find these ends."
         )
         report.note("boundaries", path, sentence)
         return
@@ -203,5 +203,5 @@ def _check_statistics(report: Report, corpus: Corpus, manifest: Json | None, tra
         if stated and all(any(entry[name] not in (None, found[name]) for name in found) for entry in stated):
             listed = "; or ".join(", ".join(f"{value} {name}" for name, value in entry.items()) for entry in stated)
             here = ", ".join(f"{value} {name}" for name, value in found.items())
-            sentence = f"says {listed}; the files hold {here}. They are of other documents."
+            sentence = f"states {listed}, but the files hold {here}. Prepare the corpus again, or remove this file."
             report.wrong("statistics", manifest.path, sentence)

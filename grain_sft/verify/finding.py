@@ -19,9 +19,8 @@ class Finding:
     Attributes:
       check: Name of the check: "files", "boundaries", "vocabulary", "loss", "duplicates", "statistics", "rows", "plan",
         "layout", "sampler", "batches" or "receipt".
-      where: Path of the file, or of the config.
+      where, place: Path of the file, or of the config; and part of it, such as "token 17"; "" for all of it.
       message: The sentence.
-      place: Part of the file, such as "token 17" or "document 3"; "" for all of it.
       wrong: False for what is worth knowing and may well be meant.
     """
 
@@ -37,11 +36,10 @@ class Finding:
 
 @dataclasses.dataclass
 class Report:
-    """What was found; checks add to it.
+    """Findings of a verification.
 
     Attributes:
-      what: "corpus", "plan" or "config".
-      where: Path that was verified.
+      what, where: "corpus", "plan" or "config", and its path.
       full: Whether everything was read, and not sizes, headers and ends alone.
       findings: Findings in order; of each check at most `LISTED` that are wrong.
       figures: Counts of shards, tokens, documents, rows, duplicates and so on.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import numpy as np
@@ -17,17 +17,13 @@ KEYS = ("inputs", "targets", "inputs_position", "targets_position", "inputs_segm
 
 _RAMPUP = "it cuts one batch into several steps, so a checkpoint's step does not name the next batch. Set it to false."
 _EXPANSION = "it is for states that were saved on more hosts, but here any number of hosts may resume. Set it to -1."
+_OTHER = "expected 'olmo_grain', which grain_sft replaces. Remove the key."
+_MASKS = "grain_sft does not make its masks. Choose another."
 _REFUSED: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "dataset_type": (
-        lambda value: value != "olmo_grain",
-        "expected 'olmo_grain', which grain_sft replaces. Remove the key.",
-    ),
+    "dataset_type": (lambda value: value != "olmo_grain", _OTHER),
     "enable_rampup_batch_size": (bool, _RAMPUP),
     "reuse_example_batch": (bool, "it trains on the first batch in every step. Set it to 0."),
-    "training_objective": (
-        lambda value: value == "block_diffusion",
-        "grain_sft does not make its masks. Choose another.",
-    ),
+    "training_objective": (lambda value: value == "block_diffusion", _MASKS),
     "expansion_factor_real_data": (lambda value: 0 < value < 1, _EXPANSION),
 }
 """Keys of MaxText's config: whether a value is refused, and the reason."""
@@ -62,7 +58,8 @@ def check_batches(config: Any, pipeline: Pipeline, where: str, *, training: bool
             f"{where}: rows hold several documents, but MaxText's packing is false, with which some of its attention kernels "
             "look across documents. Set packing=True."
         )
-    missing = [key for key in KEYS if pipeline.end_step and key not in _no_rows(pipeline)]
+    present = _keys(pipeline)
+    missing = [key for key in KEYS if key not in present]
     if missing:
         raise PipelineError(
             f"{where}: batches lack {', '.join(missing)}, which MaxText needs. Add the transform shift_targets as "
@@ -89,14 +86,14 @@ def _check_rows(config: Any, pipeline: Pipeline, where: str, training: bool) -> 
         )
 
 
-def _no_rows(pipeline: Pipeline) -> Element:
-    """Return a batch without rows, for its keys."""
-    return pipeline.read(0, np.zeros(0, np.int64))
+def _keys(pipeline: Pipeline) -> Collection[str]:
+    """Return the keys of batches; MaxText's of a pipeline without steps."""
+    return pipeline.read(0, np.zeros(0, np.int64)).keys() if pipeline.end_step else KEYS
 
 
 def check_weights(pipeline: Pipeline, where: str, ignore: bool) -> None:
     """Refuse token weights unless `ignore` is set: MaxText's loss counts every target with a segment once."""
-    if not pipeline.end_step or "targets_weights" not in _no_rows(pipeline):
+    if "targets_weights" not in _keys(pipeline):
         return
     if not ignore:
         raise ConfigError(
@@ -108,9 +105,7 @@ def check_weights(pipeline: Pipeline, where: str, ignore: bool) -> None:
 
 def prepare(vocabulary: int, where: str, rows_of: Callable[[int], Any]) -> Callable[[int, Element], Element]:
     """Return a function of a step and its batch that checks tokens against MaxText's vocabulary and keeps MaxText's keys.
-
-    `rows_of` returns the slots of the global batch of a step that this process reads.
-    """
+    `rows_of` returns the slots of the global batch of a step that this process reads."""
 
     def prepared(step: int, batch: Element) -> Element:
         inputs = batch["inputs"]

@@ -22,13 +22,9 @@ TRAINING_CONFIG = "the config of the data to train on"
 
 
 class MaxTextBatches(GlobalBatches):
-    """Global batches for MaxText, which takes any error for the end of the data.
+    """Global batches for MaxText, which takes any error for the end of the data."""
 
-    Attributes:
-      failure: Error that ended the batches; None where there was none.
-    """
-
-    failure: Exception | None = None
+    failure: Exception | None = None  # that ended the batches
 
     def _offer(self) -> int:
         try:
@@ -84,11 +80,7 @@ def make_eval_iterator(
 
 
 def load_evaluation(where: str) -> Pipeline:
-    """Return the pipeline of a config, with `epochs: 1` and `last_batch: fill` unless the config has other values.
-
-    Raises:
-      GrainSftError: as `load`.
-    """
+    """Return the pipeline of a config, with `epochs: 1` and `last_batch: fill` unless the config has other values."""
     _, sections = stated(where)
     sampler = sections["sampler"]
     endless = ORDERS[sampler.get("order", "shuffle")].runs_on or "mixture" in sections["corpus"]

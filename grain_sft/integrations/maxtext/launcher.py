@@ -21,11 +21,7 @@ from grain_sft.integrations.maxtext.options import Options, split
 
 
 def train(argv: Sequence[str], options: Options) -> None:
-    """Run MaxText's trainer.
-
-    Args:
-      argv: Command line of MaxText's trainer, the program first.
-      options: Options of grain_sft.
+    """Run MaxText's trainer with a command line, the program first.
 
     Raises:
       MissingExtraError: MaxText is not installed.
