@@ -33,12 +33,8 @@ def chat(user: bytes = b'"hi"', more: bytes = b"", role: bytes = b'"user"') -> b
 
 
 LINES: dict[str, tuple[bytes, str]] = {
-    "bad UTF-8": (chat(b'"a\xff"'), "is not UTF-8"),
     "cut within a character": (b'{"messages": [{"role": "user", "content": "\xe6\x97', "is not UTF-8"),
     "cut within a string": (chat()[:30], "not valid JSON at column"),
-    "cut to one character": (b"{", "not valid JSON at column 2"),
-    "two records": (chat() + chat(), "not valid JSON at column"),
-    "a raw tab in a string": (chat(b'"a\tb"'), "not valid JSON"),
     "NaN": (chat(more=b', "x": NaN'), "NaN is not JSON"),
     "a huge exponent": (chat(more=b', "x": 1e' + b"9" * 100_000), "beyond what a float holds"),
     "a huge integer": (chat(more=b', "x": ' + b"9" * 100_000), "a number that can't be read"),
@@ -47,18 +43,11 @@ LINES: dict[str, tuple[bytes, str]] = {
     "65 lists deep": (chat(more=b', "x": ' + b"[" * 64 + b"]" * 64), "nested too deep"),
     "a lone high surrogate": (chat(rb'"a\ud800"'), r"character 1 is \ud800, half of a surrogate pair"),
     "a surrogate in a key": (chat(more=rb', "\ud800": 1'), "half of a surrogate pair"),
-    "a duplicate key": (b'{"messages": [], "messages": []}', "occurs twice"),
     "an escaped NUL": (chat(rb'"a\u0000b"'), "character 1 is NUL"),
     "only NULs": (b"\0" * 50, "not valid JSON at column 1"),
-    "an empty object": (b"{}", "messages"),
-    "null": (b"null", "the record is null"),
     "a list of records": (b"[" + chat() + b"]", "expected a JSON object"),
     "messages a string": (b'{"messages": "hi"}', "expected a list"),
-    "no message": (b'{"messages": []}', "is empty"),
-    "a message null": (b'{"messages": [null]}', "messages[0]: null"),
-    "a role a list": (chat(role=b"[]"), "messages[0].role: a list"),
     "a role an object": (chat(role=b"{}"), "messages[0].role: an object"),
-    "content null": (chat(b"null"), "messages[0].content: null"),
     "content a huge integer": (chat(b"9" * 4000), "messages[0].content: the number 999"),
     "calls that are not a list": (
         b'{"messages": [{"role": "assistant", "content": "a", "tool_calls": false}]}',
@@ -105,7 +94,7 @@ def written(path: Path, lines: list[bytes]) -> Path:
 
 
 def visible(folder: Path) -> set[str]:
-    """What stands under a name of its own."""
+    """Return the names of the files that are not hidden."""
     return {path.name for path in folder.iterdir() if not path.name.startswith(".")}
 
 
@@ -128,14 +117,14 @@ def check_stop(request: Request, out: Path, where: str) -> str:
 
 
 @pytest.mark.parametrize("name", LINES)
-@pytest.mark.parametrize("template", ["primer", "episode_tool"])
+@pytest.mark.parametrize("template", ["primer", "episode_tool", "hf"])
 def test_a_bad_line_stops_with_its_number_or_is_left_out(name, template, tokenizers, tmp_path):
-    bad, said = LINES[name]
+    bad, expected = LINES[name]
     good = [GOOD % number for number in range(5)]
     path = written(tmp_path / "chats.jsonl", [*good[:2], b"", bad, *good[2:], bad])
     text = check_stop(request_of(path, tokenizers, template), tmp_path / "stopped", f"{path}:4")
     if template == "primer":  # the strict schema's words
-        assert said in text
+        assert expected in text
     out = tmp_path / "out"
     manifest = prepare(request_of(path, tokenizers, template, on_error="skip"), out, workers=1)
     assert (manifest["rejected"], manifest["splits"]["train"]["documents"]) == (2, 5)
@@ -146,17 +135,6 @@ def test_a_bad_line_stops_with_its_number_or_is_left_out(name, template, tokeniz
         assert record_bytes(entry) == bad
     assert open_corpus(out).num_documents == 5
     assert sorted(line for _, line in open_corpus(out).sources.tolist()) == [1, 2, 5, 6, 7]
-
-
-@pytest.mark.parametrize("template", PLAIN)
-def test_every_bad_line_is_left_out_by_every_template(template, tokenizers, tmp_path):
-    bad = [line for name, (line, _) in LINES.items() if name != "no assistant"]  # OpenChat's tool drops that
-    path = written(tmp_path / "a.jsonl", [line for one in bad for line in (one, chat())])
-    out = tmp_path / "out"
-    manifest = prepare(request_of(path, tokenizers, template, on_error="skip"), out, workers=1)
-    assert (manifest["rejected"], manifest["splits"]["train"]["documents"]) == (len(bad), len(bad))
-    assert [record_bytes(entry) for entry in rejected_of(out)] == bad
-    assert check_spelled(out, template, tokenizers, path.read_bytes())
 
 
 def record_bytes(entry: dict[str, Any]) -> bytes:
@@ -321,24 +299,7 @@ def test_mutants_are_accepted_and_come_back_or_are_rejected(template, tokenizers
     assert accepted > MUTANTS / 10 and refused > MUTANTS / 10
 
 
-# The command line.
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        *("bad UTF-8", "cut within a string", "100,000 objects deep", "messages a string", "a lone high surrogate"),
-        *(
-            "a duplicate key",
-            "an escaped NUL",
-            "a huge integer",
-            "NaN",
-            "an empty object",
-            "a very long bad key",
-            "a tag",
-        ),
-    ],
-)
+@pytest.mark.parametrize("name", ["cut within a character", "100,000 objects deep", "an escaped NUL", "a tag"])
 def test_the_command_says_one_sentence(name, tokenizers, tmp_path, capsys):
     path = written(tmp_path / "a.jsonl", [GOOD % 1, LINES[name][0], GOOD % 2])
     command = ["prepare", str(path), "--template", "primer", "--tokenizer", tokenizers["primer"]]
@@ -357,15 +318,12 @@ def test_the_command_says_one_sentence(name, tokenizers, tmp_path, capsys):
     assert rejected_of(tmp_path / "out")[0]["line"] == 2
 
 
-# Parquet.
-
-
 def test_a_damaged_parquet_file_is_an_error_that_names_it(tokenizers, tmp_path):
     arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     table = arrow.Table.from_pylist([json.loads(GOOD % number) for number in range(200)])
     parquet.write_table(table, tmp_path / "whole.parquet", row_group_size=50)
     content = (tmp_path / "whole.parquet").read_bytes()
-    draw, accepted = random.Random(5), 0
+    draw, accepted, path = random.Random(5), 0, tmp_path / "a.parquet"
     for number in range(100):
         data = bytearray(content)
         if number % 3 == 0:
@@ -373,10 +331,8 @@ def test_a_damaged_parquet_file_is_an_error_that_names_it(tokenizers, tmp_path):
         else:
             for _ in range(draw.randint(1, 4)):
                 data[draw.randrange(len(data))] ^= 1 << draw.randrange(8)
-        path = tmp_path / "a.parquet"
         path.write_bytes(data)
-        out = tmp_path / f"out-{number}"
-        before = visible(tmp_path)
+        out, before = tmp_path / f"out-{number}", visible(tmp_path)
         try:
             prepare(request_of(path, tokenizers), out, workers=1)
         except GrainSftError as error:

@@ -111,26 +111,21 @@ def user(**message: object) -> dict:
         ({"mesages": []}, ["key 'mesages'", "Did you mean 'messages'?"]),
         ({"messages": TURNS, "tools": [{"name": "f"}]}, ["key 'tools'", "--schema chat"]),
         ({"messages": None}, ["messages: null; expected a list"]),
-        ({"messages": {}}, ["messages: an object; expected a list"]),
         ({"messages": []}, ["messages: is empty"]),
         ({"messages": [*TURNS, "x"]}, ["messages[3]: a string ('x'); expected an object"]),
-        (messages([]), ["messages[1]: a list"]),
         (user(role="asistant"), ["messages[1].role: 'asistant'", "Did you mean 'assistant'?"]),
-        (user(role="User"), ["Did you mean 'user'?"]),
         (user(role="tool"), ["messages[1].role: 'tool'; expected one of system, user, assistant."]),
         (user(role=3), ["messages[1].role: the number 3"]),
         (messages({"content": "x"}), ["messages[1].role: is missing"]),
         (messages({"role": "user"}), ["messages[1].content: is missing"]),
         (user(content=None), ["messages[1].content: null; expected a string"]),
         (user(content=["x"]), ["messages[1].content: a list; expected a string"]),
-        (user(content=True), ["messages[1].content: true"]),
         (user(content=1.5), ["messages[1].content: the number 1.5"]),
         (messages({"role": "user", "contents": "x"}), ["messages[1]: key 'contents'", "Did you mean 'content'?"]),
         (user(name="n"), ["messages[1]: key 'name'; expected exactly"]),
         (user(content="x\0"), ["messages[1].content: character 1 is NUL"]),
         ([], ["the record is a list; expected a JSON object"]),
         ("text", ["the record is a string ('text')"]),
-        (None, ["the record is null"]),
     ],
 )
 def test_strict_messages_say_what_is_wrong_and_where(record, parts):
@@ -156,7 +151,6 @@ def test_chats_keep_further_keys_for_the_templates():
         (user(weight=-1), ["messages[1].weight: -1"]),
         (user(weight=float("nan")), ["messages[1].weight: nan"]),
         (user(weight=10**400), ["messages[1].weight: 1000"]),
-        (user(role="human"), ["messages[1].role: 'human'"]),
         (user(name=3), ["messages[1].name: the number 3"]),
         (user(extra=b"x"), ["messages[1].extra", "what JSON can hold"]),
         (user(extra={3: 1}), ["messages[1].extra: key 3; expected a string"]),
@@ -167,12 +161,10 @@ def test_chats_keep_further_keys_for_the_templates():
         ({"messages": TURNS, "tools": "f"}, ["tools: a string"]),
         ({"messages": TURNS, "items": TURNS}, ["'messages' and 'items'", "--schema"]),
         ({"texts": ["x"]}, ["keys are 'texts'", "expected 'messages', 'conversations' (ShareGPT)", "'text'?"]),
-        ({"prompt": "x"}, ["keys are 'prompt'"]),
         ({"prompt": 3, "completion": ""}, ["the record.prompt: the number 3"]),
         ({"prompt": [], "completion": ""}, ["prompt: is empty"]),
         ({"items": [{"role": "system", "content": "x"}]}, ["items[0].role: 'system'; expected one of user, assistant"]),
         ({"conversations": []}, ["conversations: is empty"]),
-        ({"conversations": "x"}, ["conversations: a string"]),
         ({"conversations": [3]}, ["conversations[0]: the number 3"]),
         (turn({"from": "human"}), ["conversations[0].value: is missing"]),
         (turn({"value": "x"}), ["conversations[0].from: is missing"]),
@@ -192,7 +184,6 @@ def test_chats_keep_further_keys_for_the_templates():
         ({"instruction": "u", "output": "a", "history": [["q", 3]]}, ["history[0].answer: the number 3"]),
         ({"instruction": "u", "output": "a", "histori": []}, ["Did you mean 'history'?"]),
         ({"text": 3}, ["the record.text: the number 3"]),
-        ({"text": None}, ["the record.text: null"]),
         ({"messages": [], "conversations": []}, ["has 'messages' and 'conversations', so its schema is not clear"]),
         ({"prompt": "u", "completion": "a", "instruction": "u", "output": "a"}, ["its schema is not clear"]),
     ],
@@ -246,7 +237,7 @@ def test_openchat_items_have_weights():
     assert parse_record({"items": record["items"]}, "openchat") == Conversation(expected)
 
 
-def test_what_the_assistant_says_in_a_prompt_has_weight_0():
+def test_an_assistant_s_message_in_a_prompt_has_weight_0():
     found = parse_record({"prompt": TURNS, "completion": [TURNS[2]]})
     assert [message.weight for message in found.messages] == [None, None, 0.0, None]
 
@@ -339,8 +330,6 @@ def test_every_schema_can_be_mapped():
         (b"{'a': 1}", ["column 2"]),
         (b'{"a": "\x01"}', ["column 8"]),
         (rb'{"a": "\x41"}', ["column 8"]),
-        (b'{"a": 1},', ["column 9"]),
-        (b"// chats", ["column 1"]),
         (b'{"a": "\xc0\xaf"}', ["byte 7", "UTF-8"]),
         (b'{"a": "\\udc00\\ud800"}', ["half of a surrogate pair"]),
         (b'{"a": 1, "b": {"c": 1, "c": 1}}', ["key 'c' occurs twice"]),

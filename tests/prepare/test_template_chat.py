@@ -5,14 +5,13 @@ from __future__ import annotations
 import functools
 import itertools
 import json
-import pickle
 import random
 
 import numpy as np
 import pytest
 from chat_styles import BY_NAME, CHATML, STYLES
 from template_rules import render_one
-from tokenizer_makers import DATA, FILES, ODD_TEXTS, byte_level_json, save_huggingface, save_sentencepiece
+from tokenizer_makers import ODD_TEXTS, byte_level_json, save_huggingface, save_sentencepiece
 
 from grain_sft.errors import PrepareError, RecordError
 from grain_sft.prepare import TEMPLATES, TemplateOptions, load_tokenizer, parse_record, render
@@ -276,17 +275,6 @@ def test_no_character_of_a_prompt_moves_the_loss(loaded, odd):
     assert said_in(tokenizer, result) == f"x<|im_end|><think>\nso {odd}\n</think>\n\ny<|im_end|>"
 
 
-@pytest.mark.parametrize("extra", [{"name": "n"}, {"reasoning_content": "why"}], ids=["name", "reasoning"])
-def test_a_private_use_character_of_a_prompt_does_not_give_the_prompt_loss(loaded, extra):
-    """In version 0.1.0 all of such a chat took loss: the text of the user was the marker of the assistant's second field."""
-    messages = turns("one \ue0001\ue001", "x")
-    messages[1] |= extra
-    tokenizer = loaded(BY_NAME["chatml"])
-    result = rendered(tokenizer, messages)
-    assert result.tokens.tolist() == expected_ids(tokenizer, messages)
-    assert said_in(tokenizer, result) == "x<|im_end|>"
-
-
 def test_thoughts_without_a_tag_take_loss_from_where_they_begin(loaded):
     """Also where the prompt has the tag that other templates write."""
     template = """{% for m in messages %}<|im_start|>{{ m.role }}{% if loop.last %}
@@ -378,23 +366,3 @@ def test_a_message_of_200_000_characters(loaded, name):
     result = rendered(tokenizer, turns(text, text))
     assert result.tokens.tolist() == expected_ids(tokenizer, turns(text, text))
     assert said_in(tokenizer, result).strip().removesuffix(BY_NAME[name].ends[1].strip()).strip() == text
-
-
-def test_a_pickled_tokenizer_renders_the_same(loaded):
-    tokenizer = loaded(BY_NAME["qwen"])
-    one, other = (rendered(each, TOOL_CHAT) for each in (tokenizer, pickle.loads(pickle.dumps(tokenizer))))
-    assert one.tokens.tolist() == other.tokens.tolist() and one.loss.tolist() == other.loss.tolist()
-
-
-@pytest.mark.skipif(not DATA.exists(), reason="the shared data are not here")
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-@pytest.mark.parametrize("name", ["built_in_olmo", "llama2", "gemma", "qwen"])
-def test_real_chats(loaded, path, name):
-    style = BY_NAME[name]
-    tokenizer = loaded(style)
-    for line in path.read_bytes().splitlines()[:100]:
-        messages = json.loads(line)["messages"]
-        result = rendered(tokenizer, messages)
-        assert result.tokens.tolist() == expected_ids(tokenizer, messages)
-        said = "".join(style.seen(each["content"]) for each in messages if each["role"] == "assistant") + style.ends[1]
-        assert squeezed(said_in(tokenizer, result)) == squeezed(said)

@@ -7,7 +7,7 @@ import re
 
 import numpy as np
 import pytest
-from template_rules import EOT, TAGS, render_one, spelled
+from template_rules import EOT, TAGS, render_one, spelled, whole_openchat
 from tokenizer_makers import (
     ODD_TEXTS,
     PRIMER_TOKENS,
@@ -166,24 +166,16 @@ def test_primer_gives_no_loss_to_a_message_of_weight_0(tokenizer):
 # openchat.
 
 
-def by_the_formula(tokenizer, record, *, seq_level_weight=False, condition=None):
-    """Tokens and weights as the specification writes them, one list after the other."""
-    eot = [tokenizer.token_id(EOT)]
+def by_the_rules(tokenizer, record):
+    """Tokens and weights of the texts and end-of-turn tokens that the specification lists, each encoded by itself."""
     tokens = list(tokenizer.empty_ids)
     weights = [0.0] * len(tokens)
-    if record.get("system"):
-        system = tokenizer.encode([record["system"]])[0]
-        tokens += system + eot
-        weights += [0.0] * len(system) + [0.0]
-    for item in record["items"]:
-        prefix = f"{record.get('condition') or condition or ''} {item['role'].title()}:".strip()
-        role, text = tokenizer.encode([prefix, item["content"]])
-        weight = item.get("weight", 1.0 if item["role"] == "assistant" else 0.0)
-        if seq_level_weight:
-            weight /= len(text) + len(eot)
-        tokens += role + text + eot
-        weights += [0.0] * len(role) + [weight] * (len(text) + 1)
-    return tokens, np.array(weights, np.float32).tolist()
+    for text, weight in whole_openchat(record):
+        for part in re.split(f"({re.escape(EOT)})", text):
+            ids = [tokenizer.token_id(EOT)] if part == EOT else tokenizer.encode([part])[0]
+            tokens += ids
+            weights += [float(weight)] * len(ids)
+    return tokens, weights
 
 
 ITEMS = [
@@ -201,19 +193,16 @@ RECORDS = [
 ]
 
 
-@pytest.mark.parametrize("options", [{}, {"seq_level_weight": True}, {"condition": "Code"}])
-def test_openchat_s_tokens_and_weights_follow_the_formula(tokenizer, options):
-    for record in RECORDS:
-        rendered = render_one(tokenizer, "openchat", record, special_text="encode", **options)
-        tokens, weights = by_the_formula(tokenizer, record, **options)
-        assert (rendered.tokens.tolist(), rendered.loss.tolist()) == (tokens, weights)
+@pytest.mark.parametrize("condition", [None, "Code"])
+def test_openchat_s_tokens_and_weights_follow_the_specification(tokenizer, condition):
+    for record in [*RECORDS, chat(("system", "be kind"), ("user", "a"))]:
+        rendered = render_one(tokenizer, "openchat", record, special_text="encode", condition=condition)
+        record = record | {"condition": record.get("condition") or condition}
+        if "messages" in record:
+            system, *items = record["messages"]
+            record |= {"system": system["content"], "items": items}
+        assert (rendered.tokens.tolist(), rendered.loss.tolist()) == by_the_rules(tokenizer, record)
         assert rendered.loss.dtype == np.float32
-
-
-def test_openchat_takes_a_first_system_message_as_the_system_text(tokenizer):
-    result = render_one(tokenizer, "openchat", chat(("system", "be kind"), ("user", "a")))
-    items = [{"role": "user", "content": "a"}]
-    assert result.tokens.tolist() == by_the_formula(tokenizer, {"system": "be kind", "items": items})[0]
 
 
 # episode, episode_tool.
