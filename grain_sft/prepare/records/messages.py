@@ -11,7 +11,6 @@ from grain_sft.errors import RecordError
 from grain_sft.prepare.records.strict_json import check_json, check_text, found, kind, shown, suggestion
 
 Record = dict[str, Any]
-
 Roles = tuple[str, ...]
 
 _MESSAGE_KEYS = frozenset(
@@ -21,15 +20,12 @@ _MESSAGE_KEYS = frozenset(
     )
 )
 _CALLS = ("tool_calls", "function_calls")
-_CALL_TYPES: Mapping[str, tuple[type, ...]] = {
-    "tool_calls": (list, NoneType),
-    "function_calls": (list, str, NoneType),
-    "functions": (list, str, NoneType),
+_TYPES: Mapping[str, tuple[str, tuple[type, ...]]] = {
+    **dict.fromkeys(("name", "context", "think", "cite", "tool_call_id"), ("a string", (str,))),
+    "tool_calls": ("a list", (list, NoneType)),
+    **dict.fromkeys(("function_calls", "functions"), ("a list", (list, str, NoneType))),  # text in OLMo's data
 }
-"""Types of values that a chat template writes out unchanged; OLMo's data have them as text."""
-_TEXT_KEYS = ("name", "context", "think", "cite", "tool_call_id")
 _MAX_WEIGHT = 1e30  # what a float32 holds, with room
-
 
 DOCUMENT = "document"
 """Role of a plain document, its record's only message."""
@@ -97,12 +93,9 @@ def _message(entry: Record, where: str, roles: Roles) -> Message:
     check_keys(entry, _MESSAGE_KEYS, where)
     extra = {key: value for key, value in entry.items() if key not in ("role", "content", "weight")}
     check_json(extra, where)
-    for key in _TEXT_KEYS:
-        if not isinstance(extra.get(key, ""), str):
-            raise RecordError(f"{where}.{key}: {kind(extra[key])}; expected a string.")
-    for key, kinds in _CALL_TYPES.items():
-        if not isinstance(extra.get(key), kinds):
-            raise RecordError(f"{where}.{key}: {kind(extra[key])}; expected a list.")
+    for key, (expected, kinds) in _TYPES.items():
+        if key in extra and not isinstance(extra[key], kinds):
+            raise RecordError(f"{where}.{key}: {kind(extra[key])}; expected {expected}.")
     text = _content(entry, role, where, extra)
     return Message(role, text, weight_of(entry, where), extra or None)
 

@@ -72,22 +72,18 @@ def parse_record(record: object, schema: str = "auto", *, messages: str = "chat"
     """
     if not isinstance(record, dict):
         raise RecordError(f"the record is {kind(record)}; expected a JSON object.")
-    if schema == "auto":
-        name = _detect(record)
-        return _parse(messages if name == "chat" else name, record)
     name, keys = check_schema(schema)
-    if not keys:
-        return _parse(name, record)
+    if name == "auto":
+        name = _detect(record)
+        name = messages if name == "chat" else name
     try:
-        return _parse(name, renamed(record, keys))
+        read = renamed(record, keys) if keys else record
+        check_keys(read, SCHEMAS[name].known, "the record")
+        return SCHEMAS[name].parse(read)
     except RecordError as error:
+        if not keys:
+            raise
         raise RecordError(f"{error} (--schema {schema}: the record's keys are {_keys(record)}.)") from error
-
-
-def _parse(name: str, record: Record) -> Conversation:
-    schema = SCHEMAS[name]
-    check_keys(record, schema.known, "the record")
-    return schema.parse(record)
 
 
 def read_record(raw: object, schema: str = "auto", *, messages: str = "chat") -> Conversation:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import bisect
 from collections.abc import Sequence
 from typing import Any
 
@@ -50,8 +51,8 @@ class Encoder(abc.ABC):
 
     def _difference(self, controls: list[Control], expected: Expected, text: str) -> UnexpectedControlError | None:
         """Return the error of a chat with unexpected control tokens, or None."""
-        ids, spans = [number for number, _, _ in controls], [(start, stop) for _, start, stop in controls]
-        if ids == expected.ids and expected.spans in (None, spans):
+        spans = [(start, stop) for _, start, stop in controls]
+        if [number for number, _, _ in controls] == expected.ids and expected.spans in (None, spans):
             return None
         if expected.spans is None:
             surplus = [entry for entry in controls if entry[0] not in expected.ids] or controls
@@ -87,16 +88,16 @@ class WholeChats(Encoder):
 
     def _plain(self, text: str, spans: Spans, controls: list[int], places: Spans) -> Rendered:
         """Encode the chat with the renamed tokenizer, whose spellings only the template's own control tokens have."""
-        parts, stop = [], 0
-        moves = [(0, 0)]  # character of the chat, and the lead of the renamed chat from there
+        parts, stop, lead = [], 0, 0
+        ends, leads = [0], [0]  # characters of the chat, and how much later the renamed chat has the text from there on
         renamed_places = []
         for number, (first, last) in zip(controls, places, strict=True):
             name = renamed(self._spellings[number])
-            start = first + moves[-1][1]
             parts += [text[stop:first], name]
-            moves.append((last, start + len(name) - last))
-            renamed_places.append((start, start + len(name)))
-            stop = last
+            renamed_places.append((first + lead, first + lead + len(name)))
+            lead, stop = first + lead + len(name) - last, last
+            ends.append(last)
+            leads.append(lead)
         changed = "".join([*parts, text[stop:]])
         try:
             encoded = self._tokenizer.plain.encode(changed, add_special_tokens=False)
@@ -107,8 +108,8 @@ class WholeChats(Encoder):
         if difference := self._difference(self._controls(encoded, ids, changed), expected, changed):
             raise difference
 
-        def moved(character: int) -> int:
-            return character + next(lead for start, lead in reversed(moves) if start <= character)
+        def moved(place: int) -> int:
+            return place + leads[bisect.bisect(ends, place) - 1]
 
         return Rendered(ids, _mask(encoded, [(moved(start), moved(stop)) for start, stop in spans]))
 

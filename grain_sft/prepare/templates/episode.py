@@ -22,11 +22,7 @@ EOT = "<myPT_eot>"
 _BLOCKS = (
     *("system", "user", "assistant", "user_context", "assistant_context", "toolcall", "toolresult", "think", "cite"),
 )
-_TAGS = (*(tag for block in _BLOCKS for tag in (f"<myPT_{block}>", f"</myPT_{block}>")), EOT)
-
-
-class _Tag(str):
-    """A tag that this template writes; a plain str is never one, whatever it spells."""
+_TAGS = {EOT, *(f"<{slash}myPT_{block}>" for block in _BLOCKS for slash in ("", "/"))}
 
 
 class Episode(PiecesTemplate):
@@ -43,12 +39,10 @@ class Episode(PiecesTemplate):
 
     def __init__(self, tokenizer: Tokenizer, options: TemplateOptions) -> None:
         super().__init__(tokenizer, options)
-        numbers = {tag: tokenizer.token_id(tag) for tag in _TAGS}
-        self._tags: Mapping[str, str | list[int]] = {
-            tag: tag if number is None else [number] for tag, number in numbers.items()
-        }
-        spelled = tuple(tag for tag, number in numbers.items() if number is None)
-        self.special = SpecialText((*spelled, *(self.special.spellings if self.special else ())))
+        known = tokenizer.special_tokens
+        self._tags: Mapping[str, str | list[int]] = {tag: [known[tag]] if tag in known else tag for tag in _TAGS}
+        self.special = SpecialText((*(_TAGS - known.keys()), *(self.special.spellings if self.special else ())))
+        self._end: list[Piece] = [(self.line_break, 0.0)] if self.line_break else []
 
     def pieces(self, conversation: Conversation) -> list[Piece]:
         pieces: list[Piece] = []
@@ -56,36 +50,38 @@ class Episode(PiecesTemplate):
         if system is None and conversation.messages[0].role != "system":
             system = self.chosen.system_prompt
         if system:
-            pieces += self._block("system", [system])
+            pieces += self._block("system", [(system, 0.0)])
         for index, (message, loss) in enumerate(zip(conversation.messages, self.losses(conversation), strict=True)):
             if message.role == "assistant_toolcall" and "name" in (message.extra or {})["arguments"]:
                 raise RecordError(f"messages[{index}].arguments: has the key 'name', the place of the tool's name.")
-            pieces += self._turn(message, loss)
-        return [*pieces, (self._tags[EOT], 1.0), *self._end()]
+            pieces += self._turn(message, float(loss))
+        return [*pieces, (self._tags[EOT], 1.0), *self._end]
 
-    def _turn(self, message: Message, loss: bool) -> list[Piece]:
-        extra = message.extra or {}
-        if message.role in ("user", "system"):
-            return self._block(message.role, [*_inner("user_context", extra.get("context")), message.content])
-        if message.role == "assistant_context":
-            return self._block("assistant_context", [message.content])
-        if message.role == "toolresult":
-            return self._block("toolresult", [_result(message, extra)])
-        thought = _inner("think", extra.get("think"))
-        if message.role == "assistant":
-            return self._block("assistant", [*thought, message.content, *_inner("cite", extra.get("cite"))], loss)
-        call = json.dumps({"name": extra["name"], **extra["arguments"]}, ensure_ascii=False)
-        return self._block("assistant", [*thought, *_inner("toolcall", call)], loss)
+    def _turn(self, message: Message, loss: float) -> list[Piece]:
+        extra, block = message.extra or {}, message.role
+        inner: list[Piece] = [(message.content, loss)]
+        if block in ("user", "system"):
+            inner = [*self._inner("user_context", extra.get("context")), *inner]
+        elif block == "toolresult":
+            inner = [(_result(message, extra), loss)]
+        elif block in self.learned:
+            if block == "assistant":
+                inner += self._inner("cite", extra.get("cite"), loss)
+            else:
+                call = json.dumps({"name": extra["name"], **extra["arguments"]}, ensure_ascii=False)
+                inner, block = self._inner("toolcall", call, loss), "assistant"
+            inner = [*self._inner("think", extra.get("think"), loss), *inner]
+        return self._block(block, inner, loss)
 
-    def _block(self, block: str, inner: Sequence[str], loss: bool = False) -> list[Piece]:
-        """Return an opening tag, texts and tags, and the closing tag."""
-        weight = float(loss)
-        tags = self._tags
-        texts: list[Piece] = [(tags[part] if type(part) is _Tag else part, weight) for part in inner]
-        return [(tags[f"<myPT_{block}>"], 0.0), *texts, (tags[f"</myPT_{block}>"], weight), *self._end()]
+    def _inner(self, block: str, text: str | None, loss: float = 0.0) -> list[Piece]:
+        """Return a text between its tags; nothing where there is none."""
+        if not text:
+            return []
+        return [(self._tags[f"<myPT_{block}>"], loss), (text, loss), (self._tags[f"</myPT_{block}>"], loss)]
 
-    def _end(self) -> list[Piece]:
-        return [(self.line_break, 0.0)] if self.line_break else []
+    def _block(self, block: str, inner: Sequence[Piece], loss: float = 0.0) -> list[Piece]:
+        """Return an opening tag, the pieces inside, and the closing tag, which takes loss as they do."""
+        return [(self._tags[f"<myPT_{block}>"], 0.0), *inner, (self._tags[f"</myPT_{block}>"], loss), *self._end]
 
 
 class EpisodeTool(Episode):
@@ -95,10 +91,6 @@ class EpisodeTool(Episode):
     roles = (*Episode.roles, "assistant_toolcall", "toolresult")
     tool_calls = True
     line_break = "\n"
-
-
-def _inner(block: str, text: str | None) -> list[str]:
-    return [_Tag(f"<myPT_{block}>"), text, _Tag(f"</myPT_{block}>")] if text else []
 
 
 def _result(message: Message, extra: Mapping[str, Any]) -> str:

@@ -102,14 +102,12 @@ class Template(abc.ABC):
     def check(self, conversation: Conversation) -> None:
         """Refuse a role that the template does not render, two system texts, and text that spells a special token."""
         first = conversation.messages[0].role
-        if first == DOCUMENT and DOCUMENT not in self.roles:
-            raise RecordError(
-                f"the record is a plain document; template {self.name} renders conversations. Give --template text."
-            )
-        if first != DOCUMENT and DOCUMENT in self.roles:
-            raise RecordError(
-                f"the record is a conversation; template {self.name} renders plain documents. Give --template hf."
-            )
+        if (first == DOCUMENT) != (DOCUMENT in self.roles):
+            found, expected, other = "a plain document", "conversations", "text"
+            if first != DOCUMENT:
+                found, expected, other = "a conversation", "plain documents", "hf"
+            fix = f"Give --template {other}."
+            raise RecordError(f"the record is {found}; template {self.name} renders {expected}. {fix}")
         for index, message in enumerate(conversation.messages):
             if message.role not in self.roles:
                 roles = ", ".join(self.roles)

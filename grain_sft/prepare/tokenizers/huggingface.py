@@ -12,10 +12,8 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from grain_sft.errors import CorpusError, MissingExtraError
-from grain_sft.prepare.tokenizers.tokenizer import CHAT_TEMPLATE, MARKER, Offsets, Tokenizer
+from grain_sft.prepare.tokenizers.tokenizer import CHAT_TEMPLATE, MARKER, Tokenizer
 
 _ADVICE = "TRANSFORMERS_NO_ADVISORY_WARNINGS"
 _EOS = ("<|endoftext|>", "</s>", "<eos>", "<|end_of_text|>", "<|im_end|>")
@@ -126,10 +124,6 @@ class HuggingFaceTokenizer(Tokenizer):
 
     def decode(self, ids: Sequence[int]) -> str:
         return str(self.exact.decode([int(number) for number in ids], skip_special_tokens=False))
-
-    def token_spans(self, text: str, ids: Sequence[int]) -> tuple[Offsets, Offsets]:
-        starts, stops = np.array(self.plain.encode(text, add_special_tokens=False).offsets, np.int64).reshape(-1, 2).T
-        return starts, stops
 
     def token_text(self, number: int) -> str | None:
         by_byte, byte_fallback, metaspace, added = self._spelling

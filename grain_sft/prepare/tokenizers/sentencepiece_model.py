@@ -76,11 +76,8 @@ class SentencePieceTokenizer(OneFileTokenizer):
     @functools.cached_property
     def _piece_bytes(self) -> Offsets:
         """int64 [vocab_size], number of UTF-8 bytes of each piece in normalized text."""
-        processor = self._processor
-        pieces = range(self.vocab_size)
-        return np.array(
-            [1 if processor.is_byte(i) else len(processor.id_to_piece(i).encode()) for i in pieces], np.int64
-        )
+        pieces = [self._processor.id_to_piece(number).encode() for number in range(self.vocab_size)]
+        return np.array([1 if self._processor.is_byte(i) else len(text) for i, text in enumerate(pieces)], np.int64)
 
     def decode(self, ids: Sequence[int]) -> str:
         parts: list[str] = []

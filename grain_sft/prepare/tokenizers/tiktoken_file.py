@@ -83,7 +83,7 @@ class TiktokenTokenizer(OneFileTokenizer):
         return found
 
     def token_spans(self, text: str, ids: Sequence[int]) -> tuple[Offsets, Offsets]:
-        return character_spans(text, self._lengths[np.asarray(ids, np.int64)])
+        return character_spans(text, np.array([len(self._tokens[number]) for number in ids], np.int64))
 
     def token_text(self, number: int) -> str | None:
         data = self._tokens.get(number)
@@ -106,14 +106,6 @@ class TiktokenTokenizer(OneFileTokenizer):
             return tiktoken.Encoding(name=self.sha256, pat_str=pattern, mergeable_ranks=ranks, special_tokens=special)
         except Exception as error:  # of its regular expressions, and of ranks that are not whole
             raise CorpusError(f"{self._where}: tiktoken can't load this tokenizer ({error}).") from error
-
-    @functools.cached_property
-    def _lengths(self) -> Offsets:
-        """int64 [vocab_size], bytes of each token."""
-        lengths = np.zeros(self.vocab_size, np.int64)
-        for token, rank in self._ranks.items():
-            lengths[rank] = len(token)
-        return lengths
 
     def _settings(self, sidecar: bytes | None) -> Settings:
         where, keys = f"{self._where}.json", ", ".join(Settings.__struct_fields__)

@@ -78,10 +78,6 @@ class Tokenizer(abc.ABC):
         Bytes that are not UTF-8 are lone surrogates ("surrogateescape"). None for an id outside the vocabulary.
         """
 
-    @abc.abstractmethod
-    def token_spans(self, text: str, ids: Sequence[int]) -> tuple[Offsets, Offsets]:
-        """Return the first character of each of a text's tokens, and the one after its last: int64 [ids] each."""
-
     def files(self) -> dict[str, bytes]:
         """Return name and content of each file that the tokenizer is loaded from."""
         return dict(self._contents)
@@ -98,6 +94,10 @@ class Tokenizer(abc.ABC):
 
 class OneFileTokenizer(Tokenizer):
     """A tokenizer of one file, perhaps with a `chat_template.jinja` beside it, in which no text becomes a control token."""
+
+    @abc.abstractmethod
+    def token_spans(self, text: str, ids: Sequence[int]) -> tuple[Offsets, Offsets]:
+        """Return the first character of each of a text's tokens, and the one after its last: int64 [ids] each."""
 
     def _set_special(self, special_tokens: Mapping[str, int], named: Mapping[str, tuple[str, int]]) -> None:
         """Set what follows from the special tokens, and from spelling and id of those named "bos", "eos" and "pad"."""
