@@ -14,16 +14,9 @@ from grain_sft.errors import CorpusError
 from grain_sft.registry import Registry
 
 __all__ = [
-    "FORMATS",
-    "CorpusMetadata",
-    "DirectoryListing",
-    "Format",
-    "ReadOptions",
-    "Split",
-    "TokenFile",
-    "formats",
+    "FORMATS", "CorpusMetadata", "DirectoryListing", "Format", "ReadOptions", "Split", "TokenFile", "formats",
     "scan_corpus",
-]
+]  # fmt: skip
 
 
 class Format:

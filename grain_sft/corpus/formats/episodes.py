@@ -1,7 +1,7 @@
 """Format episodes: the episode-indexed dataset of `prepare_chat_sft.py` and `prepare_tool_sft.py`.
 
-`train/` and `val/` hold these files, or folders `shard_*/` of them: `tokens.bin` (uint16 or uint32), `mask.bin` (uint8)
-or `mask_weighted.bin` (float32), and `episodes.idx` (uint64 pairs of start and length). `segment_ids.bin` is ignored.
+`train/` and `val/`, or folders `shard_*/` in them, hold `tokens.bin` (uint16 or uint32), `mask.bin` (uint8) or
+`mask_weighted.bin` (float32), and `episodes.idx` (uint64 pairs of start and length). `segment_ids.bin` is ignored.
 """
 
 from __future__ import annotations

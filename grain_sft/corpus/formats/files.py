@@ -11,7 +11,7 @@ import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from grain_sft.corpus.boundaries import BOUNDARY_KINDS
 from grain_sft.corpus.corpus import Corpus
@@ -50,22 +50,22 @@ class Files(Format):
         return path
 
     def read(self, found: str, options: ReadOptions, listing: DirectoryListing) -> Corpus:
-        return corpus_of_files([(path, "") for path in _expand(found, formats())], options, listing)
+        return corpus_of_files([(path, "") for path in _expand(found)], options, listing)
 
     def read_list(self, paths: Sequence[str], options: ReadOptions, listing: DirectoryListing) -> Corpus:
         if not paths:
             raise CorpusError("an empty list of files: a corpus has at least one.")
-        forms = formats()
+        known = FileFormats(listing)
         found: list[str] = []
         for path in paths:
-            if path.endswith(LIST_SUFFIXES) and os.path.isfile(path) and not _is_metadata(path, forms):
+            if path.endswith(LIST_SUFFIXES) and os.path.isfile(path) and not known.is_metadata(path):
                 raise CorpusError(f"{path}: a mix or an index, in a list of files. Open it by itself.")
             split: Sequence[str] = ()
             if not is_glob(path) and not path.endswith(TOKEN_SUFFIXES):  # a corpus gives its training split
-                for form in forms:
+                for form in known.formats:
                     home = None if form.any_path or split else form.detect(files.absolute(path), listing)
                     split = split if home is None else form.split(home, listing).files
-            found += split or _expand(path, forms)
+            found += split or _expand(path)
         return corpus_of_files([(path, "") for path in found], options, listing)
 
     def owner(self, path: str, listing: DirectoryListing) -> str | None:
@@ -80,29 +80,54 @@ class Files(Format):
         return TokenFile(path, boundaries=boundaries_of(path, listing), continues=False)
 
 
-class _Listed(NamedTuple):
-    """A token file of the list, and its split."""
+class FileFormats:
+    """The formats of files that are named one by one, by their names and by the files next to them."""
 
-    part: TokenFile
-    split: Split
+    def __init__(self, listing: DirectoryListing) -> None:
+        self.formats, self._listing = formats(), listing
+
+    def is_metadata(self, path: str) -> bool:
+        """Return whether the file holds metadata, by its name."""
+        patterns = [form.metadata_files for form in self.formats if form.metadata_files]
+        return any(re.fullmatch(pattern, files.name_of(path)) for pattern in patterns)
+
+    def owner(self, path: str) -> tuple[Format, str]:
+        """Return the format of a file, and its token file: `path` itself, or the one whose sidecar it is."""
+        owners = ((form, form.owner(path, self._listing)) for form in self.formats)
+        return next((form, owner) for form, owner in owners if owner is not None)
+
+    def find_loss(self, path: str) -> TokenFile:
+        """Return the token file `path` with the loss file that its name implies, if that exists."""
+        form, owner = self.owner(path)
+        if owner != path or form.any_path:  # raw tokens have no loss file; listing their folder would take requests
+            return TokenFile(path)
+        return form.part(path, self._listing)
+
+    def followed(self, path: str) -> str:
+        """Return the target of the link `path` if only the target has sidecars, else `path`."""
+        target = path if files.is_remote(path) or not os.path.islink(path) else os.path.realpath(path)
+        return target if target != path and self._has_sidecars(target) and not self._has_sidecars(path) else path
+
+    def _has_sidecars(self, path: str) -> bool:
+        form, owner = self.owner(path)
+        part = form.part(path, self._listing) if owner == path else TokenFile(path)
+        return bool(part.loss or part.boundaries)
 
 
 def corpus_of_files(sources: Sequence[tuple[str, str]], options: ReadOptions, listing: DirectoryListing) -> Corpus:
     """Return the corpus of `sources`, (path or URL, label) of each token file, in order; sidecars may be among them."""
-    forms = formats()
+    known = FileFormats(listing)
     labels = [(files.absolute(path), label) for path, label in sources]
     options.check_paths([path for path, _ in labels])  # before any file is opened
     folders = dict.fromkeys(files.parent(path) for path, _ in labels if files.is_remote(path))
     if len(folders) > 1:
         in_threads(listing.names, folders)  # one request per folder
-    listed: list[_Listed] = []
+    parts: list[TokenFile] = []
+    split_of_part: list[Split] = []
     sidecars: dict[str, str] = {}
     splits: dict[tuple[Format, str], Split] = {}
-    for path, label in labels:
-        if _is_metadata(path, forms):
-            continue
-        path = _followed(path, forms, listing)
-        form, owner = _owner(path, forms, listing)
+    for path, label in ((known.followed(path), label) for path, label in labels if not known.is_metadata(path)):
+        form, owner = known.owner(path)
         if owner != path:
             sidecars[path] = owner
             continue
@@ -110,28 +135,20 @@ def corpus_of_files(sources: Sequence[tuple[str, str]], options: ReadOptions, li
         if key not in splits:
             splits[key] = form.split(key[1], listing)
         part = form.part(path, listing)
-        continues = _continues(part, splits[key], listed[-1].part.tokens if listed else "")
-        listed.append(_Listed(part._replace(label=label, continues=continues), splits[key]))
-    parts = [part for part, _ in listed]
+        continues = _continues(part, splits[key], parts[-1].tokens if parts else "")
+        parts.append(part._replace(label=label, continues=continues))
+        split_of_part.append(splits[key])
     tokens = {part.tokens for part in parts}
     for path, owner in sidecars.items():
         if owner not in tokens:
             raise CorpusError(
                 f"{path}: belongs to the token file {owner}, which is not among the files. Name both, or neither."
             )
-    if not listed:
+    if not parts:
         raise CorpusError(f"{labels[0][0]}: holds no tokens, and no other file is named. Name the token files.")
     for form in dict.fromkeys(form for form, _ in splits):
         form.check_parts(parts, options, listing)
-    return scan_corpus(_joined(listed, options), parts, options)
-
-
-def find_loss(path: str, listing: DirectoryListing) -> TokenFile:
-    """Return the token file `path` with the loss file that its name implies, if that exists."""
-    form, owner = _owner(path, formats(), listing)
-    if owner != path or form.any_path:  # raw tokens have no loss file; listing their folder would take requests
-        return TokenFile(path)
-    return form.part(path, listing)
+    return scan_corpus(_joined(parts, split_of_part, options), parts, options)
 
 
 def boundaries_of(path: str, listing: DirectoryListing) -> str:
@@ -145,7 +162,7 @@ def is_glob(path: str) -> bool:
     return glob.has_magic(path) and (files.is_remote(path) or not os.path.exists(path))
 
 
-def _expand(path: str, forms: Sequence[Format]) -> list[str]:
+def _expand(path: str) -> list[str]:
     """Return the files of one path, glob or folder, sorted."""
     if is_glob(path):
         found = files.glob(path)
@@ -162,33 +179,9 @@ def _expand(path: str, forms: Sequence[Format]) -> list[str]:
         return [path]
     if not found:
         raise CorpusFileError(f"{path}: holds no .npy file. Give a glob, if its token files have another suffix.")
-    for form in forms:
+    for form in formats():
         found = form.training_files(found)
     return found
-
-
-def _is_metadata(path: str, forms: Sequence[Format]) -> bool:
-    name = files.name_of(path)
-    return any(form.metadata_files and re.fullmatch(form.metadata_files, name) for form in forms)
-
-
-def _owner(path: str, forms: Sequence[Format], listing: DirectoryListing) -> tuple[Format, str]:
-    """Return the format of the file `path`, and its token file: `path` itself, or the one whose sidecar it is."""
-    return next((form, owner) for form in forms if (owner := form.owner(path, listing)) is not None)
-
-
-def _followed(path: str, forms: Sequence[Format], listing: DirectoryListing) -> str:
-    """Return the target of the link `path` if only the target has sidecars, else `path`."""
-
-    def has_sidecars(path: str) -> bool:
-        form, owner = _owner(path, forms, listing)
-        part = form.part(path, listing) if owner == path else TokenFile(path)
-        return bool(part.loss or part.boundaries)
-
-    if files.is_remote(path) or not os.path.islink(path):
-        return path
-    target = os.path.realpath(path)
-    return target if has_sidecars(target) and not has_sidecars(path) else path
 
 
 def _continues(part: TokenFile, split: Split, before: str) -> bool | None:
@@ -206,16 +199,15 @@ def _continues(part: TokenFile, split: Split, before: str) -> bool | None:
     return None if split.continued is None else part.tokens in split.continued
 
 
-def _joined(listed: Sequence[_Listed], options: ReadOptions) -> Split:
-    """Return one split of all files, with the metadata that their splits share."""
-    splits: dict[int, _Listed] = {}
-    for each in listed:
-        splits.setdefault(id(each.split), each)
-    if len(splits) == 1:
-        split = listed[0].split
-        whole = split.files == tuple(part.tokens for part, _ in listed)
-        return split if whole else dataclasses.replace(split, sources="")  # `sources` has documents of absent files
-    stated = {part.tokens: {**vars(split.metadata), "dtype": split.dtype} for part, split in splits.values()}
+def _joined(parts: Sequence[TokenFile], splits: Sequence[Split], options: ReadOptions) -> Split:
+    """Return one split of `parts`, with the metadata that `splits`, the split of each, share."""
+    firsts: dict[int, tuple[str, Split]] = {}
+    for part, split in zip(parts, splits, strict=True):
+        firsts.setdefault(id(split), (part.tokens, split))
+    if len(firsts) == 1:
+        whole = splits[0].files == tuple(part.tokens for part in parts)
+        return splits[0] if whole else dataclasses.replace(splits[0], sources="")  # it has documents of absent files
+    stated = {path: {**vars(split.metadata), "dtype": split.dtype} for path, split in firsts.values()}
 
     def agreed(name: str) -> Any:
         """Return the value that all splits share, None if a split lacks it; refuse different values."""
@@ -230,7 +222,7 @@ def _joined(listed: Sequence[_Listed], options: ReadOptions) -> Split:
         return known[0][0] if len(values) == 1 and known else None
 
     names = {values["tokenizer"] for values in stated.values()}
-    dtypes = {tuple(split.dtypes) for _, split in splits.values()}
+    dtypes = {tuple(split.dtypes) for split in splits}
     metadata = CorpusMetadata(
         eos_token_id=None if options.eos_token_id is not None else agreed("eos_token_id"),
         pad_token_id=agreed("pad_token_id"),

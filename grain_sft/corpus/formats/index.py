@@ -10,7 +10,7 @@ import msgspec
 
 from grain_sft.corpus.corpus import Corpus
 from grain_sft.corpus.formats import Format
-from grain_sft.corpus.formats.files import corpus_of_files, find_loss
+from grain_sft.corpus.formats.files import FileFormats, corpus_of_files
 from grain_sft.corpus.formats.metadata import CorpusMetadata, DirectoryListing, Json
 from grain_sft.corpus.formats.mix import head_of
 from grain_sft.corpus.formats.scanning import ReadOptions, TokenFile, check_loss, check_masks, corpus_of, in_threads
@@ -167,7 +167,7 @@ def _choose_loss(
         check_masks(tokens, options.masks)
         parts = [TokenFile(*files) for files in zip(tokens, options.masks, strict=True)]
     else:
-        parts = [] if corpus.has_loss else [find_loss(each, listing) for each in tokens]
+        parts = [] if corpus.has_loss else list(map(FileFormats(listing).find_loss, tokens))
         missing = [part for part in parts if part.loss]
         if not missing:
             return corpus

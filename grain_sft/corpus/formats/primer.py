@@ -1,7 +1,5 @@
-"""Format primer: the SFT token cache of niels_gpt.
-
-`{train,val}_input_ids.bin` (uint16), `{train,val}_labels.bin` (int32, -100 where no loss is taken), `{train,val}_idx.npy`
-(int64 starts), `meta.json`; in `{train,val}/` links to them.
+"""Format primer: the SFT token cache of niels_gpt: `{train,val}_input_ids.bin` (uint16), `{train,val}_labels.bin` (int32,
+-100 where no loss is taken), `{train,val}_idx.npy` (int64 starts), `meta.json`; in `{train,val}/` links to them.
 """
 
 from __future__ import annotations
