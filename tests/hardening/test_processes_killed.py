@@ -5,6 +5,7 @@ GRAIN_SFT_KILLS=30 pytest -n0 tests/hardening/test_processes_killed.py
 
 from __future__ import annotations
 
+import itertools
 import multiprocessing
 import os
 import random
@@ -57,25 +58,21 @@ def workers_of(before):
 
 def test_a_killed_worker_is_an_error_and_then_its_step_is_made(pipeline):
     """Workers are killed at drawn steps; every step comes once, in order, with its own rows."""
-    draw = random.Random(0)
-    before = set(multiprocessing.active_children())
-    iterator = pipeline.iter(worker_count=2, prefetch=2)
-    step, errors = 0, 0
-    for number in range(KILLS):
-        kill_at = step + draw.randrange(1, STEPS_BETWEEN)
-        end = step + STEPS_BETWEEN
-        while step < end:
-            if step == kill_at:
-                kill_at = -1
-                os.kill(draw.choice(workers_of(before)).pid, SIGNALS[number % len(SIGNALS)])
-            try:
-                batch = next(iterator)
-            except PipelineError as error:
-                assert f"a worker process was ended from outside while step {step} was awaited" in str(error)
-                errors += 1
-                continue
-            assert is_right(batch, pipeline.sampler.rows(step)), step
-            step += 1
+    draw, before = random.Random(0), set(multiprocessing.active_children())
+    iterator, errors = pipeline.iter(worker_count=2, prefetch=2), 0
+    kill_at = {
+        number * STEPS_BETWEEN + draw.randrange(1, STEPS_BETWEEN): SIGNALS[number % 3] for number in range(KILLS)
+    }
+    for step in range(KILLS * STEPS_BETWEEN):
+        if step in kill_at:
+            os.kill(draw.choice(workers_of(before)).pid, kill_at[step])
+        try:
+            batch = next(iterator)
+        except PipelineError as error:
+            assert f"a worker process was ended from outside while step {step} was awaited" in str(error)
+            errors += 1
+            batch = next(iterator)
+        assert is_right(batch, pipeline.sampler.rows(step)), step
     assert errors, "no kill was noticed"
     iterator.close()
     assert wait_until(lambda: not workers_of(before))
@@ -85,16 +82,13 @@ def test_a_killed_worker_is_an_error_and_then_its_step_is_made(pipeline):
 def test_a_data_loader_whose_worker_was_killed_leaves_no_step_out(pipeline):
     """Grain's own iterator would go on with the next step."""
     before = set(multiprocessing.active_children())
-    iterator = iter(pipeline.data_loader(worker_count=2))
-    steps = 0
-    for _ in range(4):
-        assert is_right(next(iterator), pipeline.sampler.rows(steps))
-        steps += 1
+    iterator, steps = iter(pipeline.data_loader(worker_count=2)), itertools.count()
+    for step in itertools.islice(steps, 4):
+        assert is_right(next(iterator), pipeline.sampler.rows(step))
     os.kill(workers_of(before)[0].pid, signal.SIGKILL)
     with pytest.raises(PipelineError, match="a worker process was ended from outside"):
-        while True:
-            assert is_right(next(iterator), pipeline.sampler.rows(steps)), steps
-            steps += 1
+        for step in steps:
+            assert is_right(next(iterator), pipeline.sampler.rows(step)), step
     for _ in range(2):
         with pytest.raises(PipelineError, match="would be left out now"):
             next(iterator)
@@ -102,16 +96,14 @@ def test_a_data_loader_whose_worker_was_killed_leaves_no_step_out(pipeline):
 
 
 READS = """
-def main():
-    import multiprocessing
+import multiprocessing
+if __name__ == "__main__":
     pipeline = make(sys.argv[1])
     batches = iter(pipeline.data_loader(worker_count=2)) if sys.argv[2] == "loader" else pipeline.iter(worker_count=2)
     next(batches)
     print(*[child.pid for child in multiprocessing.active_children()], flush=True)
-    while True:
-        next(batches)
+    for _ in batches:
         time.sleep(0.002)
-main()
 """
 
 
@@ -124,11 +116,6 @@ def state_of(pid: int) -> tuple[str, int]:
     return letter, int(parent)
 
 
-def shared_blocks(pids) -> set[str]:
-    """Names of the shared memory that processes map."""
-    return {name for pid in pids for name in re.findall(r"/dev/shm/psm_\w+", Path(f"/proc/{pid}/maps").read_text())}
-
-
 @pytest.mark.parametrize(("kind", "number"), [("iterator", signal.SIGTERM), ("loader", signal.SIGKILL)])
 def test_a_process_that_is_ended_in_the_middle_of_prefetching_leaves_no_process_behind(folder, kind, number):
     child = start(READS, folder, kind)
@@ -136,28 +123,29 @@ def test_a_process_that_is_ended_in_the_middle_of_prefetching_leaves_no_process_
     assert len(workers) == 2, child.stderr.read() if child.poll() is not None else ""
     helpers = [int(pid) for pid in os.listdir("/proc") if pid.isdigit() and state_of(pid)[1] == child.pid]
     assert set(workers) <= set(helpers)
-    blocks = shared_blocks(workers)
+    maps = "".join(Path(f"/proc/{pid}/maps").read_text() for pid in workers)
+    shared = set(re.findall(r"/dev/shm/psm_\w+", maps))
     child.send_signal(number)
     assert child.wait(300) == -number
     assert wait_until(lambda: all(state_of(pid)[0] == "Z" for pid in helpers)), "left behind"
-    assert not [path for path in blocks if os.path.exists(path)]
+    assert not [path for path in shared if os.path.exists(path)]
     child.communicate()
 
 
-def read_steps(pipeline, steps):
-    return [pipeline[step]["inputs"] for step in steps]
+def read_steps(pipeline):
+    return [pipeline[step]["inputs"] for step in range(20)]
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*")
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 def test_a_pipeline_in_use_is_read_in_processes_however_they_start(pipeline, method):
     """Its files are open, and mapped, in the parent."""
-    expected = read_steps(pipeline, range(20))
+    expected = read_steps(pipeline)
     with multiprocessing.get_context(method).Pool(1) as pool:
-        found = pool.apply_async(read_steps, (pipeline, range(20))).get(timeout=300)
+        found = pool.apply_async(read_steps, (pipeline,)).get(timeout=300)
     np.testing.assert_array_equal(found, expected)
-    for step, batch in enumerate(expected):
-        assert is_right({"inputs": batch}, pipeline.sampler.rows(step))
+    for step, inputs in enumerate(expected):
+        assert is_right({"inputs": inputs}, pipeline.sampler.rows(step))
 
 
 FORKS = """
