@@ -43,51 +43,49 @@ def machine(tmp_path, monkeypatch):
         memory.rm("/shared", recursive=True)
 
 
-def make():
-    return ARRAYS
-
-
-def never():
-    raise AssertionError("was made again")
-
-
-def check(found):
+def check(make=None, folder=None):
+    """Compare the arrays of the cache, which `make` makes; without it they have to be there."""
+    found = artifact.load_or_make("things", DEPENDS, make or pytest.fail, folder)
     for name, array in ARRAYS.items():
         np.testing.assert_array_equal(found[name], array)
         assert isinstance(found[name], np.memmap)
 
 
+def make():
+    return ARRAYS
+
+
 def test_what_one_machine_made_others_copy_and_map(machine):
-    check(artifact.load_or_make("things", DEPENDS, make))
+    check(make)
     name = artifact.place("things", DEPENDS).name
     assert files.exists(f"memory://shared/cache/things/{name}")
     there = machine("two")
-    check(artifact.load_or_make("things", DEPENDS, never))
+    check()
     assert (there / "things" / name).exists()
     fsspec.filesystem("memory").rm("/shared", recursive=True)
-    check(artifact.load_or_make("things", DEPENDS, never))  # of this machine
+    check()  # of this machine
 
 
-def test_a_url_may_be_given_in_place_of_the_variable(machine, monkeypatch, tmp_path):
+def test_a_url_may_be_given_in_place_of_the_variable(machine, monkeypatch):
     monkeypatch.delenv("GRAIN_SFT_CACHE_DIR")
-    check(artifact.load_or_make("things", DEPENDS, make, "memory://shared/other"))
+    check(make, "memory://shared/other")
     machine("two")
-    check(artifact.load_or_make("things", DEPENDS, never, "memory://shared/other"))
+    check(folder="memory://shared/other")
 
 
 def test_a_damaged_one_in_the_bucket_is_made_again_and_replaced(machine):
-    artifact.load_or_make("things", DEPENDS, make)
+    check(make)
     url = f"memory://shared/cache/things/{artifact.place('things', DEPENDS).name}"
     whole = files.read_bytes(url)
     files.write_bytes(url, whole[:-100] + bytes(100))
     machine("two")
-    check(artifact.load_or_make("things", DEPENDS, make))
+    check(make)
     assert files.read_bytes(url) == whole
 
 
 def test_a_bucket_that_can_not_be_reached_is_done_without(machine, monkeypatch, caplog):
     monkeypatch.setenv("GRAIN_SFT_CACHE_DIR", "nosuch://bucket")
-    check(artifact.load_or_make("things", DEPENDS, make))
+    check(make)
     assert "Making it on this machine" in caplog.text and "Other machines will make it again" in caplog.text
 
 
