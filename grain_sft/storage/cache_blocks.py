@@ -1,5 +1,6 @@
-"""Files of the shard cache: 64 bytes that name the block, a CRC-32 of each 32 KiB, and the bytes. While one is made it has the
-suffix .part and its maker holds its lock. It is not synced: what a power cut leaves has wrong checksums, and is fetched again.
+"""Files of the shard cache: 64 bytes that name the block, a CRC-32 of each 32 KiB, and the bytes of the block.
+
+An unfinished file has the suffix .part, and its maker holds its lock. Files are not synced: the checksums reveal a power cut.
 """
 
 from __future__ import annotations
@@ -84,7 +85,7 @@ class Block(NamedTuple):
         _write_all(fd, data, self._data_offset + start)
 
     def finish(self, fd: int) -> None:
-        """Name the block in its file, all of whose bytes are written."""
+        """Name the block in its file, after all bytes are written."""
         _write_all(fd, self._header(), 0)
 
     def _header(self) -> bytes:
@@ -120,18 +121,17 @@ def claim(path: str) -> HeldLock | None:
 
 
 class Space:
-    """At most `max_bytes` of files in a folder, of which the least recently used make room.
+    """Bound on the bytes of the files in a folder. The least recently used files make room for new ones.
 
-    A file that is also the lock of whoever changes them has the count of their bytes. What is about to be written is counted
-    before it is, and what is removed until it is gone: a process that is killed leaves the count too high, never too low, and
-    the next listing of the folder corrects it. Another boot of the machine counts anew.
+    A lock file counts the bytes. They are counted before they are written and until they are removed, so that a killed process
+    leaves the count too high, never too low. The next listing of the folder corrects it; another boot counts anew.
     """
 
     def __init__(self, folder: str, max_bytes: int) -> None:
         self._folder, self._max = folder, max_bytes - _LOCK_BYTES
 
     def reserve(self, fd: int, size: int) -> bool:
-        """Make the claimed file `fd` `size` bytes long, if there is or can be room for it."""
+        """Make the claimed file `fd` `size` bytes long; return False where there is no room for it."""
         with self._locked() as lock:
             used = self._used(lock)
             if left := os.fstat(fd).st_size:  # by a maker that was killed
@@ -141,13 +141,13 @@ class Space:
                 used = self._make_room(size)
             fits = used + size <= self._max
             self._note(lock, used + size if fits else used)
-            if fits:
-                try:
+            try:
+                if fits:
                     os.posix_fallocate(fd, 0, size)
-                except OSError:
-                    os.ftruncate(fd, 0)
-                    self._note(lock, used)
-                    raise
+            except OSError:
+                os.ftruncate(fd, 0)
+                self._note(lock, used)
+                raise
             return fits
 
     def remove(self, path: str, fd: int) -> None:
@@ -171,7 +171,8 @@ class Space:
         boot, _, count = os.pread(lock.fd, 256, 0).decode("ascii", "replace").strip().partition(" ")
         if boot == _boot() and count.isdecimal():
             return int(count)
-        used = sum(size for entries in self._list() for _, size, _ in entries)
+        whole, unfinished = self._list()
+        used = unfinished + sum(size for _, size, _ in whole)
         self._note(lock, used)
         return used
 
@@ -182,33 +183,30 @@ class Space:
     def _make_room(self, size: int) -> int:
         """Remove files until there is room for `size` bytes and some more; return the bytes still taken."""
         whole, unfinished = self._list()
-        taken = sum(size for _, size, _ in unfinished)
-        used = taken + sum(size for _, size, _ in whole)
-        if taken + size > self._max:
-            return used
-        goal = max(taken, min(self._max - size, self._max - self._max // _SPARE))
-        for _, freed, path in sorted(whole):
-            if used <= goal:
-                break
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(path)
-            used -= freed
+        used = unfinished + sum(size for _, size, _ in whole)
+        if unfinished + size <= self._max:
+            goal = max(unfinished, min(self._max - size, self._max - self._max // _SPARE))
+            for _, freed, path in sorted(whole):
+                if used <= goal:
+                    break
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(path)
+                used -= freed
         return used
 
-    def _list(self) -> tuple[list[tuple[int, int, str]], list[tuple[int, int, str]]]:
-        """Return (last use, size, path) of whole files and of those that a living process makes; remove those of dead ones."""
-        whole, unfinished = [], []
+    def _list(self) -> tuple[list[tuple[int, int, str]], int]:
+        """Return (last use, size, path) of whole files, and the bytes of unfinished ones; remove those of dead processes."""
+        whole, unfinished = [], 0
         for folder in os.scandir(self._folder):
             for file in os.scandir(folder.path) if folder.is_dir(follow_symlinks=False) else ():
                 if not _NAME.fullmatch(file.name):
                     continue
                 with contextlib.suppress(FileNotFoundError):  # removed by hand
                     found = file.stat(follow_symlinks=False)
-                    entry = found.st_mtime_ns, found.st_size, file.path
                     if not file.name.endswith(PART):
-                        whole.append(entry)
+                        whole.append((found.st_mtime_ns, found.st_size, file.path))
                     elif not remove_abandoned(file.path):
-                        unfinished.append(entry)
+                        unfinished += found.st_size
         return whole, unfinished
 
 

@@ -23,20 +23,20 @@ from grain_sft.storage.remote.options import CacheOptions
 from grain_sft.storage.remote.requests import Range
 from grain_sft.storage.remote.retries import Limits
 
-_BATCH_BYTES = 64 << 20  # fetched at once, and so held in memory
+_BATCH_BYTES = 64 << 20  # in memory at once
 _BATCH_BLOCKS = 64  # made at once, each with an open file
 _POLL, _LONGEST_POLL = 0.002, 0.05  # seconds
 
 T = TypeVar("T")
 Jobs = Mapping[Block, list[RemotePiece]]
-"""Blocks that are needed, and what is wanted of each."""
+"""Blocks, and the pieces that are wanted of each."""
 
 
 class ShardCache:
-    """Reads remote files by way of a folder. Safe in threads and processes.
+    """Reader of remote files that keeps their blocks in a folder. Safe in threads and processes.
 
-    Where the folder can't be written to, the disk is full, or unfinished blocks take all the room, what is wanted is read from
-    the bucket itself.
+    Bytes come from the bucket itself where the folder can't be written to, the disk is full, or unfinished blocks take all the
+    room.
     """
 
     def __init__(self, options: CacheOptions, limits: Limits) -> None:
@@ -61,7 +61,7 @@ class ShardCache:
             pending = others
             if pending:
                 block = next(iter(pending))
-                maker = _Holder(self._path(block) + PART)
+                maker = _Maker(self._path(block) + PART)
                 activity.doing[get_ident()] = activity.AWAITING_BLOCK, block.start, block.stop, block.file.path, maker
                 time.sleep(pause)
                 pause = min(_LONGEST_POLL, 2 * pause)
@@ -80,7 +80,7 @@ class ShardCache:
         return block.path(self._folder)
 
     def _serve(self, block: Block, wanted: Sequence[RemotePiece], out: memoryview) -> bool:
-        """Copy what is wanted of a block from its file; return False where there is none, or a damaged one."""
+        """Copy pieces of a block from its file; return False where the file is missing or damaged."""
         path = self._path(block)
         try:
             fd = open_regular(path)
@@ -100,7 +100,7 @@ class ShardCache:
             os.close(fd)
 
     def _make(self, jobs: Jobs, out: memoryview) -> Jobs:
-        """Fetch and keep the blocks that no other process fetches, and copy what is wanted of them; return the others."""
+        """Fetch and keep the blocks that no other process makes, and copy their pieces; return the other blocks."""
         claimed: dict[Block, HeldLock] = {}
         reserved: dict[Block, HeldLock] = {}
         others, uncached = {}, []
@@ -181,8 +181,8 @@ class ShardCache:
             )
 
 
-class _Holder(NamedTuple):
-    """The process that holds the lock of a file, as the system names it when this is printed."""
+class _Maker(NamedTuple):
+    """The process that holds the lock of a file, named when this is printed."""
 
     path: str
 
@@ -193,8 +193,8 @@ class _Holder(NamedTuple):
                 fields = [line.split() for line in locks]
         except OSError:
             return "another process"
-        held = (each for each in fields if "FLOCK" in each and "->" not in each and each[5].rpartition(":")[2] == inode)
-        return next((f"process {each[4]}" for each in held), "another process")
+        makers = (each[4] for each in fields if "FLOCK" in each and "->" not in each and each[5].endswith(f":{inode}"))
+        return next((f"process {pid}" for pid in makers), "another process")
 
 
 def _batches(items: Iterable[T], size_of: Callable[[T], int]) -> Iterator[list[T]]:

@@ -34,12 +34,11 @@ Places = tuple[list[LocalFile], list[int], list[int]]
 
 
 class ShardReader:
-    """Reads values of a set of files: a corpus's tokens, or what is aligned to them. Safe in threads.
+    """Reader of values of a set of files, such as a corpus's tokens. Safe in threads.
 
-    Long pieces are read with `preadv` straight into the batch: a file that was cut short comes back short and can be
-    explained. Many small pieces are copied from maps of their files, all in one system call (see `vectored_copy`): a read costs
-    a microsecond and more whatever its size. A map waits for each page that is not in the page cache by itself: after a copy
-    that waited for the disk the next batches are read, and then a copy is tried again.
+    Long pieces are read with `preadv` straight into the batch. Many small pieces are copied from maps of their files by one
+    system call (see `vectored_copy`), because a read costs a microsecond or more whatever its size. A copy waits for each page
+    that is not in the page cache by itself, so the batches after such a wait are read, and then a copy is tried again.
 
     At most `max_open_files` stay open: the oldest makes room, and is closed when no thread reads from it.
 
@@ -83,7 +82,7 @@ class ShardReader:
     def gather(
         self, shards: IntsOrList, starts: IntsOrList, places: IntsOrList, sizes: IntsOrList, out: memoryview
     ) -> None:
-        """Fill the bytes `out[place : place + size]` with tokens of a shard from token `start` on, for each of the four.
+        """Fill the bytes `out[place : place + size]` with tokens of each shard from token `start` on.
 
         Raises:
           CorpusFileError: The file is missing, unreadable, or not the one that was indexed.
@@ -121,7 +120,7 @@ class ShardReader:
         return shards[piece], in_file, to, (ends - begins) * self._itemsize
 
     def _fill(self, pieces: Iterable[Piece], out: memoryview) -> None:
-        """Fill `out` with pieces of plain files, which are to be checked before what was read is used."""
+        """Fill `out` with pieces of plain files. The caller checks the files before it uses the tokens."""
         opened, itemsize, preadv, doing, thread = self._open, self._itemsize, os.preadv, activity.doing, get_ident()
         for shard, start, place, size in pieces:
             file = opened.get(shard) or self._open_file(shard)
@@ -138,8 +137,10 @@ class ShardReader:
     def fill_in_turn(
         self, shards: Sequence[int] | None, starts: Sequence[int], stops: Sequence[int], out: memoryview
     ) -> None:
-        """Fill `out`, one token an item, with pieces of plain files (without `shards`, of the first) in turn, each up to
-        `out[stops[i]]`. The files are to be checked before what was read is used."""
+        """Fill `out`, one token an item, with pieces of plain files in turn, each up to `out[stops[i]]`.
+
+        Without `shards` they are of the first file. The caller checks the files before it uses the tokens.
+        """
         size, place, done = self._itemsize, 0, -1
         if shards is None:
             file = self._open.get(0) or self._open_file(0)
@@ -159,8 +160,9 @@ class ShardReader:
             self._fill(pieces, out.cast("B"))
 
     def places_of(self, shards: Ints | None, starts: Ints) -> Places | None:
-        """Return where value `starts[i]` of shard `shards[i]` (without `shards`, of the first) is, for each i; None where files
-        are not plain, or more than may be open at once.
+        """Return the place of value `starts[i]` of shard `shards[i]` (without `shards`, of the first file), for each i.
+
+        None where files are not plain, or more than may be open at once.
         """
         if not self.plain:
             return None
@@ -193,7 +195,7 @@ class ShardReader:
             file.check_unchanged()
 
     def _copy(self, shards: Ints, starts: Ints, places: Ints, sizes: Ints, out: memoryview) -> bool:
-        """Copy pieces from maps of their files, where that is the faster way, and possible."""
+        """Copy pieces from maps of their files, and return True, where that is possible and faster than reads."""
         if self._left_to_read:
             self._left_to_read -= 1
             return False
