@@ -53,25 +53,20 @@ class Scale:
 
 
 class Benchmark(NamedTuple):
-    """Benchmark of made-up corpora.
+    """Benchmark of made-up corpora."""
 
-    Attributes:
-      measure: Function that writes its files to an existing folder and returns the figures.
-      lines: Function that yields the lines of a table of the figures.
-    """
-
-    measure: Callable[[Path, Scale], Figures]
-    lines: Callable[[Figures], Iterator[str]]
+    measure: Callable[[Path, Scale], Figures]  # writes its files to an existing folder
+    lines: Callable[[Figures], Iterator[str]]  # yields the lines of a table of the figures
 
 
 BENCHMARKS: Registry[Benchmark] = Registry(
     "benchmark",
     PipelineError,
     {
-        "windows": "grain_sft.bench.windows:WINDOWS",
+        "windows": "grain_sft.bench.loaders:WINDOWS",
         "startup": "grain_sft.bench.processes:STARTUP",
         "orders": "grain_sft.bench.processes:ORDERS",
-        "packed": "grain_sft.bench.packed:PACKED",
+        "packed": "grain_sft.bench.loaders:PACKED",
         "plans": "grain_sft.bench.plans:PLANS",
         "prepare": "grain_sft.bench.prepare:PREPARE",
         "trace": "grain_sft.bench.plans:TRACE",

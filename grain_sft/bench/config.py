@@ -36,21 +36,13 @@ _FIRST, _STAGES, _RATES, _WAITS, _WORKER, _LAST = 0.05, 0.1, 0.2, 0.2, 0.05, 0.1
 
 
 class Plan(NamedTuple):
-    """How to measure.
+    """How to measure."""
 
-    Attributes:
-      seconds: Time of all measurements together; a slow batch takes longer.
-      repeats: Measurements of each setting, in turn.
-      steps_ms: Steps of a training that waits for batches.
-      max_workers: Most worker processes that are tried; None: as many as there are cores, up to 8.
-      tokens_per_second: Speed of one accelerator.
-    """
-
-    seconds: float = SECONDS
-    repeats: int = 3
-    steps_ms: Sequence[float] = STEPS_MS
-    max_workers: int | None = None
-    tokens_per_second: float | None = None
+    seconds: float = SECONDS  # of all measurements together; a slow batch takes longer
+    repeats: int = 3  # measurements of each setting, in turn
+    steps_ms: Sequence[float] = STEPS_MS  # steps of a training that waits for batches
+    max_workers: int | None = None  # worker processes that are tried; None: as many as there are cores, up to 8
+    tokens_per_second: float | None = None  # of one accelerator
 
 
 def measure(pipeline: Pipeline, plan: Plan) -> dict[str, Any]:
@@ -154,18 +146,12 @@ class _Round(NamedTuple):
 
 
 class _Run:
-    """A pipeline without an end, whose batches the measurements take, one after the other.
-
-    Attributes:
-      pipeline: Pipeline.
-      steps: Number of its steps, which come again and again.
-      next_step: First step that no measurement has read.
-    """
+    """A pipeline without an end, whose batches the measurements take, one after the other."""
 
     def __init__(self, pipeline: Pipeline, plan: Plan) -> None:
         self._plan, self._begin = plan, time.perf_counter()
-        self.pipeline, self.steps = _endless(pipeline)
-        self.next_step = 0
+        self.pipeline, self.steps = _endless(pipeline)  # the same `steps` come again and again
+        self.next_step = 0  # the first that no measurement has read
 
     def elapsed(self) -> float:
         """Return the seconds since the measurements began."""

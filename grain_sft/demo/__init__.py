@@ -1,6 +1,6 @@
 """`grain-sft demo`: train on this machine's own text, kill the process, resume from a step number, and compare.
 
-`run` does it in order: `folder`, `text`, `corpus`; `train` in a `child` process with `model` and `checkpoint`; `records`.
+`run` does it in order: `folder`, `text`, `corpus`; `train` in a `child` process with `model`; `records`.
 """
 
 from grain_sft.demo.run import run_demo

@@ -26,25 +26,15 @@ _ENVIRONMENT = {
 
 @dataclasses.dataclass(frozen=True)
 class RunOptions:
-    """One run.
+    """One run."""
 
-    Attributes:
-      config: Path of the pipeline's config.
-      folder: Folder of its log and its checkpoints.
-      vocab_size: Size of the tokenizer's vocabulary.
-      steps: Steps of the whole training.
-      checkpoint_every: Steps from one checkpoint to the next.
-      seed: Seed of the parameters.
-      resume: Folder of the checkpoints whose newest the run continues from; None begins at step 0.
-    """
-
-    config: str
-    folder: str
+    config: str  # path of the pipeline's config
+    folder: str  # of its log and its checkpoints
     vocab_size: int
-    steps: int
-    checkpoint_every: int
-    seed: int
-    resume: str | None = None
+    steps: int  # of the whole training
+    checkpoint_every: int  # steps from one checkpoint to the next
+    seed: int  # of the parameters
+    resume: str | None = None  # folder of the checkpoints whose newest the run continues from; None begins at step 0
 
     @property
     def checkpoints(self) -> Path:

@@ -26,23 +26,15 @@ _ADVICE = {
 
 
 class DemoFolder:
-    """Paths below `root`, an absolute path. What is below `corpus` and `runs` belongs to the demo and may be removed.
-
-    Attributes:
-      corpus: Folder of tokenizer and tokens, and of what they were made of.
-      index: Index of the corpus.
-      record: Description of what the corpus was made with; written last, so a corpus that has one is complete.
-      config: Config for `grain_sft.load`.
-      runs: Folder of the runs' logs and checkpoints, made anew by every demo.
-    """
+    """Paths below `root`, an absolute path. What is below `corpus` and `runs` belongs to the demo and may be removed."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self.corpus = root / "corpus"
+        self.corpus = root / "corpus"  # tokenizer and tokens, and what they were made of
         self.index = self.corpus / "index.json"
-        self.record = self.corpus / "record.json"
-        self.config = root / "config.json"
-        self.runs = root / "runs"
+        self.record = self.corpus / "record.json"  # what the corpus was made with; written last, when it is complete
+        self.config = root / "config.json"  # for `grain_sft.load`
+        self.runs = root / "runs"  # logs and checkpoints, made anew by every demo
 
 
 @contextlib.contextmanager

@@ -21,21 +21,13 @@ _MASKED = -1e30
 
 @dataclasses.dataclass(frozen=True)
 class ModelConfig:
-    """Sizes of the model.
+    """Sizes of the model."""
 
-    Attributes:
-      vocab_size: Number of rows of the embedding, which is also the output matrix.
-      width: Width of the residual stream.
-      heads: Number of attention heads. The width of a head, `width // heads`, has to be even.
-      layers: Number of blocks, each of attention and an MLP.
-      hidden: Width of the hidden layer of each MLP.
-    """
-
-    vocab_size: int
-    width: int = 128
-    heads: int = 4
-    layers: int = 2
-    hidden: int = 512
+    vocab_size: int  # rows of the embedding, which is also the output matrix
+    width: int = 128  # of the residual stream
+    heads: int = 4  # of attention; the width of a head, `width // heads`, has to be even
+    layers: int = 2  # blocks, each of attention and an MLP
+    hidden: int = 512  # width of the hidden layer of each MLP
 
 
 def init_params(config: ModelConfig, seed: int) -> Params:

@@ -16,17 +16,11 @@ import numpy.typing as npt
 
 @dataclasses.dataclass(frozen=True)
 class Record:
-    """One step of a run.
+    """One step of a run."""
 
-    Attributes:
-      step: Step, from 0.
-      loss_hex: Loss before the step's update, float32, as `float.hex` writes it: exact to the last bit.
-      batch_sha256: Hash of the batch that the step trained on.
-    """
-
-    step: int
-    loss_hex: str
-    batch_sha256: str
+    step: int  # from 0
+    loss_hex: str  # float32 loss before the step's update, as `float.hex` writes it: exact to the last bit
+    batch_sha256: str  # hash of the batch that the step trained on
 
     @property
     def loss(self) -> float:

@@ -9,15 +9,6 @@ from grain_sft.view.terminal import row_lines, wants_colour
 from grain_sft.view.text import texts_of
 
 __all__ = [
-    "Piece",
-    "RowView",
-    "draw_pictures",
-    "inspect_page",
-    "make_report",
-    "report_page",
-    "require_matplotlib",
-    "row_lines",
-    "texts_of",
-    "view_rows",
-    "wants_colour",
-]
+    "Piece", "RowView", "draw_pictures", "inspect_page", "make_report", "report_page", "require_matplotlib", "row_lines",
+    "texts_of", "view_rows", "wants_colour",
+]  # fmt: skip

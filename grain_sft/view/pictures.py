@@ -16,6 +16,7 @@ Report = Mapping[str, Any]
 COLOURS = ("#0b7a75", "#b8690f", "#8e3ba8", "#3f7d23", "#2456c5", "#b3263d", "#6b7280", "#8a6d00")
 """Colours of the first, second, ... series; in a page the style sheet's --c0, --c1, ..."""
 _INK, _QUIET, _PAPER = "#1b1f24", "#5a626c", "#ffffff"
+_VARIABLES = {_INK: "ink", _QUIET: "quiet", _PAPER: "paper", **{each: f"c{at}" for at, each in enumerate(COLOURS)}}
 _MOST_SOURCES = 7  # beside "others"
 _SIZE = (8.0, 3.2)  # inches
 
@@ -68,8 +69,7 @@ def _element(name: str, svg: str) -> str:
     element = re.sub(r'(url\(|href=")#', rf"\1#{name}-", element)
     element = re.sub(r' width="[^"]*pt"| height="[^"]*pt"', "", element, count=2)
     element = re.sub(r' xmlns:?\w*="[^"]*"', "", element).replace("xlink:href", "href")
-    variables = {_INK: "ink", _QUIET: "quiet", _PAPER: "paper", **{each: f"c{at}" for at, each in enumerate(COLOURS)}}
-    for colour, variable in variables.items():
+    for colour, variable in _VARIABLES.items():
         element = element.replace(colour, f"var(--{variable})")
     return element.replace("<svg", f'<svg role="img" aria-label="{name}: the numbers are below"', 1).strip()
 
@@ -101,8 +101,9 @@ def short(name: str, most: int = 28) -> str:
 def _lengths(figure: Any, report: Report) -> None:
     bins = report["lengths"]["bins"]
     names = [f"{each['first']:,}" for each in bins]
-    for at, (axes, label) in enumerate(zip(figure.subplots(1, 2), ("documents", "tokens in them"), strict=True)):
-        axes.bar(names, [each[("documents", "tokens")[at]] for each in bins], color=COLOURS[at], width=0.9)
+    labels = {"documents": "documents", "tokens": "tokens in them"}
+    for axes, (key, label), colour in zip(figure.subplots(1, 2), labels.items(), COLOURS[:2], strict=True):
+        axes.bar(names, [each[key] for each in bins], color=colour, width=0.9)
         axes.set(xlabel="length from, in tokens", ylabel=label)
         axes.tick_params("x", rotation=60)
         _show_millions(axes.yaxis)
@@ -122,10 +123,9 @@ def _packing(figure: Any, report: Report) -> None:
 
 def _left_out(figure: Any, report: Report) -> None:
     lines = [each for each in report["left_out"] if each["tokens"]]
-    names = [each["what"].split(", ")[0] for each in lines]
     share = [100 * each["tokens"] / report["corpus"]["tokens"] for each in lines]
     axes = figure.subplots()
-    _bars(axes, names, share, [f"{each:.3g}%" for each in share], COLOURS[5])
+    _bars(axes, [each["what"].split(", ")[0] for each in lines], share, [f"{each:.3g}%" for each in share], COLOURS[5])
     axes.set(xlabel="tokens, in % of the corpus")
 
 
@@ -172,8 +172,7 @@ def _bars(axes: Any, names: list[str], values: Sequence[float], labels: list[str
 
 
 def _show_millions(axis: Any) -> None:
-    """Label an axis 1.5 M in place of 1,500,000."""
-    from matplotlib.ticker import EngFormatter
+    from matplotlib.ticker import EngFormatter  # 1.5 M in place of 1,500,000
 
     axis.set_major_formatter(EngFormatter())
 

@@ -26,8 +26,7 @@ _SHOWN = 48  # tokens of an example
 def make_report(
     pipeline: Pipeline, texts: TokenTexts, *, name: str = "pipeline", steps: int = 64, throughput: Any = None
 ) -> dict[str, Any]:
-    """Return what a run is made of, in bounded time: steps are a sample, and of a very large corpus the files too. The report
-    states so.
+    """Return what a run is made of, in bounded time: steps are a sample, and of a very large corpus the files too.
 
     Args:
       pipeline: Pipeline of the config.
@@ -53,18 +52,10 @@ def make_report(
         "name": name,
         "version": __version__,
         **pipeline.receipt.as_dict(),
-        "corpus": {
-            "tokens": corpus.num_tokens,
-            "shards": len(corpus.shards),
-            "fingerprint": corpus.ends_fingerprint,
-        },
+        "corpus": {"tokens": corpus.num_tokens, "shards": len(corpus.shards), "fingerprint": corpus.ends_fingerprint},
         "run": {
-            "rows": len(source),
-            "sequence_length": layout.sequence_length,
-            "global_batch_size": sampler.global_batch_size,
-            "steps": sampler.num_steps,
-            "steps_per_epoch": sampler.steps_per_epoch,
-            "epochs": sampler.epochs,
+            **{"rows": len(source), "sequence_length": layout.sequence_length, "steps": sampler.num_steps},
+            **{name: getattr(sampler, name) for name in ("global_batch_size", "steps_per_epoch", "epochs")},
         },
         "lengths": report_corpus.lengths(layout),
         "packing": report_corpus.packing(pipeline),
@@ -125,12 +116,12 @@ def _example(tokens: npt.NDArray[np.int64], chosen: NgramFilter, texts: TokenTex
     first, period, times = 0, 1, 1
     for length in range(chosen.min_period, min(chosen.max_period, len(tokens) // 3) + 1):
         equal = np.concatenate(([False], tokens[length:] == tokens[:-length], [False]))
-        edges = np.flatnonzero(np.diff(equal))
-        runs = edges[1::2] - edges[::2]
-        longest = int(runs.argmax()) if len(runs) else 0
-        found = (int(runs[longest]) + length) // length if len(runs) else 0
-        if found * length > times * period:
-            first, period, times = int(edges[2 * longest]), length, found
+        starts, ends = np.flatnonzero(np.diff(equal)).reshape(-1, 2).T
+        if len(starts):
+            longest = int((ends - starts).argmax())
+            found = (int(ends[longest] - starts[longest]) + length) // length
+            if found * length > times * period:
+                first, period, times = int(starts[longest]), length, found
     ids = tokens[first : first + max(_SHOWN, period)].tolist()
     shown = [f" ⟨{number}⟩" if (text := texts.text(number)) is None else text for number in ids]
     whole = "".join(shown).encode("utf-8", "surrogateescape").decode("utf-8", "surrogateescape")

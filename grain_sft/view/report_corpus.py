@@ -101,25 +101,27 @@ def packing(pipeline: Pipeline) -> dict[str, Any]:
 def left_out(pipeline: Pipeline) -> list[dict[str, Any]]:
     """Return what no batch of an epoch holds, and padding: lines of `what`, `documents` and `tokens` (None: not counted)."""
     layout = pipeline.source.layout
-    lines: list[LeftOut] = []
-    for name, part in layout.parts.items():
-        named = f"{name}: " if name else ""
-        found = [*part.left_out(), *_of_preparation(part.corpus)]
-        lines += [(f"{named}{what}", documents, tokens) for what, documents, tokens in found]
-    lines += _of_sampler(pipeline)
-    return [{"what": what, "documents": documents, "tokens": tokens} for what, documents, tokens in lines]
+    found = [
+        (f"{name}: {what}" if name else what, documents, tokens)
+        for name, part in layout.parts.items()
+        for what, documents, tokens in [*part.left_out(), *_of_preparation(part.corpus)]
+    ]
+    found += _of_sampler(pipeline)
+    return [{"what": what, "documents": documents, "tokens": tokens} for what, documents, tokens in found]
 
 
 def _of_sampler(pipeline: Pipeline) -> list[LeftOut]:
     sampler, length = pipeline.sampler, pipeline.source.layout.sequence_length
-    if sampler.steps_per_epoch is None or sampler.batch_sizes.schedule:
+    if sampler.steps_per_epoch is None or sampler.batch_sizes.schedule or sampler.runs_on:
         return []  # epochs of each source, or steps of several sizes, do not fit into a line
     rest = len(pipeline.source) - sampler.steps_per_epoch * sampler.global_batch_size
-    if sampler.runs_on or not rest:
+    if not rest:
         return []
-    what = "rows of each epoch, other ones each time, that fill no step"
-    if rest < 0:
-        what = "rows of padding, which fill the last step of an epoch"
+    unused, filling = (
+        "each epoch, other ones each time, that fill no step",
+        "padding, which fill the last step of an epoch",
+    )
+    what = f"rows of {unused if rest > 0 else filling}"
     return [(f"{abs(rest):,} {what}", None, abs(rest) * length)]
 
 
@@ -130,12 +132,13 @@ def _of_preparation(corpus: Corpus) -> list[LeftOut]:
         return []
     try:
         manifest = json.loads(files.read_bytes(path))
-        splits = [(split, each["truncated"], each["cut_tokens"]) for split, each in manifest["splits"].items()]
         found: list[LeftOut] = [
-            (f"preparing: truncated, split {split}", count, cut) for split, count, cut in splits if count
+            (f"preparing: truncated, split {split}", each["truncated"], each["cut_tokens"])
+            for split, each in manifest["splits"].items()
         ]
         found += [(f"preparing: dropped, {reason}", count, None) for reason, count in manifest["dropped"].items()]
-        return found + ([("preparing: rejected", manifest["rejected"], None)] if manifest["rejected"] else [])
+        found.append(("preparing: rejected", manifest["rejected"], None))
+        return [line for line in found if line[1]]
     except (ValueError, KeyError, TypeError, AttributeError):
         return [(f"preparing: {path} can't be read", None, None)]
 

@@ -91,7 +91,7 @@ def view_rows(pipeline: Pipeline, step: int, rows: Sequence[int] | None = None) 
         if not 0 <= row < count:
             raise RowIndexError(f"row {row} of step {step}: expected 0 to {count - 1}, the rows of this host's batch.")
     lines = trace(pipeline, range(step, step + 1), host=pipeline.sampler.host, trainable=False)
-    places = np.unique(lines.row)
+    slots = np.unique(lines.row)
     chosen_filter: Any = next((each for each in pipeline.transforms if trait(each, "filters_repetition")), None)
     tokens, segments = _BATCH[:2] if "inputs" in batch else _SOURCE[:2]
     failing = np.zeros(count, bool)
@@ -99,14 +99,14 @@ def view_rows(pipeline: Pipeline, step: int, rows: Sequence[int] | None = None) 
         failing = chosen_filter.fails(batch[tokens], batch.get(segments))
     views = []
     for row in chosen:
-        of_row = lines.select(lines.row == places[row])
+        of_row = lines.select(lines.row == slots[row])
         columns = _columns({name: array[row] for name, array in batch.items()})
         pieces = _pieces(of_row)
         notes = _notes(batch, row, columns["segments"], pieces)
         if failing[row]:
             notes.append("NgramFilter took the loss off this row: it repeats itself.")
-        at: Any = {"epoch": int(of_row.epoch[0]), "place": int(of_row.row[0]), "instance": int(of_row.instance[0])}
-        views.append(RowView(step=step, row=row, **at, **columns, pieces=pieces, notes=tuple(notes)))
+        epoch, place, instance = (int(each[0]) for each in (of_row.epoch, of_row.row, of_row.instance))
+        views.append(RowView(step, epoch, row, place, instance, **columns, pieces=pieces, notes=tuple(notes)))
     return views
 
 
@@ -153,18 +153,17 @@ def _pieces(lines: Trace) -> tuple[Piece, ...]:
     """Return the pieces of a row's trace; none for a row of padding alone."""
     names = ("segment", "document", "source", "record", "shard", "start", "stop")
     found = lines.select(lines.instance >= 0).columns()
-    columns = (found[name].tolist() for name in names)
+    rows = zip(*(found[name].tolist() for name in names), strict=True)
     return tuple(
         Piece(
-            segment=segment,
-            document=None if document < 0 else document,
-            source=lines.source_names[source],
-            record=None if record < 0 else record,
-            file=lines.paths[shard],
-            start=start,
-            stop=stop,
+            segment,
+            None if document < 0 else document,
+            lines.source_names[source],
+            None if record < 0 else record,
+            lines.paths[shard],
+            *tokens,
         )
-        for segment, document, source, record, shard, start, stop in zip(*columns, strict=True)
+        for segment, document, source, record, shard, *tokens in rows
     )
 
 
@@ -178,9 +177,10 @@ def _notes(batch: Element, row: int, segments: Ints, pieces: Sequence[Piece]) ->
     differing = np.flatnonzero(found[1:] != stated[1:]) + 1
     cut = len(differing) and found[differing[0]] < stated[differing[0]] and not found[differing[0] + 1 :].any()
     if len(differing) and not cut:  # a last column that is cut off is expected
+        at = differing[0]
         notes.append(
-            f"segment {differing[0]} has {found[differing[0]]} tokens in the batch, {stated[differing[0]]} in the layout: a "
-            "transform changed the rows, so the sources may stand at the wrong tokens."
+            f"segment {at} has {found[at]} tokens in the batch, {stated[at]} in the layout: a transform changed the rows, so "
+            "the sources may stand at the wrong tokens."
         )
     if "targets" in batch:
         taken = batch["targets_segmentation"][row, :-1] != 0

@@ -6,7 +6,7 @@ import json
 import numpy as np
 import pytest
 
-from grain_sft.bench import Scale, packed, plans
+from grain_sft.bench import Scale, loaders, plans
 from grain_sft.bench.processes import measure_first_batch
 from grain_sft.cli.main import main
 from grain_sft.layout import ALGORITHMS, PackingOptions
@@ -45,12 +45,12 @@ def test_preparing_is_beside_bare_sentencepiece(bench):
 
 
 def test_packed_rows_are_beside_grains(bench, monkeypatch):
-    small = [profile._replace(documents=profile.documents // 20) for profile in packed.PROFILES]
-    monkeypatch.setattr(packed, "PROFILES", tuple(small))
+    small = [profile._replace(documents=profile.documents // 20) for profile in loaders.PROFILES]
+    monkeypatch.setattr(loaders, "PROFILES", tuple(small))
     figures, printed = bench("--only packed --seconds 0.01 --repeats 1")
     for rows in figures["packed"].values():
-        assert rows[packed.LIMIT]["of_limit"] == 1 and rows[packed.GRAIN]["times_grain"] == 1
-    assert packed.OURS in printed
+        assert rows[loaders.LIMIT]["of_limit"] == 1 and rows[loaders.GRAIN]["times_grain"] == 1
+    assert loaders.OURS in printed
 
 
 def test_plans_of_one_corpus_are_measured_each_way(bench, tmp_path):

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from small_chat import Batch, Chat
 
-from grain_sft.demo import checkpoint, model
+from grain_sft.demo import model
 from grain_sft.demo.corpus import VOCAB_SIZE
 from grain_sft.demo.folder import newest_step
-from grain_sft.demo.train import update
+from grain_sft.demo.train import init_state, load, save, update
 from grain_sft.errors import StorageError
 
 LOGITS = jax.jit(model.logits, static_argnums=1)
@@ -122,13 +122,13 @@ def test_loss_and_gradients_come_from_the_answers_alone(chat: Chat) -> None:
 
 
 def test_a_checkpoint_gives_back_every_bit_and_the_newest_is_last(tmp_path: Path) -> None:
-    state, batch = checkpoint.init_state(SMALL, 0), random_batch()
+    state, batch = init_state(SMALL, 0), random_batch()
     first_state, first_loss = UPDATE(state, 0, batch, SMALL)
     for step in (2, 10):
-        checkpoint.save(tmp_path, step, first_state)
+        save(tmp_path, step, first_state)
     (tmp_path / ".step-00000011.npz.x.tmp").touch()  # of a process that was killed while it wrote
     assert newest_step(tmp_path) == 10
-    loaded = checkpoint.load(tmp_path, 10)
+    loaded = load(tmp_path, 10)
     for part in ("params", "mean", "square"):
         for name, value in getattr(first_state, part).items():
             np.testing.assert_array_equal(getattr(loaded, part)[name], value)
@@ -136,4 +136,4 @@ def test_a_checkpoint_gives_back_every_bit_and_the_newest_is_last(tmp_path: Path
     with pytest.raises(StorageError, match="holds no checkpoint"):
         newest_step(tmp_path / "none")
     with pytest.raises(StorageError, match=r"step-00000003\.npz"):
-        checkpoint.load(tmp_path, 3)
+        load(tmp_path, 3)
