@@ -5,6 +5,7 @@ A process takes a job as JSON and prints, for every case and step, digests of th
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import os
@@ -80,29 +81,31 @@ def main(job: dict[str, Any], port: int, index: int, count: int, devices: int) -
     from grain_sft import Host, load
     from grain_sft.integrations.jax_arrays import GlobalBatches
 
+    def digests(arrays: dict[str, Any], sharding: Any) -> dict[str, str]:
+        gather = jax.jit(lambda x: x, out_shardings=NamedSharding(sharding.mesh, PartitionSpec()))
+        return {key: digest(np.asarray(gather(array))) for key, array in sorted(arrays.items())}
+
+    def show(**line: Any) -> None:
+        print(json.dumps(line), flush=True)
+
     if LOCAL in job["cases"]:  # each process loads its own host, and JAX puts what they hold side by side
         pipeline, sharding = load(job["config"]), sharding_of("data")
         assert pipeline.sampler.host == Host(jax.process_index(), jax.process_count())
-        gather = jax.jit(lambda x: x, out_shardings=NamedSharding(sharding.mesh, PartitionSpec()))
+        put = functools.partial(jax.make_array_from_process_local_data, sharding)
         for step in range(job["steps"]):
-            arrays = {
-                key: jax.make_array_from_process_local_data(sharding, each) for key, each in pipeline[step].items()
-            }
-            digests = {key: digest(np.asarray(gather(array))) for key, array in sorted(arrays.items())}
-            print(json.dumps({"case": LOCAL, "step": step, "digests": digests}), flush=True)
+            arrays = {key: put(array) for key, array in pipeline[step].items()}
+            show(case=LOCAL, step=step, digests=digests(arrays, sharding))
     for case in [case for case in job["cases"] if case != LOCAL]:
         pipeline, sharding = load(job["config"], host=Host(0, 1)), sharding_of(case)
         batches = GlobalBatches(pipeline, sharding, **job.get("options", {}))
         if "state" in job:
             batches.set_state(job["state"])
-        gather = jax.jit(lambda x: x, out_shardings=NamedSharding(sharding.mesh, PartitionSpec()))
         for _ in range(job["steps"]):
             step, rows = batches.next_step, batches.rows(batches.next_step).tolist()
             arrays = next(batches)
             assert all(array.sharding.is_equivalent_to(sharding, 2) for array in arrays.values())
-            digests = {key: digest(np.asarray(gather(array))) for key, array in sorted(arrays.items())}
-            print(json.dumps({"case": case, "step": step, "reads": rows, "digests": digests}), flush=True)
-        print(json.dumps({"case": case, "state": batches.get_state()}), flush=True)
+            show(case=case, step=step, reads=rows, digests=digests(arrays, sharding))
+        show(case=case, state=batches.get_state())
         batches.close()
 
 

@@ -137,47 +137,35 @@ def test_what_is_not_a_state_or_a_step_is_refused(folder):
             resume_step({**data_state(finite, 0), "next_step": step}, finite)
 
 
-class TestRunRecord:
-    """Of a trainer that saves nothing of its data."""
+@pytest.fixture
+def record(tmp_path):
+    """The record of a trainer that saves nothing of its data."""
+    return RunRecord(str(tmp_path / "data.json"))
 
-    @pytest.fixture
-    def record(self, tmp_path):
-        return RunRecord(str(tmp_path / "data.json"))
 
-    def test_the_same_data_goes_on_and_other_data_is_refused(self, folder, record):
-        record.begin(pipeline(folder), 0)
-        record.begin(pipeline(folder), 5)
-        assert [run["next_step"] for run in record.read()] == [0]
+def test_a_record_refuses_other_data_unless_that_is_allowed_from_its_step_on(folder, record):
+    record.begin(pipeline(folder), 0, write=False)
+    assert record.read() == []
+    record.begin(pipeline(folder), 0)
+    record.begin(pipeline(folder), 5)
+    for write in (True, False):
         with pytest.raises(GrainSftError, match=r"next step is 5.*\n  sampler differs: .*seed=2.*seed=1"):
-            record.begin(pipeline(folder, seed=2), 5)
-        assert len(record.read()) == 1
-
-    def test_data_that_was_allowed_is_recorded_from_its_step_on(self, folder, record):
-        record.begin(pipeline(folder), 0)
-        record.begin(pipeline(folder, seed=2), 5, allow_other_data=True)
-        record.begin(pipeline(folder, seed=2), 8)
-        assert [run["next_step"] for run in record.read()] == [0, 5]
-        with pytest.raises(GrainSftError, match="sampler differs"):
-            record.begin(pipeline(folder), 8)
-        record.begin(pipeline(folder), 4)  # before the other data came: steps 0 to 3 are of this data
-        assert [run["next_step"] for run in record.read()] == [0]
+            record.begin(pipeline(folder, seed=2), 5, write=write)
+    assert [run["next_step"] for run in record.read()] == [0]
+    record.begin(pipeline(folder, seed=2), 5, allow_other_data=True)
+    record.begin(pipeline(folder, seed=2), 8)
+    assert [run["next_step"] for run in record.read()] == [0, 5]
+    with pytest.raises(GrainSftError, match="sampler differs"):
         record.begin(pipeline(folder), 8)
+    record.begin(pipeline(folder), 4)  # before the other data came: steps 0 to 3 are of this data
+    assert [run["next_step"] for run in record.read()] == [0]
+    record.begin(pipeline(folder), 8)
+    record.begin(pipeline(folder, seed=2), 0)  # a run that begins again
+    assert [run["receipt"] for run in record.read()] == [pipeline(folder, seed=2).receipt.code]
 
-    def test_a_run_that_begins_again_may_have_other_data(self, folder, record):
+
+@pytest.mark.parametrize("text", ["", "[]", '{"runs": [1]}', '{"runs": 3}'])
+def test_a_file_that_is_not_a_record_is_refused(folder, tmp_path, record, text):
+    (tmp_path / "data.json").write_text(text)
+    with pytest.raises(GrainSftError, match="not a record"):
         record.begin(pipeline(folder), 0)
-        record.begin(pipeline(folder, seed=2), 0)
-        (run,) = record.read()
-        assert run["receipt"] == pipeline(folder, seed=2).receipt.code
-
-    def test_processes_that_do_not_write_check(self, folder, record):
-        record.begin(pipeline(folder), 0, write=False)
-        assert record.read() == []
-        record.begin(pipeline(folder), 0)
-        with pytest.raises(GrainSftError, match="sampler differs"):
-            record.begin(pipeline(folder, seed=2), 1, write=False)
-
-    @pytest.mark.parametrize("text", ["", "[]", '{"runs": [1]}', '{"runs": 3}'])
-    def test_another_file_is_refused(self, folder, tmp_path, record, text):
-        (tmp_path / "data.json").write_text(text)
-        with pytest.raises(GrainSftError, match="not a record"):
-            record.begin(pipeline(folder), 0)

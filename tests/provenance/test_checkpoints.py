@@ -46,36 +46,15 @@ def runs(tmp_path_factory):
 
 
 def test_the_parameters_of_the_seeds_table(runs):
-    small, large = runs["7b"], runs["32b"]
-    for pipeline in (small, large):
-        assert pipeline.source.layout.sequence_length == 32_768
-        assert (pipeline.sampler.seed, pipeline.sampler.epochs, pipeline.sampler.order) == (34_521, 2, "olmo")
-        assert pipeline.source.layout.packing.long_documents == "truncate"
-        assert pipeline.source.layout.corpus.dtype == np.uint32  # not uint16, as the seed says:
-    assert np.iinfo(np.uint16).max < 100_278 - 1  # dolma2's last id does not fit
-    assert small.sampler.global_batch_size == 1_048_576 // 32_768 == 32  # where the seed also says "about 30"
-    assert large.sampler.global_batch_size == 4_194_304 // 32_768 == 128
-    assert small.sampler.rows_per_host == 4
-    assert small.sampler.steps_per_epoch == 692_749 // 32 == 21_648  # where the seed divides by 10^6, and says 22,700
-    assert small.sampler.num_steps == 2 * 21_648
-    assert large.sampler.steps_per_epoch == 689_697 // 128 == 5_388
-    assert large.sampler.num_steps == 10_776
-    for name, pipeline in runs.items():
-        seen = pipeline.sampler.num_steps * pipeline.sampler.global_batch_size * 32_768
+    for (name, pipeline), batch, steps in zip(runs.items(), (32, 128), (21_648, 5_388), strict=True):
+        sampler, layout = pipeline.sampler, pipeline.source.layout
+        assert layout.sequence_length == 32_768 and layout.packing.long_documents == "truncate"
+        assert (sampler.seed, sampler.epochs, sampler.order) == (34_521, 2, "olmo")
+        assert layout.corpus.dtype == np.uint32  # not uint16, as the seed says, which dolma2's last id does not fit
+        assert sampler.global_batch_size == batch and sampler.rows_per_host == batch // 8
+        assert sampler.steps_per_epoch == len(pipeline.source) // batch == steps and sampler.num_steps == 2 * steps
+        seen = sampler.num_steps * batch * 32_768
         assert seen == pytest.approx(TOKENS_OF_RUN[name], rel=2e-4)  # less what fills no step
-
-
-def test_the_permutations_of_the_seeds_table(runs):
-    rows = len(runs["7b"].source)
-    for epoch, seed in enumerate((34_522, 34_523)):  # epoch 1 and 2 there
-        order = np.arange(rows, dtype=np.uint32)
-        np.random.Generator(np.random.PCG64(seed)).shuffle(order)
-        first = epoch * 21_648
-        found = trace(runs["7b"], range(first, first + 20), trainable=False)
-        assert found.instance.tolist() == order[: 20 * 32].tolist()
-        assert set(found.epoch.tolist()) == {epoch}
-        rank = trace(runs["7b"], range(first, first + 20), host=Host(3, 8), trainable=False)
-        assert rank.instance.tolist() == order[: 20 * 32].reshape(20, 32)[:, 3::8].reshape(-1).tolist()
 
 
 def test_the_checkpoint_table_is_the_seeds_but_exact(runs):
@@ -99,18 +78,14 @@ def test_the_checkpoint_table_is_the_seeds_but_exact(runs):
     assert large["step"][-1] == 10_776 and large["tokens"][0] == 4_194_304_000
 
 
-@pytest.mark.parametrize(
-    ("name", "step"),
-    [("step7000", 7000), ("7000", 7000), ("gs://b/run-2/step7000/", 7000), ("OLMo_step-12-hf", 12), ("model_step3", 3)],
-)
-def test_names_of_checkpoints(name, step):
-    assert step_of_checkpoint(name) == step
+NAMES = {"step7000": 7000, "7000": 7000, "gs://b/run-2/step7000/": 7000, "OLMo_step-12-hf": 12, "model_step3": 3}
 
 
-@pytest.mark.parametrize("name", ["latest", "", "step", "stepping7", "step1-step2", "7b"])
-def test_names_that_say_no_step_are_refused(name):
-    with pytest.raises(RowIndexError, match="step7000"):
-        step_of_checkpoint(name)
+def test_names_of_checkpoints_have_one_step():
+    assert [step_of_checkpoint(name) for name in NAMES] == list(NAMES.values())
+    for name in ("latest", "", "step", "stepping7", "step1-step2", "7b"):
+        with pytest.raises(RowIndexError, match="step7000"):
+            step_of_checkpoint(name)
 
 
 pipeline_of = functools.partial(batches.pipeline_of, epochs=2)

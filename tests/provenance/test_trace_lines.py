@@ -5,6 +5,7 @@ import functools
 import batches
 import numpy as np
 import pytest
+from batches import assert_same
 from sft_files import documents, write_episodes, write_olmo
 
 from grain_sft import Host, NgramFilter, PackedLayout, PaddedLayout, ShiftTargets, WindowLayout, open_corpus
@@ -26,19 +27,12 @@ def layouts(tmp_path_factory):
     folder = tmp_path_factory.mktemp("trace")
     write_olmo(folder / "parts", documents(70, longest=25), sources=True)
     corpus = open_corpus(folder / "parts", dtype="uint16", eos_token_id=2)
-    packed = {name: PackedLayout(corpus, LENGTH, algorithm=name, cache_dir=folder) for name in PACKED}
-    anew = {
-        name: PackedLayout(corpus, LENGTH, algorithm=name, seed=5, epochs=3, batch_rows=4, cache_dir=folder)
-        for name in BY_EPOCH
-    }
-    materialize(packed["best_fit_decreasing"], folder / "rows", shard_bytes=8 * LENGTH * 2)
-    return {
-        "windows": WindowLayout(corpus, LENGTH),
-        "padded": PaddedLayout(corpus, LENGTH, min_tokens=4),
-        **packed,
-        **anew,
-        "materialized": MaterializedLayout(open_corpus(folder / "rows")),
-    }
+    made = {"windows": WindowLayout(corpus, LENGTH), "padded": PaddedLayout(corpus, LENGTH, min_tokens=4)}
+    for name in (*PACKED, *BY_EPOCH):
+        options = {"seed": 5, "epochs": 3, "batch_rows": 4} if name in BY_EPOCH else {}
+        made[name] = PackedLayout(corpus, LENGTH, algorithm=name, cache_dir=folder, **options)
+    materialize(made["best_fit_decreasing"], folder / "rows", shard_bytes=8 * LENGTH * 2)
+    return made | {"materialized": MaterializedLayout(open_corpus(folder / "rows"))}
 
 
 pipeline_of = functools.partial(batches.pipeline_of, seed=7, epochs=2)
@@ -104,9 +98,7 @@ def test_a_trace_is_what_the_pipeline_delivers(layouts, name, order, hosts):
     whole = trace(pipelines[0], range(sampler.num_steps), trainable=False, block_rows=8)
     for index, pipeline in enumerate(pipelines):
         narrowed = trace(pipeline, range(sampler.num_steps), host=Host(index, hosts), trainable=False)
-        mine = whole.select(whole.host == index)
-        for column, array in narrowed.columns().items():
-            np.testing.assert_array_equal(array, mine.columns()[column], column)
+        assert_same(narrowed.columns(), whole.select(whole.host == index).columns())
 
 
 @pytest.mark.parametrize("order", ["olmo", "shuffle", "episode", "sequential"])
@@ -223,8 +215,7 @@ def test_a_document_is_found_wherever_a_trace_of_all_steps_has_it(layouts, name,
         else:
             chosen = np.isin(whole.document, number)
         expected = whole.select(chosen)
-        for column, array in found.columns().items():
-            np.testing.assert_array_equal(array, expected.columns()[column], column)
+        assert_same(found.columns(), expected.columns())
         last = Host(hosts - 1, hosts)
         mine = find_document(pipeline, number, host=last, trainable=False)
         assert mine.step.tolist() == expected.step[expected.host == last.index].tolist()
@@ -244,16 +235,15 @@ def test_a_sampler_without_end_is_searched_for_so_many_epochs(layouts):
 def test_what_is_not_there_is_refused(layouts):
     pipeline = pipeline_of(layouts["padded"])
     steps = pipeline.sampler.num_steps
-    with pytest.raises(RowIndexError, match=f"steps from 0 to {steps - 1}"):
-        trace(pipeline, range(3, steps + 1))
-    with pytest.raises(RowIndexError, match="consecutive steps"):
-        trace(pipeline, range(0, 4, 2))
-    with pytest.raises(RowIndexError, match="document 70"):
-        find_document(pipeline, 70)
-    with pytest.raises(SamplerError, match="epochs=3"):
-        find_document(pipeline, 0, epochs=3)
-    with pytest.raises(SamplerError, match="3 hosts"):
-        trace(pipeline, range(2), host=Host(0, 3))
+    for error, words, call, asked, options in (
+        (RowIndexError, f"steps from 0 to {steps - 1}", trace, range(3, steps + 1), {}),
+        (RowIndexError, "consecutive steps", trace, range(0, 4, 2), {}),
+        (RowIndexError, "document 70", find_document, 70, {}),
+        (SamplerError, "epochs=3", find_document, 0, {"epochs": 3}),
+        (SamplerError, "3 hosts", trace, range(2), {"host": Host(0, 3)}),
+    ):
+        with pytest.raises(error, match=words):
+            call(pipeline, asked, **options)
     assert len(trace(pipeline, range(2, 2))) == 0
 
 
@@ -261,7 +251,6 @@ def test_blocks_together_are_the_trace(layouts):
     pipeline = pipeline_of(layouts["best_fit_decreasing"])
     parts = list(iter_trace(pipeline, range(1, 12), block_rows=12))
     assert [set(part.step.tolist()) for part in parts] == [{1, 2, 3}, {4, 5, 6}, {7, 8, 9}, {10, 11}]
-    whole = trace(pipeline, range(1, 12))
-    for name, column in whole.columns().items():
-        np.testing.assert_array_equal(np.concatenate([part.columns()[name] for part in parts]), column)
+    whole = trace(pipeline, range(1, 12)).columns()
+    assert_same({name: np.concatenate([part.columns()[name] for part in parts]) for name in whole}, whole)
     assert {part.receipt for part in parts} == {pipeline.receipt.code}
