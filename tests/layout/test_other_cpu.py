@@ -13,7 +13,7 @@ from packed_corpora import PACKED_CASES, write_case
 from test_packed_olmo import GOLDEN, check, layout_of, playable, run_variant
 
 from grain_sft.errors import LayoutError
-from grain_sft.layout.packing import TIES, numpy_sort
+from grain_sft.layout.packing import numpy_sort
 from grain_sft.layout.packing.numpy_sort import argsort_of
 from grain_sft.layout.plan import depends_of, make_plan
 
@@ -75,7 +75,7 @@ def test_no_process_is_started_where_numpy_here_already_sorts_so(monkeypatch):
 def test_one_process_sorts_all_groups_and_ends(tmp_path, monkeypatch):
     started, start = [], subprocess.Popen
     monkeypatch.setattr(
-        subprocess, "Popen", lambda *args, **kwargs: started.append(start(*args, **kwargs)) or started[-1]
+        subprocess, "Popen", lambda *args, **named: started.append(start(*args, **named)) or started[-1]
     )
     case = dataclasses.replace(GROUPS, group=1)
     layout = layout_of(case, tmp_path, "numpy:baseline", write_case(case, tmp_path))
@@ -101,13 +101,7 @@ def test_a_cpu_that_is_better_than_this_one_is_a_sentence(tmp_path):
     assert not list((tmp_path / "cache").rglob("*.arrays"))
 
 
-def test_unknown_ties_are_a_sentence(tmp_path):
-    with pytest.raises(LayoutError, match=r"ties='numpy:sse'.*numpy:avx512, numpy:avx2, numpy:baseline"):
-        layout_of(MANY, tmp_path, "numpy:sse", write_case(MANY, tmp_path))
-    assert TIES[:2] == ("stable", "numpy")
-
-
-def test_the_fingerprint_of_a_plan_names_the_sort_and_the_version_of_numpy(tmp_path):
+def test_the_fingerprint_of_a_plan_names_the_sort_and_the_version_of_numpy(tmp_path, monkeypatch):
     written = write_case(GROUPS, tmp_path)
     expected = {f"numpy:{variant}": {"version": np.__version__, "sort": variant} for variant in playable()}
     expected |= {"stable": None, "numpy": {"version": np.__version__, "sort": numpy_sort.numpy_sort()}}
@@ -117,6 +111,9 @@ def test_the_fingerprint_of_a_plan_names_the_sort_and_the_version_of_numpy(tmp_p
         assert (f"numpy='{np.__version__} " in repr(layout)) == (ties != "stable")
         assert (make_plan(layout.corpus, layout.packing)["start"] == layout.plans[0].start).all()
     assert len(list((tmp_path / "cache").rglob("*.arrays"))) == len(expected)
+    layout = layout_of(GROUPS, tmp_path, "numpy", written)
+    monkeypatch.setattr(numpy_sort, "numpy_sort", lambda: "another")
+    assert depends_of(layout.corpus, layout.packing)["numpy"]["sort"] == "another"
 
 
 @needs_avx2

@@ -138,15 +138,6 @@ def test_every_document_is_in_one_row_or_counted_and_none_sees_another(
             assert statistics["max_segments"] <= most
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-@pytest.mark.parametrize("kind", KINDS)
-def test_rows_of_larger_corpora(tmp_path, kind, algorithm):
-    lengths = np.maximum(2, np.random.default_rng(3).lognormal(3, 1, 400).astype(int)).tolist()
-    known = make(kind, tmp_path / "corpus", lengths, part=1500 if kind == "parts" else 90)
-    layout = PackedLayout(known.corpus, 128, algorithm=algorithm, batch_rows=3, source_group_size=2, cache_dir=tmp_path)
-    check_rows(known, layout)
-
-
 def test_boundaries_eos_ignores_boundary_files_and_cuts_documents_at_parts(tmp_path):
     """As OLMo-core finds them: file by file."""
     known = make("parts", tmp_path / "corpus", [10, 20, 6], part=16)
@@ -173,14 +164,11 @@ def test_epochs_follow_each_other_each_packed_anew(tmp_path, algorithm):
     sizes = [len(plan.ends) for plan in three.plans]
     assert len(every) == sum(sizes)
     epochs = [set(every[sum(sizes[:epoch]) : sum(sizes[: epoch + 1])]) for epoch in range(3)]
-    for first in range(3):
-        documents = [span.document for row in epochs[first] for span in row]
-        assert len(documents) == len(set(documents))
-        if algorithm == "shuffled_best_fit":
-            assert sorted(documents) == list(range(300))
-        for other in range(first):
-            again = {row for row in epochs[first] if len(row) > 1} & epochs[other]
-            assert len(again) < 0.1 * len(epochs[first])
+    for number, epoch in enumerate(epochs):
+        documents = [span.document for row in epoch for span in row]
+        assert len(documents) == len(set(documents)) and (algorithm != "shuffled_best_fit" or len(documents) == 300)
+        several = {row for row in epoch if len(row) > 1}
+        assert all(len(several & other) < 0.1 * len(epoch) for other in epochs[:number])
     again = PackedLayout(known.corpus, 64, epochs=3, **{**options, "cache_dir": tmp_path / "other"})
     assert rows(again) == every and repr(again) == repr(three)
     other = PackedLayout(known.corpus, 64, epochs=3, **{**options, "seed": 6})
@@ -216,9 +204,7 @@ def test_padding_is_the_corpus_eos_where_it_has_no_pad_id(tmp_path):
 
 def test_a_corpus_without_documents_is_a_sentence(tmp_path):
     np.array([5, 6, 7], np.uint16).tofile(tmp_path / "a.npy")
-    with pytest.raises(
-        LayoutError, match=r"no document to pack: the corpus has none with a token\. Is its eos_token_id"
-    ):
+    with pytest.raises(LayoutError, match=r"no document to pack: the corpus has none with a token\. Is its eos_"):
         PackedLayout(open_corpus(tmp_path / "a.npy", dtype="uint16", eos_token_id=EOS), 8, cache_dir=tmp_path)
     with pytest.raises(CorpusError, match=r"where documents end is not known.*Give eos_token_id"):
         PackedLayout(open_corpus(tmp_path / "a.npy", dtype="uint16"), 8, cache_dir=tmp_path)

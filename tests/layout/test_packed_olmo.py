@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import itertools
 import json
@@ -18,7 +17,6 @@ from packed_layouts import open_case, packing_of, row_digests
 
 from grain_sft import PackedLayout
 from grain_sft.layout.packing.numpy_sort import numpy_sort
-from grain_sft.layout.plan import depends_of
 from grain_sft.storage import artifact
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "packed_rows.json").read_text())["variants"]
@@ -108,17 +106,6 @@ def test_stable_plans_are_the_same_bytes_whatever_instructions_numpy_may_use(tmp
         sort, found[variant] = run_variant(variant, STABLE, str(tmp_path / variant)).split()
         assert sort == variant
     assert len(set(found.values())) == 1
-
-
-def test_a_plan_with_numpys_ties_is_kept_apart_for_every_sort_and_version(tmp_path, monkeypatch):
-    case = PACKED_CASES[0]
-    layout = layout_of(case, tmp_path, "numpy", write_case(case, tmp_path))
-    depends = depends_of(layout.corpus, layout.packing)
-    assert depends["numpy"] == {"version": np.__version__, "sort": numpy_sort()}
-    stable = dataclasses.replace(layout.packing, ties="stable")
-    assert depends_of(layout.corpus, stable)["numpy"] is None
-    monkeypatch.setattr("grain_sft.layout.packing.numpy_sort.numpy_sort", lambda: "another")
-    assert depends_of(layout.corpus, layout.packing) != depends
 
 
 @pytest.mark.parametrize(

@@ -18,8 +18,6 @@ from grain_sft.layout.packing.shuffled_best_fit import shuffled_best_fit
 CAPACITY = 24
 LENGTHS = st.lists(st.integers(1, CAPACITY), min_size=1, max_size=120)
 SEGMENTS = st.one_of(st.none(), st.integers(1, 6))
-
-
 BEST_FIT = importlib.import_module("grain_sft.layout.packing.best_fit_decreasing")
 MANY = {"one by one": 10**9, "many at once": 0}
 """Documents of a length from which on best fit places them together."""
@@ -37,8 +35,7 @@ def plain_fit(lengths: list[int], most: int | None, capacity: int = CAPACITY, *,
     """Place one document after the other, longest first: in the smallest space that suffices, of these in the one that is so
     small for longest; or in the first."""
     rows: list[list[int]] = []
-    space: list[int] = []
-    since: list[int] = []
+    space, since = [], []
     for time, document in enumerate(sorted(range(len(lengths)), key=lambda each: -lengths[each])):
         length = lengths[document]
         fitting = [row for row in range(len(rows)) if space[row] >= length and (most is None or len(rows[row]) < most)]
@@ -60,19 +57,20 @@ def check_columns_equal(found: PackedRows, expected: PackedRows) -> None:
         np.testing.assert_array_equal(column, other)
 
 
-@pytest.mark.parametrize("many", MANY)
+@pytest.mark.parametrize("many", [None, *MANY.values()])
 @settings(max_examples=examples(150), deadline=None)
 @given(lengths=LENGTHS, most=SEGMENTS, scale=st.sampled_from((1, 64, 67)))
 @example(lengths=[1] * 100, most=None, scale=1)
 @example(lengths=[1] * 100, most=3, scale=1)
 @example(lengths=[CAPACITY] * 10, most=1, scale=64)
 @example(lengths=[5, 4, 4, 3, 2, 1], most=2, scale=1)  # less than a row holds, but too many documents
-def test_best_fit_decreasing_is_that_of_one_document_after_the_other(many, lengths, most, scale):
-    """Also where spaces lie far apart, or at 64 tokens each."""
-    scaled, capacity = [length * scale for length in lengths], CAPACITY * scale
-    with mock.patch.multiple(BEST_FIT, _MANY=MANY[many], _SPACES=10**9):
-        found = documents_of(pack("best_fit_decreasing", scaled, capacity, max_segments=most))
-    assert found == plain_fit(scaled, most, capacity, best=True)
+def test_decreasing_fit_is_that_of_one_document_after_the_other(many, lengths, most, scale):
+    """First fit, or best fit with `many`. Also where spaces lie far apart, or at 64 tokens each."""
+    best, scaled, capacity = many is not None, [length * scale for length in lengths], CAPACITY * scale
+    with mock.patch.multiple(BEST_FIT, _MANY=many, _SPACES=10**9):
+        name = "best_fit_decreasing" if best else "first_fit_decreasing"
+        found = documents_of(pack(name, scaled, capacity, max_segments=most))
+    assert found == plain_fit(scaled, most, capacity, best=best)
 
 
 @pytest.mark.parametrize("capacity", [2**22, 2**22 + 1, 2**31 - 1])
@@ -90,15 +88,6 @@ def test_best_fit_decreasing_is_the_same_one_by_one_and_many_at_once(capacity):
     for many in MANY.values():
         with mock.patch.object(BEST_FIT, "_MANY", many):
             check_columns_equal(pack("best_fit_decreasing", lengths, capacity), expected)
-
-
-@settings(max_examples=examples(150), deadline=None)
-@given(lengths=LENGTHS, most=SEGMENTS)
-@example(lengths=[1] * 100, most=None)
-@example(lengths=[1] * 100, most=3)
-def test_first_fit_decreasing_is_that_of_one_document_after_the_other(lengths, most):
-    found = documents_of(pack("first_fit_decreasing", lengths, max_segments=most))
-    assert found == plain_fit(lengths, most, best=False)
 
 
 @pytest.mark.parametrize("most", [None, 4])
@@ -139,8 +128,7 @@ def test_shuffled_best_fit_packs_chunks_of_an_order_of_its_epoch(lengths, most, 
 @pytest.mark.parametrize("count", [300, 3000, 20_000])
 def test_hardly_any_row_of_several_documents_comes_again_in_the_next_epoch(count, median, capacity):
     """Best fit of one chunk would repeat most: it goes by length."""
-    random = np.random.default_rng(0)
-    lengths = np.clip(random.lognormal(np.log(median), 1, count).astype(np.int64), 1, capacity)
+    lengths = np.random.default_rng(0).lognormal(np.log(median), 1, count).astype(np.int64).clip(1, capacity)
     epochs = []
     for epoch in range(3):
         rows = ALGORITHMS["shuffled_best_fit"](lengths, PackingOptions(capacity, seed=1, epoch=epoch))
@@ -164,18 +152,3 @@ def test_multipack_has_whole_batches_that_follow_its_order(lengths, rows, seed, 
         assert sorted(batch) == sorted(order[start : start + len(batch)])
         start += len(batch)
     assert len(found) or len(plain_fit(lengths, None, best=False)) < 2 * rows
-
-
-@pytest.mark.parametrize("name", ALGORITHMS)
-@pytest.mark.parametrize("ties", ["stable", "numpy"])
-def test_no_row_is_longer_and_every_document_has_a_place(name, ties):
-    random = np.random.default_rng(7)
-    for count in (1, 2, 17, 1000):
-        lengths = random.integers(1, CAPACITY + 1, count)
-        rows = ALGORITHMS[name](lengths, PackingOptions(CAPACITY, ties=ties))
-        tokens = np.diff(np.cumsum(rows.length)[rows.ends - 1], prepend=0)
-        assert tokens.max(initial=0) <= CAPACITY
-        if name == "multipack":
-            assert len(set(rows.document.tolist())) == len(rows.document)
-        else:
-            np.testing.assert_array_equal(np.bincount(rows.document, weights=rows.length, minlength=count), lengths)

@@ -17,8 +17,6 @@ from grain_sft.corpus import Corpus, Shard
 from grain_sft.errors import LayoutError
 from grain_sft.layout import Span, WindowLayout
 
-GIB = 1 << 30
-
 
 def corpus_of(counts: list[int]) -> Corpus:
     """A corpus with these numbers of tokens in its shards, whose files nobody reads."""
@@ -27,24 +25,8 @@ def corpus_of(counts: list[int]) -> Corpus:
 
 
 def naive_spans(counts: list[int], length: int) -> list[Span]:
-    return [
-        Span(shard, start, start + length, None)
-        for shard, count in enumerate(counts)
-        for start in range(0, count - length + 1, length)
-    ]
-
-
-@pytest.mark.parametrize("length", [1, 3, 4, 5, 8, 12, 24])
-def test_windows_never_cross_from_one_file_to_the_next_and_short_files_give_none(write_tokens, length):
-    counts = [0, 2, 0, 12, 0, 0, 3, 24, 1, 0]
-    starts = np.cumsum([0, *counts])
-    listed = [write_tokens(f"{n}.npy", np.arange(count) + starts[n]) for n, count in enumerate(counts)]
-    layout = WindowLayout(grain_sft.open_corpus(listed), length)
-    expected = naive_spans(counts, length)
-    assert len(layout) == len(expected) == sum(count // length for count in counts)
-    assert [layout.spans(row) for row in range(len(layout))] == [[span] for span in expected]
-    rows = grain_sft.NpyDataSource(layout).read(range(len(layout)))["tokens"]
-    np.testing.assert_array_equal(rows, [np.arange(s.start, s.stop) + starts[s.shard] for s in expected])
+    starts = ((shard, start) for shard, count in enumerate(counts) for start in range(0, count - length + 1, length))
+    return [Span(shard, start, start + length, None) for shard, start in starts]
 
 
 @settings(max_examples=examples(200), deadline=None, derandomize=True, database=None)
@@ -60,14 +42,14 @@ def test_spans_and_pieces_are_those_of_a_naive_count(counts, length, data):
     rows = data.draw(st.lists(st.integers(0, len(expected) - 1), max_size=20))
     pieces = layout.pieces(np.array(rows, np.int64))
     assert pieces.segment is pieces.position is None  # every row is one whole segment
-    found = list(zip(*(column.tolist() for column in pieces[:5]), strict=True))
     spans = [expected[row] for row in rows]
-    assert found == [(index, 0, span.shard, span.start, length) for index, span in enumerate(spans)]
-    for column in pieces[:5]:
-        if column.flags.writeable:
-            column[:] = -5  # does not reach the next pieces
-    again = layout.pieces(np.array(rows, np.int64))
-    assert list(zip(*(column.tolist() for column in again[:5]), strict=True)) == found
+    for _ in range(2):
+        found = list(zip(*(column.tolist() for column in pieces[:5]), strict=True))
+        assert found == [(index, 0, span.shard, span.start, length) for index, span in enumerate(spans)]
+        for column in pieces[:5]:
+            if column.flags.writeable:
+                column[:] = -5  # does not reach the next pieces
+        pieces = layout.pieces(np.array(rows, np.int64))
 
 
 @settings(max_examples=examples(100), deadline=None)
@@ -99,7 +81,7 @@ def test_numbers_beyond_32_bits_are_right():
 
 
 @pytest.mark.parametrize(
-    ("dtype", "tokens"), [("uint8", 5 * GIB + 3), ("uint32", 5_000_000_003), ("uint64", 700_000_001)]
+    ("dtype", "tokens"), [("uint8", (5 << 30) + 3), ("uint32", 5 * 10**9 + 3), ("uint64", 7 * 10**8)]
 )
 def test_tokens_far_into_a_huge_file_are_read(tmp_path, dtype, tokens):
     length, path, size = 8192, tmp_path / "huge.npy", np.dtype(dtype).itemsize
@@ -133,7 +115,7 @@ def test_integers_may_be_numpys_and_spans_are_plain_values():
     assert all(type(value) is int for value in dataclasses.astuple(span)[:3])
 
 
-def test_a_layout_pickles_and_says_what_it_is():
+def test_a_layout_pickles_and_its_repr_names_its_options():
     layout = WindowLayout(corpus_of([12, 9]), 4)
     again = pickle.loads(pickle.dumps(layout))
     assert [again.spans(row) for row in range(len(again))] == [layout.spans(row) for row in range(len(layout))]
