@@ -10,7 +10,7 @@ import hashlib
 import json
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,8 @@ GOLDEN = TESTS / "golden" / "batch_digests.json"
 CONFIGS = TESTS.parent / "configs"
 HOSTS = (Host(0, 1), Host(1, 2))
 STEPS = (0, 1, 2, 7, 40)
+PRETRAINING = ("eval_8192.yaml", "pretrain_8192.yaml", "pretrain_8192_olmo_order.yaml")
+SFT = ("sft_packed_32768.yaml", "olmo3_7b_think_sft.yaml", "olmo3_32b_think_sft.yaml")
 Config = dict[str, Any]
 
 
@@ -60,28 +62,23 @@ def shipped(folder: Path) -> Iterator[tuple[str, Config]]:
     (folder / "mix.txt").write_text("label,tokens.npy\n")
     olmo = {"path": str(write_olmo(folder / "sft", chats(3000, 300, seed=1), dtype="uint32", part_tokens=90_000))}
     episodes = str(write_dataset(folder / "episodes", weighted=True))
-    primer = [
-        {"path": str(write_primer(folder / f"primer{number}", chats(300, 400, seed=number)))} for number in range(3)
-    ]
+    written = (write_primer(folder / f"primer{number}", chats(300, 400, seed=number)) for number in range(3))
+    primer = [{"path": str(path)} for path in written]
     openchat = {"path": str(write_openchat(folder / "openchat", chats(400, 300, seed=9)))}
     mix = {"path": str(folder / "mix.txt"), "dtype": "uint32"}
-    short, small = {"sequence_length": 512}, {"global_batch_tokens": 512 * 32}
+    short = {"layout": {"sequence_length": 512}}
+    small = {**short, "sampler": {"global_batch_tokens": 512 * 32}}
+    names = ("primer", "oasst1", "dolly15k")
     sections: dict[str, Config] = {
-        "eval_8192.yaml": {"corpus": mix, "layout": short, "sampler": small},
-        "pretrain_8192.yaml": {"corpus": mix, "layout": short, "sampler": small},
-        "pretrain_8192_olmo_order.yaml": {"corpus": mix, "layout": short, "sampler": small},
-        "sft_packed_32768.yaml": {"corpus": olmo, "layout": short, "sampler": small},
-        "olmo3_7b_think_sft.yaml": {"corpus": olmo, "layout": short, "sampler": small},
-        "olmo3_32b_think_sft.yaml": {"corpus": olmo, "layout": short, "sampler": small},
+        **{name: {"corpus": mix, **small} for name in PRETRAINING},
+        **{name: {"corpus": olmo, **small} for name in SFT},
         "episodes.yaml": {"corpus": {"path": episodes}},
         "episodes_gpt_config.json": {"dataset_dir": episodes},
         "primer.yaml": {"corpus": primer[0]},
         "primer_packed.yaml": {"corpus": primer[0]},
-        "primer_mixture.yaml": {
-            "corpus": {"mixture": dict(zip(("primer", "oasst1", "dolly15k"), primer, strict=True))}
-        },
+        "primer_mixture.yaml": {"corpus": {"mixture": dict(zip(names, primer, strict=True))}},
         "openchat.yaml": {"corpus": openchat, "layout": {"sequence_length": 900}},
-        "sft_with_pretraining.yaml": {"corpus": {"mixture": {"chat": olmo, "web": mix}}, "layout": short},
+        "sft_with_pretraining.yaml": {"corpus": {"mixture": {"chat": olmo, "web": mix}}, **short},
     }
     assert sections.keys() == {path.name for path in CONFIGS.iterdir()}
     for name, stated in sections.items():
@@ -103,11 +100,12 @@ def layouts(folder: Path) -> Iterator[tuple[str, Config]]:
         "padded": {"kind": "padded"},
         "padded first": {"kind": "padded", "keep": "first", "min_tokens": 9},
     }
-    for algorithm in ("best_fit_decreasing", "first_fit_decreasing", "multipack", "shuffled_best_fit"):
-        anew = algorithm in ("multipack", "shuffled_best_fit")
-        variants[algorithm] = {"kind": "packed", "algorithm": algorithm, **({"seed": 5, "epochs": 3} if anew else {})}
     best = {"kind": "packed", "algorithm": "best_fit_decreasing"}
-    variants["concat_then_split"] = {"kind": "packed", "algorithm": "concat_then_split", "long_documents": "fragment"}
+    variants["best_fit_decreasing"] = best
+    variants["first_fit_decreasing"] = {**best, "algorithm": "first_fit_decreasing"}
+    for algorithm in ("multipack", "shuffled_best_fit"):
+        variants[algorithm] = {**best, "algorithm": algorithm, "seed": 5, "epochs": 3}
+    variants["concat_then_split"] = {**best, "algorithm": "concat_then_split", "long_documents": "fragment"}
     variants["fragments"] = {**best, "long_documents": "fragment"}
     variants["few segments"] = {**best, "max_segments": 3}
     variants["ends at EOS"] = {**best, "boundaries": "eos", "source_group_size": 3}
@@ -115,16 +113,14 @@ def layouts(folder: Path) -> Iterator[tuple[str, Config]]:
         variants[f"ties {sort}"] = {**best, "ties": f"numpy:{sort}"}
     for name, corpus in corpora.items():
         for variant, layout in variants.items():
+            own_order = {"order": "sequential", "shuffle": False, "epochs": 1} if "epochs" in layout else {}
+            config = {
+                "corpus": corpus,
+                "layout": {"sequence_length": 48, **layout},
+                "sampler": {"seed": 3, "global_batch_size": 8, **own_order},
+            }
             for transforms in (["shift_targets"], ["ngram_filter", "shift_targets"]):
-                yield (
-                    f"layout/{name}/{variant}/{transforms[0]}",
-                    {
-                        "corpus": corpus,
-                        "layout": {"sequence_length": 48, **layout},
-                        "sampler": {"seed": 3, "global_batch_size": 8, **own_order(layout)},
-                        "transforms": transforms,
-                    },
-                )
+                yield f"layout/{name}/{variant}/{transforms[0]}", {**config, "transforms": transforms}
 
 
 def materialized(folder: Path) -> Iterator[tuple[str, Config]]:
@@ -137,19 +133,9 @@ def materialized(folder: Path) -> Iterator[tuple[str, Config]]:
     for path in (masks, weights):
         layout = grain_sft.PackedLayout(grain_sft.open_corpus(path, **opened[path.name]), 48)
         materialize(layout, folder / f"{path.name}-rows")
-        yield (
-            f"materialized/{path.name}",
-            {
-                "corpus": {"path": str(folder / f"{path.name}-rows")},
-                "layout": {"kind": "materialized", "sequence_length": 48},
-                "sampler": {"seed": 3, "global_batch_size": 8},
-            },
-        )
-
-
-def own_order(layout: Config) -> Config:
-    """Return the keys of the sampler that a layout which packs each epoch anew requires."""
-    return {"order": "sequential", "shuffle": False, "epochs": 1} if "epochs" in layout else {}
+        config = {"path": str(folder / f"{path.name}-rows")}, {"kind": "materialized", "sequence_length": 48}
+        sampler = {"seed": 3, "global_batch_size": 8}
+        yield f"materialized/{path.name}", {"corpus": config[0], "layout": config[1], "sampler": sampler}
 
 
 def orders(folder: Path) -> Iterator[tuple[str, Config]]:
@@ -194,9 +180,8 @@ def tokenized(folder: Path) -> Iterator[tuple[str, str]]:
 
     template = "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
     save_huggingface(folder / "hf", byte_level_json(SPECIAL), eos="<|endoftext|>", chat_template=template)
-    texts = [{"text": str(each)} for each in hard_chats.TEXTS]
     files = {
-        "texts": texts,
+        "texts": [{"text": str(each)} for each in hard_chats.TEXTS],
         "chats": hard_chats.chats(),
         "openchat": hard_chats.openchat_chats(),
         "tools": hard_chats.tool_chats(),
@@ -235,14 +220,7 @@ def rows_of_orders() -> Iterator[tuple[str, str]]:
 def all_digests(folder: Path) -> dict[str, str]:
     """Return the digest of every run by name."""
     found: dict[str, str] = {}
-    parts: tuple[Callable[[Path], Iterator[tuple[str, Config]]], ...] = (
-        shipped,
-        layouts,
-        materialized,
-        orders,
-        mixtures,
-    )
-    for part in parts:
+    for part in (shipped, layouts, materialized, orders, mixtures):
         place = folder / part.__name__
         place.mkdir()
         for name, config in part(place):

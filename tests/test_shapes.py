@@ -35,12 +35,8 @@ def checking(function: types.FunctionType) -> types.FunctionType | None:
     if not shapes:
         return None
     copy = types.FunctionType(function.__code__, function.__globals__, "checking", closure=function.__closure__)
-    copy.__defaults__, copy.__kwdefaults__, copy.__annotations__ = (
-        function.__defaults__,
-        function.__kwdefaults__,
-        shapes,
-    )
-    copy.__qualname__ = "checking"
+    copy.__defaults__, copy.__kwdefaults__ = function.__defaults__, function.__kwdefaults__
+    copy.__annotations__, copy.__qualname__ = shapes, "checking"
     return jaxtyping.jaxtyped(typechecker=beartype)(copy)
 
 
@@ -61,17 +57,12 @@ def checked(monkeypatch) -> set[str]:
 def load(tmp_path):
     write_olmo(tmp_path / "olmo", documents(300), part_tokens=5000)
 
-    def load(stated: dict) -> grain_sft.Pipeline:
-        return grain_sft.load(
-            {
-                "corpus": {"path": str(tmp_path / "olmo"), "eos_token_id": EOS},
-                "layout": {"sequence_length": 64, **stated},
-                "sampler": {"seed": 1, "global_batch_size": 8},
-                "transforms": ["ngram_filter", "shift_targets"],
-            }
-        )
-
-    return load
+    config = {
+        "corpus": {"path": str(tmp_path / "olmo"), "eos_token_id": EOS},
+        "sampler": {"seed": 1, "global_batch_size": 8},
+        "transforms": ["ngram_filter", "shift_targets"],
+    }
+    return lambda stated: grain_sft.load({**config, "layout": {"sequence_length": 64, **stated}})
 
 
 @pytest.mark.parametrize("stated", LAYOUTS)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import pathlib
 import pickle
 import resource
+import shutil
 from concurrent.futures import ThreadPoolExecutor
 
 import grain
@@ -56,11 +56,10 @@ def test_a_row_alone_is_the_row_in_a_batch(make, dtype):
     corpus, rows = make([100, 5, 64, 0, 77], dtype)
     source = source_of(corpus)
     assert len(source) == len(rows)
-    ones = np.ones(LENGTH, np.int32)
+    ones, positions = np.ones(LENGTH, np.int32), np.arange(LENGTH, dtype=np.int32)
     for number, row in enumerate(rows):
         element = source[number]
         assert_same(element, {key: array[0] for key, array in source.read([number]).items()})
-        positions = np.arange(LENGTH, dtype=np.int32)
         expected = {"tokens": row, "loss_mask": ones != 0, "segment_ids": ones, "positions": positions}
         assert_same(element, expected)
         assert list(element) == list(expected)
@@ -69,37 +68,29 @@ def test_a_row_alone_is_the_row_in_a_batch(make, dtype):
 def test_rows_come_in_the_order_asked_for_as_often_as_asked_for(make):
     corpus, rows = make([100, 64, 77])
     source = source_of(corpus)
-    for wanted in ([3, 0, 3, 3, 12, 1], range(len(rows)), range(len(rows) - 1, -1, -1), (5,)):
+    integers = [np.array([7, 0], kind) for kind in (np.int8, np.uint8, np.int32, np.uint32, np.int64, np.uint64)]
+    for wanted in ([3, 0, 3, 3, 12, 1], range(len(rows)), range(len(rows) - 1, -1, -1), (5,), *integers):
         batch = source.read(wanted)
         assert all(array.shape == (len(wanted), LENGTH) for array in batch.values())
         np.testing.assert_array_equal(batch["tokens"], rows[list(wanted)])
+        np.testing.assert_array_equal(source[wanted[0]]["tokens"], rows[wanted[0]])
     for nothing in ([], (), np.zeros(0, np.int64), range(0)):
         assert_same(source.read(nothing), {key: array[:0] for key, array in source.read([0]).items()})
-
-
-@pytest.mark.parametrize("kind", [np.int8, np.uint8, np.int32, np.uint32, np.int64, np.uint64])
-def test_indices_may_be_any_integers_of_numpys(make, kind):
-    corpus, rows = make([100, 64])
-    source = source_of(corpus)
-    np.testing.assert_array_equal(source[kind(7)]["tokens"], rows[7])
-    for indices in (np.array([7, 0], kind), [kind(7), 0]):
-        np.testing.assert_array_equal(source.read(indices)["tokens"], rows[[7, 0]])
 
 
 def test_a_row_is_a_copy_that_may_be_written_to_and_what_batches_share_is_read_only(make, tmp_path):
     corpus, rows = make([100, 64])
     source = source_of(corpus)
-    before = {path: path.read_bytes() for path in (tmp_path / "data").iterdir()}
+    before = [path.read_bytes() for path in sorted((tmp_path / "data").iterdir())]
     element, batch, expected = source[2], source.read([2, 3]), source[2]
-    for array in element.values():
+    for array in (*element.values(), batch["tokens"]):
         array[:] = 0
-    batch["tokens"][:] = 0
     assert_same(source[2], expected)
     again = source.read([2, 3])
     np.testing.assert_array_equal(again["tokens"], rows[[2, 3]])
     for key in ("loss_mask", "segment_ids", "positions"):
         assert not np.shares_memory(batch[key], again[key]) or not again[key].flags.writeable
-    assert before == {path: path.read_bytes() for path in (tmp_path / "data").iterdir()}
+    assert before == [path.read_bytes() for path in sorted((tmp_path / "data").iterdir())]
 
 
 @pytest.mark.parametrize("wanted", [[FILL_ROW], [0, FILL_ROW, 3], [FILL_ROW] * 4, [2, 1, FILL_ROW, FILL_ROW]])
@@ -182,20 +173,16 @@ def test_a_pickle_holds_no_file_and_is_as_small_after_use_as_before(make, tmp_pa
     assert repr(again) == repr(source_of(corpus)) and len(again) == len(rows)
 
 
-def read_tokens(source, rows):
-    return source.read(rows)["tokens"]
-
-
 def test_a_source_in_use_is_read_by_a_spawned_process_as_well(make):
     corpus, rows = make([100, 64])
     source = source_of(corpus)
     source.read([0, 7])
     with multiprocessing.get_context("spawn").Pool(1) as pool:
-        found = pool.apply_async(read_tokens, (source, [7, 0, FILL_ROW])).get(timeout=300)
+        found = pool.apply_async(source.read, ([7, 0, FILL_ROW],)).get(timeout=300)["tokens"]
     np.testing.assert_array_equal(found, [rows[7], rows[0], np.zeros(LENGTH)])
 
 
-@pytest.mark.parametrize("size", [0, 4, 200, 256])
+@pytest.mark.parametrize("size", [0, 200, 256])
 def test_a_file_that_is_cut_short_while_in_use_is_an_error(make, size):
     corpus, rows = make([100, 64, 64])
     source = source_of(corpus)
@@ -225,9 +212,8 @@ def test_a_file_that_is_gone_or_changed_before_it_is_read_is_an_error(make, tmp_
 
 def test_a_file_that_was_replaced_by_its_equal_is_read(make):
     corpus, rows = make([100])
-    path = pathlib.Path(corpus.shards[0].path)
-    (path.parent / "other").write_bytes(path.read_bytes())
-    (path.parent / "other").replace(path)
+    path = corpus.shards[0].path
+    os.replace(shutil.copyfile(path, f"{path}.other"), path)
     np.testing.assert_array_equal(source_of(corpus)[0]["tokens"], rows[0])
 
 
@@ -246,18 +232,13 @@ def test_it_is_a_source_of_grains(make):
     np.testing.assert_array_equal(dataset[9]["tokens"], rows[9])
 
 
-def evict(path):
-    """Take a file out of the page cache."""
-    with open(path, "rb") as file:
-        os.fsync(file.fileno())
-        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-
-
 def test_what_is_not_in_memory_is_read_and_not_copied_from_a_map(make, monkeypatch):
     monkeypatch.setattr(reader, "_READ_INSTEAD", 5)
     corpus, rows = make([LENGTH * 5000])
     source, some = source_of(corpus), np.arange(0, 5000, 500)
-    evict(corpus.shards[0].path)
+    with open(corpus.shards[0].path, "rb") as file:
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
     waits = resource.getrusage(resource.RUSAGE_THREAD).ru_majflt
     for _ in range(3):
         np.testing.assert_array_equal(source.read(some)["tokens"], rows[some])

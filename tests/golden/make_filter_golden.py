@@ -32,14 +32,8 @@ def verdicts(dataset: Any, work_dir: Path) -> dict[str, Any]:
 
 if __name__ == "__main__":
     out = options("olmo_filter_padding.json").out
-    settings: dict[str, Any] = {
-        "sequence_length": SEQUENCE_LENGTH,
-        "pad_token_id": PAD,
-        "eos_token_id": EOS,
-        "vocab_size": 60_000,
-        "dtype": np.uint16,
-        "instance_filter_config": InstanceFilterConfig(),
-    }
+    settings: dict[str, Any] = {"sequence_length": SEQUENCE_LENGTH, "pad_token_id": PAD, "eos_token_id": EOS}
+    settings |= {"vocab_size": 60_000, "dtype": np.uint16, "instance_filter_config": InstanceFilterConfig()}
     made: dict[str, Any] = {"made_by": versions("ai2-olmo-core", "numpy", "torch")}
     with tempfile.TemporaryDirectory() as temp:
         paths = [str(path) for path in write_files(Path(temp))]

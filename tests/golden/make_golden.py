@@ -40,25 +40,20 @@ def import_maxtext(wheel: Path) -> tuple[Any, Any, str]:
         stub = types.ModuleType(name)
         stub.__path__ = [str(wheel.joinpath(*name.split(".")))]
         sys.modules[name] = stub
-    modules = [importlib.import_module(f"maxtext.input_pipeline.{name}") for name in ("olmo_data", "olmo_data_grain")]
-    found = [d.version for d in importlib.metadata.distributions(path=[str(wheel)]) if d.metadata["Name"] == "maxtext"]
-    if len(found) != 1:
-        raise SystemExit(f"{wheel} should hold one maxtext-*.dist-info, but holds {len(found)}")
-    return modules[0], modules[1], found[0]
+    data, grain_data = (
+        importlib.import_module(f"maxtext.input_pipeline.{name}") for name in ("olmo_data", "olmo_data_grain")
+    )
+    (found,) = (
+        d.version for d in importlib.metadata.distributions(path=[str(wheel)]) if d.metadata["Name"] == "maxtext"
+    )
+    return data, grain_data, found
 
 
 def olmo_dataset(paths: list[Path], length: int, dtype: Any, instance_filter: Any = None) -> Any:
     from olmo_core.data import NumpyFSLDataset
 
-    return NumpyFSLDataset(
-        *(str(path) for path in paths),
-        sequence_length=length,
-        pad_token_id=0,
-        eos_token_id=0,
-        vocab_size=2**31,
-        dtype=dtype,
-        instance_filter_config=instance_filter,
-    )
+    named = {"pad_token_id": 0, "eos_token_id": 0, "vocab_size": 2**31, "instance_filter_config": instance_filter}
+    return NumpyFSLDataset(*map(str, paths), sequence_length=length, dtype=dtype, **named)
 
 
 class OrderCase(NamedTuple):
@@ -73,29 +68,20 @@ class OrderCase(NamedTuple):
 
 
 ORDER_CASES = (
-    # One file, no remainder anywhere.
-    OrderCase((64,), 4, 4, 1, 0, 1),
-    OrderCase((64,), 4, 4, 2, 0, 2),
+    *(OrderCase((64,), 4, 4, ranks, 0, epoch) for ranks, epoch in ((1, 1), (2, 2))),  # one file, no remainder anywhere
     # Every file has a remainder, and the last batch would not be full.
-    OrderCase((100, 37, 250), 8, 6, 3, 34521, 1),
-    OrderCase((100, 37, 250), 8, 6, 3, 34521, 2),
-    OrderCase((100, 37, 250), 8, 6, 2, 34521, 3),
+    *(OrderCase((100, 37, 250), 8, 6, ranks, 34521, epoch) for ranks, epoch in ((3, 1), (3, 2), (2, 3))),
     # Files that are too short for an instance, one of them without any token.
     OrderCase((15, 160, 0, 7, 333, 15), 16, 4, 4, 34521, 1),
     OrderCase((0, 47, 129), 16, 5, 1, 7, 3),
     # More instances and more ranks.
-    OrderCase((1000, 2003, 517), 10, 16, 8, 34521, 1),
-    OrderCase((1000, 2003, 517), 10, 24, 8, 34521, 2),
+    *(OrderCase((1000, 2003, 517), 10, batch, 8, 34521, epoch) for batch, epoch in ((16, 1), (24, 2))),
     OrderCase((1201, 2, 777, 1023), 8, 32, 4, 0, 1),
     OrderCase((1201, 2, 777, 1023), 8, 12, 3, 0, 3),
     OrderCase((2799,), 7, 48, 8, 123456789, 2),
-    # The file ends one token before, at, and after the end of an instance.
-    OrderCase((127, 128, 129), 32, 3, 3, 1, 1),
-    # One instance a token: a batch is as many tokens as instances.
-    OrderCase((19, 22), 1, 8, 2, 34521, 2),
-    # Fewer instances than a batch: no batch at all. As many: one batch.
-    OrderCase((30, 9), 5, 8, 2, 34521, 1),
-    OrderCase((30, 13), 5, 8, 2, 34521, 1),
+    OrderCase((127, 128, 129), 32, 3, 3, 1, 1),  # files end one token before, at, and after the end of an instance
+    OrderCase((19, 22), 1, 8, 2, 34521, 2),  # one instance a token: a batch is as many tokens as instances
+    *(OrderCase((30, second), 5, 8, 2, 34521, 1) for second in (9, 13)),  # fewer instances than a batch, and as many
 )
 
 
@@ -131,8 +117,8 @@ def olmo_batches(case: OrderCase) -> dict[str, Any]:
                 by_rank[-1].append(indices)
             assert len(by_rank[-1]) == loader.total_batches
             loader.reset()
-    found = {"file_tokens": list(case.file_tokens), "L": case.length, "N": instances}
-    found |= {"global_batch_size": case.batch, "ranks": case.ranks, "seed": case.seed, "epoch": case.epoch}
+    found = {"file_tokens": list(case.file_tokens), "L": case.length, "N": instances, "global_batch_size": case.batch}
+    found |= {"ranks": case.ranks, "seed": case.seed, "epoch": case.epoch}
     return found | {"batches": [list(ranks) for ranks in zip(*by_rank, strict=True)]}
 
 
@@ -143,16 +129,16 @@ def order_digest(order: NDArray[Any], dtype: str) -> dict[str, Any]:
 
 def olmo_order() -> dict[str, Any]:
     """Return what `olmo_order.json` holds."""
-    instances, seed, large = 100_003, 34521, []
+    large = []
     with tempfile.TemporaryDirectory() as temp:
         path = Path(temp) / "tokens.npy"
-        np.zeros(instances, dtype="<u4").tofile(path)
-        loader = olmo_loader(olmo_dataset([path], 1, np.uint32), Path(temp), batch=1, seed=seed)
+        np.zeros(100_003, dtype="<u4").tofile(path)
+        loader = olmo_loader(olmo_dataset([path], 1, np.uint32), Path(temp), batch=1, seed=34521)
         for epoch in (1, 2):
             loader.reshuffle(epoch=epoch)
             order = np.array(loader.get_global_indices())
-            assert order.dtype == np.uint32 and order.shape == (instances,)
-            large.append({"N": instances, "seed": seed, "epoch": epoch, **order_digest(order, "<u4")})
+            assert order.dtype == np.uint32 and order.shape == (100_003,)
+            large.append({"N": 100_003, "seed": 34521, "epoch": epoch, **order_digest(order, "<u4")})
             loader.reset()
     return {
         "made_by": versions("ai2-olmo-core", "numpy", "python"),
@@ -165,17 +151,10 @@ def olmo_order() -> dict[str, Any]:
 
 # (total_instances, seed, epoch, shard_count); epochs count from 0.
 SHARD_CASES = (
-    (16, 0, 0, 1),
-    (16, 0, 1, 2),
-    (17, 0, 0, 4),
-    (100, 34521, 0, 3),
-    (100, 34521, 1, 3),
-    (100, 34521, 2, 8),
-    (199, 7, 0, 8),
-    (200, 7, 5, 5),
-    (53, 123456789, 1000, 2),
-    (5, 1, 0, 8),  # fewer instances than shards: every shard is empty
-    (1, 3, 0, 1),
+    *((16, 0, 0, 1), (16, 0, 1, 2), (17, 0, 0, 4)),
+    *((100, 34521, 0, 3), (100, 34521, 1, 3), (100, 34521, 2, 8)),
+    *((199, 7, 0, 8), (200, 7, 5, 5), (53, 123456789, 1000, 2)),
+    *((5, 1, 0, 8), (1, 3, 0, 1)),  # the first has fewer instances than shards: every shard is empty
 )
 
 
@@ -192,12 +171,11 @@ def maxtext_order(olmo_data_grain: Any, version: str) -> dict[str, Any]:
         shards = [each.shard_indices(seed=seed, epoch=epoch).tolist() for each in samplers(total, seed, count)]
         named = {"total_instances": total, "seed": seed, "epoch": epoch, "shard_count": count}
         cases.append({**named, "shards": shards})
-    total, seed, count, epochs = 47, 34521, 3, 3
-    keys = [
-        [int(each[i].record_key) for i in range(epochs * each.num_local_instances_per_epoch)]
-        for each in samplers(total, seed, count)
+    records: dict[str, Any] = {"total_instances": 47, "seed": 34521, "shard_count": 3, "epochs": 3}
+    records["record_keys"] = [
+        [int(each[i].record_key) for i in range(3 * each.num_local_instances_per_epoch)]
+        for each in samplers(47, 34521, 3)
     ]
-    records = {"total_instances": total, "seed": seed, "shard_count": count, "epochs": epochs, "record_keys": keys}
     large = {"total_instances": 100_003, "seed": 7, "epoch": 0}
     order = olmo_data_grain.OlmoIndexSampler(total_instances=100_003, seed=7).shuffled_global_indices(seed=7, epoch=0)
     return {
@@ -214,13 +192,9 @@ def maxtext_order(olmo_data_grain: Any, version: str) -> dict[str, Any]:
 def write_maxtext_index(olmo_data: Any, path: Path) -> None:
     """Let MaxText write an index over three files that need not exist."""
     n_tokens = {"gs://bucket/a/part-0.npy": 1000, "gs://bucket/a/part-1.npy": 128, "gs://bucket/b/part-0.npy": 515}
-    index = olmo_data.build_index(
-        list(zip(n_tokens, ("a", "a", "b"), strict=True)),
-        128,
-        tokenizer="allenai/dolma3-tokenizer",
-        header_reader=lambda name: ("uint32", (n_tokens[name],)),
-    )
-    index.save(str(path))
+    files = list(zip(n_tokens, ("a", "a", "b"), strict=True))
+    named = {"tokenizer": "allenai/dolma3-tokenizer", "header_reader": lambda name: ("uint32", (n_tokens[name],))}
+    olmo_data.build_index(files, 128, **named).save(str(path))
 
 
 class RowMaker:
@@ -267,9 +241,8 @@ class RowMaker:
     def start(self, size: int, place: str) -> int:
         """Return where a span of `size` tokens begins at the "head", "tail" or "middle" of the row."""
         slack = self.length - size
-        if place != "middle":
-            return 0 if place == "head" else slack
-        return self.integer(1, slack - 1) if slack >= 2 else slack // 2
+        middle = self.integer(1, slack - 1) if place == "middle" and slack >= 2 else slack // 2
+        return {"head": 0, "tail": slack, "middle": middle}[place]
 
     def add(self, row: Rows) -> None:
         """Keep a row, now and then with its tokens moved to the top of the uint16 range."""
@@ -278,9 +251,7 @@ class RowMaker:
         assert row.dtype == np.uint16 and row.shape == (self.length,)
         self.rows.append(row)
 
-    def span(
-        self, period: int, repeats: int, extra: int, place: str, *, exact: bool = True, broken: bool = False
-    ) -> None:
+    def span(self, period: int, repeats: int, extra: int, place: str, exact: bool = True, broken: bool = False) -> None:
         """Add a span of `repeats` periods and `extra` tokens; `broken`: one of them changed."""
         size = period * repeats + extra
         if size > self.length:
@@ -318,11 +289,8 @@ class RowMaker:
         to (-1, period) equals the first as far as it goes. Otherwise the head goes on where the tail stops, as in a ring.
         """
         extra = self.integer(0, period - 1)
-        in_head, in_tail = head * period, tail * period
-        if self.rng.random() < 0.5:
-            in_head += extra
-        else:
-            in_tail += extra
+        of_head = extra if self.rng.random() < 0.5 else 0
+        in_head, in_tail = head * period + of_head, tail * period + extra - of_head
         if in_head + in_tail > self.length - 1:
             return
         vocab, row = self.background()

@@ -29,19 +29,8 @@ from typing import Any
 import numpy as np
 from making import options, versions
 
-from packed_corpora import (  # isort: skip
-    BOS,
-    EOS,
-    PACKED_CASES,
-    PAD,
-    PLAN_CASE,
-    ROW_DIGITS,
-    VARIANTS,
-    PackedCase,
-    digest_of_files,
-    row_digest,
-    write_case,
-)
+from packed_corpora import BOS, EOS, PACKED_CASES, PAD, PLAN_CASE, ROW_DIGITS, VARIANTS, PackedCase  # isort: skip
+from packed_corpora import digest_of_files, row_digest, write_case  # isort: skip
 
 SHOWN = 2  # rows in full, from the first and from the last
 Places = list[list[list[int]]]
@@ -51,13 +40,11 @@ def olmo_dataset(case: PackedCase, tokens: list[Any], masks: list[Any], work_dir
     """Return OLMo-core's dataset over the files of a case."""
     from olmo_core.data import LongDocStrategy, NumpyPackedFSLDataset
 
+    ids = {"pad_token_id": PAD, "eos_token_id": EOS, "bos_token_id": BOS if case.bos else None, "vocab_size": 60_000}
     dataset = NumpyPackedFSLDataset(
         *map(str, tokens),
         sequence_length=case.sequence_length,
-        pad_token_id=PAD,
-        eos_token_id=EOS,
-        bos_token_id=BOS if case.bos else None,
-        vocab_size=60_000,
+        **ids,
         dtype=np.dtype(case.dtype).type,
         generate_doc_lengths=True,
         label_mask_paths=list(map(str, masks)) or None,
@@ -87,8 +74,8 @@ def places_of(dataset: Any, case: PackedCase, sizes: list[int]) -> Places:
     for first in range(0, len(sizes), case.group):
         paths = dataset.paths[first : first + case.group]
         borders = np.cumsum([0, *sizes[first : first + case.group]])
-        indices = np.fromfile(dataset._get_document_indices_path(*paths), np.uint64).reshape(-1, 2).tolist()
-        offsets = np.fromfile(dataset._get_instance_offsets_path(*paths), np.uint64).reshape(-1, 2).tolist()
+        kinds = (dataset._get_document_indices_path, dataset._get_instance_offsets_path)
+        indices, offsets = (np.fromfile(kind(*paths), np.uint64).reshape(-1, 2).tolist() for kind in kinds)
         documents = np.fromfile(dataset._get_docs_by_instance_path(*paths), np.uint64).tolist()
         for begin, end in offsets:
             row = []

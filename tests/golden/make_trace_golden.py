@@ -19,12 +19,8 @@ from making import olmo_loader, options, versions, write_json
 
 from packed_corpora import PACKED_CASES, PAD, PackedCase  # isort: skip
 
-RUNS = (
-    # (case, rows a global batch, ranks, seed)
-    ("distinct, groups", 8, 4, 34521),
-    ("distinct, five files", 12, 3, 7),
-    ("distinct, one longer", 6, 2, 34521),
-)
+RUNS = (("distinct, groups", 8, 4, 34521), ("distinct, five files", 12, 3, 7), ("distinct, one longer", 6, 2, 34521))
+"""Case, rows of a global batch, ranks and seed of each run."""
 EPOCHS = 2
 
 

@@ -67,13 +67,6 @@ def olmo_loader(dataset: Any, work_dir: Path, *, batch: int, seed: int, ranks: i
     """Return OLMo-core's loader of one rank; `batch` is the global batch size in instances."""
     from olmo_core.data import DataCollator, NumpyFSLDataLoader
 
-    return NumpyFSLDataLoader(
-        dataset,
-        collator=DataCollator(pad_token_id=0),
-        global_batch_size=batch * dataset.sequence_length,  # OLMo-core counts tokens here
-        work_dir=str(work_dir),
-        seed=seed,
-        dp_world_size=ranks,
-        dp_rank=rank,
-        fs_local_rank=0,
-    )
+    named = {"work_dir": str(work_dir), "seed": seed, "dp_world_size": ranks, "dp_rank": rank, "fs_local_rank": 0}
+    tokens = batch * dataset.sequence_length
+    return NumpyFSLDataLoader(dataset, collator=DataCollator(pad_token_id=0), global_batch_size=tokens, **named)

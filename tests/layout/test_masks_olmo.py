@@ -14,23 +14,16 @@ from typing import Any
 import numpy as np
 import pytest
 from packed_corpora import BOS, EOS, MASK_CASES, PAD, PackedCase, digest_of_files, epoch_digest, write_case
+from packed_layouts import packing_of
 
 import grain_sft
 from grain_sft import Corpus, NpyDataSource, PackedLayout, open_corpus
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "masks_epoch.json").read_text())["cases"]
 NAMED_BY = (
-    *(
-        "directory",
-        "directory above",
-        "two globs",
-        "glob of all",
-        "glob of everything",
-        "list",
-        "list in another order",
-    ),
-    *("mix", "config", "config of a mix", "index", "index of a list", "MaxText's index", "explicit masks"),
-    "masks elsewhere",
+    *("directory", "directory above", "two globs", "glob of all", "glob of everything", "list"),
+    *("list in another order", "mix", "config", "config of a mix", "index", "index of a list"),
+    *("MaxText's index", "explicit masks", "masks elsewhere"),
 )
 """What may name the parts of a corpus."""
 
@@ -78,12 +71,9 @@ def named(by: str, case: PackedCase, tokens: list[Path], masks: list[Path], fold
 
 
 def source_of(by: str, case: PackedCase, where: Any, options: dict[str, Any], boundaries: str) -> NpyDataSource:
-    layout = {
-        "long_documents": case.long,
-        "source_group_size": case.group,
-        "boundaries": boundaries,
-        "bos_token_id": BOS if case.bos and boundaries == "eos" else None,
-    }
+    layout = {**packing_of(case), "boundaries": boundaries}
+    if boundaries == "auto":
+        layout["bos_token_id"] = None
     if by.startswith("config"):
         path = [str(each) for each in where] if isinstance(where, list) else str(where)
         config = {
@@ -96,12 +86,11 @@ def source_of(by: str, case: PackedCase, where: Any, options: dict[str, Any], bo
     return NpyDataSource(PackedLayout(Corpus(**fields), case.sequence_length, **layout))
 
 
-SOME = [
-    pytest.param(case, marks=[] if case.name == "distinct, five files" else pytest.mark.heavy) for case in MASK_CASES
-]
+def marked(case: PackedCase) -> Any:
+    return pytest.param(case, marks=[] if case.name == "distinct, five files" else pytest.mark.heavy, id=case.name)
 
 
-@pytest.mark.parametrize("case", SOME, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", [*map(marked, MASK_CASES)])
 @pytest.mark.parametrize("by", NAMED_BY)
 @pytest.mark.parametrize("boundaries", ["eos", "auto"])
 def test_supervised_positions_are_olmo_cores_whatever_names_the_parts(case, by, boundaries, tmp_path):

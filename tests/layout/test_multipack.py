@@ -18,13 +18,12 @@ from grain_sft.layout.packing.multipack import multipack
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "multipack_batches.json").read_text())["cases"]
 
-
 SMALL = [case for case in MULTIPACK_CASES if case.documents <= 900]
 
 
 def check(rows, case, lengths, golden):
-    """Rows, lists of documents, are the batches of an epoch: by the lengths in every row and, where lengths are distinct,
-    document by document and in that order."""
+    """Check that rows, lists of documents, are the batches of an epoch: by the lengths in every row and, where lengths are
+    distinct, document by document and in that order."""
     assert len(rows) % case.ranks == 0
     batches = [rows[first : first + case.ranks] for first in range(0, len(rows), case.ranks)]
     sizes = [[sorted(lengths[row].tolist()) for row in batch] for batch in batches]

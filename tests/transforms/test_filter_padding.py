@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from batches import sections
 from filter_corpora import EOS, FILES, PACKED_FILES, PAD, SEQUENCE_LENGTH, documents_of, write_files
 
 import grain_sft
@@ -88,15 +89,8 @@ def test_a_pipeline_of_padded_rows_keeps_its_loss(corpus, sources):
 @pytest.mark.parametrize("counts", [False, True])
 def test_a_config_says_whether_padding_counts(corpus, counts, tmp_path, monkeypatch):
     monkeypatch.setenv("GRAIN_SFT_CACHE_DIR", str(tmp_path))
-    paths = [shard.path for shard in corpus.shards]
-    pipeline = grain_sft.load(
-        {
-            "corpus": {"path": paths, "dtype": "uint16", "eos_token_id": EOS, "pad_token_id": PAD},
-            "layout": {"kind": "packed", "sequence_length": SEQUENCE_LENGTH},
-            "sampler": {"seed": 0, "global_batch_size": 4},
-            "transforms": [{"ngram_filter": {"count_padding": counts}}, "shift_targets"],
-        },
-        host=Host(0, 1),
-    )
+    config = sections(corpus.shards[0].path, SEQUENCE_LENGTH, corpus={"dtype": "uint16", "eos_token_id": EOS})
+    config["transforms"] = [{"ngram_filter": {"count_padding": counts}}, "shift_targets"]
+    pipeline = grain_sft.load(config, host=Host(0, 1))
     assert pipeline.transforms[0].count_padding is counts
     assert f"count_padding={counts}" in pipeline.receipt.parts["transforms"]

@@ -35,18 +35,19 @@ def test_the_golden_rows_are_many_and_near_the_threshold():
     assert (clean != maxtext).sum() > 50  # rows that MaxText's port gets wrong are among them
 
 
-@pytest.mark.parametrize(
-    ("suffix", "options"),
-    [
-        ("p5_c3", {"max_period": 5, "max_count": 3}),
-        ("p7_c10", {"max_period": 7, "max_count": 10}),
-        ("p13_min3_c5", {"min_period": 3, "max_count": 5}),
-        ("p13_c2", {"max_count": 2}),
-        ("p13_c1", {"max_count": 1}),
-    ],
-)
-def test_other_thresholds_are_those_of_olmo_core(suffix, options):
-    np.testing.assert_array_equal(~NgramFilter(**options).fails(GOLDEN["rows_96"]), GOLDEN[f"clean_96_{suffix}"])
+OTHERS = {
+    "p5_c3": (5, 1, 3),
+    "p7_c10": (7, 1, 10),
+    "p13_min3_c5": (13, 3, 5),
+    "p13_c2": (13, 1, 2),
+    "p13_c1": (13, 1, 1),
+}
+
+
+@pytest.mark.parametrize("suffix", OTHERS)
+def test_other_thresholds_are_those_of_olmo_core(suffix):
+    fails = NgramFilter(*OTHERS[suffix]).fails(GOLDEN["rows_96"])
+    np.testing.assert_array_equal(~fails, GOLDEN[f"clean_96_{suffix}"])
 
 
 def longest_repeat(row, period):
@@ -58,9 +59,7 @@ def longest_repeat(row, period):
 
 
 @settings(max_examples=examples(200), deadline=None)
-@given(
-    st.lists(st.integers(0, 2), min_size=1, max_size=120), st.integers(1, 13), st.integers(1, 13), st.integers(1, 12)
-)
+@given(st.lists(st.integers(0, 2), min_size=1, max_size=120), *[st.integers(1, most) for most in (13, 13, 12)])
 def test_a_row_fails_exactly_if_it_holds_a_long_enough_run(row, one, other, count):
     low, high = sorted((one, other))
     expected = any(longest_repeat(row, p) >= max(count, 3) for p in range(low, min(high, len(row) // 3) + 1))
@@ -92,15 +91,10 @@ def test_rows_too_short_for_any_period_and_empty_batches_pass():
     assert NgramFilter().fails(np.zeros((0, 600), np.uint32)).shape == (0,)
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"min_period": 0},
-        {"min_period": 5, "max_period": 4},
-        {"max_count": 0},
-        *({"count_padding": value} for value in (1, None, "yes")),
-    ],
-)
+PADDING = [{"count_padding": value} for value in (1, None, "yes")]
+
+
+@pytest.mark.parametrize("options", [{"min_period": 0}, {"min_period": 5, "max_period": 4}, {"max_count": 0}, *PADDING])
 def test_options_out_of_range_are_named(options):
     with pytest.raises(GrainSftError, match=f"NgramFilter.*{next(iter(options))}"):
         NgramFilter(**options)

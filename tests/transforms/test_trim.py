@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
-from batches import assert_same
+from batches import assert_same, pipeline_of, sections
 
 import grain_sft
-from grain_sft import Host, IndexSampler, NgramFilter, NpyDataSource, PaddedLayout, Pipeline, ShiftTargets
+from grain_sft import Host, NgramFilter, NpyDataSource, PaddedLayout, ShiftTargets
 from grain_sft.errors import TransformError
 from grain_sft.transforms import TrimToMultiple
 
@@ -20,17 +20,14 @@ def source(write_tokens):
     return NpyDataSource(PaddedLayout(grain_sft.open_corpus(path, dtype="uint16", eos_token_id=2), LENGTH))
 
 
-def pipeline(source, transforms):
-    sampler = IndexSampler(len(source), global_batch_size=3, seed=1, epochs=1, host=Host(0, 1))
-    return Pipeline(source, sampler, transforms)
-
-
 @pytest.mark.parametrize("multiple", [1, 16, 64, 100, 128])
 @pytest.mark.parametrize("after", [False, True])
 def test_only_padding_is_cut_down_to_the_next_multiple(source, multiple, after):
     trim = TrimToMultiple(multiple)
     order = [NgramFilter(), ShiftTargets(), trim] if after else [NgramFilter(), trim, ShiftTargets()]
-    whole, trimmed = pipeline(source, [NgramFilter(), ShiftTargets()]), pipeline(source, order)
+    options = {"global_batch_size": 3, "order": "shuffle", "epochs": 1}
+    whole = pipeline_of(source.layout, [NgramFilter(), ShiftTargets()], **options)
+    trimmed = pipeline_of(source.layout, order, **options)
     shapes = set()
     for step in range(len(whole)):
         longest = int((whole[step]["inputs_segmentation"] != 0).sum(axis=1).max())
@@ -58,12 +55,9 @@ def test_rows_batches_of_padding_and_full_batches(source):
 
 
 def test_a_config_takes_it(source):
-    config = {
-        "corpus": {"path": source.layout.corpus.shards[0].path, "dtype": "uint16", "eos_token_id": 2},
-        "layout": {"kind": "padded", "sequence_length": LENGTH},
-        "sampler": {"seed": 1, "global_batch_size": 3},
-        "transforms": [{"trim_to_multiple": {"multiple": 32}}, "shift_targets"],
-    }
+    path = source.layout.corpus.shards[0].path
+    config = sections(path, LENGTH, corpus={"dtype": "uint16", "eos_token_id": 2}, layout="padded")
+    config["transforms"] = [{"trim_to_multiple": {"multiple": 32}}, "shift_targets"]
     loaded = grain_sft.load(config, host=Host(0, 1))
     assert repr(loaded.transforms) == "(TrimToMultiple(32), ShiftTargets())"
     assert all(loaded[step]["inputs"].shape[1] in (32, 64, 96, 100) for step in range(10))
