@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from sft_files import documents, error_of, write_episodes
 
-import grain_sft
 from grain_sft import GrainSftError, open_corpus
 
 
@@ -58,23 +57,13 @@ def test_a_single_file_is_a_corpus_whatever_names_it(tree, monkeypatch):
         assert (corpus.num_tokens, corpus.dtype, corpus.shards[0].label) == (5, np.uint32, "")
 
 
-def test_a_raw_file_of_another_suffix_is_recognised_by_its_bytes(write_tokens):
-    assert open_corpus(write_tokens("tokens.dat", range(100))).num_tokens == 100
-    text = write_tokens("text.dat", [0x61616161] * 2)
-    assert open_corpus(text, format="files", dtype="uint32").num_tokens == 2
-
-
-def test_names_with_brackets_stand_for_themselves_where_they_exist(tmp_path, write_tokens):
+def test_names_with_brackets_are_no_patterns_where_they_exist_and_text_may_be_tokens(tmp_path, write_tokens):
     path = write_tokens("run[1]/part[0].npy", [1, 2])
     write_tokens("run1/part0.npy", [1])
     for where in (path.parent, path, [path]):
         assert open_corpus(where).num_tokens == 2
-
-
-def test_the_order_of_a_list_decides_the_rows(write_tokens):
-    listed = [write_tokens("1.npy", [1, 1]), write_tokens("0.npy", [0, 0])]
-    rows = grain_sft.NpyDataSource(grain_sft.WindowLayout(open_corpus(listed), 2)).read([0, 1])
-    np.testing.assert_array_equal(rows["tokens"], [[1, 1], [0, 0]])
+    text = write_tokens("text.dat", [0x61616161] * 2)
+    assert open_corpus(text, format="files", dtype="uint32").num_tokens == 2
 
 
 @pytest.mark.parametrize("where", ["none.npy", "none.bin", "none", "none.json", "none/", "none.txt"])

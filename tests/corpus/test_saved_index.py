@@ -1,16 +1,22 @@
-"""Saved indexes: equal to the corpus they were made of, movable, and not to be fooled by files that changed."""
+"""Saved indexes: equal to the corpus they were made of, movable, and not to be fooled by files that changed.
+
+The last tests are of MaxText's own index: `tests/golden/maxtext_index.json` is what maxtext 0.2.5 wrote.
+"""
 
 from __future__ import annotations
 
 import json
+import logging
 import os
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
 from sft_files import error_of
 
 from grain_sft import GrainSftError, NpyDataSource, WindowLayout, open_corpus
+from grain_sft.corpus.index_writer import maxtext_fingerprint
 
 TOKENIZER = "allenai/dolma3-tokenizer"
 
@@ -109,15 +115,6 @@ def test_a_file_that_is_gone_is_named(folder, index, name):
     assert f"{folder / name}: can't be found" in message and "path_remap" in message and "index.json" in message
 
 
-def test_a_replaced_file_of_the_same_size_is_found_out_when_it_is_first_read(folder, index):
-    (np.arange(2000) + 1).astype(np.uint16).tofile(folder / "sub" / "a.npy")
-    source = NpyDataSource(WindowLayout(open_corpus(index), 10))
-    np.testing.assert_array_equal(source[200]["tokens"], np.arange(10))  # of b.npy
-    for _ in range(2):
-        with pytest.raises(GrainSftError, match=r"a\.npy: .*other content: it was replaced"):
-            source[0]
-
-
 DAMAGED = "edited or damaged: build it again"
 GARBLED = "The index is damaged: build it again"
 
@@ -202,3 +199,112 @@ def test_saving_leaves_nothing_but_the_index(folder, corpus, index, monkeypatch)
     assert sorted(folder.rglob("*")) == before and index.read_bytes() == old
     corpus.save(folder / "new" / "index.json")
     assert sorted(folder.rglob("*")) == sorted([*before, folder / "new", folder / "new" / "index.json"])
+
+
+GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "maxtext_index.json"
+INDEX = json.loads(GOLDEN.read_text())
+COUNTS = {"a/part-0.npy": 1000, "a/part-1.npy": 128, "b/part-0.npy": 515}
+
+
+@pytest.fixture
+def listed(tmp_path, write_tokens):
+    for name, count in COUNTS.items():
+        write_tokens(f"data/{name}", np.arange(count) + count)
+    return tmp_path / "data"
+
+
+def open_golden(listed, **options):
+    return open_corpus(GOLDEN, path_remap={"gs://bucket/": f"{listed}/"}, **options)
+
+
+def error_of_maxtext(path, listed):
+    return error_of(path, path_remap={"gs://bucket/": f"{listed}/"})
+
+
+def test_the_fingerprint_is_maxtexts():
+    assert maxtext_fingerprint(128, "uint32", TOKENIZER, INDEX["files"]) == INDEX["fingerprint"]
+
+
+def test_maxtexts_index_is_the_corpus_of_its_files(listed):
+    corpus = open_golden(listed, eos_token_id=1999)
+    expected = [(str(listed / name), name[0], count) for name, count in COUNTS.items()]
+    assert [(shard.path, shard.label, shard.num_tokens) for shard in corpus.shards] == expected
+    assert (corpus.dtype, corpus.tokenizer, corpus.eos_token_id) == (np.uint32, TOKENIZER, 1999)
+    assert corpus.num_documents == 1
+    assert corpus.fingerprint == open_corpus(listed, eos_token_id=1999).fingerprint
+    layout = WindowLayout(corpus, 128)
+    assert len(layout) == 12
+    np.testing.assert_array_equal(NpyDataSource(layout)[8]["tokens"], np.arange(128) + 515)
+
+
+def test_a_written_index_is_maxtexts_but_for_paths_and_fingerprint(listed, tmp_path):
+    mix, path = listed / "mix.txt", tmp_path / "index.json"
+    mix.write_text("".join(f"{name[0]},{name}\n" for name in COUNTS))
+    for corpus, tokenizer in (
+        (open_corpus(mix, tokenizer=TOKENIZER), None),
+        (open_corpus(mix), TOKENIZER),
+        (open_golden(listed), None),
+    ):
+        corpus.save(path, format="maxtext", sequence_length=128, tokenizer=tokenizer)
+        assert open_corpus(path) == open_golden(listed)
+        text = path.read_text()
+        written = json.loads(text.replace(f"{listed}/", "gs://bucket/"))
+        assert list(written) == list(INDEX) and list(written["files"][0]) == list(INDEX["files"][0])
+        assert written.pop("fingerprint") not in (None, INDEX["fingerprint"])
+        assert {**written, "fingerprint": INDEX["fingerprint"]} == INDEX
+
+
+def test_an_index_for_maxtext_needs_a_sequence_length(listed, tmp_path):
+    for length in (None, 0, -1):
+        with pytest.raises(GrainSftError, match="sequence_length"):
+            open_golden(listed).save(tmp_path / "index.json", format="maxtext", sequence_length=length)
+    assert not (tmp_path / "index.json").exists()
+
+
+def test_a_npy_header_draws_a_warning_as_maxtext_reads_it_as_tokens(tmp_path, caplog):
+    np.save(tmp_path / "a.npy", np.arange(256, dtype=np.uint32))
+    with caplog.at_level(logging.WARNING, "absl"):
+        open_corpus(tmp_path).save(tmp_path / "index.json", format="maxtext", sequence_length=128)
+    assert str(tmp_path / "a.npy") in caplog.text and "header" in caplog.text
+
+
+@pytest.mark.parametrize(("change", "verb"), [(-1, "shrank"), (1, "grew")])
+def test_a_file_of_another_length_than_maxtexts_is_named(listed, write_tokens, change, verb):
+    write_tokens("data/a/part-1.npy", range(128 + change))
+    message = error_of_maxtext(GOLDEN, listed)
+    assert f"{listed}/a/part-1.npy: the file {verb}" in message
+    assert f"{128 + change} tokens, but MaxText's index {GOLDEN} lists 128" in message
+
+
+def test_a_missing_file_is_named(listed):
+    (listed / "b/part-0.npy").unlink()
+    assert f"{listed}/b/part-0.npy: no such file" in error_of_maxtext(GOLDEN, listed)
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        *(({"format_version": each}, f"format version {each!r}; version '1' can be read") for each in ("2", 1)),
+        *(
+            ({key: value}, "edited or damaged")
+            for key, value in {
+                "sequence_length": 256,
+                "dtype": "uint16",
+                "tokenizer": "other",
+                "fingerprint": "sha256:0",
+                "files": [],
+            }.items()
+        ),
+        ({"tokenizer": 5}, "Expected `str`, got `int`"),
+        ({"files": None}, "The index is damaged"),
+        ({"files": [{}]}, "required field `path`"),
+        ({"files": [[]]}, "The index is damaged"),
+        ({"files": [], "fingerprint": maxtext_fingerprint(128, "uint32", TOKENIZER, [])}, "lists no file"),
+        ({"dtype": "int32", "fingerprint": maxtext_fingerprint(128, "int32", TOKENIZER, INDEX["files"])}, "uint32"),
+    ],
+)
+def test_an_edited_index_of_maxtext_is_refused(listed, tmp_path, changes, expected):
+    path = tmp_path / "index.json"
+    path.write_text(json.dumps({**INDEX, **changes}))
+    message = error_of_maxtext(path, listed)
+    assert str(path) in message and expected in message

@@ -16,7 +16,6 @@ from failing_proxy import before_emulator, media_bytes
 from sft_files import documents, write_episodes
 
 import grain_sft
-from grain_sft.storage import files
 
 pytest.importorskip("gcp_storage_emulator.server")
 
@@ -304,15 +303,3 @@ def test_where_the_disk_is_full_rows_come_from_the_bucket(memory, tmp_path, capl
     assert size_of(tmp_path) <= 4096
     check(mine, [5, 300, 17])
     assert len(cached(tmp_path)) == 2
-
-
-def test_files_of_other_file_systems_are_read(memory, tmp_path, monkeypatch):
-    (tmp_path / "0.npy").write_bytes(tokens(0).tobytes())
-    local = grain_sft.open_corpus(tmp_path / "0.npy")
-    assert grain_sft.open_corpus(f"file://{tmp_path}/0.npy") == local
-    remote = grain_sft.open_corpus("memory://cached/0.npy")
-    assert remote.fingerprint == local.fingerprint
-    np.testing.assert_array_equal(remote.read(5, 70)[0], local.read(5, 70)[0])
-    remote.save("memory://cached/index.json")
-    assert grain_sft.open_corpus("memory://cached/index.json") == remote
-    assert files.exists("memory://cached/index.json") and not files.exists("memory://cached/none")
