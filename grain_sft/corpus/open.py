@@ -63,7 +63,7 @@ def open_corpus(
       dtype: Dtype of headerless arrays. Files with a .npy header carry their own. The default is the dtype that an SFT
         corpus's metadata or the sizes of its files imply, else uint32, as AI2 writes, if the tokens look like it.
       eos_token_id: Token that ends a document. The default is that of the corpus's metadata.
-      path_remap: Replacements of prefixes of paths, of which the longest that matches applies; a key `{NAME}` is a
+      path_remap: Replacements of prefixes of paths. The longest prefix that matches applies. A key `{NAME}` is a
         placeholder that is filled in anywhere in a path, such as the `{TOKENIZER}` of OLMo's mixes.
       tokenizer: Name or path of the tokenizer. It fills `{TOKENIZER}` in paths and is kept in the corpus. A corpus that was
         made with another tokenizer is refused: by its hash if this is the path of a tokenizer, else by its name.

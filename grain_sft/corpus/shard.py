@@ -152,7 +152,7 @@ def scan_shard(path: str, label: str, dtype: Dtype | None) -> tuple[Shard, Dtype
 
 
 def check_plausible(path: str, head: bytes, dtype: Dtype) -> None:
-    """Refuse a file whose first bytes don't read as token ids of a dtype that nobody gave."""
+    """Refuse a file whose first bytes are not plausible token ids of `dtype`, which the caller did not give."""
     whole = head[: len(head) // 8 * 8]
     sample, words = np.frombuffer(whole, dtype), np.frombuffer(whole, "<u4")
     looks_like_uint64 = dtype.itemsize == 4 and len(words) >= 16 and not words[1::2].any() and words[::2].any()

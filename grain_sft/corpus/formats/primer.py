@@ -72,7 +72,7 @@ class Primer(Format):
             return None
         tokens, labels, _ = _files_of(self.home(path))
         if path == tokens and not listing.sidecars(path, files.name_of(labels)):
-            return None  # such a name may be anybody's
+            return None  # other tools may write a file of this name
         return tokens
 
     def part(self, path: str, listing: DirectoryListing) -> TokenFile:
