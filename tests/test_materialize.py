@@ -8,6 +8,7 @@ import json
 import os
 import pickle
 import shutil
+import types
 
 import numpy as np
 import pytest
@@ -144,18 +145,13 @@ def test_segments_that_end_nowhere_in_their_row_are_an_error(tmp_path, monkeypat
 def test_the_written_corpus_is_one_of_the_segments_as_documents(written, layout):
     corpus = grain_sft.open_corpus(written, format="rows")
     rows = MaterializedLayout(corpus)
-    documents_seen = 0
-    for row in range(len(layout)):
-        spans, expected = rows.spans(row), layout.spans(row)
-        assert [span.stop - span.start for span in spans] == [span.stop - span.start for span in expected]
-        for span in spans:
-            assert span.document == documents_seen
-            documents_seen += 1
-        for mine, span in zip(spans, expected, strict=True):
-            original = layout.corpus.document(span.document)
-            np.testing.assert_array_equal(corpus.document(mine.document).tokens, original.tokens[:LENGTH])
-            np.testing.assert_array_equal(corpus.document(mine.document).loss, original.loss[:LENGTH])
-    assert documents_seen == corpus.num_documents == len(list(corpus.iter_documents()))
+    pairs = [pair for row in range(len(layout)) for pair in zip(rows.spans(row), layout.spans(row), strict=True)]
+    for number, (found, span) in enumerate(pairs):
+        assert found.document == number and found.stop - found.start == span.stop - span.start
+        mine, original = corpus.document(number), layout.corpus.document(span.document)
+        np.testing.assert_array_equal(mine.tokens, original.tokens[:LENGTH])
+        np.testing.assert_array_equal(mine.loss, original.loss[:LENGTH])
+    assert len(pairs) == corpus.num_documents == len(list(corpus.iter_documents()))
     assert 0 < supervised_ratio(corpus) < 1
     np.testing.assert_array_equal(
         NpyDataSource(WindowLayout(corpus, LENGTH)).read([1, 5])["tokens"], NpyDataSource(layout).read([1, 5])["tokens"]
@@ -217,9 +213,10 @@ def test_a_batch_opens_no_more_files_than_it_may(written, layout, monkeypatch):
 @pytest.mark.parametrize("kind", ["masks", "uint16", "weights"])
 def test_rows_in_a_bucket_are_those_of_a_folder(tmp_path, client, monkeypatch, kind):
     expected = NpyDataSource(PackedLayout(make(tmp_path, kind), LENGTH))
-    for where in (tmp_path / "rows", f"gs://bucket/{kind}-rows"):
+    places = (tmp_path / "rows", f"gs://bucket/{kind}-rows")
+    for where in places:
         materialize(expected.layout, where, shard_bytes=1 << 10)
-    here, there = (grain_sft.open_corpus(where) for where in (tmp_path / "rows", f"gs://bucket/{kind}-rows"))
+    here, there = map(grain_sft.open_corpus, places)
     assert here.fingerprint == there.fingerprint
     found = NpyDataSource(MaterializedLayout(there))
     same_rows(found, expected)
@@ -275,13 +272,11 @@ def test_documents_found_by_eos_alone_come_from_where_their_first_token_does(tmp
 
 
 def test_a_pipeline_over_written_rows_gives_the_same_batches_in_workers_too(written, layout):
-
-    def pipeline(source):
-        sampler = IndexSampler(len(source), global_batch_size=4, seed=1, epochs=1, host=Host(0, 1))
-        return Pipeline(source, sampler, [ShiftTargets()])
-
-    expected = pipeline(NpyDataSource(layout))
-    for step, batch in enumerate(pipeline(opened(written)).iter(worker_count=1)):
+    sampler = IndexSampler(len(layout), global_batch_size=4, seed=1, epochs=1, host=Host(0, 1))
+    expected, found = (
+        Pipeline(source, sampler, [ShiftTargets()]) for source in (NpyDataSource(layout), opened(written))
+    )
+    for step, batch in enumerate(found.iter(worker_count=1)):
         assert_same(batch, expected[step])
     config = {
         "corpus": {"path": str(written)},
@@ -335,12 +330,10 @@ def test_unfinished_rows_of_something_else_are_begun_anew(tmp_path, layout, monk
 
 
 def test_replaced_rows_are_noticed_whether_or_not_the_eos_is_given(tmp_path, layout):
-    materialize(layout, tmp_path / "rows", shard_bytes=1 << 12)
-    eos = json.loads((tmp_path / "rows" / "rows.json").read_text())["eos_token_id"]
-    first, second = (tmp_path / "rows" / f"rows_000{number}.bin" for number in (0, 1))
-    data = first.read_bytes(), second.read_bytes()
-    first.write_bytes(data[1])
-    second.write_bytes(data[0])
+    eos = materialize(layout, tmp_path / "rows", shard_bytes=1 << 12)["eos_token_id"]
+    first, second, other = (tmp_path / "rows" / f"{name}.bin" for name in ("rows_0000", "rows_0001", "other"))
+    for path, name in ((first, other), (second, first), (other, second)):
+        path.rename(name)
     for options in ({}, {"eos_token_id": eos}):
         with pytest.raises(CorpusError, match="A file was replaced"):
             grain_sft.open_corpus(tmp_path / "rows", **options)
@@ -382,25 +375,25 @@ def test_files_that_are_missing_cut_short_or_replaced_are_errors(written, layout
             source.read(range(len(source)))
 
 
-GARBLED = {
-    "version": [1],
-    "format": ["x"],
-    "sequence_length": [32, "64"],
-    "rows_of_shards": [[], [0], ["x"]],
-    "dtype": ["int8"],
-    "segments_dtype": ["int8", None],
-    "most_segments": [3, -1],
-    "loss": ["labels"],
-    "made_of": [None],
-    "fingerprint": ["sha256:0"],
-}
-
-
-@pytest.mark.parametrize("key", GARBLED)
-def test_a_garbled_manifest_is_an_error_that_names_it(written, key):
+@pytest.mark.parametrize(
+    ("key", "values"),
+    [
+        ("version", [1]),
+        ("format", ["x"]),
+        ("sequence_length", [32, "64"]),
+        ("rows_of_shards", [[], [0], ["x"]]),
+        ("dtype", ["int8"]),
+        ("segments_dtype", ["int8", None]),
+        ("most_segments", [3, -1]),
+        ("loss", ["labels"]),
+        ("made_of", [None]),
+        ("fingerprint", ["sha256:0"]),
+    ],
+)
+def test_a_garbled_manifest_is_an_error_that_names_it(written, key, values):
     path = written / "rows.json"
     manifest = json.loads(path.read_text())
-    for value in GARBLED[key]:
+    for value in values:
         path.write_text(json.dumps({**manifest, key: value}))
         with pytest.raises(CorpusError, match="rows"):
             grain_sft.open_corpus(written)
@@ -430,9 +423,6 @@ def test_pack_materializes(tmp_path, layout, capsys):
 
 
 def test_too_little_space_is_said_before_anything_is_written(tmp_path, layout, monkeypatch):
-    class Usage:
-        free = 10
-
-    monkeypatch.setattr("shutil.disk_usage", lambda path: Usage)
+    monkeypatch.setattr("shutil.disk_usage", lambda path: types.SimpleNamespace(free=10))
     with pytest.raises(grain_sft.GrainSftError, match="GB free, but the rows take"):
         materialize(layout, tmp_path / "rows")

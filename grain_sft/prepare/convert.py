@@ -80,17 +80,13 @@ def convert(
         source=str(source.get("request", {}).get("source") or ""),
     )
     contents = {name: part.content_hash() for name, part in splits.items()}
-    inputs = source.get("inputs")
-    identity = {
-        "key": hash_of([request.as_dict(), contents, described]),
-        "request": request.as_dict(),
-        "inputs": inputs if isinstance(inputs, list) else [{"path": where}],
-        "tokenizer": described,
-    }
+    inputs = source["inputs"] if isinstance(source.get("inputs"), list) else [{"path": where}]
+    key = hash_of([request.as_dict(), contents, described])
+    identity = {"key": key, "request": request.as_dict(), "inputs": inputs, "tokenizer": described}
 
     def make() -> dict[str, Any]:
         statistics, binary = documents.count()
-        names = [str(entry.get("path")) for entry in identity["inputs"] if isinstance(entry, dict)]
+        names = [str(entry.get("path")) for entry in inputs if isinstance(entry, dict)]
         plan = Plan(target.stage, request, described, documents, documents.ids, statistics, binary, names)
         made.check(plan)
         write_tasks(plan, made, progress or (lambda what, done, total: None))

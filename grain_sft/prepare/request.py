@@ -6,7 +6,7 @@ import dataclasses
 import hashlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -124,19 +124,13 @@ def hash_of(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
-def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """Return the differences between two dicts of JSON values, each as "name: old -> new"."""
-    changed = []
-    for name in sorted({*old, *new}):
-        before, after = old.get(name), new.get(name)
-        if before == after:
-            continue
-        if isinstance(before, dict) and isinstance(after, dict):
-            changed += [f"{name}.{line}" for line in differences(before, after)]
-        elif isinstance(before, list) and isinstance(after, list) and len(before) == len(after):
-            changed += differences(
-                *({f"{name}[{number}]": entry for number, entry in enumerate(side)} for side in (before, after))
-            )
-        else:
-            changed.append(f"{name}: {shortened(json.dumps(before))} -> {shortened(json.dumps(after))}")
-    return changed
+def differences(old: Any, new: Any, name: str = "") -> Iterator[str]:
+    """Yield the differences between two JSON values, each as "name: old -> new"."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        for key in sorted({*old, *new}):
+            yield from differences(old.get(key), new.get(key), f"{name}.{key}" if name else key)
+    elif isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
+        for number, (before, after) in enumerate(zip(old, new, strict=True)):
+            yield from differences(before, after, f"{name}[{number}]")
+    elif old != new:
+        yield f"{name}: {shortened(json.dumps(old))} -> {shortened(json.dumps(new))}"

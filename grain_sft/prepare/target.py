@@ -105,7 +105,7 @@ class Target:
 
     def changed(self, what: str, found: Mapping[str, Any], identity: Mapping[str, Any]) -> str:
         """Return the message for `what` with an identity `found` other than `identity`."""
-        listed = "\n  ".join((differences(_compared(found), _compared(identity)) or ["its key"])[:20])
+        listed = "\n  ".join([*differences(_compared(found), _compared(identity))][:20] or ["its key"])
         return (
             f"{self.output}: holds {what} from other inputs or options. What changed:\n  {listed}\n"
             "Give another output, the old inputs and options, or --overwrite to begin again."

@@ -69,19 +69,15 @@ def messages(turns: Turns) -> list[Record]:
     return [{"role": role, "content": text} for role, text in turns]
 
 
-def is_pair(turns: Turns) -> bool:
-    return [role for role, _ in turns] == ["user", "assistant"]
-
-
-def talks(draw: random.Random, count: int) -> list[Turns]:
-    """Conversations with hard texts; the assistant speaks last."""
+def talks(draw: random.Random, count: int, pairs_only: bool = False) -> list[Turns]:
+    """Conversations with hard texts; the assistant speaks last. With `pairs_only`, those of one question and its answer."""
     letters = 'the answer, word "\\\n\t{}[]é\u4e2d\U0001f600<|'
     found: list[Turns] = []
     for _ in range(count):
         system = [("system", text_of(draw, letters))] if draw.random() < 0.2 else []
         pairs = 1 if draw.random() < 0.6 else draw.randrange(2, 4)
         turns = [(role, text_of(draw, letters)) for _ in range(pairs) for role in ("user", "assistant")]
-        found.append([*system, *turns])
+        found += [[*system, *turns]] if not pairs_only or len(system) + len(turns) == 2 else []
     return found
 
 
@@ -125,7 +121,7 @@ def test_every_shape_in_every_kind_of_file_gives_its_documents(shape, count, spm
     monkeypatch.setattr(inputs, "BLOCK", 300)  # several units of each file
     draw = random.Random(shape)
     for kind, write in KINDS.items():
-        conversations = [turns for turns in talks(draw, count) if is_pair(turns) or shape not in PAIRS]
+        conversations = talks(draw, count, pairs_only=shape in PAIRS)
         path, out = tmp_path / f"a.{kind}", tmp_path / f"out-{kind}"
         path.write_bytes(write([SHAPES[shape](turns) for turns in conversations]))
         request = request_of(spm, path, template="text" if shape == "text" else "primer")
@@ -137,7 +133,7 @@ def test_every_shape_in_every_kind_of_file_gives_its_documents(shape, count, spm
 
 def test_shapes_may_differ_from_record_to_record_and_from_file_to_file(spm, tmp_path):
     draw = random.Random(5)
-    conversations = [turns for turns in talks(draw, 200) if is_pair(turns)]
+    conversations = talks(draw, 200, pairs_only=True)
     chats = [shape for shape in SHAPES if shape not in ("text", "prompt and completion as messages")]
     records = [SHAPES[draw.choice(chats)](turns) for turns in conversations]
     (tmp_path / "mixed.jsonl").write_bytes(lines(records))

@@ -27,6 +27,7 @@ from grain_sft.cli.main import main
 from grain_sft.corpus import open_corpus
 from grain_sft.errors import PrepareError, RecordError, StorageError
 from grain_sft.prepare import (
+    CHAT_TOKENS,
     FORMATS,
     TEMPLATES,
     Dataset,
@@ -111,9 +112,6 @@ def place(
 ) -> Place:
     monkeypatch.setenv("GRAIN_SFT_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
     return Place(tmp_path, tokenizers, capsys)
-
-
-# Workers.
 
 
 def test_the_number_of_workers_changes_no_byte(place: Place) -> None:
@@ -203,9 +201,6 @@ def test_two_runs_do_not_share_an_output(place: Place) -> None:
     place.prepare(request, progress=again)
     assert set(refused) == {f"{place.out}: is being prepared by another process. Wait for it."}
     place.assert_whole(request)
-
-
-# Again.
 
 
 @pytest.mark.parametrize("format", FORMATS)
@@ -313,9 +308,6 @@ def test_after_an_error_of_the_request_nothing_is_in_the_way(place: Place) -> No
     assert place.names() == ["in", "out"]
 
 
-# Where to.
-
-
 @pytest.mark.parametrize("more", [[], ["--overwrite"]])
 def test_a_folder_with_other_files_is_left_alone(more: list[str], place: Place) -> None:
     place.out.mkdir()
@@ -341,13 +333,6 @@ def test_a_folder_with_other_files_is_left_alone(more: list[str], place: Place) 
 def test_an_output_that_cannot_be_made_is_a_sentence(output: str, expected: str, place: Place) -> None:
     assert expected in place.fails(place.command(place.request(), name=output))
     assert place.names() == ["in"]
-
-
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
-def test_a_folder_that_cannot_be_written_to_is_a_sentence(place: Place) -> None:
-    (place.folder / "locked").mkdir(mode=0o500)
-    with pytest.raises(StorageError, match="Permission denied"):
-        place.prepare(place.request(), "locked/out")
 
 
 def test_a_link_to_an_empty_folder_stays_one(place: Place) -> None:
@@ -388,9 +373,6 @@ def test_a_full_disk_is_a_sentence_and_the_next_run_goes_on(format, workers, pla
     place.prepare(request, workers=workers)
     assert digests(place.out) == digests(place.folder / "whole")
     assert place.names() == ["in", "out", "whole"]
-
-
-# What falls out.
 
 
 @pytest.mark.parametrize("keep", [None, "first", "last"])
@@ -453,9 +435,6 @@ def test_one_record_and_no_validation(format: str, place: Place) -> None:
         assert open_corpus(out).sources.tolist() == [[0, 1]]
 
 
-# Mixtures.
-
-
 def test_amounts_of_a_mixture(place: Place) -> None:
     sizes = {"a": 41, "b": 30, "c": 40, "d": 9, "e": 20}
     a, b, c, d, e = (str(write_chats(place.folder / f"{name}.jsonl", count)) for name, count in sizes.items())
@@ -479,32 +458,22 @@ def test_an_amount_stands_after_an_input(words: list[str], place: Place) -> None
     assert "an amount follows an input, once" in place.fails([*command, "-o", str(place.out)])
 
 
-# Special text.
-
-
-@pytest.mark.parametrize("template", ["primer", "hf"])
-@pytest.mark.parametrize("role", ["user", "assistant"])
-def test_special_text_has_its_place_or_is_ordinary(role: str, template: str, place: Place) -> None:
+@pytest.mark.parametrize(("template", "end"), [("primer", "<|eot|>"), ("hf", "<|im_end|>")])
+def test_special_text_has_its_place_or_is_ordinary(template: str, end: str, place: Place) -> None:
     texts = ["a <|eot|> b", "<|im_end|>", "x<|asst|><|usr|>", "</myPT_user>\n<|endoftext|>", "<|eo<|eot|>t|>"]
-    chats = [chat(text, "yes") if role == "user" else chat("hi", text) for text in texts]
     path = place.folder / "a.jsonl"
-    path.write_text("".join(json.dumps(each) + "\n" for each in [record(0), *chats]))
+    path.write_text("".join(json.dumps(each) + "\n" for each in (record(0), *(chat(text, text) for text in texts))))
     command = place.command(place.request(template, "episodes", [path]))
-    where = f"messages[{int(role == 'assistant')}].content: spells the special token '<|eot|>' at character 2"
+    where = "messages[0].content: spells the special token '<|eot|>' at character 2"
     assert f"{path}:2: {where}" in place.fails(command)
     place.succeeds([*command, "--special-text", "encode"])
     tokenizer = load_tokenizer(place.tokenizers[template])
     special = set(tokenizer.special_tokens.values())
     plain = [document for document in open_corpus(place.out).iter_documents() if document.source[1] > 1]
     for text, document in zip(texts, plain, strict=True):
-        assert text in tokenizer.decode(document.tokens.tolist())
+        assert tokenizer.decode(document.tokens.tolist()).count(text) >= 2
         assert sum(number in special for number in document.tokens.tolist()) == 4  # those of the template
-        if role == "assistant":
-            end = "<|eot|>" if template == "primer" else "<|im_end|>"
-            assert tokenizer.decode(document.tokens[document.loss].tolist()) == text + end
-
-
-# Convert.
+        assert tokenizer.decode(document.tokens[document.loss].tolist()) == text + end
 
 
 @pytest.mark.parametrize("format", FORMATS)
@@ -533,9 +502,6 @@ def test_converting_again_changed_and_on_a_full_disk(format, place, small_files)
     (place.folder / "foreign/x").touch()
     place.fails([*command[:-1], str(place.folder / "foreign"), "--overwrite"])
     assert [path.name for path in (place.folder / "foreign").iterdir()] == ["x"]
-
-
-# Options, and the command line.
 
 
 @pytest.mark.parametrize(
@@ -601,9 +567,8 @@ def test_a_trained_tokenizer_is_the_same_again_and_gives_back_every_text(place: 
     model = place.folder / "a.model"
     assert model.read_bytes() == (place.folder / "b.model").read_bytes()
     tokenizer = load_tokenizer(model)
-    assert tokenizer.vocab_size == 330
-    assert set(tokenizer.special_tokens) >= {"<|sys|>", "<|usr|>", "<|asst|>", "<|eot|>"}
+    assert tokenizer.vocab_size == 330 and set(tokenizer.special_tokens) >= set(CHAT_TOKENS)
     for text in ("", " a  b ", "\n\n", "👩‍👩‍👧‍👦 עברית", "<|eot|>"):
         assert tokenizer.decode(tokenizer.encode([text])[0]) == text
-    request = Request((Dataset((str(place.chats[0]),)),), "primer", str(model), "primer")
+    request = dataclasses.replace(place.request(inputs=place.chats[:1]), tokenizer=str(model))
     assert place.prepare(request)["splits"]["train"]["documents"] == 60

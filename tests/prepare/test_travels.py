@@ -13,6 +13,7 @@ from prepared import chat
 
 import grain_sft
 from grain_sft.cli.main import main
+from grain_sft.cli.prepare import print_summary
 from grain_sft.errors import CorpusError
 from grain_sft.prepare import Dataset, Request, convert, prepare
 from grain_sft.prepare.training import CHAT_TOKENS, train_tokenizer
@@ -175,8 +176,6 @@ def test_commands_refuse_another_tokenizer(folder, tmp_path, capsys):
 
 def test_only_few_documents_that_olmo_core_would_not_find_are_noted(capsys):
     """A template that ends all documents with a token of its own is no fault of the documents."""
-    from grain_sft.cli.prepare import print_summary
-
     counts = {"documents": 100, "tokens": 5, "trainable_tokens": 1, "truncated": 0}
     manifest = {"format": "olmo", "splits": {"train": counts}, "dropped": {}, "rejected": 0}
     for number, noted in ((0, False), (1, True), (49, True), (50, False), (100, False), (None, False)):

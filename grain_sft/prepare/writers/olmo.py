@@ -50,10 +50,8 @@ def write(plan: Plan, task: Task) -> None:
             mask.write(block.loss[skip:stop].astype(np.bool_).tobytes())
             ends = np.clip(np.cumsum(block.lengths), skip, stop) - skip + (task.tokens - left)
             starts = np.concatenate([[task.tokens - left], ends[:-1]])
-            lines = [
-                f"{start},{end}\n" for start, end in zip(starts.tolist(), ends.tolist(), strict=True) if end > start
-            ]
-            boundaries.write("".join(lines).encode())
+            pairs = zip(starts.tolist(), ends.tolist(), strict=True)
+            boundaries.write("".join(f"{start},{end}\n" for start, end in pairs if end > start).encode())
             left -= stop - skip
             skip = 0
 
@@ -63,10 +61,10 @@ def finish(plan: Plan) -> None:
     plan.write_sources("{}/sources.bin".format)
     plan.write_metadata(plan.tokenizer.get("eos_token_id"))
     for split in plan.splits:
-        _statistics(plan, split)
+        _write_statistics(plan, split)
 
 
-def _statistics(plan: Plan, split: str) -> None:
+def _write_statistics(plan: Plan, split: str) -> None:
     counts = plan.statistics[split]
     overall: dict[str, Any] = {
         "total_instances": counts.documents,
@@ -91,10 +89,8 @@ def _statistics(plan: Plan, split: str) -> None:
     }
     # boundary files don't tell whether a document without EOS at the end of a part continues in the next
     continued = [task.number for task in tasks(plan, split) if task.skip]
-    plan.write_json(
-        f"{split}/dataset_statistics.json",
-        {"configuration": configuration, "overall_statistics": overall, "continued_parts": continued},
-    )
+    statistics = {"configuration": configuration, "overall_statistics": overall, "continued_parts": continued}
+    plan.write_json(f"{split}/dataset_statistics.json", statistics)
     lines = [f"{name}: {value}" for name, value in {**configuration, **overall}.items() if name != "datasets"]
     with files.atomic_write(plan.path(split, "dataset_statistics.txt")) as file:
         file.write("\n".join(lines) + "\n")

@@ -40,11 +40,10 @@ def write(plan: Plan, task: Task) -> None:
     fields = [("total_length", arrow.int32()), ("num_seqs", arrow.float32()), *((name, integers) for name in names)]
     fields.append(("nz_shifted_loss_weights", weights))
     metadata = {"model_type": plan.request.source or plan.request.template}
-    travels = plan.metadata(task.split, plan.tokenizer.get("eos_token_id"))
     name = files.name_of(plan.request.tokenizer) if plan.request.tokenizer else None
+    travels = plan.metadata(task.split, plan.tokenizer.get("eos_token_id"))
     travels |= {"tokenizer": name, "source_names": []}  # paths are in prepare.json
-    texts = {"metadata_json": json.dumps(metadata), METADATA_KEY: json.dumps(travels)}
-    schema = arrow.schema(fields, metadata=texts)
+    schema = arrow.schema(fields, {"metadata_json": json.dumps(metadata), METADATA_KEY: json.dumps(travels)})
     with files.atomic_write(path, "wb") as file, parquet.ParquetWriter(file, schema) as writer:
         for block in plan.blocks(task):
             writer.write_table(_table(arrow, schema, block))
@@ -62,21 +61,16 @@ def _table(arrow: Any, schema: Any, block: Block) -> Any:
     lasts = ends[lengths > 0] - 1
     shifted_labels[lasts], shifted_weights[lasts] = PAD_TOKEN_ID, 0
     sums = np.add.reduceat(np.append(shifted_weights.astype(np.float64), 0.0), starts) if len(lengths) else lengths
-    offsets = arrow.array(np.concatenate([[0], ends]).astype(np.int32))
-
-    def column(values: Any) -> Any:
-        return arrow.ListArray.from_arrays(offsets, arrow.array(values))
-
     positions = np.arange(len(tokens), dtype=np.int32) - np.repeat(starts, lengths).astype(np.int32)
+    lengths = arrow.array(lengths.astype(np.int32))
     ones = arrow.array(np.arange(len(lengths) + 1, dtype=np.int32))
+    offsets = arrow.array(np.concatenate([[0], ends]).astype(np.int32))
+    of_tokens = (tokens, positions, shifted_labels, shifted_weights)
     columns = [
-        arrow.array(lengths.astype(np.int32)),
-        arrow.array(np.where(lengths > 0, sums, 0).astype(np.float32)),
-        arrow.ListArray.from_arrays(ones, arrow.array(lengths.astype(np.int32))),
-        column(tokens),
-        column(positions),
-        column(shifted_labels),
-        column(shifted_weights),
+        lengths,
+        arrow.array(np.where(block.lengths > 0, sums, 0).astype(np.float32)),
+        arrow.ListArray.from_arrays(ones, lengths),
+        *(arrow.ListArray.from_arrays(offsets, arrow.array(values)) for values in of_tokens),
     ]
     return arrow.Table.from_arrays(columns, schema=schema)
 
