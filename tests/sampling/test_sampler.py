@@ -25,6 +25,7 @@ EPISODES, OLMO, MAXTEXT, OPENCHAT = (
 STRIPED = [order for order in ORDERS if order != "maxtext"]
 PERMUTED = [order for order in ORDERS if order != "random"]
 WITH_EPOCHS = [order for order in PERMUTED if order != "maxtext"]
+# Steps 0 and 1,000,000,000 of 504 rows in order "random": no version of numpy and no change of ours changes a run.
 PINNED = [[20, 275, 0, 94, 216, 451, 49, 219], [143, 22, 223, 476, 283, 136, 168, 474]]
 
 
@@ -73,12 +74,9 @@ def test_the_tail_of_an_epoch_is_dropped_or_its_last_batch_is_filled_up(order, h
     real = [row for row in read if row != FILL_ROW]
     assert len(set(real)) == len(real) == (100 if last_batch == "drop" else 103)
     assert read.count(FILL_ROW) == (0 if last_batch == "drop" else 7)
-
-
-def test_fill_serves_an_evaluation_set_smaller_than_a_batch_and_grain_keeps_its_fill_rows():
-    assert sorted(sampler(3, 8, "shuffle", last_batch="fill").rows(0).tolist()) == [-1] * 5 + [0, 1, 2]
-    mine = sampler(5, 4, "shuffle", last_batch="fill")
-    assert [mine[i].record_key % 5 for i in range(8)].count(FILL_ROW) == 3  # grain.DataLoader wraps record keys
+    small = sampler(3, 8, order, last_batch="fill")  # an evaluation set smaller than a batch
+    assert sorted(small.rows(0).tolist()) == [FILL_ROW] * 5 + [0, 1, 2]
+    assert small[7].record_key % 3 == FILL_ROW  # grain.DataLoader wraps record keys, and fill rows stay
 
 
 @pytest.mark.parametrize("order", ORDERS)
@@ -96,6 +94,11 @@ def test_records_one_by_one_are_the_rows_of_the_steps_however_an_epoch_ends(orde
             assert [record.record_key for record in records] == expected
             assert [record.index for record in records] == list(range(len(expected)))
             assert all(isinstance(record, grain.RecordMetadata) for record in records)
+            places = np.random.default_rng(rows).permutation(batch // host.count)[: batch // 4]
+            for step in steps:
+                np.testing.assert_array_equal(mine.rows_at(step, places), mine.rows(step)[places])
+            with pytest.raises(IndexError):
+                mine.rows_at(0, np.array([batch]))
 
 
 @pytest.mark.parametrize("order", WITH_EPOCHS)
@@ -116,16 +119,12 @@ def test_run_on_is_one_stream_of_epochs_cut_into_batches(order, rows, batch):
         assert together.tolist() == stream[3 * batch : 4 * batch]
 
 
-def test_random_draws_among_all_rows_with_replacement():
+def test_random_draws_among_all_rows_with_replacement_by_seed_step_and_place_alone():
     drawn = np.concatenate([sampler(100, 50, "random").rows(step) for step in range(400)])
     counts = np.bincount(drawn, minlength=100)
     assert len(counts) == 100 and counts.sum() == 20_000
     assert ((counts - 200) ** 2 / 200).sum() < 99 + 5 * np.sqrt(2 * 99)  # chi-squared of 99 degrees of freedom
     assert any(len(set(sampler(100, 50, "random").rows(step).tolist())) < 50 for step in range(3))
-
-
-def test_random_draws_depend_on_seed_step_and_place_alone():
-    """Steps 0 and 1,000,000,000 of 504 rows. Pinned, so that no version of numpy and no change of ours changes a run."""
     mine = sampler(504, 8, "random", seed=1337)
     assert mine.rows(0).tolist() == PINNED[0] and mine.rows(10**9).tolist() == PINNED[1]
     assert sampler(504, 8, "random", seed=1338).rows(0).tolist() != PINNED[0]
@@ -186,14 +185,12 @@ def test_order_olmo_is_the_order_of_olmo_core(case):
 
 @pytest.mark.parametrize("case", MAXTEXT["cases"])
 def test_order_maxtext_is_the_order_of_maxtext(case):
-    hosts, total = case["shard_count"], case["total_instances"]
-    for index in range(hosts):
-        shard = case["shards"][index]
-        if not shard:
-            with pytest.raises(SamplerError):
-                sampler(total, hosts, "maxtext", Host(index, hosts), seed=case["seed"])
-            continue
-        mine = sampler(total, hosts, "maxtext", Host(index, hosts), seed=case["seed"])
+    hosts, total, shards = case["shard_count"], case["total_instances"], case["shards"]
+    if not all(shards):
+        with pytest.raises(SamplerError):
+            sampler(total, hosts, "maxtext", Host(0, hosts), seed=case["seed"])
+        return
+    for mine, shard in zip(samplers(hosts, total, hosts, "maxtext", seed=case["seed"]), shards, strict=True):
         first = case["epoch"] * len(shard)
         assert [int(mine.rows(first + i)[0]) for i in range(len(shard))] == shard
 
@@ -305,6 +302,11 @@ def test_repr_says_what_decides_the_rows():
         ({"num_instances": 3, "order": "episode", "last_batch": "run_on", "epochs": 1}, "3 rows in epochs=1"),
         ({"order": "maxtext", "last_batch": "fill"}, "order 'maxtext' runs on across epochs and has no last batch"),
         ({"order": "random", "last_batch": "fill"}, "order 'random' runs on across epochs and has no last batch"),
+        ({"schedule": [(0, 8)]}, "schedule: step=0: expected an integer, 1 or more"),
+        ({"schedule": [(5, 8), (5, 16)]}, "step 5 follows step 5"),
+        ({"schedule": [(5, 0)]}, "global_batch_size at step 5=0"),
+        ({"schedule": [5]}, r"5; expected \(step, global_batch_size\)"),
+        ({"schedule": [(5, 600)]}, "global_batch_size=600 is more than the 100 rows of an epoch"),
     ],
 )
 def test_arguments_that_do_not_fit_are_named(arguments, message):
@@ -325,19 +327,6 @@ def test_hosts_steps_and_records_out_of_range_are_errors():
     for record in (-1, 150):
         with pytest.raises(IndexError, match=f"record={record}"):
             ending[record]
-
-
-@pytest.mark.parametrize("last_batch", ["drop", "fill", "run_on"])
-@pytest.mark.parametrize("host", [Host(0, 1), Host(1, 3)])
-def test_some_rows_of_a_step_are_those_of_the_whole_step(last_batch, host):
-    mine = sampler(50, 12, "olmo", host, epochs=3, last_batch=last_batch)
-    random = np.random.default_rng(1)
-    for step in range(mine.num_steps):
-        rows = mine.rows(step)
-        places = random.permutation(len(rows))[: step % (len(rows) + 1)]
-        np.testing.assert_array_equal(mine.rows_at(step, places), rows[places])
-    with pytest.raises(IndexError):
-        mine.rows_at(0, np.array([12]))
 
 
 def rotated(seed, epoch, num_rows):

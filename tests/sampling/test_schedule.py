@@ -114,21 +114,6 @@ def test_blocks_of_order_maxtext_go_on_where_they_were():
         assert [changing[number].record_key for number in range(len(rows))] == rows
 
 
-@pytest.mark.parametrize(
-    ("schedule", "message"),
-    [
-        ([(0, 8)], "schedule: step=0: expected an integer, 1 or more"),
-        ([(5, 8), (5, 16)], "step 5 follows step 5"),
-        ([(5, 0)], "global_batch_size at step 5=0"),
-        ([5], r"5; expected \(step, global_batch_size\)"),
-        ([(5, 60)], "global_batch_size=60 is more than the 50 rows of an epoch"),
-    ],
-)
-def test_what_is_wrong_with_a_schedule_is_said(schedule, message):
-    with pytest.raises(SamplerError, match=message):
-        IndexSampler(50, global_batch_size=4, seed=0, schedule=schedule)
-
-
 @settings(max_examples=examples(60), deadline=None)
 @given(run=runs(), order=st.sampled_from(["shuffle", "olmo", "random", "maxtext", "sequential"]), data=st.data())
 def test_steps_in_a_row_are_what_each_step_is_by_itself(run, order, data):
