@@ -79,8 +79,7 @@ def _help_texts(doc: str) -> dict[str, str]:
     for line in doc.partition("\nArgs:\n")[2].splitlines():
         if line and not line.startswith(" "):
             break
-        match = _ARGUMENT.match(line.removeprefix("  "))
-        if match:
+        if match := _ARGUMENT.match(line.removeprefix("  ")):
             entry = [match[2]]
             found |= dict.fromkeys(match[1].split(", "), entry)
         elif line:
@@ -200,8 +199,8 @@ def struct_of(name: str, options: Options) -> type[msgspec.Struct]:
 
 
 def add_arguments(parser: Any, options: Options, spelled: Mapping[str, Iterable[str]] | None = None) -> None:
-    """Add each option to a parser or a group of arguments, as `--name` or as `spelled` has it, with its type, bounds, default
-    and help text."""
+    """Add each option to a parser or a group of arguments, with its type, bounds, default and help text, as `--name` or under
+    the flags of `spelled`."""
     for option in options.values():
         flags = (spelled or {}).get(option.name) or [f"--{option.name}".replace("_", "-")]
         kind = kinds_of(option.type)[0]
@@ -222,12 +221,10 @@ def add_arguments(parser: Any, options: Options, spelled: Mapping[str, Iterable[
 
 
 def _parsed(kind: type[Any], bounded: Any, text: str) -> Any:
-    words = "expected a number."
     try:
         value = kind(text)
         check_value(value, bounded, repr(text))
     except ValueError as error:  # ConfigError is one
-        if isinstance(error, ConfigError):
-            words = str(error).partition("; ")[2]
+        words = str(error).partition("; ")[2] or "expected a number."
         raise argparse.ArgumentTypeError(f"{text!r}: {words}") from error
     return value

@@ -77,9 +77,6 @@ def same_batches(one, other):
         assert_same(one[step], other[step])
 
 
-# What a config means.
-
-
 def test_a_config_is_the_pipeline_it_states(config, data):
     corpus = grain_sft.open_corpus(data / "mix.txt", dtype="uint16", eos_token_id=5)
     source = grain_sft.NpyDataSource(grain_sft.WindowLayout(corpus, LENGTH))
@@ -163,9 +160,6 @@ def test_files_outside_of_the_root_of_a_config_are_refused(config, data, tmp_pat
         load(write(tmp_path / "run.yaml", config))
 
 
-# What a config inherits.
-
-
 def test_what_a_config_states_replaces_what_it_inherits(config, tmp_path, monkeypatch):
     write(tmp_path / "configs" / "base.yaml", config)
     write(tmp_path / "configs" / "deep" / "middle.json", {"inherits": "../base.yaml", "sampler": {"seed": 9}})
@@ -219,9 +213,6 @@ def test_inheriting_in_a_circle_or_through_hundreds_of_configs_is_an_error(confi
     assert load(tmp_path / "99.json").sampler.seed == config["sampler"]["seed"]
 
 
-# Where its files are.
-
-
 @pytest.mark.parametrize(
     "where", ["a.npy", ["b.npy", "a.npy"], "*.npy", "."], ids=["file", "list", "glob", "directory"]
 )
@@ -246,9 +237,6 @@ def test_the_configs_folder_goes_before_the_working_directory(config, data, writ
     ):
         shards = load(write(folder / "a.yaml", put(config, "corpus.path", where))).source.layout.corpus.shards
         assert os.path.realpath(shards[0].path) == os.path.realpath(expected)
-
-
-# Layouts of documents.
 
 
 @pytest.mark.parametrize(
@@ -320,9 +308,6 @@ def test_a_corpus_may_be_padded_with_another_token_and_lose_its_mask(chats):
     unmasked = load(put(config, "corpus.use_loss_mask", False))
     np.testing.assert_array_equal(unmasked.source.read(range(40))["loss_mask"], ~padding)
     assert unmasked.data_key != whole.data_key
-
-
-# Mistakes.
 
 
 @pytest.mark.parametrize(
@@ -431,9 +416,6 @@ def test_without_an_eos_no_padding_is_made_of_it(config):
     del config["corpus"]["eos_token_id"]
     expected = "corpus.pad_token_id is null, which is the id of the token that ends a document, and the corpus"
     assert expected in error_of(put(config, "corpus.pad_token_id", None))
-
-
-# Files that are no configs.
 
 
 @pytest.mark.parametrize(

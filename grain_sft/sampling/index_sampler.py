@@ -77,8 +77,9 @@ class IndexSampler(Sampler):
         if last_batch == "fill" and traits.runs_on:
             raise SamplerError(f"last_batch='fill': order {order!r} runs on across epochs and has no last batch.")
         self.runs_on = traits.runs_on or last_batch == "run_on"
-        self._source, self._order = source, source.rows_at(cache_dir)
-        self._blocks = host.count if self.host_blocks else 1  # parts of an epoch that are read side by side
+        self._source, self._rows_at = source, source.rows_at(cache_dir)
+        # A block is the part of an epoch that one stream of rows reads: all of it or, with `host_blocks`, this host's part.
+        self._blocks = host.count if self.host_blocks else 1
         self._block_rows = self.num_instances // self._blocks
         self._block_start = host.index * self._block_rows if self.host_blocks else 0
         sizes, most = self.batch_sizes.shared(self._blocks), max(self.batch_sizes.sizes)
@@ -86,11 +87,11 @@ class IndexSampler(Sampler):
             raise SamplerError(
                 f"global_batch_size={most} is more than the {num_instances} rows of an epoch. Take a smaller batch."
             )
-        ending = functools.partial(EndingEpochs, fill=last_batch == "fill")
-        self._epochs: RunningEpochs = (RunningEpochs if self.runs_on else ending)(self._block_rows, sizes)
+        rows, fill = self._block_rows, last_batch == "fill"
+        self._epochs = RunningEpochs(rows, sizes) if self.runs_on else EndingEpochs(rows, sizes, fill=fill)
         if self.num_steps == 0:
             raise SamplerError(f"global_batch_size={most} is more than the {num_instances} rows in epochs={epochs}.")
-        self.streams = (EpochStream("", source, 0, self._begin, self._span, self._order, self._blocks),)
+        self.streams = (EpochStream("", source, 0, self._begin, self._span, self._rows_at, self._blocks),)
 
     @functools.cached_property
     def steps_per_epoch(self) -> int:
@@ -118,12 +119,12 @@ class IndexSampler(Sampler):
         epoch, first = self._epochs.begin(step)
         indices = indices + first
         if not len(indices) or indices.max() < self._block_rows:
-            return self._order(epoch, indices + self._block_start if self._block_start else indices)
-        return self._read(np.full(len(indices), epoch), indices, self._block_start)[2]
+            return self._rows_at(epoch, indices + self._block_start if self._block_start else indices)
+        return self._read_blocks(np.full(len(indices), epoch), indices, self._block_start)[2]
 
-    def _read(self, epoch: Ints, index: Ints, start: Ints | int) -> tuple[Ints, Ints, Ints]:
-        """Return epochs, indices in their orders, and rows (`FILL_ROW` past the end of an epoch), int64 [n], at the places
-        `index` of blocks, counted from the begin of `epoch`. `start` is the first index of each block in the order."""
+    def _read_blocks(self, epoch: Ints, index: Ints, start: Ints | int) -> tuple[Ints, Ints, Ints]:
+        """Return the epoch, the index in its order, and the row (`FILL_ROW` past the end of an epoch) of rows of blocks, from
+        their indices in the block, counted from the begin of `epoch`, and the index of the block's `start` in the order."""
         if self.runs_on:
             later, index = np.divmod(index, self._block_rows)
             epoch = epoch + later
@@ -132,7 +133,7 @@ class IndexSampler(Sampler):
         for each in range(int(epoch.min()), int(epoch.max()) + 1) if len(epoch) else ():
             real = np.flatnonzero((epoch == each) & (index < self._block_rows))
             if len(real):
-                rows[real] = self._order(each, at[real])
+                rows[real] = self._rows_at(each, at[real])
         return epoch, at, rows
 
     def _steps_of_one_size(self, step: int, size: int) -> int:
@@ -156,8 +157,8 @@ class IndexSampler(Sampler):
         epoch, index = (column[which] for column in self._epochs.begins(steps))
         block = host if self.host_blocks else np.zeros_like(host)
         index = index + slot - block * (self.batch_sizes.begins(steps)[1][which] // self._blocks)
-        read = self._read(epoch, index, block * self._block_rows)
-        return BatchSlots(steps[which], slot, host, np.zeros_like(slot), *read)
+        columns = self._read_blocks(epoch, index, block * self._block_rows)
+        return BatchSlots(steps[which], slot, host, np.zeros_like(slot), *columns)
 
     def _find(self, source: int, epoch: int, indices: Ints) -> tuple[Ints, Ints, Ints]:
         block, index = indices // self._block_rows, indices % self._block_rows
