@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from grain_sft.provenance.audit import AuditLog
 from grain_sft.provenance.audit_check import Checked, Finding, check_audit
 from grain_sft.provenance.checkpoints import checkpoint_table, step_of_checkpoint, steps_between
 from grain_sft.provenance.columns import layouts_of, number_of_document, numbers_in
 from grain_sft.provenance.lines import Trace, find_document, iter_trace, summarize, trace
+from grain_sft.provenance.search import documents_of_record, documents_with_text, find_tokenizer, tokenizer_of
 from grain_sft.provenance.write import SUFFIXES, WRITERS, Columns, Labels, Writer, open_writer
 
 __all__ = [
@@ -17,12 +16,3 @@ __all__ = [
     "iter_trace", "layouts_of", "number_of_document", "numbers_in", "open_writer", "step_of_checkpoint",
     "steps_between", "summarize", "tokenizer_of", "trace",
 ]  # fmt: skip
-
-
-def __getattr__(name: str) -> Any:
-    """Import the functions that need tokenizers on first use, because that import takes 0.3 s."""
-    if name in __all__:
-        from grain_sft.provenance import search
-
-        return getattr(search, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -10,8 +11,10 @@ import numpy.typing as npt
 from grain_sft.corpus import Corpus
 from grain_sft.errors import CorpusError
 from grain_sft.layout import sources_of
-from grain_sft.prepare import Tokenizer, load_tokenizer
 from grain_sft.storage import files
+
+if TYPE_CHECKING:
+    from grain_sft.prepare import Tokenizer
 
 Ints = npt.NDArray[np.int64]
 
@@ -80,6 +83,8 @@ def tokenizer_of(corpus: Corpus, path: str | None = None) -> Tokenizer:
       CorpusError: there is none, or it is not the one that the corpus was made with.
       CorpusFileError, MissingExtraError: it can't be loaded.
     """
+    from grain_sft.prepare import load_tokenizer  # imports tokenizers, which takes 0.3 s
+
     path = find_tokenizer(corpus) if path is None else path
     if path is None:
         raise CorpusError(

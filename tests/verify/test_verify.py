@@ -61,9 +61,12 @@ def sentences(report: Report) -> str:
 def write_train(root: Path, tokens, mask, pairs) -> Path:
     """A corpus of episodes in one shard."""
     (root / "train").mkdir(parents=True)
-    np.asarray(tokens, "<u2").tofile(root / "train" / "tokens.bin")
-    np.asarray(mask, "u1").tofile(root / "train" / "mask.bin")
-    np.asarray(pairs, "<u8").tofile(root / "train" / "episodes.idx")
+    for name, dtype, values in (
+        ("tokens.bin", "<u2", tokens),
+        ("mask.bin", "u1", mask),
+        ("episodes.idx", "<u8", pairs),
+    ):
+        np.asarray(values, dtype).tofile(root / "train" / name)
     return root
 
 
@@ -98,13 +101,7 @@ def test_a_folder_of_two_splits_says_which_was_checked(tmp_path):
         ("primer", "train_input_ids.bin", np.uint16, 1000, "is 1000, but the vocabulary has 1000 ids"),
         ("olmo", "labels_mask_part_0001.npy", np.uint8, 2, "holds 2; expected 0 or 1"),
         ("episodes", "train/shard_00001/mask_weighted.bin", np.float32, np.nan, "expected a finite weight"),
-        (
-            "episodes",
-            "train/shard_00001/mask_weighted.bin",
-            np.float32,
-            -0.5,
-            "holds -0.5; expected a finite weight, 0 or",
-        ),
+        ("episodes", "train/shard_00001/mask_weighted.bin", np.float32, -0.5, "-0.5; expected a finite weight, 0 or"),
         ("primer", "train_labels.bin", np.int32, 5, "holds 5; expected the token itself or -100, not shifted"),
     ],
 )
@@ -129,9 +126,7 @@ def test_boundaries_that_are_shifted_or_of_other_tokens_are_found(tmp_path, full
     path, other = (root / "train" / f"shard_0000{number}" / "episodes.idx" for number in range(2))
     whole = np.fromfile(path, np.uint64)
     for index in (path, other):
-        moved = np.fromfile(index, np.uint64).reshape(-1, 2)
-        moved[:, 0] -= np.uint64(1)
-        moved.tofile(index)
+        poke(index, np.uint64, slice(0, None, 2), np.fromfile(index, np.uint64)[::2] - np.uint64(1))
     report = check(root, full=full)
     assert [each[0] for each in wrongs(report)] == ["boundaries"]
     assert "don't end with the EOS token 2" in sentences(report)
@@ -237,18 +232,17 @@ def test_hashes_are_equal_exactly_where_tokens_are(tmp_path, monkeypatch, block)
     pairs = np.stack([starts, np.minimum(random.choice([0, 1, 2, 3, 5, 200], 250), 600 - starts)], 1)
     corpus = grain_sft.open_corpus(write_train(tmp_path, tokens, mask, pairs), dtype="uint16")
     seen = []
-    scanned = scan_documents(corpus, lambda begin, some: seen.append((begin, some.copy())))
-    np.testing.assert_array_equal(np.concatenate([some for _, some in seen]), tokens)
-    groups = {}
+    scanned = scan_documents(corpus, lambda begin, some: seen.extend(some.tolist()))
+    assert seen == tokens.tolist()
+    groups, hashes = {}, set()
     for number, (start, length) in enumerate(pairs.tolist()):
         here = slice(start, start + length)
         if length:
             groups.setdefault(tokens[here].tobytes(), []).append(number)
+            hashes.add((tokens[here].tobytes(), int(scanned.hash[number])))
             assert (scanned.first[number], scanned.last[number]) == (tokens[start], tokens[start + length - 1])
             assert scanned.trainable[number] == mask[here].sum()
-    hashes = {key: {int(scanned.hash[number]) for number in group} for key, group in groups.items()}
-    assert all(len(each) == 1 for each in hashes.values())
-    assert len({next(iter(each)) for each in hashes.values()}) == len(groups)
+    assert len(hashes) == len({found for _, found in hashes}) == len(groups)
     found = find_duplicates(scanned.hash, pairs[:, 1])
     assert found.documents == sum(len(group) - 1 for group in groups.values())
     assert found.groups == sum(len(group) > 1 for group in groups.values())
@@ -308,9 +302,8 @@ def change_plan(layout, change, target=None) -> None:
 
 
 def _twice(arrays):
-    last = len(arrays["document"]) - 1
-    arrays["document"][last], arrays["start"][last] = arrays["document"][0], arrays["start"][0]
-    arrays["length"][last] = min(arrays["length"][0], arrays["length"][last])
+    arrays["document"][-1], arrays["start"][-1] = arrays["document"][0], arrays["start"][0]
+    arrays["length"][-1] = min(arrays["length"][0], arrays["length"][-1])
 
 
 PLAN_FAULTS = {
@@ -442,10 +435,9 @@ def test_rows_whose_planes_do_not_fit_are_found_out(tmp_path, layout, plane):
 
 def test_exit_codes_and_json_are_for_scripts(tmp_path, config, capsys):
     root = write("primer", tmp_path)
-    command = [sys.executable, "-m", "grain_sft.cli.main", "verify"]
-    result = subprocess.run([*command, str(root), "--json"], capture_output=True, text=True, timeout=400)
-    found = json.loads(result.stdout)
-    assert result.returncode == 0 and found["sound"] and found["figures"]["documents"] == 300
+    assert main(["verify", str(root), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["sound"] and found["figures"]["documents"] == 300
     poke(root / "train_idx.npy", np.uint8, 140, 9)
     assert main(["verify", str(root), "--json"]) == 1
     (finding,) = (each for each in json.loads(capsys.readouterr().out)["findings"] if each["wrong"])
