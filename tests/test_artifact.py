@@ -56,16 +56,6 @@ def made(tmp_path, maker) -> Path:
     return found
 
 
-def check_made_again(path: Path, maker: mock.Mock, warnings: list[str]) -> None:
-    """The file is refused with a sentence, and made again once."""
-    with pytest.raises(StorageError, match=r"damaged \(.*\)\. Delete it; it will be made again") as error:
-        artifact.open_file(path)
-    assert str(path) in str(error.value)
-    for _ in range(2):
-        check(artifact.load_or_make("things", DEPENDS, maker, path.parents[1]))
-    assert maker.call_count == 2 and len(warnings) >= 1
-
-
 def test_what_was_made_is_opened_the_next_time_and_mapped(made, maker):
     found = artifact.load_or_make("things", DEPENDS, maker, made.parents[1])
     check(found)
@@ -132,18 +122,31 @@ def test_an_error_of_the_maker_is_the_callers_and_it_is_asked_once(tmp_path, war
     assert [path.suffix for path in (tmp_path / "things").iterdir()] == [".lock"]
 
 
-@pytest.mark.parametrize("seed", range(60))
-def test_a_mutant_is_refused_with_a_sentence_and_made_again(made, maker, warnings, seed):
-    """Any byte flipped (beside padding between arrays), the file cut anywhere, or some of it gone."""
-    random, data = np.random.default_rng(seed), bytearray(made.read_bytes())
-    size = int.from_bytes(data[8:16], "little")
-    if seed % 3 == 0:
-        del data[int(random.integers(0, len(data) - 64)) :]
-    else:
-        at = int(random.integers(0, (16 + len(data[16 : 16 + size].rstrip())) if seed % 3 == 1 else 8000 + 16 + size))
-        data[at] ^= 1 << int(random.integers(8))
-    made.write_bytes(data)
-    check_made_again(made, maker, warnings)
+def mutated(seed):
+    """Flip a byte (beside padding between arrays), or cut the file anywhere."""
+
+    def damage(data: bytearray) -> bytes:
+        random, size = np.random.default_rng(seed), int.from_bytes(data[8:16], "little")
+        if seed % 3 == 0:
+            return data[: int(random.integers(0, len(data) - 64))]
+        end = 16 + len(data[16 : 16 + size].rstrip()) if seed % 3 == 1 else 8000 + 16 + size
+        data[int(random.integers(end))] ^= 1 << int(random.integers(8))
+        return data
+
+    return damage
+
+
+def restated(change):
+    """Change the header, under its old checksum."""
+
+    def damage(data: bytearray) -> bytes:
+        size = int.from_bytes(data[8:16], "little")
+        header = json.loads(data[16 : 16 + size])
+        change(header)
+        text = json.dumps(header).encode().ljust(size)
+        return data[:8] + len(text).to_bytes(8, "little") + text + data[16 + size :]
+
+    return damage
 
 
 ODD_FIELDS = (
@@ -159,28 +162,21 @@ CHANGES = (
     lambda header: header["depends"].update(number=4),
     lambda header: header.pop("checksum"),
 )
-
-
-@pytest.mark.parametrize("change", CHANGES)
-def test_a_header_that_says_something_else_is_refused_and_the_file_made_again(made, maker, warnings, change):
-    data = made.read_bytes()
-    size = int.from_bytes(data[8:16], "little")
-    header = json.loads(data[16 : 16 + size])
-    change(header)
-    text = json.dumps(header).encode().ljust(size)
-    made.write_bytes(data[:8] + len(text).to_bytes(8, "little") + text + data[16 + size :])
-    check_made_again(made, maker, warnings)
-    check(artifact.open_file(made)[0])
-
-
-OTHERS = [b"", b"GSFTART1", b"\x93NUMPY" * 20, b"GSFTART1" + b"\xff" * 200, b"[" * 100_000]
 NESTED = artifact.MAGIC + (99_984).to_bytes(8, "little") + b"[" * 99_984
+OTHERS = [b"", b"GSFTART1", b"\x93NUMPY" * 20, b"GSFTART1" + b"\xff" * 200, b"[" * 100_000, NESTED]
+DAMAGES = [*map(mutated, range(60)), *map(restated, CHANGES), *(lambda data, other=other: other for other in OTHERS)]
 
 
-@pytest.mark.parametrize("data", [*OTHERS, NESTED])
-def test_a_file_of_another_kind_is_refused_and_replaced(made, maker, warnings, data):
-    made.write_bytes(data)
-    check_made_again(made, maker, warnings)
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_file_is_refused_with_a_sentence_and_made_again(made, maker, warnings, damage):
+    made.write_bytes(damage(bytearray(made.read_bytes())))
+    with pytest.raises(StorageError, match=r"damaged \(.*\)\. Delete it; it will be made again") as error:
+        artifact.open_file(made)
+    assert str(made) in str(error.value)
+    for _ in range(2):
+        check(artifact.load_or_make("things", DEPENDS, maker, made.parents[1]))
+    assert maker.call_count == 2 and len(warnings) >= 1
+    check(artifact.open_file(made)[0])
 
 
 def test_a_file_of_other_dependences_under_this_name_is_replaced(made, maker, warnings):
@@ -195,19 +191,19 @@ def test_a_missing_file_is_a_sentence(tmp_path):
         artifact.open_file(tmp_path / "nowhere")
 
 
-@pytest.mark.parametrize("full", [False, True])
-def test_where_the_cache_cannot_be_written_to_it_is_made_in_memory_once(tmp_path, maker, warnings, monkeypatch, full):
-    if full:
+@pytest.mark.parametrize("obstacle", ["a full disk", "a file", "a folder in its place"])
+def test_where_the_cache_cannot_be_written_to_it_is_made_in_memory_once(
+    tmp_path, maker, warnings, monkeypatch, obstacle
+):
+    cache = tmp_path / "cache"
+    if obstacle == "a full disk":
         error = StorageError("the disk is full: $GRAIN_SFT_CACHE_DIR.")
         monkeypatch.setattr(artifact, "save", mock.Mock(side_effect=error))
+    elif obstacle == "a file":
+        cache.write_text("in the way")
     else:
-        (tmp_path / "cache").write_text("in the way")
-    check(artifact.load_or_make("things", DEPENDS, maker, tmp_path / "cache"))
+        artifact.place("things", DEPENDS, cache).mkdir(parents=True)
+    check(artifact.load_or_make("things", DEPENDS, maker, cache))
     assert maker.call_count == 1
-    assert "Working without a cache" in warnings[0] and "GRAIN_SFT_CACHE_DIR" in warnings[0]
-
-
-def test_a_folder_in_its_place_is_no_reason_to_stop(tmp_path, maker, warnings):
-    artifact.place("things", DEPENDS, tmp_path).mkdir(parents=True)
-    check(artifact.load_or_make("things", DEPENDS, maker, tmp_path))
-    assert maker.call_count == 1 and warnings
+    assert "Working without a cache" in warnings[-1]
+    assert "GRAIN_SFT_CACHE_DIR" in warnings[-1] or obstacle == "a folder in its place"
