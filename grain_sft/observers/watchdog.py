@@ -22,7 +22,7 @@ from typing import Any
 from absl import logging
 
 from grain_sft.errors import PipelineError
-from grain_sft.pipeline import Delivery, IteratorStats, Observer, Pipeline, StepIterator
+from grain_sft.pipeline import Delivery, Observer, Pipeline, StepIterator
 from grain_sft.source import workers
 from grain_sft.storage import activity
 
@@ -60,8 +60,8 @@ def _seconds(variable: str, default: float) -> float:
 class _Watch:
     """Something that waits: its stalls are logged while they last."""
 
-    def __init__(self, stall: float, summary: float, stats: IteratorStats) -> None:
-        self.stall, self.summary, self.stats = stall, summary, stats
+    def __init__(self, stall: float, summary: float) -> None:
+        self.stall, self.summary = stall, summary
         self._next_warning: dict[Wait, float] = {}
 
     def stalls(self, waits: list[Wait], now: float) -> list[Wait]:
@@ -84,12 +84,12 @@ class _IteratorWatch(_Watch):
     """Watch of an iterator, which also logs summaries."""
 
     def __init__(self, stall: float, summary: float, iterator: StepIterator[Any], dog: Watchdog) -> None:
-        super().__init__(stall, summary, iterator.stats)
-        self._iterator, self._dog = weakref.ref(iterator), dog
+        super().__init__(stall, summary)
+        self._iterator, self._stats, self._dog = weakref.ref(iterator), iterator.stats, dog
         self._summarised, self._last = perf_counter(), copy.copy(iterator.stats)
 
     def check(self, now: float) -> bool:
-        iterator, stats = self._iterator(), self.stats
+        iterator, stats = self._iterator(), self._stats
         if iterator is None:
             return False
         waiting = stats.waiting
@@ -112,13 +112,13 @@ class _IteratorWatch(_Watch):
             lines = [f"it is to come from worker process {pids[0]}; {states}" if pids else "no worker process is alive"]
         if recent := list(self._dog.recent):
             lines.append(f"before, a batch took {_short(sum(recent) / len(recent))} to make on average")
-        if self.stats.steps:
-            lines.append(f"before, the training loop took {_short(self.stats.elsewhere / self.stats.steps)} a step")
+        if self._stats.steps:
+            lines.append(f"before, the training loop took {_short(self._stats.elsewhere / self._stats.steps)} a step")
         return lines
 
     def _summarise(self, now: float) -> None:
         """Log what happened since the last summary."""
-        last, stats, seconds = self._last, copy.copy(self.stats), now - self._summarised
+        last, stats, seconds = self._last, copy.copy(self._stats), now - self._summarised
         self._summarised, self._last, steps = now, stats, stats.steps - last.steps
         log = (
             logging.info if logging.level_info() else logging.warning
@@ -126,7 +126,7 @@ class _IteratorWatch(_Watch):
         if not steps:
             log("No step in %.0f s; the next one is %d.", seconds, stats.next_step)
             return
-        self.stats.longest = 0.0
+        self._stats.longest = 0.0
         log(
             "Steps %d to %d: %.0f tokens/s, %.2f steps/s; waited %s a step, %s at most; the training loop took %s a step.",
             stats.next_step - steps,
@@ -167,8 +167,7 @@ class Watchdog(Observer):
 
     def _begin(self) -> None:
         """Begin in a new process, which has no thread of the watchdog."""
-        self._watches: list[_Watch] = []
-        self._in_worker = False
+        self._watches: dict[object, _Watch] = {}
         self._lock = threading.Lock()
         # neither Event nor Thread.start: they hang when an exception, as Ctrl-C, arrives inside them
         self._wake: queue.SimpleQueue[None] = queue.SimpleQueue()
@@ -177,13 +176,12 @@ class Watchdog(Observer):
     def iterator_opened(self, iterator: StepIterator[Any]) -> None:
         stall, summary = _times()
         if stall or summary:
-            self._add(_IteratorWatch(stall, summary, iterator, self))
+            self._add(iterator.stats, _IteratorWatch(stall, summary, iterator, self))
 
     def worker_started(self, pipeline: Pipeline) -> None:
         stall, _ = _times()
-        if stall and not self._in_worker and workers.in_worker():
-            self._in_worker = True
-            self._add(_WorkerWatch(stall, 0.0, IteratorStats()))
+        if stall and _WorkerWatch not in self._watches and workers.in_worker():
+            self._add(_WorkerWatch, _WorkerWatch(stall, 0.0))
 
     def batch_made(self, pipeline: Pipeline, step: int, seconds: float) -> None:
         self.recent.append(seconds)
@@ -203,13 +201,13 @@ class Watchdog(Observer):
 
     def iterator_closed(self, iterator: StepIterator[Any]) -> None:
         with self._lock:
-            self._watches = [watch for watch in self._watches if watch.stats is not iterator.stats]
+            self._watches.pop(iterator.stats, None)
 
-    def _add(self, watch: _Watch) -> None:
+    def _add(self, key: object, watch: _Watch) -> None:
         with self._lock:
             if self._over or sys.is_finalizing():  # a thread that starts now would hang
                 return
-            self._watches.append(watch)
+            self._watches[key] = watch
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="grain_sft-watchdog", daemon=True)
                 try:
@@ -231,15 +229,16 @@ class Watchdog(Observer):
                 if self._over or not self._watches:
                     self._thread = None
                     return
-                watches = list(self._watches)
+                watches = dict(self._watches)
             try:
-                gone = [watch for watch in watches if not watch.check(perf_counter())]
+                gone = [key for key, watch in watches.items() if not watch.check(perf_counter())]
             except Exception as error:  # a run doesn't end because of what watches it
                 logging.warning("The watchdog of stalls failed: %r", error)
                 self._over, gone = True, []
             with self._lock:
-                self._watches = [watch for watch in self._watches if watch not in gone]
-            shortest = min(seconds for watch in watches for seconds in (watch.stall, watch.summary) if seconds)
+                for key in gone:
+                    self._watches.pop(key, None)
+            shortest = min(seconds for each in watches.values() for seconds in (each.stall, each.summary) if seconds)
             del watches, gone
             if self._watches:
                 with contextlib.suppress(queue.Empty):
