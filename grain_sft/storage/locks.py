@@ -173,26 +173,23 @@ def write_whole(target: Path, mode: str) -> Iterator[IO[Any]]:
 
     Until then it has a name of its own, and its maker holds its lock, which the kernel frees however the maker ends.
     """
-    path, lock = "", None
+    target.parent.mkdir(parents=True, exist_ok=True)
+    _clean(os.path.abspath(target.parent))
+    path, fd, lock = _create(target)
+    _unfinished.add(path)
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        _clean(os.path.abspath(target.parent))
-        path, fd, lock = _create(target)
-        _unfinished.add(path)
-        with os.fdopen(fd, mode, encoding=None if "b" in mode else "utf-8") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(path, target)
+        with lock:
+            with os.fdopen(fd, mode, encoding=None if "b" in mode else "utf-8") as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(path, target)
         with contextlib.suppress(OSError):  # some network file systems can't; the file itself is synced
             sync_folder(target.parent)
     finally:
         with contextlib.suppress(OSError):
-            if path:
-                os.unlink(path)
+            os.unlink(path)
         _unfinished.discard(path)
-        if lock is not None:
-            lock.release()
 
 
 def sync_folder(folder: Path) -> None:
@@ -204,7 +201,7 @@ def sync_folder(folder: Path) -> None:
         os.close(fd)
 
 
-def _create(target: Path) -> tuple[str, int, HeldLock | None]:
+def _create(target: Path) -> tuple[str, int, contextlib.AbstractContextManager[Any]]:
     """Create an unfinished file next to `target`; return its path, its descriptor, and its lock where there are locks."""
     name = os.fsdecode(os.fsencode(target.name)[:_LONGEST_NAME])
     while True:
@@ -218,7 +215,7 @@ def _create(target: Path) -> tuple[str, int, HeldLock | None]:
         except BlockingIOError:  # another process takes it for abandoned, before it was locked
             pass
         except OSError:
-            return path, fd, None
+            return path, fd, contextlib.nullcontext()
         os.close(fd)
 
 
