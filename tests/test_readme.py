@@ -89,9 +89,8 @@ def test_a_fresh_environment_gets_to_its_first_batch_by_copying(tmp_path):
         if block.runs and block.file_name is not None:
             Path(work / block.file_name).write_text(block.text)
         elif block.runs:
-            result = subprocess.run(
-                ["bash", "-ec", block.text], cwd=work, env=environment, capture_output=True, text=True
-            )
+            command = ["bash", "-ec", block.text]
+            result = subprocess.run(command, cwd=work, env=environment, capture_output=True, text=True)
             lost = first_lost(block, result.stdout.replace(str(work), "/home/you/run"))
             assert result.returncode == 0 and lost is None, f"{lost}\n{result.stdout}{result.stderr}"
             print(f"{block.text.splitlines()[-1]}: done after {time.monotonic() - begin:.0f} s")

@@ -73,14 +73,9 @@ def test_options_of_one_name_mean_the_same_in_every_command():
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_explains_itself(command, capsys):
-    with pytest.raises(SystemExit) as exit:
+    with pytest.raises(SystemExit, match="0"):
         main([command, "--help"])
-    assert exit.value.code == 0
     assert "options:" in capsys.readouterr().out
-
-
-def test_the_older_tools_names_come_last():
-    assert list(COMMANDS)[-3:] == ["build-sft-primer", "prepare-chat-sft", "prepare-tool-sft"]
 
 
 @pytest.mark.parametrize("command", [["index"], ["verify"], ["pack", "--sequence-length", "64"]])
@@ -110,12 +105,9 @@ def test_json_prints_the_figures_that_output_keeps(mix, tmp_path, capsys):
         [],
         ["demoo"],
         ["index"],
-        ["index", "a", "--dtype", "int8"],
-        ["index", "a", "--path-remap", "x"],
-        ["index", "a", "--maxtext"],
-        ["bench", "--files", "0"],
-        ["bench", "--seconds", "x"],
-        ["demo", "--steps", "1"],
+        *(["index", "a", *wrong] for wrong in (["--dtype", "int8"], ["--path-remap", "x"], ["--maxtext"])),
+        *(["bench", *wrong] for wrong in (["--files", "0"], ["--seconds", "x"])),
+        *(["demo", *wrong] for wrong in (["--steps", "1"], ["--steps", "many"], ["--seed", "-1"])),
         *([command, "--no-such-option"] for command in COMMANDS),
     ],
 )
@@ -130,11 +122,6 @@ def test_wrong_arguments_are_status_2_with_the_error_and_two_lines_of_usage(argu
 def test_the_usage_of_an_error_lists_required_alternatives(failure):
     usage = failure("trace", "sft.yaml")[1].splitlines()[1]
     assert usage.startswith("usage: grain-sft trace (--steps A:B | ") and usage.endswith(") config [options]")
-
-
-def test_an_unknown_option_is_an_error_of_its_command(mix, failure):
-    _, error = failure("index", mix, "--no-such-option")
-    assert error.startswith("grain-sft index: error: unrecognized arguments: --no-such-option\n")
 
 
 def test_a_failure_is_a_sentence_on_stderr_and_status_1(failure, tmp_path, monkeypatch):

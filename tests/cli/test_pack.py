@@ -43,22 +43,14 @@ def counted(layout):
         pieces[span.document] += 1
     segments = [len(row) for row in spans]
     cut, dropped, size = (found > 0) & (found < whole), found == 0, len(layout) * LENGTH
+    mean = pytest.approx(np.mean(segments))
     return {
-        "rows": len(layout),
-        "tokens": found.sum(),
-        "padding": size - found.sum(),
-        "padding_share": pytest.approx(1 - found.sum() / size),
-        "documents": len(whole),
-        "truncated_documents": cut.sum(),
-        "truncated_tokens": (whole - found)[cut].sum(),
-        "dropped_documents": dropped.sum(),
-        "dropped_tokens": whole[dropped].sum(),
+        **{"rows": len(layout), "tokens": found.sum(), "documents": len(whole)},
+        **{"padding": size - found.sum(), "padding_share": pytest.approx(1 - found.sum() / size)},
+        **{"truncated_documents": cut.sum(), "truncated_tokens": (whole - found)[cut].sum()},
+        **{"dropped_documents": dropped.sum(), "dropped_tokens": whole[dropped].sum()},
         "split_documents": (pieces > 1).sum(),
-        "segments_a_row": {
-            "mean": pytest.approx(np.mean(segments)),
-            "median": np.median(segments),
-            "max": max(segments),
-        },
+        "segments_a_row": {"mean": mean, "median": np.median(segments), "max": max(segments)},
     }
 
 

@@ -39,9 +39,8 @@ def lines_of(found):
     """The lines of a trace as the command names their values."""
     columns = {name: column.tolist() for name, column in found.columns().items()}
     columns["file"] = [found.paths[shard] for shard in columns["shard"]]
-    columns["source"] = [str(number) for number in columns["source"]]  # the corpus has no names for them
-    rows = zip(*(columns[name] for name in COLUMNS), strict=True)
-    return [dict(zip(COLUMNS, values, strict=True)) for values in rows]
+    columns["source"] = list(map(str, columns["source"]))  # the corpus has no names for them
+    return [{name: columns[name][at] for name in COLUMNS} for at in range(len(columns["step"]))]
 
 
 def run(capsys, *arguments):
@@ -51,11 +50,9 @@ def run(capsys, *arguments):
 
 def read_csv(text):
     head, *lines = text.splitlines()
-    assert head.startswith("# gs2-")
-    return head, [
-        {name: value if name in ("file", "source") else int(value) for name, value in line.items()}
-        for line in csv.DictReader(lines)
-    ]
+    texts = ("file", "source")
+    rows = csv.DictReader(lines)
+    return head, [{name: each if name in texts else int(each) for name, each in row.items()} for row in rows]
 
 
 def test_json_lines_csv_and_parquet_hold_the_trace(config, pipeline, tmp_path, capsys):
@@ -145,14 +142,16 @@ def test_nothing_is_left_of_a_trace_that_fails(config, tmp_path, failure):
 
 
 def test_a_process_of_trace_imports_no_jax_and_ends_with_its_reader(config):
+    def printed(code, *words):
+        done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True)
+        assert done.stderr == ""
+        return done.stdout.splitlines()[-1]
+
     code = "import sys; from grain_sft.cli.main import main; status = main(); print(status, 'jax' in sys.modules)"
-    command = [sys.executable, "-c", code, "trace", config, "--checkpoints"]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.stdout.splitlines()[-1] == "0 False" and done.stderr == ""
+    assert printed(code, "trace", config, "--checkpoints") == "0 False"
+    light = "import sys, grain_sft; print('grain' in sys.modules, grain_sft.Host(0, 1), grain_sft.layout.__name__)"
+    assert printed(light) == "False Host(index=0, count=1) grain_sft.layout"
     many = [sys.executable, "-m", "grain_sft.cli.main", "trace", config, "--checkpoints", "1"]
     with subprocess.Popen(many, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         process.stdout.close()
         assert b"Traceback" not in process.stderr.read()
-    light = "import sys, grain_sft; print('grain' in sys.modules, grain_sft.Host(0, 1), grain_sft.layout.__name__)"
-    done = subprocess.run([sys.executable, "-c", light], capture_output=True, text=True)
-    assert done.stdout.strip() == "False Host(index=0, count=1) grain_sft.layout"

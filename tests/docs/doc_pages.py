@@ -20,24 +20,16 @@ _BLOCK = re.compile(
 
 
 class Block(NamedTuple):
-    """A fenced block.
+    """A fenced block."""
 
-    Attributes:
-      language: "" where none is named.
-      text: of its lines.
-      line: number of its first line in the page.
-      why_not: the reason that a comment right before it gives for not running it; "" where there is none.
-      shows: the text that the page shows as its output, in the block right after it; None where it shows none.
-      varies: what differs from run to run in that text, as a comment right before it lists: words of the text, or
-        "numbers", "seconds", or "last" for the last word of each line.
-    """
-
-    language: str
+    language: str  # "" where none is named
     text: str
-    line: int
-    why_not: str
-    shows: str | None = None
+    line: int  # number of its first line in the page
+    why_not: str  # the reason that a comment right before it gives for not running it; "" where there is none
+    shows: str | None = None  # its output, in the block right after it; None where the page shows none
     varies: tuple[str, ...] = ()
+    """What differs from run to run in `shows`, as a comment right before it lists: words of the text, or "numbers",
+    "seconds", or "last" for the last word of each line."""
 
     @property
     def file_name(self) -> str | None:

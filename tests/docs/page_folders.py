@@ -48,9 +48,8 @@ class Folders:
 
     def _run(self, page: str, folder: Path, chosen: list[pages.Block]) -> list[str]:
         listed, outputs, cache = folder.with_suffix(".json"), folder.with_suffix(".outputs.json"), self._root / "cache"
-        listed.write_text(
-            json.dumps([{**block._asdict(), "file_name": block.file_name, "page": page} for block in chosen])
-        )
+        blocks = [{**block._asdict(), "file_name": block.file_name, "page": page} for block in chosen]
+        listed.write_text(json.dumps(blocks))
         environment = os.environ | {
             "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
             "PYTHONPATH": os.pathsep.join([str(pages.DOCS.parent), os.environ.get("PYTHONPATH", "")]),

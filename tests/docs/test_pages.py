@@ -105,15 +105,13 @@ def test_the_tables_of_config_keys_are_those_of_the_code_and_explain_every_key()
 
 
 def test_the_keys_of_remote_files_are_those_that_are_taken(tmp_path):
-    cache = {"folder": str(tmp_path), "max_bytes": "1GiB", "unit": "4MiB"}
-    given = {"seconds": 1, "requests": 2, "cache": cache}
+    given = {"seconds": 1, "requests": 2, "cache": {"folder": str(tmp_path), "max_bytes": "1GiB", "unit": "4MiB"}}
     RemoteOptions.of(given)
-    options = options_of(Remote)
+    options, limits = options_of(Remote), RemoteOptions().limits
     assert list(options) == list(given)
     for wrong, where in ({"x": 1}, "remote"), ({"cache": {"x": 1}}, "remote: cache"):
         with pytest.raises(CorpusError, match=f"{where}: unknown key 'x'"):
             RemoteOptions.of(wrong)
-    limits = RemoteOptions().limits
     assert (options["seconds"].default, options["requests"].default) == (limits.seconds, limits.requests)
 
 
