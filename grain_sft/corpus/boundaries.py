@@ -8,7 +8,7 @@ import io
 import re
 import zlib
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +19,8 @@ from grain_sft.storage import FileStamp, describe
 
 Ints = npt.NDArray[np.int64]
 BoundaryKind = Literal["csv", "pairs", "starts"]
+CUTTING_KINDS: tuple[BoundaryKind, ...] = ("csv",)
+"""Kinds of boundary files for shards that may cut through documents."""
 
 _BLOCK = 1 << 22  # bytes of lines that are parsed at once
 _LONGEST_LINE = 1 << 16  # with the names and paths of documents that Dolma's tokenizer writes
@@ -39,14 +41,9 @@ class BoundaryFile(FileStamp):
     kind: BoundaryKind
     continues: bool | None = None
 
-    @property
-    def cuts_documents(self) -> bool:
-        """Whether files of this kind may cut through documents."""
-        return BOUNDARY_KINDS[self.kind].cuts_documents
-
     def parse(self, data: bytes, num_tokens: int) -> tuple[Ints, Ints]:
         """Return (first token, length) of each document, int64 [documents], counted from the shard's first token."""
-        return BOUNDARY_KINDS[self.kind].parse(self.path, data, num_tokens)
+        return BOUNDARY_KINDS[self.kind](self.path, data, num_tokens)
 
 
 def describe_boundaries(path: str, kind: BoundaryKind) -> BoundaryFile:
@@ -161,15 +158,9 @@ def _shown(text: bytes) -> str:
     return repr(shortened(text.decode("latin1")))
 
 
-class BoundaryFormat(NamedTuple):
-    """How boundary files of one kind are read; `parse` takes their path, their bytes and the number of tokens."""
-
-    parse: Callable[[str, bytes, int], tuple[Ints, Ints]]
-    cuts_documents: bool = False
-
-
-BOUNDARY_KINDS: dict[BoundaryKind, BoundaryFormat] = {
-    "csv": BoundaryFormat(_parse_csv, cuts_documents=True),
-    "pairs": BoundaryFormat(_parse_pairs),
-    "starts": BoundaryFormat(_parse_starts),
+BOUNDARY_KINDS: dict[BoundaryKind, Callable[[str, bytes, int], tuple[Ints, Ints]]] = {
+    "csv": _parse_csv,
+    "pairs": _parse_pairs,
+    "starts": _parse_starts,
 }
+"""How boundary files of each kind are parsed: from their path, their bytes and the number of tokens."""

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from grain_sft.corpus import content
+from grain_sft.corpus.boundaries import CUTTING_KINDS
 from grain_sft.errors import CorpusError, CorpusFileError
 from grain_sft.storage import ShardReader, artifact, hashing, read_whole
 
@@ -192,7 +193,7 @@ def _touching(corpus: Corpus, parts: list[tuple[Ints, Ints]]) -> list[tuple[int,
     not_empty = [number for number, shard in enumerate(corpus.shards) if shard.num_tokens]
     for before, number in itertools.pairwise(not_empty):
         file, (start, length) = corpus.shards[number].boundaries, parts[before]
-        if file is None or not file.cuts_documents or file.continues is False or not len(start):
+        if file is None or file.kind not in CUTTING_KINDS or file.continues is False or not len(start):
             continue
         if start[-1] + length[-1] == parts[number][0][0]:
             found.append((number, before))

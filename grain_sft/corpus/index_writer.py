@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from absl import logging
@@ -104,10 +103,7 @@ def _maxtext_json(corpus: Corpus, path: str, sequence_length: int | None, tokeni
     }
 
 
-_WRITERS: Mapping[str, Callable[[Corpus, str, int | None, str | None], dict[str, Any]]] = {
-    "grain_sft": _own_json,
-    "maxtext": _maxtext_json,
-}
+_WRITERS = {"grain_sft": _own_json, "maxtext": _maxtext_json}
 
 
 def maxtext_fingerprint(sequence_length: int, dtype: str, tokenizer: str, entries: list[dict[str, Any]]) -> str:

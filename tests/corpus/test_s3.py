@@ -33,16 +33,10 @@ def proxy():
         client.mkdir("bucket")
         for shard in range(3):
             client.pipe_file(f"bucket/data/{shard}.npy", tokens(shard).tobytes())
+        proxy.client = client
         yield proxy
     proxy.close()
     server.stop()
-
-
-@pytest.fixture
-def client(proxy):
-    import fsspec
-
-    return fsspec.filesystem("s3")
 
 
 @pytest.fixture(params=[False, True], ids=["direct", "cached"])
@@ -77,13 +71,13 @@ def test_an_index_may_be_in_the_bucket(proxy):
     assert grain_sft.open_corpus("s3://bucket/index.json") == corpus
 
 
-def test_an_object_that_is_replaced_while_in_use_is_never_mixed(client, remote):
-    client.pipe_file("bucket/used/0.npy", tokens(0).tobytes())
+def test_an_object_that_is_replaced_while_in_use_is_never_mixed(proxy, remote):
+    proxy.client.pipe_file("bucket/used/0.npy", tokens(0).tobytes())
     corpus = grain_sft.open_corpus("s3://bucket/used/0.npy", remote=remote)
     old = corpus.read(0, 1024)[0]
     other = tokens(0)
     other[1024:-1024] += 1
-    client.pipe_file("bucket/used/0.npy", other.tobytes())
+    proxy.client.pipe_file("bucket/used/0.npy", other.tobytes())
     for _ in range(2):
         with pytest.raises(grain_sft.GrainSftError, match=r"s3://bucket/used/0.npy: .* is gone: it was replaced"):
             corpus.read(20_000, 30_000)

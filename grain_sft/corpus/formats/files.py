@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from grain_sft.corpus.boundaries import BOUNDARY_KINDS
+from grain_sft.corpus.boundaries import CUTTING_KINDS
 from grain_sft.corpus.corpus import Corpus
 from grain_sft.corpus.formats import Format, formats
 from grain_sft.corpus.formats.metadata import PREPARE, SPLIT, CorpusMetadata, DirectoryListing
@@ -190,7 +190,7 @@ def _continues(part: TokenFile, split: Split, before: str) -> bool | None:
     It did not if another file precedes `part` in `split`. If `split` does not list `part` (its folder can't be listed, or its
     name has no number), it did not if the two files are in different folders. `before` is "" for the first file.
     """
-    if not BOUNDARY_KINDS[part.boundaries_kind].cuts_documents or part.continues is False:
+    if part.boundaries_kind not in CUTTING_KINDS or part.continues is False:
         return part.continues
     predecessor = split.predecessors.get(part.tokens)
     follows = files.parent(before) == files.parent(part.tokens) if predecessor is None else predecessor == before

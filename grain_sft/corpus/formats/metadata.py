@@ -80,10 +80,7 @@ class DirectoryListing:
         return files.join(folder, name) if name in self.names(folder) else ""
 
     def sidecars(self, path: str, *candidates: str) -> list[str]:
-        """Return those of `candidates`, names of files, that are in the folder of the file `path`.
-
-        Where the folder can't be listed, this asks for each: a file that is not seen would not be read.
-        """
+        """Return those of `candidates`, names of files, that are in the folder of `path`, which may refuse to be listed."""
         folder = files.parent(path)
         try:
             names = self.names(folder)
@@ -93,7 +90,7 @@ class DirectoryListing:
             return [name for name in candidates if name in names]
         if not files.exists(path):
             return []  # opening it reports that
-        return [name for name in candidates if files.exists(files.join(folder, name))]
+        return [name for name in candidates if files.exists(files.join(folder, name))]  # it can't be listed
 
     def sidecar(self, path: str, name: str) -> str:
         """Return the path of the sidecar file `name` of the file `path`; "" where there is none."""

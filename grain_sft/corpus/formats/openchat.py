@@ -96,10 +96,9 @@ def _read_metadata(path: str, stated: dict[str, Any] | None, listing: DirectoryL
 
 
 def _unpacked(path: str, first_weights: str) -> tuple[list[str], dict[str, Any] | None]:
-    """Return the files of `_NAMES` that the Parquet file is unpacked to, and the metadata that it states.
+    """Return the files of `_NAMES` that the Parquet file is unpacked to, where they do not exist, and its own metadata.
 
-    They are made where no process has made them, or where they are damaged. `first_weights` is the file of the weights of
-    first tokens; "": they have none.
+    `first_weights` is the file of the weights of first tokens; "": they have none.
     """
     stamps = [describe(each) for each in (path, first_weights) if each]
     hashes = content.hashes_of(stamps)
