@@ -145,8 +145,17 @@ MISTRAL = """{{ bos_token }}{% for message in messages %}\
 {% elif message['role'] == 'system' %}{{ '[SYSTEM_PROMPT]' + message['content'] + '[/SYSTEM_PROMPT]' }}{% else %}\
 {{ message['content'] + eos_token }}{% endif %}{% endfor %}"""
 
-_HEADERS = ("<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "<|eom_id|>")
-_HEADERS += ("<|python_tag|>",)
+
+def without_thoughts(content: str) -> str:
+    return content.split("</think>")[-1]
+
+
+_HEADERS = (
+    *("<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "<|eom_id|>", "<|python_tag|>"),
+)
+_GEMMA, _GEMMA_ENDS = ("<bos>", "<eos>", "<start_of_turn>", "<end_of_turn>"), ("<end_of_turn>",) * 2
+_QWEN = ("<think>", "</think>", "<tool_call>", "</tool_call>")
+_DEEPSEEK = ("<|begin|>", "<|end|>", "<|User|>", "<|Assistant|>")
 _GLM = ("<|endoftext|>", "[gMASK]", "<sop>", "<|system|>", "<|user|>", "<|assistant|>")
 _BOS, _EOS = "<s>", "</s>"
 
@@ -157,36 +166,16 @@ STYLES = [
     Style("llama2_first", LLAMA2, (_BOS, _EOS), (f" {_EOS}", f" {_EOS}"), _BOS, _EOS, str.strip, tokenizer="first"),
     Style("llama3", LLAMA3, _HEADERS, ("<|eot_id|>",) * 2, "<|begin_of_text|>", "<|eot_id|>", str.strip),
     Style("zephyr", ZEPHYR, (_BOS, _EOS), (_EOS, _EOS), _BOS, _EOS, tokenizer="first"),
-    Style(
-        "gemma",
-        GEMMA,
-        ("<bos>", "<eos>", "<start_of_turn>", "<end_of_turn>"),
-        ("<end_of_turn>",) * 2,
-        "<bos>",
-        "<eos>",
-        str.strip,
-        system=False,
-        tokenizer="never",
-    ),
+    Style("gemma", GEMMA, _GEMMA, _GEMMA_ENDS, "<bos>", "<eos>", str.strip, system=False, tokenizer="never"),
     Style("tulu", TULU, ("<|endoftext|>",), ("<|endoftext|>",) * 2, eos="<|endoftext|>", tokenizer="gpt2"),
     Style("olmo", OLMO, _IM, ("<|im_end|>", "<|endoftext|>"), eos="<|endoftext|>"),
     Style("built_in_olmo", None, _IM, ("<|im_end|>", "<|endoftext|>"), eos="<|endoftext|>"),
-    Style(
-        "qwen", QWEN, _IM, _IM_ENDS, eos="<|im_end|>", ordinary=("<think>", "</think>", "<tool_call>", "</tool_call>")
-    ),
+    Style("qwen", QWEN, _IM, _IM_ENDS, eos="<|im_end|>", ordinary=_QWEN),
     Style("generation", GENERATION, _IM, _IM_ENDS, eos="<|endoftext|>"),
     Style("llama3_tools", LLAMA3_TOOLS, _HEADERS, ("<|eot_id|>",) * 2, "<|begin_of_text|>", "<|eot_id|>", str.strip),
     Style("glm", GLM, _GLM, ("", ""), eos="<|endoftext|>"),
     Style("glm_that_stops_at_user", GLM, _GLM, ("<|user|>", ""), eos="<|user|>"),
-    Style(
-        "deepseek",
-        DEEPSEEK,
-        ("<|begin|>", "<|end|>", "<|User|>", "<|Assistant|>"),
-        ("<|end|>",) * 2,
-        "<|begin|>",
-        "<|end|>",
-        lambda content: content.split("</think>")[-1],
-    ),
+    Style("deepseek", DEEPSEEK, _DEEPSEEK, ("<|end|>",) * 2, "<|begin|>", "<|end|>", without_thoughts),
     Style("plain", PLAIN, ("<|endoftext|>",), ("", ""), eos="<|endoftext|>"),
     Style("mistral", MISTRAL, (_BOS, _EOS, "[INST]", "[/INST]"), (_EOS, _EOS), _BOS, _EOS),
 ]

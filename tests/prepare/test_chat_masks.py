@@ -35,38 +35,26 @@ Decoded = list[tuple[str | int, bool]]
 """Control tokens as ids, other text as it decodes, each with its loss."""
 
 
-def chatml(messages: list[dict[str, str]], bos: str) -> Iterator[Run]:
-    for message in messages:
-        loss = message["role"] == "assistant"
-        yield f"<|im_start|>{message['role']}\n", False, True
-        yield message["content"], loss, False
-        yield "<|im_end|>", loss, True
-        yield "\n", False, True
+def turns(begin: str, end: str, model: str, bos: bool, trim: Callable[[str], str]) -> Callable[..., Iterator[Run]]:
+    """The rules of a template: what begins a turn, with the role in place of ROLE; what ends it, and a rest."""
+
+    def runs(messages: list[dict[str, str]], spelling: str) -> Iterator[Run]:
+        yield spelling if bos else "", False, True
+        for message in messages:
+            loss = message["role"] == "assistant"
+            yield begin.replace("ROLE", model if loss else message["role"]), False, True
+            yield trim(message["content"]), loss, False
+            yield end.strip(), loss, True
+            yield end[len(end.strip()) :], False, True
+
+    return runs
 
 
-def of_turns(begin: str, end: str, messages: list[dict[str, str]], bos: str, model: str) -> Iterator[Run]:
-    """Turns with trimmed contents: what begins one, with the role in place of ROLE; then what ends it, and a rest."""
-    yield bos, False, True
-    for message in messages:
-        loss = message["role"] == "assistant"
-        yield begin.replace("ROLE", model if loss else message["role"]), False, True
-        yield message["content"].strip(), loss, False
-        yield end.strip(), loss, True
-        yield end[len(end.strip()) :], False, True
-
-
-def llama3(messages: list[dict[str, str]], bos: str) -> Iterator[Run]:
-    return of_turns("<|start_header_id|>ROLE<|end_header_id|>\n\n", "<|eot_id|>", messages, bos, "assistant")
-
-
-def gemma(messages: list[dict[str, str]], bos: str) -> Iterator[Run]:
-    return of_turns("<start_of_turn>ROLE\n", "<end_of_turn>\n", messages, bos, "model")
-
-
+HEADER = "<|start_header_id|>ROLE<|end_header_id|>\n\n"
 RULES: dict[str, tuple[str, Callable[..., Iterator[Run]]]] = {
-    "chatml": (CHATML, chatml),
-    "llama3": (LLAMA3, llama3),
-    "gemma": (GEMMA, gemma),
+    "chatml": (CHATML, turns("<|im_start|>ROLE\n", "<|im_end|>\n", "assistant", False, str)),
+    "llama3": (LLAMA3, turns(HEADER, "<|eot_id|>", "assistant", True, str.strip)),
+    "gemma": (GEMMA, turns("<start_of_turn>ROLE\n", "<end_of_turn>\n", "model", True, str.strip)),
 }
 
 

@@ -112,6 +112,12 @@ def inputs_of(case: Case, folder: Path) -> list[str]:
     return [name for name in case.inputs if (folder / f"{name}.jsonl").exists()]
 
 
+def records_of(case: Case, folder: Path) -> list[list[str]]:
+    """The lines of each input; of the tools' chats, too, which end in CRLF."""
+    texts = [(folder / f"{name}.jsonl").read_text("utf-8") for name in inputs_of(case, folder)]
+    return [text.replace("\r\n", "\n").split("\n") for text in texts]
+
+
 def splits_of(where: Path, format: str) -> dict[str, Corpus]:
     train = where / "train" if format == "olmo" else where
     val = where / ("openchat.eval.parquet" if format == "openchat" else "val")
@@ -153,10 +159,7 @@ def test_what_tokens_and_loss_spell_is_what_the_template_s_rules_say(case, forma
     out, manifest = made(case, format)
     request = request_of(case, folder, format)
     tokenizer = load_tokenizer(request.tokenizer)
-    records = [
-        (folder / f"{name}.jsonl").read_text("utf-8").replace("\r\n", "\n").split("\n")
-        for name in inputs_of(case, folder)
-    ]
+    records = records_of(case, folder)
     seen = []
     for split, corpus in splits_of(out, format).items():
         counts = manifest["splits"][split]
@@ -219,26 +222,22 @@ def test_every_other_format_has_the_same_documents(case, format, folder, made, t
             assert [Path(name).stem for name in corpus.source_names] == inputs_of(case, folder)
 
 
-@pytest.mark.parametrize("format", ["openchat", "episodes"])
-@pytest.mark.parametrize("tokenizer", ["spm", "hf"])
+@pytest.mark.parametrize(("tokenizer", "format"), [("spm", "openchat"), ("hf", "episodes")])
 def test_seq_level_weight_is_a_message_s_weight_over_its_length(format, tokenizer, folder, tmp_path):
     case = Case("openchat", tokenizer, ("openchat", "chats"))
     request = request_of(case, folder, format, seq_level_weight=True)
     prepare(request, tmp_path / "out", workers=1)
     loaded = load_tokenizer(request.tokenizer)
-    records = [(folder / f"{name}.jsonl").read_text("utf-8").split("\n") for name in case.inputs]
-    count = 0
-    for corpus in splits_of(tmp_path / "out", format).values():
-        for document in corpus.iter_documents():
-            file, line = document.source
-            record = json.loads(records[file][line - 1])
-            key = "items" if "items" in record else "messages"
-            for message in record[key]:
-                message["weight"] = message.get("weight", float(message["role"] == "assistant"))
-                message["weight"] /= len(loaded.encode([message["content"]])[0]) + 1
-            assert spelled(loaded, document.tokens, document.loss) == in_one(openchat(record)), (file, line)
-            count += 1
-    assert count > 20
+    records = records_of(case, folder)
+    documents = [each for corpus in splits_of(tmp_path / "out", format).values() for each in corpus.iter_documents()]
+    assert len(documents) > 20
+    for document in documents:
+        file, line = document.source
+        record = json.loads(records[file][line - 1])
+        for message in record.get("items") or record["messages"]:
+            weight = message.get("weight", float(message["role"] == "assistant"))
+            message["weight"] = weight / (len(loaded.encode([message["content"]])[0]) + 1)
+        assert spelled(loaded, document.tokens, document.loss) == in_one(openchat(record)), (file, line)
 
 
 def test_a_corpus_without_loss_is_not_converted(tmp_path: Path) -> None:
