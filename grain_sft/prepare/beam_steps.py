@@ -19,7 +19,7 @@ import msgspec
 from grain_sft.errors import GrainSftError
 from grain_sft.prepare.job import Job
 from grain_sft.prepare.records import inputs
-from grain_sft.prepare.records.inputs import Input, Scan
+from grain_sft.prepare.records.inputs import Input, Unit
 from grain_sft.prepare.request import Request
 from grain_sft.prepare.target import Target
 from grain_sft.prepare.workers import Failure
@@ -75,22 +75,22 @@ class Run:
         return self.load("outcome.json", Outcome) if files.exists(self.path("outcome.json")) else None
 
 
-def scan(unit: int, run: Run) -> tuple[int, Scan | None, Failure | None]:
+def scan(unit: int, run: Run) -> tuple[int, Unit | None, Failure | None]:
     """Count and hash a unit."""
     entries, units = _inputs(run)
     return unit, *_attempt(unit, lambda: inputs.scan_unit(entries[units[unit].input], units[unit]))
 
 
-def begin(_: object, run: Run, scans: Iterable[tuple[int, Scan | None, Failure | None]]) -> Iterator[int]:
+def begin(_: object, run: Run, scans: Iterable[tuple[int, Unit | None, Failure | None]]) -> Iterator[int]:
     """Begin or continue the work; yield the units to render."""
     found = sorted(scans, key=lambda scanned: scanned[0])
     failures = [failure for *_, failure in found if failure is not None]
     yield from _advance(run, failures, lambda: _begin(run, [scan for _, scan, _ in found if scan is not None])) or ()
 
 
-def _begin(run: Run, scans: list[Scan]) -> range:
-    entries, units = _inputs(run)
-    job = Job.of(run.request, run.output, entries, units, scans)
+def _begin(run: Run, units: list[Unit]) -> range:
+    entries, _ = _inputs(run)
+    job = Job.of(run.request, run.output, entries, units)
     found = job.target.finished(job.identity, overwrite=run.overwrite)
     if found is not None:
         run.save("outcome.json", Outcome({**found, "already": True}))
@@ -179,7 +179,7 @@ def _attempt(unit: int, step: Callable[[], T]) -> tuple[T | None, Failure | None
 
 
 @functools.lru_cache(1)
-def _inputs(run: Run) -> tuple[tuple[Input, ...], list[inputs.Unit]]:
+def _inputs(run: Run) -> tuple[tuple[Input, ...], list[Unit]]:
     entries = run.load("inputs.json", tuple[Input, ...])
     return entries, inputs.plan_units(entries)
 

@@ -20,7 +20,7 @@ from grain_sft.errors import PrepareError
 from grain_sft.prepare.chunks import DROPPED, Chunks, Header
 from grain_sft.prepare.documents import ChunkDocuments, Documents, Ids
 from grain_sft.prepare.records import inputs
-from grain_sft.prepare.records.inputs import Input, Scan, Unit
+from grain_sft.prepare.records.inputs import Input, Unit
 from grain_sft.prepare.render import Renderer
 from grain_sft.prepare.request import VERSION, Request, hash_of
 from grain_sft.prepare.splits import split
@@ -48,21 +48,18 @@ class Job(Renderer):
     input_records: tuple[int, ...]
 
     @classmethod
-    def of(
-        cls, request: Request, output: str, entries: Sequence[Input], units: Sequence[Unit], scans: Sequence[Scan]
-    ) -> Job:
-        """Return the job of a request, from the scans of all its units."""
+    def of(cls, request: Request, output: str, entries: Sequence[Input], units: Sequence[Unit]) -> Job:
+        """Return the job of a request, from all its units, scanned."""
         most = FORMATS[request.format].max_seed
         if most is not None and request.seed > most:
             raise PrepareError(f"seed={request.seed}: expected at most {most} for format {request.format}.")
         records = [0] * len(entries)
         firsts = []
-        for unit, scan in zip(units, scans, strict=True):
+        for unit in units:
             firsts.append(records[unit.input] + 1)
-            records[unit.input] += scan.records
-        hashes = inputs.digests(units, scans, entries)
-        scanned = tuple(dataclasses.replace(unit, digest=scan.digest) for unit, scan in zip(units, scans, strict=True))
-        job = cls(request, tuple(entries), "", output, scanned, tuple(firsts), tuple(hashes), tuple(records))
+            records[unit.input] += unit.records
+        hashes = inputs.digests(units, entries)
+        job = cls(request, tuple(entries), "", output, tuple(units), tuple(firsts), tuple(hashes), tuple(records))
         _ = job.template  # which may be unknown
         decisive = [request.as_dict(), [entry.path for entry in entries], hashes, job.tokenizer.sha256]
         return dataclasses.replace(job, key=hash_of(decisive))

@@ -14,7 +14,7 @@ from grain_sft.arguments import as_integer
 from grain_sft.errors import GrainSftError, PrepareError, RecordError
 from grain_sft.prepare.job import Job
 from grain_sft.prepare.records import inputs
-from grain_sft.prepare.records.inputs import Input, Scan, Unit
+from grain_sft.prepare.records.inputs import Input, Unit
 from grain_sft.prepare.render import Renderer
 from grain_sft.prepare.request import Request
 from grain_sft.prepare.target import Target
@@ -65,8 +65,8 @@ def prepare(
     target = Target(output)
     target.check_writable()
     entries = inputs.list_inputs([dataset.paths for dataset in request.datasets], report)
-    units = inputs.plan_units(entries)
-    job = Job.of(request, target.output, entries, units, _scan(entries, units, report))
+    units = _scan(entries, inputs.plan_units(entries), report)
+    job = Job.of(request, target.output, entries, units)
 
     def make() -> dict[str, Any]:
         _render(job, workers, report)
@@ -108,15 +108,14 @@ def write_tasks(plan: Plan, format: Format, report: Progress) -> None:
     report("Writing", len(tasks), len(tasks))
 
 
-def _scan(entries: Sequence[Input], units: Sequence[Unit], report: Progress) -> list[Scan]:
+def _scan(entries: Sequence[Input], units: Sequence[Unit], report: Progress) -> list[Unit]:
     """Count the records of every unit and hash its bytes."""
     total = sum(unit.size for unit in units)
-    found: list[Scan] = []
+    found: list[Unit] = []
     done = 0
     with concurrent.futures.ThreadPoolExecutor(inputs.SCAN_THREADS) as pool:
-        scans = pool.map(lambda unit: inputs.scan_unit(entries[unit.input], unit), units)
-        for unit, scan in zip(units, scans, strict=True):
-            found.append(scan)
+        for unit in pool.map(lambda unit: inputs.scan_unit(entries[unit.input], unit), units):
+            found.append(unit)
             done += unit.size
             report("Scanning the inputs", done, total)
     return found

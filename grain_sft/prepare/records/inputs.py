@@ -74,14 +74,6 @@ class Unit(Part):
         return self.stop - self.start
 
 
-@dataclasses.dataclass(frozen=True)
-class Scan:
-    """Number of records (lines) of a unit, and hash of its bytes."""
-
-    records: int
-    digest: str
-
-
 def list_inputs(
     datasets: Sequence[Sequence[str]], progress: Callable[[str, int, int], None] | None = None
 ) -> list[Input]:
@@ -131,26 +123,26 @@ def plan_units(inputs: Sequence[Input]) -> list[Unit]:
     return units
 
 
-def scan_unit(entry: Input, unit: Unit) -> Scan:
-    """Count the records that begin in a unit, and hash it."""
+def scan_unit(entry: Input, unit: Unit) -> Unit:
+    """Return a unit with the number of records that begin in it, and the hash of its bytes."""
     if unit.digest:
-        return Scan(unit.records, unit.digest)
+        return unit
     if entry.kind == "parquet":
         whole = hashlib.sha256()
         for start in range(unit.start, unit.stop, BLOCK):
             whole.update(read_exactly(entry.path, entry.size, start, min(start + BLOCK, unit.stop)))
-        return Scan(unit.records, whole.hexdigest())
+        return dataclasses.replace(unit, digest=whole.hexdigest())
     before = min(1, unit.start)
     data = read_exactly(entry.path, entry.size, unit.start - before, unit.stop)
     starts = data.count(b"\n", 0, len(data) - 1) + 1 - before
-    return Scan(starts, hashlib.sha256(memoryview(data)[before:]).hexdigest())
+    return dataclasses.replace(unit, records=starts, digest=hashlib.sha256(memoryview(data)[before:]).hexdigest())
 
 
-def digests(units: Sequence[Unit], scans: Sequence[Scan], inputs: Sequence[Input]) -> list[str]:
-    """Return a hash of each input's content: SHA-256 over those of its units."""
+def digests(units: Sequence[Unit], inputs: Sequence[Input]) -> list[str]:
+    """Return a hash of each input's content: SHA-256 over those of its scanned units."""
     parts: list[list[str]] = [[] for _ in inputs]
-    for unit, scan in zip(units, scans, strict=True):
-        parts[unit.input].append(scan.digest)
+    for unit in units:
+        parts[unit.input].append(unit.digest)
     return [hashlib.sha256("\n".join(part).encode()).hexdigest() for part in parts]
 
 
