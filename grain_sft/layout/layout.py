@@ -138,8 +138,8 @@ class Layout(Protocol):
     def epoch_of(
         self, rows: Int64[np.ndarray, " rows"]
     ) -> tuple[Int64[np.ndarray, " rows"], Int64[np.ndarray, " rows"]]:
-        """Return the epoch, from 0, that each of `rows` (int64 [n]) was packed for, and its number among the rows of that
-        epoch. The row after the last is row 0 of an epoch that does not exist."""
+        """Return the epoch, from 0, that each of `rows` (int64 [n]) was packed for, and its number among that epoch's rows. The
+        row after the last is row 0 of an epoch that does not exist."""
         return np.zeros(len(rows), np.int64), rows
 
     @property
@@ -148,8 +148,7 @@ class Layout(Protocol):
         return {"": self}
 
     def split(self, rows: Ints) -> Iterator[tuple[str, Ints, Ints]]:
-        """Yield, for each of `parts` that some of `rows` (int64 [n]) are of: its name, the indices into `rows`, and the
-        numbers of these rows in that part."""
+        """Yield, for each of `parts` with some of `rows` (int64 [n]): its name, indices into `rows`, and row numbers in it."""
         yield "", np.arange(len(rows)), rows
 
     def first_document(self, part: str) -> int:

@@ -1,6 +1,6 @@
-"""Plans that OLMo-core's `NumpyPackedFSLDataset` (3.0.0) left in its work directory, read as they are.
+"""Plans that OLMo-core's `NumpyPackedFSLDataset` (3.0.0) left in `dataset-common/` of its work directory, read as they are.
 
-For each group of source files, below `dataset-common/`, raw uint64:
+For each group of source files, raw uint64:
   document-indices-L-HASH.npy       (first token, token after the last) of each piece of a document, longest first,
                                     counted through the group's files;
   instance-offsets-L-HASH.npy       (first, one after the last) entry of the next file, for each row;

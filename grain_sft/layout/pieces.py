@@ -94,11 +94,8 @@ class ShardOffsets:
         self._begins, self._ends = borders[:-1], borders[1:]
 
     def pieces(self, row: Ints, column: Ints, start: Ints, length: Ints, segment: Ints, document: Ints) -> Pieces:
-        """Return the pieces of segments, row after row; a segment that continues in the next shard is two.
-
-        Args:
-          row, column, segment, document: int64 [segments], as in `Pieces`.
-          start, length: int64 [segments], first token, counted through the corpus, and number of tokens.
+        """Return the pieces of segments, row after row; a segment that continues in the next shard is two. Arguments are int64
+        [segments], as in `Pieces`; `start` is counted through the corpus.
         """
         position = np.zeros(len(start), np.int64)
         if len(self._ends) == 1:
@@ -123,13 +120,8 @@ def ragged(counts: Ints) -> tuple[Ints, Ints]:
 
 
 def joined(part: Ints, columns_of: Callable[[int, Ints], Sequence[Ints]]) -> list[Ints]:
-    """Return columns of rows that several parts make, in the order of the rows.
-
-    Args:
-      part: int64 [rows], the part that each row is of.
-      columns_of: Function of a part and int64 [n], the indices of its rows, that returns columns. The first column holds
-        indices into these n.
-    """
+    """Return columns of rows, in their order, each of which is of a `part`, int64 [rows]. `columns_of` returns the columns of a
+    part, given the indices of its rows, int64 [n]; the first column holds indices into these n."""
     found = []
     for number in np.unique(part).tolist():
         here = np.flatnonzero(part == number)

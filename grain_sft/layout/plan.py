@@ -73,8 +73,7 @@ def load_plan(
     """Return the plan of some options: from the cache, or made (by `make`; None for `make_plan`) and kept there.
 
     Raises:
-      LayoutError: nothing can be packed.
-      CorpusError, CorpusFileError: the documents cannot be found.
+      LayoutError, CorpusError, CorpusFileError: nothing can be packed, or the documents cannot be found.
     """
     make = make or functools.partial(make_plan, corpus, options, finder)
     check = functools.partial(check_columns, corpus.num_tokens, options.sequence_length)
@@ -95,13 +94,12 @@ def depends_of(corpus: Corpus, options: PackingOptions, finder: DocumentFinder |
 
 
 def finder_of(corpus: Corpus, options: PackingOptions) -> DocumentFinder:
-    """Return what finds the documents that are packed."""
+    """Return the finder of the documents that are packed."""
     return corpus.find_documents(options.boundaries, options.bos_token_id)
 
 
 def sort_made_by(options: PackingOptions) -> dict[str, str] | None:
-    """Return the version of numpy, and which of its sorts, that decide the order of documents of equal length; None where
-    they don't."""
+    """Return the version of numpy, and which of its sorts, where they decide the order of documents of equal length."""
     sort = sort_of(options.ties)
     return None if sort is None else {"version": np.__version__, "sort": sort}
 
@@ -124,11 +122,7 @@ def make_plan(corpus: Corpus, options: PackingOptions, finder: DocumentFinder | 
 
 
 def check_columns(num_tokens: int, sequence_length: int, arrays: artifact.Arrays) -> None:
-    """Check that every row of a plan can be read: its pieces lie in the corpus and fit into the row.
-
-    Raises:
-      ValueError: one can't.
-    """
+    """Raise a ValueError unless every row of a plan can be read: its pieces lie in the corpus and fit into the row."""
     for name, dtype in _DTYPES.items():
         if name not in arrays or arrays[name].dtype != dtype or arrays[name].ndim != 1:
             raise ValueError(f"it lacks {name}, or has it in another type than {dtype} [n]")

@@ -21,13 +21,8 @@ from grain_sft.storage import artifact
 
 
 def packing_report(layout: PackedLayout) -> dict[str, Any]:
-    """Return figures of all epochs of a layout together, ready for JSON.
-
-    Returns:
-      algorithm, sequence_length, epochs; batch_rows of an algorithm that packs whole batches, else None; rows; tokens;
-      padding (tokens) and padding_share; documents; truncated_documents and truncated_tokens; dropped_documents and
-      dropped_tokens; split_documents, of which rows hold several pieces; segments_a_row: mean, median and max.
-    """
+    """Return figures of all epochs of a layout together, ready for JSON. `batch_rows` is None for an algorithm that does not
+    pack whole batches; `split_documents` are those of which rows hold several pieces."""
     found, packing = layout.statistics, layout.packing
     segments = np.concatenate([np.diff(plan.ends, prepend=0) for plan in layout.plans])
     return {
@@ -60,13 +55,11 @@ def algorithm_title(figures: Mapping[str, Any]) -> str:
 def compare_algorithms(
     corpus: Corpus, sequence_length: int, options: Mapping[str, Any], algorithms: Iterable[str] = tuple(ALGORITHMS)
 ) -> Iterator[dict[str, Any]]:
-    """Yield the `packing_report` of one epoch of each of `algorithms`, whose plans are not kept.
+    """Yield the `packing_report` of one epoch of each of `algorithms`, whose plans are not kept, with the `seconds` to make,
+    write and check the plan; or its `algorithm` and `error`, where one can't pack this corpus.
 
     Args:
       options: Arguments of `PackedLayout` but for its algorithm and epochs; `max_segments` goes to those that bound it.
-
-    Returns:
-      Also `seconds`, to make, write and check the plan; or `algorithm` and `error`, where one can't pack this corpus.
     """
     for name in algorithms:
         taken = {**options, "epochs": 1}

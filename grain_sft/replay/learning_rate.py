@@ -12,10 +12,9 @@ from grain_sft.corpus import Corpus, Documents, LossReader, content
 from grain_sft.errors import CorpusError, CorpusFileError
 from grain_sft.storage import artifact
 
-BASE = 3e-4
-"""Llama's learning rate, at a batch of `BASE_TOKENS`."""
+BASE, BASE_TOKENS = 3e-4, 4_000_000
+"""Llama's learning rate, and the tokens of a batch that it is for."""
 
-BASE_TOKENS = 4_000_000
 DIVISORS = {"mistral": 6.0, "gemma": 5.5, "openchat_3.6": 5.3}
 """Divisor of the rate by a part of the model's name; the first that the name contains counts."""
 

@@ -45,15 +45,13 @@ class ReadRows(NamedTuple):
 
 
 class Arrays:
-    """Thread-safe allocator of arrays, which reuses memory once no array refers to it.
+    """Thread-safe allocator of arrays, which reuses memory once the last array in it, views included, is gone.
 
-    The system usually zeroes and maps the pages of a new array of some hundred KB during the first write, which then takes up
-    to 10 times as long. This allocator reuses memory once the last array in it, views included, is gone. The memory that it
-    keeps is bounded, and is freed with the allocator.
+    The first write to a new array of some hundred KB takes up to 10 times as long, since the system zeroes and maps its pages.
+    The memory that is kept is bounded, and is freed with the allocator.
 
-    Processors tell loads from earlier stores by the low 12 bits of their addresses. If the destination of a copy is a few
-    bytes after its source, modulo 4096, each load waits for an unrelated store, and the copy takes up to 8 times as long.
-    Arrays from malloc are at such addresses by chance. Arrays from here begin at a page, or half a page after one.
+    Arrays begin at a page, or half a page after one. A copy to a few bytes after its source, modulo 4096, takes up to 8 times
+    as long: processors tell loads from earlier stores by the low 12 bits of addresses. Arrays from malloc lie so by chance.
     """
 
     def __init__(self) -> None:

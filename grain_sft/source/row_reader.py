@@ -1,8 +1,5 @@
-"""Reader of corpora that store rows. One read returns the tokens, positions and segment ids of a row.
-
-In a file, the tokens of a row are followed by its positions and segment ids: small integers, which are widened to int32.
-Rows of long segments store the columns where segments end instead.
-"""
+"""Reader of corpora that store rows. In a file, the tokens of a row are followed by its positions and segment ids: small
+integers, which are widened to int32. Rows of long segments store the columns where segments end instead."""
 
 from __future__ import annotations
 
@@ -45,12 +42,7 @@ class _Block(NamedTuple):
 
 
 class RowReader:
-    """Reader of the rows of a corpus that stores rows. Thread-safe.
-
-    Args:
-      corpus: Corpus that has `rows`.
-      max_open_files: Limit of open files, as in `ShardReader`.
-    """
+    """Reader of the rows of a corpus that has `rows`. Thread-safe."""
 
     def __init__(self, corpus: Corpus, max_open_files: int | None = None) -> None:
         def reader_of(files: Sequence[StampedFile], row_bytes: int) -> ShardReader:
@@ -69,10 +61,8 @@ class RowReader:
         self._loss_reader = reader_of(self._losses, self._loss_bytes) if self._losses else None
 
     def read(self, rows: Ints, arrays: Arrays, *, only_weights: bool = False) -> ReadRows:
-        """Return `rows`, int64 in [0, number of rows), in arrays from `arrays`.
-
-        Args:
-          only_weights: Whether to read the loss only if it is weights, and not if it is a mask.
+        """Return `rows`, int64 in [0, number of rows), in arrays from `arrays`; with `only_weights`, the loss only if it is
+        weights and not a mask.
 
         Raises:
           CorpusFileError: A file is missing, unreadable, or not the one that was indexed.

@@ -1,10 +1,6 @@
-"""Rows of few long segments: read row by row, and their arrays made from the columns where segments end.
-
-A row's arrays are made while its tokens are in the processor's cache. The arrays of a batch drive the interpreter's own code
-and data out of that cache, so copies between buffers are the interpreter's (numpy's take as long to begin as some KB take to
-copy), and a loop is faster than `map`, which needs more code. For the same reason a row's segments come from
-`Layout.row_segments`: by `pieces`, two rows of 32,768 tokens take 150 us instead of 120 (`grain-sft bench --only packed`).
-"""
+"""Rows of few long segments: each is read, and its arrays made, while its tokens are in the processor's cache. A row's segments
+come from `Layout.row_segments`: by `pieces`, two rows of 32,768 tokens take 150 us instead of 120 (`bench --only packed`).
+Copies between buffers are the interpreter's: numpy's take as long to begin as some KB take to copy."""
 
 from __future__ import annotations
 
@@ -26,12 +22,8 @@ ZERO = np.array(0, np.int32)
 
 
 class Counting:
-    """Numbers that rows are filled with, the same in all batches.
-
-    Attributes:
-      positions: 0, 1, ..., int32 [L].
-      numbers: 1, 2, ..., each an array, since numpy takes a while to make one of an integer.
-    """
+    """Numbers that rows are filled with: `positions` 0, 1, ..., int32 [L]; and `numbers` 1, 2, ..., each an array, since
+    numpy is slow to make one of an integer."""
 
     def __init__(self, length: int) -> None:
         self.positions = np.arange(length, dtype=np.int32).data
@@ -81,13 +73,8 @@ class SegmentRow:
 
 
 class SegmentReader:
-    """Reads rows of a layout whose rows hold few long segments.
-
-    Args:
-      layout: Layout with `row_segments`, whose tokens take 4 bytes or less.
-      reader: Reader of the tokens of its corpus.
-      fit: Whether int32 is certain to hold every token.
-    """
+    """Reader of the rows of a layout with `row_segments`, whose tokens take 4 bytes or less; `reader` reads these, and `fit` is
+    whether int32 is certain to hold all of them."""
 
     def __init__(self, layout: Layout, reader: ShardReader, fit: bool) -> None:
         self._layout, self._reader, self._pad = layout, reader, layout.corpus.padding_token_id
@@ -100,12 +87,8 @@ class SegmentReader:
     def read(
         self, rows: npt.NDArray[np.int64], arrays: Arrays, *, shifted: bool
     ) -> tuple[ReadRows, list[list[int]], bool]:
-        """Return rows, the ends of the segments of each, and whether int32 holds every token, as far as that is checked.
-
-        Args:
-          rows: int64 [rows], in [0, len(layout)).
-          arrays: Maker of the arrays.
-          shifted: Whether to make targets and segment ids of targets, with all tokens taking loss, and to check tokens.
+        """Return `rows` (int64, in [0, len(layout))), the ends of the segments of each, and whether int32 holds every token, as
+        far as that is checked. With `shifted`, check tokens and make targets and their segment ids, as if all tokens took loss.
 
         Raises:
           CorpusFileError: a file is missing, unreadable, or not the one that was indexed.

@@ -23,7 +23,7 @@ _lock = threading.Lock()
 _watching: set[int] = set()  # processes that wait for their parent's end: this one, or none
 
 _CLOSES_IN = 10.0  # seconds
-_IN_WORKER = ("grain._src.python.dataset.transformations.process_prefetch", "_is_in_worker_process")
+_PREFETCH = "grain._src.python.dataset.transformations.process_prefetch"
 
 
 def start(iterator: Any) -> Any:
@@ -145,7 +145,7 @@ def end_with_parent() -> None:
 
 def in_worker() -> bool:
     """Return whether this is a worker process of Grain's."""
-    return bool(getattr(sys.modules.get(_IN_WORKER[0]), _IN_WORKER[1], False))
+    return bool(getattr(sys.modules.get(_PREFETCH), "_is_in_worker_process", False))
 
 
 def processes(iterator: Any) -> list[Any]:

@@ -31,18 +31,15 @@ class NgramFilter(grain.transforms.Map):
     succession. A partial last repeat does not count: the row fails if `r` consecutive pairs `tokens[i] == tokens[i - p]`
     are equal and `(r + p) // p >= max_count`. OLMo-core can't see fewer than 3 repeats, so a smaller `max_count` acts as 3.
 
-    Padding does not count: the verdict is on the tokens whose segment id is not 0. `count_padding=True` counts it like any
-    other token.
-
-    Parity with OLMo-core 3.0.0's `instance_mask`, by layout:
+    Padding (segment id 0) does not count, unless `count_padding`. Parity with OLMo-core 3.0.0's `instance_mask`, by layout:
       windows: `NumpyFSLDataset`. There is no padding.
       padded: `NumpyPaddedFSLDataset` with the default, for `keep="first"`. It cuts a document to L tokens, validates it,
         then pads it.
       packed: `NumpyPackedFSLDataset` with `count_padding=True`. It validates a row after it pads it, so a row that ends in
         `max_count` padding tokens takes no loss. The default gives the verdict on the row's documents alone.
 
-    It costs little because a failing row holds a run of at least `p * (max_count - 1)` equal pairs. One pair in that many
-    is compared. Only where that one is equal, and its neighbours to one side are too, the run is measured.
+    A failing row holds a run of at least `p * (max_count - 1)` equal pairs, so one pair in that many is compared. Only where it
+    and its neighbours to one side are equal, the run is measured.
 
     Args:
       max_period, min_period: Longest and shortest n-grams that are counted, in tokens.
@@ -83,12 +80,8 @@ class NgramFilter(grain.transforms.Map):
         tokens: Integer[np.ndarray, "*rows length"],
         segment_ids: Integer[np.ndarray, "*rows length"] | None = None,
     ) -> Bool[np.ndarray, "*rows"]:
-        """Return whether each row fails: bool [] for tokens [L], bool [rows] for tokens [rows, L].
-
-        Args:
-          tokens: integers, [L] or [rows, L].
-          segment_ids: integers of the same shape, 0 for padding; None for rows without padding.
-        """
+        """Return whether each row fails: bool [] for tokens [L], bool [rows] for tokens [rows, L]. Segment ids are of the same
+        shape, 0 for padding; None for rows without padding."""
         failing = self._failing(tokens, segment_ids)
         return np.zeros(tokens.shape[:-1], np.bool_) if failing is None else failing.reshape(tokens.shape[:-1])
 

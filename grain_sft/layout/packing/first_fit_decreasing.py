@@ -29,14 +29,12 @@ def assign(lengths: Ints, capacity: int, most: int, max_rows: int) -> Ints:
     for length, count in equal_lengths(lengths):
         while count:
             node = 1
-            if largest[1] < length:
-                return np.repeat(np.array(rows, np.int64), counts)
             while node < leaves:
                 node += node
                 if largest[node] < length:
                     node += 1
             row, space = node - leaves, largest[node]
-            if row >= max_rows:
+            if row >= max_rows or space < length:
                 return np.repeat(np.array(rows, np.int64), counts)
             taken = 1 if count == 1 else min(count, space // length, most - documents[row])
             rows.append(row)
