@@ -47,8 +47,7 @@ __all__ += ["PaddedLayout", "Pipeline", "ShiftTargets", "Span", "WindowLayout", 
 
 
 def __getattr__(name: str) -> Any:
-    """Return a name that is exposed here from its module, which is imported when it is first asked for: Grain and JAX take a
-    second or two to import, and most commands need neither."""
+    """Import a public name when it is first asked for: Grain and JAX take seconds to import, and few commands need them."""
     import importlib
     import importlib.util
 

@@ -57,7 +57,7 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
             new = "grain_sft." + MODULES[spec.name.removeprefix("grain_sft.")]
             warnings.warn(f"{spec.name} is now {new}. Import that.", DeprecationWarning, stacklevel=2)
             module = importlib.import_module(new)
-            self._spec = module.__spec__  # the import system overwrites it; exec_module restores it
+            self._spec = module.__spec__  # the import system overwrites it, and exec_module restores it
         return module
 
     def exec_module(self, module: ModuleType) -> None:

@@ -119,21 +119,21 @@ def overlay(base: Mapping[str, Any], top: Mapping[str, Any]) -> dict[str, Any]:
 def _located(corpus: Mapping[str, Any], folder: str) -> dict[str, Any]:
     """Return a section with its token paths, and those of the sources of a mixture, as `_locate` finds them."""
     found = dict(corpus)
-    for key in ("path", "label_mask_paths", "root"):
-        if key in corpus:
-            path = corpus[key]
-            found[key] = [_locate(item, folder) for item in path] if isinstance(path, list) else _locate(path, folder)
+    for key in {"path", "label_mask_paths", "root"} & corpus.keys():
+        found[key] = _locate(corpus[key], folder)
     if isinstance(corpus.get("mixture"), Mapping):
+        sources = corpus["mixture"].items()
         found["mixture"] = {
-            name: _located(source, folder) if isinstance(source, Mapping) else source
-            for name, source in corpus["mixture"].items()
+            name: _located(each, folder) if isinstance(each, Mapping) else each for name, each in sources
         }
     return found
 
 
 def _locate(path: object, folder: str) -> object:
-    """Return a token path of a config in `folder`: below it, if it is relative and exists there, or the folder is in a
-    bucket; else as it is. What is not a path is left to `validate`."""
+    """Return a token path, or a list of them, below `folder` if it is relative and exists there or the folder is in a bucket;
+    else as it is. What is not a path is left to `validate`."""
+    if isinstance(path, list):
+        return [_locate(item, folder) for item in path]
     if not isinstance(path, str) or files.is_remote(path := files.normalize(path)) or os.path.isabs(path):
         return path
     beside = os.path.join(folder, path)

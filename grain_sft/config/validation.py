@@ -127,8 +127,7 @@ def _check_source(source: Mapping[str, Any], layout: Mapping[str, Any], where: s
 def _check_schedule(
     entries: list[Mapping[str, Any]], where: str, names: Iterable[str] | None, length: int | None
 ) -> None:
-    """Check the order of the entries of a schedule, and the keys that they have. `names` are the sources whose weights may
-    change (None without a mixture), `length` the tokens of a row (None where the batch may not change)."""
+    """Check a schedule: weights of the sources `names`, and batches of rows of `length`; None where they can't change."""
     left_out = (_SIZES if length is None else ()) + (("weights",) if names is None else ())
     known = [name for name in options_of(ScheduleEntry) if name not in left_out]
     if not entries:

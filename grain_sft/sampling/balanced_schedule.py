@@ -88,35 +88,22 @@ def _choices(weights: tuple[int, ...], deficit: tuple[Fraction, ...], num_rows: 
     With a deficit at the start, the bound of even starts may be out of reach; then the bound is a whole row, and if that is
     too, the source that would exceed it first comes first.
     """
-    tight = Fraction(1, 2 * max(1, len(weights) - weights.count(0) - 1))  # one less the bound
-    found = _repeating(weights, deficit, tight, num_rows, strict=any(deficit))
-    found = found or _repeating(weights, deficit, Fraction(0), num_rows, strict=False)
-    assert found is not None, "the last bound is not strict"
-    return found
-
-
-def _repeating(
-    weights: tuple[int, ...], deficit: tuple[Fraction, ...], slack: Fraction, num_rows: int | None, *, strict: bool
-) -> tuple[Choices, int] | None:
-    """Return `_choices` for a bound of 1 - `slack`; None where it is out of reach, and `strict`.
-
-    The choices depend on the rows of each source beyond its share, and on the position in the period of the weights. Where
-    both recur, all that follows recurs.
-    """
-    beyond = np.zeros(len(weights), np.int64)
-    begins: dict[bytes, int] = {}
-    chosen: list[Choices] = []
-    rows = 0
-    for sources, kept in _periods(weights, deficit, slack, num_rows):
-        if strict and not kept:
-            return None
-        begins[beyond.tobytes()] = rows
-        chosen.append(sources.astype(np.uint8 if len(weights) <= 1 << 8 else np.uint16))
-        rows += len(sources)
-        beyond = beyond + np.bincount(sources, minlength=len(weights)) - weights
-        if beyond.tobytes() in begins or (num_rows is not None and rows >= num_rows):
-            break
-    return np.concatenate(chosen), begins.get(beyond.tobytes(), 0)
+    tight = Fraction(1, 2 * max(1, len(weights) - weights.count(0) - 1))  # one less the bound of even starts
+    for slack, strict in ((tight, any(deficit)), (Fraction(0), False)):
+        beyond = np.zeros(len(weights), np.int64)  # rows of each source beyond its share; where they recur, all does
+        begins: dict[bytes, int] = {}
+        chosen: list[Choices] = []
+        rows = 0
+        for sources, kept in _periods(weights, deficit, slack, num_rows):
+            if strict and not kept:
+                break
+            begins[beyond.tobytes()] = rows
+            chosen.append(sources.astype(np.uint8 if len(weights) <= 1 << 8 else np.uint16))
+            rows += len(sources)
+            beyond = beyond + np.bincount(sources, minlength=len(weights)) - weights
+            if beyond.tobytes() in begins or rows == num_rows:
+                return np.concatenate(chosen), begins.get(beyond.tobytes(), 0)
+    raise AssertionError("the last bound is not strict")
 
 
 def _periods(

@@ -96,8 +96,7 @@ class Proportions:
         return tuple(weight // least for weight in weights) if least else None
 
     def _first_exhausted(self, phase: _Phase) -> int | None:
-        """Return the row from which on a source has no rows; None where all have: with "stop" the row that a source lacks, with
-        "renormalize" the one after its last."""
+        """Return the row that a source lacks ("stop"), or the one after its last ("renormalize"); None where all have rows."""
         if self._on_exhausted == "repeat":
             return None
         last = self._on_exhausted == "renormalize"

@@ -137,8 +137,7 @@ class Sampler(abc.ABC):
         return self._rows(step, indices) if found is None else found
 
     def _rows_at_once(self, step: int, indices: Ints) -> Ints | None:
-        """Return the rows of `step` and keep those of later steps, at 0.7 us a step instead of 5 to 8; None where these can't
-        be computed."""
+        """Return the rows of `step` and keep those of later steps, at 0.7 us a step instead of 5 to 8; None if that fails."""
         size = self.batch_sizes.at(step)
         count = min(_STEPS_AT_ONCE, _ROWS_AT_ONCE // max(1, len(indices)), self._steps_of_one_size(step, size))
         if count <= 1:
