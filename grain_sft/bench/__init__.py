@@ -28,15 +28,15 @@ class Scale:
     Args:
       seconds: Seconds of each measurement.
       repeats: Measurements of each loader, in turn.
-      files: windows: token files.
-      tokens: windows: tokens of a file.
-      sequence_length: windows: tokens of a row.
-      batch_size: windows: rows of a batch.
-      startup_files: startup: files of each index.
-      order_rows: orders: rows of the exact order.
-      plan_documents: plans: documents, of some 9,000 tokens, as sparse files.
-      conversations: prepare: conversations, of some 200 tokens.
-      documents: trace: documents, of some 10,000 tokens, as sparse files; OLMo-3's run has 2,268,468.
+      files: Token files (benchmark windows).
+      tokens: Tokens of a file (windows).
+      sequence_length: Tokens of a row (windows).
+      batch_size: Rows of a batch (windows).
+      startup_files: Files of each index (startup).
+      order_rows: Rows of the exact order (orders).
+      plan_documents: Documents, of some 9,000 tokens, as sparse files (plans).
+      conversations: Conversations, of some 200 tokens (prepare).
+      documents: Documents, of some 10,000 tokens, as sparse files (trace); OLMo-3's run has 2,268,468.
     """
 
     seconds: float = 2.0

@@ -1,14 +1,10 @@
-"""Ctrl-C in a process that runs one command.
+"""Ctrl-C in a process that runs one command: within two seconds it is gone, with one line on stderr and exit status 130.
 
-Within two seconds the process is gone, with one line on stderr and exit status 130, whatever it was doing:
-
-- The handler raises KeyboardInterrupt in the main thread, so that `with` and `finally` remove what is half written. During an
-  import it waits: an exception inside the initialization of an extension module can crash the interpreter.
-- A thread, which the C handler wakes, ends the process where the main thread is not done after `UNWIND` seconds: in native
-  code, in an import, or while it waits for other threads.
-- Both kill the child processes and run the `atexit` functions, which remove temporary folders, before they call `os._exit`.
-- A command that is done ends with `os._exit` too, after all other `atexit` functions: while the interpreter takes itself down,
-  it has the system's own response to SIGINT back.
+The handler raises KeyboardInterrupt in the main thread, so that `with` and `finally` remove what is half written; not during an
+import, because an exception inside the initialization of an extension module can crash the interpreter. A thread, which the C
+handler wakes, ends the process where the main thread is not done after `UNWIND` seconds: in native code, in an import, or while
+it waits for other threads. Both kill the child processes and run the `atexit` functions before they call `os._exit`. So does a
+command that is done: while the interpreter takes itself down, it has the system's own response to SIGINT back.
 """
 
 from __future__ import annotations
@@ -153,10 +149,7 @@ def _importing(frame: FrameType | None) -> bool:
 
 
 def _kill_children() -> None:
-    """Kill all processes that this one started, and those that they started.
-
-    The resource tracker of multiprocessing is spared: it frees what killed processes shared, and ends with this process.
-    """
+    """Kill all processes below this one but multiprocessing's resource tracker, which frees what they shared."""
     parents: dict[int, int] = {}
     for name in os.listdir("/proc") if os.path.isdir("/proc") else ():
         if name.isdigit():

@@ -82,9 +82,9 @@ class Child:
             return
         self._errors.seek(0)
         last = (self._errors.read().strip() or "it printed nothing.").splitlines()[-1].strip()
-        how = f"exit status {status}" if status > 0 else f"signal {-status} ({signal.Signals(-status).name})"
         if status == -signal.SIGKILL:
             last = "most likely the machine ran out of memory. A run takes about 1 GB."
+        how = f"exit status {status}" if status > 0 else f"signal {-status} ({signal.Signals(-status).name})"
         raise GrainSftError(f"the {self._name} run ended with {how}: {last}")
 
     def __enter__(self) -> Child:

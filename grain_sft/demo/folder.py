@@ -22,7 +22,6 @@ _ADVICE = {
     "A file is in the way: give another folder with --dir.": (errno.EEXIST, errno.ENOTDIR),
     "Give a folder that you are allowed to write to with --dir.": (errno.EACCES, errno.EPERM, errno.EROFS),
 }
-"""Advice by what went wrong."""
 
 
 class DemoFolder:

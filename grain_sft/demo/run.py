@@ -120,28 +120,21 @@ def _shown(child: Child, plan: Plan, start: int) -> Iterator[Record]:
 def _compare(plan: Plan, resumed_from: int, logs: Logs) -> bool:
     """Print the losses of both halves of the killed training and of the other, and return whether they are equal."""
     end = len(logs[INTERRUPTED])
-    shown = {0, resumed_from - 1, resumed_from, resumed_from + 1, end - 1, end, (end + plan.steps) // 2}
+    shown = {0, *range(resumed_from - 1, resumed_from + 2), end - 1, end, (end + plan.steps) // 2}
     shown |= {plan.steps - 2, plan.steps - 1}
     _say("\nLoss in nats a token, and the same float exactly, in hexadecimal:")
-    names = (INTERRUPTED, RESUMED, UNINTERRUPTED)
-    for line in table(names, sorted(step for step in shown if 0 <= step < plan.steps), logs):
+    for line in table((INTERRUPTED, RESUMED, UNINTERRUPTED), sorted(shown & set(range(plan.steps))), logs):
         _say("  " + line)
     _say("")
-    compared = {
-        UNINTERRUPTED: range(plan.steps),  # it is complete
-        INTERRUPTED: range(end),
-        RESUMED: range(resumed_from, plan.steps),
-    }
-    for name, steps in compared.items():
+    compared = {INTERRUPTED: range(end), RESUMED: range(resumed_from, plan.steps)}
+    for name, steps in {UNINTERRUPTED: range(plan.steps), **compared}.items():  # the first has to be complete
         found = difference(name, UNINTERRUPTED, steps, logs)
         if found is not None:
             _say(f"NOT EQUAL. {found}")
             return False
-        if name != UNINTERRUPTED:
-            _say(
-                f"EQUAL: {name} and {UNINTERRUPTED}, all {len(steps)} steps from {steps[0]} to {steps[-1]}: losses bit for "
-                "bit, batches by SHA-256."
-            )
+    for name, steps in compared.items():
+        which = f"all {len(steps)} steps from {steps[0]} to {steps[-1]}"
+        _say(f"EQUAL: {name} and {UNINTERRUPTED}, {which}: losses bit for bit, batches by SHA-256.")
     return True
 
 

@@ -55,9 +55,8 @@ def docstrings(max_characters: int = MAX_CHARACTERS) -> list[Entry]:
         entries.append(Entry(kind, name, text))
     if count < min(MIN_CHARACTERS, max_characters):
         raise GrainSftError(
-            f"{library}: the demo trains on the docstrings of Python's standard library, and found {count} "
-            f"characters of the {MIN_CHARACTERS} that it needs. This Python comes without its source files: use a full "
-            "installation."
+            f"{library}: found {count} characters of docstrings; expected {MIN_CHARACTERS} or more, which the demo trains on. "
+            "This Python comes without its source files: use a full installation."
         )
     return entries
 

@@ -24,9 +24,8 @@ def test_padding_is_the_same_in_pack_in_the_report_and_in_the_batches(tmp_path, 
         "sampler": {"order": "sequential", "seed": 3, "epochs": 1, "global_batch_size": ROWS},
     }
     pipeline = grain_sft.load(config, host=Host(0, 1))
-    command = ["pack", str(tmp_path / "chats"), "--dtype", "uint16", "--eos-token-id", EOS, "--sequence-length", LENGTH]
-    command += ["--compare", "--batch-rows", ROWS, "--seed", 3, "--output", tmp_path / "pack.json"]
-    assert main([str(word) for word in command]) == 0
+    words = f"--dtype uint16 --eos-token-id {EOS} --sequence-length {LENGTH} --compare --batch-rows {ROWS} --seed 3 --output"
+    assert main(["pack", str(tmp_path / "chats"), *words.split(), str(tmp_path / "pack.json")]) == 0
     packed_figures = json.loads((tmp_path / "pack.json").read_text())["algorithms"]
     shares = {each["algorithm"]: each["padding_share"] for each in packed_figures}
     reported = report_corpus.packing(pipeline)["algorithms"]

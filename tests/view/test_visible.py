@@ -58,13 +58,15 @@ def test_wide_characters_take_two_columns_and_marks_none():
 def tokenizer(request, tmp_path):
     kind = request.param
     if kind == "sentencepiece":
-        return load_tokenizer(save_sentencepiece(tmp_path))
-    if kind == "tiktoken":
-        return load_tokenizer(save_tiktoken(tmp_path, PRIMER_TOKENS))
-    if kind in ("gpt2", "llama3"):
+        path = save_sentencepiece(tmp_path)
+    elif kind == "tiktoken":
+        path = save_tiktoken(tmp_path, PRIMER_TOKENS)
+    elif kind in ("gpt2", "llama3"):
         content = byte_level_json(("<|endoftext|>", *PRIMER_TOKENS), style=kind)
-        return load_tokenizer(save_huggingface(tmp_path / "hf", content, eos="<|endoftext|>"))
-    return load_tokenizer(save_huggingface(tmp_path / "hf", metaspace_json(("<s>", "</s>"), scheme=kind)))
+        path = save_huggingface(tmp_path / "hf", content, eos="<|endoftext|>")
+    else:
+        path = save_huggingface(tmp_path / "hf", metaspace_json(("<s>", "</s>"), scheme=kind))
+    return load_tokenizer(path)
 
 
 def test_texts_of_tokens_one_after_the_other_are_the_text(tokenizer):
