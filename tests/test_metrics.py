@@ -384,8 +384,8 @@ if not os.fork():
     os._exit(time.monotonic() > end)
 print(os.waitstatus_to_exitcode(os.wait()[1]))
 """
-    lines, said, seconds = script(folder, program, GRAIN_SFT_STALL_SECONDS="30", PYTHONWARNINGS="ignore")
-    assert (lines, said) == (["0"], "")
+    lines, errors, seconds = script(folder, program, GRAIN_SFT_STALL_SECONDS="30", PYTHONWARNINGS="ignore")
+    assert (lines, errors) == (["0"], "")
     assert seconds < 1
 
 
@@ -405,9 +405,9 @@ print(registry.get_sample_value("grain_sft_read_bytes_total", {"store": "local"}
 """
     (tmp_path / "counts").mkdir()
     environment = {"GRAIN_SFT_STALL_SECONDS": "0.3", "PROMETHEUS_MULTIPROC_DIR": str(tmp_path / "counts")}
-    lines, said, _ = script(folder, program, 4.0, **environment)
+    lines, errors, _ = script(folder, program, 4.0, **environment)
     assert lines == ["16.0", "4.0", "True"]
-    worker = re.search(r"Step \d: no batch after .* s\.\n  it is to come from worker process (\d+); \1 is ", said)
-    assert worker, said
+    worker = re.search(r"Step \d: no batch after .* s\.\n  it is to come from worker process (\d+); \1 is ", errors)
+    assert worker, errors
     names = r"Worker process (\d+): no batch after .* s\.\n  .*: making step 2 for .*: in the transform Sleeper"
-    assert re.search(names, said), said
+    assert re.search(names, errors), errors

@@ -91,31 +91,25 @@ def test_show_prints_rows_of_a_step(pipeline, capsys):
             pipeline.show(**wrong)
 
 
-def test_a_trace_is_a_data_frame(pipeline):
+def test_a_trace_is_a_data_frame_and_without_pandas_the_error_names_the_extra(pipeline, monkeypatch):
     pandas = pytest.importorskip("pandas")
     lines = trace(pipeline, range(3))
     frame = lines.to_pandas()
     assert isinstance(frame, pandas.DataFrame) and len(frame) == len(lines)
     for name, column in lines.columns().items():
-        if name != "source":
-            np.testing.assert_array_equal(frame[name], column)
-    assert frame["source"].tolist() == [lines.source_names[number] for number in lines.source]
+        expected = [lines.source_names[number] for number in lines.source] if name == "source" else column
+        np.testing.assert_array_equal(frame[name], expected)
     assert frame["path"].tolist() == [lines.paths[number] for number in lines.shard]
-    assert frame.groupby("step")["trainable"].sum().tolist() == [
-        int((pipeline[step]["targets_segmentation"] != 0).sum()) for step in range(3)
-    ]
-
-
-def test_without_pandas_the_error_names_the_extra(pipeline, monkeypatch):
+    trained = [int((pipeline[step]["targets_segmentation"] != 0).sum()) for step in range(3)]
+    assert frame.groupby("step")["trainable"].sum().tolist() == trained
     monkeypatch.setitem(sys.modules, "pandas", None)
     with pytest.raises(MissingExtraError, match=r"Trace.to_pandas needs pandas, .*\[pandas\]"):
-        trace(pipeline, range(1)).to_pandas()
+        lines.to_pandas()
 
 
 def finite(pipeline, epochs):
-    source = pipeline.source
-    sampler = IndexSampler(len(source), global_batch_size=4, seed=0, epochs=epochs)
-    return Pipeline(source, sampler, [ShiftTargets()])
+    sampler = IndexSampler(len(pipeline.source), global_batch_size=4, seed=0, epochs=epochs)
+    return Pipeline(pipeline.source, sampler, [ShiftTargets()])
 
 
 def test_a_length_is_exact_or_there_is_none(pipeline):

@@ -69,11 +69,11 @@ for name in sys.argv[5].split(","):
     become()
     try:
         made = MAKERS[name]()
-        said = f"made {{0 if made is None else len(made)}}"
+        outcome = f"made {{0 if made is None else len(made)}}"
     except GrainSftError as error:
-        said = f"{{type(error).__name__}} {{error}}"
+        outcome = f"{{type(error).__name__}} {{error}}"
     left = [str(path.relative_to(disk)) for path in disk.rglob("*") if path.is_file()]
-    print(json.dumps([name, said, left]), flush=True)
+    print(json.dumps([name, outcome, left]), flush=True)
     for path in [] if nobody else disk.iterdir():
         shutil.rmtree(path) if path.is_dir() else path.unlink()
     os._exit(0)
