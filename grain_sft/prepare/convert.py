@@ -66,9 +66,7 @@ def convert(
     splits = _open(where)
     documents = _Splits(splits)
     described, tokenizer_files = _tokenizer(where, tokenizer, documents)
-    manifest = files.join(where, MANIFEST)
-    found = json.loads(files.read_text(manifest)) if files.exists(manifest) else None
-    source: dict[str, Any] = found if isinstance(found, dict) else {}
+    source = _manifest(where)
     request = Request(
         (Dataset((where,)),),
         "convert",
@@ -76,7 +74,7 @@ def convert(
         format,
         part_bytes=part_bytes,
         shard_tokens=shard_tokens,
-        val_frac=len(documents.ids["val"]) / max(1, len(documents.lengths)) if "val" in splits else 0.0,
+        val_frac=len(documents.ids.get("val", ())) / max(1, len(documents.lengths)),
         source=str(source.get("request", {}).get("source") or ""),
     )
     contents = {name: part.content_hash() for name, part in splits.items()}
@@ -94,6 +92,13 @@ def convert(
         return finish(plan, identity, tokenizer_files, {"dropped": {}, "rejected": 0, **counts})
 
     return target.produce(identity, make, overwrite=overwrite)
+
+
+def _manifest(where: str) -> dict[str, Any]:
+    """Return the manifest of a corpus; {} where it has none."""
+    path = files.join(where, MANIFEST)
+    found = json.loads(files.read_text(path)) if files.exists(path) else None
+    return found if isinstance(found, dict) else {}
 
 
 class _Splits(Documents):

@@ -85,6 +85,7 @@ class _Target(Target):
     error = LayoutError
 
     def finished(self, identity: Mapping[str, Any], *, overwrite: bool) -> dict[str, Any] | None:
+        """See `Target.finished`; refuse rows that are damaged."""
         found = super().finished(identity, overwrite=overwrite)
         if found is not None:
             try:
