@@ -26,29 +26,14 @@ class TinyTokenizer:
         return dict(SPECIAL)
 
 
-def render(*turns):
-    """Input ids and labels of turns (role, content), and the ids of each content."""
+def test_only_assistant_turns_and_their_eot_are_labeled():
+    turns = ("system", "be kind"), ("user", "hi"), ("assistant", "hello"), ("user", "then"), ("assistant", "")
     messages = [{"role": role, "content": content} for role, content in turns]
-    return *render_chat_sft(TinyTokenizer(), messages), *(TinyTokenizer().encode(content) for _, content in turns)
-
-
-def test_only_the_assistant_and_its_eot_are_labeled():
-    turns = ("system", "be kind"), ("user", "hi"), ("assistant", "hello")
-    input_ids, labels, system, user, assistant = render(*turns)
-    assert input_ids == [1, *system, 4, 2, *user, 4, 3, *assistant, 4]
-    masked = len(input_ids) - len(assistant) - 1
-    assert labels == [-100] * masked + assistant + [4]
-
-
-def test_every_assistant_turn_is_labeled_and_the_others_never():
-    input_ids, labels, first, *_ = render(("assistant", "first"), ("user", "then"), ("assistant", ""))
-    assert labels == [-100, *first, 4, -100, *[-100] * 4, -100, -100, 4]
-    assert input_ids[-2:] == [3, 4]
-
-
-def test_a_conversation_without_assistant_is_a_value_error():
-    with pytest.raises(ValueError, match="assistant"):
-        render(("user", "hello?"))
+    system, user, assistant, then, _ = (TinyTokenizer().encode(content) for _, content in turns)
+    input_ids, labels = render_chat_sft(TinyTokenizer(), messages)
+    assert input_ids == [1, *system, 4, 2, *user, 4, 3, *assistant, 4, 2, *then, 4, 3, 4]
+    masked = len(system) + len(user) + 5
+    assert labels == [-100] * masked + [*assistant, 4] + [-100] * (len(then) + 3) + [4]
 
 
 def write_primer(path: Path, examples: int) -> Path:

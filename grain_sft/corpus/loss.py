@@ -177,6 +177,7 @@ class _KindReader:
         self._reader = ShardReader(self._losses, self.values.dtype.itemsize, **options)
 
     def gather(self, shard: Ints, start: Ints, place: Ints, length: Ints, count: int) -> npt.NDArray[Any]:
+        """Return what `LossReader.gather` returns, for pieces of shards that have such a file."""
         values, number = self.values, self._number[shard]
         raw: npt.NDArray[Any] = np.full(count, values.no_loss, values.dtype)
         width = raw.itemsize

@@ -40,8 +40,8 @@ def test_the_rate_is_openchats(three, batch_tokens, ranks, model_type, rate):
 
 def test_the_rate_by_hand(three):
     assert supervised_ratio(three) == 0.5  # 3 of 4, 0 of 1, 2 of 5: a document's first token is nobody's target
-    assert automatic_learning_rate(three, 4_000_000) == pytest.approx(3e-4 * math.sqrt(0.5), rel=1e-12)
-    assert automatic_learning_rate(three, 8_000_000) == pytest.approx(3e-4, rel=1e-12)
+    for batch_tokens, rate in ((4_000_000, 3e-4 * math.sqrt(0.5)), (8_000_000, 3e-4)):
+        assert automatic_learning_rate(three, batch_tokens) == pytest.approx(rate, rel=1e-12)
 
 
 def test_the_ratio_of_every_format_is_that_of_its_documents(tmp_path):
