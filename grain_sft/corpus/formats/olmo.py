@@ -74,8 +74,8 @@ class Olmo(Format):
         metadata = read_metadata(folders, listing)
         if not metadata.path:  # copied without prepare.json; the statistics of other tools have values of other types
             kinds = {"eos_token_id": int, "pad_token_id": int, "tokenizer": str, "tokenizer_sha256": str}
-            stated = {key: configuration.get(key) for key in kinds}
-            metadata = CorpusMetadata(**{key: value for key, value in stated.items() if type(value) is kinds[key]})
+            right = [key for key, kind in kinds.items() if type(configuration.get(key)) is kind]
+            metadata = CorpusMetadata(**{key: configuration.get(key) for key in right})
         for folder in folders:
             metadata = metadata if metadata.eos_token_id is not None else fill_ids(metadata, folder, listing)
         dtype = configuration.text("token_dtype")
