@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from batches import assert_same
 
 from grain_sft import GrainSftError, ShiftTargets
 
@@ -32,12 +33,9 @@ def test_loss_is_taken_on_targets_of_the_same_segment_that_are_not_masked():
 
 def test_a_batch_is_its_rows_one_above_the_other():
     row, shift = packed_row(), ShiftTargets()
-    single = shift.map(row)
-    stacked = shift.map({key: np.stack([array, array]) for key, array in row.items()})
-    for key, array in single.items():
-        assert stacked[key].shape == (2, 8)
-        np.testing.assert_array_equal(stacked[key], np.stack([array, array]))
-        assert stacked[key].dtype == (np.float32 if key == "targets_weights" else np.int32)
+    expected = {key: np.stack([array, array]) for key, array in shift.map(row).items()}
+    assert_same(shift.map({key: np.stack([array, array]) for key, array in row.items()}), expected)
+    assert [key for key, array in expected.items() if array.dtype != np.int32] == ["targets_weights"]
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.uint16, np.uint32, np.uint64, np.int32])
