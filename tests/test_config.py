@@ -230,11 +230,8 @@ def test_relative_token_paths_start_at_the_configs_folder_or_at_the_working_dire
 def test_the_configs_folder_goes_before_the_working_directory(config, data, write_tokens, tmp_path, monkeypatch):
     here = write_tokens("here/a.npy", range(100), "uint16")
     monkeypatch.chdir(tmp_path / "here")
-    for folder, where, expected in (
-        (data, "a.npy", data / "a.npy"),
-        (data, "*.npy", data / "a.npy"),
-        (tmp_path / "elsewhere", "a.npy", here),
-    ):
+    elsewhere, first = tmp_path / "elsewhere", data / "a.npy"
+    for folder, where, expected in ((data, "a.npy", first), (data, "*.npy", first), (elsewhere, "a.npy", here)):
         shards = load(write(folder / "a.yaml", put(config, "corpus.path", where))).source.layout.corpus.shards
         assert os.path.realpath(shards[0].path) == os.path.realpath(expected)
 
@@ -388,12 +385,9 @@ def test_a_mistake_in_a_layout_of_documents_has_its_sentence(chats, place, value
 
 
 def test_an_error_behind_a_config_stays_of_its_kind(config):
-    for place, value, kind in (
-        ("corpus.path", "none.npy", CorpusFileError),
-        ("layout.sequence_length", 10_000, LayoutError),
-        ("sampler.seed", -1, ConfigError),
-        ("transforms", [{"ngram_filter": {"max_period": 0}}], TransformError),
-    ):
+    wrong = [("corpus.path", "none.npy", CorpusFileError), ("layout.sequence_length", 10_000, LayoutError)]
+    wrong += [("sampler.seed", -1, ConfigError), ("transforms", [{"ngram_filter": {"max_period": 0}}], TransformError)]
+    for place, value, kind in wrong:
         with pytest.raises(kind, match=r"^config: ") as error:
             load(put(config, place, value))
         assert type(error.value) is kind

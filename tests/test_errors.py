@@ -12,8 +12,7 @@ CLASSES = [kind for kind in vars(errors).values() if isinstance(kind, type) and 
 @pytest.mark.parametrize("kind", CLASSES, ids=lambda kind: kind.__name__)
 def test_every_error_pickles_with_its_message(kind):
     copy = pickle.loads(pickle.dumps(kind("where: expected this, found that")))
-    assert type(copy) is kind
-    assert str(copy) == "where: expected this, found that"
+    assert type(copy) is kind and str(copy) == "where: expected this, found that"
 
 
 def test_a_missing_extra_names_the_extra_and_pickles():

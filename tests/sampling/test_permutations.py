@@ -59,13 +59,6 @@ def test_a_damaged_order_is_made_again(tmp_path):
         assert made.read_bytes() == whole
 
 
-def test_a_folder_that_is_a_file_is_named(tmp_path):
-    blocked = tmp_path / "file"
-    blocked.write_text("")
-    with pytest.raises(StorageError, match=r"file.*GRAIN_SFT_CACHE_DIR"):
-        load(blocked / "orders")
-
-
 def test_a_disk_that_fills_up_leaves_nothing_behind(tmp_path):
     """A real write error: the process may write files of 1 MB only."""
     program = (
@@ -80,9 +73,12 @@ def test_a_disk_that_fills_up_leaves_nothing_behind(tmp_path):
     assert not list(tmp_path.glob("*.arrays*"))
 
 
-def test_the_sampler_keeps_orders_in_the_folder_it_is_given_or_in_the_cache(tmp_path, monkeypatch):
+def test_orders_are_in_the_folder_that_is_given_or_in_the_cache_and_a_file_in_its_place_is_named(tmp_path, monkeypatch):
     monkeypatch.setenv("GRAIN_SFT_CACHE_DIR", str(tmp_path / "b"))
     for cache_dir, folder in ((tmp_path / "a", tmp_path / "a"), (None, tmp_path / "b" / "orders")):
         rows = IndexSampler(ROWS, order="olmo", cache_dir=cache_dir, global_batch_size=16, seed=5).rows(0)
         np.testing.assert_array_equal(rows, permute.permutation(ROWS, "PCG64", 6)[:16])
         assert list(folder.glob("olmo-*.arrays"))
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StorageError, match=r"file.*GRAIN_SFT_CACHE_DIR"):
+        load(tmp_path / "file" / "orders")
