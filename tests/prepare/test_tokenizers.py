@@ -27,7 +27,6 @@ from tokenizer_makers import (
 )
 
 from grain_sft.errors import CorpusError, CorpusFileError, MissingExtraError, RecordError
-from grain_sft.prepare.templates.template import SpecialText
 from grain_sft.prepare.tokenizers import Tokenizer, load_tokenizer
 
 CHATML = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<pad>")
@@ -126,21 +125,6 @@ def test_added_tokens_that_are_not_special_stay_ordinary_text(tmp_path):
     assert set(tokenizer.special_tokens) == {*CHATML, "<|fim|>"}
     (ids,) = tokenizer.encode(["<think>"])
     assert len(ids) == 1 and tokenizer.decode(ids) == "<think>"
-
-
-@pytest.mark.parametrize(
-    ("text", "found"),
-    [
-        ("", None),
-        ("no marker < here | at all>", None),
-        ("<|eot|>", ("<|eot|>", 0)),
-        ("é👍 <|eo <|usr|><|eot|>", ("<|usr|>", 8)),
-        ("< |eot|>", None),
-        ("<|EOT|>", None),
-    ],
-)
-def test_special_text_is_found_with_its_place(text, found):
-    assert SpecialText(PRIMER_TOKENS).find(text) == found
 
 
 def test_remote_tokenizers_are_those_of_their_files(tmp_path):

@@ -51,11 +51,6 @@ class Schema:
     turn_keys: tuple[str, ...] = ()
     signs: tuple[str, ...] = ()
 
-    @functools.cached_property
-    def known(self) -> frozenset[str]:
-        """The keys of a record, as a set."""
-        return frozenset(self.keys)
-
 
 def parse_record(record: object, schema: str = "auto", *, messages: str = "chat") -> Conversation:
     """Return the conversation that a parsed record holds.
@@ -78,7 +73,7 @@ def parse_record(record: object, schema: str = "auto", *, messages: str = "chat"
         name = messages if name == "chat" else name
     try:
         read = renamed(record, keys) if keys else record
-        check_keys(read, SCHEMAS[name].known, "the record")
+        check_keys(read, _KNOWN[name], "the record")
         return SCHEMAS[name].parse(read)
     except RecordError as error:
         if not keys:
@@ -222,6 +217,7 @@ SCHEMAS: Mapping[str, Schema] = {
     "text": Schema(_parse_text, ("text",)),
 }
 
+_KNOWN = {name: frozenset(schema.keys) for name, schema in SCHEMAS.items()}
 _SIGNS = {name: schema.signs for name, schema in SCHEMAS.items() if schema.signs}
 _ALL_KEYS = (*(key for keys in _SIGNS.values() for key in keys), "text")
 _EXPECTED = (

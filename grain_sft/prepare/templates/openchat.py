@@ -6,6 +6,7 @@ default is 1 for the assistant and 0 for the user.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 
 from grain_sft.errors import RecordError
@@ -33,7 +34,7 @@ class OpenChat(PiecesTemplate):
         super().__init__(tokenizer, options)
         (self._end,) = self.ids_of([END_OF_TURN])
         self._bos = list(tokenizer.empty_ids)
-        self._prefixes: dict[str, list[int]] = {}
+        self._prefix = functools.cache(self._encode_prefix)
 
     def pieces(self, conversation: Conversation) -> list[Piece]:
         system, messages = self._system(conversation)
@@ -49,12 +50,10 @@ class OpenChat(PiecesTemplate):
             pieces += [(prefix, 0.0), (message.content, weight), (self._end, weight)]
         return pieces
 
-    def _prefix(self, text: str) -> list[int]:
-        if text not in self._prefixes:
-            (ids,) = self.tokenizer.encode([text])
-            self.check_no_control(text, ids)
-            self._prefixes[text] = ids
-        return self._prefixes[text]
+    def _encode_prefix(self, text: str) -> list[int]:
+        (ids,) = self.tokenizer.encode([text])
+        self.check_no_control(text, ids)
+        return ids
 
     def _system(self, conversation: Conversation) -> tuple[str | None, tuple[Message, ...]]:
         """Return the system text and the other messages; the system text may be the first message of the record."""

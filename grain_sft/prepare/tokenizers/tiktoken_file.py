@@ -28,7 +28,7 @@ _LLAMA3_SPECIAL = (*_LLAMA3_NAMED, *(f"<|reserved_special_token_{2 + i}|>" for i
 
 
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a sidecar says of a tiktoken file: its split pattern, and its special tokens with their ids."""
+    """Content of the sidecar of a tiktoken file: its split pattern, and its special tokens with their ids."""
 
     pattern: str
     special_tokens: dict[str, Annotated[int, msgspec.Meta(ge=0)]] = {}
@@ -101,9 +101,9 @@ class TiktokenTokenizer(OneFileTokenizer):
             tiktoken = importlib.import_module("tiktoken")
         except ImportError as error:
             raise MissingExtraError.of(f"{self._where}: a tiktoken file", "tiktoken", "tiktoken") from error
-        ranks, special = self._ranks, dict(self.special_tokens)
+        tokens = {"mergeable_ranks": self._ranks, "special_tokens": dict(self.special_tokens)}
         try:
-            return tiktoken.Encoding(name=self.sha256, pat_str=pattern, mergeable_ranks=ranks, special_tokens=special)
+            return tiktoken.Encoding(name=self.sha256, pat_str=pattern, **tokens)
         except Exception as error:  # of its regular expressions, and of ranks that are not whole
             raise CorpusError(f"{self._where}: tiktoken can't load this tokenizer ({error}).") from error
 
