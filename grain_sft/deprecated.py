@@ -27,6 +27,8 @@ MODULES = {
     "corpus.learning_rate": "replay.learning_rate",
     "corpus.remote_options": "storage.remote.options",
     "sampling.orders_table": "sampling.orders",
+    **{f"sampling.orders.{name}": "sampling.orders.computed" for name in ("shuffle", "random", "sequential")},
+    **{f"sampling.orders.{name}": "sampling.orders.exact" for name in ("olmo", "maxtext", "episode", "openchat")},
 }
 """New path of each module of `grain_sft`, by its former path."""
 
