@@ -8,22 +8,24 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import pickle
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 
 from grain_sft.errors import GrainSftError
+from grain_sft.prepare.chunks import Header
 from grain_sft.prepare.job import Job
 from grain_sft.prepare.records import inputs
 from grain_sft.prepare.records.inputs import Input, Unit
 from grain_sft.prepare.request import Request
 from grain_sft.prepare.target import Target
 from grain_sft.prepare.workers import Failure
-from grain_sft.prepare.writers import Plan, Task
+from grain_sft.prepare.writers import Plan, SplitStatistics, Task
 from grain_sft.storage import files
 
 PAUSES = (1.0, 4.0)  # seconds before a failed access to storage is tried again
@@ -40,6 +42,11 @@ class Outcome(msgspec.Struct):
     manifest: dict[str, Any] = {}
     failure: Failure | None = None
     replace: bool = False
+
+
+class _PlanNote(msgspec.Struct):
+    statistics: dict[str, SplitStatistics]
+    headers: tuple[Header, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,7 +133,9 @@ def plan(_: object, run: Run, failures: Iterable[Failure]) -> Iterator[Task]:
     def step() -> list[Task]:
         job = _job(run)
         made = job.plan()
-        files.write_bytes(run.path("plan.pickle"), pickle.dumps(made))
+        run.save("plan.json", _PlanNote(dict(made.statistics), job.headers()))
+        for name, array in {"lengths": made.documents.lengths, **made.splits}.items():
+            files.write_bytes(run.path(f"{name}.bin"), array.astype("<i8").tobytes())
         return [task for split in made.splits for task in job.format.tasks(made, split)]
 
     yield from _advance(run, failures, step) or ()
@@ -191,5 +200,10 @@ def _job(run: Run) -> Job:
 
 @functools.lru_cache(1)
 def _plan(run: Run) -> Plan:
-    plan: Plan = pickle.loads(files.read_bytes(run.path("plan.pickle")))
-    return plan
+    note, job = run.load("plan.json", _PlanNote), _job(run)
+
+    def array(name: str) -> npt.NDArray[np.int64]:
+        return np.frombuffer(files.read_bytes(run.path(f"{name}.bin")), "<i8")
+
+    documents = job.documents(note.headers, array("lengths").astype(np.uint32))
+    return job.plan_of(documents, {split: array(split) for split in note.statistics}, note.statistics)

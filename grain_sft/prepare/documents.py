@@ -105,17 +105,24 @@ class ChunkDocuments(Documents):
       chunks: Folder of the chunks.
       headers: Header of each unit's chunk.
       unit_inputs: Number of each unit's input.
+      lengths: Lengths of all documents; None reads them in the chunks.
     """
 
-    def __init__(self, chunks: Chunks, headers: Sequence[Header], unit_inputs: Sequence[int]) -> None:
+    def __init__(
+        self,
+        chunks: Chunks,
+        headers: Sequence[Header],
+        unit_inputs: Sequence[int],
+        lengths: npt.NDArray[Any] | None = None,
+    ) -> None:
         firsts = np.cumsum([0, *(header.records for header in headers)])
-        lengths = chunks.column(headers, "length")
+        lengths = chunks.column(headers, "length") if lengths is None else lengths
         starts = np.empty(len(lengths), np.uint32)
         for begin, end in itertools.pairwise(firsts.tolist()):
             starts[begin:end] = np.cumsum(lengths[begin:end]) - lengths[begin:end]
         dtypes = (headers[0].token_dtype, headers[0].loss_dtype) if headers else ("uint16", "bool")
         super().__init__(lengths, starts, firsts, *dtypes, any(header.first_weights for header in headers))
-        self._chunks, self._headers = chunks, headers
+        self._chunks, self.headers = chunks, headers
         self._unit_inputs = np.array(unit_inputs, np.int64)
 
     def blocks(self, ids: Ids) -> Iterator[Block]:
@@ -147,7 +154,7 @@ class ChunkDocuments(Documents):
         needed, firsts = np.unique(units[order], return_index=True)
         parts = np.split(order, firsts[1:])
         for unit, part, data in zip(needed.tolist(), parts, self._chunks.contents(needed.tolist()), strict=True):
-            header = self._headers[unit]
+            header = self.headers[unit]
             if len(data) != header.end:
                 raise StorageError(f"{self._chunks.path(unit)}: changed while in use. Prepare again.")
             unit_tokens = np.frombuffer(data, self.token_dtype, header.tokens, header.tokens_at)
@@ -161,7 +168,7 @@ class ChunkDocuments(Documents):
         return functools.lru_cache(MAX_OPEN)(lambda unit: _opened(self._chunks.path(unit)))
 
     def fill(self, part: int, start: int, tokens: npt.NDArray[Any], loss: npt.NDArray[Any]) -> None:
-        header, file = self._headers[part], self._file(part)
+        header, file = self.headers[part], self._file(part)
         for offset, out in ((header.tokens_at, tokens), (header.loss_at, loss)):
             file.seek(offset + start * out.itemsize)
             if file.readinto(out) != out.nbytes:  # type: ignore[arg-type]
@@ -169,7 +176,7 @@ class ChunkDocuments(Documents):
 
     def sources(self, ids: Ids) -> Iterator[npt.NDArray[np.int64]]:
         """See `Documents.sources`. Reads no tokens."""
-        lines = self._chunks.column(self._headers, "line")
+        lines = self._chunks.column(self.headers, "line")
         for begin in range(0, len(ids), BLOCK_SOURCES):
             some = ids[begin : begin + BLOCK_SOURCES]
             yield np.stack([self._unit_inputs[self.parts_of(some)], lines[some].astype(np.int64)], axis=1)

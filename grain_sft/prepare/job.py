@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from grain_sft.errors import PrepareError
 from grain_sft.prepare.chunks import DROPPED, Chunks, Header
@@ -23,7 +24,7 @@ from grain_sft.prepare.records import inputs
 from grain_sft.prepare.records.inputs import Input, Unit
 from grain_sft.prepare.render import Renderer
 from grain_sft.prepare.request import VERSION, Request, hash_of
-from grain_sft.prepare.splits import split
+from grain_sft.prepare.splits import Splits, split
 from grain_sft.prepare.target import MANIFEST, Target
 from grain_sft.prepare.writers import FORMATS, Format, Plan, SplitStatistics
 from grain_sft.storage import files
@@ -93,12 +94,11 @@ class Job(Renderer):
 
     def plan(self) -> Plan:
         """Return the plan of the corpus, when all units are rendered; refuse one without documents."""
-        headers = self.chunks.headers(len(self.units))
-        kept = [dataclasses.replace(header, rejected=()) for header in headers]
-        documents = ChunkDocuments(self.chunks, kept, [unit.input for unit in self.units])
+        documents = self.documents(self.headers())
         splits = split(self._datasets(documents), documents.lengths, self.request, self.format.rule)
         for name, ids in splits.items():
             if not len(ids):
+                headers = self.chunks.headers(len(self.units))
                 rejected = [entry for header in headers for entry in header.rejected]
                 counts = [f"{count} dropped ({reason})" for reason, count in self._dropped(headers).items()]
                 first = "".join(f" The first: {bad['file']}:{bad['line']}: {bad['reason']}" for bad in rejected[:1])
@@ -106,19 +106,33 @@ class Job(Renderer):
                     f"no document is left for the split {name!r}: {len(documents.lengths)} valid records, "
                     f"{', '.join([*counts, f'{len(rejected)} rejected'])}.{first}"
                 )
-        plan = Plan(
+        plan = self.plan_of(
+            documents, splits, {name: self._count(documents.headers, documents, ids) for name, ids in splits.items()}
+        )
+        self.format.check(plan)
+        return plan
+
+    def headers(self) -> tuple[Header, ...]:
+        """Return the headers of all chunks, without rejected records."""
+        return tuple(dataclasses.replace(header, rejected=()) for header in self.chunks.headers(len(self.units)))
+
+    def documents(self, headers: Sequence[Header], lengths: npt.NDArray[Any] | None = None) -> ChunkDocuments:
+        """Return the documents of the chunks with these headers."""
+        return ChunkDocuments(self.chunks, headers, [unit.input for unit in self.units], lengths)
+
+    def plan_of(self, documents: ChunkDocuments, splits: Splits, statistics: Mapping[str, SplitStatistics]) -> Plan:
+        """Return the plan of a corpus of these documents, which were divided and counted before."""
+        return Plan(
             folder=self.target.stage,
             request=self.request,
             tokenizer=self.identity["tokenizer"],
             documents=documents,
             splits=splits,
-            statistics={name: self._count(headers, documents, ids) for name, ids in splits.items()},
-            binary=all(header.binary for header in headers),
+            statistics=statistics,
+            binary=all(header.binary for header in documents.headers),
             source_names=[entry.path for entry in self.inputs],
             tool_calls=self.template.tool_calls,
         )
-        self.format.check(plan)
-        return plan
 
     def finish(self, plan: Plan) -> dict[str, Any]:
         """Write metadata, tokenizer and rejected records, and then the manifest, which is returned."""
