@@ -56,7 +56,7 @@ class Proxy:
 
     def clear(self) -> None:
         """Count from zero."""
-        self.requests, self.failures, self.sent = (collections.Counter() for _ in range(3))
+        self.requests, self.paths, self.failures, self.sent = (collections.Counter() for _ in range(4))
         self.most_at_once = self.at_once = 0
 
     def close(self) -> None:
@@ -105,6 +105,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         media = "/download/" in self.path and self.command == "GET"
         with proxy.lock:
             proxy.requests["media" if media else "other"] += 1
+            proxy.paths[self.path.split("?")[0]] += 1
             proxy.at_once += 1
             proxy.most_at_once = max(proxy.at_once, proxy.most_at_once)
             pause = proxy.latency + (proxy.delay if proxy.random.random() < proxy.slow else 0)
