@@ -43,7 +43,9 @@ class Trace:
         shard. In a mixture the name of the source precedes it.
       record: Line or row of the document in its input, from 1; -1 in a corpus without a file of sources.
       trainable: Number of tokens that take loss, as in `TrainableTokens`. None where they were not counted.
-      source_names, paths, receipt: Names of the sources; paths of the shards; and code of the pipeline's receipt.
+      source_names: Names of the sources.
+      paths: Paths of the shards.
+      receipt: Code of the pipeline's receipt.
     """
 
     step: Int64[np.ndarray, " lines"]
