@@ -132,10 +132,12 @@ def plan(_: object, run: Run, failures: Iterable[Failure]) -> Iterator[Task]:
 
     def step() -> list[Task]:
         job = _job(run)
-        made = job.plan()
-        run.save("plan.json", _PlanNote(dict(made.statistics), job.headers()))
-        for name, array in {"lengths": made.documents.lengths, **made.splits}.items():
-            files.write_bytes(run.path(f"{name}.bin"), array.astype("<i8").tobytes())
+        headers = job.headers()
+        made = job.plan(headers)
+        run.save("plan.json", _PlanNote(dict(made.statistics), headers))
+        files.write_bytes(run.path("lengths.bin"), made.documents.lengths.astype("<u4").tobytes())
+        for name, ids in made.splits.items():
+            files.write_bytes(run.path(f"{name}.bin"), ids.astype("<i8").tobytes())
         return [task for split in made.splits for task in job.format.tasks(made, split)]
 
     yield from _advance(run, failures, step) or ()
@@ -202,8 +204,8 @@ def _job(run: Run) -> Job:
 def _plan(run: Run) -> Plan:
     note, job = run.load("plan.json", _PlanNote), _job(run)
 
-    def array(name: str) -> npt.NDArray[np.int64]:
-        return np.frombuffer(files.read_bytes(run.path(f"{name}.bin")), "<i8")
+    def array(name: str, dtype: str) -> npt.NDArray[Any]:
+        return np.frombuffer(files.read_bytes(run.path(f"{name}.bin")), dtype)
 
-    documents = job.documents(note.headers, array("lengths").astype(np.uint32))
-    return job.plan_of(documents, {split: array(split) for split in note.statistics}, note.statistics)
+    documents = job.documents(note.headers, array("lengths", "<u4"))
+    return job.plan_of(documents, {split: array(split, "<i8") for split in note.statistics}, note.statistics)

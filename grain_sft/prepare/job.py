@@ -92,23 +92,20 @@ class Job(Renderer):
         """Return a unit's chunk."""
         return self.chunk(unit, self.firsts[unit.number])
 
-    def plan(self) -> Plan:
-        """Return the plan of the corpus, when all units are rendered; refuse one without documents."""
-        documents = self.documents(self.headers())
+    def plan(self, headers: Sequence[Header]) -> Plan:
+        """Return the plan of the corpus from the `headers` of all chunks; refuse one without documents."""
+        documents = self.documents(headers)
         splits = split(self._datasets(documents), documents.lengths, self.request, self.format.rule)
         for name, ids in splits.items():
             if not len(ids):
-                headers = self.chunks.headers(len(self.units))
-                rejected = [entry for header in headers for entry in header.rejected]
+                rejected = [entry for header in self.chunks.headers(len(self.units)) for entry in header.rejected]
                 counts = [f"{count} dropped ({reason})" for reason, count in self._dropped(headers).items()]
                 first = "".join(f" The first: {bad['file']}:{bad['line']}: {bad['reason']}" for bad in rejected[:1])
                 raise PrepareError(
                     f"no document is left for the split {name!r}: {len(documents.lengths)} valid records, "
                     f"{', '.join([*counts, f'{len(rejected)} rejected'])}.{first}"
                 )
-        plan = self.plan_of(
-            documents, splits, {name: self._count(documents.headers, documents, ids) for name, ids in splits.items()}
-        )
+        plan = self.plan_of(documents, splits, {name: self._count(documents, ids) for name, ids in splits.items()})
         self.format.check(plan)
         return plan
 
@@ -164,12 +161,12 @@ class Job(Renderer):
         borders = np.searchsorted(dataset_of, np.arange(len(self.request.datasets) + 1))
         return [np.arange(*bounds, dtype=dtype) for bounds in itertools.pairwise(documents.firsts[borders].tolist())]
 
-    def _count(self, headers: Sequence[Header], documents: Documents, ids: Ids) -> SplitStatistics:
+    def _count(self, documents: ChunkDocuments, ids: Ids) -> SplitStatistics:
         """Return the statistics of the documents `ids`; a document that occurs twice counts twice."""
         times = np.zeros(len(documents.lengths), np.uint32)
         np.add.at(times, ids, 1)
         totals = np.zeros(5, np.int64)
-        for unit, records in enumerate(self.chunks.records(headers)):
+        for unit, records in enumerate(self.chunks.records(documents.headers)):
             weight = times[documents.firsts[unit] : documents.firsts[unit + 1]].astype(np.int64)
             length, trainable, cut, cut_trainable = (
                 records[name] for name in ("length", "trainable", "cut", "cut_trainable")

@@ -71,7 +71,7 @@ def prepare(
     def make() -> dict[str, Any]:
         _render(job, workers, report)
         try:
-            plan = job.plan()
+            plan = job.plan(job.headers())
         except PrepareError:
             target.discard()
             raise
