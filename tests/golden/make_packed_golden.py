@@ -1,7 +1,14 @@
-"""Write `packed_rows.json` with the original OLMo-core: the rows of its `NumpyPackedFSLDataset` over the corpora of
-`tests/packed_corpora.py`; and, below `olmo_plan/`, the plan files that it leaves in its work directory for one of them.
+"""Write golden files of packed rows with the original OLMo-core, of its `NumpyPackedFSLDataset` over the corpora of
+`tests/packed_corpora.py`.
 
-The file holds digests of every row (tokens, label mask, lengths of documents, places of documents in their files), four
+packed_rows.json: rows.
+olmo_plan/: the plan files that it leaves in its work directory for one corpus.
+masks_epoch.json: of each corpus with masks and no two documents of one length (so that no order of equal lengths, which
+  depends on the CPU, plays a part), how many positions of an epoch take loss, and a digest of every row's tokens and mask.
+olmo_packed_steps.json: what `NumpyFSLDataLoader` gives the ranks of a run, step by step, through two epochs: the rows in their
+  order, and a digest of every row. No two documents of these corpora have one length.
+
+packed_rows.json holds digests of every row (tokens, label mask, lengths of documents, places of documents in their files), four
 hexadecimal digits each, one of all rows together, one of the lengths of every row, and some rows' places in full.
 
 OLMo-core sorts documents by length with a sort that is not stable: its order of equal lengths depends on the CPU and on
@@ -27,12 +34,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from making import options, versions
+from making import olmo_loader, options, versions, write_json
 
-from packed_corpora import BOS, EOS, PACKED_CASES, PAD, PLAN_CASE, ROW_DIGITS, VARIANTS, PackedCase  # isort: skip
-from packed_corpora import digest_of_files, row_digest, write_case  # isort: skip
+from packed_corpora import BOS, EOS, MASK_CASES, PACKED_CASES, PAD, PLAN_CASE, ROW_DIGITS, VARIANTS  # isort: skip
+from packed_corpora import PackedCase, digest_of_files, epoch_digest, row_digest, write_case  # isort: skip
 
 SHOWN = 2  # rows in full, from the first and from the last
+RUNS = (("distinct, groups", 8, 4, 34521), ("distinct, five files", 12, 3, 7), ("distinct, one longer", 6, 2, 34521))
+"""Case, rows of a global batch, ranks and seed of each run of olmo_packed_steps.json."""
+EPOCHS = 2
 Places = list[list[list[int]]]
 
 
@@ -107,6 +117,41 @@ def rows_of(case: PackedCase) -> dict[str, Any]:
         }
 
 
+def epoch_of(case: PackedCase) -> dict[str, Any]:
+    """Return the masks that OLMo-core makes of one case."""
+    with opened(case) as (dataset, corpus, _):
+        items = [dataset[number] for number in range(len(dataset))]
+        return {
+            "corpus": corpus,
+            "rows": len(items),
+            "supervised": sum(int(item["label_mask"].sum()) for item in items),
+            "epoch": epoch_digest((item["input_ids"], item["label_mask"]) for item in items),
+        }
+
+
+def steps_of(dataset: Any, batch: int, ranks: int, seed: int) -> list[list[list[int]]]:
+    """Return [step][rank] -> rows, of all epochs one after the other."""
+    by_rank = []
+    for rank in range(ranks):
+        with tempfile.TemporaryDirectory() as temp:
+            loader = olmo_loader(dataset, Path(temp), batch=batch, seed=seed, ranks=ranks, rank=rank)
+            steps = []
+            for epoch in range(1, EPOCHS + 1):
+                loader.reshuffle(epoch=epoch)
+                steps += [given["index"].tolist() for given in loader]
+                loader.reset()
+        by_rank.append(steps)
+    return [list(ranks_of_step) for ranks_of_step in zip(*by_rank, strict=True)]
+
+
+def run_of(name: str, batch: int, ranks: int, seed: int) -> dict[str, Any]:
+    """Return what OLMo-core gives in one run."""
+    with opened(next(case for case in PACKED_CASES if case.name == name)) as (dataset, corpus, places):
+        found = {"case": name, "corpus": corpus, "batch": batch, "ranks": ranks, "seed": seed, "epochs": EPOCHS}
+        rows = "".join(digests_of(dataset, places))
+        return {**found, "rows": rows, "steps": steps_of(dataset, batch, ranks, seed)}
+
+
 def write_plan(out: Path) -> None:
     """Write one case's plan files as OLMo-core leaves them. They are named by a hash of the token files' names."""
     with tempfile.TemporaryDirectory() as temp:
@@ -131,7 +176,7 @@ def main() -> None:
     if sys.argv[1:] == ["child"]:
         print(json.dumps({case.name: rows_of(case) for case in PACKED_CASES}))
         return
-    out = options("packed_rows.json and olmo_plan/").out
+    out = options("the golden files of OLMo-core's packed rows").out
     target, flags = out / "packed_rows.json", Path("/proc/cpuinfo").read_text()
     made = json.loads(target.read_text()) if target.exists() else {"made_by": {}, "variants": {}}
     for variant, disabled in VARIANTS.items():
@@ -145,6 +190,15 @@ def main() -> None:
         made["variants"][key] = json.loads(done.stdout.splitlines()[-1])
     write_variants(target, made)
     write_plan(out / "olmo_plan")
+    masks = {
+        "made_by": versions("ai2-olmo-core", "numpy", "torch"),
+        "cases": {case.name: epoch_of(case) for case in MASK_CASES},
+    }
+    (out / "masks_epoch.json").write_text(json.dumps(masks, indent=1) + "\n")
+    os.environ["OLMO_DATA_PREP_WORKERS"] = "1"
+    about = "steps: [step][rank] -> instances; rows: eight digits an instance, row_digest of packed_corpora.py"
+    steps: dict[str, Any] = {"made_by": versions("ai2-olmo-core", "numpy", "torch", "python"), "about": about}
+    write_json(out / "olmo_packed_steps.json", {**steps, "runs": [run_of(*run) for run in RUNS]}, compact=["runs"])
 
 
 if __name__ == "__main__":

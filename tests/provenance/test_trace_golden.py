@@ -1,4 +1,4 @@
-"""The traced order of packed rows against OLMo-core's real loader, two epochs, rank by rank (make_trace_golden.py)."""
+"""The traced order of packed rows against OLMo-core's real loader, two epochs, rank by rank (make_packed_golden.py)."""
 
 import dataclasses
 import json
