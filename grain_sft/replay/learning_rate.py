@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from grain_sft.arguments import as_integer
-from grain_sft.corpus import Corpus, Documents, LossReader, content
+from grain_sft.corpus import Corpus, content
 from grain_sft.errors import CorpusError, CorpusFileError
 from grain_sft.storage import artifact
 
@@ -17,8 +17,6 @@ BASE, BASE_TOKENS = 3e-4, 4_000_000
 
 DIVISORS = {"mistral": 6.0, "gemma": 5.5, "openchat_3.6": 5.3}
 """Divisor of the rate by a part of the model's name; the first that the name contains counts."""
-
-_CHUNK = 1 << 22  # tokens
 
 
 def automatic_learning_rate(corpus: Corpus, batch_tokens: int, ranks: int = 1, model_type: str = "") -> float:
@@ -59,13 +57,16 @@ def supervised_ratio(corpus: Corpus) -> float:
     }
 
     def count() -> dict[str, npt.NDArray[np.int64]]:
-        found = _count(corpus, documents.documents)
+        length = documents.documents.length
+        supervised = int(np.maximum(length - 1, 0).sum())
+        if corpus.has_loss:
+            supervised = sum(int(np.count_nonzero(document.loss[1:])) for document in corpus.iter_documents())
         if content.hashes_of(files) != depends["losses"]:
             raise CorpusFileError(
                 f"{files[0].path}, or another file beside it, was written to while it was read. Wait until the files are "
                 "complete, then open the corpus again."
             )
-        return {"counts": found}
+        return {"counts": np.array([supervised, length.sum()], np.int64)}
 
     supervised, tokens = artifact.load_or_make("supervised", depends, count, check=_check)["counts"].tolist()
     if not tokens:
@@ -77,24 +78,3 @@ def _check(arrays: artifact.Arrays) -> None:
     counts = arrays.get("counts")
     if counts is None or counts.dtype != np.int64 or counts.shape != (2,) or not 0 <= counts[0] <= counts[1]:
         raise ValueError("it does not hold the two counts")
-
-
-def _count(corpus: Corpus, documents: Documents) -> npt.NDArray[np.int64]:
-    """Return (tokens that take loss, tokens) of all documents, which may overlap or leave gaps."""
-    start, length = (column[documents.length > 0] for column in documents)
-    if not corpus.has_loss:
-        return np.array([(length - 1).sum(), length.sum()], np.int64)
-    begins, ends = np.sort(start + 1), np.sort(start + length)
-    reader = LossReader(corpus.loss_files, remote=corpus.remote)
-    supervised, before, first = 0, 0, 0  # `before`: supervised tokens before token `first`
-    for number, shard in enumerate(corpus.shards):
-        for at in range(0, shard.num_tokens, _CHUNK):
-            count = min(_CHUNK, shard.num_tokens - at)
-            one = np.array([[number], [at], [0], [count]])
-            loss = reader.gather(one[0], one[1], one[2], one[3], count)
-            totals = before + np.append(0, (loss != 0).cumsum(dtype=np.int64))
-            for places, sign in ((ends, 1), (begins, -1)):
-                low, high = np.searchsorted(places, (first, first + count), side="right")
-                supervised += sign * int(totals[places[low:high] - first].sum())
-            before, first = int(totals[-1]), first + count
-    return np.array([supervised, length.sum()], np.int64)

@@ -69,14 +69,6 @@ def test_documents_in_any_order_that_overlap_are_counted_as_they_are(tmp_path):
     assert found == sum(int(loss[at + 1 : at + n].sum()) for at, n in pairs.tolist()) / pairs[:, 1].sum()
 
 
-def test_chunks_that_end_in_documents_change_nothing(tmp_path, monkeypatch):
-    corpus = grain_sft.open_corpus(write_olmo(tmp_path / "olmo", documents(60)), eos_token_id=EOS)
-    for chunk in (1, 7, 64):
-        monkeypatch.setattr("grain_sft.replay.learning_rate._CHUNK", chunk)
-        monkeypatch.setenv("GRAIN_SFT_CACHE_DIR", str(tmp_path / f"cache{chunk}"))
-        assert supervised_ratio(corpus) == expected_ratio(documents(60))
-
-
 def test_without_loss_files_every_token_but_the_first_is_supervised(write_tokens):
     corpus = grain_sft.open_corpus(write_tokens("a.npy", [9, 9, EOS, 9, EOS, 9]), eos_token_id=EOS)
     assert supervised_ratio(corpus) == 3 / 5
