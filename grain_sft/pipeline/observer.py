@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -86,17 +86,6 @@ def observers_of(pipeline: Pipeline) -> tuple[Observer, ...]:
     return (*standing_observers(), *pipeline.observers)
 
 
-def methods_of(observers: Sequence[Observer], name: str) -> tuple[Callable[..., None], ...]:
-    """Return the methods `name` of the observers that override it: a call for each batch costs 0.1 µs."""
-    methods = [getattr(observer, name) for observer in observers]
-    return tuple(method for method in methods if getattr(method, "__func__", None) is not getattr(Observer, name))
-
-
-@functools.cache
-def _standing_batch_made() -> tuple[Callable[..., None], ...]:
-    return methods_of(standing_observers(), "batch_made")
-
-
 def make_batch(pipeline: Pipeline, step: int) -> Element:
     """Return the batch of `step`, recorded as activity and observed."""
     thread, since = get_ident(), time.perf_counter()
@@ -107,9 +96,7 @@ def make_batch(pipeline: Pipeline, step: int) -> Element:
     finally:
         activity.making.pop(thread, None)
     seconds = time.perf_counter() - since
-    for made in _standing_batch_made():
-        made(pipeline, step, seconds)
-    for observer in pipeline.observers:
+    for observer in observers_of(pipeline):
         observer.batch_made(pipeline, step, seconds)
     return batch
 

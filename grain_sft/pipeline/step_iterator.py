@@ -11,7 +11,7 @@ import grain
 
 from grain_sft.arguments import as_integer
 from grain_sft.errors import PipelineError, RowIndexError
-from grain_sft.pipeline.observer import Delivery, IteratorStats, methods_of, observers_of
+from grain_sft.pipeline.observer import Delivery, IteratorStats, observers_of
 from grain_sft.pipeline.read_ahead import ReadAhead
 
 if TYPE_CHECKING:
@@ -39,7 +39,6 @@ class StepIterator(grain.DatasetIterator[T]):
         self._position: tuple[int, dict[int, tuple[T, Delivery]]] = checked_step(pipeline, start), {}
         """Step to make next, and batches that were made and not delivered, by step. Replaced as a whole, never changed."""
         self.pipeline, self.stats, self._observers = pipeline, IteratorStats(), observers_of(pipeline)
-        self._handed_out = methods_of(self._observers, "batch_handed_out")
         self._lock = threading.RLock()
         self._ahead: ReadAhead[T] | None = None
         self._end = pipeline.end_step
@@ -88,8 +87,8 @@ class StepIterator(grain.DatasetIterator[T]):
             self._make_next()
         waiting = self._position[1]
         step = min(waiting)
-        for handed_out in self._handed_out:
-            handed_out(waiting[step][1])
+        for observer in self._observers:
+            observer.batch_handed_out(waiting[step][1])
         return step
 
     def _make_next(self) -> None:
