@@ -58,7 +58,7 @@ def ways(folder, tmp_path):
         "glob of everything": f"{folder}/*",
         "two globs": [f"{folder}/token_ids_part_*[01].npy", f"{folder}/token_ids_part_*[2-9].npy"],
         "list": [str(path) for path in tokens_of(folder)],
-        "list of paths with masks": [*masks_of(folder), *tokens_of(folder)],
+        "list of paths with masks": [*reversed(masks_of(folder)), *tokens_of(folder)],
         "directory above": folder.parent,
         "mix": mix,
         "index": index,
@@ -73,6 +73,7 @@ def test_masks_and_boundaries_are_found_however_the_parts_are_named(parts, tmp_p
     for name, where in ways(parts, tmp_path).items():
         corpus = open_corpus(where, dtype=dtype, eos_token_id=EOS)
         assert corpus.fingerprint == whole.fingerprint, name
+        assert [shard.loss for shard in corpus.shards] == [shard.loss for shard in whole.shards], name
         assert_documents(corpus, documents(), sources=corpus.sources is not None)
         assert corpus.sources is not None or name in ("MaxText's index", "mix"), name
         config = {"path": [str(each) for each in where] if isinstance(where, list) else str(where), "eos_token_id": EOS}

@@ -1,19 +1,20 @@
-"""Corpora of documents that tests know, written without grain_sft."""
+"""Corpora of documents that tests know, written without grain_sft's writers."""
 
 from __future__ import annotations
 
 import dataclasses
-import gzip
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
+from sft_files import EOS, write_episodes, write_olmo
 
 from grain_sft import open_corpus
 from grain_sft.corpus import Corpus
+from grain_sft.layout import Layout
 
-EOS, PAD = 1, 0
+PAD = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,53 +35,46 @@ def make(kind: str, folder: Path, lengths: Sequence[int], seed: int = 0, *, part
         documents, with masks) or "episodes" (shards of `part` documents, with weights).
       outside: tokens of no document: after the last EOS of each file, or before each episode.
     """
-    random = np.random.default_rng(seed)
-    tokens = [random.integers(2, 500, length) for length in lengths]
-    for each in tokens:
-        each[-1] = EOS
-    folder.mkdir(parents=True, exist_ok=True)
-    sizes = np.array([len(each) for each in tokens])
-    before = {"parts": 0, "plain": np.arange(len(tokens)) // part, "episodes": np.arange(len(tokens)) + 1}[kind]
-    starts = (np.cumsum(sizes) - sizes + before * outside).tolist()
-    if kind == "parts":
-        loss = [random.random(length) < 0.6 for length in lengths]
-        return Known(_parts(folder, tokens, loss, part), tokens, loss, starts)
-    groups = np.split(np.arange(len(tokens)), range(part, len(tokens), part))
+    random, count = np.random.default_rng(seed), len(lengths)
+    tokens = [np.append(random.integers(3, 500, length - 1), EOS) for length in lengths]
+    loss = [random.random(length) < 0.6 for length in lengths]
     if kind == "plain":
-        for number, group in enumerate(groups):
-            whole = np.concatenate([*(tokens[at] for at in group), np.full(outside, 7)])
-            whole.astype("<u2").tofile(folder / f"{number:03d}.npy")
-        corpus = open_corpus(folder, dtype="uint16", eos_token_id=EOS)
-        return Known(dataclasses.replace(corpus, pad_token_id=PAD), tokens, None, starts)
-    loss = [((random.random(length) < 0.6) * random.random(length)).astype(np.float32) for length in lengths]
-    for number, group in enumerate(groups):
-        place = folder / "train" / f"shard_{number:05d}"
-        place.mkdir(parents=True)
-        ends = np.cumsum(sizes[group] + outside)
-        for name, dtype, fill, arrays in (("tokens", "<u4", 7, tokens), ("mask_weighted", "<f4", 1, loss)):
-            parts = [part for at in group for part in (np.full(outside, fill), arrays[at])]
-            np.concatenate(parts).astype(dtype).tofile(place / f"{name}.bin")
-        np.stack([ends - sizes[group], sizes[group]], 1).astype("<u8").tofile(place / "episodes.idx")
-    stated = {"token_dtype": "uint32", "eot_token_id": EOS, "pad_token_id": PAD}
-    (folder / "dataset_metadata.json").write_text(json.dumps(stated))
-    return Known(open_corpus(folder), tokens, loss, starts)
+        folder.mkdir(parents=True, exist_ok=True)
+        for first in range(0, count, part):
+            whole = np.concatenate([*tokens[first : first + part], np.full(outside, 7)])
+            whole.astype("<u2").tofile(folder / f"{first:05d}.npy")
+    elif kind == "parts":
+        write_olmo(folder, list(zip(tokens, loss, strict=True)), part_tokens=part)
+    else:
+        loss = [(mask * random.random(len(mask))).astype(np.float32) for mask in loss]
+        write_episodes(folder, list(zip(tokens, loss, strict=True)), shards=-(-count // part), gap=outside)
+    options = {} if kind == "episodes" else {"dtype": "uint16", "eos_token_id": EOS}
+    corpus = dataclasses.replace(open_corpus(folder, **options), pad_token_id=PAD)
+    before = {"parts": 0, "plain": np.arange(count) // part, "episodes": np.arange(count) + 1}[kind]
+    starts = (np.cumsum(lengths) - lengths + before * outside).tolist()
+    return Known(corpus, tokens, None if kind == "plain" else loss, starts)
 
 
-def _parts(folder: Path, tokens: list[np.ndarray], loss: list[np.ndarray], part: int) -> Corpus:
-    everything, mask = np.concatenate(tokens), np.concatenate(loss)
-    ends = np.cumsum([len(each) for each in tokens])
-    starts = ends - [len(each) for each in tokens]
-    for number, begin in enumerate(range(0, len(everything), part)):
-        stop = min(begin + part, len(everything))
-        everything[begin:stop].astype("<u2").tofile(folder / f"token_ids_part_{number:04d}.npy")
-        mask[begin:stop].tofile(folder / f"labels_mask_part_{number:04d}.npy")
-        inside = (ends > begin) & (starts < stop)
-        pairs = np.stack([starts, ends], 1)[inside].clip(begin, stop) - begin
-        with gzip.open(folder / f"token_ids_part_{number:04d}.csv.gz", "wt", compresslevel=1) as file:
-            file.writelines(f"{start},{end}\n" for start, end in pairs.tolist())
-    return dataclasses.replace(open_corpus(folder, dtype="uint16", eos_token_id=EOS), pad_token_id=PAD)
+def row_of_spans(known: Known, layout: Layout, row: int) -> tuple[list[tuple[int, int, int]], dict[str, np.ndarray]]:
+    """Return (document, its tokens before, tokens) of each segment of a row, by its spans; and the row's arrays."""
+    firsts = np.cumsum([0, *(shard.num_tokens for shard in known.corpus.shards)]).tolist()
+    pieces: list[tuple[int, int, int]] = []
+    for span in layout.spans(row):
+        before, size = firsts[span.shard] + span.start - known.starts[span.document], span.stop - span.start
+        if pieces and (span.document, before) == (pieces[-1][0], sum(pieces[-1][1:])):  # goes on in another shard
+            pieces[-1] = (*pieces[-1][:2], pieces[-1][2] + size)
+        else:
+            pieces.append((span.document, before, size))
+    documents = [known.tokens[document][at : at + size] for document, at, size in pieces]
+    losses = known.loss or [np.ones(len(each)) for each in known.tokens]
+    loss = [losses[document][at : at + size] for document, at, size in pieces]
+    segments = [np.full(size, number) for number, (_, _, size) in enumerate(pieces, 1)]
+    positions = [np.arange(size) for _, _, size in pieces]
 
+    def filled(parts: list[np.ndarray], dtype: npt.DTypeLike) -> np.ndarray:
+        found = np.concatenate(parts)
+        return np.pad(found, (0, layout.sequence_length - len(found)), constant_values=PAD).astype(dtype)
 
-def token_files(known: Known) -> list[np.ndarray]:
-    """Return the tokens of every shard, read without grain_sft."""
-    return [np.fromfile(shard.path, known.corpus.dtype) for shard in known.corpus.shards]
+    arrays = {"tokens": filled(documents, known.corpus.dtype), "loss_mask": filled(loss, np.float32) != 0}
+    arrays |= {"segment_ids": filled(segments, np.int32), "positions": filled(positions, np.int32)}
+    return pieces, arrays | ({"loss_weights": filled(loss, np.float32)} if known.corpus.has_weights else {})

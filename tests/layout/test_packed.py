@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import pickle
 import tempfile
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from batches import assert_same
-from document_corpora import EOS, PAD, Known, make, token_files
+from document_corpora import EOS, Known, make, row_of_spans
 from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -24,52 +25,26 @@ KINDS = ("plain", "parts", "episodes")
 
 def check_rows(known: Known, layout: PackedLayout) -> None:
     """Check all that must be true of the rows of any packing of a corpus."""
-    source, length, shards = NpyDataSource(layout), layout.sequence_length, token_files(known)
+    source, length = NpyDataSource(layout), layout.sequence_length
     rows = source.read(range(len(layout)))
-    assert ("loss_weights" in rows) == known.corpus.has_weights
-    offsets: dict[int, list[int]] = {}  # of the pieces of each document
-    sizes: dict[int, int] = {}  # tokens of all pieces of each document
+    begins: set[tuple[int, int]] = set()  # document and offset of each piece
+    sizes = collections.Counter[int]()  # tokens of all pieces of each document
+    segments = 0
     for row in range(len(layout)):
-        assert_same(source[row], {key: array[row] for key, array in rows.items()})
-        spans = layout.spans(row)
-        tokens = np.concatenate([shards[span.shard][span.start : span.stop] for span in spans])
-        used, segments, positions = len(tokens), rows["segment_ids"][row], rows["positions"][row]
-        assert 0 < used <= length
-        np.testing.assert_array_equal(rows["tokens"][row], np.pad(tokens, (0, length - used), constant_values=PAD))
-        for array in (segments, positions, rows["loss_mask"][row]):
-            assert not array[used:].any()
-        borders = np.flatnonzero(np.diff(segments[:used])) + 1
-        assert segments[0] == 1 and (segments[borders] == np.arange(len(borders)) + 2).all()
-        pieces = _pieces_of(known, spans, positions)
-        for (document, offset), begin, end in zip(pieces, [0, *borders], [*borders, used], strict=True):
-            size, whole = int(end - begin), len(known.tokens[document])
-            np.testing.assert_array_equal(positions[begin:end], np.arange(size))
-            np.testing.assert_array_equal(tokens[begin:end], known.tokens[document][offset : offset + size])
+        pieces, expected = row_of_spans(known, layout, row)
+        assert_same(source[row], expected)
+        assert_same({key: array[row] for key, array in rows.items()}, expected)
+        segments += len(pieces)
+        for document, offset, size in pieces:
+            whole = len(known.tokens[document])
             if size < whole and layout.packing.algorithm != "concat_then_split":
                 assert offset % length == 0 and size == min(length, whole - offset)
                 assert offset == 0 or layout.packing.long_documents == "fragment"
-            assert offset not in offsets.setdefault(document, []) or layout.epochs > 1
-            offsets[document].append(offset)
-            sizes[document] = sizes.get(document, 0) + size
-            loss = np.ones(size) if known.loss is None else known.loss[document][offset : offset + size]
-            np.testing.assert_array_equal(rows["loss_mask"][row][begin:end], loss != 0)
-            if "loss_weights" in rows:
-                np.testing.assert_array_equal(rows["loss_weights"][row][begin:end], loss)
-    check_counts(known, layout, sum(map(len, offsets.values())), sizes)
+            assert (document, offset) not in begins or layout.epochs > 1
+            begins.add((document, offset))
+            sizes[document] += size
+    check_counts(known, layout, segments, sizes)
     check_targets(rows)
-
-
-def _pieces_of(known, spans, positions):
-    """Return (document, its token that comes first) of each segment of a row: spans, less those that go on in another shard."""
-    firsts = np.cumsum([0, *(shard.num_tokens for shard in known.corpus.shards)])
-    found, at = [], 0
-    for span in spans:
-        offset = int(firsts[span.shard]) + span.start - known.starts[span.document]
-        if positions[at] == 0:
-            found.append((span.document, offset))
-        assert found[-1] == (span.document, offset - positions[at])
-        at += span.stop - span.start
-    return found
 
 
 def check_counts(known, layout, segments, sizes):

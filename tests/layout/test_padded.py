@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from batches import assert_same
-from document_corpora import EOS, PAD, make
+from document_corpora import EOS, PAD, make, row_of_spans
 from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -44,25 +44,11 @@ def test_every_document_has_the_row_of_its_number_among_those_that_are_long_enou
         assert layout.cut_tokens == sum(max(0, lengths[number] - length) for number in kept)
         rows = NpyDataSource(layout).read(range(len(layout)))
         for row, number in enumerate(kept):
-            cut = slice(-length, None) if keep == "last" else slice(0, length)
-            tokens = known.tokens[number][cut]
-            loss = np.ones(len(tokens)) if known.loss is None else known.loss[number][cut]
-            rest = (0, length - len(tokens))
-            expected = {
-                "tokens": np.pad(tokens, rest, constant_values=PAD).astype(known.corpus.dtype),
-                "loss_mask": np.pad(loss != 0, rest),
-                "segment_ids": np.pad(np.ones(len(tokens), np.int32), rest),
-                "positions": np.pad(np.arange(len(tokens), dtype=np.int32), rest),
-            }
-            if known.corpus.has_weights:
-                expected["loss_weights"] = np.pad(loss, rest).astype(np.float32)
+            size = min(lengths[number], length)
+            pieces, expected = row_of_spans(known, layout, row)
+            assert pieces == [(number, lengths[number] - size if keep == "last" else 0, size)]
             assert_same({key: array[row] for key, array in rows.items()}, expected)
             assert_same(NpyDataSource(layout)[row], expected)
-            spans = layout.spans(row)
-            assert {span.document for span in spans} == {number}
-            assert sum(span.stop - span.start for span in spans) == len(tokens)
-            first = sum(shard.num_tokens for shard in known.corpus.shards[: spans[0].shard]) + spans[0].start
-            assert first - known.starts[number] == (max(0, lengths[number] - length) if keep == "last" else 0)
         taken = ShiftTargets().map(rows)["targets_segmentation"] != 0
         np.testing.assert_array_equal(taken[:, :-1], rows["loss_mask"][:, 1:])
         assert not taken[:, -1].any()
