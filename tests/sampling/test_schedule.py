@@ -13,6 +13,7 @@ from grain_sft import Host, IndexSampler
 from grain_sft.errors import SamplerError
 from grain_sft.layout import FILL_ROW
 
+ORDERS = ("shuffle", "olmo", "episode", "openchat", "sequential")  # with epochs, in every way to end them
 SIZES = st.sampled_from([1, 2, 3, 4, 6, 8, 12, 16, 24])
 
 
@@ -24,12 +25,13 @@ def runs(draw):
         schedule.append((step, draw(SIZES)))
     last_batch = draw(st.sampled_from(["drop", "fill", "run_on"]))
     rows = draw(st.integers(24 if last_batch == "drop" else 5, 90))
-    return {"num_instances": rows, "global_batch_size": draw(SIZES), "last_batch": last_batch, "schedule": schedule}
+    options = {"last_batch": last_batch, "schedule": schedule, "order": draw(st.sampled_from(ORDERS))}
+    return {"num_instances": rows, "global_batch_size": draw(SIZES), **options}
 
 
-def plain(num_instances, global_batch_size, last_batch, schedule, steps):
+def plain(num_instances, global_batch_size, last_batch, schedule, order, steps):
     """Step by step, with a list of what is left of the epoch."""
-    epochs = IndexSampler(num_instances, global_batch_size=num_instances, seed=7)
+    epochs = IndexSampler(num_instances, global_batch_size=num_instances, seed=7, order=order)
     found, epoch, left = [], -1, []
     for step in range(steps):
         size = next((size for at, size in reversed(schedule) if step >= at), global_batch_size)
@@ -83,6 +85,7 @@ def test_a_run_of_epochs_ends_where_they_do_and_each_has_its_rows_once(run):
         assert span == (slots.step[slots.epoch == epoch].min(), slots.step[slots.epoch == epoch].max(), len(read))
         unread = {"fill": 1, "drop": sampler.batch_sizes.at(span.last + 1), "run_on": run["num_instances"]}
         assert run["num_instances"] - len(read) < unread[run["last_batch"]]
+    assert run["last_batch"] == "run_on" or sampler.steps_per_epoch == sampler.streams[0].span(0).last + 1
     everything = np.arange(run["num_instances"])
     back = sampler.find_slots(everything, epochs=3, hosts=[0])
     real = slots.row != FILL_ROW
@@ -119,6 +122,7 @@ def test_blocks_of_order_maxtext_go_on_where_they_were():
 def test_steps_in_a_row_are_what_each_step_is_by_itself(run, order, data):
     if order in ("maxtext", "random") and run["last_batch"] == "fill":
         run["last_batch"] = "drop"
+    run["order"] = order
     hosts = data.draw(st.sampled_from([1, 2, 4]))
     run["schedule"] = [(step, 4 * size) for step, size in run["schedule"]]
     run |= {"global_batch_size": 4 * run["global_batch_size"], "num_instances": 97 * run["num_instances"]}
@@ -126,7 +130,7 @@ def test_steps_in_a_row_are_what_each_step_is_by_itself(run, order, data):
 
     def make():
         host = Host(hosts - 1, hosts)
-        return IndexSampler(**run, seed=3, order=order, host=host, epochs=None if order == "maxtext" else epochs)
+        return IndexSampler(**run, seed=3, host=host, epochs=None if order == "maxtext" else epochs)
 
     one, begin = make(), data.draw(st.integers(0, 40))
     end = begin + 150 if one.num_steps is None else min(begin + 150, one.num_steps)
