@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
-from collections.abc import Mapping, Sequence
+import pickle
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import grain
@@ -41,6 +43,28 @@ def assert_same(one: Mapping[str, Any], other: Mapping[str, Any]) -> None:
     for key, array in one.items():
         assert array.dtype == other[key].dtype and array.shape == other[key].shape, key
         np.testing.assert_array_equal(array, other[key], err_msg=key)
+
+
+def assert_one_run(load: Callable[[Host], Pipeline], steps: range, hosts: Sequence[int], worker_count: int = 0) -> None:
+    """The batches of `steps` are those of every number of hosts, and of resumed iterators, loaders, pickles and workers."""
+    whole = load(Host(0, 1))
+    expected = [whole[step] for step in steps]
+    for count in hosts:
+        for index in range(count):
+            with contextlib.closing(load(Host(index, count)).iter(start_step=steps.start)) as part:
+                for batch in expected:
+                    assert_same(next(part), {key: array[index::count] for key, array in batch.items()})
+    again, start = pickle.loads(pickle.dumps(whole)).iter(), {"start_step": steps.start}
+    again.set_state(whole.iter(**start).get_state())
+    ways = [again, whole.iter(**start, threads=0), iter(whole.data_loader(**start))]
+    ways += [whole.iter(**start, worker_count=worker_count)] if worker_count else []
+    ways += [iter(whole.data_loader(**start, worker_count=worker_count))] if worker_count else []
+    for way in ways:
+        for batch in expected:
+            assert_same(next(way), batch)
+        getattr(way, "close", list)()
+    for step, batch in zip(steps, expected, strict=True):
+        assert_same(whole.dataset()[step], batch)
 
 
 def rows_of_hosts(samplers: Sequence[Any], step: int) -> np.ndarray:

@@ -103,14 +103,6 @@ def test_every_row_once_an_epoch_over_all_hosts_together(source, order, hosts, w
     assert len(read) == len(set(read)) == ROWS // batch_size * batch_size
 
 
-def test_global_batches_stay_when_the_hosts_change_between_steps(source):
-    whole = pipeline(source)
-    for step, hosts in enumerate([8, 6, 2, 12, 1, 3]):
-        for index in range(hosts):
-            batch = next(pipeline(source, Host(index, hosts)).iter(start_step=step))
-            assert_same(batch, {key: array[index::hosts] for key, array in whole[step].items()})
-
-
 @pytest.mark.parametrize("places", [[0, 1, 2], [23, 4], []], ids=["first", "scattered", "none"])
 def test_rows_at_places_of_a_batch_are_those_of_the_batch(source, places):
     whole = pipeline(source)

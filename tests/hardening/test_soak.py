@@ -25,43 +25,13 @@ SAMPLES = 200  # of memory and files
 
 
 def write(folder: Path) -> None:
-    """Documents of 40 to 400 tokens; each begins with the number that it has in its file, and its file's."""
+    """Write documents of 40 to 400 tokens."""
     for number in range(FILES):
         random = np.random.default_rng(number)
         tokens = random.integers(1000, 1 << 24, TOKENS, np.uint32)
         ends = np.cumsum(random.integers(40, 400, TOKENS // 400))
-        ends = ends[ends < TOKENS]
-        tokens[ends - 1] = EOS
-        tokens[np.append(0, ends[:-1])] = 1 << 24 | number << 16 | np.arange(len(ends))
-        tokens[-1] = EOS
-        tokens[ends[-1]] = 1 << 24 | number << 16 | len(ends)
+        tokens[ends[ends < TOKENS] - 1] = tokens[-1] = EOS
         tokens.tofile(folder / f"{number:03d}.npy")
-
-
-class Accounts:
-    """Counts the rows that a run hands out, each recognised by its first tokens, which no two rows share."""
-
-    def __init__(self, pipeline: Pipeline) -> None:
-        source, rows = pipeline.source, len(pipeline.source)
-        firsts = [source.read(range(at, min(at + 256, rows)))["tokens"][:, :3] for at in range(0, rows, 256)]
-        self.keys = self._key(np.concatenate(firsts))
-        self.order = np.argsort(self.keys)
-        assert len(np.unique(self.keys)) == rows, "rows that can't be told apart"
-        self.times, self.wrong = np.zeros(rows, np.int64), 0
-
-    @staticmethod
-    def _key(tokens: np.ndarray) -> np.ndarray:
-        first, second, third = tokens[:, :3].astype(np.uint64).T
-        return (first << np.uint64(38)) ^ (second << np.uint64(13)) ^ third
-
-    def add(self, batch: dict[str, np.ndarray], expected: np.ndarray) -> None:
-        """Count a batch, which should hold the rows `expected`."""
-        keys = self._key(batch["inputs"][:, :3])
-        at = np.minimum(np.searchsorted(self.keys, keys, sorter=self.order), len(self.keys) - 1)
-        found = self.order[at]
-        right = (self.keys[found] == keys) & (found == expected)
-        self.wrong += int(np.count_nonzero(~right))
-        np.add.at(self.times, found[right], 1)
 
 
 def measure() -> tuple[int, int, int]:
@@ -73,15 +43,20 @@ def measure() -> tuple[int, int, int]:
 
 def soak(pipeline: Pipeline, seconds: float, threads: int) -> dict[str, object]:
     """Run for `seconds`, and on to the end of an epoch; return the counts."""
-    accounts = Accounts(pipeline)
-    epoch = len(pipeline.source) // BATCH
+    source = pipeline.source
+    tokens = source.read(range(len(source)))["tokens"]
+    assert len(np.unique(tokens, axis=0)) == len(source), "rows that can't be told apart"
+    times, wrong = np.zeros(len(source), np.int64), 0  # of each row: how often it was handed out
+    epoch = len(source) // BATCH
     samples, step = [], 0
     begin = time.monotonic()
     sampled = begin - seconds
     batches = pipeline.iter(threads=threads)
     while step % epoch or time.monotonic() - begin < seconds:
-        batch = next(batches)
-        accounts.add(batch, pipeline.sampler.rows(step))
+        inputs, expected = next(batches)["inputs"], pipeline.sampler.rows(step)
+        right = (inputs == tokens[expected]).all(axis=1)
+        wrong += int(np.count_nonzero(~right))
+        np.add.at(times, expected[right], 1)
         step += 1
         if time.monotonic() - sampled >= max(0.2, seconds / SAMPLES):
             sampled = time.monotonic()
@@ -92,14 +67,14 @@ def soak(pipeline: Pipeline, seconds: float, threads: int) -> dict[str, object]:
     memory, files, threads_seen = ([column[0], max(column), column[-1]] for column in zip(*warm, strict=True))
     epochs, rows = step // epoch, step * BATCH
     return {
-        "layout": type(pipeline.source.layout).__name__,
+        "layout": type(source.layout).__name__,
         "seconds": round(elapsed, 1),
         "steps": step,
         "epochs": epochs,
         "rows": rows,
         "tokens_a_second": round(rows * LENGTH / elapsed),
-        "wrong_rows": accounts.wrong,
-        "lost_or_doubled_rows": rows - int(accounts.times.sum()) + int(np.count_nonzero(accounts.times > epochs)),
+        "wrong_rows": wrong,
+        "lost_or_doubled_rows": rows - int(times.sum()) + int(np.count_nonzero(times > epochs)),
         "memory_mb": [round(each / 1e6, 1) for each in memory],
         "files": files,
         "threads": threads_seen,

@@ -1,13 +1,14 @@
 """Mixtures as pipelines: each source's rows in its own order, whoever asks, from whichever step, over whatever schedule."""
 
 import dataclasses
+import functools
 import json
 import pickle
 
 import grain
 import numpy as np
 import pytest
-from batches import assert_same, put, rows_of_hosts
+from batches import assert_one_run, assert_same, put, rows_of_hosts
 from mixed_corpora import LENGTH, mixture_config, write_sources
 
 import grain_sft
@@ -72,26 +73,10 @@ def test_batches_have_one_set_of_keys_shapes_and_dtypes_and_the_values_of_each_s
 
 
 def test_hosts_workers_threads_resumes_and_pickles_give_the_same(folder):
-    whole, start = load(folder), 7
-    expected = [whole[step] for step in range(start, start + 4)]
-    for hosts in (2, 3, 4):
-        parts = [load(folder, Host(index, hosts)) for index in range(hosts)]
-        for step, batch in enumerate(expected, start):
-            for index, part in enumerate(parts):
-                assert_same(part[step], {key: array[index::hosts] for key, array in batch.items()})
-    iterator = whole.iter(start_step=start)
-    state = iterator.get_state()
-    other = pickle.loads(pickle.dumps(load(folder))).iter()
-    other.set_state(state)
-    dataset = whole.dataset()
-    for step, batch in enumerate(expected, start):
-        assert_same(next(iterator), batch)
-        assert_same(next(other), batch)
-        assert_same(dataset[step], batch)
-    for batch, loaded in zip(expected, whole.data_loader(worker_count=2, start_step=start), strict=False):
-        assert_same(loaded, batch)
+    assert_one_run(functools.partial(load, folder), range(7, 11), hosts=(2, 3, 4), worker_count=2)
+    whole = load(folder)
     with pytest.raises(PipelineError, match="another pipeline"):
-        load(folder, seed=4).iter().set_state(state)
+        load(folder, seed=4).iter().set_state(whole.iter(start_step=7).get_state())
     records = grain.DataLoader(
         data_source=whole.source,
         sampler=MixtureSampler(**whole.sampler.__getstate__()),
