@@ -1,22 +1,19 @@
-"""Measurements of speed, which `grain-sft bench` runs. No test depends on a time.
-
-`BENCHMARKS` are the benchmarks of made-up corpora. `config` measures a config's pipeline, and `advice` formats the result.
-"""
+"""Measurements of speed, which `grain-sft bench` runs: of made-up corpora, or of a config. No test depends on a time."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 
 from grain_sft.errors import PipelineError
 from grain_sft.registry import Registry
 
-Figures = Mapping[str, Any]
-"""Results of a measurement, ready for JSON."""
+if TYPE_CHECKING:
+    from grain_sft.bench.measuring import Table
 
 Count = Annotated[int, msgspec.Meta(ge=1)]
 
@@ -52,24 +49,20 @@ class Scale:
     documents: Count = 100_000
 
 
-class Benchmark(NamedTuple):
-    """Benchmark of made-up corpora."""
-
-    measure: Callable[[Path, Scale], Figures]  # writes its files to an existing folder
-    lines: Callable[[Figures], Iterator[str]]  # yields the lines of a table of the figures
-
+Benchmark = Callable[[Path, Scale], "Iterable[Table]"]
+"""Function that measures made-up corpora, whose files it writes to an existing folder."""
 
 BENCHMARKS: Registry[Benchmark] = Registry(
     "benchmark",
     PipelineError,
     {
-        "windows": "grain_sft.bench.loaders:WINDOWS",
-        "startup": "grain_sft.bench.processes:STARTUP",
-        "orders": "grain_sft.bench.processes:ORDERS",
-        "packed": "grain_sft.bench.loaders:PACKED",
-        "plans": "grain_sft.bench.plans:PLANS",
-        "prepare": "grain_sft.bench.prepare:PREPARE",
-        "trace": "grain_sft.bench.plans:TRACE",
+        "windows": "grain_sft.bench.loaders:windows",
+        "startup": "grain_sft.bench.processes:startup",
+        "orders": "grain_sft.bench.processes:orders",
+        "packed": "grain_sft.bench.loaders:packed",
+        "plans": "grain_sft.bench.plans:plans",
+        "prepare": "grain_sft.bench.prepare:preparing",
+        "trace": "grain_sft.bench.plans:traces",
     },
 )
-"""Benchmarks by name. No two benchmarks share the name of a figure."""
+"""Benchmarks by name."""

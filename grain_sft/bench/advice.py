@@ -7,6 +7,7 @@ import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from grain_sft.bench.measuring import SPEED, Table
 from grain_sft.pipeline import PREFETCH
 
 FELT = 0.02  # of a step: a trainer does not feel a median wait up to this
@@ -14,7 +15,7 @@ LEAST_MS = 0.5  # nor up to this: a thread that slept takes as long to run again
 AS_FAST = 0.9  # of the fastest: such settings differ by what they take, not by their speed
 RATES = (1_000, 5_000, 20_000, 100_000)  # tokens/s of an accelerator, where none is given
 _LEAST_PREFETCH, _MOST_PREFETCH = 4, 64
-_NAME, _WIDTH = 44, 102  # columns
+_WIDTH = 102  # columns
 
 Row = Mapping[str, Any]
 
@@ -107,30 +108,26 @@ def _wait_ms(row: Row, step_ms: float) -> float:
 
 def lines(figures: Mapping[str, Any], name: str) -> Iterator[str]:
     """Yield the figures of `grain_sft.bench.config.measure` as text, for the config that is called `name`."""
-    recommended = figures["recommended"]
+    recommended, count = figures["recommended"], figures["host"]["count"]
     yield from _head(figures, name)
     yield ""
-    yield f"{'stages, read before':{_NAME}}{'ms/batch':>10}{'Mtok/s':>10}{'of limit':>10}{'of a step':>14}"
-    for row in figures["stages"]:
-        yield f"{row['name']:{_NAME}}{_rate(row)}{row['of_step']:14.2f}"
-    yield ""
-    waits = "".join(f"{f'wait/{step_ms:g} ms':>14}" for step_ms in (wait["step_ms"] for wait in recommended["waits"]))
-    yield f"{'delivered, step after step':{_NAME}}{'ms/batch':>10}{'Mtok/s':>10}{'of limit':>10}{waits}"
-    yield from map(_delivered, figures["delivered"])
-    for setting in figures["left_out"]:
-        yield f"{setting:{_NAME}} left out: the time was up"
-    yield ""
-    yield "recommended"
-    yield _delivered(recommended)
+    columns = SPEED | {"of a step": "{of_step:.2f}"}
+    yield from Table("", "stages, read before", columns, {row["name"]: row for row in figures["stages"]}).lines()
+    steps = enumerate(wait["step_ms"] for wait in recommended["waits"])
+    columns = SPEED | {f"wait/{step_ms:g} ms": f"{{waits[{at}][median_ms]:.3f}}" for at, step_ms in steps}
+    delivered = {"delivered, step after step": figures["delivered"], "recommended": [recommended]}
+    for title, rows in delivered.items():
+        yield ""
+        named = {str(Setting(row["threads"], row["prefetch"], row["worker_count"])): row for row in rows}
+        yield from Table("", title, columns, named).lines()
+        if title != "recommended":
+            yield from (f"{setting}: left out, the time was up" for setting in figures["left_out"])
     ready = f"The batches that are kept ready take {_size(recommended['buffer_bytes'])} of memory."
     yield from textwrap.wrap(f"{recommended['reason']}. {ready}", _WIDTH, initial_indent="  ", subsequent_indent="  ")
     yield ""
-    count = figures["host"]["count"]
-    every = "" if count == 1 else f"{f'on {count} such hosts':>20}"
-    yield f"{'it feeds accelerators of':>26}{'on this host':>16}{every}"
-    for row in figures["accelerators"]:
-        every = "" if count == 1 else f"{row['all_hosts']:20,}"
-        yield f"{row['tokens_per_second']:17,.0f} tokens/s{row['this_host']:16,}{every}"
+    columns = {"on this host": "{this_host:,}"} | ({} if count == 1 else {f"on {count} such hosts": "{all_hosts:,}"})
+    fed = {f"{row['tokens_per_second']:,.0f} tokens/s": row for row in figures["accelerators"]}
+    yield from Table("", "it feeds accelerators of", columns, fed).lines()
 
 
 def _head(figures: Mapping[str, Any], name: str) -> Iterator[str]:
@@ -144,15 +141,6 @@ def _head(figures: Mapping[str, Any], name: str) -> Iterator[str]:
     yield f"machine        {figures['cores']} cores"
     yield f"first reading  {first['first_ms']:.1f} ms for the first batch, which opens files; then {read}"
     yield f"taken          {figures['seconds']:.0f} s; {figures['rows_read']:,.2f} times as many rows were read as there are"
-
-
-def _rate(row: Row) -> str:
-    return f"{row['ms_per_batch']:10.3f}{row['mtok_per_s']:10.1f}{row['of_limit']:10.2f}"
-
-
-def _delivered(row: Row) -> str:
-    waits = "".join(f"{wait['median_ms']:14.3f}" for wait in row["waits"])
-    return f"{Setting(row['threads'], row['prefetch'], row['worker_count'])!s:{_NAME}}{_rate(row)}{waits}"
 
 
 def _size(count: float) -> str:

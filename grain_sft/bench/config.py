@@ -35,6 +35,10 @@ _REMOTE_THREADS = 4  # in a worker whose files are in a bucket; it only waits
 _FIRST, _STAGES, _RATES, _WAITS, _WORKER, _LAST = 0.05, 0.1, 0.2, 0.2, 0.05, 0.15
 
 
+_Round = tuple[float, dict[float, list[float]]]
+"""Seconds a batch, and the seconds that each step waited, by the ms of the step."""
+
+
 class Plan(NamedTuple):
     """How to measure."""
 
@@ -57,46 +61,39 @@ def measure(pipeline: Pipeline, plan: Plan) -> dict[str, Any]:
     batch, timed = stages.facts(batches), stages.stages(run.pipeline, batches)
     medians = seconds_in_turn(timed, plan.seconds * _STAGES / len(timed) / plan.repeats, plan.repeats, warm=1)
 
+    def speed(seconds: float) -> dict[str, float]:
+        return rate(batch["tokens"], seconds, medians[LIMIT])
+
     def delivered(setting: Setting, rounds: list[_Round]) -> dict[str, Any]:
-        taken = statistics.median(each.seconds_a_batch for each in rounds)
-        waits = [
-            _spread(step_ms, [wait for each in rounds for wait in each.waits[step_ms]]) for step_ms in plan.steps_ms
-        ]
-        return {**setting._asdict(), **rate(batch["tokens"], taken, medians[LIMIT]), "waits": waits}
+        taken, waits = statistics.median(seconds for seconds, _ in rounds), []
+        for step_ms in plan.steps_ms:
+            found = [wait * 1e3 for _, by_step in rounds for wait in by_step[step_ms]]
+            figures = {"median_ms": statistics.median(found), "longest_ms": max(found), "steps": len(found)}
+            waits.append({"step_ms": step_ms, **figures})
+        return {**setting._asdict(), **speed(taken), "waits": waits}
 
     measured, left_out = run.settings()
     rows = [delivered(setting, rounds) for setting, rounds in measured.items()]
     choice = choose(rows, first["slowest_ms"])
     recommended = delivered(choice.setting, run.last_rounds(choice.setting))
     host, layout = pipeline.sampler.host, pipeline.source.layout
-    ahead = choice.setting.prefetch * max(1, choice.setting.worker_count)
+    recommended |= {"step_ms": choice.step_ms, "reason": reason(choice, recommended, rows)}
+    recommended["buffer_bytes"] = batch["bytes"] * choice.setting.prefetch * max(1, choice.setting.worker_count)
+    whole = medians[stages.WHOLE]
     return {
         "layout": {"kind": type(layout).__name__, "rows": len(layout), "sequence_length": layout.sequence_length},
         "host": {"index": host.index, "count": host.count},
         "cores": cores(),
         "batch": batch,
         "first_reading": {**first, "mtok_per_s": batch["tokens"] / first["ms_per_batch"] / 1e3},
-        "stages": [
-            {"name": name, **rate(batch["tokens"], seconds, medians[LIMIT]), "of_step": seconds / medians[stages.WHOLE]}
-            for name, seconds in medians.items()
-        ],
+        "stages": [{"name": name, **speed(taken), "of_step": taken / whole} for name, taken in medians.items()],
         "delivered": rows,
         "left_out": left_out,
         "rows_read": run.next_step * int(pipeline.sampler.rows(0).size) * host.count / len(layout),
-        "recommended": {
-            **recommended,
-            "step_ms": choice.step_ms,
-            "buffer_bytes": batch["bytes"] * ahead,
-            "reason": reason(choice, recommended, rows),
-        },
+        "recommended": recommended,
         "accelerators": accelerators(recommended["mtok_per_s"] * 1e6, host.count, plan.tokens_per_second),
         "seconds": run.elapsed(),
     }
-
-
-def _spread(step_ms: float, waits: list[float]) -> dict[str, float]:
-    median, longest = statistics.median(waits) * 1e3, max(waits) * 1e3
-    return {"step_ms": step_ms, "median_ms": median, "longest_ms": longest, "steps": len(waits)}
 
 
 def report_speed(pipeline: Pipeline, seconds: float) -> dict[str, Any]:
@@ -136,13 +133,6 @@ def _endless(pipeline: Pipeline) -> tuple[Pipeline, int]:
 def cores() -> int:
     """Return the cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-class _Round(NamedTuple):
-    """Seconds a batch, and the seconds that each step waited, by the ms of the step."""
-
-    seconds_a_batch: float
-    waits: dict[float, list[float]]
 
 
 class _Run:
@@ -202,7 +192,7 @@ class _Run:
                 begin, found = time.perf_counter(), waits.setdefault(step_ms, [])
                 while len(found) < 3 or time.perf_counter() - begin < seconds * wait_part / len(self._plan.steps_ms):
                     found.append(seconds_waited(batches.__next__, step_ms / 1e3))
-        return _Round(taken, waits)
+        return taken, waits
 
     @contextlib.contextmanager
     def _iterator(self, setting: Setting, warm_seconds: float) -> Iterator[PipelineIterator]:

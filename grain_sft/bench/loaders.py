@@ -17,8 +17,8 @@ import grain
 import numpy as np
 import numpy.typing as npt
 
-from grain_sft.bench import Benchmark, Figures, Scale
-from grain_sft.bench.measuring import LIMIT, SEED, SPEED, Next, limit, rate, seconds_in_turn, seconds_waited, table
+from grain_sft.bench import Scale
+from grain_sft.bench.measuring import LIMIT, SEED, SPEED, Next, Table, limit, rate, seconds_in_turn, seconds_waited
 from grain_sft.corpus import Corpus, open_corpus
 from grain_sft.errors import StorageError, install_command
 from grain_sft.layout import MaterializedLayout, PackedLayout, WindowLayout
@@ -35,7 +35,8 @@ READ = "source.read, tokens only"
 _STEP_S, _STEPS = 0.01, 200  # of a trainer that waits for batches
 
 
-def _measure_windows(folder: Path, scale: Scale) -> Figures:
+def windows(folder: Path, scale: Scale) -> Iterator[Table]:
+    """Yield speeds of windows, and how long a trainer waits for its batch."""
     corpus = open_corpus(_make_tokens(folder, scale.files, scale.tokens), dtype="uint32")
     source = NpyDataSource(WindowLayout(corpus, scale.sequence_length))
     sampler = IndexSampler(len(source), global_batch_size=scale.batch_size, seed=SEED)
@@ -57,16 +58,9 @@ def _measure_windows(folder: Path, scale: Scale) -> Figures:
     figures = {name: rate(tokens, median, medians[limits.get(name, LIMIT)]) for name, median in medians.items()}
     with contextlib.closing(filtered.iter()) as batches:
         wait = statistics.median(seconds_waited(batches.__next__, _STEP_S) for _ in range(_STEPS))
-    return {"throughput": figures, "wait_s": wait}
-
-
-def _window_lines(figures: Figures) -> Iterator[str]:
-    yield from table("windows", SPEED, figures["throughput"])
-    wait = figures["wait_s"] * 1e3
-    yield f"a trainer whose step takes {_STEP_S * 1e3:.0f} ms waits {wait:.3f} ms for its batch (filter on)"
-
-
-WINDOWS = Benchmark(_measure_windows, _window_lines)
+    yield Table("throughput", "windows", SPEED, figures)
+    name = f"a trainer whose step takes {_STEP_S * 1e3:.0f} ms, filter on"
+    yield Table("wait", "waits for its batch", {"ms": "{wait_ms:.3f}"}, {name: {"wait_ms": wait * 1e3}})
 
 
 def _make_tokens(folder: Path, files: int, tokens: int) -> list[str]:
@@ -128,27 +122,19 @@ class Profile(NamedTuple):
 PROFILES = (Profile("chat", 200_000, 180, 4096, 8), Profile("think", 12_000, 5_400, 32_768, 2))
 
 
-def _measure_packed(folder: Path, scale: Scale) -> Figures:
-    figures = {}
+def packed(folder: Path, scale: Scale) -> Iterator[Table]:
+    """Yield speeds of packed rows, for each of `PROFILES`."""
     with tempfile.TemporaryDirectory(dir=folder) as temporary:
         for profile in PROFILES:
             loaders = _loaders(profile, Path(temporary))
             medians = seconds_in_turn(loaders, scale.seconds / _TURNS, scale.repeats * _TURNS, warm=20)
             tokens = profile.sequence_length * profile.batch
-            figures[profile.name] = {
+            rows = {
                 name: rate(tokens, median, medians[LIMIT]) | {"times_grain": medians[GRAIN] / median}
                 for name, median in medians.items()
             }
-    return {"packed": figures}
-
-
-def _packed_lines(figures: Figures) -> Iterator[str]:
-    for profile in PROFILES:
-        title = f"packed, {profile.name}: {profile.batch} x {profile.sequence_length:,}"
-        yield from table(title, SPEED | {"x Grain": "{times_grain:.1f}"}, figures["packed"][profile.name])
-
-
-PACKED = Benchmark(_measure_packed, _packed_lines)
+            title = f"packed, {profile.name}: {profile.batch} x {profile.sequence_length:,}"
+            yield Table(f"packed, {profile.name}", title, SPEED | {"x Grain": "{times_grain:.1f}"}, rows)
 
 
 def _loaders(profile: Profile, folder: Path) -> dict[str, Next]:

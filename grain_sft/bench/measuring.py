@@ -1,4 +1,4 @@
-"""What benchmarks share: the limit that speeds are compared with, clocks, processes of their own, and lines of tables."""
+"""What benchmarks share: the limit that speeds are compared with, clocks, processes of their own, and tables."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -125,15 +125,33 @@ def run_program(program: str, *arguments: str, cache: str | None = None) -> dict
     return figures | {"process_s": seconds}
 
 
-def table(
-    title: str, columns: Mapping[str, str], rows: Mapping[str, Mapping[str, Any]], width: int = 12
-) -> Iterator[str]:
-    """Yield the lines of a table: a title, and a line for each of `rows`; `columns` are formats of its figures, by heading."""
-    yield line(title, *columns, width=width)
-    for name, row in rows.items():
-        yield line(name, *(shown.format_map(row) for shown in columns.values()), width=width)
+class Table(NamedTuple):
+    """Figures of a benchmark, by name.
 
+    Attributes:
+      key: Name in the JSON, of no other table.
+      title: First heading.
+      columns: Format of each other column, by heading: `{"s": "{seconds:.2f}"}`.
+      rows: Figures, by name. Where a row lacks what a column shows, the cell is empty.
+    """
 
-def line(name: str, *cells: object, width: int = 12) -> str:
-    """Return a line of a table."""
-    return f"{name:54}" + "".join(f"{cell:>{width}}" for cell in cells)
+    key: str
+    title: str
+    columns: Mapping[str, str]
+    rows: Mapping[str, Mapping[str, Any]]
+
+    def lines(self) -> Iterator[str]:
+        """Yield the headings, then a line for each row."""
+        cells = [[self.title, *self.columns]]
+        for name, row in self.rows.items():
+            cells.append([name])
+            for shown in self.columns.values():
+                try:
+                    cells[-1].append(shown.format_map(row))
+                except KeyError:
+                    cells[-1].append("")
+        name_width, *widths = (max(map(len, column)) for column in zip(*cells, strict=True))
+        for name, *others in cells:
+            yield name.ljust(name_width) + "".join(
+                f"{cell:>{max(12, width + 2)}}" for cell, width in zip(others, widths, strict=True)
+            )

@@ -11,13 +11,14 @@ import importlib.util
 import itertools
 import json
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
-from grain_sft.bench import Benchmark, Figures, Scale
-from grain_sft.bench.measuring import run_program, table
+from grain_sft.bench import Scale
+from grain_sft.bench.measuring import Table, run_program
 from grain_sft.errors import PipelineError
 
 Ints = npt.NDArray[np.int64]
@@ -71,8 +72,8 @@ sys.exit(status)
 """
 
 
-def _measure_plans(folder: Path, scale: Scale) -> Figures:
-    """Return seconds, rows and megabytes on one core: of layouts from the files to a plan that is written, of packers from
+def plans(folder: Path, scale: Scale) -> Iterator[Table]:
+    """Yield seconds, rows and megabytes on one core: of layouts from the files to a plan that is written, of packers from
     lengths to rows. OLMo-core must make as many rows."""
     with tempfile.TemporaryDirectory(dir=folder) as temporary:
         here = Path(temporary)
@@ -93,16 +94,12 @@ def _measure_plans(folder: Path, scale: Scale) -> Figures:
         }
     if OLMO in figures and figures[OLMO]["rows"] != figures[PACKED]["rows"]:
         raise PipelineError(f"OLMo-core packs {figures[OLMO]['rows']} rows, and we {figures[PACKED]['rows']}.")
-    return {"plans": figures}
+    columns = {"s": "{seconds:.2f}", "rows": "{rows:,}", "MB at most": "{peak_mb:.0f}"}
+    yield Table("plans", "plans, on one core", columns, figures)
 
 
-PLAN_COLUMNS = {"s": "{seconds:.2f}", "rows": "{rows:,}", "MB at most": "{peak_mb:.0f}"}
-PLANS = Benchmark(_measure_plans, lambda figures: table("plans, on one core", PLAN_COLUMNS, figures["plans"]))
-
-
-def _measure_trace(folder: Path, scale: Scale) -> Figures:
-    """Return the seconds and the most memory of processes of the command line, with an empty cache first, then with its
-    content."""
+def traces(folder: Path, scale: Scale) -> Iterator[Table]:
+    """Yield the seconds and the most memory of processes of the command line: with an empty cache, then with its content."""
     first, last = (max(1, int(step * scale.documents / DOCUMENTS)) for step in STEPS)
     span = f"{first}:{max(last, first + 1)}"
     with tempfile.TemporaryDirectory(dir=folder) as temporary:
@@ -120,13 +117,8 @@ def _measure_trace(folder: Path, scale: Scale) -> Figures:
         }
         found = {name: run_program(_COMMAND, *words, cache=str(here / "cache")) for name, words in commands.items()}
     figures = {name: {"seconds": row["process_s"], "gigabytes": row["peak_mb"] / 1e3} for name, row in found.items()}
-    return {"trace": figures}
-
-
-TRACE_COLUMNS = {"s": "{seconds:.2f}", "GB": "{gigabytes:.2f}"}
-TRACE = Benchmark(
-    _measure_trace, lambda figures: table("trace: processes, from start to end", TRACE_COLUMNS, figures["trace"])
-)
+    columns = {"s": "{seconds:.2f}", "GB": "{gigabytes:.2f}"}
+    yield Table("trace", "trace: processes, from start to end", columns, figures)
 
 
 def make_corpus(folder: Path, lengths: Ints) -> str:

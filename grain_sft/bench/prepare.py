@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from grain_sft.bench import Benchmark, Figures, Scale
-from grain_sft.bench.measuring import line, run_program
+from grain_sft.bench import Scale
+from grain_sft.bench.measuring import Table, run_program
 from grain_sft.demo import docstrings
 from grain_sft.prepare import CHAT_TOKENS, train_tokenizer
 from grain_sft.storage import write_bytes
@@ -43,9 +43,9 @@ print(json.dumps({**bare, "documents": counts["documents"], "tokens": counts["to
 """
 
 
-def _measure(folder: Path, scale: Scale) -> Figures:
-    """Return figures with a tenth of the conversations and with all of them, and of bare SentencePiece with all."""
-    figures: dict[str, Any] = {}
+def preparing(folder: Path, scale: Scale) -> Iterator[Table]:
+    """Yield figures with a tenth of the conversations and with all of them, and of bare SentencePiece with all."""
+    rows: dict[str, dict[str, Any]] = {}
     count = scale.conversations
     with tempfile.TemporaryDirectory(dir=folder) as temporary:
         here = Path(temporary)
@@ -56,23 +56,17 @@ def _measure(folder: Path, scale: Scale) -> Figures:
             path = here / f"{size}.jsonl"
             _write(path, text, size)
             words = (str(path), model, str(here / f"{kind}-{size}"), "bare" if kind == "speed" else "alone")
-            figures[f"{size:,} conversations, {kind}"] = run_program(_PROGRAM, *words)
-    return {"prepare": figures}
-
-
-def _lines(figures: Figures) -> Iterator[str]:
-    yield line("preparing chats, one core", "Mtok/s", "of bare", "MB before", "MB at most")
-    for name, row in figures["prepare"].items():
-        speed = row["tokens"] / row["s"]
-        if "bare_s" in row:
-            bare = row["bare_tokens"] / row["bare_s"]
-            yield line("sentencepiece.encode on the same texts", f"{bare / 1e6:.2f}")
-            yield line(name, f"{speed / 1e6:.2f}", f"{speed / bare:.2f}")
-        else:
-            yield line(name, f"{speed / 1e6:.2f}", "", f"{row['mb_before']:.0f}", f"{row['peak_mb']:.0f}")
-
-
-PREPARE = Benchmark(_measure, _lines)
+            row = rows[f"{size:,} conversations, {kind}"] = run_program(_PROGRAM, *words)
+            row["mtok_per_s"] = row["tokens"] / row["s"] / 1e6
+            if kind == "speed":
+                bare = row["bare_tokens"] / row["bare_s"] / 1e6
+                row["of_bare"], rows["sentencepiece.encode on the same texts"] = (
+                    row["mtok_per_s"] / bare,
+                    {"mtok_per_s": bare},
+                )
+    columns = {"Mtok/s": "{mtok_per_s:.2f}", "of bare": "{of_bare:.2f}", "MB before": "{mb_before:.0f}"}
+    columns["MB at most"] = "{peak_mb:.0f}"
+    yield Table("prepare", "preparing chats, one core", columns, rows)
 
 
 def _write(path: Path, text: str, count: int) -> None:

@@ -6,18 +6,17 @@ import statistics
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from grain_sft.bench import Benchmark, Figures, Scale
-from grain_sft.bench.measuring import run_program, table
+from grain_sft.bench import Scale
+from grain_sft.bench.measuring import Table, run_program
 from grain_sft.corpus import open_corpus
 from grain_sft.errors import StorageError
 
 IMPORT_GRAIN = "import grain"
 SHUFFLE_ROWS, SHUFFLE_FILES = 724_000_000, 950  # rows of 8192 tokens in the OLMo-3 pretraining mix
-
-# --- start-up: seconds from the start of a process to its first batch, beside a process that only imports grain ---
 
 _PIPELINE = """
 from grain_sft import IndexSampler, NgramFilter, NpyDataSource, Pipeline, ShiftTargets, WindowLayout, open_corpus
@@ -26,42 +25,10 @@ source = NpyDataSource(WindowLayout(open_corpus(sys.argv[1]), 8192))
 sampler = IndexSampler(len(source), global_batch_size=8, seed=0)
 pipeline = Pipeline(source, sampler, [NgramFilter(), ShiftTargets()])
 """
-
 _FIRST_BATCH = """
 assert next(pipeline.iter(start_step=3))["inputs"].shape == (8, 8192)
 print("{}")
 """
-
-
-def _measure_startup(folder: Path, scale: Scale) -> Figures:
-    """Return the median seconds of processes that run in turn, after one turn that is not counted."""
-    programs = {IMPORT_GRAIN: ('import grain; print("{}")', "")}
-    for count in scale.startup_files:
-        index = folder / f"startup-{count}.json"
-        if not index.exists():
-            tokens = folder / f"startup-{count}"
-            tokens.mkdir(exist_ok=True)
-            for number in range(count):
-                np.arange(8192, dtype=np.uint32).tofile(tokens / f"{number:04d}.npy")
-            open_corpus(tokens, dtype="uint32").save(index)
-        programs[f"first batch of a saved index, {count} files"] = (_PIPELINE + _FIRST_BATCH, str(index))
-    times: dict[str, list[float]] = {name: [] for name in programs}
-    for _ in range(scale.repeats + 1):
-        for name, program in programs.items():
-            times[name].append(run_program(*program)["process_s"])
-    return {"startup": {name: statistics.median(found[1:]) for name, found in times.items()}}
-
-
-def _startup_lines(figures: Figures) -> Iterator[str]:
-    medians = figures["startup"]
-    rows = {name: {"s": median, "more": median - medians[IMPORT_GRAIN]} for name, median in medians.items()}
-    yield from table("start-up", {"s": "{s:.2f}", "on top of import grain": "{more:.2f}"}, rows, width=24)
-
-
-STARTUP = Benchmark(_measure_startup, _startup_lines)
-
-# --- orders at scale: the time of a first batch and the memory of a process ---
-
 _NUMPY = """
 import numpy as np
 begin = time.perf_counter()
@@ -69,7 +36,6 @@ rows = np.arange(int(sys.argv[1]), dtype=np.uint32)
 np.random.Generator(np.random.PCG64(1)).shuffle(rows)
 print(json.dumps({"seconds": time.perf_counter() - begin, **memory()}))
 """
-
 _EXACT = """
 from grain_sft import IndexSampler
 begin = time.perf_counter()
@@ -80,7 +46,6 @@ for step in range(0, sampler.steps_per_epoch, max(1, sampler.steps_per_epoch // 
     sampler.rows(step)
 print(json.dumps({"seconds": seconds, **memory()}))
 """
-
 _SHUFFLE = """
 import statistics
 next(pipeline.iter())
@@ -97,20 +62,44 @@ print(json.dumps({"rows": len(source), "seconds": seconds, "step_0_ms": early, "
 """
 
 
-def _measure_orders(folder: Path, scale: Scale) -> Figures:
+def startup(folder: Path, scale: Scale) -> Iterator[Table]:
+    """Yield the median seconds from the start of a process to its first batch, beside a process that only imports grain. They
+    run in turn, after one turn that is not counted."""
+    programs = {IMPORT_GRAIN: ('import grain; print("{}")', "")}
+    for count in scale.startup_files:
+        index = folder / f"startup-{count}.json"
+        if not index.exists():
+            tokens = folder / f"startup-{count}"
+            tokens.mkdir(exist_ok=True)
+            for number in range(count):
+                np.arange(8192, dtype=np.uint32).tofile(tokens / f"{number:04d}.npy")
+            open_corpus(tokens, dtype="uint32").save(index)
+        programs[f"first batch of a saved index, {count} files"] = (_PIPELINE + _FIRST_BATCH, str(index))
+    times: dict[str, list[float]] = {name: [] for name in programs}
+    for _ in range(scale.repeats + 1):
+        for name, program in programs.items():
+            times[name].append(run_program(*program)["process_s"])
+    medians = {name: statistics.median(found[1:]) for name, found in times.items()}
+    rows = {name: {"s": median, "more_s": median - medians[IMPORT_GRAIN]} for name, median in medians.items()}
+    yield Table("startup", "start-up", {"s": "{s:.2f}", "on top of import grain": "{more_s:.2f}"}, rows)
+
+
+def orders(folder: Path, scale: Scale) -> Iterator[Table]:
+    """Yield the time of a first batch and the memory of a process, for orders of many rows."""
     rows, name = str(scale.order_rows), f"{scale.order_rows:,} rows"
+    columns = {"s": "{seconds:.2f}", "MB resident": "{mb:.0f}", "MB at most": "{peak_mb:.0f}"}
+    columns |= {"ms a step": "{step_0_ms:.3f}", "at 10,000,000": "{step_10m_ms:.3f}"}
     with tempfile.TemporaryDirectory(dir=folder) as cache:
-        return {
-            "orders": {
-                f"numpy's own shuffle, {name}": run_program(_NUMPY, rows, cache=cache),
-                f"order olmo, first time, {name}": run_program(_EXACT, rows, cache=cache),
-                f"order olmo, next time, {name}": run_program(_EXACT, rows, cache=cache),
-                f"order shuffle, first batch, {SHUFFLE_ROWS:,} rows": measure_first_batch(Path(cache)),
-            }
+        figures = {
+            f"numpy's own shuffle, {name}": run_program(_NUMPY, rows, cache=cache),
+            f"order olmo, first time, {name}": run_program(_EXACT, rows, cache=cache),
+            f"order olmo, next time, {name}": run_program(_EXACT, rows, cache=cache),
+            f"order shuffle, first batch, {SHUFFLE_ROWS:,} rows": measure_first_batch(Path(cache)),
         }
+    yield Table("orders", "orders", columns, figures)
 
 
-def measure_first_batch(folder: Path) -> Figures:
+def measure_first_batch(folder: Path) -> dict[str, Any]:
     """Return seconds and memory of a process that reads batches of 724 M rows: 24 TB of sparse files, in `folder`."""
     tokens = folder / "sparse"
     tokens.mkdir()
@@ -125,13 +114,3 @@ def measure_first_batch(folder: Path) -> Figures:
     index = folder / "sparse.json"
     open_corpus(tokens, dtype="uint32").save(index)
     return run_program(_PIPELINE + _SHUFFLE, str(index), cache=str(folder))
-
-
-def _orders_lines(figures: Figures) -> Iterator[str]:
-    columns = {"s": "{seconds:.2f}", "MB resident": "{mb:.0f}", "MB at most": "{peak_mb:.0f}"}
-    yield from table("orders", columns, figures["orders"])
-    late = figures["orders"][f"order shuffle, first batch, {SHUFFLE_ROWS:,} rows"]
-    yield f"  a step at 0 and at 10,000,000: {late['step_0_ms']:.3f} and {late['step_10m_ms']:.3f} ms"
-
-
-ORDERS = Benchmark(_measure_orders, _orders_lines)

@@ -97,7 +97,8 @@ def _measure_made_up(options: argparse.Namespace) -> dict[str, Any]:
         folder.mkdir(parents=True, exist_ok=True)
         for name in options.only or BENCHMARKS:
             with elapsed(f"Measuring {name}"):
-                found = BENCHMARKS[name].measure(folder, scale)
-            figures |= found
-            print("", *BENCHMARKS[name].lines(found), sep="\n")
+                tables = list(BENCHMARKS[name](folder, scale))
+            for table in tables:
+                figures[table.key] = table.rows
+                print("", *table.lines(), sep="\n")
     return figures

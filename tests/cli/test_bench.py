@@ -31,6 +31,7 @@ def test_every_loader_is_beside_its_limit(bench):
     figures, printed = bench(only, small, "--order-rows 300000 --startup-files 8")
     assert {"limit: numpy, contiguous rows", "source.read, tokens only"} < set(figures["throughput"])
     assert all(row["mtok_per_s"] > 0 for row in figures["throughput"].values())
+    assert all(row["wait_ms"] > 0 for row in figures["wait"].values())
     assert "filter on, one thread" in printed
     first, again = (row for name, row in figures["orders"].items() if name.startswith("order olmo"))
     assert first["mb"] < 300 and again["mb"] < 300
@@ -48,7 +49,8 @@ def test_packed_rows_are_beside_grains(bench, monkeypatch):
     small = [profile._replace(documents=profile.documents // 20) for profile in loaders.PROFILES]
     monkeypatch.setattr(loaders, "PROFILES", tuple(small))
     figures, printed = bench("--only packed --seconds 0.01 --repeats 1")
-    for rows in figures["packed"].values():
+    assert list(figures) == [f"packed, {profile.name}" for profile in loaders.PROFILES]
+    for rows in figures.values():
         assert rows[loaders.LIMIT]["of_limit"] == 1 and rows[loaders.GRAIN]["times_grain"] == 1
     assert loaders.OURS in printed
 
@@ -67,9 +69,9 @@ def test_plans_of_one_corpus_are_measured_each_way(bench, tmp_path):
 
 @pytest.mark.heavy
 def test_a_small_run_is_traced(tmp_path):
-    figures = plans.TRACE.measure(tmp_path, Scale(documents=20_000))
-    assert len(list(plans.TRACE.lines(figures))) == 8 and len(figures["trace"]) == 7
-    assert all(run["seconds"] > 0.05 and run["gigabytes"] > 0.02 for run in figures["trace"].values())
+    (table,) = plans.traces(tmp_path, Scale(documents=20_000))
+    assert len(list(table.lines())) == 8 and len(table.rows) == 7
+    assert all(run["seconds"] > 0.05 and run["gigabytes"] > 0.02 for run in table.rows.values())
     assert not [path for path in tmp_path.iterdir() if path.name != "cache"]
 
 

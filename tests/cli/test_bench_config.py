@@ -71,7 +71,7 @@ def check(figures, printed):
         assert all(0 < wait["median_ms"] <= wait["longest_ms"] and wait["steps"] >= 3 for wait in row["waits"])
     threads = [row["threads"] for row in delivered]
     assert threads[:2] == [0, 1] and chosen["threads"] in threads[1:]
-    stated = re.search(r"recommended\n(threads=\d+, prefetch=\d+, worker_count=\d+) ", printed)[1]
+    stated = re.search(r"recommended .*\n(threads=\d+, prefetch=\d+, worker_count=\d+) ", printed)[1]
     assert stated == str(Setting(chosen["threads"], chosen["prefetch"], chosen["worker_count"]))
     assert chosen["reason"] in " ".join(printed.split())
     for row in figures["accelerators"]:
@@ -96,7 +96,7 @@ def test_packed_rows_of_one_host_of_two(bench, tmp_path):
     assert 0 < figures["batch"]["padding_share"] < 0.5
     assert [row["tokens_per_second"] for row in figures["accelerators"]] == [700]
     assert "on 2 such hosts" in printed
-    assert "threads=0, prefetch=8, worker_count=1" in figures["left_out"] and "left out: the time was up" in printed
+    assert "threads=0, prefetch=8, worker_count=1" in figures["left_out"] and "left out, the time was up" in printed
 
 
 def test_rows_of_every_kind(bench, tmp_path):
