@@ -6,14 +6,12 @@ Any server of that registry serves them: Grain's, `prometheus_client.start_http_
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+import threading
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
 
 from grain_sft.errors import MissingExtraError
 from grain_sft.pipeline import Delivery, Observer, Pipeline, standing_observers
-from grain_sft.storage import ForkSafeLock, activity
+from grain_sft.storage import activity
 
 if TYPE_CHECKING:
     from prometheus_client import Metric
@@ -46,33 +44,40 @@ _HISTOGRAMS = {
 class Metrics(Observer):
     """Observer that counts batches made and handed out, and exports the counters of `grain_sft.storage.activity`.
 
-    Each process has one. It counts in Python and makes metrics only when prometheus_client collects them, because a dozen
-    calls of prometheus_client take longer than the copies of a small batch. Where several processes share a folder,
-    $PROMETHEUS_MULTIPROC_DIR, it updates prometheus_client's own counters after each batch instead. Without
-    prometheus_client the counts are not exported.
+    Each process has one. It keeps numbers, and updates prometheus_client's metrics when these are collected, because a dozen
+    of its calls take longer than the copies of a small batch. Where several processes share a folder,
+    $PROMETHEUS_MULTIPROC_DIR, it updates them after each batch. Without prometheus_client nothing is exported.
     """
 
     def __init__(self) -> None:
-        self._next_step = 0
         self._last: Delivery | None = None
-        self._buckets = {name: np.zeros(len(_SECONDS) + 1, np.int64) for name in _HISTOGRAMS}
-        self._sums = dict.fromkeys(_HISTOGRAMS, 0.0)
         self._made: list[float] = []  # seconds of batches that are not counted yet
         self._handed_out: list[float] = []  # step, rows, tokens, seconds per batch; flat: no objects for the GC
-        self._lock = ForkSafeLock()
-        self._shared: _SharedMetrics | None = None
+        self._most = 0 if _FOLDER_VARIABLE in os.environ else _MOST_UNCOUNTED
+        self._lock = threading.Lock()
+        # no process is forked while a metric is changed, whose own lock would stay locked there
+        os.register_at_fork(
+            before=self._lock.acquire, after_in_parent=self._lock.release, after_in_child=self._lock.release
+        )
+        self._histograms: dict[str, Any] = {}
+        self._counters: dict[str, Any] = {}
         try:
-            import prometheus_client  # Grain has already imported it if it is installed
+            from prometheus_client import REGISTRY, Counter, Gauge, Histogram  # Grain has already imported it
         except ImportError:
             return
-        if _FOLDER_VARIABLE in os.environ:
-            self._shared = _SharedMetrics()
-        else:
-            prometheus_client.REGISTRY.register(self)
+        own: dict[str, Any] = {"registry": None}  # they are collected through this object
+        self._histograms = {name: Histogram(*text, buckets=_SECONDS, **own) for name, text in _HISTOGRAMS.items()}
+        self._gauge = Gauge(*_NEXT_STEP, multiprocess_mode="mostrecent", **own)
+        self._counters = {name: Counter(f"grain_sft_{name}", text, **own) for name, text in _COUNTERS.items()}
+        read = Counter(*_READ, **own)
+        self._metrics = (*self._histograms.values(), self._gauge, *self._counters.values(), read)
+        self._counters |= {name: read.labels(store) for name, store in _STORES.items()}
+        self._sent = dict.fromkeys(self._counters, 0)
+        REGISTRY.register(self)
 
     def batch_made(self, pipeline: Pipeline, step: int, seconds: float) -> None:
         self._made.append(seconds)
-        if self._shared is not None or len(self._made) > _MOST_UNCOUNTED:
+        if len(self._made) > self._most:
             self._count()
 
     def batch_handed_out(self, delivery: Delivery) -> None:
@@ -80,43 +85,31 @@ class Metrics(Observer):
             return
         self._last = delivery
         self._handed_out.extend((delivery.step, delivery.rows, delivery.tokens, delivery.seconds))
-        if self._shared is not None or len(self._handed_out) > 4 * _MOST_UNCOUNTED:
+        if len(self._handed_out) > 4 * self._most:
             self._count()
 
     def _count(self) -> None:
         """Count the batches made and handed out since the last call."""
-        with self._lock.lock:
+        with self._lock:
             handed_out = _take(self._handed_out)
             steps, rows, tokens, waits = (handed_out[field::4] for field in range(4))
-            seconds = {"wait": waits, "make": _take(self._made)}
             activity.count(rows=int(sum(rows)), tokens=int(sum(tokens)))
-            if steps:
-                self._next_step = int(steps[-1]) + 1
-            if self._shared is not None:
-                self._shared.update(activity.counts, seconds, self._next_step)
-                return
-            for name, values in seconds.items():
-                self._sums[name] += sum(values)
-                self._buckets[name] += np.bincount(np.searchsorted(_SECONDS, values), minlength=len(_SECONDS) + 1)
+            seconds = {"wait": waits, "make": _take(self._made)}
+            for name, histogram in self._histograms.items():
+                for value in seconds[name]:
+                    histogram.observe(value)
+            for name, counter in self._counters.items():
+                if (value := activity.counts[name]) != self._sent[name]:
+                    counter.inc(value - self._sent[name])
+                    self._sent[name] = value
+            if steps and self._counters:
+                self._gauge.set(steps[-1] + 1)
 
-    def collect(self) -> Iterable[Metric]:
-        """Yield the current metrics, as prometheus_client's collector protocol requires."""
-        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
-
+    def collect(self) -> list[Metric]:
+        """Return the current metrics, as prometheus_client's collector protocol requires."""
         self._count()
-        with self._lock.lock:
-            totals = {name: found.cumsum().tolist() for name, found in self._buckets.items()}
-            counts, sums, next_step = dict(activity.counts), dict(self._sums), self._next_step
-        for name, texts in _HISTOGRAMS.items():
-            buckets = list(zip((*map(str, _SECONDS), "+Inf"), totals[name], strict=True))
-            yield HistogramMetricFamily(*texts, buckets=buckets, sum_value=sums[name])
-        yield GaugeMetricFamily(*_NEXT_STEP, value=next_step)
-        for name, text in _COUNTERS.items():
-            yield CounterMetricFamily(f"grain_sft_{name}", text, value=counts[name])
-        read = CounterMetricFamily(_READ[0], _READ[1], labels=_READ[2])
-        for name, store in _STORES.items():
-            read.add_metric([store], counts[name])
-        yield read
+        with self._lock:
+            return [family for metric in self._metrics for family in metric.collect()]
 
 
 def _take(values: list[float]) -> list[float]:
@@ -124,32 +117,6 @@ def _take(values: list[float]) -> list[float]:
     found = values[:]
     del values[: len(found)]
     return found
-
-
-class _SharedMetrics:
-    """Metrics of prometheus_client, which shares them between processes."""
-
-    def __init__(self) -> None:
-        from prometheus_client import Counter, Gauge, Histogram
-
-        self._histograms = {name: Histogram(*texts, buckets=_SECONDS) for name, texts in _HISTOGRAMS.items()}
-        self._gauge = Gauge(*_NEXT_STEP, multiprocess_mode="mostrecent")
-        self._counters: dict[str, Any] = {name: Counter(f"grain_sft_{name}", text) for name, text in _COUNTERS.items()}
-        read = Counter(*_READ)
-        self._counters |= {name: read.labels(store) for name, store in _STORES.items()}
-        self._sent = dict.fromkeys(self._counters, 0)
-
-    def update(self, counts: Mapping[str, int], seconds: Mapping[str, list[float]], next_step: int) -> None:
-        """Update the metrics; `counts` are totals, `seconds` only the values since the last update."""
-        for name, values in seconds.items():
-            for value in values:
-                self._histograms[name].observe(value)
-        for name, value in counts.items():
-            if value != self._sent[name]:
-                self._counters[name].inc(value - self._sent[name])
-                self._sent[name] = value
-        if next_step:
-            self._gauge.set(next_step)
 
 
 def start_server(port: int = 9431, address: str = "127.0.0.1") -> int:
