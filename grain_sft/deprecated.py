@@ -8,7 +8,7 @@ import importlib.abc
 import importlib.machinery
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any, TypeVar
 
@@ -39,31 +39,20 @@ MIXTURE = {"MixtureCorpus": "corpus.mixture", "MixtureLayout": "layout.mixture",
 class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     """Importer of modules by their former path. Both paths give the same module object."""
 
-    _spec: importlib.machinery.ModuleSpec | None = None
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> importlib.machinery.ModuleSpec | None:
+    def find_spec(self, fullname: str, path: object, target: object = None) -> importlib.machinery.ModuleSpec | None:
         is_former = fullname.removeprefix("grain_sft.") in (*MODULES, "mixture")
         return importlib.machinery.ModuleSpec(fullname, self) if is_former else None
 
-    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
-        if spec.name == "grain_sft.mixture":
-            modules = ", ".join(f"grain_sft.{module}" for module in MIXTURE.values())
-            warnings.warn(f"grain_sft.mixture is now in {modules}.", DeprecationWarning, stacklevel=2)
-            module = ModuleType(spec.name)
-            for name, place in MIXTURE.items():
-                setattr(module, name, getattr(importlib.import_module(f"grain_sft.{place}"), name))
-            self._spec = spec
-        else:
-            new = "grain_sft." + MODULES[spec.name.removeprefix("grain_sft.")]
-            warnings.warn(f"{spec.name} is now {new}. Import that.", DeprecationWarning, stacklevel=2)
-            module = importlib.import_module(new)
-            self._spec = module.__spec__  # the import system overwrites it, and exec_module restores it
-        return module
-
     def exec_module(self, module: ModuleType) -> None:
-        module.__spec__ = self._spec
+        former = module.__name__
+        names = MIXTURE if former == "grain_sft.mixture" else {}
+        new = [f"grain_sft.{path}" for path in names.values() or [MODULES[former.removeprefix("grain_sft.")]]]
+        warnings.warn(f"{former} is now {', '.join(new)}. Import that.", DeprecationWarning, stacklevel=2)
+        found = list(map(importlib.import_module, new))
+        if not names:
+            sys.modules[former] = found[0]  # the import system takes the module from there
+        for name, place in zip(names, found, strict=False):
+            setattr(module, name, getattr(place, name))
 
 
 def install() -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -14,9 +15,6 @@ Ints = npt.NDArray[np.int64]
 Hashes = npt.NDArray[np.uint64]
 
 BLOCK_TOKENS = 1 << 20  # read at once
-_BASE = 0x9E3779B97F4A7C15  # odd, so that it has an inverse modulo 2**64
-_INVERSE = pow(_BASE, -1, 1 << 64)
-_MASK = (1 << 64) - 1
 
 
 class ScannedDocuments(NamedTuple):
@@ -34,41 +32,37 @@ class ScannedDocuments(NamedTuple):
 def scan_documents(corpus: Corpus, check: Callable[[int, npt.NDArray[np.unsignedinteger]], None]) -> ScannedDocuments:
     """Read all tokens and their loss once, and call `check` with the number of the first token and the tokens of each block.
 
-    The hash of a document is a polynomial in `_BASE` with its mixed tokens as coefficients. For tokens a to b it is the
-    difference of the sums over all tokens before b and before a, divided by a power. So documents may overlap, come in
-    any order and be longer than a block.
+    Documents may overlap, come in any order and be longer than a block.
     """
     start, length = corpus.documents
-    stop = start + length
-    some = np.flatnonzero(length > 0)
-    by_start, by_stop = some[np.argsort(start[some], kind="stable")], some[np.argsort(stop[some], kind="stable")]
-    starts, stops = start[by_start], stop[by_stop]
-    count = len(start)
-    first, last, trainable = (np.zeros(count, np.int64) for _ in range(3))
-    hashes = np.zeros(count, np.uint64)
-    powers: Hashes = np.full(BLOCK_TOKENS, _BASE, np.uint64)
-    powers[0] = 1
-    np.cumprod(powers, out=powers)
-    hashed = taken = 0  # of all tokens before the block
+    order = np.flatnonzero(length > 0)
+    order = order[np.argsort(start[order], kind="stable")]
+    starts, stop = start[order], start + length
+    first, last, trainable, hashes = (
+        np.zeros(len(start), dtype) for dtype in (np.int64, np.int64, np.int64, np.uint64)
+    )
+    begun: dict[int, Any] = {}  # hash of each document that continues in the next block
     for begin in range(0, corpus.num_tokens, BLOCK_TOKENS):
         end = min(begin + BLOCK_TOKENS, corpus.num_tokens)
         tokens, loss = corpus.read(begin, end)
         check(begin, tokens)
-        sums = _sums(tokens, powers)
-        sums *= np.uint64(pow(_BASE, begin, 1 << 64))
-        sums += np.uint64(hashed)
-        losses = np.arange(end - begin + 1) if loss is None else np.append(0, np.cumsum(loss != 0, dtype=np.int64))
-        losses += taken
-        opened = slice(*starts.searchsorted((begin, end)).tolist())
-        closed = slice(*stops.searchsorted((begin + 1, end + 1)).tolist())
-        at_start, at_stop = starts[opened] - begin, stops[closed] - begin
-        first[by_start[opened]], last[by_stop[closed]] = tokens[at_start], tokens[at_stop - 1]
-        for figures, totals in ((trainable, losses), (hashes, sums)):
-            figures[by_start[opened]] -= totals[at_start]
-            figures[by_stop[closed]] += totals[at_stop]
-        hashed, taken = int(sums[-1]), int(losses[-1])
-    hashes *= _powers_of(_INVERSE, start)
-    hashes ^= length.astype(np.uint64) * np.uint64(_BASE)
+        here = np.append(np.array(list(begun), np.int64), order[slice(*starts.searchsorted((begin, end)).tolist())])
+        from_, to = np.maximum(start[here] - begin, 0), np.minimum(stop[here] - begin, end - begin)
+        new, done = start[here] >= begin, stop[here] <= end
+        first[here[new]], last[here[done]] = tokens[from_[new]], tokens[to[done] - 1]
+        taken = np.arange(len(tokens) + 1) if loss is None else np.append(0, np.cumsum(loss != 0, dtype=np.int64))
+        trainable[here] += taken[to] - taken[from_]
+        content = tokens.data.cast("B")
+        width = tokens.itemsize
+        for number, one, other, whole in zip(
+            here.tolist(), (from_ * width).tolist(), (to * width).tolist(), done.tolist(), strict=True
+        ):
+            digest = begun.pop(number, None) or hashlib.blake2b(digest_size=8)
+            digest.update(content[one:other])
+            if whole:
+                hashes[number] = int.from_bytes(digest.digest(), "little")
+            else:
+                begun[number] = digest
     return ScannedDocuments(first, last, trainable, hashes)
 
 
@@ -97,24 +91,3 @@ def find_duplicates(hashes: Hashes, length: Ints) -> Duplicates:
         at = seconds[order[seconds - 1].argmin()]
         first = int(order[at - 1]), int(order[at])
     return Duplicates(len(more), len(seconds), int(length[order[more]].sum()), first)
-
-
-def _sums(tokens: npt.NDArray[np.unsignedinteger], powers: Hashes) -> Hashes:
-    mixed = tokens.astype(np.uint64)
-    mixed += np.uint64(0xD1B54A32D192ED03)
-    mixed *= np.uint64(0xAEF17502108EF2D9)
-    mixed ^= mixed >> np.uint64(29)
-    mixed *= np.uint64(0xDB4F0B9175AE2165)
-    mixed *= powers[: len(mixed)]
-    sums = np.zeros(len(mixed) + 1, np.uint64)
-    np.cumsum(mixed, out=sums[1:])
-    return sums
-
-
-def _powers_of(base: int, exponents: Ints) -> Hashes:
-    """Return base ** each exponent, modulo 2**64, by squaring."""
-    found = np.ones(len(exponents), np.uint64)
-    for bit in range(int(exponents.max(initial=0)).bit_length()):
-        found[(exponents >> bit) & 1 == 1] *= np.uint64(base)
-        base = base * base & _MASK
-    return found
