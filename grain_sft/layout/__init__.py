@@ -10,7 +10,7 @@ from grain_sft.layout.packed import PackedLayout
 from grain_sft.layout.packing import ALGORITHMS, TIES, PackedRows, PackingAlgorithm, PackingOptions
 from grain_sft.layout.padded import PaddedLayout
 from grain_sft.layout.pieces import FILL_ROW, FillKey, Pieces, Span, checked_record, checked_rows
-from grain_sft.layout.plan import COUNTS, plan_columns
+from grain_sft.layout.plan import COUNTS, check_columns, plan_columns
 from grain_sft.layout.report import (
     algorithm_title,
     compare_algorithms,
@@ -32,7 +32,7 @@ LAYOUTS: Registry[Callable[..., Layout]] = Registry(
 __all__ = [
     "ALGORITHMS", "COUNTS", "FILL_ROW", "LAYOUTS", "RECEIPT_VERSION", "TIES", "FillKey", "Layout", "LeftOut",
     "MaterializedLayout", "MixtureLayout", "PackedLayout", "PackedRows", "PackingAlgorithm", "PackingOptions",
-    "PaddedLayout", "Pieces", "Span", "WindowLayout", "algorithm_title", "checked_record", "checked_rows",
+    "PaddedLayout", "Pieces", "Span", "WindowLayout", "algorithm_title", "check_columns", "checked_record", "checked_rows",
     "compare_algorithms", "digest", "packing_report", "padding_share", "plan_columns", "plan_files", "plan_places",
     "sources_of",
 ]  # fmt: skip

@@ -131,15 +131,21 @@ def check_columns(num_tokens: int, sequence_length: int, arrays: artifact.Arrays
         raise ValueError("its columns are of different lengths")
     pieces = np.diff(ends, prepend=0)
     if (ends[-1] if len(ends) else 0) != len(start) or (pieces < 1).any():
-        raise ValueError("its rows do not end where its pieces do")
+        row = int((pieces < 1).argmax()) if (pieces < 1).any() else len(ends) - 1
+        raise ValueError(f"row {row} ends at piece {ends[row] if len(ends) else 0} of {len(start)}")
     if not len(start):
         return
-    if start.min() < 0 or length.min() < 1 or (start > num_tokens - length.astype(np.int64)).any():
-        raise ValueError("a piece lies outside the corpus")
-    if np.add.reduceat(length, ends - pieces, dtype=np.int64).max() > sequence_length:
-        raise ValueError(f"a row holds more than {sequence_length} tokens")
+    outside = (start < 0) | (length < 1) | (start > num_tokens - length.astype(np.int64))
+    if outside.any():
+        at = int(outside.argmax())
+        raise ValueError(f"piece {at} is of {length[at]} tokens from {start[at]} on, outside the corpus")
+    tokens = np.add.reduceat(length, ends - pieces, dtype=np.int64)
+    if tokens.max() > sequence_length:
+        raise ValueError(f"row {tokens.argmax()} holds {tokens.max()} tokens, but a row has {sequence_length}")
     if document.min() < 0 or document.max() >= counts[0]:
-        raise ValueError("a piece is of a document that is not there")
+        raise ValueError(
+            f"its pieces are of documents {document.min()} to {document.max()}, but there are {counts[0]} documents"
+        )
 
 
 def plan_columns(documents: Documents, document: Ints, start: Ints, length: Ints, ends: Ints) -> Columns:

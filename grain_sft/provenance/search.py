@@ -95,7 +95,7 @@ def tokenizer_of(corpus: Corpus, path: str | None = None) -> Tokenizer:
     if corpus.tokenizer_sha256 not in (None, tokenizer.sha256):
         raise CorpusError(
             f"{path}: is another tokenizer (sha256 {tokenizer.sha256}) than the corpus was made with "
-            f"({corpus.tokenizer_sha256}). Give that one with --tokenizer."
+            f"({corpus.tokenizer_sha256}). Use that one."
         )
     return tokenizer
 

@@ -12,15 +12,13 @@ import numpy as np
 import numpy.typing as npt
 
 from grain_sft.corpus import Corpus
-from grain_sft.layout import COUNTS, plan_columns
+from grain_sft.layout import COUNTS, check_columns, plan_columns
 from grain_sft.storage import artifact
 from grain_sft.verify.finding import Report
 
 Arrays = Mapping[str, npt.NDArray[Any]]
 Bools = npt.NDArray[np.bool_]
 Ints = npt.NDArray[np.int64]
-
-_COLUMNS = {"start": "i8", "length": "u4", "document": "i8", "ends": "i8", "counts": "i8"}
 
 
 def check_plan_file(report: Report, path: str, corpus: Corpus | None) -> None:
@@ -46,7 +44,12 @@ def check_plan_file(report: Report, path: str, corpus: Corpus | None) -> None:
                 sentence = f"is a plan of the documents {stated}, but those of the corpus given are {content}."
                 report.wrong("plan", path, sentence)
     if report.sound:
-        check_plan(report, path, arrays, recipe, corpus)
+        try:
+            check_columns(np.iinfo(np.int64).max, recipe["sequence_length"], arrays)
+        except ValueError as error:
+            report.wrong("plan", path, f"{error}.")
+        else:
+            check_plan(report, path, arrays, recipe, corpus)
 
 
 def _found_in(corpus: Corpus, recipe: Mapping[str, Any]) -> Any:
@@ -55,33 +58,14 @@ def _found_in(corpus: Corpus, recipe: Mapping[str, Any]) -> Any:
 
 
 def check_plan(report: Report, where: str, arrays: Arrays, recipe: Mapping[str, Any], corpus: Corpus | None) -> None:
-    """Check the columns of a plan against `recipe`, the packing options, and against `corpus` unless it is None."""
-    for name, dtype in _COLUMNS.items():
-        array = arrays.get(name)
-        if array is None or array.ndim != 1 or array.dtype != np.dtype(dtype):
-            kind = "int64 [n] (length: uint32)"
-            report.wrong("plan", where, f"lacks {name}, or has it in another shape or type than {kind}.")
-            return
+    """Check the pieces of a plan whose columns `check_columns` accepts against `recipe`, the packing options, and against
+    `corpus` unless it is None."""
     start, length, document, ends = (arrays[name] for name in ("start", "length", "document", "ends"))
-    if not len(start) == len(length) == len(document) or len(arrays["counts"]) != len(COUNTS):
-        report.wrong("plan", where, "its columns are of different lengths.")
-        return
     report.figures |= {"rows": len(ends), "pieces": len(start)}
-    counts = np.diff(ends, prepend=0)
-    left_over = (ends[-1] if len(ends) else 0) != len(start)  # pieces after the last row
-    empty = np.append(counts < 1, left_over)
-    if empty.any():
-        row = min(int(empty.argmax()), len(ends) - 1)
-        report.wrong("plan", where, f"ends at piece {ends[row] if len(ends) else 0} of {len(start)}.", f"row {row}")
-        return
+    counts, segments = np.diff(ends, prepend=0), recipe.get("max_segments")
     first = functools.partial(_first, report, where)
-    tokens = np.add.reduceat(length, ends - counts, dtype=np.int64) if len(ends) else np.zeros(0, np.int64)
-    most, segments = recipe["sequence_length"], recipe.get("max_segments")
-    first("row", tokens > most, lambda row: f"holds {tokens[row]} tokens, but a row has {most}.")
     if isinstance(segments, int):
         first("row", counts > segments, lambda row: f"holds {counts[row]} documents; max_segments is {segments}.")
-    wrong = (length < 1) | (start < 0)
-    first("piece", wrong, lambda at: f"is of {length[at]} tokens from {start[at]} on.")
     order = np.lexsort((start, document))
     repeated = np.zeros(len(order), np.bool_)
     overlaps = start[order[1:]] < (start + length)[order[:-1]]

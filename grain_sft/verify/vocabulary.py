@@ -7,6 +7,7 @@ import numpy.typing as npt
 
 from grain_sft.corpus import PREPARE, Corpus, Json
 from grain_sft.errors import MissingExtraError
+from grain_sft.provenance import tokenizer_of
 from grain_sft.storage import files
 from grain_sft.verify.finding import Report
 
@@ -39,21 +40,14 @@ def _beside(corpus: Corpus, where: str, name: str) -> str | None:
 
 def _check_tokenizer(report: Report, corpus: Corpus, where: str) -> int | None:
     """Check the tokenizer beside a corpus against the corpus's hash of it, and return its size where it can be loaded."""
-    from grain_sft.prepare import load_tokenizer  # imports tokenizers
-
     path = _beside(corpus, where, "tokenizer")
     if path is None:
         return None
     with report.errors("vocabulary", path):
         try:
-            tokenizer = load_tokenizer(path)
+            return tokenizer_of(corpus, path).vocab_size
         except MissingExtraError as error:
             report.note("vocabulary", path, f"the tokenizer was not checked: {error}")
-            return None
-        if corpus.tokenizer_sha256 in (None, tokenizer.sha256):
-            return tokenizer.vocab_size
-        other = f"than the corpus was made with ({corpus.tokenizer_sha256}). Put that one there."
-        report.wrong("vocabulary", path, f"is another tokenizer (sha256 {tokenizer.sha256}) {other}")
     return None
 
 
@@ -63,9 +57,8 @@ class VocabularyCheck:
     def __init__(self, corpus: Corpus, size: int | None) -> None:
         self._begins = np.cumsum([0, *(shard.num_tokens for shard in corpus.shards)])
         self._corpus, self._size = corpus, size
-        self._found: dict[
-            int, tuple[int, int, int]
-        ] = {}  # of each shard: first token that is too high, its id, their count
+        self._found: dict[int, tuple[int, int, int]] = {}
+        """By shard: the first token that is too high, its id, and their number."""
         self._highest = -1
 
     def check(self, begin: int, tokens: npt.NDArray[np.unsignedinteger]) -> None:

@@ -311,7 +311,7 @@ PLAN_FAULTS = {
     "a row that is too long": (lambda arrays: arrays["length"].__setitem__(0, LENGTH + 1), "but a row has 64"),
     "a piece outside its document": (lambda arrays: arrays["start"].__setitem__(5, 1), "but document"),
     "a document that is not there": (lambda arrays: arrays["document"].__setitem__(5, 300), "there are 300 documents"),
-    "an empty piece": (lambda arrays: arrays["length"].__setitem__(3, 0), "piece 3: is of 0 tokens"),
+    "an empty piece": (lambda arrays: arrays["length"].__setitem__(3, 0), "piece 3 is of 0 tokens"),
     "an empty row": (lambda arrays: arrays["ends"].__setitem__(0, 0), "ends at piece 0"),
     "pieces without a row": (lambda arrays: arrays["ends"].__setitem__(-1, arrays["ends"][-1] - 1), "ends at piece"),
     "counts that are wrong": (lambda arrays: arrays["counts"].__setitem__(3, 9), "states 9 cut documents"),
