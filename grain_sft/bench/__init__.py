@@ -61,7 +61,7 @@ BENCHMARKS: Registry[Benchmark] = Registry(
         "orders": "grain_sft.bench.processes:orders",
         "packed": "grain_sft.bench.loaders:packed",
         "plans": "grain_sft.bench.plans:plans",
-        "prepare": "grain_sft.bench.prepare:preparing",
+        "prepare": "grain_sft.bench.processes:preparing",
         "trace": "grain_sft.bench.plans:traces",
     },
 )

@@ -8,22 +8,31 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import itertools
 import os
 import statistics
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from grain_sft.bench import stages
 from grain_sft.bench.advice import Setting, accelerators, choose, reason
 from grain_sft.bench.measuring import LIMIT, Next, limit, rate, seconds_a_batch, seconds_in_turn, seconds_waited
+from grain_sft.layout import FILL_ROW, padding_share
 from grain_sft.pipeline import PREFETCH, Pipeline, PipelineIterator
 from grain_sft.sampling import Sampler
+from grain_sft.source import Element
 from grain_sft.storage import files
+
+ROW_NUMBERS = "row numbers"
+READING = "reading"
+PIECES = "  of it, the pieces of rows"
+WHOLE = "a whole step"
+_BYTES = 1 << 27  # of batches that are kept for each stage
+_STEPS = 16  # most batches of a sample
 
 SECONDS = 20.0
 STEPS_MS = (10.0, 50.0)
@@ -33,7 +42,6 @@ _REMOTE_THREADS = 4  # in a worker whose files are in a bucket; it only waits
 
 # of the time: the rest is for worker processes, as far as it goes
 _FIRST, _STAGES, _RATES, _WAITS, _WORKER, _LAST = 0.05, 0.1, 0.2, 0.2, 0.05, 0.15
-
 
 _Round = tuple[float, dict[float, list[float]]]
 """Seconds a batch, and the seconds that each step waited, by the ms of the step."""
@@ -57,8 +65,8 @@ def measure(pipeline: Pipeline, plan: Plan) -> dict[str, Any]:
     """
     run = _Run(pipeline, plan)
     first = run.first_reading()
-    batches = stages.sample(run.pipeline, run.steps, plan.seconds * _STAGES)
-    batch, timed = stages.facts(batches), stages.stages(run.pipeline, batches)
+    batches = sample(run.pipeline, run.steps, plan.seconds * _STAGES)
+    batch, timed = facts(batches), stages(run.pipeline, batches)
     medians = seconds_in_turn(timed, plan.seconds * _STAGES / len(timed) / plan.repeats, plan.repeats, warm=1)
 
     def speed(seconds: float) -> dict[str, float]:
@@ -79,7 +87,7 @@ def measure(pipeline: Pipeline, plan: Plan) -> dict[str, Any]:
     host, layout = pipeline.sampler.host, pipeline.source.layout
     recommended |= {"step_ms": choice.step_ms, "reason": reason(choice, recommended, rows)}
     recommended["buffer_bytes"] = batch["bytes"] * choice.setting.prefetch * max(1, choice.setting.worker_count)
-    whole = medians[stages.WHOLE]
+    whole = medians[WHOLE]
     return {
         "layout": {"kind": type(layout).__name__, "rows": len(layout), "sequence_length": layout.sequence_length},
         "host": {"index": host.index, "count": host.count},
@@ -113,7 +121,7 @@ def report_speed(pipeline: Pipeline, seconds: float) -> dict[str, Any]:
         "one thread": endless.iter(threads=0).__next__,
         "default (prefetching threads)": endless.iter().__next__,
     }
-    times, tokens = seconds_in_turn(loaders, seconds, turns=1, warm=3), stages.facts([first])["tokens"]
+    times, tokens = seconds_in_turn(loaders, seconds, turns=1, warm=3), facts([first])["tokens"]
     rows = [{"name": name, **rate(tokens, taken, times[LIMIT])} for name, taken in times.items()]
     return {"tokens": tokens, "seconds": seconds, "rows": rows}
 
@@ -231,3 +239,57 @@ class _FirstSteps:
 def _doubled(most: int) -> list[int]:
     """Return 1, 2, 4 and so on up to `most`, and `most`."""
     return sorted({*(1 << bit for bit in range(most.bit_length())), most} - {0})
+
+
+def sample(pipeline: Pipeline, steps: int, seconds: float) -> list[Element]:
+    """Return the batches of the first steps: at most `steps` of them, read in `seconds` and limited in memory."""
+    until = time.perf_counter() + seconds
+    batches = [pipeline[0]]
+    count = min(_STEPS, steps, _BYTES // max(1, facts(batches)["bytes"]))
+    while len(batches) < count and time.perf_counter() < until:
+        batches.append(pipeline[len(batches)])
+    return batches
+
+
+def stages(pipeline: Pipeline, batches: list[Element]) -> dict[str, Next]:
+    """Return functions that run one stage for the steps of `batches` in turn, by name: the limit, then stages in order.
+
+    Each stage gets the kept results of the stage before it. A whole step may take less time than its stages together,
+    because `ShiftTargets` as the first transform reads the rows itself, in fewer passes.
+    """
+    steps = range(len(batches))
+    rows = [pipeline.sampler.rows(step) for step in steps]
+    timed: dict[str, Next] = {
+        LIMIT: limit(batches[0]),
+        ROW_NUMBERS: _in_turn(steps, pipeline.sampler.rows),
+        READING: _in_turn(rows, pipeline.source.read),
+        PIECES: _in_turn([each[each != FILL_ROW] for each in rows], pipeline.source.layout.pieces),
+    }
+    elements = [pipeline.source.read(each) for each in rows]
+    for number, transform in enumerate(pipeline.transforms):
+        name = type(transform).__name__
+        timed[name if name not in timed else f"{name} ({number + 1})"] = _in_turn(elements, transform.map)
+        elements = [transform.map(each) for each in elements]
+    timed[WHOLE] = _in_turn(steps, pipeline.__getitem__)
+    return timed
+
+
+def facts(batches: Sequence[Element]) -> dict[str, Any]:
+    """Return what batches hold: the rows, bytes and arrays of the first, of which one under two keys counts once; the mean
+    tokens, padding included; and the share of padding, None where a batch has no segments."""
+    arrays = {id(array): array for array in batches[0].values()}.values()
+    sizes = [next(iter(batch.values())).size for batch in batches]
+    key = next((key for key in ("inputs_segmentation", "segment_ids") if key in batches[0]), None)
+    unpadded = None if key is None else sum(np.count_nonzero(batch[key]) for batch in batches)
+    return {
+        "rows": len(next(iter(arrays))),
+        "tokens": statistics.mean(sizes),
+        "padding_share": None if unpadded is None else padding_share(int(unpadded), sum(sizes)),
+        "bytes": sum(array.nbytes for array in arrays),
+        "arrays": len(arrays),
+    }
+
+
+def _in_turn(values: Iterable[Any], function: Callable[[Any], Any]) -> Next:
+    cycle = itertools.cycle(values)
+    return lambda: function(next(cycle))

@@ -41,8 +41,7 @@ MODULES = {
     "legacy": ("build-sft-primer", "prepare-chat-sft", "prepare-tool-sft"),
     "pack": ("index", "pack"),
     "prepare": ("convert", "prepare", "train-tokenizer"),
-    "trace": ("trace",),
-    "view": ("inspect", "report"),
+    "view": ("inspect", "report", "trace"),
 }
 """Commands by the module that declares them."""
 

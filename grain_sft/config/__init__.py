@@ -11,8 +11,7 @@ from typing import Any
 from grain_sft.config import gpt_config
 from grain_sft.config.nouns import make_entry, make_mixture, make_rows, rows_of_batch
 from grain_sft.config.reading import INHERITS, inherit, read
-from grain_sft.config.schema import config_schema
-from grain_sft.config.sections import SECTIONS, known_keys
+from grain_sft.config.sections import SECTIONS, config_schema, known_keys
 from grain_sft.config.validation import validate
 from grain_sft.errors import GrainSftError, WrongTypeError, shortened
 from grain_sft.pipeline import OBSERVERS, Pipeline

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from grain_sft.errors import CorpusError
 from grain_sft.pipeline import Pipeline
-from grain_sft.provenance.audit_entries import COMPLETE, CUT, LOAD, RESUME, START, Event, Events, as_text, read_line
+from grain_sft.provenance.audit import COMPLETE, CUT, LOAD, RESUME, START, Event, Events, as_text, read_line
 from grain_sft.sampling import Host
 from grain_sft.storage import files
 

@@ -14,8 +14,7 @@ from grain_sft.errors import CorpusError
 from grain_sft.sampling import Host
 from grain_sft.storage import artifact, files
 from grain_sft.verify.check_corpus import check_corpus
-from grain_sft.verify.check_pipeline import check_pipeline
-from grain_sft.verify.check_plan import check_plan_file
+from grain_sft.verify.check_pipeline import check_pipeline, check_plan_file
 from grain_sft.verify.finding import Report
 
 KINDS = ("corpus", "plan", "config")

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from sft_files import documents, write_olmo
 
-from grain_sft.bench import advice, measuring, stages
+from grain_sft.bench import advice, measuring
 from grain_sft.bench import config as of_config
 from grain_sft.bench.advice import Choice, Setting
 from grain_sft.cli.main import main
@@ -22,7 +22,7 @@ sys.path.append(str(Path(__file__).parents[1] / "mixture"))  # mixed_corpora.py 
 from mixed_corpora import mixture_config, write_sources
 
 QUICK = ("--seconds", "0.02", "--repeats", "1", "--step-ms", "1", "--step-ms", "2")
-ALWAYS = {measuring.LIMIT, stages.ROW_NUMBERS, stages.READING, stages.PIECES, stages.WHOLE}
+ALWAYS = {measuring.LIMIT, of_config.ROW_NUMBERS, of_config.READING, of_config.PIECES, of_config.WHOLE}
 
 
 @pytest.fixture
@@ -84,7 +84,7 @@ def test_windows_with_a_filter(bench, tmp_path):
     check(figures, printed)
     assert figures["batch"] == {"rows": 8, "tokens": 256, "padding_share": 0, "bytes": 4 * 5 * 256, "arrays": 5}
     names = [row["name"] for row in figures["stages"]]
-    assert names[3:] == [stages.PIECES, "NgramFilter", "ShiftTargets", stages.WHOLE]
+    assert names[3:] == [of_config.PIECES, "NgramFilter", "ShiftTargets", of_config.WHOLE]
     assert [row["tokens_per_second"] for row in figures["accelerators"]] == list(advice.RATES)
     assert not list(tmp_path.glob("audit*"))  # nothing was handed out to a trainer
 
@@ -207,6 +207,6 @@ def test_the_report_measures_the_limit_of_the_benchmarks_and_batches_have_the_pa
     figures = of_config.report_speed(pipeline, 0.01)
     assert not list(tmp_path.glob("audit*"))  # nothing was handed out to a trainer
     assert figures["rows"][0]["name"] == measuring.LIMIT and figures["rows"][0]["of_limit"] == 1
-    found = stages.facts([pipeline[step] for step in range(len(pipeline))])
+    found = of_config.facts([pipeline[step] for step in range(len(pipeline))])
     num_tokens = found["tokens"] * len(pipeline) * (1 - found["padding_share"])
     assert num_tokens == pytest.approx(packing_report(pipeline.source.layout)["tokens"])

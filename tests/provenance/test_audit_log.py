@@ -22,7 +22,7 @@ import grain_sft
 from grain_sft import Host, IndexSampler, PaddedLayout, Pipeline, WindowLayout, open_corpus
 from grain_sft.errors import CorpusError, CorpusFileError, PipelineError, StorageError
 from grain_sft.provenance import Checked, check_audit
-from grain_sft.provenance.audit_entries import read_line
+from grain_sft.provenance.audit import read_line
 
 ENDINGS = (".log", ".jsonl")
 ROWS = 125

@@ -24,11 +24,9 @@ from grain_sft.layout.report import plan_files
 from grain_sft.prepare.materialize import materialize
 from grain_sft.sampling import Host
 from grain_sft.storage import artifact
-from grain_sft.verify import Report, verify
-from grain_sft.verify import documents as documents_module
-from grain_sft.verify.check_pipeline import wrong_in_batch
-from grain_sft.verify.check_plan import check_plan
-from grain_sft.verify.documents import find_duplicates, scan_documents
+from grain_sft.verify import Report, content, verify
+from grain_sft.verify.check_pipeline import check_plan, wrong_in_batch
+from grain_sft.verify.content import find_duplicates, scan_documents
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 
@@ -225,7 +223,7 @@ def test_duplicates_are_counted_and_refused_where_that_is_asked_for(tmp_path, ca
 @pytest.mark.parametrize("block", [1, 5, 64, 1 << 20])
 def test_hashes_are_equal_exactly_where_tokens_are(tmp_path, monkeypatch, block):
     """Documents that overlap, stand in any order, are empty, or longer than a block; against sets of their bytes."""
-    monkeypatch.setattr(documents_module, "BLOCK_TOKENS", block)
+    monkeypatch.setattr(content, "BLOCK_TOKENS", block)
     random = np.random.default_rng(block)
     tokens, mask = random.integers(0, 3, 600), random.integers(0, 2, 600)
     starts = random.integers(0, 590, 250)

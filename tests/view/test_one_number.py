@@ -10,7 +10,7 @@ from grain_sft import Host
 from grain_sft.cli.main import main
 from grain_sft.layout import padding_share
 from grain_sft.layout.report import algorithm_title
-from grain_sft.view import report_corpus
+from grain_sft.view import report as report_module
 
 LENGTH, ROWS = 64, 8
 
@@ -28,7 +28,7 @@ def test_padding_is_the_same_in_pack_in_the_report_and_in_the_batches(tmp_path, 
     assert main(["pack", str(tmp_path / "chats"), *words.split(), str(tmp_path / "pack.json")]) == 0
     packed_figures = json.loads((tmp_path / "pack.json").read_text())["algorithms"]
     shares = {each["algorithm"]: each["padding_share"] for each in packed_figures}
-    reported = report_corpus.packing(pipeline)["algorithms"]
+    reported = report_module.packing(pipeline)["algorithms"]
     assert {each["algorithm"]: each["padding_share"] for each in reported} == shares
     batches = list(pipeline.iter())
     held = sum(int(np.count_nonzero(batch["inputs_segmentation"])) for batch in batches)

@@ -15,7 +15,6 @@ from grain_sft.layout.packing import ALGORITHMS
 from grain_sft.layout.report import algorithm_title, packing_report
 from grain_sft.transforms import NgramFilter
 from grain_sft.view import report as report_module
-from grain_sft.view import report_corpus
 from grain_sft.view.report import make_report
 from grain_sft.view.text import TokenTexts
 
@@ -149,7 +148,7 @@ def made(config):
         stated = json.loads(path.read_text()) | {"layout": layout or {"kind": "padded", "sequence_length": 50}}
         path.write_text(json.dumps(stated))
         pipeline = load(path, host=Host(0, 1))
-        left_out = report_corpus.left_out(pipeline)
+        left_out = report_module.left_out(pipeline)
         return pipeline, {each["what"]: (each["documents"], each["tokens"]) for each in left_out}
 
     return make
@@ -203,16 +202,16 @@ def test_very_much_is_sampled_and_the_page_states_it(write_tokens, tmp_path, mon
     for number in range(8):
         write_tokens(f"many/{number}.npy", np.arange(1000) % 50, "uint16")
     path = write_plain(tmp_path, {"path": str(tmp_path / "many"), "dtype": "uint16", "eos_token_id": 7})
-    monkeypatch.setattr(report_corpus, "MOST_SCANNED", 4000)
-    monkeypatch.setattr(report_corpus, "MOST_PACKED", 60)
+    monkeypatch.setattr(report_module, "MOST_SCANNED", 4000)
+    monkeypatch.setattr(report_module, "MOST_PACKED", 60)
     monkeypatch.setattr(report_module, "MOST_TOKENS", 1000)
     report = make_report(load(path, host=Host(0, 1)), TokenTexts(None), steps=64)
     assert report["lengths"]["documents"] == 4 * 20
     assert report["lengths"]["sampled"].startswith("Of 4 of the 8 files at equal distances, 50.0% of the tokens")
     assert report["packing"]["sampled"].startswith("Of 3 of the 4 files")
     assert report["sampled"] == {"steps": 5, "of": 40, "ends": False}
-    monkeypatch.setattr(report_corpus, "MOST_SLOWLY_PACKED", 59)
-    *tried, multipack = report_corpus.packing(load(path, host=Host(0, 1)))["algorithms"]
+    monkeypatch.setattr(report_module, "MOST_SLOWLY_PACKED", 59)
+    *tried, multipack = report_module.packing(load(path, host=Host(0, 1)))["algorithms"]
     assert len(tried) == len(ALGORITHMS) - 1 and not any("error" in each for each in tried)
     assert multipack["algorithm"] == "multipack" and "Not tried" in multipack["error"]
     assert make_report(pipeline, TokenTexts(None), steps=1)["sampled"]["steps"] == 1

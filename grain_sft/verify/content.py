@@ -1,9 +1,10 @@
-"""Values that a full check of a corpus reads one after the other: its loss files, and rows that were written out."""
+"""What a full check reads, in bounded memory: the tokens of each document, loss files, and rows that were written out."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+import hashlib
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -13,8 +14,89 @@ from grain_sft.layout import MaterializedLayout
 from grain_sft.source import NpyDataSource
 from grain_sft.storage import ShardReader
 from grain_sft.transforms import ShiftTargets
-from grain_sft.verify.documents import BLOCK_TOKENS
 from grain_sft.verify.finding import Report
+
+Ints = npt.NDArray[np.int64]
+Hashes = npt.NDArray[np.uint64]
+
+BLOCK_TOKENS = 1 << 20  # read at once
+
+
+class ScannedDocuments(NamedTuple):
+    """First and last token, number of trainable tokens, and hash of each document, [documents]; zeros for an empty one.
+
+    Hashes of documents with other tokens are equal once in 2**64 times.
+    """
+
+    first: Ints
+    last: Ints
+    trainable: Ints
+    hash: Hashes
+
+
+def scan_documents(corpus: Corpus, check: Callable[[int, npt.NDArray[np.unsignedinteger]], None]) -> ScannedDocuments:
+    """Read all tokens and their loss once, and call `check` with the number of the first token and the tokens of each block.
+
+    Documents may overlap, come in any order and be longer than a block.
+    """
+    start, length = corpus.documents
+    order = np.flatnonzero(length > 0)
+    order = order[np.argsort(start[order], kind="stable")]
+    starts, stop = start[order], start + length
+    first, last, trainable, hashes = (
+        np.zeros(len(start), dtype) for dtype in (np.int64, np.int64, np.int64, np.uint64)
+    )
+    begun: dict[int, Any] = {}  # hash of each document that continues in the next block
+    for begin in range(0, corpus.num_tokens, BLOCK_TOKENS):
+        end = min(begin + BLOCK_TOKENS, corpus.num_tokens)
+        tokens, loss = corpus.read(begin, end)
+        check(begin, tokens)
+        here = np.append(np.array(list(begun), np.int64), order[slice(*starts.searchsorted((begin, end)).tolist())])
+        from_, to = np.maximum(start[here] - begin, 0), np.minimum(stop[here] - begin, end - begin)
+        new, done = start[here] >= begin, stop[here] <= end
+        first[here[new]], last[here[done]] = tokens[from_[new]], tokens[to[done] - 1]
+        taken = np.arange(len(tokens) + 1) if loss is None else np.append(0, np.cumsum(loss != 0, dtype=np.int64))
+        trainable[here] += taken[to] - taken[from_]
+        content = tokens.data.cast("B")
+        width = tokens.itemsize
+        for number, one, other, whole in zip(
+            here.tolist(), (from_ * width).tolist(), (to * width).tolist(), done.tolist(), strict=True
+        ):
+            digest = begun.pop(number, None) or hashlib.blake2b(digest_size=8)
+            digest.update(content[one:other])
+            if whole:
+                hashes[number] = int.from_bytes(digest.digest(), "little")
+            else:
+                begun[number] = digest
+    return ScannedDocuments(first, last, trainable, hashes)
+
+
+class Duplicates(NamedTuple):
+    """Groups of documents with the same tokens.
+
+    `documents` and their `tokens` could be left out: of each group all but one. `first` has the two lowest numbers of the group
+    that begins first.
+    """
+
+    documents: int
+    groups: int
+    tokens: int
+    first: tuple[int, int] | None
+
+
+def find_duplicates(hashes: Hashes, length: Ints) -> Duplicates:
+    """Return the duplicates, by hash and length; empty documents do not count."""
+    some = np.flatnonzero(length > 0)
+    order = some[np.lexsort((some, length[some], hashes[some]))]
+    equal = (hashes[order[1:]] == hashes[order[:-1]]) & (length[order[1:]] == length[order[:-1]])
+    more = np.flatnonzero(equal) + 1
+    seconds = more[~np.insert(equal, 0, False)[more - 1]]  # of each group
+    first = None
+    if len(seconds):
+        at = seconds[order[seconds - 1].argmin()]
+        first = int(order[at - 1]), int(order[at])
+    return Duplicates(len(more), len(seconds), int(length[order[more]].sum()), first)
+
 
 Ints = npt.NDArray[np.int64]
 Array = npt.NDArray[Any]
