@@ -34,10 +34,9 @@ def make_corpus(section: Section, where: str) -> Corpus:
         return corpus
     pad = corpus.eos_token_id if section["pad_token_id"] is None else section["pad_token_id"]
     if pad is None:
-        raise ConfigError(
-            f"{where}: corpus.pad_token_id is null, which is the id of the token that ends a document, and the corpus "
-            "does not state it. Give corpus.eos_token_id, or the pad id itself."
-        )
+        found = "corpus.pad_token_id is null, which is the id of the token that ends a document"
+        hint = "Give corpus.eos_token_id, or the pad id itself"
+        raise ConfigError(f"{where}: {found}, and the corpus does not state it. {hint}.")
     return dataclasses.replace(corpus, pad_token_id=pad)
 
 
@@ -114,15 +113,12 @@ def _check_source(layout: Section, order: Section, where: str) -> None:
     name = layout.get("algorithm")
     if name is None:
         return
+    where = f"{where}: algorithm {name}"
     if ALGORITHMS[name].whole_batches:
-        raise ConfigError(
-            f"{where}: algorithm {name} makes whole batches, but a mixture's hold rows of all sources. Take another one."
-        )
+        raise ConfigError(f"{where} makes whole batches, but a mixture's hold rows of all sources. Take another one.")
     if ALGORITHMS[name].packs_per_epoch and not ORDERS[order.get("order", "shuffle")].sequential:
-        raise ConfigError(
-            f"{where}: algorithm {name} orders the rows of all its epochs (layout.epochs) itself. Give the source "
-            "sampler: {order: sequential}."
-        )
+        hint = "Give the source sampler: {order: sequential}"
+        raise ConfigError(f"{where} orders the rows of all its epochs (layout.epochs) itself. {hint}.")
 
 
 def _follow_packing(layout: dict[str, Any], sampler: dict[str, Any], where: str) -> None:
@@ -135,37 +131,30 @@ def _follow_packing(layout: dict[str, Any], sampler: dict[str, Any], where: str)
     algorithm = ALGORITHMS[name]
     follows = algorithm.order is not None and sampler.get("order") == algorithm.order
     if algorithm.whole_batches and "schedule" in sampler:
-        raise ConfigError(
-            f"{where}: sampler.schedule: algorithm {name} makes whole batches of one size beforehand. Take it out."
-        )
+        why = f"algorithm {name} makes whole batches of one size beforehand"
+        raise ConfigError(f"{where}: sampler.schedule: {why}. Take it out.")
     if not follows and "seed" not in layout:
         raise ConfigError(f"{where}: layout lacks the key 'seed': algorithm {name} packs each epoch anew by it.")
     as_numbered = ORDERS[sampler.get("order", "shuffle")].sequential
     expected = {"epochs": 1} if as_numbered else {"order": "sequential"}
     for key, right in ({"last_batch": "drop", "shuffle": True} if follows else expected).items():
         if sampler.get(key, right if follows else None) != right:
-            raise ConfigError(
-                f"{where}: sampler.{key} is {sampler.get(key)!r}; with layout.algorithm {name}, which orders the rows "
-                f"of all its epochs (layout.epochs) itself, expected {right!r}."
-            )
+            why = f"with layout.algorithm {name}, which orders the rows of all its epochs (layout.epochs) itself"
+            raise ConfigError(f"{where}: sampler.{key} is {sampler.get(key)!r}; {why}, expected {right!r}.")
     if follows:
         if "epochs" not in sampler and "epochs" not in layout:
-            raise ConfigError(
-                f"{where}: sampler lacks the key 'epochs': layout.algorithm {name} makes the rows of each epoch beforehand."
-            )
+            why = f"layout.algorithm {name} makes the rows of each epoch beforehand"
+            raise ConfigError(f"{where}: sampler lacks the key 'epochs': {why}.")
         for key in ("seed", "epochs"):
             value = sampler.get(key)
             if value is not None and layout.setdefault(key, value) != value:
-                raise ConfigError(
-                    f"{where}: layout.{key} is {layout[key]}, but sampler.{key} is {value}. Leave one out."
-                )
+                found = f"layout.{key} is {layout[key]}, but sampler.{key} is {value}"
+                raise ConfigError(f"{where}: {found}. Leave one out.")
         sampler.update(order="sequential", epochs=1)
     rows = sampler["global_batch_size"]
     if algorithm.whole_batches and layout.setdefault("batch_rows", rows) != rows:
-        raise ConfigError(
-            f"{where}: layout.batch_rows is {layout['batch_rows']}, but the sampler's global batch has {rows} rows; "
-            f"{name} makes whole batches, so these are one number. Leave layout.batch_rows out."
-        )
+        found = f"layout.batch_rows is {layout['batch_rows']}, but the sampler's global batch has {rows} rows"
+        raise ConfigError(f"{where}: {found}; {name} makes whole batches. Leave layout.batch_rows out.")
 
 
 def _sizes_of(entries: Iterable[Section], length: int) -> list[tuple[int, int]]:

@@ -60,10 +60,8 @@ def check_layout(layout: object, where: str) -> None:
         owners = [each for each in LAYOUTS if key in layout_options(each)]
         if owners and key not in options:
             known = ", ".join(name for name in options if name != "kind")
-            raise ConfigError(
-                f"{where}.{key} is an option of kind {' and '.join(owners)}; kind {kind} takes {known}. Take it "
-                f"out, or write kind: {owners[0]}."
-            )
+            found = f"is an option of kind {' and '.join(owners)}; kind {kind} takes {known}"
+            raise ConfigError(f"{where}.{key} {found}. Take it out, or write kind: {owners[0]}.")
     check(layout, options, where)
 
 
@@ -80,10 +78,8 @@ def _check_mixed(sampler: Mapping[str, Any], mixed: bool, where: str) -> None:
     if not mixed and "on_exhausted" in sampler:
         raise ConfigError(f"{where}.on_exhausted is for a mixture; one corpus ends after its epochs. Take it out.")
     if mixed and sampler.get("epochs") is not None:
-        raise ConfigError(
-            f"{where}.epochs: the sources of a mixture have epochs of their own. Give them as "
-            "corpus.mixture.NAME.sampler.epochs, and sampler.on_exhausted."
-        )
+        hint = "Give corpus.mixture.NAME.sampler.epochs, and sampler.on_exhausted"
+        raise ConfigError(f"{where}.epochs: the sources of a mixture have epochs of their own. {hint}.")
     if mixed and sampler.get("last_batch") == "run_on":
         raise ConfigError(f"{where}.last_batch is 'run_on'; the sources of a mixture always run on. Take it out.")
 
@@ -155,7 +151,5 @@ def _check_batch_tokens(section: Mapping[str, Any], length: int | None, where: s
         raise ConfigError(f"{where}, less than one row of layout.sequence_length={length}. Give {length} or more.")
     rows, over = divmod(tokens, length)
     if over:
-        raise ConfigError(
-            f"{where}, which is {rows} rows of layout.sequence_length={length} and {over} tokens. Expected whole rows. "
-            f"Give {rows * length} or {(rows + 1) * length}."
-        )
+        found = f"which is {rows} rows of layout.sequence_length={length} and {over} tokens"
+        raise ConfigError(f"{where}, {found}. Expected whole rows. Give {rows * length} or {(rows + 1) * length}.")

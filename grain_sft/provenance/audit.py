@@ -185,10 +185,8 @@ class AuditLog(Observer):
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = files.absolute(files.normalize(path))
         if files.is_remote(self.path):
-            raise PipelineError(
-                f"audit={self.path!r}: expected a local path, because lines can't be added to a file in a bucket. Copy the "
-                "log there when the run has ended."
-            )
+            reason = "lines can't be added to a file in a bucket. Copy the log there when the run has ended"
+            raise PipelineError(f"audit={self.path!r}: expected a local path: {reason}.")
         paths = [self.path] if self.path.endswith(tuple(FORMATS)) else [self.path + suffix for suffix in FORMATS]
         self._waiting: dict[str, list[tuple[str, Fields]]] = {path: [] for path in paths}  # entries to write, by file
         self._lock = threading.RLock()

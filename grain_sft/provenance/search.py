@@ -53,10 +53,8 @@ def documents_of_record(corpus: Corpus, record: str) -> Ints:
     """
     table = sources_of(corpus)
     if table is None:
-        raise CorpusError(
-            f"record {record!r}: this corpus does not say where its documents come from. `grain-sft prepare` writes it "
-            "next to what it prepares; else ask for --document or --find."
-        )
+        hint = "`grain-sft prepare` writes that next to what it prepares; else ask for --document or --find"
+        raise CorpusError(f"record {record!r}: this corpus does not say where its documents come from. {hint}.")
     name, _, line = record.rpartition(":")
     if not (line.isascii() and line.isdigit()):
         raise CorpusError(f"record {record!r}: expected LINE, or INPUT:LINE, such as chats.jsonl:17.")
@@ -87,16 +85,12 @@ def tokenizer_of(corpus: Corpus, path: str | None = None) -> Tokenizer:
 
     path = find_tokenizer(corpus) if path is None else path
     if path is None:
-        raise CorpusError(
-            f"{corpus.shards[0].path}: no folder 'tokenizer' is next to the corpus, so text can't be searched. Give the path "
-            "of its tokenizer: --tokenizer."
-        )
+        missing = f"{corpus.shards[0].path}: no folder 'tokenizer' is next to the corpus"
+        raise CorpusError(f"{missing}, so text can't be searched. Give the path of its tokenizer: --tokenizer.")
     tokenizer = load_tokenizer(path)
     if corpus.tokenizer_sha256 not in (None, tokenizer.sha256):
-        raise CorpusError(
-            f"{path}: is another tokenizer (sha256 {tokenizer.sha256}) than the corpus was made with "
-            f"({corpus.tokenizer_sha256}). Use that one."
-        )
+        other = f"is another tokenizer (sha256 {tokenizer.sha256}) than the corpus was made with"
+        raise CorpusError(f"{path}: {other} ({corpus.tokenizer_sha256}). Use that one.")
     return tokenizer
 
 

@@ -131,10 +131,8 @@ def _columns(row: Element) -> dict[str, Any]:
     """Return tokens, segments, positions, loss and weights of a row."""
     shifted = row.keys() >= set(_BATCH)
     if not shifted and not row.keys() >= set(_SOURCE):
-        raise PipelineError(
-            f"a batch with the keys {', '.join(row)}: expected those of ShiftTargets ({', '.join(_BATCH)}) or of the source "
-            f"({', '.join(_SOURCE)}). Other batches can't be shown."
-        )
+        expected = f"expected those of ShiftTargets ({', '.join(_BATCH)}) or of the source ({', '.join(_SOURCE)})"
+        raise PipelineError(f"a batch with the keys {', '.join(row)}: {expected}. Other batches can't be shown.")
     tokens, segments, positions = (row[key].astype(np.int64) for key in (_BATCH if shifted else _SOURCE)[:3])
     if not shifted:
         loss, weights = row["loss_mask"], row.get("loss_weights")
