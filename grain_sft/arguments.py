@@ -22,9 +22,7 @@ def as_sequence_length(value: object) -> int:
     """Return `value` as the number of tokens in a row; raise a `LayoutError` unless it is from 1 to `MOST_TOKENS`."""
     length = as_integer("sequence_length", value, 1, LayoutError)
     if length > MOST_TOKENS:
-        raise LayoutError(
-            f"sequence_length={length}: positions are int32; expected less than 2**31. Give a smaller one."
-        )
+        raise LayoutError(f"sequence_length={length}: positions are int32; expected less than 2**31.")
     return length
 
 
@@ -52,9 +50,8 @@ def as_paths(name: str, value: object) -> list[str | os.PathLike[str]]:
     if isinstance(value, str | os.PathLike):
         return [value]
     if isinstance(value, Mapping | bytes | bytearray) or not isinstance(value, Iterable):
-        raise WrongTypeError(
-            f"{name} is {shortened(repr(value))} ({type(value).__name__}); expected a path or a list of paths."
-        )
+        found = f"{shortened(repr(value))} ({type(value).__name__})"
+        raise WrongTypeError(f"{name} is {found}; expected a path or a list of paths.")
     items = list(value)
     for item in items:
         check_type(f"{name}: an item", item, str | os.PathLike, "a path")

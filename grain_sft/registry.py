@@ -52,9 +52,8 @@ class Registry(Generic[Entry]):
         if entry is None:
             near = difflib.get_close_matches(str(name), list(self._entries), n=1, cutoff=0.5)
             hint = f" Did you mean {near[0]!r}?" if near else ""
-            raise self._error(
-                f"{self._noun} {name!r}: expected one of {', '.join(self._entries)}, or package.module:Name.{hint}"
-            )
+            expected = f"one of {', '.join(self._entries)}, or package.module:Name"
+            raise self._error(f"{self._noun} {name!r}: expected {expected}.{hint}")
         if isinstance(entry, str):
             entry = self._imported(entry)
             if not outside:

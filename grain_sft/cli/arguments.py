@@ -66,9 +66,7 @@ class Parser(argparse.ArgumentParser):
 
     def add_figures(self) -> None:
         """Add `--json` and `--output` of a command that measures."""
-        self.add_argument(
-            "--json", action="store_true", help="print the figures as JSON, and everything else on stderr"
-        )
+        self.add_argument("--json", action="store_true", help="print the figures as JSON, all else on stderr")
         self.add_argument("-o", "--output", metavar="FILE", help="also write the figures to this file, as JSON")
 
     def group(self, title: str | None) -> Any:

@@ -160,13 +160,10 @@ def _compare(corpus: Corpus, sequence_length: int, packing: dict[str, Any]) -> l
         segments = each["segments_a_row"]
         counts = (f"{each[key]:,}" for key in ("truncated_tokens", "dropped_tokens", "split_documents"))
         by_row = (f"{segments['mean']:.2f}", f"{segments['median']:g}", f"{segments['max']:,}")
-        print(
-            line(name, f"{each['rows']:,}", f"{each['padding_share']:.3%}", *counts, *by_row, f"{each['seconds']:.2f}")
-        )
+        cells = (f"{each['rows']:,}", f"{each['padding_share']:.3%}", *counts, *by_row, f"{each['seconds']:.2f}")
+        print(line(name, *cells))
     print("truncated, dropped: tokens; split: documents in several pieces; seconds: to make, write and check a plan")
-    print(
-        "multipack x N: for batches of N rows, --batch-rows; a config's is its global batch, and more rows pad less\n"
-    )
+    print("multipack x N: for batches of N rows, --batch-rows; a config's is its global batch; more rows pad less\n")
     return found
 
 

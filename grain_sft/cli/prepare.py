@@ -66,9 +66,7 @@ def prepare(parser: Parser) -> None:
 
 
 def _add_schema(parser: Parser) -> None:
-    schema = (
-        f"schema of the records: {', '.join(SCHEMAS)}; after a colon, keys that have other names in the file, as in "
-    )
+    schema = f"schema of the records: {', '.join(SCHEMAS)}; after a colon, keys of other names in the file, as in "
     schema += "prompt_completion:prompt=question,completion=answer (default: auto, by the keys of each record)"
     parser.add_argument("--schema", type=_schema, default="auto", metavar="NAME[:KEY=KEY,...]", help=schema)
 
@@ -112,9 +110,8 @@ def _prepare(options: argparse.Namespace) -> int:
 def _template(word: str) -> str:
     if word in TEMPLATES or _is_imported(word) or word.endswith((".jinja", ".j2", ".txt")) or files.is_file(word):
         return word
-    raise argparse.ArgumentTypeError(
-        f"{word!r} is neither a template nor a file. Give one of {', '.join(TEMPLATES)}, package.module:Name, or a Jinja file."
-    )
+    expected = f"one of {', '.join(TEMPLATES)}, package.module:Name, or a Jinja file"
+    raise argparse.ArgumentTypeError(f"{word!r} is neither a template nor a file. Give {expected}.")
 
 
 def _is_imported(word: str) -> bool:
@@ -144,9 +141,8 @@ def run_request(request: Request, output: str, options: argparse.Namespace) -> i
     """Prepare, on this machine or by Beam, and print the summary."""
     if options.runner is None:
         with progress_bar() as progress:
-            manifest = prepare_corpus(
-                request, output, workers=options.workers, overwrite=options.overwrite, progress=progress
-            )
+            how = values_of(options, ("workers", "overwrite"))
+            manifest = prepare_corpus(request, output, **how, progress=progress)
     elif options.workers is not None:
         raise PrepareError("--workers is of a preparation on this machine. Give the options of Beam's runner instead.")
     else:

@@ -67,9 +67,8 @@ def stated(config: Config) -> tuple[str, dict[str, Any]]:
         where = where if files.is_remote(where) else os.path.abspath(where)
         sections = read(where, ())
     else:
-        raise WrongTypeError(
-            f"load: config is {shortened(repr(config))} ({type(config).__name__}); expected the path of a config, or a mapping."
-        )
+        found = f"load: config is {shortened(repr(config))} ({type(config).__name__})"
+        raise WrongTypeError(f"{found}; expected the path of a config, or a mapping.")
     if gpt_config.is_gpt_config(sections):
         sections = gpt_config.sections_of(sections, where)
     sections = _renamed(sections, where)

@@ -77,9 +77,8 @@ def make_mixture(
     sources: dict[str, NpyDataSource] = {}
 
     def mixture_of(section: Section, defaults: Section, prefix: str) -> Mixture:
-        made = {
-            name: (keys["weight"], rows_of(keys, defaults, prefix + name)) for name, keys in section["mixture"].items()
-        }
+        sections = section["mixture"].items()
+        made = {name: (keys["weight"], rows_of(keys, defaults, prefix + name)) for name, keys in sections}
         weights, changes = {name: weight for name, (weight, _) in made.items()}, []
         for entry in section.get("schedule", []):
             if entry.get("weights") is not None:

@@ -47,10 +47,8 @@ def read(path: str, inheriting: tuple[str, ...]) -> dict[str, Any]:
     if path in inheriting:
         raise ConfigError(f"{path}: inherits itself, by way of {' and '.join(inheriting)}.")
     if len(inheriting) >= _MOST_INHERITED:
-        chain = f"{len(inheriting)} configs, from {inheriting[0]} on"
-        raise ConfigError(
-            f"{path}: is inherited through {chain}. Expected fewer than {_MOST_INHERITED}. Join some of them."
-        )
+        chain = f"is inherited through {len(inheriting)} configs, from {inheriting[0]} on"
+        raise ConfigError(f"{path}: {chain}. Expected fewer than {_MOST_INHERITED}. Join some of them.")
     text = files.read_text(path)
     is_yaml = Path(path).suffix in (".yaml", ".yml")
     try:

@@ -120,9 +120,8 @@ class _IteratorWatch(_Watch):
         """Log what happened since the last summary."""
         last, stats, seconds = self._last, copy.copy(self._stats), now - self._summarised
         self._summarised, self._last, steps = now, stats, stats.steps - last.steps
-        log = (
-            logging.info if logging.level_info() else logging.warning
-        )  # absl hides INFO unless its verbosity is raised
+        # absl hides INFO unless its verbosity is raised
+        log = logging.info if logging.level_info() else logging.warning
         if not steps:
             log("No step in %.0f s; the next one is %d.", seconds, stats.next_step)
             return

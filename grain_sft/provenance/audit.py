@@ -290,6 +290,5 @@ def _locked(path: str) -> Iterator[int]:
                 undone.callback(HeldLock(os.dup(fd)).release)
             yield fd
     except OSError as error:
-        raise StorageError(
-            f"{path}: the audit log can't be written ({error.strerror or error}). Make room, or give another path."
-        ) from error
+        reason = f"the audit log can't be written ({error.strerror or error})"
+        raise StorageError(f"{path}: {reason}. Make room, or give another path.") from error

@@ -8,7 +8,7 @@ import itertools
 import json
 import os
 from collections.abc import Collection, Iterator, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from grain_sft.errors import CorpusError
 from grain_sft.pipeline import Pipeline
@@ -69,9 +69,8 @@ def check_audit(path: str | os.PathLike[str], pipeline: Pipeline) -> Checked:
     if not data:
         raise CorpusError(f"{os.fspath(path)}: is empty. A run writes its audit log when it is given its first batch.")
     *lines, last = data.split(b"\n")
-    parsed = [
-        _parsed(line) for line in (*lines, *([last + CUT] if last else []))
-    ]  # without its newline, it is half written
+    halves = [last + CUT] if last else []  # without its newline, it is half written
+    parsed = [_parsed(line) for line in (*lines, *halves)]
     for number, (fields, following) in enumerate(itertools.pairwise(parsed)):
         if "chain" in following and "chain" not in fields:  # in an older log, whose whole lines all have one
             parsed[number] = {}
@@ -218,9 +217,7 @@ class _Run:
         self._next = next(self._upcoming, None)
         self._reach = max(self._reach, self._pipeline.end_step if self._next is None else self._next.step)
 
-    def _compare(
-        self, fields: Mapping[str, str], expected: Mapping[str, object], unknown: Collection[str] = ()
-    ) -> bool:
+    def _compare(self, fields: Mapping[str, str], expected: Mapping[str, Any], unknown: Collection[str] = ()) -> bool:
         """Report the fields that are not as expected, except those of `unknown`. Return whether there are none."""
         before = len(self.checked.findings)
         for name in [name for name in expected if name not in _NOT_COMPUTED.union(unknown)]:

@@ -279,7 +279,5 @@ class VocabularyCheck:
         report.figures["highest_token"] = self._highest
         for shard, (place, token, count) in self._found.items():
             more = f", as are {count - 1:,} more in this file" if count > 1 else ""
-            sentence = (
-                f"is {token}{more}, but the vocabulary has {self._size} ids. The dtype or the tokenizer is another."
-            )
+            sentence = f"is {token}{more}, but the vocabulary has {self._size} ids. The dtype or tokenizer is another."
             report.wrong("vocabulary", self._corpus.shards[shard].path, sentence, f"token {place}")

@@ -43,9 +43,8 @@ def scan_documents(corpus: Corpus, check: Callable[[int, npt.NDArray[np.unsigned
     order = np.flatnonzero(length > 0)
     order = order[np.argsort(start[order], kind="stable")]
     starts, stop = start[order], start + length
-    first, last, trainable, hashes = (
-        np.zeros(len(start), dtype) for dtype in (np.int64, np.int64, np.int64, np.uint64)
-    )
+    first, last, trainable = (np.zeros(len(start), np.int64) for _ in range(3))
+    hashes = np.zeros(len(start), np.uint64)
     begun: dict[int, Any] = {}  # hash of each document that continues in the next block
     for begin in range(0, corpus.num_tokens, BLOCK_TOKENS):
         end = min(begin + BLOCK_TOKENS, corpus.num_tokens)
@@ -58,10 +57,8 @@ def scan_documents(corpus: Corpus, check: Callable[[int, npt.NDArray[np.unsigned
         taken = np.arange(len(tokens) + 1) if loss is None else np.append(0, np.cumsum(loss != 0, dtype=np.int64))
         trainable[here] += taken[to] - taken[from_]
         content = tokens.data.cast("B")
-        width = tokens.itemsize
-        for number, one, other, whole in zip(
-            here.tolist(), (from_ * width).tolist(), (to * width).tolist(), done.tolist(), strict=True
-        ):
+        columns = (here, from_ * tokens.itemsize, to * tokens.itemsize, done)
+        for number, one, other, whole in zip(*(column.tolist() for column in columns), strict=True):
             digest = begun.pop(number, None) or hashlib.blake2b(digest_size=8)
             digest.update(content[one:other])
             if whole:

@@ -71,9 +71,8 @@ def verify(
         check_corpus(report, opened, path, vocab_size)
         other = os.path.join(path, "val")
         if not files.is_remote(path) and all(map(os.path.isdir, (other, os.path.join(path, "train")))):
-            report.note(
-                "files", path, f"only the training split was checked. Check the other: grain-sft verify {other}"
-            )
+            sentence = "only the training split was checked. Check the other"
+            report.note("files", path, f"{sentence}: grain-sft verify {other}")
     return report
 
 

@@ -160,9 +160,7 @@ def _table(
         cells = []
         for at, value in enumerate(line):
             is_code, is_merged = code and at == count - 1, at == len(line) - 1 < count - 1
-            shown = (
-                f"{value:,}" if isinstance(value, int | float) and not isinstance(value, bool) else _text(str(value))
-            )
+            shown = f"{value:,}" if isinstance(value, int | float) else _text(str(value))
             shown = f"<code>{shown}</code>" if is_code and tag == "td" else shown
             kind = " class=text" if at < words or is_code or is_merged else ""
             width = f' colspan="{count - at}"' if is_merged else ""
