@@ -18,6 +18,7 @@ from grain_sft.verify.finding import Report
 
 Ints = npt.NDArray[np.int64]
 Hashes = npt.NDArray[np.uint64]
+Array = npt.NDArray[Any]
 
 BLOCK_TOKENS = 1 << 20  # read at once
 
@@ -93,10 +94,6 @@ def find_duplicates(hashes: Hashes, length: Ints) -> Duplicates:
         at = seconds[order[seconds - 1].argmin()]
         first = int(order[at - 1]), int(order[at])
     return Duplicates(len(more), len(seconds), int(length[order[more]].sum()), first)
-
-
-Ints = npt.NDArray[np.int64]
-Array = npt.NDArray[Any]
 
 
 def check_loss_values(report: Report, corpus: Corpus) -> None:
