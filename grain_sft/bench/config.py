@@ -40,8 +40,8 @@ _MOST_THREADS = 16  # what Grain reads with
 _MOST_WORKERS = 8  # each takes seconds to start
 _REMOTE_THREADS = 4  # in a worker whose files are in a bucket; it only waits
 
-# of the time: the rest is for worker processes, as far as it goes
-_FIRST, _STAGES, _RATES, _WAITS, _WORKER, _LAST = 0.05, 0.1, 0.2, 0.2, 0.05, 0.15
+# parts of the time; the rest is for worker processes, as far as it goes
+_FIRST, _STAGES, _THREADS, _WORKER, _LAST = 0.05, 0.1, 0.4, 0.1, 0.15
 
 _Round = tuple[float, dict[float, list[float]]]
 """Seconds a batch, and the seconds that each step waited, by the ms of the step."""
@@ -173,32 +173,28 @@ class _Run:
         most_workers = min(_MOST_WORKERS, cores()) if plan.max_workers is None else plan.max_workers
         threads = [Setting(count, PREFETCH, 0) for count in (0, *_doubled(most))]
         workers = [Setting(_REMOTE_THREADS if remote else 0, PREFETCH, count) for count in _doubled(most_workers)]
-        turns = len(threads) * plan.repeats
         measured: dict[Setting, list[_Round]] = {}
-        for number in range(plan.repeats):
-            for setting in threads:
-                if (not number and setting.threads <= 1) or self.elapsed() <= late:
-                    measured.setdefault(setting, []).append(self._round(setting, _RATES / turns, _WAITS / turns))
-        for setting in workers:
-            if self.elapsed() <= late:
-                measured[setting] = [self._round(setting, _WORKER, _WORKER)]
+        for number, setting in enumerate([*threads * plan.repeats, *workers]):
+            part = _WORKER if setting.worker_count else _THREADS / len(threads) / plan.repeats
+            if number < 2 or self.elapsed() <= late:  # none and one thread always
+                measured.setdefault(setting, []).append(self._round(setting, plan.seconds * part))
         return measured, [str(setting) for setting in (*threads, *workers) if setting not in measured]
 
     def last_rounds(self, setting: Setting) -> list[_Round]:
         """Measure the recommended setting by itself; once where the time is up."""
-        part, rounds = _LAST / 2 / self._plan.repeats, list[_Round]()
-        while not rounds or (len(rounds) < self._plan.repeats and self.elapsed() <= self._plan.seconds):
-            rounds.append(self._round(setting, part, part))
+        plan, rounds = self._plan, list[_Round]()
+        while not rounds or (len(rounds) < plan.repeats and self.elapsed() <= plan.seconds):
+            rounds.append(self._round(setting, plan.seconds * _LAST / plan.repeats))
         return rounds
 
-    def _round(self, setting: Setting, rate_part: float, wait_part: float) -> _Round:
-        """Measure a setting as fast as it goes, then beside each step, for parts of the plan's time."""
-        seconds, waits = self._plan.seconds, dict[float, list[float]]()
-        with self._iterator(setting, seconds * rate_part) as batches:
-            taken = seconds_a_batch(batches.__next__, seconds * rate_part)
-            for step_ms in self._plan.steps_ms:
-                begin, found = time.perf_counter(), waits.setdefault(step_ms, [])
-                while len(found) < 3 or time.perf_counter() - begin < seconds * wait_part / len(self._plan.steps_ms):
+    def _round(self, setting: Setting, seconds: float) -> _Round:
+        """Measure a setting for half of the time as fast as it goes, and then beside each step."""
+        waits: dict[float, list[float]] = {step_ms: [] for step_ms in self._plan.steps_ms}
+        with self._iterator(setting, seconds / 2) as batches:
+            taken = seconds_a_batch(batches.__next__, seconds / 2)
+            for step_ms, found in waits.items():
+                begin = time.perf_counter()
+                while len(found) < 3 or time.perf_counter() - begin < seconds / 2 / len(waits):
                     found.append(seconds_waited(batches.__next__, step_ms / 1e3))
         return taken, waits
 
