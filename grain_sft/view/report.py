@@ -221,23 +221,14 @@ def left_out(pipeline: Pipeline) -> list[dict[str, Any]]:
         for name, part in layout.parts.items()
         for what, documents, tokens in [*part.left_out(), *_of_preparation(part.corpus)]
     ]
-    found += _of_sampler(pipeline)
+    sampler = pipeline.sampler
+    # epochs of each source, or steps of several sizes, do not fit into a line
+    if sampler.steps_per_epoch is not None and not sampler.batch_sizes.schedule and not sampler.runs_on:
+        rest = len(pipeline.source) - sampler.steps_per_epoch * sampler.global_batch_size
+        unused = "of each epoch, other ones each time, that fill no step"
+        what = unused if rest > 0 else "of padding, which fill the last step of an epoch"
+        found += [(f"{abs(rest):,} rows {what}", None, abs(rest) * layout.sequence_length)] if rest else []
     return [{"what": what, "documents": documents, "tokens": tokens} for what, documents, tokens in found]
-
-
-def _of_sampler(pipeline: Pipeline) -> list[LeftOut]:
-    sampler, length = pipeline.sampler, pipeline.source.layout.sequence_length
-    if sampler.steps_per_epoch is None or sampler.batch_sizes.schedule or sampler.runs_on:
-        return []  # epochs of each source, or steps of several sizes, do not fit into a line
-    rest = len(pipeline.source) - sampler.steps_per_epoch * sampler.global_batch_size
-    if not rest:
-        return []
-    unused, filling = (
-        "each epoch, other ones each time, that fill no step",
-        "padding, which fill the last step of an epoch",
-    )
-    what = f"rows of {unused if rest > 0 else filling}"
-    return [(f"{abs(rest):,} {what}", None, abs(rest) * length)]
 
 
 def _of_preparation(corpus: Corpus) -> list[LeftOut]:

@@ -16,6 +16,7 @@ Report = Mapping[str, Any]
 
 def report_page(report: Report, pictures: Mapping[str, Picture]) -> str:
     """Return the report as one page of HTML, with all figures as JSON in the element `data`."""
+    receipt = _table("receipt-table", ("", ""), [("code", report["receipt"]), *report["parts"].items()], words=2)
     sections = {
         "run": ("The run", _run(report)),
         "lengths": ("Lengths of documents", _lengths(report["lengths"], report["run"]["sequence_length"])),
@@ -25,7 +26,7 @@ def report_page(report: Report, pictures: Mapping[str, Picture]) -> str:
         "mixture": ("The mixture over steps", _mixture(report["sources"])),
         "filter": ("Rows that the filter rejects", _filter(report["filter"])),
         "throughput": ("Speed, and the limit", _throughput(report["throughput"])),
-        "receipt": ("Receipt", _receipt(report)),
+        "receipt": ("Receipt", _note("Two runs with this receipt have the same batches.") + receipt),
     }
     links = "\n".join(f'<li><a href="#{name}">{title}</a></li>' for name, (title, _) in sections.items())
     parts = [f"<h1>{_text(report['name'])}</h1>\n<nav aria-label='Sections'><ul>\n{links}\n</ul></nav>\n<main>"]
@@ -136,11 +137,6 @@ def _throughput(found: Report | None) -> str:
     size, seconds = f"{found['tokens']:,}", f"{found['seconds']:g}"
     note = _note(f"Batches of {size} tokens, some {seconds} s each, on the machine that made this page.")
     return note + _table("throughput-table", ("", "Mtok/s", "ms a batch", "of the limit"), lines)
-
-
-def _receipt(report: Report) -> str:
-    note = _note("Two runs with this receipt have the same batches.")
-    return note + _table("receipt-table", ("", ""), [("code", report["receipt"]), *report["parts"].items()], words=2)
 
 
 def _table(

@@ -149,20 +149,12 @@ def _columns(row: Element) -> dict[str, Any]:
 
 def _pieces(lines: Trace) -> tuple[Piece, ...]:
     """Return the pieces of a row's trace; none for a row of padding alone."""
-    names = ("segment", "document", "source", "record", "shard", "start", "stop")
-    found = lines.select(lines.instance >= 0).columns()
-    rows = zip(*(found[name].tolist() for name in names), strict=True)
-    return tuple(
-        Piece(
-            segment,
-            None if document < 0 else document,
-            lines.source_names[source],
-            None if record < 0 else record,
-            lines.paths[shard],
-            *tokens,
-        )
-        for segment, document, source, record, shard, *tokens in rows
-    )
+    found, pieces = lines.select(lines.instance >= 0), []
+    columns = (found.segment, found.document, found.source, found.record, found.shard, found.start, found.stop)
+    for segment, number, source, line, shard, *tokens in zip(*(each.tolist() for each in columns), strict=True):
+        document, record = (None if each < 0 else each for each in (number, line))
+        pieces.append(Piece(segment, document, found.source_names[source], record, found.paths[shard], *tokens))
+    return tuple(pieces)
 
 
 def _notes(batch: Element, row: int, segments: Ints, pieces: Sequence[Piece]) -> list[str]:

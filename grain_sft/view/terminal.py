@@ -22,13 +22,12 @@ _GUTTER = 9  # columns of the position and the bar at the left of a line
 
 
 class Cell(NamedTuple):
-    """A token to print; `ends_line`: whether a line break follows it."""
+    """A token to print, or a part of one."""
 
     text: str
     loss: bool
     special: bool
     position: int
-    ends_line: bool
 
 
 def wants_colour() -> bool:
@@ -79,46 +78,33 @@ def row_lines(view: RowView, texts: TokenTexts, *, colour: bool, width: int) -> 
         heading = f"segment {segment}: tokens {first:,} to {stop - 1:,}, {loss:,} of {stop - first:,} take loss"
         yield _styled(heading, f"1;{code}", colour)
         yield from (f"  {place_of(piece)}" for piece in view.pieces if piece.segment == segment)
-        yield from _wrapped(_cells(view, texts, first, stop), colour, code, max(width - _GUTTER, 16))
-
-
-def _cells(view: RowView, texts: TokenTexts, first: int, stop: int) -> Iterator[Cell]:
-    numbers = view.tokens[first:stop].tolist()
-    loss, positions = view.loss[first:stop].tolist(), view.positions[first:stop].tolist()
-    for number, text, takes, position in zip(numbers, shown_texts(numbers, texts), loss, positions, strict=True):
-        yield Cell(text, takes, texts.is_special(number), position, text.endswith("⏎"))
+        numbers = view.tokens[first:stop].tolist()
+        special = map(texts.is_special, numbers)
+        columns_of = (view.loss[first:stop].tolist(), special, view.positions[first:stop].tolist())
+        cells = map(Cell, shown_texts(numbers, texts), *columns_of)
+        yield from _wrapped(cells, colour, code, max(width - _GUTTER, 16))
 
 
 def _wrapped(cells: Iterator[Cell], colour: bool, code: int, width: int) -> Iterator[str]:
     """Yield lines of at most `width` columns, each with the position of its first token in front."""
     line: list[Cell] = []
-    used = 0
+    used, most = 0, width - (0 if colour else 2)  # without colour, brackets enclose a run of tokens that take loss
     for cell in cells:
-        for part in _fitting(cell, width - (0 if colour else 2)):
-            size = columns(part.text)
-            if line and used + size > width - (0 if colour else 2 * (1 + _runs([*line, part]))):
+        size = len(cell.text) if columns(cell.text) <= most else max(most // 2, 1)
+        for at in range(0, max(len(cell.text), 1), size or 1):
+            part = cell._replace(text=cell.text[at : at + size])
+            opens_run = not colour and bool(line) and part.loss and not line[-1].loss
+            needed = columns(part.text) + 2 * opens_run
+            if line and used + needed > most:
                 yield _line(line, colour, code)
                 line, used = [], 0
             line.append(part)
-            used += size
-            if part.ends_line:
+            used += needed
+            if part.text.endswith("⏎"):
                 yield _line(line, colour, code)
                 line, used = [], 0
     if line:
         yield _line(line, colour, code)
-
-
-def _fitting(cell: Cell, width: int) -> Iterator[Cell]:
-    """Yield the token, split into parts that each fit into a line."""
-    size = len(cell.text) if columns(cell.text) <= width else max(width // 2, 1)
-    for at in range(0, max(len(cell.text), 1), size or 1):
-        ends_line = cell.ends_line and at + size >= len(cell.text)
-        yield cell._replace(text=cell.text[at : at + size], ends_line=ends_line)
-
-
-def _runs(line: list[Cell]) -> int:
-    """Return the number of runs of tokens that take loss."""
-    return sum(cell.loss and (not at or not line[at - 1].loss) for at, cell in enumerate(line))
 
 
 def _line(line: list[Cell], colour: bool, code: int) -> str:
