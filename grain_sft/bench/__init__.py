@@ -5,15 +5,15 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import msgspec
 
+from grain_sft.bench.measuring import Table
 from grain_sft.errors import PipelineError
 from grain_sft.registry import Registry
 
-if TYPE_CHECKING:
-    from grain_sft.bench.measuring import Table
+__all__ = ["BENCHMARKS", "Benchmark", "Scale", "Table"]
 
 Count = Annotated[int, msgspec.Meta(ge=1)]
 
@@ -49,7 +49,7 @@ class Scale:
     documents: Count = 100_000
 
 
-Benchmark = Callable[[Path, Scale], "Iterable[Table]"]
+Benchmark = Callable[[Path, Scale], Iterable[Table]]
 """Function that measures made-up corpora, whose files it writes to an existing folder."""
 
 BENCHMARKS: Registry[Benchmark] = Registry(

@@ -153,5 +153,5 @@ class Table(NamedTuple):
         name_width, *widths = (max(map(len, column)) for column in zip(*cells, strict=True))
         for name, *others in cells:
             yield name.ljust(name_width) + "".join(
-                f"{cell:>{max(12, width + 2)}}" for cell, width in zip(others, widths, strict=True)
+                f"{cell:>{width + 2}}" for cell, width in zip(others, widths, strict=True)
             )

@@ -7,6 +7,7 @@ import collections
 import time
 from typing import Any
 
+from grain_sft.bench import Table
 from grain_sft.cli.arguments import Parser, at_least, check_output, open_paths, values_of, write_figures
 from grain_sft.corpus import Corpus
 from grain_sft.layout import (
@@ -17,7 +18,7 @@ from grain_sft.layout import (
     packing_report,
     plan_files,
 )
-from grain_sft.progress import progress_bar
+from grain_sft.progress import elapsed, progress_bar
 
 PACKING = (
     *("long_documents", "source_group_size", "ties", "max_segments", "boundaries", "bos_token_id", "seed", "epochs"),
@@ -147,21 +148,15 @@ def _pack_one(layout: PackedLayout, seconds: float) -> dict[str, Any]:
 
 def _compare(corpus: Corpus, sequence_length: int, packing: dict[str, Any]) -> list[dict[str, Any]]:
     """Print a table of all algorithms, one epoch of each, whose plans are not kept."""
-    line = "{:22}{:>11}{:>9}{:>15}{:>15}{:>11}{:>10}{:>6}{:>6}{:>9}".format
-    print()
-    print(line("", "rows", "padding", "truncated", "dropped", "split", "seg. mean", "med.", "max", "seconds"))
-    found = []
-    for each in compare_algorithms(corpus, sequence_length, packing):
-        found.append(each)
-        name = algorithm_title(each)
-        if "error" in each:
-            print(f"{name:22}  {each['error']}")
-            continue
-        segments = each["segments_a_row"]
-        counts = (f"{each[key]:,}" for key in ("truncated_tokens", "dropped_tokens", "split_documents"))
-        by_row = (f"{segments['mean']:.2f}", f"{segments['median']:g}", f"{segments['max']:,}")
-        cells = (f"{each['rows']:,}", f"{each['padding_share']:.3%}", *counts, *by_row, f"{each['seconds']:.2f}")
-        print(line(name, *cells))
+    with elapsed("Packing"):
+        found = list(compare_algorithms(corpus, sequence_length, packing))
+    columns = {"rows": "{rows:,}", "padding": "{padding_share:.3%}", "truncated": "{truncated_tokens:,}"}
+    columns |= {"dropped": "{dropped_tokens:,}", "split": "{split_documents:,}"}
+    columns |= {"seg. mean": "{segments_a_row[mean]:.2f}", "med.": "{segments_a_row[median]:g}"}
+    columns |= {"max": "{segments_a_row[max]:,}", "seconds": "{seconds:.2f}"}
+    print("", *Table("", "", columns, {algorithm_title(each): each for each in found}).lines(), sep="\n")
+    for each in [each for each in found if "error" in each]:
+        print(f"{algorithm_title(each)}: {each['error']}")
     print("truncated, dropped: tokens; split: documents in several pieces; seconds: to make, write and check a plan")
     print("multipack x N: for batches of N rows, --batch-rows; a config's is its global batch; more rows pad less\n")
     return found
