@@ -57,9 +57,3 @@ def test_the_log_of_another_run_is_contradicted_shortly(config, audit, capsys):
     printed = capsys.readouterr().out.splitlines()
     assert len(printed) == 22 and "more that are not shown" in printed[20]
     assert "sampler differs: here" in "\n".join(printed)
-
-
-def test_a_file_that_is_missing_is_an_error(config, tmp_path, failure):
-    for words in ((tmp_path / "none.log", config), (config, tmp_path / "none.json")):
-        status, error = failure("audit-check", *words)
-        assert status == 1 and len(error.splitlines()) == 1 and "no such file" in error

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from sft_files import EOS, documents, write_episodes, write_olmo
+from sft_files import EOS, documents, write_episodes
 
 import grain_sft
 from grain_sft.cli.main import main
@@ -116,12 +116,6 @@ def test_files_of_tokens_are_packed_by_their_eos(write_tokens, capsys, figures):
     found = figures(*paths, *words, "--source-group-size", 2)
     assert (found["corpus"]["documents"], found["corpus"]["tokens_in_documents"]) == (4, 10)
     assert found["packing"]["rows"] == 1 and "4 tokens are in no document" in capsys.readouterr().out
-
-
-def test_olmos_parts(tmp_path, figures):
-    folder = write_olmo(tmp_path / "olmo", documents(50))
-    found = figures(folder, "--eos-token-id", EOS, "--algorithm", "best_fit_decreasing")
-    assert found["corpus"]["documents"] == found["packing"]["documents"] == 50
 
 
 @pytest.mark.parametrize(
