@@ -5,18 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from grain_sft.config.sections import (
-    CORPUS,
-    LAYOUT,
-    SAMPLER,
-    SECTIONS,
-    SOURCE,
-    SOURCE_SAMPLER,
-    TOP,
-    ScheduleEntry,
-    all_layout_options,
-    layout_options,
-)
+from grain_sft.config import sections
 from grain_sft.errors import ConfigError, CorpusError, StorageError
 from grain_sft.layout import LAYOUTS
 from grain_sft.options import check, check_keys, check_value, options_of
@@ -27,19 +16,15 @@ _SIZES = ("global_batch_size", "global_batch_tokens")
 
 def validate(config: Mapping[str, Any], where: str) -> None:
     """Check the keys and values of a whole config, inherited parts included; the first that is wrong is a `ConfigError`."""
-    check_keys(config, (*SECTIONS, *TOP), where)
-    check({key: value for key, value in config.items() if key in TOP}, TOP, where)
-    corpus, layout, sampler = (config.get(section) for section in SECTIONS)
-    check(corpus, CORPUS, f"{where}: corpus")
+    check_keys(config, (*sections.SECTIONS, *sections.TOP), where)
+    check({key: value for key, value in config.items() if key in sections.TOP}, sections.TOP, where)
+    corpus, layout, sampler = (config.get(section) for section in sections.SECTIONS)
+    check(corpus, sections.CORPUS, f"{where}: corpus")
     check_layout(layout, f"{where}: layout")
-    check(sampler, SAMPLER, f"{where}: sampler")
+    check(sampler, sections.SAMPLER, f"{where}: sampler")
     assert isinstance(corpus, Mapping) and isinstance(layout, Mapping) and isinstance(sampler, Mapping)
+    _check_corpus(corpus, layout, f"{where}: corpus", "'path'")
     mixture, length = corpus.get("mixture"), layout["sequence_length"]
-    if mixture is not None:
-        _check_mixture(corpus, layout, f"{where}: corpus.mixture")
-    elif corpus.get("path") is None:
-        raise ConfigError(f"{where}: corpus lacks the key 'path'.")
-    _check_remote(corpus, f"{where}: corpus")
     if sum(sampler.get(key) is not None for key in _SIZES) != 1:
         raise ConfigError(f"{where}: sampler: give one of global_batch_size (in rows) and global_batch_tokens.")
     _check_batch_tokens(sampler, length, f"{where}: sampler")
@@ -51,26 +36,18 @@ def validate(config: Mapping[str, Any], where: str) -> None:
 def check_layout(layout: object, where: str) -> None:
     """Check a section `layout`, whose other options are those of its kind."""
     if not isinstance(layout, Mapping) or "kind" not in layout:
-        check(layout, all_layout_options(), where)
+        check(layout, sections.all_layout_options(), where)
     assert isinstance(layout, Mapping)
     kind = layout["kind"]
-    check_value(kind, LAYOUT["kind"].type, f"{where}.kind")
-    options = {**LAYOUT, **layout_options(kind)}
+    check_value(kind, sections.LAYOUT["kind"].type, f"{where}.kind")
+    options = {**sections.LAYOUT, **sections.layout_options(kind)}
     for key in layout:
-        owners = [each for each in LAYOUTS if key in layout_options(each)]
+        owners = [each for each in LAYOUTS if key in sections.layout_options(each)]
         if owners and key not in options:
             known = ", ".join(name for name in options if name != "kind")
             found = f"is an option of kind {' and '.join(owners)}; kind {kind} takes {known}"
             raise ConfigError(f"{where}.{key} {found}. Take it out, or write kind: {owners[0]}.")
     check(layout, options, where)
-
-
-def _check_remote(corpus: Mapping[str, Any], where: str) -> None:
-    if "remote" in corpus:
-        try:
-            RemoteOptions.of(corpus["remote"])
-        except (CorpusError, StorageError) as error:
-            raise ConfigError(f"{where}.remote: {error}") from error
 
 
 def _check_mixed(sampler: Mapping[str, Any], mixed: bool, where: str) -> None:
@@ -84,40 +61,47 @@ def _check_mixed(sampler: Mapping[str, Any], mixed: bool, where: str) -> None:
         raise ConfigError(f"{where}.last_batch is 'run_on'; the sources of a mixture always run on. Take it out.")
 
 
-def _check_mixture(corpus: Mapping[str, Any], layout: Mapping[str, Any], where: str) -> None:
-    """Check the sources of a mixture, and of those that are mixtures too."""
+def _check_corpus(corpus: Mapping[str, Any], layout: Mapping[str, Any], where: str, lacking: str) -> None:
+    """Check a section `corpus`, or a source of a mixture, which may be a mixture too; `lacking` follows "lacks the key"."""
+    if "remote" in corpus:
+        try:
+            RemoteOptions.of(corpus["remote"])
+        except (CorpusError, StorageError) as error:
+            raise ConfigError(f"{where}.remote: {error}") from error
+    mixture = corpus.get("mixture")
+    if mixture is None:
+        if corpus.get("path") is None:
+            raise ConfigError(f"{where} lacks the key {lacking}.")
+        return
+    where = f"{where}.mixture"
     if corpus.get("path") is not None:
         raise ConfigError(f"{where} is given as well as 'path'. Give one of the two.")
-    mixture = corpus["mixture"]
     if not mixture:
         raise ConfigError(f"{where}: names no source.")
     for name, source in mixture.items():
         if not isinstance(name, str) or not name or "/" in name:
             raise ConfigError(f"{where}: {name!r}: expected a name without '/'.")
-        check(source, SOURCE, f"{where}.{name}")
+        check(source, sections.SOURCE, f"{where}.{name}")
         _check_source(source, layout, f"{where}.{name}")
 
 
 def _check_source(source: Mapping[str, Any], layout: Mapping[str, Any], where: str) -> None:
-    _check_remote(source, where)
-    if source.get("mixture") is not None:
-        for key in ("layout", "sampler"):
-            if key in source:
-                raise ConfigError(f"{where}.{key}: is for the sources of a mixture. Give it to those.")
-        _check_mixture(source, layout, f"{where}.mixture")
-        if "schedule" in source:
-            _check_schedule(source["schedule"], f"{where}.schedule", source["mixture"], None)
-        return
-    for key in ("on_exhausted", "schedule"):
+    of_mixture = source.get("mixture") is not None
+    misplaced, hint = ("on_exhausted", "schedule"), "a source that is a mixture. Take it out"
+    if of_mixture:
+        misplaced, hint = ("layout", "sampler"), "the sources of a mixture. Give it to those"
+    for key in misplaced:
         if key in source:
-            raise ConfigError(f"{where}.{key}: is for a source that is a mixture. Take it out.")
-    if source.get("path") is None:
-        raise ConfigError(f"{where} lacks the key 'path' (or 'mixture').")
-    own = source.get("layout", {})
-    if own.get("kind", layout["kind"]) != layout["kind"]:
-        layout = {"sequence_length": layout["sequence_length"]}
-    check_layout({**layout, **own}, f"{where}.layout")
-    check(source.get("sampler", {}), SOURCE_SAMPLER, f"{where}.sampler", require=False)
+            raise ConfigError(f"{where}.{key}: is for {hint}.")
+    _check_corpus(source, layout, where, "'path' (or 'mixture')")
+    if "schedule" in source:
+        _check_schedule(source["schedule"], f"{where}.schedule", source["mixture"], None)
+    if not of_mixture:
+        own = source.get("layout", {})
+        if own.get("kind", layout["kind"]) != layout["kind"]:
+            layout = {"sequence_length": layout["sequence_length"]}
+        check_layout({**layout, **own}, f"{where}.layout")
+        check(source.get("sampler", {}), sections.SOURCE_SAMPLER, f"{where}.sampler", require=False)
 
 
 def _check_schedule(
@@ -125,7 +109,7 @@ def _check_schedule(
 ) -> None:
     """Check a schedule: weights of the sources `names`, and batches of rows of `length`; None where they can't change."""
     left_out = (_SIZES if length is None else ()) + (("weights",) if names is None else ())
-    known = [name for name in options_of(ScheduleEntry) if name not in left_out]
+    known = [name for name in options_of(sections.ScheduleEntry) if name not in left_out]
     if not entries:
         raise ConfigError(f"{where} is []; expected a list of entries with {', '.join(known)}.")
     for number, entry in enumerate(entries):

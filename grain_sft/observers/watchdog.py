@@ -28,6 +28,7 @@ from grain_sft.storage import activity
 
 STALL_VARIABLE = "GRAIN_SFT_STALL_SECONDS"
 SUMMARY_VARIABLE = "GRAIN_SFT_LOG_EVERY"
+_DEFAULTS = {STALL_VARIABLE: 30.0, SUMMARY_VARIABLE: 0.0}
 
 _CHECKS = 8  # within the time that is called a stall
 _LONGEST_PAUSE = 1.0  # seconds
@@ -41,19 +42,17 @@ Wait = tuple[int, float]
 """A step that is waited for, and since when on `time.perf_counter`'s clock."""
 
 
-def _times() -> tuple[float, float]:
-    """Return the seconds after which a stall is logged and between two summaries, from the environment; 0 means never."""
-    return _seconds(STALL_VARIABLE, 30.0), _seconds(SUMMARY_VARIABLE, 0.0)
-
-
-def _seconds(variable: str, default: float) -> float:
-    text = os.environ.get(variable) or str(default)
+def _seconds(variable: str) -> float:
+    """Return the seconds after which a stall is logged, or between two summaries, from the environment; 0 means never."""
+    text = os.environ.get(variable) or str(_DEFAULTS[variable])
     try:
         number = float(text)
     except ValueError:
         number = math.nan
     if not 0 <= number < math.inf:
-        raise PipelineError(f"${variable} is {text!r}: expected seconds, such as {default or 300:g}, or 0 for never.")
+        raise PipelineError(
+            f"${variable} is {text!r}: expected seconds, such as {_DEFAULTS[variable] or 300:g}, or 0 for never."
+        )
     return number
 
 
@@ -173,12 +172,12 @@ class Watchdog(Observer):
         self._thread: threading.Thread | None = None
 
     def iterator_opened(self, iterator: StepIterator[Any]) -> None:
-        stall, summary = _times()
+        stall, summary = map(_seconds, _DEFAULTS)
         if stall or summary:
             self._add(iterator.stats, _IteratorWatch(stall, summary, iterator, self))
 
     def worker_started(self, pipeline: Pipeline) -> None:
-        stall, _ = _times()
+        stall = _seconds(STALL_VARIABLE)
         if stall and _WorkerWatch not in self._watches and workers.in_worker():
             self._add(_WorkerWatch, _WorkerWatch(stall, 0.0))
 
