@@ -7,17 +7,11 @@ import collections
 import time
 from typing import Any
 
+from grain_sft import layout as layouts
 from grain_sft.bench import Table
 from grain_sft.cli.arguments import Parser, at_least, check_output, open_paths, values_of, write_figures
 from grain_sft.corpus import Corpus
-from grain_sft.layout import (
-    PackedLayout,
-    WindowLayout,
-    algorithm_title,
-    compare_algorithms,
-    packing_report,
-    plan_files,
-)
+from grain_sft.layout import PackedLayout, WindowLayout, algorithm_title
 from grain_sft.progress import elapsed, progress_bar
 
 PACKING = (
@@ -129,7 +123,7 @@ def _pack_one(layout: PackedLayout, seconds: float) -> dict[str, Any]:
     """Print and return the figures of a layout that was planned in `seconds`."""
     from grain_sft.pipeline import layout_receipt  # imports Grain, which --help does not wait for
 
-    found = packing_report(layout) | {"plans": plan_files(layout), "seconds": seconds}
+    found = layouts.packing_report(layout) | {"plans": layouts.plan_files(layout), "seconds": seconds}
     found["receipt"] = layout_receipt(layout)
     epochs = f" in {layout.epochs} epochs" if layout.epochs > 1 else ""
     _line("algorithm", f"{algorithm_title(found)}{epochs}, planned or read from the cache in {seconds:.2f} s")
@@ -149,7 +143,7 @@ def _pack_one(layout: PackedLayout, seconds: float) -> dict[str, Any]:
 def _compare(corpus: Corpus, sequence_length: int, packing: dict[str, Any]) -> list[dict[str, Any]]:
     """Print a table of all algorithms, one epoch of each, whose plans are not kept."""
     with elapsed("Packing"):
-        found = list(compare_algorithms(corpus, sequence_length, packing))
+        found = list(layouts.compare_algorithms(corpus, sequence_length, packing))
     columns = {"rows": "{rows:,}", "padding": "{padding_share:.3%}", "truncated": "{truncated_tokens:,}"}
     columns |= {"dropped": "{dropped_tokens:,}", "split": "{split_documents:,}"}
     columns |= {"seg. mean": "{segments_a_row[mean]:.2f}", "med.": "{segments_a_row[median]:g}"}

@@ -8,23 +8,10 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from grain_sft import prepare as preparing
 from grain_sft.cli.arguments import Parser, at_least, check_output, values_of
 from grain_sft.errors import PrepareError
-from grain_sft.prepare import (
-    CHAT_TOKENS,
-    FORMATS,
-    MIN_VOCAB,
-    SCHEMAS,
-    TEMPLATES,
-    Dataset,
-    Request,
-    check_schema,
-    conversation_lines,
-    dry_run,
-)
-from grain_sft.prepare import convert as convert_corpus
-from grain_sft.prepare import prepare as prepare_corpus
-from grain_sft.prepare import train_tokenizer as train
+from grain_sft.prepare import CHAT_TOKENS, FORMATS, MIN_VOCAB, SCHEMAS, TEMPLATES, Dataset, Request
 from grain_sft.progress import elapsed, progress_bar
 from grain_sft.storage import files
 
@@ -73,7 +60,7 @@ def _add_schema(parser: Parser) -> None:
 
 def _schema(text: str) -> str:
     try:
-        check_schema(text)
+        preparing.check_schema(text)
     except PrepareError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
     return text
@@ -102,7 +89,7 @@ def _prepare(options: argparse.Namespace) -> int:
         **values_of(options, ("tokenizer", "schema", *SIZES, *DERIVED)),
     )
     if options.dry_run is not None:
-        print(dry_run(request, options.dry_run))
+        print(preparing.dry_run(request, options.dry_run))
         return 0
     return run_request(request, options.output, options)
 
@@ -142,7 +129,7 @@ def run_request(request: Request, output: str, options: argparse.Namespace) -> i
     if options.runner is None:
         with progress_bar() as progress:
             how = values_of(options, ("workers", "overwrite"))
-            manifest = prepare_corpus(request, output, **how, progress=progress)
+            manifest = preparing.prepare(request, output, **how, progress=progress)
     elif options.workers is not None:
         raise PrepareError("--workers is of a preparation on this machine. Give the options of Beam's runner instead.")
     else:
@@ -200,7 +187,7 @@ def convert(parser: Parser) -> None:
 def _convert(options: argparse.Namespace) -> int:
     given = values_of(options, ("format", "tokenizer", *SIZES, "overwrite"))
     with progress_bar() as progress:
-        manifest = convert_corpus(options.corpus, options.output, **given, progress=progress)
+        manifest = preparing.convert(options.corpus, options.output, **given, progress=progress)
     print_summary(manifest, options.output)
     return 0
 
@@ -224,10 +211,10 @@ def _train_tokenizer(options: argparse.Namespace) -> int:
     with elapsed("Reading the texts") as rename:
 
         def lines() -> Iterator[str]:
-            yield from conversation_lines(options.inputs, options.schema, special)
+            yield from preparing.conversation_lines(options.inputs, options.schema, special)
             rename("Training")
 
-        model = train(lines(), options.vocab_size, special, model_type=options.model_type)
+        model = preparing.train_tokenizer(lines(), options.vocab_size, special, model_type=options.model_type)
     files.write_bytes(options.output, model)
     print(f"pieces  {options.vocab_size:,}, of them special: {' '.join(special) or 'none'}")
     print(f"written {options.output}")

@@ -11,13 +11,7 @@ from grain_sft.corpus import PREPARE, THREADS, Corpus, Json
 from grain_sft.errors import GrainSftError, MissingExtraError
 from grain_sft.provenance import tokenizer_of
 from grain_sft.storage import DIGEST_BYTES, StampedFile, digest_of, files, read_head, replaced, size_change
-from grain_sft.verify.content import (
-    BLOCK_TOKENS,
-    check_loss_values,
-    check_written_rows,
-    find_duplicates,
-    scan_documents,
-)
+from grain_sft.verify import content
 from grain_sft.verify.finding import Report
 
 Ints = npt.NDArray[np.int64]
@@ -41,9 +35,9 @@ def check_corpus(report: Report, corpus: Corpus, where: str, vocab_size: int | N
         if number is not None and vocab_size is not None and number >= vocab_size:
             report.wrong("vocabulary", path, f"{name} is {number}, but the vocabulary has {vocab_size} ids.")
     if report.full:
-        check_loss_values(report, corpus)
+        content.check_loss_values(report, corpus)
         if corpus.rows is not None:
-            check_written_rows(report, corpus)
+            content.check_written_rows(report, corpus)
     located = _has_documents(report, corpus)
     vocabulary = VocabularyCheck(corpus, vocab_size)
     try:
@@ -116,13 +110,13 @@ def _path_in(corpus: Corpus, error: GrainSftError) -> str:
 
 def _check_all_documents(report: Report, corpus: Corpus, vocabulary: VocabularyCheck, manifest: Json | None) -> None:
     """Check every token and every document, in one pass. Note duplicates and documents without loss, which may be meant."""
-    scanned = scan_documents(corpus, vocabulary.check)
+    scanned = content.scan_documents(corpus, vocabulary.check)
     vocabulary.report(report)
     length, path, trainable = corpus.documents.length, corpus.shards[0].path, int(scanned.trainable.sum())
     nonempty = np.flatnonzero(length > 0)
     _check_eos(report, corpus, nonempty, scanned.first[nonempty], scanned.last[nonempty])
     _check_statistics(report, corpus, manifest, trainable)
-    found = find_duplicates(scanned.hash, length)
+    found = content.find_duplicates(scanned.hash, length)
     silent = np.flatnonzero((scanned.trainable == 0) & (length > 0))
     report.figures |= {
         "trainable_tokens": trainable,
@@ -143,7 +137,7 @@ def _check_all_documents(report: Report, corpus: Corpus, vocabulary: VocabularyC
 
 def _check_tokens(report: Report, corpus: Corpus, vocabulary: VocabularyCheck) -> None:
     """Check all ids in a full check, else those at both ends of each shard."""
-    begin, most = 0, BLOCK_TOKENS if report.full else DIGEST_BYTES // corpus.dtype.itemsize
+    begin, most = 0, content.BLOCK_TOKENS if report.full else DIGEST_BYTES // corpus.dtype.itemsize
     for shard in corpus.shards:
         end = begin + shard.num_tokens
         starts = range(begin, end, most) if report.full else sorted({begin, max(begin, end - most)})

@@ -48,7 +48,7 @@ def test_what_ends_the_texts_early_is_raised_as_it_is(kind):
 def test_train_tokenizer_shows_progress(tmp_path):
     """Through a pipe that never ends, so that the time it takes is ours."""
     program = (
-        "import sys, time; from grain_sft import progress; from grain_sft.cli import prepare; progress.EVERY = 0.01\n"
+        "import sys, time; from grain_sft import progress; from grain_sft import prepare; progress.EVERY = 0.01\n"
         "prepare.conversation_lines = lambda *_: (time.sleep(0.02) or 'some words here' for _ in range(10))\n"
         "from grain_sft.cli.main import main\n"
         "sys.exit(main(['train-tokenizer', 'x', '-o', sys.argv[1], '--vocab-size', '300', '--special-tokens']))"
