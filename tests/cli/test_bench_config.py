@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from batches import sections
 from sft_files import documents, write_olmo
 
 from grain_sft.bench import advice, measuring
@@ -41,21 +42,14 @@ def bench(tmp_path, capsys):
 
 def windows(folder, **sampler):
     np.random.default_rng(0).integers(3, 250, 4000).astype(np.uint16).tofile(folder / "web.npy")
-    return {
-        "corpus": {"path": str(folder / "web.npy"), "dtype": "uint16"},
-        "layout": {"kind": "windows", "sequence_length": 32},
-        "sampler": {"seed": 1, "global_batch_size": 8, **sampler},
-        "transforms": ["ngram_filter", "shift_targets"],
-    }
+    options = {"order": "shuffle", "global_batch_size": 8, **sampler}
+    config = sections(folder / "web.npy", 32, corpus={"dtype": "uint16"}, layout="windows", **options)
+    return config | {"transforms": ["ngram_filter", "shift_targets"]}
 
 
 def packed(folder):
     write_olmo(folder / "chat", documents(60, seed=1), part_tokens=400)
-    return {
-        "corpus": {"path": str(folder / "chat"), "dtype": "uint16", "eos_token_id": 2},
-        "layout": {"kind": "packed", "sequence_length": 64},
-        "sampler": {"seed": 1, "global_batch_size": 4},
-    }
+    return sections(folder / "chat", 64, corpus={"dtype": "uint16", "eos_token_id": 2}, order="shuffle")
 
 
 def check(figures, printed):

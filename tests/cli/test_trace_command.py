@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+from batches import sections
 from sft_files import documents, write_olmo
 
 import grain_sft
@@ -20,13 +21,8 @@ COLUMNS += ["source", "record", "trainable"]
 @pytest.fixture
 def config(tmp_path):
     write_olmo(tmp_path / "sft", documents(60), sources=True)
-    sections = {
-        "corpus": {"path": "sft", "dtype": "uint16", "eos_token_id": 2},
-        "layout": {"kind": "packed", "sequence_length": 32},
-        "sampler": {"order": "olmo", "seed": 3, "global_batch_size": 4, "epochs": 2},
-    }
     path = tmp_path / "run.json"
-    path.write_text(json.dumps(sections))
+    path.write_text(json.dumps(sections("sft", 32, corpus={"dtype": "uint16", "eos_token_id": 2}, seed=3, epochs=2)))
     return str(path)
 
 

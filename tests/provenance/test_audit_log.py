@@ -20,6 +20,7 @@ from sft_files import documents, write_episodes
 
 import grain_sft
 from grain_sft import Host, IndexSampler, PaddedLayout, Pipeline, WindowLayout, open_corpus
+from grain_sft.cli.main import main
 from grain_sft.errors import CorpusError, CorpusFileError, PipelineError, StorageError
 from grain_sft.provenance import Checked, check_audit
 from grain_sft.provenance.audit import read_line
@@ -424,3 +425,45 @@ def test_a_run_killed_by_the_system_and_resumed_three_times_is_confirmed(tmp_pat
     assert int(line) == len(pipeline) > 50
     checked = confirmed(tmp_path / "logs" / "audit", pipeline)
     assert checked.loads == 4 and checked.resumes == 3 and checked.epochs == {0, 1, 2}
+
+
+@pytest.fixture
+def config(tmp_path, own_cache):
+    data = write_episodes(tmp_path / "chats", documents(60))
+    stated = sections(data, 64, layout="padded", order="maxtext", seed=7, epochs=2) | {"audit": str(tmp_path / "audit")}
+    path = tmp_path / "run.json"
+    path.write_text(json.dumps(stated))
+    return path
+
+
+@pytest.fixture
+def audited(config, tmp_path):
+    """The log of a run of two hosts that was stopped and resumed once."""
+    for start, stop in ((0, 20), (16, 30)):
+        take(grain_sft.load(config, host=Host(0, 2)), start, stop, threads=0)
+    return tmp_path / "audit"
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_the_command_confirms_a_log_but_not_one_with_a_line_changed(config, audited, ending, capsys):
+    path = audited.with_suffix(ending)
+    assert main(["audit-check", str(path), str(config)]) == 0
+    receipt = grain_sft.load(config, host=Host(0, 2)).receipt.code
+    counts = "7 entries, 2 starts, 1 resumes, 2 epochs complete"
+    assert capsys.readouterr().out == f"confirmed: {counts}; receipt {receipt}\n"
+    path.write_text(re.sub('(since_step=|p": )16(?=, "step"| |$)', r"\g<1>15", path.read_text(), flags=re.MULTILINE))
+    assert main(["audit-check", str(path), str(config)]) == 1
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[0] == f"{path}: line 7: since_step=15; expected 16."
+    assert printed[1].startswith("CONTRADICTED: 7 entries")
+
+
+def test_the_log_of_another_run_is_contradicted_shortly(config, audited, capsys):
+    stated = json.loads(config.read_text())
+    config.write_text(json.dumps(stated | {"sampler": {**stated["sampler"], "seed": 8}}))
+    path = audited.with_suffix(".log")
+    path.write_text(path.read_text() * 5)
+    assert main(["audit-check", str(path), str(config)]) == 1
+    printed = capsys.readouterr().out.splitlines()
+    assert len(printed) == 22 and "more that are not shown" in printed[20]
+    assert "sampler differs: here" in "\n".join(printed)

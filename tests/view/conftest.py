@@ -6,6 +6,7 @@ import json
 
 import numpy as np
 import pytest
+from batches import sections
 from chromium import chromium
 
 from grain_sft import Host, load
@@ -43,13 +44,7 @@ def run(tmp_path_factory):
     tokenizer.write_bytes(train_tokenizer([" ".join(WORDS), "tell me of 0123456789"] * 40, 330, CHAT_TOKENS))
     datasets = tuple(Dataset((str(folder / name),)) for name in inputs)
     request = Request(datasets, "primer", str(tokenizer), "episodes", val_frac=0.0, shard_tokens=5000)
-    config = {
-        "corpus": {"path": str(folder / "chats")},
-        "layout": {"kind": "packed", "sequence_length": 512},
-        "sampler": {"order": "olmo", "seed": 1, "global_batch_size": 4, "epochs": 4},
-        "transforms": ["shift_targets"],
-    }
-    path.write_text(json.dumps(config))
+    path.write_text(json.dumps(sections(folder / "chats", 512, epochs=4) | {"transforms": ["shift_targets"]}))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("GRAIN_SFT_CACHE_DIR", str(folder / "cache"))
         prepare(request, folder / "chats", workers=1)
@@ -73,11 +68,10 @@ def config(run, tmp_path):
     """`config(**sections)`: path of a config over the same corpus, with sections or parts of them changed."""
 
     def write(**changed):
-        sections = json.loads(run.read_text())
+        stated, path = json.loads(run.read_text()), tmp_path / "changed.json"
         for name, part in changed.items():
-            sections[name] = {**sections[name], **part} if isinstance(part, dict) else part
-        path = tmp_path / "changed.json"
-        path.write_text(json.dumps({key: part for key, part in sections.items() if part is not None}))
+            stated[name] = {**stated[name], **part} if isinstance(part, dict) else part
+        path.write_text(json.dumps({key: part for key, part in stated.items() if part is not None}))
         return path
 
     return write
@@ -90,10 +84,9 @@ def mixture(config, write_tokens):
     tokens = write_tokens("web.npy", np.arange(20_000) % 190 + 60, "uint32")
     web = {"weight": 1, "path": str(tokens), "dtype": "uint32", "eos_token_id": 100, "layout": {"kind": "windows"}}
     path = config(corpus=None, sampler=None)
-    sections = json.loads(path.read_text())
-    sections["corpus"] = {"mixture": {"chats": {"weight": 2, "path": chats}, "web": web}}
-    sections["sampler"] = {"seed": 0, "global_batch_size": 6, "schedule": [{"step": 2, "global_batch_size": 3}]}
-    path.write_text(json.dumps(sections))
+    sampler = {"seed": 0, "global_batch_size": 6, "schedule": [{"step": 2, "global_batch_size": 3}]}
+    changed = {"corpus": {"mixture": {"chats": {"weight": 2, "path": chats}, "web": web}}, "sampler": sampler}
+    path.write_text(json.dumps(json.loads(path.read_text()) | changed))
     return path
 
 

@@ -9,6 +9,7 @@ import sys
 
 import numpy as np
 import pytest
+from batches import sections
 
 from grain_sft import Host, load
 from grain_sft.cli.main import main
@@ -24,9 +25,9 @@ HOST = Host(0, 1)
 def weighted(write_tokens, tmp_path):
     """Config of plain windows without documents, and no tokenizer."""
     tokens = write_tokens("tokens.npy", np.arange(500) % 97, "uint16")
-    config = {"corpus": {"path": str(tokens), "dtype": "uint16"}, "layout": {"kind": "windows", "sequence_length": 64}}
+    options = {"order": "shuffle", "global_batch_size": 3, "epochs": 1}
     path = tmp_path / "windows.json"
-    path.write_text(json.dumps(config | {"sampler": {"seed": 0, "global_batch_size": 3, "epochs": 1}}))
+    path.write_text(json.dumps(sections(tokens, 64, corpus={"dtype": "uint16"}, layout="windows", **options)))
     return path
 
 

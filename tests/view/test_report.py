@@ -8,6 +8,7 @@ import shutil
 
 import numpy as np
 import pytest
+from batches import sections
 
 from grain_sft import Host, PackedLayout, load
 from grain_sft.cli.main import main
@@ -28,11 +29,10 @@ PICTURES = ["lengths", "packing", "left_out", "sources", "mixture", "throughput"
 def written(run, tmp_path_factory):
     """The folder of a report of the config, with the filter; and that config."""
     folder = tmp_path_factory.mktemp("report")
-    sections = json.loads(run.read_text())
-    sections["transforms"] = [{"ngram_filter": {"count_padding": True}}, "shift_targets"]
-    sections["layout"]["sequence_length"] = LENGTH
+    stated = json.loads(run.read_text()) | {"transforms": [{"ngram_filter": {"count_padding": True}}, "shift_targets"]}
+    stated["layout"]["sequence_length"] = LENGTH
     config = folder / "run & <b>.json"
-    config.write_text(json.dumps(sections))
+    config.write_text(json.dumps(stated))
     out = folder / "out" / "report.html"
     assert main(["report", str(config), "--output", str(out), "--seconds", "0.02", "--steps", "7"]) == 0
     return out, config
@@ -143,8 +143,8 @@ def test_left_out_tokens_add_up(report, pipeline):
 def made(config):
     """`made(layout)`: the pipeline of one epoch over the chats in another layout, and what it leaves out by name."""
 
-    def make(layout=None, **sections):
-        path = config(layout=None, sampler={"epochs": 1, "last_batch": "fill"}, **sections)
+    def make(layout=None, **changed):
+        path = config(layout=None, sampler={"epochs": 1, "last_batch": "fill"}, **changed)
         stated = json.loads(path.read_text()) | {"layout": layout or {"kind": "padded", "sequence_length": 50}}
         path.write_text(json.dumps(stated))
         pipeline = load(path, host=Host(0, 1))
@@ -193,8 +193,8 @@ def test_what_prepare_cut_is_in_the_report(made, run, tmp_path):
 def write_plain(folder, corpus):
     """Path of a config of windows of 100 tokens of plain files."""
     path = folder / "plain.json"
-    sections = {"corpus": corpus, "layout": {"kind": "windows", "sequence_length": 100}}
-    path.write_text(json.dumps(sections | {"sampler": {"seed": 0, "global_batch_size": 2}}))
+    options = {"layout": "windows", "order": "shuffle", "global_batch_size": 2}
+    path.write_text(json.dumps(sections("", 100, corpus=corpus, **options)))
     return path
 
 
