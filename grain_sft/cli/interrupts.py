@@ -47,16 +47,19 @@ class Guard:
         """Return the exit status of `command`; on Ctrl-C end the process instead."""
         try:
             self._install()
-            status = command()
+            self._status = command()
         except KeyboardInterrupt:
             self._interrupted = True
-            self.leave()
             raise
         except BaseException as error:
-            self._finish(error.code if isinstance(error, SystemExit) else 1)
+            status = error.code if isinstance(error, SystemExit) else 1
+            self._status = status if isinstance(status, int) else int(status is not None)
             raise
-        self._finish(status)
-        return status
+        finally:  # only the end of the interpreter is left, which takes a while
+            self._finished = True
+            if self._interrupted:
+                self.leave()
+        return self._status
 
     def leave(self) -> None:
         """End the process with status 130."""
@@ -83,13 +86,6 @@ class Guard:
             _thread.start_new_thread(self._watch, (read,))
         except ValueError:  # not the main thread, which signals are for
             os.close(write)
-
-    def _finish(self, status: object) -> None:
-        """Note the status, as `sys.exit` takes it: only the end of the interpreter is left, which takes a while."""
-        self._status = status if isinstance(status, int) else int(status is not None)
-        self._finished = True
-        if self._interrupted:
-            self.leave()
 
     def _end(self) -> None:
         """End the process with its status."""
