@@ -9,11 +9,9 @@ from typing import Annotated
 
 import msgspec
 
-from grain_sft.bench.measuring import Table
+from grain_sft.bench.measuring import Table as Table
 from grain_sft.errors import PipelineError
 from grain_sft.registry import Registry
-
-__all__ = ["BENCHMARKS", "Benchmark", "Scale", "Table"]
 
 Count = Annotated[int, msgspec.Meta(ge=1)]
 

@@ -45,8 +45,10 @@ def check_layout(layout: object, where: str) -> None:
         owners = [each for each in LAYOUTS if key in sections.layout_options(each)]
         if owners and key not in options:
             known = ", ".join(name for name in options if name != "kind")
-            found = f"is an option of kind {' and '.join(owners)}; kind {kind} takes {known}"
-            raise ConfigError(f"{where}.{key} {found}. Take it out, or write kind: {owners[0]}.")
+            raise ConfigError(
+                f"{where}.{key} is an option of kind {' and '.join(owners)}; kind {kind} takes {known}. Take it "
+                f"out, or write kind: {owners[0]}."
+            )
     check(layout, options, where)
 
 
