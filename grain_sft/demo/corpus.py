@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shutil
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import sentencepiece
 
 from grain_sft.corpus import Corpus, open_corpus
-from grain_sft.demo.folder import DemoFolder, remove
 from grain_sft.demo.text import MAX_CHARACTERS, Entry, docstrings
 from grain_sft.errors import GrainSftError
 from grain_sft.prepare import CHAT_TOKENS, Dataset, Request, conversation_lines, prepare, train_tokenizer
@@ -25,85 +25,62 @@ from grain_sft.version import __version__
 VOCAB_SIZE = 2048
 SEQUENCE_LENGTH = 256  # tokens
 GLOBAL_BATCH_SIZE = 8  # rows
-QUESTIONS = {"module": "What is the module {} for?", "class": "What is {}?", "function": "What does {} do?"}
-"""Questions by the kind of what is asked about."""
-
-_VERSION = 4  # of what `_make` writes
-
-
-class Prepared(NamedTuple):
-    """A corpus, a sentence on what it was made of, and whether an earlier demo made it."""
-
-    corpus: Corpus
-    summary: str
-    reused: bool
+CONFIG = "config.json"
+"""Name of the config in the demo's folder, for `grain_sft.load`."""
 
 
 def prepare_corpus(
-    folder: DemoFolder, seed: int, say: Callable[[str], None] = lambda text: None, max_characters: int = MAX_CHARACTERS
-) -> Prepared:
-    """Make the corpus in `folder`, unless an earlier demo made it, and a config; `say` gets a line before slow work."""
-    made_with = {
-        "version": _VERSION,
-        "grain_sft": __version__,
-        "python": sys.version,
-        "sentencepiece": sentencepiece.__version__,
-        "vocab_size": VOCAB_SIZE,
-        "max_characters": max_characters,
-    }
-    prepared = _reuse(folder, made_with)
-    if prepared is None:
+    root: Path, seed: int, say: Callable[[str], None] = lambda text: None, max_characters: int = MAX_CHARACTERS
+) -> tuple[Corpus, dict[str, Any], bool]:
+    """Make the corpus below `root`, unless an earlier demo made the same one, and a config.
+
+    Args:
+      root: Folder of the demo.
+      seed: Seed of the order of rows.
+      say: Function that gets a line before slow work.
+      max_characters: Bound of the answers together.
+
+    Returns:
+      The corpus, its manifest, and whether an earlier demo made it.
+    """
+    folder = root / "corpus"
+    versions = f"Python {sys.version}, grain_sft {__version__}, sentencepiece {sentencepiece.__version__}"
+    source = f"docstrings: {max_characters} characters, {VOCAB_SIZE} pieces, {versions}"
+    found = _reuse(folder / "sft", source)
+    if found is None:
         say("reading the docstrings of Python's standard library ...")
-        remove(folder.corpus)
-        folder.corpus.mkdir()
-        prepared = _make(folder.corpus, max_characters)
-        prepared.corpus.save(folder.index)
-        _write_json(folder.record, {"made_with": made_with, "summary": prepared.summary})
+        if folder.exists():
+            shutil.rmtree(folder)
+        chats, model = str(folder / "chats.jsonl"), str(folder / "tokenizer.model")
+        write_chats(Path(chats), docstrings(max_characters))
+        lines = conversation_lines([chats], special_tokens=CHAT_TOKENS)
+        write_bytes(model, train_tokenizer(lines, VOCAB_SIZE, CHAT_TOKENS))
+        request = Request((Dataset((chats,)),), "primer", model, "primer", special_text="encode", source=source)
+        manifest = prepare(request, folder / "sft", workers=1)
+        found = open_corpus(folder / "sft"), manifest, False
     config = {
-        "corpus": {"path": str(folder.index)},
+        "corpus": {"path": str(folder / "sft")},
         "layout": {"kind": "packed", "sequence_length": SEQUENCE_LENGTH},
         "sampler": {"order": "shuffle", "seed": seed, "global_batch_size": GLOBAL_BATCH_SIZE},
         "transforms": ["shift_targets"],
     }
-    _write_json(folder.config, config)
-    return prepared
+    with atomic_write(root / CONFIG) as file:
+        json.dump(config, file, indent=2)
+    return found
 
 
 def write_chats(path: Path, entries: Iterable[Entry]) -> None:
-    """Write the conversations, one JSON object a line: a question and its answer each."""
+    """Write a conversation of a question and its answer for each entry, one JSON object a line."""
     with atomic_write(path) as file:
-        for entry in entries:
-            question = QUESTIONS[entry.kind].format(entry.name)
-            messages = [{"role": "user", "content": question}, {"role": "assistant", "content": entry.text}]
+        for question, text in entries:
+            messages = [{"role": "user", "content": question}, {"role": "assistant", "content": text}]
             file.write(json.dumps({"messages": messages}, ensure_ascii=False) + "\n")
 
 
-def _make(folder: Path, max_characters: int) -> Prepared:
-    entries = docstrings(max_characters)
-    chats, model, output = str(folder / "chats.jsonl"), str(folder / "tokenizer.model"), folder / "sft"
-    write_chats(Path(chats), entries)
-    lines = conversation_lines([chats], special_tokens=CHAT_TOKENS)
-    write_bytes(model, train_tokenizer(lines, VOCAB_SIZE, CHAT_TOKENS))
-    request = Request((Dataset((chats,)),), template="primer", tokenizer=model, format="primer", special_text="encode")
-    counts = prepare(request, output, workers=1)["splits"]["train"]
-    characters = sum(len(entry.text) for entry in entries) / 1e6
-    share = counts["trainable_tokens"] / counts["tokens"]
-    summary = (
-        f"{counts['documents']:,} questions, answered by {characters:.1f} M characters of docstrings; "
-        f"{share:.0%} of the tokens are answers"
-    )
-    return Prepared(open_corpus(output), summary, reused=False)
-
-
-def _reuse(folder: DemoFolder, made_with: dict[str, Any]) -> Prepared | None:
-    """Return an earlier demo's corpus; None unless it is complete, made alike, and as its index describes it."""
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError, GrainSftError):
-        record = json.loads(folder.record.read_text("utf-8"))
-        if record["made_with"] == made_with:
-            return Prepared(open_corpus(folder.index, format="index"), str(record["summary"]), reused=True)
+def _reuse(folder: Path, source: str) -> tuple[Corpus, dict[str, Any], bool] | None:
+    """Return an earlier demo's corpus; None unless it is complete, of this source, and can be opened."""
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, GrainSftError):
+        manifest = json.loads((folder / "prepare.json").read_text("utf-8"))
+        if manifest["request"]["source"] == source:
+            return open_corpus(folder), manifest, True
     return None
-
-
-def _write_json(path: Path, content: Any) -> None:
-    with atomic_write(path) as file:
-        file.write(json.dumps(content, indent=2) + "\n")

@@ -16,7 +16,6 @@ Batch = Mapping[str, Any]
 """Arrays [rows, L], as `ShiftTargets` makes them."""
 
 _ROPE_BASE = 10_000.0
-_MASKED = -1e30
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,9 +90,8 @@ def _attention(
     rows, length, width = x.shape
     mixed = (x @ layer["attention_in"]).reshape(rows, length, 3, heads, width // heads)
     query, key, value = _rotate(mixed[:, :, 0], rotation), _rotate(mixed[:, :, 1], rotation), mixed[:, :, 2]
-    scores = jnp.einsum("rqhd,rkhd->rhqk", query, key) / math.sqrt(width // heads)
-    weights = jax.nn.softmax(jnp.where(mask[:, None], scores, _MASKED), axis=-1)
-    return jnp.einsum("rhqk,rkhd->rqhd", weights, value).reshape(rows, length, width) @ layer["attention_out"]
+    attended = jax.nn.dot_product_attention(query, key, value, mask=mask[:, None])
+    return attended.reshape(rows, length, width) @ layer["attention_out"]
 
 
 def _rotation(positions: jax.Array, width: int) -> tuple[jax.Array, jax.Array]:

@@ -2,39 +2,44 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shutil
+import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+
+import msgspec
 
 import grain_sft
-from grain_sft.demo.child import Child, RunOptions
-from grain_sft.demo.corpus import GLOBAL_BATCH_SIZE, SEQUENCE_LENGTH, VOCAB_SIZE, Prepared, prepare_corpus
-from grain_sft.demo.folder import DemoFolder, claim, newest_step, remove
-from grain_sft.demo.records import Logs, Record, difference, table
-from grain_sft.errors import GrainSftError
+from grain_sft.demo.corpus import CONFIG, GLOBAL_BATCH_SIZE, SEQUENCE_LENGTH, VOCAB_SIZE, prepare_corpus
+from grain_sft.demo.records import Logs, Record, difference, parse, table
+from grain_sft.errors import GrainSftError, StorageError
+from grain_sft.storage import exclusive, files, without_interrupts
 
 INTERRUPTED, RESUMED, UNINTERRUPTED = "interrupted", "resumed", "uninterrupted"
 
+_MARKER = ".grain_sft_demo"
 _LINES_EVERY = 10  # steps
+_ENVIRONMENT = {
+    "JAX_PLATFORMS": "cpu",  # an accelerator may be in use, and is not needed
+    "JAX_ENABLE_COMPILATION_CACHE": "false",  # on CPUs some jaxlibs crash on the code that they kept
+}
 
 
-class Plan(NamedTuple):
-    """Steps of the whole training, and the seed of the order of rows and of the parameters."""
+class Options(msgspec.Struct, frozen=True):
+    """Options of a training process."""
 
-    steps: int
-    seed: int
-
-    @property
-    def checkpoint_every(self) -> int:
-        """Steps from one checkpoint to the next: a third of the training."""
-        return self.steps // 3
-
-    @property
-    def killed_after(self) -> int:
-        """The step after which the first run is killed: two thirds of the way to the second checkpoint."""
-        return self.checkpoint_every + (self.checkpoint_every - 1) * 2 // 3
+    config: str  # path of the pipeline's config
+    folder: str  # of the run's log and checkpoints
+    vocab_size: int
+    steps: int  # of the whole training
+    checkpoint_every: int  # steps from one checkpoint to the next
+    seed: int  # of the parameters
+    resume: str | None = None  # folder of the checkpoints whose newest the run continues from; None begins at step 0
 
 
 def run_demo(where: str | os.PathLike[str], *, steps: int, seed: int) -> int:
@@ -44,96 +49,168 @@ def run_demo(where: str | os.PathLike[str], *, steps: int, seed: int) -> int:
       GrainSftError: The folder cannot be written to, or a run failed.
     """
     began = time.perf_counter()
-    plan = Plan(steps, seed)
-    with claim(where) as folder:
-        remove(folder.runs)
-        _describe(folder, prepare_corpus(folder, plan.seed, _say))
-        logs, resumed_from = _train(folder, plan)
-        equal = _compare(plan, resumed_from, logs)
-        made = ", ".join(path.name for path in (folder.corpus, folder.config, folder.runs))
-        _say(f"\nIn {folder.root}, after {time.perf_counter() - began:.0f} seconds: {made}")
-        _say(f"Go on in Python: grain_sft.load({str(folder.config)!r}).iter(start_step={plan.steps})")
+    with claim(where) as root:
+        folders = {name: str(root / "runs" / name) for name in (INTERRUPTED, RESUMED, UNINTERRUPTED)}
+        if (root / "runs").exists():
+            shutil.rmtree(root / "runs")
+        _make_corpus(root, seed)
+        options = Options(str(root / CONFIG), folders[INTERRUPTED], VOCAB_SIZE, steps, steps // 3, seed)
+        _say(f"\n1 of 3, {INTERRUPTED}: from step 0, a checkpoint every {options.checkpoint_every} steps")
+        logs = {INTERRUPTED: _run(INTERRUPTED, options, kill_after=killed_after(steps))}
+        start = newest_step(folders[INTERRUPTED])
+        _say(f"\n2 of 3, {RESUMED}: a new process, which gets that checkpoint and iter(start_step={start})")
+        resumed = msgspec.structs.replace(options, folder=folders[RESUMED], resume=folders[INTERRUPTED])
+        logs[RESUMED] = _run(RESUMED, resumed, start)
+        _say(f"\n3 of 3, {UNINTERRUPTED}: another, which gets nothing and begins at step 0")
+        logs[UNINTERRUPTED] = _run(UNINTERRUPTED, msgspec.structs.replace(options, folder=folders[UNINTERRUPTED]))
+        equal = _compare(steps, start, logs)
+        _say(f"\nIn {root}, after {time.perf_counter() - began:.0f} seconds: corpus, {CONFIG}, runs")
+        _say(f"Go on in Python: grain_sft.load({str(root / CONFIG)!r}).iter(start_step={steps})")
     return 0 if equal else 1
 
 
-def _describe(folder: DemoFolder, prepared: Prepared) -> None:
-    corpus = prepared.corpus
-    found = grain_sft.load(folder.config, host=grain_sft.Host(0, 1)).source.layout.statistics
-    share = found["padding"] / (found["tokens"] + found["padding"])
+def killed_after(steps: int) -> int:
+    """Return the step after which the first run is killed: two thirds of the way from its first checkpoint to its second."""
+    return steps // 3 + (steps // 3 - 1) * 2 // 3
+
+
+@contextlib.contextmanager
+def claim(where: str | os.PathLike[str]) -> Iterator[Path]:
+    """Make the folder `where`, or use an earlier demo's, and keep other demos out of it. Yield its absolute path."""
+    if files.is_remote(os.fspath(where)):
+        raise StorageError(f"{where}: not a local folder. The demo trains on this machine: give one with --dir.")
+    root = Path(os.path.abspath(files.normalize(where)))
+    marker = root / _MARKER
+    with writing(root):
+        root.mkdir(parents=True, exist_ok=True)
+        if not marker.exists():
+            others = sorted(entry.name for entry in root.iterdir() if not entry.name.startswith(f".{_MARKER}"))
+            if others:
+                raise GrainSftError(
+                    f"{root}: holds {others[0]!r}, but no earlier demo. Give an empty folder, or one that does not exist "
+                    "yet, with --dir."
+                )
+            files.write_bytes(str(marker), b"A folder of `grain-sft demo`, which writes it anew when it runs again.\n")
+        in_use = f"{root}: another demo is running in this folder. Wait for it, or give another folder with --dir."
+        with exclusive(os.open(marker, os.O_RDONLY | os.O_CLOEXEC), in_use):
+            yield root
+
+
+@contextlib.contextmanager
+def writing(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Turn an `OSError` about a file below `path` into a `StorageError` that names what to do."""
+    try:
+        yield
+    except OSError as error:
+        ours = isinstance(error, StorageError)
+        if isinstance(error, BrokenPipeError | GrainSftError) and not ours:
+            raise
+        text = str(error) if ours else f"{error.filename or path}: can't be written ({error.strerror})."
+        if str(path) in text and "--dir" not in text:
+            text += " Give a folder that may be written to, on a disk with 60 MB free, with --dir."
+        raise StorageError(text) from error
+
+
+def newest_step(checkpoints: str | os.PathLike[str]) -> int:
+    """Return the step of the newest checkpoint in a folder."""
+    steps = [int(path.stem.removeprefix("step-")) for path in Path(checkpoints).glob("step-*.npz")]
+    if not steps:
+        raise GrainSftError(f"{checkpoints}: holds no checkpoint. Give more --steps.")
+    return max(steps)
+
+
+def _make_corpus(root: Path, seed: int) -> None:
+    """Make the corpus and the config, and print what they are."""
+    corpus, manifest, reused = prepare_corpus(root, seed, _say)
+    counts = manifest["splits"]["train"]
+    found = grain_sft.load(root / CONFIG, host=grain_sft.Host(0, 1)).source.layout.statistics
     packed = (
-        f"{found['segments'] / found['rows']:.1f} conversations in a row, {share:.1%} padding, "
+        f"{found['segments'] / found['rows']:.1f} conversations in a row, "
+        f"{found['padding'] / (found['tokens'] + found['padding']):.1%} padding, "
         f"{found['cut_documents']} cut to a row's length"
     )
-    _say(f"chat    {prepared.summary}")
+    share = counts["trainable_tokens"] / counts["tokens"]
+    _say(f"chat    {counts['documents']:,} questions, answered by docstrings; {share:.0%} of the tokens are answers")
     _say(f"tokens  {corpus.num_tokens:,}, {corpus.dtype.name}, of a vocabulary of {VOCAB_SIZE}")
     _say(f"rows    {found['rows']:,} of {SEQUENCE_LENGTH} tokens: {packed}; a step reads {GLOBAL_BATCH_SIZE}")
-    _say(f"corpus  {corpus.ends_fingerprint[:24]}, {'as an earlier demo left it' if prepared.reused else 'made now'}")
+    _say(f"corpus  {corpus.ends_fingerprint[:24]}, {'as an earlier demo left it' if reused else 'made now'}")
 
 
-def _train(folder: DemoFolder, plan: Plan) -> tuple[Logs, int]:
-    """Run the three runs, one after the other; return what each logged, and the step that the second began at."""
-
-    def run(name: str, start: int, resume: Path | None = None, killed_after: int | None = None) -> list[Record]:
-        path = folder.runs / name
-        path.mkdir(parents=True)
-        every, continued = plan.checkpoint_every, None if resume is None else str(resume)
-        options = RunOptions(str(folder.config), str(path), VOCAB_SIZE, plan.steps, every, plan.seed, continued)
-        found, killed = [], False
-        with Child(name, options) as process:
-            for record in _shown(process, plan, start):
-                found.append(record)
-                killed = killed or (killed_after is not None and record.step >= killed_after and process.kill())
-            if not killed:
-                process.finish()
-        if killed:
-            newest = newest_step(options.checkpoints)
-            done = f"when {len(found)} steps were done; newest checkpoint: step {newest}"
-            _say(f"  killed: SIGKILL to process {process.pid} {done}")
-        elif killed_after is not None:
-            raise GrainSftError(f"the {name} run ended before it could be killed: give more --steps.")
+def _run(name: str, options: Options, start: int = 0, kill_after: int | None = None) -> list[Record]:
+    """Train in another process from the step `start` on, and return its records; kill it after the step `kill_after`."""
+    Path(options.folder).mkdir(parents=True)
+    found: list[Record] = []
+    compiled, last = 0.0, "it printed nothing."
+    with (
+        started(options) as process,
+        open(Path(options.folder, "log.jsonl"), "w", buffering=1, encoding="utf-8") as log,
+    ):
+        for line in process.stdout or ():
+            if (record := parse(line)) is None:
+                last = line.strip() or last
+                continue
+            found.append(record)
+            log.write(line)
+            now = time.perf_counter()
+            compiled = compiled or now  # the first step compiles, and is left out of the speed
+            if record.step in (start, options.steps - 1) or record.step % _LINES_EVERY == 0:
+                speed = (record.step - start) * GLOBAL_BATCH_SIZE * SEQUENCE_LENGTH / max(now - compiled, 1e-9)
+                rate = "compiled" if record.step == start else f"{speed:,.0f} tokens/s"
+                _say(f"  step {record.step:4d}  loss {record.loss:.4f}  {rate}")
+            if kill_after is not None and record.step >= kill_after:
+                process.kill()  # with SIGKILL, which it cannot catch
+        status = process.wait()
+    killed = status == -signal.SIGKILL
+    if killed and kill_after is not None and found and found[-1].step >= kill_after:
+        done = f"when {len(found)} steps were done; newest checkpoint: step {newest_step(options.folder)}"
+        _say(f"  killed: SIGKILL to process {process.pid} {done}")
         return found
-
-    _say(f"\n1 of 3, {INTERRUPTED}: from step 0, a checkpoint every {plan.checkpoint_every} steps")
-    logs = {INTERRUPTED: run(INTERRUPTED, 0, killed_after=plan.killed_after)}
-    checkpoints = folder.runs / INTERRUPTED / "checkpoints"
-    newest = newest_step(checkpoints)
-    _say(f"\n2 of 3, {RESUMED}: a new process, which gets that checkpoint and iter(start_step={newest})")
-    logs[RESUMED] = run(RESUMED, newest, resume=checkpoints)
-    _say(f"\n3 of 3, {UNINTERRUPTED}: another, which gets nothing and begins at step 0")
-    logs[UNINTERRUPTED] = run(UNINTERRUPTED, 0)
-    return logs, newest
+    if status:
+        last = "most likely the machine ran out of memory. A run takes about 1 GB." if killed else last
+        how = f"exit status {status}" if status > 0 else f"signal {-status} ({signal.Signals(-status).name})"
+        raise GrainSftError(f"the {name} run ended with {how}: {last}")
+    if kill_after is not None:
+        raise GrainSftError(f"the {name} run ended before it could be killed: give more --steps.")
+    return found
 
 
-def _shown(child: Child, plan: Plan, start: int) -> Iterator[Record]:
-    """Yield the records of a run as they come, and print the first, every tenth and the last."""
-    compiled = 0.0
-    for record in child.records():
-        step, now = record.step, time.perf_counter()
-        compiled = compiled or now  # the first step compiles, and is left out of the speed
-        speed = (step - start) * GLOBAL_BATCH_SIZE * SEQUENCE_LENGTH / max(now - compiled, 1e-9)
-        if step in (start, plan.steps - 1) or step % _LINES_EVERY == 0:
-            rate = "compiled" if step == start else f"{speed:,.0f} tokens/s"
-            _say(f"  step {step:4d}  loss {record.loss:.4f}  {rate}")
-        yield record
+@contextlib.contextmanager
+def started(options: Options) -> Iterator[subprocess.Popen[str]]:
+    """Start a training process, which prints its records, and which does not outlive the context."""
+    path = os.pathsep.join(each for each in sys.path if each)
+    with without_interrupts():
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "grain_sft.demo.train", msgspec.json.encode(options).decode()],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, **_ENVIRONMENT, "PYTHONPATH": path},
+            encoding="utf-8",
+            errors="replace",
+        )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
 
 
-def _compare(plan: Plan, resumed_from: int, logs: Logs) -> bool:
+def _compare(steps: int, resumed_from: int, logs: Logs) -> bool:
     """Print the losses of both halves of the killed training and of the other, and return whether they are equal."""
     end = len(logs[INTERRUPTED])
-    shown = {0, *range(resumed_from - 1, resumed_from + 2), end - 1, end, (end + plan.steps) // 2}
-    shown |= {plan.steps - 2, plan.steps - 1}
+    shown = {0, *range(resumed_from - 1, resumed_from + 2), end - 1, end, (end + steps) // 2, steps - 2, steps - 1}
     _say("\nLoss in nats a token, and the same float exactly, in hexadecimal:")
-    for line in table((INTERRUPTED, RESUMED, UNINTERRUPTED), sorted(shown & set(range(plan.steps))), logs):
+    for line in table((INTERRUPTED, RESUMED, UNINTERRUPTED), sorted(shown & set(range(steps))), logs):
         _say("  " + line)
     _say("")
-    compared = {INTERRUPTED: range(end), RESUMED: range(resumed_from, plan.steps)}
-    for name, steps in {UNINTERRUPTED: range(plan.steps), **compared}.items():  # the first has to be complete
-        found = difference(name, UNINTERRUPTED, steps, logs)
+    compared = {INTERRUPTED: range(end), RESUMED: range(resumed_from, steps)}
+    for name, expected in {UNINTERRUPTED: range(steps), **compared}.items():  # the first has to be complete
+        found = difference(name, UNINTERRUPTED, expected, logs)
         if found is not None:
             _say(f"NOT EQUAL. {found}")
             return False
-    for name, steps in compared.items():
-        which = f"all {len(steps)} steps from {steps[0]} to {steps[-1]}"
+    for name, expected in compared.items():
+        which = f"all {len(expected)} steps from {expected[0]} to {expected[-1]}"
         _say(f"EQUAL: {name} and {UNINTERRUPTED}, {which}: losses bit for bit, batches by SHA-256.")
     return True
 

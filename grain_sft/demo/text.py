@@ -21,15 +21,18 @@ _SKIPPED_FOLDERS = {
     *("test", "tests", "idle_test"),
     *("ensurepip", "idlelib", "lib2to3", "pydoc_data", "turtledemo"),
 }
-_KINDS = {ast.Module: "module", ast.ClassDef: "class", ast.FunctionDef: "function", ast.AsyncFunctionDef: "function"}
+_QUESTIONS: dict[type[ast.AST], str] = {
+    ast.Module: "What is the module {} for?",
+    ast.ClassDef: "What is {}?",
+    **dict.fromkeys((ast.FunctionDef, ast.AsyncFunctionDef), "What does {} do?"),
+}
 _NOT_TEXT = re.compile("[\0\ud800-\udfff]")  # NUL, and half a surrogate pair, which UTF-8 does not have
 
 
 class Entry(NamedTuple):
-    """A docstring, and what it is about: a "module", "class" or "function", and its name with dots."""
+    """A docstring, and the question that it answers."""
 
-    kind: str
-    name: str
+    question: str
     text: str
 
 
@@ -43,22 +46,21 @@ def docstrings(max_characters: int = MAX_CHARACTERS) -> list[Entry]:
       GrainSftError: This Python carries too few.
     """
     library = Path(sysconfig.get_path("stdlib"))
-    entries, seen, count = [], set(), 0
-    for kind, name, text in library_docstrings(library):
-        text = text.strip()
-        if not text or text in seen or _NOT_TEXT.search(text):
+    questions: dict[str, str] = {}
+    count = 0
+    for question, text in library_docstrings(library):
+        if not text or text in questions or _NOT_TEXT.search(text):
             continue
         if count + len(text) > max_characters:
             break
         count += len(text)
-        seen.add(text)
-        entries.append(Entry(kind, name, text))
+        questions[text] = question
     if count < min(MIN_CHARACTERS, max_characters):
         raise GrainSftError(
             f"{library}: found {count} characters of docstrings; expected {MIN_CHARACTERS} or more, which the demo trains on. "
             "This Python comes without its source files: use a full installation."
         )
-    return entries
+    return [Entry(question, text) for text, question in questions.items()]
 
 
 def library_docstrings(library: Path) -> Iterator[Entry]:
@@ -68,10 +70,7 @@ def library_docstrings(library: Path) -> Iterator[Entry]:
     """
     for folder, subfolders, names in os.walk(library):
         subfolders[:] = sorted(set(subfolders) - _SKIPPED_FOLDERS)
-        for name in sorted(names):
-            if not name.endswith(".py"):
-                continue
-            path = Path(folder, name)
+        for path in (Path(folder, name) for name in sorted(names) if name.endswith(".py")):
             try:
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore")  # such as invalid escapes
@@ -85,7 +84,7 @@ def library_docstrings(library: Path) -> Iterator[Entry]:
 def _docstrings(node: ast.AST, name: str) -> Iterator[Entry]:
     """Yield the docstrings of a node with this name and of all below it."""
     if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-        yield Entry(_KINDS[type(node)], name, ast.get_docstring(node) or "")
+        yield Entry(_QUESTIONS[type(node)].format(name), (ast.get_docstring(node) or "").strip())
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             yield from _docstrings(child, f"{name}.{child.name}")

@@ -1,4 +1,4 @@
-"""Training process of the demo: `python -m grain_sft.demo.train OPTIONS`. OPTIONS is a `RunOptions` as JSON.
+"""Training process of the demo: `python -m grain_sft.demo.train OPTIONS`. OPTIONS is `Options` as JSON.
 
 The process trains from step 0, or from the step of a checkpoint, and prints one record per step. A checkpoint is parameters
 and optimizer moments, and in its name the number of steps done: it holds no state of the data.
@@ -6,26 +6,27 @@ and optimizer moments, and in its name the number of steps done: it holds no sta
 
 from __future__ import annotations
 
-import dataclasses
+import hashlib
 import io
-import json
 import math
 import os
 import sys
-import traceback
-import zipfile
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import msgspec
 import numpy as np
+import numpy.typing as npt
 
 import grain_sft
-from grain_sft.demo import model, records
-from grain_sft.demo.child import RunOptions
-from grain_sft.demo.folder import newest_step, writing
+from grain_sft.demo import model
 from grain_sft.demo.model import ModelConfig, Params, init_params
-from grain_sft.errors import GrainSftError, StorageError
+from grain_sft.demo.records import Record
+from grain_sft.demo.run import Options, newest_step, writing
+from grain_sft.errors import GrainSftError
 from grain_sft.storage import atomic_write
 
 LEARNING_RATE = 6e-3
@@ -33,8 +34,7 @@ WARMUP = 10  # steps
 BETA1, BETA2, EPSILON = 0.9, 0.95, 1e-8
 
 
-@dataclasses.dataclass(frozen=True)
-class State:
+class State(NamedTuple):
     """What a step changes: parameters, and Adam's running means of the gradients and of their squares; all float32."""
 
     params: Params
@@ -42,62 +42,62 @@ class State:
     square: Params
 
 
-jax.tree_util.register_dataclass(State, ["params", "mean", "square"], [])
-
-
 def init_state(config: ModelConfig, seed: int) -> State:
     """Return the state before step 0."""
     params = init_params(config, seed)
-    zeros = [{name: jnp.zeros(value.shape, jnp.float32) for name, value in params.items()} for _ in range(2)]
-    return State(params, *zeros)
+    return State(params, jax.tree.map(jnp.zeros_like, params), jax.tree.map(jnp.zeros_like, params))
 
 
 def save(folder: Path, step: int, state: State) -> None:
     """Write the checkpoint after `step` steps, which appears whole or not at all."""
-    parts = vars(state).items()
-    arrays = {f"{part}/{name}": np.asarray(value) for part, params in parts for name, value in params.items()}
+    arrays = {f"{part}/{name}": each for part, params in state._asdict().items() for name, each in params.items()}
     path = folder / f"step-{step:08d}.npz"
     content = io.BytesIO()  # np.savez leaves its zip file open on a disk that is full, and that prints
-    np.savez(content, **arrays)  # type: ignore[arg-type]
+    np.savez(content, **{name: np.asarray(each) for name, each in arrays.items()})  # type: ignore[arg-type]
     with writing(path), atomic_write(path, "wb") as file:
         file.write(content.getbuffer())
 
 
 def load(folder: Path, step: int) -> State:
     """Return the state after `step` steps."""
-    path = folder / f"step-{step:08d}.npz"
-    parts: dict[str, Params] = {field.name: {} for field in dataclasses.fields(State)}
-    try:
-        with np.load(path, allow_pickle=False) as arrays:
-            for key in arrays.files:
-                part, name = key.split("/")
-                parts[part][name] = jnp.asarray(arrays[key])
-    except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
-        raise StorageError(f"{path}: can't be read as a checkpoint ({error}).") from error
+    parts: dict[str, Params] = {part: {} for part in State._fields}
+    with np.load(folder / f"step-{step:08d}.npz", allow_pickle=False) as arrays:
+        for key in arrays.files:
+            part, name = key.split("/")
+            parts[part][name] = jnp.asarray(arrays[key])
     return State(**parts)
 
 
-def train(options: RunOptions) -> None:
+def train(options: Options) -> None:
     """Train to the last step, from the newest checkpoint in `options.resume` or from step 0."""
-    config = ModelConfig(options.vocab_size)
-    if options.resume is None:
-        start, state = 0, init_state(config, options.seed)
-    else:
-        start = newest_step(Path(options.resume))
+    config, start = ModelConfig(options.vocab_size), 0
+    state = init_state(config, options.seed)
+    if options.resume is not None:
+        start = newest_step(options.resume)
         state = load(Path(options.resume), start)
     batches = grain_sft.load(options.config).iter(start_step=start)
     try:
         for step in range(start, options.steps):
             batch = next(batches)
             state, loss = _update(state, step, batch, config)
-            record = records.Record(step, float(loss).hex(), records.batch_sha256(batch))
+            record = Record(step, float(loss), batch_sha256(batch))
             if not math.isfinite(record.loss):
                 raise GrainSftError(f"the loss at step {step} is {record.loss}: the training diverged.")
-            print(record.to_json(), flush=True)
+            print(msgspec.json.encode(record).decode(), flush=True)
             if (step + 1) % options.checkpoint_every == 0:
-                save(options.checkpoints, step + 1, state)
+                save(Path(options.folder), step + 1, state)
     finally:
         batches.close()
+
+
+def batch_sha256(batch: Mapping[str, npt.NDArray[Any]]) -> str:
+    """Return the hash of a batch: names, dtypes, shapes and values of all its arrays."""
+    digest = hashlib.sha256()
+    for name in sorted(batch):
+        array = np.ascontiguousarray(batch[name])
+        digest.update(f"{name} {array.dtype.str} {array.shape}\0".encode())
+        digest.update(array.data)
+    return digest.hexdigest()
 
 
 def update(state: State, step: int, batch: model.Batch, config: ModelConfig) -> tuple[State, jax.Array]:
@@ -119,18 +119,14 @@ _update = jax.jit(update, static_argnames="config")
 
 
 def main(options: str) -> int:
-    """Train with `options` in JSON. On failure, the last line on stderr is the reason."""
+    """Train with `options` in JSON. On failure, the last line that is printed is the reason."""
     try:
-        train(RunOptions(**json.loads(options)))
+        train(msgspec.json.decode(options, type=Options))
     except BrokenPipeError:  # the parent has ended
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
-    except GrainSftError as error:
-        print(error, file=sys.stderr)
-        return 1
     except Exception as error:
-        traceback.print_exc()
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        print(error if isinstance(error, GrainSftError) else f"{type(error).__name__}: {error}", flush=True)
         return 1
     return 0
 

@@ -9,8 +9,7 @@ from pathlib import Path
 import numpy as np
 
 import grain_sft
-from grain_sft.demo.corpus import prepare_corpus
-from grain_sft.demo.folder import claim
+from grain_sft.demo.corpus import CONFIG, prepare_corpus
 from grain_sft.prepare import Tokenizer, load_tokenizer
 
 SMALL_TEXT = 150_000  # characters
@@ -28,14 +27,13 @@ class Chat:
 
 
 def make_chat(root: Path) -> Chat:
-    with claim(root) as folder:
-        prepare_corpus(folder, 0, max_characters=SMALL_TEXT)
-        pipeline = grain_sft.load(folder.config, host=grain_sft.Host(0, 1))
+    prepare_corpus(root, 0, max_characters=SMALL_TEXT)
+    pipeline = grain_sft.load(root / CONFIG, host=grain_sft.Host(0, 1))
     answers: dict[str, set[str]] = {}
-    for line in (folder.corpus / "chats.jsonl").read_text().splitlines():
+    for line in (root / "corpus" / "chats.jsonl").read_text().splitlines():
         asked, answered = json.loads(line)["messages"]
         answers.setdefault(asked["content"], set()).add(answered["content"])
-    return Chat(pipeline, load_tokenizer(folder.corpus / "tokenizer.model"), answers)
+    return Chat(pipeline, load_tokenizer(root / "corpus" / "tokenizer.model"), answers)
 
 
 def documents(batch: Batch) -> list[tuple[int, np.ndarray]]:

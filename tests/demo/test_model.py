@@ -1,4 +1,4 @@
-"""The small model: what its scores and its loss depend on, in made-up rows and in packed conversations."""
+"""The small model: what its scores and its loss depend on in packed conversations; and its checkpoints."""
 
 from __future__ import annotations
 
@@ -11,111 +11,86 @@ from small_chat import Batch, Chat
 
 from grain_sft.demo import model
 from grain_sft.demo.corpus import VOCAB_SIZE
-from grain_sft.demo.folder import newest_step
+from grain_sft.demo.run import newest_step
 from grain_sft.demo.train import init_state, load, save, update
-from grain_sft.errors import StorageError
+from grain_sft.errors import GrainSftError
 
 LOGITS = jax.jit(model.logits, static_argnums=1)
 LOSS = jax.jit(model.loss, static_argnums=1)
 LOSS_AND_GRADIENTS = jax.jit(jax.value_and_grad(model.loss), static_argnums=1)
 UPDATE = jax.jit(update, static_argnums=3)
-SMALL = model.ModelConfig(vocab_size=32, width=16, heads=2, layers=2, hidden=32)
-SMALL_CHAT = model.ModelConfig(vocab_size=VOCAB_SIZE, width=16, heads=2, layers=2, hidden=32)
-
-
-# --- made-up rows ---
-
-
-def random_batch(rows: int = 2, length: int = 12) -> Batch:
-    """A batch whose rows are one segment each."""
-    inputs = np.random.default_rng(0).integers(0, SMALL.vocab_size, (rows, length)).astype(np.int32)
-    segments = np.ones_like(inputs)
-    return {
-        "inputs": inputs,
-        "targets": np.roll(inputs, -1, axis=1),
-        "inputs_position": np.tile(np.arange(length, dtype=np.int32), (rows, 1)),
-        "inputs_segmentation": segments,
-        "targets_segmentation": segments,
-    }
+SMALL = model.ModelConfig(vocab_size=VOCAB_SIZE, width=16, heads=2, layers=2, hidden=32)
 
 
 def scores(batch: Batch) -> np.ndarray:
     return np.asarray(LOGITS(model.init_params(SMALL, 0), SMALL, batch))
 
 
-def test_a_later_token_changes_no_earlier_score() -> None:
-    batch = random_batch()
+def other_tokens(batch: Batch, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, VOCAB_SIZE, batch["inputs"].shape).astype(np.int32)
+
+
+def test_a_later_token_changes_no_earlier_score(chat: Chat) -> None:
+    batch = dict(chat.pipeline[0])
     before = scores(batch)
-    batch["inputs"][:, 7] = (batch["inputs"][:, 7] + 1) % SMALL.vocab_size
-    after = scores(batch)
-    np.testing.assert_array_equal(before[:, :7], after[:, :7])
-    assert (before[:, 7:] != after[:, 7:]).any(axis=(1, 2)).all()
+    inputs = batch["inputs"].copy()
+    inputs[:, -1] = (inputs[:, -1] + 1) % VOCAB_SIZE
+    after = scores({**batch, "inputs": inputs})
+    np.testing.assert_array_equal(before[:, :-1], after[:, :-1])
+    assert (before[:, -1] != after[:, -1]).any(axis=1).all()
 
 
-def test_scores_depend_on_distances_that_come_from_positions() -> None:
-    batch = random_batch()
+def test_scores_depend_on_distances_that_come_from_positions(chat: Chat) -> None:
+    batch = dict(chat.pipeline[0])
     moved = {**batch, "inputs_position": batch["inputs_position"] + 100}
     stretched = {**batch, "inputs_position": batch["inputs_position"] * 3}
-    np.testing.assert_allclose(scores(batch), scores(moved), atol=1e-4)
-    assert np.abs(scores(batch) - scores(stretched)).max() > 1e-3
+    np.testing.assert_allclose(scores(batch), scores(moved), atol=1e-3)
+    assert np.abs(scores(batch) - scores(stretched)).max() > 1e-2
 
 
-def test_loss_is_the_mean_over_targets_that_take_it() -> None:
-    params, batch = model.init_params(SMALL, 0), random_batch()
-    takes_loss = np.ones_like(batch["targets"])
-    takes_loss[:, 4:9] = 0
-    batch["targets_segmentation"] = takes_loss
-    loss = LOSS(params, SMALL, batch)
+def test_loss_is_the_mean_over_targets_that_take_it(chat: Chat) -> None:
+    params, batch = model.init_params(SMALL, 0), dict(chat.pipeline[0])
+    takes_loss = batch["targets_segmentation"] != 0
     assert LOSS(params, SMALL, {**batch, "targets_segmentation": 0 * takes_loss}) == 0
     logits = scores(batch).astype(np.float64)
     log_probabilities = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
     of_targets = np.take_along_axis(log_probabilities, batch["targets"][..., None], -1)[..., 0]
-    np.testing.assert_allclose(loss, -of_targets[takes_loss != 0].mean(), rtol=1e-5)
-
-
-# --- packed conversations ---
-
-
-def chat_scores(batch: Batch) -> np.ndarray:
-    return np.asarray(LOGITS(model.init_params(SMALL_CHAT, 0), SMALL_CHAT, batch))
+    np.testing.assert_allclose(LOSS(params, SMALL, batch), -of_targets[takes_loss].mean(), rtol=1e-5)
 
 
 def test_scores_of_a_document_do_not_change_with_its_neighbours(chat: Chat) -> None:
     """To the last bit: where a score is masked, its weight is exactly 0, and adding 0 changes no sum."""
     batch = dict(chat.pipeline[0])
-    before = chat_scores(batch)
+    before = scores(batch)
     middle = [(row, found == 2) for row, found in enumerate(batch["inputs_segmentation"]) if found.max() > 2]
     assert len(middle) > 2  # documents with neighbours on both sides
     for row, mask in middle:
-        others = np.random.default_rng(row).integers(0, VOCAB_SIZE, batch["inputs"].shape).astype(np.int32)
+        others = other_tokens(batch, row)
         others[row][mask] = batch["inputs"][row][mask]
         removed = {key: np.zeros_like(array) for key, array in batch.items()}
         for key, array in removed.items():
             array[row][mask] = batch[key][row][mask]
         for changed in ({**batch, "inputs": others}, removed):
-            after = chat_scores(changed)
+            after = scores(changed)
             np.testing.assert_array_equal(before[row][mask], after[row][mask])
             assert (before[row][~mask] != after[row][~mask]).any()  # those of the neighbours do
 
 
 def test_loss_and_gradients_come_from_the_answers_alone(chat: Chat) -> None:
-    params, batch = model.init_params(SMALL_CHAT, 0), dict(chat.pipeline[0])
+    params, batch = model.init_params(SMALL, 0), dict(chat.pipeline[0])
     takes_loss = batch["targets_segmentation"] != 0
-    others = np.random.default_rng(0).integers(0, VOCAB_SIZE, batch["targets"].shape).astype(np.int32)
+    others = other_tokens(batch)
     asked = {**batch, "targets": np.where(takes_loss, batch["targets"], others)}
     answered = {**batch, "targets": np.where(takes_loss, others, batch["targets"])}
-    loss, gradients = LOSS_AND_GRADIENTS(params, SMALL_CHAT, batch)
-    same_loss, same_gradients = LOSS_AND_GRADIENTS(params, SMALL_CHAT, asked)
-    assert loss == same_loss and loss != LOSS(params, SMALL_CHAT, answered)
+    loss, gradients = LOSS_AND_GRADIENTS(params, SMALL, batch)
+    same_loss, same_gradients = LOSS_AND_GRADIENTS(params, SMALL, asked)
+    assert loss == same_loss and loss != LOSS(params, SMALL, answered)
     for name, gradient in gradients.items():
         np.testing.assert_array_equal(gradient, same_gradients[name])
 
 
-# --- checkpoints ---
-
-
-def test_a_checkpoint_gives_back_every_bit_and_the_newest_is_last(tmp_path: Path) -> None:
-    state, batch = init_state(SMALL, 0), random_batch()
+def test_a_checkpoint_gives_back_every_bit_and_the_newest_is_last(chat: Chat, tmp_path: Path) -> None:
+    state, batch = init_state(SMALL, 0), dict(chat.pipeline[0])
     first_state, first_loss = UPDATE(state, 0, batch, SMALL)
     for step in (2, 10):
         save(tmp_path, step, first_state)
@@ -126,7 +101,5 @@ def test_a_checkpoint_gives_back_every_bit_and_the_newest_is_last(tmp_path: Path
         for name, value in getattr(first_state, part).items():
             np.testing.assert_array_equal(getattr(loaded, part)[name], value)
     assert UPDATE(loaded, 1, batch, SMALL)[1] < first_loss
-    with pytest.raises(StorageError, match="holds no checkpoint"):
+    with pytest.raises(GrainSftError, match="holds no checkpoint"):
         newest_step(tmp_path / "none")
-    with pytest.raises(StorageError, match=r"step-00000003\.npz"):
-        load(tmp_path, 3)
