@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
+import glob
 import os
 import re
 from collections.abc import Mapping
-from pathlib import Path
-
-from fsspec.core import strip_protocol
 
 from grain_sft.errors import CorpusError, CorpusFileError
 from grain_sft.prepare.tokenizers import sentencepiece_model, tiktoken_file
@@ -25,7 +23,6 @@ _HUGGINGFACE_NAMES = (
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "config.json"),
     *(CHAT_TEMPLATE, "chat_template.json", "vocab.json", "merges.txt", "vocab.txt"),
 )
-_MORE_TEMPLATES = "additional_chat_templates"
 _RANK = re.compile(rb"[A-Za-z0-9+/]+={0,2} [0-9]+\r?\n")
 _JSON = rb"(?:\xef\xbb\xbf)?\s*\{"
 _OTHERS = (
@@ -65,22 +62,28 @@ def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
       MissingExtraError: The tokenizer needs the extra `hf` or `tiktoken`.
     """
     where = files.normalize(path).rstrip("/")
-    if not _is_folder(where):
+    if not files.exists(where):
+        raise CorpusFileError(
+            f"{where}: no such file, and no such directory. Expected a local or gs:// path. If it is a name on Hugging "
+            f"Face, download the tokenizer first, as with `hf download NAME --local-dir FOLDER`, and give the folder."
+        )
+    if files.is_file(where) or not (files.is_remote(where) or os.path.isdir(where)):
         return _load_file(where, {})
-    names = _list_folder(where)
+    names = _names_in(where)
     if _HUGGINGFACE_FOLDER & set(names):
         return HuggingFaceTokenizer(_read_folder(where), where)
-    other = [name for name in names if name.startswith("tokenizer.") and not name.endswith(".json")]
-    candidates = [name for name in names if name.endswith((".model", ".tiktoken")) or name in other]
+    others = {name for name in names if name.startswith("tokenizer.") and not name.endswith(".json")}
+    candidates = [name for name in names if name.endswith((".model", ".tiktoken")) or name in others]
     if len(candidates) == 1:
-        templates = {name: files.read_text(files.join(where, name)).encode() for name in names if name == CHAT_TEMPLATE}
+        templates = (
+            {CHAT_TEMPLATE: files.read_bytes(files.join(where, CHAT_TEMPLATE))} if CHAT_TEMPLATE in names else {}
+        )
         return _load_file(files.join(where, candidates[0]), templates)
     if candidates:
         raise CorpusFileError(f"{where}: has {', '.join(candidates)}. Give the path of one of them.")
-    listed = ", ".join(name for name in names if "/" not in name) or "nothing"
     raise CorpusFileError(
-        f"{where}: expected a SentencePiece .model, a tokenizer.json, or another tokenizer; found {listed[:200]}. Give the "
-        "path of the tokenizer's file."
+        f"{where}: expected a SentencePiece .model, a tokenizer.json, or another tokenizer; found "
+        f"{', '.join(names)[:200] or 'nothing'}. Give the path of the tokenizer's file."
     )
 
 
@@ -106,35 +109,13 @@ def _load_file(where: str, templates: Mapping[str, bytes]) -> Tokenizer:
     raise CorpusError(f"{where}: expected a SentencePiece model, a tokenizer.json or a tiktoken file, found {found}")
 
 
-def _is_folder(where: str) -> bool:
-    if files.is_remote(where):
-        return not files.is_file(where)
-    if not os.path.lexists(where):
-        raise CorpusFileError(
-            f"{where}: no such file, and no such directory. Expected a local or gs:// path. If it is a name on Hugging "
-            f"Face, download the tokenizer first, as with `hf download NAME --local-dir FOLDER`, and give the folder."
-        )
-    return os.path.isdir(where)
-
-
-def _list_folder(folder: str) -> list[str]:
-    """Return the sorted names of the files in `folder` and in its `additional_chat_templates`."""
-    if files.is_remote(folder):
-        with files.remote(folder) as client:
-            root = str(strip_protocol(folder)).rstrip("/")
-            return sorted(path[len(root) + 1 :] for path in client.find(folder, maxdepth=2))
-    return sorted(
-        [entry.name for entry in os.scandir(folder) if entry.is_file()]
-        + [f"{_MORE_TEMPLATES}/{path.name}" for path in Path(folder, _MORE_TEMPLATES).glob("*.jinja")]
-    )
+def _names_in(folder: str, pattern: str = "*") -> list[str]:
+    return [files.name_of(path) for path in files.glob(files.join(glob.escape(folder), pattern))]
 
 
 def _read_folder(folder: str) -> dict[str, bytes]:
     """Return the content of each file in `folder` that belongs to a Hugging Face tokenizer, by name."""
-    found = {}
-    for name in _list_folder(folder):
-        top, _, rest = name.partition("/")
-        is_template = top == _MORE_TEMPLATES and rest.endswith(".jinja")
-        if name in _HUGGINGFACE_NAMES or is_template or (not rest and name.endswith(".model")):
-            found[name] = files.read_bytes(files.join(folder, name))
-    return found
+    names = [name for name in _names_in(folder) if name in _HUGGINGFACE_NAMES or name.endswith(".model")]
+    more = "additional_chat_templates"
+    names += [f"{more}/{name}" for name in _names_in(files.join(folder, more), "*.jinja")]
+    return {name: files.read_bytes(files.join(folder, name)) for name in names}
