@@ -16,7 +16,7 @@ from grain_sft.prepare.records.inputs import Input, Unit, read_records
 from grain_sft.prepare.records.messages import Conversation
 from grain_sft.prepare.records.schema import read_record
 from grain_sft.prepare.request import Request
-from grain_sft.prepare.templates import TEMPLATES, Rendered, Result, Template, TemplateOptions, instance
+from grain_sft.prepare.templates import TEMPLATES, Rendered, Result, Template, TemplateOptions, render
 from grain_sft.prepare.tokenizers import Tokenizer, load_tokenizer
 from grain_sft.prepare.writers import FORMATS
 
@@ -57,22 +57,15 @@ class Renderer:
         """The tokenizer, loaded on first use."""
         return load_tokenizer(self.request.tokenizer)
 
-    @functools.cached_property
-    def _instance(self) -> Template:
-        values = {name: getattr(self.request, name) for name in _TEMPLATE_OPTIONS}
-        return instance(self.template, self.tokenizer, TemplateOptions(self.request.special_text, **values))
-
-    @functools.cached_property
-    def _drops_untrainable(self) -> bool:
-        return self.template.trim_trailing or FORMATS[self.request.format].drops_untrainable
-
     def read(self, raw: object) -> Conversation:
         """Return the conversation of a record, which is JSON as bytes or a row; a RecordError names its fault."""
         return read_record(raw, self.request.schema, messages=self.template.messages_schema)
 
     def render(self, conversations: Sequence[Conversation]) -> list[Result]:
         """Return the documents of conversations, uncut."""
-        return self._instance.render(conversations)
+        values = {name: getattr(self.request, name) for name in _TEMPLATE_OPTIONS}
+        options = TemplateOptions(self.request.special_text, **values)
+        return render(self.template, conversations, self.tokenizer, options)
 
     def chunk(self, unit: Unit, first: int) -> bytes:
         """Return the chunk of a unit whose first record has the number `first` in its input."""
@@ -127,8 +120,9 @@ class Renderer:
             tokens, loss = tokens[:end], loss[:end]
         length = len(tokens)
         trainable = total_trainable if length == total else int(np.count_nonzero(loss))
-        no_loss = not trainable and self._drops_untrainable
-        dropped = _NO_LOSS if no_loss else _TOO_SHORT if length < self.template.min_tokens else 0
+        drops_untrainable = self.template.trim_trailing or FORMATS[self.request.format].drops_untrainable
+        too_short = _TOO_SHORT if length < self.template.min_tokens else 0
+        dropped = _NO_LOSS if drops_untrainable and not trainable else too_short
         if dropped:
             length = trainable = 0
         else:

@@ -39,12 +39,11 @@ def render(
     Raises:
       PrepareError: The template can't be used with this tokenizer or these options.
     """
-    return instance(template, tokenizer, options).render(conversations)
+    return _made(template, tokenizer, options).render(conversations)
 
 
 @functools.lru_cache(maxsize=8)
-def instance(template: type[Template], tokenizer: Tokenizer, options: TemplateOptions) -> Template:
-    """Return the template with a tokenizer and options, made once."""
+def _made(template: type[Template], tokenizer: Tokenizer, options: TemplateOptions) -> Template:
     if options.special_text not in ("error", "encode"):
         raise PrepareError(f"special_text={options.special_text!r}: expected 'error' or 'encode'.")
     return template(tokenizer, options)

@@ -74,8 +74,8 @@ class Chat(Template):
         """Return the end of the turn whose content ends at `stop`. A control token that a text spells does not end it."""
         end = self._chat.end_of_turn(text, stop)
         token = text[stop:end].lstrip()
-        if token in self._encoder.special.spellings and expected.spans is not None:
-            return end if (end - len(token), end) in expected.spans else stop
+        if token in self._encoder.special.spellings and expected.placed:
+            return end if any(control[1:] == (end - len(token), end) for control in expected.controls) else stop
         return end
 
 

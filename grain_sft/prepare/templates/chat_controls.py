@@ -7,16 +7,15 @@ again with each character exchanged for an unused one. Exchanged back, it equals
 from __future__ import annotations
 
 import bisect
-import dataclasses
 import functools
 import re
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from grain_sft.errors import RecordError
 from grain_sft.prepare.records.strict_json import strings
 from grain_sft.prepare.templates.chat_spans import KEPT, RenderedChat, around_contents
-from grain_sft.prepare.templates.chat_template import ChatTemplate, Spans, unused_characters
+from grain_sft.prepare.templates.chat_template import ChatTemplate, unused_characters
 from grain_sft.prepare.templates.template import SpecialText
 
 Control = tuple[int, int, int]
@@ -30,12 +29,16 @@ _EXCHANGED = re.compile("[\U00020001-\U0002a6df\U00100000-\U0010fffd]+")
 _ESCAPED = frozenset('"\\\x7f') | {chr(code) for code in range(32)}  # characters that JSON escapes
 
 
-@dataclasses.dataclass(frozen=True)
-class Expected:
-    """Expected control tokens of a chat: `ids`, and `spans` of characters, None if the template changes the chat's texts."""
+class Expected(NamedTuple):
+    """Expected control tokens of a chat. They are not `placed` in it if the template changes the chat's texts."""
 
-    ids: list[int]
-    spans: Spans | None
+    controls: list[Control]
+    placed: bool
+
+    @property
+    def ids(self) -> list[int]:
+        """Their ids."""
+        return [number for number, _, _ in self.controls]
 
 
 def expected_controls(chat: RenderedChat, find: Find, special: SpecialText) -> Expected:
@@ -46,10 +49,11 @@ def expected_controls(chat: RenderedChat, find: Find, special: SpecialText) -> E
     """
     if chat.contents is not None:
         starts = [0, *(stop for _, stop in chat.contents)]
-        return _moved(_of_roles(chat.template, chat.roles, find), starts)
+        return Expected(_moved(_of_roles(chat.template, chat.roles, find), starts), placed=True)
     exchange = _exchange(chat)
     table, back = str.maketrans(exchange), str.maketrans({after: before for before, after in exchange.items()})
-    names = _kept_names(chat.template.names, special)
+    words, compared = chat.template.words
+    names = _kept_names(words, special)
 
     def without_words(text: str) -> str:
         return text.translate(table)
@@ -58,7 +62,7 @@ def expected_controls(chat: RenderedChat, find: Find, special: SpecialText) -> E
         """Exchange a text, but keep words that the template compares texts with, unless they overlap a control token."""
         spelled = [match.span() for match in special.pattern.finditer(text)]
         parts, stop = [], 0
-        for match in chat.template.compared.finditer(text):
+        for match in compared.finditer(text):
             if not any(first < match.end() and match.start() < last for first, last in spelled):
                 parts += [text[stop : match.start()].translate(table), match.group()]
                 stop = match.end()
@@ -67,15 +71,14 @@ def expected_controls(chat: RenderedChat, find: Find, special: SpecialText) -> E
     plain = _render_exchanged(chat, names, without_words)
     if plain is None:
         raise RecordError("messages: the chat template renders them only with these texts, so its own text is unknown.")
-    expected = _of_literals(plain, find)
-    if plain.translate(back) == chat.text:
+    expected = Expected(_of_literals(plain, find), placed=plain.translate(back) == chat.text)
+    if expected.placed:
         return expected
     careful = _render_exchanged(chat, names, with_words)
-    if careful is not None and careful.translate(back) == chat.text:
-        again = _of_literals(careful, find)
-        if again.ids == expected.ids:
-            return again
-    return Expected(expected.ids, None)
+    if careful is None or careful.translate(back) != chat.text:
+        return expected
+    again = Expected(_of_literals(careful, find), placed=True)
+    return again if again.ids == expected.ids else expected
 
 
 @functools.lru_cache(maxsize=KEPT)
@@ -83,7 +86,7 @@ def _of_roles(template: ChatTemplate, roles: tuple[str, ...], find: Find) -> lis
     return _between(around_contents(template, roles) or [], find)
 
 
-def _of_literals(exchanged: str, find: Find) -> Expected:
+def _of_literals(exchanged: str, find: Find) -> list[Control]:
     """Return the control tokens of a chat with exchanged texts."""
     starts = [0, *(match.end() for match in _EXCHANGED.finditer(exchanged))]
     return _moved(_between(_EXCHANGED.split(exchanged), find), starts)
@@ -101,10 +104,9 @@ def _between(literals: Sequence[str], find: Find) -> list[tuple[int, Control]]:
     return found
 
 
-def _moved(controls: list[tuple[int, Control]], starts: list[int]) -> Expected:
+def _moved(controls: list[tuple[int, Control]], starts: list[int]) -> list[Control]:
     """Return control tokens with spans in the chat, given the character at which each literal starts."""
-    spans = [(starts[index] + start, starts[index] + stop) for index, (_, start, stop) in controls]
-    return Expected([number for _, (number, _, _) in controls], spans)
+    return [(number, starts[index] + start, starts[index] + stop) for index, (number, start, stop) in controls]
 
 
 def _exchange(chat: RenderedChat) -> dict[str, str]:
@@ -123,21 +125,16 @@ def _exchange(chat: RenderedChat) -> dict[str, str]:
 def _kept_names(names: frozenset[str], special: SpecialText) -> frozenset[str]:
     """Return the names that can't overlap a control token, and `content`, which every chat needs."""
     spellings = [spelling.lower() for spelling in special.spellings]
+
+    def overlaps(name: str, spelling: str) -> bool:
+        ends = any(spelling.startswith(name[at:]) or spelling.endswith(name[: at + 1]) for at in range(len(name)))
+        return ends or name in spelling or spelling in name
+
     return frozenset(
         name
         for name in names
         if name == "content"
-        or (name.isascii() and name.isidentifier() and not any(_touches(name.lower(), each) for each in spellings))
-    )
-
-
-def _touches(name: str, spelling: str) -> bool:
-    """Return whether `name` can lie inside `spelling`, hold it, or overlap its start or end."""
-    return (
-        name in spelling
-        or spelling in name
-        or any(spelling.startswith(name[start:]) for start in range(len(name)))
-        or any(spelling.endswith(name[:stop]) for stop in range(1, len(name)))
+        or (name.isascii() and name.isidentifier() and not any(overlaps(name.lower(), each) for each in spellings))
     )
 
 

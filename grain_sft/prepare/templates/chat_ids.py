@@ -51,14 +51,15 @@ class Encoder(abc.ABC):
 
     def _difference(self, controls: list[Control], expected: Expected, text: str) -> UnexpectedControlError | None:
         """Return the error of a chat with unexpected control tokens, or None."""
-        spans = [(start, stop) for _, start, stop in controls]
-        if [number for number, _, _ in controls] == expected.ids and expected.spans in (None, spans):
+        found = [number for number, _, _ in controls]
+        if controls == expected.controls or (not expected.placed and found == expected.ids):
             return None
-        if expected.spans is None:
-            surplus = [entry for entry in controls if entry[0] not in expected.ids] or controls
+        if expected.placed:
+            places = [(start, stop) for _, start, stop in expected.controls]
+            surplus = [entry for entry in controls if entry[1:] not in places]
         else:
-            surplus = [entry for entry in controls if entry[1:] not in expected.spans]
-        if surplus and len(controls) >= len(expected.ids):
+            surplus = [entry for entry in controls if entry[0] not in expected.ids] or controls
+        if surplus and len(controls) >= len(expected.controls):
             number, start, stop = surplus[0]
             return UnexpectedControlError(f"becomes the special token {self._spellings[number]!r}", text[start:stop])
         return UnexpectedControlError("changes a special token that the chat template writes")
@@ -73,49 +74,43 @@ class WholeChats(Encoder):
         self._normalizer = self._tokenizer.exact.normalizer
 
     def find(self, text: str) -> list[Control]:
-        encoded = self._tokenizer.exact.encode(text, add_special_tokens=False)
-        return self._controls(encoded, np.array(encoded.ids, np.uint32), text)
+        return self._encode(self._tokenizer.exact, text)[2]
 
     def encode(self, text: str, spans: Spans, expected: Expected, *, plain: bool) -> Rendered:
-        encoded = self._tokenizer.exact.encode(text, add_special_tokens=False)
-        ids = np.array(encoded.ids, np.uint32)
-        difference = self._difference(self._controls(encoded, ids, text), expected, text)
+        encoded, ids, controls = self._encode(self._tokenizer.exact, text)
+        difference = self._difference(controls, expected, text)
         if difference is None:
             return Rendered(ids, _mask(encoded, spans))
-        if not plain or expected.spans is None:
+        if not plain or not expected.placed:
             raise difference
-        return self._plain(text, spans, expected.ids, expected.spans)
+        return self._plain(text, spans, expected.controls)
 
-    def _plain(self, text: str, spans: Spans, controls: list[int], places: Spans) -> Rendered:
+    def _plain(self, text: str, spans: Spans, controls: list[Control]) -> Rendered:
         """Encode the chat with the renamed tokenizer, whose spellings only the template's own control tokens have."""
-        parts, stop, lead = [], 0, 0
-        ends, leads = [0], [0]  # characters of the chat, and how much later the renamed chat has the text from there on
-        renamed_places = []
-        for number, (first, last) in zip(controls, places, strict=True):
+        parts, stops, shifts = [], [0], [0]  # shifts: how much later the renamed chat has the text from each stop on
+        for number, first, last in controls:
             name = renamed(self._spellings[number])
-            parts += [text[stop:first], name]
-            renamed_places.append((first + lead, first + lead + len(name)))
-            lead, stop = first + lead + len(name) - last, last
-            ends.append(last)
-            leads.append(lead)
-        changed = "".join([*parts, text[stop:]])
-        try:
-            encoded = self._tokenizer.plain.encode(changed, add_special_tokens=False)
-        except CorpusError as error:
-            raise UnexpectedControlError(f"messages: {error}") from error
-        ids = np.array(encoded.ids, np.uint32)
-        expected = Expected(controls, renamed_places)
-        if difference := self._difference(self._controls(encoded, ids, changed), expected, changed):
-            raise difference
+            parts += [text[stops[-1] : first], name]
+            stops.append(last)
+            shifts.append(shifts[-1] + len(name) - (last - first))
+        changed = "".join([*parts, text[stops[-1] :]])
 
         def moved(place: int) -> int:
-            return place + leads[bisect.bisect(ends, place) - 1]
+            return place + shifts[bisect.bisect(stops, place) - 1]
 
+        try:
+            encoded, ids, found = self._encode(self._tokenizer.plain, changed)
+        except CorpusError as error:
+            raise UnexpectedControlError(f"messages: {error}") from error
+        expected = Expected([(number, moved(first), moved(last)) for number, first, last in controls], placed=True)
+        if difference := self._difference(found, expected, changed):
+            raise difference
         return Rendered(ids, _mask(encoded, [(moved(start), moved(stop)) for start, stop in spans]))
 
-    def _controls(self, encoded: Any, ids: npt.NDArray[np.uint32], text: str) -> list[Control]:
-        """Return the control tokens, and their characters without the whitespace that some of them take in."""
-        found = []
+    def _encode(self, tokenizer: Any, text: str) -> tuple[Any, npt.NDArray[np.uint32], list[Control]]:
+        """Return the encoding, its ids, and the control tokens, without the whitespace that some of them take in."""
+        encoded = tokenizer.encode(text, add_special_tokens=False)
+        ids, found = np.array(encoded.ids, np.uint32), []
         for index in np.flatnonzero(self._is_control[ids]).tolist():
             number = int(ids[index])
             start, stop = encoded.token_to_chars(index)
@@ -124,7 +119,7 @@ class WholeChats(Encoder):
                 continue
             start += len(piece) - len(piece.lstrip())
             found.append((number, start, max(start, stop - len(piece) + len(piece.rstrip()))))
-        return found
+        return encoded, ids, found
 
     def _spells(self, number: int, piece: str) -> bool:
         """Return whether the text spells the token for unknown characters."""
@@ -144,12 +139,9 @@ class ChatPieces(Encoder):
         return [(ids[match.group()], match.start(), match.end()) for match in self.special.pattern.finditer(text)]
 
     def encode(self, text: str, spans: Spans, expected: Expected, *, plain: bool) -> Rendered:
-        if expected.spans is None:
-            controls = self.find(text)
-            if difference := self._difference(controls, expected, text):
-                raise difference
-        else:
-            controls = [(number, *span) for number, span in zip(expected.ids, expected.spans, strict=True)]
+        controls = expected.controls if expected.placed else self.find(text)
+        if difference := self._difference(controls, expected, text):
+            raise difference
         eos, cuts = self._tokenizer.eos_token_id, [0, *(stop for _, _, stop in controls)]
         if ended := bool(controls) and controls[-1][0] == eos and not text[cuts[-1] :].strip():
             text = text[: cuts[-1]]

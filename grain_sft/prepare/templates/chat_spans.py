@@ -9,7 +9,7 @@ import dataclasses
 import functools
 import itertools
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from grain_sft.errors import RecordError
@@ -45,9 +45,7 @@ class RenderedChat:
 @functools.lru_cache(maxsize=KEPT)
 def around_contents(template: ChatTemplate, roles: tuple[str, ...]) -> list[str] | None:
     """Return the texts around contents in any chat of these roles; None if some content is not rendered once, in order."""
-    marks = Marks(template.source)
-    marked = [{"role": role, "content": marks.mark(place)} for place, role in enumerate(roles)]
-    return _split(template.attempt(marked), range(len(roles)), marks)
+    return _around_contents(template, [{"role": role, "content": ""} for role in roles], None, range(len(roles)))
 
 
 def find_turns(chat: RenderedChat, turns: Sequence[int]) -> Spans:
@@ -58,28 +56,24 @@ def find_turns(chat: RenderedChat, turns: Sequence[int]) -> Spans:
     """
     if chat.contents is not None:
         return [chat.contents[turn] for turn in turns]
+    messages = [chat.messages[turn] for turn in turns]
+    if not any(message.keys() - {"role", "content"} for message in messages):
+        around = _around_contents(chat.template, chat.messages, chat.tools, turns)
+        if (spans := _filled(around, messages, chat.text)) is not None:
+            return spans
     marks = Marks(chat.messages, chat.tools, chat.template.source)
-    spans = _by_one_rendering(chat, turns, marks)
-    if spans is None:
-        spans = [span for turn in turns if (span := _by_surroundings(chat, turn, marks)) is not None]
-    return spans
+    return [span for turn in turns if (span := _by_surroundings(chat, turn, marks)) is not None]
 
 
-def _by_one_rendering(chat: RenderedChat, turns: Sequence[int], marks: Marks) -> Spans | None:
-    """Return spans by one more rendering of this chat; None where turns are more than contents, or are changed."""
-    originals = [chat.messages[turn] for turn in turns]
-    if any(message.keys() - {"role", "content"} for message in originals):
-        return None
-    marked = list(chat.messages)
+def _around_contents(
+    template: ChatTemplate, messages: Messages, tools: Sequence[Any] | None, turns: Sequence[int]
+) -> list[str] | None:
+    """Return the texts around the contents of `turns` in a chat; None if some content does not occur once, in order."""
+    marks, marked = Marks(messages, tools, template.source), list(messages)
     for turn in turns:
         marked[turn] = {**marked[turn], "content": marks.mark(turn)}
-    return _filled(_split(chat.template.attempt(marked, chat.tools), turns, marks), originals, chat.text)
-
-
-def _split(rendered: str | None, places: Iterable[int], marks: Marks) -> list[str] | None:
-    """Return the texts around the marked contents; None if some content does not occur once, in order."""
-    parts = marks.pattern.split(rendered or "")
-    return parts[::2] if parts[1::2] == [str(place) for place in places] else None
+    parts = marks.pattern.split(template.attempt(marked, tools) or "")
+    return parts[::2] if parts[1::2] == [str(turn) for turn in turns] else None
 
 
 def _filled(around: list[str] | None, messages: Messages, text: str) -> Spans | None:
@@ -107,7 +101,7 @@ def _by_surroundings(chat: RenderedChat, turn: int, marks: Marks) -> tuple[int, 
             starts.append(len(prefix))
         if suffix is not None and text.endswith(suffix):
             stops.append(len(text) - len(suffix))
-    if not starts and template.prompts:
+    if not starts and "add_generation_prompt" in template.source:
         prompt = template.attempt(before, tools, prompt=True)
         starts += [len(prompt)] if prompt and text.startswith(prompt) else []
     if starts and not stops:

@@ -34,7 +34,6 @@ class ChatTemplate:
 
     Attributes:
       source: Text of the template.
-      prompts: Whether the template can ask the assistant for its turn.
       marks_turns: Whether the template itself marks the assistant's texts.
 
     Raises:
@@ -48,7 +47,6 @@ class ChatTemplate:
         except ImportError as error:
             raise MissingExtraError.of("a chat template", "jinja2", "chat") from error
         self.source = text
-        self.prompts = "add_generation_prompt" in text
         self.marks_turns = _GENERATION.search(text) is not None
         self._jinja: Any = jinja
         self._compiled: Any = jinja.compile_template(text)
@@ -58,37 +56,32 @@ class ChatTemplate:
         self._special_next = any_of({*tokenizer.special_tokens, *_MARKUP.findall(text), *self._eos}, r"\s*({})")
 
     @functools.cached_property
-    def names(self) -> frozenset[str]:
-        """The names under which the template looks for values."""
-        return frozenset(self._jinja.words_of(self.source)[0])
-
-    @functools.cached_property
-    def compared(self) -> re.Pattern[str]:
-        """The words that the template compares texts with."""
-        return any_of(self._jinja.words_of(self.source)[1])
-
-    def render(self, messages: Messages, tools: Sequence[Any] | None = None, *, prompt: bool = False) -> str:
-        """Return the text of a conversation; with `prompt`, followed by the prompt for the assistant's turn.
-
-        Raises:
-          RecordError: The template refuses the conversation, or fails on it.
-        """
-        return "".join(self._blocks(messages, tools, prompt))
+    def words(self) -> tuple[frozenset[str], re.Pattern[str]]:
+        """The names under which the template looks for values, and the words that it compares texts with."""
+        names, compared = self._jinja.words_of(self.source)
+        return names, any_of(compared)
 
     def attempt(self, messages: Messages, tools: Sequence[Any] | None = None, *, prompt: bool = False) -> str | None:
-        """Return the text of a conversation; None where the template refuses it."""
+        """Return the text of a conversation, with `prompt` followed by the assistant's prompt; None where it is refused."""
         try:
-            return self.render(messages, tools, prompt=prompt)
+            return "".join(self._blocks(messages, tools, prompt))
         except RecordError:
             return None
 
     def render_marked(self, messages: Messages, tools: Sequence[Any] | None = None) -> tuple[str, Spans]:
-        """Return the text, and the spans that the template itself marks with {% generation %}."""
+        """Return the text of a conversation, and the spans that the template itself marks with {% generation %}.
+
+        Raises:
+          RecordError: The template refuses the conversation, or fails on it.
+        """
         blocks: list[str] = []
         spans: Spans = []
-        with self._compiled.environment.track_generation(blocks, spans):
+        self._jinja.Generation.tracked = blocks, spans
+        try:
             for block in self._blocks(messages, tools, False):
                 blocks.append(block)
+        finally:
+            self._jinja.Generation.tracked = None
         return "".join(blocks), spans
 
     def _blocks(self, messages: Messages, tools: Sequence[Any] | None, prompt: bool) -> Iterable[str]:
@@ -157,12 +150,9 @@ def unused_characters(count: int, *values: Any, codes: Iterable[int] = range(0xF
 
 
 class Marks:
-    """Markers that occur in no string of the values."""
+    """Markers of numbers, which occur in no string of the values."""
 
     def __init__(self, *values: Any) -> None:
-        self._open, self._close = list(unused_characters(2, *values))
-        self.pattern = re.compile(f"{self._open}([0-9]+){self._close}")
-
-    def mark(self, number: int) -> str:
-        """Return the marker of a number."""
-        return f"{self._open}{number}{self._close}"
+        opening, closing = list(unused_characters(2, *values))
+        self.mark = f"{opening}{{}}{closing}".format
+        self.pattern = re.compile(f"{opening}([0-9]+){closing}")

@@ -5,10 +5,8 @@ It is the package's own, so that templates render alike with every kind of token
 
 from __future__ import annotations
 
-import contextlib
 import json
-from collections.abc import Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import jinja2
 import jinja2.ext
@@ -19,15 +17,14 @@ from grain_sft.errors import PrepareError
 
 
 class Generation(jinja2.ext.Extension):
-    """The tag {% generation %}, which marks the assistant's texts."""
+    """The tag {% generation %}, which marks the assistant's texts.
+
+    Attributes:
+      tracked: Blocks of text that are rendered so far, and the spans of marked text, which the tag appends; None for no spans.
+    """
 
     tags = {"generation"}  # noqa: RUF012
-
-    def __init__(self, environment: jinja2.Environment) -> None:
-        super().__init__(environment)
-        environment.extend(track_generation=self.track)
-        self._blocks: list[str] | None = None
-        self._spans: list[tuple[int, int]] = []
+    tracked: ClassVar[tuple[list[str], list[tuple[int, int]]] | None] = None
 
     def parse(self, parser: Any) -> jinja2.nodes.Node:
         line = next(parser.stream).lineno
@@ -36,19 +33,11 @@ class Generation(jinja2.ext.Extension):
 
     def _generated(self, caller: Any) -> str:
         text = str(caller())
-        if self._blocks is not None:
-            start = sum(map(len, self._blocks))
-            self._spans.append((start, start + len(text)))
+        if self.tracked is not None:
+            blocks, spans = self.tracked
+            start = sum(map(len, blocks))
+            spans.append((start, start + len(text)))
         return text
-
-    @contextlib.contextmanager
-    def track(self, blocks: list[str], spans: list[tuple[int, int]]) -> Iterator[None]:
-        """Append the spans of marked text to `spans`, while the caller appends rendered text to `blocks`."""
-        self._blocks, self._spans = blocks, spans
-        try:
-            yield
-        finally:
-            self._blocks = None
 
 
 class Namespace(jinja2.utils.Namespace):
