@@ -6,7 +6,7 @@ import contextlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -161,11 +161,7 @@ class Target:
 
     def _clear_work(self) -> None:
         """Remove the unfinished work but its lock, its state last."""
-        if self.remote:
-            _remove(self.work, but=self.state)
-        elif os.path.isdir(self.work):
-            for name in set(os.listdir(self.work)) - {"lock", os.path.basename(self.state)}:
-                _remove(os.path.join(self.work, name))
+        _remove(self.work, but=("lock", "identity.json"))
         _remove(self.state)
 
     def publish(self) -> None:
@@ -203,17 +199,20 @@ def _remote_files(folder: str) -> list[str]:
         return [path for path in client.find(folder) if f"{path.lstrip('/')}/".startswith(f"{base}/")]
 
 
-def _remove(path: str, *, but: str = "") -> None:
-    """Remove a file or a folder, where it exists; in a bucket, all files below it other than `but`."""
+def _remove(path: str, but: Collection[str] = ()) -> None:
+    """Remove a file or a folder, where it exists; of a folder, all but the files `but`."""
     if files.is_remote(path):
-        found = [each for each in _remote_files(path) if not but.endswith(f"/{each.lstrip('/')}")]
-        with files.remote(path) as client:
-            if found:
+        kept = tuple(f"/{name}" for name in but)
+        if found := [each for each in _remote_files(path) if not each.endswith(kept)]:
+            with files.remote(path) as client:
                 client.rm(found)
-    elif os.path.isdir(path):
-        shutil.rmtree(path)
-    else:
+    elif not os.path.isdir(path):
         Path(path).unlink(missing_ok=True)
+    elif but:
+        for name in set(os.listdir(path)) - {*but}:
+            _remove(os.path.join(path, name))
+    else:
+        shutil.rmtree(path)
 
 
 def _load(path: str) -> dict[str, Any]:
