@@ -16,9 +16,9 @@ from typing import Any
 import hard_chats
 import numpy as np
 import pytest
-from prepared import CHATML
+from prepared import CHATML, chat
 from template_rules import REFERENCES, SPECIAL, Run, in_one, openchat, spelled, whole_openchat
-from tokenizer_makers import FILES, byte_level_json, metaspace_json, save_huggingface
+from tokenizer_makers import FILES, byte_level_json, metaspace_json, save_huggingface, save_tiktoken
 
 from grain_sft.corpus import Corpus, open_corpus
 from grain_sft.errors import CorpusError, PrepareError
@@ -40,7 +40,13 @@ class Case:
     inputs: tuple[str, ...]
 
     def reference(self, record: dict[str, Any]) -> list[Run]:
-        return REFERENCES[self.template](record)
+        """The template's runs, and the EOS that tokenizers without a chat template of their own add after its text."""
+        runs = REFERENCES[self.template](record)
+        if self.template == "hf" and self.tokenizer != "chatml":
+            runs.append(
+                ("</s>", runs[-2][1] if self.tokenizer == "bare" else 0)
+            )  # which ends a turn without control token
+        return runs
 
 
 PLAIN = ("chats", "roleplay", "toolformer")
@@ -56,6 +62,7 @@ CASES = [
     Case("olmo", "hf", PLAIN),
     Case("olmo", "gemma", ("chats",)),
     Case("hf", "chatml", PLAIN),
+    *(Case("hf", tokenizer, ("spelled",)) for tokenizer in ("spm", "bare", "tiktoken")),
 ]
 MASKS = ("olmo", "primer")
 
@@ -64,7 +71,15 @@ MASKS = ("olmo", "primer")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Inputs and tokenizers."""
     made = tmp_path_factory.mktemp("roundtrip")
-    records = {"chats": hard_chats.chats(), "tools": hard_chats.tool_chats(), "openchat": hard_chats.openchat_chats()}
+    spelled = [
+        chat(f"what is {text}?", f"a {text}{text}é", text, f"👍{text}") for text in (*SPECIAL, *hard_chats.TEXTS)
+    ]
+    records = {
+        "spelled": spelled,
+        "chats": hard_chats.chats(),
+        "tools": hard_chats.tool_chats(),
+        "openchat": hard_chats.openchat_chats(),
+    }
     for path in FILES:
         if path.exists():
             lines = [line for line in path.read_text("utf-8").split("\n") if line.strip()]
@@ -76,6 +91,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     words = [line for text in hard_chats.TEXTS for line in text.splitlines() if line]
     words += [f"the question and the answer, word {number}" for number in range(100)]
     (made / "spm.model").write_bytes(train_tokenizer(words, 900, SPECIAL))
+    (made / "bare.model").write_bytes(train_tokenizer(words, 900))
+    save_tiktoken(made, ("</s>", *SPECIAL), name="tiktoken.model", eos="</s>")
     serialized = byte_level_json(SPECIAL)
     save_huggingface(made / "hf", serialized, eos="<|endoftext|>")
     save_huggingface(made / "chatml", serialized, eos="<|im_end|>", chat_template=CHATML)
@@ -85,7 +102,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def request_of(case: Case, folder: Path, format: str, **options: Any) -> Request:
     datasets = [Dataset((str(folder / f"{name}.jsonl"),)) for name in inputs_of(case, folder)]
-    tokenizer = str(folder / case.tokenizer) + (".model" if case.tokenizer == "spm" else "")
+    suffix = "" if (folder / case.tokenizer).exists() else ".model"
+    tokenizer = f"{folder / case.tokenizer}{suffix}"
+    if "spelled" in case.inputs:
+        options |= {"special_text": "encode", "chat_template": CHATML}
     options = {"val_frac": 0.1, "part_bytes": 200_000, "shard_tokens": 60_000, **options}
     return Request(tuple(datasets), case.template, tokenizer, format, **options)
 

@@ -164,23 +164,6 @@ def test_special_text_is_an_error_or_ordinary_text(style, loaded):
         assert tokenizer.decode(result.tokens.tolist()).count(f"{spelling} is a token") == 1
 
 
-def test_special_text_elsewhere_leaves_the_rest_of_the_chat_as_it_is(style, loaded):
-    """The chat with one special spelling has the tokens of the chat without, but for that one text."""
-    tokenizer = loaded(style)
-    for chat in unique_chats(style, 5, 4):
-        (spelling, *_) = tokenizer.special_tokens
-        content = chat[-1]["content"]
-        marked = rendered(tokenizer, [*chat[:-1], {**chat[-1], "content": f"{content} {spelling} end"}], **ENCODE)
-        plain, same = (
-            rendered(tokenizer, [*chat[:-1], {**chat[-1], "content": f"{content} end"}], **options)
-            for options in ({}, ENCODE)
-        )
-        assert plain.tokens.tolist() == same.tokens.tolist() and plain.loss.tolist() == same.loss.tolist()
-        start = int(np.flatnonzero(~plain.loss)[-1]) + 1 if style.ends[1] and plain.loss[-1] else 0
-        assert marked.tokens[:start].tolist() == plain.tokens[:start].tolist()
-        assert marked.loss[:start].tolist() == plain.loss[:start].tolist()
-
-
 def test_what_a_template_refuses_is_an_error_of_that_record_alone(loaded):
     chats = [turns("a", "b"), turns("a", "b")[::-1], turns("hello?"), turns("a", "b")]
     records = [parse_record({"messages": chat}) for chat in chats]

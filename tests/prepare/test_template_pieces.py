@@ -7,7 +7,7 @@ import re
 
 import numpy as np
 import pytest
-from template_rules import EOT, TAGS, render_one, spelled, whole_openchat
+from template_rules import EOT, TAGS, render_one, spelled
 from tokenizer_makers import (
     ODD_TEXTS,
     PRIMER_TOKENS,
@@ -133,16 +133,6 @@ class OneText:
         return {name: self._tokenizer.token_id(text) for name, text in SPECIAL_TOKENS.items()}
 
 
-def test_primer_puts_special_tokens_around_contents_and_the_assistant_takes_loss(tokenizer):
-    system, user, assistant, end = (tokenizer.token_id(text) for text in PRIMER_TOKENS)
-    rendered = render_one(tokenizer, "primer", chat(("system", "be kind"), ("user", "hi"), ("assistant", "hello")))
-    texts = [tokenizer.encode([text])[0] for text in ("be kind", "hi", "hello")]
-    assert rendered.tokens.tolist() == [system, *texts[0], end, user, *texts[1], end, assistant, *texts[2], end]
-    assert rendered.tokens.dtype == np.uint32 and rendered.loss.dtype == np.bool_
-    taking = len(texts[2]) + 1
-    assert rendered.loss.tolist() == [False] * (len(rendered.tokens) - taking) + [True] * taking
-
-
 @pytest.mark.parametrize("add_final_eot", [True, False])
 def test_primer_gives_what_render_chat_sft_gives(tokenizer, add_final_eot):
     for text in ODD_TEXTS:
@@ -166,43 +156,18 @@ def test_primer_gives_no_loss_to_a_message_of_weight_0(tokenizer):
 # openchat.
 
 
-def by_the_rules(tokenizer, record):
-    """Tokens and weights of the texts and end-of-turn tokens that the specification lists, each encoded by itself."""
-    tokens = list(tokenizer.empty_ids)
-    weights = [0.0] * len(tokens)
-    for text, weight in whole_openchat(record):
-        for part in re.split(f"({re.escape(EOT)})", text):
-            ids = [tokenizer.token_id(EOT)] if part == EOT else tokenizer.encode([part])[0]
-            tokens += ids
-            weights += [float(weight)] * len(ids)
-    return tokens, weights
-
-
-ITEMS = [
-    {"role": "user", "content": "hi", "weight": 0.0},
-    {"role": "assistant", "content": "no", "weight": 0.0},
-    {"role": "user", "content": "  again\n", "weight": 0.25},
-    {"role": "assistant", "content": "yes", "weight": 2.5},
-    {"role": "assistant", "content": "", "weight": 1},
-]
-RECORDS = [
-    {"items": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]},
-    {"items": ITEMS, "condition": "GPT4 Correct", "system": "be kind"},
-    {"items": [{"role": "assistant", "content": "first"}], "system": "", "condition": ""},
-    {"items": [{"role": role, "content": text} for text in ODD_TEXTS for role in ("user", "assistant")], "system": "s"},
-]
-
-
-@pytest.mark.parametrize("condition", [None, "Code"])
-def test_openchat_s_tokens_and_weights_follow_the_specification(tokenizer, condition):
-    for record in [*RECORDS, chat(("system", "be kind"), ("user", "a"))]:
-        rendered = render_one(tokenizer, "openchat", record, special_text="encode", condition=condition)
-        record = record | {"condition": record.get("condition") or condition}
-        if "messages" in record:
-            system, *items = record["messages"]
-            record |= {"system": system["content"], "items": items}
-        assert (rendered.tokens.tolist(), rendered.loss.tolist()) == by_the_rules(tokenizer, record)
-        assert rendered.loss.dtype == np.float32
+@pytest.mark.parametrize(("condition", "prefix"), [(None, "Assistant:"), ("Code", "Code Assistant:")])
+def test_openchat_begins_with_bos_and_has_the_condition_that_a_record_lacks(tokenizer, condition, prefix):
+    record = {"items": [{"role": "assistant", "content": "first", "weight": 0.25}, {"role": "user", "content": ""}]}
+    rendered = render_one(tokenizer, "openchat", record, condition=condition)
+    assistant, first, user = tokenizer.encode([prefix, "first", prefix.replace("Assistant", "User")])
+    bos, end = tokenizer.empty_ids, [tokenizer.token_id(EOT)]
+    expected = [(bos, 0), (assistant, 0), (first, 0.25), (end, 0.25), (user, 0), (end, 0)]
+    assert rendered.tokens.tolist() == [number for ids, _ in expected for number in ids]
+    assert rendered.loss.tolist() == [loss for ids, loss in expected for _ in ids]
+    assert rendered.loss.dtype == np.float32
+    own = render_one(tokenizer, "openchat", {**record, "condition": "Own"}, condition=condition)
+    assert "Own Assistant:" in tokenizer.decode(own.tokens.tolist())
 
 
 # episode, episode_tool.
@@ -268,15 +233,6 @@ def test_episodes_give_loss_to_the_assistant_its_closing_tag_and_its_tool_calls(
     assert marked(exact, rendered) == text
     if exact.token_id("<myPT_eot>") is not None:
         assert rendered.tokens[0] == exact.token_id("<myPT_system>") and exact.token_id("<myPT_eot>") in rendered.tokens
-
-
-@pytest.mark.parametrize("name", ["episode", "episode_tool"])
-def test_odd_texts_come_back_from_episodes(exact, name):
-    end = "\n" if name == "episode_tool" else ""
-    for text in ODD_TEXTS:
-        rendered = render_one(exact, name, chat(("user", text), ("assistant", text)), special_text="encode")
-        assert exact.decode(rendered.tokens[rendered.loss].tolist()) == f"{text}</myPT_assistant><myPT_eot>"
-        assert marked(exact, rendered).startswith(f"<myPT_user>{text}</myPT_user>{end}<myPT_assistant>«{text}<")
 
 
 def test_a_system_prompt_is_for_conversations_that_have_none(exact):
