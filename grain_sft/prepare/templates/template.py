@@ -158,11 +158,6 @@ Piece = tuple[str | list[int], float]
 class PiecesTemplate(Template):
     """A template whose subclasses define `pieces`; the texts of a batch are encoded in one call."""
 
-    def __init__(self, tokenizer: Tokenizer, options: TemplateOptions) -> None:
-        super().__init__(tokenizer, options)
-        self._is_control = np.zeros(tokenizer.vocab_size, np.bool_)
-        self._is_control[list(tokenizer.control_ids)] = True
-
     @abc.abstractmethod
     def pieces(self, conversation: Conversation) -> list[Piece]:
         """Return the pieces of a conversation that `check` has passed, or raise a RecordError."""
@@ -198,11 +193,9 @@ class PiecesTemplate(Template):
         weights: Any = self.weights(ids, [weight for _, weight in plan])
         dtype = np.dtype(np.float32 if self.weighted else np.bool_)
         loss: Any = np.repeat(np.array(weights, dtype), [len(part) for part in ids])
-        given = itertools.chain.from_iterable(value for value, _ in plan if not isinstance(value, str))
-        if np.count_nonzero(self._is_control[tokens]) != sum(bool(self._is_control[number]) for number in given):
-            for (value, _), part in zip(plan, ids, strict=True):
-                if isinstance(value, str):
-                    self.check_no_control(value, part)
+        for (value, _), part in zip(plan, ids, strict=True):
+            if isinstance(value, str):
+                self.check_no_control(value, part)
         return Rendered(tokens, loss)
 
 
