@@ -27,7 +27,7 @@ _AMOUNT = re.compile(r"\d+(\.\d*)?|\.\d+")
 _FOLDER = "a folder that is new or empty; local or gs://"
 _INPUTS = """JSONL, JSON arrays or Parquet, also .gz and .zst; files, globs or directories, local or gs://. An amount may follow
 each: a factor with a point (0.5, 3.0) or a number of records (5000)"""
-_RUNNER = """prepare by an Apache Beam pipeline: DirectRunner, DataflowRunner, FlinkRunner, SparkRunner, ...; Beam's own options
+_RUNNER = """prepare by Apache Beam pipelines: DirectRunner, DataflowRunner, FlinkRunner, SparkRunner, ...; Beam's own options
 follow, after all others (--project=... --region=... --temp_location=gs://...). Every worker must reach the inputs, the
 tokenizer and the output, and have grain_sft installed (--sdk_container_image=..., --requirements_file=...). The corpus is the
 same. Needs the extra 'beam'"""

@@ -1,31 +1,45 @@
-"""Preparation as an Apache Beam pipeline, for any Beam runner: Dataflow, Flink, Spark, or the cores of this machine.
+"""Preparation by Apache Beam pipelines, for any Beam runner: Dataflow, Flink, Spark, or the cores of this machine.
 
-The output equals that of `run.prepare`, byte for byte, and each continues the other's unfinished work. Every worker needs
-access to the inputs, the tokenizer and the output, in buckets or on a shared file system, and an installed grain_sft
-(`--sdk_container_image` or `--requirements_file`). The DataflowRunner needs `apache-beam[gcp]`.
+The output equals that of `run.prepare`, byte for byte, and each continues the other's unfinished work. Three pipelines run,
+one after the other: one scans, one renders, one writes. Every worker needs access to the inputs, the tokenizer and the
+output, in buckets or on a shared file system, and an installed grain_sft (`--sdk_container_image` or
+`--requirements_file`). The DataflowRunner needs `apache-beam[gcp]`.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import functools
 import importlib.util
 import io
 import logging
 import os
 import secrets
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from grain_sft import errors
-from grain_sft.errors import MissingExtraError, PrepareError
-from grain_sft.prepare import beam_steps as steps
-from grain_sft.prepare.beam_steps import Outcome, Run
+import msgspec
+import numpy as np
+
+from grain_sft.errors import GrainSftError, MissingExtraError, PrepareError
+from grain_sft.prepare.chunks import Header
+from grain_sft.prepare.documents import ChunkDocuments
+from grain_sft.prepare.job import Job, make_corpus
 from grain_sft.prepare.records import inputs
+from grain_sft.prepare.records.inputs import Input, Unit
 from grain_sft.prepare.request import Request
 from grain_sft.prepare.target import Target
+from grain_sft.prepare.workers import Failure
+from grain_sft.prepare.writers import Plan, SplitStatistics, Task
+from grain_sft.storage import files
 
 LOCAL_RUNNERS = ("direct", "directrunner")
 DATAFLOW_RUNNERS = ("dataflow", "dataflowrunner")
+
+Result = tuple[int, Unit | None, Failure | None]
+"""Number of a unit or task, the unit where it was scanned, and the failure where the step failed."""
 
 
 def prepare(
@@ -35,7 +49,7 @@ def prepare(
     pipeline_args: Sequence[str] = (),
     overwrite: bool = False,
 ) -> dict[str, Any]:
-    """Write the corpus that `request` describes to `output` with a Beam pipeline. See `run.prepare`.
+    """Write the corpus that `request` describes to `output` with Beam pipelines. See `run.prepare`.
 
     Args:
       request: Inputs, template, tokenizer and format.
@@ -49,85 +63,157 @@ def prepare(
 
     Raises:
       RecordError: A record is bad and `request.on_error` is "stop". Names the first bad record in the inputs' order.
-      PrepareError: Options are invalid or conflict, the output is of another request, or the pipeline failed.
+      PrepareError: Options are invalid or conflict, the output is of another request, or a pipeline failed.
       CorpusFileError: An input can't be read.
       StorageError: The output can't be written.
       MissingExtraError: apache-beam is not installed.
     """
     beam = _beam()
     options = _options(beam, pipeline_args)
-    target = Target(output)
-    target.check_writable()
-    entries = inputs.list_inputs([dataset.paths for dataset in request.datasets])
-
-    def attempt() -> Outcome:
-        run = Run(request, target.output, overwrite, f"beam-{secrets.token_hex(8)}")
-        try:
-            run.save("inputs.json", entries)
-            return _run(beam, options, run, len(inputs.plan_units(entries)))
-        finally:
-            target.forget(run.name)
-
-    with target.locked():
-        outcome = attempt()
-        if outcome.replace:
-            target.clear()
-            outcome = attempt()
-        if outcome.failure is not None:
-            raise outcome.failure.to_error()
-        if outcome.manifest.get("already"):
-            target.discard()
-        else:
-            target.publish()
-        return outcome.manifest
-
-
-def build(beam: Any, pipeline: Any, run: Run, units: int) -> None:
-    """Add the steps to a pipeline. A side input makes each step wait until the previous one is complete."""
-    once = pipeline | "Once" >> beam.Create([None])
-    scans = (
-        pipeline
-        | "Units" >> beam.Create([units])
-        | "Each unit" >> beam.FlatMap(lambda units: range(units))
-        | "Spread units" >> beam.Reshuffle()
-        | "Scan" >> beam.Map(steps.scan, run)
-    )
-    failed = (
-        once
-        | "Begin" >> beam.FlatMap(steps.begin, run, beam.pvalue.AsIter(scans))
-        | "Spread work" >> beam.Reshuffle()
-        | "Render" >> beam.FlatMap(steps.render, run)
-    )
-    unwritten = (
-        once
-        | "Plan" >> beam.FlatMap(steps.plan, run, beam.pvalue.AsIter(failed))
-        | "Spread tasks" >> beam.Reshuffle()
-        | "Write" >> beam.FlatMap(steps.write, run)
-    )
-    _ = once | "Finish" >> beam.Map(steps.finish, run, beam.pvalue.AsIter(unwritten))
-
-
-def _run(beam: Any, options: Any, run: Run, units: int) -> Outcome:
-    """Run the pipeline and return its outcome."""
-    is_local = str(options.get_all_options()["runner"]).lower() in LOCAL_RUNNERS
-    quiet = _quiet() if is_local else contextlib.nullcontext()
+    target, name = Target(output), f"beam-{secrets.token_hex(8)}"
     try:
-        with quiet, beam.Pipeline(options=options) as pipeline:
-            build(beam, pipeline, run, units)
-    except errors.GrainSftError:
-        raise
-    except Exception as error:  # each runner raises its own exceptions, such as RuntimeError
-        last = (str(error).strip().splitlines() or [type(error).__name__])[-1]
-        raise PrepareError(
-            f"the Beam pipeline failed ({type(error).__name__}: {last}). Start again to continue from there; the runner's "
-            "own log says more."
-        ) from error
-    if (outcome := run.outcome()) is not None:
-        return outcome
-    raise PrepareError(
-        f"the Beam pipeline ended without a result: {run.path('outcome.json')} is missing. Do its workers write to the "
-        f"same {run.output}?"
-    )
+        runner = Pipelines(files.join(target.work, name), beam, options)
+        return make_corpus(request, output, runner, overwrite=overwrite)
+    finally:
+        target.forget(name)
+
+
+@dataclasses.dataclass(frozen=True)
+class Pipelines:
+    """Runs the steps of a job, a pipeline for each kind.
+
+    Attributes:
+      notes: Folder of what the steps have to know: inputs, job and plan.
+      beam: The module apache_beam.
+      options: Options of the pipelines.
+    """
+
+    notes: str
+    beam: Any
+    options: Any
+
+    def scan(self, entries: Sequence[Input], units: Sequence[Unit]) -> Iterable[Unit]:
+        self._save("inputs.json", entries)
+        return [unit for _, unit, _ in self.run("Scan", scan, range(len(units))) if unit is not None]
+
+    def render(self, job: Job, units: Sequence[Unit]) -> Sequence[Unit]:
+        self._save("job.json", job)
+        self.run("Render", render, [unit.number for unit in units])
+        return units
+
+    def write(self, job: Job, plan: Plan, tasks: Sequence[Task]) -> Sequence[Task]:
+        self._save("plan.json", (job.headers, plan.statistics))
+        files.write_bytes(files.join(self.notes, "lengths.bin"), plan.documents.lengths.astype("<u4").tobytes())
+        for name, ids in plan.splits.items():
+            files.write_bytes(files.join(self.notes, f"{name}.bin"), ids.astype("<i8").tobytes())
+        self.run("Write", write, tasks)
+        return tasks
+
+    def run(self, name: str, step: Callable[[Any, str], Iterable[Result]], items: Sequence[Any]) -> list[Result]:
+        """Call `step(item, notes)` for each item in a pipeline; return the results in order, or raise the first failure."""
+        if not items:
+            return []
+        beam, path = self.beam, files.join(self.notes, f"{name}.json")
+        is_local = str(self.options.get_all_options()["runner"]).lower() in LOCAL_RUNNERS
+        try:
+            with _quiet() if is_local else contextlib.nullcontext(), beam.Pipeline(options=self.options) as pipeline:
+                each = pipeline | "Items" >> beam.Create(items) | "Spread" >> beam.Reshuffle()
+                results = beam.pvalue.AsIter(each | name >> beam.FlatMap(step, self.notes))
+                _ = pipeline | "Once" >> beam.Create([path]) | "Save" >> beam.Map(save_results, results)
+        except GrainSftError:
+            raise
+        except Exception as error:  # each runner raises its own exceptions, such as RuntimeError
+            last = (str(error).strip().splitlines() or [type(error).__name__])[-1]
+            raise PrepareError(
+                f"the Beam pipeline failed ({type(error).__name__}: {last}). Start again to continue from there; the "
+                "runner's own log says more."
+            ) from error
+        if not files.exists(path):
+            raise PrepareError(
+                f"the Beam pipeline ended without a result: {path} is missing. Do its workers write to the same folder?"
+            )
+        results = sorted(msgspec.json.decode(files.read_bytes(path), type=list[Result]), key=lambda result: result[0])
+        for _, _, failure in results:
+            if failure is not None:
+                raise failure.to_error()
+        return results
+
+    def _save(self, name: str, note: Any) -> None:
+        files.write_bytes(files.join(self.notes, name), msgspec.json.encode(note))
+
+
+# Steps, on Beam's workers. Any of them may run twice, also at once, and on any machine: each writes files that appear whole
+# and are the same each time.
+
+_lock = threading.RLock()
+"""One thread of a process works, however many the runner starts: more would take memory, and not be faster."""
+
+
+def scan(number: int, notes: str) -> Iterator[Result]:
+    """Count and hash a unit."""
+    entries, units = _inputs(notes)
+    yield _result(number, lambda: inputs.scan_unit(entries[units[number].input], units[number]))
+
+
+def render(number: int, notes: str) -> Iterator[Result]:
+    """Make a unit's chunk. After an earlier unit has failed, this one decides nothing, and is left out."""
+    failed = files.join(notes, "failed")
+    with _lock:
+        if not files.exists(failed) or int(files.read_bytes(failed)) > number:
+            result = _result(number, lambda: _job(notes).make_chunk(number))
+            if result[-1] is not None:
+                files.write_bytes(failed, b"%d" % number)
+            yield result
+
+
+def write(task: Task, notes: str) -> Iterator[Result]:
+    """Write a part of the corpus."""
+    with _lock:
+        yield _result(task.number, lambda: _job(notes).format.write(_plan(notes), task))
+
+
+def save_results(path: str, results: Iterable[Result]) -> None:
+    """Write the results of a pipeline as JSON."""
+    files.write_bytes(path, msgspec.json.encode(list(results)))
+
+
+def _result(number: int, step: Callable[[], Unit | None]) -> Result:
+    """Return the result of a step. A runner would retry an exception, and show a traceback of its own."""
+    try:
+        return number, step(), None
+    except GrainSftError as error:
+        return number, None, Failure.of(error)
+
+
+# Notes do not change during a run, so each process reads them once.
+
+
+def _note(notes: str, name: str, kind: Any) -> Any:
+    return msgspec.json.decode(files.read_bytes(files.join(notes, name)), type=kind)
+
+
+@functools.lru_cache(1)
+def _inputs(notes: str) -> tuple[tuple[Input, ...], list[Unit]]:
+    entries = _note(notes, "inputs.json", tuple[Input, ...])
+    return entries, inputs.plan_units(entries)
+
+
+@functools.lru_cache(1)
+def _job(notes: str) -> Job:
+    job: Job = _note(notes, "job.json", Job)
+    return job
+
+
+@functools.lru_cache(1)
+def _plan(notes: str) -> Plan:
+    job = _job(notes)
+    headers, statistics = _note(notes, "plan.json", tuple[tuple[Header, ...], dict[str, SplitStatistics]])
+
+    def array(name: str, dtype: str) -> Any:
+        return np.frombuffer(files.read_bytes(files.join(notes, f"{name}.bin")), dtype)
+
+    documents = ChunkDocuments(job.chunks, headers, [unit.input for unit in job.units], array("lengths", "<u4"))
+    return job.plan_of(documents, {split: array(split, "<i8") for split in statistics}, statistics)
 
 
 def _options(beam: Any, arguments: Sequence[str]) -> Any:

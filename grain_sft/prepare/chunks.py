@@ -1,9 +1,13 @@
-"""Chunks: the documents of one unit, rendered and cut, each in one file that appears whole."""
+"""Chunks: the documents of one unit, rendered and cut, each in one file that appears whole.
+
+A file holds: magic, header, a `RECORD` for each valid record, tokens, loss, and the rejected records as lines of JSON.
+"""
 
 from __future__ import annotations
 
 import concurrent.futures
 import dataclasses
+import json
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
@@ -21,16 +25,15 @@ RECORD = np.dtype(
         ("trainable", "<u4"),  # of these, tokens that take loss
         ("cut", "<u4"),  # tokens that were cut off
         ("cut_trainable", "<u4"),
-        ("dropped", "<u4"),  # index in DROPPED
     ]
 )
-DROPPED = ("", "no trainable token", "fewer than {min_tokens} tokens")
-"""Reasons why a document was dropped; the first one is of documents that were kept."""
+DROPPED = ("no trainable token", "fewer than {min_tokens} tokens")
+"""Reasons why a document was dropped."""
 
 REMOTE_THREADS = 16
 REMOTE_FILES = 8  # whole chunks in memory
 
-_MAGIC = b"GSFTCHK1"
+_MAGIC = b"GSFTCHK2"
 
 T = TypeVar("T")
 
@@ -44,11 +47,12 @@ class Header:
       records: Number of valid records, dropped ones included.
       tokens: Number of tokens of all kept documents.
       token_dtype, loss_dtype: "uint16" or "uint32"; "bool" or "float32".
-      rejected: Records that were left out: {"file", "line", "reason", "record"} each.
       binary: Whether every weight is 0 or 1.
       first_weights: Whether some document's first token has a weight.
       unended: Number of documents whose last token is not the tokenizer's EOS.
       inner_eos: Number of documents with an EOS before their last token.
+      dropped: Number of dropped documents for each reason in `DROPPED`.
+      rejected, rejected_bytes: Number of records that were left out, and the bytes of their lines.
       size: Bytes of the header in the file.
     """
 
@@ -57,11 +61,13 @@ class Header:
     tokens: int
     token_dtype: str
     loss_dtype: str
-    rejected: tuple[dict[str, Any], ...]
     binary: bool
     first_weights: bool
     unended: int
     inner_eos: int
+    dropped: tuple[int, ...]
+    rejected: int
+    rejected_bytes: int
     size: int = 0
 
     @property
@@ -73,8 +79,12 @@ class Header:
         return self.tokens_at + self.tokens * np.dtype(self.token_dtype).itemsize
 
     @property
-    def end(self) -> int:
+    def rejected_at(self) -> int:
         return self.loss_at + self.tokens * np.dtype(self.loss_dtype).itemsize
+
+    @property
+    def end(self) -> int:
+        return self.rejected_at + self.rejected_bytes
 
 
 @dataclasses.dataclass
@@ -84,26 +94,30 @@ class Contents:
     records: list[tuple[int, ...]] = dataclasses.field(default_factory=list)
     tokens: list[npt.NDArray[np.uint32]] = dataclasses.field(default_factory=list)
     loss: list[npt.NDArray[Any]] = dataclasses.field(default_factory=list)
+    dropped: list[int] = dataclasses.field(default_factory=lambda: [0] * len(DROPPED))
     rejected: list[dict[str, Any]] = dataclasses.field(default_factory=list)
 
     def encode(self, key: str, token_dtype: np.dtype[Any], loss_dtype: np.dtype[Any], eos: int | None) -> bytes:
         """Return the bytes of the chunk's file; `eos` is the tokenizer's EOS id."""
         tokens = np.concatenate([np.empty(0, token_dtype), *self.tokens], dtype=token_dtype, casting="unsafe")
         loss = np.concatenate([np.empty(0, loss_dtype), *self.loss], dtype=loss_dtype, casting="unsafe")
+        rejected = "".join(json.dumps(entry, ensure_ascii=False) + "\n" for entry in self.rejected).encode()
         header = Header(
             key=key,
             records=len(self.records),
             tokens=len(tokens),
             token_dtype=token_dtype.name,
             loss_dtype=loss_dtype.name,
-            rejected=tuple(self.rejected),
             binary=loss_dtype == np.bool_ or bool(((loss == 0) | (loss == 1)).all()),
             first_weights=any(len(part) > 0 and bool(part[0]) for part in self.loss),
             unended=sum(int(part[-1]) != eos for part in self.tokens),
             inner_eos=sum(eos is not None and bool((part[:-1] == eos).any()) for part in self.tokens),
+            dropped=tuple(self.dropped),
+            rejected=len(self.rejected),
+            rejected_bytes=len(rejected),
         )
         text = msgspec.json.encode(header)
-        parts = [np.array(self.records, RECORD).tobytes(), tokens.tobytes(), loss.tobytes()]
+        parts = [np.array(self.records, RECORD).tobytes(), tokens.tobytes(), loss.tobytes(), rejected]
         return b"".join([_MAGIC, len(text).to_bytes(8, "little"), text, *parts])
 
 
@@ -135,23 +149,25 @@ class Chunks:
             raise StorageError(f"{path}: damaged, or not a chunk ({error}). Delete it, and prepare again.") from error
         return header if header.key == self._key else None
 
-    def headers(self, units: int) -> list[Header]:
+    def find(self, units: int) -> list[Header | None]:
+        """Return the headers of the chunks of units 0 to `units`; None where none was made."""
+        return list(self._each(self.header, range(units), REMOTE_THREADS))
+
+    def headers(self, units: int) -> tuple[Header, ...]:
         """Return the headers of the chunks of units 0 to `units`, which have all been made."""
-        found = []
-        for unit, header in enumerate(self._each(self.header, range(units), REMOTE_THREADS)):
-            if header is None:
-                raise StorageError(f"{self.path(unit)}: is missing. Prepare again.")
-            found.append(header)
-        return found
+        found = self.find(units)
+        if None in found:
+            raise StorageError(f"{self.path(found.index(None))}: is missing. Prepare again.")
+        return tuple(header for header in found if header is not None)
 
     def records(self, headers: Sequence[Header]) -> Iterator[npt.NDArray[Any]]:
         """Yield the records [records] of every chunk, dtype `RECORD`, in order."""
+        parts = self._parts([(header.size, header.tokens_at) for header in headers])
+        return (np.frombuffer(data, RECORD) for data in parts)
 
-        def read(unit: int) -> npt.NDArray[Any]:
-            header = headers[unit]
-            return np.frombuffer(files.read_range(self.path(unit), header.size, header.tokens_at), RECORD)
-
-        return self._each(read, range(len(headers)), REMOTE_THREADS)
+    def rejected(self, headers: Sequence[Header]) -> Iterator[bytes]:
+        """Yield the lines of the rejected records of every chunk, in order."""
+        return self._parts([(header.rejected_at, header.end) for header in headers])
 
     def column(self, headers: Sequence[Header], name: str) -> npt.NDArray[np.uint32]:
         """Return one field of the records of all chunks, uint32 [documents]."""
@@ -161,6 +177,12 @@ class Chunks:
     def contents(self, units: Sequence[int]) -> Iterator[bytes]:
         """Yield the whole files of chunks, in order."""
         return self._each(lambda unit: files.read_bytes(self.path(unit)), units, REMOTE_FILES)
+
+    def _parts(self, ranges: Sequence[tuple[int, int]]) -> Iterator[bytes]:
+        """Yield a range of bytes of every chunk, in order."""
+        return self._each(
+            lambda unit: files.read_range(self.path(unit), *ranges[unit]), range(len(ranges)), REMOTE_THREADS
+        )
 
     def _each(self, read: Callable[[int], T], units: Sequence[int], at_once: int) -> Iterator[T]:
         """Yield `read` of each unit, in order; in a bucket, where each takes a round trip, several at once."""

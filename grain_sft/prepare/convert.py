@@ -14,12 +14,12 @@ import numpy.typing as npt
 from grain_sft.corpus import Corpus, check_tokenizer, open_corpus
 from grain_sft.errors import CorpusError
 from grain_sft.prepare.documents import Documents, Ids
-from grain_sft.prepare.job import finish
+from grain_sft.prepare.job import finish, reported, write_tasks
 from grain_sft.prepare.request import GIB, Dataset, Request, hash_of
-from grain_sft.prepare.run import Progress, write_tasks
 from grain_sft.prepare.target import MANIFEST, Target
 from grain_sft.prepare.tokenizers import load_tokenizer
 from grain_sft.prepare.writers import FORMATS, Plan, SplitStatistics
+from grain_sft.progress import Progress
 from grain_sft.storage import files
 
 VALIDATION = (
@@ -87,7 +87,8 @@ def convert(
         names = [str(entry.get("path")) for entry in inputs if isinstance(entry, dict)]
         plan = Plan(target.stage, request, described, documents, documents.ids, statistics, binary, names)
         made.check(plan)
-        write_tasks(plan, made, progress or (lambda what, done, total: None))
+        tasks = [task for split in plan.splits for task in made.tasks(plan, split)]
+        list(reported("Writing", write_tasks(plan, tasks), len(tasks), progress))
         counts = {name: source.get(name) for name in ("without_final_eos", "with_inner_eos")}
         return finish(plan, identity, tokenizer_files, {"dropped": {}, "rejected": 0, **counts})
 

@@ -1,7 +1,6 @@
-"""Job: one preparation from its inputs to a finished corpus, in steps that any runner may carry out.
+"""Job: one preparation from its inputs to a finished corpus, and the runner that calls its steps.
 
-The steps: `scan` the units (in any order), `begin`, `render` the units (in any order), `plan`, write the plan's tasks
-(in any order), `finish`. Each step's result is a file that appears whole, so a job that was stopped continues where it was.
+Each step's result is a file that appears whole, so a job that was stopped continues where it was.
 """
 
 from __future__ import annotations
@@ -10,14 +9,14 @@ import dataclasses
 import functools
 import itertools
 import json
-from collections.abc import Mapping, Sequence
-from typing import Any
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
-from grain_sft.errors import PrepareError
+from grain_sft.errors import GrainSftError, PrepareError, RecordError
 from grain_sft.prepare.chunks import DROPPED, Chunks, Header
 from grain_sft.prepare.documents import ChunkDocuments, Documents, Ids
 from grain_sft.prepare.records import inputs
@@ -26,8 +25,11 @@ from grain_sft.prepare.render import Renderer
 from grain_sft.prepare.request import VERSION, Request, hash_of
 from grain_sft.prepare.splits import Splits, split
 from grain_sft.prepare.target import MANIFEST, Target
-from grain_sft.prepare.writers import FORMATS, Format, Plan, SplitStatistics
+from grain_sft.prepare.writers import FORMATS, Format, Plan, SplitStatistics, Task
+from grain_sft.progress import Progress
 from grain_sft.storage import files
+
+T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,16 +39,10 @@ class Job(Renderer):
     Attributes:
       output: Folder of the corpus.
       units: Units of all inputs.
-      firsts: Number of each unit's first record in its input.
-      input_digests: Hashes of the inputs' contents.
-      input_records: Lines or rows of each input.
     """
 
     output: str
     units: tuple[Unit, ...]
-    firsts: tuple[int, ...]
-    input_digests: tuple[str, ...]
-    input_records: tuple[int, ...]
 
     @classmethod
     def of(cls, request: Request, output: str, entries: Sequence[Input], units: Sequence[Unit]) -> Job:
@@ -54,16 +50,11 @@ class Job(Renderer):
         most = FORMATS[request.format].max_seed
         if most is not None and request.seed > most:
             raise PrepareError(f"seed={request.seed}: expected at most {most} for format {request.format}.")
-        records = [0] * len(entries)
-        firsts = []
-        for unit in units:
-            firsts.append(records[unit.input] + 1)
-            records[unit.input] += unit.records
-        hashes = inputs.digests(units, entries)
-        job = cls(request, tuple(entries), "", output, tuple(units), tuple(firsts), tuple(hashes), tuple(records))
+        scanned, placed = inputs.assemble(entries, units)
+        job = cls(request, scanned, "", output, placed)
         _ = job.template  # which may be unknown
-        decisive = [request.as_dict(), [entry.path for entry in entries], hashes, job.tokenizer.sha256]
-        return dataclasses.replace(job, key=hash_of(decisive))
+        paths, hashes = [entry.path for entry in scanned], [entry.digest for entry in scanned]
+        return dataclasses.replace(job, key=hash_of([request.as_dict(), paths, hashes, job.tokenizer.sha256]))
 
     @functools.cached_property
     def target(self) -> Target:
@@ -79,43 +70,45 @@ class Job(Renderer):
         return Chunks(self.target.chunks, self.key)
 
     @functools.cached_property
+    def headers(self) -> tuple[Header, ...]:
+        """Headers of all chunks, read once all units are rendered."""
+        return self.chunks.headers(len(self.units))
+
+    @functools.cached_property
     def identity(self) -> dict[str, Any]:
         """All that decides the output, as JSON, for comparison with later runs."""
         described = [
-            {"path": entry.path, "size": entry.size, "records": records, "digest": digest}
-            for entry, digest, records in zip(self.inputs, self.input_digests, self.input_records, strict=True)
+            {"path": entry.path, "size": entry.size, "records": entry.records, "digest": entry.digest}
+            for entry in self.inputs
         ]
         tokenizer = json.loads(json.dumps(self.tokenizer.description()))
         return {"key": self.key, "request": self.request.as_dict(), "inputs": described, "tokenizer": tokenizer}
 
-    def render_unit(self, unit: Unit) -> bytes:
-        """Return a unit's chunk."""
-        return self.chunk(unit, self.firsts[unit.number])
+    def make_chunk(self, unit: int) -> None:
+        """Render a unit to its chunk, unless that is made already."""
+        if self.chunks.header(unit) is None:
+            self.chunks.write(unit, self.chunk(self.units[unit]))
 
-    def plan(self, headers: Sequence[Header]) -> Plan:
-        """Return the plan of the corpus from the `headers` of all chunks; refuse one without documents."""
-        documents = self.documents(headers)
+    def plan(self) -> Plan:
+        """Return the plan of the corpus, once all units are rendered; refuse one without documents."""
+        documents = ChunkDocuments(self.chunks, self.headers, [unit.input for unit in self.units])
         splits = split(self._datasets(documents), documents.lengths, self.request, self.format.rule)
         for name, ids in splits.items():
             if not len(ids):
-                rejected = [entry for header in self.chunks.headers(len(self.units)) for entry in header.rejected]
-                counts = [f"{count} dropped ({reason})" for reason, count in self._dropped(headers).items()]
-                first = "".join(f" The first: {bad['file']}:{bad['line']}: {bad['reason']}" for bad in rejected[:1])
+                rejected = (line for lines in self.chunks.rejected(self.headers) for line in lines.splitlines())
+                first = "".join(
+                    " The first: {file}:{line}: {reason}".format_map(json.loads(line))
+                    for line in itertools.islice(rejected, 1)
+                )
+                counts = [f"{count} dropped ({reason})" for reason, count in self._dropped().items()]
+                counts.append(f"{sum(header.rejected for header in self.headers)} rejected")
                 raise PrepareError(
                     f"no document is left for the split {name!r}: {len(documents.lengths)} valid records, "
-                    f"{', '.join([*counts, f'{len(rejected)} rejected'])}.{first}"
+                    f"{', '.join(counts)}.{first}"
                 )
         plan = self.plan_of(documents, splits, {name: self._count(documents, ids) for name, ids in splits.items()})
         self.format.check(plan)
         return plan
-
-    def headers(self) -> tuple[Header, ...]:
-        """Return the headers of all chunks, without rejected records."""
-        return tuple(dataclasses.replace(header, rejected=()) for header in self.chunks.headers(len(self.units)))
-
-    def documents(self, headers: Sequence[Header], lengths: npt.NDArray[Any] | None = None) -> ChunkDocuments:
-        """Return the documents of the chunks with these headers."""
-        return ChunkDocuments(self.chunks, headers, [unit.input for unit in self.units], lengths)
 
     def plan_of(self, documents: ChunkDocuments, splits: Splits, statistics: Mapping[str, SplitStatistics]) -> Plan:
         """Return the plan of a corpus of these documents, which were divided and counted before."""
@@ -133,26 +126,22 @@ class Job(Renderer):
 
     def finish(self, plan: Plan) -> dict[str, Any]:
         """Write metadata, tokenizer and rejected records, and then the manifest, which is returned."""
-        headers = self.chunks.headers(len(self.units))
-        rejected = [entry for header in headers for entry in header.rejected]
         if self.request.on_error == "skip":
-            with files.atomic_write(self.target.rejected) as file:
-                file.writelines(json.dumps(entry, ensure_ascii=False) + "\n" for entry in rejected)
+            with files.atomic_write(self.target.rejected, "wb") as file:
+                file.writelines(self.chunks.rejected(self.headers))
         counts = {
-            "dropped": self._dropped(headers),
-            "rejected": len(rejected),
-            "without_final_eos": sum(header.unended for header in headers),
-            "with_inner_eos": sum(header.inner_eos for header in headers),
+            "dropped": self._dropped(),
+            "rejected": sum(header.rejected for header in self.headers),
+            "without_final_eos": sum(header.unended for header in self.headers),
+            "with_inner_eos": sum(header.inner_eos for header in self.headers),
         }
         return finish(plan, self.identity, self.tokenizer.files(), counts)
 
-    def _dropped(self, headers: Sequence[Header]) -> dict[str, int]:
+    def _dropped(self) -> dict[str, int]:
         """Return the number of dropped records by reason."""
-        counts = np.zeros(len(DROPPED), np.int64)
-        for records in self.chunks.records(headers):
-            counts += np.bincount(records["dropped"], minlength=len(DROPPED))
         names = [text.format(min_tokens=self.template.min_tokens) for text in DROPPED]
-        return {name: int(count) for name, count in zip(names[1:], counts[1:], strict=True) if count}
+        counts = (sum(counts) for counts in zip(*(header.dropped for header in self.headers), strict=True))
+        return {name: count for name, count in zip(names, counts, strict=False) if count}
 
     def _datasets(self, documents: Documents) -> list[Ids]:
         """Return the documents of each dataset, in order."""
@@ -173,6 +162,85 @@ class Job(Renderer):
             )
             totals += [int((column * weight).sum()) for column in (length, trainable, cut > 0, cut, cut_trainable)]
         return SplitStatistics(len(ids), *totals.tolist())
+
+
+class Runner(Protocol):
+    """What calls the steps of a job that may run in any order, in several processes or on several machines.
+
+    Each method yields the steps in order, each when it and all before it are done, and raises the first one's error.
+    """
+
+    def scan(self, entries: Sequence[Input], units: Sequence[Unit]) -> Iterable[Unit]:
+        """Count the records of every unit, and hash its bytes."""
+
+    def render(self, job: Job, units: Sequence[Unit]) -> Iterable[Unit]:
+        """Make the chunks of units."""
+
+    def write(self, job: Job, plan: Plan, tasks: Sequence[Task]) -> Iterable[Task]:
+        """Write parts of the corpus."""
+
+
+def make_corpus(
+    request: Request,
+    output: str | os.PathLike[str],
+    runner: Runner,
+    *,
+    overwrite: bool = False,
+    progress: Progress | None = None,
+) -> dict[str, Any]:
+    """Make or continue the corpus that `request` describes with the steps of a `Job`; see `prepare`."""
+    target = Target(output)
+    target.check_writable()
+    entries = inputs.list_inputs([dataset.paths for dataset in request.datasets], progress)
+    units = inputs.plan_units(entries)
+    total = sum(unit.size for unit in units)
+    units = list(reported("Scanning the inputs", runner.scan(entries, units), total, progress, lambda unit: unit.size))
+    job = Job.of(request, target.output, entries, units)
+
+    def make() -> dict[str, Any]:
+        todo = [job.units[unit] for unit, header in enumerate(job.chunks.find(len(units))) if header is None]
+        done = total - sum(unit.size for unit in todo)
+        try:
+            rendered = runner.render(job, todo)
+            list(reported("Rendering", rendered, total, progress, lambda unit: unit.size, done))
+        except GrainSftError as error:
+            if isinstance(error, RecordError) or not any(job.chunks.find(len(units))):
+                target.discard()  # the same request would fail again; unfinished work would block a corrected one
+            raise
+        try:
+            plan = job.plan()
+        except PrepareError:
+            target.discard()
+            raise
+        tasks = [task for name in plan.splits for task in job.format.tasks(plan, name)]
+        list(reported("Writing", runner.write(job, plan, tasks), len(tasks), progress))
+        return job.finish(plan)
+
+    return target.produce(job.identity, make, overwrite=overwrite)
+
+
+def reported(
+    what: str,
+    steps: Iterable[T],
+    total: int,
+    progress: Progress | None,
+    size: Callable[[T], int] = lambda step: 1,
+    done: int = 0,
+) -> Iterator[T]:
+    """Yield steps that are done, and report the progress."""
+    report = progress or (lambda what, done, total: None)
+    report(what, done, total)
+    for step in steps:
+        done += size(step)
+        report(what, done, total)
+        yield step
+
+
+def write_tasks(plan: Plan, tasks: Iterable[Task]) -> Iterator[Task]:
+    """Write the parts of a corpus, in this process."""
+    for task in tasks:
+        FORMATS[plan.request.format].write(plan, task)
+        yield task
 
 
 def finish(

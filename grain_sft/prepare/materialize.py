@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,6 +27,7 @@ from grain_sft.errors import CorpusError, LayoutError, StorageError
 from grain_sft.layout import PackedLayout, plan_files
 from grain_sft.prepare.target import Target
 from grain_sft.prepare.writers.plan import whole_files
+from grain_sft.progress import Progress
 from grain_sft.storage import files
 
 if TYPE_CHECKING:
@@ -35,8 +36,6 @@ if TYPE_CHECKING:
 SHARD_BYTES = 1 << 30  # of rows
 _CHUNK_TOKENS = 1 << 20  # read and written at once
 _LOSS_SIZES = {None: 0, "bool": 1, "float32": 4}  # bytes of a token's loss
-
-Progress = Callable[[str, int, int], None]
 
 
 def materialize(

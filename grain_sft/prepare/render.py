@@ -21,7 +21,7 @@ from grain_sft.prepare.tokenizers import Tokenizer, load_tokenizer
 from grain_sft.prepare.writers import FORMATS
 
 BATCH = 256  # conversations that are tokenized together
-_NO_LOSS, _TOO_SHORT = 1, 2  # indices in chunks.DROPPED
+_NO_LOSS, _TOO_SHORT = 0, 1  # indices in chunks.DROPPED
 _TEMPLATE_OPTIONS = ("seq_level_weight", "condition", "chat_template", "system_prompt")
 
 
@@ -67,8 +67,8 @@ class Renderer:
         options = TemplateOptions(self.request.special_text, **values)
         return render(self.template, conversations, self.tokenizer, options)
 
-    def chunk(self, unit: Unit, first: int) -> bytes:
-        """Return the chunk of a unit whose first record has the number `first` in its input."""
+    def chunk(self, unit: Unit) -> bytes:
+        """Return the chunk of a unit."""
         made, path = Contents(), self.inputs[unit.input].path
         batch: list[tuple[int, Any, Conversation]] = []
 
@@ -80,7 +80,7 @@ class Renderer:
                     self._add(line, result, made)
             batch.clear()
 
-        for line, raw in read_records(self.inputs[unit.input], unit, first):
+        for line, raw in read_records(self.inputs[unit.input], unit):
             try:
                 batch.append((line, raw, self.read(raw)))
             except RecordError as error:
@@ -121,11 +121,11 @@ class Renderer:
         length = len(tokens)
         trainable = total_trainable if length == total else int(np.count_nonzero(loss))
         drops_untrainable = self.template.trim_trailing or FORMATS[self.request.format].drops_untrainable
-        too_short = _TOO_SHORT if length < self.template.min_tokens else 0
-        dropped = _NO_LOSS if drops_untrainable and not trainable else too_short
-        if dropped:
+        no_loss = drops_untrainable and not trainable
+        if no_loss or length < self.template.min_tokens:
+            made.dropped[_NO_LOSS if no_loss else _TOO_SHORT] += 1
             length = trainable = 0
         else:
             made.tokens.append(tokens)
             made.loss.append(loss)
-        made.records.append((line, length, trainable, total - length, total_trainable - trainable, dropped))
+        made.records.append((line, length, trainable, total - length, total_trainable - trainable))

@@ -2,31 +2,23 @@
 
 from __future__ import annotations
 
-import concurrent.futures
 import itertools
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
 from grain_sft.arguments import as_integer
-from grain_sft.errors import GrainSftError, PrepareError, RecordError
-from grain_sft.prepare.job import Job
+from grain_sft.errors import PrepareError, RecordError
+from grain_sft.prepare.job import make_corpus
 from grain_sft.prepare.records import inputs
-from grain_sft.prepare.records.inputs import Input, Unit
 from grain_sft.prepare.render import Renderer
 from grain_sft.prepare.request import Request
-from grain_sft.prepare.target import Target
 from grain_sft.prepare.templates import Rendered
 from grain_sft.prepare.tokenizers import Tokenizer
-from grain_sft.prepare.workers import render_all
-from grain_sft.prepare.writers import Format, Plan
-
-Progress = Callable[[str, int, int], None]
-"""Callback that takes the name of an activity, the amount done and the total."""
-
-UNITS_PER_WORKER = 4  # starting a worker takes longer than rendering fewer
+from grain_sft.prepare.workers import Local
+from grain_sft.progress import Progress
 
 
 def prepare(
@@ -59,66 +51,9 @@ def prepare(
       CorpusFileError: An input can't be read.
       StorageError: The output can't be written.
     """
-    report = progress or (lambda what, done, total: None)
     if workers is not None:
         as_integer("workers", workers, 1, PrepareError)
-    target = Target(output)
-    target.check_writable()
-    entries = inputs.list_inputs([dataset.paths for dataset in request.datasets], report)
-    units = _scan(entries, inputs.plan_units(entries), report)
-    job = Job.of(request, target.output, entries, units)
-
-    def make() -> dict[str, Any]:
-        _render(job, workers, report)
-        try:
-            plan = job.plan(job.headers())
-        except PrepareError:
-            target.discard()
-            raise
-        write_tasks(plan, job.format, report)
-        return job.finish(plan)
-
-    return target.produce(job.identity, make, overwrite=overwrite)
-
-
-def _render(job: Job, workers: int | None, report: Progress) -> None:
-    """Render the units that have no chunk yet."""
-    todo = [unit for unit in job.units if job.chunks.header(unit.number) is None]
-    if workers is None:
-        workers = min(os.cpu_count() or 1, -(-len(todo) // UNITS_PER_WORKER))
-    total = sum(unit.size for unit in job.units)
-    done = total - sum(unit.size for unit in todo)
-    report("Rendering", done, total)
-    try:
-        for unit in render_all(job, todo, workers):
-            done += unit.size
-            report("Rendering", done, total)
-    except GrainSftError as error:
-        if isinstance(error, RecordError) or not done:
-            job.target.discard()  # the same request would fail again; unfinished work would block a corrected one
-        raise
-
-
-def write_tasks(plan: Plan, format: Format, report: Progress) -> None:
-    """Run the write tasks of all splits."""
-    tasks = [task for split in plan.splits for task in format.tasks(plan, split)]
-    for number, task in enumerate(tasks):
-        report("Writing", number, len(tasks))
-        format.write(plan, task)
-    report("Writing", len(tasks), len(tasks))
-
-
-def _scan(entries: Sequence[Input], units: Sequence[Unit], report: Progress) -> list[Unit]:
-    """Count the records of every unit and hash its bytes."""
-    total = sum(unit.size for unit in units)
-    found: list[Unit] = []
-    done = 0
-    with concurrent.futures.ThreadPoolExecutor(inputs.SCAN_THREADS) as pool:
-        for unit in pool.map(lambda unit: inputs.scan_unit(entries[unit.input], unit), units):
-            found.append(unit)
-            done += unit.size
-            report("Scanning the inputs", done, total)
-    return found
+    return make_corpus(request, output, Local(workers), overwrite=overwrite, progress=progress)
 
 
 def dry_run(request: Request, records: int) -> str:

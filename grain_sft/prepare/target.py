@@ -128,29 +128,20 @@ class Target:
             yield
 
     def begin(self, identity: Mapping[str, Any], *, overwrite: bool) -> None:
-        """Begin or continue the work of `identity`: clear what belongs to another preparation."""
-        if self.holds_other(identity, overwrite=overwrite):
-            self.clear()
-        elif not files.exists(self.state):
-            self._clear_work()
-        self.mark(identity)
-
-    def holds_other(self, identity: Mapping[str, Any], *, overwrite: bool) -> bool:
-        """Return whether files of another preparation have to be cleared; refuse, unless they are to be overwritten."""
+        """Begin or continue the work of `identity`: clear what belongs to another preparation, if it may be overwritten."""
         found = _load(self.state) if files.exists(self.state) else None
-        if found is not None and found.get("key") != identity["key"]:
-            if not overwrite:
-                raise self.error(self.changed("unfinished work", found, identity))
-            return True
+        is_other = found is not None and found.get("key") != identity["key"]
+        if is_other and not overwrite:
+            raise self.error(self.changed("unfinished work", found or {}, identity))
         # a local corpus is replaced when the new one is complete; in a bucket the new one's files go to the same names
-        return self.remote and files.exists(self.manifest)
-
-    def mark(self, identity: Mapping[str, Any]) -> None:
-        """Write the identity of the unfinished work."""
+        if is_other or (self.remote and files.exists(self.manifest)):
+            self._clear()
+        elif found is None:
+            self._clear_work()
         if not files.exists(self.state):
             files.write_bytes(self.state, json.dumps(identity, indent=2).encode())
 
-    def clear(self) -> None:
+    def _clear(self) -> None:
         """Remove unfinished work, and all files of a remote output, its manifest first."""
         if self.remote:
             # a run that is stopped half-way leaves unfinished work without a key, not a folder that looks new

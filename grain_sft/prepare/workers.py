@@ -1,54 +1,72 @@
-"""Worker processes that render the units of a job. A worker reads a job, and then the number of each unit, one a line.
+"""The runner of this machine, and the worker processes that render units for it.
 
-Not multiprocessing: such a process runs whatever the caller's main module is, and ends when its input does, which is when
-its parent ends in whatever way.
+A worker reads a job, and then the number of each unit, one a line. It is not of multiprocessing: such a process runs
+whatever the caller's main module is. It ends when its input does, which is when its parent ends in whatever way.
 """
 
 from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import dataclasses
 import os
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
 from grain_sft import errors
 from grain_sft.errors import GrainSftError, PrepareError
-from grain_sft.prepare.job import Job
-from grain_sft.prepare.records.inputs import Unit
+from grain_sft.prepare.job import Job, write_tasks
+from grain_sft.prepare.records import inputs
+from grain_sft.prepare.records.inputs import Input, Unit
+from grain_sft.prepare.writers import Plan, Task
+
+UNITS_PER_WORKER = 4  # starting a worker takes longer than rendering fewer
 
 
 class Failure(msgspec.Struct, frozen=True):
-    """An error in `grain_sft.errors` of another process, at a unit or task."""
+    """An error in `grain_sft.errors` of another process."""
 
-    unit: int
     kind: str
     message: str
 
     @classmethod
-    def of(cls, unit: int, error: GrainSftError) -> Failure:
-        return cls(unit, type(error).__name__, str(error))
+    def of(cls, error: GrainSftError) -> Failure:
+        return cls(type(error).__name__, str(error))
 
     def to_error(self) -> GrainSftError:
         kind: type[GrainSftError] = getattr(errors, self.kind, PrepareError)
         return kind(self.message)
 
 
-def render_all(job: Job, units: Sequence[Unit], workers: int) -> Iterator[Unit]:
-    """Render `units` in this process, or in `workers` others; yield each when it and all before it are done.
+@dataclasses.dataclass(frozen=True)
+class Local:
+    """Runs the steps of a job with threads that scan, `workers` processes that render, and this one, which writes."""
 
-    The error of the first bad record in the order of the inputs is raised, whatever the number of workers.
-    """
-    if workers <= 1 or len(units) <= 1:
-        for unit in units:
-            job.chunks.write(unit.number, job.render_unit(unit))
-            yield unit
-        return
-    size = min(workers, len(units))
+    workers: int | None
+
+    def scan(self, entries: Sequence[Input], units: Sequence[Unit]) -> Iterator[Unit]:
+        with concurrent.futures.ThreadPoolExecutor(inputs.SCAN_THREADS) as pool:
+            yield from pool.map(lambda unit: inputs.scan_unit(entries[unit.input], unit), units)
+
+    def render(self, job: Job, units: Sequence[Unit]) -> Iterator[Unit]:
+        enough = -(-len(units) // UNITS_PER_WORKER)
+        size = min(len(units), self.workers or min(os.cpu_count() or 1, enough))
+        if size > 1:
+            yield from _render_by_workers(job, units, size)
+        else:
+            for unit in units:
+                job.chunks.write(unit.number, job.chunk(unit))
+                yield unit
+
+    def write(self, job: Job, plan: Plan, tasks: Iterable[Task]) -> Iterator[Task]:
+        return write_tasks(plan, tasks)
+
+
+def _render_by_workers(job: Job, units: Sequence[Unit], size: int) -> Iterator[Unit]:
     thread = threading.local()
 
     def render(unit: Unit) -> Unit:
@@ -110,13 +128,13 @@ def serve() -> None:
             unit = job.units[int(line)]
             failure = None
             try:
-                made = job.render_unit(unit)
+                made = job.chunk(unit)
                 if os.getppid() != parent:
                     return  # killed; another run may have begun
                 job.chunks.write(unit.number, made)
             except GrainSftError as error:
-                failure = Failure.of(unit.number, error)
+                failure = Failure.of(error)
             except MemoryError:
-                failure = Failure(unit.number, "PrepareError", "a worker has run out of memory. Use fewer workers.")
+                failure = Failure("PrepareError", "a worker has run out of memory. Use fewer workers.")
             replies.write(msgspec.json.encode(failure) + b"\n")
             replies.flush()

@@ -48,12 +48,8 @@ def read_all(path: Path, draw: random.Random | None = None) -> list[tuple[int, A
     entries = inputs.list_inputs([[str(path)]])
     if draw is None:
         return [(number, raw) for _, number, raw in inputs.all_records(entries)]
-    first, jobs = 1, []
-    for unit in inputs.plan_units(entries):
-        jobs.append((unit, first))
-        first += inputs.scan_unit(entries[0], unit).records
-    draw.shuffle(jobs)
-    return sorted(record for job in jobs for record in inputs.read_records(entries[0], *job))
+    _, units = inputs.assemble(entries, [inputs.scan_unit(entries[0], unit) for unit in inputs.plan_units(entries)])
+    return sorted(record for unit in draw.sample(units, len(units)) for record in inputs.read_records(entries[0], unit))
 
 
 def expected_lines(data: bytes) -> list[tuple[int, bytes]]:
@@ -112,7 +108,7 @@ def test_the_digest_is_of_the_bytes_and_not_of_the_cuts(tmp_path):
     for name, text in (("a", b"1\n2\n"), ("b", b"1\n2\n"), ("c", b"1\n3\n")):
         entries = inputs.list_inputs([[str(written(tmp_path / f"{name}.jsonl", text))]])
         units = [inputs.scan_unit(entries[0], unit) for unit in inputs.plan_units(entries)]
-        found[name] = inputs.digests(units, entries)
+        found[name] = inputs.assemble(entries, units)[0][0].digest
     assert found["a"] == found["b"] != found["c"]
 
 
@@ -242,7 +238,7 @@ def test_a_file_that_changes_between_two_reads_is_noticed(tmp_path: Path, name: 
     unit = inputs.scan_unit(entry, unit)
     written(path, make(b'{"a": 2}\n' * 50))
     with pytest.raises(CorpusFileError, match="changed while it was read"):
-        list(inputs.read_records(entry, unit, 1))
+        list(inputs.read_records(entry, unit))
 
 
 @ANY
@@ -268,7 +264,7 @@ def test_a_process_goes_through_a_compressed_file_once(tmp_path: Path, monkeypat
     reads = []
     read_range = unpacked.files.read_range
     monkeypatch.setattr(unpacked.files, "read_range", lambda *place: reads.append(place) or read_range(*place))
-    assert sum(len(list(inputs.read_records(entry, unit, 1))) for unit in units) == 5000
+    assert sum(len(list(inputs.read_records(entry, unit))) for unit in units) == 5000
     assert len(reads) == len(set(reads)) == -(-entry.size // unpacked.BLOCK)
 
 

@@ -11,8 +11,9 @@ import dataclasses
 import functools
 import glob
 import hashlib
+import itertools
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,8 @@ class Input:
       kind: "jsonl", "array" or "parquet".
       compression: "gzip", "zstd" or "".
       parts: Parts that are read whole; None for plain lines, which can be cut anywhere.
+      records: Number of its lines, elements or rows, once it is scanned.
+      digest: Hash of its content, once it is scanned: SHA-256 over those of its units.
     """
 
     dataset: int
@@ -52,6 +55,8 @@ class Input:
     kind: str
     compression: str = ""
     parts: tuple[Part, ...] | None = None
+    records: int = 0
+    digest: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,11 +67,13 @@ class Unit(Part):
       number: Number among the units of all inputs.
       input: Number of its input.
       part: Number among the units of its input; of Parquet, the row group.
+      first: Number of its first line, element or row in its input.
     """
 
     number: int = 0
     input: int = 0
     part: int = 0
+    first: int = 1
 
     @property
     def size(self) -> int:
@@ -138,37 +145,46 @@ def scan_unit(entry: Input, unit: Unit) -> Unit:
     return dataclasses.replace(unit, records=starts, digest=hashlib.sha256(memoryview(data)[before:]).hexdigest())
 
 
-def digests(units: Sequence[Unit], inputs: Sequence[Input]) -> list[str]:
-    """Return a hash of each input's content: SHA-256 over those of its scanned units."""
-    parts: list[list[str]] = [[] for _ in inputs]
+def assemble(inputs: Sequence[Input], units: Iterable[Unit]) -> tuple[tuple[Input, ...], tuple[Unit, ...]]:
+    """Return the inputs with their records and digests, and their `units`, which were scanned, with their first records."""
+    placed: list[list[Unit]] = [[] for _ in inputs]
     for unit in units:
-        parts[unit.input].append(unit.digest)
-    return [hashlib.sha256("\n".join(part).encode()).hexdigest() for part in parts]
+        before = placed[unit.input]
+        first = before[-1].first + before[-1].records if before else 1
+        before.append(dataclasses.replace(unit, first=first))
+    scanned = [
+        dataclasses.replace(
+            entry,
+            records=sum(unit.records for unit in own),
+            digest=hashlib.sha256("\n".join(unit.digest for unit in own).encode()).hexdigest(),
+        )
+        for entry, own in zip(inputs, placed, strict=True)
+    ]
+    return tuple(scanned), tuple(itertools.chain.from_iterable(placed))
 
 
-def read_records(entry: Input, unit: Unit, first: int) -> Iterator[tuple[int, bytes | dict[str, Any]]]:
+def read_records(entry: Input, unit: Unit) -> Iterator[tuple[int, bytes | dict[str, Any]]]:
     """Yield number and record of each record of a unit: a line without its end, an array's element or a row.
 
     Args:
       entry: Input of the unit.
       unit: Unit of the input. Its blank lines are left out.
-      first: Number of the unit's first line, element or row.
 
     Raises:
       CorpusFileError: The file can't be read, or has changed.
       RecordError: A line has more than 256 MiB.
     """
     if entry.kind == "parquet":
-        yield from enumerate(parquet_file.rows(entry.path, unit.part), first)
+        yield from enumerate(parquet_file.rows(entry.path, unit.part), unit.first)
         return
     if entry.parts is None:
         data = _lines_of(entry, unit)
     else:
         data = unpacked.read_part(entry.path, entry.size, entry.compression, unit)
     if entry.kind == "array":
-        yield from enumerate(unpacked.elements(data), first)
+        yield from enumerate(unpacked.elements(data), unit.first)
         return
-    number, position = first, 3 if not unit.start and data.startswith(unpacked.BOM) else 0
+    number, position = unit.first, 3 if not unit.start and data.startswith(unpacked.BOM) else 0
     while position < len(data):
         end = data.find(b"\n", position)
         end = len(data) if end < 0 else end
@@ -183,12 +199,12 @@ def read_records(entry: Input, unit: Unit, first: int) -> Iterator[tuple[int, by
 
 def all_records(entries: Sequence[Input]) -> Iterator[tuple[Input, int, bytes | dict[str, Any]]]:
     """Yield input, number from 1 and record of all inputs, in order, as `read_records` does."""
-    first = [1] * len(entries)
-    for unit in plan_units(entries):
-        entry = entries[unit.input]
-        for number, raw in read_records(entry, unit, first[unit.input]):
-            yield entry, number, raw
-        first[unit.input] += scan_unit(entry, unit).records
+    for entry in entries:
+        first = 1
+        for unit in plan_units([entry]):
+            for number, raw in read_records(entry, dataclasses.replace(unit, first=first)):
+                yield entry, number, raw
+            first += scan_unit(entry, unit).records
 
 
 def _lines_of(entry: Input, unit: Unit) -> bytes:
