@@ -15,7 +15,7 @@ from prepared import StoppedError, chat, digests, stamps, stop_half_way
 
 import grain_sft
 from grain_sft.cli.main import main
-from grain_sft.errors import MissingExtraError, PrepareError, RecordError
+from grain_sft.errors import MissingExtraError, PrepareError
 from grain_sft.prepare import Dataset, Request, prepare, train_tokenizer
 from grain_sft.prepare.job import make_corpus
 from grain_sft.prepare.target import Target
@@ -120,21 +120,6 @@ def test_what_changed_is_named_as_a_local_run_names_it(chats: Path, tmp_path: Pa
         assert beam.prepare(other, tmp_path / name, overwrite=True) == expected
         assert digests(tmp_path / name) == digests(tmp_path / "expected")
     assert not left_behind(tmp_path)
-
-
-def test_the_first_bad_record_is_the_error(chats: Path, tmp_path: Path) -> None:
-    for number in range(FILES):
-        lines = (chats / f"{number}.jsonl").read_text().splitlines()
-        lines[30 - number] = "{}" if number > 3 else lines[30 - number]
-        (tmp_path / f"{number}.jsonl").write_text("\n".join(lines))
-    (tmp_path / "spm.model").write_bytes((chats / "spm.model").read_bytes())
-    request = request_of(tmp_path)
-    with pytest.raises(RecordError) as local:
-        prepare(request, tmp_path / "local", workers=1)
-    with pytest.raises(RecordError) as error:
-        beam.prepare(request, tmp_path / "beam")
-    assert str(error.value) == str(local.value) and f"{tmp_path}/4.jsonl:27" in str(error.value)
-    assert not (tmp_path / "beam").exists()
 
 
 def test_no_traceback_of_beam_hides_what_is_wrong(chats: Path, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gzip
 import json
 import random
@@ -88,11 +89,6 @@ def text_of(draw: random.Random, letters: str) -> str:
 @pytest.fixture(scope="module")
 def spm(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_trained(tmp_path_factory.mktemp("spm"))
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GRAIN_SFT_CACHE_DIR", str(tmp_path / ".cache"))
 
 
 def request_of(spm: Path, *paths: Path, template: str = "primer", **options: Any) -> Request:
@@ -236,18 +232,24 @@ def test_the_option_that_an_error_names_prepares_the_file(spm, tmp_path, capsys)
 
 
 def test_processes_stops_and_beam_make_the_same_bytes_of_every_kind_of_file(spm, tmp_path, monkeypatch):
+    """And name the same record, the first bad one."""
     monkeypatch.setattr(inputs, "BLOCK", 500)
     draw = random.Random(11)
     paths = []
     for kind, write in KINDS.items():
-        records = [SHAPES[draw.choice(["messages", "sharegpt"])](turns) for turns in talks(draw, 25)]
-        if kind == "parquet":
-            records = [SHAPES["messages"](turns) for turns in talks(draw, 25)]
+        shapes = ["messages"] if kind == "parquet" else ["messages", "sharegpt"]
+        records = [SHAPES[draw.choice(shapes)](turns) for turns in talks(draw, 25)]
+        if paths:  # all but the first file have a bad record
+            records[draw.randrange(25)] = SHAPES["messages"]([("user", "u"), ("robot", "a")])
         paths.append(tmp_path / f"{len(paths)}.{kind}")
         paths[-1].write_bytes(write(records))
-    request = request_of(spm, *paths, val_frac=0.2, format="episodes")
+    request = request_of(spm, *paths, val_frac=0.2, format="episodes", on_error="skip")
     expected = prepare(request, tmp_path / "one", workers=1)
-    assert prepare(request, tmp_path / "two", workers=2) == expected
+    assert expected["rejected"] == len(KINDS) - 1
+    beam = pytest.importorskip("grain_sft.prepare.beam")
+    pytest.importorskip("apache_beam")
+    assert prepare(request, tmp_path / "two", workers=3) == expected
+    assert beam.prepare(request, tmp_path / "beam") == expected
     stops = 0
     while not (tmp_path / "stopped").exists():
         left = draw.randrange(1, 12)
@@ -263,10 +265,13 @@ def test_processes_stops_and_beam_make_the_same_bytes_of_every_kind_of_file(spm,
         except StoppedError:
             stops += 1
     assert stops > 2
-    made = [digests(tmp_path / name) for name in ("one", "two", "stopped")]
-    assert made[0] == made[1] == made[2]
-    pytest.importorskip("apache_beam")
-    from grain_sft.prepare import beam
-
-    assert beam.prepare(request, tmp_path / "beam") == expected
-    assert digests(tmp_path / "beam") == made[0]
+    made = [digests(tmp_path / name) for name in ("one", "two", "stopped", "beam")]
+    assert made[1:] == made[:1] * 3 and "rejected" in made[0]
+    stops_there = dataclasses.replace(request, on_error="stop")
+    texts = set()
+    for function, options in ((prepare, {"workers": 1}), (prepare, {"workers": 3}), (beam.prepare, {})):
+        with pytest.raises(RecordError) as error:
+            function(stops_there, tmp_path / "bad", **options)
+        texts.add(str(error.value))
+    [text] = texts
+    assert text.startswith(f"{paths[1]}:") and "'robot'" in text and not (tmp_path / "bad").exists()

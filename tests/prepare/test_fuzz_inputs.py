@@ -78,11 +78,6 @@ def tokenizers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return {template: str(paths.get(template, spm)) for template in PLAIN}
 
 
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GRAIN_SFT_CACHE_DIR", str(tmp_path / ".cache"))
-
-
 def request_of(path: Path | str, tokenizers: dict[str, str], template: str = "primer", **options: Any) -> Request:
     format = options.pop("format", FORMATS.get(template, "episodes"))
     return Request((Dataset((str(path),)),), template, tokenizers[template], format, **options)
@@ -345,15 +340,3 @@ def test_a_damaged_parquet_file_is_an_error_that_names_it(tokenizers, tmp_path):
     path.write_bytes(b"")
     with pytest.raises(CorpusFileError, match=r"a\.parquet: can't be read as Parquet"):
         prepare(request_of(path, tokenizers), tmp_path / "out")
-
-
-def test_the_loss_is_never_of_a_rejected_line(tokenizers, tmp_path):
-    """A bad line between good ones shifts nothing, at the borders of batches either."""
-    bad = [0, 255, 256, 257, 511, 768, 1099]
-    lines = [b"{broken" if number in bad else GOOD % number for number in range(1100)]
-    path = written(tmp_path / "a.jsonl", lines)
-    out = tmp_path / "out"
-    prepare(request_of(path, tokenizers, on_error="skip"), out, workers=1)
-    assert [entry["line"] - 1 for entry in rejected_of(out)] == bad
-    found = check_spelled(out, "primer", tokenizers, path.read_bytes())
-    assert sorted(found) == [number + 1 for number in range(1100) if number not in bad]

@@ -33,6 +33,7 @@ from grain_sft.prepare import (
     Dataset,
     Request,
     TemplateOptions,
+    convert,
     load_tokenizer,
     parse_record,
     prepare,
@@ -103,45 +104,17 @@ class Place:
 
 
 @pytest.fixture
-def place(
-    tmp_path: Path,
-    tmp_path_factory: pytest.TempPathFactory,
-    tokenizers: dict[str, Path],
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> Place:
-    monkeypatch.setenv("GRAIN_SFT_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
+def place(tmp_path: Path, tokenizers: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> Place:
     return Place(tmp_path, tokenizers, capsys)
-
-
-def test_the_number_of_workers_changes_no_byte(place: Place) -> None:
-    inputs = [write_chats(place.folder / "in/large.jsonl", 3600, bad=(7, 2500, 3600))]  # several units in one file
-    assert inputs[0].stat().st_size > 1 << 20
-    inputs += [write_chats(place.folder / f"in/few-{number}.jsonl", 40, bad=(3,)) for number in range(3)]
-    request = place.request("episode", "olmo", inputs, on_error="skip", val_frac=0.1, part_bytes=100_000)
-    stops = dataclasses.replace(request, on_error="stop")
-    errors = set()
-    for workers in (1, 2, 3):
-        place.prepare(request, f"out{workers}", workers)
-        assert digests(place.folder / f"out{workers}") == digests(place.folder / "out1")
-        with pytest.raises(RecordError) as error:
-            place.prepare(stops, "stopped", workers)
-        errors.add(str(error.value))
-    with open(place.folder / "out1.rejected.jsonl") as file:
-        assert [json.loads(line)["line"] for line in file] == [7, 2500, 3600, 3, 3, 3]
-    [text] = errors
-    assert text.startswith(f"{inputs[0]}:7: ")
 
 
 def workers_of_this_process() -> list[int]:
     found = []
     for path in Path("/proc").glob("[0-9]*/stat"):
-        try:
+        with contextlib.suppress(OSError):  # where it has ended
             parent = int(path.read_text().rpartition(")")[2].split()[1])
             if parent == os.getpid() and b"worker" in (path.parent / "cmdline").read_bytes():
                 found.append(int(path.parent.name))
-        except OSError:  # it has ended
-            continue
     return found
 
 
@@ -212,68 +185,58 @@ def test_a_finished_run_started_again_does_nothing(format: str, place: Place) ->
         assert stamps(place.folder) == before
 
 
-Change = Callable[[list[Path], Request], tuple[Request, list[str]]]
+OPTIONS: dict[str, tuple[Any, str]] = {
+    "seed": (43, "42 -> 43"),
+    "val_frac": (0.25, "0.1 -> 0.25"),
+    "max_length": (50, "null -> 50"),
+    "keep": ("first", 'null -> "first"'),
+    "format": ("olmo", '"primer" -> "olmo"'),
+    "template": ("episode", '"primer" -> "episode"'),
+    "special_text": ("encode", '"error" -> "encode"'),
+    "shuffle": (False, "null -> false"),
+}
 
 
-def change_input(chats: list[Path], request: Request) -> tuple[Request, list[str]]:
-    chats[3].write_text(chats[3].read_text().replace("kind", "nice", 1))  # as long as before
-    return request, [f"{chats[3]}.digest: "]
-
-
-def change_rows(chats: list[Path], request: Request) -> tuple[Request, list[str]]:
-    chats[5].write_text(chats[5].read_text() + json.dumps(record(7)) + "\n")
-    return request, [f"{chats[5]}.records: 65 -> 66"]
-
-
-def change_names(chats: list[Path], request: Request) -> tuple[Request, list[str]]:
-    paths = [
-        str(chats[7].rename(chats[7].with_name("renamed.jsonl"))),
-        str(write_chats(chats[0].parent / "9.jsonl", 10)),
-    ]
-    datasets = (*request.datasets[:7], *(Dataset((path,)) for path in paths))
-    return dataclasses.replace(request, datasets=datasets), [f"{path}: null -> " for path in paths]
-
-
-def change_tokenizer(chats: list[Path], request: Request) -> tuple[Request, list[str]]:
-    words = [f"the question and other words {number}" for number in range(300)]
-    Path(request.tokenizer).write_bytes(train_tokenizer(words, 440, SPECIAL))
-    return request, ["tokenizer.sha256: "]
-
-
-def change_options(chats: list[Path], request: Request) -> tuple[Request, list[str]]:
-    changes = {
-        "seed": (43, "42 -> 43"),
-        "val_frac": (0.25, "0.1 -> 0.25"),
-        "max_length": (50, "null -> 50"),
-        "keep": ("first", 'null -> "first"'),
-        "format": ("olmo", '"primer" -> "olmo"'),
-        "template": ("episode", '"primer" -> "episode"'),
-        "special_text": ("encode", '"error" -> "encode"'),
-        "shuffle": (False, "null -> false"),
-    }
-    changed = dataclasses.replace(request, **{name: value for name, (value, _) in changes.items()})  # type: ignore[arg-type]
-    return changed, [f"request.{name}: {text}" for name, (_, text) in changes.items()]
+def change(what: str, chats: list[Path], request: Request) -> tuple[Request, list[str]]:
+    """Change what is named; return the request and what the error says of it."""
+    if what == "input":
+        chats[3].write_text(chats[3].read_text().replace("kind", "nice", 1))  # as long as before
+        return request, [f"{chats[3]}.digest: "]
+    if what == "rows":
+        chats[5].write_text(chats[5].read_text() + json.dumps(record(7)) + "\n")
+        return request, [f"{chats[5]}.records: 65 -> 66"]
+    if what == "tokenizer":
+        words = [f"the question and other words {number}" for number in range(300)]
+        Path(request.tokenizer).write_bytes(train_tokenizer(words, 440, SPECIAL))
+        return request, ["tokenizer.sha256: "]
+    if what == "names":
+        renamed = chats[7].rename(chats[7].with_name("renamed.jsonl"))
+        paths = [str(renamed), str(write_chats(chats[0].parent / "9.jsonl", 10))]
+        datasets = (*request.datasets[:7], *(Dataset((path,)) for path in paths))
+        return dataclasses.replace(request, datasets=datasets), [f"{path}: null -> " for path in paths]
+    changed = dataclasses.replace(request, **{name: value for name, (value, _) in OPTIONS.items()})
+    return changed, [f"request.{name}: {text}" for name, (_, text) in OPTIONS.items()]
 
 
 @pytest.mark.parametrize(
-    ("change", "stopped"),
+    ("what", "stopped"),
     [
-        *((each, False) for each in (change_input, change_rows, change_names, change_tokenizer, change_options)),
-        (change_rows, True),
-        (change_options, True),
+        *((each, False) for each in ("input", "rows", "tokenizer", "names", "options")),
+        ("rows", True),
+        ("options", True),
     ],
 )
-def test_what_changed_is_named_and_overwritten_only_if_asked(change: Change, stopped: bool, place: Place) -> None:
+def test_what_changed_is_named_and_overwritten_only_if_asked(what: str, stopped: bool, place: Place) -> None:
     model = shutil.copy(place.tokenizers["primer"], place.folder / "spm.model")
     request = dataclasses.replace(place.request(val_frac=0.1), tokenizer=str(model))
     with pytest.raises(StoppedError) if stopped else contextlib.nullcontext():
         place.prepare(request, progress=stop_half_way() if stopped else None)
-    changed, expected = change(place.chats, request)
+    changed, expected = change(what, place.chats, request)
     before = stamps(place.folder)
     with pytest.raises(PrepareError) as error:
         place.prepare(changed)
-    text, what = str(error.value), "unfinished work" if stopped else "a corpus made"
-    assert text.startswith(f"{place.out}: holds {what} from other inputs or options. What changed:\n")
+    text, found = str(error.value), "unfinished work" if stopped else "a corpus made"
+    assert text.startswith(f"{place.out}: holds {found} from other inputs or options. What changed:\n")
     assert all(line in text for line in (*expected, "--overwrite")) and stamps(place.folder) == before
     place.prepare(changed, overwrite=True)
     place.assert_whole(changed)
@@ -312,9 +275,11 @@ def test_after_an_error_of_the_request_nothing_is_in_the_way(place: Place) -> No
 def test_a_folder_with_other_files_is_left_alone(more: list[str], place: Place) -> None:
     place.out.mkdir()
     (place.out / "thesis.txt").write_text("years of work")
+    place.prepare(place.request(), "made")
     before = stamps(place.folder)
-    error = place.fails(place.command(place.request(), *more))
-    assert f"{place.out}: " in error and "holds no prepare.json" in error
+    converting = ["convert", str(place.folder / "made"), "--format", "olmo", "-o", str(place.out)]
+    for command in (place.command(place.request()), converting):
+        assert f"{place.out}: is not empty, and holds no prepare.json" in place.fails([*command, *more])
     assert stamps(place.folder) == before and (place.out / "thesis.txt").read_text() == "years of work"
 
 
@@ -363,16 +328,19 @@ def small_files() -> Iterator[Callable[[int | None], None]]:
 def test_a_full_disk_is_a_sentence_and_the_next_run_goes_on(format, workers, place, small_files):
     request = place.request(format=format)
     place.prepare(request, "whole")
+    converted = place.folder / "whole", place.folder / "converted"
     most = max(path.stat().st_size for path in (place.folder / "whole").rglob("*") if path.is_file())
     for limit in (1000, 10_000, most * 3 // 4, most - 1):  # while chunks are written, and later
         small_files(limit)
-        with pytest.raises(StorageError, match=r"can't be written \(File too large\)"):
-            place.prepare(request, workers=workers)
+        for make in (lambda: place.prepare(request, workers=workers), lambda: convert(*converted, format)):
+            with pytest.raises(StorageError, match=r"can't be written \(File too large\)"):
+                make()
         small_files(None)
-        assert not place.out.exists()
+        assert place.names() == [".out.grain_sft-work", ".converted.grain_sft-work", "in", "whole"]
     place.prepare(request, workers=workers)
     assert digests(place.out) == digests(place.folder / "whole")
-    assert place.names() == ["in", "out", "whole"]
+    convert(*converted, format)
+    assert place.names() == ["converted", "in", "out", "whole"]
 
 
 @pytest.mark.parametrize("keep", [None, "first", "last"])
@@ -382,14 +350,17 @@ def test_what_is_cut_and_dropped_is_counted(template: str, keep: str | None, for
     rules, most = TEMPLATES[template], 70 if template in ("olmo", "hf") else 24
     request = place.request(template, format, place.chats[:2])
     printed = place.succeeds(place.command(request, "--max-length", str(most), *(["--keep", keep] if keep else [])))
-    places = [(file, number) for file in (0, 1) for number in range(1, 61 + file)]
-    lines = [line for path in place.chats[:2] for line in path.read_text().splitlines()]
-    records = [parse_record(json.loads(line)) for line in lines]
+    lines = {
+        (file, number): line
+        for file, path in enumerate(place.chats[:2])
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+    }
+    records = [parse_record(json.loads(line)) for line in lines.values()]
     rendered = render(rules, records, load_tokenizer(request.tokenizer), TemplateOptions())
     expected: dict[tuple[int, int], tuple[list[int], list[float]]] = {}
     names = ("documents", "tokens", "trainable_tokens", "truncated", "cut_tokens", "cut_trainable_tokens")
     kept_of: list[tuple[int, ...]] = []
-    for number, document in zip(places, rendered, strict=True):
+    for number, document in zip(lines, rendered, strict=True):
         tokens, loss = document.tokens.tolist(), document.loss.tolist()
         total, trainable = len(tokens), sum(map(bool, loss))
         part = slice(-most, None) if (keep or rules.truncation) == "last" else slice(most)
@@ -458,33 +429,25 @@ def test_an_amount_stands_after_an_input(words: list[str], place: Place) -> None
     assert "an amount follows an input, once" in place.fails([*command, "-o", str(place.out)])
 
 
-@pytest.mark.parametrize(("template", "end"), [("primer", "<|eot|>"), ("hf", "<|im_end|>")])
-def test_special_text_has_its_place_or_is_ordinary(template: str, end: str, place: Place) -> None:
-    texts = ["a <|eot|> b", "<|im_end|>", "x<|asst|><|usr|>", "</myPT_user>\n<|endoftext|>", "<|eo<|eot|>t|>"]
+def test_special_text_is_an_error_or_ordinary(place: Place) -> None:
+    texts = ["a <|eot|> b", "x<|asst|><|usr|>", "</myPT_user>\n", "<|eo<|eot|>t|>"]
     path = place.folder / "a.jsonl"
-    path.write_text("".join(json.dumps(each) + "\n" for each in (record(0), *(chat(text, text) for text in texts))))
-    command = place.command(place.request(template, "episodes", [path]))
+    path.write_text("".join(json.dumps(chat(text, text)) + "\n" for text in texts))
+    command = place.command(place.request("primer", "episodes", [path]))
     where = "messages[0].content: spells the special token '<|eot|>' at character 2"
-    assert f"{path}:2: {where}" in place.fails(command)
+    assert f"{path}:1: {where}" in place.fails(command)
     place.succeeds([*command, "--special-text", "encode"])
-    tokenizer = load_tokenizer(place.tokenizers[template])
-    special = set(tokenizer.special_tokens.values())
-    plain = [document for document in open_corpus(place.out).iter_documents() if document.source[1] > 1]
-    for text, document in zip(texts, plain, strict=True):
-        assert tokenizer.decode(document.tokens.tolist()).count(text) >= 2
-        assert sum(number in special for number in document.tokens.tolist()) == 4  # those of the template
-        assert tokenizer.decode(document.tokens[document.loss].tolist()) == text + end
+    tokenizer = load_tokenizer(place.tokenizers["primer"])
+    for text, document in zip(texts, open_corpus(place.out).iter_documents(), strict=True):
+        assert tokenizer.decode(document.tokens[document.loss].tolist()) == text + "<|eot|>"
+        assert sum(number in tokenizer.special_tokens.values() for number in document.tokens.tolist()) == 4
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_converting_again_changed_and_on_a_full_disk(format, place, small_files):
+def test_converting_again_and_changed(format: str, place: Place) -> None:
     request = place.request(format="episodes", val_frac=0.2)
     place.prepare(request, "made")
     command = ["convert", str(place.folder / "made"), "--format", format, "-o", str(place.out)]
-    small_files(1500)
-    error = place.fails(command)
-    small_files(None)
-    assert "can't be written (File too large)" in error and not place.out.exists()
     first, before = place.succeeds(command), stamps(place.folder)
     left = place.folder / ".out.grain_sft-work"  # of a run that was killed after it had named the output
     left.mkdir()
@@ -498,10 +461,6 @@ def test_converting_again_changed_and_on_a_full_disk(format, place, small_files)
     place.succeeds([*command, "--overwrite"])
     place.succeeds([*command[:-1], str(place.folder / "fresh")])
     assert digests(place.out) == digests(place.folder / "fresh")
-    (place.folder / "foreign").mkdir()
-    (place.folder / "foreign/x").touch()
-    place.fails([*command[:-1], str(place.folder / "foreign"), "--overwrite"])
-    assert [path.name for path in (place.folder / "foreign").iterdir()] == ["x"]
 
 
 @pytest.mark.parametrize(
@@ -545,14 +504,6 @@ def test_the_episode_tools_lines_work_as_written(name: str, place: Place, monkey
     line = f"{name} --input data/conversations.jsonl --output_dir data/chat_sft --val_split 0.1".split()
     printed = place.succeeds(line)
     assert "90 examples" in printed and "10 examples" in printed and "data/chat_sft/train" in printed
-    metadata = json.loads(Path("data/chat_sft/dataset_metadata.json").read_text())
-    for split, count in (("train", 90), ("val", 10)):
-        shard = Path("data/chat_sft", split, "shard_00000")
-        index = np.fromfile(shard / "episodes.idx", "<u8").reshape(-1, 2)
-        mask, tokens = np.fromfile(shard / "mask.bin", "u1"), np.fromfile(shard / "tokens.bin", "<u4")
-        assert len(index) == count and len(mask) == len(tokens) == index[-1].sum()
-        assert np.array_equal(index[1:, 0], np.cumsum(index[:-1, 1]))
-        assert metadata[f"num_{split}_episodes"] == count
     validation = np.sort(np.random.RandomState(42).permutation(100)[:10]) + 1
     assert open_corpus("data/chat_sft/val").sources[:, 1].tolist() == validation.tolist()
     before = stamps(place.folder)
@@ -561,11 +512,11 @@ def test_the_episode_tools_lines_work_as_written(name: str, place: Place, monkey
 
 
 def test_a_trained_tokenizer_is_the_same_again_and_gives_back_every_text(place: Place) -> None:
-    for name in ("a", "b"):
-        command = ["train-tokenizer", *map(str, place.chats), "-o", str(place.folder / f"{name}.model")]
-        assert "pieces  330" in place.succeeds([*command, "--vocab-size", "330"])
-    model = place.folder / "a.model"
-    assert model.read_bytes() == (place.folder / "b.model").read_bytes()
+    model, again = place.folder / "a.model", place.folder / "b.model"
+    for path in (model, again):
+        command = ["train-tokenizer", *map(str, place.chats), "-o", str(path), "--vocab-size", "330"]
+        assert "pieces  330" in place.succeeds(command)
+    assert model.read_bytes() == again.read_bytes()
     tokenizer = load_tokenizer(model)
     assert tokenizer.vocab_size == 330 and set(tokenizer.special_tokens) >= set(CHAT_TOKENS)
     for text in ("", " a  b ", "\n\n", "👩‍👩‍👧‍👦 עברית", "<|eot|>"):

@@ -160,11 +160,6 @@ def is_binary(case: Case) -> bool:
     return "openchat" not in case.inputs
 
 
-@pytest.fixture(autouse=True)
-def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GRAIN_SFT_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
-
-
 def name_of(case: object) -> str:
     return f"{case.template}-{case.tokenizer}" if isinstance(case, Case) else str(case)
 

@@ -184,17 +184,13 @@ def read_records(entry: Input, unit: Unit) -> Iterator[tuple[int, bytes | dict[s
     if entry.kind == "array":
         yield from enumerate(unpacked.elements(data), unit.first)
         return
-    number, position = unit.first, 3 if not unit.start and data.startswith(unpacked.BOM) else 0
-    while position < len(data):
-        end = data.find(b"\n", position)
-        end = len(data) if end < 0 else end
-        line = data[position:end].rstrip(b"\r")
+    for number, line in enumerate(data.removeprefix(b"" if unit.start else unpacked.BOM).split(b"\n"), unit.first):
+        line = line.rstrip(b"\r")
         if len(line) > unpacked.MAX_RECORD:
             limit = f"expected at most {unpacked.MAX_RECORD}"
             raise RecordError(f"{entry.path}:{number}: a line of {len(line)} bytes; {limit}.")
         if line.strip():
             yield number, line
-        number, position = number + 1, end + 1
 
 
 def all_records(entries: Sequence[Input]) -> Iterator[tuple[Input, int, bytes | dict[str, Any]]]:
