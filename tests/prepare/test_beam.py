@@ -103,37 +103,26 @@ def test_steps_may_run_in_any_order_twice_and_at_once(chats, tmp_path, format):
     assert digests(tmp_path / "out") == digests(tmp_path / "local")
 
 
-def test_what_changed_is_named_as_a_local_run_names_it(chats: Path, tmp_path: Path) -> None:
+def test_unfinished_work_of_a_local_run_is_named_and_overwritten_if_asked(chats: Path, tmp_path: Path) -> None:
     request, other = request_of(chats), request_of(chats, seed=7)
     half_done(request, tmp_path / "half")
-    prepare(request, tmp_path / "done", workers=1)
-    for name in ("half", "done"):
-        messages = []
-        for function in (prepare, beam.prepare):
-            with pytest.raises(PrepareError) as error:
-                function(other, tmp_path / name)
-            messages.append(str(error.value))
-        assert messages[0] == messages[1] and "seed: 42 -> 7" in messages[0]
+    with pytest.raises(PrepareError, match=r"unfinished work(.|\n)*seed: 42 -> 7"):
+        beam.prepare(other, tmp_path / "half")
     assert left_behind(tmp_path) == [".half.grain_sft-work"]
-    expected = prepare(other, tmp_path / "expected", workers=1)
-    for name in ("half", "done"):
-        assert beam.prepare(other, tmp_path / name, overwrite=True) == expected
-        assert digests(tmp_path / name) == digests(tmp_path / "expected")
+    assert beam.prepare(other, tmp_path / "half", overwrite=True) == prepare(other, tmp_path / "expected", workers=1)
+    assert digests(tmp_path / "half") == digests(tmp_path / "expected")
     assert not left_behind(tmp_path)
 
 
-def test_no_traceback_of_beam_hides_what_is_wrong(chats: Path, tmp_path: Path) -> None:
-    cases: list[tuple[dict[str, object], str]] = [
-        ({"template": "none"}, "template 'none'"),
-        ({"format": "none"}, "format 'none'"),
-        ({"tokenizer": str(chats / "none.model")}, "none.model: no such file"),
-        ({"datasets": (Dataset((str(chats / "none.jsonl"),)),)}, "none.jsonl: no such file"),
-        ({"datasets": (Dataset((str(chats / "0.jsonl"),), "0"),)}, "no document is left"),
-    ]
-    for fields, part in cases:
-        with pytest.raises(grain_sft.GrainSftError, match=part):
-            beam.prepare(request_of(chats, **{"format": "olmo", **fields}), tmp_path / "out")  # type: ignore[arg-type]
-    assert not list(tmp_path.glob("out*"))
+def test_what_workers_of_beam_cannot_do_is_a_sentence(chats, tmp_path, monkeypatch):
+    for name in ("0.jsonl", "5.jsonl", "spm.model"):
+        (tmp_path / name).write_bytes((chats / name).read_bytes())
+    render = beam.Pipelines.render
+    removed = lambda *given: (tmp_path / "spm.model").unlink() or render(*given)  # noqa: E731
+    monkeypatch.setattr(beam.Pipelines, "render", removed)
+    with pytest.raises(PrepareError, match=r"spm\.model: no such file"):
+        beam.prepare(request_of(tmp_path), tmp_path / "out")
+    assert not list(tmp_path.glob("*out*"))
 
 
 @pytest.mark.parametrize(

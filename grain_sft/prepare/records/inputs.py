@@ -13,8 +13,9 @@ import glob
 import hashlib
 import itertools
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from grain_sft.errors import CorpusFileError, RecordError
@@ -33,6 +34,9 @@ _JSON = (".jsonl", ".ndjson", ".json")
 _COMPRESSED = (".gz", ".zst")
 _SUFFIXES = (*_JSON, ".parquet", *(name + packed for name in _JSON for packed in _COMPRESSED))
 
+ROW_FILES: Mapping[str, ModuleType] = {"parquet": parquet_file}
+"""Kinds of files that give rows instead of JSON: modules of `matches`, `parts` and `rows`."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Input:
@@ -42,7 +46,7 @@ class Input:
       dataset: Number of its dataset.
       path: Path or URL.
       size: Bytes of the file.
-      kind: "jsonl", "array" or "parquet".
+      kind: "jsonl", "array", or a name in `ROW_FILES`.
       compression: "gzip", "zstd" or "".
       parts: Parts that are read whole; None for plain lines, which can be cut anywhere.
       records: Number of its lines, elements or rows, once it is scanned.
@@ -134,7 +138,7 @@ def scan_unit(entry: Input, unit: Unit) -> Unit:
     """Return a unit with the number of records that begin in it, and the hash of its bytes."""
     if unit.digest:
         return unit
-    if entry.kind == "parquet":
+    if entry.kind in ROW_FILES:
         whole = hashlib.sha256()
         for start in range(unit.start, unit.stop, BLOCK):
             whole.update(read_exactly(entry.path, entry.size, start, min(start + BLOCK, unit.stop)))
@@ -174,8 +178,8 @@ def read_records(entry: Input, unit: Unit) -> Iterator[tuple[int, bytes | dict[s
       CorpusFileError: The file can't be read, or has changed.
       RecordError: A line has more than 256 MiB.
     """
-    if entry.kind == "parquet":
-        yield from enumerate(parquet_file.rows(entry.path, unit.part), unit.first)
+    if entry.kind in ROW_FILES:
+        yield from enumerate(ROW_FILES[entry.kind].rows(entry.path, unit.part), unit.first)
         return
     if entry.parts is None:
         data = _lines_of(entry, unit)
@@ -251,8 +255,9 @@ def _size(path: str) -> int:
 def _describe(dataset: int, path: str, size: int, read: Callable[[int], None]) -> Input:
     """Return the input of a file, and call `read` with the bytes read so far."""
     head = files.read_range(path, 0, min(size, 16))
-    if head.startswith(b"PAR1") or path.endswith(".parquet"):
-        return Input(dataset, path, size, "parquet", parts=parquet_file.row_groups(path, size))
+    for kind, module in ROW_FILES.items():
+        if module.matches(path, head):
+            return Input(dataset, path, size, kind, parts=module.parts(path, size))
     if not size and path.endswith(_COMPRESSED):
         raise CorpusFileError(f"{path}: is empty, so it is not a compressed file. Copy it again.")
     compression = unpacked.compression_of(path, head)

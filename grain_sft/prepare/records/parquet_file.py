@@ -10,7 +10,12 @@ from grain_sft.prepare.records.unpacked import Part
 from grain_sft.storage import files, open_remote
 
 
-def row_groups(path: str, size: int) -> tuple[Part, ...]:
+def matches(path: str, head: bytes) -> bool:
+    """Return whether a file is of Parquet, by its first bytes and its name."""
+    return head.startswith(b"PAR1") or path.endswith(".parquet")
+
+
+def parts(path: str, size: int) -> tuple[Part, ...]:
     """Return the number of rows of each row group, and for the hash an equal share of the file's `size` bytes."""
     metadata = _open(path).metadata
     count = metadata.num_row_groups
