@@ -159,7 +159,7 @@ def render(number: int, notes: str) -> Iterator[Result]:
     """Make a unit's chunk. After an earlier unit has failed, this one decides nothing, and is left out."""
     failed = files.join(notes, "failed")
     with _lock:
-        if not files.exists(failed) or int(files.read_bytes(failed)) > number:
+        if not files.exists(failed) or int(files.read_bytes(failed)) >= number:
             result = _result(number, lambda: _job(notes).make_chunk(number))
             if result[-1] is not None:
                 files.write_bytes(failed, b"%d" % number)

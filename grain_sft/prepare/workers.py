@@ -1,7 +1,7 @@
 """The runner of this machine, and the worker processes that render units for it.
 
-A worker reads a job, and then the number of each unit, one a line. It is not of multiprocessing: such a process runs
-whatever the caller's main module is. It ends when its input does, which is when its parent ends in whatever way.
+A worker reads a job, and then the number of each unit, one a line; it ends when its input does, as when its parent is
+killed. Workers are not of multiprocessing, which would run the caller's main module in each.
 """
 
 from __future__ import annotations

@@ -193,7 +193,6 @@ def _decompressed(
 ) -> Iterator[bytes]:
     """Yield the bytes of a file in pieces, and then an empty one."""
     decoder: Any = None
-    parts: list[bytes] = []
     for position in range(0, size, BLOCK):
         read(position)
         data = read_exactly(path, size, position, position + BLOCK)
@@ -209,22 +208,19 @@ def _decompressed(
                 decoder = _decoder(path, compression)
             stop = min(start + _STEPS[compression], len(data))
             try:
-                parts.append(decoder.decompress(data[start:stop]))
+                piece = decoder.decompress(data[start:stop])
             except Exception as error:  # zlib.error, zstandard.ZstdError
                 raise CorpusFileError(
                     f"{path}: is damaged near byte {position + start} ({compression}: {error})."
                 ) from error
+            if piece:
+                yield piece
             start = stop
-            if sum(map(len, parts)) >= BLOCK:
-                yield b"".join(parts)
-                parts = []
             if decoder.eof:
                 start -= len(decoder.unused_data)
                 decoder = None
     if decoder is not None:
         raise CorpusFileError(f"{path}: ends in the middle of its {compression} data. Is it cut short? Copy it again.")
-    if parts:
-        yield b"".join(parts)
     yield b""
 
 
