@@ -15,7 +15,7 @@ from prepared import StoppedError, chat, digests, stamps, stop_half_way
 
 import grain_sft
 from grain_sft.cli.main import main
-from grain_sft.errors import MissingExtraError, PrepareError
+from grain_sft.errors import CorpusFileError, MissingExtraError, PrepareError
 from grain_sft.prepare import Dataset, Request, prepare, train_tokenizer
 from grain_sft.prepare.job import make_corpus
 from grain_sft.prepare.target import Target
@@ -120,7 +120,7 @@ def test_what_workers_of_beam_cannot_do_is_a_sentence(chats, tmp_path, monkeypat
     render = beam.Pipelines.render
     removed = lambda *given: (tmp_path / "spm.model").unlink() or render(*given)  # noqa: E731
     monkeypatch.setattr(beam.Pipelines, "render", removed)
-    with pytest.raises(PrepareError, match=r"spm\.model: no such file"):
+    with pytest.raises(CorpusFileError, match=r"spm\.model: no such file"):
         beam.prepare(request_of(tmp_path), tmp_path / "out")
     assert not list(tmp_path.glob("*out*"))
 

@@ -336,7 +336,7 @@ def test_a_full_disk_is_a_sentence_and_the_next_run_goes_on(format, workers, pla
             with pytest.raises(StorageError, match=r"can't be written \(File too large\)"):
                 make()
         small_files(None)
-        assert place.names() == [".out.grain_sft-work", ".converted.grain_sft-work", "in", "whole"]
+        assert not {"out", "converted"} & set(place.names())
     place.prepare(request, workers=workers)
     assert digests(place.out) == digests(place.folder / "whole")
     convert(*converted, format)
