@@ -12,7 +12,7 @@ from grain_sft.options import REQUIRED, Option, Options, options_of, struct_of
 from grain_sft.pipeline import OBSERVERS
 from grain_sft.registry import Registry
 from grain_sft.sampling import IndexSampler, OnExhausted
-from grain_sft.storage import Remote
+from grain_sft.storage import RemoteOptions
 from grain_sft.transforms import TRANSFORMS
 
 
@@ -49,7 +49,7 @@ class CorpusSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     path: str | list[str] | None = None
     mixture: dict[str, Any] | None = None
-    remote: Remote | None = None
+    remote: RemoteOptions | None = None
     pad_token_id: int | None = None
 
 

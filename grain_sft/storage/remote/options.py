@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 import msgspec.structs
@@ -55,7 +54,7 @@ class CacheOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             msgspec.structs.force_setattr(self, name, value)
 
 
-class Remote(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class RemoteOptions(Limits, frozen=True, forbid_unknown_fields=True):
     """How files in a bucket are read.
 
     Args:
@@ -64,35 +63,21 @@ class Remote(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
       cache: Local copy of what was read.
     """
 
-    seconds: float = 120
-    requests: int = 64
-    cache: CacheOptions | None = None
-
-
-@dataclasses.dataclass(frozen=True)
-class RemoteOptions:
-    """Options of a corpus's remote shards; local ones ignore them.
-
-    Args:
-      limits: How long failures are borne, and how many requests are made at once.
-      cache: Cache on a local disk; None reads every row from the bucket.
-    """
-
-    limits: Limits = dataclasses.field(default_factory=Limits.from_environment)
     cache: CacheOptions | None = None
 
     @classmethod
-    def from_environment(cls) -> RemoteOptions:
+    def from_environment(cls) -> Self:
         """Return the options of $GRAIN_SFT_REMOTE_SECONDS, $GRAIN_SFT_REMOTE_REQUESTS and $GRAIN_SFT_SHARD_CACHE."""
         folder, bound = os.environ.get(FOLDER_VARIABLE), os.environ.get(BYTES_VARIABLE)
         if folder and not bound:
             raise CorpusError(f"${FOLDER_VARIABLE} is {folder}, but its bound is missing: set ${BYTES_VARIABLE}.")
         unit = [given] if (given := os.environ.get(UNIT_VARIABLE)) else []
-        return cls(cache=CacheOptions(folder, bound, *unit) if folder and bound else None)
+        cache = CacheOptions(folder, bound, *unit) if folder and bound else None
+        return msgspec.structs.replace(super().from_environment(), cache=cache)
 
     @classmethod
     def of(cls, given: RemoteOptions | Mapping[str, Any] | None) -> RemoteOptions:
-        """Return the options of a mapping like `Remote`, as a config has it; others are the environment's.
+        """Return the options of a mapping, as a config has it; others are the environment's.
 
         Raises:
           CorpusError, StorageError: An unknown key or a wrong value.
@@ -100,17 +85,17 @@ class RemoteOptions:
         if isinstance(given, RemoteOptions):
             return given
         options, stated = cls.from_environment(), dict(given or {})
-        cache: Any = stated.get("cache")
+        cache = stated.get("cache")
         if isinstance(cache, Mapping):
             cache = {key: os.fspath(value) if isinstance(value, os.PathLike) else value for key, value in cache.items()}
             stated["cache"] = cache
         try:
-            check(stated, options_of(Remote), "remote")
+            check(stated, options_of(RemoteOptions), "remote")
         except ConfigError as error:
             raise CorpusError(str(error)) from error
-        limits = {key: stated[key] for key in ("seconds", "requests") if key in stated}
-        made = options.cache if "cache" not in stated else cache and CacheOptions(**cache)
-        return cls(dataclasses.replace(options.limits, **limits), made)
+        if cache:
+            stated["cache"] = CacheOptions(**cache)
+        return msgspec.structs.replace(options, **stated)
 
 
 def parse_bytes(text: object, what: str) -> int:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import dataclasses
 import errno
 import itertools
 import math
@@ -16,7 +15,9 @@ import random
 import socket
 import time
 from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
+
+import msgspec
 
 from grain_sft.errors import GrainSftError, StorageError
 from grain_sft.storage import activity
@@ -40,8 +41,7 @@ _repeated: contextvars.ContextVar[bool] = contextvars.ContextVar("grain_sft_repe
 T = TypeVar("T")
 
 
-@dataclasses.dataclass(frozen=True)
-class Limits:
+class Limits(msgspec.Struct, frozen=True):
     """How long and how widely remote files are asked for.
 
     Args:
@@ -52,7 +52,7 @@ class Limits:
       StorageError: A value is not above zero.
     """
 
-    seconds: float = 120.0
+    seconds: float = 120
     requests: int = 64
 
     def __post_init__(self) -> None:
@@ -62,13 +62,9 @@ class Limits:
             )
 
     @classmethod
-    def from_environment(cls) -> Limits:
-        """Return the limits of $GRAIN_SFT_REMOTE_SECONDS and $GRAIN_SFT_REMOTE_REQUESTS.
-
-        Raises:
-          StorageError: A value is not a number.
-        """
-        return cls(_number(SECONDS_VARIABLE, cls.seconds, float), _number(REQUESTS_VARIABLE, cls.requests, int))
+    def from_environment(cls) -> Self:
+        """Return the limits of $GRAIN_SFT_REMOTE_SECONDS and $GRAIN_SFT_REMOTE_REQUESTS, or raise StorageError."""
+        return cls(_number(SECONDS_VARIABLE, 120.0, float), _number(REQUESTS_VARIABLE, 64, int))
 
 
 def _number(variable: str, default: T, kind: Callable[[str], T]) -> T:

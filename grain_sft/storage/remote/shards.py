@@ -9,7 +9,7 @@ from typing import Any
 
 from grain_sft.errors import CorpusFileError, RemoteTimeoutError
 from grain_sft.storage import activity, files
-from grain_sft.storage.file_stamp import DIGEST_BYTES, StampedFile, digest_of, replaced, size_change
+from grain_sft.storage.file_stamp import DIGEST_BYTES, FileStamp, digest_of, replaced, size_change
 from grain_sft.storage.remote.files import RemoteFile, RemotePiece, infos, read_pieces
 from grain_sft.storage.remote.options import RemoteOptions
 from grain_sft.storage.remote.requests import version_of
@@ -23,15 +23,15 @@ Piece = tuple[int, int, int, int]
 class RemoteShards:
     """The remote ones of `shards`, of values of `itemsize` bytes. They take no descriptor; each is checked when first read."""
 
-    def __init__(self, shards: Sequence[StampedFile], itemsize: int, options: RemoteOptions | None = None) -> None:
+    def __init__(self, shards: Sequence[FileStamp], itemsize: int, options: RemoteOptions | None = None) -> None:
         self._shards = {number: shard for number, shard in enumerate(shards) if files.is_remote(shard.path)}
         self._itemsize = itemsize
         if not self._shards:
             return
         options = options or RemoteOptions.from_environment()
-        self._limits, self._checked = options.limits, dict[int, RemoteFile]()
-        cache = None if options.cache is None else ShardCache(options.cache, options.limits)
-        self._read = cache.read if cache else functools.partial(read_pieces, limits=options.limits)
+        self._limits, self._checked = options, dict[int, RemoteFile]()
+        cache = None if options.cache is None else ShardCache(options.cache, options)
+        self._read = cache.read if cache else functools.partial(read_pieces, limits=options)
 
     def __len__(self) -> int:
         return len(self._shards)
@@ -53,7 +53,7 @@ class RemoteShards:
         activity.count(remote_bytes=sum(p[3] for p in remote), local_bytes=sum(p[3] for p in local))
         return local
 
-    def _check(self, shards: Sequence[StampedFile], found: Sequence[RemoteFile]) -> None:
+    def _check(self, shards: Sequence[FileStamp], found: Sequence[RemoteFile]) -> None:
         """Check that files have the ends that were indexed; those of a cache stay in it, so that none is fetched twice."""
         pieces, place = [], 0
         for file, shard in zip(found, shards, strict=True):
@@ -77,7 +77,7 @@ class RemoteShards:
                 raise CorpusFileError(replaced(shard))
 
 
-def identify(shards: Sequence[StampedFile], limits: Limits) -> list[RemoteFile]:
+def identify(shards: Sequence[FileStamp], limits: Limits) -> list[RemoteFile]:
     """Return the versions of files that were indexed; where the index has none, those of now."""
     unknown = [shard.path for shard in shards if shard.version is None]
     now = dict(zip(unknown, infos(unknown, limits), strict=True)) if unknown else {}
@@ -93,6 +93,6 @@ def identify(shards: Sequence[StampedFile], limits: Limits) -> list[RemoteFile]:
     return identified
 
 
-def _check_size(shard: StampedFile, info: Mapping[str, Any]) -> None:
+def _check_size(shard: FileStamp, info: Mapping[str, Any]) -> None:
     if (size := int(info["size"])) != shard.size:
         raise CorpusFileError(size_change(shard, size)) from None
