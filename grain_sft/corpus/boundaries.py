@@ -30,7 +30,7 @@ _PAIR = re.compile(rb"\d{1,18},\d{1,18}")  # int64 surely holds 18 digits
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BoundaryFile(FileStamp):
-    """The document boundaries of one shard, with the attributes of `StampedFile`.
+    """The document boundaries of one shard, with the attributes of `FileStamp`.
 
     Attributes:
       kind: "csv" (gzipped lines `start,end`; more columns are ignored), "pairs" (uint64 pairs of start and length) or

@@ -16,9 +16,9 @@ import numpy as np
 
 from grain_sft.errors import CorpusFileError
 from grain_sft.storage import (
+    FileStamp,
     Limits,
     Range,
-    StampedFile,
     artifact,
     files,
     hashing,
@@ -50,7 +50,7 @@ class _ChangedError(Exception):
     """Files changed while they were hashed. The hashes are right for the bytes that were read."""
 
 
-def hashes_of(stored: Sequence[StampedFile], read: Read | None = None, *, of: str = "bytes") -> list[str]:
+def hashes_of(stored: Sequence[FileStamp], read: Read | None = None, *, of: str = "bytes") -> list[str]:
     """Return the hash of each file's data, from the cache if it has them.
 
     Args:
@@ -77,7 +77,7 @@ def hashes_of(stored: Sequence[StampedFile], read: Read | None = None, *, of: st
     return [bytes(each).hex() for each in arrays["sha256"]]
 
 
-def recall(stored: Sequence[StampedFile], *, of: str = "bytes") -> list[str] | None:
+def recall(stored: Sequence[FileStamp], *, of: str = "bytes") -> list[str] | None:
     """Return the hashes if they are cached or the files are small; None if many bytes would have to be read."""
     if sum(file.size for file in stored) < _REMEMBERED_FROM and of == "bytes":
         return read_hashes(stored)
@@ -87,12 +87,12 @@ def recall(stored: Sequence[StampedFile], *, of: str = "bytes") -> list[str] | N
     return None if found is None else [bytes(each).hex() for each in found["sha256"]]
 
 
-def read_hashes(stored: Sequence[StampedFile]) -> list[str]:
+def read_hashes(stored: Sequence[FileStamp]) -> list[str]:
     """Read the files, and return the hash of each one's bytes from `data_offset` on."""
     return [_read_remote(file) if files.is_remote(file.path) else _read_local(file) for file in stored]
 
 
-def _read_local(file: StampedFile) -> str:
+def _read_local(file: FileStamp) -> str:
     try:
         with inside(file.root):
             opened = os.fdopen(open_regular(file.path), "rb", 0)
@@ -109,7 +109,7 @@ def _read_local(file: StampedFile) -> str:
         raise CorpusFileError(f"{file.path}: was cut short while it was read: {error}.") from error
 
 
-def _read_remote(file: StampedFile) -> str:
+def _read_remote(file: FileStamp) -> str:
     blocks: list[bytes] = []
     for start in range(file.data_offset, file.size, _AT_ONCE):
         ranges = [
@@ -120,7 +120,7 @@ def _read_remote(file: StampedFile) -> str:
     return hashing.joined(blocks)
 
 
-def _depends(stored: Sequence[StampedFile], of: str) -> Mapping[str, Any] | None:
+def _depends(stored: Sequence[FileStamp], of: str) -> Mapping[str, Any] | None:
     """Return what changes whenever these files are written to; None where nothing does, or where they are small.
 
     It is device, inode, size, and the times of the last change of bytes and of metadata; of an object in a bucket its URL,
@@ -151,12 +151,12 @@ def _depends(stored: Sequence[StampedFile], of: str) -> Mapping[str, Any] | None
     return {"content": _VERSION, "of": of, "files": stamps}
 
 
-def _folder(stored: Sequence[StampedFile]) -> Any:
+def _folder(stored: Sequence[FileStamp]) -> Any:
     """Return the folder of hashes: those of remote files are in the cache that machines share, if there is one."""
     return None if all(files.is_remote(file.path) for file in stored) else files.cache_dir()
 
 
-def _checked(stored: Sequence[StampedFile]) -> artifact.Check:
+def _checked(stored: Sequence[FileStamp]) -> artifact.Check:
     def check(arrays: artifact.Arrays) -> None:
         found = arrays.get("sha256")
         if found is None or found.dtype != np.uint8 or found.shape != (len(stored), 32):

@@ -14,12 +14,12 @@ import numpy.typing as npt
 
 from grain_sft.corpus import index_writer
 from grain_sft.corpus.content import content_of_corpus, fingerprint_of
-from grain_sft.corpus.documents import Document, DocumentFinder, Documents, count_token
+from grain_sft.corpus.documents import Document, DocumentFinder, Documents
 from grain_sft.corpus.loss import LossFile, LossReader
 from grain_sft.corpus.shard import RowFormat, Shard
 from grain_sft.errors import CorpusError, RowIndexError
 from grain_sft.html_table import html_facts
-from grain_sft.storage import FileStamp, RemoteOptions, ShardReader, StampedFile, read_whole
+from grain_sft.storage import FileStamp, RemoteOptions, ShardReader, read_whole
 
 if TYPE_CHECKING:
     from jaxtyping import Shaped, UInt
@@ -101,7 +101,7 @@ class Corpus:
         """Whether files state where documents begin and end. Without them, EOS tokens do."""
         return any(shard.boundaries is not None for shard in self.shards)
 
-    def files(self) -> list[StampedFile]:
+    def files(self) -> list[FileStamp]:
         """Return all files: tokens, then their sidecars, then the documents' sources."""
         sidecars = [file for shard in self.shards for file in (shard.loss, shard.boundaries)]
         return [file for file in (*self.shards, *sidecars, self.sources_file) if file is not None]
@@ -147,10 +147,8 @@ class Corpus:
 
     @functools.cached_property
     def num_documents(self) -> int | None:
-        """Number of documents in the boundary files, or else of EOS tokens, which reads every token; None: unknown."""
-        if self.has_boundary_files:
-            return len(self.documents)
-        return None if self.eos_token_id is None else count_token(self, self.eos_token_id)
+        """Number of `documents`; None where neither boundary files nor an EOS id state them."""
+        return len(self.documents) if self.has_boundary_files or self.eos_token_id is not None else None
 
     @functools.cached_property
     def documents(self) -> Documents:

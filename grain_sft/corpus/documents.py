@@ -210,11 +210,6 @@ def _without_eos(corpus: Corpus, touching: list[tuple[int, int]]) -> list[tuple[
     return [pair for pair, token in zip(touching, last.tolist(), strict=True) if token != corpus.eos_token_id]
 
 
-def count_token(corpus: Corpus, token: int) -> int:
-    """Return the number of occurrences of `token`."""
-    return sum(int(np.count_nonzero(chunk == token)) for _, _, chunk, _ in _chunks(corpus))
-
-
 def by_eos(corpus: Corpus, bos_token_id: int | None = None) -> Documents:
     """Return the documents, each with the EOS that ends it. Tokens after a shard's last EOS are in no document.
 

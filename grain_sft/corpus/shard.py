@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Annotated, Any, Literal, get_args
+from typing import Any, Literal, get_args
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -13,8 +12,8 @@ from grain_sft.corpus.array_file import scan_array
 from grain_sft.corpus.boundaries import BoundaryFile
 from grain_sft.corpus.loss import LossFile
 from grain_sft.errors import CorpusError
+from grain_sft.storage import Count, FileStamp
 
-Count = Annotated[int, msgspec.Meta(ge=0)]
 Dtype = np.dtype[np.unsignedinteger]
 TokenDtype = Literal["uint8", "uint16", "uint32", "uint64"]
 TOKEN_DTYPES: tuple[str, ...] = get_args(TokenDtype)
@@ -24,36 +23,24 @@ _PLAUSIBLE_TOKEN = 1 << 20  # no vocabulary in use is larger
 _ROW_ALIGNMENT = 8  # bytes
 
 
-@dataclasses.dataclass(frozen=True)
-class Shard:
-    """One token file, as it was when it was indexed.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Shard(FileStamp):
+    """One token file, with the attributes of `FileStamp`.
 
     Attributes:
-      path: Local path, or URL.
       num_tokens: Number of tokens in the file.
-      size: Size of the whole file in bytes.
-      data_offset: Bytes before the first token: 0 in a raw array, the length of the header in a .npy file.
       label: Name of the source of these tokens in a mix; "" where there is none.
-      digest: Hash of the first and the last 4 KiB of tokens.
       loss: File that states which of these tokens take loss; None: all do.
       boundaries: File that states where documents begin and end; None: they end at each EOS.
       row: Number of tokens in a row, and number of tokens that fit between the beginnings of two rows, where rows hold
         something else after their tokens; None: tokens are contiguous.
-      version: Version of a remote file, the only one that is read; None: unknown.
-      root: Folder that the file must lie in whenever it is opened; None: anywhere. It is not saved.
     """
 
-    path: str
     num_tokens: Count
-    size: Count
-    data_offset: Count
-    label: str
-    digest: str
+    label: str = ""
     loss: LossFile | None = None
     boundaries: BoundaryFile | None = None
     row: tuple[int, int] | None = None
-    version: str | None = dataclasses.field(default=None, compare=False)
-    root: str | None = dataclasses.field(default=None, compare=False, repr=False)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,11 +131,9 @@ def scan_shard(path: str, label: str, dtype: Dtype | None) -> tuple[Shard, Dtype
         return found
 
     found = scan_array(path, dtype or np.dtype("uint32"), parse)
-    stamp = found.stamp
-    if dtype is None and not stamp.data_offset:
+    if dtype is None and not found.stamp.data_offset:
         check_plausible(path, found.first, found.dtype)
-    shard = Shard(path, found.length, stamp.size, stamp.data_offset, label, stamp.digest, version=stamp.version)
-    return shard, found.dtype
+    return Shard(**vars(found.stamp), num_tokens=found.length, label=label), found.dtype
 
 
 def check_plausible(path: str, head: bytes, dtype: Dtype) -> None:

@@ -4,8 +4,8 @@ from grain_sft.storage import activity, artifact, files, hashing
 from grain_sft.storage.file_stamp import (
     DIGEST_BYTES,
     MAGIC,
+    Count,
     FileStamp,
-    StampedFile,
     describe,
     digest_of,
     npy_header,
@@ -19,15 +19,15 @@ from grain_sft.storage.locks import ForkSafeLock, HeldLock, exclusive, without_i
 from grain_sft.storage.regular_files import inside, open_regular, outside, read_regular
 from grain_sft.storage.remote import files as remote_files
 from grain_sft.storage.remote.files import open_remote
-from grain_sft.storage.remote.options import Remote, RemoteOptions
+from grain_sft.storage.remote.options import RemoteOptions
 from grain_sft.storage.remote.requests import Range
 from grain_sft.storage.remote.retries import Limits
 from grain_sft.storage.remote.shards import identify
 from grain_sft.storage.shard_reader import Buffers, ShardReader
 
 __all__ = [
-    "CACHE_DIR_VARIABLE", "DIGEST_BYTES", "MAGIC", "Buffers", "FileStamp", "ForkSafeLock", "HeldLock", "Limits",
-    "Range", "Remote", "RemoteOptions", "ShardReader", "StampedFile", "activity", "artifact", "atomic_write", "describe",
+    "CACHE_DIR_VARIABLE", "DIGEST_BYTES", "MAGIC", "Buffers", "Count", "FileStamp", "ForkSafeLock", "HeldLock", "Limits",
+    "Range", "RemoteOptions", "ShardReader", "activity", "artifact", "atomic_write", "describe",
     "digest_of", "exclusive", "files", "hashing", "identify", "inside", "npy_header", "open_regular", "open_remote",
     "outside", "read_head", "read_regular", "read_whole", "remote_files", "replaced", "size_change",
     "without_interrupts", "write_bytes",

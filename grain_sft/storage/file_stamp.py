@@ -6,12 +6,16 @@ import ast
 import dataclasses
 import hashlib
 import os
-from typing import Protocol
+from typing import Annotated
+
+import msgspec
 
 from grain_sft.errors import CorpusError, CorpusFileError
 from grain_sft.storage import files
 from grain_sft.storage.locks import ForkSafeLock
 from grain_sft.storage.regular_files import inside, open_regular, pread
+
+Count = Annotated[int, msgspec.Meta(ge=0)]
 
 MAGIC = b"\x93NUMPY"
 DIGEST_BYTES = 4096  # hashed at each end of a file's data
@@ -20,40 +24,23 @@ _HEADER_LIMIT = 1 << 16  # bytes; numpy's own headers of 1-D integer arrays take
 _PARSING = ForkSafeLock()  # CPython 3.11 counts the parser's depth for all threads together, and raises SystemError
 
 
-class StampedFile(Protocol):
+@dataclasses.dataclass(frozen=True)
+class FileStamp:
     """A file as it was when it was indexed.
 
     Attributes:
       path: Path or URL.
       size: Bytes of the whole file.
-      data_offset: Bytes before the data, such as a header's.
       digest: Hash of the first and last bytes of the data; see `digest_of`.
+      data_offset: Bytes before the data: 0 in a raw array, the length of the header in a .npy file.
       version: Version of a remote file, such as "generation 1712"; None for a local one, or a store without versions.
-      root: Folder that the file has to be in whenever it is opened; None means any.
+      root: Folder that the file has to be in whenever it is opened; None means any. It is not saved.
     """
 
-    @property
-    def path(self) -> str: ...
-    @property
-    def size(self) -> int: ...
-    @property
-    def data_offset(self) -> int: ...
-    @property
-    def digest(self) -> str: ...
-    @property
-    def version(self) -> str | None: ...
-    @property
-    def root(self) -> str | None: ...
-
-
-@dataclasses.dataclass(frozen=True)
-class FileStamp:
-    """Stamp of a sidecar file; attributes as in `StampedFile`."""
-
     path: str
-    size: int
+    size: Count
     digest: str
-    data_offset: int = 0
+    data_offset: Count = 0
     version: str | None = dataclasses.field(default=None, compare=False)
     root: str | None = dataclasses.field(default=None, compare=False, repr=False)
 
@@ -65,7 +52,7 @@ def describe(path: str) -> FileStamp:
     return FileStamp(path, size, digest_of(head[:DIGEST_BYTES], tail), version=version)
 
 
-def read_whole(stored: StampedFile) -> bytes:
+def read_whole(stored: FileStamp) -> bytes:
     """Return all bytes of a stamped file."""
     with inside(stored.root):
         data = files.read_bytes(stored.path, version=stored.version)
@@ -77,7 +64,7 @@ def read_whole(stored: StampedFile) -> bytes:
     return data
 
 
-def read_digest(fd: int, stored: StampedFile) -> str:
+def read_digest(fd: int, stored: FileStamp) -> str:
     """Return the digest of the open local file `fd`, to be compared with `stored.digest`."""
     tail_start = max(stored.data_offset, stored.size - DIGEST_BYTES)
     return digest_of(pread(fd, DIGEST_BYTES, stored.data_offset), pread(fd, DIGEST_BYTES, tail_start))
@@ -88,7 +75,7 @@ def digest_of(head: bytes, tail: bytes) -> str:
     return hashlib.blake2b(head + b"\0" + tail, digest_size=16).hexdigest()
 
 
-def size_change(stored: StampedFile, found: int) -> str:
+def size_change(stored: FileStamp, found: int) -> str:
     """Return the message for a file of another size than when it was indexed."""
     verb = "shrank" if found < stored.size else "grew"
     return (
@@ -97,7 +84,7 @@ def size_change(stored: StampedFile, found: int) -> str:
     )
 
 
-def replaced(stored: StampedFile) -> str:
+def replaced(stored: FileStamp) -> str:
     """Return the message for a file of the right size and other content."""
     return (
         f"{stored.path}: the file has the size that was indexed, but other content: it was replaced. "

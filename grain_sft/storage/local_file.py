@@ -12,7 +12,7 @@ import numpy as np
 
 from grain_sft.errors import CorpusFileError, GrainSftError
 from grain_sft.storage import activity
-from grain_sft.storage.file_stamp import StampedFile, read_digest, replaced, size_change
+from grain_sft.storage.file_stamp import FileStamp, read_digest, replaced, size_change
 from grain_sft.storage.regular_files import inside, open_regular
 
 _RELEASE_AFTER = 1 << 12  # gathers after which the pages that a map has touched are released
@@ -31,7 +31,7 @@ class LocalFile:
 
     fd = -1  # also where an exception, as Ctrl-C, arrives before `__init__` begins
 
-    def __init__(self, shard: StampedFile, verified: Stamp | None, scattered: bool) -> None:
+    def __init__(self, shard: FileStamp, verified: Stamp | None, scattered: bool) -> None:
         self.shard, self.data_offset = shard, shard.data_offset
         activity.doing[get_ident()] = activity.OPENING, shard
         try:

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from grain_sft.corpus import PREPARE, THREADS, Corpus, Json
 from grain_sft.errors import GrainSftError, MissingExtraError
 from grain_sft.provenance import tokenizer_of
-from grain_sft.storage import DIGEST_BYTES, StampedFile, digest_of, files, read_head, replaced, size_change
+from grain_sft.storage import DIGEST_BYTES, FileStamp, digest_of, files, read_head, replaced, size_change
 from grain_sft.verify import content
 from grain_sft.verify.finding import Report
 
@@ -57,7 +57,7 @@ def _check_files(report: Report, corpus: Corpus) -> bool:
     """Compare the size and both ends of every file with the index, and return whether all match."""
     distinct = {file.path: file for file in corpus.files()}
 
-    def check(file: StampedFile) -> str:
+    def check(file: FileStamp) -> str:
         try:
             size, _, version = read_head(file.path)
             if size != file.size:

@@ -20,7 +20,7 @@ from grain_sft.layout import Span, WindowLayout
 
 def corpus_of(counts: list[int]) -> Corpus:
     """A corpus with these numbers of tokens in its shards, whose files nobody reads."""
-    shards = [Shard(f"/nowhere/{number}.npy", count, 4 * count, 0, "", "") for number, count in enumerate(counts)]
+    shards = [Shard(f"/nowhere/{number}", 4 * count, "", num_tokens=count) for number, count in enumerate(counts)]
     return Corpus(tuple(shards), np.dtype(np.uint32))
 
 

@@ -16,9 +16,9 @@ from grain_sft.corpus.formats.mix import head_of
 from grain_sft.corpus.formats.scanning import ReadOptions, TokenFile, check_loss, check_masks, corpus_of, in_threads
 from grain_sft.corpus.index_writer import INDEX_FORMAT, INDEX_VERSION, MAXTEXT_VERSION, maxtext_fingerprint
 from grain_sft.corpus.loss import scan_loss
-from grain_sft.corpus.shard import Count, Shard, TokenDtype, token_dtype
+from grain_sft.corpus.shard import Shard, TokenDtype, token_dtype
 from grain_sft.errors import CorpusError, CorpusFileError, GrainSftError
-from grain_sft.storage import FileStamp, Limits, StampedFile, files, identify, size_change
+from grain_sft.storage import Count, FileStamp, Limits, files, identify, size_change
 
 _EXPECTED = (
     " Expected token files, or an index that `grain-sft index` wrote. If these are chats or texts, make a corpus of them "
@@ -124,7 +124,7 @@ def _check_own(path: str, fingerprint: str, corpus: Corpus) -> None:
             f"({corpus.fingerprint}). It was edited or damaged: build it again with `grain-sft index`."
         )
 
-    def check_size(file: StampedFile) -> None:
+    def check_size(file: FileStamp) -> None:
         try:
             found = os.stat(file.path).st_size
         except OSError as error:

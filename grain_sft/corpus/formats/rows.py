@@ -19,9 +19,9 @@ from grain_sft.corpus.formats import Format
 from grain_sft.corpus.formats.metadata import CorpusMetadata, DirectoryListing, Json
 from grain_sft.corpus.formats.scanning import ReadOptions, corpus_of, in_threads
 from grain_sft.corpus.loss import scan_loss
-from grain_sft.corpus.shard import Count, RowFormat, Shard, TokenDtype, token_dtype
+from grain_sft.corpus.shard import RowFormat, Shard, TokenDtype, token_dtype
 from grain_sft.errors import CorpusError
-from grain_sft.storage import StampedFile, describe, files
+from grain_sft.storage import Count, FileStamp, describe, files
 
 ROWS_MANIFEST = "rows.json"
 ROWS_FORMAT = "grain_sft rows"
@@ -106,7 +106,7 @@ def scan_rows(
             _check_size(found, count * length * found.values.dtype.itemsize)
         boundaries = describe_boundaries(paths["documents"], "pairs")
         row = (length, row_bytes // dtype.itemsize)
-        return Shard(stamp.path, count * length, stamp.size, 0, "", stamp.digest, found, boundaries, row, stamp.version)
+        return Shard(**vars(stamp), num_tokens=count * length, loss=found, boundaries=boundaries, row=row)
 
     counts = stated.rows_of_shards
     shards = tuple(in_threads(scan_one, range(len(counts)), counts))
@@ -121,6 +121,6 @@ def row_files(number: int, loss: str | None) -> dict[str, str]:
     return {kind: f"{kind}_{number:04d}.{suffix}" for kind, suffix in kinds.items() if kind != "loss" or loss}
 
 
-def _check_size(file: StampedFile, expected: int) -> None:
+def _check_size(file: FileStamp, expected: int) -> None:
     if file.size != expected:
         raise CorpusError(f"{file.path}: {file.size} bytes, but {ROWS_MANIFEST} states {expected}. Copy it again.")

@@ -19,7 +19,7 @@ from grain_sft.corpus.loss import LossFile, LossKind, scan_loss
 from grain_sft.corpus.shard import TOKEN_DTYPES, Dtype, Shard, check_plausible, scan_shard
 from grain_sft.errors import CorpusError
 from grain_sft.progress import with_progress
-from grain_sft.storage import DIGEST_BYTES, MAGIC, StampedFile, describe, files, read_head
+from grain_sft.storage import DIGEST_BYTES, MAGIC, FileStamp, describe, files, read_head
 
 _LAST_NUMBER = re.compile(r"^.*?0*(\d*)\D*$")
 THREADS = 32  # a scan waits for the disk or for a bucket, not for the processor
@@ -212,7 +212,7 @@ def check_loss(shard: Shard, loss: LossFile, dtype: Dtype) -> None:
             )
 
 
-def _read(file: StampedFile, dtype: np.dtype[Any], first: int, count: int) -> npt.NDArray[Any]:
+def _read(file: FileStamp, dtype: np.dtype[Any], first: int, count: int) -> npt.NDArray[Any]:
     begin = file.data_offset + first * dtype.itemsize
     data = files.read_range(file.path, begin, begin + count * dtype.itemsize, version=file.version)
     return np.frombuffer(data, dtype)
