@@ -3,9 +3,7 @@ integers, which are widened to int32. Rows of long segments store the columns wh
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
-from threading import get_ident
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -14,13 +12,12 @@ import numpy.typing as npt
 from grain_sft.errors import CorpusError
 from grain_sft.source.arrays import Arrays, ReadRows, Stack
 from grain_sft.source.segment_reader import ARRAYS, ZERO, Counting, SegmentRow
-from grain_sft.storage import Buffers, ShardReader, StampedFile, activity
+from grain_sft.storage import Buffers, FileStamp, ShardReader
 
 if TYPE_CHECKING:
     from grain_sft.corpus import Corpus
 
 Ints = npt.NDArray[np.int64]
-_Bytes = npt.NDArray[np.uint8]
 
 _BLOCK_TOKENS = 1 << 15  # per block, so that its bytes are still in the processor's cache when they are widened
 
@@ -29,13 +26,11 @@ class _Block(NamedTuple):
     """Consecutive rows of a batch that are read and then widened, before the next block is read.
 
     Attributes:
-      rows: Slice of the batch.
       buffers: Buffers that each row is read into.
       copied: (view of the batch's arrays, index into it, source) of each copy after the read, in this order.
       by_ends: (table of segment ends, views of the row's arrays) of each row that stores the ends of its segments.
     """
 
-    rows: slice
     buffers: list[Buffers]
     copied: list[tuple[Any, Any, Any]]
     by_ends: list[tuple[memoryview, SegmentRow]]
@@ -45,7 +40,7 @@ class RowReader:
     """Reader of the rows of a corpus that has `rows`. Thread-safe."""
 
     def __init__(self, corpus: Corpus, max_open_files: int | None = None) -> None:
-        def reader_of(files: Sequence[StampedFile], row_bytes: int) -> ShardReader:
+        def reader_of(files: Sequence[FileStamp], row_bytes: int) -> ShardReader:
             return ShardReader(files, row_bytes, max_open_files, remote=corpus.remote, whole_rows=True)
 
         assert corpus.rows is not None
@@ -68,38 +63,17 @@ class RowReader:
           CorpusFileError: A file is missing, unreadable, or not the one that was indexed.
           CorpusError: A weight is negative or not finite, or the segment ends of a row are invalid.
         """
-        shards, count, reader = None, len(rows), self._reader
+        shards = None
         if len(self._begins) > 1:
             shards = self._begins.searchsorted(rows, side="right") - 1
             rows = rows - self._begins[shards]
         blocks, (tokens, targets, segments, positions, target_segments) = arrays.stack(
-            ARRAYS, (count, self._length), self._blocks
+            ARRAYS, (len(rows), self._length), self._blocks
         )
-        places = reader.places_of(shards, rows)
-        if places is None:  # remote files, or more than may be open at once
-            memory = _fetch(reader, self._row.itemsize, shards, rows)
-            for block in blocks:
-                for buffers, row in zip(block.buffers, memory[block.rows], strict=True):
-                    bounds = np.cumsum([0, *map(len, buffers)]).tolist()
-                    for view, begin, end in zip(buffers, bounds, bounds[1:], strict=False):
-                        view[:] = row[begin:end].data
-                self._widen(block)
-        else:
-            files, fds, offsets = places
-            if count:
-                activity.doing[get_ident()] = activity.READING_ROWS, len(offsets), files[0].shard, offsets[0]
-            for block in blocks:
-                here = block.rows
-                try:
-                    num_read = sum(map(os.preadv, fds[here], block.buffers, offsets[here]))
-                except OSError:
-                    num_read = 0
-                if num_read != len(block.buffers) * self._row.itemsize:
-                    reader.read_again(None if shards is None else shards[here], offsets[here], block.buffers)
-                self._widen(block)
-            for file in files if shards is None else set(files):
-                file.check_unchanged()
-            activity.count(local_bytes=count * self._row.itemsize)
+        groups = [(block.buffers, len(block.buffers) * self._row.itemsize) for block in blocks]
+        numbers = None if shards is None else shards.tolist()
+        for _, block in zip(self._reader.fill(numbers, rows.tolist(), groups), blocks, strict=True):
+            self._widen(block)
         loss = None
         if self._loss_reader is not None and (self._weighted or not only_weights):
             loss = self._read_loss(self._loss_reader, shards, rows)
@@ -147,11 +121,11 @@ class RowReader:
             if self._counting is not None:
                 rows = (SegmentRow(stack, number, self._counting) for number in range(here.start, here.stop))
                 by_ends = list(zip((table.view(np.int64).data for table in sources["ends"]), rows, strict=False))
-            blocks.append(_Block(here, buffers, copied, by_ends))
+            blocks.append(_Block(buffers, copied, by_ends))
         return blocks
 
     def _read_loss(self, reader: ShardReader, shards: Ints | None, rows: Ints) -> npt.NDArray[Any]:
-        stored = _fetch(reader, self._loss_bytes, shards, rows)
+        stored = reader.values(shards, rows)
         if not self._weighted:
             taken: npt.NDArray[np.bool_] = stored != 0
             return taken
@@ -161,12 +135,3 @@ class RowReader:
             path = self._losses[0 if shards is None else shards[row]].path
             raise CorpusError(f"{path}: a weight of row {rows[row]} is negative or not finite. Write the rows again.")
         return loss
-
-
-def _fetch(reader: ShardReader, size: int, shards: Ints | None, rows: Ints) -> _Bytes:
-    """Return uint8 [rows, size], row `rows[i]` of shard `shards[i]` for each i. `shards` None means shard 0."""
-    count = len(rows)
-    memory: _Bytes = np.empty((count, size), np.uint8)
-    of_shard = [0] * count if shards is None else shards.tolist()
-    reader.gather(of_shard, rows.tolist(), range(0, count * size, size), [size] * count, memory.reshape(-1).data)
-    return memory

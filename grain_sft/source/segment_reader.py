@@ -5,7 +5,7 @@ Copies between buffers are the interpreter's: numpy's take as long to begin as s
 from __future__ import annotations
 
 from bisect import bisect_right
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
@@ -93,19 +93,18 @@ class SegmentReader:
         Raises:
           CorpusFileError: a file is missing, unreadable, or not the one that was indexed.
         """
-        reader, fit = self._reader, True
-        (memory, views), (inputs, targets, segments, positions, target_segments) = arrays.stack(
+        fit, check = True, shifted and not self._fit
+        views, (inputs, targets, segments, positions, target_segments) = arrays.stack(
             ARRAYS, (len(rows), self._length), self._views
         )
-        runs = list(map(self._runs, rows.tolist()))
-        plain, check = reader.plain, shifted and not self._fit
-        if not plain:
-            size, pieces = self._dtype.itemsize, self._layout.pieces(rows)
-            offsets = pieces.offsets(self._length) * size
-            reader.gather(pieces.shard, pieces.start, offsets, pieces.length * size, memory)
-        for (row_memory, tokens, row), (shards, starts, stops, ends) in zip(views, runs, strict=True):
-            if plain:
-                reader.fill_in_turn(shards, starts, stops, row_memory)
+        runs, size = list(map(self._runs, rows.tolist())), self._dtype.itemsize
+        groups = []
+        for (_, memory, _), (_, _, stops, _) in zip(views, runs, strict=True):
+            places = [0, *(stop * size for stop in stops)]
+            groups.append(([(memory[place:stop],) for place, stop in pairwise(places)], places[-1]))
+        shards = None if len(self._borders) == 2 else [shard for shards, *_ in runs for shard in shards or ()]
+        filled = self._reader.fill(shards, [start for _, starts, *_ in runs for start in starts], groups)
+        for _, (tokens, _, row), (*_, ends) in zip(filled, views, runs, strict=True):
             if not ends or ends[-1] < self._length:
                 tokens[ends[-1] if ends else 0 :] = self._pad
             if not self._wide:
@@ -115,8 +114,6 @@ class SegmentReader:
             row.fill(ends, shifted)
             if shifted:
                 row.shift()
-        if plain:
-            reader.check_unchanged({shard for shards, *_ in runs for shard in shards or (0,)})
         read = ReadRows(inputs, targets, positions, segments, target_segments, None)
         return read, [ends for *_, ends in runs], fit
 
@@ -140,9 +137,10 @@ class SegmentReader:
                 start = end
         return shards, begins, list(accumulate(counts)), ends
 
-    def _views(self, stack: Stack) -> tuple[memoryview, list[tuple[memoryview, npt.NDArray[Any], SegmentRow]]]:
-        """Return the bytes of all tokens; and of each row its memory, its tokens and its arrays."""
+    def _views(self, stack: Stack) -> list[tuple[npt.NDArray[Any], memoryview, SegmentRow]]:
+        """Return, for each row, its tokens, their bytes, and views of its arrays."""
         inputs = stack.arrays[0]
         tokens = inputs.view(self._dtype) if self._wide else Arrays().empty(inputs.shape, self._dtype)
-        views = [(each.data, each, SegmentRow(stack, row, self._counting)) for row, each in enumerate(tokens)]
-        return tokens.reshape(-1).data.cast("B"), views
+        return [
+            (each, each.view(np.uint8).data, SegmentRow(stack, row, self._counting)) for row, each in enumerate(tokens)
+        ]

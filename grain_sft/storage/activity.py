@@ -18,7 +18,7 @@ from grain_sft.storage.locks import ForkSafeLock
 CHOOSING = "choosing the rows of its batch"
 OPENING = "opening {.path}"
 READING = "reading {.path} at byte {}"
-READING_ROWS = "reading {} rows, the first from {.path} at byte {}"
+READING_PIECES = "reading {} pieces, the first from {.path} at byte {}"
 COPYING = "reading {} pieces of {.path} and {} other files"
 CHECKING = "checking whether {} files have changed, such as {.path}"
 TRANSFORMING = "in the transform {0.__class__.__name__}"

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import resource
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from threading import get_ident
 
 import numpy as np
 import numpy.typing as npt
 
 from grain_sft.storage import activity
-from grain_sft.storage.file_stamp import StampedFile
+from grain_sft.storage.file_stamp import FileStamp
 from grain_sft.storage.local_file import LocalFile, Stamp
 from grain_sft.storage.locks import ForkSafeLock
 from grain_sft.storage.remote.options import RemoteOptions
@@ -27,10 +28,10 @@ _READ_INSTEAD = 1 << 8  # batches, after a copy from a map that waited for the d
 Ints = npt.NDArray[np.int64]
 IntsOrList = Sequence[int] | Ints
 Buffers = tuple[memoryview, ...]
-"""Memory that is read into, one after the other, as `os.preadv` takes it."""
+"""Memory that is read into, one after the other, as `os.preadv` takes it; each item is a byte."""
 
-Places = tuple[list[LocalFile], list[int], list[int]]
-"""Places in local files: the files, to be checked after the read, and the descriptor and the byte offset of each place."""
+Group = tuple[Sequence[Buffers], int]
+"""Buffers of some pieces, and how many bytes they have together."""
 
 
 class ShardReader:
@@ -49,14 +50,11 @@ class ShardReader:
       scattered: Whether reads are far apart, and each once: the system reads nothing ahead, and nothing is mapped.
       remote: Options of remote files; None means those of the environment.
       whole_rows: Whether a value is a row with all that is in it.
-
-    Attributes:
-      plain: Whether no file is remote, and nothing is between the values of a file.
     """
 
     def __init__(
         self,
-        shards: Sequence[StampedFile],
+        shards: Sequence[FileStamp],
         itemsize: int,
         max_open_files: int | None = None,
         *,
@@ -71,7 +69,7 @@ class ShardReader:
         self._remote = RemoteShards(shards, itemsize, remote)
         rows = {None if whole_rows else getattr(shard, "row", None) for shard in shards}
         self._row: tuple[int, int] | None = rows.pop() if len(rows) == 1 else None
-        self.plain = not self._remote and self._row is None
+        self._plain = not self._remote and self._row is None
         self._itemsize, self._scattered, self._max_open_files = itemsize, scattered, max(1, max_open_files)
         self._open: dict[int, LocalFile] = {}  # in the order in which they were opened
         self._verified: dict[int, Stamp] = {}
@@ -102,7 +100,11 @@ class ShardReader:
         if self._remote:
             pieces = self._remote.gather(list(pieces), out)
         self._fill(pieces, out)
-        self.check_unchanged(set(listed[0]))
+        files = [file for file in map(self._open.get, set(listed[0])) if file is not None]
+        if files:
+            activity.doing[get_ident()] = activity.CHECKING, len(files), files[0].shard
+        for file in files:
+            file.check_unchanged()
 
     def _by_row(self, row: tuple[int, int], *pieces: IntsOrList) -> tuple[Ints, Ints, Ints, Ints]:
         """Return the same pieces, cut where rows end; each begins at a place in its file, in values."""
@@ -134,65 +136,67 @@ class ShardReader:
             if done != size:
                 file.read_rest(offset, piece, done)
 
-    def fill_in_turn(
-        self, shards: Sequence[int] | None, starts: Sequence[int], stops: Sequence[int], out: memoryview
-    ) -> None:
-        """Fill `out`, one token an item, with pieces of plain files in turn, each up to `out[stops[i]]`.
+    def values(self, shards: Ints | None, starts: Ints) -> npt.NDArray[np.uint8]:
+        """Return value `starts[i]` of file `shards[i]` (of the first file, without `shards`) for each i: [values, itemsize]."""
+        count, size = len(starts), self._itemsize
+        found: npt.NDArray[np.uint8] = np.empty((count, size), np.uint8)
+        numbers = [0] * count if shards is None else shards.tolist()
+        self.gather(numbers, starts.tolist(), range(0, count * size, size), [size] * count, found.reshape(-1).data)
+        return found
 
-        Without `shards` they are of the first file. The caller checks the files before it uses the tokens.
+    def fill(self, shards: Sequence[int] | None, starts: Sequence[int], groups: Sequence[Group]) -> Iterator[None]:
+        """Fill the buffers of each group in turn, and yield after each group, so that it is used while it is in the cache.
+
+        Args:
+          shards: Number of the file of each piece; None: all are of the first file.
+          starts: First value of each piece.
+          groups: Buffers of the pieces. The files are checked after the last group.
         """
-        size, place, done = self._itemsize, 0, -1
+        opened, size = self._open, self._itemsize
+        few = shards is None or len(shards) <= self._max_open_files or len(set(shards)) <= self._max_open_files
+        if not (self._plain and few):
+            yield from self._fill_by_gathering(shards, starts, groups)
+            return
         if shards is None:
-            file = self._open.get(0) or self._open_file(0)
-            fd, begin, preadv, done = file.fd, file.data_offset, os.preadv, 0
-            first = begin + starts[0] * size if len(starts) else begin
-            activity.doing[get_ident()] = activity.READING, file.shard, first
-            try:
-                for start, stop in zip(starts, stops):  # noqa: B905
-                    done += preadv(fd, (out[place:stop],), begin + start * size)
-                    place = stop
-            except OSError:
-                done = -1
-        if done != place * size:  # there are several files, or something is wrong, and `_fill` raises what
-            of = [0] * len(starts) if shards is None else shards
-            columns = zip(of, starts, [0, *stops], stops, strict=False)
-            pieces = [(shard, start, place * size, (stop - place) * size) for shard, start, place, stop in columns]
-            self._fill(pieces, out.cast("B"))
-
-    def places_of(self, shards: Ints | None, starts: Ints) -> Places | None:
-        """Return the place of value `starts[i]` of shard `shards[i]` (without `shards`, of the first file), for each i.
-
-        None where files are not plain, or more than may be open at once.
-        """
-        if not self.plain:
-            return None
-        opened, size, listed = self._open, self._itemsize, starts.tolist()
-        if shards is None:
-            file = opened.get(0) or self._open_file(0)
-            begin = file.data_offset
-            return [file], [file.fd] * len(listed), [begin + start * size for start in listed]
-        if len(shards) > self._max_open_files and len(set(shards.tolist())) > self._max_open_files:
-            return None
-        files = [opened.get(shard) or self._open_file(shard) for shard in shards.tolist()]
-        offsets = [file.data_offset + start * size for file, start in zip(files, listed, strict=True)]
-        return files, [file.fd for file in files], offsets
-
-    def read_again(self, shards: Ints | None, offsets: Sequence[int], out: Sequence[Buffers]) -> None:
-        """Fill buffers of `out` with a value from each of `offsets` on, after one read for all failed or came back short."""
-        of = [0] * len(offsets) if shards is None else shards.tolist()
-        for shard, offset, buffers in zip(of, offsets, out, strict=False):
-            file = self._open.get(shard) or self._open_file(shard)
-            for view in buffers:
-                file.read_rest(offset, view, 0)
-                offset += len(view)
-
-    def check_unchanged(self, shards: Iterable[int]) -> None:
-        """Check that shards that were read are as they were when they were indexed."""
-        files = [file for file in map(self._open.get, shards) if file is not None]
+            files = [opened.get(0) or self._open_file(0)] * len(starts)
+            first = files[0].data_offset if files else 0
+            offsets = [first + start * size for start in starts]
+        else:
+            files = [opened.get(shard) or self._open_file(shard) for shard in shards]
+            offsets = [file.data_offset + start * size for file, start in zip(files, starts, strict=True)]
+        fds, at, preadv = [file.fd for file in files], 0, os.preadv
         if files:
-            activity.doing[get_ident()] = activity.CHECKING, len(files), files[0].shard
-        for file in files:
+            activity.doing[get_ident()] = activity.READING_PIECES, len(files), files[0].shard, offsets[0]
+        for pieces, num_bytes in groups:
+            here = slice(at, at + len(pieces))
+            at = here.stop
+            try:
+                num_read = sum(map(preadv, fds[here], pieces, offsets[here]))
+            except OSError:
+                num_read = -1
+            if num_read != num_bytes:  # read again what came back short, or raise what is wrong
+                for file, offset, buffers in zip(files[here], offsets[here], pieces, strict=True):
+                    for view in buffers:
+                        file.read_rest(offset, view, 0)
+                        offset += len(view)
+            yield
+        for file in set(files):
             file.check_unchanged()
+        activity.count(local_bytes=sum(num_bytes for _, num_bytes in groups))
+
+    def _fill_by_gathering(
+        self, shards: Sequence[int] | None, starts: Sequence[int], groups: Sequence[Group]
+    ) -> Iterator[None]:
+        """Do what `fill` does, for remote files and where more files than may be open are read."""
+        sizes = [sum(map(len, buffers)) for pieces, _ in groups for buffers in pieces]
+        places = [0, *itertools.accumulate(sizes)]
+        found, place = memoryview(bytearray(places.pop())), 0
+        self.gather([0] * len(starts) if shards is None else shards, starts, places, sizes, found)
+        for pieces, _ in groups:
+            for view in itertools.chain.from_iterable(pieces):
+                view[:] = found[place : place + len(view)]
+                place += len(view)
+            yield
 
     def _copy(self, shards: Ints, starts: Ints, places: Ints, sizes: Ints, out: memoryview) -> bool:
         """Copy pieces from maps of their files, and return True, where that is possible and faster than reads."""
