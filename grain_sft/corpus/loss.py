@@ -68,7 +68,7 @@ KINDS: dict[LossKind, LossValues] = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LossFile(FileStamp):
-    """Loss file of one shard, with the attributes of `StampedFile`. Value i applies where token i is the target.
+    """Loss file of one shard, with the attributes of `FileStamp`. Value i applies where token i is the target.
 
     Attributes:
       kind: "bool", "float32" (weights) or "labels" (int32, loss where it is not -100).
@@ -126,10 +126,16 @@ class LossReader:
         scattered: bool = False,
         remote: RemoteOptions | None = None,
     ) -> None:
-        options: dict[str, Any] = {"max_open_files": max_open_files, "scattered": scattered, "remote": remote}
-        kinds = dict.fromkeys(loss.kind for loss in losses if loss is not None)
-        self._readers = [_KindReader(losses, kind, options) for kind in kinds]
-        self.weighted = any(each.values.weighted for each in self._readers)
+        self._losses, self._readers = losses, dict[LossKind, ShardReader]()
+        for one in filter(None, losses):
+            if (
+                one.kind not in self._readers
+            ):  # `one` stands in for the files of shards that are not read by this reader
+                of_kind = [loss if loss is not None and loss.kind == one.kind else one for loss in losses]
+                options: dict[str, Any] = {"scattered": scattered, "remote": remote}
+                self._readers[one.kind] = ShardReader(of_kind, one.values.dtype.itemsize, max_open_files, **options)
+        self._kinds = np.array(["" if loss is None else loss.kind for loss in losses])
+        self.weighted = any(KINDS[kind].weighted for kind in self._readers)
         self._uniform = len(self._readers) == 1 and None not in losses
 
     def gather(
@@ -154,42 +160,34 @@ class LossReader:
           CorpusError: A weight is negative or not finite.
         """
         if self._uniform:
-            return self._readers[0].gather(shard, start, place, length, count)
+            return self._gather_kind(self._losses[0].kind, shard, start, place, length, count)  # type: ignore[union-attr]
         out: npt.NDArray[Any] = np.zeros(count, np.float32 if self.weighted else np.bool_)
-        without_file = np.ones(len(shard), np.bool_)
-        for each in self._readers:
-            own = each.has[shard]
-            without_file &= ~own
-            out = np.add(out, each.gather(shard[own], start[own], place[own], length[own], count), dtype=out.dtype)
-        for first, size in zip(place[without_file].tolist(), length[without_file].tolist(), strict=True):
+        kinds = self._kinds[shard]
+        for kind in self._readers:
+            own = kinds == kind
+            found = self._gather_kind(kind, shard[own], start[own], place[own], length[own], count)
+            out = np.add(out, found, dtype=out.dtype)
+        for first, size in zip(place[kinds == ""].tolist(), length[kinds == ""].tolist(), strict=True):
             out[first : first + size] = 1
         return out
 
-
-class _KindReader:
-    """Reader of the loss files of one kind. `has` is bool [shards], whether a shard has one of them."""
-
-    def __init__(self, losses: Sequence[LossFile | None], kind: LossKind, options: dict[str, Any]) -> None:
-        self.values = KINDS[kind]
-        self.has: npt.NDArray[np.bool_] = np.array([loss is not None and loss.kind == kind for loss in losses])
-        self._losses = [loss for loss in losses if loss is not None and loss.kind == kind]
-        self._number: Ints = np.cumsum(self.has) - 1  # index of each shard's file in `_losses`
-        self._reader = ShardReader(self._losses, self.values.dtype.itemsize, **options)
-
-    def gather(self, shard: Ints, start: Ints, place: Ints, length: Ints, count: int) -> npt.NDArray[Any]:
-        """Return what `LossReader.gather` returns, for pieces of shards that have such a file."""
-        values, number = self.values, self._number[shard]
+    def _gather_kind(
+        self, kind: LossKind, shard: Ints, start: Ints, place: Ints, length: Ints, count: int
+    ) -> npt.NDArray[Any]:
+        """Return what `gather` returns, for pieces of shards whose loss files are of one kind."""
+        values = KINDS[kind]
         raw: npt.NDArray[Any] = np.full(count, values.no_loss, values.dtype)
         width = raw.itemsize
-        self._reader.gather(number, start, place * width, length * width, raw.data.cast("B"))
+        self._readers[kind].gather(shard, start, place * width, length * width, raw.data.cast("B"))
         if not values.weighted:
             taken: npt.NDArray[np.bool_] = raw != values.no_loss
             return taken
         if raw.size and not (raw.min() >= 0 and raw.max() < np.inf):  # both comparisons are False for NaN
             at = int(np.flatnonzero(values.wrong(raw, raw))[0])
             piece = int(np.flatnonzero((place <= at) & (at < place + length))[0])
+            path = self._losses[shard[piece]].path
             raise CorpusError(
-                f"{self._losses[number[piece]].path}: the weight of token {start[piece] + at - place[piece]} is {raw[at]}; "
+                f"{path}: the weight of token {start[piece] + at - place[piece]} is {raw[at]}; "
                 "expected a finite number, 0 or more. Prepare the corpus again."
             )
         return raw
