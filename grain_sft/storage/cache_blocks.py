@@ -6,13 +6,11 @@ An unfinished file has the suffix .part, and its maker holds its lock. Files are
 from __future__ import annotations
 
 import contextlib
-import functools
 import hashlib
 import os
 import re
 import zlib
 from collections.abc import Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -123,20 +121,18 @@ def claim(path: str) -> HeldLock | None:
 class Space:
     """Bound on the bytes of the files in a folder. The least recently used files make room for new ones.
 
-    A lock file counts the bytes. They are counted before they are written and until they are removed, so that a killed process
-    leaves the count too high, never too low. The next listing of the folder corrects it; another boot counts anew.
+    A lock file counts the bytes: before they are written, and until they are removed, so that a killed process leaves the count
+    too high, never too low. The first use in a process, and every search for room, counts the files anew.
     """
 
     def __init__(self, folder: str, max_bytes: int) -> None:
-        self._folder, self._max = folder, max_bytes - _LOCK_BYTES
+        self._folder, self._max, self._counted = folder, max_bytes - _LOCK_BYTES, False
 
     def reserve(self, fd: int, size: int) -> bool:
         """Make the claimed file `fd` `size` bytes long; return False where there is no room for it."""
         with self._locked() as lock:
-            used = self._used(lock)
-            if left := os.fstat(fd).st_size:  # by a maker that was killed
-                os.ftruncate(fd, 0)
-                used -= left
+            used = self._used(lock) - os.fstat(fd).st_size  # bytes that a killed maker left
+            os.ftruncate(fd, 0)
             if used + size > self._max:
                 used = self._make_room(size)
             fits = used + size <= self._max
@@ -146,7 +142,6 @@ class Space:
                     os.posix_fallocate(fd, 0, size)
             except OSError:
                 os.ftruncate(fd, 0)
-                self._note(lock, used)
                 raise
             return fits
 
@@ -168,30 +163,27 @@ class Space:
 
     def _used(self, lock: HeldLock) -> int:
         """Return the bytes that are taken or reserved."""
-        boot, _, count = os.pread(lock.fd, 256, 0).decode("ascii", "replace").strip().partition(" ")
-        if boot == _boot() and count.isdecimal():
-            return int(count)
-        whole, unfinished = self._list()
-        used = unfinished + sum(size for _, size, _ in whole)
-        self._note(lock, used)
-        return used
+        count = os.pread(lock.fd, 64, 0).strip()
+        if not (self._counted and count.isdigit()):
+            whole, unfinished = self._list()
+            return unfinished + sum(size for _, size, _ in whole)
+        return int(count)
 
-    @staticmethod
-    def _note(lock: HeldLock, used: int) -> None:
-        os.pwrite(lock.fd, f"{_boot()} {used}".ljust(128).encode(), 0)
+    def _note(self, lock: HeldLock, used: int) -> None:
+        os.pwrite(lock.fd, b"%-64d" % used, 0)
+        self._counted = True
 
     def _make_room(self, size: int) -> int:
         """Remove files until there is room for `size` bytes and some more; return the bytes still taken."""
         whole, unfinished = self._list()
         used = unfinished + sum(size for _, size, _ in whole)
-        if unfinished + size <= self._max:
-            goal = max(unfinished, min(self._max - size, self._max - self._max // _SPARE))
-            for _, freed, path in sorted(whole):
-                if used <= goal:
-                    break
-                with contextlib.suppress(FileNotFoundError):
-                    os.unlink(path)
-                used -= freed
+        goal = max(unfinished, min(self._max - size, self._max - self._max // _SPARE))
+        for _, freed, path in sorted(whole) if unfinished + size <= self._max else ():
+            if used <= goal:
+                break
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)
+            used -= freed
         return used
 
     def _list(self) -> tuple[list[tuple[int, int, str]], int]:
@@ -208,10 +200,3 @@ class Space:
                     elif not remove_abandoned(file.path):
                         unfinished += found.st_size
         return whole, unfinished
-
-
-@functools.cache
-def _boot() -> str:
-    with contextlib.suppress(OSError):
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    return "unknown"

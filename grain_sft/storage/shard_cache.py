@@ -101,49 +101,49 @@ class ShardCache:
 
     def _make(self, jobs: Jobs, out: memoryview) -> Jobs:
         """Fetch and keep the blocks that no other process makes, and copy their pieces; return the other blocks."""
-        claimed: dict[Block, HeldLock] = {}
-        reserved: dict[Block, HeldLock] = {}
+        reserved: dict[Block, int] = {}
         others, uncached = {}, []
-        try:
+        with contextlib.ExitStack() as claimed:
             for block, wanted in jobs.items():
+                path = self._path(block)
                 if self._serve(block, wanted, out):  # made meanwhile
                     continue
                 try:
-                    lock = claim(self._path(block))
+                    lock = claim(path)
                     if lock is not None:
-                        claimed[block] = lock
-                    if lock is None or os.path.exists(self._path(block)):
+                        claimed.callback(self._release, path + PART, lock)
+                    if lock is None or os.path.exists(path):
                         others[block] = wanted
                     elif self._space.reserve(lock.fd, block.file_size):
-                        reserved[block] = lock
+                        reserved[block] = lock.fd
                     else:
                         uncached.append(wanted)
                 except OSError as error:
                     self._warn(error)
                     uncached.append(wanted)
             failed = self._fill(reserved)
-            for block, lock in reserved.items():
+            for block, fd in reserved.items():
                 try:
                     if block not in failed:
-                        block.finish(lock.fd)
+                        block.finish(fd)
                         self._space.publish(self._path(block))
-                        block.read(lock.fd, jobs[block], out)
+                        block.read(fd, jobs[block], out)
                         continue
                 except (OSError, DamagedBlockError) as error:
                     self._warn(error)
                 uncached.append(jobs[block])
-        finally:
-            for block, lock in claimed.items():
-                with lock, contextlib.suppress(OSError):
-                    self._space.remove(self._path(block) + PART, lock.fd)  # a published block has no such file
         self._read_bucket(uncached, out)
         return others
 
-    def _fill(self, claimed: Mapping[Block, HeldLock]) -> set[Block]:
-        """Fetch blocks into their files; return those that could not be written."""
+    def _release(self, part: str, lock: HeldLock) -> None:
+        with lock, contextlib.suppress(OSError):
+            self._space.remove(part, lock.fd)  # a published block has no such file
+
+    def _fill(self, reserved: Mapping[Block, int]) -> set[Block]:
+        """Fetch blocks into their open files; return those that could not be written."""
         parts = [
             (block, Range(block.file.path, start, min(block.stop, start + PART_BYTES), block.file.version))
-            for block in claimed
+            for block in reserved
             for start in range(block.start, block.stop, PART_BYTES)
         ]
         failed = set()
@@ -154,7 +154,7 @@ class ShardCache:
             activity.count(shard_cache_fetched_bytes=sum(map(len, bodies)))
             for (block, wanted), body in zip(group, bodies, strict=True):
                 try:
-                    block.write(claimed[block].fd, wanted.start, body)
+                    block.write(reserved[block], wanted.start, body)
                 except OSError as error:
                     self._warn(error)
                     failed.add(block)
