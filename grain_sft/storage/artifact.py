@@ -57,28 +57,43 @@ def load_or_make(
     """
     target, url = place(kind, depends, folder), files.cache_url() if folder is None else os.fspath(folder)
     shared = files.join(url, kind, target.name) if url is not None and files.is_remote(url) else None
-    if (found := open_cached(target, depends, check)) is not None:
-        return found
     made: dict[str, npt.NDArray[Any]] | None = None
     making = False
+
+    def write() -> None:
+        nonlocal made, making
+        if shared is not None and _fetch(shared, target) and open_cached(target, depends, check) is not None:
+            return
+        making = True
+        made = dict(make())
+        save(target, depends, made)
+        if shared is not None:
+            _share(target, shared)
+
     try:
-        with files.locked(target):
-            found = open_cached(target, depends, check)  # another process may have made it meanwhile
-            if found is None and shared is not None and _fetch(shared, target):
-                found = open_cached(target, depends, check)
-            if found is not None:
-                return found
-            making = True
-            made = dict(make())
-            save(target, depends, made)
-            if shared is not None:
-                _share(target, shared)
-            return open_file(target)[0]
+        return open_or_write(target, depends, write, check)
     except StorageError as error:
         if making and made is None:  # not of the cache, but of what the arrays are made from
             raise
         logging.warning("%s Working without a cache.", error)
         return dict(make()) if made is None else made
+
+
+def open_or_write(
+    target: Path, depends: Mapping[str, Any], write: Callable[[], None], check: Check | None = None
+) -> dict[str, npt.NDArray[Any]]:
+    """Return the arrays of the file `target`. If it is missing or damaged, one process of the machine calls `write` first.
+
+    Raises:
+      StorageError: The file can't be written or opened.
+    """
+    if (found := open_cached(target, depends, check)) is not None:
+        return found
+    with files.locked(target):
+        if (found := open_cached(target, depends, check)) is not None:  # another process has made it meanwhile
+            return found
+        write()
+        return open_file(target)[0]
 
 
 def fingerprint(depends: Mapping[str, Any]) -> str:
@@ -165,11 +180,8 @@ def _mapped(fd: int) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]:
     found, ranges = {}, []
     with os.fdopen(os.dup(fd), "rb") as file:
         for name, entry in header["arrays"].items():
-            shape, at, dtype = (
-                tuple(map(int, entry["shape"])),
-                16 + size + int(entry["at"]),
-                np.dtype(str(entry["dtype"])),
-            )
+            shape, dtype = tuple(map(int, entry["shape"])), np.dtype(str(entry["dtype"]))
+            at = 16 + size + int(entry["at"])
             if dtype.kind not in "biuf":
                 raise ValueError(f"an array of {dtype}")
             if at < 0:

@@ -80,19 +80,10 @@ def load_permutation(depends: Mapping[str, Any], generator: tuple[str, int], cac
         if rows is None or rows.shape != (num_rows,) or rows.dtype != permute.row_dtype(num_rows):
             raise ValueError(f"it does not hold {num_rows} rows")
 
-    found = artifact.open_cached(target, depends, check)
-    if found is None:
-        with files.locked(target):
-            found = artifact.open_cached(target, depends, check)  # another process may have made it meanwhile
-            if found is None:
-                _build(target, depends, generator)
-                found = artifact.open_cached(target, depends, check)
-    if found is None:
-        raise StorageError(f"{target}: was written and can't be opened. Is another program clearing the folder?")
-    return found["rows"]
+    return artifact.open_or_write(target, depends, functools.partial(_write, target, depends, generator), check)["rows"]
 
 
-def _build(target: Path, depends: Mapping[str, Any], generator: tuple[str, int]) -> None:
+def _write(target: Path, depends: Mapping[str, Any], generator: tuple[str, int]) -> None:
     num_rows: int = depends["rows"]
     logging.info("Making the order of %d rows: %s", num_rows, target)
     command = [sys.executable, "-P", permute.__file__, str(target), *map(str, generator), json.dumps(depends)]
