@@ -142,19 +142,16 @@ def name_of(path: str) -> str:
     return path.rstrip("/").rsplit("/", 1)[-1] if is_remote(path) else os.path.basename(os.path.abspath(path))
 
 
-def candidate_dirs(shard: str) -> Iterator[str]:
-    """Yield the folders that may have files of a shard's corpus: the shard's own, that of the split, that of the corpus."""
+def sidecar(shard: str, name: str) -> str | None:
+    """Return the file or folder `name` of a shard's corpus: in the shard's own folder, that of the split or of the corpus."""
     folder = shard
     for _ in range(3):
         folder = parent(folder)
         if is_remote(folder) != is_remote(shard):  # nothing is above a bucket
-            return
-        yield folder
-
-
-def sidecar(shard: str, name: str) -> str | None:
-    """Return the file or folder `name` of a shard's corpus: the first in `candidate_dirs`."""
-    return next((path for folder in candidate_dirs(shard) if exists(path := join(folder, name))), None)
+            break
+        if exists(path := join(folder, name)):
+            return path
+    return None
 
 
 @contextlib.contextmanager

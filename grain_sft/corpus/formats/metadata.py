@@ -11,9 +11,8 @@ from typing import Any, TypeVar
 import msgspec
 from absl import logging
 
-from grain_sft.corpus.shard import Count
 from grain_sft.errors import CorpusError, CorpusFileError, GrainSftError, RemoteTimeoutError, shortened
-from grain_sft.storage import files
+from grain_sft.storage import Count, files
 
 T = TypeVar("T")
 
@@ -23,7 +22,7 @@ SPLIT = "corpus.json"
 SPLIT_FORMAT = "grain_sft corpus"
 SPLIT_VERSION = 1
 
-_TOKENIZER_CONFIGS = ("tokenizer_config.json", "special_tokens_map.json")
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
 _FILES = (".npy", ".bin", ".json", ".parquet")  # no folders: a bucket is not asked for what is in them
 
 
@@ -226,31 +225,19 @@ def fill_ids(metadata: CorpusMetadata, folder: str, listing: DirectoryListing) -
     It is a guess: a tokenizer whose files don't parse adds nothing.
     """
     folder = listing.find(folder, "tokenizer")
-    if not folder:
-        return metadata
+    texts: dict[str, str] = {}
+    ids: dict[str, Any] = {}
     try:
-        configs = [Json.load(path) for name in _TOKENIZER_CONFIGS if (path := listing.find(folder, name))]
-        ids: dict[str, Any] = {}
-        for config in configs:
-            ids |= {entry["content"]: int(key) for key, entry in config.object("added_tokens_decoder").data.items()}
-        texts = {f"{key}_id": _special_token(configs, key) for key in ("eos_token", "pad_token")}
-        path = listing.find(folder, "tokenizer.json")
-        if path and not {text for text in texts.values() if text is not None} <= set(ids):
-            model = Json.load(path)
-            ids |= {entry["content"]: entry["id"] for entry in model.items("added_tokens")}
-            vocabulary = model.object("model").get("vocab")
-            ids = {**(vocabulary if isinstance(vocabulary, dict) else {}), **ids}
-        found = {key: ids.get(text) for key, text in texts.items() if text is not None}
+        for path in filter(None, (listing.find(folder, name) for name in _TOKENIZER_FILES if folder)):
+            data = Json.load(path)
+            ids |= {entry["content"]: entry["id"] for entry in data.items("added_tokens")}
+            ids |= {entry["content"]: int(key) for key, entry in data.object("added_tokens_decoder").data.items()}
+            for key in ("eos_token", "pad_token"):
+                token = data.get(key)
+                text = token.get("content") if isinstance(token, dict) else token
+                if isinstance(text, str):
+                    texts.setdefault(f"{key}_id", text)
     except (GrainSftError, KeyError, TypeError, ValueError):
         return metadata
+    found = {key: ids.get(text) for key, text in texts.items()}
     return metadata.filled(**{key: number for key, number in found.items() if type(number) is int and number >= 0})
-
-
-def _special_token(configs: list[Json], key: str) -> str | None:
-    """Return the text of a special token, which is a string, or an object with its content."""
-    for config in configs:
-        value = config.get(key)
-        text = value.get("content") if isinstance(value, dict) else value
-        if isinstance(text, str):
-            return text
-    return None

@@ -195,44 +195,41 @@ def _unpack(
 def _check(path: str, rows: _Rows) -> None:
     """Check that the columns of every row fit together."""
     values, counts = rows.values, rows.lengths["nz_input_ids"]
-
-    def refuse(row: int, what: str) -> CorpusError:
-        return CorpusError(f"{path}: row {rows.first + row}: {what}. The file is damaged, or not OpenChat's.")
-
-    for name, found in {"total_length": values["total_length"], **rows.lengths}.items():
-        wrong = np.flatnonzero(found != counts)
-        if name != "seqlens" and len(wrong):
-            has = "has the length" if name in _LISTS else "is"
-            raise refuse(
-                wrong[0], f"{name} {has} {found[wrong[0]]}, but nz_input_ids has the length {counts[wrong[0]]}"
-            )
     length = values["seqlens"].astype(np.int64)
     row_of = np.repeat(np.arange(len(counts)), rows.lengths["seqlens"])
     sums = np.bincount(row_of, weights=length, minlength=len(counts)).astype(np.int64)
-    wrong = np.union1d(np.flatnonzero(sums != counts), row_of[length < 0])
-    if len(wrong):
-        has = f"seqlens add up to {sums[wrong[0]]}, but nz_input_ids has the length"
-        raise refuse(wrong[0], f"{has} {counts[wrong[0]]}")
+    negative = np.bincount(row_of, weights=length < 0, minlength=len(counts)) > 0
+    for what, found in (
+        ("seqlens add up to", sums),
+        ("total_length is", values["total_length"]),
+        *((f"{name} has the length", rows.lengths[name]) for name in _LISTS[1:]),
+    ):
+        wrong = np.flatnonzero((found != counts) | negative)
+        if len(wrong):
+            row = int(wrong[0])
+            what = f"{what} {found[row]}, but nz_input_ids has the length {counts[row]}"
+            raise _damaged(path, rows.first + row, what)
     starts = np.cumsum(length) - length
     ids, labels, weights = values["nz_input_ids"], values["nz_shifted_label_ids"], values["nz_shifted_loss_weights"]
     is_last = np.zeros(len(ids), np.bool_)
     is_last[(starts + length - 1)[length > 0]] = True
     positions = np.arange(len(ids)) - np.repeat(starts, length)
     not_weights = KINDS["float32"].wrong(weights.astype(np.float32), ids)
-    takes_loss = weights[:-1] != 0
+    other_labels = (weights[:-1] != 0) & (labels[:-1] != ids[1:])
     for where, what in (
         (values["nz_position_ids"] != positions, "nz_position_ids don't count from 0 in a sequence"),
         ((ids < 0) | (ids >= 1 << 31), "nz_input_ids holds a token id that int32 tokens don't have"),
         (not_weights, "nz_shifted_loss_weights holds a weight that is negative or not finite"),
         (is_last & (weights != 0), "the last of nz_shifted_loss_weights is not 0, though no token follows it"),
-        (
-            takes_loss & (labels[:-1] != ids[1:]),
-            "a label of nz_shifted_label_ids takes loss, but is not the next token",
-        ),
+        (other_labels, "a label of nz_shifted_label_ids takes loss, but is not the next token"),
     ):
         if where.any():
             row = np.searchsorted(np.cumsum(counts), np.flatnonzero(where)[0], side="right")
-            raise refuse(int(row), what)
+            raise _damaged(path, rows.first + int(row), what)
+
+
+def _damaged(path: str, row: int, what: str) -> CorpusError:
+    return CorpusError(f"{path}: row {row}: {what}. The file is damaged, or not OpenChat's.")
 
 
 @contextlib.contextmanager

@@ -14,8 +14,7 @@ from grain_sft.corpus.formats.scanning import ReadOptions, Split, TokenFile
 from grain_sft.errors import CorpusError
 from grain_sft.storage import files
 
-_FILE = re.compile(r"(train|val)_(?:input_ids\.bin|labels\.bin|idx\.npy)")
-_LINK = re.compile(r"shard_00000(?:_labels\.bin|_idx\.npy|\.bin)")
+_FILE = re.compile(r"(train|val)_(input_ids\.bin|labels\.bin|idx\.npy)|shard_00000(_labels\.bin|_idx\.npy|\.bin)")
 _LINKS = "shard_00000"
 _META = "meta.json"
 
@@ -27,34 +26,28 @@ class Primer(Format):
     metadata_files = r"meta\.json"
 
     def detect(self, path: str, listing: DirectoryListing) -> str | None:
-        name, folder = files.name_of(path), files.parent(path)
-        if name.endswith((".bin", ".npy")):
-            match = _FILE.fullmatch(name)
-            if _LINK.fullmatch(name) and files.name_of(folder) in ("train", "val"):
-                folder, split = files.parent(folder), files.name_of(folder)
-            elif match:
-                split = match[1]
-            else:
-                return None
-            if {f"{split}_input_ids.bin", f"{split}_labels.bin"} <= listing.names(folder):
-                return files.join(folder, f"{split}_")
-            return self.home(path) if _LINK.fullmatch(name) and self.owner(path, listing) else None
-        names = listing.names(path)
-        if "train_input_ids.bin" in names or (_META in names and any(_FILE.fullmatch(each) for each in names)):
-            return files.join(path, "train_")
-        if name in ("train", "val") and f"{name}_input_ids.bin" in listing.names(folder):
-            return files.join(folder, f"{name}_")
-        if {f"{_LINKS}.bin", f"{_LINKS}_labels.bin"} <= names:  # copied alone, as files
-            return files.join(path, _LINKS)
-        return None
+        name, names = files.name_of(path), frozenset[str]()
+        if _FILE.fullmatch(name):
+            homes = [self.home(path)]
+        elif name.endswith((".bin", ".npy")):
+            return None
+        else:
+            homes, names = [files.join(path, "train_"), files.join(path, _LINKS)], listing.names(path)
+            if name in ("train", "val"):
+                homes.append(files.join(files.parent(path), f"{name}_"))
+        for home in homes:
+            if {files.name_of(each) for each in _files_of(home)[:2]} <= listing.names(files.parent(home)):
+                return home
+        is_damaged = "train_input_ids.bin" in names or (_META in names and any(map(_FILE.fullmatch, names)))
+        return homes[0] if is_damaged else None
 
     def read(self, found: str, options: ReadOptions, listing: DirectoryListing) -> Corpus:
-        root, name = files.parent(found), files.name_of(found).removesuffix("_")
+        folder, (root, name) = files.parent(found), _root_and_split(found)
         for path in _files_of(found):
-            if files.name_of(path) not in listing.names(root):
-                raise CorpusError(f"{root}: lacks {files.name_of(path)}: the cache is not whole. Copy it.")
+            if files.name_of(path) not in listing.names(folder):
+                raise CorpusError(f"{folder}: lacks {files.name_of(path)}: the cache is not whole. Copy it.")
         split = self.split(found, listing)
-        warn_unknown(root, f"{SPLIT} and {_META}", split.metadata, options.eos_token_id)
+        warn_unknown(folder, f"{SPLIT} and {_META}", split.metadata, options.eos_token_id)
         corpus = self.read_split(split, options, listing)
         if meta := listing.find(root, _META):
             counts = Json.load(meta).object("splits").object(name)
@@ -67,8 +60,7 @@ class Primer(Format):
         return corpus
 
     def owner(self, path: str, listing: DirectoryListing) -> str | None:
-        name = files.name_of(path)
-        if not (_FILE.fullmatch(name) or _LINK.fullmatch(name)):
+        if not _FILE.fullmatch(files.name_of(path)):
             return None
         tokens, labels, _ = _files_of(self.home(path))
         if path == tokens and not listing.sidecars(path, files.name_of(labels)):
@@ -81,13 +73,11 @@ class Primer(Format):
 
     def home(self, path: str) -> str:
         name = files.name_of(path)
-        stem = _LINKS if _LINK.fullmatch(name) else f"{name.partition('_')[0]}_"
-        return files.join(files.parent(path), stem)
+        return files.join(files.parent(path), _LINKS if name.startswith(_LINKS) else f"{name.partition('_')[0]}_")
 
     def split(self, home: str, listing: DirectoryListing) -> Split:
-        root, stem = files.parent(home), files.name_of(home)
-        folder = root if stem == _LINKS else files.join(root, stem.removesuffix("_"))
-        root = files.parent(folder)
+        root, name = _root_and_split(home)
+        folder = files.join(root, name)
         metadata = read_metadata((folder, root), listing)
         path = listing.find(folder, _META) or listing.find(root, _META)
         if path and not metadata.of_split:
@@ -99,12 +89,18 @@ class Primer(Format):
             files=(_files_of(home)[0],),
             metadata=metadata,
             dtypes=("uint16",),
-            sources=listing.find(root, f"{files.name_of(folder)}_sources.bin"),
+            sources=listing.find(root, f"{name}_sources.bin"),
         )
 
 
-def _files_of(prefix: str) -> tuple[str, str, str]:
+def _root_and_split(home: str) -> tuple[str, str]:
+    """Return the folder of the corpus, and the name of the split."""
+    folder, stem = files.parent(home), files.name_of(home)
+    return (files.parent(folder), files.name_of(folder)) if stem == _LINKS else (folder, stem.removesuffix("_"))
+
+
+def _files_of(home: str) -> tuple[str, str, str]:
     """Return the paths of tokens, labels and starts."""
-    if files.name_of(prefix) == _LINKS:
-        return f"{prefix}.bin", f"{prefix}_labels.bin", f"{prefix}_idx.npy"
-    return f"{prefix}input_ids.bin", f"{prefix}labels.bin", f"{prefix}idx.npy"
+    if files.name_of(home) == _LINKS:
+        return f"{home}.bin", f"{home}_labels.bin", f"{home}_idx.npy"
+    return f"{home}input_ids.bin", f"{home}labels.bin", f"{home}idx.npy"
