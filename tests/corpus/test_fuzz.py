@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import random
 import shutil
 import warnings
 
@@ -12,33 +13,14 @@ import pytest
 from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from mutators import changed_bytes
 from sft_files import EOS, documents, write_episodes, write_olmo, write_openchat, write_primer
 
 from grain_sft import GrainSftError, NpyDataSource, WindowLayout, open_corpus
 
 SETTINGS = settings(max_examples=examples(400), deadline=None, derandomize=True, database=None)
 
-Mutations = st.lists(
-    st.tuples(st.sampled_from(["set", "insert", "delete", "cut"]), st.integers(0, 1 << 16), st.integers(0, 255)),
-    min_size=1,
-    max_size=6,
-)
-
-
-def mutate(data: bytes, mutations: list[tuple[str, int, int]], reach: int | None = None) -> bytes:
-    """`data` with single bytes set, inserted or deleted within its first `reach` bytes, or its end cut off."""
-    changed = bytearray(data)
-    for kind, where, value in mutations:
-        at = where % max(1, min(reach or len(changed), len(changed)))
-        if kind == "set" and changed:
-            changed[at] = value
-        elif kind == "insert":
-            changed.insert(at, value)
-        elif kind == "delete" and changed:
-            del changed[at]
-        elif kind == "cut":
-            del changed[-(value % 8 + 1) :]
-    return bytes(changed)
+Randoms = st.integers(0, 1 << 64).map(random.Random)
 
 
 @pytest.fixture(scope="module")
@@ -64,11 +46,11 @@ def npy_bytes(header: bytes, data: bytes, version: int = 1) -> bytes:
 
 
 @SETTINGS
-@given(mutations=Mutations, dtype=st.sampled_from(["uint8", "uint16", "uint32", "uint64"]))
-def test_a_mutated_npy_file_is_what_numpy_reads_or_an_error(folder, mutations, dtype):
+@given(draw=Randoms, dtype=st.sampled_from(["uint8", "uint16", "uint32", "uint64"]))
+def test_a_mutated_npy_file_is_what_numpy_reads_or_an_error(folder, draw, dtype):
     stream = io.BytesIO()
     np.save(stream, np.arange(40).astype(dtype))
-    data = mutate(stream.getvalue(), mutations, reach=128)
+    data = changed_bytes(stream.getvalue(), draw, draw.randint(1, 6), reach=128)
     corpus = opened(folder / "a.npy", data)
     if corpus is None:
         return
@@ -139,9 +121,9 @@ def is_right_or_an_error(path, data, corpus):
 
 
 @SETTINGS
-@given(mutations=Mutations, name=st.sampled_from(["grain.json", "maxtext.json"]))
-def test_a_mutated_index_is_right_or_an_error(folder, index, mutations, name):
-    is_right_or_an_error(folder / "mutated.json", mutate((folder / name).read_bytes(), mutations), index[name])
+@given(draw=Randoms, name=st.sampled_from(["grain.json", "maxtext.json"]))
+def test_a_mutated_index_is_right_or_an_error(folder, index, draw, name):
+    is_right_or_an_error(folder / "mutated.json", changed_bytes((folder / name).read_bytes(), draw), index[name])
 
 
 json_values = st.recursive(
@@ -239,11 +221,11 @@ def test_a_mutated_file_is_an_error_or_read(corpora, name, tmp_path_factory):
     assert use(shutil.copytree(corpora / name, folder))
 
     @SETTINGS
-    @given(path=st.sampled_from(whole), mutations=Mutations, reach=st.sampled_from([None, 16, 200]))
-    def check(path, mutations, reach):
+    @given(path=st.sampled_from(whole), draw=Randoms)
+    def check(path, draw):
         shutil.rmtree(folder, ignore_errors=True)
         shutil.copytree(corpora / name, folder)
-        (folder / path).write_bytes(mutate((folder / path).read_bytes(), mutations, reach))
+        (folder / path).write_bytes(changed_bytes((folder / path).read_bytes(), draw))
         use(folder)
 
     check()

@@ -24,6 +24,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 from children import run
+from mutators import ODD_NUMBERS, change_json, changed_bytes
 from sft_files import EOS, documents, write_episodes, write_olmo, write_openchat, write_primer
 
 import grain_sft
@@ -39,62 +40,16 @@ from grain_sft.verify import verify
 MUTANTS = int(os.environ.get("GRAIN_SFT_MUTANTS", "240"))
 MEMORY = 300 << 20  # bytes that reading a mutant may take, in addition to those that the process has
 SECONDS = 60  # that reading a mutant may take
-ODD_NUMBERS = (-1, 0, 1, 2**31 - 1, 2**31, 2**32, 2**53, 2**63 - 1, 2**63, 2**64, 10**30, -(2**63))
 ODD_TEXTS = ("", "\0", "../..", "uint64", ">u4", "O", "x" * 5000)
 ODD_HOLDERS = ([], {}, [[[[]]]], {"a": {}}, [1, "a", None])
 ODD_VALUES = (*ODD_NUMBERS, None, True, 1.5, float("nan"), float("inf"), *ODD_TEXTS, *ODD_HOLDERS)
-
-
-def of_bytes(data: bytes, draw: random.Random) -> bytes:
-    """`data` with some bytes changed."""
-    changed = bytearray(data)
-    for _ in range(draw.choice((1, 1, 2, 5, 20))):
-        if not changed:
-            break
-        at = draw.randrange(min(draw.choice((16, 128, len(changed))), len(changed)))
-        match draw.randrange(7):
-            case 0:
-                changed[at] ^= 1 << draw.randrange(8)
-            case 1:
-                del changed[at : at + draw.choice((1, 2, 8, 100))]
-            case 2:
-                changed[at:at] = draw.randbytes(draw.choice((1, 4, 64)))
-            case 3:
-                del changed[at:]
-            case 4:
-                width = draw.choice((2, 4, 8))
-                changed[at : at + width] = (draw.choice(ODD_NUMBERS) % (1 << 8 * width)).to_bytes(width, "little")
-            case 5:
-                other = draw.randrange(len(changed))
-                changed[at : at + 16] = changed[other : other + 16]
-            case 6:
-                changed += changed[at : at + draw.choice((1, 100, 1000))]
-    return bytes(changed)
 
 
 def of_json(data: bytes, draw: random.Random, text_too: bool = True) -> bytes:
     """JSON with a value, a key or an item of it changed; once in a while, with what no parser likes."""
     whole = json.loads(data)
     for _ in range(draw.choice((1, 1, 2))):
-        holders = [whole]
-        for holder in holders:
-            inner = holder.values() if isinstance(holder, dict) else holder
-            holders += [each for each in inner if isinstance(each, dict | list) and each]
-        holder = draw.choice(holders)
-        key = draw.choice(list(holder) if isinstance(holder, dict) else range(len(holder)))
-        kind = draw.randrange(6)
-        if kind == 0:
-            del holder[key]
-        elif kind == 1 and isinstance(holder, dict):
-            holder[f"{key}x"] = holder.pop(key)
-        elif kind == 2 and isinstance(holder, list):
-            holder.append(holder[key])
-        elif kind == 3 and isinstance(holder[key], int):
-            holder[key] += draw.choice((-1, 1, 100, 2**40))
-        else:
-            holder[key] = draw.choice(ODD_VALUES)
-        if not whole:
-            break
+        change_json(whole, draw, ODD_VALUES)
     text = json.dumps(whole)
     if text_too and draw.random() < 0.02:
         text = text.replace("1", "1" * 5000, 1) if draw.random() < 0.5 else "[" * 100_000 + text
@@ -106,7 +61,7 @@ def of_gzip(data: bytes, draw: random.Random) -> bytes:
     drawn = draw.random()
     if drawn < 0.02:
         return gzip.compress(b"0" * (1 << 26) if drawn < 0.01 else b"0,1\n" * (1 << 22)) * 20
-    return gzip.compress(of_bytes(gzip.decompress(data), draw))
+    return gzip.compress(changed_bytes(gzip.decompress(data), draw))
 
 
 def of_plan(path: Path, draw: random.Random) -> None:
@@ -228,22 +183,22 @@ def make_whole(folder: Path) -> dict[str, Kind]:
     (whole / "config.json").write_text(json.dumps(stated))
     (whole / "config.yaml").write_text(json.dumps(stated, indent=1))
     kinds = {
-        "header of .npy": Kind(whole / "npy", read_corpus, of_bytes),
+        "header of .npy": Kind(whole / "npy", read_corpus, changed_bytes),
         "olmo: boundaries unpacked": Kind(whole / "olmo", read_corpus, of_gzip, "*.csv.gz"),
-        "episodes: index": Kind(whole / "episodes", read_corpus, of_bytes, "episodes.idx"),
-        "openchat: Parquet": Kind(whole / "openchat", read_corpus, of_bytes, "*.parquet"),
-        "rows: any file": Kind(whole / "rows", read_rows, of_bytes),
+        "episodes: index": Kind(whole / "episodes", read_corpus, changed_bytes, "episodes.idx"),
+        "openchat: Parquet": Kind(whole / "openchat", read_corpus, changed_bytes, "*.parquet"),
+        "rows: any file": Kind(whole / "rows", read_rows, changed_bytes),
         "rows: rows.json": Kind(whole / "rows", read_rows, of_json, "*.json"),
-        "plan: bytes": Kind(whole / "plan.arrays", read_plan, of_bytes),
+        "plan: bytes": Kind(whole / "plan.arrays", read_plan, changed_bytes),
         "plan: arrays": Kind(whole / "plan.arrays", read_plan),
-        "config: bytes": Kind(whole / "config.yaml", read_config, of_bytes),
+        "config: bytes": Kind(whole / "config.yaml", read_config, changed_bytes),
         "config: values": Kind(whole / "config.json", read_config, of_json),
     }
     for name in ("olmo", "episodes", "primer"):
-        kinds[f"{name}: any file"] = Kind(whole / name, read_corpus, of_bytes)
+        kinds[f"{name}: any file"] = Kind(whole / name, read_corpus, changed_bytes)
         kinds[f"{name}: metadata"] = Kind(whole / name, read_corpus, of_json, "*.json")
     for name in ("index", "maxtext"):
-        kinds[f"{name}: bytes"] = Kind(whole / f"{name}.json", read_index, of_bytes)
+        kinds[f"{name}: bytes"] = Kind(whole / f"{name}.json", read_index, changed_bytes)
         kinds[f"{name}: values"] = Kind(whole / f"{name}.json", read_index, of_json)
     return kinds
 

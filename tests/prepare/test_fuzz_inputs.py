@@ -14,6 +14,7 @@ from typing import Any
 import hard_chats
 import pytest
 from chat_styles import CHATML
+from mutators import change_json, changed_bytes
 from template_rules import REFERENCES, SPECIAL, in_one, save_trained, spelled
 from tokenizer_makers import byte_level_json, save_huggingface
 
@@ -185,7 +186,7 @@ SNIPPETS = (
     *(b"null", b"true", b"0", b"-1", b"[]", b"{}", b'""', b"<|eot|>", b"<myPT_eot>", b"</s>", b"\\", b'"', b",", b"\r"),
     *(b'"weight": 0.5,', b'"role": "user",', b'"content": "x",', b"\xe2\x80\xa8", b"\xef\xbb\xbf", b"\xf0\x9f\x98\x80"),
 )
-KEYS = ("weight", "name", "contents", "x", "context", "think", "arguments")
+KEYS = ("weight", "name", "contents", "context", "think", "arguments", "role ", "Content", "", "messages", "y" * 500)
 VALUES: tuple[Any, ...] = (
     *(None, True, False, 0, 1, -1, 0.5, 1e300, 10**40, "", " ", "user", "assistant", "system", "toolresult", [], {}),
     *([None], {"a": None}, {"role": "user"}, {"": ""}, ["a", {"b": [1.5]}]),
@@ -200,49 +201,12 @@ def seeds(template: str) -> list[dict[str, Any]]:
 
 
 def mutant(draw: random.Random, records: list[dict[str, Any]]) -> bytes:
-    record = draw.choice(records)
-    if draw.random() < 0.5:
-        record = json.loads(json.dumps(record))
-        for _ in range(draw.randint(1, 2)):
-            change(draw, record)
+    record = copy.deepcopy(draw.choice(records))
+    for _ in range(draw.choice((0, 0, 1, 2))):
+        change_json(record, draw, VALUES, KEYS)
     line = json.dumps(record, ensure_ascii=draw.random() < 0.5).encode("utf-8", "surrogatepass")
-    for _ in range(draw.choice((0, 1, 1, 3))):
-        place, end = draw.randrange(len(line) + 1), draw.randrange(len(line) + 1)
-        flipped = bytes([byte ^ (1 << draw.randrange(8)) for byte in line[place : place + 1]])
-        changes = (
-            line[:place] + bytes([draw.randrange(256)]) + line[place + 1 :],
-            line[:place] + draw.choice(SNIPPETS) + line[place:],
-            line[:place] + line[place + draw.randint(1, 8) :],
-            line[:place],
-            line[:place] + line[end:],
-            line[:place] + flipped + line[place + 1 :],
-        )
-        line = draw.choice(changes)
+    line = changed_bytes(line, draw, draw.choice((0, 1, 1, 3)), len(line), SNIPPETS)
     return line.replace(b"\n", b" ") or b"{}"
-
-
-def change(draw: random.Random, record: Any) -> None:
-    """Replace, add, rename or remove one value somewhere in a record."""
-    places, todo = [], [record]
-    while todo:
-        node = todo.pop()
-        keys = list(node) if isinstance(node, dict) else list(range(len(node)))
-        places += [(node, key) for key in keys]
-        todo += [node[key] for key in keys if isinstance(node[key], dict | list)]
-    if not places:
-        return
-    node, key = draw.choice(places)
-    how, value = draw.randrange(5), copy.deepcopy(draw.choice(VALUES))
-    if how == 0:
-        del node[key]
-    elif how == 1 and isinstance(node, dict):
-        node[draw.choice(KEYS)] = value
-    elif how == 2 and isinstance(node, dict):
-        node[draw.choice(("role ", "Content", "", "messages", "y" * 500))] = node.pop(key)
-    elif how == 3 and isinstance(node, list):
-        node.insert(draw.randrange(len(node) + 1), value)
-    else:
-        node[key] = value
 
 
 def check_spelled(out: Path, template: str, tokenizers: dict[str, str], data: bytes) -> list[int]:
