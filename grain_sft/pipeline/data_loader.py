@@ -114,7 +114,7 @@ class _BatchIterator(grain.DataLoaderIterator):
         except BaseException as error:
             self._failure = "an exception"  # first of all: another may arrive
             self._failure = str(error) or type(error).__name__
-            workers.close(self._iterator)  # the other workers end too
+            workers.stop(self._iterator)  # the other workers end too
             if workers.was_ended(error):
                 raise PipelineError(f"a worker process was ended from outside ({error}). Was memory short?") from error
             raise

@@ -88,17 +88,13 @@ def stop_with(owner: object, iterator: Any) -> Callable[[], object]:
 
 
 def stop(iterator: Any) -> None:
-    """Close a Grain iterator whose workers `start` started, and clear the iterators that it reads from: those would close
-    again when they are collected, and at the end of the interpreter, when their modules are gone, print a traceback."""
+    """Close a Grain iterator within some seconds, as far as that is possible: what is not closed ends with this process.
+
+    A worker that was killed may have had a lock that Grain then waits for without end. A thread that waits for an element gets
+    an error. The iterators that it reads from are cleared: they would close again when they are collected, and at the end of
+    the interpreter, when their modules are gone, print a traceback.
+    """
     iterator = getattr(iterator, "_iterator", iterator)
-    close(iterator)
-    for each in list(_tree(iterator)):
-        getattr(each, "_iterators_in_use", []).clear()
-
-
-def close(iterator: Any) -> None:
-    """Close a Grain iterator within some seconds: a worker that was killed may have had a lock that Grain then waits for
-    without end. What is not closed ends with this process. A thread that waits for an element gets an error."""
     closed = threading.Lock()
     closed.acquire()
 
@@ -111,10 +107,11 @@ def close(iterator: Any) -> None:
     thread = threading.Thread(target=run, name="grain_sft-close", daemon=True)
     try:  # an exception that arrives inside `thread.start` would keep this thread waiting
         _thread.start_new_thread(thread.start, ())
+        closed.acquire(timeout=_CLOSES_IN)
     except RuntimeError:  # the interpreter ends, and starts no threads any more
         _close(iterator)
-        return
-    closed.acquire(timeout=_CLOSES_IN)
+    for each in list(_tree(iterator)):
+        getattr(each, "_iterators_in_use", []).clear()
 
 
 def _close(iterator: Any) -> None:
