@@ -146,7 +146,7 @@ def test_how_remote_files_are_read_is_given_to_the_corpus_and_changes_no_receipt
     pipeline = load(config)
     source = pipeline.source if section == "one corpus" else pipeline.source.sources["one"]
     options = source.layout.corpus.remote
-    assert (options.limits.seconds, options.limits.requests) == (7, 3)
+    assert (options.seconds, options.requests) == (7, 3)
     assert (options.cache.folder, options.cache.max_bytes) == (cache["folder"], 1 << 30)
     assert pipeline.receipt == load(plain).receipt
 

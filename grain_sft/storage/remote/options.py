@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import warnings
 from collections.abc import Mapping
 from typing import Any, Self
 
@@ -64,6 +65,12 @@ class RemoteOptions(Limits, frozen=True, forbid_unknown_fields=True):
     """
 
     cache: CacheOptions | None = None
+
+    @property
+    def limits(self) -> Limits:
+        """Former holder of `seconds` and `requests`."""
+        warnings.warn("RemoteOptions.limits is now RemoteOptions itself.", DeprecationWarning, stacklevel=2)
+        return self
 
     @classmethod
     def from_environment(cls) -> Self:
