@@ -56,10 +56,6 @@ class MaterializedLayout(Layout):
         start = starts[document]
         return self._offsets.pieces(row, start - first[row], start, lengths[document], within + 1, document)
 
-    def rows_of_documents(self, documents: Ints) -> Ints:
-        self._check_documents(documents)
-        return np.unique(self.corpus.documents.start[documents] // self.sequence_length)
-
     def left_out(self) -> list[LeftOut]:
         return []
 

@@ -221,14 +221,6 @@ class PackedLayout(Layout):
         epoch, local = self.epoch_of(rows)
         return self._offsets.pieces(*joined(epoch, lambda number, index: self.plans[number].segments(local[index])))
 
-    def rows_of_documents(self, documents: Ints) -> Ints:
-        self._check_documents(documents)
-        found = []
-        for plan, before in zip(self.plans, self._begins, strict=False):
-            pieces = np.flatnonzero(np.isin(plan.document, documents))
-            found.append(plan.ends.searchsorted(pieces, side="right") + before)
-        return np.unique(np.concatenate(found))
-
     def left_out(self) -> list[LeftOut]:
         found, epochs = self.statistics, f" in {self.epochs} epochs" if self.epochs > 1 else ""
         truncated = f"truncated to {self.sequence_length:,} tokens{epochs}"

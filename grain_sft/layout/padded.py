@@ -63,10 +63,6 @@ class PaddedLayout(Layout):
         columns = first, self._start[rows], self._length[rows], first + 1, document
         return self._offsets.pieces(np.arange(len(rows)), *columns)
 
-    def rows_of_documents(self, documents: Ints) -> Ints:
-        self._check_documents(documents)
-        return np.flatnonzero(np.isin(self._document, documents))
-
     def left_out(self) -> list[LeftOut]:
         whole, kept, length = self.corpus.documents.length, int(self._length.sum()), self.sequence_length
         dropped = int(whole.sum()) - kept - self.cut_tokens
