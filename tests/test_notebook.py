@@ -7,6 +7,7 @@ from html.parser import HTMLParser
 
 import numpy as np
 import pytest
+from batches import sections
 from sft_files import EOS, documents, write_olmo
 
 import grain_sft
@@ -24,11 +25,7 @@ def pipeline(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("GRAIN_SFT_CACHE_DIR", str(folder / "cache"))
         write_olmo(folder / "<corpus>", documents(200), part_tokens=10**9, sources=True)
-        config = {
-            "corpus": {"path": str(folder / "<corpus>"), "dtype": "uint16", "eos_token_id": EOS},
-            "layout": {"kind": "packed", "sequence_length": 64},
-            "sampler": {"seed": 0, "global_batch_size": 4},
-        }
+        config = sections(folder / "<corpus>", 64, corpus={"dtype": "uint16", "eos_token_id": EOS})
         yield grain_sft.load(config, host=Host(0, 1))
 
 

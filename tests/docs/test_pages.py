@@ -3,7 +3,6 @@
 import ast
 import importlib
 import importlib.util
-import inspect
 import pkgutil
 import re
 from pathlib import Path
@@ -68,21 +67,13 @@ def test_the_reference_has_every_name_of_the_top_level_every_command_and_every_p
     assert rooms <= PUBLIC and {f"grain_sft.{package}" for package in PUBLIC} <= set(MODULES)
 
 
-@pytest.mark.parametrize("name", MODULES)
-def test_public_names_of_a_module_have_docstrings(name):
-    module = importlib.import_module(name)
-    assert module.__doc__
-    for public in getattr(module, "__all__", ()):
-        thing = getattr(module, public)
-        if inspect.isclass(thing) or inspect.isfunction(thing):
-            assert thing.__doc__ and not thing.__doc__.startswith(f"{public}("), f"{name}.{public}"
-
-
 def test_every_public_function_and_class_of_the_package_says_what_it_is():
     """Also those that no page shows: whoever reads the code meets them."""
     silent = []
     for path in sorted(PACKAGE.rglob("*.py")):
-        for node in ast.parse(path.read_text()).body:
+        tree = ast.parse(path.read_text())
+        silent += [] if ast.get_docstring(tree) or not tree.body else [str(path)]
+        for node in tree.body:
             if isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("_"):
                 silent += [] if ast.get_docstring(node) else [f"{path}:{node.lineno} {node.name}"]
     assert not silent

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from batches import sections
 from children import ROOT, wait_until, write_corpus_and_tokenizer
 from sft_files import EOS
 
@@ -50,12 +51,7 @@ def data(tmp_path_factory):
             text = " ".join("".join(draw.choices(syllables, k=draw.randrange(1, 5))) for _ in range(40))
             turns = [{"role": "user", "content": "word"}, {"role": "assistant", "content": text}]
             file.write(json.dumps({"messages": turns}) + "\n")
-    config = {
-        "corpus": {"path": str(folder / "olmo"), "eos_token_id": EOS},
-        "layout": {"kind": "packed", "sequence_length": 64},
-        "sampler": {"seed": 0, "global_batch_size": 8},
-        "transforms": ["shift_targets"],
-    }
+    config = sections(folder / "olmo", 64, corpus={"eos_token_id": EOS}, global_batch_size=8)
     (folder / "config.json").write_text(json.dumps(config))
     return folder
 
