@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from grain_sft.arguments import as_sequence_length
 from grain_sft.corpus import Corpus
 from grain_sft.errors import LayoutError

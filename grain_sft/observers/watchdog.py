@@ -6,6 +6,7 @@ One thread checks all open iterators of the process, about once a second. It exi
 from __future__ import annotations
 
 import _thread
+import abc
 import atexit
 import collections
 import contextlib
@@ -56,7 +57,7 @@ def _seconds(variable: str) -> float:
     return number
 
 
-class _Watch:
+class _Watch(abc.ABC):
     """Something that waits: its stalls are logged while they last."""
 
     def __init__(self, stall: float, summary: float) -> None:
@@ -74,9 +75,9 @@ class _Watch:
                 self._next_warning[wait] *= 2
         return late
 
+    @abc.abstractmethod
     def check(self, now: float) -> bool:
         """Log what has to be logged now; return whether this still exists."""
-        raise NotImplementedError
 
 
 class _IteratorWatch(_Watch):
