@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
+from typing import Any
+
 
 class GrainSftError(Exception):
     """Base of every error that grain_sft raises on purpose."""
@@ -67,6 +70,14 @@ class MissingExtraError(GrainSftError, ImportError):
         """Return the error for a feature that needs `package`, which the extra `extra` installs."""
         command = install_command(extra)
         return cls(f"{feature} needs {package}, which is not installed. Run `{command}` in the checkout of grain_sft.")
+
+
+def import_extra(module: str, feature: str, package: str, extra: str) -> Any:
+    """Import a module for a feature that needs the optional `package`, or raise a MissingExtraError that names the extra."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise MissingExtraError.of(feature, package, extra) from error
 
 
 def install_command(extra: str) -> str:

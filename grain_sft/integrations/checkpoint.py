@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from grain_sft.arguments import as_integer
-from grain_sft.errors import MissingExtraError, PipelineError, RowIndexError
+from grain_sft.errors import PipelineError, RowIndexError, import_extra
 from grain_sft.pipeline import Pipeline, PipelineIterator, StepIterator
 from grain_sft.storage import files
 
@@ -82,11 +82,7 @@ class CheckedIterator(Stateful, PipelineIterator):
 
 
 def _orbax_args() -> Any:
-    try:
-        from orbax.checkpoint import args
-    except ImportError as error:
-        raise MissingExtraError.of("a checkpoint of Orbax", "orbax-checkpoint", "orbax") from error
-    return args
+    return import_extra("orbax.checkpoint.args", "a checkpoint of Orbax", "orbax-checkpoint", "orbax")
 
 
 def save_args(batches: Stateful) -> Any:

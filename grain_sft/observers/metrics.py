@@ -9,7 +9,7 @@ import os
 import threading
 from typing import TYPE_CHECKING, Any
 
-from grain_sft.errors import MissingExtraError
+from grain_sft.errors import import_extra
 from grain_sft.pipeline import Delivery, Observer, Pipeline, standing_observers
 from grain_sft.storage import activity
 
@@ -136,15 +136,12 @@ def start_server(port: int = 9431, address: str = "127.0.0.1") -> int:
       MissingExtraError: prometheus_client is not installed.
       OSError: The port is taken.
     """
-    try:
-        import prometheus_client
-        from prometheus_client import multiprocess
-    except ImportError as error:
-        raise MissingExtraError.of("a server of metrics", "prometheus-client", "metrics") from error
-
+    prometheus_client = import_extra("prometheus_client", "a server of metrics", "prometheus-client", "metrics")
     standing_observers()
     registry = prometheus_client.REGISTRY
     if _FOLDER_VARIABLE in os.environ:
+        from prometheus_client import multiprocess
+
         registry = prometheus_client.CollectorRegistry()
         multiprocess.MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
     server, _ = prometheus_client.start_http_server(port, address, registry)

@@ -23,7 +23,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from grain_sft.errors import GrainSftError, MissingExtraError, PrepareError
+from grain_sft.errors import GrainSftError, MissingExtraError, PrepareError, import_extra
 from grain_sft.prepare.chunks import Header
 from grain_sft.prepare.documents import ChunkDocuments
 from grain_sft.prepare.job import Job, make_corpus
@@ -249,13 +249,10 @@ def _options(beam: Any, arguments: Sequence[str]) -> Any:
 
 
 def _beam() -> Any:
-    try:
-        with _quiet():
-            import apache_beam
-            import apache_beam.options.pipeline_options
-    except ImportError as error:
-        raise MissingExtraError.of("a preparation by Beam", "apache-beam", "beam") from error
-    return apache_beam
+    with _quiet():
+        for module in ("apache_beam.options.pipeline_options", "apache_beam"):
+            beam = import_extra(module, "a preparation by Beam", "apache-beam", "beam")
+    return beam
 
 
 @contextlib.contextmanager

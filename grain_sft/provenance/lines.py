@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from grain_sft.errors import MissingExtraError, RowIndexError
+from grain_sft.errors import RowIndexError, import_extra
 from grain_sft.html_table import html_columns
 from grain_sft.layout import FILL_ROW, Layout
 from grain_sft.pipeline import Pipeline
@@ -83,10 +83,7 @@ class Trace:
         Raises:
           MissingExtraError: pandas is not installed.
         """
-        try:
-            import pandas
-        except ImportError as error:
-            raise MissingExtraError.of("Trace.to_pandas", "pandas", "pandas") from error
+        pandas = import_extra("pandas", "Trace.to_pandas", "pandas", "pandas")
         frame = pandas.DataFrame(self.columns()).assign(source=_named(self.source_names, self.source))
         frame.insert(frame.columns.get_loc("shard") + 1, "path", _named(self.paths, self.shard))
         return frame

@@ -12,7 +12,7 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from grain_sft.errors import MissingExtraError, PipelineError
+from grain_sft.errors import PipelineError, import_extra
 from grain_sft.pipeline import Receipt
 from grain_sft.storage import files
 
@@ -108,11 +108,9 @@ def _jsonl(file: IO[str], receipt: Receipt, about: str) -> Iterator[Writer]:
 @contextlib.contextmanager
 def _parquet(file: IO[bytes], receipt: Receipt, about: str) -> Iterator[Writer]:
     """Numbers as int64 or double, labels as dictionaries, and `grain_sft` in the schema's metadata."""
-    try:
-        import pyarrow
-        from pyarrow import parquet
-    except ImportError as error:
-        raise MissingExtraError.of("format parquet", "pyarrow", "parquet") from error
+    pyarrow = import_extra("pyarrow", "format parquet", "pyarrow", "parquet")
+    from pyarrow import parquet
+
     metadata = {"grain_sft": json.dumps({**receipt.as_dict(), "about": about})}
     writers: list[Any] = []
 

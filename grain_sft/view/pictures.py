@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
 import io
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from grain_sft.errors import MissingExtraError
+from grain_sft.errors import import_extra
 from grain_sft.layout import algorithm_title
 
 Report = Mapping[str, Any]
@@ -76,10 +75,7 @@ def _element(name: str, svg: str) -> str:
 
 def require_matplotlib() -> None:
     """Raise MissingExtraError unless matplotlib is installed."""
-    try:
-        importlib.import_module("matplotlib.figure")
-    except ImportError as error:
-        raise MissingExtraError.of("grain-sft report", "matplotlib", "report") from error
+    import_extra("matplotlib.figure", "grain-sft report", "matplotlib", "report")
 
 
 def top_sources(tokens: Mapping[str, list[int]]) -> dict[str, list[int]]:

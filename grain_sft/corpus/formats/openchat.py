@@ -22,7 +22,7 @@ from grain_sft.corpus.formats import Format
 from grain_sft.corpus.formats.metadata import CorpusMetadata, DirectoryListing, Json, parse_metadata, read_metadata
 from grain_sft.corpus.formats.scanning import ReadOptions, Split, TokenFile, scan_corpus
 from grain_sft.corpus.loss import KINDS
-from grain_sft.errors import CorpusError, CorpusFileError, GrainSftError, MissingExtraError, StorageError, shortened
+from grain_sft.errors import CorpusError, CorpusFileError, GrainSftError, StorageError, import_extra, shortened
 from grain_sft.storage import artifact, describe, files, open_remote, read_whole
 
 METADATA_KEY = "grain_sft"
@@ -235,11 +235,9 @@ def _damaged(path: str, row: int, what: str) -> CorpusError:
 @contextlib.contextmanager
 def _opened(path: str, version: str | None) -> Iterator[tuple[Any, Any]]:
     """Open the file, and yield pyarrow and the file as pyarrow.parquet opens it."""
-    try:
-        import pyarrow
-        from pyarrow import parquet
-    except ImportError as error:
-        raise MissingExtraError.of(f"{path}: reading Parquet", "pyarrow", "parquet") from error
+    pyarrow = import_extra("pyarrow", f"{path}: reading Parquet", "pyarrow", "parquet")
+    from pyarrow import parquet
+
     opened: Any = open_remote(path, version) if files.is_remote(path) else pyarrow.OSFile(path)
     with opened as source:
         yield pyarrow, parquet.ParquetFile(source, buffer_size=_BUFFER, page_checksum_verification=True)

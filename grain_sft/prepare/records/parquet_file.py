@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from grain_sft.errors import CorpusFileError, MissingExtraError
+from grain_sft.errors import CorpusFileError, import_extra
 from grain_sft.prepare.records.unpacked import Part
 from grain_sft.storage import files, open_remote
 
@@ -36,10 +36,9 @@ def rows(path: str, group: int) -> Iterator[dict[str, Any]]:
 
 
 def _open(path: str) -> Any:
-    try:
-        from pyarrow import parquet
-    except ImportError as error:
-        raise MissingExtraError.of(f"{path}: reading Parquet", "pyarrow", "parquet") from error
+    import_extra("pyarrow", f"{path}: reading Parquet", "pyarrow", "parquet")
+    from pyarrow import parquet
+
     try:
         return parquet.ParquetFile(open_remote(path) if files.is_remote(path) else path)
     except (OSError, ValueError) as error:

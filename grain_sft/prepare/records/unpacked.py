@@ -15,7 +15,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from grain_sft.errors import CorpusFileError, MissingExtraError, PrepareError, RecordError
+from grain_sft.errors import CorpusFileError, PrepareError, RecordError, import_extra
 from grain_sft.storage import files
 
 BLOCK = 1 << 20  # bytes of a read
@@ -227,10 +227,7 @@ def _decompressed(
 def _decoder(path: str, compression: str) -> Any:
     if compression == "gzip":
         return zlib.decompressobj(zlib.MAX_WBITS | 16)
-    try:
-        import zstandard
-    except ImportError as error:
-        raise MissingExtraError.of(f"{path}: reading .zst files", "zstandard", "zstd") from error
+    zstandard = import_extra("zstandard", f"{path}: reading .zst files", "zstandard", "zstd")
     return zstandard.ZstdDecompressor().decompressobj()
 
 

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from grain_sft.errors import MissingExtraError, RecordError
+from grain_sft.errors import RecordError, import_extra
 from grain_sft.prepare.records.strict_json import strings
 from grain_sft.prepare.templates.template import any_of
 from grain_sft.prepare.tokenizers import Tokenizer
@@ -42,10 +42,7 @@ class ChatTemplate:
     """
 
     def __init__(self, tokenizer: Tokenizer, text: str) -> None:
-        try:
-            from grain_sft.prepare.templates import jinja
-        except ImportError as error:
-            raise MissingExtraError.of("a chat template", "jinja2", "chat") from error
+        jinja = import_extra("grain_sft.prepare.templates.jinja", "a chat template", "jinja2", "chat")
         self.source = text
         self.marks_turns = _GENERATION.search(text) is not None
         self._jinja: Any = jinja

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib
 import json
 import os
 import re
@@ -12,7 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from grain_sft.errors import CorpusError, MissingExtraError
+from grain_sft.errors import CorpusError, import_extra
 from grain_sft.prepare.tokenizers.tokenizer import CHAT_TEMPLATE, MARKER, Tokenizer
 
 _ADVICE = "TRANSFORMERS_NO_ADVISORY_WARNINGS"
@@ -183,10 +182,9 @@ def _import(package: str, where: str) -> Any:
     quiet = _ADVICE not in os.environ
     os.environ.setdefault(_ADVICE, "1")
     try:
-        importlib.import_module("jinja2")
-        return importlib.import_module(package)
-    except ImportError as error:
-        raise MissingExtraError.of(f"{where}: a tokenizer of Hugging Face", "transformers", "hf") from error
+        for each in ("jinja2", package):
+            module = import_extra(each, f"{where}: a tokenizer of Hugging Face", "transformers", "hf")
+        return module
     finally:
         if quiet:
             del os.environ[_ADVICE]

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import base64
 import functools
-import importlib
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 import msgspec
 import numpy as np
 
-from grain_sft.errors import CorpusError, MissingExtraError, RecordError
+from grain_sft.errors import CorpusError, RecordError, import_extra
 from grain_sft.prepare.tokenizers.tokenizer import Offsets, OneFileTokenizer, character_spans
 
 FILE = "tokenizer.tiktoken"
@@ -97,10 +96,7 @@ class TiktokenTokenizer(OneFileTokenizer):
         return str(self._encoding.decode([int(number) for number in ids]))
 
     def _load(self, pattern: str) -> Any:
-        try:
-            tiktoken = importlib.import_module("tiktoken")
-        except ImportError as error:
-            raise MissingExtraError.of(f"{self._where}: a tiktoken file", "tiktoken", "tiktoken") from error
+        tiktoken = import_extra("tiktoken", f"{self._where}: a tiktoken file", "tiktoken", "tiktoken")
         tokens = {"mergeable_ranks": self._ranks, "special_tokens": dict(self.special_tokens)}
         try:
             return tiktoken.Encoding(name=self.sha256, pat_str=pattern, **tokens)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from grain_sft.corpus import METADATA_KEY
-from grain_sft.errors import MissingExtraError
+from grain_sft.errors import import_extra
 from grain_sft.prepare import splits
 from grain_sft.prepare.documents import Block
 from grain_sft.prepare.writers.plan import Format, Plan, Task, whole_split
@@ -89,11 +89,9 @@ def finish(plan: Plan) -> None:
 
 
 def _arrow() -> tuple[Any, Any]:
-    try:
-        import pyarrow
-        from pyarrow import parquet
-    except ImportError as error:
-        raise MissingExtraError.of("format openchat: writing Parquet", "pyarrow", "parquet") from error
+    pyarrow = import_extra("pyarrow", "format openchat: writing Parquet", "pyarrow", "parquet")
+    from pyarrow import parquet
+
     return pyarrow, parquet
 
 
