@@ -4,8 +4,6 @@
 the changelog announces.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import sys

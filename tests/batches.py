@@ -1,7 +1,5 @@
 """Making configs and pipelines and comparing batches, for tests of everything that makes them."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import functools

@@ -1,8 +1,6 @@
 """Episode-indexed datasets that the golden values of `golden/make_episode_golden.py` are of: made of arithmetic, so that
 no version of anything changes them."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from pathlib import Path

@@ -3,8 +3,6 @@
 A process takes a job as JSON and prints, for every case and step, digests of the global arrays, gathered from all processes.
 """
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import json

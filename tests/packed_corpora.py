@@ -3,8 +3,6 @@
 Nothing here depends on grain_sft or on the packages that it is compared with.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import json

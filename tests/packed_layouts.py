@@ -1,7 +1,5 @@
 """Layouts of the corpora of `packed_corpora`, and their rows as the golden files have them."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 from typing import Any

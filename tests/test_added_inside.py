@@ -1,7 +1,5 @@
 """One new file and one line in one table add an entry of each kind: the plugin's files, in a copy of the package."""
 
-from __future__ import annotations
-
 import ast
 import json
 import re

@@ -1,7 +1,5 @@
 """`load`: a config is the five nouns as they are, and each of its mistakes has a sentence."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import json

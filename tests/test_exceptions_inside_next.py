@@ -6,8 +6,6 @@ raises `GRAIN_SFT_EXCEPTIONS` (5,000) in all. Values are taken by `list.extend`,
 although the signal handler raises directly after it.
 """
 
-from __future__ import annotations
-
 import collections
 import contextlib
 import ctypes

@@ -1,7 +1,5 @@
 """Batches of padded and packed rows: the same by every way, for every number of hosts, and each row once."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from batches import assert_one_run, assert_same, pipeline_of, sections

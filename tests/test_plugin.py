@@ -1,7 +1,5 @@
 """What a package from outside brings works in every command: `tests/plugin` has one entry of each kind."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import subprocess

@@ -1,7 +1,5 @@
 """The acceptance tests of the primer specification: rendering, split, cache."""
 
-from __future__ import annotations
-
 import json
 import random
 from pathlib import Path

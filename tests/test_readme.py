@@ -1,7 +1,5 @@
 """The README runs as it is written: its programs in an empty folder, and what it names exists."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

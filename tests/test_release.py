@@ -1,7 +1,5 @@
 """What is released: metadata, licence, citation and changelog say the same, and the built files hold what is tracked."""
 
-from __future__ import annotations
-
 import ast
 import importlib
 import importlib.metadata

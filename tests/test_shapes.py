@@ -1,7 +1,5 @@
 """The shapes and dtypes in signatures hold, checked by jaxtyping while batches are made, traced and found again."""
 
-from __future__ import annotations
-
 import inspect
 import types
 

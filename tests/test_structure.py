@@ -1,7 +1,5 @@
 """Structure of the package: rooms import in order, and what crosses a file goes through its public names."""
 
-from __future__ import annotations
-
 import ast
 import functools
 from collections import Counter

@@ -1,7 +1,5 @@
 """MaterializedLayout: rows that were written to disk."""
 
-from __future__ import annotations
-
 from grain_sft.arguments import as_sequence_length
 from grain_sft.corpus import Corpus
 from grain_sft.errors import LayoutError

@@ -1,7 +1,5 @@
 """MixtureLayout: the rows of several layouts, numbered one layout after the other."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Iterator, Mapping
 

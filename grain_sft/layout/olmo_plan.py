@@ -8,8 +8,6 @@ For each group of source files, raw uint64:
 HASH is of the group's paths and sizes and of what decides the packing; see `_group_hash`.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import re

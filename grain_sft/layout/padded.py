@@ -1,7 +1,5 @@
 """PaddedLayout: one document a row."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from grain_sft.arguments import as_integer, as_sequence_length

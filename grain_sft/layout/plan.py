@@ -1,7 +1,5 @@
 """Plan: which pieces of which documents make each packed row, made once per machine and mapped by all its processes."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import itertools

@@ -1,7 +1,5 @@
 """Figures of a packing."""
 
-from __future__ import annotations
-
 import dataclasses
 import tempfile
 import time

@@ -1,7 +1,5 @@
 """WindowLayout: fixed windows of a token stream, as OLMo-core's `NumpyFSLDataset` and MaxText's `olmo_grain` cut them."""
 
-from __future__ import annotations
-
 import functools
 
 import numpy as np

@@ -1,7 +1,5 @@
 """ReadAhead: results of consecutive steps, made by threads before they are asked for."""
 
-from __future__ import annotations
-
 import _thread
 import atexit
 import contextlib

@@ -1,7 +1,5 @@
 """OpenChat's automatic learning rate (imoneoi/openchat, `calculate_auto_lr` in ochat/training_deepspeed/train.py)."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """ScheduleTable: which of several sources each row is taken from, so that none is ever a whole row away from its share."""
 
-from __future__ import annotations
-
 import functools
 import heapq
 import itertools

@@ -1,7 +1,5 @@
 """Steps of a run at which its epochs begin, where batches may change in size."""
 
-from __future__ import annotations
-
 import functools
 import math
 from bisect import bisect_right

@@ -1,7 +1,5 @@
 """HalvingTree: choices among sources by formula, for weights whose period is too long for a table."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from fractions import Fraction

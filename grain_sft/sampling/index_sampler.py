@@ -1,7 +1,5 @@
 """IndexSampler: the rows that this host reads at each step."""
 
-from __future__ import annotations
-
 import functools
 import os
 from collections.abc import Iterable

@@ -1,7 +1,5 @@
 """Proportions: which source each row of a mixture comes from, and how many of that source come before it."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 import numbers

@@ -1,7 +1,5 @@
 """DropLastPosition: batches in which every input has its target, as nanoGPT and its kin make them."""
 
-from __future__ import annotations
-
 import grain
 import numpy as np
 

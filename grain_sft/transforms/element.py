@@ -1,7 +1,5 @@
 """What transforms ask of the dict that they are given, and what others ask of transforms."""
 
-from __future__ import annotations
-
 from grain_sft.errors import TransformError
 from grain_sft.source import Element
 

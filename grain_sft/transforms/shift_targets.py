@@ -1,7 +1,5 @@
 """ShiftTargets: the transform from the source's dict to a trainer's batch."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """TrimToMultiple: batches no longer than their longest row needs."""
 
-from __future__ import annotations
-
 import grain
 import numpy as np
 

@@ -1,7 +1,5 @@
 """A trainer's GPTConfig, as it is, makes the batches that the episode-indexed loader makes of it."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """How much a test tries where more of the same may be asked for."""
 
-from __future__ import annotations
-
 import os
 
 _SHARE = float(os.environ.get("GRAIN_SFT_EXAMPLES", "0.25"))

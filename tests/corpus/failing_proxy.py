@@ -1,7 +1,5 @@
 """A real HTTP proxy before the emulator of Cloud Storage that fails as networks and servers do, and counts."""
 
-from __future__ import annotations
-
 import collections
 import contextlib
 import http.client

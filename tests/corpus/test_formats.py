@@ -1,7 +1,5 @@
 """SFT corpora in the formats olmo and episodes: recognised, read whole, refused where files don't fit together."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import os

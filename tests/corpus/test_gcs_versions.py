@@ -1,7 +1,5 @@
 """Objects that are replaced, cut, sent twice or without end while they are read: the right bytes, or an error in time."""
 
-from __future__ import annotations
-
 import functools
 import http.client
 import itertools

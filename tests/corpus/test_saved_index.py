@@ -3,8 +3,6 @@
 The last tests are of MaxText's own index: `tests/golden/maxtext_index.json` is what maxtext 0.2.5 wrote.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import os

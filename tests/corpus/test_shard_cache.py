@@ -1,7 +1,5 @@
 """The cache of remote shards: bounded, shared, checked, and never of another version."""
 
-from __future__ import annotations
-
 import contextlib
 import resource
 import signal

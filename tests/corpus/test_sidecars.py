@@ -1,7 +1,5 @@
 """Sidecar files are found however the token files are named, and are never read as tokens."""
 
-from __future__ import annotations
-
 import csv
 import gzip
 import json

@@ -1,7 +1,5 @@
 """The pages of docs/: their code blocks and their text."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import NamedTuple

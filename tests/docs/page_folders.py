@@ -1,7 +1,5 @@
 """Folders in which the blocks of pages are run, and what the blocks print there."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -4,8 +4,6 @@ As a reader would: files are written under the names that their first lines give
 their names. What fails stops it, with the line of the page. OUTPUTS is written at the end: what each block printed.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json

@@ -4,8 +4,6 @@ A claim is a row of a table of the page. Commands of pytest name tests of the de
 here, on a small corpus; long ones run behind the marker heavy, and their figures are checked.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os

@@ -4,8 +4,6 @@ Each page is run, and each line of an output that it shows is replaced by the li
 without one are printed here, to be changed by hand.
 """
 
-from __future__ import annotations
-
 import sys
 import tempfile
 from pathlib import Path

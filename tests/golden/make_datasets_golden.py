@@ -1,7 +1,5 @@
 """Write `datasets_shuffle.json`: what `datasets.Dataset.shuffle(seed=...)` gives. Needed: datasets 5.2.0, numpy."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 

@@ -7,8 +7,6 @@ that keeps an episode's last tokens and reads mask_weighted.bin)::
     python make_episode_golden.py MyPT/core/episode_data_loader.py
 """
 
-from __future__ import annotations
-
 import tempfile
 import types
 from pathlib import Path

@@ -4,8 +4,6 @@ It holds the `instance_mask` of every row of `NumpyPaddedFSLDataset` and of `Num
 `tests/filter_corpora.py` ("1": the row passes), and a digest of the rows' tokens. Needed: ai2-olmo-core 3.0.0, numpy 2.4.6.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import tempfile

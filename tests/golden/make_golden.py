@@ -12,8 +12,6 @@ MaxText 0.2.5 as an unpacked wheel (pip download --no-deps maxtext==0.2.5; pytho
 The same versions give the same bytes.
 """
 
-from __future__ import annotations
-
 import hashlib
 import importlib
 import importlib.metadata

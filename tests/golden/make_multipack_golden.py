@@ -11,8 +11,6 @@ Needed: numpy 2.4.6, numba 0.68.1, and OpenChat's `multipack_sampler.py`, from i
     python make_multipack_golden.py ochat-wheel/ochat/training_deepspeed/multipack_sampler.py
 """
 
-from __future__ import annotations
-
 import hashlib
 from typing import Any
 

@@ -19,8 +19,6 @@ variants that the file already holds are kept.
 Needed: ai2-olmo-core 3.0.0 (with torch, CPU build), numpy 2.4.6.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """What the scripts that make golden files share. They only call the originals, and the tests do not need them."""
 
-from __future__ import annotations
-
 import argparse
 import importlib.metadata
 import importlib.util

@@ -1,7 +1,5 @@
 """What the tests of this folder share: token files that say where they are from, and child processes with a time limit."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

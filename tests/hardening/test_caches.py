@@ -1,7 +1,5 @@
 """What a machine's cache holds never decides a row: other corpora, older ones, damaged files, files of other names."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import shutil

@@ -1,8 +1,6 @@
 """Files that are replaced, shortened or grown while a run reads them, and more files than may be open: an error before a
 wrong row is delivered, and no row wrong beside it."""
 
-from __future__ import annotations
-
 import os
 
 import numpy as np

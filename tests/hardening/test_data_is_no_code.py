@@ -1,7 +1,5 @@
 """What is read is data: nothing in it is run, and nothing in it leads to files that the user did not give."""
 
-from __future__ import annotations
-
 import json
 import os
 import pickle

@@ -3,8 +3,6 @@
 Full: a tmpfs of some KB, where one can be mounted (a real ENOSPC), else a limit on a file's size (a real EFBIG).
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -5,8 +5,6 @@
 interrupts each command `GRAIN_SFT_INTERRUPTS` times (40) while four other processes keep the machine busy, and prints figures.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import random

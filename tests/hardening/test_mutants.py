@@ -5,8 +5,6 @@ GRAIN_SFT_MUTANTS=10000 pytest -n0 -s tests/hardening/test_mutants.py
 Each mutant has its number, the seed of its damage: `python test_mutants.py FOLDER 4711 1` makes and reads that one again.
 """
 
-from __future__ import annotations
-
 import gzip
 import json
 import os

@@ -3,8 +3,6 @@
 GRAIN_SFT_KILLS=30 pytest -n0 tests/hardening/test_processes_killed.py
 """
 
-from __future__ import annotations
-
 import itertools
 import multiprocessing
 import os

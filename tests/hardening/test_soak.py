@@ -3,8 +3,6 @@
 GRAIN_SFT_SOAK=3600 pytest -n0 -s tests/hardening/test_soak.py
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

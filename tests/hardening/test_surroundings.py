@@ -1,7 +1,5 @@
 """Clocks, time zones and languages of the machine: none of them decides a batch, a plan, an index or a receipt."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

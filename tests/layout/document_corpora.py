@@ -1,7 +1,5 @@
 """Corpora of documents that tests know, written without grain_sft's writers."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path

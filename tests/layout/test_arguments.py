@@ -1,7 +1,5 @@
 """Arguments of layouts that don't fit, and rows that are not there, are sentences."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from document_corpora import make

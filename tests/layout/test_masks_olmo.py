@@ -3,8 +3,6 @@
 Golden values: tests/golden/make_packed_golden.py. Other names of the same parts: tests/corpus/test_sidecars.py.
 """
 
-from __future__ import annotations
-
 import gzip
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Multipack against the batches of OpenChat's own sampler (tests/golden/make_multipack_golden.py)."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import sys

@@ -1,7 +1,5 @@
 """Plans that OLMo-core wrote, read back (tests/golden/olmo_plan, made by tests/golden/make_packed_golden.py)."""
 
-from __future__ import annotations
-
 import dataclasses
 import gzip
 import hashlib

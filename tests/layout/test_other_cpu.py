@@ -1,7 +1,5 @@
 """`ties="numpy:..."`: OLMo-core's rows as CPUs with other instructions make them, from one machine."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """PackedLayout: rows of whole documents, read through NpyDataSource and ShiftTargets."""
 
-from __future__ import annotations
-
 import collections
 import pickle
 import tempfile

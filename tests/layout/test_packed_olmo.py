@@ -1,7 +1,5 @@
 """Best-fit decreasing against the rows of OLMo-core's NumpyPackedFSLDataset (tests/golden/make_packed_golden.py)."""
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 import json

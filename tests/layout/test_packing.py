@@ -1,7 +1,5 @@
 """Packing algorithms, from lengths to rows, against the plainest way to do the same."""
 
-from __future__ import annotations
-
 import importlib
 import itertools
 from unittest import mock

@@ -1,7 +1,5 @@
 """PaddedLayout: one document a row."""
 
-from __future__ import annotations
-
 import pickle
 import tempfile
 from pathlib import Path

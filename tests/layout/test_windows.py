@@ -1,7 +1,5 @@
 """Windows: which tokens of which shard make a row."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import pickle

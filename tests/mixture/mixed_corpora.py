@@ -1,7 +1,5 @@
 """A mixture of three sources that differ in what they can: format, dtype, layout, loss, order and padding."""
 
-from __future__ import annotations
-
 import numpy as np
 from sft_files import documents, write_episodes, write_olmo
 

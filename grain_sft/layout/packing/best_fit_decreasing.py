@@ -4,8 +4,6 @@ Documents, longest first, each go to the row with the smallest space that suffic
 that reached that space first; else to a new row.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from grain_sft.layout.packing.algorithm import Ints, PackedRows, PackingOptions, equal_lengths, longest_first, rows_of

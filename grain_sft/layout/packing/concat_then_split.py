@@ -1,8 +1,6 @@
 """Concatenate, then split: documents one after the other, cut wherever a row is full. No padding but in the last row,
 and documents in pieces: the baseline of comparisons."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from grain_sft.layout.packing.algorithm import Ints, PackedRows, PackingAlgorithm, PackingOptions

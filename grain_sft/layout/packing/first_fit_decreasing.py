@@ -1,7 +1,5 @@
 """First-fit decreasing: documents, longest first, each go to the first row with space enough, or open a new one."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from grain_sft.layout.packing.algorithm import Ints, PackedRows, PackingOptions, equal_lengths, longest_first, rows_of

@@ -4,8 +4,6 @@ Each batch is the longest prefix of the remaining documents that first-fit decre
 batch b is row `b * batch_rows + r` of the epoch. Documents after its last full batch are left out.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from grain_sft.layout.packing.algorithm import Ints, PackedRows, PackingAlgorithm, PackingOptions, join_rows, rows_of

@@ -1,7 +1,5 @@
 """numpy's default argsort with the order of equal values of another CPU: in a process that uses less of this one."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import subprocess

@@ -2,8 +2,6 @@
 Each epoch thus combines other documents, in rows of random order. The cost is a plan per epoch and more padding than packing
 all documents at once: 1-2% for hundreds of rows, tenths of a percent for thousands, hundredths with chunks of 65,536."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from grain_sft.layout.packing.algorithm import Ints, PackedRows, PackingAlgorithm, PackingOptions, join_rows, rows_of

@@ -2,8 +2,6 @@
 
 The program imports little besides numpy, so that its process costs little more than the permutation."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

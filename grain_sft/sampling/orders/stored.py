@@ -1,7 +1,5 @@
 """Exact permutations of up to billions of rows, made once per machine and shared by all its processes."""
 
-from __future__ import annotations
-
 import functools
 import json
 import mmap
