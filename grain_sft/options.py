@@ -103,15 +103,8 @@ def _of_config(hint: Any) -> Any:
 
 
 def check(section: object, options: Options, where: str, *, require: bool = True) -> None:
-    """Raise a `ConfigError` where a section of a config has an unknown key, lacks one, or has a value that an option does not
-    take.
-
-    Args:
-      section: Section, as read from the config.
-      options: Options that it may have.
-      where: Config and path of the section, for messages, such as "a.yaml: sampler".
-      require: Whether options without a default have to be there.
-    """
+    """Raise a `ConfigError` where the section at `where`, such as "a.yaml: sampler", has an unknown key or a value that its
+    option does not take, or, if `require`, lacks an option without a default."""
     if not isinstance(section, Mapping):
         raise ConfigError(f"{where} is {shortened(repr(section))}; expected a section with {', '.join(options)}.")
     check_keys(section, options, where)

@@ -43,10 +43,7 @@ def choose(delivered: Sequence[Row], slowest_ms: float) -> Choice:
 
     At least one thread, so that a slow read does not reach the trainer. Threads go before worker processes, also where
     these would do for a shorter step; where nothing will do, the fastest is taken.
-
-    Args:
-      delivered: Measured settings, fewest resources first, each with its `waits` by step.
-      slowest_ms: Longest time that a batch took to make: so much is made ahead.
+    `delivered` are measured with fewest resources first; a batch took at most `slowest_ms` to make: so much is made ahead.
     """
     threads = [row for row in delivered if row["threads"] and not row["worker_count"]]
     workers = [row for row in delivered if row["worker_count"]]

@@ -1,8 +1,5 @@
-"""Speed of a config's pipeline on this machine: of its stages, of what `iter` delivers, and with a training step.
-
-Stages are measured in turn over steps that were read once before. Delivery is measured over consecutive steps, as
-in a run, so that a corpus on a slow disk or in a bucket has the figures of its first epoch.
-"""
+"""Speed of a config's pipeline on this machine: of its stages, over steps that were read before; and of what `iter` delivers,
+over consecutive steps, as in a run, so that a corpus on a slow disk or in a bucket has the figures of its first epoch."""
 
 from __future__ import annotations
 
@@ -107,12 +104,7 @@ def measure(pipeline: Pipeline, plan: Plan) -> dict[str, Any]:
 def report_speed(pipeline: Pipeline, seconds: float) -> dict[str, Any]:
     """Return the speed of a config's batches for its report: of the limit, of one thread, and of the default threads.
 
-    Args:
-      pipeline: Pipeline of the config.
-      seconds: Time for which each is measured.
-
-    Returns:
-      `rows`: name and the figures of `rate`; `tokens` of a batch; `seconds`.
+    They are `rows`: name and the figures of `rate`; with the `tokens` of a batch, and the `seconds` of each measurement.
     """
     endless, _ = _endless(pipeline)
     first = endless[0]

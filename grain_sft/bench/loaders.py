@@ -1,7 +1,5 @@
-"""Loaders in turn, in one process: of windows, beside MaxText's where it is installed; of packed rows, beside Grain's packing.
-
-Both are beside a plain copy of rows that are in memory.
-"""
+"""Loaders in turn, in one process, beside a plain copy of rows that are in memory: of windows, beside MaxText's where it is
+installed; of packed rows, beside Grain's packing."""
 
 from __future__ import annotations
 

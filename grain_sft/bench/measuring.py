@@ -100,18 +100,10 @@ def rate(tokens: float, seconds: float, limit_seconds: float) -> dict[str, float
 
 
 def run_program(program: str, *arguments: str, cache: str | None = None) -> dict[str, Any]:
-    """Run a Python program in a process of its own, with memory of its own.
+    """Run a Python program in a process of its own, with artifacts in the folder `cache`; raise a PipelineError if it fails.
 
-    Args:
-      program: Text. It has `json`, `os`, `sys`, `time` and `memory()`, megabytes now and at most, and prints JSON last.
-      arguments: Its `sys.argv[1:]`.
-      cache: Folder of its artifacts; None: the user's.
-
-    Returns:
-      The object that it printed, and `process_s`, the seconds from the start of the process to its end.
-
-    Raises:
-      PipelineError: it failed.
+    The program has `json`, `os`, `sys`, `time` and `memory()`, megabytes now and at most, and prints JSON last. Return that
+    object, and `process_s`, the seconds from the start of the process to its end.
     """
     environment = os.environ | ({} if cache is None else {CACHE_DIR_VARIABLE: cache})
     command = [sys.executable, "-c", _PREAMBLE + program, *arguments]

@@ -1,8 +1,5 @@
-"""Corpora of the size of OLMo-3 Think SFT's: plans, beside OLMo-core's packer where it is installed, and traces.
-
-Each process is measured by itself. Documents have log-normal lengths; tokens and label masks are holes of sparse files, in
-parts of 1 GiB with the boundaries that open-instruct writes. So planning, orders and tracing are measured, and not a disk.
-"""
+"""Plans, beside OLMo-core's packer where it is installed, and traces of corpora of the size of OLMo-3 Think SFT's: documents of
+log-normal lengths, whose tokens and masks are holes of sparse files with open-instruct's boundaries, so that no disk counts."""
 
 from __future__ import annotations
 

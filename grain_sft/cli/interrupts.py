@@ -1,11 +1,7 @@
 """Ctrl-C in a process that runs one command: within two seconds it is gone, with one line on stderr and exit status 130.
 
-The handler raises KeyboardInterrupt in the main thread, so that `with` and `finally` remove what is half written; not during an
-import, because an exception inside the initialization of an extension module can crash the interpreter. A thread, which the C
-handler wakes, ends the process where the main thread is not done after `UNWIND` seconds: in native code, in an import, or while
-it waits for other threads. Both kill the child processes and run the `atexit` functions before they call `os._exit`. So does a
-command that is done: while the interpreter takes itself down, it has the system's own response to SIGINT back.
-"""
+The handler raises KeyboardInterrupt in the main thread, but not in an import: that can crash extension modules. A thread ends
+the process where the main one is not done in time: in native code, in an import, or waiting for threads."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
 """Entry point of `grain-sft COMMAND ...`. A function of the command's name in another module of this package declares it.
-
-Functions import what they need, so that the Ctrl-C handler is installed before the slow imports begin.
-"""
+Functions import what they need, so that the Ctrl-C handler is installed before the slow imports begin."""
 
 from __future__ import annotations
 

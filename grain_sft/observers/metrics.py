@@ -1,7 +1,5 @@
-"""Metrics of what a run reads and hands out, in prometheus_client's default registry.
-
-Any server of that registry serves them: Grain's, `prometheus_client.start_http_server`, or `start_server` in this module.
-"""
+"""Metrics of what a run reads and hands out, in prometheus_client's default registry. Any server of that registry serves them:
+Grain's, `prometheus_client.start_http_server`, or `start_server` in this module."""
 
 from __future__ import annotations
 
@@ -126,11 +124,8 @@ def start_server(port: int = 9431, address: str = "127.0.0.1") -> int:
     including worker processes.
 
     Args:
-      port: Port to listen on; 0 for any free port.
+      port: Port to listen on; 0 for any free port. The port is returned.
       address: Address to listen on; "0.0.0.0" to accept other machines.
-
-    Returns:
-      Port that the server listens on.
 
     Raises:
       MissingExtraError: prometheus_client is not installed.

@@ -57,9 +57,7 @@ class Checked:
 def check_audit(path: str | os.PathLike[str], pipeline: Pipeline) -> Checked:
     """Compare an audit log, text or JSONL, with the pipeline of its run.
 
-    Args:
-      path: Path of the log.
-      pipeline: Pipeline of any host. Where the order depends on the number of hosts, that number is taken from the log.
+    The pipeline may be any host's. Where the order depends on the number of hosts, that number is taken from the log.
 
     Raises:
       CorpusFileError: the log can't be read.

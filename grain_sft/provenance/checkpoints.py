@@ -47,8 +47,6 @@ def checkpoint_table(pipeline: Pipeline, every: int = 1000, *, epochs: int | Non
     """Return where a run is after each `every` steps, and at its end.
 
     Args:
-      pipeline: Pipeline of any host.
-      every: Number of steps from one checkpoint to the next.
       epochs: Number of epochs after which the table ends. None ends it with the run or, if that never ends, after one epoch;
         a mixture that never ends, when every source has been read once.
 

@@ -26,14 +26,7 @@ def inspect_page(
 ) -> str:
     """Return the page of a step: its rows, and the same rows of the step before and of the one after it.
 
-    Args:
-      pipeline: Pipeline of the step.
-      step: Step, from 0.
-      texts: Texts of the tokens.
-      rows: Rows of this host's batch; None: all, or as many as `MOST_TOKENS` leave room for.
-      title: Name of the pipeline.
-
-    Raises: as `view_rows`.
+    `rows` are of this host's batch; None: all, or as many as `MOST_TOKENS` leave room for. Errors are those of `view_rows`.
     """
     room = max(1, MOST_TOKENS // (3 * pipeline.source.layout.sequence_length))
     steps = []

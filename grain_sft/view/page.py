@@ -37,12 +37,7 @@ def part(name: str) -> str:
 def make_page(title: str, body: str, *, styles: str, data: Any, script: str = "") -> str:
     """Return a page of HTML whose Content-Security-Policy lets it load nothing, and run `script` alone, by its hash.
 
-    Args:
-      title: Title as plain text.
-      body: HTML, with its texts escaped.
-      styles: Style sheet.
-      data: Object for JSON, which the script finds in the element `data`.
-      script: Script, or "".
+    The texts of `body` are escaped, `title` is plain text. The script finds `data`, as JSON, in the element `data`.
     """
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     runs = f"'sha256-{digest}'" if script else "'none'"

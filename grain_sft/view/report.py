@@ -41,8 +41,6 @@ def make_report(
     """Return what a run is made of, in bounded time: steps are a sample, and of a very large corpus the files too.
 
     Args:
-      pipeline: Pipeline of the config.
-      texts: Texts of its tokens.
       name: Name of the pipeline, for the title.
       steps: Number of steps that are sampled, at most.
       throughput: Measured speed, as `grain_sft.bench.config.report_speed` returns it; None: not measured.

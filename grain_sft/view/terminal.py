@@ -55,13 +55,7 @@ def row_lines(view: RowView, texts: TokenTexts, *, colour: bool, width: int) -> 
     """Yield the lines of a row: a heading, then the pieces and the wrapped tokens of each segment.
 
     With colour, each segment has its own colour, tokens that take no loss are dim, and special tokens are inverse.
-    Without colour, ⟦ ⟧ enclose each run of tokens that take loss.
-
-    Args:
-      view: Row to print.
-      texts: Texts of its tokens.
-      colour: Whether the terminal takes colours.
-      width: Width of the terminal in columns.
+    Without colour, ⟦ ⟧ enclose each run of tokens that take loss. Lines have at most `width` columns.
     """
     filling = ", of padding alone" if view.instance < 0 else f", instance {view.instance:,} of the layout"
     yield _styled(f"step {view.step:,}, epoch {view.epoch}, row {view.row}{filling}", "1", colour)

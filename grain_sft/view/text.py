@@ -84,13 +84,9 @@ def texts_of(
     say: Callable[[str], None] = lambda line: print(line, file=sys.stderr),
     argument: str = "--tokenizer",
 ) -> TokenTexts:
-    """Return the texts of the corpus's tokens.
+    """Return the texts of the tokens by the tokenizer at `path`, by default the folder `tokenizer` of the corpus.
 
-    Args:
-      corpus: Corpus whose folder `tokenizer` is used unless a path is given.
-      path: Path of a tokenizer.
-      say: Called with a line, where neither exists and ids have to be shown.
-      argument: What that line asks for.
+    Where neither exists, so that ids have to be shown, `say` is called with a line that asks for `argument`.
 
     Raises:
       GrainSftError: the tokenizer cannot be loaded, or is another than the corpus was made with.
