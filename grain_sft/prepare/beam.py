@@ -26,12 +26,13 @@ import numpy as np
 from grain_sft.errors import GrainSftError, MissingExtraError, PrepareError, import_extra
 from grain_sft.prepare.chunks import Header
 from grain_sft.prepare.documents import ChunkDocuments
-from grain_sft.prepare.job import Job, make_corpus
+from grain_sft.prepare.job import Job
 from grain_sft.prepare.records import inputs
 from grain_sft.prepare.records.inputs import Input, Unit
 from grain_sft.prepare.request import Request
+from grain_sft.prepare.run import make_corpus
 from grain_sft.prepare.target import Target
-from grain_sft.prepare.workers import Failure
+from grain_sft.prepare.workers import Failure, Runner
 from grain_sft.prepare.writers import Plan, SplitStatistics, Task
 from grain_sft.storage import files
 
@@ -72,15 +73,15 @@ def prepare(
     options = _options(beam, pipeline_args)
     target, name = Target(output), f"beam-{secrets.token_hex(8)}"
     try:
-        runner = Pipelines(files.join(target.work, name), beam, options)
+        runner = Pipelines(None, files.join(target.work, name), beam, options)
         return make_corpus(request, output, runner, overwrite=overwrite)
     finally:
         target.forget(name)
 
 
 @dataclasses.dataclass(frozen=True)
-class Pipelines:
-    """Runs the steps of a job, a pipeline for each kind.
+class Pipelines(Runner):
+    """Calls the steps of a job in Beam pipelines, one for each kind of step.
 
     Attributes:
       notes: Folder of what the steps have to know: inputs, job and plan.

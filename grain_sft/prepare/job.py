@@ -1,4 +1,4 @@
-"""Job: one preparation from its inputs to a finished corpus, and the runner that calls its steps.
+"""Job: one preparation from its inputs to a finished corpus, in steps that any runner may call.
 
 Each step's result is a file that appears whole, so a job that was stopped continues where it was.
 """
@@ -9,14 +9,13 @@ import dataclasses
 import functools
 import itertools
 import json
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
 
-from grain_sft.errors import GrainSftError, PrepareError, RecordError
+from grain_sft.errors import PrepareError
 from grain_sft.prepare.chunks import DROPPED, Chunks, Header
 from grain_sft.prepare.documents import ChunkDocuments, Documents, Ids
 from grain_sft.prepare.records import inputs
@@ -162,61 +161,6 @@ class Job(Renderer):
             )
             totals += [int((column * weight).sum()) for column in (length, trainable, cut > 0, cut, cut_trainable)]
         return SplitStatistics(len(ids), *totals.tolist())
-
-
-class Runner(Protocol):
-    """What calls the steps of a job that may run in any order, in several processes or on several machines.
-
-    Each method yields the steps in order, each when it and all before it are done, and raises the first one's error.
-    """
-
-    def scan(self, entries: Sequence[Input], units: Sequence[Unit]) -> Iterable[Unit]:
-        """Count the records of every unit, and hash its bytes."""
-
-    def render(self, job: Job, units: Sequence[Unit]) -> Iterable[Unit]:
-        """Make the chunks of units."""
-
-    def write(self, job: Job, plan: Plan, tasks: Sequence[Task]) -> Iterable[Task]:
-        """Write parts of the corpus."""
-
-
-def make_corpus(
-    request: Request,
-    output: str | os.PathLike[str],
-    runner: Runner,
-    *,
-    overwrite: bool = False,
-    progress: Progress | None = None,
-) -> dict[str, Any]:
-    """Make or continue the corpus that `request` describes with the steps of a `Job`; see `prepare`."""
-    target = Target(output)
-    target.check_writable()
-    entries = inputs.list_inputs([dataset.paths for dataset in request.datasets], progress)
-    units = inputs.plan_units(entries)
-    total = sum(unit.size for unit in units)
-    units = list(reported("Scanning the inputs", runner.scan(entries, units), total, progress, lambda unit: unit.size))
-    job = Job.of(request, target.output, entries, units)
-
-    def make() -> dict[str, Any]:
-        todo = [job.units[unit] for unit, header in enumerate(job.chunks.find(len(units))) if header is None]
-        done = total - sum(unit.size for unit in todo)
-        try:
-            rendered = runner.render(job, todo)
-            list(reported("Rendering", rendered, total, progress, lambda unit: unit.size, done))
-        except GrainSftError as error:
-            if isinstance(error, RecordError) or not any(job.chunks.find(len(units))):
-                target.discard()  # the same request would fail again; unfinished work would block a corrected one
-            raise
-        try:
-            plan = job.plan()
-        except PrepareError:
-            target.discard()
-            raise
-        tasks = [task for name in plan.splits for task in job.format.tasks(plan, name)]
-        list(reported("Writing", runner.write(job, plan, tasks), len(tasks), progress))
-        return job.finish(plan)
-
-    return target.produce(job.identity, make, overwrite=overwrite)
 
 
 def reported(

@@ -10,14 +10,15 @@ from typing import Any
 import numpy as np
 
 from grain_sft.arguments import as_integer
-from grain_sft.errors import PrepareError, RecordError
-from grain_sft.prepare.job import make_corpus
+from grain_sft.errors import GrainSftError, PrepareError, RecordError
+from grain_sft.prepare.job import Job, reported
 from grain_sft.prepare.records import inputs
 from grain_sft.prepare.render import Renderer
 from grain_sft.prepare.request import Request
+from grain_sft.prepare.target import Target
 from grain_sft.prepare.templates import Rendered
 from grain_sft.prepare.tokenizers import Tokenizer
-from grain_sft.prepare.workers import Local
+from grain_sft.prepare.workers import Runner
 from grain_sft.progress import Progress
 
 
@@ -53,7 +54,46 @@ def prepare(
     """
     if workers is not None:
         as_integer("workers", workers, 1, PrepareError)
-    return make_corpus(request, output, Local(workers), overwrite=overwrite, progress=progress)
+    return make_corpus(request, output, Runner(workers), overwrite=overwrite, progress=progress)
+
+
+def make_corpus(
+    request: Request,
+    output: str | os.PathLike[str],
+    runner: Runner,
+    *,
+    overwrite: bool = False,
+    progress: Progress | None = None,
+) -> dict[str, Any]:
+    """Make or continue the corpus that `request` describes with the steps of a `Job`; see `prepare`."""
+    target = Target(output)
+    target.check_writable()
+    entries = inputs.list_inputs([dataset.paths for dataset in request.datasets], progress)
+    units = inputs.plan_units(entries)
+    total = sum(unit.size for unit in units)
+    units = list(reported("Scanning the inputs", runner.scan(entries, units), total, progress, lambda unit: unit.size))
+    job = Job.of(request, target.output, entries, units)
+
+    def make() -> dict[str, Any]:
+        todo = [job.units[unit] for unit, header in enumerate(job.chunks.find(len(units))) if header is None]
+        done = total - sum(unit.size for unit in todo)
+        try:
+            rendered = runner.render(job, todo)
+            list(reported("Rendering", rendered, total, progress, lambda unit: unit.size, done))
+        except GrainSftError as error:
+            if isinstance(error, RecordError) or not any(job.chunks.find(len(units))):
+                target.discard()  # the same request would fail again; unfinished work would block a corrected one
+            raise
+        try:
+            plan = job.plan()
+        except PrepareError:
+            target.discard()
+            raise
+        tasks = [task for name in plan.splits for task in job.format.tasks(plan, name)]
+        list(reported("Writing", runner.write(job, plan, tasks), len(tasks), progress))
+        return job.finish(plan)
+
+    return target.produce(job.identity, make, overwrite=overwrite)
 
 
 def dry_run(request: Request, records: int) -> str:

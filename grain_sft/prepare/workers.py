@@ -43,16 +43,21 @@ class Failure(msgspec.Struct, frozen=True):
 
 
 @dataclasses.dataclass(frozen=True)
-class Local:
-    """Runs the steps of a job with threads that scan, `workers` processes that render, and this one, which writes."""
+class Runner:
+    """Calls the steps of a job, on this machine: in threads that scan, `workers` processes that render, and this one.
+
+    Each method yields the steps in order, each when it and all before it are done, and raises the first one's error.
+    """
 
     workers: int | None
 
-    def scan(self, entries: Sequence[Input], units: Sequence[Unit]) -> Iterator[Unit]:
+    def scan(self, entries: Sequence[Input], units: Sequence[Unit]) -> Iterable[Unit]:
+        """Count the records of every unit, and hash its bytes."""
         with concurrent.futures.ThreadPoolExecutor(inputs.SCAN_THREADS) as pool:
             yield from pool.map(lambda unit: inputs.scan_unit(entries[unit.input], unit), units)
 
-    def render(self, job: Job, units: Sequence[Unit]) -> Iterator[Unit]:
+    def render(self, job: Job, units: Sequence[Unit]) -> Iterable[Unit]:
+        """Make the chunks of units."""
         enough = -(-len(units) // UNITS_PER_WORKER)
         size = min(len(units), self.workers or min(os.cpu_count() or 1, enough))
         if size > 1:
@@ -62,7 +67,8 @@ class Local:
                 job.chunks.write(unit.number, job.chunk(unit))
                 yield unit
 
-    def write(self, job: Job, plan: Plan, tasks: Iterable[Task]) -> Iterator[Task]:
+    def write(self, job: Job, plan: Plan, tasks: Sequence[Task]) -> Iterable[Task]:
+        """Write parts of the corpus."""
         return write_tasks(plan, tasks)
 
 

@@ -17,7 +17,7 @@ import grain_sft
 from grain_sft.cli.main import main
 from grain_sft.errors import CorpusFileError, MissingExtraError, PrepareError
 from grain_sft.prepare import Dataset, Request, prepare, train_tokenizer
-from grain_sft.prepare.job import make_corpus
+from grain_sft.prepare.run import make_corpus
 from grain_sft.prepare.target import Target
 from grain_sft.prepare.training import CHAT_TOKENS
 from grain_sft.storage import files
@@ -98,7 +98,7 @@ def test_steps_may_run_in_any_order_twice_and_at_once(chats, tmp_path, format):
     request = request_of(chats, format)
     expected = prepare(request, tmp_path / "local", workers=1)
     notes = f"{Target(tmp_path / 'out').work}/beam-test"
-    assert make_corpus(request, tmp_path / "out", Twice(notes, None, None)) == expected
+    assert make_corpus(request, tmp_path / "out", Twice(None, notes, None, None)) == expected
     list(beam.render(0, notes))  # a copy that comes too late harms nothing
     assert digests(tmp_path / "out") == digests(tmp_path / "local")
 
