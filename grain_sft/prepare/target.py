@@ -66,12 +66,12 @@ class Target:
         """
         found = self.finished(identity, overwrite=overwrite)
         if found is None:
-            with self.locked(wait=wait):
+            with self._locked(wait=wait):
                 found = self.finished(identity, overwrite=overwrite)  # another process may have made it meanwhile
                 if found is None:
                     self.begin(identity, overwrite=overwrite)
                     manifest = make()
-                    self.publish()
+                    self._publish()
                     return manifest
         self.discard()
         return {**found, "already": True}
@@ -112,7 +112,7 @@ class Target:
         )
 
     @contextlib.contextmanager
-    def locked(self, *, wait: bool = False) -> Iterator[None]:
+    def _locked(self, *, wait: bool) -> Iterator[None]:
         """Make the folder of unfinished work, and keep other processes of this machine out of it; buckets have no locks."""
         if self.remote:
             yield
@@ -128,34 +128,29 @@ class Target:
             yield
 
     def begin(self, identity: Mapping[str, Any], *, overwrite: bool) -> None:
-        """Begin or continue the work of `identity`: clear what belongs to another preparation, if it may be overwritten."""
-        found = _load(self.state) if files.exists(self.state) else None
-        is_other = found is not None and found.get("key") != identity["key"]
-        if is_other and not overwrite:
-            raise self.error(self.changed("unfinished work", found or {}, identity))
+        """Begin or continue the work of `identity`: clear what belongs to another preparation, or refuse to."""
+        found = _load(self.state) if files.exists(self.state) else {}
+        same = found.get("key") == identity["key"]
+        if found and not same and not overwrite:
+            raise self.error(self.changed("unfinished work", found, identity))
         # a local corpus is replaced when the new one is complete; in a bucket the new one's files go to the same names
-        if is_other or (self.remote and files.exists(self.manifest)):
-            self._clear()
-        elif found is None:
-            self._clear_work()
-        if not files.exists(self.state):
-            files.write_bytes(self.state, json.dumps(identity, indent=2).encode())
-
-    def _clear(self) -> None:
-        """Remove unfinished work, and all files of a remote output, its manifest first."""
-        if self.remote:
+        replaced = self.remote and files.exists(self.manifest)
+        if same and not replaced:
+            return
+        if replaced or (self.remote and found):
             # a run that is stopped half-way leaves unfinished work without a key, not a folder that looks new
             files.write_bytes(self.state, json.dumps({"key": None}).encode())
             _remove(self.manifest)
             _remove(self.output)
         self._clear_work()
+        files.write_bytes(self.state, json.dumps(identity, indent=2).encode())
 
     def _clear_work(self) -> None:
         """Remove the unfinished work but its lock, its state last."""
         _remove(self.work, but=("lock", "identity.json"))
         _remove(self.state)
 
-    def publish(self) -> None:
+    def _publish(self) -> None:
         """Rename the staged corpus to the output, and remove the rest."""
         if not self.remote:
             old = files.join(self.work, "replaced")
