@@ -1,12 +1,9 @@
 """Objects that are replaced, cut, sent twice or without end while they are read: the right bytes, or an error in time."""
 
 import functools
-import http.client
 import itertools
 import json
-import os
 import pickle
-import urllib.parse
 
 import numpy as np
 import pytest
@@ -36,42 +33,29 @@ def tokens(version, shard):
     return made
 
 
-def put(name, data):
-    """Write an object, past the proxy."""
-    target = urllib.parse.urlparse(os.environ["GRAIN_SFT_TEST_EMULATOR"]).netloc
-    connection = http.client.HTTPConnection(target, timeout=60)
-    path = f"/upload/storage/v1/b/bucket/o?uploadType=media&name={urllib.parse.quote(f'versions/{name}', safe='')}"
-    connection.request("POST", path, data, {"Content-Type": "application/octet-stream"})
-    assert connection.getresponse().status == 200
-    connection.close()
-
-
-def put_all(version, folder):
-    """Write every object that the places read."""
-    for shard in range(2):
-        put(f"t/{shard}.npy", tokens(version, shard).tobytes())
-    put("mix.txt", "\n".join(f"a,{URL}t/{(number + version) % 2}.npy" for number in range(400)).encode())
-    put("config.yaml", CONFIG.replace("seed: 0", f"seed: {version}").encode())
+def put_all(version, client, folder):
+    """Write every object that the places read, past the proxy."""
+    objects = {f"t/{shard}.npy": tokens(version, shard).tobytes() for shard in range(2)}
+    objects["mix.txt"] = "\n".join(f"a,{URL}t/{(number + version) % 2}.npy" for number in range(400)).encode()
+    objects["config.yaml"] = CONFIG.replace("seed: 0", f"seed: {version}").encode()
     sft = folder / f"sft{version}"
     if not sft.exists():
         docs = sft_files.documents(1500, seed=3, high=1000)
         changed = [(each, ~loss if version else loss) for each, loss in docs]
         sft_files.write_olmo(sft, changed, part_tokens=12_000, sources=True)
-    for path in sorted(sft.iterdir()):
-        put(f"sft/{path.name}", path.read_bytes())
+    objects |= {f"sft/{path.name}": path.read_bytes() for path in sft.iterdir()}
+    client.pipe({f"bucket/versions/{name}": data for name, data in objects.items()})
 
 
 @pytest.fixture(scope="module")
 def made(client, tmp_path_factory):
     """The objects, in their first version, and a proxy before them."""
     folder = tmp_path_factory.mktemp("made")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("GRAIN_SFT_TEST_EMULATOR", os.environ["STORAGE_EMULATOR_HOST"])
-        put_all(0, folder)
-        with before_emulator() as proxy:
-            grain_sft.open_corpus(f"{URL}t/*.npy", dtype="uint32").save(folder / "index.json")
-            put("index.json", (folder / "index.json").read_bytes())
-            yield proxy, folder
+    put_all(0, client, folder)
+    with before_emulator() as proxy:
+        grain_sft.open_corpus(f"{URL}t/*.npy", dtype="uint32").save(folder / "index.json")
+        client.put(str(folder / "index.json"), "bucket/versions/index.json")
+        yield proxy, folder
 
 
 @pytest.fixture
@@ -82,11 +66,12 @@ def proxy(made):
 
 
 @pytest.fixture
-def put_version(made):
+def put_version(client, made):
     """`put_version(version)` writes all objects; after the test they are of the first again."""
-    put_all(0, made[1])
-    yield functools.partial(put_all, folder=made[1])
-    put_all(0, made[1])
+    write = functools.partial(put_all, client=client, folder=made[1])
+    write(0)
+    yield write
+    write(0)
 
 
 def read(corpus):

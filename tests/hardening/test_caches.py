@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import random
 import shutil
 import time
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import sft_files
+from mutators import changed_bytes
 
 from grain_sft import IndexSampler, NpyDataSource, PackedLayout, PaddedLayout, open_corpus
 from grain_sft.corpus import content
@@ -201,33 +203,28 @@ def test_written_rows_are_not_taken_for_those_of_a_corpus_of_equal_ends(tmp_path
         materialize(second, tmp_path / "rows")
 
 
-DAMAGES = ("flipped", "cut", "zeroed", "empty", "swapped", "replaced by an older one", "a pipe")
+DAMAGES = ("changed", "empty", "swapped", "replaced by an older one", "a pipe")
 """Every second one is tried by default."""
 
 
-def damage(path: Path, kind: str, random: np.random.Generator) -> None:
+def damage(path: Path, kind: str, draw: random.Random) -> None:
     """Damage one file of the cache."""
-    data = bytearray(path.read_bytes())
-    at = int(random.integers(len(data) or 1))
+    data = path.read_bytes()
     match kind:
-        case "flipped" if data:
-            data[at] ^= 1 << int(random.integers(8))
-        case "cut":
-            del data[at:]
-        case "zeroed":
-            data[at : at + 4096] = bytes(len(data[at : at + 4096]))
+        case "changed":
+            data = changed_bytes(data, draw)
         case "empty":
-            data.clear()
+            data = b""
         case "replaced by an older one":
-            data[:8] = b"GSFTART1"
+            data = b"GSFTART1" + data[8:]
         case "swapped":
             folder = path.parent.parent if path.parent.parent.name == "openchat" else path.parent
             others = sorted(each for each in folder.rglob(f"*{path.suffix}") if each != path and each.is_file())
             if others:
-                other = others[int(random.integers(len(others)))]
+                other = draw.choice(others)
                 swapped = other.read_bytes()
                 other.write_bytes(data)
-                data = bytearray(swapped)
+                data = swapped
     path.unlink()
     if kind == "a pipe":
         os.mkfifo(path)
@@ -242,12 +239,12 @@ def test_damaged_files_of_every_kind_give_equal_rows(tmp_path, cache, turns):
     expected = {name: used(tmp_path / name) for name in ("one", "two")}
     kinds = {path.relative_to(cache).parts[0] for path in cache.rglob("*") if path.is_file()}
     assert kinds == {"content", "documents", "plans", "supervised", "orders", "openchat"}
-    random = np.random.default_rng(5)
+    draw = random.Random(5)
     for turn in range(turns):
         for kind in DAMAGES if turns > 1 else DAMAGES[::2]:
             for path in sorted(cache.rglob("*")):  # all at once: a run meets them together
                 if path.is_file() and path.suffix != ".lock":
-                    damage(path, kind, random)
+                    damage(path, kind, draw)
             for name, rows in expected.items() if turns > 1 else [("one", expected["one"])]:
                 assert used(tmp_path / name) == rows, (kind, turn)
     assert plan_files(dict(layouts_of(tmp_path / "one"))["eos"])
