@@ -4,6 +4,7 @@ import contextlib
 import http
 import logging
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -42,6 +43,19 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 WriteTokens = Callable[..., Path]
+
+
+@pytest.fixture
+def alarm() -> Iterator[Callable[[int], int]]:
+    """`alarm(seconds)`: a TimeoutError after that time, unless the test has ended."""
+
+    def hangs(number: int, frame: object) -> None:
+        raise TimeoutError("hangs")
+
+    before = signal.signal(signal.SIGALRM, hangs)
+    yield signal.alarm
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
 
 
 @pytest.fixture

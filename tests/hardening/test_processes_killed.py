@@ -37,17 +37,9 @@ def pipeline(folder):
 
 
 @pytest.fixture(autouse=True)
-def alarm():
+def no_hang(alarm):
     """No test of these may hang."""
-
-    def hangs(number, frame):
-        raise TimeoutError("hangs")
-
-    before = signal.signal(signal.SIGALRM, hangs)
-    signal.alarm(400 + 20 * KILLS)
-    yield
-    signal.alarm(0)
-    signal.signal(signal.SIGALRM, before)
+    alarm(400 + 20 * KILLS)
 
 
 def workers_of(before):
