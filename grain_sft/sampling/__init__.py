@@ -9,14 +9,6 @@ from grain_sft.sampling.sampler import Sampler
 from grain_sft.sampling.streams import BatchSlots, EpochSpan, EpochStream, SourceOrder
 
 __all__ = [
-    "ORDERS",
-    "BatchSizes",
-    "BatchSlots",
-    "EpochSpan",
-    "EpochStream",
-    "Host",
-    "IndexSampler",
-    "LastBatch",
-    "Mixture",
-]
-__all__ += ["MixtureLastBatch", "MixtureSampler", "OnExhausted", "Order", "Sampler", "SourceOrder"]
+    "ORDERS", "BatchSizes", "BatchSlots", "EpochSpan", "EpochStream", "Host", "IndexSampler", "LastBatch", "Mixture",
+    "MixtureLastBatch", "MixtureSampler", "OnExhausted", "Order", "Sampler", "SourceOrder",
+]  # fmt: skip
