@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 
-from grain_sft.bench.measuring import Table as Table
 from grain_sft.errors import PipelineError
 from grain_sft.registry import Registry
 
@@ -45,6 +44,38 @@ class Scale:
     plan_documents: Count = 2_270_000
     conversations: Count = 100_000
     documents: Count = 100_000
+
+
+class Table(NamedTuple):
+    """Figures of a benchmark, by name.
+
+    Attributes:
+      key: Name in the JSON, of no other table.
+      title: First heading.
+      columns: Format of each other column, by heading: `{"s": "{seconds:.2f}"}`.
+      rows: Figures, by name. Where a row lacks what a column shows, the cell is empty.
+    """
+
+    key: str
+    title: str
+    columns: Mapping[str, str]
+    rows: Mapping[str, Mapping[str, Any]]
+
+    def lines(self) -> Iterator[str]:
+        """Yield the headings, then a line for each row."""
+        cells = [[self.title, *self.columns]]
+        for name, row in self.rows.items():
+            cells.append([name])
+            for shown in self.columns.values():
+                try:
+                    cells[-1].append(shown.format_map(row))
+                except KeyError:
+                    cells[-1].append("")
+        name_width, *widths = (max(map(len, column)) for column in zip(*cells, strict=True))
+        for name, *others in cells:
+            yield name.ljust(name_width) + "".join(
+                f"{cell:>{width + 2}}" for cell, width in zip(others, widths, strict=True)
+            )
 
 
 Benchmark = Callable[[Path, Scale], Iterable[Table]]

@@ -7,7 +7,8 @@ import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from grain_sft.bench.measuring import SPEED, Table
+from grain_sft.bench import Table
+from grain_sft.bench.measuring import SPEED
 from grain_sft.pipeline import PREFETCH
 
 FELT = 0.02  # of a step: a trainer does not feel a median wait up to this

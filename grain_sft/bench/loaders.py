@@ -15,8 +15,8 @@ import grain
 import numpy as np
 import numpy.typing as npt
 
-from grain_sft.bench import Scale
-from grain_sft.bench.measuring import LIMIT, SEED, SPEED, Next, Table, limit, rate, seconds_in_turn, seconds_waited
+from grain_sft.bench import Scale, Table
+from grain_sft.bench.measuring import LIMIT, SEED, SPEED, Next, limit, rate, seconds_in_turn, seconds_waited
 from grain_sft.corpus import Corpus, open_corpus
 from grain_sft.errors import StorageError, install_command
 from grain_sft.layout import MaterializedLayout, PackedLayout, WindowLayout

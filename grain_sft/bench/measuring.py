@@ -1,4 +1,4 @@
-"""What benchmarks share: the limit that speeds are compared with, clocks, processes of their own, and tables."""
+"""What benchmarks share: the limit that speeds are compared with, clocks, and processes of their own."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -115,35 +115,3 @@ def run_program(program: str, *arguments: str, cache: str | None = None) -> dict
         raise PipelineError(f"a process of the benchmark ended with status {result.returncode}: {reason}")
     figures: dict[str, Any] = json.loads(result.stdout.strip().rpartition("\n")[2])
     return figures | {"process_s": seconds}
-
-
-class Table(NamedTuple):
-    """Figures of a benchmark, by name.
-
-    Attributes:
-      key: Name in the JSON, of no other table.
-      title: First heading.
-      columns: Format of each other column, by heading: `{"s": "{seconds:.2f}"}`.
-      rows: Figures, by name. Where a row lacks what a column shows, the cell is empty.
-    """
-
-    key: str
-    title: str
-    columns: Mapping[str, str]
-    rows: Mapping[str, Mapping[str, Any]]
-
-    def lines(self) -> Iterator[str]:
-        """Yield the headings, then a line for each row."""
-        cells = [[self.title, *self.columns]]
-        for name, row in self.rows.items():
-            cells.append([name])
-            for shown in self.columns.values():
-                try:
-                    cells[-1].append(shown.format_map(row))
-                except KeyError:
-                    cells[-1].append("")
-        name_width, *widths = (max(map(len, column)) for column in zip(*cells, strict=True))
-        for name, *others in cells:
-            yield name.ljust(name_width) + "".join(
-                f"{cell:>{width + 2}}" for cell, width in zip(others, widths, strict=True)
-            )

@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from grain_sft.bench import Scale
-from grain_sft.bench.measuring import Table, run_program
+from grain_sft.bench import Scale, Table
+from grain_sft.bench.measuring import run_program
 from grain_sft.errors import PipelineError
 
 Ints = npt.NDArray[np.int64]

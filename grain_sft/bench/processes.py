@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from grain_sft.bench import Scale
-from grain_sft.bench.measuring import Table, run_program
+from grain_sft.bench import Scale, Table
+from grain_sft.bench.measuring import run_program
 from grain_sft.corpus import open_corpus
 from grain_sft.demo import docstrings
 from grain_sft.errors import StorageError
