@@ -72,7 +72,13 @@ def materialize(
     target, identity = _Target(output), {name: manifest[name] for name in ("key", "made_of")}
     report = progress or (lambda what, done, total: None)
     found = target.produce(identity, lambda: _write(layout, manifest, row, target, report), overwrite=False, wait=True)
-    found.pop("already", None)
+    if found.pop("already", False):
+        try:
+            open_corpus(target.output, format="rows")
+        except (CorpusError, OSError) as error:
+            raise LayoutError(
+                f"{target.output}: holds these rows, but they are damaged ({error}) Remove the folder, and write them again."
+            ) from error
     return found
 
 
@@ -82,18 +88,6 @@ class _Target(Target):
     manifest_name = ROWS_MANIFEST
     work_suffix = "rows"
     error = LayoutError
-
-    def finished(self, identity: Mapping[str, Any], *, overwrite: bool) -> dict[str, Any] | None:
-        """See `Target.finished`; refuse rows that are damaged."""
-        found = super().finished(identity, overwrite=overwrite)
-        if found is not None:
-            try:
-                open_corpus(self.output, format="rows")
-            except (CorpusError, OSError) as error:
-                raise LayoutError(
-                    f"{self.output}: holds these rows, but they are damaged ({error}) Remove the folder, and write them again."
-                ) from error
-        return found
 
     def begin(self, identity: Mapping[str, Any], *, overwrite: bool) -> None:
         """Begin anew where unfinished rows are others, but not in a bucket, where their files are under final names."""
