@@ -1,7 +1,5 @@
 """Rows that were written out are the packed rows, whole or not there, and taken up where they were cut off."""
 
-from __future__ import annotations
-
 import dataclasses
 import gzip
 import json

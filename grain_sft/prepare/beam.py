@@ -6,8 +6,6 @@ output, in buckets or on a shared file system, and an installed grain_sft (`--sd
 `--requirements_file`). The DataflowRunner needs `apache-beam[gcp]`.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import functools

@@ -3,8 +3,6 @@
 A file holds: magic, header, a `RECORD` for each valid record, tokens, loss, and the rejected records as lines of JSON.
 """
 
-from __future__ import annotations
-
 import concurrent.futures
 import dataclasses
 import json

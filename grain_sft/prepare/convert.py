@@ -1,7 +1,5 @@
 """Conversion of a corpus to another format, with the same documents in the same order."""
 
-from __future__ import annotations
-
 import glob
 import json
 import os

@@ -1,7 +1,5 @@
 """Random access by number to documents in several parts: the chunks of a preparation, or the splits of a corpus."""
 
-from __future__ import annotations
-
 import abc
 import contextlib
 import functools

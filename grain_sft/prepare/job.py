@@ -3,14 +3,12 @@
 Each step's result is a file that appears whole, so a job that was stopped continues where it was.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import itertools
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import msgspec
 import numpy as np
@@ -44,7 +42,7 @@ class Job(Renderer):
     units: tuple[Unit, ...]
 
     @classmethod
-    def of(cls, request: Request, output: str, entries: Sequence[Input], units: Sequence[Unit]) -> Job:
+    def of(cls, request: Request, output: str, entries: Sequence[Input], units: Sequence[Unit]) -> Self:
         """Return the job of a request, from all its units, scanned."""
         most = FORMATS[request.format].max_seed
         if most is not None and request.seed > most:

@@ -1,7 +1,5 @@
 """Request: everything that decides the bytes of a prepared corpus."""
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import json

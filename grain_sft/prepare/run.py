@@ -1,7 +1,5 @@
 """Preparation of a corpus from conversations on this machine, and a dry run that writes nothing."""
 
-from __future__ import annotations
-
 import itertools
 import os
 from collections.abc import Iterator

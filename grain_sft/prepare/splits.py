@@ -1,7 +1,5 @@
 """Splits: the documents of each split and their order, exactly as each format's own tool makes them."""
 
-from __future__ import annotations
-
 import array
 import random
 from collections.abc import Callable, Sequence

@@ -4,8 +4,6 @@ A worker reads a job, and then the number of each unit, one a line; it ends when
 killed. Workers are not of multiprocessing, which would run the caller's main module in each.
 """
 
-from __future__ import annotations
-
 import concurrent.futures
 import contextlib
 import dataclasses
@@ -14,6 +12,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Self
 
 import msgspec
 
@@ -34,7 +33,7 @@ class Failure(msgspec.Struct, frozen=True):
     message: str
 
     @classmethod
-    def of(cls, error: GrainSftError) -> Failure:
+    def of(cls, error: GrainSftError) -> Self:
         return cls(type(error).__name__, str(error))
 
     def to_error(self) -> GrainSftError:

@@ -1,7 +1,5 @@
 """Conversations that are hard to get right: turns, systems, tools, empty texts, emoji, other scripts, long messages."""
 
-from __future__ import annotations
-
 from typing import Any
 
 TEXTS = (

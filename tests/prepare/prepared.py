@@ -1,7 +1,5 @@
 """What tests of whole preparations share: chats, digests of folders, and runs that are stopped half-way."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """By Apache Beam: the bytes of a local run, whatever the runner does with order, copies and processes."""
 
-from __future__ import annotations
-
 import concurrent.futures
 import dataclasses
 import importlib.util

@@ -1,7 +1,5 @@
 """Every shape of records in every kind of file: the same documents, with loss where it belongs."""
 
-from __future__ import annotations
-
 import dataclasses
 import gzip
 import json

@@ -1,7 +1,5 @@
 """Damaged input: an error with its line or a counted rejection, never a traceback, a hang or a half-made corpus."""
 
-from __future__ import annotations
-
 import base64
 import copy
 import json

@@ -1,7 +1,5 @@
 """Inputs: every record once, with its number, wherever files are cut and however they are packed, or a sentence."""
 
-from __future__ import annotations
-
 import bz2
 import gzip
 import json

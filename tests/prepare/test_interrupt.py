@@ -1,7 +1,5 @@
 """A run that was killed, at any moment, and started again gives the bytes of one that was not."""
 
-from __future__ import annotations
-
 import gzip
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Runs of prepare: repeated, interrupted, on several processes, with changed requests, cut documents and full disks."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import json

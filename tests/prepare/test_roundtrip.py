@@ -4,8 +4,6 @@ Every template goes with real chats and with hard ones into every format that fi
 into every other format.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import json

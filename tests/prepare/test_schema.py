@@ -1,7 +1,5 @@
 """Schemas: what each accepts, and what it says of what it doesn't."""
 
-from __future__ import annotations
-
 import cProfile
 import json
 import shlex

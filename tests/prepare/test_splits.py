@@ -1,7 +1,5 @@
 """Orders and splits, compared with `datasets`, and with the rules of the seeds in plain Python."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import random

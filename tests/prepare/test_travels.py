@@ -1,7 +1,5 @@
 """What a corpus needs travels with each of its splits, and another tokenizer than its own is refused."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -4,8 +4,6 @@ Lines are cut every few MiB, and belong to the unit that has their first byte; P
 files and arrays between records. The cuts depend on the files alone, and no output depends on the cuts.
 """
 
-from __future__ import annotations
-
 import concurrent.futures
 import dataclasses
 import functools

@@ -1,7 +1,5 @@
 """Conversations: the one form of every schema's records, and the checks of their messages, which name the path of a fault."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping
 from types import NoneType

@@ -1,7 +1,5 @@
 """Parquet files of records, read by row groups."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

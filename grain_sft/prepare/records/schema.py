@@ -1,7 +1,5 @@
 """Schemas: the forms of records in the field, read into conversations. Errors name the path of a fault in the record."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import json

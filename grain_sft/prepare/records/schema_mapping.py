@@ -1,7 +1,5 @@
 """Renaming of record keys to a schema's (`--schema NAME:KEY=NAME_IN_THE_FILE,...`), and suggestions of that option."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping
 

@@ -1,7 +1,5 @@
 """JSON as records may have it: a value that two parsers could read differently is an error. And words for such errors."""
 
-from __future__ import annotations
-
 import collections
 import difflib
 import functools

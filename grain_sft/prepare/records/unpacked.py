@@ -3,8 +3,6 @@
 A part of a compressed file is reached by decompressing the bytes before it, so a process reads it forward, once.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import itertools
