@@ -43,6 +43,7 @@ LINES: dict[str, tuple[bytes, str]] = {
         b'{"messages": [{"role": "assistant", "content": "a", "tool_calls": false}]}',
         "messages[0]: key 'tool_calls'",
     ),
+    "a call without a name": (chat(role=b'"assistant_toolcall"'), "messages[0].role: 'assistant_toolcall'"),
     "no assistant": (b'{"messages": [{"role": "user", "content": "a"}]}', "nothing in it takes loss"),
     "special text": (chat(b'"a <|eot|>"'), "spells the special token '<|eot|>' at character 2"),
     "a tag": (chat(b'"a <myPT_eot>"'), "spells the special token '<myPT_eot>' at character 2"),

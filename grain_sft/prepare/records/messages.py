@@ -69,12 +69,12 @@ def read_messages(record: Record, key: str, roles: Roles, *, exact: bool = False
     """Return the messages {"role", "content", ...} under a key, in order; `exact` refuses other keys than these two."""
     messages = []
     for index, entry in enumerate(entries_of(record, key)):
-        if len(entry) == 2:  # only role and content, as nearly always
-            role, content = entry.get("role"), entry.get("content")
-            if type(content) is str and type(role) is str and role in roles and "\0" not in content:
-                messages.append(Message(role, content))
-                continue
-        messages.append((_exact_message if exact else _message)(entry, f"{key}[{index}]", roles))
+        role, content = entry.get("role"), entry.get("content")
+        is_text = type(content) is str and type(role) is str and role in roles and "\0" not in content
+        if is_text and len(entry) == 2 and role != "assistant_toolcall":  # as nearly always; a call also has a name
+            messages.append(Message(role, content))
+        else:
+            messages.append((_exact_message if exact else _message)(entry, f"{key}[{index}]", roles))
     return messages
 
 
