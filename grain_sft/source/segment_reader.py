@@ -5,7 +5,7 @@ Copies between buffers are the interpreter's: numpy's take as long to begin as s
 from __future__ import annotations
 
 from bisect import bisect_right
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -99,11 +99,17 @@ class SegmentReader:
         )
         runs, size = list(map(self._runs, rows.tolist())), self._dtype.itemsize
         groups = []
-        for (_, memory, _), (_, _, stops, _) in zip(views, runs, strict=True):
-            places = [0, *(stop * size for stop in stops)]
-            groups.append(([(memory[place:stop],) for place, stop in pairwise(places)], places[-1]))
-        shards = None if len(self._borders) == 2 else [shard for shards, *_ in runs for shard in shards or ()]
-        filled = self._reader.fill(shards, [start for _, starts, *_ in runs for start in starts], groups)
+        shards: list[int] = []
+        starts: list[int] = []
+        for (_, memory, _), (of_row, begins, stops, _) in zip(views, runs, strict=True):
+            pieces, place = [], 0
+            for stop in stops:
+                pieces.append((memory[place : stop * size],))
+                place = stop * size
+            groups.append((pieces, place))
+            starts += begins
+            shards += of_row or ()
+        filled = self._reader.fill(shards or None, starts, groups)
         for _, (tokens, _, row), (*_, ends) in zip(filled, views, runs, strict=True):
             if not ends or ends[-1] < self._length:
                 tokens[ends[-1] if ends else 0 :] = self._pad

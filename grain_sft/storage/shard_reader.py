@@ -158,20 +158,21 @@ class ShardReader:
             yield from self._fill_by_gathering(shards, starts, groups)
             return
         if shards is None:
-            files = [opened.get(0) or self._open_file(0)] * len(starts)
-            first = files[0].data_offset if files else 0
+            file = opened.get(0) or self._open_file(0)
+            files, distinct, fds = [file] * len(starts), {file}, [file.fd] * len(starts)
+            first = file.data_offset
             offsets = [first + start * size for start in starts]
         else:
             files = [opened.get(shard) or self._open_file(shard) for shard in shards]
-            offsets = [file.data_offset + start * size for file, start in zip(files, starts, strict=True)]
-        fds, at, preadv = [file.fd for file in files], 0, os.preadv
+            distinct, fds = set(files), [file.fd for file in files]
+            offsets = [file.data_offset + start * size for file, start in zip(files, starts)]  # noqa: B905
+        at = total = 0
         if files:
             activity.doing[get_ident()] = activity.READING_PIECES, len(files), files[0].shard, offsets[0]
         for pieces, num_bytes in groups:
             here = slice(at, at + len(pieces))
-            at = here.stop
             try:
-                num_read = sum(map(preadv, fds[here], pieces, offsets[here]))
+                num_read = sum(map(os.preadv, fds[here], pieces, offsets[here]))
             except OSError:
                 num_read = -1
             if num_read != num_bytes:  # read again what came back short, or raise what is wrong
@@ -179,10 +180,11 @@ class ShardReader:
                     for view in buffers:
                         file.read_rest(offset, view, 0)
                         offset += len(view)
+            at, total = here.stop, total + num_bytes
             yield
-        for file in set(files):
+        for file in distinct:
             file.check_unchanged()
-        activity.count(local_bytes=sum(num_bytes for _, num_bytes in groups))
+        activity.count(local_bytes=total)
 
     def _fill_by_gathering(
         self, shards: Sequence[int] | None, starts: Sequence[int], groups: Sequence[Group]
