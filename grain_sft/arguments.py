@@ -1,7 +1,5 @@
 """Checks of arguments that several modules share."""
 
-from __future__ import annotations
-
 import functools
 import operator
 import os

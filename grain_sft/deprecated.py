@@ -1,7 +1,5 @@
 """Former names. Each works for one more version, with a warning that gives the new name."""
 
-from __future__ import annotations
-
 import functools
 import importlib
 import importlib.abc

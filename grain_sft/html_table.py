@@ -1,7 +1,5 @@
 """Short HTML tables: what a notebook shows of an object."""
 
-from __future__ import annotations
-
 import html
 from collections.abc import Iterable, Mapping
 

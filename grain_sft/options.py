@@ -2,8 +2,6 @@
 
 Config checks, command-line options, rows of the documentation, and JSON Schema come from it."""
 
-from __future__ import annotations
-
 import argparse
 import collections.abc
 import dataclasses

@@ -1,7 +1,5 @@
 """Progress of long work on stderr: a line that is rewritten on a terminal, and a new line now and then elsewhere."""
 
-from __future__ import annotations
-
 import contextlib
 import sys
 import threading

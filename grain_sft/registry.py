@@ -1,7 +1,5 @@
 """Registry: an open table of alternatives, such as orders or layouts, by name."""
 
-from __future__ import annotations
-
 import difflib
 import importlib
 from collections.abc import Callable, Iterator, Mapping

@@ -1,7 +1,5 @@
 """Checkpoint states: a step and a receipt, which a run on other data refuses. They fit any number of hosts."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """A pipeline's batches as global `jax.Array`s, on any mesh and sharding."""
 
-from __future__ import annotations
-
 import weakref
 from collections.abc import Callable, Sequence
 

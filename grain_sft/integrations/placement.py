@@ -1,7 +1,5 @@
 """Placement: the rows of a global array that a process reads, and their way to its devices."""
 
-from __future__ import annotations
-
 import abc
 import dataclasses
 import functools

@@ -183,8 +183,8 @@ def _documents_of(where: str, start: Ints, stop: Ints, documents: Documents, opt
     fragments = -(-documents.length // most)
     expected = fragments if options.long_documents == "fragment" else np.ones_like(fragments)
     for at in _first_of(pieces != expected):
-        held = f"holds document {at} of the corpus in {pieces[at]} pieces; expected {expected[at]}."
-        raise LayoutError(f"{where} {held} {made_of}")
+        found = f"holds document {at} of the corpus in {pieces[at]} pieces; expected {expected[at]}."
+        raise LayoutError(f"{where} {found} {made_of}")
     return number
 
 

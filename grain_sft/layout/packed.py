@@ -236,7 +236,7 @@ class PackedLayout(Layout):
 
     @property
     def split_documents(self) -> int:
-        """Number of documents of which rows hold several pieces, over all epochs."""
+        """Number of documents that rows hold in several pieces, over all epochs."""
         return sum(int(np.count_nonzero(np.bincount(plan.document) > 1)) for plan in self.plans)
 
     def _tokens_hash(self) -> str | None:

@@ -20,7 +20,7 @@ from grain_sft.storage import artifact
 
 def packing_report(layout: PackedLayout) -> dict[str, Any]:
     """Return figures of all epochs of a layout together, ready for JSON. `batch_rows` is None for an algorithm that does not
-    pack whole batches; `split_documents` are those of which rows hold several pieces."""
+    pack whole batches; `split_documents` are those that rows hold in several pieces."""
     found, packing = layout.statistics, layout.packing
     segments = np.concatenate([np.diff(plan.ends, prepend=0) for plan in layout.plans])
     return {

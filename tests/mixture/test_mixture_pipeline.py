@@ -1,4 +1,4 @@
-"""Mixtures as pipelines: each source's rows in its own order, whoever asks, from whichever step, over whatever schedule."""
+"""Mixtures as pipelines: each source's rows in its own order, on any host, from any step, over any schedule."""
 
 import dataclasses
 import functools
@@ -110,7 +110,7 @@ def test_weights_and_batches_that_change_at_a_step_change_nothing_before_it(fold
     for step in range(2, 170):  # steps in a row are what each step is by itself
         in_turn = parts[2].rows(step)
         np.testing.assert_array_equal(in_turn, pickle.loads(pickle.dumps(parts[2])).rows(step), err_msg=f"step {step}")
-        in_turn[:] = -9  # whoever gets rows may write to them
+        in_turn[:] = -9  # the caller may write to its rows
     four = load(folder, Host(0, 4), schedule=schedule)
     assert len(four.sampler.rows(11)) == 6
     with pytest.raises(SamplerError, match="global_batch_size=6, from step 12 on, can't be divided by 4 hosts"):

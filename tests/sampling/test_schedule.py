@@ -137,7 +137,7 @@ def test_steps_in_a_row_are_what_each_step_is_by_itself(run, order, data):
     for step in range(begin, end):
         rows = one.rows(step)
         np.testing.assert_array_equal(rows, make().rows(step), err_msg=f"step {step}")
-        rows[:] = -9  # whoever gets rows may write to them
+        rows[:] = -9  # the caller may write to its rows
     for step in (begin, begin + 3, begin + 2):
         if step < end:
             np.testing.assert_array_equal(one.rows(step), make().rows(step))
