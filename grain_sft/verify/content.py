@@ -134,33 +134,21 @@ def check_written_rows(report: Report, corpus: Corpus) -> None:
         per_shard = np.cumsum([shard.num_tokens // length for shard in corpus.shards])
         step = max(1, BLOCK_TOKENS // length)
         for begin in range(0, len(layout), step):
-            wrong = _wrong_row(layout, source, np.arange(begin, min(begin + step, len(layout))))
-            if wrong is not None:
-                name, row, count = wrong
-                path = corpus.shards[int(np.searchsorted(per_shard, row, side="right"))].path
-                sentence = f"{name} of {count:,} rows from here on are not what their documents and their loss make."
-                report.wrong("rows", path, sentence, f"row {row}")
-                return
+            rows = np.arange(begin, min(begin + step, len(layout)))
+            for name, (stored, expected) in _compared(layout, source, rows).items():
+                wrong = np.flatnonzero((stored != expected).any(axis=1))
+                if len(wrong):
+                    row = begin + int(wrong[0])
+                    path = corpus.shards[int(np.searchsorted(per_shard, row, side="right"))].path
+                    sentence = "rows from here on are not what their documents and their loss make."
+                    report.wrong("rows", path, f"{name} of {len(wrong):,} {sentence}", f"row {row}")
+                    return
         report.figures["rows"] = len(layout)
 
 
-def _wrong_row(layout: MaterializedLayout, source: NpyDataSource, rows: Ints) -> tuple[str, int, int] | None:
-    """Return the array that is wrong, its first wrong row, and how many of `rows` are wrong; None where none is."""
+def _compared(layout: MaterializedLayout, source: NpyDataSource, rows: Ints) -> dict[str, tuple[Array, Array]]:
+    """Return arrays [rows, L] as they are stored, and as the boundary files and the loss make them, by name."""
     element, read = source.read(rows), source.read_rows(rows)
-    segments, positions = _from_documents(layout, rows)
-    compared = {"segment_ids": (element["segment_ids"], segments), "positions": (element["positions"], positions)}
-    if read is not None and read.target_segment_ids is not None:
-        expected = ShiftTargets().map(element)["targets_segmentation"]
-        compared["target_segment_ids"] = read.target_segment_ids, expected
-    for name, (stored, expected) in compared.items():
-        wrong = np.flatnonzero((stored != expected).any(axis=1))
-        if len(wrong):
-            return name, int(rows[wrong[0]]), len(wrong)
-    return None
-
-
-def _from_documents(layout: MaterializedLayout, rows: Ints) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
-    """Return segment ids and positions [rows, L] of the boundary files."""
     pieces, length = layout.pieces(rows), layout.sequence_length
     segments, positions = (np.zeros((len(rows), length), np.int32) for _ in range(2))
     assert pieces.segment is not None and pieces.position is not None
@@ -168,4 +156,7 @@ def _from_documents(layout: MaterializedLayout, rows: Ints) -> tuple[npt.NDArray
     within = np.arange(len(columns)) - np.repeat(np.cumsum(pieces.length) - pieces.length, pieces.length)
     segments.reshape(-1)[columns + within] = np.repeat(pieces.segment, pieces.length)
     positions.reshape(-1)[columns + within] = np.repeat(pieces.position, pieces.length) + within
-    return segments, positions
+    compared = {"segment_ids": (element["segment_ids"], segments), "positions": (element["positions"], positions)}
+    if read is not None and read.target_segment_ids is not None:
+        compared["target_segment_ids"] = read.target_segment_ids, ShiftTargets().map(element)["targets_segmentation"]
+    return compared
