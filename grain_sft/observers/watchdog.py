@@ -1,7 +1,5 @@
 """Watchdog: names in the log what a run waits for while it waits, and logs from time to time how it goes.
-
-One thread checks all open iterators of the process, about once a second. It exists while an iterator is open.
-"""
+One thread checks all open iterators of the process, about once a second. It exists while an iterator is open."""
 
 from __future__ import annotations
 
@@ -51,9 +49,7 @@ def _seconds(variable: str) -> float:
     except ValueError:
         number = math.nan
     if not 0 <= number < math.inf:
-        raise PipelineError(
-            f"${variable} is {text!r}: expected seconds, such as {_DEFAULTS[variable] or 300:g}, or 0 for never."
-        )
+        raise PipelineError(f"${variable} is {text!r}: expected seconds, such as 300, or 0 for never.")
     return number
 
 
@@ -126,15 +122,11 @@ class _IteratorWatch(_Watch):
             log("No step in %.0f s; the next one is %d.", seconds, stats.next_step)
             return
         self._stats.longest = 0.0
+        waited, elsewhere = (stats.waited - last.waited) / steps, (stats.elsewhere - last.elsewhere) / steps
         log(
             "Steps %d to %d: %.0f tokens/s, %.2f steps/s; waited %s a step, %s at most; the training loop took %s a step.",
-            stats.next_step - steps,
-            stats.next_step - 1,
-            (stats.tokens - last.tokens) / seconds,
-            steps / seconds,
-            _short((stats.waited - last.waited) / steps),
-            _short(stats.longest),
-            _short((stats.elsewhere - last.elsewhere) / steps),
+            *(stats.next_step - steps, stats.next_step - 1, (stats.tokens - last.tokens) / seconds, steps / seconds),
+            *map(_short, (waited, stats.longest, elsewhere)),
         )
 
 
