@@ -98,13 +98,9 @@ def make_mixture(
 
     defaults = {key: value for key, value in corpus.items() if key != "mixture"}
     mixture = mixture_of({**sampler, "mixture": corpus["mixture"]}, defaults, "")
-    return MixtureSource(sources), MixtureSampler(
-        mixture,
-        global_batch_size=sampler["global_batch_size"],
-        host=host or Host.from_jax(),
-        last_batch=sampler.get("last_batch", "drop"),
-        schedule=_sizes_of(sampler.get("schedule", []), layout["sequence_length"]),
-    )
+    options = {name: sampler[name] for name in ("global_batch_size", "last_batch") if name in sampler}
+    options["schedule"] = _sizes_of(sampler.get("schedule", []), layout["sequence_length"])
+    return MixtureSource(sources), MixtureSampler(mixture, host=host or Host.from_jax(), **options)
 
 
 def _check_source(layout: Section, order: Section, where: str) -> None:

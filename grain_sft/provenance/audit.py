@@ -89,19 +89,12 @@ class Events:
             fields["rows_of_sources"] = [source.num_instances for source in sources]
             fields["epochs"] = [source.epochs for source in sources]
         return {
-            "action": LOAD,
-            "audit_version": VERSION,
-            "grain_sft": __version__,
+            **{"action": LOAD, "audit_version": VERSION, "grain_sft": __version__},
             **fields,
-            "num_episodes": sampler.num_instances,
-            "num_rows": sampler.num_instances,
-            "sequence_length": layout.sequence_length,
-            "global_batch_size": sampler.global_batch_size,
-            "hosts": hosts,
-            "corpus": layout.corpus.ends_fingerprint,
-            "layout": layout_receipt(layout),
-            "receipt_parts": self._pipeline.receipt.parts,
-            **self._receipt,
+            **{"num_episodes": sampler.num_instances, "num_rows": sampler.num_instances},
+            **{"sequence_length": layout.sequence_length, "global_batch_size": sampler.global_batch_size},
+            **{"hosts": hosts, "corpus": layout.corpus.ends_fingerprint, "layout": layout_receipt(layout)},
+            **{"receipt_parts": self._pipeline.receipt.parts, **self._receipt},
         }
 
     def resume(self, step: int) -> Fields:

@@ -199,15 +199,9 @@ class _Lines:
         pieces = self._layout.pieces(rows)
         document = np.full_like(pieces.row, -1) if pieces.document is None else pieces.document
         source, record = self._sources.of(pieces.shard, document)
-        columns: dict[str, Any] = {
-            "segment": np.ones_like(pieces.row) if pieces.segment is None else pieces.segment,
-            "shard": pieces.shard,
-            "start": pieces.start,
-            "stop": pieces.start + pieces.length,
-            "document": document,
-            "source": source,
-            "record": record,
-        }
+        segment = np.ones_like(pieces.row) if pieces.segment is None else pieces.segment
+        columns: dict[str, Any] = {"segment": segment, "document": document, "source": source, "record": record}
+        columns |= {"shard": pieces.shard, "start": pieces.start, "stop": pieces.start + pieces.length}
         if self._trainable is not None:
             columns["trainable"] = self._trainable.count(rows, pieces)
         at = np.append(real[pieces.row], filling)

@@ -118,13 +118,9 @@ def _check_all_documents(report: Report, corpus: Corpus, vocabulary: VocabularyC
     _check_statistics(report, corpus, manifest, trainable)
     found = content.find_duplicates(scanned.hash, length)
     silent = np.flatnonzero((scanned.trainable == 0) & (length > 0))
-    report.figures |= {
-        "trainable_tokens": trainable,
-        "duplicate_documents": found.documents,
-        "duplicate_tokens": found.tokens,
-        "empty_documents": int(np.count_nonzero(length == 0)),
-        "documents_without_loss": len(silent),
-    }
+    report.figures |= {"trainable_tokens": trainable, "duplicate_documents": found.documents}
+    report.figures |= {"duplicate_tokens": found.tokens, "empty_documents": int(np.count_nonzero(length == 0))}
+    report.figures["documents_without_loss"] = len(silent)
     if found.first is not None:
         sentence = (
             f"{found.documents:,} documents ({found.tokens:,} tokens) have the tokens of another, in {found.groups:,} groups; "

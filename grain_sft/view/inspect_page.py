@@ -66,29 +66,19 @@ def _row(view: RowView, texts: TokenTexts) -> dict[str, Any]:
         found = split_characters([texts.text(number) for number in view.tokens[first:stop].tolist()])
         split += [[first + begin, first + end, visible(whole)] for begin, end, whole in found]
     jumps = np.flatnonzero(np.diff(view.positions, prepend=view.positions[:1] - 2) != 1)
+    pieces = []
+    for piece in view.pieces:
+        shown = {"source": visible_line(piece.source), "file": visible_line(piece.file), "words": place_of(piece)}
+        pieces.append({**dataclasses.asdict(piece), **shown})
     return {
-        "epoch": view.epoch,
-        "row": view.row,
-        "place": view.place,
-        "instance": view.instance,
-        "length": len(view.tokens),
+        **{name: getattr(view, name) for name in ("epoch", "row", "place", "instance")},
+        **{"length": len(view.tokens), "width": np.dtype(dtype).itemsize, "segments": runs, "split": split},
         "ids": encode_array(view.tokens.astype(dtype)),
-        "width": np.dtype(dtype).itemsize,
-        "segments": runs,
         "positions": np.stack([jumps, view.positions[jumps]], axis=1).tolist(),
         "loss": encode_array(np.packbits(view.loss, bitorder="little")),
         "weights": None if view.weights is None else encode_array(view.weights.astype("<f4")),
-        "split": split,
-        "pieces": [
-            {
-                **dataclasses.asdict(piece),
-                "source": visible_line(piece.source),
-                "file": visible_line(piece.file),
-                "words": place_of(piece),
-            }
-            for piece in view.pieces
-        ],
-        "notes": [visible_line(note) for note in view.notes],
+        "pieces": pieces,
+        "notes": list(map(visible_line, view.notes)),
     }
 
 
