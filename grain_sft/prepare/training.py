@@ -36,9 +36,7 @@ def train_tokenizer(
     def watched() -> Iterator[str]:
         try:
             yield from lines
-        except GeneratorExit:
-            raise
-        except BaseException as error:  # SentencePiece reports it as an internal error of its own
+        except (Exception, KeyboardInterrupt) as error:  # SentencePiece reports it as an internal error of its own
             failures.append(error)
             raise
 
