@@ -67,7 +67,7 @@ def test_extras_that_errors_and_pages_name_are_there():
     for path in sorted((ROOT / "grain_sft").rglob("*.py")):
         text = path.read_text()
         calls = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call)]
-        for name, place in (("MissingExtraError.of", 2), ("install_command", 0)):
+        for name, place in (("import_extra", 3), ("MissingExtraError.of", 2), ("install_command", 0)):
             named = [call.args[place] for call in calls if ast.unparse(call.func) == name]
             extras = {ast.literal_eval(each) for each in named if not isinstance(each, ast.Name)}
             assert extras <= EXTRAS.keys(), f"{path}: {extras}"
