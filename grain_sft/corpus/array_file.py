@@ -3,8 +3,6 @@
 The .npy format: https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """Boundary files: sidecar files of three kinds that state where the documents of one shard begin and end."""
 
-from __future__ import annotations
-
 import dataclasses
 import gzip
 import io

@@ -1,7 +1,5 @@
 """`open_corpus`: a Corpus from a path, a glob, a list of files, a mix or an index."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import os

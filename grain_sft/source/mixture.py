@@ -1,7 +1,5 @@
 """MixtureSource: the arrays of rows of several sources, in one set of keys and dtypes."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

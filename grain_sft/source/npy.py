@@ -1,7 +1,5 @@
 """NpyDataSource: the arrays of row i, or of rows i, j, k at once."""
 
-from __future__ import annotations
-
 import abc
 import functools
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Starting Grain's worker processes from anywhere: a plain script, a notebook, a test, or under absl.app."""
 
-from __future__ import annotations
-
 import _thread
 import atexit
 import contextlib

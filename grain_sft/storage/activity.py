@@ -3,8 +3,6 @@
 An operation is a format text and its values, formatted when it is read: `activity.doing[get_ident()] = READING, shard, offset`.
 """
 
-from __future__ import annotations
-
 import contextlib
 import contextvars
 import os

@@ -4,8 +4,6 @@ A file has 16 bytes of magic and header length, a JSON header (what the arrays d
 each; a hash of all this and of their bytes, see `hashing`), and the arrays, each at a multiple of 64 bytes.
 """
 
-from __future__ import annotations
-
 import concurrent.futures
 import contextlib
 import hashlib

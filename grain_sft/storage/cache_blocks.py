@@ -3,8 +3,6 @@
 An unfinished file has the suffix .part, and its maker holds its lock. Files are not synced: the checksums reveal a power cut.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import os

@@ -1,7 +1,5 @@
 """File stamps: size, ends and version of a file, by which a replaced one is recognised."""
 
-from __future__ import annotations
-
 import ast
 import dataclasses
 import hashlib

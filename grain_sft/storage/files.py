@@ -1,7 +1,5 @@
 """Local and remote files: a failure to read one is a CorpusFileError, a failure to write one a StorageError."""
 
-from __future__ import annotations
-
 import contextlib
 import glob as local_glob
 import os

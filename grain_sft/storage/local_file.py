@@ -1,7 +1,5 @@
 """An open local file of a corpus, checked against its stamp when it is opened and after each read."""
 
-from __future__ import annotations
-
 import contextlib
 import mmap
 import os

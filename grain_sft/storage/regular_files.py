@@ -1,7 +1,5 @@
 """Regular local files. Opening a FIFO would wait for a writer, and reading a device may never end."""
 
-from __future__ import annotations
-
 import contextlib
 import contextvars
 import os

@@ -3,8 +3,6 @@
 A block is fetched by the process that gets the lock of its file; others wait for it, as long as it makes progress.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import time

@@ -1,7 +1,5 @@
 """Reading tokens at (shard, offset): a bounded set of open files, checked against the index as they are opened."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import resource

@@ -3,8 +3,6 @@
 If a page of a mapped file is gone, the call writes fewer bytes. A plain copy from the mapping would kill the process (SIGBUS).
 """
 
-from __future__ import annotations
-
 import ctypes
 import mmap
 import os

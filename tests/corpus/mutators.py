@@ -1,7 +1,5 @@
 """Random damage to bytes and to JSON, by the draws of a `random.Random`."""
 
-from __future__ import annotations
-
 import copy
 import random
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Small SFT corpora in each format, written without any of grain_sft's writers."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from pathlib import Path

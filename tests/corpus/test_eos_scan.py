@@ -1,7 +1,5 @@
 """Documents by EOS, alone or before a BOS: wherever the blocks that are read at once end; and their number."""
 
-from __future__ import annotations
-
 import os
 
 import numpy as np

@@ -1,7 +1,5 @@
 """SFT corpora in a bucket, remapped and behind a saved index: what they are locally."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import shutil

@@ -1,7 +1,5 @@
 """A corpus in a bucket: the real gcsfs client against an emulator of Cloud Storage on the loopback interface."""
 
-from __future__ import annotations
-
 import logging
 import re
 

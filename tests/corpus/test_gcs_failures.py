@@ -1,7 +1,5 @@
 """A bucket that fails: the real gcsfs client, the emulator, and between them a proxy that refuses, cuts, resets, delays."""
 
-from __future__ import annotations
-
 import time
 
 import numpy as np

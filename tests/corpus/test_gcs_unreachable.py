@@ -1,7 +1,5 @@
 """gs:// without a network or without credentials: an error in seconds, which says which of the two is missing."""
 
-from __future__ import annotations
-
 import http.server
 import json
 import os

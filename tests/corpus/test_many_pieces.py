@@ -1,7 +1,5 @@
 """Copies of many pieces of mapped files: right, and an error where a page is gone."""
 
-from __future__ import annotations
-
 import functools
 import mmap
 import os

@@ -1,7 +1,5 @@
 """Mix files: which files they list, in what order, and what they say when they are malformed."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What `open_corpus` takes: globs, directories, lists, single files; what it refuses; and the fingerprint of what it opens."""
 
-from __future__ import annotations
-
 import os
 import shutil
 

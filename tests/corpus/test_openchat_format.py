@@ -1,7 +1,5 @@
 """OpenChat's Parquet files as a corpus: unpacked once, shifted back."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

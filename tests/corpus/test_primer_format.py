@@ -1,7 +1,5 @@
 """The primer cache as a corpus."""
 
-from __future__ import annotations
-
 import json
 import os
 

@@ -1,7 +1,5 @@
 """A corpus in S3: the real s3fs client against moto's server on the loopback interface. Needs s3fs and moto[server]."""
 
-from __future__ import annotations
-
 import threading
 
 import numpy as np

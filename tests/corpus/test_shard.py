@@ -1,7 +1,5 @@
 """Token files: the content decides between raw and .npy, and what is damaged or no token file is refused with a sentence."""
 
-from __future__ import annotations
-
 import os
 import struct
 import subprocess

@@ -3,8 +3,6 @@
 A format from outside is a subclass of `Format`, named as `package.module:Name` or registered in `FORMATS`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from grain_sft.corpus.corpus import Corpus

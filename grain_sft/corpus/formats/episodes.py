@@ -4,8 +4,6 @@
 `mask_weighted.bin` (float32), and `episodes.idx` (uint64 pairs of start and length). `segment_ids.bin` is ignored.
 """
 
-from __future__ import annotations
-
 import dataclasses
 
 from grain_sft.corpus.corpus import Corpus

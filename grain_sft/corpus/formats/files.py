@@ -3,8 +3,6 @@
 A token file of no other format is raw tokens. `NAME.npy` may have `NAME.csv.gz`, document boundaries by Dolma's tokenizer.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import glob
 import os

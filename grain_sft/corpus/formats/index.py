@@ -1,7 +1,5 @@
 """Format index: the JSON that `Corpus.save` and MaxText's `olmo_grain` write, read without scanning the files again."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 from typing import Any

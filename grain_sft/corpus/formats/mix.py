@@ -3,8 +3,6 @@
 Format: allenai/OLMo-core, src/olmo_core/data/mixes/.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Mapping

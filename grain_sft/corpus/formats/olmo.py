@@ -3,8 +3,6 @@
 `token_ids_part_NNNN.npy` (raw uint8 to uint64), `labels_mask_part_NNNN.npy` (raw bool), `token_ids_part_NNNN.csv.gz`.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 

@@ -4,8 +4,6 @@ Its rows can't be read at random, so each file is unpacked once, below `$GRAIN_S
 its content. In the file, labels and weights are shifted one to the left, to the inputs; unpacked, they are at their tokens.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json

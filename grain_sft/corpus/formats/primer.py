@@ -2,8 +2,6 @@
 -100 where no loss is taken), `{train,val}_idx.npy` (int64 starts), `meta.json`; in `{train,val}/` links to them.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import re
 

@@ -6,8 +6,6 @@
   - `loss_NNNN.bin`: uint8, or float32 weights; only where the corpus states which tokens take loss.
 """
 
-from __future__ import annotations
-
 import re
 from typing import Annotated, Literal
 

@@ -1,7 +1,5 @@
 """Scanning: the corpus of the token files that a format names, each with its sidecar files, checked in parallel."""
 
-from __future__ import annotations
-
 import concurrent.futures
 import dataclasses
 import functools

@@ -1,7 +1,5 @@
 """HTTP responses with bounded bodies. The module needs aiohttp, so only clients that use aiohttp import it."""
 
-from __future__ import annotations
-
 import re
 
 import aiohttp

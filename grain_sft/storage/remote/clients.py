@@ -3,8 +3,6 @@
 gcsfs looks for a metadata server for up to two minutes where there is none; here the search takes seconds.
 """
 
-from __future__ import annotations
-
 import functools
 import http.client
 import os

@@ -1,7 +1,5 @@
 """Remote files: many ranges read at once, each of one version, checked and complete."""
 
-from __future__ import annotations
-
 import functools
 import io
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """gcsfs with the retries, deadlines and error messages of `retries`. This module imports gcsfs."""
 
-from __future__ import annotations
-
 import asyncio
 import concurrent.futures
 import json

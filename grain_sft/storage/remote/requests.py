@@ -1,7 +1,5 @@
 """Requests for parts of remote files: each body is checked and of one version."""
 
-from __future__ import annotations
-
 import asyncio
 import contextvars
 import itertools

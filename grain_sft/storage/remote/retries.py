@@ -3,8 +3,6 @@
 The pause before the next try doubles, up to 8 s, with jitter. The jitter decides when bytes come, never which.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextvars
 import errno

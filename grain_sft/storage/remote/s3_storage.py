@@ -1,7 +1,5 @@
 """s3fs with reads that take a condition and a bound. Imports s3fs."""
 
-from __future__ import annotations
-
 from s3fs.core import S3FileSystem
 
 from grain_sft.storage.remote.requests import NO_RANGES, Answer, Range, check_encoding, check_range

@@ -1,7 +1,5 @@
 """Tokens of shards in a bucket: the pieces of a whole batch in one round trip, whatever their number."""
 
-from __future__ import annotations
-
 import functools
 import hashlib
 from collections.abc import Mapping, Sequence
