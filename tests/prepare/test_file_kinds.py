@@ -135,20 +135,6 @@ def test_shapes_may_differ_from_record_to_record_and_from_file_to_file(spm, tmp_
     check_documents(tmp_path / "one", spm, "messages", conversations)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_bad_record_has_its_file_and_number_in_every_kind_of_file(kind, spm, tmp_path):
-    records = [SHAPES["messages"]([("user", f"{n}"), ("assistant", "a")]) for n in range(20)]
-    records[11]["messages"][0]["role"] = "robot"
-    path = tmp_path / f"a.{kind}"
-    path.write_bytes(KINDS[kind](records))
-    with pytest.raises(RecordError) as error:
-        prepare(request_of(spm, path), tmp_path / "out", workers=1)
-    assert str(error.value).startswith(f"{path}:12: messages[0].role: 'robot'")
-    manifest = prepare(request_of(spm, path, on_error="skip"), tmp_path / "out", workers=1)
-    assert (manifest["rejected"], manifest["splits"]["train"]["documents"]) == (1, 19)
-    assert json.loads(Path(f"{tmp_path}/out.rejected.jsonl").read_text())["line"] == 12
-
-
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "parquet"])
 @pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.heavy)])
 def test_a_file_that_changes_after_it_was_scanned_is_an_error(kind, workers, spm, tmp_path, monkeypatch):
@@ -230,20 +216,21 @@ def test_the_option_that_an_error_names_prepares_the_file(spm, tmp_path, capsys)
 
 
 def test_processes_stops_and_beam_make_the_same_bytes_of_every_kind_of_file(spm, tmp_path, monkeypatch):
-    """And name the same record, the first bad one."""
+    """And name the same bad records, by their files and numbers."""
     monkeypatch.setattr(inputs, "BLOCK", 500)
     draw = random.Random(11)
-    paths = []
+    paths, bad = [], []
     for kind, write in KINDS.items():
         shapes = ["messages"] if kind == "parquet" else ["messages", "sharegpt"]
         records = [SHAPES[draw.choice(shapes)](turns) for turns in talks(draw, 25)]
-        if paths:  # all but the first file have a bad record
-            records[draw.randrange(25)] = SHAPES["messages"]([("user", "u"), ("robot", "a")])
-        paths.append(tmp_path / f"{len(paths)}.{kind}")
+        bad.append((f"{tmp_path}/{len(paths)}.{kind}", draw.randrange(1, 26)))
+        records[bad[-1][1] - 1] = SHAPES["messages"]([("user", "u"), ("robot", "a")])
+        paths.append(Path(bad[-1][0]))
         paths[-1].write_bytes(write(records))
     request = request_of(spm, *paths, val_frac=0.2, format="episodes", on_error="skip")
     expected = prepare(request, tmp_path / "one", workers=1)
-    assert expected["rejected"] == len(KINDS) - 1
+    rejected = [json.loads(line) for line in Path(f"{tmp_path}/one.rejected.jsonl").read_text().splitlines()]
+    assert [(entry["file"], entry["line"]) for entry in rejected] == bad and expected["rejected"] == len(bad)
     beam = pytest.importorskip("grain_sft.prepare.beam")
     pytest.importorskip("apache_beam")
     assert prepare(request, tmp_path / "two", workers=3) == expected
@@ -272,4 +259,4 @@ def test_processes_stops_and_beam_make_the_same_bytes_of_every_kind_of_file(spm,
             function(stops_there, tmp_path / "bad", **options)
         texts.add(str(error.value))
     [text] = texts
-    assert text.startswith(f"{paths[1]}:") and "'robot'" in text and not (tmp_path / "bad").exists()
+    assert text.startswith("{}:{}: messages[1].role: 'robot'".format(*bad[0])) and not (tmp_path / "bad").exists()
