@@ -6,7 +6,7 @@ import functools
 import io
 import itertools
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -121,6 +121,7 @@ class ChunkDocuments(Documents):
         dtypes = (headers[0].token_dtype, headers[0].loss_dtype) if headers else ("uint16", "bool")
         super().__init__(lengths, starts, firsts, *dtypes, any(header.first_weights for header in headers))
         self._chunks, self.headers = chunks, headers
+        self._file = functools.lru_cache(MAX_OPEN)(self._open)
         self._unit_inputs = np.array(unit_inputs, np.int64)
 
     def blocks(self, ids: Ids) -> Iterator[Block]:
@@ -143,6 +144,13 @@ class ChunkDocuments(Documents):
                     yield Block(lengths, tokens[start:stop].copy(), loss[start:stop].copy())
                     start = stop
 
+    def _open(self, unit: int) -> io.FileIO:
+        path = self._chunks.path(unit)
+        try:
+            return open(path, "rb", buffering=0)
+        except OSError as error:
+            raise StorageError(f"{path}: can't be opened ({error.strerror}). Prepare again.") from error
+
     def _gather(self, ids: Ids, tokens: npt.NDArray[Any], loss: npt.NDArray[Any]) -> None:
         """Fill `tokens` and `loss` with the documents `ids`."""
         lengths, starts = (array[ids].astype(np.int64) for array in (self.lengths, self.starts))
@@ -161,10 +169,6 @@ class ChunkDocuments(Documents):
                 tokens[target : target + length] = unit_tokens[start : start + length]
                 loss[target : target + length] = unit_loss[start : start + length]
 
-    @functools.cached_property
-    def _file(self) -> Callable[[int], io.FileIO]:
-        return functools.lru_cache(MAX_OPEN)(lambda unit: _opened(self._chunks.path(unit)))
-
     def fill(self, part: int, start: int, tokens: npt.NDArray[Any], loss: npt.NDArray[Any]) -> None:
         header, file = self.headers[part], self._file(part)
         for offset, out in ((header.tokens_at, tokens), (header.loss_at, loss)):
@@ -178,13 +182,6 @@ class ChunkDocuments(Documents):
         for begin in range(0, len(ids), BLOCK_SOURCES):
             some = ids[begin : begin + BLOCK_SOURCES]
             yield np.stack([self._unit_inputs[self.parts_of(some)], lines[some].astype(np.int64)], axis=1)
-
-
-def _opened(path: str) -> io.FileIO:
-    try:
-        return open(path, "rb", buffering=0)
-    except OSError as error:
-        raise StorageError(f"{path}: can't be opened ({error.strerror}). Prepare again.") from error
 
 
 @contextlib.contextmanager

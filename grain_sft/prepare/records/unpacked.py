@@ -10,7 +10,7 @@ import re
 import shlex
 import threading
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from grain_sft.errors import CorpusFileError, PrepareError, RecordError, import_extra
@@ -70,16 +70,6 @@ def parts_of(
     """Return the parts of a file, each of at least `least` bytes but the last; call `read` with the bytes read."""
     data = _decompressed(path, size, compression, read)
     return _of_array(path, data, least) if kind == "array" else _of_lines(path, data, least)
-
-
-def read_part(path: str, size: int, compression: str, part: Part) -> bytes:
-    """Return the bytes of a part, which must not have changed since it was found."""
-    if compression:
-        data = _read_forward((path, size, compression), part.start, part.stop)
-    else:
-        data = files.read_range(path, part.start, part.stop)
-    check_digest(path, data, part.digest)
-    return data
 
 
 def check_digest(path: str, data: bytes | memoryview, digest: str) -> None:
@@ -159,7 +149,13 @@ def _of_array(path: str, pieces: Iterator[bytes], least: int) -> Iterator[Part]:
             elif token == ord("]"):
                 if total or data[cut:place].strip(_SPACE):
                     yield _part(data, cut, place, offset, records + 1)
-                _check_end(path, itertools.chain([data[place + 1 :]], pieces), offset + place + 1)
+                if any(piece.strip(_SPACE) for piece in itertools.chain([data[place + 1 :]], pieces)):
+                    name = shlex.quote(path)
+                    raise CorpusFileError(
+                        f"{path}: text follows the end of the array, at byte {offset + place + 1}. Expected one array in a "
+                        "file. If each line is a list of messages, make records of them: "
+                        f"jq -c '{{messages: .}}' {name} > {name}.jsonl"
+                    )
                 return
             elif token == ord(",") and not depth:
                 records, total = records + 1, total + 1
@@ -175,15 +171,6 @@ def _of_array(path: str, pieces: Iterator[bytes], least: int) -> Iterator[Part]:
 def _part(data: bytes | bytearray, start: int, stop: int, offset: int, records: int) -> Part:
     digest = hashlib.sha256(memoryview(data)[start:stop]).hexdigest()
     return Part(offset + start, offset + stop, records, digest)
-
-
-def _check_end(path: str, pieces: Iterable[bytes], offset: int) -> None:
-    if any(piece.strip(_SPACE) for piece in pieces):
-        name = shlex.quote(path)
-        raise CorpusFileError(
-            f"{path}: text follows the end of the array, at byte {offset}. Expected one array in a file. If each line is a "
-            f"list of messages, make records of them: jq -c '{{messages: .}}' {name} > {name}.jsonl"
-        )
 
 
 def _decompressed(
@@ -232,19 +219,27 @@ def _decoder(path: str, compression: str) -> Any:
 _open = threading.local()  # file: name, offset of the data, data and further pieces of the one that this thread reads
 
 
-def _read_forward(name: tuple[str, int, str], start: int, stop: int) -> bytes:
-    """Return the decompressed bytes `start` to `stop` of a file; fewer at its end. A step back begins again."""
-    known, offset, data, pieces = getattr(_open, "file", None) or ((), 0, bytearray(), iter(()))
-    _open.file = None  # after an error, begin again
-    if known != name or start < offset:
-        offset, data, pieces = 0, bytearray(), _decompressed(*name)
-    while offset + len(data) < stop and (piece := next(pieces, b"")):
-        skipped = min(start - offset, len(data))
-        del data[:skipped]
-        data += piece
-        offset += skipped
-    found = bytes(data[start - offset : stop - offset])
-    end = min(stop - offset, len(data))
-    del data[:end]
-    _open.file = (name, offset + end, data, pieces)
+def read_part(path: str, size: int, compression: str, part: Part) -> bytes:
+    """Return the bytes of a part, which must not have changed since it was found.
+
+    The parts of a compressed file are reached by decompressing what is before them: a step back begins again.
+    """
+    if compression:
+        name, start, stop = (path, size, compression), part.start, part.stop
+        known, offset, data, pieces = getattr(_open, "file", None) or ((), 0, bytearray(), iter(()))
+        _open.file = None  # after an error, begin again
+        if known != name or start < offset:
+            offset, data, pieces = 0, bytearray(), _decompressed(*name)
+        while offset + len(data) < stop and (piece := next(pieces, b"")):
+            skipped = min(start - offset, len(data))
+            del data[:skipped]
+            data += piece
+            offset += skipped
+        found = bytes(data[start - offset : stop - offset])
+        end = min(stop - offset, len(data))
+        del data[:end]
+        _open.file = (name, offset + end, data, pieces)
+    else:
+        found = files.read_range(path, part.start, part.stop)
+    check_digest(path, found, part.digest)
     return found
