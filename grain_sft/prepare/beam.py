@@ -102,9 +102,9 @@ class Pipelines(Runner):
 
     def write(self, job: Job, plan: Plan, tasks: Sequence[Task]) -> Sequence[Task]:
         self._save("plan.json", (job.headers, plan.statistics))
-        files.write_bytes(files.join(self.notes, "lengths.bin"), plan.documents.lengths.astype("<u4").tobytes())
-        for name, ids in plan.splits.items():
-            files.write_bytes(files.join(self.notes, f"{name}.bin"), ids.astype("<i8").tobytes())
+        arrays = io.BytesIO()
+        np.savez(arrays, lengths=plan.documents.lengths, **plan.splits)  # type: ignore[arg-type]
+        files.write_bytes(files.join(self.notes, "plan.npz"), arrays.getvalue())
         self.run("Write", write, tasks)
         return tasks
 
@@ -207,12 +207,9 @@ def _job(notes: str) -> Job:
 def _plan(notes: str) -> Plan:
     job = _job(notes)
     headers, statistics = _note(notes, "plan.json", tuple[tuple[Header, ...], dict[str, SplitStatistics]])
-
-    def array(name: str, dtype: str) -> Any:
-        return np.frombuffer(files.read_bytes(files.join(notes, f"{name}.bin")), dtype)
-
-    documents = ChunkDocuments(job.chunks, headers, [unit.input for unit in job.units], array("lengths", "<u4"))
-    return job.plan_of(documents, {split: array(split, "<i8") for split in statistics}, statistics)
+    splits = dict(np.load(io.BytesIO(files.read_bytes(files.join(notes, "plan.npz")))))
+    documents = ChunkDocuments(job.chunks, headers, [unit.input for unit in job.units], splits.pop("lengths"))
+    return job.plan_of(documents, splits, statistics)
 
 
 def _options(beam: Any, arguments: Sequence[str]) -> Any:

@@ -86,7 +86,7 @@ def convert(
         plan = Plan(target.stage, request, described, documents, documents.ids, statistics, binary, names)
         made.check(plan)
         tasks = [task for split in plan.splits for task in made.tasks(plan, split)]
-        list(reported("Writing", write_tasks(plan, tasks), len(tasks), progress))
+        reported("Writing", write_tasks(plan, tasks), len(tasks), progress)
         counts = {name: source.get(name) for name in ("without_final_eos", "with_inner_eos")}
         return finish(plan, identity, tokenizer_files, {"dropped": {}, "rejected": 0, **counts})
 

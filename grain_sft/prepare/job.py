@@ -168,14 +168,16 @@ def reported(
     progress: Progress | None,
     size: Callable[[T], int] = lambda step: 1,
     done: int = 0,
-) -> Iterator[T]:
-    """Yield steps that are done, and report the progress."""
+) -> list[T]:
+    """Return all steps, done, and report each to `progress`."""
     report = progress or (lambda what, done, total: None)
     report(what, done, total)
+    found = []
     for step in steps:
+        found.append(step)
         done += size(step)
         report(what, done, total)
-        yield step
+    return found
 
 
 def write_tasks(plan: Plan, tasks: Iterable[Task]) -> Iterator[Task]:

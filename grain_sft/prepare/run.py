@@ -69,15 +69,14 @@ def make_corpus(
     entries = inputs.list_inputs([dataset.paths for dataset in request.datasets], progress)
     units = inputs.plan_units(entries)
     total = sum(unit.size for unit in units)
-    units = list(reported("Scanning the inputs", runner.scan(entries, units), total, progress, lambda unit: unit.size))
+    units = reported("Scanning the inputs", runner.scan(entries, units), total, progress, lambda unit: unit.size)
     job = Job.of(request, target.output, entries, units)
 
     def make() -> dict[str, Any]:
         todo = [job.units[unit] for unit, header in enumerate(job.chunks.find(len(units))) if header is None]
         done = total - sum(unit.size for unit in todo)
         try:
-            rendered = runner.render(job, todo)
-            list(reported("Rendering", rendered, total, progress, lambda unit: unit.size, done))
+            reported("Rendering", runner.render(job, todo), total, progress, lambda unit: unit.size, done)
         except GrainSftError as error:
             if isinstance(error, RecordError) or not any(job.chunks.find(len(units))):
                 target.discard()  # the same request would fail again; unfinished work would block a corrected one
@@ -88,7 +87,7 @@ def make_corpus(
             target.discard()
             raise
         tasks = [task for name in plan.splits for task in job.format.tasks(plan, name)]
-        list(reported("Writing", runner.write(job, plan, tasks), len(tasks), progress))
+        reported("Writing", runner.write(job, plan, tasks), len(tasks), progress)
         return job.finish(plan)
 
     return target.produce(job.identity, make, overwrite=overwrite)
