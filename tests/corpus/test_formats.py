@@ -295,8 +295,7 @@ def set_value(path, place, value):
 
 
 @pytest.fixture
-def weighted(tmp_path, monkeypatch):
-    monkeypatch.setenv("GRAIN_SFT_CACHE_DIR", str(tmp_path / "cache"))
+def weighted(tmp_path, own_cache):
     return write_episodes(tmp_path / "corpus", documents(3000, weights=True), flat=True) / "train"
 
 

@@ -12,9 +12,8 @@ LAYOUTS = (WindowLayout, PaddedLayout, PackedLayout)
 
 
 @pytest.fixture
-def corpus(tmp_path, monkeypatch) -> Corpus:
+def corpus(tmp_path, own_cache) -> Corpus:
     """Two documents, of 5 and 6 tokens."""
-    monkeypatch.setenv("GRAIN_SFT_CACHE_DIR", str(tmp_path / "cache"))
     return make("plain", tmp_path / "corpus", [5, 6]).corpus
 
 
