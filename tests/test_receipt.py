@@ -110,17 +110,8 @@ def test_options_that_change_no_batch_may_change_the_receipt(config, tmp_path, s
         assert_same(plain[step], changed[step])
 
 
-CHANGES_NOTHING = {
-    "path",
-    "label_mask_paths",
-    "format",
-    "path_remap",
-    "root",
-    "remote",
-    "tokenizer",
-    "audit",
-    "observers",
-}
+CHANGES_NOTHING = {"path", "label_mask_paths", "format", "path_remap", "root", "remote"}
+CHANGES_NOTHING |= {"tokenizer", "audit", "observers"}
 ELSEWHERE = {"dtype", "ties"}  # tested below: of another file, and as far as rows differ
 OF_MIXTURES = {"mixture", "on_exhausted"}  # tested in mixture/
 

@@ -42,12 +42,15 @@ def make_corpus():
     request = Request((Dataset((str(data / "chats.jsonl"),)),), "primer", str(data / "spm.model"), "primer")
     prepare(request, disk / "prepared", workers=1)
 
+def make_order():
+    return grain_sft.IndexSampler(1 << 21, global_batch_size=8, seed=3, order="olmo", cache_dir=disk / "orders").rows(0)
+
 def make_audit(folder=disk):
     source = grain_sft.NpyDataSource(grain_sft.WindowLayout(corpus, 16))
     sampler = grain_sft.IndexSampler(len(source), global_batch_size=4, seed=0)
     list(zip(range(2000), grain_sft.Pipeline(source, sampler, [], audit=folder / "audit").iter(threads=0)))
 
-MAKERS = dict(index=make_index, plan=make_plan, rows=make_rows, corpus=make_corpus, audit=make_audit)
+MAKERS = dict(index=make_index, plan=make_plan, rows=make_rows, corpus=make_corpus, order=make_order, audit=make_audit)
 
 def become():
     if limit:
@@ -127,11 +130,12 @@ def make(data, disk, names, limit=0, nobody=0):
 
 def test_a_disk_that_gets_full_is_a_sentence_and_leaves_nothing_under_a_final_name(data, full_disk, tmp_path):
     disk, limit = full_disk
-    found = make(data, disk, ["rows", "corpus", "plan", "audit"], limit)
-    for name in ("rows", "corpus"):
+    found = make(data, disk, ["rows", "corpus", "order", "plan", "audit"], limit)
+    for name in ("rows", "corpus", "order"):
         text, left = found[name]
         assert text.startswith("StorageError") and str(disk) in text, text
-        assert not [path for path in left if path.startswith(("rows/", "prepared/")) or path.endswith(".tmp")], left
+        made = ("rows/", "prepared/"), (".tmp", ".arrays")
+        assert not [path for path in left if path.startswith(made[0]) or path.endswith(made[1])], left
     text, left = found["plan"]  # which is then made in memory
     rows = len(grain_sft.PackedLayout(grain_sft.open_corpus(data / "olmo", eos_token_id=EOS), 64, cache_dir=tmp_path))
     assert text == f"made {rows}" and not [path for path in left if not path.endswith(".lock")], left

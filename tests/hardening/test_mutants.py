@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
+from batches import sections
 from children import run
 from mutators import ODD_NUMBERS, change_json, changed_bytes
 from sft_files import EOS, documents, write_episodes, write_olmo, write_openchat, write_primer
@@ -172,12 +173,8 @@ def make_whole(folder: Path) -> dict[str, Kind]:
     (whole / "npy").mkdir()
     for number in range(2):
         np.save(whole / "npy" / f"{number}.npy", np.arange(40).astype("uint16"))
-    stated = {
-        "corpus": {"path": str(whole / "olmo")},
-        "layout": {"kind": "packed", "sequence_length": 64},
-        "sampler": {"seed": 1, "global_batch_size": 2},
-        "transforms": [{"ngram_filter": {"max_period": 3}}, "shift_targets"],
-    }
+    stated = sections(whole / "olmo", 64, global_batch_size=2)
+    stated["transforms"] = [{"ngram_filter": {"max_period": 3}}, "shift_targets"]
     (whole / "config.json").write_text(json.dumps(stated))
     (whole / "config.yaml").write_text(json.dumps(stated, indent=1))
     kinds = {
