@@ -38,20 +38,12 @@ def test_processes_that_start_at_once_make_an_order_once_and_it_is_the_one_made_
     assert [path.suffix for path in sorted(tmp_path.iterdir())] == [".arrays", ".lock"]
 
 
-def test_a_damaged_order_is_made_again(tmp_path):
-    """Also where 100,000 rows of it are zeros, or it is the order of another seed."""
+def test_an_order_of_another_seed_dtype_or_length_in_its_place_is_made_again(tmp_path):
+    """Their checksums are right. Damaged files: tests/hardening/test_caches.py."""
     made, expected = tmp_path / f"olmo-{ROWS}-3-1.arrays", permute.permutation(ROWS, "PCG64", 5)
     load(tmp_path)
     whole = made.read_bytes()
-    middle = len(whole) // 2
-    zeros = whole[:middle] + bytes(400_000) + whole[middle + 400_000 :]
-    flipped = whole[:middle] + bytes([whole[middle] ^ 1]) + whole[middle + 1 :]
-    for damage in (b"", whole[:-64], zeros, flipped):
-        made.write_bytes(damage)
-        np.testing.assert_array_equal(load(tmp_path), expected, str(len(damage)))
-        assert made.read_bytes() == whole
-    others = (depends(seed=4), expected), (depends(), np.zeros(ROWS)), (depends(), expected[:-1])
-    for other, rows in others:  # their checksums are right
+    for other, rows in (depends(seed=4), expected), (depends(), np.zeros(ROWS)), (depends(), expected[:-1]):
         artifact.save(made, other, {"rows": rows})
         np.testing.assert_array_equal(load(tmp_path), expected)
         assert made.read_bytes() == whole
