@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from prepared import CHATML
 from tokenizer_makers import byte_level_json, metaspace_json, save_huggingface
 
 from grain_sft.prepare.tokenizers import HuggingFaceTokenizer, load_tokenizer
@@ -32,10 +33,10 @@ class Style:
     tokenizer: str = "llama3"
     ordinary: tuple[str, ...] = ()
 
-    def said(self, messages: Sequence[Mapping[str, str]]) -> str:
-        """What the assistant says, with what ends its turns."""
-        said = [self.seen(message["content"]) for message in messages if message["role"] == "assistant"]
-        return "".join(f"{text}{self.ends[0]}" for text in said[:-1]) + said[-1] + self.ends[1]
+    def learned(self, messages: Sequence[Mapping[str, str]]) -> str:
+        """The text that takes loss: the assistant's contents and the ends of its turns."""
+        texts = [self.seen(message["content"]) for message in messages if message["role"] == "assistant"]
+        return "".join(f"{text}{self.ends[0]}" for text in texts[:-1]) + texts[-1] + self.ends[1]
 
     def load(self, folder: Path) -> HuggingFaceTokenizer:
         """The tokenizer, trained, saved and loaded."""
@@ -51,10 +52,6 @@ class Style:
 
 _IM = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 _IM_ENDS = ("<|im_end|>", "<|im_end|>")
-
-CHATML = """{% for message in messages %}\
-{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n' }}\
-{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"""
 
 LLAMA2 = """{% if messages[0]['role'] == 'system' %}{% set rest = messages[1:] %}{% set system = messages[0]['content'] %}\
 {% else %}{% set rest = messages %}{% set system = false %}{% endif %}{% for message in rest %}\

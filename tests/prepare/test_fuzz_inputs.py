@@ -11,8 +11,8 @@ from typing import Any
 
 import hard_chats
 import pytest
-from chat_styles import CHATML
 from mutators import change_json, changed_bytes
+from prepared import CHATML
 from template_rules import REFERENCES, SPECIAL, in_one, save_trained, spelled
 from tokenizer_makers import byte_level_json, save_huggingface
 

@@ -6,8 +6,9 @@ import random
 from typing import Any
 
 import pytest
-from chat_styles import CHATML, GEMMA, GENERATION, GLM, LLAMA2, LLAMA3, QWEN
+from chat_styles import GEMMA, GENERATION, GLM, LLAMA2, LLAMA3, QWEN
 from hostile_tokenizers import makers
+from prepared import CHATML
 from template_rules import render_one
 
 from grain_sft.errors import PrepareError, RecordError

@@ -9,7 +9,8 @@ import random
 
 import numpy as np
 import pytest
-from chat_styles import BY_NAME, CHATML, STYLES
+from chat_styles import BY_NAME, STYLES
+from prepared import CHATML
 from template_rules import render_one
 from tokenizer_makers import ODD_TEXTS, byte_level_json, save_huggingface, save_sentencepiece
 
@@ -42,7 +43,7 @@ def turns(*texts):
     return [{"role": ("user", "assistant")[place % 2], "content": text} for place, text in enumerate(texts)]
 
 
-def said_in(tokenizer, result):
+def learned_text(tokenizer, result):
     return tokenizer.decode(result.tokens[result.loss].tolist())
 
 
@@ -95,7 +96,7 @@ def slow_mask(tokenizer, style, messages):
 
 
 def unique_chats(style, count, seed):
-    """Chats whose contents are unique, of words, numbers, code, emoji and quotes of what was said before."""
+    """Chats whose contents are unique, of words, numbers, code, emoji and quotes of earlier answers."""
     rng = random.Random(seed)
     numbers = itertools.count()
     for _ in range(count):
@@ -138,14 +139,14 @@ def test_hard_contents(style, loaded, texts):
         messages = [{**message, "content": message["content"].replace("</s>", "")} for message in messages]
     result = rendered(tokenizer, messages)
     assert result.tokens.tolist() == expected_ids(tokenizer, messages)
-    assert squeezed(said_in(tokenizer, result)) == squeezed(style.said(messages))
+    assert squeezed(learned_text(tokenizer, result)) == squeezed(style.learned(messages))
 
 
 def test_a_turn_of_weight_0_takes_no_loss(style, loaded):
     tokenizer = loaded(style)
     messages = turns("one", "wrong", "two", "right")
     messages[1]["weight"], messages[3]["weight"] = 0, 1
-    found = said_in(tokenizer, rendered(tokenizer, messages))
+    found = learned_text(tokenizer, rendered(tokenizer, messages))
     assert "right" in found and "wrong" not in found
 
 
@@ -160,7 +161,7 @@ def test_special_text_is_an_error_or_ordinary_text(style, loaded):
         harmless = [{**message, "content": message["content"].replace(spelling, "x")} for message in messages]
         number = tokenizer.token_id(spelling)
         assert result.tokens.tolist().count(number) == expected_ids(tokenizer, harmless).count(number)
-        assert squeezed(said_in(tokenizer, result)) == squeezed(style.said(messages))
+        assert squeezed(learned_text(tokenizer, result)) == squeezed(style.learned(messages))
         assert tokenizer.decode(result.tokens.tolist()).count(f"{spelling} is a token") == 1
 
 
@@ -194,7 +195,7 @@ THOUGHTS = turns(
 
 
 @pytest.mark.parametrize(
-    ("name", "messages", "said"),
+    ("name", "messages", "learned"),
     [
         (
             "qwen",
@@ -223,11 +224,11 @@ THOUGHTS = turns(
         ),
     ],
 )
-def test_tool_calls_and_thoughts_take_loss_as_the_template_writes_them(loaded, name, messages, said):
+def test_tool_calls_and_thoughts_take_loss_as_the_template_writes_them(loaded, name, messages, learned):
     tokenizer = loaded(BY_NAME[name])
     result = rendered(tokenizer, messages)
     assert result.tokens.tolist() == expected_ids(tokenizer, messages)
-    assert said_in(tokenizer, result) == said
+    assert learned_text(tokenizer, result) == learned
 
 
 def test_tool_records_of_the_episode_tools_become_tool_calls(loaded):
@@ -240,7 +241,7 @@ def test_tool_records_of_the_episode_tools_become_tool_calls(loaded):
     ]
     result = rendered(tokenizer, messages)
     call = '<tool_call>\n{"name": "search", "arguments": {"query": "X"}}\n</tool_call><|im_end|>'
-    assert said_in(tokenizer, result) == f"{call}here<|im_end|>"
+    assert learned_text(tokenizer, result) == f"{call}here<|im_end|>"
     assert '{"found": ["ä"]}' in tokenizer.decode(result.tokens.tolist())
 
 
@@ -255,7 +256,7 @@ def test_no_character_of_a_prompt_moves_the_loss(loaded, odd):
     ]
     result = rendered(tokenizer, messages)
     assert result.tokens.tolist() == expected_ids(tokenizer, messages)
-    assert said_in(tokenizer, result) == f"x<|im_end|><think>\nso {odd}\n</think>\n\ny<|im_end|>"
+    assert learned_text(tokenizer, result) == f"x<|im_end|><think>\nso {odd}\n</think>\n\ny<|im_end|>"
 
 
 def test_thoughts_without_a_tag_take_loss_from_where_they_begin(loaded):
@@ -263,11 +264,11 @@ def test_thoughts_without_a_tag_take_loss_from_where_they_begin(loaded):
     template = """{% for m in messages %}<|im_start|>{{ m.role }}{% if loop.last %}
 thinking: {{ m.reasoning_content | default('none') }}{% endif %}
 {{ m.content }}<|im_end|>{% endfor %}"""
-    messages = turns("hello <think> there", "said")
+    messages = turns("hello <think> there", "answer")
     messages[1]["reasoning_content"] = "thought"
     tokenizer = loaded(BY_NAME["chatml"])
     result = rendered(tokenizer, messages, chat_template=template)
-    assert said_in(tokenizer, result).strip() == "thoughtsaid<|im_end|>"
+    assert learned_text(tokenizer, result).strip() == "thoughtanswer<|im_end|>"
 
 
 def test_special_text_in_tool_calls_and_names_is_found_or_ordinary(loaded):
@@ -278,7 +279,7 @@ def test_special_text_in_tool_calls_and_names_is_found_or_ordinary(loaded):
     assert isinstance(error, RecordError) and "'<|im_end|>' at character 0" in str(error)
     result = rendered(tokenizer, messages, **ENCODE)
     assert result.tokens.tolist().count(tokenizer.token_id("<|im_end|>")) == 3  # of three turns
-    assert '{"<|im_end|>": ["<|im_start|>"]}' in said_in(tokenizer, result)
+    assert '{"<|im_end|>": ["<|im_start|>"]}' in learned_text(tokenizer, result)
 
 
 def test_tools_and_system_of_the_record_reach_a_chosen_template(loaded):
@@ -289,7 +290,7 @@ def test_tools_and_system_of_the_record_reach_a_chosen_template(loaded):
     result = render_one(tokenizer, "hf", record, chat_template=template)
     messages = [{"role": "system", "content": "be kind"}, *turns("a", "b")]
     assert result.tokens.tolist() == expected_ids(tokenizer, messages, tools=tools, chat_template=template)
-    assert said_in(tokenizer, result) == "b<|im_end|>"
+    assert learned_text(tokenizer, result) == "b<|im_end|>"
 
 
 def test_masks_of_marked_templates_are_those_of_transformers(loaded):
