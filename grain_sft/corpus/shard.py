@@ -1,9 +1,7 @@
 """Shard: one token file; and RowFormat: how the rows that `grain-sft pack --materialize` writes are stored in it."""
 
-from __future__ import annotations
-
 import dataclasses
-from typing import Any, Literal, get_args
+from typing import Any, Literal, Self, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -64,9 +62,7 @@ class RowFormat:
     made_of: str
 
     @classmethod
-    def of(
-        cls, sequence_length: int, mean_segments: float, most_segments: int, has_loss: bool, made_of: str
-    ) -> RowFormat:
+    def of(cls, sequence_length: int, mean_segments: float, most_segments: int, has_loss: bool, made_of: str) -> Self:
         """Return the smallest format for rows with these segments. Few long segments are stored by their ends."""
         segments = np.min_scalar_type(most_segments).name
         if are_long(sequence_length, mean_segments) and 8 * most_segments <= sequence_length:

@@ -1,13 +1,11 @@
 """Content hashes: SHA-256 over the SHA-256 of each 4 MiB, so that several threads hash one file (about 1 GB/s a core)."""
 
-from __future__ import annotations
-
 import concurrent.futures
 import hashlib
 import os
 from collections import deque
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, Self
 
 BLOCK = 1 << 22
 """Bytes that are hashed together."""
@@ -73,7 +71,7 @@ class BlockHasher:
         """Return the hash of file number `file`, whose blocks were all added."""
         return joined(block.result() for block in self._blocks[file])
 
-    def __enter__(self) -> BlockHasher:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

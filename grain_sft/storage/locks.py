@@ -1,7 +1,5 @@
 """Locks that survive forks and kills: of threads, of cache entries, and of unfinished files, which the next writer removes."""
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import fcntl
@@ -17,7 +15,7 @@ import time
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Self
 
 from grain_sft.errors import StorageError
 
@@ -27,8 +25,8 @@ _UNFINISHED = re.compile(r"\..*\.(?P<host>[0-9a-f]{8})-\d+\.[0-9a-f]{8}\.tmp", r
 _LONGEST_NAME = 150  # bytes of the target's name
 _ABANDONED_AFTER = 86_400.0  # seconds, of files of other hosts: their locks may not be seen here
 
-_thread_locks: weakref.WeakSet[ForkSafeLock] = weakref.WeakSet()
-_file_locks: weakref.WeakSet[HeldLock] = weakref.WeakSet()
+_thread_locks: weakref.WeakSet["ForkSafeLock"] = weakref.WeakSet()
+_file_locks: weakref.WeakSet["HeldLock"] = weakref.WeakSet()
 _cleaned: set[str] = set()  # folders
 _unfinished: set[str] = set()  # for a process that ends while it writes (Ctrl-C in native code)
 
@@ -79,7 +77,7 @@ class HeldLock:
         finally:
             os.close(fd)
 
-    def __enter__(self) -> HeldLock:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -1,12 +1,10 @@
 """CorpusMetadata: the facts that the JSON files of a corpus state, such as its tokenizer and ids, and reading such files."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os
 from collections.abc import Iterable
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import msgspec
 from absl import logging
@@ -46,13 +44,13 @@ class CorpusMetadata:
     source_names: tuple[str, ...] = ()
     path: str = ""
 
-    def filled(self, **values: Any) -> CorpusMetadata:
+    def filled(self, **values: Any) -> Self:
         """Return a copy with `values` where this has None."""
         missing = {name: value for name, value in values.items() if getattr(self, name) is None}
         return dataclasses.replace(self, **missing)
 
     @classmethod
-    def of(cls, data: Json, advice: str = "It was edited or damaged.") -> CorpusMetadata:
+    def of(cls, data: "Json", advice: str = "It was edited or damaged.") -> Self:
         """Return the metadata that a JSON object states under the names of these attributes."""
         return dataclasses.replace(data.convert(cls, advice), path=data.path)
 
@@ -120,7 +118,7 @@ class Json:
         self.path, self.data = path, data
 
     @classmethod
-    def load(cls, path: str, advice: str = "") -> Json:
+    def load(cls, path: str, advice: str = "") -> Self:
         """Return the object in the file `path`, or raise CorpusFileError or CorpusError; the latter ends in `advice`."""
         try:
             data = json.loads(files.read_text(path))
@@ -149,7 +147,7 @@ class Json:
         """Return the integer, 0 or more, of `key`."""
         return self._checked(key, int, "an integer, 0 or more")
 
-    def object(self, key: str) -> Json:
+    def object(self, key: str) -> "Json":
         """Return the object of `key`, or an empty one."""
         return Json(f"{self.path}: {key}", self._checked(key, dict, "an object") or {})
 

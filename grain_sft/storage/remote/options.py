@@ -1,7 +1,5 @@
 """Options of remote shards: how long failures are borne, and whether a cache on the local disk is used."""
 
-from __future__ import annotations
-
 import os
 import re
 import warnings
@@ -83,7 +81,7 @@ class RemoteOptions(Limits, frozen=True, forbid_unknown_fields=True):
         return msgspec.structs.replace(super().from_environment(), cache=cache)
 
     @classmethod
-    def of(cls, given: RemoteOptions | Mapping[str, Any] | None) -> RemoteOptions:
+    def of(cls, given: "RemoteOptions | Mapping[str, Any] | None") -> "RemoteOptions":
         """Return the options of a mapping, as a config has it; others are the environment's.
 
         Raises:
