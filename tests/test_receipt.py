@@ -58,6 +58,7 @@ CHANGES = {
     "last batch": {"sampler": {"last_batch": "fill"}},
     "filter": {"transforms": ["ngram_filter", "shift_targets"]},
     "filter, stricter": {"transforms": [{"ngram_filter": {"max_count": 3}}, "shift_targets"]},
+    "filter, padding too": {"transforms": [{"ngram_filter": {"count_padding": True}}, "shift_targets"]},
     "trimmed": {"transforms": [{"trim_to_multiple": {"multiple": 8}}, "shift_targets"]},
     "no transforms": {"transforms": []},
     "run on": {"sampler": {"last_batch": "run_on"}},

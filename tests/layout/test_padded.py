@@ -7,14 +7,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 from batches import assert_same
-from document_corpora import EOS, PAD, make, row_of_spans
+from document_corpora import PAD, make, row_of_spans
 from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from grain_sft import NpyDataSource, PaddedLayout, ShiftTargets, open_corpus
+from grain_sft import NpyDataSource, PaddedLayout, ShiftTargets
 from grain_sft.errors import LayoutError
-from grain_sft.layout import FILL_ROW, Span
+from grain_sft.layout import FILL_ROW
 
 
 @settings(max_examples=examples(80), deadline=None)
@@ -50,18 +50,6 @@ def test_every_document_has_the_row_of_its_number_among_those_that_are_long_enou
         taken = ShiftTargets().map(rows)["targets_segmentation"] != 0
         np.testing.assert_array_equal(taken[:, :-1], rows["loss_mask"][:, 1:])
         assert not taken[:, -1].any()
-
-
-def test_the_last_or_the_first_tokens_are_kept(tmp_path):
-    np.array([5, 6, 7, EOS, 8, EOS, EOS], np.uint16).tofile(tmp_path / "a.npy")
-    corpus = open_corpus(tmp_path / "a.npy", dtype="uint16", eos_token_id=EOS)
-    last, first = (PaddedLayout(corpus, 3, keep=keep) for keep in ("last", "first"))
-    assert NpyDataSource(last).read(range(2))["tokens"].tolist() == [[6, 7, EOS], [8, EOS, EOS]]
-    assert NpyDataSource(first).read(range(2))["tokens"].tolist() == [[5, 6, 7], [8, EOS, EOS]]
-    assert NpyDataSource(last).read(range(2))["segment_ids"].tolist() == [[1, 1, 1], [1, 1, 0]]
-    assert last.spans(0) == [Span(0, 1, 4, 0)] and first.spans(0) == [Span(0, 0, 3, 0)]
-    assert last.dropped == 1 and last.cut_tokens == 1
-    assert len(PaddedLayout(corpus, 3, min_tokens=1)) == 3
 
 
 def test_a_fill_row_is_padding(tmp_path):

@@ -7,11 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from batches import sections
 from filter_corpora import EOS, FILES, PACKED_FILES, PAD, SEQUENCE_LENGTH, documents_of, write_files
 
 import grain_sft
-from grain_sft import Host, NgramFilter, NpyDataSource, PackedLayout, PaddedLayout
+from grain_sft import NgramFilter, NpyDataSource, PackedLayout, PaddedLayout
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "olmo_filter_padding.json").read_text())
 
@@ -75,13 +74,3 @@ def test_padding_anywhere_in_a_row_repeats_nothing(place):
     assert not NgramFilter().fails(tokens, segments) and NgramFilter(count_padding=True).fails(tokens, segments)
     tokens[300:332] = 9  # repeats of the row's own tokens still fail it
     assert NgramFilter().fails(tokens, segments)
-
-
-@pytest.mark.parametrize("counts", [False, True])
-def test_a_config_says_whether_padding_counts(corpus, counts, tmp_path, monkeypatch):
-    monkeypatch.setenv("GRAIN_SFT_CACHE_DIR", str(tmp_path))
-    config = sections(corpus.shards[0].path, SEQUENCE_LENGTH, corpus={"dtype": "uint16", "eos_token_id": EOS})
-    config["transforms"] = [{"ngram_filter": {"count_padding": counts}}, "shift_targets"]
-    pipeline = grain_sft.load(config, host=Host(0, 1))
-    assert pipeline.transforms[0].count_padding is counts
-    assert f"count_padding={counts}" in pipeline.receipt.parts["transforms"]

@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
-from batches import assert_same, pipeline_of, sections
+from batches import assert_same, pipeline_of
 
 import grain_sft
-from grain_sft import Host, NgramFilter, NpyDataSource, PaddedLayout, ShiftTargets
+from grain_sft import NgramFilter, NpyDataSource, PaddedLayout, ShiftTargets
 from grain_sft.errors import TransformError
 from grain_sft.transforms import TrimToMultiple
 
@@ -52,15 +52,6 @@ def test_rows_batches_of_padding_and_full_batches(source):
     lengths = (source.read(range(len(source)))["segment_ids"] != 0).sum(axis=1)
     element = source.read([int(lengths.argmax()), 0])
     assert trim.map(element) is element
-
-
-def test_a_config_takes_it(source):
-    path = source.layout.corpus.shards[0].path
-    config = sections(path, LENGTH, corpus={"dtype": "uint16", "eos_token_id": 2}, layout="padded")
-    config["transforms"] = [{"trim_to_multiple": {"multiple": 32}}, "shift_targets"]
-    loaded = grain_sft.load(config, host=Host(0, 1))
-    assert repr(loaded.transforms) == "(TrimToMultiple(32), ShiftTargets())"
-    assert all(loaded[step]["inputs"].shape[1] in (32, 64, 96, 100) for step in range(10))
 
 
 def test_mistakes_have_their_sentences():
