@@ -138,15 +138,10 @@ def test_a_failure_is_a_sentence_on_stderr_and_status_1(failure, tmp_path, monke
 # --- outputs and progress ---
 
 WRITING = {
-    "report": "no-config.yaml -o",
-    "trace": "no-config.yaml --steps 0 -o",
-    "inspect": "no-config.yaml --step 0 --html",
-    "index": "no-mix.txt -o",
-    "pack": "no-corpus --sequence-length 64 -o",
-    "bench": "no-config.yaml -o",
-    "train-tokenizer": "no-chats.jsonl -o",
+    **{"report": "no-config.yaml -o", "trace": "no-config.yaml --steps 0 -o", "bench": "no-config.yaml -o"},
+    **{"inspect": "no-config.yaml --step 0 --html", "index": "no-mix.txt -o", "train-tokenizer": "no-chats.jsonl -o"},
+    **{"pack": "no-corpus --sequence-length 64 -o", "convert": "no-corpus --format olmo -o"},
     "prepare": "no-chats.jsonl --template primer --tokenizer no.model -o",
-    "convert": "no-corpus --format olmo -o",
 }
 """Arguments whose input does not exist, up to the output."""
 

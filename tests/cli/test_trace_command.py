@@ -109,21 +109,17 @@ def test_summaries_and_checkpoints(config, pipeline, tmp_path, capsys):
     assert run(capsys, config, "--checkpoints").splitlines()[-1].split()[0] == f"step{len(pipeline)}"
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["--steps", "5:3"], "expected A:B"),
-        (["--steps", "x"], "expected A:B"),
-        (["--steps", "0:10000"], "expected steps from 0 to"),
-        (["--between", "step5", "latest"], "a name such as step7000"),
-        (["--document", "60"], "expected 0 to 59"),
-        (["--steps", "1:2", "--format", "parquet"], "--output"),
-        (["--steps", "1:2", "--host", "0/3"], "3 hosts"),
-        (["--find", "x"], "no folder 'tokenizer'"),
-    ],
-)
+ERRORS = {
+    **{"--steps 5:3": "expected A:B", "--steps x": "expected A:B", "--steps 0:10000": "expected steps from 0 to"},
+    **{"--between step5 latest": "a name such as step7000", "--document 60": "expected 0 to 59"},
+    **{"--steps 1:2 --format parquet": "--output", "--steps 1:2 --host 0/3": "3 hosts"},
+    "--find x": "no folder 'tokenizer'",
+}
+
+
+@pytest.mark.parametrize(("arguments", "words"), ERRORS.items())
 def test_what_cannot_be_answered_is_an_error(config, arguments, words, failure):
-    status, error = failure("trace", config, *arguments)
+    status, error = failure("trace", config, *arguments.split())
     assert status == 1 and words in error
 
 

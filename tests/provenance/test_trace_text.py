@@ -56,18 +56,14 @@ def answers_of(corpus, numbers):
     return [int(source) * FIRST + int(record) - 1 for source, record in corpus.sources[numbers].tolist()]
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("violet zeppelin", [3, 11]),
-        ("a violet zeppelin at dusk", [11]),
-        ("zeppelin", [3, 11, 25]),
-        ("z", None),
-        ("violet balloon", []),
-        ("zeppelin at dawn so", [3]),
-        ("\u00fcber", []),
-    ],
-)
+TEXTS = {
+    **{"violet zeppelin": [3, 11], "a violet zeppelin at dusk": [11], "zeppelin": [3, 11, 25], "z": None},
+    **{"violet balloon": [], "zeppelin at dawn so": [3], "\u00fcber": []},
+}
+"""Answers that hold each text; None where that is not said."""
+
+
+@pytest.mark.parametrize(("text", "expected"), TEXTS.items())
 def test_a_text_is_found_in_the_documents_that_hold_it(corpus, text, expected):
     tokenizer = tokenizer_of(corpus)
     found = documents_with_text(corpus, tokenizer, text)

@@ -185,17 +185,15 @@ def test_without_a_tokenizer_ids_are_shown(weighted, capsys):
     assert "tokens.npy" in captured.out
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["--step", "100000"], "expected 0 to"),
-        (["--step", "0", "--row", "4"], "row 4 of step 0: expected 0 to 3"),
-        (["--step", "0", "--tokenizer", "nowhere"], "nowhere: no such file"),
-        (["--step", "0", "--host", "0/3"], "3 hosts"),
-    ],
-)
+ERRORS = {
+    **{"--step 100000": "expected 0 to", "--step 0 --row 4": "row 4 of step 0: expected 0 to 3"},
+    **{"--step 0 --tokenizer nowhere": "nowhere: no such file", "--step 0 --host 0/3": "3 hosts"},
+}
+
+
+@pytest.mark.parametrize(("arguments", "words"), ERRORS.items())
 def test_what_cannot_be_shown_is_an_error(run, arguments, words, capsys):
-    assert main(["inspect", str(run), *arguments]) == 1
+    assert main(["inspect", str(run), *arguments.split()]) == 1
     assert words in capsys.readouterr().err
 
 
