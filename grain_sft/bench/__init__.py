@@ -1,7 +1,5 @@
 """Measurements of speed, which `grain-sft bench` runs: of made-up corpora, or of a config. No test depends on a time."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What measured settings of `pipeline.iter` recommend: which to take, why, and how many accelerators they feed; as text."""
 
-from __future__ import annotations
-
 import math
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,8 +1,6 @@
 """Speed of a config's pipeline on this machine: of its stages, over steps that were read before; and of what `iter` delivers,
 over consecutive steps, as in a run, so that a corpus on a slow disk or in a bucket has the figures of its first epoch."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import itertools

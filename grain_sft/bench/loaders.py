@@ -1,8 +1,6 @@
 """Loaders in turn, in one process, beside a plain copy of rows that are in memory: of windows, beside MaxText's where it is
 installed; of packed rows, beside Grain's packing."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import statistics

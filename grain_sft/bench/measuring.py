@@ -1,7 +1,5 @@
 """What benchmarks share: the limit that speeds are compared with, clocks, and processes of their own."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import os

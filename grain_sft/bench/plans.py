@@ -1,8 +1,6 @@
 """Plans, beside OLMo-core's packer where it is installed, and traces of corpora of the size of OLMo-3 Think SFT's: documents of
 log-normal lengths, whose tokens and masks are holes of sparse files with open-instruct's boundaries, so that no disk counts."""
 
-from __future__ import annotations
-
 import gzip
 import importlib.util
 import itertools

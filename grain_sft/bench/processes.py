@@ -1,7 +1,5 @@
 """Whole processes: their start, orders of many rows, and preparing conversations beside bare SentencePiece."""
 
-from __future__ import annotations
-
 import json
 import random
 import statistics

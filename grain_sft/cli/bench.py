@@ -1,7 +1,5 @@
 """Commands that need no data of the user's: `bench`, which measures speeds (of a config too), and `demo`."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import tempfile

@@ -1,7 +1,5 @@
 """Commands that print, sign or check what a config states: `config`, `receipt`, `audit-check` and `verify`."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

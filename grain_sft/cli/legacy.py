@@ -1,7 +1,5 @@
 """Commands with the options of older tools, which make what `grain-sft prepare` makes of the same conversations."""
 
-from __future__ import annotations
-
 import argparse
 import functools
 import os

@@ -1,7 +1,5 @@
 """Commands over the files of a corpus: `index`, which describes them, and `pack`, which packs their documents into rows."""
 
-from __future__ import annotations
-
 import argparse
 import collections
 import time

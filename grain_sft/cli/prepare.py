@@ -1,7 +1,5 @@
 """Commands that make corpora and tokenizers of conversations: `prepare`, `convert` and `train-tokenizer`."""
 
-from __future__ import annotations
-
 import argparse
 import logging
 import re

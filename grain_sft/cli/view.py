@@ -1,7 +1,5 @@
 """Commands that show a run: `trace` the documents of steps, `inspect` a row token by token, `report` figures and pictures."""
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import json

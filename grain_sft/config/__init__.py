@@ -1,7 +1,5 @@
 """Pipelines from configs."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import warnings

@@ -1,7 +1,5 @@
 """Keys of a trainer's `GPTConfig` that the episode-indexed loader reads, and the sections that they mean."""
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal

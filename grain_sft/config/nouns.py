@@ -1,7 +1,5 @@
 """The nouns that validated sections of a config describe."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 from collections.abc import Iterable, Mapping

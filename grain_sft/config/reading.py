@@ -1,7 +1,5 @@
 """Reading configs: files, what they inherit, and where their relative paths start."""
 
-from __future__ import annotations
-
 import contextlib
 import glob
 import json

@@ -1,7 +1,5 @@
 """Sections of a config, the options of each (those of the constructors that it calls, and a few), and their JSON Schema."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any
 
 import msgspec

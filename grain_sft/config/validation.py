@@ -1,7 +1,5 @@
 """Checks of a whole config against the options of its sections."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from typing import Any
 

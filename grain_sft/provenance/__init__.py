@@ -1,7 +1,5 @@
 """Provenance: the documents that each step reads, the steps that read a document, and the audit log of a run."""
 
-from __future__ import annotations
-
 from grain_sft.provenance.audit import AuditLog
 from grain_sft.provenance.audit_check import Checked, Finding, check_audit
 from grain_sft.provenance.checkpoints import checkpoint_table, step_of_checkpoint, steps_between

@@ -1,7 +1,5 @@
 """Check of an audit log: every field that the pipeline decides is computed again and compared."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import itertools

@@ -1,7 +1,5 @@
 """Checkpoints: step, epoch and rows into it, and the names that trainers give to checkpoints."""
 
-from __future__ import annotations
-
 import re
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Columns of a trace that the layout alone does not give: origins of documents, their numbers, and trainable tokens."""
 
-from __future__ import annotations
-
 import itertools
 
 import grain

@@ -1,7 +1,5 @@
 """Writing columns, some lines at a time, with the receipt: as a table for people, JSON lines, CSV or Parquet."""
 
-from __future__ import annotations
-
 import contextlib
 import csv
 import json

@@ -1,7 +1,5 @@
 """Checks of a config's pipeline: its layout, its sampler and its batches; and of plans, alone or as part of a layout."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import os

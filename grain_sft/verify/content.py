@@ -1,7 +1,5 @@
 """What a full check reads, in bounded memory: the tokens of each document, loss files, and rows that were written out."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple

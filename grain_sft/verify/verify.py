@@ -1,7 +1,5 @@
 """`verify`: whether a path is a corpus, a plan or a config, and the checks of it."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Rows of a step, and of the steps before and after it, as one page that needs no network."""
 
-from __future__ import annotations
-
 import base64
 import dataclasses
 import html

@@ -1,7 +1,5 @@
 """Pages of HTML in one file, which load nothing and whose texts cannot run."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import html

@@ -1,7 +1,5 @@
 """Pictures of a report, by matplotlib: as PNG, and as SVG in the colours of its page."""
 
-from __future__ import annotations
-
 import io
 import re
 from collections.abc import Callable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """The report of a config: all its figures, ready for JSON. Pictures and the page are made from them alone."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import json

@@ -1,7 +1,5 @@
 """The page of a report: pictures and their numbers, section by section."""
 
-from __future__ import annotations
-
 import html
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Rows of a step for people: the batch of the pipeline, with the trace's account of where its tokens come from."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """Rows of a step as text for a terminal or a notebook, printed by `Pipeline.show`."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import sys

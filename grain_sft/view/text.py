@@ -1,7 +1,5 @@
 """Texts of single tokens, exactly as in the tokenizer's vocabulary, and a sign for every character that shows nothing."""
 
-from __future__ import annotations
-
 import os
 import sys
 import unicodedata
