@@ -1,7 +1,5 @@
 """The audit log: what a run writes, whatever kills it, and what a check makes of it."""
 
-from __future__ import annotations
-
 import concurrent.futures
 import json
 import os

@@ -1,7 +1,5 @@
 """What is damaged is found, with its file and its place; what is sound is called sound."""
 
-from __future__ import annotations
-
 import dataclasses
 import gzip
 import json

@@ -1,7 +1,5 @@
 """A headless Chromium, driven through chromedriver's HTTP (W3C WebDriver) with nothing but the standard library."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import shutil

@@ -1,7 +1,5 @@
 """A corpus of chats whose text tries to break out of whatever shows it, a config over it, and one browser for a module."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np
