@@ -44,11 +44,12 @@ def load(config: Config, *, host: Host | None = None) -> Pipeline:
         corpus, layout, sampler = (dict(sections[name]) for name in SECTIONS)
         sampler["global_batch_size"] = rows_of_batch(sampler, layout["sequence_length"])
         sampler.pop("global_batch_tokens", None)
-        names = sections.get("transforms", ["shift_targets"])
-        transforms = [make_entry(item, TRANSFORMS, f"{where}: transforms") for item in names]
+        transforms = [make_entry(item, TRANSFORMS, f"{where}: transforms") for item in sections.get("transforms", [])]
         observers = [make_entry(item, OBSERVERS, f"{where}: observers") for item in sections.get("observers", [])]
         make = make_mixture if corpus.get("mixture") is not None else make_rows
         source, rows = make(corpus, layout, sampler, where, host)
+        if "transforms" not in sections:
+            transforms = [make_entry(item, TRANSFORMS, f"{where}: transforms") for item in source.layout.transforms]
         return Pipeline(source, rows, transforms, audit=sections.get("audit"), observers=observers)
 
 

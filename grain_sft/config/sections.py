@@ -20,7 +20,7 @@ class Top(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     Args:
       inherits: Path of a config that this one is laid over: sections are merged, lists are replaced whole.
       transforms: Transforms of each batch, in order. An item is a name, or `{name: {option: value}}`; the name may be
-        `package.module:Name`.
+        `package.module:Name`. Without this key, a layout of kind `pairs` takes `split_pairs` with its own options.
       observers: Observers of the batches, by name or as `{name: {option: value}}`; the name may be `package.module:Name`.
       audit: Local path, without an ending, of a log of the batches that were handed out: `logs/audit` makes
         `logs/audit.log` and `logs/audit.jsonl`. The first host writes it.
@@ -119,8 +119,8 @@ LAYOUT: Options = {
         "kind",
         Annotated[str, LAYOUTS],
         REQUIRED,
-        "How rows are made: `windows` are consecutive tokens, `padded` is one document a row, `packed` is several, and "
-        "`materialized` reads rows that `grain-sft pack --materialize` wrote.",
+        "How rows are made: `windows` are consecutive tokens, `padded` is one document a row, `packed` is several, "
+        "`pairs` is one preference pair a row, and `materialized` reads rows that `grain-sft pack --materialize` wrote.",
     ),
     "sequence_length": Option("sequence_length", int, REQUIRED, "Tokens of a row."),
 }

@@ -15,6 +15,7 @@ from grain_sft.corpus.formats import (
 )
 from grain_sft.corpus.formats.metadata import PREPARE, SPLIT, Json, split_metadata
 from grain_sft.corpus.formats.openchat import METADATA_KEY
+from grain_sft.corpus.formats.pairs import pair_lengths
 from grain_sft.corpus.formats.rows import ROWS_FORMAT, ROWS_MANIFEST, ROWS_VERSION, row_files, scan_rows
 from grain_sft.corpus.formats.scanning import THREADS
 from grain_sft.corpus.loss import IGNORED, KINDS, LossFile, LossReader
@@ -26,6 +27,6 @@ __all__ = [
     "AUTO", "FORMATS", "IGNORED", "KINDS", "METADATA_KEY", "PREPARE", "ROWS_FORMAT", "ROWS_MANIFEST", "ROWS_VERSION",
     "SPLIT", "THREADS", "TOKEN_DTYPES", "Corpus", "CorpusMetadata", "DirectoryListing", "Document", "DocumentFinder",
     "Documents", "Format", "Json", "LossFile", "LossReader", "MixtureCorpus", "ReadOptions", "RowFormat", "Shard",
-    "Split", "TokenDtype", "TokenFile", "are_long", "check_tokenizer", "content", "open_corpus", "part_by_part",
-    "row_files", "scan_corpus", "scan_rows", "split_metadata",
+    "Split", "TokenDtype", "TokenFile", "are_long", "check_tokenizer", "content", "open_corpus", "pair_lengths",
+    "part_by_part", "row_files", "scan_corpus", "scan_rows", "split_metadata",
 ]  # fmt: skip

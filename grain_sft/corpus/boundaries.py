@@ -16,7 +16,7 @@ from grain_sft.errors import CorpusError, shortened
 from grain_sft.storage import FileStamp, describe
 
 Ints = npt.NDArray[np.int64]
-BoundaryKind = Literal["csv", "pairs", "starts"]
+BoundaryKind = Literal["csv", "pairs", "starts", "preference"]
 CUTTING_KINDS: tuple[BoundaryKind, ...] = ("csv",)
 """Kinds of boundary files for shards that may cut through documents."""
 
@@ -31,8 +31,8 @@ class BoundaryFile(FileStamp):
     """The document boundaries of one shard, with the attributes of `FileStamp`.
 
     Attributes:
-      kind: "csv" (gzipped lines `start,end`; more columns are ignored), "pairs" (uint64 pairs of start and length) or
-        "starts" (int64 starts).
+      kind: "csv" (gzipped lines `start,end`; more columns are ignored), "pairs" (uint64 pairs of start and length),
+        "starts" (int64 starts) or "preference" (uint64 start, and lengths of prompt, chosen and rejected response).
       continues: Whether the shard's first document began in the shard before; None: unknown.
     """
 
@@ -128,6 +128,20 @@ def _parse_pairs(path: str, data: bytes, num_tokens: int) -> tuple[Ints, Ints]:
     return start.astype(np.int64), length.astype(np.int64)
 
 
+def _parse_preference(path: str, data: bytes, num_tokens: int) -> tuple[Ints, Ints]:
+    """Parse uint64 rows of a start and the lengths of the three parts of a document."""
+    if len(data) % 32:
+        raise CorpusError(f"{path}: {len(data)} bytes is not a multiple of 32, the size of an entry. It was cut short.")
+    rows = np.frombuffer(data, "<u8").reshape(-1, 4)
+    if (rows > num_tokens).any():
+        at = int(np.flatnonzero((rows > num_tokens).any(axis=1))[0])
+        raise CorpusError(
+            f"{path}: pair {at} is {rows[at].tolist()}, but there are {num_tokens} tokens. It is damaged."
+        )
+    pairs = np.stack([rows[:, 0], rows[:, 1:].sum(axis=1, dtype=np.uint64)], axis=1)
+    return _parse_pairs(path, pairs.astype("<u8").tobytes(), num_tokens)
+
+
 def _parse_starts(path: str, data: bytes, num_tokens: int) -> tuple[Ints, Ints]:
     """Parse int64 starts, ascending from 0, in a .npy file or raw. A last one equal to the number of tokens is the end."""
 
@@ -160,5 +174,6 @@ BOUNDARY_KINDS: dict[BoundaryKind, Callable[[str, bytes, int], tuple[Ints, Ints]
     "csv": _parse_csv,
     "pairs": _parse_pairs,
     "starts": _parse_starts,
+    "preference": _parse_preference,
 }
 """How boundary files of each kind are parsed: from their path, their bytes and the number of tokens."""

@@ -9,6 +9,7 @@ from grain_sft.layout.mixture import MixtureLayout
 from grain_sft.layout.packed import PackedLayout
 from grain_sft.layout.packing import ALGORITHMS, TIES, PackedRows, PackingAlgorithm, PackingOptions
 from grain_sft.layout.padded import PaddedLayout
+from grain_sft.layout.pairs import PairsLayout
 from grain_sft.layout.pieces import FILL_ROW, FillKey, Pieces, Span, checked_record, checked_rows
 from grain_sft.layout.plan import COUNTS, check_columns, plan_columns
 from grain_sft.layout.report import (
@@ -25,14 +26,21 @@ from grain_sft.registry import Registry
 LAYOUTS: Registry[Callable[..., Layout]] = Registry(
     "layout kind",
     LayoutError,
-    {"windows": WindowLayout, "padded": PaddedLayout, "packed": PackedLayout, "materialized": MaterializedLayout},
+    {
+        "windows": WindowLayout,
+        "padded": PaddedLayout,
+        "packed": PackedLayout,
+        "pairs": PairsLayout,
+        "materialized": MaterializedLayout,
+    },
 )
 """Layouts by their kind in a config. The arguments of the constructor behind `corpus` are the options of the layout."""
 
 __all__ = [
     "ALGORITHMS", "COUNTS", "FILL_ROW", "LAYOUTS", "RECEIPT_VERSION", "TIES", "FillKey", "Layout", "LeftOut",
     "MaterializedLayout", "MixtureLayout", "PackedLayout", "PackedRows", "PackingAlgorithm", "PackingOptions",
-    "PaddedLayout", "Pieces", "Span", "WindowLayout", "algorithm_title", "check_columns", "checked_record", "checked_rows",
+    "PaddedLayout", "PairsLayout", "Pieces", "Span", "WindowLayout", "algorithm_title", "check_columns",
+    "checked_record", "checked_rows",
     "compare_algorithms", "digest", "packing_report", "padding_share", "plan_columns", "plan_files", "plan_places",
     "sources_of",
 ]  # fmt: skip

@@ -35,7 +35,7 @@ class MixtureLayout(Layout):
             stated = ", ".join(f"{name}: {length}" for name, length in lengths.items())
             raise LayoutError(f"the sources of a mixture have one sequence length, and these have {stated or 'none'}.")
         self.parts, self._layouts = dict(parts), tuple(parts.values())
-        self.sequence_length = self._layouts[0].sequence_length
+        self.sequence_length, self.transforms = self._layouts[0].sequence_length, self._layouts[0].transforms
         self.corpus = MixtureCorpus.of(tuple(part.corpus for part in self._layouts))
         self.follows_documents = any(part.follows_documents for part in self._layouts)
         self._ends: Ints = np.cumsum([len(part) for part in self._layouts])

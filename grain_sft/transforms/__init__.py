@@ -8,6 +8,7 @@ from grain_sft.transforms.drop_last_position import DropLastPosition
 from grain_sft.transforms.element import trait
 from grain_sft.transforms.ngram_filter import NgramFilter
 from grain_sft.transforms.shift_targets import ShiftTargets
+from grain_sft.transforms.split_pairs import SplitPairs
 from grain_sft.transforms.trim import TrimToMultiple
 
 TRANSFORMS: Registry[type[grain.transforms.Map]] = Registry(
@@ -16,6 +17,7 @@ TRANSFORMS: Registry[type[grain.transforms.Map]] = Registry(
     {
         "ngram_filter": NgramFilter,
         "shift_targets": ShiftTargets,
+        "split_pairs": SplitPairs,
         "trim_to_multiple": TrimToMultiple,
         "drop_last_position": DropLastPosition,
     },
@@ -23,4 +25,4 @@ TRANSFORMS: Registry[type[grain.transforms.Map]] = Registry(
 """Transforms by their name in a config. The arguments of the constructor are the options. See `trait` for the attributes that
 a transform may have besides `map`."""
 
-__all__ = ["TRANSFORMS", "DropLastPosition", "NgramFilter", "ShiftTargets", "TrimToMultiple", "trait"]
+__all__ = ["TRANSFORMS", "DropLastPosition", "NgramFilter", "ShiftTargets", "SplitPairs", "TrimToMultiple", "trait"]

@@ -20,6 +20,7 @@ def trait(transform: object, name: str) -> bool:
     Args:
       name: One of
         "shifts_targets": makes a trainer's batch of the source's dict;
+        "splits_rows": makes arrays of other lengths than the sequence length, the same in every batch;
         "trims_columns": changes nothing but the length of rows;
         "filters_repetition": has `fails(tokens, segment_ids)`, and takes the loss off rows that fail.
     """

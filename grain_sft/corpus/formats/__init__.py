@@ -89,6 +89,7 @@ FORMATS: Registry[type[Format]] = Registry(
         "mix": "grain_sft.corpus.formats.mix:Mix",
         "olmo": "grain_sft.corpus.formats.olmo:Olmo",
         "episodes": "grain_sft.corpus.formats.episodes:Episodes",
+        "pairs": "grain_sft.corpus.formats.pairs:Pairs",
         "primer": "grain_sft.corpus.formats.primer:Primer",
         "openchat": "grain_sft.corpus.formats.openchat:OpenChat",
         "rows": "grain_sft.corpus.formats.rows:Rows",

@@ -6,6 +6,7 @@
 
 import dataclasses
 
+from grain_sft.corpus.boundaries import BoundaryKind
 from grain_sft.corpus.corpus import Corpus
 from grain_sft.corpus.formats import Format
 from grain_sft.corpus.formats.metadata import SPLIT, DirectoryListing, Json, read_metadata, warn_unknown
@@ -15,28 +16,35 @@ from grain_sft.corpus.shard import token_dtype
 from grain_sft.errors import CorpusError
 from grain_sft.storage import files
 
-_TOKENS, _INDEX, _SEGMENTS, _SHARD = "tokens.bin", "episodes.idx", "segment_ids.bin", "shard_"
+_TOKENS, _SEGMENTS, _SHARD = "tokens.bin", "segment_ids.bin", "shard_"
 _METADATA, _TOKENIZER = "dataset_metadata.json", "tokenizer_state.json"
 _EOS_KEYS = ("eot_token_id", "eos_token_id", "eot_id", "eos_id")
 _MASKS: dict[str, LossKind] = {"mask_weighted.bin": "float32", "mask.bin": "bool"}  # the first that exists is read
 
 
 class Episodes(Format):
-    """Format whose corpus is the shards of a split, sorted by name."""
+    """Format whose corpus is the shards of a split, sorted by name.
+
+    Attributes:
+      index, kind: Name and kind of the boundary file of each shard.
+    """
+
+    index = "episodes.idx"
+    kind: BoundaryKind = "pairs"
 
     expected = "a directory with train/shard_*/episodes.idx or train/episodes.idx, or its train/ or val/ itself"
     metadata_files = r"dataset_metadata\.json|tokenizer_state\.json"
 
     def detect(self, path: str, listing: DirectoryListing) -> str | None:
         for folder in (files.join(path, "train"), path):
-            if any(_INDEX in listing.names(each) for each in (folder, *_shards(folder, listing))):
+            if any(self.index in listing.names(each) for each in (folder, *_shards(folder, listing))):
                 return folder
         return None
 
     def read(self, found: str, options: ReadOptions, listing: DirectoryListing) -> Corpus:
         shards = _shards(found, listing)
-        if shards and _INDEX in listing.names(found):
-            raise CorpusError(f"{found}: holds both episodes.idx and {files.name_of(shards[0])}/. Remove one of them.")
+        if shards and self.index in listing.names(found):
+            raise CorpusError(f"{found}: holds both {self.index} and {files.name_of(shards[0])}/. Remove one of them.")
         split = self.split(found, listing)
         lacking = f"{SPLIT} and {files.join(files.parent(found), _METADATA)}"
         warn_unknown(found, lacking, split.metadata, options.eos_token_id)
@@ -44,20 +52,20 @@ class Episodes(Format):
 
     def owner(self, path: str, listing: DirectoryListing) -> str | None:
         name = files.name_of(path)
-        if name not in (_TOKENS, *_MASKS, _INDEX, _SEGMENTS):
+        if name not in (_TOKENS, *_MASKS, self.index, _SEGMENTS):
             return None
-        if not listing.sidecars(path, *({_INDEX, *_MASKS} if name == _TOKENS else {_INDEX, _TOKENS} - {name})):
+        if not listing.sidecars(path, *({self.index, *_MASKS} if name == _TOKENS else {self.index, _TOKENS} - {name})):
             return None  # files of other formats may have this name
         return files.join(files.parent(path), _TOKENS)
 
     def part(self, path: str, listing: DirectoryListing) -> TokenFile:
         folder = files.parent(path)
-        names = listing.sidecars(path, _TOKENS, _INDEX, *_MASKS)
+        names = listing.sidecars(path, _TOKENS, self.index, *_MASKS)
         mask = next((name for name in _MASKS if name in names), " or ".join(reversed(_MASKS)))
-        for name in (_TOKENS, _INDEX, mask):
+        for name in (_TOKENS, self.index, mask):
             if name not in names:
                 raise CorpusError(f"{folder}: lacks {name}: the dataset is not whole. Copy it.")
-        return TokenFile(path, files.join(folder, mask), _MASKS[mask], files.join(folder, _INDEX), "pairs")
+        return TokenFile(path, files.join(folder, mask), _MASKS[mask], files.join(folder, self.index), self.kind)
 
     def home(self, path: str) -> str:
         folder = files.parent(path)

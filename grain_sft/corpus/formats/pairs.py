@@ -1,0 +1,49 @@
+"""Format pairs: preference pairs, each a document of a prompt, a chosen and a rejected response, one after the other.
+
+The files are those of format episodes, with `pairs.idx` in place of `episodes.idx`: uint64 [pairs, 4], the pair's first token
+in `tokens.bin`, and the numbers of tokens of its prompt, its chosen and its rejected response. Responses take loss.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from grain_sft.corpus.corpus import Corpus
+from grain_sft.corpus.formats.episodes import Episodes
+from grain_sft.errors import CorpusError, CorpusFileError
+from grain_sft.storage import read_whole
+
+if TYPE_CHECKING:
+    from jaxtyping import Int64
+
+
+class Pairs(Episodes):
+    """Format whose corpus is the shards of a split, sorted by name."""
+
+    expected = "a directory with train/shard_*/pairs.idx or train/pairs.idx, or its train/ or val/ itself"
+    index = "pairs.idx"
+    kind = "preference"
+
+
+def pair_lengths(corpus: Corpus) -> Int64[np.ndarray, "pairs 3"]:
+    """Return the numbers of tokens of the prompt, the chosen and the rejected response of each pair.
+
+    Raises:
+      CorpusError: a corpus of another format.
+      CorpusFileError: a file is missing, or not the one that was indexed.
+    """
+    for shard in corpus.shards:
+        if shard.boundaries is None or shard.boundaries.kind != "preference":
+            raise CorpusError(
+                f"{shard.path}: its documents are not preference pairs. Expected a corpus in format pairs (docs/formats.md)."
+            )
+    lengths = corpus.documents.length  # which checks the files
+    files = [read_whole(shard.boundaries) for shard in corpus.shards if shard.boundaries is not None]
+    found = np.frombuffer(b"".join(files), "<u8").reshape(-1, 4)[:, 1:].astype(np.int64)
+    if not np.array_equal(found.sum(axis=1), lengths):
+        raise CorpusFileError(
+            f"{corpus.shards[0].path}: a file of its corpus is being written to. Wait until it is complete."
+        )
+    return found

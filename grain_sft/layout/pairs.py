@@ -1,0 +1,95 @@
+"""PairsLayout: a preference pair a row."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from grain_sft.arguments import as_integer, as_sequence_length
+from grain_sft.corpus import Corpus, pair_lengths
+from grain_sft.errors import LayoutError
+from grain_sft.layout.layout import Layout, LeftOut
+from grain_sft.layout.pieces import Ints, Pieces, ShardOffsets
+
+
+class PairsLayout(Layout):
+    """One preference pair a row: the end of its prompt, and the beginnings of the chosen and of the rejected response.
+
+    They are the segments 1, 2 and 3 of the row, one after the other; the rest of the row is padding. The transform
+    `split_pairs` makes a trainer's arrays of it. They are cut as in MaxText's `DPODataFormatting`.
+
+    Args:
+      corpus: Corpus of pairs, in format `pairs`.
+      sequence_length: Tokens of a prompt with one response; MaxText's `max_target_length`.
+      prompt_length: Most tokens of a prompt; MaxText's `dpo.max_prompt_length`. None means half of `sequence_length`.
+      long_pairs: What becomes of a pair with a longer prompt or response: "truncate", or "drop" to leave it out.
+
+    Attributes:
+      sequence_length: Tokens of a row: a prompt with both responses.
+      response_length: Most tokens of a response.
+
+    Raises:
+      LayoutError: arguments that don't fit, a corpus of other documents, or no pair is left.
+      CorpusError, CorpusFileError: the pairs cannot be found.
+    """
+
+    kind = "pairs"
+    follows_documents = True
+
+    def __init__(
+        self, corpus: Corpus, sequence_length: int, *, prompt_length: int | None = None, long_pairs: str = "truncate"
+    ) -> None:
+        whole = as_sequence_length(sequence_length)
+        self.corpus = corpus
+        self.prompt_length = (
+            whole // 2 if prompt_length is None else as_integer("prompt_length", prompt_length, 1, LayoutError)
+        )
+        self.response_length = whole - self.prompt_length
+        if not 0 < self.prompt_length < whole:
+            raise LayoutError(
+                f"prompt_length={self.prompt_length}: expected 1 to {whole - 1}, for sequence_length={whole}."
+            )
+        if long_pairs not in ("truncate", "drop"):
+            raise LayoutError(f"long_pairs={long_pairs!r}: expected 'truncate' or 'drop'.")
+        self.long_pairs, self.sequence_length = long_pairs, whole + self.response_length
+        lengths = pair_lengths(corpus)
+        kept = np.minimum(lengths, [self.prompt_length, self.response_length, self.response_length])
+        wanted = (lengths == kept).all(axis=1) if long_pairs == "drop" else lengths.any(axis=1)
+        self._document: Ints = np.flatnonzero(wanted)
+        if not len(self._document):
+            raise LayoutError(
+                f"no pair of {len(lengths)} is left. Give a larger sequence_length, or long_pairs='truncate'."
+            )
+        starts = corpus.documents.start[:, None] + lengths.cumsum(axis=1) - lengths
+        starts[:, 0] += lengths[:, 0] - kept[:, 0]  # the end of the prompt
+        self._length, self._start = kept[wanted], starts[wanted]
+        self._offsets = ShardOffsets(corpus)
+        options = {"prompt_length": self.prompt_length, "pad_token_id": corpus.padding_token_id}
+        self.transforms = [{"split_pairs": options}]
+
+    def __len__(self) -> int:
+        return len(self._document)
+
+    def pieces(self, rows: Ints) -> Pieces:
+        length = self._length[rows]
+        row, part = np.nonzero(length)
+        column = (length.cumsum(axis=1) - length)[row, part]
+        columns = column, self._start[rows][row, part], length[row, part], part + 1, self._document[rows][row]
+        return self._offsets.pieces(row, *columns)
+
+    def rows_of_documents(self, documents: Ints) -> Ints:
+        self._check_documents(documents)
+        return np.flatnonzero(np.isin(self._document, documents))
+
+    def left_out(self) -> list[LeftOut]:
+        whole = pair_lengths(self.corpus)
+        rows, tokens = whole[self._document], int(self._length.sum())
+        longer, dropped = int((rows != self._length).any(axis=1).sum()), len(whole) - len(rows)
+        return [
+            ("truncated pairs", longer, int(rows.sum()) - tokens),
+            ("dropped pairs", dropped, int(whole.sum()) - int(rows.sum())),
+            ("padding of rows", None, len(self) * self.sequence_length - tokens),
+        ]
+
+    def __repr__(self) -> str:
+        options = f"prompt_length={self.prompt_length}, response_length={self.response_length}"
+        return f"PairsLayout({options}, long_pairs={self.long_pairs!r}, rows={len(self)})"

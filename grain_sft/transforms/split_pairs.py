@@ -1,0 +1,66 @@
+"""SplitPairs: the transform from rows of pairs to the arrays of a preference trainer."""
+
+from __future__ import annotations
+
+import grain
+import numpy as np
+from absl import logging
+
+from grain_sft.arguments import as_integer
+from grain_sft.errors import TransformError
+from grain_sft.source import Element
+from grain_sft.transforms.element import require_keys
+
+
+class SplitPairs(grain.transforms.Map):
+    """Splits rows of `PairsLayout` into the arrays of MaxText's and Tunix's preference trainers (DPO, ORPO), int32.
+
+    `prompt_ids` [P] is padded on the left; `chosen_ids` and `rejected_ids` [R] are padded on the right. `prompt_mask`,
+    `chosen_mask` and `rejected_mask` are 1 where the token is not `pad_token_id`, as in MaxText's `DPODataFormatting`. So a
+    token of a text that is the padding token is masked too, and a warning is logged once.
+
+    Args:
+      prompt_length: P, the layout's `prompt_length`.
+      pad_token_id: Padding token of the trainer's tokenizer.
+    """
+
+    shifts_targets = splits_rows = True
+
+    def __init__(self, prompt_length: int, pad_token_id: int) -> None:
+        self.prompt_length = as_integer("SplitPairs: prompt_length", prompt_length, 1, TransformError)
+        self.pad_token_id = as_integer("SplitPairs: pad_token_id", pad_token_id, 0, TransformError)
+        self._warned = False
+
+    def map(self, element: Element) -> Element:
+        """Return the six arrays of `element`, the source's dict.
+
+        Raises:
+          TransformError: `element` is not of rows of pairs with prompts of at most P tokens.
+        """
+        require_keys(self, element, ("tokens", "segment_ids"))
+        tokens, segments, prompt = element["tokens"], element["segment_ids"], self.prompt_length
+        response, odd = divmod(tokens.shape[-1] - prompt, 2)
+        sizes = {"prompt": prompt, "chosen": response, "rejected": response}
+        lengths = [np.count_nonzero(segments == part, axis=-1)[..., None] for part in (1, 2, 3)]
+        fits = response > 0 and not odd and segments.max(initial=0) <= len(sizes)
+        if not fits or any((length > size).any() for length, size in zip(lengths, sizes.values(), strict=True)):
+            raise TransformError(
+                f"{self!r}: rows of {tokens.shape[-1]} tokens are not pairs with prompts of at most {prompt} tokens. It takes "
+                "the rows of a layout of kind pairs with this prompt_length."
+            )
+        batch: Element = {}
+        first = np.zeros_like(lengths[0])
+        for (name, size), length in zip(sizes.items(), lengths, strict=True):
+            at = np.arange(size) - (size - length if name == "prompt" else 0)
+            inside = (at >= 0) & (at < length)
+            ids = np.take_along_axis(tokens, np.where(inside, at + first, 0), axis=-1)
+            ids = np.where(inside, ids, self.pad_token_id).astype(np.int32)
+            batch[f"{name}_ids"], batch[f"{name}_mask"] = ids, (ids != self.pad_token_id).astype(np.int32)
+            first = first + length
+            if not self._warned and (inside & (ids == self.pad_token_id)).any():
+                self._warned = True
+                logging.warning("%r: a %s holds the padding token itself. It is masked, as in MaxText.", self, name)
+        return batch
+
+    def __repr__(self) -> str:
+        return f"SplitPairs(prompt_length={self.prompt_length}, pad_token_id={self.pad_token_id})"

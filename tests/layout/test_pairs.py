@@ -1,0 +1,122 @@
+"""Preference pairs: their corpus, their rows, and the arrays that DPO trainers take."""
+
+import hashlib
+
+import numpy as np
+import pytest
+from pair_files import PAD, make_pairs, write_pairs
+
+import grain_sft
+from grain_sft import GrainSftError, Host
+from grain_sft.layout import PairsLayout
+from grain_sft.provenance import find_document
+from grain_sft.transforms import SplitPairs
+
+MAXTEXT = "19e773edd2c9abbfd08044a6d0e534ae0920039b85f95303f9524d2d445acdf0"
+"""`digest_of` what maxtext 0.2.5's `DPODataFormatting` makes of `make_pairs(1100, 1)`, with prompts of 16 tokens of 48."""
+
+
+def formatted(pair, prompt_length, response_length):
+    """The six arrays of a pair, as MaxText's `DPODataFormatting` describes them."""
+    prompt, chosen, rejected = pair
+    prompt = prompt[-prompt_length:]
+    found = {"prompt_ids": [PAD] * (prompt_length - len(prompt)) + prompt}
+    for name, ids in (("chosen", chosen), ("rejected", rejected)):
+        ids = ids[:response_length]
+        found[f"{name}_ids"] = ids + [PAD] * (response_length - len(ids))
+    return found | {key.replace("ids", "mask"): [int(token != PAD) for token in ids] for key, ids in found.items()}
+
+
+def digest_of(elements):
+    """Hash of the arrays of elements, by key."""
+    found = hashlib.sha256()
+    for element in elements:
+        for key in sorted(element):
+            found.update(np.ascontiguousarray(element[key]).tobytes())
+    return found.hexdigest()
+
+
+def config_of(folder, **layout):
+    return {
+        "corpus": {"path": str(folder)},
+        "layout": {"kind": "pairs", "sequence_length": 48, "prompt_length": 16} | layout,
+        "sampler": {"seed": 3, "global_batch_size": 8, "epochs": 1, "last_batch": "fill", "order": "sequential"},
+    }
+
+
+def test_batches_are_the_pairs_in_the_arrays_of_a_trainer(tmp_path):
+    pairs = make_pairs(1100, 1)
+    pipeline = grain_sft.load(config_of(write_pairs(tmp_path, pairs)), host=Host(0, 1))
+    found = list(pipeline.iter())
+    for key, expected in formatted(pairs[0], 16, 32).items():
+        assert found[0][key].dtype == np.int32 and found[0][key].shape == (8, len(expected))
+    rows = {key: np.concatenate([batch[key] for batch in found])[: len(pairs)] for key in found[0]}
+    assert sorted(rows) == sorted(formatted(pairs[0], 16, 32))
+    assert digest_of({key: rows[key][number] for key in rows} for number in range(len(pairs))) == MAXTEXT
+    for number, pair in enumerate(pairs):
+        for key, expected in formatted(pair, 16, 32).items():
+            assert rows[key][number].tolist() == expected, (number, key)
+
+
+@pytest.mark.maxtext
+def test_the_golden_digest_is_that_of_the_installed_maxtext():
+    dpo_utils = pytest.importorskip("maxtext.input_pipeline.dpo_utils")
+    columns = ("prompt", "chosen", "rejected")
+    formatting = dpo_utils.DPODataFormatting(PAD, 48, columns, 16)
+    pairs = make_pairs(1100, 1)
+    assert digest_of(formatting.map(dict(zip(columns, pair, strict=True))) for pair in pairs) == MAXTEXT
+
+
+def test_long_pairs_are_dropped_or_truncated_and_counted(tmp_path):
+    pairs = make_pairs(200, 2)
+    corpus = grain_sft.open_corpus(write_pairs(tmp_path, pairs))
+    fits = [len(prompt) <= 16 and max(len(chosen), len(rejected)) <= 32 for prompt, chosen, rejected in pairs]
+    assert 0 < sum(fits) < len(pairs)
+    dropped = PairsLayout(corpus, 48, prompt_length=16, long_pairs="drop")
+    truncated = PairsLayout(corpus, 48, prompt_length=16)
+    assert (len(dropped), len(truncated)) == (sum(fits), len(pairs))
+    counts = {what: numbers for what, *numbers in truncated.left_out()}
+    total = sum(len(ids) for pair in pairs for ids in pair)
+    kept = sum(min(len(p), 16) + min(len(c), 32) + min(len(r), 32) for p, c, r in pairs)
+    assert counts["truncated pairs"] == [len(pairs) - sum(fits), total - kept]
+    assert counts["padding of rows"] == [None, len(pairs) * 80 - kept] and truncated.statistics["tokens"] == kept
+    assert {what: count for what, count, _ in dropped.left_out()}["dropped pairs"] == len(pairs) - sum(fits)
+
+
+def test_a_trace_finds_the_steps_of_a_pair(tmp_path):
+    pipeline = grain_sft.load(config_of(write_pairs(tmp_path, make_pairs(50, 4))), host=Host(0, 1))
+    found = find_document(pipeline, [17], epochs=1)
+    assert set(found.step.tolist()) == {2} and set(found.document.tolist()) == {17}
+
+
+def test_what_does_not_fit_is_refused(tmp_path):
+    corpus = grain_sft.open_corpus(write_pairs(tmp_path, make_pairs(20, 5)))
+    for options, message in (
+        ({"prompt_length": 48}, "prompt_length=48: expected 1 to 47"),
+        ({"long_pairs": "cut"}, "long_pairs='cut': expected 'truncate' or 'drop'"),
+    ):
+        with pytest.raises(GrainSftError, match=message):
+            PairsLayout(corpus, 48, **options)
+    np.arange(64, dtype=np.uint32).tofile(tmp_path / "a.npy")
+    other = grain_sft.open_corpus(tmp_path / "a.npy", dtype="uint32", eos_token_id=2)
+    with pytest.raises(GrainSftError, match="its documents are not preference pairs"):
+        PairsLayout(other, 48)
+    with pytest.raises(GrainSftError, match="are not pairs with prompts of at most 8 tokens"):
+        SplitPairs(8, PAD).map(grain_sft.NpyDataSource(PairsLayout(corpus, 48)).read(range(8)))
+
+
+def test_a_token_that_is_the_padding_token_is_masked_with_a_warning(tmp_path, caplog):
+    corpus = grain_sft.open_corpus(write_pairs(tmp_path, [[[5, PAD], [6], [7]]], shards=1))
+    element = grain_sft.NpyDataSource(PairsLayout(corpus, 8)).read([0])
+    assert SplitPairs(4, PAD).map(element)["prompt_mask"].tolist() == [[0, 0, 1, 0]]
+    assert "a prompt holds the padding token itself" in caplog.text
+
+
+def test_damaged_files_are_named(tmp_path):
+    folder = write_pairs(tmp_path, make_pairs(20, 6), shards=1)
+    index = folder / "train" / "shard_00000" / "pairs.idx"
+    whole = index.read_bytes()
+    for data, message in ((whole[:-8], "is not a multiple of 32"), (whole[:-8] + b"\xff" * 8, "It is damaged")):
+        index.write_bytes(data)
+        with pytest.raises(GrainSftError, match=message):
+            PairsLayout(grain_sft.open_corpus(folder), 48)
