@@ -1,5 +1,6 @@
 """A pipeline's batches as global `jax.Array`s, on any mesh and sharding."""
 
+import itertools
 import weakref
 from collections.abc import Callable, Sequence
 
@@ -16,6 +17,7 @@ from grain_sft.integrations.placement import ProcessRows as ProcessRows
 from grain_sft.pipeline import Pipeline, ReadAhead, StepIterator, checked_step
 from grain_sft.source import Element
 from grain_sft.storage import activity
+from grain_sft.transforms import trait
 
 AHEAD = 2  # batches whose transfer to the devices has begun before they are asked for
 THREADS = 2
@@ -75,27 +77,31 @@ class GlobalBatches(Stateful, StepIterator[GlobalBatch]):
         self._prefetch = as_integer("ahead", ahead, 0, PipelineError)
         self._threads = as_integer("threads", threads, 1, PipelineError)
         self._allow_other_data, self._prepare = allow_other_data, prepare
-        self._placements: dict[int, Placement] = {}  # by the number of rows of the batch
-        for batch_rows in set(pipeline.sampler.batch_sizes.sizes):
+        self._widths = {pipeline.source.layout.sequence_length}
+        if pipeline.end_step and any(trait(transform, "splits_rows") for transform in pipeline.transforms):
+            self._widths = {array.shape[1] for array in pipeline.read(0, np.zeros(0, np.int64)).values()}
+        self._placements: dict[tuple[int, int], Placement] = {}  # by the rows of the batch and the columns of the array
+        for batch_rows, width in itertools.product(set(pipeline.sampler.batch_sizes.sizes), self._widths):
             rows = batch_rows if num_rows is None else as_integer("num_rows", num_rows, 1, PipelineError)
             if rows < batch_rows:
                 raise PipelineError(f"num_rows={rows}: the global batch alone has {batch_rows} rows.")
-            shape = (rows, pipeline.source.layout.sequence_length)
             if loaders is None:
-                self._placements[batch_rows] = DirectPlacement(sharding, shape, batch_rows)
+                self._placements[batch_rows, width] = DirectPlacement(sharding, (rows, width), batch_rows)
             else:
-                self._placements[batch_rows] = LoaderPlacement(sharding, shape, batch_rows, loaders)
+                self._placements[batch_rows, width] = LoaderPlacement(sharding, (rows, width), batch_rows, loaders)
         super().__init__(pipeline, start_step)
 
-    def _placement(self, step: int) -> Placement:
-        return self._placements[self.pipeline.sampler.batch_sizes.at(step)]
+    def _placement(self, step: int, width: int | None = None) -> Placement:
+        """Return the placement of arrays of a step; `width` None means any, for what does not depend on it."""
+        return self._placements[self.pipeline.sampler.batch_sizes.at(step), width or max(self._widths)]
 
     def rows(self, step: int) -> npt.NDArray[np.int64]:
         """Return the slots of the global batch of `step` that this process reads: int64 [n]."""
         return self._placement(step).reads
 
     def _make(self, step: int) -> GlobalBatch:
-        return self._placement(step).finish(super()._make(step))
+        batch = super()._make(step)
+        return {key: self._placement(step, array.shape[1]).finish(array) for key, array in batch.items()}
 
     def _reader(self, step: int) -> ReadAhead[GlobalBatch] | None:
         if not self._prefetch:
@@ -114,16 +120,16 @@ class GlobalBatches(Stateful, StepIterator[GlobalBatch]):
             batch = self.pipeline.read(step, placement.reads)
         if self.pipeline.first_steps.left:
             self.pipeline.first_steps.check(self.pipeline, step, batch)
-        expected = (len(placement.reads), self.pipeline.source.layout.sequence_length)
         for key, array in batch.items():
-            if array.shape != expected:
+            if len(array) != len(placement.reads) or array.shape[1] not in self._widths:
                 raise PipelineError(
                     f"{key!r} of step {step} is {list(array.shape)}, but rows over many devices are of one shape, "
-                    f"{list(expected)} here: take out the transform that cuts columns off ({self.pipeline.transforms!r})."
+                    f"{[len(placement.reads), max(self._widths)]} here: take out the transform that "
+                    f"cuts columns off ({self.pipeline.transforms!r})."
                 )
         if self._prepare is not None:
             batch = self._prepare(step, batch)
-        return {key: placement.put(array) for key, array in batch.items()}
+        return {key: self._placement(step, array.shape[1]).put(array) for key, array in batch.items()}
 
     def reset(self) -> None:
         """Continue at step 0."""

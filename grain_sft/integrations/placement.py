@@ -98,9 +98,9 @@ class Placement(abc.ABC):
         named = {} if self.sharding.addressable_devices else {"dtype": array.dtype}  # earlier versions of JAX lack it
         return jax.make_array_from_callback(self.shape, self.sharding, part, **named)
 
-    def finish(self, batch: GlobalBatch) -> GlobalBatch:
-        """Return the batch as the trainer gets it. Called in the trainer's thread."""
-        return batch
+    def finish(self, array: jax.Array) -> jax.Array:
+        """Return an array as the trainer gets it. Called in the trainer's thread."""
+        return array
 
 
 class DirectPlacement(Placement):
@@ -146,8 +146,9 @@ class LoaderPlacement(Placement):
         number = index[0].indices(self.shape[0])[0] // self._each
         return _filled(array[self._read.get(number, slice(0))], self._each)
 
-    def finish(self, batch: GlobalBatch) -> GlobalBatch:
-        return {key: self._spread(array) for key, array in batch.items()}  # all processes run collectives in one order
+    def finish(self, array: jax.Array) -> jax.Array:
+        spread: jax.Array = self._spread(array)  # all processes run collectives in one order
+        return spread
 
 
 def _filled(rows: npt.NDArray[Any], count: int) -> npt.NDArray[Any]:

@@ -4,6 +4,7 @@ import importlib.util
 import json
 import types
 
+import jax
 import numpy as np
 import pytest
 from batches import sections
@@ -12,7 +13,9 @@ from sft_files import documents, write_episodes
 from grain_sft import GrainSftError, Host, load
 from grain_sft.integrations import maxtext
 from grain_sft.integrations.maxtext import Options, main, split
-from grain_sft.integrations.maxtext.checks import KEYS, check_batches, check_trainer, check_weights, prepare
+from grain_sft.integrations.maxtext.checks import check_batches, check_trainer, check_weights, prepare
+from grain_sft.integrations.maxtext.iterators import EvaluationBatches, MaxTextBatches
+from grain_sft.integrations.maxtext.trainers import KEYS, TRAINERS
 
 
 @pytest.fixture(autouse=True)
@@ -51,6 +54,7 @@ def test_our_keys_are_taken_out_of_maxtexts(monkeypatch):
         (["grain_sft_confg=a.json"], "unknown key 'grain_sft_confg'. The nearest known: 'grain_sft_config'."),
         (["grain_sft_allow_other_data=yes"], "expected true or false"),
         (["grain_sft_config=nowhere.json"], "nowhere.json: no such file"),
+        (["grain_sft_trainer=stf"], "grain_sft_trainer is 'stf': expected one of pre_train, sft, dpo, distill."),
         (["grain_sft_config={config}", "grain_sft_eval_config=nowhere.json"], "nowhere.json: no such file"),
         (["grain_sft_config={config}", "dataset_type=synthetic"], "dataset_type=synthetic: the data are grain_sft's"),
     ],
@@ -128,6 +132,74 @@ def test_options_under_which_a_step_is_not_a_batch_are_refused(key, value, advic
 def test_data_that_end_before_the_last_step_are_refused(config):
     finite = load(changed(config, epochs=1), host=Host(0, 1))
     assert len(finite) == 2
-    check_batches(maxtext_config(), finite, "here", training=True)
+    check_batches(maxtext_config(), finite, "here", TRAINERS["pre_train"], training=True)
     with pytest.raises(GrainSftError, match=r"here: the data end after 2 steps, .* steps is 3, .* Set steps=2"):
-        check_batches(maxtext_config(steps=3), finite, "here", training=True)
+        check_batches(maxtext_config(steps=3), finite, "here", TRAINERS["pre_train"], training=True)
+
+
+def test_a_step_of_tunix_takes_micro_batches_and_its_checkpoints_count_completed_steps(config):
+    pre_training, sft = TRAINERS["pre_train"], TRAINERS["sft"]
+    assert (pre_training.step_after(4), sft.step_after(4)) == (5, 4)
+    finite = load(changed(config, epochs=1), host=Host(0, 1))  # 2 batches of 4 rows
+    keys = {"gradient_accumulation_steps": 2, "global_batch_size_to_train_on": 8, "steps": 1}
+    accumulated = maxtext_config(use_tunix_gradient_accumulation=True, **keys)
+    check_batches(accumulated, finite, "here", sft, training=True)
+    accumulated.steps = 2
+    with pytest.raises(GrainSftError, match="the data end after 1 steps, but MaxText's steps is 2"):
+        check_batches(accumulated, finite, "here", sft, training=True)
+    with pytest.raises(GrainSftError, match=r"for its micro-batches\. Set use_tunix_gradient_accumulation=true"):
+        check_batches(maxtext_config(use_tunix_gradient_accumulation=False, **keys), finite, "here", sft, training=True)
+
+
+@pytest.mark.parametrize(("name", "first"), [("pre_train", "get_first_step"), ("sft", "train_model")])
+def test_the_data_follow_the_step_of_the_weights(name, first):
+    """MaxText's own functions get their arguments and return their results."""
+    followed, restored = [], types.SimpleNamespace(train_steps=6)
+    module = types.SimpleNamespace(**{first: lambda *arguments: 6 if name == "pre_train" else arguments})
+    TRAINERS[name].follow(module, followed.append)
+    arguments = ("config", restored, "mesh")
+    assert getattr(module, first)(*arguments) == (6 if name == "pre_train" else arguments)
+    assert followed == [6]
+
+
+def test_the_data_follow_the_weights_that_a_distillation_restores_after_the_data_were_made():
+    class Trainer:
+        train_steps = 0
+
+        def setup_checkpoint_manager_and_restore(self, batches, config):
+            self.train_steps = 6
+            return batches
+
+    followed, module = [], types.SimpleNamespace(MaxTextDistillationTrainer=Trainer)
+    TRAINERS["distill"].follow(module, followed.append)
+    assert Trainer().setup_checkpoint_manager_and_restore("batches", "config") == "batches"
+    assert followed == [6]
+
+
+@pytest.fixture
+def sharding():
+    return jax.sharding.NamedSharding(jax.make_mesh((1,), ("data",)), jax.sharding.PartitionSpec("data"))
+
+
+def test_batches_end_with_maxtexts_steps_and_name_the_error_that_ended_them_before(config, sharding):
+    pipeline = load(changed(config, epochs=1), host=Host(0, 1))
+    for count, expected in ((1, 1), (2, 2), (3, 2), (None, 2)):
+        batches = MaxTextBatches(pipeline, sharding, count)
+        assert len(list(batches)) == expected and batches.failure is None
+        batches.close()
+    failing = MaxTextBatches(pipeline, sharding, None, prepare=prepare(1, "here", lambda step: np.arange(4)))
+    with pytest.raises(GrainSftError) as raised:
+        next(failing)
+    assert failing.failure is raised.value
+    failing.close()
+
+
+def test_each_evaluation_begins_at_the_first_batch(config, sharding):
+    """Tunix calls `iter` for each evaluation. MaxText's distillation does not, and takes batches until they end."""
+    batches = EvaluationBatches(maxtext.load_evaluation(str(config)), sharding, None)
+    assert len(list(batches)) == len(list(batches)) == 2
+    first = next(iter(batches))
+    next(batches)
+    assert next(batches, None) is None
+    assert np.array_equal(next(batches)["inputs"], first["inputs"])
+    batches.close()

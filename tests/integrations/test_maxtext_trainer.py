@@ -145,7 +145,7 @@ def test_what_does_not_fit_is_said_in_a_sentence(configs, tmp_path):
     """None of these runs a step, and none shows a traceback."""
     cases = [
         ({"per_device_batch_size": 2}, "the global batch has 4 rows, but MaxText's global_batch_size_to_train_on is 2"),
-        ({"max_target_length": 128}, "layout.sequence_length is 64, but MaxText's max_target_length is 128"),
+        ({"max_target_length": 128}, "inputs has 64 tokens a row, but 128 by MaxText's max_target_length"),
         ({"vocab_size": 100}, "but MaxText's vocab_size is 100"),
         ({"grain_sft_eval_config": ""}, "grain_sft_eval_config is not given"),
     ]

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import numpy as np
 from absl import logging
 
 from grain_sft.errors import ConfigError, PipelineError, TransformError
+from grain_sft.integrations.maxtext.trainers import KEYS, Trainer
 from grain_sft.pipeline import Pipeline
 from grain_sft.source import Element
-
-KEYS = ("inputs", "targets", "inputs_position", "targets_position", "inputs_segmentation", "targets_segmentation")
-"""Keys of MaxText's batches, int32 [rows, L]."""
 
 _RAMPUP = "it cuts one batch into several steps, so a checkpoint's step does not name the next batch. Set it to false."
 _EXPANSION = "it is for states that were saved on more hosts, but here any number of hosts may resume. Set it to -1."
@@ -24,6 +22,7 @@ _REFUSED: dict[str, tuple[Callable[[Any], bool], str]] = {
     "enable_rampup_batch_size": (bool, _RAMPUP),
     "reuse_example_batch": (bool, "it trains on the first batch in every step. Set it to 0."),
     "training_objective": (lambda value: value == "block_diffusion", _MASKS),
+    "offline_data_dir": (bool, "its files hold a teacher's logits, which grain_sft does not read. Remove the key."),
     "expansion_factor_real_data": (lambda value: 0 < value < 1, _EXPANSION),
 }
 """Keys of MaxText's config: whether a value is refused, and the reason."""
@@ -37,15 +36,26 @@ def check_trainer(config: Any) -> None:
             raise ConfigError(f"MaxText's {key} is {value!r}: {reason}")
 
 
-def check_batches(config: Any, pipeline: Pipeline, where: str, *, training: bool) -> None:
+def check_batches(config: Any, pipeline: Pipeline, where: str, trainer: Trainer, *, training: bool) -> None:
     """Refuse batches of the config at `where` that do not fit MaxText's config."""
-    _check_rows(config, pipeline, where, training)
+    _check_rows(config, pipeline, where, trainer, training)
     layout, corpus = pipeline.source.layout, pipeline.source.layout.corpus
-    if layout.sequence_length != config.max_target_length:
-        raise ConfigError(
-            f"{where}: layout.sequence_length is {layout.sequence_length}, but MaxText's max_target_length is "
-            f"{config.max_target_length}. Make them equal."
+    found, expected = _widths(pipeline), trainer.widths(config)
+    missing = [key for key in expected if key not in found]
+    if missing:
+        kind, name = ("kind: pairs", "split_pairs") if trainer.of_pairs else ("another kind", "shift_targets")
+        raise PipelineError(
+            f"{where}: batches lack {', '.join(missing)}, which MaxText needs. Add the transform {name} as the last one, to a "
+            f"layout of {kind}."
         )
+    for key, width in expected.items():
+        if found[key] != width:
+            names = "max_target_length and dpo.max_prompt_length" if trainer.of_pairs else "max_target_length"
+            ours = "sequence_length and layout.prompt_length" if trainer.of_pairs else "sequence_length"
+            raise ConfigError(
+                f"{where}: {key} has {found[key]} tokens a row, but {width} by MaxText's {names}. Make layout.{ours} equal to "
+                "MaxText's."
+            )
     for name in ("eos_token_id", "pad_token_id"):
         token = getattr(corpus, name, None)  # a mixture's corpora may have several
         if token is not None and token >= config.vocab_size:
@@ -53,47 +63,45 @@ def check_batches(config: Any, pipeline: Pipeline, where: str, *, training: bool
                 f"{where}: {name} is {token}, but MaxText's vocab_size is {config.vocab_size}: the tokens are of a larger "
                 "vocabulary. Set vocab_size to at least the tokenizer's."
             )
-    if not config.packing and not all(part.one_segment for part in layout.parts.values()):
+    if not (config.packing or trainer.of_pairs or all(part.one_segment for part in layout.parts.values())):
         raise ConfigError(
             f"{where}: rows hold several documents, but MaxText's packing is false, with which some of its attention kernels "
             "look across documents. Set packing=True."
         )
-    present = _keys(pipeline)
-    missing = [key for key in KEYS if key not in present]
-    if missing:
-        raise PipelineError(
-            f"{where}: batches lack {', '.join(missing)}, which MaxText needs. Add the transform shift_targets as "
-            "the last one."
-        )
-    if training and pipeline.end_step < config.steps:
+    steps = pipeline.end_step // trainer.batches_per_step(config)
+    if training and steps < config.steps:
         raise ConfigError(
-            f"{where}: the data end after {pipeline.end_step} steps, but MaxText's steps is {config.steps}, and it writes no "
-            f"final checkpoint where the data end first. Set steps={pipeline.end_step}, or a larger sampler.epochs."
+            f"{where}: the data end after {steps} steps, but MaxText's steps is {config.steps}, and it writes no "
+            f"final checkpoint where the data end first. Set steps={steps}, or a larger sampler.epochs."
         )
 
 
-def _check_rows(config: Any, pipeline: Pipeline, where: str, training: bool) -> None:
+def _check_rows(config: Any, pipeline: Pipeline, where: str, trainer: Trainer, training: bool) -> None:
     name = "global_batch_size_to_train_on" if training else "global_batch_size_to_eval_on"
-    expected = getattr(config, name)
+    of_step = getattr(config, name)
+    expected = trainer.rows(config, of_step) if training else of_step
     wrong = [rows for rows in pipeline.sampler.batch_sizes.sizes if rows != expected]
     if wrong:
         per_device = "per_device_batch_size" if training else "eval_per_device_batch_size"
         steps = f" x gradient_accumulation_steps={config.gradient_accumulation_steps}" if training else ""
+        each = "" if expected == of_step else f", {expected} in each of a step's batches"
         raise ConfigError(
-            f"{where}: the global batch has {wrong[0]} rows, but MaxText's {name} is {expected} "
-            f"({per_device}={getattr(config, per_device)} x {config.num_target_devices} devices{steps}), and all of its "
-            f"steps have one shape. Make them equal: sampler.global_batch_size: {expected}, or another {per_device}."
+            f"{where}: the global batch has {wrong[0]} rows, but MaxText's {name} is {of_step} "
+            f"({per_device}={getattr(config, per_device)} x {config.num_target_devices} devices{steps}){each}, and all of "
+            f"its steps have one shape. Make them equal: sampler.global_batch_size: {expected}, or another {per_device}."
         )
 
 
-def _keys(pipeline: Pipeline) -> Collection[str]:
-    """Return the keys of batches; MaxText's of a pipeline without steps."""
-    return pipeline.read(0, np.zeros(0, np.int64)).keys() if pipeline.end_step else KEYS
+def _widths(pipeline: Pipeline) -> Mapping[str, int]:
+    """Return the tokens of a row by key of the batches; those of a text trainer for a pipeline without steps."""
+    if not pipeline.end_step:
+        return dict.fromkeys(KEYS, pipeline.source.layout.sequence_length)
+    return {key: array.shape[1] for key, array in pipeline.read(0, np.zeros(0, np.int64)).items()}
 
 
 def check_weights(pipeline: Pipeline, where: str, ignore: bool) -> None:
     """Refuse token weights unless `ignore` is set: MaxText's loss counts every target with a segment once."""
-    if "targets_weights" not in _keys(pipeline):
+    if "targets_weights" not in _widths(pipeline):
         return
     if not ignore:
         raise ConfigError(
@@ -103,19 +111,23 @@ def check_weights(pipeline: Pipeline, where: str, ignore: bool) -> None:
     logging.warning("%s: weights of tokens are ignored: each target of a weight above 0 counts once.", where)
 
 
-def prepare(vocabulary: int, where: str, rows_of: Callable[[int], Any]) -> Callable[[int, Element], Element]:
-    """Return a function of a step and its batch that checks tokens against MaxText's vocabulary and keeps MaxText's keys.
+def prepare(
+    vocabulary: int, where: str, rows_of: Callable[[int], Any], keys: Collection[str] = KEYS
+) -> Callable[[int, Element], Element]:
+    """Return a function of a step and its batch that checks tokens against MaxText's vocabulary and keeps `keys`.
     `rows_of` returns the slots of the global batch of a step that this process reads."""
+    checked = [key for key in keys if key == "inputs" or key.endswith("_ids")]
 
     def prepared(step: int, batch: Element) -> Element:
-        inputs = batch["inputs"]
-        if inputs.size and int(inputs.max()) >= vocabulary:
-            row, column = np.argwhere(inputs >= vocabulary)[0].tolist()
-            raise TransformError(
-                f"{where}: step {step}, row {int(rows_of(step)[row])} of the global batch, position {column}: token "
-                f"{int(inputs[row, column])}, but MaxText's vocab_size is {vocabulary}. Set vocab_size to that of the "
-                "tokenizer that made the corpus; padding is corpus.pad_token_id."
-            )
-        return {key: batch[key] for key in KEYS}
+        for key in checked:
+            tokens = batch[key]
+            if tokens.size and int(tokens.max()) >= vocabulary:
+                row, column = np.argwhere(tokens >= vocabulary)[0].tolist()
+                raise TransformError(
+                    f"{where}: step {step}, row {int(rows_of(step)[row])} of the global batch, position {column}: token "
+                    f"{int(tokens[row, column])}, but MaxText's vocab_size is {vocabulary}. Set vocab_size to that of the "
+                    "tokenizer that made the corpus; padding is corpus.pad_token_id."
+                )
+        return {key: batch[key] for key in keys}
 
     return prepared

@@ -11,9 +11,10 @@ from absl import logging
 from grain_sft.config import load, stated
 from grain_sft.errors import ConfigError, GrainSftError
 from grain_sft.integrations.checkpoint import RunRecord
-from grain_sft.integrations.jax_arrays import GlobalBatches, process_rows
+from grain_sft.integrations.jax_arrays import GlobalBatch, GlobalBatches, process_rows
 from grain_sft.integrations.maxtext import checks
 from grain_sft.integrations.maxtext.options import PREFIX, Options
+from grain_sft.integrations.maxtext.trainers import Trainer
 from grain_sft.pipeline import Pipeline
 from grain_sft.sampling import ORDERS, Host
 
@@ -22,9 +23,19 @@ TRAINING_CONFIG = "the config of the data to train on"
 
 
 class MaxTextBatches(GlobalBatches):
-    """Global batches for MaxText, which takes any error for the end of the data."""
+    """Global batches for MaxText, which takes any error for the end of the data.
 
-    failure: Exception | None = None  # that ended the batches
+    They end after `num_batches`, because not all of MaxText's loops end by themselves.
+
+    Attributes:
+      failure: Error that ended the batches.
+    """
+
+    failure: Exception | None = None
+
+    def __init__(self, pipeline: Pipeline, sharding: Any, num_batches: int | None, **options: Any) -> None:
+        super().__init__(pipeline, sharding, **options)
+        self._end = pipeline.end_step if num_batches is None else min(num_batches, pipeline.end_step)
 
     def _offer(self) -> int:
         try:
@@ -36,10 +47,26 @@ class MaxTextBatches(GlobalBatches):
             raise
 
 
+class EvaluationBatches(MaxTextBatches):
+    """Batches of an evaluation, which begin anew with each `iter`, and after their end."""
+
+    def __iter__(self) -> EvaluationBatches:
+        self.reset()
+        return self
+
+    def __next__(self) -> GlobalBatch:
+        try:
+            batch: GlobalBatch = super().__next__()
+        except StopIteration:
+            self.reset()
+            raise
+        return batch
+
+
 def make_train_iterator(
     config: Any, mesh: Any, process_indices: Sequence[int], *, options: Options | None = None
 ) -> MaxTextBatches:
-    """Return the batches of training, from the step after MaxText's latest checkpoint on.
+    """Return the batches of training, from those of the step after MaxText's latest checkpoint on.
 
     Args:
       config: MaxText's config.
@@ -53,9 +80,9 @@ def make_train_iterator(
     options = options or Options.from_environment()
     where = options.required("config", TRAINING_CONFIG)
     pipeline = load(where, host=Host(0, 1))
-    batches, step = _batches(config, mesh, process_indices, pipeline, where, options, training=True), first_step(config)
-    batches.seek(step)
-    record_data(config, batches, step, options, process_indices)
+    batches = _batches(config, mesh, process_indices, pipeline, where, options, training=True)
+    step = first_step(config, options.of_trainer)
+    continue_at(step, config, batches, options, process_indices)
     logging.info("grain_sft: %s, receipt %s, from step %d on.", where, pipeline.receipt, step)
     return batches
 
@@ -63,7 +90,7 @@ def make_train_iterator(
 def make_eval_iterator(
     config: Any, mesh: Any, process_indices: Sequence[int], *, options: Options | None = None
 ) -> MaxTextBatches:
-    """Return the batches of evaluation, from the first on; MaxText calls `reset` before each evaluation.
+    """Return the batches of evaluation. Each `iter` begins at the first one.
 
     Args:
       config, mesh, process_indices, options: As for training. The data end after one epoch, as in `load_evaluation`.
@@ -109,9 +136,16 @@ def _batches(
     from maxtext.utils.sharding import get_input_data_sharding
 
     checks.check_trainer(config)
-    checks.check_batches(config, pipeline, where, training=training)
+    trainer = options.of_trainer
+    checks.check_batches(config, pipeline, where, trainer, training=training)
     checks.check_weights(pipeline, where, options.ignore_weights)
-    rows = config.global_batch_size_to_load if training else config.global_batch_size_to_load_eval
+    kind: type[MaxTextBatches]
+    if training:
+        kind, rows = MaxTextBatches, trainer.rows(config, config.global_batch_size_to_load)
+        num_batches = config.steps * trainer.batches_per_step(config)
+    else:
+        kind, rows = EvaluationBatches, config.global_batch_size_to_load_eval
+        num_batches = config.eval_steps if config.eval_steps > 0 else None
     everyone = len(process_indices) == jax.process_count()
     if everyone and not config.enable_diloco:
         rules = config.logical_axis_rules if training else config.logical_axis_rules_for_eval
@@ -126,12 +160,13 @@ def _batches(
                     f"{list(process_indices)} load data. Take another expansion_factor_real_data or per_device_batch_size."
                 )
     batches: MaxTextBatches
-    prepare = checks.prepare(config.vocab_size, where, lambda step: batches.rows(step))
-    batches = MaxTextBatches(pipeline, sharding, num_rows=rows, prepare=prepare)
+    keys = trainer.widths(config)
+    prepare = checks.prepare(config.vocab_size, where, lambda step: batches.rows(step), keys)
+    batches = kind(pipeline, sharding, num_batches, num_rows=rows, prepare=prepare)
     return batches
 
 
-def first_step(config: Any) -> int:
+def first_step(config: Any, trainer: Trainer) -> int:
     """Return the step after MaxText's latest whole checkpoint; 0 where there is none."""
     folder = config.checkpoint_dir if config.enable_checkpointing else None
     if not folder:
@@ -141,21 +176,23 @@ def first_step(config: Any) -> int:
 
     path = epath.Path(folder)
     steps = ocp.utils.checkpoint_steps(path) if path.exists() else []
-    return max(steps) + 1 if steps else 0
+    return trainer.step_after(max(steps)) if steps else 0
 
 
-def record_data(
-    config: Any, batches: GlobalBatches, step: int, options: Options, process_indices: Sequence[int]
+def continue_at(
+    step: int, config: Any, batches: GlobalBatches, options: Options, process_indices: Sequence[int]
 ) -> None:
-    """Check that the steps before `step` were run on these data, and record them next to the checkpoints."""
+    """Continue with the batches of MaxText's `step`. Check that the steps before it were run on these data, and record them
+    next to the checkpoints."""
     import jax
 
+    batches.seek(step * options.of_trainer.batches_per_step(config))
     if not config.enable_checkpointing or not config.checkpoint_dir:
         return
     folder = os.path.dirname(config.checkpoint_dir.rstrip("/"))
     record, writes = RunRecord(f"{folder}/{RECORD}"), jax.process_index() == min(process_indices)
     try:
-        record.begin(batches.pipeline, step, allow_other_data=options.allow_other_data, write=writes)
+        record.begin(batches.pipeline, batches.next_step, allow_other_data=options.allow_other_data, write=writes)
     except GrainSftError as error:
         advice = f"{record.path}: {error}\nOn this command line that is {PREFIX}allow_other_data=true."
         raise type(error)(advice) from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -13,9 +14,9 @@ from grain_sft.errors import GrainSftError, MissingExtraError
 from grain_sft.integrations.maxtext.iterators import (
     TRAINING_CONFIG,
     MaxTextBatches,
+    continue_at,
     make_eval_iterator,
     make_train_iterator,
-    record_data,
 )
 from grain_sft.integrations.maxtext.options import Options, split
 
@@ -27,16 +28,17 @@ def train(argv: Sequence[str], options: Options) -> None:
       MissingExtraError: MaxText is not installed.
       GrainSftError: data that do not fit, or that failed during the run.
     """
+    trainer = options.of_trainer
     try:
         from maxtext.input_pipeline import input_pipeline_interface as interface
-        from maxtext.trainers.pre_train import train as trainer
+
+        module = importlib.import_module(trainer.module)
     except ImportError as error:
         raise MissingExtraError(
             f"MaxText can't be imported ({error}): it needs Python 3.12 and what docs/maxtext.md installs."
         ) from error
     made: list[MaxTextBatches] = []
     training: list[tuple[Any, MaxTextBatches, Sequence[int]]] = []
-    get_first_step = trainer.get_first_step
 
     def training_batches(config: Any, mesh: Any, process_indices: Sequence[int]) -> MaxTextBatches:
         made.append(make_train_iterator(config, mesh, process_indices, options=options))
@@ -47,21 +49,17 @@ def train(argv: Sequence[str], options: Options) -> None:
         made.append(make_eval_iterator(config, mesh, process_indices, options=options))
         return made[-1]
 
-    def first_step(*arguments: Any) -> int:
-        """Move the data to MaxText's first step, that of the restored weights (`load_full_state_path` may name others)."""
-        step: int = get_first_step(*arguments)
+    def weights_are_of(step: int) -> None:
         for config, batches, process_indices in training:
-            if batches.next_step != step:
+            if batches.next_step != step * trainer.batches_per_step(config):
                 logging.info("grain_sft: the weights are of step %d, so the data continue there.", step)
-                batches.seek(step)
-                record_data(config, batches, step, options, process_indices)
-        return step
+                continue_at(step, config, batches, options, process_indices)
 
     interface.make_olmo_grain_train_iterator = training_batches
     interface.make_olmo_grain_eval_iterator = evaluation_batches
-    trainer.get_first_step = first_step
+    trainer.follow(module, weights_are_of)
     try:
-        trainer.main(list(argv))
+        module.main(list(argv))
     finally:
         for batches in made:
             batches.close()

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from grain_sft.errors import ConfigError
+from grain_sft.integrations.maxtext.trainers import TRAINERS, Trainer
 from grain_sft.options import check, options_of
 
 PREFIX = "grain_sft_"
@@ -18,12 +19,14 @@ class Options:
     """Options besides MaxText's config: `grain_sft_NAME=value` on the command line, or $GRAIN_SFT_NAME.
 
     Attributes:
+      trainer: MaxText's trainer: pre_train, sft, dpo (also ORPO) or distill. On the command line also the first word.
       config: Path of the config of the training data.
       eval_config: Path of the config of the evaluation data.
       allow_other_data: Whether a run may continue from a checkpoint of a run on other data.
       ignore_weights: Whether to train although the corpus has token weights, which MaxText's loss does not use.
     """
 
+    trainer: str = "pre_train"
     config: str = ""
     eval_config: str = ""
     allow_other_data: bool = False
@@ -44,7 +47,15 @@ class Options:
             if name in known and known[name].type is bool:
                 values[name] = {"true": True, "false": False}.get(text.lower(), text)
         check(values, known, "options of grain_sft")
+        trainer = values.get(PREFIX + "trainer", cls.trainer)
+        if trainer not in TRAINERS:
+            raise ConfigError(f"{PREFIX}trainer is {trainer!r}: expected one of {', '.join(TRAINERS)}.")
         return cls(**{name.removeprefix(PREFIX): value for name, value in values.items()})
+
+    @property
+    def of_trainer(self) -> Trainer:
+        """The trainer of this name."""
+        return TRAINERS[self.trainer]
 
     def required(self, name: str, noun: str) -> str:
         """Return the path of the option `name`.
@@ -67,6 +78,8 @@ def split(arguments: Sequence[str]) -> tuple[list[str], Options]:
     Raises:
       ConfigError: as `Options.from_environment`, or another `dataset_type`.
     """
+    if arguments and arguments[0] in TRAINERS:
+        arguments = [f"{PREFIX}trainer={arguments[0]}", *arguments[1:]]
     ours = dict(word.removeprefix(PREFIX).partition("=")[::2] for word in arguments if word.startswith(PREFIX))
     options = Options.from_environment(**ours)
     theirs = [word for word in arguments if not word.startswith((PREFIX, "dataset_type="))]

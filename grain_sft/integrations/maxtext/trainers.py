@@ -1,0 +1,130 @@
+"""MaxText's trainers: where each is, how it names its checkpoints, and how many batches one of its steps takes."""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+from grain_sft.errors import ConfigError
+
+KEYS = ("inputs", "targets", "inputs_position", "targets_position", "inputs_segmentation", "targets_segmentation")
+"""Keys of MaxText's batches of texts, int32 [rows, L]."""
+PAIR_KEYS = ("prompt_ids", "prompt_mask", "chosen_ids", "chosen_mask", "rejected_ids", "rejected_mask")
+"""Keys of MaxText's batches of preference pairs, int32 [rows, P] and [rows, L - P]."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Trainer(abc.ABC):
+    """A trainer of MaxText.
+
+    Attributes:
+      module: Name of the module with its `main`.
+      of_pairs: Whether it trains on preference pairs.
+    """
+
+    module: str
+    of_pairs: bool = False
+
+    def widths(self, config: Any) -> dict[str, int]:
+        """Return the tokens of a row by key of its batches, under MaxText's config."""
+        length: int = config.max_target_length
+        if not self.of_pairs:
+            return dict.fromkeys(KEYS, length)
+        prompt: int = config.dpo.max_prompt_length
+        return {key: prompt if key.startswith("prompt") else length - prompt for key in PAIR_KEYS}
+
+    @abc.abstractmethod
+    def batches_per_step(self, config: Any) -> int:
+        """Return the number of batches that a step takes, under MaxText's config."""
+
+    @abc.abstractmethod
+    def rows(self, config: Any, rows_of_step: int) -> int:
+        """Return the rows of a global batch, where MaxText's config counts `rows_of_step`."""
+
+    @abc.abstractmethod
+    def step_after(self, checkpoint: int) -> int:
+        """Return the step to continue at after the checkpoint of this name."""
+
+    @abc.abstractmethod
+    def follow(self, module: Any, continue_at: Callable[[int], None]) -> None:
+        """Have the trainer's module call `continue_at` with the step of the weights that it restored.
+
+        That is mostly the latest checkpoint's, but options of MaxText can name other weights.
+        """
+
+
+class PreTraining(Trainer):
+    """MaxText's own loop. Checkpoint N is written after step N, and a step takes all of its micro-batches as one batch."""
+
+    def batches_per_step(self, config: Any) -> int:
+        return 1
+
+    def rows(self, config: Any, rows_of_step: int) -> int:
+        return rows_of_step
+
+    def step_after(self, checkpoint: int) -> int:
+        return checkpoint + 1
+
+    def follow(self, module: Any, continue_at: Callable[[int], None]) -> None:
+        get_first_step = module.get_first_step
+
+        def first_step(*arguments: Any) -> int:
+            step: int = get_first_step(*arguments)
+            continue_at(step)
+            return step
+
+        module.get_first_step = first_step
+
+
+class Tunix(Trainer):
+    """A trainer of Tunix. Checkpoint N is written after N steps, and a step takes its micro-batches one by one."""
+
+    def batches_per_step(self, config: Any) -> int:
+        batches = int(config.gradient_accumulation_steps)
+        if batches > 1 and not config.use_tunix_gradient_accumulation:
+            raise ConfigError(
+                f"MaxText's gradient_accumulation_steps is {batches} and use_tunix_gradient_accumulation false: Tunix would "
+                "take whole batches for its micro-batches. Set use_tunix_gradient_accumulation=true."
+            )
+        return batches
+
+    def rows(self, config: Any, rows_of_step: int) -> int:
+        return rows_of_step // self.batches_per_step(config)
+
+    def step_after(self, checkpoint: int) -> int:
+        return checkpoint
+
+    def follow(self, module: Any, continue_at: Callable[[int], None]) -> None:
+        train_model = module.train_model
+
+        def train(config: Any, trainer: Any, mesh: Any) -> Any:
+            continue_at(trainer.train_steps)
+            return train_model(config, trainer, mesh)
+
+        module.train_model = train
+
+
+class Distillation(Tunix):
+    """MaxText's trainer of Tunix that distils. It has its own checkpoints, restored after the data were made."""
+
+    def follow(self, module: Any, continue_at: Callable[[int], None]) -> None:
+        of_module = module.MaxTextDistillationTrainer
+        restore = of_module.setup_checkpoint_manager_and_restore
+
+        def restored(trainer: Any, batches: Any, config: Any) -> Any:
+            batches = restore(trainer, batches, config)
+            continue_at(trainer.train_steps)
+            return batches
+
+        of_module.setup_checkpoint_manager_and_restore = restored
+
+
+TRAINERS: dict[str, Trainer] = {
+    "pre_train": PreTraining("maxtext.trainers.pre_train.train"),
+    "sft": Tunix("maxtext.trainers.post_train.sft.train_sft"),
+    "dpo": Tunix("maxtext.trainers.post_train.dpo.train_dpo", of_pairs=True),
+    "distill": Distillation("maxtext.trainers.post_train.distillation.train_distill"),
+}
+"""Trainers by the names of the command line."""

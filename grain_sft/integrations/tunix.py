@@ -1,0 +1,111 @@
+"""Data and loss for Tunix's `PeftTrainer`. Written for google-tunix 0.1.7; see docs/tunix.md.
+
+trainer = PeftTrainer(model, optimizer, config).with_loss_fn(packed_loss)
+trainer.train(training(batches, trainer), Evaluation(evaluation_batches))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+
+from grain_sft.integrations.checkpoint import RunRecord
+from grain_sft.integrations.jax_arrays import GlobalBatch, GlobalBatches
+
+if TYPE_CHECKING:
+    from jaxtyping import Float, Float32, Int32
+
+    _Rows = Int32[jax.Array, "rows length"]
+    _Weights = Float32[jax.Array, "rows length"]
+
+RECORD = "grain_sft_data.json"  # in the folder of the trainer's checkpoints
+
+
+def training(batches: GlobalBatches, trainer: Any, *, allow_other_data: bool = False) -> Iterator[GlobalBatch]:
+    """Yield the batches that `trainer.train` trains on, from the one after its checkpoint on.
+
+    Tunix takes `gradient_accumulation_steps` batches a step, and writes checkpoint N after N steps. After a restart it pulls
+    the batches that it has trained on once more and drops them. Those are empty here: no file is read for them.
+
+    Args:
+      batches: Batches of the pipeline; of any step.
+      trainer: `tunix.sft.peft_trainer.PeftTrainer`, which restores its checkpoint in its constructor.
+      allow_other_data: Whether to continue from a checkpoint of a run on other data.
+
+    Raises:
+      PipelineError: the checkpoint is of a run on other data.
+      RowIndexError: the data end before the checkpoint's step.
+    """
+    trained: int = trainer.iter_steps
+    batches.seek(trained)
+    folder = trainer.config.checkpoint_root_directory
+    if folder:
+        writes = jax.process_index() == 0
+        RunRecord(f"{folder}/{RECORD}").begin(
+            batches.pipeline, trained, allow_other_data=allow_other_data, write=writes
+        )
+    if not trainer.is_managed_externally:  # then Tunix drops none
+        yield from ({} for _ in range(trained))
+    yield from batches
+
+
+class Evaluation:
+    """Batches of an evaluation, which begin anew with each `iter`, as Tunix expects.
+
+    Args:
+      batches: Batches of a pipeline that ends, such as one with `epochs: 1` and `last_batch: fill`.
+    """
+
+    def __init__(self, batches: GlobalBatches) -> None:
+        self.batches = batches
+
+    def __iter__(self) -> Iterator[GlobalBatch]:
+        self.batches.reset()
+        return self.batches
+
+
+def token_losses(model: Any, batch: GlobalBatch) -> Float[jax.Array, "rows length"]:
+    """Return the cross entropy of each target of packed rows; 0 where it takes no loss. Documents do not see each other.
+
+    Args:
+      model: Model of Tunix, called as `model(tokens, positions, cache, attention_mask)`.
+      batch: Batch of a pipeline whose last transform is `shift_targets`.
+    """
+    segments = batch["inputs_segmentation"]
+    causal = jnp.tril(jnp.ones((segments.shape[1],) * 2, jnp.bool_))
+    mask = causal & (segments[:, :, None] == segments[:, None, :])  # padding sees padding: no row of the mask is empty
+    logits, _ = model(batch["inputs"], batch["inputs_position"], None, mask)
+    logs = jax.nn.log_softmax(logits.astype(jnp.float32))
+    losses = -jnp.take_along_axis(logs, batch["targets"][..., None], -1)[..., 0]
+    return jnp.where(batch["targets_segmentation"] != 0, losses, 0)
+
+
+def packed_loss(
+    model: Any,
+    inputs: _Rows,
+    targets: _Rows,
+    inputs_position: _Rows,
+    targets_position: _Rows,
+    inputs_segmentation: _Rows,
+    targets_segmentation: _Rows,
+    targets_weights: _Weights | None = None,
+) -> Float[jax.Array, ""]:
+    """Return the mean cross entropy of the targets that take loss, for `PeftTrainer.with_loss_fn`.
+
+    Tunix's own loss lets the documents of a row see each other, and counts prompts. With `gradient_accumulation_steps` above 1,
+    Tunix takes the mean of the micro-batches' means.
+
+    Args:
+      model: As for `token_losses`.
+      inputs, targets, inputs_position, targets_position, inputs_segmentation, targets_segmentation, targets_weights: The
+        arrays of a batch. Tunix gives them by name.
+    """
+    batch = {"inputs": inputs, "targets": targets, "inputs_position": inputs_position}
+    batch |= {"inputs_segmentation": inputs_segmentation, "targets_segmentation": targets_segmentation}
+    losses = token_losses(model, batch)
+    weights = targets_segmentation != 0 if targets_weights is None else targets_weights
+    total = weights.sum()
+    return (losses * weights).sum() / jnp.where(total == 0, 1, total)

@@ -1,0 +1,190 @@
+"""Batches and the loss for Tunix. Tests of Tunix's trainer take a minute: python -m pytest -n0 -m maxtext tests/integrations"""
+
+import importlib.util
+import json
+import random
+import re
+import types
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from sft_files import documents, write_olmo
+from trainer_runs import PRINT_LOSSES, losses, run
+
+import grain_sft
+from grain_sft import Host
+from grain_sft.errors import PipelineError
+from grain_sft.integrations.jax_arrays import GlobalBatches
+from grain_sft.integrations.tunix import Evaluation, packed_loss, token_losses, training
+
+LENGTH, ROWS = 64, 4
+
+
+def config_of(folder, **layout):
+    return {
+        "corpus": {"path": str(folder), "format": "olmo", "dtype": "uint16", "eos_token_id": 2},
+        "layout": {"kind": "packed", "sequence_length": LENGTH} | layout,
+        "sampler": {"order": "sequential", "seed": 0, "global_batch_size": ROWS, "epochs": 1, "last_batch": "fill"},
+        "transforms": ["shift_targets"],
+    }
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tunix")
+    write_olmo(folder, documents(60, 3, high=250, longest=60), part_tokens=900)
+    return folder
+
+
+@pytest.fixture
+def batches(corpus):
+    sharding = NamedSharding(Mesh(np.array(jax.devices()), ("data",)), PartitionSpec())
+    with_all = GlobalBatches(grain_sft.load(config_of(corpus), host=Host(0, 1)), sharding)
+    yield with_all
+    with_all.close()
+
+
+def trainer(iter_steps, folder=None, managed=False):
+    """The attributes of a PeftTrainer that `training` reads."""
+    config = types.SimpleNamespace(checkpoint_root_directory=folder)
+    return types.SimpleNamespace(iter_steps=iter_steps, is_managed_externally=managed, config=config)
+
+
+def numbers(found):
+    return [int(np.asarray(batch["inputs"]).astype(np.int64).sum()) if batch else None for batch in found]
+
+
+def test_training_continues_after_the_batches_that_tunix_drops(batches):
+    whole = numbers(training(batches, trainer(0)))
+    assert None not in whole and len(whole) == batches.pipeline.num_steps
+    assert numbers(training(batches, trainer(3))) == [None] * 3 + whole[3:]
+    assert numbers(training(batches, trainer(3, managed=True))) == whole[3:]
+
+
+def test_training_refuses_a_checkpoint_of_other_data(batches, corpus, tmp_path):
+    next(training(batches, trainer(0, tmp_path)))
+    next(training(batches, trainer(2, tmp_path)))
+    other = grain_sft.load(config_of(corpus, sequence_length=32), host=Host(0, 1))
+    others = GlobalBatches(other, batches.sharding)
+    with pytest.raises(PipelineError, match="of a run on other data"):
+        next(training(others, trainer(2, tmp_path)))
+    assert next(training(others, trainer(2, tmp_path), allow_other_data=True)) == {}
+    others.close()
+
+
+def test_an_evaluation_begins_anew(batches):
+    evaluation = Evaluation(batches)
+    whole = numbers(evaluation)
+    next(iter(evaluation))
+    assert numbers(evaluation) == whole
+
+
+def attention(seed):
+    """A layer of attention with rotated positions, called as Tunix calls its models."""
+    keys = jax.random.split(jax.random.key(seed), 5)
+    embed, query, key, value = (jax.random.normal(each, (256, 32)) / 6 for each in keys[:4])
+    out = jax.random.normal(keys[4], (32, 256))
+
+    def turned(x, positions):
+        angle = positions[..., None] * 10.0 ** -jnp.arange(0, 4, 0.25)
+        left, right = jnp.split(x, 2, -1)
+        return jnp.concatenate(
+            [left * jnp.cos(angle) - right * jnp.sin(angle), left * jnp.sin(angle) + right * jnp.cos(angle)], -1
+        )
+
+    def model(tokens, positions, cache, mask):
+        x = embed[tokens]
+        q, k = turned(x @ query[:32], positions), turned(x @ key[:32], positions)
+        weights = jax.nn.softmax(jnp.where(mask, q @ k.mT / 6, -1e30))
+        return (x + weights @ (x @ value[:32])) @ out, cache
+
+    return model
+
+
+def losses_of_documents(pipeline, model):
+    """Sum of the losses of each document, by its tokens."""
+    found = {}
+    for batch in pipeline.iter():
+        losses = np.asarray(token_losses(model, batch))
+        for row, segments in enumerate(batch["inputs_segmentation"]):
+            for segment in range(1, segments.max(initial=0) + 1):
+                here = segments == segment
+                found[batch["inputs"][row, here].tobytes()] = losses[row, here].sum()
+    return found
+
+
+def test_the_losses_of_packed_documents_are_those_of_padded_ones(corpus):
+    model = attention(1)
+    packed = losses_of_documents(grain_sft.load(config_of(corpus), host=Host(0, 1)), model)
+    padded = losses_of_documents(grain_sft.load(config_of(corpus, kind="padded", min_tokens=1), host=Host(0, 1)), model)
+    assert packed.keys() == padded.keys() and len(packed) > 50
+    np.testing.assert_allclose([packed[key] for key in padded], list(padded.values()), rtol=1e-5, atol=1e-5)
+    assert max(packed.values()) > 1
+
+
+def test_the_loss_is_the_mean_over_targets_that_take_loss(batches):
+    model, batch = attention(2), next(batches)
+    count = int((batch["targets_segmentation"] != 0).sum())
+    assert 0 < count < int((batch["inputs_segmentation"] != 0).sum())
+    expected = float(token_losses(model, batch).sum()) / count
+    assert float(packed_loss(model, **batch)) == pytest.approx(expected, rel=1e-6)
+    without = {**batch, "targets_segmentation": jnp.zeros_like(batch["targets_segmentation"])}
+    assert float(packed_loss(model, **without)) == 0
+
+
+PROGRAM = (
+    PRINT_LOSSES
+    + """
+import json, sys
+import jax, numpy as np, optax
+from flax import nnx
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from tunix.models.llama3 import model as llama3
+from tunix.sft.peft_trainer import TrainingConfig
+import orbax.checkpoint as ocp
+import grain_sft
+from grain_sft.integrations.jax_arrays import GlobalBatches
+from grain_sft.integrations.tunix import Evaluation, packed_loss, training
+
+config, folder, accumulation, steps = json.loads(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+sizes = dict(num_layers=2, vocab_size=256, embed_dim=32, hidden_dim=64, num_heads=2, head_dim=16, num_kv_heads=2)
+model = llama3.Llama3(llama3.ModelConfig(**sizes, rope_theta=10000, norm_eps=1e-5), rngs=nnx.Rngs(0))
+mesh = Mesh(np.array(jax.devices()).reshape(1, 1), ("fsdp", "tp"))
+sharding = NamedSharding(mesh, PartitionSpec("fsdp"))
+def batches(config):
+    return GlobalBatches(grain_sft.load(config, host=grain_sft.Host(0, 1)), sharding)
+options = TrainingConfig(
+    eval_every_n_steps=3, max_steps=steps, gradient_accumulation_steps=accumulation, checkpoint_root_directory=folder,
+    checkpointing_options=ocp.CheckpointManagerOptions(save_interval_steps=1, enable_async_checkpointing=False),
+)
+with mesh:
+    trainer = PeftTrainer(model, optax.adam(0.01), options).with_loss_fn(packed_loss)
+    print("RESUMED", trainer.train_steps, flush=True)
+    endless = config | {"sampler": {"order": "shuffle", "seed": 5, "global_batch_size": 4}}
+    trainer.train(training(batches(endless), trainer), Evaluation(batches(config)))
+"""
+)
+
+
+@pytest.mark.maxtext
+@pytest.mark.skipif(importlib.util.find_spec("tunix") is None, reason="Tunix is not installed: docs/tunix.md")
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_tunix_has_the_losses_of_an_uninterrupted_run(corpus, tmp_path, accumulation):
+    steps, source = 12, random.Random(accumulation)
+
+    def ran(name, **options):
+        arguments = [json.dumps(config_of(corpus)), tmp_path / name, accumulation, steps]
+        return run(PROGRAM, arguments, cache=tmp_path / "cache", **options)
+
+    expected = losses(ran("whole"))
+    train = [key for key in expected if key[0] == "TRAIN"]
+    assert sorted(train) == [("TRAIN", step, number) for step in range(steps) for number in range(accumulation)]
+    kills = sorted(source.sample(range(1, steps), 10 if accumulation == 1 else 4))
+    outputs = [ran("killed", kill_at=step, pause=source.random() / 2) for step in kills]
+    outputs.append(ran("killed"))
+    resumed = [int(re.search(r"^RESUMED (\d+)$", output, re.MULTILINE)[1]) for output in outputs]
+    assert resumed == sorted(resumed) and resumed[-1] > 0
+    assert {key: loss for key, loss in losses(*outputs).items() if key in expected} == expected
