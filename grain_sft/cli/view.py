@@ -78,7 +78,8 @@ def _asked(pipeline: Pipeline, options: argparse.Namespace) -> tuple[str, Iterat
         return f"steps {steps.start}:{steps.stop}{of_host}", provenance.iter_trace(pipeline, steps, **counted)
     documents, about = _documents(pipeline, options)
     found = provenance.find_document(pipeline, documents, epochs=options.epochs, **counted)
-    times = len({*zip(found.step.tolist(), found.row.tolist(), found.segment.tolist(), strict=True)})
+    places = [found.step, found.row] if pipeline.source.layout.of_pairs else [found.step, found.row, found.segment]
+    times = len({*zip(*(column.tolist() for column in places), strict=True)})
     many = f"{len(documents)} documents, " if len(documents) > 1 else ""
     seen = f"{many}seen {times} times" if times else f"{many}never seen: in no row, or not in the steps searched"
     return f"{about}{of_host}: {seen if documents else 'no document'}", iter([found])

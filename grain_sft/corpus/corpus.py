@@ -97,6 +97,11 @@ class Corpus:
         return any(shard.loss is not None and shard.loss.values.weighted for shard in self.shards)
 
     @property
+    def of_pairs(self) -> bool:
+        """Whether documents are preference pairs: a prompt and two responses."""
+        return any(shard.boundaries is not None and shard.boundaries.kind == "preference" for shard in self.shards)
+
+    @property
     def has_boundary_files(self) -> bool:
         """Whether files state where documents begin and end. Without them, EOS tokens do."""
         return any(shard.boundaries is not None for shard in self.shards)

@@ -56,8 +56,9 @@ def open_corpus(
         - one .npy or .bin file;
         - a list of files, globs and directories, in that order; a prepared SFT corpus is its training split here, too.
       format: Format of the files; `auto` infers it from `where`. The formats are "files", "mix", "index", those of SFT
-        corpora, "olmo" (OLMo-core's parts with label masks), "episodes" (episode-indexed shards), "primer" and
-        "openchat", and "rows", which `grain-sft pack --materialize` writes. `package.module:Name` is a `Format` of yours.
+        corpora, "olmo" (OLMo-core's parts with label masks), "episodes" (episode-indexed shards), "primer",
+        "openchat" and "pairs" (preference pairs), and "rows", which `grain-sft pack --materialize` writes.
+        `package.module:Name` is a `Format` of yours.
       dtype: Dtype of headerless arrays. Files with a .npy header carry their own. The default is the dtype that an SFT
         corpus's metadata or the sizes of its files imply, else uint32, as AI2 writes, if the tokens look like it.
       eos_token_id: Token that ends a document. The default is that of the corpus's metadata.

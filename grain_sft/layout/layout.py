@@ -51,6 +51,7 @@ class Layout(Protocol):
       row_segments: Function of a row number that returns the first token of each of its segments, counted through the corpus,
         and its number of tokens, as lists; None in a layout that has `pieces` alone. Rows of few long segments are read by it.
       highest_token: Highest token id of the corpus, where finding its documents read all tokens; else None.
+      of_pairs: Whether the rows are preference pairs. No other layout may read a corpus of pairs.
       transforms: Transforms of a config that names none, as a config names them.
     """
 
@@ -64,6 +65,7 @@ class Layout(Protocol):
     row_segments: Callable[[int], tuple[list[int], list[int]]] | None = None
     plans: Sequence[Plan] = ()
     highest_token: int | None = None
+    of_pairs: bool = False
     transforms: Sequence[Any] = ("shift_targets",)
 
     def __len__(self) -> int:

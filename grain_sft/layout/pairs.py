@@ -33,7 +33,7 @@ class PairsLayout(Layout):
     """
 
     kind = "pairs"
-    follows_documents = True
+    follows_documents = of_pairs = True
 
     def __init__(
         self, corpus: Corpus, sequence_length: int, *, prompt_length: int | None = None, long_pairs: str = "truncate"

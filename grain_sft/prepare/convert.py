@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from grain_sft.corpus import Corpus, check_tokenizer, open_corpus
-from grain_sft.errors import CorpusError
+from grain_sft.errors import CorpusError, PrepareError
 from grain_sft.prepare.documents import Documents, Ids
 from grain_sft.prepare.job import finish, reported, write_tasks
 from grain_sft.prepare.request import GIB, Dataset, Request, hash_of
@@ -62,6 +62,10 @@ def convert(
     made, target, where = FORMATS[format], Target(output), files.normalize(corpus)
     target.check_writable()
     splits = _open(where)
+    if made.of_pairs or any(corpus.of_pairs for corpus in splits.values()):
+        raise PrepareError(
+            f"{where}: preference pairs are not converted. Prepare their records again, in another format."
+        )
     documents = _Splits(splits)
     described, tokenizer_files = _tokenizer(where, tokenizer, documents)
     source = _manifest(where)

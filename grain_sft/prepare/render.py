@@ -12,11 +12,12 @@ import numpy as np
 
 from grain_sft.errors import PrepareError, RecordError
 from grain_sft.prepare.chunks import Contents
+from grain_sft.prepare.pairs import pair_of
 from grain_sft.prepare.records.inputs import Input, Unit, read_records
 from grain_sft.prepare.records.messages import Conversation
 from grain_sft.prepare.records.schema import read_record
 from grain_sft.prepare.request import Request
-from grain_sft.prepare.templates import TEMPLATES, Rendered, Result, Template, TemplateOptions, render
+from grain_sft.prepare.templates import TEMPLATES, Rendered, Result, Template, TemplateOptions, render, result_of
 from grain_sft.prepare.tokenizers import Tokenizer, load_tokenizer
 from grain_sft.prepare.writers import FORMATS
 
@@ -50,6 +51,10 @@ class Renderer:
                     f"{name} is an option of template {', '.join(having)}, not of {self.request.template}. Leave it out, "
                     "or choose another template."
                 )
+        if FORMATS[self.request.format].of_pairs and found.weighted:
+            raise PrepareError(f"template {found.name} weighs tokens, which pairs don't have. Choose another template.")
+        if FORMATS[self.request.format].of_pairs and self.request.max_length is not None:
+            raise PrepareError("max_length: pairs are cut by their layout. Leave it out.")
         return found
 
     @functools.cached_property
@@ -59,13 +64,26 @@ class Renderer:
 
     def read(self, raw: object) -> Conversation:
         """Return the conversation of a record, which is JSON as bytes or a row; a RecordError names its fault."""
-        return read_record(raw, self.request.schema, messages=self.template.messages_schema)
+        found = read_record(raw, self.request.schema, messages=self.template.messages_schema)
+        of_pairs = FORMATS[self.request.format].of_pairs
+        if of_pairs and found.rejected is None:
+            raise RecordError(
+                "the record is not a preference pair, with 'chosen' and 'rejected'. Give another --format."
+            )
+        if found.rejected is not None and not of_pairs:
+            raise RecordError("the record is a preference pair, with 'chosen' and 'rejected'. Give --format pairs.")
+        return found
 
     def render(self, conversations: Sequence[Conversation]) -> list[Result]:
         """Return the documents of conversations, uncut."""
         values = {name: getattr(self.request, name) for name in _TEMPLATE_OPTIONS}
         options = TemplateOptions(self.request.special_text, **values)
-        return render(self.template, conversations, self.tokenizer, options)
+        found = render(self.template, conversations, self.tokenizer, options)
+        if not FORMATS[self.request.format].of_pairs:
+            return found
+        rejected = [each.rejected for each in conversations if each.rejected is not None]
+        others = render(self.template, rejected, self.tokenizer, options)
+        return [result_of(pair_of, *pair) for pair in zip(found, others, strict=True)]
 
     def chunk(self, unit: Unit) -> bytes:
         """Return the chunk of a unit."""
@@ -90,7 +108,8 @@ class Renderer:
                 flush()
         flush()
         token_dtype = np.min_scalar_type(max(1, self.tokenizer.vocab_size - 1))
-        loss_dtype = np.dtype(np.float32 if self.template.weighted else np.bool_)
+        weighted = self.template.weighted or FORMATS[self.request.format].of_pairs
+        loss_dtype = np.dtype(np.float32 if weighted else np.bool_)
         return made.encode(self.key, token_dtype, loss_dtype, self.tokenizer.eos_token_id)
 
     def _rejected(self, path: str, line: int, raw: Any, error: RecordError) -> dict[str, Any]:

@@ -114,6 +114,8 @@ class TrainableTokens:
     def count(self, rows: Ints, pieces: Pieces) -> Ints:
         """Return the number of trainable tokens of each of the `pieces` of `rows`, which have no `FILL_ROW`."""
         first = (pieces.column if pieces.position is None else pieces.position) == 0
+        if self._source.layout.of_pairs:
+            first[:] = False  # of a response, which has the prompt before it
         found: Ints = pieces.length - first
         if not self._transforms and self._loss is None:
             return found

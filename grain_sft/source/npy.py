@@ -71,7 +71,7 @@ class NpyDataSource(RowSource):
       max_open_files: Most files that stay open; None for 1024, or less under a low `ulimit -n`.
 
     Raises:
-      LayoutError: the layout of a mixture, which MixtureSource reads.
+      LayoutError: the layout of a mixture, which MixtureSource reads; or a corpus of pairs in a layout of other rows.
     """
 
     def __init__(self, layout: Layout, *, max_open_files: int | None = None) -> None:
@@ -80,6 +80,11 @@ class NpyDataSource(RowSource):
         corpus, highest = layout.corpus, layout.highest_token
         if hasattr(corpus, "parts"):
             raise LayoutError(f"{layout!r} is of several corpora: read it with MixtureSource({{name: source, ...}}).")
+        if corpus.of_pairs and not layout.of_pairs:
+            raise LayoutError(
+                f"{layout!r}: the corpus holds preference pairs, of which it would train on rejected responses. Take the "
+                "layout of kind pairs."
+            )
         self._dtype, self._pad = corpus.dtype, corpus.padding_token_id
         self._wide = corpus.dtype.itemsize == 4
         self._fit = corpus.dtype.itemsize < 4 or (highest is not None and highest <= np.iinfo(np.int32).max)

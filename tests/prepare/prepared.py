@@ -6,6 +6,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from grain_sft.prepare import FORMATS
+
+CHAT_FORMATS = [name for name in FORMATS if not FORMATS[name].of_pairs]
+"""Formats of corpora of conversations."""
+
 CHATML = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from prepared import CHATML, StoppedError, chat, digests, record, stamps, stop_half_way, write_chats
+from prepared import CHAT_FORMATS, CHATML, StoppedError, chat, digests, record, stamps, stop_half_way, write_chats
 from template_rules import SPECIAL
 from tokenizer_makers import byte_level_json, save_huggingface
 
@@ -26,7 +26,6 @@ from grain_sft.corpus import open_corpus
 from grain_sft.errors import PrepareError, RecordError, StorageError
 from grain_sft.prepare import (
     CHAT_TOKENS,
-    FORMATS,
     TEMPLATES,
     Dataset,
     Request,
@@ -174,7 +173,7 @@ def test_two_runs_do_not_share_an_output(place: Place) -> None:
     place.assert_whole(request)
 
 
-@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("format", CHAT_FORMATS)
 def test_a_finished_run_started_again_does_nothing(format: str, place: Place) -> None:
     command = place.command(place.request(format=format), "--val-frac", "0.2")
     first, before = place.succeeds(command), stamps(place.folder)
@@ -322,7 +321,7 @@ def small_files() -> Iterator[Callable[[int | None], None]]:
     resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-@pytest.mark.parametrize(("format", "workers"), [*((format, 1) for format in FORMATS), ("primer", 2)])
+@pytest.mark.parametrize(("format", "workers"), [*((format, 1) for format in CHAT_FORMATS), ("primer", 2)])
 def test_a_full_disk_is_a_sentence_and_the_next_run_goes_on(format, workers, place, small_files):
     request = place.request(format=format)
     place.prepare(request, "whole")
@@ -393,7 +392,7 @@ def test_all_dropped_is_a_sentence_and_no_folder(place: Place) -> None:
     assert place.names() == ["bad.jsonl", "in"]
 
 
-@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("format", CHAT_FORMATS)
 def test_one_record_and_no_validation(format: str, place: Place) -> None:
     path = write_chats(place.folder / "a.jsonl", 1)
     for val_frac in (0.0, 0.9):
@@ -441,7 +440,7 @@ def test_special_text_is_an_error_or_ordinary(place: Place) -> None:
         assert sum(number in tokenizer.special_tokens.values() for number in document.tokens.tolist()) == 4
 
 
-@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("format", CHAT_FORMATS)
 def test_converting_again_and_changed(format: str, place: Place) -> None:
     request = place.request(format="episodes", val_frac=0.2)
     place.prepare(request, "made")

@@ -14,13 +14,13 @@ from typing import Any
 import hard_chats
 import numpy as np
 import pytest
-from prepared import CHATML, chat
+from prepared import CHAT_FORMATS, CHATML, chat
 from template_rules import REFERENCES, SPECIAL, Run, in_one, openchat, spelled, whole_openchat
 from tokenizer_makers import FILES, byte_level_json, metaspace_json, save_huggingface, save_tiktoken
 
 from grain_sft.corpus import Corpus, open_corpus
 from grain_sft.errors import CorpusError, PrepareError
-from grain_sft.prepare import FORMATS, TEMPLATES, Dataset, Request, convert, load_tokenizer, prepare
+from grain_sft.prepare import TEMPLATES, Dataset, Request, convert, load_tokenizer, prepare
 from grain_sft.prepare.training import train_tokenizer
 
 pytest.importorskip("pyarrow")
@@ -163,7 +163,7 @@ def name_of(case: object) -> str:
 
 
 @pytest.mark.parametrize("case", CASES, ids=name_of)
-@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("format", CHAT_FORMATS)
 def test_what_tokens_and_loss_spell_is_what_the_template_s_rules_say(case, format, folder, made, checked):
     if format in MASKS and not is_binary(case):
         with pytest.raises(PrepareError, match=rf"^format {format}: .* weights other than 0 and 1.*seq-level-weight"):
@@ -213,13 +213,13 @@ def request_drops(request: Request) -> bool:
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if len(case.inputs) > 1], ids=name_of)
-@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("format", CHAT_FORMATS)
 def test_every_other_format_has_the_same_documents(case, format, folder, made, tmp_path):
     if format in MASKS and not is_binary(case):
         return
     where, prepared = made(case, format)
     expected = documents_of(where, format)
-    for other in FORMATS:
+    for other in CHAT_FORMATS:
         out = tmp_path / other
         if other in MASKS and not is_binary(case):
             with pytest.raises(PrepareError, match="weights other than 0 and 1"):

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from prepared import chat
+from prepared import CHAT_FORMATS, chat
 
 import grain_sft
 from grain_sft.cli.main import main
@@ -29,7 +29,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (path / "chats.jsonl").write_text("".join(json.dumps(chat(text[:25], text[25:])) + "\n" for text in texts))
     for name, size in (("spm.model", 300), ("other.model", 310)):
         (path / name).write_bytes(train_tokenizer(texts, size, CHAT_TOKENS))
-    for form in FORMATS:
+    for form in CHAT_FORMATS:
         datasets = (Dataset((str(path / "chats.jsonl"),)),)
         prepare(Request(datasets, "primer", str(path / "spm.model"), form, val_frac=0.2), path / form, workers=1)
     return path
@@ -47,7 +47,7 @@ def config_of(corpus: Path | str, **options: str) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("form", CHAT_FORMATS)
 @pytest.mark.parametrize("split", ["train", "val"])
 def test_a_split_that_is_copied_alone_keeps_tokenizer_and_ids(folder, tmp_path, form, split, caplog):
     name, copy = split, shutil.copytree  # of links, the files
@@ -104,7 +104,7 @@ def test_damaged_metadata_of_a_split_are_named(folder, tmp_path):
     assert grain_sft.open_corpus(tmp_path / "train").tokenizer_sha256 == metadata["tokenizer_sha256"]
 
 
-@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("form", CHAT_FORMATS)
 @pytest.mark.parametrize("where_from", ["open", "config", "index"])
 def test_another_tokenizer_than_the_corpus_was_made_with_is_refused(folder, tmp_path, form, where_from):
     corpus = grain_sft.open_corpus(folder / form)

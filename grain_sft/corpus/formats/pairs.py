@@ -34,11 +34,12 @@ def pair_lengths(corpus: Corpus) -> Int64[np.ndarray, "pairs 3"]:
       CorpusError: a corpus of another format.
       CorpusFileError: a file is missing, or not the one that was indexed.
     """
-    for shard in corpus.shards:
-        if shard.boundaries is None or shard.boundaries.kind != "preference":
-            raise CorpusError(
-                f"{shard.path}: its documents are not preference pairs. Expected a corpus in format pairs (docs/formats.md)."
-            )
+    if not corpus.of_pairs:
+        path = corpus.shards[0].path
+        raise CorpusError(
+            f"{path}: its documents are not preference pairs. Expected a corpus in format pairs, as "
+            "`grain-sft prepare --format pairs` writes it."
+        )
     lengths = corpus.documents.length  # which checks the files
     files = [read_whole(shard.boundaries) for shard in corpus.shards if shard.boundaries is not None]
     found = np.frombuffer(b"".join(files), "<u8").reshape(-1, 4)[:, 1:].astype(np.int64)

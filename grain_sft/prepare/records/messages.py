@@ -56,6 +56,7 @@ class Conversation:
       context: The record's `context`: metadata of the episode tools, which no template renders.
       condition: Words before OpenChat's role prefixes ("GPT4 Correct"); "" for none.
       tools: The record's `tools`, for chat templates that render them.
+      rejected: Of a preference pair, the conversation with the rejected response; this one has the chosen response.
     """
 
     messages: tuple[Message, ...]
@@ -63,6 +64,7 @@ class Conversation:
     context: str | None = None
     condition: str = ""
     tools: tuple[Any, ...] | None = None
+    rejected: "Conversation | None" = None
 
 
 def read_messages(record: Record, key: str, roles: Roles, *, exact: bool = False) -> list[Message]:

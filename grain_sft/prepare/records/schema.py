@@ -194,13 +194,47 @@ def _parse_prompt_completion(record: Record) -> Conversation:
     return Conversation(tuple(messages), system=optional_text(record, "system"))
 
 
+def _parse_preference(record: Record) -> Conversation:
+    """{"prompt", "chosen", "rejected"}: a text or a list of messages each. Responses may repeat the prompt, or be all there is:
+    then the messages that both begin with are the prompt. Only what the assistant says in a response takes loss."""
+    prompt = [] if record.get("prompt") is None else _messages_of(record, "prompt", "user")
+    document = not prompt and not isinstance(record.get("chosen"), list)
+    responses = [_messages_of(record, key, DOCUMENT if document else "assistant") for key in ("chosen", "rejected")]
+    if all(response[: len(prompt)] == prompt for response in responses):
+        responses = [response[len(prompt) :] for response in responses]
+    shared = 0
+    while (
+        not document
+        and all(len(each) > shared + 1 for each in responses)
+        and responses[0][shared] == responses[1][shared]
+    ):
+        shared += 1
+    untrained = [
+        dataclasses.replace(message, weight=0.0) if message.role.startswith("assistant") else message
+        for message in (*prompt, *responses[0][:shared])
+    ]
+    for key, response in zip(("chosen", "rejected"), responses, strict=True):
+        if not response:
+            raise RecordError(f"{key}: has no message after the prompt. Expected a response.")
+    system = optional_text(record, "system")
+    chosen, rejected = (Conversation((*untrained, *each[shared:]), system=system) for each in responses)
+    return dataclasses.replace(chosen, rejected=rejected)
+
+
+def _messages_of(record: Record, key: str, role: str) -> list[Message]:
+    """Return the messages of a key that holds a list of them, or the text of one of `role`."""
+    if isinstance(record.get(key), list):
+        return read_messages(record, key, _CHAT_ROLES)
+    return [Message(role, text_of(record, key))]
+
+
 def _parse_text(record: Record) -> Conversation:
     """{"text"}: a plain document, which template `text` renders."""
     return Conversation((Message(DOCUMENT, text_of(record, "text")),))
 
 
 _MESSAGES_KEYS = ("messages", "system", "tools")
-_ALPACA, _PAIR = ("instruction", "output"), ("prompt", "completion")
+_ALPACA, _PAIR, _PREFERENCE = ("instruction", "output"), ("prompt", "completion"), ("chosen", "rejected")
 _ROLE_CONTENT, _FROM_VALUE = TURN_KEYS[:3], TURN_KEYS[2:]
 
 SCHEMAS: Mapping[str, Schema] = {
@@ -212,6 +246,7 @@ SCHEMAS: Mapping[str, Schema] = {
     "sharegpt": Schema(_parse_sharegpt, ("conversations", "system", "tools"), _FROM_VALUE, ("conversations",)),
     "alpaca": Schema(_parse_alpaca, (*_ALPACA, "input", "system", "history"), (), _ALPACA),
     "prompt_completion": Schema(_parse_prompt_completion, (*_PAIR, "system"), _ROLE_CONTENT, _PAIR),
+    "preference": Schema(_parse_preference, (*_PREFERENCE, "prompt", "system"), _ROLE_CONTENT, _PREFERENCE),
     "text": Schema(_parse_text, ("text",)),
 }
 
@@ -220,7 +255,7 @@ _SIGNS = {name: schema.signs for name, schema in SCHEMAS.items() if schema.signs
 _ALL_KEYS = (*(key for keys in _SIGNS.values() for key in keys), "text")
 _EXPECTED = (
     "'messages', 'conversations' (ShareGPT), 'instruction' and 'output' (Alpaca), 'prompt' and 'completion', 'items' "
-    "(OpenChat) or 'text'"
+    "(OpenChat), 'chosen' and 'rejected' or 'text'"
 )
 _NAME_THEM = " Name the keys of the question and the answer: --schema prompt_completion:prompt=KEY,completion=KEY"
 

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from grain_sft.errors import PrepareError
 from grain_sft.prepare.records.messages import Conversation
 from grain_sft.prepare.templates.chat import as_template
-from grain_sft.prepare.templates.template import Rendered, Result, Template, TemplateOptions
+from grain_sft.prepare.templates.template import Rendered, Result, Template, TemplateOptions, result_of
 from grain_sft.prepare.tokenizers import Tokenizer
 from grain_sft.registry import Registry
 
-__all__ = ["TEMPLATES", "Rendered", "Result", "Template", "TemplateOptions", "render"]
+__all__ = ["TEMPLATES", "Rendered", "Result", "Template", "TemplateOptions", "render", "result_of"]
 
 TEMPLATES: Registry[type[Template]] = Registry(
     "template",

@@ -9,6 +9,6 @@ __all__ = ["FORMATS", "Format", "Plan", "SplitStatistics", "Task"]
 FORMATS: Registry[Format] = Registry(
     "format",
     PrepareError,
-    {name: f"grain_sft.prepare.writers.{name}:FORMAT" for name in ("olmo", "episodes", "primer", "openchat")},
+    {name: f"grain_sft.prepare.writers.{name}:FORMAT" for name in ("olmo", "episodes", "primer", "openchat", "pairs")},
 )
 """Formats of prepared corpora by name."""

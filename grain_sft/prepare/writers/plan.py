@@ -131,6 +131,7 @@ class Format:
       finish: Function that writes metadata, after all parts.
       split_paths: Path of each split below the corpus, for `open_corpus`.
       drops_untrainable: Whether documents without a token that takes loss are left out.
+      of_pairs: Whether documents are preference pairs, whose loss is the number of each token's part.
       found_by_eos: Whether the format's own readers find documents by their EOS token.
       max_seed: Largest seed of the split; None for any.
     """
@@ -142,6 +143,7 @@ class Format:
     finish: Callable[[Plan], None]
     split_paths: Mapping[str, str] = dataclasses.field(default_factory=lambda: {"train": "train", "val": "val"})
     drops_untrainable: bool = False
+    of_pairs: bool = False
     found_by_eos: bool = False
     max_seed: int | None = None
 

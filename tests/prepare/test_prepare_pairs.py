@@ -1,0 +1,167 @@
+"""Preference pairs: records of every shape become a prompt and two responses, the same however the run goes."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from prepared import CHATML, StoppedError, digests, stop_half_way
+from tokenizer_makers import byte_level_json, save_huggingface
+from tokenizers import Tokenizer
+
+import grain_sft
+from grain_sft import GrainSftError, Host, open_corpus
+from grain_sft.cli.main import main
+from grain_sft.corpus import pair_lengths
+from grain_sft.prepare import Dataset, Request, convert, prepare
+
+SPECIAL = ("<|im_start|>", "<|im_end|>")
+
+
+def said(*texts):
+    roles = ("user", "assistant") * len(texts)
+    return [{"role": role, "content": text} for role, text in zip(roles, texts, strict=False)]
+
+
+def shapes(number):
+    """The same pair in each shape that the field has; and its prompt, chosen and rejected texts."""
+    prompt, chosen, rejected = (
+        f"question {number}?" + " why" * (number % 7),
+        f"yes {number}",
+        "no" + " way" * (number % 5),
+    )
+    both = {"chosen": said(prompt, chosen), "rejected": said(prompt, rejected)}
+    replies = {"chosen": said(prompt, chosen)[1:], "rejected": said(prompt, rejected)[1:]}
+    records = [
+        {"prompt": prompt, "chosen": chosen, "rejected": rejected},
+        both | {"score": 0.5},
+        {"prompt": said(prompt)} | replies,
+        {"prompt": said(prompt)} | both,
+        {"prompt": prompt} | both,
+        {"prompt": prompt} | replies,
+    ]
+    return records, (prompt, chosen, rejected)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tokenizer")
+    save_huggingface(folder, byte_level_json(SPECIAL), eos="<|im_end|>", chat_template=CHATML)
+    return folder
+
+
+@pytest.fixture
+def request_of(tmp_path, tokenizer):
+    def made(records, template="hf", format="pairs", **options):
+        path = tmp_path / "pairs.jsonl"
+        path.write_text("".join(json.dumps(record) + "\n" for record in records))
+        return Request((Dataset((str(path),)),), template, str(tokenizer), format, **options)
+
+    return made
+
+
+def parts_of(corpus):
+    """Ids of the prompt and the two responses of each pair."""
+    lengths = pair_lengths(corpus)
+    for number, document in enumerate(corpus.iter_documents()):
+        prompt, chosen, rejected = np.split(document.tokens, lengths[number].cumsum()[:-1])
+        assert document.loss.tolist() == [False] * len(prompt) + [True] * (len(chosen) + len(rejected))
+        yield prompt.tolist(), chosen.tolist(), rejected.tolist()
+
+
+def test_every_shape_gives_the_ids_of_the_rendered_chats(request_of, tokenizer, tmp_path):
+    records, expected = [], []
+    for number in range(180):
+        found, texts = shapes(number)
+        records += found
+        expected += [texts] * len(found)
+    manifest = prepare(request_of(records, shuffle=False), tmp_path / "out", workers=1)
+    assert manifest["splits"]["train"]["documents"] == len(records) == 1080
+    library = Tokenizer.from_file(str(tokenizer / "tokenizer.json"))
+
+    def ids(text):
+        return library.encode(text, add_special_tokens=False).ids
+
+    corpus = open_corpus(tmp_path / "out" / "train")
+    found = dict(zip((line for _, line in corpus.sources.tolist()), parts_of(corpus), strict=True))
+    for line, (prompt, chosen, rejected) in enumerate(expected, 1):
+        shared = f"<|im_start|>user\n{prompt}<|im_end|>\n<|im_start|>assistant\n"
+        assert found[line][0] == ids(shared), line
+        for part, text in zip(found[line][1:], (chosen, rejected), strict=True):
+            assert found[line][0] + part == ids(f"{shared}{text}<|im_end|>"), line
+
+
+def test_earlier_answers_are_of_the_prompt_and_take_no_loss(request_of, tmp_path):
+    begin = ("a?", "b", "c?")
+    record = {"chosen": said(*begin, "d"), "rejected": said(*begin, "e")}
+    prepare(request_of([record]), tmp_path / "out", workers=1)
+    [(prompt, chosen, rejected)] = parts_of(open_corpus(tmp_path / "out" / "train"))
+    assert len(chosen) == len(rejected) == 2 and len(prompt) > 20
+
+
+def test_texts_without_a_prompt_share_the_tokens_that_both_begin_with(request_of, tmp_path):
+    """As in MaxText's `DPODataFormatting` of two columns."""
+    texts = [(f"Human: {number}? Assistant: yes", f"Human: {number}? Assistant: no no") for number in range(50)]
+    records = [{"chosen": chosen, "rejected": rejected} for chosen, rejected in texts]
+    prepare(request_of(records, "text"), tmp_path / "out", workers=1)
+    for prompt, chosen, rejected in parts_of(open_corpus(tmp_path / "out" / "train")):
+        assert prompt and chosen[0] != rejected[0]
+
+
+def test_a_stopped_run_and_several_workers_give_the_same_bytes(request_of, tmp_path):
+    request = request_of([record for number in range(40) for record in shapes(number)[0]], val_frac=0.2)
+    prepare(request, tmp_path / "whole", workers=1)
+    with pytest.raises(StoppedError):
+        prepare(request, tmp_path / "stopped", workers=1, progress=stop_half_way())
+    prepare(request, tmp_path / "stopped", workers=1)
+    prepare(request, tmp_path / "many", workers=2)
+    assert digests(tmp_path / "whole") == digests(tmp_path / "stopped") == digests(tmp_path / "many")
+
+
+def test_commands_show_a_pair_and_other_layouts_and_formats_refuse_it(request_of, tmp_path, tokenizer, capsys):
+    request = request_of([record for number in range(8) for record in shapes(number)[0]], shuffle=False)
+    path, out = request.datasets[0].paths[0], tmp_path / "out"
+    words = [
+        "prepare",
+        path,
+        "--template",
+        "hf",
+        "--tokenizer",
+        str(tokenizer),
+        *f"--format pairs --output {out}".split(),
+    ]
+    assert main([*words, "--dry-run", "1"]) == 0 and "| yes 0<|im_end|>no<|im_end|>" in capsys.readouterr().out
+    assert main(words) == 0
+    config = {"corpus": {"path": str(out)}, "layout": {"kind": "pairs", "sequence_length": 64}}
+    config |= {"sampler": {"seed": 1, "global_batch_size": 4, "order": "sequential"}}
+    (tmp_path / "pairs.json").write_text(json.dumps(config))
+    assert main(["verify", str(tmp_path / "pairs.json"), "--full"]) == 0
+    capsys.readouterr()
+    assert main(["inspect", str(tmp_path / "pairs.json"), "--step", "0", "--row", "0"]) == 0
+    assert "segment 2: tokens" in capsys.readouterr().out
+    assert main(["trace", str(tmp_path / "pairs.json"), "--record", "3"]) == 0
+    assert "seen 1 times" in capsys.readouterr().out
+    for layout in ("packed", "padded", "windows"):
+        with pytest.raises(GrainSftError, match="would train on rejected responses"):
+            grain_sft.load(config | {"layout": {"kind": layout, "sequence_length": 64}}, host=Host(0, 1))
+    with pytest.raises(GrainSftError, match="preference pairs are not converted"):
+        convert(out, tmp_path / "other", "olmo")
+
+
+@pytest.mark.parametrize(
+    ("record", "options", "message"),
+    [
+        (shapes(1)[0][0], {"format": "olmo"}, r"pairs.jsonl:1: the record is a preference pair.* Give --format pairs"),
+        ({"messages": said("a", "b")}, {}, "the record is not a preference pair"),
+        ({"chosen": "a", "prompt": "b"}, {}, "rejected"),
+        ({"chosen": said("a", "b"), "rejected": said("a", "b")}, {}, "the responses are equal"),
+        ({"prompt": "a", "chosen": "b", "rejected": "b"}, {}, "the responses are equal"),
+        (shapes(1)[0][0], {"max_length": 10}, "pairs are cut by their layout"),
+    ],
+)
+def test_what_is_no_pair_is_refused_with_a_sentence(request_of, tmp_path, record, options, message):
+    with pytest.raises(GrainSftError, match=message):
+        prepare(request_of([record], **options), tmp_path / "out", workers=1)
+    shutil.rmtree(tmp_path / "out", ignore_errors=True)
+    assert not Path(tmp_path / "out").exists()
